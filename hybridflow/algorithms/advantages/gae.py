@@ -1,0 +1,47 @@
+"""Generalised advantage estimation."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hybridflow.algorithms.masked import Mask, zero_outside
+
+
+def gae(
+    rewards: Float[Tensor, "B R"], values: Float[Tensor, "B R"], mask: Mask, *, gamma: float, lam: float
+) -> tuple[Float[Tensor, "B R"], Float[Tensor, "B R"]]:
+    """Advantages A_t = delta_t + gamma lam A_t', with delta_t = r_t + gamma V_t' - V_t, and returns A_t + V_t.
+
+    t' is the next token whose mask is 1: the running value and advantage are carried over the others (a tool's
+    words, padding), which get 0. After the last token V and A are 0. The advantages are not whitened: see `masked`.
+    Schulman et al., eq. 16 (arXiv:1506.02438).
+    """
+    chosen = mask.bool()
+    values = zero_outside(values, mask)
+    deltas = zero_outside(rewards, mask) + gamma * _next_chosen(values, chosen) - values
+    decays = torch.where(chosen, gamma * lam, 1.0).to(values.dtype)
+    advantages = zero_outside(_suffix_sums(zero_outside(deltas, mask), decays), mask)
+    return advantages, advantages + values
+
+
+def _next_chosen(values: Tensor, chosen: Tensor) -> Tensor:
+    """For each token, the value of the next chosen one after it; 0 where there is none."""
+    width = values.shape[1]
+    padded = torch.nn.functional.pad(values, (0, 1))
+    positions = torch.where(chosen, torch.arange(width, device=values.device), width)
+    nearest = positions.flip(1).cummin(1).values.flip(1)
+    return padded.gather(1, torch.nn.functional.pad(nearest[:, 1:], (0, min(width, 1)), value=width))
+
+
+def _suffix_sums(terms: Tensor, decays: Tensor) -> Tensor:
+    """The solution of x_t = terms_t + decays_t x_{t+1}, x_R = 0, in log2(R) passes.
+
+    Each pass doubles the reach of every sum. Sums are in an order that depends on positions alone, so padding and the
+    split of a batch change no bit.
+    """
+    reach = 1
+    while reach < terms.shape[1]:
+        terms = torch.cat([terms[:, :-reach] + decays[:, :-reach] * terms[:, reach:], terms[:, -reach:]], 1)
+        decays = torch.cat([decays[:, :-reach] * decays[:, reach:], decays[:, -reach:]], 1)
+        reach *= 2
+    return terms

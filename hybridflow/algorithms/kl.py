@@ -1,0 +1,46 @@
+"""Estimates of the Kullback-Leibler divergence from sampled tokens."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+ESTIMATORS = {"k1": "k1", "kl": "k1", "abs": "abs", "k2": "k2", "mse": "k2", "k3": "k3", "low_var_kl": "k3"}
+LOG_RATIO_BOUND = 20.0
+
+
+def kl_divergence(
+    logprobs: Float[Tensor, "B R"], ref_logprobs: Float[Tensor, "B R"], *, estimator: str
+) -> Float[Tensor, "B R"]:
+    """Per-token estimate of KL(policy || reference), with d = logprobs - ref_logprobs for tokens of the policy.
+
+    k1 (kl): d.   abs: |d|.   k2 (mse): d^2 / 2.   k3 (low_var_kl): exp(-d) - 1 + d.
+    A suffix `+` (`k3+`) keeps the value and takes the gradient of k2: k1 and k3 are unbiased as values, but only
+    k2's gradient is an unbiased estimate of the divergence's. d is clamped to +-20, beyond which the gradient is 0.
+
+    J. Schulman, http://joschu.net/blog/kl-approx.html; the gradients: arXiv:2505.17508.
+    """
+    name = ESTIMATORS.get(estimator.removesuffix("+"))
+    if name is None:
+        known = " ".join(ESTIMATORS)
+        raise ValueError(f"unknown KL estimator '{estimator}'. Use one of: {known}; a suffix + takes k2's gradient.")
+    difference = clamped_log_ratio(logprobs, ref_logprobs)
+    value = _estimate(name, difference)
+    if not estimator.endswith("+"):
+        return value
+    slope = _estimate("k2", difference)
+    return value.detach() + (slope - slope.detach())
+
+
+def clamped_log_ratio(logprobs: Float[Tensor, "B R"], other: Float[Tensor, "B R"]) -> Float[Tensor, "B R"]:
+    """logprobs - other, clamped to +-20, so that its exponential stays finite in float32."""
+    return torch.clamp(logprobs - other, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+
+
+def _estimate(name: str, difference: Float[Tensor, "B R"]) -> Float[Tensor, "B R"]:
+    if name == "k1":
+        return difference
+    if name == "abs":
+        return difference.abs()
+    if name == "k2":
+        return 0.5 * difference.square()
+    return torch.expm1(-difference) + difference

@@ -1,0 +1,124 @@
+"""Log-probabilities and entropies from logits: the only file that knows which position predicts which token."""
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+CHUNK_ELEMENTS = 1 << 22
+"""Logits worked on at a time: 16 MiB in float32 for each of about three temporaries."""
+
+LOWEST_LOGPROB = -200.0
+"""exp of it is 0 in float32, so p log p is exact, and not NaN where a logit is -inf."""
+
+
+def token_logprobs(
+    logits: Float[Tensor, "*N V"], targets: Int64[Tensor, "*N"], *, temperature: float, chunk_tokens: int | None = None
+) -> Float[Tensor, "*N"]:
+    """The log-probability (float32) of each target under softmax(logits / temperature).
+
+    `logits[..., i, :]` predicts `targets[..., i]`: nothing is shifted here, see `predicting_positions`.
+    Computed in float32, chunk by chunk: see `logprobs_and_entropy`.
+    """
+    return _chunked(logits, targets, temperature, chunk_tokens, with_entropy=False)[0]
+
+
+def entropy(
+    logits: Float[Tensor, "*N V"], *, temperature: float, chunk_tokens: int | None = None
+) -> Float[Tensor, "*N"]:
+    """The entropy in nats (float32) of softmax(logits / temperature)."""
+    anything = torch.zeros(logits.shape[:-1], dtype=torch.int64, device=logits.device)
+    return _chunked(logits, anything, temperature, chunk_tokens, with_entropy=True)[1]
+
+
+def logprobs_and_entropy(
+    logits: Float[Tensor, "*N V"], targets: Int64[Tensor, "*N"], *, temperature: float, chunk_tokens: int | None = None
+) -> tuple[Float[Tensor, "*N"], Float[Tensor, "*N"]]:
+    """The log-probability of each target and the entropy of softmax(logits / temperature), both float32.
+
+    Gradients flow through both. Forward and backward work on `chunk_tokens` rows at a time (by default as many as
+    make 4 M logits) and keep no float32 matrix of all rows: beside the logits there is only their gradient, in their
+    own dtype. The log-probabilities are bit for bit those of `token_logprobs`.
+    """
+    return _chunked(logits, targets, temperature, chunk_tokens, with_entropy=True)
+
+
+def predicting_positions(
+    prompt_lengths: Int64[Tensor, " B"], *, response_tokens: int, row_tokens: int
+) -> Int64[Tensor, "B R"]:
+    """In rows of prompt then response, padded on the right to `row_tokens`: where the logits of each response token are.
+
+    Response token r of a row stands at prompt_length + r and is predicted one position earlier; the value of that
+    token (of the state before it) is read there as well. Past a row's end the position is clamped into the row.
+    Example: `logits[torch.arange(B)[:, None], predicting_positions(...)]` is [B, R, V]. Prompts have at least a token.
+    """
+    offsets = torch.arange(response_tokens, device=prompt_lengths.device) - 1
+    return (prompt_lengths[:, None] + offsets).clamp(max=row_tokens - 1)
+
+
+def packed_predicting_positions(
+    row_starts: Int64[Tensor, " B"], prompt_lengths: Int64[Tensor, " B"], response_lengths: Int64[Tensor, " B"]
+) -> Int64[Tensor, " N"]:
+    """The same for rows inside one flat sequence of positions: N = all response tokens, row after row.
+
+    Row b begins at `row_starts[b]`: b * T where padded rows were flattened, the sum of earlier lengths where rows are
+    packed end to end. Example: `hidden.flatten(0, 1)[packed_predicting_positions(...)]` is [N, H], ragged.
+    """
+    before = response_lengths.cumsum(0) - response_lengths
+    first = row_starts + prompt_lengths - 1 - before
+    spread = first.repeat_interleave(response_lengths)
+    return spread + torch.arange(spread.shape[0], device=spread.device)
+
+
+def _chunked(
+    logits: Tensor, targets: Tensor, temperature: float, chunk_tokens: int | None, *, with_entropy: bool
+) -> tuple[Tensor, Tensor]:
+    vocabulary = logits.shape[-1]
+    rows = chunk_tokens if chunk_tokens is not None else max(1, CHUNK_ELEMENTS // vocabulary)
+    flat = logits.reshape(-1, vocabulary)
+    logprobs, entropies = _ChunkedLogprobs.apply(flat, targets.reshape(-1), float(temperature), rows, with_entropy)
+    return logprobs.view(targets.shape), entropies.view(targets.shape) if with_entropy else entropies
+
+
+class _ChunkedLogprobs(torch.autograd.Function):
+    """For z = logits / T, p = softmax(z): d logprob / dz = onehot - p and d entropy / dz = -p (log p + entropy)."""
+
+    @staticmethod
+    def forward(ctx, logits, targets, temperature, chunk_tokens, with_entropy):
+        logprobs = torch.empty(targets.shape, dtype=torch.float32, device=logits.device)
+        entropies = torch.empty_like(logprobs) if with_entropy else logprobs.new_empty(0)
+        for start in range(0, targets.shape[0], chunk_tokens):
+            rows = slice(start, start + chunk_tokens)
+            table = _log_softmax(logits[rows], temperature)
+            logprobs[rows] = table.gather(1, targets[rows, None]).squeeze(1)
+            if with_entropy:
+                entropies[rows] = -(table.exp() * table.clamp_(min=LOWEST_LOGPROB)).sum(1)
+        ctx.save_for_backward(logits, targets, entropies)
+        ctx.temperature, ctx.chunk_tokens, ctx.with_entropy = temperature, chunk_tokens, with_entropy
+        if not with_entropy:
+            ctx.mark_non_differentiable(entropies)
+        return logprobs, entropies
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, logprobs_grad, entropies_grad):
+        logits, targets, entropies = ctx.saved_tensors
+        grad = torch.empty_like(logits)
+        for start in range(0, targets.shape[0], ctx.chunk_tokens):
+            rows = slice(start, start + ctx.chunk_tokens)
+            table = _log_softmax(logits[rows], ctx.temperature)
+            slope = logprobs_grad[rows, None]
+            probabilities = table.exp()
+            if ctx.with_entropy:
+                spread = table.clamp_(min=LOWEST_LOGPROB).add_(entropies[rows, None])
+                part = probabilities.mul_(spread.mul_(entropies_grad[rows, None]).add_(slope)).neg_()
+            else:
+                part = probabilities.mul_(-slope)
+            part.scatter_add_(1, targets[rows, None], slope)
+            grad[rows] = part.div_(ctx.temperature)
+        return grad, None, None, None, None
+
+
+def _log_softmax(logits: Tensor, temperature: float) -> Tensor:
+    wide = logits.float()
+    return torch.log_softmax(wide if temperature == 1.0 else wide / temperature, 1)

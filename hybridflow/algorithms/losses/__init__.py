@@ -1,0 +1,1 @@
+"""Losses per token, neither masked nor averaged: `aggregate` does both. Read `policy.py` first."""

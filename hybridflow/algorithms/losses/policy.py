@@ -1,0 +1,75 @@
+"""The clipped policy loss, and what to watch beside it."""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from hybridflow.algorithms.kl import clamped_log_ratio
+from hybridflow.algorithms.masked import Mask, masked_mean
+
+
+def clipped_surrogate(
+    logprobs: Float[Tensor, "B R"],
+    old_logprobs: Float[Tensor, "B R"],
+    advantages: Float[Tensor, "B R"],
+    *,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None = None,
+) -> Float[Tensor, "B R"]:
+    """Per-token PPO loss -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), with r = exp(logprobs - old_logprobs).
+
+    PPO, eq. 7 (arXiv:1707.06347); unequal bounds are DAPO's clip-higher, sec. 3.1 (arXiv:2503.14476). `dual_clip`
+    (above 1) bounds the loss by -dual_clip A where A < 0 (arXiv:1912.09729, eq. 5). The log-ratio is clamped to +-20.
+    Neither masked nor averaged: see `aggregate`.
+    """
+    plain, clipped = _surrogates(logprobs, old_logprobs, advantages, clip_low, clip_high)
+    loss = torch.maximum(plain, clipped)
+    if dual_clip is None:
+        return loss
+    return torch.where(advantages < 0, torch.minimum(loss, -dual_clip * advantages), loss)
+
+
+def clip_fraction(
+    logprobs: Float[Tensor, "B R"],
+    old_logprobs: Float[Tensor, "B R"],
+    advantages: Float[Tensor, "B R"],
+    mask: Mask,
+    *,
+    clip_low: float,
+    clip_high: float,
+) -> Float[Tensor, ""]:
+    """The fraction of tokens whose ratio is outside the bounds on the side where clipping stops the gradient."""
+    plain, clipped = _surrogates(logprobs.detach(), old_logprobs, advantages, clip_low, clip_high)
+    return _fraction(clipped > plain, mask)
+
+
+def dual_clip_fraction(
+    logprobs: Float[Tensor, "B R"],
+    old_logprobs: Float[Tensor, "B R"],
+    advantages: Float[Tensor, "B R"],
+    mask: Mask,
+    *,
+    dual_clip: float,
+) -> Float[Tensor, ""]:
+    """The fraction of tokens with A < 0 and a ratio above `dual_clip`, whose gradient the second clip stops."""
+    ratio = clamped_log_ratio(logprobs.detach(), old_logprobs).exp()
+    return _fraction((advantages < 0) & (ratio > dual_clip), mask)
+
+
+def approximate_kl(
+    logprobs: Float[Tensor, "B R"], old_logprobs: Float[Tensor, "B R"], mask: Mask
+) -> Float[Tensor, ""]:
+    """How far the update has moved the policy: mean of old_logprobs - logprobs over the mask (`actor/ppo_kl`)."""
+    return masked_mean(clamped_log_ratio(old_logprobs, logprobs.detach()), mask)
+
+
+def _surrogates(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip_low: float, clip_high: float
+) -> tuple[Tensor, Tensor]:
+    ratio = clamped_log_ratio(logprobs, old_logprobs).exp()
+    return -advantages * ratio, -advantages * ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
+
+
+def _fraction(flags: Bool[Tensor, "B R"], mask: Mask) -> Float[Tensor, ""]:
+    return masked_mean(flags.float(), mask)

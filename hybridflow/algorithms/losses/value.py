@@ -1,0 +1,56 @@
+"""The critic's clipped squared error, and what to watch beside it."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hybridflow.algorithms.masked import Mask, masked_mean, mean_and_variance, moments
+
+
+def clipped_value_loss(
+    values: Float[Tensor, "B R"],
+    old_values: Float[Tensor, "B R"],
+    returns: Float[Tensor, "B R"],
+    *,
+    clip: float | None,
+) -> Float[Tensor, "B R"]:
+    """Per-token loss 0.5 max((V - R)^2, (clip(V, V_old - clip, V_old + clip) - R)^2); 0.5 (V - R)^2 without a clip.
+
+    GAE's paper bounds the change of the value function (arXiv:1506.02438, eq. 30); this form is that of OpenAI's PPO.
+    Neither masked nor averaged: see `aggregate`.
+    """
+    loss = 0.5 * (values - returns).square()
+    if clip is None:
+        return loss
+    return torch.maximum(loss, 0.5 * (_clipped(values, old_values, clip) - returns).square())
+
+
+def value_clip_fraction(
+    values: Float[Tensor, "B R"],
+    old_values: Float[Tensor, "B R"],
+    returns: Float[Tensor, "B R"],
+    mask: Mask,
+    *,
+    clip: float,
+) -> Float[Tensor, ""]:
+    """The fraction of tokens where the clipped error is the larger, so that the gradient stops (`vf_clipfrac`)."""
+    values = values.detach()
+    is_clipped = (_clipped(values, old_values, clip) - returns).square() > (values - returns).square()
+    return masked_mean(is_clipped.to(values.dtype), mask)
+
+
+def explained_variance(
+    values: Float[Tensor, "B R"], returns: Float[Tensor, "B R"], mask: Mask
+) -> Float[Tensor, ""]:
+    """1 - Var(returns - values) / Var(returns) over the mask: 1 is perfect, 0 no better than a constant.
+
+    0 where the returns do not vary.
+    """
+    values = values.detach()
+    residual = mean_and_variance(moments(returns - values, mask))[1]
+    total = mean_and_variance(moments(returns, mask))[1]
+    return torch.where(total > 0, 1.0 - residual / total, torch.zeros_like(total))
+
+
+def _clipped(values: Tensor, old_values: Tensor, clip: float) -> Tensor:
+    return torch.clamp(values, old_values - clip, old_values + clip)

@@ -1,0 +1,70 @@
+"""Sums, means and variances over the tokens that count; their ingredients add up over micro-batches and ranks."""
+
+import torch
+from jaxtyping import Bool, Float, Float64
+from torch import Tensor
+
+Mask = Float[Tensor, "B R"] | Bool[Tensor, "B R"]
+
+
+def masked_sum(values: Float[Tensor, "B R"], mask: Mask) -> Float[Tensor, ""]:
+    """The sum of the values whose mask is 1; NaN or infinity elsewhere does not enter, nor does its gradient."""
+    return zero_outside(values, mask).sum()
+
+
+def masked_mean(
+    values: Float[Tensor, "B R"], mask: Mask, *, count: float | Float[Tensor, ""] | None = None
+) -> Float[Tensor, ""]:
+    """The sum of the values whose mask is 1, divided by their number, or by a global `count`; 0 for an empty mask.
+
+    With the count of the whole batch, the results of its parts add up to the whole batch's mean.
+    """
+    if count is None:
+        count = mask.sum(dtype=values.dtype)
+    elif not isinstance(count, Tensor):
+        count = values.new_tensor(count)
+    return masked_sum(values, mask) / count.clamp(min=1.0)
+
+
+def masked_whiten(
+    values: Float[Tensor, "B R"],
+    mask: Mask,
+    *,
+    mean: Float[Tensor, ""] | None = None,
+    variance: Float[Tensor, ""] | None = None,
+    shift_mean: bool = True,
+    eps: float = 1e-8,
+) -> Float[Tensor, "B R"]:
+    """(values - mean) / sqrt(variance + eps) where the mask is 1, and 0 elsewhere.
+
+    `mean` and `variance` are those of the whole batch (see `moments`), or this tensor's own when both are left out.
+    The variance is the unbiased one, as in the PPO of TRL and verl. `shift_mean=False` keeps the mean.
+    """
+    if (mean is None) != (variance is None):
+        raise ValueError("masked_whiten takes both mean and variance, or neither.")
+    if mean is None or variance is None:
+        mean, variance = mean_and_variance(moments(values, mask))
+    whitened = (values - mean) * torch.rsqrt(variance + eps)
+    return zero_outside(whitened if shift_mean else whitened + mean, mask)
+
+
+def moments(values: Float[Tensor, "B R"], mask: Mask) -> Float64[Tensor, "3"]:
+    """Count, sum and sum of squares of the values whose mask is 1; those of parts add up to those of the whole.
+
+    In float64, so that the variance taken from them is not lost to cancellation.
+    """
+    kept = zero_outside(values, mask).double()
+    return torch.stack([mask.sum(dtype=torch.float64), kept.sum(), kept.square().sum()])
+
+
+def mean_and_variance(moments: Float64[Tensor, "3"]) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """The mean and the unbiased variance (float32) from `moments`; 0 and 0 for no values, variance 0 for one."""
+    count, total, squares = moments.unbind()
+    mean = total / count.clamp(min=1.0)
+    variance = (squares - total * mean) / (count - 1.0).clamp(min=1.0)
+    return mean.float(), variance.clamp(min=0.0).float()
+
+
+def zero_outside(values: Float[Tensor, "B R"], mask: Mask) -> Float[Tensor, "B R"]:
+    """The values where the mask is 1, zeros elsewhere."""
+    return torch.where(mask.bool(), values, values.new_zeros(()))

@@ -1,0 +1,31 @@
+"""Every prompt that enters leaves, once."""
+
+from collections import Counter
+
+from torch import Tensor
+
+from hybridflow.errors import BatchError
+
+
+def check_accounted(entered: Tensor, left: Tensor, *, samples_per_prompt: int, stage: str) -> None:
+    """Raises `BatchError` unless each `uid` in `entered` [B] stands `samples_per_prompt` times in `left`."""
+    expected = Counter({uid: samples_per_prompt * n for uid, n in Counter(entered.tolist()).items()})
+    found = Counter(left.tolist())
+    if expected == found:
+        return
+    lost, extra = expected - found, found - expected
+    raise BatchError(
+        f"The stage '{stage}' lost {sum(lost.values())} rows (uids {sorted(lost)[:5]}) "
+        f"and added {sum(extra.values())} (uids {sorted(extra)[:5]}).",
+        remedy="A stage must answer each row it is given exactly once.",
+    )
+
+
+def check_unique(uids: Tensor) -> None:
+    """Raises `BatchError` when one `uid` stands for two prompts of a batch."""
+    repeated = [uid for uid, count in Counter(uids.tolist()).items() if count > 1]
+    if repeated:
+        raise BatchError(
+            f"{len(repeated)} uids stand for more than one prompt (first: {repeated[:5]}).",
+            remedy="Number prompts by their position in the data stream.",
+        )

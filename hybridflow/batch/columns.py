@@ -1,0 +1,50 @@
+"""The vocabulary: every column's name, kind, dtype, meaning and producer.
+
+Kinds: `row` has one value a sequence; `tokens` one a token, ragged, aligned with the token it describes;
+`object` is a Python list.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+
+
+class Kind(StrEnum):
+    """How a column is laid out."""
+
+    row = "row"
+    tokens = "tokens"
+    object = "object"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One entry of the vocabulary."""
+
+    kind: Kind
+    dtype: torch.dtype | None
+    meaning: str
+    producer: str
+
+
+COLUMNS: dict[str, Column] = {
+    "uid": Column(Kind.row, torch.int64, "position of the prompt in the data stream; siblings share it", "loader"),
+    "sample_index": Column(Kind.row, torch.int64, "which of a prompt's samples, from 0", "Batch.repeat"),
+    "prompt_ids": Column(Kind.tokens, torch.int64, "prompt tokens", "loader"),
+    "prompt": Column(Kind.object, None, "the prompt as text or messages", "loader"),
+    "answer": Column(Kind.object, None, "the expected answer, if the data has one", "loader"),
+    "data_source": Column(Kind.object, None, "name of the file or data set the row came from", "loader"),
+    "response_ids": Column(Kind.tokens, torch.int64, "response tokens, end-of-sequence included", "rollout.generate"),
+    "response_mask": Column(Kind.tokens, torch.float32, "1 for tokens the policy chose", "rollout.generate"),
+    "rollout_logprobs": Column(Kind.tokens, torch.float32, "log-probability when sampled", "rollout.generate"),
+    "weight_version": Column(Kind.row, torch.int64, "version of the weights that sampled", "rollout.generate"),
+    "truncated": Column(Kind.row, torch.bool, "the response met its length limit", "rollout.generate"),
+    "scores": Column(Kind.row, torch.float32, "the reward functions' weighted sum", "reward.score"),
+    "old_logprobs": Column(Kind.tokens, torch.float32, "log-probability before the update", "actor.logprobs"),
+    "ref_logprobs": Column(Kind.tokens, torch.float32, "log-probability under the reference", "reference.logprobs"),
+    "values": Column(Kind.tokens, torch.float32, "the critic's value of each response token", "critic.values"),
+    "rewards": Column(Kind.tokens, torch.float32, "token rewards: score at the end, less the KL penalty", "advantages"),
+    "advantages": Column(Kind.tokens, torch.float32, "advantage of each response token", "advantages"),
+    "returns": Column(Kind.tokens, torch.float32, "the critic's target", "advantages"),
+}

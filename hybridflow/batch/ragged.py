@@ -1,0 +1,104 @@
+"""Ragged token columns: values end to end, and where each row begins."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """B rows of different lengths: `values` [N, ...] end to end, `offsets` [B + 1] on the CPU (int64)."""
+
+    values: Tensor
+    offsets: Tensor
+
+    @staticmethod
+    def from_rows(rows: Sequence[Tensor | Sequence[float]], dtype: torch.dtype | None = None) -> "Ragged":
+        """Rows end to end."""
+        tensors = [torch.as_tensor(row, dtype=dtype) for row in rows]
+        lengths = torch.tensor([len(row) for row in tensors], dtype=torch.int64)
+        values = torch.cat(tensors) if tensors else torch.empty(0, dtype=dtype)
+        return Ragged(values, offsets_of(lengths))
+
+    @staticmethod
+    def from_lengths(values: Tensor, lengths: Tensor) -> "Ragged":
+        """Values that already stand end to end, cut by row lengths [B]."""
+        return Ragged(values, offsets_of(lengths))
+
+    @staticmethod
+    def from_padded(padded: Tensor, lengths: Tensor) -> "Ragged":
+        """The first `lengths[i]` entries of each row of a right-padded [B, R, ...] tensor."""
+        keep = torch.arange(padded.shape[1]) < lengths.cpu()[:, None]
+        return Ragged(padded[keep.to(padded.device)], offsets_of(lengths.cpu()))
+
+    @staticmethod
+    def concat(parts: Sequence["Ragged"]) -> "Ragged":
+        """The rows of several, in order."""
+        return Ragged(
+            torch.cat([part.values for part in parts]), offsets_of(torch.cat([part.lengths for part in parts]))
+        )
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> Tensor:
+        """Tokens a row, [B]."""
+        return self.offsets.diff()
+
+    def row(self, index: int) -> Tensor:
+        """One row, as a view."""
+        return self.values[int(self.offsets[index]) : int(self.offsets[index + 1])]
+
+    def rows(self) -> list[Tensor]:
+        """All rows, as views."""
+        return list(self.values.split(self.lengths.tolist()))
+
+    def slice(self, start: int, stop: int) -> "Ragged":
+        """Rows start..stop-1, as a view."""
+        first, last = int(self.offsets[start]), int(self.offsets[stop])
+        return Ragged(self.values[first:last], self.offsets[start : stop + 1] - first)
+
+    def select(self, index: Tensor) -> "Ragged":
+        """The rows at the given positions [K], copied."""
+        lengths = self.lengths[index]
+        return Ragged(self.values[self._positions(index, lengths).to(self.values.device)], offsets_of(lengths))
+
+    def padded(self, fill: float | int, *, length: int | None = None) -> Tensor:
+        """Right-padded [B, R]; R is the longest row or `length`."""
+        lengths = self.lengths
+        width = length if length is not None else int(lengths.max()) if len(lengths) else 0
+        out = self.values.new_full((len(self), width, *self.values.shape[1:]), fill)
+        keep = torch.arange(width) < lengths[:, None]
+        out[keep.to(out.device)] = self.values
+        return out
+
+    def like(self, values: Tensor) -> "Ragged":
+        """Other values on the same rows."""
+        assert len(values) == int(self.offsets[-1]), f"{len(values)} values for {int(self.offsets[-1])} tokens"
+        return Ragged(values, self.offsets)
+
+    def to(self, device: torch.device | str) -> "Ragged":
+        """Values on a device; offsets stay on the CPU."""
+        return Ragged(self.values.to(device), self.offsets)
+
+    def _positions(self, index: Tensor, lengths: Tensor) -> Tensor:
+        shift = self.offsets[:-1][index] - offsets_of(lengths)[:-1]
+        return torch.arange(int(lengths.sum())) + shift.repeat_interleave(lengths)
+
+
+def offsets_of(lengths: Tensor) -> Tensor:
+    """Where each row begins, and the end: [B + 1] from lengths [B]."""
+    offsets = torch.zeros(len(lengths) + 1, dtype=torch.int64)
+    torch.cumsum(lengths, 0, out=offsets[1:])
+    return offsets
+
+
+def interleaved(left: Ragged, right: Ragged) -> Ragged:
+    """Row by row, left followed by right: prompts and responses become sequences."""
+    both = Ragged.concat([left, right])
+    order = torch.stack([torch.arange(len(left)), torch.arange(len(left)) + len(left)], 1).flatten()
+    mixed = both.select(order)
+    return Ragged(mixed.values, mixed.offsets[::2].contiguous())

@@ -1,0 +1,74 @@
+"""Batches as bytes: tensors travel as numpy views outside the pickle, so that nothing is copied on the way.
+
+A torch tensor is pickled in-band; its bytes as a numpy array are an out-of-band buffer of pickle protocol 5, which
+Ray puts into shared memory and maps on the other side. Whoever reads must not write in place.
+"""
+
+import hashlib
+import warnings
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hybridflow.batch.ragged import Ragged
+
+Payload = tuple[np.ndarray, str, tuple[int, ...]]
+
+
+def pack(
+    rows: Mapping[str, Tensor], tokens: Mapping[str, Ragged], objects: Mapping[str, list], meta: Mapping[str, object]
+) -> tuple[dict[str, Payload], dict[str, tuple[Payload, Payload]], dict[str, list], dict[str, object]]:
+    """The parts of a batch with every tensor as (bytes, dtype, shape). Equal offsets are written once by pickle."""
+    offsets: dict[int, Payload] = {}
+    packed = {}
+    for name, column in tokens.items():
+        key = column.offsets.data_ptr()
+        if key not in offsets:
+            offsets[key] = as_bytes(column.offsets)
+        packed[name] = (as_bytes(column.values), offsets[key])
+    return {name: as_bytes(column) for name, column in rows.items()}, packed, dict(objects), dict(meta)
+
+
+def unpack(
+    rows: Mapping[str, Payload],
+    tokens: Mapping[str, tuple[Payload, Payload]],
+    objects: dict[str, list],
+    meta: dict[str, object],
+) -> tuple[dict[str, Tensor], dict[str, Ragged], dict[str, list], dict[str, object]]:
+    """The parts that `pack` turned to bytes; tensors alias the received memory."""
+    offsets: dict[int, Tensor] = {}
+    ragged = {}
+    for name, (values, ends) in tokens.items():
+        if id(ends[0]) not in offsets:
+            offsets[id(ends[0])] = from_bytes(ends)
+        ragged[name] = Ragged(from_bytes(values), offsets[id(ends[0])])
+    return {name: from_bytes(column) for name, column in rows.items()}, ragged, objects, meta
+
+
+def as_bytes(tensor: Tensor) -> Payload:
+    """A tensor as a flat uint8 array (no copy when contiguous on the CPU), its dtype's name and its shape."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy(), str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+
+
+def from_bytes(payload: Payload) -> Tensor:
+    """The tensor of `as_bytes`, over the same memory."""
+    array, dtype, shape = payload
+    if array.size == 0:
+        return torch.empty(shape, dtype=getattr(torch, dtype))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*not writable.*")
+        flat = torch.from_numpy(array)
+    return flat.view(getattr(torch, dtype)).reshape(shape)
+
+
+def checksum(tensors: Mapping[str, Tensor]) -> str:
+    """One SHA-256 over names, shapes and bytes, independent of order."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        array, dtype, shape = as_bytes(tensors[name])
+        digest.update(f"{name}{dtype}{shape}".encode())
+        digest.update(array.data)
+    return digest.hexdigest()

@@ -1,0 +1,75 @@
+"""The run: how long, where, how often it is looked at and saved."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from hybridflow.config.section import Section
+
+
+class BackendKind(Enum):
+    """Where workers run."""
+
+    auto = "auto"
+    local = "local"
+    ray = "ray"
+
+
+class Device(Enum):
+    """What computes."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+@dataclass
+class Trainer(Section):
+    """The run."""
+
+    total_steps: int = 150
+    """Training steps, counted from the start of the run, not of this process."""
+
+    seed: int = 0
+    """All randomness of the run follows from it."""
+
+    experiment: str = "calculator"
+    """Name of the run; also of its directory."""
+
+    run_dir: str | None = None
+    """Directory for everything the run writes; null means `runs/<experiment>`."""
+
+    backend: BackendKind = BackendKind.auto
+    """local: workers in this process; ray: one process a device; auto: local for one device, else ray."""
+
+    devices: int = 1
+    """Devices a node."""
+
+    nodes: int = 1
+    """Machines."""
+
+    device: Device = Device.auto
+    """auto: cuda where there is one."""
+
+    threads: int | None = None
+    """CPU threads a worker process; null leaves it to PyTorch."""
+
+    eval_every: int = 25
+    """Steps between evaluations; also before the first step and after the last. 0 turns it off."""
+
+    save_every: int = 50
+    """Steps between checkpoints; also after the last step. 0 saves nothing."""
+
+    keep_checkpoints: int = 2
+    """Latest checkpoints to keep."""
+
+    resume: str = "auto"
+    """auto: from the run directory's last whole checkpoint; never: from the start; or a checkpoint's path."""
+
+    trackers: list[str] = field(default_factory=lambda: ["console", "jsonl", "tensorboard"])
+    """Where metrics go: console, jsonl, tensorboard, wandb, mlflow."""
+
+    samples_every: int = 25
+    """Steps between sample tables; 0 turns them off."""
+
+    sample_rows: int = 6
+    """Rows of a sample table."""

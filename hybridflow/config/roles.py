@@ -1,0 +1,35 @@
+"""Further roles, beside those every algorithm knows."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from hybridflow.config.model import Model
+from hybridflow.config.section import Section
+from hybridflow.config.training import TrainingEngine
+
+
+class RoleKind(Enum):
+    """What a role can do."""
+
+    reference = "reference"
+    reward_function = "reward_function"
+
+
+@dataclass
+class Role(Section):
+    """A role of the user's own dataflow."""
+
+    kind: RoleKind = RoleKind.reference
+    """reference: log-probabilities of a frozen model; reward_function: scores from functions."""
+
+    model: Model = field(default_factory=Model)
+    """The role's model; the run's (`model.path`) where its path is null."""
+
+    engine: TrainingEngine = TrainingEngine.single
+    """The machine that runs the model."""
+
+    functions: list[str] = field(default_factory=list)
+    """Reward functions, for the kind reward_function."""
+
+    pool: str | None = None
+    """The pool it lives in; null means that of `placement`."""

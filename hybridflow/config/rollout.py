@@ -1,0 +1,73 @@
+"""How responses are generated."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from hybridflow.config.section import Section
+
+
+class RolloutKind(Enum):
+    """The machine that generates."""
+
+    transformers = "transformers"
+    vllm = "vllm"
+
+
+@dataclass
+class Sampling(Section):
+    """How the next token is drawn."""
+
+    temperature: float = 1.0
+    """Divides the logits; 0 takes the most probable token."""
+
+    top_p: float = 1.0
+    """Draw from the smallest set of tokens with at least this probability; 1 draws from all."""
+
+    top_k: int = 0
+    """Draw from this many most probable tokens; 0 draws from all."""
+
+    ignore_eos: bool = False
+    """Go on to the length limit whatever is drawn; for benchmarks."""
+
+
+@dataclass
+class Vllm(Section):
+    """Settings of the vLLM engine alone."""
+
+    kv_cache_mb: int | None = None
+    """Memory for keys and values; null means 256 MB on a CPU and `gpu_memory_fraction` on a GPU."""
+
+    gpu_memory_fraction: float = 0.4
+    """Share of a GPU's memory that vLLM may use, weights included."""
+
+    enforce_eager: bool | None = None
+    """Skip graph capture; null means yes on a CPU, no on a GPU."""
+
+
+@dataclass
+class Rollout(Section):
+    """The rollout role."""
+
+    engine: RolloutKind = RolloutKind.transformers
+    """transformers runs everywhere; vllm needs an extra and is faster on larger models."""
+
+    samples_per_prompt: int = 1
+    """Responses a prompt (GRPO's group size)."""
+
+    sampling: Sampling = field(default_factory=Sampling)
+    """How training responses are drawn."""
+
+    eval_sampling: Sampling = field(default_factory=Sampling)
+    """How evaluation responses are drawn."""
+
+    eval_samples_per_prompt: int = 1
+    """Responses a prompt in evaluation; their mean is reported."""
+
+    max_sequences: int = 256
+    """Responses generated at once on one device; the rest wait."""
+
+    max_logprob_difference: float | None = None
+    """The first step stops when rollout and training differ by more on any token; null: 1e-3 in float32, 0.5 else."""
+
+    vllm: Vllm = field(default_factory=Vllm)
+    """Settings of the vLLM engine alone."""

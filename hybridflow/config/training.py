@@ -1,0 +1,76 @@
+"""How a model is trained: its engine, its batch sizes, its optimizer."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from hybridflow.config.model import Model
+from hybridflow.config.section import Section
+
+
+class TrainingEngine(Enum):
+    """The machine that computes gradients."""
+
+    single = "single"
+
+
+class Schedule(Enum):
+    """How the learning rate goes on after the warm-up."""
+
+    constant = "constant"
+    linear = "linear"
+    cosine = "cosine"
+
+
+@dataclass
+class Optimizer(Section):
+    """AdamW and its learning-rate schedule."""
+
+    learning_rate: float = 1e-6
+    """Peak learning rate."""
+
+    weight_decay: float = 0.0
+    """Decoupled weight decay on matrices (not on norms and biases)."""
+
+    beta1: float = 0.9
+    """Decay of the first moment."""
+
+    beta2: float = 0.999
+    """Decay of the second moment."""
+
+    epsilon: float = 1e-8
+    """Added to the root of the second moment."""
+
+    max_grad_norm: float = 1.0
+    """Gradients are scaled down to this global norm; 0 turns clipping off."""
+
+    warmup_steps: int = 0
+    """Optimizer steps over which the learning rate rises linearly from 0."""
+
+    schedule: Schedule = Schedule.constant
+    """What follows the warm-up; linear and cosine end at 0 after the run's last optimizer step."""
+
+
+@dataclass
+class Training(Section):
+    """A trained role: the actor or the critic."""
+
+    engine: TrainingEngine = TrainingEngine.single
+    """single: the whole model on one device."""
+
+    model: Model = field(default_factory=Model)
+    """The role's own model; the run's (`model.path`) where its path is null."""
+
+    minibatch_size: int | None = None
+    """Prompts an optimizer step, over all devices; null takes the whole batch in one step."""
+
+    microbatch_tokens: int = 16384
+    """Tokens a forward pass, padding included. Lower it when memory runs out; results do not change."""
+
+    epochs: int = 1
+    """Passes over each batch."""
+
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    """AdamW and its schedule."""

@@ -1,0 +1,50 @@
+"""Numbers as people read them: durations, counts, three digits, sparklines."""
+
+import math
+from collections.abc import Sequence
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def duration(seconds: float) -> str:
+    """`0:07`, `12:34` or `1:02:03`; `-:--` when unknown."""
+    if not math.isfinite(seconds):
+        return "-:--"
+    minutes, second = divmod(max(0, round(seconds)), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+
+
+def count(number: float) -> str:
+    """`950`, `12.3k`, `4.5M`, `7.8G`."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(number) >= size * 0.9995:
+            scaled = number / size
+            return f"{scaled:.0f}{unit}" if abs(scaled) >= 99.95 else f"{scaled:.1f}{unit}"
+    return f"{number:.0f}"
+
+
+def short(number: float) -> str:
+    """About three significant digits, without exponents for sizes people read easily: `0.621`, `12.3`, `1.2e-05`."""
+    if not math.isfinite(number):
+        return str(number)
+    size = abs(number)
+    if size == 0.0:
+        return "0"
+    if size < 1e-3 or size >= 1e6:
+        return f"{number:.1e}"
+    decimals = 0 if size >= 1000 else 1 if size >= 10 else 2 if size >= 1 else 3
+    return f"{number:.{decimals}f}"
+
+
+def sparkline(values: Sequence[float], cells: int) -> str:
+    """The values as at most `cells` block characters, from lowest to highest; each cell is a mean of its stretch."""
+    numbers = [value for value in values if math.isfinite(value)]
+    cells = min(cells, len(numbers))
+    if cells < 2:
+        return ""
+    edges = [round(cell * len(numbers) / cells) for cell in range(cells + 1)]
+    means = [math.fsum(numbers[a:b]) / (b - a) for a, b in zip(edges, edges[1:], strict=False)]
+    low, high = min(means), max(means)
+    scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BLOCKS[round((value - low) * scale)] for value in means)

@@ -1,0 +1,113 @@
+"""JSON lines on disk that survive a killed run: whole lines appended, a torn last line cut, later steps forgotten."""
+
+import errno
+import json
+import logging
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from hybridflow.errors import ResourceError
+
+logger = logging.getLogger(__name__)
+
+Json = str | int | float | bool | None
+
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class JsonLinesFile:
+    """A file of one JSON object a line, opened to append; each line reaches the operating system before `append` ends.
+
+    Bytes are written unbuffered, so a process killed at any moment leaves at most one torn line, the last.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = path.open("ab", buffering=0)
+
+    def append(self, row: Mapping[str, Json]) -> None:
+        """Write one line. Numbers that are not finite become null; a full disk raises `ResourceError`."""
+        finite = {name: _finite(value) for name, value in row.items()}
+        line = memoryview((json.dumps(finite, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8", "replace"))
+        try:
+            while line:
+                line = line[self._file.write(line) :]
+        except OSError as error:
+            _raise_if_full(error, self.path)
+            raise
+
+    def close(self) -> None:
+        """Close the file; nothing is waiting to be written."""
+        self._file.close()
+
+
+def read_rows(path: Path) -> Iterator[dict[str, Json]]:
+    """The objects of a file in order; none when it is absent. A torn last line is skipped, other bad lines warn."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            row = _row_of_line(line)
+            if row is not None:
+                yield row
+            elif line.endswith(b"\n"):
+                logger.warning("file=%s line=%d is not a JSON object and is skipped.", path, number)
+
+
+def truncate_after(path: Path, step: int) -> int:
+    """Drop the lines whose `step` is above `step`, and lines that are not whole; returns how many were dropped.
+
+    The kept lines are written aside and renamed, so that a process killed here loses nothing.
+    """
+    if not path.exists():
+        return 0
+    lines = path.read_bytes().splitlines(keepends=True)
+    kept = [line.rstrip(b"\n") + b"\n" for line in lines if _is_up_to(line, step)]
+    if kept != lines:
+        aside = path.with_name(path.name + ".partial")
+        try:
+            aside.write_bytes(b"".join(kept))
+            aside.replace(path)
+        except OSError as error:
+            _raise_if_full(error, path)
+            raise
+    return len(lines) - len(kept)
+
+
+def set_aside(path: Path) -> Path | None:
+    """Rename an earlier run's file (`metrics.jsonl` -> `metrics.1.jsonl`) so that nothing is mixed or lost."""
+    if not path.is_file() or path.stat().st_size == 0:
+        return None
+    number = 1
+    while (target := path.with_name(f"{path.stem}.{number}{path.suffix}")).exists():
+        number += 1
+    return path.rename(target)
+
+
+def _is_up_to(line: bytes, step: int) -> bool:
+    row = _row_of_line(line)
+    at = row.get("step") if row is not None else None
+    return isinstance(at, (int, float)) and at <= step
+
+
+def _row_of_line(line: bytes) -> dict[str, Json] | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _finite(value: Json) -> Json:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _raise_if_full(error: OSError, path: Path) -> None:
+    if error.errno in _DISK_FULL:
+        raise ResourceError(
+            f"The disk is full: '{path}' could not be written ({os.strerror(error.errno)}).",
+            remedy="Free some space, or set trainer.run_dir to another disk, and start again: "
+            "trainer.resume=auto continues from the last checkpoint.",
+        ) from error

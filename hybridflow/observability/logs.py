@@ -1,0 +1,81 @@
+"""Log records: one plain line an event, to stderr and to the run directory's run.log."""
+
+import logging
+import sys
+from pathlib import Path
+from typing import TextIO
+
+from hybridflow.errors import ConfigError, ResourceError
+
+LEVELS = ("debug", "info", "warning", "error")
+
+_OWN_LOGGERS = ("hybridflow", "__main__")
+_HANDLER_NAMES = ("hybridflow.stderr", "hybridflow.file")
+
+
+def configure_logging(run_dir: Path | None, level: str = "info", *, rank: int = 0) -> None:
+    """Send log records to stderr and, with a `run_dir`, to `run_dir/run.log`; calling again replaces what was set.
+
+    `level` holds for our own loggers on rank 0; other ranks, and other packages, say WARNING and up.
+    """
+    if level not in LEVELS:
+        raise ConfigError(f"There is no log level '{level}'.", remedy=f"Use one of: {', '.join(LEVELS)}.")
+    root = logging.getLogger()
+    _remove_own_handlers(root)
+    root.addHandler(_stderr_handler(rank))
+    if run_dir is not None:
+        root.addHandler(_file_handler(run_dir, rank))
+    root.setLevel(logging.WARNING)
+    own_level = max(logging.getLevelNamesMapping()[level.upper()], logging.WARNING if rank else logging.NOTSET)
+    for name in _OWN_LOGGERS:
+        logging.getLogger(name).setLevel(own_level)
+
+
+class _StderrHandler(logging.StreamHandler[TextIO]):
+    """Writes to whatever `sys.stderr` is at that moment, so that lines pass above a live progress line."""
+
+    def __init__(self) -> None:
+        super().__init__(sys.stderr)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
+
+
+class _RunLogHandler(logging.FileHandler):
+    """run.log; on the first failed write (a full disk) it says so once and stops, rather than at every record."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (a name of logging)
+        logging.getLogger().removeHandler(self)
+        logging.getLogger(__name__).warning("run_log=%s is no longer written: %s", self.baseFilename, sys.exc_info()[1])
+
+
+def _stderr_handler(rank: int) -> logging.Handler:
+    handler = _StderrHandler()
+    handler.set_name(_HANDLER_NAMES[0])
+    handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)-7s {_rank_label(rank)}%(message)s", "%H:%M:%S"))
+    return handler
+
+
+def _file_handler(run_dir: Path, rank: int) -> logging.Handler:
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        handler = _RunLogHandler(run_dir / "run.log", encoding="utf-8")
+    except OSError as error:
+        raise ResourceError(
+            f"The run directory '{run_dir}' cannot be written: {error.strerror or error}.",
+            remedy="Set trainer.run_dir to a directory you may write to, on a disk with free space.",
+        ) from error
+    handler.set_name(_HANDLER_NAMES[1])
+    handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)-7s {_rank_label(rank)}%(name)s %(message)s"))
+    return handler
+
+
+def _rank_label(rank: int) -> str:
+    return f"rank={rank} " if rank else ""
+
+
+def _remove_own_handlers(root: logging.Logger) -> None:
+    for handler in [handler for handler in root.handlers if handler.get_name() in _HANDLER_NAMES]:
+        root.removeHandler(handler)
+        handler.close()

@@ -1,0 +1,94 @@
+"""Metrics: named numbers that declare how they are reduced over micro-batches, minibatches and ranks."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Reduction(StrEnum):
+    """How several measures of one name become one."""
+
+    mean = "mean"
+    sum = "sum"
+    max = "max"
+    min = "min"
+    last = "last"
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One number, its weight in a mean (a count of tokens or sequences), and its reduction."""
+
+    value: float
+    weight: float = 1.0
+    reduction: Reduction = Reduction.mean
+
+
+Metrics = dict[str, Measure]
+
+
+def mean(value: float, weight: float = 1.0) -> Measure:
+    """A measure averaged with its weight."""
+    return Measure(float(value), float(weight), Reduction.mean)
+
+
+def total(value: float) -> Measure:
+    """A measure that adds up."""
+    return Measure(float(value), 1.0, Reduction.sum)
+
+
+def maximum(value: float) -> Measure:
+    """A measure of which the largest counts."""
+    return Measure(float(value), 1.0, Reduction.max)
+
+
+def minimum(value: float) -> Measure:
+    """A measure of which the smallest counts."""
+    return Measure(float(value), 1.0, Reduction.min)
+
+
+def last(value: float) -> Measure:
+    """A measure of which the latest counts, such as a learning rate."""
+    return Measure(float(value), 1.0, Reduction.last)
+
+
+def summary(name: str, values: Iterable[float]) -> Metrics:
+    """`name/mean`, `name/max` and `name/min` of some values; nothing for no values."""
+    numbers = [float(value) for value in values]
+    if not numbers:
+        return {}
+    return {
+        f"{name}/mean": mean(math.fsum(numbers) / len(numbers), len(numbers)),
+        f"{name}/max": maximum(max(numbers)),
+        f"{name}/min": minimum(min(numbers)),
+    }
+
+
+def merge(parts: Iterable[Metrics]) -> Metrics:
+    """One set of metrics from several, each name by its own reduction, in order of first appearance."""
+    gathered: dict[str, list[Measure]] = {}
+    for part in parts:
+        for name, measure in part.items():
+            gathered.setdefault(name, []).append(measure)
+    return {name: _reduce(name, measures) for name, measures in gathered.items()}
+
+
+def plain(metrics: Mapping[str, Measure]) -> dict[str, float]:
+    """Names and numbers alone, as trackers take them."""
+    return {name: measure.value for name, measure in metrics.items()}
+
+
+def _reduce(name: str, measures: list[Measure]) -> Measure:
+    reduction = measures[0].reduction
+    if any(measure.reduction is not reduction for measure in measures):
+        raise ValueError(f"metric {name} is declared with more than one reduction: {measures}")
+    values = [measure.value for measure in measures]
+    if reduction is Reduction.mean:
+        weight = math.fsum(measure.weight for measure in measures)
+        if weight == 0.0:
+            return Measure(0.0, 0.0, reduction)
+        weighted = math.fsum(measure.value * measure.weight for measure in measures if measure.weight)
+        return Measure(weighted / weight, weight, reduction)
+    combine = {Reduction.sum: math.fsum, Reduction.max: max, Reduction.min: min, Reduction.last: lambda v: v[-1]}
+    return Measure(combine[reduction](values), 1.0, reduction)

@@ -1,0 +1,153 @@
+"""The progress line: live on a terminal, a plain line now and then elsewhere."""
+
+import math
+import re
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
+from rich.text import Text
+
+from hybridflow.observability import formatting
+from hybridflow.observability.progress_line import ProgressState, live_line, plain_line
+
+_PLAIN_FIRST_STEPS = 3
+_PLAIN_EVERY_SECONDS = 5.0
+_RECENT_STEPS = 20
+_EVAL_NAME = re.compile(r"val-core/(?P<source>.+)/(?P<what>[^/]+)/mean@(?P<samples>\d+)")
+
+
+class Progress:
+    """Shows step k of N, time left, the headline metric with its history, response length and tokens a second.
+
+    States: quiet -> `start` -> shown -> `close`. `update` and `evaluation` print nothing while quiet.
+
+        progress = Progress(total_steps=200)
+        progress.start()
+        progress.update(1, {"critic/score/mean": 0.4, "response_length/mean": 5.2, "perf/throughput": 9000.0})
+        progress.evaluation(1, {"val-core/arithmetic/acc/mean@1": 0.41})
+        progress.close()
+    """
+
+    def __init__(
+        self,
+        total_steps: int,
+        *,
+        start_step: int = 0,
+        headline: str = "critic/score/mean",
+        label: str = "score",
+        console: Console | None = None,
+        is_live: bool | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`start_step`: steps done before this process began (a resumed run). `headline`: the metric followed."""
+        self.console = console or Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
+        self._state = ProgressState(total_steps=total_steps, step=start_step, label=label)
+        self._headline = headline
+        self._is_live = _is_live_terminal(self.console) if is_live is None else is_live
+        self._clock = clock
+        self._live: Live | None = None
+        self._is_shown = False
+        self._first_step = start_step + 1
+        self._ends: deque[float] = deque([clock()], maxlen=_RECENT_STEPS + 1)
+        self._printed_at = -math.inf
+        self._first_eval: dict[str, float] = {}
+
+    def recall(self, history: Iterable[Mapping[str, object]]) -> None:
+        """Take the headline's history and the first evaluation from the metrics of earlier steps."""
+        for row in history:
+            numbers = {name: float(value) for name, value in row.items() if isinstance(value, (int, float))}
+            self._follow(numbers)
+            self._remember(numbers)
+
+    def start(self) -> None:
+        """Begin to show; the clock of the first step starts here."""
+        self._is_shown = True
+        self._ends.clear()
+        self._ends.append(self._clock())
+        if self._is_live:
+            self._live = Live(self, console=self.console, refresh_per_second=2.0, redirect_stdout=False)
+            self._live.start()
+
+    def stage(self, name: str | None) -> None:
+        """Show what is being done now; see `StageTimers(on_stage=...)`."""
+        self._state.stage = None if name == "step" else name
+
+    def update(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A step has ended with these metrics."""
+        state = self._state
+        elapsed = self._clock() - self._ends[-1]
+        self._ends.append(self._clock())
+        state.step = step
+        state.seconds_per_step = (self._ends[-1] - self._ends[0]) / max(1, len(self._ends) - 1)
+        state.response_length = metrics.get("response_length/mean", math.nan)
+        tokens = metrics.get("perf/total_num_tokens", math.nan)
+        state.tokens_per_second = metrics.get("perf/throughput", tokens / elapsed if elapsed > 0 else math.nan)
+        self._follow(metrics)
+        if self._live is not None:
+            self._live.refresh()
+        elif self._is_shown:
+            self._print_now_and_then()
+
+    def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A line of its own for the `val-core/*` metrics, each beside its first value."""
+        current = {name: value for name, value in metrics.items() if _EVAL_NAME.fullmatch(name)}
+        if current and self._is_shown:
+            self.console.print(self._evaluation_line(step, current))
+        self._remember(current)
+
+    def close(self) -> None:
+        """Stop showing; the last line stays."""
+        if self._live is not None:
+            self._state.stage = None
+            self._live.stop()
+            self._live = None
+        self._is_shown = False
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The live line at the terminal's present width."""
+        yield live_line(self._state, options.max_width, is_ascii=options.ascii_only)
+
+    def _print_now_and_then(self) -> None:
+        now = self._clock()
+        state = self._state
+        is_early = state.step - self._first_step < _PLAIN_FIRST_STEPS
+        is_due = now - self._printed_at >= _PLAIN_EVERY_SECONDS
+        if is_early or is_due or state.step >= state.total_steps:
+            self._printed_at = now
+            self.console.print(Text(plain_line(state)))
+
+    def _evaluation_line(self, step: int, current: Mapping[str, float]) -> Text:
+        line = Text.assemble(("eval", "bold magenta"), f"  step {step:>{len(str(self._state.total_steps))}}")
+        for name, value in current.items():
+            line.append(f"  {eval_label(name)} ").append(f"{value:.3g}", "bold")
+            if name in self._first_eval:
+                line.append(f" (was {self._first_eval[name]:.3g})", "dim")
+        return line
+
+    def _follow(self, metrics: Mapping[str, float]) -> None:
+        value = metrics.get(self._headline, math.nan)
+        if math.isfinite(value):
+            self._state.headline.append(value)
+
+    def _remember(self, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            if _EVAL_NAME.fullmatch(name):
+                self._first_eval.setdefault(name, value)
+
+
+def eval_label(name: str) -> str:
+    """`val-core/arithmetic/acc/mean@1` -> `arithmetic accuracy`; other names as they are."""
+    match = _EVAL_NAME.fullmatch(name)
+    if match is None:
+        return name
+    what = "accuracy" if match["what"] == "acc" else match["what"].replace("_", " ")
+    return f"{match['source']} {what}" + (f" (mean of {match['samples']})" if match["samples"] != "1" else "")
+
+
+def _is_live_terminal(console: Console) -> bool:
+    """A line is redrawn only where it can be: not in a file, a notebook, a dumb terminal or a CI that forces colour."""
+    return console.is_terminal and not console.is_dumb_terminal and not console.is_jupyter and sys.stderr.isatty()

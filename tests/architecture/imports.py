@@ -1,4 +1,4 @@
-"""Rules of imports that import-linter cannot state: where they stand, and those made by name (docs/house.md, the floors)."""
+"""Rules of imports that import-linter cannot state: where they stand, and those made by name (docs/house.md)."""
 
 import ast
 from collections.abc import Iterator

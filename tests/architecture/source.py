@@ -41,9 +41,13 @@ def parsed(path: str, text: str) -> SourceFile:
 
 @cache
 def tracked_files() -> tuple[str, ...]:
-    """Every file git tracks or would track, as paths from the root; outside a checkout, every file of the code folders."""
+    """Every file git tracks or would track, as paths from the root; outside a checkout, all of the code folders."""
     listing = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"], cwd=ROOT, capture_output=True, text=True
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+        cwd=ROOT,
+        check=False,
+        capture_output=True,
+        text=True,
     )
     if listing.returncode == 0:
         return tuple(sorted(path for path in listing.stdout.split("\0") if path and (ROOT / path).is_file()))

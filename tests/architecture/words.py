@@ -5,9 +5,17 @@ import io
 import re
 import tokenize
 from collections.abc import Iterator
+from functools import cache
 
 from tests.architecture.shape import every_argument
-from tests.architecture.source import FunctionNode, SourceFile, Violation, bases, public_definitions
+from tests.architecture.source import (
+    FunctionNode,
+    SourceFile,
+    Violation,
+    bases,
+    public_definitions,
+    python_files,
+)
 
 RECIPE_HEADER = ("question", "hardware", "minutes", "command", "expect")
 DUNDERS_OF_CALLERS = ("__init__", "__call__")
@@ -18,8 +26,7 @@ def docstrings(source: SourceFile) -> Iterator[Violation]:
     if not ast.get_docstring(source.tree) and not _is_private(source.path):
         yield Violation("docstring", source.path, "the module has no docstring")
     for name, node, owner in public_definitions(source.tree):
-        inherits = owner is not None and bool(bases(owner) - {"Protocol", "Generic", "object"})
-        if not inherits and not _says_something(node):
+        if not _says_something(node) and not (owner and _said_upstairs(owner, node.name)):
             yield Violation("docstring", f"{source.path}:{name}", "no docstring")
 
 
@@ -29,7 +36,7 @@ def annotations(source: SourceFile) -> Iterator[Violation]:
         for argument in every_argument(node):
             if argument.annotation is None and argument.arg not in ("self", "cls"):
                 yield Violation("annotation", f"{source.path}:{name}", f"parameter '{argument.arg}' has no type")
-        if node.returns is None:
+        if node.returns is None and node.name != "__init__":
             yield Violation("annotation", f"{source.path}:{name}", "the result has no type")
 
 
@@ -91,6 +98,26 @@ def _callables(tree: ast.Module) -> Iterator[tuple[str, FunctionNode]]:
 
 def _says_something(node: ast.ClassDef | FunctionNode) -> bool:
     return bool((ast.get_docstring(node) or "").strip())
+
+
+def _said_upstairs(owner: ast.ClassDef, method: str) -> bool:
+    """Whether an interface of the house, or a class this one inherits from, documents the method."""
+    return method in _documented_methods().get("Protocol", ()) or any(
+        method in _documented_methods().get(base, ()) for base in bases(owner)
+    )
+
+
+@cache
+def _documented_methods() -> dict[str, set[str]]:
+    """Documented methods by class name; those of all interfaces together under `Protocol`."""
+    found: dict[str, set[str]] = {}
+    for source in python_files():
+        if source.path.startswith("hybridflow/"):
+            for _, node, owner in public_definitions(source.tree):
+                if owner is not None and _says_something(node):
+                    for name in {owner.name} | (bases(owner) & {"Protocol"}):
+                        found.setdefault(name, set()).add(node.name)
+    return found
 
 
 def _is_private(path: str) -> bool:

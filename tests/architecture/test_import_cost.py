@@ -1,0 +1,82 @@
+"""What may be imported without torch is, and `import hybridflow` is quick."""
+
+import subprocess
+import sys
+from fnmatch import fnmatch
+
+import pytest
+
+from tests.architecture.source import ROOT, python_files
+
+MOST_SECONDS = 0.3
+HEAVY = ("torch", "ray", "transformers", "vllm", "tensordict")
+
+TORCH_FREE = (
+    "hybridflow",
+    "hybridflow.errors",
+    "hybridflow.optional",
+    "hybridflow.config*",
+    "hybridflow.mapping*",
+    "hybridflow.parallel*",
+    "hybridflow.models.geometry",
+    "hybridflow.models.accounting",
+    "hybridflow.observability*",
+    "hybridflow.launch.compose",
+    "hybridflow.trainer.main_*",
+)
+NEED_TORCH = (
+    "hybridflow.parallel.groups",
+    "hybridflow.parallel.collectives",
+    "hybridflow.observability.trackers.tensorboard",
+    "hybridflow.observability.trackers.wandb",
+    "hybridflow.observability.trackers.mlflow",
+)
+
+IMPORT_EACH = """
+import importlib, sys
+for name in {names!r}:
+    importlib.import_module(name)
+    loaded = [heavy for heavy in {heavy!r} if heavy in sys.modules]
+    if loaded:
+        sys.exit(name + " brings " + ", ".join(loaded))
+"""
+TIME_IMPORT = "import time; start = time.perf_counter(); import hybridflow; print(time.perf_counter() - start)"
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, capture_output=True, text=True)
+
+
+def torch_free_modules() -> list[str]:
+    """Every module of the package that promises to come without torch."""
+    paths = [source.path for source in python_files() if source.path.startswith("hybridflow/")]
+    names = [path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in paths]
+    promised = [name for name in names if any(fnmatch(name, pattern) for pattern in TORCH_FREE)]
+    return sorted(set(promised) - set(NEED_TORCH))
+
+
+def test_the_promised_modules_come_without_torch_and_ray():
+    names = torch_free_modules()
+    assert "hybridflow.errors" in names
+    answer = python(IMPORT_EACH.format(names=names, heavy=HEAVY))
+    assert answer.returncode == 0, answer.stderr
+
+
+def test_a_module_that_brings_torch_is_seen():
+    answer = python(IMPORT_EACH.format(names=["hybridflow.errors", "torch"], heavy=HEAVY))
+    assert "torch brings torch" in answer.stderr
+
+
+def test_importing_the_package_is_quick():
+    # The best of several: the machine may be busy, and only the quickest says what the import costs.
+    seconds = []
+    for _ in range(5):
+        answer = python(TIME_IMPORT)
+        assert answer.returncode == 0, answer.stderr
+        seconds.append(float(answer.stdout))
+    assert min(seconds) < MOST_SECONDS
+
+
+@pytest.mark.parametrize("entry", ["hybridflow.trainer.main_ppo", "hybridflow.trainer.main_sft"])
+def test_the_entry_points_are_among_them(entry):
+    assert entry in torch_free_modules()

@@ -1,0 +1,81 @@
+"""Rules for every file of the repository, whatever its language."""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.architecture.source import ROOT, Violation, tracked_files
+
+MOST_LINES_OF_A_YAML = 39
+MOST_BYTES = 5_000_000
+WHERE_ASSETS_ARE_SET = ".ci/run"
+
+# Written in parts, so that this file keeps its own rules.
+MACHINE_PATH = re.compile(r"(?<![\w.\-/])/(?:" + "|".join(["work", "root", "farm", "opt/wheels", "opt/pypi"]) + r")\b")
+HOME_PATH = re.compile(r"(?<![\w.\-/])/(?:" + "|".join(["home", "Users"]) + r")/\w+")
+ASSETS_VALUE = re.compile("HYBRIDFLOW_" + r"ASSETS[\"']?\]?\s*(?:[:?+]?=(?!=)\s*\S|,\s*[\"'][^\"']|:\s*[\"']?[/.$~])")
+SIBLING = re.compile(r"\.\./" + r"shared\b")
+
+
+def violations(path: str, text: str) -> Iterator[Violation]:
+    """What is wrong with a text file of this path."""
+    for number, line in enumerate(text.splitlines(), start=1):
+        for pattern in (MACHINE_PATH, HOME_PATH):
+            if match := pattern.search(line):
+                yield Violation("machine-path", f"{path}:{number}", match.group())
+        if path != WHERE_ASSETS_ARE_SET and (ASSETS_VALUE.search(line) or SIBLING.search(line)):
+            yield Violation("assets", f"{path}:{number}", line.strip()[:80])
+    if path.startswith("trainer_configs/") and path.endswith((".yaml", ".yml")):
+        lines = len(text.splitlines())
+        if lines > MOST_LINES_OF_A_YAML:
+            yield Violation("yaml-length", path, f"{lines} lines, at most {MOST_LINES_OF_A_YAML}")
+
+
+def text_of(path: str) -> str:
+    """The file's text; empty where it is not text."""
+    try:
+        return (ROOT / path).read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        return ""
+
+
+def test_the_repository_keeps_its_rules():
+    found = [violation for path in tracked_files() for violation in violations(path, text_of(path))]
+    assert not found, "\n".join(f"{violation.subject}: {violation.found}" for violation in found)
+
+
+def test_no_file_is_too_large():
+    sizes = {path: (ROOT / path).stat().st_size for path in tracked_files()}
+    assert not {path: size for path, size in sizes.items() if size >= MOST_BYTES}
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("docs/a.md", "cd /" + "work/main"),
+        ("a.json", '{"venv": "/' + 'root/.cache"}'),
+        ("docs/a.md", "open /" + "home/ada/run"),
+        ("docs/a.md", "open /" + "Users/ada/run"),
+        ("Makefile", "HYBRIDFLOW_" + "ASSETS = ../assets"),
+        ("tests/a.py", 'monkeypatch.setenv("HYBRIDFLOW_' + 'ASSETS", "/data")'),
+        ("tests/a.py", 'os.environ["HYBRIDFLOW_' + 'ASSETS"] = "x"'),
+        ("docs/a.md", "models lie in ../" + "shared/models"),
+        ("trainer_configs/a.yaml", "a: 1\n" * 40),
+    ],
+)
+def test_a_violation_is_seen(path, text):
+    assert list(violations(path, text))
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        (WHERE_ASSETS_ARE_SET, "HYBRIDFLOW_" + 'ASSETS="$(cd ../' + 'shared && pwd)"'),
+        ("tests/a.py", 'os.environ.get("HYBRIDFLOW_' + 'ASSETS")'),
+        ("docs/a.md", "see docs/work/flow.md, network/farm and https://example.org/root/x"),
+        ("trainer_configs/a.yaml", "a: 1\n" * 39),
+    ],
+)
+def test_what_is_fine_passes(path, text):
+    assert not list(violations(path, text))

@@ -1,0 +1,10 @@
+"""What the user may have meant: the nearest of the names that exist."""
+
+import difflib
+from collections.abc import Iterable
+
+
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
+    """`Did you mean 'x'? `, with the space that follows it, or nothing when no choice is near."""
+    near = difflib.get_close_matches(name, list(choices), n=1, cutoff=0.5)
+    return f"Did you mean '{near[0]}'? " if near else ""

@@ -1,0 +1,123 @@
+"""What comes out of a model: hidden states without a head, logits from them, and a value a token."""
+
+from pathlib import Path
+
+import torch
+from jaxtyping import Float, Int
+from safetensors import safe_open
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 (its usual name)
+from transformers import PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES
+
+from hybridflow.errors import EngineError
+from hybridflow.models.loading import copy_tokenizer, load_backbone, quiet_transformers
+
+
+class ValueModel(nn.Module):
+    """A causal language model's backbone and a linear head: one value a token, in float32.
+
+    Saved as Hugging Face's token classification with one label (`score.weight`, `score.bias`), so that
+    `AutoModelForTokenClassification` reads it, and a critic or reward model saved that way can be read here.
+    """
+
+    def __init__(self, backbone: PreTrainedModel) -> None:
+        super().__init__()
+        self.backbone = backbone
+        parameter = next(backbone.parameters())
+        self.score = nn.Linear(_hidden_size(backbone), 1, device=parameter.device, dtype=torch.float32)
+        nn.init.zeros_(self.score.weight)
+        nn.init.zeros_(self.score.bias)
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, "B T"],
+        position_ids: Int[Tensor, "B T"] | None = None,
+        attention_mask: Int[Tensor, "B T"] | None = None,
+    ) -> Float[Tensor, "B T"]:
+        """The value of each position: the head on the hidden state there."""
+        return self.values(hidden_states(self, input_ids, position_ids, attention_mask))
+
+    def values(self, hidden: Float[Tensor, "*N H"]) -> Float[Tensor, "*N"]:
+        """The head alone."""
+        return F.linear(hidden.float(), self.score.weight.float(), self.score.bias.float()).squeeze(-1)
+
+
+def load_value_model(
+    directory: Path, *, dtype: torch.dtype, device: torch.device | str, trust_remote_code: bool = False
+) -> ValueModel:
+    """A value model from a directory: its own head if one was saved there, else a head of zeros (values begin at 0)."""
+    backbone = load_backbone(directory, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+    model = ValueModel(backbone)
+    saved = _saved_head(directory)
+    if "weight" in saved and saved["weight"].shape == model.score.weight.shape:
+        with torch.no_grad():
+            model.score.weight.copy_(saved["weight"])
+            model.score.bias.copy_(saved.get("bias", torch.zeros(1)))
+    return model.eval()
+
+
+def save_value_model(model: ValueModel, directory: Path, *, tokenizer_from: Path) -> None:
+    """Write the model to a directory that `load_value_model` and `AutoModelForTokenClassification` read."""
+    directory.mkdir(parents=True, exist_ok=True)
+    backbone = model.backbone
+    prefix = backbone.base_model_prefix or "model"
+    state = {f"{prefix}.{name}": tensor for name, tensor in backbone.state_dict().items()}
+    state |= {f"score.{name}": tensor for name, tensor in model.score.state_dict().items()}
+    backbone.config.num_labels = 1
+    with quiet_transformers():
+        backbone.save_pretrained(directory, state_dict=state)
+    architecture = MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES.get(backbone.config.model_type)
+    if architecture is not None:
+        backbone.config.architectures = [architecture]
+        backbone.config.save_pretrained(directory)
+    copy_tokenizer(tokenizer_from, directory)
+
+
+def hidden_states(
+    model: PreTrainedModel | ValueModel,
+    input_ids: Int[Tensor, "B T"],
+    position_ids: Int[Tensor, "B T"] | None = None,
+    attention_mask: Int[Tensor, "B T"] | None = None,
+) -> Float[Tensor, "B T H"]:
+    """The backbone's last hidden state, after its final norm and before any head."""
+    backbone = model.backbone if isinstance(model, ValueModel) else model.get_decoder()
+    outputs = backbone(input_ids=input_ids, position_ids=position_ids, attention_mask=attention_mask, use_cache=False)
+    return outputs.last_hidden_state
+
+
+def logits_of(model: PreTrainedModel, hidden: Float[Tensor, "*N H"]) -> Float[Tensor, "*N V"]:
+    """The language head on hidden states, with the scaling that some architectures put after it.
+
+    Gemma 2 caps logits softly, Cohere multiplies and Granite divides them; the other architectures do nothing more.
+    """
+    head = model.get_output_embeddings()
+    assert head is not None, f"{type(model).__name__} has no language head"
+    logits = head(hidden)
+    config = model.config.get_text_config().to_dict()
+    if config.get("final_logit_softcapping"):
+        logits = torch.tanh(logits / config["final_logit_softcapping"]) * config["final_logit_softcapping"]
+    if config.get("logit_scale"):
+        logits = logits * config["logit_scale"]
+    if config.get("logits_scaling"):
+        logits = logits / config["logits_scaling"]
+    return logits
+
+
+def _hidden_size(backbone: PreTrainedModel) -> int:
+    size = backbone.config.get_text_config().to_dict().get("hidden_size")
+    if size is None:
+        raise EngineError(
+            f"The architecture {type(backbone).__name__} does not say its hidden size.",
+            remedy="Use a Llama, Qwen2, Qwen3 or another model whose config.json has hidden_size.",
+        )
+    return size
+
+
+def _saved_head(directory: Path) -> dict[str, Tensor]:
+    found = {}
+    for path in sorted(directory.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            for name in {"score.weight", "score.bias"} & set(file.keys()):
+                found[name.removeprefix("score.")] = file.get_tensor(name)
+    return found

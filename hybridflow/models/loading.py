@@ -1,0 +1,196 @@
+"""Hugging Face causal language models: found by name or path, read into fresh memory, written back as a directory."""
+
+import difflib
+import logging
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from safetensors import SafetensorError
+from torch import nn
+from transformers import AutoModel, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from hybridflow.config.builtin import builtin_path
+from hybridflow.config.model import Dtype
+from hybridflow.errors import EngineError
+
+logger = logging.getLogger(__name__)
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_NOT_OURS = ["original/*", "*.pth", "*.gguf", "*.onnx", "*.msgpack", "*.h5", "*.ot"]
+_TOKENIZER_FILES = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "chat_template*",
+    "*.tiktoken",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+)
+_DTYPES = {Dtype.float32: torch.float32, Dtype.bfloat16: torch.bfloat16}
+
+
+def torch_dtype(dtype: Dtype) -> torch.dtype:
+    """The configuration's number format as torch's."""
+    return _DTYPES[dtype]
+
+
+def resolve_model_path(path: str) -> Path:
+    """The directory that `model.path` means: `builtin:<name>`, a directory, or a name on the Hugging Face hub."""
+    if path.startswith("builtin:"):
+        return builtin_path(path)
+    directory = Path(path).expanduser()
+    if (directory / "config.json").is_file():
+        return directory.resolve()
+    if directory.exists():
+        raise EngineError(
+            f"model.path={path} has no config.json, so it is not a Hugging Face model directory.",
+            remedy=_nearest(directory),
+        )
+    if not _HUB_NAME.fullmatch(path):
+        raise EngineError(f"model.path={path} does not exist.", remedy=_nearest(directory))
+    return _from_hub(path)
+
+
+def load_causal_lm(
+    directory: Path, *, dtype: torch.dtype, device: torch.device | str, trust_remote_code: bool = False
+) -> PreTrainedModel:
+    """The causal language model in a directory, in evaluation mode; a weight that is not there is an error.
+
+    Parameters are fresh, aligned tensors rather than views of the mapped file: results must not depend, in the last
+    bit, on where in a file a weight happened to stand.
+    """
+    return _load(AutoModelForCausalLM, directory, dtype, device, trust_remote_code)
+
+
+def load_backbone(
+    directory: Path, *, dtype: torch.dtype, device: torch.device | str, trust_remote_code: bool = False
+) -> PreTrainedModel:
+    """The same without the language head: token ids in, hidden states out."""
+    return _load(AutoModel, directory, dtype, device, trust_remote_code)
+
+
+def save_causal_lm(model: PreTrainedModel, directory: Path, *, tokenizer_from: Path) -> None:
+    """Write `config.json`, `model.safetensors` and the tokenizer's files: a directory that `transformers` loads."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with quiet_transformers():
+        model.save_pretrained(directory)
+    copy_tokenizer(tokenizer_from, directory)
+
+
+def copy_tokenizer(source: Path, target: Path) -> None:
+    """Copy the tokenizer's files (and chat templates) unchanged from one model directory to another."""
+    for pattern in _TOKENIZER_FILES:
+        for found in source.glob(pattern):
+            copy = shutil.copytree if found.is_dir() else shutil.copyfile
+            copy(found, target / found.name)
+
+
+def own_memory(module: nn.Module) -> None:
+    """Move each parameter and buffer into memory of its own, in place; tied parameters stay tied."""
+    for tensor in [*module.parameters(), *module.buffers()]:
+        tensor.data = tensor.data.clone(memory_format=torch.contiguous_format)
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Keep transformers' progress bars and loading reports off the terminal; what matters in them is checked here."""
+    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if bars:
+            transformers_logging.enable_progress_bar()
+
+
+def _load(
+    factory: type[AutoModel] | type[AutoModelForCausalLM],
+    directory: Path,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    trust_remote_code: bool,
+) -> PreTrainedModel:
+    try:
+        with quiet_transformers():
+            loaded = factory.from_pretrained(
+                directory,
+                dtype=dtype,
+                trust_remote_code=trust_remote_code,
+                local_files_only=True,
+                output_loading_info=True,
+            )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise EngineError(f"The model in {directory} cannot be loaded: {error}", remedy=_remedy(error)) from error
+    model, loading = cast(tuple[PreTrainedModel, dict[str, set[str]]], loaded)
+    if loading["missing_keys"]:
+        names = sorted(loading["missing_keys"])
+        raise EngineError(
+            f"The model in {directory} lacks {len(names)} weights that its config.json asks for, first '{names[0]}'.",
+            remedy="Give a complete Hugging Face directory as model.path.",
+        )
+    if loading["unexpected_keys"] and factory is AutoModelForCausalLM:
+        names = sorted(loading["unexpected_keys"])
+        logger.warning("model=%s unused_weights=%d first=%s", directory, len(names), names[0])
+    nn.Module.to(model, device)
+    own_memory(model)
+    if model.can_generate():
+        _mend_generation_config(model)
+    return model.eval()
+
+
+def _mend_generation_config(model: PreTrainedModel) -> None:
+    """Many published models set a temperature without do_sample, which transformers loads but refuses to save."""
+    config = cast(GenerationConfig, model.generation_config)
+    try:
+        config.validate(strict=True)
+    except ValueError:
+        config.do_sample = True
+
+
+def _remedy(error: Exception) -> str:
+    if "trust_remote_code" in str(error):
+        return "Set model.trust_remote_code=true if you trust the Python code that comes with the model."
+    if "size mismatch" in str(error) or "mismatched" in str(error):
+        return "Its config.json does not describe its weights: give the pair that belongs together."
+    return "model.path must hold config.json and the weights of a causal language model (model.safetensors)."
+
+
+def _from_hub(name: str) -> Path:
+    try:
+        cached = Path(snapshot_download(name, local_files_only=True))
+        if (cached / "config.json").is_file() and any(cached.glob("*.safetensors")):
+            return cached
+    except (LocalEntryNotFoundError, HFValidationError):
+        pass
+    logger.info("model=%s is not a directory here: asking the Hugging Face hub", name)
+    try:
+        return Path(snapshot_download(name, ignore_patterns=_NOT_OURS))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise EngineError(
+            f"model.path={name} is neither a directory here, nor in the Hugging Face cache, nor to be had from the hub"
+            f" ({type(error).__name__}: {str(error).splitlines()[0]}).",
+            remedy=_nearest(Path(name)),
+        ) from error
+
+
+def _nearest(wanted: Path) -> str:
+    """Advice that names the model directories near a path that is none."""
+    around = wanted if wanted.is_dir() else wanted.absolute().parent
+    while not around.is_dir():
+        around = around.parent
+    models = {found.parent.name: found.parent for found in sorted(around.glob("*/config.json"))}
+    close = difflib.get_close_matches(wanted.name, models, n=1, cutoff=0.4) or list(models)[:1]
+    advice = "Give a Hugging Face directory, a hub name (owner/name), or builtin:calculator"
+    return f"{advice}. Nearest model directory: {models[close[0]]}." if close else f"{advice}."

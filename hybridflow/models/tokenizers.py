@@ -1,0 +1,75 @@
+"""Tokenizers: loaded and checked (padding, end of sequence, vocabulary), and responses turned back into text."""
+
+import itertools
+import json
+from pathlib import Path
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from hybridflow.batch.ragged import Ragged
+from hybridflow.errors import EngineError
+
+
+def load_tokenizer(
+    directory: Path, *, pad_token: str | None = None, trust_remote_code: bool = False
+) -> PreTrainedTokenizerBase:
+    """The tokenizer in a directory; one that cannot pad is an error unless `pad_token` names an existing token."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code, local_files_only=True)
+    except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:
+        raise EngineError(
+            f"No tokenizer can be loaded from {directory}: {error}",
+            remedy="Set model.tokenizer_path to the directory that holds the tokenizer's files.",
+        ) from error
+    if pad_token is not None:
+        _set_pad(tokenizer, pad_token, directory)
+    if tokenizer.pad_token_id is None:
+        eos = tokenizer.eos_token
+        advice = f"Set model.pad_token='{eos}' (its end-of-sequence token)" if eos else "Set model.pad_token"
+        raise EngineError(
+            f"The tokenizer in {directory} has no token to pad with.", remedy=f"{advice}, or any token it knows."
+        )
+    return tokenizer
+
+
+def eos_ids(tokenizer: PreTrainedTokenizerBase, directory: Path) -> tuple[int, ...]:
+    """The tokens that end a response: the tokenizer's, then those of the model's `generation_config.json`."""
+    own = tokenizer.eos_token
+    found: list[int] = [tokenizer.get_vocab()[own]] if isinstance(own, str) else []
+    for name in ("generation_config.json", "config.json"):
+        path = directory / name
+        declared = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
+        found += declared if isinstance(declared, list) else [] if declared is None else [declared]
+    if not found:
+        raise EngineError(
+            f"Neither the tokenizer nor the model in {directory} has an end-of-sequence token: no response would end.",
+            remedy="Add eos_token_id to its generation_config.json.",
+        )
+    return tuple(dict.fromkeys(found))
+
+
+def check_vocabulary(tokenizer: PreTrainedTokenizerBase, embedding_rows: int, directory: Path) -> None:
+    """Raise when the tokenizer can make ids that the model's embedding does not have (padded embeddings are fine)."""
+    highest = max(tokenizer.get_vocab().values())
+    if highest >= embedding_rows:
+        raise EngineError(
+            f"The tokenizer makes ids up to {highest}, but the model in {directory} embeds {embedding_rows} tokens.",
+            remedy="Set model.tokenizer_path to the tokenizer the model was trained with.",
+        )
+
+
+def decode_responses(tokenizer: PreTrainedTokenizerBase, ids: Ragged) -> list[str]:
+    """The text of each row of token ids, without special tokens."""
+    flat, ends = ids.values.tolist(), ids.offsets.tolist()
+    rows = [flat[start:stop] for start, stop in itertools.pairwise(ends)]
+    return tokenizer.batch_decode(rows, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+def _set_pad(tokenizer: PreTrainedTokenizerBase, pad_token: str, directory: Path) -> None:
+    if pad_token not in tokenizer.get_vocab():
+        known = ", ".join(repr(token) for token in tokenizer.all_special_tokens) or "none"
+        raise EngineError(
+            f"model.pad_token='{pad_token}' is not in the vocabulary of the tokenizer in {directory}.",
+            remedy=f"Use a token it knows; its special tokens: {known}.",
+        )
+    tokenizer.pad_token = pad_token

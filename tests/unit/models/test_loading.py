@@ -1,0 +1,138 @@
+"""Loading and saving Hugging Face directories."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from hybridflow.config.model import Dtype
+from hybridflow.errors import EngineError
+from hybridflow.models.loading import load_causal_lm, resolve_model_path, save_causal_lm, torch_dtype
+
+IDS = torch.arange(24).view(2, 12) + 2
+ALL = ["llama", "llama_tied", "qwen2", "qwen3", "qwen3_moe"]
+
+
+def copy_of(source: Path, target: Path) -> Path:
+    target.mkdir()
+    for file in source.iterdir():
+        (target / file.name).write_bytes(file.read_bytes())
+    return target
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_loaded_model_computes_what_transformers_computes(name, model_dir):
+    ours = load_causal_lm(model_dir(name), dtype=torch.float32, device="cpu")
+    theirs = AutoModelForCausalLM.from_pretrained(model_dir(name), dtype=torch.float32)
+    assert not ours.training
+    assert torch.equal(ours(IDS).logits, theirs(IDS).logits)
+
+
+def test_loaded_weights_are_aligned_and_share_no_memory(model_dir):
+    model = load_causal_lm(model_dir("llama"), dtype=torch.float32, device="cpu")
+    storages = [parameter.untyped_storage() for parameter in model.parameters()]
+    assert len({storage.data_ptr() for storage in storages}) == len(storages)
+    assert all(parameter.data_ptr() % 64 == 0 for parameter in model.parameters())
+    assert all(s.nbytes() == p.nbytes for s, p in zip(storages, model.parameters(), strict=True))
+
+
+def test_tied_weights_stay_tied(model_dir):
+    model = load_causal_lm(model_dir("llama_tied"), dtype=torch.float32, device="cpu")
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_saving_and_loading_changes_no_bit(name, model_dir, tmp_path):
+    model = load_causal_lm(model_dir(name), dtype=torch.float32, device="cpu")
+    save_causal_lm(model, tmp_path / "saved", tokenizer_from=model_dir(name))
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), again.state_dict().values(), strict=True))
+    assert json.loads((tmp_path / "saved/config.json").read_text())["dtype"] == "float32"
+    assert AutoTokenizer.from_pretrained(tmp_path / "saved").pad_token == "<pad>"
+
+
+def test_a_bfloat16_model_says_so_in_its_config(model_dir, tmp_path):
+    model = load_causal_lm(model_dir("llama"), dtype=torch_dtype(Dtype.bfloat16), device="cpu")
+    save_causal_lm(model, tmp_path / "saved", tokenizer_from=model_dir("llama"))
+    assert json.loads((tmp_path / "saved/config.json").read_text())["dtype"] == "bfloat16"
+    assert next(iter(load_file(tmp_path / "saved/model.safetensors").values())).dtype == torch.bfloat16
+
+
+def test_parameters_that_are_views_of_one_buffer_are_saved_whole(model_dir, tmp_path):
+    model = load_causal_lm(model_dir("llama_tied"), dtype=torch.float32, device="cpu")
+    expected = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    buffer = torch.empty(sum(parameter.numel() for parameter in model.parameters()))
+    start = 0
+    for parameter in model.parameters():
+        view = buffer[start : start + parameter.numel()].view_as(parameter)
+        parameter.data = view.copy_(parameter.data)
+        start += parameter.numel()
+    save_causal_lm(model, tmp_path / "saved", tokenizer_from=model_dir("llama_tied"))
+    again = load_causal_lm(tmp_path / "saved", dtype=torch.float32, device="cpu")
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in again.state_dict().items())
+
+
+def test_a_generation_config_that_transformers_calls_invalid_can_still_be_saved(model_dir, tmp_path):
+    source = copy_of(model_dir("llama"), tmp_path / "source")
+    (source / "generation_config.json").write_text(json.dumps({"eos_token_id": 1, "temperature": 0.6, "top_p": 0.9}))
+    model = load_causal_lm(source, dtype=torch.float32, device="cpu")
+    save_causal_lm(model, tmp_path / "saved", tokenizer_from=source)
+    saved = json.loads((tmp_path / "saved/generation_config.json").read_text())
+    assert (saved["eos_token_id"], saved["temperature"]) == (1, 0.6)
+
+
+def test_a_missing_weight_is_an_error_that_names_it(model_dir, tmp_path):
+    broken = copy_of(model_dir("llama"), tmp_path / "broken")
+    weights = load_file(broken / "model.safetensors")
+    del weights["model.norm.weight"]
+    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(EngineError, match=r"model\.norm\.weight.*complete Hugging Face directory"):
+        load_causal_lm(broken, dtype=torch.float32, device="cpu")
+
+
+def test_weights_of_another_shape_are_an_error(model_dir, tmp_path):
+    broken = copy_of(model_dir("llama"), tmp_path / "broken")
+    config = json.loads((broken / "config.json").read_text())
+    (broken / "config.json").write_text(json.dumps(config | {"intermediate_size": 64}))
+    with pytest.raises(EngineError, match="pair that belongs together"):
+        load_causal_lm(broken, dtype=torch.float32, device="cpu")
+
+
+def test_a_directory_without_weights_is_an_error(model_dir, tmp_path):
+    broken = copy_of(model_dir("llama"), tmp_path / "broken")
+    (broken / "model.safetensors").unlink()
+    with pytest.raises(EngineError, match=r"must hold config\.json and the weights"):
+        load_causal_lm(broken, dtype=torch.float32, device="cpu")
+
+
+def test_damaged_weights_are_an_error(model_dir, tmp_path):
+    broken = copy_of(model_dir("llama"), tmp_path / "broken")
+    whole = (broken / "model.safetensors").read_bytes()
+    (broken / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(EngineError, match="cannot be loaded"):
+        load_causal_lm(broken, dtype=torch.float32, device="cpu")
+
+
+def test_a_model_path_may_be_a_directory_or_builtin(model_dir):
+    assert resolve_model_path(str(model_dir("llama"))) == model_dir("llama").resolve()
+    assert resolve_model_path("builtin:calculator").name == "model"
+
+
+def test_a_misspelt_path_names_the_nearest_model(model_dir):
+    wanted = model_dir("llama").parent / "lama"
+    with pytest.raises(EngineError, match=r"Nearest model directory: .*/llama"):
+        resolve_model_path(str(wanted))
+
+
+def test_a_directory_that_is_no_model_says_what_it_lacks(tmp_path):
+    with pytest.raises(EngineError, match=r"config\.json.*Give a Hugging Face directory"):
+        resolve_model_path(str(tmp_path))
+
+
+def test_a_hub_name_that_cannot_be_had_is_an_error(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(EngineError, match="nor in the Hugging Face cache"):
+        resolve_model_path("nobody/no-such-model")

@@ -1,0 +1,79 @@
+"""The model and data of `builtin:calculator`: a character-level Llama of about 1 M parameters that adds, half well.
+
+Question:  what does the smallest language model look like that reinforcement learning can visibly improve?
+Hardware:  2 CPU cores.
+Minutes:   seconds for tokenizer, configuration and data.
+Command:   python recipes/tiny_calculator.py OUT      (then OUT/model, OUT/train.jsonl, OUT/eval.jsonl)
+Expect:    the files below hybridflow/assets/calculator, byte for byte.
+
+Every later layout fits: layers, heads and key-value heads are 4, the other sizes divide by 4 and by 64.
+"""
+
+import json
+import random
+import sys
+from pathlib import Path
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import GenerationConfig, LlamaConfig, PreTrainedTokenizerFast
+
+SPECIAL = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+CHARACTERS = "0123456789+-*/=() \nabcdefghijklmnopqrstuvwxyz.,:;?!'\"<>%^_#&|"
+VOCABULARY = [*SPECIAL.values(), *CHARACTERS]
+
+
+def make_tokenizer(directory: Path) -> None:
+    """One token a character: 61 characters and three special tokens, 64 in all."""
+    words = {token: index for index, token in enumerate(VOCABULARY)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token=SPECIAL["unk_token"]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, padding_side="left", model_max_length=256, **SPECIAL)
+    fast.save_pretrained(directory)
+
+
+def make_config() -> LlamaConfig:
+    """The shape of the model: 1.07 M parameters, 4.3 MB in float32."""
+    sizes = {"vocab_size": len(VOCABULARY), "hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 4}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 32, "max_position_embeddings": 256}
+    tokens = {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": 1}
+    return LlamaConfig(
+        **sizes, **heads, **tokens, tie_word_embeddings=False, architectures=["LlamaForCausalLM"], dtype="float32"
+    )
+
+
+def make_data(directory: Path) -> None:
+    """All sums of two numbers below 100, in a fixed random order: 512 held out, the others to train on.
+
+    a+b and b+a are always in the same file, so that no held-out sum was seen the other way round.
+    """
+    pairs = [(a, b) for a in range(100) for b in range(a, 100)]
+    shuffle = random.Random(0).shuffle
+    shuffle(pairs)
+    rows: dict[str, list[dict[str, str]]] = {"eval": [], "train": []}
+    for a, b in pairs:
+        both = {(a, b), (b, a)}
+        part = rows["eval" if len(rows["eval"]) + len(both) <= 512 else "train"]
+        part += [{"prompt": f"{left}+{right}=", "answer": str(left + right)} for left, right in sorted(both)]
+    for name, part in rows.items():
+        shuffle(part)
+        (directory / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+
+
+def make_shape(directory: Path) -> None:
+    """A model directory without weights: configuration, generation settings and tokenizer."""
+    make_config().save_pretrained(directory)
+    GenerationConfig(do_sample=True, pad_token_id=0, eos_token_id=1).save_pretrained(directory)
+    make_tokenizer(directory)
+
+
+def main() -> None:
+    """Write everything below the directory given."""
+    out = Path(sys.argv[1])
+    out.mkdir(parents=True, exist_ok=True)
+    make_shape(out / "model")
+    make_data(out)
+
+
+if __name__ == "__main__":
+    main()

@@ -69,7 +69,7 @@ clean:
 	find . -path ./$(VENV) -prune -o -path ./.peers -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf
 
 distclean: clean
-	rm -rf $(VENV) .peers
+	rm -rf .venv .peers
 
 # The virtual environment. Each stamp says which extras are in it; a changed pyproject.toml installs again.
 
@@ -77,7 +77,7 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "hybridflow needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1)." >&2; \
 	  echo "Name another one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
-	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { rm -f $(BIN)/python; exit 1; }
 
 $(VENV)/.core: pyproject.toml | $(BIN)/python
 	@echo "Installing hybridflow into $(VENV) (once; a minute or two) ..."

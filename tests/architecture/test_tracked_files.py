@@ -45,6 +45,20 @@ def test_the_repository_keeps_its_rules():
     assert not found, "\n".join(f"{violation.subject}: {violation.found}" for violation in found)
 
 
+def broken_links(path: str, text: str) -> list[str]:
+    """Relative links of a Markdown file that lead nowhere."""
+    targets = [target.split("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in target]
+    return [target for target in targets if target and not (ROOT / path).parent.joinpath(target).exists()]
+
+
+def test_links_of_the_front_pages_lead_somewhere():
+    # Those inside docs/ are checked by `make docs`, which also writes the pages that are generated.
+    pages = [path for path in tracked_files() if path.endswith(".md") and not path.startswith("docs/")]
+    assert "README.md" in pages
+    assert not {path: broken_links(path, text_of(path)) for path in pages if broken_links(path, text_of(path))}
+    assert broken_links("README.md", "[a](gone.md) [b](LICENSE#x) [c](https://example.org/gone.md)") == ["gone.md"]
+
+
 def test_no_file_is_too_large():
     sizes = {path: (ROOT / path).stat().st_size for path in tracked_files()}
     assert not {path: size for path, size in sizes.items() if size >= MOST_BYTES}

@@ -1,0 +1,103 @@
+"""Writes the reference pages while the documentation is built: from the code, so that they cannot disagree with it."""
+
+import ast
+import inspect
+import json
+from collections.abc import Iterator
+from dataclasses import is_dataclass
+from enum import Enum
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, get_args, get_type_hints
+
+from hybridflow.batch.columns import COLUMNS
+from hybridflow.config.experiment import Experiment
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+
+
+def on_files(files: "Files", config: "MkDocsConfig") -> "Files":
+    """MkDocs calls this with the files it found; the generated pages are added to them."""
+    from mkdocs.structure.files import File  # the pages themselves need no MkDocs
+
+    files.append(File.generated(config, "reference/settings.md", content=settings_page()))
+    files.append(File.generated(config, "reference/columns.md", content=columns_page()))
+    return files
+
+
+def settings_page() -> str:
+    """Every key of the configuration with its type, default and meaning, one table a section."""
+    lines = ["# Settings", "", "Every key of a run, generated from the dataclasses in `hybridflow/config/`."]
+    lines += ["Set one on the command line: `python -m hybridflow.trainer.main_ppo trainer.seed=1`.", ""]
+    for path, section in sections(Experiment(), ""):
+        lines += [f"## {path or 'The run'}", "", inspect.getdoc(type(section)) or "", ""]
+        lines += ["| key | type | default | meaning |", "|---|---|---|---|"]
+        meanings = field_docstrings(type(section))
+        for name, annotation in get_type_hints(type(section)).items():
+            if nested(annotation) is None:
+                cells = (f"`{name}`", kind(annotation), shown(vars(section)[name]), meanings.get(name, ""))
+                lines.append(f"| {' | '.join(cells)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def columns_page() -> str:
+    """The vocabulary of batches: every column's name, kind, meaning and producer."""
+    lines = ["# Columns of a batch", "", "Generated from `hybridflow/batch/columns.py`.", ""]
+    lines += ["| column | kind | type | meaning | made by |", "|---|---|---|---|---|"]
+    for name, column in COLUMNS.items():
+        dtype = str(column.dtype).removeprefix("torch.") if column.dtype else "Python"
+        lines.append(f"| `{name}` | {column.kind} | {dtype} | {column.meaning} | `{column.producer}` |")
+    return "\n".join(lines) + "\n"
+
+
+def sections(section: object, path: str) -> Iterator[tuple[str, object]]:
+    """The section and those below it, with their dotted paths; NAME stands for a name the user gives."""
+    yield path, section
+    for name, annotation in get_type_hints(type(section)).items():
+        below = nested(annotation)
+        if below is not None and isinstance(annotation, type):
+            yield from sections(vars(section)[name], f"{path}.{name}".lstrip("."))
+        elif below is not None:
+            yield from sections(below(), f"{path}.{name}.NAME".lstrip("."))
+
+
+def nested(annotation: object) -> type | None:
+    """The section inside a field's type: of `Optimizer` itself, of the values of `dict[str, Role]`; or None."""
+    for candidate in (annotation, *get_args(annotation)):
+        if isinstance(candidate, type) and is_dataclass(candidate):
+            return candidate
+    return None
+
+
+def kind(annotation: object) -> str:
+    """A field's type in the words a user types: the members of an enum, else the annotation's own."""
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return ", ".join(f"`{member.name}`" for member in annotation)
+    if isinstance(annotation, UnionType):
+        return " or ".join(kind(part) for part in get_args(annotation))
+    if annotation is NoneType:
+        return "`null`"
+    words = annotation.__name__ if type(annotation) is type else str(annotation)
+    return f"`{words.replace('typing.', '')}`"
+
+
+def shown(value: object) -> str:
+    """A default as it would be typed."""
+    if isinstance(value, Enum):
+        return f"`{value.name}`"
+    if value is None or isinstance(value, bool):
+        return f"`{json.dumps(value)}`"
+    return f"`{value}`"
+
+
+def field_docstrings(section: type) -> dict[str, str]:
+    """The docstrings under a dataclass's fields, by field name."""
+    definition = ast.parse(inspect.getsource(section)).body[0]
+    assert isinstance(definition, ast.ClassDef), section
+    found = {}
+    for item, below in zip(definition.body, definition.body[1:], strict=False):
+        if isinstance(item, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+            found[ast.unparse(item.target)] = " ".join(str(below.value.value).split())
+    return found

@@ -1,0 +1,34 @@
+"""The generated reference pages name every setting and every column."""
+
+from docs.reference_pages import columns_page, field_docstrings, settings_page
+from hybridflow.batch.columns import COLUMNS
+from hybridflow.config.training import Optimizer
+
+
+def section_of_page(page: str, heading: str) -> str:
+    return page.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+
+
+def test_settings_stand_under_their_section_with_type_default_and_meaning():
+    optimizer = section_of_page(settings_page(), "actor.optimizer")
+    assert "| `learning_rate` | `float` | `1e-06` | Peak learning rate. |" in optimizer
+    assert "| `schedule` | `constant`, `linear`, `cosine` | `constant` |" in optimizer
+
+
+def test_names_that_the_user_gives_are_marked():
+    assert "`devices`" in section_of_page(settings_page(), "placement.pools.NAME")
+
+
+def test_a_default_is_that_of_its_place():
+    page = settings_page()
+    assert "| `path` | `str` or `null` | `builtin:calculator` |" in section_of_page(page, "model")
+    assert "| `path` | `str` or `null` | `null` |" in section_of_page(page, "actor.model")
+
+
+def test_docstrings_are_found_under_fields():
+    assert field_docstrings(Optimizer)["learning_rate"] == "Peak learning rate."
+
+
+def test_every_column_is_listed():
+    page = columns_page()
+    assert all(f"| `{name}` |" in page for name in COLUMNS)

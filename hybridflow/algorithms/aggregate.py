@@ -15,28 +15,31 @@ def aggregate(
     mode: str,
     num_tokens: float,
     num_sequences: float,
-    norm_tokens: float = 1.0,
+    norm_tokens: float | None = None,
 ) -> Float[Tensor, ""]:
     """The part of these rows in the aggregate of a whole batch of `num_tokens` tokens in `num_sequences` sequences.
 
     token-mean: sum / num_tokens (DAPO).   token-sum: sum.
     seq-mean-token-sum: sum / num_sequences.   seq-mean-token-mean: sum of the rows' means / num_sequences (GRPO).
-    seq-mean-token-sum-norm: sum / num_sequences / norm_tokens, a constant such as the longest response allowed (Dr. GRPO).
+    seq-mean-token-sum-norm: sum / num_sequences / norm_tokens, the longest response allowed, say (Dr. GRPO).
 
     The denominators are those of the whole optimizer step, with mask 1 only (a sequence without such a token does not
     count): then the results of micro-batches and ranks, and their gradients, add up to the whole batch's. An engine
     that averages gradients over ranks multiplies by their number.
-    DAPO arXiv:2503.14476 eq. 8; GRPO arXiv:2402.03300 eq. 3; Dr. GRPO arXiv:2503.20783 sec. 3.2.
+    DAPO, sec. 3.3 (arXiv:2503.14476); GRPO, eq. 3 (arXiv:2402.03300); Dr. GRPO, sec. 3.2 (arXiv:2503.20783).
     """
     if mode not in MODES:
         raise ValueError(f"unknown aggregation '{mode}'. Use one of: {' '.join(MODES)}.")
     if mode == "seq-mean-token-mean":
         lengths = mask.sum(1, dtype=values.dtype).clamp(min=1.0)
         return (zero_outside(values, mask).sum(1) / lengths).sum() / max(num_sequences, 1.0)
-    divisors = {
-        "token-mean": num_tokens,
-        "token-sum": 1.0,
-        "seq-mean-token-sum": num_sequences,
-        "seq-mean-token-sum-norm": num_sequences * norm_tokens,
-    }
-    return masked_sum(values, mask) / max(divisors[mode], 1.0)
+    divisor = 1.0
+    if mode == "token-mean":
+        divisor = num_tokens
+    elif mode.startswith("seq-mean-token-sum"):
+        divisor = num_sequences
+    if mode == "seq-mean-token-sum-norm":
+        if norm_tokens is None:
+            raise ValueError("aggregation 'seq-mean-token-sum-norm' needs norm_tokens, the tokens of a full response.")
+        divisor *= norm_tokens
+    return masked_sum(values, mask) / max(divisor, 1.0)

@@ -9,26 +9,33 @@ class KLController(Protocol):
 
     coefficient: float
 
-    def update(self, kl: float, *, num_sequences: int) -> None: ...
-    def state(self) -> dict[str, float]: ...
-    def restore(self, state: dict[str, float]) -> None: ...
+    def update(self, kl: float, *, num_sequences: int) -> None:
+        """Adjusts the coefficient to a divergence measured over `num_sequences` sequences."""
+        ...
+
+    def state(self) -> dict[str, float]:
+        """What a checkpoint must keep."""
+        ...
+
+    def restore(self, state: dict[str, float]) -> None:
+        """Continues from `state()`."""
+        ...
 
 
 @dataclass
 class FixedKL:
-    """A coefficient that never changes."""
+    """A coefficient that never changes. It is a setting, so there is nothing to keep."""
 
     coefficient: float
 
     def update(self, kl: float, *, num_sequences: int) -> None:
-        """Does nothing."""
+        pass
 
     def state(self) -> dict[str, float]:
-        """Nothing to remember: the coefficient is a setting."""
         return {}
 
     def restore(self, state: dict[str, float]) -> None:
-        """Does nothing."""
+        pass
 
 
 @dataclass
@@ -49,14 +56,11 @@ class AdaptiveKL:
             raise ValueError(f"AdaptiveKL needs target and horizon above 0, not {self.target} and {self.horizon}.")
 
     def update(self, kl: float, *, num_sequences: int) -> None:
-        """Raises the coefficient when `kl`, measured over `num_sequences`, is above the target; lowers it below."""
         error = min(max(kl / self.target - 1.0, -0.2), 0.2)
         self.coefficient *= 1.0 + error * num_sequences / self.horizon
 
     def state(self) -> dict[str, float]:
-        """What a checkpoint must keep."""
         return {"coefficient": self.coefficient}
 
     def restore(self, state: dict[str, float]) -> None:
-        """Continues from `state()`."""
         self.coefficient = state["coefficient"]

@@ -3,10 +3,12 @@
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch.autograd.function import FunctionCtx, once_differentiable
 
-CHUNK_ELEMENTS = 1 << 22
-"""Logits worked on at a time: 16 MiB in float32 for each of about three temporaries."""
+CHUNK_ELEMENTS_CPU = 1 << 20
+CHUNK_ELEMENTS_ACCELERATOR = 1 << 26
+"""Logits worked on at a time. CPU: 4 MiB in float32 for each of three temporaries, so that a cache holds them (at 16 M
+and V = 152k three times slower). Accelerator: 256 MiB each, so that a launch costs little beside its work."""
 
 LOWEST_LOGPROB = -200.0
 """exp of it is 0 in float32, so p log p is exact, and not NaN where a logit is -inf."""
@@ -37,8 +39,8 @@ def logprobs_and_entropy(
     """The log-probability of each target and the entropy of softmax(logits / temperature), both float32.
 
     Gradients flow through both. Forward and backward work on `chunk_tokens` rows at a time (by default as many as
-    make 4 M logits) and keep no float32 matrix of all rows: beside the logits there is only their gradient, in their
-    own dtype. The log-probabilities are bit for bit those of `token_logprobs`.
+    make 1 M logits, 64 M on an accelerator) and keep no float32 matrix of all rows: beside the logits there is only
+    their gradient, in their own dtype. The log-probabilities are bit for bit those of `token_logprobs`.
     """
     return _chunked(logits, targets, temperature, chunk_tokens, with_entropy=True)
 
@@ -46,7 +48,7 @@ def logprobs_and_entropy(
 def predicting_positions(
     prompt_lengths: Int64[Tensor, " B"], *, response_tokens: int, row_tokens: int
 ) -> Int64[Tensor, "B R"]:
-    """In rows of prompt then response, padded on the right to `row_tokens`: where the logits of each response token are.
+    """Where the logits of each response token are, in rows of prompt then response, right-padded to `row_tokens`.
 
     Response token r of a row stands at prompt_length + r and is predicted one position earlier; the value of that
     token (of the state before it) is read there as well. Past a row's end the position is clamped into the row.
@@ -74,7 +76,8 @@ def _chunked(
     logits: Tensor, targets: Tensor, temperature: float, chunk_tokens: int | None, *, with_entropy: bool
 ) -> tuple[Tensor, Tensor]:
     vocabulary = logits.shape[-1]
-    rows = chunk_tokens if chunk_tokens is not None else max(1, CHUNK_ELEMENTS // vocabulary)
+    elements = CHUNK_ELEMENTS_CPU if logits.device.type == "cpu" else CHUNK_ELEMENTS_ACCELERATOR
+    rows = chunk_tokens if chunk_tokens is not None else max(1, elements // vocabulary)
     flat = logits.reshape(-1, vocabulary)
     logprobs, entropies = _ChunkedLogprobs.apply(flat, targets.reshape(-1), float(temperature), rows, with_entropy)
     return logprobs.view(targets.shape), entropies.view(targets.shape) if with_entropy else entropies
@@ -84,7 +87,9 @@ class _ChunkedLogprobs(torch.autograd.Function):
     """For z = logits / T, p = softmax(z): d logprob / dz = onehot - p and d entropy / dz = -p (log p + entropy)."""
 
     @staticmethod
-    def forward(ctx, logits, targets, temperature, chunk_tokens, with_entropy):
+    def forward(
+        ctx: FunctionCtx, logits: Tensor, targets: Tensor, temperature: float, chunk_tokens: int, with_entropy: bool
+    ) -> tuple[Tensor, Tensor]:
         logprobs = torch.empty(targets.shape, dtype=torch.float32, device=logits.device)
         entropies = torch.empty_like(logprobs) if with_entropy else logprobs.new_empty(0)
         for start in range(0, targets.shape[0], chunk_tokens):
@@ -92,30 +97,30 @@ class _ChunkedLogprobs(torch.autograd.Function):
             table = _log_softmax(logits[rows], temperature)
             logprobs[rows] = table.gather(1, targets[rows, None]).squeeze(1)
             if with_entropy:
-                entropies[rows] = -(table.exp() * table.clamp_(min=LOWEST_LOGPROB)).sum(1)
+                entropies[rows] = -(table.exp().mul_(table.clamp_(min=LOWEST_LOGPROB))).sum(1)
         ctx.save_for_backward(logits, targets, entropies)
-        ctx.temperature, ctx.chunk_tokens, ctx.with_entropy = temperature, chunk_tokens, with_entropy
+        ctx.numbers = temperature, chunk_tokens, with_entropy  # pyright: ignore[reportAttributeAccessIssue]
         if not with_entropy:
             ctx.mark_non_differentiable(entropies)
         return logprobs, entropies
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, logprobs_grad, entropies_grad):
+    def backward(ctx, logprobs_grad, entropies_grad):  # pyright: ignore[reportIncompatibleMethodOverride]
         logits, targets, entropies = ctx.saved_tensors
+        temperature, chunk_tokens, with_entropy = ctx.numbers
         grad = torch.empty_like(logits)
-        for start in range(0, targets.shape[0], ctx.chunk_tokens):
-            rows = slice(start, start + ctx.chunk_tokens)
-            table = _log_softmax(logits[rows], ctx.temperature)
+        for start in range(0, targets.shape[0], chunk_tokens):
+            rows = slice(start, start + chunk_tokens)
+            table = _log_softmax(logits[rows], temperature)
             slope = logprobs_grad[rows, None]
-            probabilities = table.exp()
-            if ctx.with_entropy:
+            part = table.exp()
+            if with_entropy:
                 spread = table.clamp_(min=LOWEST_LOGPROB).add_(entropies[rows, None])
-                part = probabilities.mul_(spread.mul_(entropies_grad[rows, None]).add_(slope)).neg_()
+                part.mul_(spread.mul_(entropies_grad[rows, None]).add_(slope)).neg_()
             else:
-                part = probabilities.mul_(-slope)
-            part.scatter_add_(1, targets[rows, None], slope)
-            grad[rows] = part.div_(ctx.temperature)
+                part.mul_(-slope)
+            grad[rows] = part.scatter_add_(1, targets[rows, None], slope).div_(temperature)
         return grad, None, None, None, None
 
 

@@ -19,7 +19,7 @@ def gae(
     chosen = mask.bool()
     values = zero_outside(values, mask)
     deltas = zero_outside(rewards, mask) + gamma * _next_chosen(values, chosen) - values
-    decays = torch.where(chosen, gamma * lam, 1.0).to(values.dtype)
+    decays = torch.where(chosen, values.new_tensor(gamma * lam), values.new_ones(()))
     advantages = zero_outside(_suffix_sums(zero_outside(deltas, mask), decays), mask)
     return advantages, advantages + values
 

@@ -20,7 +20,7 @@ def clipped_surrogate(
     """Per-token PPO loss -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), with r = exp(logprobs - old_logprobs).
 
     PPO, eq. 7 (arXiv:1707.06347); unequal bounds are DAPO's clip-higher, sec. 3.1 (arXiv:2503.14476). `dual_clip`
-    (above 1) bounds the loss by -dual_clip A where A < 0 (arXiv:1912.09729, eq. 5). The log-ratio is clamped to +-20.
+    (above 1) bounds the loss by -dual_clip A where A < 0 (Ye et al., arXiv:1912.09729). Log-ratios are clamped to +-20.
     Neither masked nor averaged: see `aggregate`.
     """
     plain, clipped = _surrogates(logprobs, old_logprobs, advantages, clip_low, clip_high)
@@ -57,9 +57,7 @@ def dual_clip_fraction(
     return _fraction((advantages < 0) & (ratio > dual_clip), mask)
 
 
-def approximate_kl(
-    logprobs: Float[Tensor, "B R"], old_logprobs: Float[Tensor, "B R"], mask: Mask
-) -> Float[Tensor, ""]:
+def approximate_kl(logprobs: Float[Tensor, "B R"], old_logprobs: Float[Tensor, "B R"], mask: Mask) -> Float[Tensor, ""]:
     """How far the update has moved the policy: mean of old_logprobs - logprobs over the mask (`actor/ppo_kl`)."""
     return masked_mean(clamped_log_ratio(old_logprobs, logprobs.detach()), mask)
 

@@ -16,7 +16,7 @@ def clipped_value_loss(
 ) -> Float[Tensor, "B R"]:
     """Per-token loss 0.5 max((V - R)^2, (clip(V, V_old - clip, V_old + clip) - R)^2); 0.5 (V - R)^2 without a clip.
 
-    GAE's paper bounds the change of the value function (arXiv:1506.02438, eq. 30); this form is that of OpenAI's PPO.
+    GAE's paper bounds the change of the value function (sec. 5, arXiv:1506.02438); this form is that of OpenAI's PPO.
     Neither masked nor averaged: see `aggregate`.
     """
     loss = 0.5 * (values - returns).square()
@@ -39,9 +39,7 @@ def value_clip_fraction(
     return masked_mean(is_clipped.to(values.dtype), mask)
 
 
-def explained_variance(
-    values: Float[Tensor, "B R"], returns: Float[Tensor, "B R"], mask: Mask
-) -> Float[Tensor, ""]:
+def explained_variance(values: Float[Tensor, "B R"], returns: Float[Tensor, "B R"], mask: Mask) -> Float[Tensor, ""]:
     """1 - Var(returns - values) / Var(returns) over the mask: 1 is perfect, 0 no better than a constant.
 
     0 where the returns do not vary.

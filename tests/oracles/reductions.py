@@ -1,0 +1,33 @@
+"""Sums, means and aggregates over rows of tokens, in plain Python."""
+
+import math
+import statistics
+
+Rows = list[list[float]]
+
+
+def kept(values: Rows, mask: Rows) -> list[list[float]]:
+    """Each row's values whose mask is 1."""
+    return [[v for v, m in zip(row, keep, strict=True) if m] for row, keep in zip(values, mask, strict=True)]
+
+
+def aggregate(values: Rows, mask: Rows, mode: str, norm_tokens: float) -> float:
+    """The aggregate of a whole batch; rows without any token do not count as sequences."""
+    rows = [row for row in kept(values, mask) if row]
+    sums = [math.fsum(row) for row in rows]
+    if not rows:
+        return 0.0
+    return {
+        "token-sum": math.fsum(sums),
+        "token-mean": math.fsum(sums) / sum(map(len, rows)),
+        "seq-mean-token-sum": statistics.fmean(sums),
+        "seq-mean-token-mean": statistics.fmean([statistics.fmean(row) for row in rows]),
+        "seq-mean-token-sum-norm": statistics.fmean(sums) / norm_tokens,
+    }[mode]
+
+
+def whiten(values: Rows, mask: Rows, eps: float) -> list[float]:
+    """The whitened values that count, end to end."""
+    flat = [v for row in kept(values, mask) for v in row]
+    mean, variance = statistics.fmean(flat), statistics.variance(flat)
+    return [(v - mean) / math.sqrt(variance + eps) for v in flat]

@@ -1,0 +1,111 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hybridflow.algorithms.advantages.gae import gae
+from hybridflow.algorithms.advantages.group_relative import fraction_without_spread, group_relative, group_statistics
+from tests.oracles import advantages as oracle
+from tests.unit.algorithms.examples import generator, masks, normal, seeds, shapes, spoiled, token_mask
+
+discounts = st.sampled_from([0.0, 0.5, 0.95, 1.0])
+
+
+def test_gae_by_hand():
+    rewards, values = torch.tensor([[0.0, 0.0, 1.0]]), torch.tensor([[0.5, 0.25, 0.75]])
+    advantages, returns = gae(rewards, values, torch.ones(1, 3), gamma=1.0, lam=0.5)
+    # deltas: -0.25, 0.5, 0.25; then 0.25, 0.5 + 0.125, -0.25 + 0.3125
+    assert advantages.tolist() == [[0.0625, 0.625, 0.25]]
+    assert returns.tolist() == [[0.5625, 0.875, 1.0]]
+
+
+@given(shapes, masks, seeds, discounts, discounts)
+def test_gae_matches_the_loops(shape, kind, seed, gamma, lam):
+    mask = token_mask(shape, kind, seed)
+    rewards, values = spoiled(normal(shape, seed), mask), spoiled(normal(shape, seed + 1), mask)
+    result = gae(rewards, values, mask, gamma=gamma, lam=lam)
+    expected = oracle.gae(rewards.tolist(), values.tolist(), mask.tolist(), gamma, lam)
+    # float32 sums of at most nine deltas
+    torch.testing.assert_close(result, tuple(map(torch.tensor, expected)), atol=1e-5, rtol=1e-5)
+
+
+def test_gae_is_exact_enough_over_long_responses():
+    shape = (2, 3000)
+    mask = token_mask(shape, "holes", 0)
+    rewards, values = normal(shape, 1, dtype=torch.float64), normal(shape, 2, dtype=torch.float64)
+    result = gae(rewards, values, mask.double(), gamma=0.99, lam=0.95)
+    expected = oracle.gae(rewards.tolist(), values.tolist(), mask.tolist(), 0.99, 0.95)
+    torch.testing.assert_close(result, tuple(torch.tensor(rows, dtype=torch.float64) for rows in expected))
+
+
+def test_gae_ignores_tokens_after_the_mask_ends():
+    rewards, values, mask = normal((2, 6), 0), normal((2, 6), 1), torch.ones(2, 6)
+    mask[:, 4:] = 0
+    short = gae(rewards[:, :4], values[:, :4], mask[:, :4], gamma=0.9, lam=0.8)
+    long = gae(rewards, values, mask, gamma=0.9, lam=0.8)
+    for before, after in zip(short, long, strict=True):
+        assert torch.equal(before, after[:, :4])  # bit for bit: padding is no reason to differ
+        assert not after[:, 4:].any()
+
+
+def test_gae_passes_over_a_tools_words_as_if_they_were_not_there():
+    rewards, values = normal((1, 4), 0), normal((1, 4), 1)
+    gap = torch.tensor([[1.0, 1.0, 0.0, 0.0, 1.0, 1.0]])
+    spread = torch.full((2, 1, 6), torch.nan)
+    spread[0][gap.bool()], spread[1][gap.bool()] = rewards[0], values[0]
+    close = gae(rewards, values, torch.ones(1, 4), gamma=0.9, lam=0.8)
+    apart = gae(spread[0], spread[1], gap, gamma=0.9, lam=0.8)
+    for expected, result in zip(close, apart, strict=True):
+        torch.testing.assert_close(result[gap.bool()][None], expected)
+
+
+@given(shapes, masks, seeds, discounts)
+def test_gae_with_lambda_one_returns_the_discounted_rewards_to_come(shape, kind, seed, gamma):
+    mask = token_mask(shape, kind, seed)
+    rewards = normal(shape, seed)
+    returns = gae(rewards, normal(shape, seed + 1), mask, gamma=gamma, lam=1.0)[1]
+    without_critic = gae(rewards, torch.zeros(shape), mask, gamma=gamma, lam=1.0)[1]
+    torch.testing.assert_close(returns, without_critic, atol=1e-5, rtol=1e-5)
+
+
+def test_group_relative_by_hand():
+    scores, uids = torch.tensor([1.0, 5.0, 0.0, 1.0]), torch.tensor([7, 3, 7, 7])
+    advantages = group_relative(scores, torch.tensor([[1.0, 0.0]] * 4), uids)
+    # group 7: mean 2/3, unbiased deviation sqrt(1/3); group 3 has one row and keeps its score
+    expected = [(1 / 3) / (3**-0.5 + 1e-6), 5.0, (-2 / 3) / (3**-0.5 + 1e-6), (1 / 3) / (3**-0.5 + 1e-6)]
+    assert advantages[:, 0].tolist() == pytest.approx(expected, rel=1e-6)
+    assert not advantages[:, 1].any()
+
+
+@given(shapes, masks, seeds, st.booleans())
+def test_group_relative_matches_the_loops(shape, kind, seed, divide_by_std):
+    rows = shape[0]
+    scores, mask = normal((rows,), seed), token_mask(shape, kind, seed)
+    uids = torch.randint(-(2**60), 2**60, (3,), generator=generator(seed))[
+        torch.randint(0, 3, (rows,), generator=generator(seed + 1))
+    ]
+    result = group_relative(scores, mask, uids, divide_by_std=divide_by_std)
+    expected = torch.tensor(oracle.group_relative(scores.tolist(), uids.tolist(), divide_by_std, 1e-6))
+    torch.testing.assert_close(result, expected[:, None] * mask, atol=1e-5, rtol=1e-5)
+
+
+@given(seeds)
+def test_group_relative_does_not_depend_on_the_order_of_rows(seed):
+    scores, uids, mask = normal((8,), seed), torch.tensor([0, 0, 1, 1, 1, 2, 2, 3]), torch.ones(8, 1)
+    order = torch.randperm(8, generator=generator(seed))
+    shuffled = group_relative(scores[order], mask, uids[order])
+    torch.testing.assert_close(shuffled, group_relative(scores, mask, uids)[order])
+
+
+@pytest.mark.parametrize("score", [0.1, 0.7, 1e3])
+def test_equal_scores_have_no_advantage_and_no_spread(score):
+    scores, uids = torch.full((7,), score), torch.zeros(7, dtype=torch.int64)
+    advantages = group_relative(scores, torch.ones(7, 1), uids)
+    assert advantages.abs().max() < 1e-6
+    assert fraction_without_spread(scores, uids) == 1.0
+
+
+def test_fraction_without_spread_counts_rows():
+    scores, uids = torch.tensor([1.0, 1.0, 1.0, 0.0]), torch.tensor([0, 0, 1, 1])
+    assert fraction_without_spread(scores, uids) == 0.5
+    assert group_statistics(scores, uids).size.tolist() == [2.0, 2.0, 2.0, 2.0]

@@ -1,0 +1,73 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hybridflow.algorithms.aggregate import MODES, aggregate
+from tests.oracles import reductions
+from tests.unit.algorithms.examples import masks, normal, seeds, shapes, spoiled, token_mask
+
+VALUES = torch.tensor([[1.0, 2.0, 3.0], [10.0, 99.0, 99.0]])
+MASK = torch.tensor([[1.0, 1.0, 1.0], [1.0, 0.0, 0.0]])
+
+
+def whole(values: torch.Tensor, mask: torch.Tensor, mode: str) -> torch.Tensor:
+    """The aggregate of all rows at once."""
+    num_sequences = (mask.sum(1) > 0).sum().item()
+    return aggregate(
+        values, mask, mode=mode, num_tokens=mask.sum().item(), num_sequences=num_sequences, norm_tokens=16.0
+    )
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("token-mean", 16 / 4),
+        ("token-sum", 16.0),
+        ("seq-mean-token-sum", (6 + 10) / 2),
+        ("seq-mean-token-mean", (2 + 10) / 2),
+        ("seq-mean-token-sum-norm", (6 + 10) / 2 / 16),
+    ],
+)
+def test_each_mode_by_hand(mode, expected):
+    assert whole(VALUES, MASK, mode).item() == expected
+
+
+@given(shapes, masks, seeds, st.sampled_from(MODES))
+def test_each_mode_matches_the_loops(shape, kind, seed, mode):
+    mask = token_mask(shape, kind, seed)
+    values = spoiled(normal(shape, seed), mask)
+    expected = reductions.aggregate(values.tolist(), mask.tolist(), mode, 16.0)
+    # float32 sums of at most 54 numbers near 1
+    assert whole(values, mask, mode).item() == pytest.approx(expected, abs=1e-5)
+
+
+@given(shapes, masks, seeds, st.sampled_from(MODES), st.integers(1, 4))
+def test_value_and_gradient_do_not_depend_on_the_micro_batches(shape, kind, seed, mode, rows):
+    mask = token_mask(shape, kind, seed)
+    values = normal(shape, seed, dtype=torch.float64).requires_grad_()
+    counts = {"num_tokens": mask.sum().item(), "num_sequences": (mask.sum(1) > 0).sum().item(), "norm_tokens": 16.0}
+    at_once = aggregate(values, mask, mode=mode, **counts)
+    (expected,) = torch.autograd.grad(at_once, values)
+    total = torch.zeros((), dtype=torch.float64)
+    for start in range(0, shape[0], rows):
+        part = aggregate(values[start : start + rows], mask[start : start + rows], mode=mode, **counts)
+        part.backward()
+        total += part.detach()
+    torch.testing.assert_close(total, at_once.detach())
+    torch.testing.assert_close(values.grad, expected)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_batch_without_tokens_is_zero(mode):
+    assert whole(torch.full((2, 3), torch.nan), torch.zeros(2, 3), mode) == 0.0
+
+
+def test_an_unknown_mode_names_the_known_ones():
+    with pytest.raises(ValueError, match=r"'token_mean'.*token-mean token-sum"):
+        whole(VALUES, MASK, "token_mean")
+
+
+def test_the_normed_mode_needs_its_constant():
+    with pytest.raises(ValueError, match="norm_tokens"):
+        aggregate(VALUES, MASK, mode="seq-mean-token-sum-norm", num_tokens=4, num_sequences=2)

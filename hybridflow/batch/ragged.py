@@ -75,6 +75,11 @@ class Ragged:
         out[keep.to(out.device)] = self.values
         return out
 
+    def row_sums(self) -> Tensor:
+        """The sum of each row's values, [B]."""
+        row = torch.arange(len(self)).repeat_interleave(self.lengths)
+        return self.values.new_zeros(len(self)).index_add(0, row, self.values)
+
     def like(self, values: Tensor) -> "Ragged":
         """Other values on the same rows."""
         assert len(values) == int(self.offsets[-1]), f"{len(values)} values for {int(self.offsets[-1])} tokens"

@@ -1,0 +1,221 @@
+"""Rules across sections, checked before any process starts. Each says what was found and what to do."""
+
+import difflib
+from collections.abc import Callable
+
+from hybridflow.config.algorithm import Advantage, KLPlacement
+from hybridflow.config.derived import minibatch_prompts, num_devices
+from hybridflow.config.experiment import Experiment
+from hybridflow.config.loop import BackendKind
+from hybridflow.config.training import Optimizer, Training
+from hybridflow.errors import ConfigError
+
+AGGREGATIONS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+KL_ESTIMATORS = ("k1", "kl", "abs", "k2", "mse", "k3", "low_var_kl")
+
+
+def check(config: Experiment) -> None:
+    """Raises `ConfigError` for the first rule that the configuration breaks."""
+    for rule in (_sizes, _ranges, _names, _batches, _sampling, _algorithm, _placement, _devices):
+        rule(config)
+
+
+def _sizes(config: Experiment) -> None:
+    """Counts that must be at least 1, or at least 0."""
+    positive = {
+        "trainer.total_steps": config.trainer.total_steps,
+        "trainer.devices": config.trainer.devices,
+        "trainer.nodes": config.trainer.nodes,
+        "trainer.keep_checkpoints": config.trainer.keep_checkpoints,
+        "trainer.threads": config.trainer.threads,
+        "data.batch_size": config.data.batch_size,
+        "data.max_prompt_tokens": config.data.max_prompt_tokens,
+        "data.max_response_tokens": config.data.max_response_tokens,
+        "data.eval_limit": config.data.eval_limit,
+        "rollout.samples_per_prompt": config.rollout.samples_per_prompt,
+        "rollout.eval_samples_per_prompt": config.rollout.eval_samples_per_prompt,
+        "rollout.max_sequences": config.rollout.max_sequences,
+        "algorithm.kl.horizon": config.algorithm.kl.horizon,
+    }
+    for name, training in _trained(config).items():
+        positive |= {
+            f"{name}.minibatch_size": training.minibatch_size,
+            f"{name}.microbatch_tokens": training.microbatch_tokens,
+            f"{name}.epochs": training.epochs,
+        }
+    at_least_zero = {
+        "trainer.seed": config.trainer.seed,
+        "trainer.eval_every": config.trainer.eval_every,
+        "trainer.save_every": config.trainer.save_every,
+        "trainer.samples_every": config.trainer.samples_every,
+        "rollout.sampling.top_k": config.rollout.sampling.top_k,
+        "rollout.eval_sampling.top_k": config.rollout.eval_sampling.top_k,
+        "reward.error_budget": config.reward.error_budget,
+    }
+    for smallest, sizes in ((1, positive), (0, at_least_zero)):
+        for key, value in sizes.items():
+            if value is not None and value < smallest:
+                raise ConfigError(f"{key}={value} is too small.", remedy=f"Use {smallest} or more.")
+
+
+def _ranges(config: Experiment) -> None:
+    """Numbers that must lie in an interval."""
+    algorithm = config.algorithm
+    rules: dict[str, tuple[float | None, Callable[[float], bool], str]] = {
+        "algorithm.gamma": (algorithm.gamma, lambda v: 0 <= v <= 1, "from 0 to 1"),
+        "algorithm.lam": (algorithm.lam, lambda v: 0 <= v <= 1, "from 0 to 1"),
+        "algorithm.clip_low": (algorithm.clip_low, lambda v: 0 < v <= 1, "above 0 and up to 1"),
+        "algorithm.clip_high": (algorithm.clip_high, lambda v: v > 0, "above 0"),
+        "algorithm.dual_clip": (algorithm.dual_clip, lambda v: v > 1, "above 1, or null"),
+        "algorithm.value_clip": (algorithm.value_clip, lambda v: v > 0, "above 0, or null"),
+        "algorithm.kl.coefficient": (algorithm.kl.coefficient, lambda v: v >= 0, "of 0 or more"),
+        "algorithm.kl.target": (algorithm.kl.target, lambda v: v > 0, "above 0, or null"),
+        "rollout.vllm.gpu_memory_fraction": (
+            config.rollout.vllm.gpu_memory_fraction,
+            lambda v: 0 < v <= 1,
+            "above 0 and up to 1",
+        ),
+    }
+    for name, training in _trained(config).items():
+        rules |= _optimizer_rules(f"{name}.optimizer", training.optimizer)
+    for key, (value, is_valid, expected) in rules.items():
+        if value is not None and not is_valid(value):
+            raise ConfigError(f"{key}={value:g} is out of range.", remedy=f"Use a number {expected}.")
+
+
+def _optimizer_rules(prefix: str, optimizer: Optimizer) -> dict[str, tuple[float | None, Callable[[float], bool], str]]:
+    return {
+        f"{prefix}.learning_rate": (optimizer.learning_rate, lambda v: v >= 0, "of 0 or more"),
+        f"{prefix}.beta1": (optimizer.beta1, lambda v: 0 <= v < 1, "from 0 to below 1"),
+        f"{prefix}.beta2": (optimizer.beta2, lambda v: 0 <= v < 1, "from 0 to below 1"),
+        f"{prefix}.epsilon": (optimizer.epsilon, lambda v: v > 0, "above 0"),
+        f"{prefix}.max_grad_norm": (optimizer.max_grad_norm, lambda v: v >= 0, "of 0 or more"),
+        f"{prefix}.weight_decay": (optimizer.weight_decay, lambda v: v >= 0, "of 0 or more"),
+    }
+
+
+def _names(config: Experiment) -> None:
+    """Names that are one of a list."""
+    _one_of("algorithm.aggregation", config.algorithm.aggregation, AGGREGATIONS)
+    _one_of("algorithm.kl.estimator", config.algorithm.kl.estimator.removesuffix("+"), KL_ESTIMATORS)
+    if not config.model.path:
+        raise ConfigError("model.path is empty.", remedy="Give a Hugging Face directory, or builtin:calculator.")
+    if not config.data.train_files:
+        raise ConfigError("data.train_files is empty.", remedy="Give a file, or builtin:calculator/train.")
+    weights, functions = config.reward.weights, config.reward.functions
+    if weights and len(weights) != len(functions):
+        raise ConfigError(
+            f"reward.weights has {len(weights)} numbers for {len(functions)} reward.functions.",
+            remedy="Give one weight a function, or none at all.",
+        )
+
+
+def _batches(config: Experiment) -> None:
+    """Minibatches divide batches."""
+    for name, training in _trained(config).items():
+        size = minibatch_prompts(config, training)
+        if config.data.batch_size % size:
+            divisors = [d for d in range(1, config.data.batch_size + 1) if config.data.batch_size % d == 0]
+            close = min(divisors, key=lambda divisor: abs(divisor - size))
+            raise ConfigError(
+                f"{name}.minibatch_size={size} does not divide data.batch_size={config.data.batch_size}.",
+                remedy=f"Use {close}, or another divisor: both count prompts, over all devices.",
+            )
+
+
+def _sampling(config: Experiment) -> None:
+    """What can be drawn, and learnt from."""
+    for key, sampling in (
+        ("rollout.sampling", config.rollout.sampling),
+        ("rollout.eval_sampling", config.rollout.eval_sampling),
+    ):
+        if sampling.temperature < 0:
+            raise ConfigError(f"{key}.temperature={sampling.temperature:g} is below 0.", remedy="Use 0 or more.")
+        if not 0 < sampling.top_p <= 1:
+            raise ConfigError(f"{key}.top_p={sampling.top_p:g} is out of range.", remedy="Use above 0 and up to 1.")
+    if config.rollout.sampling.temperature == 0 and config.dataflow != "sft":
+        raise ConfigError(
+            "rollout.sampling.temperature=0 always gives the same response, so there is nothing to learn from.",
+            remedy="Use 1.0 for training; rollout.eval_sampling.temperature=0 is fine.",
+        )
+
+
+def _algorithm(config: Experiment) -> None:
+    """Settings that only make sense together."""
+    algorithm = config.algorithm
+    if algorithm.advantage is Advantage.grpo and config.dataflow == "grpo" and config.rollout.samples_per_prompt < 2:
+        raise ConfigError(
+            f"algorithm.advantage=grpo compares samples of one prompt, and"
+            f" rollout.samples_per_prompt={config.rollout.samples_per_prompt} leaves nothing to compare.",
+            remedy="Use rollout.samples_per_prompt=8.",
+        )
+    expected = {"ppo": Advantage.gae, "grpo": Advantage.grpo}.get(config.dataflow, algorithm.advantage)
+    if algorithm.advantage is not expected:
+        raise ConfigError(
+            f"dataflow={config.dataflow} cannot use algorithm.advantage={algorithm.advantage.name}.",
+            remedy=f"Choose both with one word: algorithm={'ppo' if expected is Advantage.grpo else 'grpo'}.",
+        )
+    if algorithm.kl.target is not None and algorithm.kl.placement is not KLPlacement.reward:
+        raise ConfigError(
+            f"algorithm.kl.target={algorithm.kl.target:g} adapts the KL penalty in the reward, but"
+            f" algorithm.kl.placement={algorithm.kl.placement.name}.",
+            remedy="Use algorithm.kl.placement=reward, or leave the target out.",
+        )
+    sequences = config.data.batch_size * config.rollout.samples_per_prompt
+    if algorithm.kl.target is not None and 0.2 * sequences >= algorithm.kl.horizon:
+        raise ConfigError(
+            f"algorithm.kl.horizon={algorithm.kl.horizon} is too short for {sequences} sequences a step:"
+            " one step could turn the coefficient negative.",
+            remedy=f"Use {10 * sequences} or more.",
+        )
+
+
+def _placement(config: Experiment) -> None:
+    """Roles live in pools that exist, and pools fit the devices."""
+    pools = config.placement.pools
+    asked = dict(config.placement.roles) | {n: r.pool for n, r in config.roles.items() if r.pool is not None}
+    for role, pool in asked.items():
+        if pool not in pools:
+            key = f"placement.roles.{role}" if role in config.placement.roles else f"roles.{role}.pool"
+            raise ConfigError(
+                f"{key}={pool}: there is no such pool.",
+                remedy=f"Pools: {', '.join(pools) or 'none'}. Add one with placement.pools.{pool}.devices=1.",
+            )
+    total = sum(pool.devices for pool in pools.values())
+    if pools and total != num_devices(config):
+        raise ConfigError(
+            f"The pools ask for {total} devices, and the run has {num_devices(config)}.",
+            remedy=f"Set trainer.devices={total}, or change placement.pools.*.devices.",
+        )
+    if "rollout" in asked and asked["rollout"] != asked.get("actor", next(iter(pools))):
+        raise ConfigError(
+            f"placement.roles.rollout={asked['rollout']} is not the actor's pool.",
+            remedy="The rollout shares the actor's weights in place: put both in one pool.",
+        )
+
+
+def _devices(config: Experiment) -> None:
+    """The engines that exist fit the devices."""
+    sizes = {name: pool.devices for name, pool in config.placement.pools.items()} or {"main": num_devices(config)}
+    for name, size in sizes.items():
+        if size > 1:
+            raise ConfigError(
+                f"Pool '{name}' has {size} devices, and actor.engine=single runs a model on one.",
+                remedy="Use trainer.devices=1, or pools of one device each (placement.pools.<name>.devices=1).",
+            )
+    if config.trainer.backend is BackendKind.local and len(sizes) > 1:
+        raise ConfigError(
+            f"trainer.backend=local has one process, and placement has {len(sizes)} pools.",
+            remedy="Use trainer.backend=ray.",
+        )
+
+
+def _trained(config: Experiment) -> dict[str, Training]:
+    return {"actor": config.actor, "critic": config.critic}
+
+
+def _one_of(key: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        close = difflib.get_close_matches(value, choices, n=1)
+        hint = f"Did you mean {close[0]}? " if close else ""
+        raise ConfigError(f"{key}={value} is unknown.", remedy=f"{hint}Choose from: {', '.join(choices)}.")

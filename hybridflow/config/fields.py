@@ -1,0 +1,103 @@
+"""The keys of the configuration, read off the dataclasses: types, defaults, documentation, nearest neighbours."""
+
+import ast
+import difflib
+import inspect
+from collections.abc import Iterator
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from enum import Enum
+from functools import cache
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from hybridflow.config.experiment import Experiment
+
+
+@dataclass(frozen=True)
+class Key:
+    """One leaf of the configuration: its dotted path, type, default and documentation."""
+
+    path: str
+    type: Any
+    default: object
+    doc: str
+
+
+def keys(root: type = Experiment, prefix: str = "") -> Iterator[Key]:
+    """Every leaf, in order; dictionaries of sections are leaves themselves."""
+    hints, docs = get_type_hints(root), field_docs(root)
+    for field in fields(root):
+        hint, path = hints[field.name], f"{prefix}{field.name}"
+        if is_dataclass(hint):
+            yield from keys(hint, f"{path}.")
+        else:
+            default = field.default_factory() if field.default_factory is not MISSING else field.default
+            yield Key(path, hint, default, docs.get(field.name, ""))
+
+
+def find(path: str, root: Any = Experiment) -> Any | None:
+    """The type that stands at a dotted path, or None when the schema has no such key."""
+    name, _, rest = path.partition(".")
+    if get_origin(root) is dict:
+        value = get_args(root)[1]
+        return value if not rest or value is Any else find(rest, value)
+    if not is_dataclass(root):
+        return None
+    hint = get_type_hints(root).get(name)
+    if hint is None:
+        return None
+    return find(rest, hint) if rest else hint
+
+
+def nearest(path: str) -> str | None:
+    """The known key most like an unknown one: by whole path, by last part, or by initials (`lr`)."""
+    head, _, last = path.rpartition(".")
+    table = find(head) if head else None
+    if is_dataclass(table):
+        names = {field.name: f"{head}.{field.name}" for field in fields(table)}
+        if close := difflib.get_close_matches(last, names, n=1, cutoff=0.6):
+            return names[close[0]]
+    known = {key.path for key in keys()} if head else {field.name for field in fields(Experiment)}
+    if close := difflib.get_close_matches(path, known, n=1, cutoff=0.75):
+        return close[0]
+    nearby = sorted(known, key=lambda key: (not key.startswith(f"{head}."), key))
+    for key in nearby:
+        if "".join(word[0] for word in key.rsplit(".", 1)[-1].split("_")) == last:
+            return key
+    by_last = {key.rsplit(".", 1)[-1]: key for key in reversed(nearby)}
+    similar = difflib.get_close_matches(last, by_last, n=1, cutoff=0.6)
+    return by_last[similar[0]] if similar else None
+
+
+def is_list(hint: Any) -> bool:
+    """The key takes several values."""
+    return get_origin(hint) is list
+
+
+def type_name(hint: Any) -> str:
+    """A type in words: `int`, `float or null`, `one of: auto, cpu, cuda`."""
+    if isinstance(hint, UnionType):
+        return " or ".join("null" if part is type(None) else type_name(part) for part in get_args(hint))
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return "one of: " + ", ".join(member.name for member in hint)
+    if get_origin(hint) is list:
+        return f"a list, each {type_name(get_args(hint)[0])}"
+    if get_origin(hint) is dict:
+        return "a table"
+    return {"str": "text", "int": "a whole number", "float": "a number", "bool": "true or false"}.get(
+        getattr(hint, "__name__", ""), str(hint)
+    )
+
+
+@cache
+def field_docs(section: type) -> dict[str, str]:
+    """The docstring under each field of a dataclass."""
+    (body,) = ast.parse(inspect.cleandoc("\n" + inspect.getsource(section))).body
+    assert isinstance(body, ast.ClassDef), f"{section} is not a class"
+    docs = {}
+    for statement, following in zip(body.body, body.body[1:], strict=False):
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
+                docs[statement.target.id] = str(following.value.value)
+    return docs
+

@@ -1,0 +1,60 @@
+"""Held-out prompts, answered and judged."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from hybridflow.batch import Batch, Ragged
+from hybridflow.dataflows.roles import Generates, Scores
+from hybridflow.observability.metrics import Metrics, mean
+from hybridflow.observability.samples import Sample
+
+Decode = Callable[[Ragged], list[str]]
+"""Token ids to texts, one a row."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Answers all of `prompts` and scores them; `decode` turns tokens to text for the sample table."""
+
+    rollout: Generates
+    reward: Scores
+    prompts: Batch
+    samples_per_prompt: int
+    decode: Decode
+    sample_rows: int
+
+    def run(self) -> tuple[Metrics, list[Sample]]:
+        """`val-core/<source>/acc/mean@N`, and the first samples of it."""
+        batch = self.rollout.generate(self.prompts.repeat(self.samples_per_prompt), purpose="eval")
+        batch = self.reward.score(batch)
+        scores = batch.row("scores")
+        sources = [source for source in self.prompts.object("data_source") for _ in range(self.samples_per_prompt)]
+        metrics = {}
+        for source in dict.fromkeys(sources):
+            chosen = scores[torch.tensor([name == source for name in sources])]
+            name = f"val-core/{source}/acc/mean@{self.samples_per_prompt}"
+            metrics[name] = mean(float(chosen.mean()), len(chosen))
+        first = batch.take(range(min(self.sample_rows, len(batch)))).fetch()
+        return metrics, samples_of(first, self.decode, split="eval")
+
+
+def samples_of(batch: Batch, decode: Decode, *, split: str) -> list[Sample]:
+    """The rows of a batch as text."""
+    responses = decode(batch.tokens("response_ids"))
+    prompts = decode(batch.tokens("prompt_ids"))
+    answers = batch.object("answer") if "answer" in batch else [None] * len(batch)
+    return [
+        Sample(
+            prompt=prompt,
+            response=response,
+            answer=None if answer is None else str(answer),
+            score=score,
+            uid=uid,
+            split="eval" if split == "eval" else "train",
+        )
+        for prompt, response, answer, score, uid in zip(
+            prompts, responses, answers, batch.row("scores").tolist(), batch.row("uid").tolist(), strict=True
+        )
+    ]

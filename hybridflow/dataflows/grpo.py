@@ -1,0 +1,30 @@
+"""Group relative policy optimisation (arXiv:2402.03300): PPO without the critic."""
+
+from hybridflow.batch import Batch
+from hybridflow.controller.futures import wait
+from hybridflow.dataflows.interface import Dataflow
+from hybridflow.dataflows.roles import Generates, Policy, Predicts, Scores
+from hybridflow.observability.metrics import Metrics
+
+
+class GRPO(Dataflow):
+    """Sample a group a prompt, judge, compare within the group, improve, publish."""
+
+    actor: Policy
+    rollout: Generates
+    reward: Scores
+    reference: Predicts | None
+
+    def step(self, prompts: Batch) -> Metrics:
+        """One GRPO iteration."""
+        batch = self.rollout.generate(prompts.repeat(self.samples_per_prompt))
+
+        scores = self.reward.score(batch)
+        old = self.actor.logprobs(batch)
+        reference = [self.reference.logprobs(batch)] if self.reference else []
+        batch = batch.join(scores, old, *reference)
+
+        batch = self.actor.advantages(batch)
+        metrics = wait(self.actor.update(batch))
+        self.actor.publish_weights(version=self.iteration + 1)
+        return metrics | self.observe(prompts, batch)

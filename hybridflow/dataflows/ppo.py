@@ -1,0 +1,32 @@
+"""Proximal policy optimisation (arXiv:1707.06347), as used in RLHF."""
+
+from hybridflow.batch import Batch
+from hybridflow.controller.futures import wait
+from hybridflow.dataflows.interface import Dataflow
+from hybridflow.dataflows.roles import Generates, Policy, Predicts, Scores, ValueFunction
+from hybridflow.observability.metrics import Metrics
+
+
+class PPO(Dataflow):
+    """Sample, judge, estimate, improve, publish."""
+
+    actor: Policy
+    critic: ValueFunction
+    rollout: Generates
+    reward: Scores
+    reference: Predicts | None
+
+    def step(self, prompts: Batch) -> Metrics:
+        """One PPO iteration. A call returns at once: roles on separate pools run at the same time."""
+        batch = self.rollout.generate(prompts.repeat(self.samples_per_prompt))
+
+        scores = self.reward.score(batch)
+        values = self.critic.values(batch)
+        old = self.actor.logprobs(batch)
+        reference = [self.reference.logprobs(batch)] if self.reference else []
+        batch = batch.join(scores, values, old, *reference)
+
+        batch = self.critic.advantages(batch)
+        metrics = wait(self.critic.update(batch), self.actor.update(batch))
+        self.actor.publish_weights(version=self.iteration + 1)
+        return metrics | self.observe(prompts, batch)

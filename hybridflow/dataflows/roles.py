@@ -1,0 +1,85 @@
+"""The menu: what a role can do, as seen by a dataflow. Every call returns at once, with a handle or a future."""
+
+from pathlib import Path
+from typing import Protocol
+
+from hybridflow.batch import Batch
+from hybridflow.controller.batch_ref import BatchRef
+from hybridflow.controller.futures import Future
+from hybridflow.observability.metrics import Metrics
+
+
+class Generates(Protocol):
+    """A rollout: prompts in, prompts with responses out."""
+
+    def generate(self, prompts: Batch | BatchRef, purpose: str = "train") -> BatchRef:
+        """The prompts, with `response_ids`, `response_mask`, `rollout_logprobs`, `weight_version`, `truncated`."""
+        ...
+
+
+class Scores(Protocol):
+    """A judge: one number a response."""
+
+    def score(self, batch: BatchRef) -> BatchRef:
+        """The batch, with `scores` and a column `rewards/<function>` a function."""
+        ...
+
+
+class Predicts(Protocol):
+    """A frozen language model."""
+
+    def logprobs(self, batch: BatchRef) -> BatchRef:
+        """The batch, with `ref_logprobs`."""
+        ...
+
+
+class Learns(Protocol):
+    """What all trained roles can do besides: save and load themselves."""
+
+    def save(self, directory: Path) -> Future[None]:
+        """Writes the role's part of a checkpoint."""
+        ...
+
+    def load(self, directory: Path) -> Future[None]:
+        """Reads what `save` wrote."""
+        ...
+
+
+class Policy(Learns, Protocol):
+    """The language model being trained."""
+
+    def logprobs(self, batch: BatchRef) -> BatchRef:
+        """The batch, with `old_logprobs`."""
+        ...
+
+    def advantages(self, batch: BatchRef) -> BatchRef:
+        """The batch, with `rewards` and `advantages` from scores alone."""
+        ...
+
+    def update(self, batch: BatchRef) -> Future[Metrics]:
+        """Improves the policy."""
+        ...
+
+    def imitate(self, batch: Batch | BatchRef) -> Future[Metrics]:
+        """One supervised step."""
+        ...
+
+    def publish_weights(self, version: int) -> Future[None]:
+        """Makes the trained weights those of the rollout."""
+        ...
+
+
+class ValueFunction(Learns, Protocol):
+    """The critic."""
+
+    def values(self, batch: BatchRef) -> BatchRef:
+        """The batch, with `values`."""
+        ...
+
+    def advantages(self, batch: BatchRef) -> BatchRef:
+        """The batch, with `rewards`, `advantages` and `returns`."""
+        ...
+
+    def update(self, batch: BatchRef) -> Future[Metrics]:
+        """Moves the critic toward the returns."""
+        ...

@@ -1,0 +1,45 @@
+"""Pieces that several dataflows share."""
+
+import torch
+
+from hybridflow.algorithms.advantages.group_relative import fraction_without_spread
+from hybridflow.controller.batch_ref import BatchRef
+from hybridflow.observability.metrics import Metrics, mean, summary, total
+
+
+_STAGE_OF_METHOD = {
+    "generate": "gen",
+    "score": "reward",
+    "values": "values",
+    "advantages": "adv",
+    "publish_weights": "update_weights",
+    "save": "save_checkpoint",
+}
+
+
+def stage_name(role: str, method: str) -> str:
+    """The name under which a call's seconds are reported (`timing_s/<stage>`), in verl's words."""
+    if method == "logprobs":
+        return "old_log_prob" if role == "actor" else "ref"
+    if method == "update":
+        return f"update_{role}"
+    return _STAGE_OF_METHOD.get(method, f"{role}_{method}")
+
+
+def batch_metrics(batch: BatchRef) -> Metrics:
+    """Scores and lengths of a batch, from the numbers a row that the driver knows."""
+    prompts, responses = batch.tokens_of("prompt_ids"), batch.tokens_of("response_ids")
+    scores, uids = batch.row("scores"), batch.row("uid")
+    metrics = summary("critic/score", scores.tolist())
+    metrics |= summary("response_length", responses.tolist()) | summary("prompt_length", prompts.tolist())
+    metrics["response_length/clip_ratio"] = mean(float(batch.row("truncated").float().mean()), len(responses))
+    if len(uids.unique()) < len(uids):
+        metrics["frac_reward_zero_std"] = mean(float(fraction_without_spread(scores, uids)), len(uids))
+    for name in batch.columns:
+        if name.startswith("rewards/"):
+            column = batch.row(name)
+            scored = column[~torch.isnan(column)]
+            metrics[f"{name}/mean"] = mean(float(scored.mean()) if len(scored) else 0.0, len(scored))
+            if len(scored) < len(column):
+                metrics[f"{name}/not_scored"] = total(len(column) - len(scored))
+    return metrics

@@ -1,0 +1,1 @@
+"""Configuration to a running system. Read `compose.py`, then `assemble.py`."""

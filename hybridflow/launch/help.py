@@ -1,0 +1,66 @@
+"""`--help` and `--cfg job`: the settings, and a composed run."""
+
+from enum import Enum
+from itertools import groupby
+
+from omegaconf import OmegaConf
+
+from hybridflow.config import fields
+from hybridflow.launch.compose import Composed
+
+_INTRODUCTION = """usage: python -m {program} [key=value ...]
+
+{purpose}
+
+Settings are written key=value and may be repeated for any number of keys, for example
+  python -m {program} trainer.total_steps=50 actor.optimizer.learning_rate=5e-5
+Choose a set of settings with algorithm=ppo or algorithm=grpo. All sizes are global: over all devices.
+
+options
+  --help, -h                 this text
+  --cfg job                  print the composed run, with the origin of each value, and stop
+  --config-name NAME         another configuration than {config_name}
+  --config-dir DIRECTORY     look for it there
+"""
+
+
+def help_text(*, program: str, config_name: str, purpose: str) -> str:
+    """All settings with their types, defaults and meaning."""
+    lines = [_INTRODUCTION.format(program=program, config_name=config_name, purpose=purpose)]
+    for section, members in groupby(fields.keys(), key=lambda key: key.path.rpartition(".")[0]):
+        lines.append(f"{section or 'top level'}")
+        for key in members:
+            default = _shown(key.default)
+            lines.append(f"  {key.path} = {default}   ({fields.type_name(key.type)})")
+            lines.append(f"      {key.doc}")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def config_text(composed: Composed) -> str:
+    """The composed run as YAML, with the origin of each value as a comment."""
+    yaml = OmegaConf.to_yaml(OmegaConf.structured(composed.config))
+    lines, path = [], []
+    for line in yaml.splitlines():
+        stripped = line.lstrip()
+        depth = (len(line) - len(stripped)) // 2
+        if stripped.startswith("- "):
+            lines.append(line)
+            continue
+        name = stripped.partition(":")[0]
+        path = [*path[:depth], name]
+        origin = composed.origins.get(".".join(path))
+        lines.append(f"{line}  # origin: {origin}" if origin else line)
+    return "\n".join(lines) + "\n"
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"[{','.join(map(str, value))}]"
+    return str(value)

@@ -1,0 +1,162 @@
+"""From the roles a dataflow names to worker classes, their arguments and their pools."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from hybridflow.config.algorithm import KLPlacement
+from hybridflow.config.derived import minibatch_prompts, model_of, total_optimizer_steps
+from hybridflow.config.experiment import Experiment
+from hybridflow.config.model import Model
+from hybridflow.config.reward import Reward
+from hybridflow.config.roles import Role, RoleKind
+from hybridflow.config.training import Training
+from hybridflow.controller.worker import Worker
+from hybridflow.dataflows.interface import Dataflow, RoleNeed, role_needs
+from hybridflow.dataflows.roles import Generates, Policy, Predicts, Scores, ValueFunction
+from hybridflow.errors import ConfigError
+from hybridflow.workers.actor import ActorWorker, RolloutSetup
+from hybridflow.workers.critic import CriticWorker
+from hybridflow.workers.model_worker import TrainingSetup
+from hybridflow.workers.reference import ReferenceWorker
+from hybridflow.workers.reward_function import RewardFunctionWorker
+
+ROLLOUT = "rollout"
+ACTOR = "actor"
+_KIND_OF_TYPE = {Predicts: RoleKind.reference, Scores: RoleKind.reward_function}
+_OWN_NAMES = {Policy: ACTOR, Generates: ROLLOUT, ValueFunction: "critic", Scores: "reward", Predicts: "reference"}
+
+
+@dataclass(frozen=True)
+class RoleSpec:
+    """One role to start: its worker, what the worker is told, and the pool it lives in."""
+
+    name: str
+    worker_class: type[Worker]
+    kwargs: Mapping[str, object]
+    pool: str
+    is_trained: bool
+
+
+def plan_roles(config: Experiment, dataflow: type[Dataflow]) -> list[RoleSpec]:
+    """The roles to start for a dataflow; the rollout is part of the actor. Raises `ConfigError` for what is missing."""
+    needs = {n: need for n, need in role_needs(dataflow).items() if _is_wanted(config, n, need)}
+    unused = set(config.roles) - set(needs)
+    if unused:
+        name = sorted(unused)[0]
+        raise ConfigError(
+            f"roles.{name} is not a role of dataflow={config.dataflow}.",
+            remedy=f"Its roles: {', '.join(role_needs(dataflow))}.",
+        )
+    with_rollout = ROLLOUT in needs
+    specs = []
+    for name, need in needs.items():
+        if need.kind is Generates:
+            _check_own_name(name, need)
+        elif name in config.roles:
+            specs.append(_further_role(config, name, config.roles[name], need))
+        else:
+            specs.append(_own_role(config, name, need, with_rollout=with_rollout))
+    return specs
+
+
+def pool_sizes(config: Experiment) -> dict[str, int]:
+    """Devices of each pool; one pool with all of them where the configuration names none."""
+    named = {name: pool.devices for name, pool in config.placement.pools.items()}
+    return named or {"main": config.trainer.devices * config.trainer.nodes}
+
+
+def is_evaluated(config: Experiment) -> bool:
+    """The run answers held-out prompts."""
+    return config.trainer.eval_every > 0 and bool(config.data.eval_files)
+
+
+def resolved_model(config: Experiment, model: Model) -> Model:
+    """A role's model with its path filled in."""
+    chosen = model_of(config, model)
+    return replace(chosen) if chosen.path else replace(chosen, path=config.model.path)
+
+
+def _is_wanted(config: Experiment, name: str, need: RoleNeed) -> bool:
+    if not need.is_optional or name in config.roles:
+        return True
+    if need.kind is Predicts:
+        return config.algorithm.kl.placement is not KLPlacement.none
+    return need.kind in (Generates, Scores) and is_evaluated(config)
+
+
+def _own_role(config: Experiment, name: str, need: RoleNeed, *, with_rollout: bool) -> RoleSpec:
+    _check_own_name(name, need)
+    pool = _pool(config, name)
+    if need.kind is Policy:
+        kwargs = {
+            "setup": _training_setup(config, config.actor),
+            "algorithm": config.algorithm,
+            "rollout": _rollout_setup(config) if with_rollout else None,
+        }
+        return RoleSpec(name, ActorWorker, kwargs, pool, is_trained=True)
+    if need.kind is ValueFunction:
+        kwargs = {"setup": _training_setup(config, config.critic), "algorithm": config.algorithm}
+        return RoleSpec(name, CriticWorker, kwargs, pool, is_trained=True)
+    if need.kind is Scores:
+        return _reward(config, name, config.reward, config.model, pool)
+    return _reference(config, name, config.model, config.actor, pool)
+
+
+def _further_role(config: Experiment, name: str, role: Role, need: RoleNeed) -> RoleSpec:
+    expected = _KIND_OF_TYPE.get(need.kind)
+    if role.kind is not expected:
+        wanted = expected.name if expected else "no further role"
+        raise ConfigError(
+            f"roles.{name}.kind={role.kind.name}, but the dataflow wants {need.kind.__name__}.",
+            remedy=f"Use roles.{name}.kind={wanted}.",
+        )
+    pool, model = role.pool or _pool(config, name), resolved_model(config, role.model)
+    if role.kind is RoleKind.reward_function:
+        if not role.functions:
+            raise ConfigError(
+                f"roles.{name}.functions is empty.", remedy=f"Name one: roles.{name}.functions=[exact_match]."
+            )
+        return _reward(config, name, replace(config.reward, functions=role.functions, weights=[]), model, pool)
+    return _reference(config, name, model, replace(config.actor, engine=role.engine), pool)
+
+
+def _reward(config: Experiment, name: str, reward: Reward, model: Model, pool: str) -> RoleSpec:
+    kwargs = {"reward": reward, "model": resolved_model(config, model)}
+    return RoleSpec(name, RewardFunctionWorker, kwargs, pool, is_trained=False)
+
+
+def _reference(config: Experiment, name: str, model: Model, training: Training, pool: str) -> RoleSpec:
+    kwargs = {"model": resolved_model(config, model), "training": training}
+    return RoleSpec(name, ReferenceWorker, kwargs, pool, is_trained=False)
+
+
+def _training_setup(config: Experiment, training: Training) -> TrainingSetup:
+    return TrainingSetup(
+        model=resolved_model(config, training.model),
+        training=training,
+        minibatch_sequences=minibatch_prompts(config, training) * config.rollout.samples_per_prompt,
+        total_optimizer_steps=total_optimizer_steps(config, training),
+        max_response_tokens=config.data.max_response_tokens,
+    )
+
+
+def _rollout_setup(config: Experiment) -> RolloutSetup:
+    return RolloutSetup(
+        rollout=config.rollout,
+        max_prompt_tokens=config.data.max_prompt_tokens,
+        max_response_tokens=config.data.max_response_tokens,
+        seed=config.trainer.seed,
+    )
+
+
+def _pool(config: Experiment, name: str) -> str:
+    return config.placement.roles.get(name) or next(iter(pool_sizes(config)))
+
+
+def _check_own_name(name: str, need: RoleNeed) -> None:
+    own = _OWN_NAMES[need.kind]
+    if name != own:
+        raise ConfigError(
+            f"The dataflow names a role '{name}: {need.kind.__name__}' that the configuration does not describe.",
+            remedy=f"Call it '{own}', or describe it: roles.{name}.kind=...",
+        )

@@ -1,0 +1,68 @@
+"""The critic: predicts what a response will be worth, token by token."""
+
+from hybridflow.algorithms.losses.value import explained_variance
+from hybridflow.batch import Batch
+from hybridflow.config.algorithm import Algorithm
+from hybridflow.controller.protocols import DATA_PARALLEL
+from hybridflow.controller.transfer import transfer
+from hybridflow.controller.worker import WorkerContext
+from hybridflow.engines.training.factory import make_value_engine, tokenizer_directory
+from hybridflow.models.tokenizers import load_tokenizer
+from hybridflow.observability.metrics import Metrics, mean
+from hybridflow.workers.estimation import AdvantageEstimation
+from hybridflow.workers.model_worker import ModelWorker, TrainingSetup
+from hybridflow.workers.objectives import Denominators, value_objective
+from hybridflow.workers.reduction import sum_over_ranks
+from hybridflow.workers.reports import column_summaries
+
+
+class CriticWorker(ModelWorker):
+    """Values, advantages from them, and the critic's own update."""
+
+    def __init__(self, context: WorkerContext, *, setup: TrainingSetup, algorithm: Algorithm) -> None:
+        super().__init__(context)
+        self._setup = setup
+        self._algorithm = algorithm
+        tokenizer = load_tokenizer(tokenizer_directory(setup.model), pad_token=setup.model.pad_token)
+        self.engine = make_value_engine(
+            setup.model,
+            setup.training,
+            total_optimizer_steps=setup.total_optimizer_steps,
+            pad_token_id=int(tokenizer.pad_token_id),
+            device=self.device,
+        )
+        self._estimation = AdvantageEstimation(algorithm, sum_over_ranks(context))
+
+    @transfer(DATA_PARALLEL, requires=("prompt_ids", "response_ids"), provides=("values",))
+    def values(self, batch: Batch) -> Batch:
+        """`values`: of the state before each response token."""
+        return Batch.of(tokens={"values": self.engine.forward(batch).tokens("values")})
+
+    @transfer(
+        DATA_PARALLEL,
+        requires=("uid", "response_mask", "scores", "values"),
+        optional=("old_logprobs", "ref_logprobs"),
+        provides=("rewards", "advantages", "returns"),
+    )
+    def advantages(self, batch: Batch) -> Batch:
+        """`rewards`, `advantages` and `returns` by generalised advantage estimation."""
+        return self._estimation.estimate(batch)
+
+    @transfer(DATA_PARALLEL, requires=("prompt_ids", "response_ids", "response_mask", "values", "returns"))
+    def update(self, batch: Batch) -> Metrics:
+        """Moves the critic toward the returns; metrics `critic/*`."""
+        summaries = column_summaries(batch, {"returns": "critic/returns", "values": "critic/values"})
+        mask, values, returns = (batch.tokens(n).values[None] for n in ("response_mask", "values", "returns"))
+        explained = mean(float(explained_variance(values, returns, mask)), float(mask.sum()))
+        metrics = self.train(
+            batch, self._setup, lambda part: value_objective(self._algorithm, Denominators.of(part)), prefix="critic"
+        )
+        return summaries | metrics | {"critic/vf_explained_var": explained} | self._estimation.drain_metrics()
+
+    def state(self) -> dict[str, float]:
+        """The KL coefficient."""
+        return self._estimation.kl_controller.state()
+
+    def restore(self, state: dict[str, float]) -> None:
+        """Puts back what `state` gave."""
+        self._estimation.kl_controller.restore(state)

@@ -1,0 +1,83 @@
+"""Advantages from scores: shaping, estimating, whitening. Runs where the shards are."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from hybridflow.algorithms.advantages.gae import gae
+from hybridflow.algorithms.advantages.group_relative import group_relative
+from hybridflow.algorithms.kl import kl_divergence
+from hybridflow.algorithms.kl_controller import AdaptiveKL, FixedKL, KLController
+from hybridflow.algorithms.masked import masked_whiten, mean_and_variance, moments
+from hybridflow.algorithms.shaping import token_rewards
+from hybridflow.batch import Batch, Ragged
+from hybridflow.config.algorithm import KL, Advantage, Algorithm, KLPlacement
+from hybridflow.observability.metrics import Metrics, last, mean
+
+Reduce = Callable[[Tensor], Tensor]
+"""Sums a tensor over the ranks of the group; the identity for one rank."""
+
+
+class AdvantageEstimation:
+    """Turns `scores` into `rewards`, `advantages` and `returns`; owns the KL coefficient.
+
+    Sums over the batch go through `reduce`, so the result does not depend on how rows are split over ranks, as long
+    as the samples of one prompt are on one rank.
+    """
+
+    def __init__(self, algorithm: Algorithm, reduce: Reduce) -> None:
+        self._algorithm = algorithm
+        self._reduce = reduce
+        self.kl_controller = make_kl_controller(algorithm.kl)
+        self._metrics: Metrics = {}
+
+    def estimate(self, batch: Batch) -> Batch:
+        """Columns `rewards` and `advantages`, and `returns` where there are values."""
+        responses = batch.tokens("response_mask")
+        mask = responses.padded(0)
+        rewards = self._rewards(batch, mask)
+        columns = {"rewards": rewards}
+        if self._algorithm.advantage is Advantage.gae:
+            values = batch.tokens("values").padded(0)
+            advantages, columns["returns"] = gae(
+                rewards, values, mask, gamma=self._algorithm.gamma, lam=self._algorithm.lam
+            )
+            if self._algorithm.whiten_advantages:
+                center, variance = mean_and_variance(self._reduce(moments(advantages, mask)))
+                advantages = masked_whiten(advantages, mask, mean=center, variance=variance)
+        else:
+            totals = rewards.sum(1)
+            advantages = group_relative(
+                totals, mask, batch.row("uid"), divide_by_std=self._algorithm.divide_by_std
+            )
+        columns["advantages"] = advantages
+        return Batch.of(tokens={n: Ragged.from_padded(c, responses.lengths) for n, c in columns.items()})
+
+    def drain_metrics(self) -> Metrics:
+        """Metrics of the last estimate, once; they travel with the update that follows it."""
+        metrics, self._metrics = self._metrics, {}
+        return metrics
+
+    def _rewards(self, batch: Batch, mask: Tensor) -> Tensor:
+        scores = batch.row("scores")
+        if self._algorithm.kl.placement is not KLPlacement.reward:
+            return token_rewards(scores, mask)
+        logprobs, reference = batch.tokens("old_logprobs").padded(0), batch.tokens("ref_logprobs").padded(0)
+        kl = kl_divergence(logprobs, reference, estimator=self._algorithm.kl.estimator)
+        rewards = token_rewards(scores, mask, kl=kl, kl_coefficient=self.kl_controller.coefficient)
+        totals = self._reduce(torch.stack([(kl * mask).sum().double(), mask.sum().double(), mask.new_tensor(len(batch))]))
+        kl_a_token = float(totals[0] / totals[1].clamp(min=1.0))
+        self._metrics = {
+            "actor/reward_kl_penalty": mean(kl_a_token, float(totals[1])),
+            "actor/reward_kl_penalty_coeff": last(self.kl_controller.coefficient),
+        }
+        self.kl_controller.update(kl_a_token, num_sequences=int(totals[2]))
+        return rewards
+
+
+def make_kl_controller(kl: KL) -> KLController:
+    """Adaptive when the configuration gives a target, else fixed."""
+    if kl.target is None:
+        return FixedKL(kl.coefficient)
+    return AdaptiveKL(kl.coefficient, target=kl.target, horizon=kl.horizon)

@@ -1,0 +1,85 @@
+"""What all workers with a training engine share: saving, loading, passes over a batch."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from hybridflow.batch import Batch
+from hybridflow.config.model import Model
+from hybridflow.config.training import Training
+from hybridflow.controller.protocols import BROADCAST
+from hybridflow.controller.transfer import transfer
+from hybridflow.controller.worker import Worker, WorkerContext
+from hybridflow.engines.training.interface import LossFn, TrainEngine
+from hybridflow.observability.metrics import Measure, Metrics, Reduction, merge
+
+
+STATE_FILE = "worker.json"
+
+
+@dataclass(frozen=True)
+class TrainingSetup:
+    """What a trained role is told: its model, its section of the configuration, and the run's derived sizes."""
+
+    model: Model
+    training: Training
+    minibatch_sequences: int
+    total_optimizer_steps: int
+    max_response_tokens: int
+
+
+class ModelWorker(Worker):
+    """A worker with one training engine."""
+
+    engine: TrainEngine
+
+    def __init__(self, context: WorkerContext) -> None:
+        super().__init__(context)
+        self.device = torch.device(context.device)
+
+    @transfer(BROADCAST)
+    def save(self, directory: Path) -> None:
+        """Writes the model, its optimizer and the worker's state to `directory/<role>`."""
+        target = Path(directory) / self.context.role
+        target.mkdir(parents=True, exist_ok=True)
+        self.engine.save(target)
+        (target / STATE_FILE).write_text(json.dumps(self.state()))
+
+    @transfer(BROADCAST)
+    def load(self, directory: Path) -> None:
+        """Reads what `save` wrote."""
+        source = Path(directory) / self.context.role
+        self.engine.load(source)
+        self.restore(json.loads((source / STATE_FILE).read_text()))
+
+    def state(self) -> dict[str, float]:
+        """What the worker itself must remember over a restart."""
+        return {}
+
+    def restore(self, state: dict[str, float]) -> None:
+        """Puts back what `state` gave."""
+
+    def train(
+        self, batch: Batch, setup: TrainingSetup, objective: Callable[[Batch], LossFn], *, prefix: str
+    ) -> Metrics:
+        """Passes over the batch in minibatches, one optimizer step each; engine metrics get the role's prefix."""
+        reports = []
+        for minibatch in _minibatches(batch, setup.minibatch_sequences, setup.training.epochs):
+            metrics = self.engine.train_step(minibatch, objective(minibatch))
+            reports.append({n if "/" in n else f"{prefix}/{n}": _over_steps(m) for n, m in metrics.items()})
+        return merge(reports)
+
+
+def _minibatches(batch: Batch, size: int, epochs: int) -> Iterator[Batch]:
+    """Consecutive rows: siblings stay together, and each epoch sees the same minibatches."""
+    for _ in range(epochs):
+        for start in range(0, len(batch), size):
+            yield batch.slice(start, min(start + size, len(batch)))
+
+
+def _over_steps(measure: Measure) -> Measure:
+    """A loss adds up within an optimizer step, and is averaged over steps."""
+    return replace(measure, reduction=Reduction.mean) if measure.reduction is Reduction.sum else measure

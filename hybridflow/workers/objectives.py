@@ -1,0 +1,139 @@
+"""Losses as engines take them: an algorithm's formula, its global denominators, and what to report."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hybridflow.algorithms.aggregate import aggregate
+from hybridflow.algorithms.kl import kl_divergence
+from hybridflow.algorithms.losses.policy import approximate_kl, clip_fraction, clipped_surrogate
+from hybridflow.algorithms.losses.supervised import negative_log_likelihood
+from hybridflow.algorithms.losses.value import clipped_value_loss, value_clip_fraction
+from hybridflow.algorithms.masked import masked_mean
+from hybridflow.batch import Batch
+from hybridflow.config.algorithm import Algorithm, KLPlacement
+from hybridflow.engines.training.interface import Loss, LossFn, TokenOutputs
+from hybridflow.observability.metrics import Measure, Metrics, maximum, mean, total
+
+
+@dataclass(frozen=True)
+class Denominators:
+    """Tokens that count and sequences that hold one, over the whole optimizer step."""
+
+    num_tokens: float
+    num_sequences: float
+
+    @staticmethod
+    def of(batch: Batch) -> "Denominators":
+        """Those of a batch, by its `response_mask`."""
+        per_row = batch.tokens("response_mask").row_sums()
+        return Denominators(float(per_row.sum()), float((per_row > 0).sum()))
+
+
+def policy_objective(algorithm: Algorithm, denominators: Denominators, *, norm_tokens: float) -> LossFn:
+    """PPO's clipped surrogate, with the entropy bonus and the KL loss where the algorithm has them.
+
+    Columns: `response_mask`, `advantages`, `rollout_logprobs`, `old_logprobs` (the model's own where absent: right for
+    the one optimizer step of a batch), `ref_logprobs` where KL is in the loss.
+    """
+
+    def summed(values: Tensor, mask: Tensor) -> Tensor:
+        return aggregate(
+            values,
+            mask,
+            mode=algorithm.aggregation,
+            num_tokens=denominators.num_tokens,
+            num_sequences=denominators.num_sequences,
+            norm_tokens=norm_tokens,
+        )
+
+    def loss_fn(outputs: TokenOutputs, columns: Mapping[str, Tensor]) -> Loss:
+        mask, advantages = columns["response_mask"], columns["advantages"]
+        old = columns["old_logprobs"] if "old_logprobs" in columns else outputs.logprobs.detach()
+        clip = {"clip_low": algorithm.clip_low, "clip_high": algorithm.clip_high}
+        surrogate = clipped_surrogate(outputs.logprobs, old, advantages, dual_clip=algorithm.dual_clip, **clip)
+        value = policy = summed(surrogate, mask)
+        weighted = {
+            "actor/entropy": masked_mean(outputs.entropy.detach(), mask),
+            "actor/ppo_kl": approximate_kl(outputs.logprobs, old, mask),
+            "actor/pg_clipfrac": clip_fraction(outputs.logprobs, old, advantages, mask, **clip),
+        }
+        sums = {"actor/pg_loss": policy}
+        if algorithm.entropy_coefficient:
+            value = value - algorithm.entropy_coefficient * summed(outputs.entropy, mask)
+        if algorithm.kl.placement is KLPlacement.loss:
+            kl = kl_divergence(outputs.logprobs, columns["ref_logprobs"], estimator=algorithm.kl.estimator)
+            penalty = summed(kl, mask)
+            value = value + algorithm.kl.coefficient * penalty
+            sums["actor/kl_loss"] = penalty
+            weighted["actor/kl_to_reference"] = masked_mean(kl.detach(), mask)
+        return Loss(value, _measured(weighted, mask, sums) | rollout_difference(columns, old, mask))
+
+    return loss_fn
+
+
+def value_objective(algorithm: Algorithm, denominators: Denominators) -> LossFn:
+    """The critic's clipped squared error, averaged over tokens. Columns: `response_mask`, `values`, `returns`."""
+
+    def loss_fn(outputs: TokenOutputs, columns: Mapping[str, Tensor]) -> Loss:
+        mask, returns, old = columns["response_mask"], columns["returns"], columns["values"]
+        loss = aggregate(
+            clipped_value_loss(outputs.values, old, returns, clip=algorithm.value_clip),
+            mask,
+            mode="token-mean",
+            num_tokens=denominators.num_tokens,
+            num_sequences=denominators.num_sequences,
+        )
+        weighted = {}
+        if algorithm.value_clip is not None:
+            weighted["critic/vf_clipfrac"] = value_clip_fraction(
+                outputs.values, old, returns, mask, clip=algorithm.value_clip
+            )
+        return Loss(loss, _measured(weighted, mask, {"critic/vf_loss": loss}))
+
+    return loss_fn
+
+
+def supervised_objective(denominators: Denominators) -> LossFn:
+    """Cross-entropy of the responses, averaged over tokens. Columns: `response_mask`."""
+
+    def loss_fn(outputs: TokenOutputs, columns: Mapping[str, Tensor]) -> Loss:
+        mask = columns["response_mask"]
+        loss = aggregate(
+            negative_log_likelihood(outputs.logprobs),
+            mask,
+            mode="token-mean",
+            num_tokens=denominators.num_tokens,
+            num_sequences=denominators.num_sequences,
+        )
+        return Loss(loss, _measured({}, mask, {"train/loss": loss}))
+
+    return loss_fn
+
+
+def rollout_difference(columns: Mapping[str, Tensor], old: Tensor, mask: Tensor) -> Metrics:
+    """How far the rollout's probabilities are from the training engine's, for the same tokens and weights."""
+    if "rollout_logprobs" not in columns:
+        return {}
+    rollout = columns["rollout_logprobs"]
+    gap = (old - rollout).abs() * mask
+    probability_gap = (old.exp() - rollout.exp()).abs() * mask
+    largest, largest_probability, average, count = torch.stack(
+        [gap.max(), probability_gap.max(), masked_mean(probability_gap, mask), mask.sum()]
+    ).tolist()
+    return {
+        "training/rollout_probs_diff_max": maximum(largest_probability),
+        "training/rollout_probs_diff_mean": mean(average, count),
+        "training/rollout_logprobs_diff_max": maximum(largest),
+    }
+
+
+def _measured(weighted: Mapping[str, Tensor], mask: Tensor, sums: Mapping[str, Tensor]) -> Metrics:
+    """One transfer from the device for all numbers of a micro-batch."""
+    names = [*weighted, *sums]
+    numbers = torch.stack([mask.sum(), *(weighted[n] for n in weighted), *(sums[n].detach() for n in sums)]).tolist()
+    count, values = numbers[0], dict(zip(names, numbers[1:], strict=True))
+    measures: dict[str, Measure] = {name: mean(values[name], count) for name in weighted}
+    return measures | {name: total(values[name]) for name in sums}

@@ -1,0 +1,32 @@
+"""The reference: the frozen model that the policy must not stray far from."""
+
+import torch
+
+from hybridflow.batch import Batch
+from hybridflow.config.model import Model
+from hybridflow.config.training import Training
+from hybridflow.controller.protocols import DATA_PARALLEL
+from hybridflow.controller.transfer import transfer
+from hybridflow.controller.worker import Worker, WorkerContext
+from hybridflow.engines.training.factory import make_language_engine, tokenizer_directory
+from hybridflow.models.tokenizers import load_tokenizer
+
+
+class ReferenceWorker(Worker):
+    """Log-probabilities of a model that is never updated."""
+
+    def __init__(self, context: WorkerContext, *, model: Model, training: Training) -> None:
+        super().__init__(context)
+        tokenizer = load_tokenizer(tokenizer_directory(model), pad_token=model.pad_token)
+        self._engine = make_language_engine(
+            model,
+            training,
+            total_optimizer_steps=0,
+            pad_token_id=int(tokenizer.pad_token_id),
+            device=torch.device(context.device),
+        )
+
+    @transfer(DATA_PARALLEL, requires=("prompt_ids", "response_ids"), provides=("ref_logprobs",))
+    def logprobs(self, batch: Batch) -> Batch:
+        """`ref_logprobs`: the reference's log-probabilities of the same tokens, at the sampling temperature."""
+        return Batch.of(tokens={"ref_logprobs": self._engine.forward(batch).tokens("logprobs")})

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -15,6 +16,15 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
+def spoken_duration(seconds: float) -> str:
+    """`3.4 s`, `3 min 20 s` or `2 h 05 min`."""
+    if seconds < 59.5:
+        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours} h {minute:02} min" if hours else f"{minute} min {second:02} s"
+
+
 def count(number: float) -> str:
     """`950`, `12.3k`, `4.5M`, `7.8G`."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -25,15 +35,17 @@ def count(number: float) -> str:
 
 
 def short(number: float) -> str:
-    """About three significant digits, without exponents for sizes people read easily: `0.621`, `12.3`, `1.2e-05`."""
+    """About three significant digits, without exponents where people read none: `0.621`, `12.3`, `54.5k`, `1.2e-05`."""
     if not math.isfinite(number):
         return str(number)
     size = abs(number)
-    if size == 0.0:
-        return "0"
-    if size < 1e-3 or size >= 1e6:
+    if size >= 1e4:
+        return count(number)
+    if number == round(number):
+        return f"{number:.0f}"
+    if size < 1e-3:
         return f"{number:.1e}"
-    decimals = 0 if size >= 1000 else 1 if size >= 10 else 2 if size >= 1 else 3
+    decimals = 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 1 else 3
     return f"{number:.{decimals}f}"
 
 
@@ -44,7 +56,7 @@ def sparkline(values: Sequence[float], cells: int) -> str:
     if cells < 2:
         return ""
     edges = [round(cell * len(numbers) / cells) for cell in range(cells + 1)]
-    means = [math.fsum(numbers[a:b]) / (b - a) for a, b in zip(edges, edges[1:], strict=False)]
+    means = [math.fsum(numbers[a:b]) / (b - a) for a, b in pairwise(edges)]
     low, high = min(means), max(means)
     scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
     return "".join(_BLOCKS[round((value - low) * scale)] for value in means)

@@ -11,7 +11,6 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.text import Text
 
-from hybridflow.observability import formatting
 from hybridflow.observability.progress_line import ProgressState, live_line, plain_line
 
 _PLAIN_FIRST_STEPS = 3

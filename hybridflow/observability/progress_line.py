@@ -39,14 +39,12 @@ class ProgressState:
 def live_line(state: ProgressState, width: int, *, is_ascii: bool = False) -> Text:
     """One coloured line of at most `width` cells; the least telling parts are left out first, the bar shrinks."""
     parts = _optional_parts(state, is_ascii=is_ascii)
-    while True:
+    for kept in range(len(parts), -1, -1):
         for cells in _BAR_CELLS:
-            line = _assemble(state, parts, cells, is_ascii=is_ascii)
+            line = _assemble(state, parts[:kept], cells, is_ascii=is_ascii)
             if line.cell_len <= width:
                 return line
-        if not parts:
-            break
-        parts.pop()
+    line = Text(f"{state.step}/{state.total_steps}", no_wrap=True)
     line.truncate(width)
     return line
 
@@ -55,8 +53,11 @@ def plain_line(state: ProgressState) -> str:
     """One aligned line without colour, for files and continuous-integration logs."""
     digits = len(str(state.total_steps))
     line = f"step {state.step:>{digits}}/{state.total_steps}  {state.label} {_number(state.score):>7}"
-    line += f"  length {_number(state.response_length):>5}"
-    line += f"  {_count(state.tokens_per_second):>6} tok/s  {_number(state.seconds_per_step):>5} s/step"
+    if not math.isnan(state.response_length):
+        line += f"  length {formatting.short(state.response_length):>5}"
+    if not math.isnan(state.tokens_per_second):
+        line += f"  {formatting.count(state.tokens_per_second):>6} tok/s"
+    line += f"  {_number(state.seconds_per_step):>5} s/step"
     return f"{line}  eta {formatting.duration(state.seconds_left):>5}"
 
 
@@ -93,7 +94,3 @@ def _bar(fraction: float, cells: int, *, is_ascii: bool) -> Text:
 
 def _number(value: float) -> str:
     return "-" if math.isnan(value) else formatting.short(value)
-
-
-def _count(value: float) -> str:
-    return "-" if math.isnan(value) else formatting.count(value)

@@ -7,6 +7,9 @@ from typing import Literal
 
 from hybridflow.observability.jsonlines import Json
 
+RIGHT_AT = 0.5
+"""From this score on a response counts as right."""
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -32,6 +35,16 @@ class Pair:
     before: Sample
     now: Sample
 
+    @property
+    def turned_right(self) -> bool:
+        """Wrong before, right now."""
+        return self.before.score < RIGHT_AT <= self.now.score
+
+    @property
+    def turned_wrong(self) -> bool:
+        """Right before, wrong now."""
+        return self.now.score < RIGHT_AT <= self.before.score
+
 
 def sample_of_row(row: dict[str, Json]) -> tuple[int, Sample]:
     """The step and the sample of a line of samples.jsonl."""
@@ -46,32 +59,26 @@ def sample_of_row(row: dict[str, Json]) -> tuple[int, Sample]:
     )
 
 
-def pairs(before: Iterable[Sample], now: Iterable[Sample], *, right_at: float) -> list[Pair]:
-    """Prompts present on both sides (first response each), most telling first.
-
-    Order: turned from wrong to right, still wrong, right all along, turned wrong; inside each as `now` has them.
-    """
-    first: dict[tuple[int, str], Sample] = {}
-    for sample in before:
-        first.setdefault((sample.uid, sample.prompt), sample)
-    found: dict[tuple[int, str], Pair] = {}
-    for sample in now:
-        key = (sample.uid, sample.prompt)
-        if key in first and key not in found:
-            found[key] = Pair(first[key], sample)
-    order = {(False, True): 0, (False, False): 1, (True, True): 2, (True, False): 3}
-    return sorted(found.values(), key=lambda p: order[p.before.score >= right_at, p.now.score >= right_at])
+def pairs(before: Iterable[Sample], now: Iterable[Sample]) -> list[Pair]:
+    """Prompts present on both sides, the first response of each, in the order of `before`."""
+    latest = _first_of_each_prompt(now)
+    return [Pair(sample, latest[key]) for key, sample in _first_of_each_prompt(before).items() if key in latest]
 
 
-def telling(chosen: Sequence[Pair], limit: int, *, right_at: float) -> list[Pair]:
-    """At most `limit` pairs of the ordered `chosen`, keeping a place for one that is still wrong, if there is any."""
-    if len(chosen) <= limit:
-        return list(chosen)
-    shown = list(chosen[:limit])
-    still_wrong = [pair for pair in chosen[limit:] if pair.now.score < right_at]
-    if limit > 1 and still_wrong and all(pair.now.score >= right_at for pair in shown):
-        shown[-1] = still_wrong[0]
-    return shown
+def watched(samples: Sequence[Sample], limit: int) -> list[Sample]:
+    """At most `limit` samples to follow over a run: wrong ones, and one that is right, in their order."""
+    right = [place for place, sample in enumerate(samples) if sample.score >= RIGHT_AT]
+    wrong = [place for place, sample in enumerate(samples) if not sample.score >= RIGHT_AT]
+    chosen = wrong[: limit - 1] + right[:1]
+    chosen += (wrong[limit - 1 :] + right[1:])[: limit - len(chosen)]
+    return [samples[place] for place in sorted(chosen)]
+
+
+def _first_of_each_prompt(samples: Iterable[Sample]) -> dict[tuple[int, str], Sample]:
+    found: dict[tuple[int, str], Sample] = {}
+    for sample in samples:
+        found.setdefault((sample.uid, sample.prompt), sample)
+    return found
 
 
 def _number(value: Json) -> float:

@@ -1,0 +1,8 @@
+"""The report of a run: one self-contained report.html, rebuilt at any time from the run directory alone.
+
+Read `record.py` (what is read), then `page.py` (what is shown); `charts.py` draws.
+"""
+
+from hybridflow.observability.report.page import write_report
+
+__all__ = ["write_report"]

@@ -1,0 +1,59 @@
+// A cross-hair with values over every chart; the page reads well without it.
+(() => {
+  const SVG = "http://www.w3.org/2000/svg";
+  const tip = document.body.appendChild(document.createElement("div"));
+  tip.id = "tip";
+  tip.hidden = true;
+
+  const scale = ([low, high, start, end], value, log) => {
+    const at = log ? Math.log10 : (v) => v;
+    return start + ((at(value) - at(low)) / (at(high) - at(low))) * (end - start);
+  };
+  const nearest = (steps, step) => {
+    let low = 0, high = steps.length - 1;
+    while (high - low > 1) {
+      const middle = (low + high) >> 1;
+      if (steps[middle] <= step) low = middle; else high = middle;
+    }
+    return Math.abs(steps[high] - step) < Math.abs(steps[low] - step) ? high : low;
+  };
+  const element = (name, attributes) => {
+    const made = document.createElementNS(SVG, name);
+    for (const key in attributes) made.setAttribute(key, attributes[key]);
+    return made;
+  };
+
+  for (const svg of document.querySelectorAll("svg[data-chart]")) {
+    const data = JSON.parse(svg.dataset.chart);
+    const layer = svg.appendChild(element("g", {}));
+    const leave = () => { layer.replaceChildren(); tip.hidden = true; };
+    svg.addEventListener("pointerleave", leave);
+    svg.addEventListener("pointermove", (event) => {
+      const box = svg.getBoundingClientRect();
+      const x = ((event.clientX - box.left) / box.width) * svg.viewBox.baseVal.width;
+      const [low, high, start, end] = data.x;
+      const wanted = low + ((x - start) / (end - start)) * (high - low);
+      const marks = [], lines = [];
+      let shown = null;
+      data.series.forEach((series, place) => {
+        if (!series.x.length) return;
+        const at = nearest(series.x, wanted), value = series.y[at];
+        if (shown === null) shown = series.x[at];
+        lines.push(series.label + "  " + (value === null ? "not finite" : value));
+        if (value === null || (data.log && value <= 0)) return;
+        marks.push(element("circle", {
+          class: "dot c" + (place % 11), r: 3.5, cx: scale(data.x, series.x[at], false), cy: scale(data.y, value, data.log),
+        }));
+      });
+      if (shown === null) return;
+      const across = scale(data.x, shown, false);
+      layer.replaceChildren(
+        element("line", { class: "cross", x1: across, x2: across, y1: data.y[3], y2: data.y[2] }), ...marks);
+      tip.textContent = "step " + shown + "\n" + lines.join("\n");
+      tip.hidden = false;
+      const left = event.clientX + 14;
+      tip.style.left = (left + tip.offsetWidth > innerWidth ? event.clientX - 14 - tip.offsetWidth : left) + "px";
+      tip.style.top = Math.max(4, event.clientY - tip.offsetHeight - 10) + "px";
+    });
+  }
+})();

@@ -1,0 +1,64 @@
+"""Which metrics share a chart, in which order, and how to read them."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hybridflow.observability.report.charts import COLORS, Chart
+from hybridflow.observability.report.record import Series
+
+
+@dataclass(frozen=True)
+class _Entry:
+    title: str
+    names: str
+    note: str
+    is_log: bool = False
+
+
+_ENTRIES = (
+    _Entry("Score", r"critic/score/mean", "Mean score of the sampled responses; thick: smoothed."),
+    _Entry("Evaluation", r"val-core/.+", "Held-out prompts."),
+    _Entry("Loss", r"(?:.+/)?loss", "Mean loss."),
+    _Entry("KL", r"actor/(?:ppo_kl|kl_loss|kl|reward_kl_penalty)", "Policy against rollout and against reference."),
+    _Entry("Entropy", r"actor/entropy(?:_loss)?", "Nats a token; a collapse to zero ends exploration."),
+    _Entry("Response length", r"response_length/(?:mean|max|min)", "Tokens."),
+    _Entry("Policy loss", r"actor/pg_loss", "Clipped surrogate."),
+    _Entry("Value loss", r"critic/vf_loss", "Squared error of the critic."),
+    _Entry("Explained variance", r"critic/vf_explained_var", "Of returns by values; 1 is perfect, 0 is a constant."),
+    _Entry("Gradient norms", r"(?:actor|critic)/grad_norm", "Before clipping."),
+    _Entry("Clipped fraction", r"(?:actor/pg_clipfrac|critic/vf_clipfrac)", "Of tokens, by the trust region."),
+    _Entry(
+        "Rollout against training", r"training/rollout_probs_diff_(?:max|mean)",
+        "Difference in token probabilities between the two engines.", is_log=True,
+    ),
+    _Entry("Learning rates", r"(?:actor|critic)/lr", ""),
+    _Entry("Throughput", r"perf/throughput", "Tokens a second and device."),
+)  # fmt: skip
+
+_NOT_CHARTED = re.compile(r"timing_s/.*|training/global_step")
+
+
+def charts(metrics: Mapping[str, Series]) -> list[Chart]:
+    """The charts of the page's front, of the metrics that are there."""
+    found = []
+    for entry in _ENTRIES:
+        series = [metrics[name] for name in _matching(metrics, entry.names)][:COLORS]
+        if series:
+            is_smoothed = entry.title != "Evaluation" and len(series) < 3
+            found.append(Chart(entry.title, series, entry.note, is_log=entry.is_log, is_smoothed=is_smoothed))
+    return found
+
+
+def other_charts(metrics: Mapping[str, Series]) -> tuple[list[Chart], dict[str, float]]:
+    """A chart for each metric the front does not show, and the values of those that never change."""
+    shown = {name for entry in _ENTRIES for name in _matching(metrics, entry.names)[:COLORS]}
+    rest = [
+        series for name, series in sorted(metrics.items()) if name not in shown and not _NOT_CHARTED.fullmatch(name)
+    ]
+    moving = [Chart(series.name, [series]) for series in rest if len(set(series.finite)) > 1]
+    return moving, {series.name: series.finite[0] for series in rest if len(set(series.finite)) == 1}
+
+
+def _matching(metrics: Mapping[str, Series], pattern: str) -> list[str]:
+    return [name for name in metrics if re.fullmatch(pattern, name)]

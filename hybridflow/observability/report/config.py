@@ -1,0 +1,58 @@
+"""The configuration in the report: the text of config.yaml, with what was changed made visible."""
+
+import html
+import re
+
+_ORIGIN = re.compile(r"^(?P<setting>.*?)\s+#\s*origin:\s*(?P<origin>.*?)\s*$")
+
+
+def config_section(text: str) -> str:
+    """The whole configuration, each value with its origin, and a switch to hide the defaults; empty for no text."""
+    if not text.strip():
+        return ""
+    lines = text.splitlines()
+    origins = _origins(lines)
+    kept = _kept(lines, origins)
+    rows = [
+        f'<span class="{"changed" if is_kept else "default"}">{_line(line, origin)}\n</span>'
+        for line, origin, is_kept in zip(lines, origins, kept, strict=True)
+    ]
+    return (
+        '<section><h2>Configuration</h2><div class="card config"><label><input type="checkbox" id="all-settings"> '
+        f"show defaults too</label><pre>{''.join(rows)}</pre></div></section>"
+    )
+
+
+def _line(line: str, origin: str | None) -> str:
+    found = _ORIGIN.match(line)
+    if found is None or origin is None:
+        return html.escape(line)
+    mark = "" if origin == "default" else f"<em>{html.escape(origin)}</em>"
+    return f"{html.escape(found['setting'])}{mark}"
+
+
+def _origins(lines: list[str]) -> list[str | None]:
+    """The origin of each line; a line of a list or a long text has that of the setting it belongs to."""
+    found: list[str | None] = []
+    latest: str | None = None
+    for line in lines:
+        match = _ORIGIN.match(line)
+        if match is not None:
+            latest = match["origin"]
+        elif line.rstrip().endswith(":"):
+            latest = None
+        found.append(latest)
+    return found
+
+
+def _kept(lines: list[str], origins: list[str | None]) -> list[bool]:
+    """Which lines say something that is not a default: changed settings and the sections they are in."""
+    kept = [origin is not None and origin != "default" for origin in origins]
+    deepest_needed = 0
+    for place in range(len(lines) - 1, -1, -1):
+        indent = len(lines[place]) - len(lines[place].lstrip())
+        if kept[place]:
+            deepest_needed = max(deepest_needed, indent)
+        elif origins[place] is None and lines[place].strip() and indent < deepest_needed:
+            kept[place], deepest_needed = True, indent
+    return kept

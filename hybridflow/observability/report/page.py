@@ -1,0 +1,129 @@
+"""The page: headline numbers, curves, timing, samples, configuration; one file without outside resources."""
+
+import html
+import math
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+
+from hybridflow.observability import formatting
+from hybridflow.observability.progress import eval_label
+from hybridflow.observability.report.catalogue import charts, other_charts
+from hybridflow.observability.report.charts import chart_card, sparkline
+from hybridflow.observability.report.config import config_section
+from hybridflow.observability.report.record import RunRecord, Series, read_record
+from hybridflow.observability.report.samples import samples_section
+from hybridflow.observability.report.timing import timing_section
+
+_HEADLINE_STEPS = 5
+_MAX_EVAL_TILES = 3
+
+
+def write_report(run_dir: Path) -> Path:
+    """Write `run_dir/report.html` from metrics.jsonl, samples.jsonl and config.yaml, and return its path."""
+    page = report_page(read_record(run_dir))
+    path = run_dir / "report.html"
+    aside = path.with_name("report.html.partial")
+    aside.write_text(page, encoding="utf-8", errors="replace")
+    return aside.replace(path)
+
+
+def report_page(record: RunRecord) -> str:
+    """The whole page as HTML."""
+    body = "".join(
+        (
+            _header(record),
+            _curves(record),
+            timing_section(record.metrics),
+            samples_section(record),
+            config_section(record.config_text),
+            _others(record),
+        )
+    )
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{html.escape(record.name)} - run report</title><style>{_asset('page.css')}</style></head>"
+        f"<body><main>{body}</main><script>{_asset('page.js')}</script></body></html>\n"
+    )
+
+
+def _header(record: RunRecord) -> str:
+    tiles = "".join(_tiles(record))
+    return (
+        f'<header><p class="eyebrow">Run report</p><h1>{html.escape(record.name)}</h1>'
+        f'<p class="lead">{_sentence(record)}</p><div class="tiles">{tiles}</div></header>'
+    )
+
+
+def _sentence(record: RunRecord) -> str:
+    seconds = math.fsum(value for name in _time_names(record) for value in record.metrics[name].finite)
+    steps = f"{record.last_step} step{'' if record.last_step == 1 else 's'}"
+    took = f" in {formatting.spoken_duration(seconds)}" if seconds else ""
+    return f"{steps}{took}, last written {record.written:%Y-%m-%d %H:%M}"
+
+
+def _time_names(record: RunRecord) -> list[str]:
+    return [name for name in ("timing_s/step", "perf/time_per_step") if name in record.metrics][:1]
+
+
+def _tiles(record: RunRecord) -> list[str]:
+    metrics = record.metrics
+    evaluations = [series for name, series in metrics.items() if name.startswith("val-core/")]
+    tiles = [_change_tile(eval_label(series.name), series, 1, "hero") for series in evaluations[:_MAX_EVAL_TILES]]
+    for label, name in (
+        ("score in training", "critic/score/mean"),
+        ("loss", "train/loss"),
+        ("response length", "response_length/mean"),
+        ("entropy", "actor/entropy"),
+    ):
+        if name in metrics:
+            tiles.append(_change_tile(label, metrics[name], _HEADLINE_STEPS, ""))
+    if "perf/throughput" in metrics and metrics["perf/throughput"].finite:
+        rates = metrics["perf/throughput"].finite
+        tiles.append(_tile("tokens / s", formatting.count(math.fsum(rates) / len(rates)), "", rates, ""))
+    return tiles
+
+
+def _change_tile(label: str, series: Series, over_steps: int, kind: str) -> str:
+    """First and last value of a metric, each the mean of some steps where one step is noisy."""
+    numbers = series.finite
+    if not numbers:
+        return ""
+    over = max(1, min(over_steps, len(numbers) // 2))
+    first, last = math.fsum(numbers[:over]) / over, math.fsum(numbers[-over:]) / over
+    before = f"from {formatting.short(first)}" if len(numbers) > 1 else ""
+    return _tile(label, formatting.short(last), before, numbers, kind)
+
+
+def _tile(label: str, value: str, before: str, numbers: Sequence[float], kind: str) -> str:
+    return (
+        f'<div class="tile {kind}"><p class="label">{html.escape(label)}</p><p class="value">{value}'
+        f"<small>{before}</small></p>{sparkline(numbers)}</div>"
+    )
+
+
+def _curves(record: RunRecord) -> str:
+    cards = "".join(chart_card(chart) for chart in charts(record.metrics))
+    if not cards:
+        return '<section><h2>Curves</h2><p class="note">This run has written no metrics yet.</p></section>'
+    return f'<section><h2>Curves</h2><div class="grid">{cards}</div></section>'
+
+
+def _others(record: RunRecord) -> str:
+    moving, constant = other_charts(record.metrics)
+    if not moving and not constant:
+        return ""
+    cards = "".join(chart_card(chart) for chart in moving)
+    rows = "".join(
+        f"<tr><td>{html.escape(name)}</td><td>{formatting.short(value)}</td></tr>" for name, value in constant.items()
+    )
+    table = f'<p class="note">Constant over the run</p><table class="figures">{rows}</table>' if rows else ""
+    return (
+        f"<section><details><summary>All other metrics ({len(moving) + len(constant)})</summary>"
+        f'<div class="grid">{cards}</div>{table}</details></section>'
+    )
+
+
+def _asset(name: str) -> str:
+    return (files("hybridflow.observability.report") / "assets" / name).read_text(encoding="utf-8")

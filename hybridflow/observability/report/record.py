@@ -1,0 +1,93 @@
+"""What a run directory says about its run."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from hybridflow.errors import DataError
+from hybridflow.observability.jsonlines import Json, read_rows
+from hybridflow.observability.samples import Sample, sample_of_row
+
+
+@dataclass(frozen=True)
+class Series:
+    """One metric over steps; NaN where it was not finite. Steps ascend."""
+
+    name: str
+    steps: list[int]
+    values: list[float]
+
+    @property
+    def finite(self) -> list[float]:
+        """The values that are numbers."""
+        return [value for value in self.values if math.isfinite(value)]
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """All a report shows: metrics by name, samples by step (ascending), and the configuration as it was written."""
+
+    name: str
+    metrics: Mapping[str, Series]
+    samples: Mapping[int, list[Sample]]
+    config_text: str
+    written: datetime
+
+    @property
+    def last_step(self) -> int:
+        """The last step with metrics; 0 for an empty run."""
+        return max((series.steps[-1] for series in self.metrics.values()), default=0)
+
+    def eval_samples(self) -> dict[int, list[Sample]]:
+        """The samples of evaluations, by step."""
+        return self._of_split("eval")
+
+    def train_samples(self) -> dict[int, list[Sample]]:
+        """The samples of training, by step."""
+        return self._of_split("train")
+
+    def _of_split(self, split: str) -> dict[int, list[Sample]]:
+        chosen = {step: [each for each in rows if each.split == split] for step, rows in self.samples.items()}
+        return {step: rows for step, rows in chosen.items() if rows}
+
+
+def read_record(run_dir: Path) -> RunRecord:
+    """The record of a run directory; metrics.jsonl must be there, the rest may be missing."""
+    path = run_dir / "metrics.jsonl"
+    if not path.is_file():
+        raise DataError(
+            f"There is no metrics.jsonl in '{run_dir}'.",
+            remedy="Give the directory of a run (trainer.run_dir) whose trainer.trackers include jsonl.",
+        )
+    config_path = run_dir / "config.yaml"
+    return RunRecord(
+        name=run_dir.resolve().name,
+        metrics=_read_metrics(path),
+        samples=_read_samples(run_dir / "samples.jsonl"),
+        config_text=config_path.read_text(encoding="utf-8") if config_path.is_file() else "",
+        written=datetime.fromtimestamp(path.stat().st_mtime),
+    )
+
+
+def _read_metrics(path: Path) -> dict[str, Series]:
+    by_step: dict[int, dict[str, Json]] = {}
+    for row in read_rows(path):
+        step = row.pop("step", None)
+        if isinstance(step, (int, float)):
+            by_step.setdefault(int(step), {}).update(row)
+    found: dict[str, Series] = {}
+    for step, row in sorted(by_step.items()):
+        for name, value in row.items():
+            series = found.setdefault(name, Series(name, [], []))
+            series.steps.append(step)
+            series.values.append(float(value) if isinstance(value, (int, float)) else math.nan)
+    return found
+
+
+def _read_samples(path: Path) -> dict[int, list[Sample]]:
+    found: dict[int, list[Sample]] = {}
+    for step, sample in sorted((sample_of_row(row) for row in read_rows(path)), key=lambda pair: pair[0]):
+        found.setdefault(step, []).append(sample)
+    return found

@@ -1,0 +1,133 @@
+"""Samples in the report: the same prompts over the evaluations, and what training saw last."""
+
+import html
+import math
+from collections.abc import Mapping, Sequence
+
+from hybridflow.observability import formatting
+from hybridflow.observability.report.record import RunRecord
+from hybridflow.observability.samples import RIGHT_AT, Pair, Sample, pairs, watched
+from hybridflow.observability.tables import printable, visible
+
+_SHORT_CHARACTERS = 24
+_FILM_STEPS = 8
+_FILM_ROWS = 14
+_COMPARED_ROWS = 8
+_TRAIN_ROWS = 10
+_MAX_CHARACTERS = 1500
+
+
+def samples_section(record: RunRecord) -> str:
+    """Evaluation prompts from wrong to right, then the latest training samples; empty when none were kept."""
+    evaluated, trained = record.eval_samples(), record.train_samples()
+    parts = []
+    if evaluated:
+        parts.append(_evaluations(evaluated))
+    if trained:
+        step = max(trained)
+        parts.append(
+            f"<details><summary>Training samples, step {step}</summary>{_sample_table(trained[step][:_TRAIN_ROWS])}"
+            "</details>"
+        )
+    return f"<section><h2>Samples</h2>{''.join(parts)}</section>" if parts else ""
+
+
+def _evaluations(evaluated: Mapping[int, list[Sample]]) -> str:
+    first, last = min(evaluated), max(evaluated)
+    if first == last:
+        return f'<p class="note">Evaluation, step {first}</p>{_sample_table(evaluated[first][:_FILM_ROWS])}'
+    compared = pairs(evaluated[first], evaluated[last])
+    summary = _summary(compared, first, last)
+    responses = [sample.response for rows in evaluated.values() for sample in rows]
+    if max(map(len, responses)) <= _SHORT_CHARACTERS:
+        return summary + _film(evaluated)
+    return summary + _comparison(_largest_gains(compared)[:_COMPARED_ROWS], first, last)
+
+
+def _summary(compared: Sequence[Pair], first: int, last: int) -> str:
+    right = sum(pair.turned_right for pair in compared)
+    wrong = sum(pair.turned_wrong for pair in compared)
+    return (
+        f'<p class="note">Of {len(compared)} evaluation prompts kept, <b class="right">{right} turned right</b> and '
+        f'<b class="wrong">{wrong} turned wrong</b> between step {first} and step {last}.</p>'
+    )
+
+
+def _film(evaluated: Mapping[int, list[Sample]]) -> str:
+    """A row a prompt, a column an evaluation: short answers seen changing."""
+    steps = _spread(sorted(evaluated), _FILM_STEPS)
+    followed = watched(evaluated[steps[0]], _FILM_ROWS)
+    by_step = {step: {(s.uid, s.prompt): s for s in reversed(evaluated[step])} for step in steps}
+    rows = []
+    for sample in followed:
+        cells = [by_step[step].get((sample.uid, sample.prompt)) for step in steps]
+        shown = "".join(f"<td>{_answer(cell)}</td>" if cell else "<td></td>" for cell in cells)
+        answer = f"<td>{_text(sample.answer)}</td>" if sample.answer is not None else "<td></td>"
+        rows.append(f"<tr><th>{_text(visible(sample.prompt))}</th>{shown}{answer}</tr>")
+    head = "".join(f"<th>step {step}</th>" for step in steps)
+    return (
+        f'<div class="card scroll"><table class="film"><thead><tr><th>prompt</th>{head}<th>answer</th></tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
+    )
+
+
+def _comparison(compared: Sequence[Pair], first: int, last: int) -> str:
+    """A card a prompt with both responses, for texts."""
+    cards = [
+        f'<article class="card pair"><h3>{_text(pair.now.prompt)}</h3><div class="columns">'
+        f"{_response(pair.before, f'step {first}')}{_response(pair.now, f'step {last}')}</div></article>"
+        for pair in compared
+    ]
+    return "".join(cards)
+
+
+def _response(sample: Sample, label: str) -> str:
+    return (
+        f'<div><p class="note">{label} <b class="{_kind(sample)}">{_number(sample.score)}</b></p>'
+        f'<div class="text">{_text(sample.response) or "(empty)"}</div></div>'
+    )
+
+
+def _sample_table(samples: Sequence[Sample]) -> str:
+    rows = [
+        f'<tr><td class="text">{_text(sample.prompt)}</td><td class="text">{_text(sample.response)}</td>'
+        f'<td class="text">{_text(sample.answer or "")}</td><td><b class="{_kind(sample)}">{_number(sample.score)}</b>'
+        "</td></tr>"
+        for sample in samples
+    ]
+    return (
+        '<div class="card scroll"><table class="samples"><thead><tr><th>prompt</th><th>response</th><th>answer</th>'
+        f"<th>score</th></tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+    )
+
+
+def _answer(sample: Sample) -> str:
+    return (
+        f'<span class="chip {_kind(sample)}" title="score {sample.score:.4g}">{_text(visible(sample.response))}</span>'
+    )
+
+
+def _largest_gains(compared: Sequence[Pair]) -> list[Pair]:
+    return sorted(compared, key=lambda p: -math.inf if math.isnan(p.now.score) else p.before.score - p.now.score)
+
+
+def _kind(sample: Sample) -> str:
+    return "unscored" if math.isnan(sample.score) else "right" if sample.score >= RIGHT_AT else "wrong"
+
+
+def _number(score: float) -> str:
+    return "-" if math.isnan(score) else formatting.short(score)
+
+
+def _spread(steps: Sequence[int], limit: int) -> list[int]:
+    """At most `limit` of the steps, evenly, with the first and the last."""
+    if len(steps) <= limit:
+        return list(steps)
+    return [steps[round(place * (len(steps) - 1) / (limit - 1))] for place in range(limit)]
+
+
+def _text(text: str) -> str:
+    if len(text) > _MAX_CHARACTERS:
+        half = _MAX_CHARACTERS // 2
+        text = f"{text[:half]} \u2026 {text[-half:]}"
+    return html.escape(printable(text))

@@ -1,0 +1,121 @@
+"""Where the time of a run went: shares of each stage, and the course of it over steps."""
+
+import html
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from hybridflow.observability import formatting
+from hybridflow.observability.report.axes import Axis, step_axis, value_axis
+from hybridflow.observability.report.charts import BOTTOM, COLORS, HEIGHT, LEFT, RIGHT, TOP, grid
+from hybridflow.observability.report.record import Series
+
+_STAGE_NAMES = {
+    "gen": "generate",
+    "reward": "reward",
+    "old_log_prob": "old logprobs",
+    "ref": "reference logprobs",
+    "values": "values",
+    "adv": "advantages",
+    "update_critic": "update critic",
+    "update_actor": "update actor",
+    "update_weights": "publish weights",
+    "testing": "evaluate",
+    "save_checkpoint": "save checkpoint",
+}
+_PREFIX = "timing_s/"
+_MAX_BARS = 120
+_WIDTH = 560
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """Seconds of each stage at each step; the stages fill the step, the rest is `other`."""
+
+    steps: list[int]
+    seconds: Mapping[str, list[float]]
+
+    def total(self, stage: str) -> float:
+        """Seconds of a stage over the whole run."""
+        return math.fsum(self.seconds[stage])
+
+
+def stage_times(metrics: Mapping[str, Series]) -> StageTimes:
+    """The stages of `timing_s/*` in the order of a step, unknown ones after, then the rest of `timing_s/step`."""
+    found = {name.removeprefix(_PREFIX): series for name, series in metrics.items() if name.startswith(_PREFIX)}
+    steps = sorted({step for series in found.values() for step in series.steps})
+    whole = _by_step(found.pop("step", None), steps)
+    known = list(_STAGE_NAMES)
+    names = sorted(found, key=lambda name: known.index(name) if name in known else len(known))
+    seconds = {name: _by_step(found[name], steps) for name in names}
+    spent = [math.fsum(column) for column in zip(*seconds.values(), strict=True)] or [0.0] * len(steps)
+    other = [max(0.0, all_of_it - part) for all_of_it, part in zip(whole, spent, strict=True)]
+    if math.fsum(other) > 0.005 * math.fsum(spent):
+        seconds["other"] = other
+    return StageTimes(steps, seconds)
+
+
+def timing_section(metrics: Mapping[str, Series]) -> str:
+    """A bar of shares, a table of stages and stacked bars over steps; empty when nothing was timed."""
+    times = stage_times(metrics)
+    whole = math.fsum(times.total(stage) for stage in times.seconds)
+    if whole <= 0.0:
+        return ""
+    shares, rows = [], []
+    for place, stage in enumerate(times.seconds):
+        color, total = _color(stage, place), times.total(stage)
+        label = html.escape(_STAGE_NAMES.get(stage, stage.replace("_", " ")))
+        share = f"{100.0 * total / whole:.1f}%"
+        shares.append(f'<span class="{color}" style="flex-grow:{total / whole:.5f}" title="{label} {share}"></span>')
+        rows.append(
+            f'<tr><td><i class="key {color}"></i>{label}</td><td>{formatting.short(total / len(times.steps))}</td>'
+            f"<td>{formatting.spoken_duration(total)}</td><td>{share}</td></tr>"
+        )
+    return (
+        '<section><h2>Where the time went</h2><div class="card timing">'
+        f'<div class="shares">{"".join(shares)}</div><div class="columns"><table class="figures"><thead><tr><th>stage'
+        f"</th><th>s / step</th><th>total</th><th>share</th></tr></thead><tbody>{''.join(rows)}</tbody></table>"
+        f'<figure class="chart"><p class="note">Seconds a step</p>{stacked_bars(times)}</figure></div></div></section>'
+    )
+
+
+def stacked_bars(times: StageTimes) -> str:
+    """One bar a step (a mean of neighbours where there are many), stages stacked in the order of the table."""
+    count = min(_MAX_BARS, len(times.steps))
+    edges = [place * len(times.steps) // count for place in range(count + 1)]
+    heights = {stage: _stretch_means(seconds, edges) for stage, seconds in times.seconds.items()}
+    tops = [math.fsum(column) for column in zip(*heights.values(), strict=True)]
+    x = step_axis(times.steps, LEFT + 10.0, _WIDTH - RIGHT - 10.0)
+    y = value_axis([0.0, *tops], HEIGHT - BOTTOM, TOP)
+    parts = [grid(x, Axis(0.0, y.high, y.start, y.end))]
+    y = Axis(0.0, y.high, y.start, y.end)
+    room = (x.end - x.start) / max(1, count - 1) if count > 1 else 24.0
+    width = min(18.0, max(1.0, room * 0.8))
+    bases = [0.0] * count
+    for place, (stage, means) in enumerate(heights.items()):
+        color = _color(stage, place)
+        for bar, mean in enumerate(means):
+            middle = x.place(times.steps[(edges[bar] + edges[bar + 1] - 1) // 2])
+            bottom, top = y.place(bases[bar]), y.place(bases[bar] + mean)
+            if bottom - top >= 0.05:
+                parts.append(_bar(color, middle - width / 2, top, width, bottom - top))
+            bases[bar] += mean
+    return f'<svg viewBox="0 0 {_WIDTH} {HEIGHT}" role="img" aria-label="seconds of each stage">{"".join(parts)}</svg>'
+
+
+def _bar(color: str, left: float, top: float, width: float, height: float) -> str:
+    return f'<rect class="{color}" x="{left:.1f}" y="{top:.1f}" width="{width:.1f}" height="{height:.2f}"/>'
+
+
+def _color(stage: str, place: int) -> str:
+    return "c-other" if stage == "other" else f"c{place % COLORS}"
+
+
+def _by_step(series: Series | None, steps: Sequence[int]) -> list[float]:
+    known = dict(zip(series.steps, series.values, strict=True)) if series is not None else {}
+    return [value if math.isfinite(value := known.get(step, 0.0)) else 0.0 for step in steps]
+
+
+def _stretch_means(values: Sequence[float], edges: Sequence[int]) -> list[float]:
+    return [math.fsum(values[a:b]) / (b - a) for a, b in pairwise(edges)]

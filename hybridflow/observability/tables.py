@@ -1,0 +1,133 @@
+"""Sample tables: prompt, response, answer and score, fitted to the terminal."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from rich import box
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from hybridflow.observability import formatting
+from hybridflow.observability.samples import RIGHT_AT, Pair, Sample
+
+_EDGE_SPACES = re.compile(r"^ +| +$")
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
+_ARROWS = str.maketrans({"\n": "\u21b5", "\t": "\u2192"})
+_CELL_PADDING = 2
+_MIN_CELLS = 8
+
+
+def sample_table(samples: Sequence[Sample], *, console: Console, title: str) -> Group:
+    """One row a sample; the response green and marked when right, red when wrong."""
+    columns = {
+        "prompt": [visible(sample.prompt) for sample in samples],
+        "response": [visible(sample.response) for sample in samples],
+    }
+    if any(sample.answer is not None for sample in samples):
+        columns["answer"] = [visible(sample.answer) if sample.answer is not None else "" for sample in samples]
+    scores = [_score(sample.score, console) for sample in samples]
+    styles = {"prompt": ["dim"] * len(samples), "response": [_style(sample.score) for sample in samples]}
+    return _table(title, columns, scores, styles, console)
+
+
+def before_after_table(pairs: Sequence[Pair], *, console: Console, title: str) -> Group:
+    """The same prompts answered before and now, each response coloured by whether it was right."""
+    columns = {
+        "prompt": [visible(pair.now.prompt) for pair in pairs],
+        "before": [visible(pair.before.response) for pair in pairs],
+        "now": [visible(pair.now.response) for pair in pairs],
+    }
+    scores = [
+        _score(pair.before.score, console).append(" > ", "dim").append_text(_score(pair.now.score, console))
+        for pair in pairs
+    ]
+    styles = {
+        "prompt": ["dim"] * len(pairs),
+        "before": [_style(pair.before.score) for pair in pairs],
+        "now": [_style(pair.now.score) for pair in pairs],
+    }
+    return _table(title, columns, scores, styles, console)
+
+
+def visible(text: str) -> str:
+    """The text on one line: spaces at its ends as dots, line ends and tabs as arrows, other controls as codes.
+
+    A model may emit anything; no control sequence reaches the terminal.
+    """
+    if not text:
+        return "(empty)"
+    text = _EDGE_SPACES.sub(
+        lambda found: "\u00b7" * len(found[0]) if len(found[0]) <= 3 else "\u00b7\u2026\u00b7", text
+    )
+    return printable(text.replace("\r\n", "\n").translate(_ARROWS))
+
+
+def printable(text: str) -> str:
+    """The text with codes for what would act on a terminal or a page; line ends and tabs stay."""
+    return _UNPRINTABLE.sub(_code, text)
+
+
+def clip(text: str, cells: int, *, keep: Literal["start", "end", "both"]) -> str:
+    """The text in at most `cells` terminal cells, with an ellipsis where something was cut."""
+    if cell_len(text) <= cells:
+        return text
+    tail = {"start": 0, "end": cells - 1, "both": (cells - 1) // 2}[keep]
+    start = set_cell_size(text, cells - 1 - tail)
+    return f"{start}\u2026{set_cell_size(text[::-1], tail)[::-1]}"
+
+
+def _code(found: re.Match[str]) -> str:
+    number = ord(found[0])
+    return f"\\x{number:02x}" if number < 256 else f"\\u{number:04x}"
+
+
+def _table(
+    title: str,
+    columns: Mapping[str, list[str]],
+    scores: Sequence[Text],
+    styles: Mapping[str, list[str]],
+    console: Console,
+) -> Group:
+    score_cells = max((score.cell_len for score in scores), default=0)
+    widths = _fitted(columns, console.width - max(5, score_cells) - _CELL_PADDING * (len(columns) + 1))
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="dim")
+    for name in columns:
+        table.add_column(name, no_wrap=True)
+    table.add_column("score", justify="right", no_wrap=True)
+    for index, score in enumerate(scores):
+        cells = [
+            Text(clip(texts[index], widths[name], keep=_kept_part(name)), styles[name][index] if name in styles else "")
+            for name, texts in columns.items()
+        ]
+        table.add_row(*cells, score)
+    return Group(Text(title, "bold", no_wrap=True, overflow="ellipsis"), table)
+
+
+def _kept_part(column: str) -> Literal["start", "end", "both"]:
+    """The end of a prompt holds the question; of a response both ends count."""
+    return "end" if column == "prompt" else "start" if column == "answer" else "both"
+
+
+def _fitted(columns: Mapping[str, list[str]], available: int) -> dict[str, int]:
+    """Cells for each column: what it needs, or where that is too much, an equal share of what the rest leave."""
+    needed = {name: max([cell_len(text) for text in texts] + [len(name)]) for name, texts in columns.items()}
+    widths: dict[str, int] = {}
+    for place, name in enumerate(sorted(needed, key=lambda name: needed[name])):
+        fair_share = (available - sum(widths.values())) // (len(needed) - place)
+        widths[name] = max(_MIN_CELLS, min(needed[name], fair_share))
+    return widths
+
+
+def _score(score: float, console: Console) -> Text:
+    if math.isnan(score):
+        return Text("-", "dim")
+    right, wrong = ("", "") if console.options.ascii_only else (" \u2713", " \u2717")
+    return Text(formatting.short(score) + (right if score >= RIGHT_AT else wrong), _style(score))
+
+
+def _style(score: float) -> str:
+    return "dim" if math.isnan(score) else "green" if score >= RIGHT_AT else "red"

@@ -1,0 +1,1 @@
+"""Where numbers and samples go. Read `interface.py`, then `factory.py` (names -> trackers)."""

@@ -1,0 +1,65 @@
+"""metrics.jsonl and samples.jsonl: the record of a run that everything else can be rebuilt from."""
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hybridflow.observability.jsonlines import JsonLinesFile, set_aside, truncate_after
+from hybridflow.observability.samples import Sample
+
+logger = logging.getLogger(__name__)
+
+METRICS_FILE = "metrics.jsonl"
+SAMPLES_FILE = "samples.jsonl"
+
+
+class JsonlTracker:
+    """One object a step in metrics.jsonl (`step` and the metrics), one a sample in samples.jsonl.
+
+    `resume_after` is the last step to keep (-1: none): later and torn lines are dropped, so that a resumed run
+    leaves no step twice. None is a new run: files of an earlier one in the same directory are set aside.
+    """
+
+    def __init__(self, run_dir: Path, *, resume_after: int | None = None) -> None:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        paths = [run_dir / METRICS_FILE, run_dir / SAMPLES_FILE]
+        for path in paths:
+            _prepare(path, resume_after)
+        self._metrics, self._samples = (JsonLinesFile(path) for path in paths)
+        self._warned: set[str] = set()
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Append one line; a number that is not finite is written as null, with a warning at its first time."""
+        self._warn_of_non_finite(step, metrics)
+        self._metrics.append({"step": step, **metrics})
+
+    def log_samples(self, step: int, rows: Sequence[Sample]) -> None:
+        """Append one line a sample."""
+        for sample in rows:
+            self._samples.append(sample.row(step))
+
+    def close(self) -> None:
+        """Close both files."""
+        self._metrics.close()
+        self._samples.close()
+
+    def _warn_of_non_finite(self, step: int, metrics: Mapping[str, float]) -> None:
+        found = {name: value for name, value in metrics.items() if not math.isfinite(value)}
+        new = [f"{name}={value}" for name, value in found.items() if name not in self._warned]
+        self._warned.update(found)
+        if new:
+            logger.warning("step=%d not_finite: %s; written as null in %s.", step, ", ".join(new), METRICS_FILE)
+
+
+def _prepare(path: Path, resume_after: int | None) -> None:
+    if resume_after is not None:
+        dropped = truncate_after(path, resume_after)
+        if dropped:
+            logger.info(
+                "file=%s dropped_lines=%d after step %d, which this run continues.", path, dropped, resume_after
+            )
+        return
+    aside = set_aside(path)
+    if aside is not None:
+        logger.info("file=%s of an earlier run is kept as %s.", path, aside.name)

@@ -1,0 +1,67 @@
+"""TensorBoard event files, written without torch or TensorFlow."""
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
+from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
+from tensorboard.compat.proto.tensor_pb2 import TensorProto  # pyright: ignore[reportAttributeAccessIssue]
+from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto  # pyright: ignore[reportAttributeAccessIssue]
+from tensorboard.plugins.text.metadata import create_summary_metadata
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+from hybridflow.observability.samples import Sample
+
+_TABLE_HEAD = "| prompt | response | answer | score |\n|---|---|---|---|\n"
+
+
+class TensorBoardTracker:
+    """Scalars under their own names, samples as text; `resume_after` hides what an earlier process wrote beyond it."""
+
+    def __init__(self, log_dir: Path, *, resume_after: int | None = None) -> None:
+        log_dir.mkdir(parents=True, exist_ok=True)
+        self._writer = EventFileWriter(str(log_dir))
+        first_step = 0 if resume_after is None else resume_after + 1
+        self._write(Event(step=first_step, session_log=SessionLog(status=SessionLog.START)))
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """One scalar a metric."""
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
+        self._write(Event(step=step, summary=Summary(value=values)))
+
+    def log_samples(self, step: int, rows: Sequence[Sample]) -> None:
+        """One markdown table a split."""
+        for split in sorted({sample.split for sample in rows}):
+            table = _TABLE_HEAD + "\n".join(_table_row(sample) for sample in rows if sample.split == split)
+            self._write(Event(step=step, summary=Summary(value=[_text_value(f"samples/{split}", table)])))
+
+    def close(self) -> None:
+        """Flush and close the event file."""
+        self._writer.close()
+
+    def _write(self, event: Event) -> None:
+        event.wall_time = time.time()
+        self._writer.add_event(event)
+        self._writer.flush()
+
+
+def _table_row(sample: Sample) -> str:
+    cells = (sample.prompt, sample.response, sample.answer or "", f"{sample.score:.4g}")
+    return "| " + " | ".join(_cell(cell) for cell in cells) + " |"
+
+
+def _cell(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("`", "\\`").replace("\n", "\u21b5")
+
+
+def _text_value(tag: str, text: str) -> Summary.Value:
+    return Summary.Value(
+        tag=tag,
+        metadata=create_summary_metadata(display_name=tag, description=""),
+        tensor=TensorProto(
+            dtype="DT_STRING",
+            string_val=[text.encode("utf-8", "replace")],
+            tensor_shape=TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)]),
+        ),
+    )

@@ -1,0 +1,78 @@
+"""Log records: one plain line an event."""
+
+import logging
+import sys
+from io import StringIO
+
+import pytest
+
+from hybridflow.errors import ConfigError, ResourceError
+from hybridflow.observability.logs import configure_logging
+
+
+@pytest.fixture(autouse=True)
+def restored_logging():
+    loggers = [logging.getLogger(name) for name in (None, "hybridflow", "__main__")]
+    levels, handlers = [each.level for each in loggers], list(loggers[0].handlers)
+    yield
+    for handler in [each for each in loggers[0].handlers if each not in handlers]:
+        loggers[0].removeHandler(handler)
+        handler.close()
+    for each, level in zip(loggers, levels, strict=True):
+        each.setLevel(level)
+
+
+def test_an_event_is_one_line_on_stderr_and_in_the_run_log(tmp_path, capsys):
+    configure_logging(tmp_path, "info")
+    logging.getLogger("hybridflow.data").info("prompts=%d dropped=%d", 10, 2)
+    assert capsys.readouterr().err.splitlines()[0].endswith("INFO    prompts=10 dropped=2")
+    assert "INFO    hybridflow.data prompts=10 dropped=2" in (tmp_path / "run.log").read_text()
+
+
+def test_configuring_again_does_not_repeat_lines(tmp_path, capsys):
+    configure_logging(tmp_path, "info")
+    configure_logging(tmp_path, "info")
+    logging.getLogger("hybridflow").warning("once")
+    assert capsys.readouterr().err.count("once") == 1
+    assert (tmp_path / "run.log").read_text().count("once") == 1
+
+
+def test_lines_follow_stderr_when_it_is_replaced(monkeypatch):
+    configure_logging(None, "info")
+    replaced = StringIO()
+    monkeypatch.setattr(sys, "stderr", replaced)
+    logging.getLogger("hybridflow").info("above the progress line")
+    assert "above the progress line" in replaced.getvalue()
+
+
+def test_other_ranks_and_other_packages_say_warnings_only(capsys):
+    configure_logging(None, "info", rank=3)
+    logging.getLogger("hybridflow").info("quiet")
+    logging.getLogger("somelib").info("quiet")
+    logging.getLogger("hybridflow").warning("loud")
+    written = capsys.readouterr().err
+    assert "quiet" not in written
+    assert "rank=3 loud" in written
+
+
+def test_an_unknown_level_names_the_levels():
+    with pytest.raises(ConfigError, match="'loud'") as caught:
+        configure_logging(None, "loud")
+    assert "warning" in caught.value.remedy
+
+
+def test_a_run_directory_that_cannot_be_made_is_a_clear_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ResourceError, match="cannot be written") as caught:
+        configure_logging(tmp_path / "file" / "run", "info")
+    assert "trainer.run_dir" in caught.value.remedy
+
+
+def test_a_full_disk_under_the_run_log_is_said_once(tmp_path, capsys):
+    (tmp_path / "run.log").symlink_to("/dev/full")
+    configure_logging(tmp_path, "info")
+    for _ in range(3):
+        logging.getLogger("hybridflow").info("event")
+    written = capsys.readouterr().err
+    assert written.count("no longer written") == 1
+    assert written.count("INFO    event") == 3

@@ -1,0 +1,38 @@
+"""Metrics reduce by what each declares."""
+
+import pytest
+
+from hybridflow.observability.metrics import Measure, last, maximum, mean, merge, minimum, plain, summary, total
+
+
+def test_means_are_weighted():
+    merged = merge([{"loss": mean(1.0, 3)}, {"loss": mean(5.0, 1)}])
+    assert merged["loss"] == mean(2.0, 4)
+
+
+def test_each_reduction_is_kept():
+    parts = [
+        {"tokens": total(3), "high": maximum(1), "low": minimum(1), "lr": last(0.1)},
+        {"tokens": total(4), "high": maximum(7), "low": minimum(-2), "lr": last(0.2)},
+    ]
+    assert plain(merge(parts)) == {"tokens": 7.0, "high": 7.0, "low": -2.0, "lr": 0.2}
+
+
+def test_merging_in_parts_equals_merging_at_once():
+    parts = [{"loss": mean(value, weight)} for value, weight in ((1.0, 1), (2.0, 5), (4.0, 2))]
+    assert merge([merge(parts[:2]), parts[2]]) == merge(parts)
+
+
+def test_a_mean_over_nothing_does_not_count():
+    assert merge([{"loss": mean(9.0, 0)}, {"loss": mean(2.0, 4)}])["loss"].value == 2.0
+    assert merge([{"loss": Measure(float("nan"), 0.0)}])["loss"] == mean(0.0, 0)
+
+
+def test_a_name_with_two_reductions_is_our_bug():
+    with pytest.raises(ValueError, match="more than one reduction"):
+        merge([{"loss": mean(1.0)}, {"loss": total(1.0)}])
+
+
+def test_summary_of_no_values_is_empty():
+    assert summary("score", []) == {}
+    assert plain(summary("score", [1.0, 4.0])) == {"score/mean": 2.5, "score/max": 4.0, "score/min": 1.0}

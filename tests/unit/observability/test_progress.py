@@ -1,0 +1,139 @@
+"""The progress line, live and plain."""
+
+from io import StringIO
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from hybridflow.observability.progress import Progress, eval_label
+from hybridflow.observability.progress_line import ProgressState, live_line
+
+
+class Clock:
+    """Time that passes only when told."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def _plain(total_steps, **options):
+    clock = Clock()
+    console = Console(file=StringIO(), width=120)
+    progress = Progress(total_steps, console=console, is_live=False, clock=clock, **options)
+    progress.start()
+    return progress, clock, console.file
+
+
+def _metrics(score=0.5):
+    return {"critic/score/mean": score, "response_length/mean": 5.25, "perf/throughput": 12_345.0}
+
+
+def _run(progress, clock, steps, seconds):
+    for step in steps:
+        clock.now += seconds
+        progress.update(step, _metrics())
+
+
+def test_plain_lines_come_at_the_first_three_steps_then_every_five_seconds_and_at_the_last():
+    progress, clock, file = _plain(20)
+    _run(progress, clock, range(1, 21), 1.0)
+    shown = [int(line.split("/")[0].removeprefix("step")) for line in file.getvalue().splitlines()]
+    assert shown == [1, 2, 3, 8, 13, 18, 20]
+
+
+def test_plain_lines_are_aligned():
+    progress, clock, file = _plain(200)
+    clock.now = 0.5
+    progress.update(1, _metrics(0.4))
+    clock.now = 90.0
+    progress.update(2, {"critic/score/mean": -12.5, "response_length/mean": 130.0, "perf/throughput": 9.0})
+    lines = file.getvalue().splitlines()
+    assert lines[0] == "step   1/200  score   0.400  length  5.25   12.3k tok/s  0.500 s/step  eta  1:40"
+    assert [lines[0].index(word) for word in ("score", "length", "tok/s", "eta")] == [
+        lines[1].index(word) for word in ("score", "length", "tok/s", "eta")
+    ]
+
+
+def test_time_left_counts_only_steps_of_this_process():
+    progress, clock, file = _plain(100, start_step=90)
+    _run(progress, clock, [91, 92], 3.0)
+    assert file.getvalue().splitlines()[-1].endswith("3 s/step  eta  0:24")
+
+
+def test_evaluations_have_lines_of_their_own_beside_the_first_value():
+    progress, _, file = _plain(200)
+    progress.evaluation(0, {"val-core/arithmetic/acc/mean@1": 0.4, "critic/score/mean": 0.3})
+    progress.evaluation(40, {"val-core/arithmetic/acc/mean@1": 0.71})
+    progress.evaluation(41, {"critic/score/mean": 0.3})
+    assert file.getvalue().splitlines() == [
+        "eval  step   0  arithmetic accuracy 0.4",
+        "eval  step  40  arithmetic accuracy 0.71 (was 0.4)",
+    ]
+
+
+def test_a_resumed_run_recalls_the_first_evaluation():
+    progress, _, file = _plain(200, start_step=30)
+    progress.recall([{"step": 0, "val-core/a/acc/mean@1": 0.4}, {"step": 1, "critic/score/mean": None}])
+    progress.evaluation(40, {"val-core/a/acc/mean@1": 0.7})
+    assert "0.7 (was 0.4)" in file.getvalue()
+
+
+def test_a_progress_that_was_not_started_prints_nothing():
+    console = Console(file=StringIO())
+    progress = Progress(3, console=console, is_live=False)
+    progress.stage("gen")
+    progress.update(1, _metrics())
+    progress.evaluation(1, {"val-core/a/acc/mean@1": 0.4})
+    progress.close()
+    assert console.file.getvalue() == ""
+
+
+def test_a_live_line_moves_and_the_cursor_comes_back():
+    console = Console(file=StringIO(), force_terminal=True, width=110)
+    progress = Progress(4, console=console, is_live=True)
+    progress.start()
+    for step in range(1, 5):
+        progress.update(step, _metrics(step / 4))
+    progress.close()
+    progress.close()
+    written = console.file.getvalue()
+    assert "tok/s" in written
+    assert written.rindex("\x1b[?25h") > written.rindex("\x1b[?25l")
+
+
+def _state():
+    return ProgressState(
+        total_steps=200, step=37, headline=[0.1, 0.4, 0.62], response_length=5.1, tokens_per_second=12_300.0,
+        seconds_per_step=0.5, stage="update_actor",
+    )  # fmt: skip
+
+
+def test_a_wide_live_line_says_everything():
+    line = live_line(_state(), 120).plain
+    for part in ("37/200", "eta 1:22", "score 0.620", "▁▅█", "length 5.10", "12.3k tok/s", "update_actor"):
+        assert part in line
+
+
+@pytest.mark.parametrize("width", [1, 5, 10, 20, 40, 60, 80, 100, 200])
+def test_a_live_line_fits_its_width(width):
+    assert cell_len(live_line(_state(), width).plain) <= width
+
+
+def test_a_narrow_live_line_keeps_step_and_score():
+    line = live_line(_state(), 36).plain
+    assert "37/200" in line
+    assert "score 0.620" in line
+
+
+def test_a_live_line_can_do_without_unicode():
+    assert live_line(_state(), 120, is_ascii=True).plain.isascii()
+
+
+def test_eval_labels():
+    assert eval_label("val-core/gsm8k/acc/mean@1") == "gsm8k accuracy"
+    assert eval_label("val-core/a/b/pass_rate/mean@4") == "a/b pass rate (mean of 4)"
+    assert eval_label("critic/score/mean") == "critic/score/mean"

@@ -1,0 +1,200 @@
+"""report.html: complete, self-contained, and safe whatever the samples hold."""
+
+import json
+import math
+import os
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from hybridflow.errors import DataError
+from hybridflow.observability.report import write_report
+from hybridflow.observability.report.axes import round_gap, tick_label, value_axis
+from hybridflow.observability.report.charts import Chart, line_chart, short_labels, smoothed
+from hybridflow.observability.report.config import config_section
+from hybridflow.observability.report.record import Series, read_record
+from hybridflow.observability.report.timing import stage_times
+
+_VOID = {"meta", "input", "br"}
+
+
+class Balance(HTMLParser):
+    """Fails on tags that do not nest."""
+
+    def __init__(self):
+        super().__init__()
+        self.open = []
+
+    def handle_starttag(self, tag, attrs):
+        if tag not in _VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        pass
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def _run_dir(tmp_path, steps=40, response="<script>alert(1)</script>"):
+    rows = [{"step": 0, "val-core/arithmetic/acc/mean@1": 0.4}]
+    for step in range(1, steps + 1):
+        rows.append({"step": step, "critic/score/mean": step / steps, "actor/grad_norm": None if step == 9 else 1.5})
+        rows[-1] |= {"timing_s/gen": 1.0, "timing_s/update_actor": 0.5, "timing_s/step": 2.0, "my/own": step % 3}
+    rows[-1]["val-core/arithmetic/acc/mean@1"] = 0.83
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"step": 41, "cri')
+    samples = [
+        {"step": step, "split": "eval", "prompt": "12+34=", "response": text, "answer": "46", "score": score, "uid": 0}
+        for step, text, score in ((0, response, 0.0), (steps, "46", 1.0))
+    ]
+    samples.append({"step": 5, "split": "train", "prompt": "p", "response": "\x1b[0m", "score": None, "uid": 9})
+    (tmp_path / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in samples))
+    (tmp_path / "config.yaml").write_text(
+        "trainer:\n  total_steps: 40  # origin: command line\n  seed: 0  # origin: default\n"
+        "data:\n  shuffle: true  # origin: default\n"
+    )
+    return tmp_path
+
+
+def _balanced(page):
+    parser = Balance()
+    parser.feed(page)
+    assert parser.open == []
+
+
+def test_the_report_is_one_balanced_page_without_outside_resources(tmp_path):
+    path = write_report(_run_dir(tmp_path))
+    page = path.read_text()
+    assert path == tmp_path / "report.html"
+    _balanced(page)
+    outside = re.findall(r"""(?:src|href)\s*=|url\(|@import|https?://(?!www\.w3\.org/2000/svg)""", page)
+    assert outside == []
+    assert sorted(os.listdir(tmp_path)) == ["config.yaml", "metrics.jsonl", "report.html", "samples.jsonl"]
+
+
+def test_the_report_shows_first_and_last_evaluation_stages_samples_and_settings(tmp_path):
+    page = write_report(_run_dir(tmp_path, response="45")).read_text()
+    assert "arithmetic accuracy" in page
+    assert re.search(r"0\.830<small>from 0\.400", page)
+    assert "40 steps in 1 min 20 s" in page
+    for part in ("generate", "update actor", "other", "my/own", "1 turned right", "total_steps: 40", "command line"):
+        assert part in page
+    assert '<span class="chip wrong" title="score 0">45</span>' in page
+
+
+@pytest.mark.parametrize("response", ["<script>alert(1)</script>", "<script>alert(1)</script>" * 200])
+def test_samples_are_text_and_never_markup(tmp_path, response):
+    page = write_report(_run_dir(tmp_path, response=response)).read_text()
+    assert "<script>alert" not in page
+    assert "&lt;script&gt;alert(1)" in page
+    assert "\x1b" not in page
+    _balanced(page)
+
+
+def test_a_run_with_metrics_alone_has_a_report(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 0.5}\n')
+    _balanced(write_report(tmp_path).read_text())
+
+
+def test_an_empty_run_has_a_report(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text("")
+    assert "no metrics yet" in write_report(tmp_path).read_text()
+
+
+def test_a_directory_that_is_no_run_is_a_clear_error(tmp_path):
+    with pytest.raises(DataError, match=r"no metrics\.jsonl") as caught:
+        write_report(tmp_path)
+    assert "trainer.run_dir" in caught.value.remedy
+
+
+def test_lines_of_one_step_are_one_step(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 2, "a": 1}\n{"step": 1, "a": 3}\n{"step": 2, "b": null}\n')
+    record = read_record(tmp_path)
+    assert (record.metrics["a"].steps, record.metrics["a"].values) == ([1, 2], [3.0, 1.0])
+    assert record.metrics["b"].steps == [2]
+    assert math.isnan(record.metrics["b"].values[0])
+
+
+def test_a_long_run_stays_light_and_keeps_its_spike():
+    values = [1.0] * 20_000
+    values[12_345] = 77.0
+    drawing = line_chart(Chart("grad norm", [Series("actor/grad_norm", list(range(20_000)), values)]))
+    assert len(drawing) < 30_000
+    assert "77.0" in drawing
+
+
+def test_a_line_breaks_where_a_value_is_missing():
+    drawing = line_chart(Chart("x", [Series("x", [1, 2, 3, 4, 5], [1.0, 2.0, math.nan, 2.0, 1.0])]))
+    (path,) = re.findall(r' d="([^"]*)"', drawing)
+    assert path.count("M") == 2
+
+
+@pytest.mark.parametrize("values", [[], [math.nan], [0.0], [5.0, 5.0], [-1e-9, 1e-9], [1e12, 2e12], [-3.0, 4.0]])
+@pytest.mark.parametrize("is_log", [False, True])
+def test_any_values_can_be_drawn(values, is_log):
+    drawing = line_chart(Chart("x", [Series("x", list(range(len(values))), values)], is_log=is_log))
+    assert "nan" not in drawing
+    assert "inf" not in drawing
+
+
+def test_an_axis_holds_its_values_and_has_round_ticks():
+    axis = value_axis([0.37, 0.92], 100.0, 0.0)
+    assert 0.0 <= axis.place(0.92) < axis.place(0.37) <= 100.0
+    assert [label for _, label in axis.ticks(7)] == ["0.4", "0.5", "0.6", "0.7", "0.8", "0.9"]
+    assert [label for _, label in value_axis([3e-7, 2e-5], 100.0, 0.0, is_log=True).ticks(6)] == [
+        "1e-7",
+        "1e-6",
+        "1e-5",
+        "1e-4",
+    ]
+
+
+def test_round_gaps_and_tick_labels():
+    assert [round_gap(gap) for gap in (0.03, 0.1, 0.11, 7.0)] == pytest.approx([0.05, 0.1, 0.2, 10.0])
+    assert [tick_label(0.3, 0.1), tick_label(20.0, 20.0), tick_label(2000.0, 1000.0), tick_label(2e-6, 1e-6)] == [
+        "0.3",
+        "20",
+        "2.0k",
+        "2e-06",
+    ]
+
+
+def test_smoothing_starts_at_the_first_value_and_skips_what_is_missing():
+    assert smoothed([2.0, 2.0, math.nan, 2.0]) == pytest.approx([2.0] * 4)
+    assert math.isnan(smoothed([math.nan, 1.0])[0])
+
+
+def test_labels_lose_what_all_share():
+    assert short_labels(["actor/grad_norm", "critic/grad_norm"]) == ["actor", "critic"]
+    assert short_labels(["val-core/a/acc/mean@1", "val-core/b/acc/mean@1"]) == ["a", "b"]
+    assert short_labels(["x", "x/y"]) == ["x", "x/y"]
+
+
+def test_stages_fill_the_step_in_order_with_the_rest_as_other():
+    times = stage_times(
+        {
+            "timing_s/update_actor": Series("timing_s/update_actor", [1, 2], [1.0, 1.0]),
+            "timing_s/step": Series("timing_s/step", [1, 2], [4.0, 6.0]),
+            "timing_s/gen": Series("timing_s/gen", [1, 2], [2.0, 2.0]),
+            "timing_s/testing": Series("timing_s/testing", [2], [1.0]),
+        }
+    )
+    assert times.steps == [1, 2]
+    assert times.seconds == {"gen": [2.0, 2.0], "update_actor": [1.0, 1.0], "testing": [0.0, 1.0], "other": [1.0, 2.0]}
+
+
+def test_defaults_are_marked_so_that_changed_settings_stand_out():
+    text = (
+        "trainer:\n  total_steps: 9  # origin: command line\n  seed: 0  # origin: default\n"
+        "  trackers:  # origin: file\n  - jsonl\ndata:\n  shuffle: true  # origin: default\n"
+        "actor:\n  optimizer:\n    lr: 1e-4  # origin: file x.yaml\n"
+    )
+    lines = re.findall(r'<span class="(changed|default)">\s*-?\s*([a-z_]+)', config_section(text))
+    changed = [name for kind, name in lines if kind == "changed"]
+    assert changed == ["trainer", "total_steps", "trackers", "jsonl", "actor", "optimizer", "lr"]
+    assert [name for kind, name in lines if kind == "default"] == ["seed", "data", "shuffle"]
+
+
+def test_no_configuration_is_no_section():
+    assert config_section("  \n") == ""

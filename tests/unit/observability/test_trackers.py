@@ -1,0 +1,212 @@
+"""Trackers: what they write, how they resume, how they fail."""
+
+import errno
+import json
+import logging
+import sys
+from io import StringIO
+
+import pytest
+from rich.console import Console
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from hybridflow.errors import ConfigError, MissingExtraError, ResourceError
+from hybridflow.observability.progress import Progress
+from hybridflow.observability.samples import Sample
+from hybridflow.observability.trackers.console import ConsoleTracker
+from hybridflow.observability.trackers.factory import TrackedRun, check_names, make_trackers
+from hybridflow.observability.trackers.fanout import FanoutTracker
+from hybridflow.observability.trackers.jsonl import JsonlTracker
+from hybridflow.observability.trackers.tensorboard import TensorBoardTracker
+
+
+def _progress(width=100):
+    return Progress(10, console=Console(file=StringIO(), width=width), is_live=False)
+
+
+def _eval_samples(*scores):
+    return [Sample(f"{uid}+1=", str(uid), str(uid + 1), score, uid, "eval") for uid, score in enumerate(scores)]
+
+
+def _lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+class Failing:
+    """A tracker whose every call raises."""
+
+    def __init__(self, error):
+        self.error = error
+        self.calls = 0
+
+    def log(self, step, metrics):
+        self.calls += 1
+        raise self.error
+
+    log_samples = log
+
+    def close(self):
+        raise self.error
+
+
+def test_jsonl_writes_one_object_a_step_and_one_a_sample(tmp_path):
+    tracker = JsonlTracker(tmp_path)
+    tracker.log(1, {"critic/score/mean": 0.5})
+    tracker.log_samples(1, [Sample("1+1=", "2", "2", 1.0, 7)])
+    assert _lines(tmp_path / "metrics.jsonl") == [{"step": 1, "critic/score/mean": 0.5}]
+    assert _lines(tmp_path / "samples.jsonl") == [
+        {"step": 1, "split": "train", "prompt": "1+1=", "response": "2", "answer": "2", "score": 1.0, "uid": 7}
+    ]
+    tracker.close()
+
+
+def test_jsonl_warns_of_a_number_that_is_not_finite_once_a_name(tmp_path, caplog):
+    tracker = JsonlTracker(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        tracker.log(3, {"actor/pg_loss": float("nan"), "actor/lr": 0.1})
+        tracker.log(4, {"actor/pg_loss": float("nan"), "actor/lr": 0.1})
+    assert [record.getMessage() for record in caplog.records] == [
+        "step=3 not_finite: actor/pg_loss=nan; written as null in metrics.jsonl."
+    ]
+    assert _lines(tmp_path / "metrics.jsonl")[1] == {"step": 4, "actor/pg_loss": None, "actor/lr": 0.1}
+
+
+def test_a_resumed_jsonl_has_no_step_twice(tmp_path):
+    first = JsonlTracker(tmp_path)
+    for step in range(1, 8):
+        first.log(step, {"x": step})
+        first.log_samples(step, _eval_samples(1.0))
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 8, "x"')
+    resumed = JsonlTracker(tmp_path, resume_after=5)
+    for step in range(6, 9):
+        resumed.log(step, {"x": step})
+    assert [row["step"] for row in _lines(tmp_path / "metrics.jsonl")] == list(range(1, 9))
+    assert [row["step"] for row in _lines(tmp_path / "samples.jsonl")] == list(range(1, 6))
+
+
+def test_a_new_run_in_an_old_directory_sets_the_old_files_aside(tmp_path):
+    JsonlTracker(tmp_path).log(1, {"x": 1.0})
+    JsonlTracker(tmp_path).log(1, {"x": 2.0})
+    assert _lines(tmp_path / "metrics.1.jsonl") == [{"step": 1, "x": 1.0}]
+    assert _lines(tmp_path / "metrics.jsonl") == [{"step": 1, "x": 2.0}]
+
+
+def test_tensorboard_keeps_names_and_values(tmp_path):
+    tracker = TensorBoardTracker(tmp_path)
+    tracker.log(1, {"critic/score/mean": 0.25, "val-core/a/acc/mean@1": 0.5})
+    tracker.log_samples(1, [Sample("a|b", "c\nd", None, 1.0, 0)])
+    tracker.close()
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert [(e.step, e.value) for e in events.Scalars("critic/score/mean")] == [(1, 0.25)]
+    assert [(e.step, e.value) for e in events.Scalars("val-core/a/acc/mean@1")] == [(1, 0.5)]
+    text = events.Tensors("samples/train")[0].tensor_proto.string_val[0].decode()
+    assert text.splitlines()[-1] == "| a\\|b | c↵d |  | 1 |"
+
+
+def test_a_resumed_tensorboard_purges_later_steps(tmp_path):
+    first = TensorBoardTracker(tmp_path)
+    for step in range(1, 8):
+        first.log(step, {"x": 0.0})
+    first.close()
+    resumed = TensorBoardTracker(tmp_path, resume_after=5)
+    resumed.log(6, {"x": 1.0})
+    resumed.close()
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert [(e.step, e.value) for e in events.Scalars("x")] == [(s, 0.0) for s in range(1, 6)] + [(6, 1.0)]
+
+
+def test_tensorboard_is_on_disk_after_each_step(tmp_path):
+    tracker = TensorBoardTracker(tmp_path)
+    tracker.log(1, {"x": 0.5})
+    assert [e.value for e in EventAccumulator(str(tmp_path)).Reload().Scalars("x")] == [0.5]
+    tracker.close()
+
+
+def test_the_console_shows_evaluation_prompts_before_and_now():
+    progress = _progress()
+    tracker = ConsoleTracker(progress)
+    tracker.log(0, {"val-core/a/acc/mean@1": 0.0})
+    tracker.log_samples(0, _eval_samples(0.0, 0.0, 1.0))
+    tracker.log(1, {"critic/score/mean": 0.5})
+    tracker.log_samples(1, [*_eval_samples(1.0, 0.0, 1.0), Sample("9+9=", "18", "18", 1.0, 3)])
+    tracker.close()
+    text = progress.console.file.getvalue()
+    assert "eval samples  step 1  of 3 prompts 1 turned right, 0 turned wrong" in text
+    assert "samples  step 1\n" in text
+    assert "step  1/10" in text
+    assert "step  0/10" not in text
+
+
+def test_a_resumed_console_compares_with_the_first_evaluation_of_the_earlier_process(tmp_path):
+    with make_trackers(["jsonl", "console"], TrackedRun(tmp_path, _progress())) as trackers:
+        trackers.log(0, {"val-core/a/acc/mean@1": 0.25})
+        trackers.log_samples(0, _eval_samples(0.0, 0.0))
+        trackers.log(5, {"val-core/a/acc/mean@1": 0.5})
+        trackers.log_samples(5, _eval_samples(1.0, 0.0))
+    progress = _progress()
+    with make_trackers(["jsonl", "console"], TrackedRun(tmp_path, progress, resume_after=5)) as trackers:
+        trackers.log(6, {"val-core/a/acc/mean@1": 0.75})
+        trackers.log_samples(6, _eval_samples(1.0, 1.0))
+    text = progress.console.file.getvalue()
+    assert "accuracy 0.75 (was 0.25)" in text
+    assert "2 turned right" in text
+
+
+def test_a_failing_tracker_is_dropped_and_named_while_the_others_go_on(tmp_path, caplog):
+    failing, kept = Failing(ConnectionError("no route")), JsonlTracker(tmp_path)
+    with caplog.at_level(logging.WARNING), FanoutTracker({"wandb": failing, "jsonl": kept}) as trackers:
+        trackers.log(4, {"x": 1.0})
+        trackers.log(5, {"x": 1.0})
+        assert trackers.names == ["jsonl"]
+    assert failing.calls == 1
+    assert [row["step"] for row in _lines(tmp_path / "metrics.jsonl")] == [4, 5]
+    assert [record.getMessage() for record in caplog.records] == [
+        "tracker=wandb failed step=4 and is dropped: ConnectionError: no route"
+    ]
+
+
+def test_a_full_disk_rises_after_every_other_tracker_was_served(tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "metrics.jsonl").symlink_to("/dev/full")
+    trackers = FanoutTracker({"jsonl": JsonlTracker(tmp_path / "full"), "other": JsonlTracker(tmp_path / "other")})
+    with pytest.raises(ResourceError, match="disk is full") as caught:
+        trackers.log(1, {"x": 1.0})
+    assert "trainer.run_dir" in caught.value.remedy
+    assert _lines(tmp_path / "other" / "metrics.jsonl") == [{"step": 1, "x": 1.0}]
+    trackers.close()
+
+
+def test_another_disk_error_drops_only_its_tracker(caplog):
+    trackers = FanoutTracker({"tensorboard": Failing(OSError(errno.EIO, "input/output error"))})
+    with caplog.at_level(logging.WARNING):
+        trackers.log(1, {"x": 1.0})
+    assert "tracker=tensorboard" in caplog.text
+    assert trackers.names == []
+
+
+def test_a_failure_while_closing_does_not_hide_the_runs_own_error():
+    with pytest.raises(ValueError, match="the real one"), FanoutTracker({"mlflow": Failing(OSError("x"))}):
+        raise ValueError("the real one")
+
+
+def test_the_factory_makes_each_named_tracker_once(tmp_path):
+    with make_trackers(["tensorboard", "jsonl", "jsonl"], TrackedRun(tmp_path, _progress())) as trackers:
+        assert trackers.names == ["jsonl", "tensorboard"]
+        trackers.log(1, {"x": 1.0})
+    assert list((tmp_path / "tensorboard").iterdir())
+
+
+def test_an_unknown_tracker_names_the_nearest_and_the_choices():
+    with pytest.raises(ConfigError, match=r"trainer\.trackers names 'tensorbord'") as caught:
+        check_names(["jsonl", "tensorbord"])
+    assert "Did you mean 'tensorboard'?" in caught.value.remedy
+    assert "jsonl, console, tensorboard, wandb, mlflow" in caught.value.remedy
+
+
+@pytest.mark.parametrize("name", ["wandb", "mlflow"])
+def test_a_missing_tracking_package_names_its_extra(tmp_path, monkeypatch, name):
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(MissingExtraError, match=name) as caught:
+        make_trackers([name], TrackedRun(tmp_path, _progress()))
+    assert f"hybridflow[{name}]" in caught.value.remedy

@@ -1,0 +1,171 @@
+"""The process of one rank of a pool: it hosts that rank's worker of every role in the pool.
+
+The same class serves all backends: the local one calls it, the Ray one makes an actor of it. Calls run in call order.
+"""
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from hybridflow.batch import Batch, Ragged
+from hybridflow.controller.failures import Place, call_failed
+from hybridflow.controller.health import HostInfo
+from hybridflow.controller.packets import Column, Packet, Portion, Summary, assembled, columns_of
+from hybridflow.controller.rendezvous import Rendezvous
+from hybridflow.controller.worker import Worker, WorkerContext
+from hybridflow.errors import BatchError
+from hybridflow.parallel import ParallelMesh
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerKey:
+    """Which worker of a host: the role it was made for, and the role it is called as (see `WorkerGroup.view`)."""
+
+    worker: str
+    role: str
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerForm:
+    """What becomes of a method's answer."""
+
+    wanted: bool = True
+    """False on ranks that do not answer: the answer is dropped where it was made."""
+
+    provides: tuple[str, ...] = ()
+    """Columns the answer adds to its batch; empty for answers that are plain values."""
+
+    keeps_rows: bool = True
+    """The answer must have the rows of the batch it was made from."""
+
+    @property
+    def objects(self) -> int:
+        """How many objects a call returns: a value, or a summary, one packet a column and one for the rest."""
+        return len(self.provides) + 2 if self.wanted and self.provides else 1
+
+
+VALUE = AnswerForm()
+NOTHING = AnswerForm(wanted=False)
+
+
+class WorkerHost:
+    """The workers of one rank of a pool."""
+
+    def __init__(self, rank: int, *, device: str, node: str, threads: int | None) -> None:
+        self.rank = rank
+        self.device = device
+        self.node = node
+        self.threads = threads
+        self.workers: dict[str, Worker] = {}
+        self.rendezvous = Rendezvous(rank)
+        if threads is not None:
+            torch.set_num_threads(threads)
+
+    def build(
+        self,
+        role: str,
+        worker_class: type[Worker],
+        mesh: ParallelMesh,
+        generation_mesh: ParallelMesh | None,
+        kwargs: Mapping[str, object],
+        address: str | None,
+    ) -> HostInfo:
+        """Makes the worker of a role; all roles of the host share one rendezvous."""
+        if not self.workers:
+            self.rendezvous = Rendezvous(self.rank, mesh.size, address)
+        context = WorkerContext(
+            role, self.rank, mesh, generation_mesh, self.device, self.node, self.threads, self.rendezvous
+        )
+        try:
+            self.workers[role] = worker_class(context, **kwargs)
+        except (Exception, SystemExit) as error:
+            raise call_failed(error, Place(role, self.rank, self.node, "__init__")) from error
+        return self.info()
+
+    def info(self) -> HostInfo:
+        """Who this process is."""
+        return HostInfo(self.node, os.getpid())
+
+    def run(
+        self,
+        key: WorkerKey,
+        method: str,
+        form: AnswerForm = VALUE,
+        args: tuple = (),
+        kwargs: Mapping[str, object] | None = None,
+        *stored: object,
+    ) -> object:
+        """Calls a method; portions among its arguments become batches made from the stored packets."""
+        try:
+            given: list[Batch] = []
+            stage = f"{key.role}.{method}"
+            args = tuple(_received(value, stored, given, stage) for value in args)
+            named = {name: _received(value, stored, given, stage) for name, value in (kwargs or {}).items()}
+            answer = getattr(self.workers[key.worker], method)(*args, **named)
+            return _answered(answer, form, given[0] if given else None)
+        except (Exception, SystemExit) as error:
+            raise call_failed(error, Place(key.role, self.rank, self.node, method)) from error
+
+
+def _received(value: object, stored: tuple[object, ...], given: list[Batch], stage: str) -> object:
+    if not isinstance(value, Portion):
+        return value
+    batch = assembled(value, stored, stage=stage)
+    given.append(batch)
+    return batch
+
+
+def _answered(answer: object, form: AnswerForm, given: Batch | None) -> object:
+    if not form.wanted:
+        return None
+    if not form.provides:
+        if isinstance(answer, Batch):
+            raise BatchError(
+                "The method answered with a Batch, but names no columns it provides.",
+                remedy="Name the columns it adds: @transfer(..., provides=('values',)).",
+            )
+        return answer
+    if not isinstance(answer, Batch):
+        raise BatchError(
+            f"The method provides {list(form.provides)}, but answered with a {type(answer).__name__}.",
+            remedy="Return a Batch with these columns, one row for each row it was given.",
+        )
+    _check(answer, form, given)
+    before = columns_of(given) if given is not None else {}
+    declared: dict[str, Column] = {}
+    rest: dict[str, Column] = {}
+    for name, column in columns_of(answer).items():
+        if name in form.provides:
+            declared[name] = column
+        elif name not in before or not _same(column, before[name]):
+            rest[name] = column
+    summary = Summary.of(declared | rest, len(answer), answer.meta)
+    return summary, *(Packet({name: declared[name]}, {}) for name in form.provides), Packet(rest, answer.meta)
+
+
+def _check(answer: Batch, form: AnswerForm, given: Batch | None) -> None:
+    missing = [name for name in form.provides if name not in answer]
+    if missing:
+        raise BatchError(
+            f"The answer lacks the columns {missing}, which the method is said to provide; it has {answer.columns}.",
+            remedy="Add them to the answer, or take them out of @transfer(provides=...).",
+        )
+    if given is not None and form.keeps_rows and len(answer) != len(given):
+        raise BatchError(
+            f"The answer has {len(answer)} rows for the {len(given)} that were given.",
+            remedy="Answer each row exactly once, in the order given.",
+        )
+
+
+def _same(column: Column, given: Column) -> bool:
+    """Whether a column is the one that was given, passed on."""
+    if isinstance(column, Ragged) and isinstance(given, Ragged):
+        return column.values.data_ptr() == given.values.data_ptr() and len(column) == len(given)
+    if isinstance(column, torch.Tensor) and isinstance(given, torch.Tensor):
+        return column.data_ptr() == given.data_ptr() and column.shape == given.shape
+    return column is given or column == given if isinstance(column, list) else False

@@ -1,0 +1,89 @@
+"""Answers that are not here yet, and waiting for them."""
+
+from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeGuard, TypeVar, overload
+
+from hybridflow.controller.backends.interface import Backend, Pending
+from hybridflow.observability.metrics import Measure, Metrics, merge
+
+Answer = TypeVar("Answer", covariant=True)
+
+
+class Awaited(Protocol):
+    """What can be waited for: a `Future`, or a `BatchRef`."""
+
+    @property
+    def backend(self) -> Backend:
+        """Where the calls run."""
+        ...
+
+    def pending(self) -> Sequence[Pending]:
+        """The calls under way."""
+        ...
+
+    def result(self) -> object:
+        """The answer, once it is there."""
+        ...
+
+
+class Future(Generic[Answer]):
+    """The answer of a role's method. `result()` waits for it, and raises the first failure of any call."""
+
+    def __init__(
+        self, calls: Sequence[Pending], backend: Backend, combine: Callable[[Sequence[object]], Answer]
+    ) -> None:
+        self._calls = calls
+        self._backend = backend
+        self._combine = combine
+        self._answer: list[Answer] = []
+
+    @property
+    def backend(self) -> Backend:
+        """Where the calls run."""
+        return self._backend
+
+    def pending(self) -> Sequence[Pending]:
+        """The calls under way: one a rank."""
+        return [] if self._answer else self._calls
+
+    def result(self) -> Answer:
+        """The answer of all ranks, combined as the method's transfer protocol says."""
+        if not self._answer:
+            self._answer.append(self._combine(self._backend.wait(self._calls)))
+        return self._answer[0]
+
+
+@overload
+def wait(*futures: Future[Metrics]) -> Metrics: ...
+@overload
+def wait(*futures: Awaited) -> object: ...
+def wait(*futures: Awaited) -> object:
+    """Waits for all: one set of metrics when all answers are metrics, else a tuple of answers (one answer: itself).
+
+    All calls of the backend are watched meanwhile, so the first failure anywhere is raised and nothing hangs.
+    """
+    for backend in {id(future.backend): future.backend for future in futures}.values():
+        backend.wait([call for future in futures if future.backend is backend for call in future.pending()])
+    answers = tuple(future.result() for future in futures)
+    sets = [answer for answer in answers if is_metrics(answer)]
+    if len(sets) == len(answers):
+        return merge(sets)
+    return answers[0] if len(answers) == 1 else answers
+
+
+def is_metrics(answer: object) -> TypeGuard[Metrics]:
+    """Whether an answer is a set of metrics: a dict of measures."""
+    return isinstance(answer, dict) and all(isinstance(measure, Measure) for measure in answer.values())
+
+
+def combined(answers: Sequence[object]) -> object:
+    """The answers of several ranks as one: metrics merged, a single answer itself, else a list in the order of parts.
+
+    Answers that are all None are None.
+    """
+    if len(answers) == 1:
+        return answers[0]
+    sets = [answer for answer in answers if is_metrics(answer)]
+    if len(sets) == len(answers):
+        return merge(sets)
+    return None if all(answer is None for answer in answers) else list(answers)

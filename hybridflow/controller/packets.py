@@ -1,0 +1,183 @@
+"""What travels: columns as packets, a small summary for the driver, and how a rank puts its part together."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hybridflow.batch import Batch, Ragged, wire
+from hybridflow.batch.batch import Meta
+from hybridflow.errors import BatchError
+
+Column = Tensor | Ragged | list
+Rows = tuple[int, int] | np.ndarray | None
+"""Rows of a shard: start and stop, positions, or None for all."""
+
+
+class Packet:
+    """Columns of some rows, as one stored object; pickles to views of the tensors' bytes, without a copy."""
+
+    __slots__ = ("columns", "meta")
+
+    def __init__(self, columns: Mapping[str, Column], meta: Meta) -> None:
+        self.columns = columns
+        self.meta = meta
+
+    def __reduce__(self):
+        rows, tokens, objects = by_kind(self.columns)
+        return _unpacked, wire.pack(rows, tokens, objects, self.meta)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What the driver learns of a stage's answer: numbers per row, never a token."""
+
+    rows: int
+    columns: tuple[str, ...]
+    lengths: Mapping[str, Tensor]
+    """Tokens a row [B] of each token column."""
+
+    scalars: Mapping[str, Tensor]
+    """Row columns of one number a row [B]."""
+
+    meta: Meta
+
+    @staticmethod
+    def of(columns: Mapping[str, Column], rows: int, meta: Meta) -> "Summary":
+        """The summary of some columns; columns with the same offsets share their lengths."""
+        row_columns, tokens, _ = by_kind(columns)
+        shared: dict[int, Tensor] = {}
+        for column in tokens.values():
+            shared.setdefault(column.offsets.data_ptr(), column.lengths)
+        return Summary(
+            rows,
+            tuple(columns),
+            {name: shared[column.offsets.data_ptr()] for name, column in tokens.items()},
+            {name: column for name, column in row_columns.items() if column.dim() == 1},
+            meta,
+        )
+
+    def __reduce__(self):
+        packed: dict[int, wire.Payload] = {}
+        for column in (*self.lengths.values(), *self.scalars.values()):
+            packed.setdefault(id(column), wire.as_bytes(column))
+        lengths = {name: packed[id(column)] for name, column in self.lengths.items()}
+        scalars = {name: packed[id(column)] for name, column in self.scalars.items()}
+        return _unpacked_summary, (self.rows, self.columns, lengths, scalars, self.meta)
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """Some rows of one shard; `slots` says which of the call's stored objects hold its columns."""
+
+    slots: tuple[int, ...]
+    rows: Rows
+
+
+@dataclass(frozen=True, slots=True)
+class TablePart:
+    """One table's contribution to a portion: rows of its shards end to end, then put in `order`."""
+
+    takes: tuple[Take, ...]
+    order: np.ndarray | None
+    meta: Meta
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """One rank's part of a batch, as instructions: an argument that the worker's method gets as a Batch."""
+
+    tables: tuple[TablePart, ...]
+    wanted: tuple[str, ...] | None
+    required: tuple[str, ...]
+    meta: Meta
+
+
+def assembled(portion: Portion, stored: Sequence[object], *, stage: str) -> Batch:
+    """The batch that a portion describes, from the stored packets of its call. Copies only what must be rearranged."""
+    columns: dict[str, Column] = {}
+    meta: Meta = {}
+    for table in portion.tables:
+        meta |= table.meta
+        shards: list[dict[str, Column]] = []
+        for take in table.takes:
+            shard: dict[str, Column] = {}
+            for slot in take.slots:
+                packet = stored[slot]
+                assert isinstance(packet, Packet), f"slot {slot} holds {type(packet)}"
+                meta |= packet.meta
+                for name, column in packet.columns.items():
+                    if portion.wanted is None or name in portion.wanted:
+                        shard[name] = chosen(column, take.rows)
+            shards.append(shard)
+        for name in _same_names(shards):
+            columns[name] = chosen(concatenated([shard[name] for shard in shards]), table.order)
+    rows, tokens, objects = by_kind(columns)
+    batch = Batch.of(rows=rows, tokens=tokens, objects=objects, meta=meta | portion.meta)
+    batch.require(portion.required, stage=stage)
+    return batch
+
+
+def columns_of(batch: Batch) -> dict[str, Column]:
+    """All columns of a batch."""
+    return {**batch.row_columns, **batch.token_columns, **batch.objects}
+
+
+def by_kind(columns: Mapping[str, Column]) -> tuple[dict[str, Tensor], dict[str, Ragged], dict[str, list]]:
+    """Row, token and object columns apart."""
+    rows = {name: column for name, column in columns.items() if isinstance(column, Tensor)}
+    tokens = {name: column for name, column in columns.items() if isinstance(column, Ragged)}
+    objects = {name: column for name, column in columns.items() if isinstance(column, list)}
+    return rows, tokens, objects
+
+
+def chosen(column: Column, rows: Rows) -> Column:
+    """Some rows of a column: itself for all, a view for a range, a copy for positions."""
+    if rows is None:
+        return column
+    if isinstance(rows, tuple):
+        start, stop = rows
+        return column.slice(start, stop) if isinstance(column, Ragged) else column[start:stop]
+    if isinstance(column, list):
+        return [column[row] for row in rows.tolist()]
+    index = torch.tensor(rows, dtype=torch.int64)
+    return column.select(index) if isinstance(column, Ragged) else column[index]
+
+
+def concatenated(parts: Sequence[Column]) -> Column:
+    """Columns end to end; a single one is itself."""
+    if len(parts) == 1:
+        return parts[0]
+    tensors = [part for part in parts if isinstance(part, Tensor)]
+    ragged = [part for part in parts if isinstance(part, Ragged)]
+    if tensors:
+        return torch.cat(tensors)
+    return Ragged.concat(ragged) if ragged else [value for part in parts if isinstance(part, list) for value in part]
+
+
+def _same_names(shards: Sequence[Mapping[str, Column]]) -> list[str]:
+    names = list(shards[0]) if shards else []
+    for shard in shards[1:]:
+        if set(shard) != set(names):
+            raise BatchError(
+                f"The ranks of one stage answered with different columns: {names} and {list(shard)}.",
+                remedy="Let a method add the same columns on every rank.",
+            )
+    return names
+
+
+def _unpacked(rows, tokens, objects, meta: Meta) -> Packet:
+    row_columns, ragged, lists, _ = wire.unpack(rows, tokens, objects, {})
+    return Packet({**row_columns, **ragged, **lists}, meta)
+
+
+def _unpacked_summary(rows, columns, lengths, scalars, meta) -> Summary:
+    return Summary(
+        rows,
+        columns,
+        {name: wire.from_bytes(payload) for name, payload in lengths.items()},
+        {name: wire.from_bytes(payload) for name, payload in scalars.items()},
+        meta,
+    )

@@ -1,0 +1,55 @@
+"""What runs on one rank of a role."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch.distributed as dist
+
+from hybridflow.controller.rendezvous import Rendezvous
+from hybridflow.parallel import ParallelMesh
+
+
+@dataclass(frozen=True)
+class WorkerContext:
+    """Where a worker stands: its role, its rank in the role's mesh, and what it computes on.
+
+    `WorkerContext("actor")` is the one worker of a role in this process, as tests want it.
+    """
+
+    role: str
+    rank: int = 0
+    mesh: ParallelMesh = field(default_factory=lambda: ParallelMesh({"data": 1}))
+    generation_mesh: ParallelMesh | None = None
+    device: str = "cpu"
+    node: str = "local"
+    threads: int | None = None
+    rendezvous: Rendezvous = field(default_factory=Rendezvous)
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the role."""
+        return self.mesh.size
+
+    @property
+    def meshes(self) -> Mapping[str, ParallelMesh]:
+        """The meshes that transfer protocols name: `training`, and `generation` (the same where none was given)."""
+        return {"training": self.mesh, "generation": self.generation_mesh or self.mesh}
+
+    def process_group(self) -> dist.ProcessGroup:
+        """All ranks of the role as torch.distributed's default group; the first call waits until all have called."""
+        return self.rendezvous.process_group(self.role)
+
+
+class Worker:
+    """Base of all workers: keeps the context. Methods marked `@transfer(...)` may be called by the driver.
+
+    One instance lives on each device of its pool. Calls to a pool run one after another, in the driver's order.
+
+        class Echo(Worker):
+            @transfer(BROADCAST)
+            def ping(self) -> int:
+                return self.context.rank
+    """
+
+    def __init__(self, context: WorkerContext) -> None:
+        self.context = context

@@ -1,0 +1,129 @@
+"""Index arithmetic on handles: the same as the plain operation on the batch itself."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from hybridflow.batch import Batch, Ragged
+from hybridflow.controller import BatchRef, ResourcePool, WorkerGroup
+from hybridflow.controller.backends.local import LocalBackend
+from hybridflow.controller.row_index import inverse, shard_rows
+from hybridflow.errors import BatchError
+from tests.unit.controller.workers import Model, prompts
+
+
+@pytest.fixture
+def generated() -> BatchRef:
+    """16 rows over 3 shards, balanced, so that rows of a shard are out of order."""
+    return WorkerGroup(Model, ResourcePool("main", 3), LocalBackend(), role="actor").generate(prompts(rows=8))
+
+
+def same(left: Batch, right: Batch) -> bool:
+    tokens = all(
+        [row.tolist() for row in left.tokens(name).rows()] == [row.tolist() for row in right.tokens(name).rows()]
+        for name in left.token_columns
+    )
+    rows = all(torch.equal(column, right.row(name)) for name, column in left.row_columns.items())
+    return set(left.columns) == set(right.columns) and tokens and rows and left.objects == right.objects
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_take_then_fetch_is_fetch_then_select(generated, seed):
+    index = torch.randint(0, 16, (9,), generator=torch.Generator().manual_seed(seed))
+    assert same(generated.take(index).fetch(), generated.fetch().select(index))
+    twice = torch.tensor([3, 3, 0])
+    assert same(generated.take(index).take(twice).fetch(), generated.fetch().select(index).select(twice))
+
+
+def test_numbers_per_row_are_known_without_fetching(generated):
+    fetched = generated.fetch()
+    assert torch.equal(generated.row("uid"), fetched.row("uid"))
+    assert torch.equal(generated.row("weight_version"), fetched.row("weight_version"))
+    assert torch.equal(generated.tokens_of("response_ids"), fetched.tokens("response_ids").lengths)
+    assert torch.equal(generated.lengths, fetched.tokens("prompt_ids").lengths + fetched.tokens("response_ids").lengths)
+    index = torch.tensor([5, 2])
+    assert torch.equal(generated.take(index).lengths, generated.lengths[index])
+    with pytest.raises(BatchError, match=r"no numbers per row of the column 'answer'.*fetch\(\['answer'\]\)"):
+        generated.row("answer")
+
+
+def test_a_later_column_replaces_an_earlier_one(generated):
+    ones = Batch.of(rows={"weight_version": torch.ones(16)})
+    assert generated.join(ones).fetch(["weight_version"]).row("weight_version").tolist() == [1.0] * 16
+    assert generated.join(ones).row("weight_version").tolist() == [1.0] * 16
+    back = BatchRef.of(ones, generated.backend).join(generated)
+    assert back.fetch().row("weight_version").tolist() == [7] * 16
+
+
+def test_joining_what_is_there_already_changes_nothing(generated):
+    ones = Batch.of(rows={"weight_version": torch.ones(16)})
+    changed = generated.join(ones)
+    assert changed.join(generated).row("weight_version").tolist() == [1.0] * 16
+
+
+def test_joining_other_rows_is_an_error(generated):
+    with pytest.raises(BatchError, match="4 rows cannot be joined to one of 16"):
+        generated.join(generated.take([0, 1, 2, 3]).join(prompts(rows=2)))
+
+
+def test_concat_is_the_rows_end_to_end(generated):
+    parts = [generated.take([4, 1]), generated.take([9]), generated.take([0, 2, 3])]
+    assert same(BatchRef.concat(parts).fetch(), generated.fetch().select([4, 1, 9, 0, 2, 3]))
+    first, second = prompts(rows=2), prompts(rows=3)
+    refs = [BatchRef.of(batch, generated.backend).take([1, 0]) for batch in (first, second)]
+    expected = Batch.concat([first.select([1, 0]), second.select([1, 0])])
+    assert same(BatchRef.concat(refs).fetch(), expected)
+
+
+def test_fetch_brings_only_the_columns_asked_for(generated):
+    assert generated.fetch(["answer", "uid"]).columns == ["uid", "answer"]
+    with pytest.raises(BatchError, match="'fetch' needs the columns \\['scores'\\]"):
+        generated.fetch(["scores"])
+
+
+def test_meta_of_stages_and_of_the_driver_travels(generated):
+    assert generated.meta == {"temperature": 0.5}
+    assert generated.with_meta(tokens=12).fetch(["uid"]).meta == {"temperature": 0.5, "tokens": 12}
+
+
+def test_rows_outside_the_batch_are_an_error(generated):
+    with pytest.raises(BatchError, match="of a batch of 16"):
+        generated.take([16])
+
+
+@pytest.mark.parametrize("sizes", [[3], [2, 3], [1, 0, 4, 2]])
+def test_shard_rows_find_every_row_in_order(sizes):
+    shards = [[f"{shard}.{row}" for row in range(size)] for shard, size in enumerate(sizes)]
+    flat = list(itertools.chain(*shards))
+    generator = torch.Generator().manual_seed(0)
+    indices = [None, torch.arange(len(flat)), torch.arange(1, len(flat)), torch.arange(len(flat)).flip(0)]
+    indices += [torch.randint(0, len(flat), (count,), generator=generator) for count in (1, 2, 5, 20)]
+    for index in indices:
+        found, order = shard_rows(index, sizes)
+        taken = []
+        for part in found:
+            whole = shards[part.shard]
+            rows = part.rows
+            if isinstance(rows, np.ndarray):
+                taken += [whole[row] for row in rows]
+            else:
+                taken += whole if rows is None else whole[rows[0] : rows[1]]
+        ordered = taken if order is None else [taken[position] for position in order]
+        assert ordered == (flat if index is None else [flat[i] for i in index.tolist()])
+
+
+def test_inverse_undoes_a_permutation():
+    permutation = torch.randperm(20, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(permutation[inverse(permutation)], torch.arange(20))
+
+
+def test_object_columns_and_empty_rows_survive():
+    batch = Batch.of(
+        tokens={"prompt_ids": Ragged.from_rows([[], [1, 2], []], dtype=torch.int64)},
+        objects={"answer": [None, {"a": 1}, "x"]},
+    )
+    ref = BatchRef.of(batch, LocalBackend()).take([2, 1])
+    assert ref.fetch().object("answer") == ["x", {"a": 1}]
+    assert ref.lengths.tolist() == [0, 2]

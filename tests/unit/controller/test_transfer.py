@@ -1,0 +1,73 @@
+"""`@transfer` attaches a spec, and misuse is told at once."""
+
+import pytest
+
+from hybridflow.batch import Batch
+from hybridflow.controller import BROADCAST, DATA_PARALLEL, ResourcePool, Worker, WorkerGroup, transfer
+from hybridflow.controller.backends.local import LocalBackend
+from hybridflow.controller.transfer import specs_of
+from hybridflow.errors import ConfigError
+from tests.unit.controller.workers import Model
+
+
+def test_the_spec_says_what_travels():
+    specs = specs_of(Model)
+    assert specs["values"].requires == ("prompt_ids", "response_ids")
+    assert specs["values"].wanted == ("prompt_ids", "response_ids", "bonus")
+    assert specs["values"].provides == ("values",)
+    assert specs["columns_seen"].wanted is None
+
+
+def test_an_overriding_method_keeps_the_spec_of_the_one_it_overrides():
+    class Other(Model):
+        def values(self, batch: Batch) -> Batch:
+            return batch
+
+    assert specs_of(Other)["values"] == specs_of(Model)["values"]
+
+
+def test_the_method_itself_is_not_changed():
+    def method(self) -> int:
+        return 1
+
+    assert transfer(BROADCAST)(method) is method
+
+
+def test_a_generator_is_refused():
+    with pytest.raises(ConfigError, match=r"generator.*Return the whole answer"):
+
+        @transfer(BROADCAST)
+        def stream(self):
+            yield 1
+
+
+def test_a_batch_without_provided_columns_is_refused():
+    with pytest.raises(ConfigError, match=r"returns a Batch.*provides"):
+
+        @transfer(DATA_PARALLEL)
+        def values(self, batch: Batch) -> Batch:
+            return batch
+
+
+def test_columns_given_as_a_string_are_refused():
+    with pytest.raises(ConfigError, match=r"requires='prompt_ids'.*tuple"):
+        transfer(DATA_PARALLEL, requires="prompt_ids")  # pyright: ignore[reportArgumentType]
+
+
+def test_what_is_no_protocol_is_refused():
+    with pytest.raises(ConfigError, match=r"'broadcast'.*not a transfer protocol.*DATA_PARALLEL"):
+        transfer("broadcast")  # pyright: ignore[reportArgumentType]
+
+
+def test_a_method_named_like_one_of_the_group_is_refused():
+    class Clash(Worker):
+        @transfer(BROADCAST)
+        def kill(self) -> None: ...
+
+    with pytest.raises(ConfigError, match=r"\['kill'\].*Rename"):
+        WorkerGroup(Clash, ResourcePool("main", 1), LocalBackend(), role="actor")
+
+
+def test_a_pool_needs_a_device():
+    with pytest.raises(ConfigError, match="'main' has 0 devices"):
+        ResourcePool("main", 0)

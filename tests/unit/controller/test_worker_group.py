@@ -1,0 +1,229 @@
+"""Calls to a group on the local backend: who gets what, and what comes back."""
+
+import pytest
+import torch
+
+from hybridflow.batch import Batch
+from hybridflow.controller import BatchRef, ResourcePool, WorkerGroup, wait
+from hybridflow.controller.backends.local import LocalBackend
+from hybridflow.errors import BatchError, ConfigError, RewardError, WorkerError
+from hybridflow.parallel import ParallelMesh
+from tests.unit.controller.workers import Broken, Model, Talker, prompts
+
+
+def group(worker_class, devices=1, **kwargs) -> WorkerGroup:
+    return WorkerGroup(worker_class, ResourcePool("main", devices), LocalBackend(), role="actor", **kwargs)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3])
+def test_an_answer_adds_its_columns_and_keeps_the_order_of_rows(devices):
+    given = prompts(rows=7)
+    batch = group(Model, devices).generate(given)
+    assert isinstance(batch, BatchRef)
+    fetched = batch.fetch()
+    assert fetched.row("uid").tolist() == given.row("uid").tolist()
+    assert fetched.row("sample_index").tolist() == given.row("sample_index").tolist()
+    assert [len(row) for row in fetched.tokens("response_ids").rows()] == [1 + i // 2 for i in range(14)]
+    assert [row.tolist() for row in fetched.tokens("prompt_ids").rows()] == [
+        row.tolist() for row in given.tokens("prompt_ids").rows()
+    ]
+    assert fetched.object("answer") == given.object("answer")
+    assert fetched.meta == {"temperature": 0.5}
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3])
+def test_the_whole_path_of_a_batch_gives_the_same_as_one_rank(devices):
+    actor, judge = group(Model, devices, kwargs={"scale": 3.0}), group(Model, max(1, devices - 1))
+    batch = actor.generate(prompts(rows=8))
+    batch = batch.join(judge.score(batch), actor.values(batch))
+    fetched = batch.fetch()
+    assert fetched.row("scores").tolist() == [float(i // 2) for i in range(16)]
+    assert [row.tolist() for row in fetched.tokens("values").rows()] == [
+        [3.0 * (1 + i // 2)] * (1 + i // 2) for i in range(16)
+    ]
+    metrics = actor.update(batch).result()
+    tokens = fetched.tokens("response_ids").values.float()
+    assert metrics["loss"].value == pytest.approx(float(tokens.mean()))
+    assert metrics["rows"].value == 16
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+def test_siblings_stay_on_one_rank_and_loads_are_close_to_equal(devices):
+    actor = group(Model, devices)
+    batch = actor.score(actor.generate(prompts(rows=12, siblings=4)))
+    uids, ranks, tokens = batch.row("uid"), batch.row("scored_by"), batch.lengths
+    for uid in uids.unique():
+        assert len(ranks[uids == uid].unique()) == 1
+    loads = [int(tokens[ranks == rank].sum()) for rank in range(devices)]
+    assert max(loads) <= 4 / 3 * sum(loads) / devices
+
+
+def test_only_required_and_optional_columns_travel():
+    actor = group(Model)
+    batch = actor.generate(prompts())
+    assert actor.last_seen().result() == ["prompt_ids"]
+    actor.values(batch.join(actor.score(batch)))
+    assert sorted(actor.last_seen().result()) == ["prompt_ids", "response_ids"]
+    bonus = Batch.of(rows={"bonus": torch.ones(len(batch))})
+    actor.values(batch.join(bonus))
+    assert sorted(actor.last_seen().result()) == ["bonus", "prompt_ids", "response_ids"]
+
+
+def test_without_required_columns_all_travel():
+    actor = group(Model)
+    batch = actor.score(actor.generate(prompts()))
+    seen = actor.columns_seen(batch).result()
+    expected = ["uid", "sample_index", "prompt_ids", "answer", "response_ids", "weight_version", "scores", "scored_by"]
+    assert sorted(seen) == sorted(expected)
+
+
+def test_a_missing_column_is_named_with_the_stage_that_needs_it():
+    with pytest.raises(BatchError, match=r"actor\.values.*response_ids.*Join the stage"):
+        group(Model).values(prompts())
+
+
+def test_one_rank_reads_the_very_tensors_the_driver_gave():
+    actor = group(Model)
+    given = prompts()
+    assert actor.generate(given).fetch().row("uid").data_ptr() == given.row("uid").data_ptr()
+
+
+def test_broadcast_answers_come_from_every_rank_and_a_single_one_is_itself():
+    assert group(Talker, 3).rank().result() == [0, 1, 2]
+    assert group(Talker).rank().result() == 0
+    assert group(Talker, 3).nothing().result() is None
+
+
+def test_a_batch_answered_by_every_rank_is_all_their_rows():
+    given = prompts(rows=2, siblings=1)
+    batch = group(Model, 2).everyone(given)
+    assert len(batch) == 4
+    assert batch.fetch().row("echo").tolist() == [0, 0, 1, 1]
+    assert group(Model).everyone(given).fetch(["uid", "echo"]).row("uid").tolist() == [100, 101]
+
+
+def test_stages_answer_once_a_pipeline_stage():
+    mesh = ParallelMesh({"data": 2, "pipeline": 2, "tensor": 2})
+    answers = group(Talker, 8, mesh=mesh).stage().result()
+    assert answers == [{"data": 0, "pipeline": stage, "tensor": 0} for stage in range(2)]
+
+
+def test_tensor_ranks_receive_the_same_part_and_one_of_them_answers():
+    mesh = ParallelMesh({"data": 2, "tensor": 2})
+    batch = group(Model, 4, mesh=mesh).score(group(Model).generate(prompts(rows=4)))
+    assert batch.row("scores").tolist() == [float(i // 2) for i in range(8)]
+    assert set(batch.row("scored_by").tolist()) == {0, 2}
+
+
+def test_generation_is_read_on_the_generation_mesh():
+    talker = group(
+        Talker,
+        4,
+        mesh=ParallelMesh({"data": 1, "tensor": 4}),
+        generation_mesh=ParallelMesh({"data": 1, "tensor": 2, "micro_data": 2}),
+    )
+    parts = talker.uids(prompts(rows=4, siblings=1)).result()
+    assert len(parts) == 2
+    assert sorted(parts[0] + parts[1]) == [100, 101, 102, 103]
+
+
+def test_per_rank_takes_one_input_a_rank_or_divides_a_batch():
+    talker = group(Talker, 3)
+    assert talker.add([1, 2, 3], right=[10, 20, 30]).result() == [11, 22, 33]
+    assert talker.rows(prompts(rows=3, siblings=2)).result() == [2, 2, 2]
+    assert talker.rows([prompts(rows=n, siblings=1) for n in (1, 2, 3)]).result() == [1, 2, 3]
+    with pytest.raises(BatchError, match=r"one input a rank.*list of 3"):
+        talker.add([1, 2], right=[1, 2, 3])
+
+
+def test_a_users_protocol_distributes_and_collects():
+    talker = group(Talker, 2)
+    given = prompts(rows=5, siblings=1)
+    assert talker.own(given, "word").result() == {
+        "answers": [("word", [104, 102, 100]), ("word", [103, 101])],
+        "ranks": 2,
+    }
+    batch = talker.own_batch(given).fetch()
+    assert batch.row("uid").tolist() == [104, 102, 100, 103, 101]
+    assert batch.row("rank").tolist() == [0, 0, 0, 1, 1]
+    assert batch.object("answer") == ["4", "2", "0", "3", "1"]
+
+
+def test_wait_merges_metrics_and_gives_other_answers_as_they_are():
+    actor, talker = group(Model), group(Talker, 2)
+    batch = actor.generate(prompts())
+    metrics = wait(actor.update(batch), actor.update(batch))
+    assert metrics["rows"].value == 24
+    assert wait(talker.rank()) == [0, 1]
+    assert wait(talker.rank(), talker.nothing()) == ([0, 1], None)
+
+
+def test_fewer_prompts_than_ranks_is_an_error_with_a_remedy():
+    with pytest.raises(BatchError, match=r"2 prompts cannot be divided over the 3 .*'actor'.*data\.batch_size"):
+        group(Model, 3).generate(prompts(rows=2, siblings=4))
+
+
+def test_a_stage_that_loses_a_row_or_a_column_is_named():
+    with pytest.raises(WorkerError, match=r"actor\.lose_a_row.*11 rows for the 12.*exactly once"):
+        group(Model).lose_a_row(prompts())
+    with pytest.raises(WorkerError, match=r"forget_a_column.*scores"):
+        group(Model).forget_a_column(prompts())
+
+
+def test_an_unknown_method_names_the_nearest():
+    with pytest.raises(ConfigError, match=r"'actor' has no method 'generat'.*Did you mean 'generate'"):
+        group(Model).generat(prompts())
+    with pytest.raises(ConfigError, match="'hidden' of the role 'actor' is not open"):
+        group(Talker).hidden()
+
+
+def test_a_failure_names_role_rank_and_method_and_shows_the_workers_own_lines():
+    with pytest.raises(WorkerError) as caught:
+        group(Talker, 2).fail(1)
+    error = caught.value
+    assert (error.role, error.rank, error.method) == ("actor", 1, "fail")
+    assert "ZeroDivisionError: no such number" in str(error)
+    assert "workers.py" in error.worker_traceback
+    assert "colocation.py" not in error.worker_traceback
+    assert isinstance(error.__cause__, ZeroDivisionError)
+
+
+def test_a_debugger_stops_in_the_frame_that_failed():
+    with pytest.raises(WorkerError) as caught:
+        group(Talker).fail(0)
+    frames = caught.value.__traceback__
+    while frames.tb_next is not None:
+        frames = frames.tb_next
+    assert frames.tb_frame.f_code.co_name == "fail"
+    assert frames.tb_frame.f_locals["on_rank"] == 0
+
+
+def test_an_error_of_the_house_keeps_its_message_and_remedy():
+    with pytest.raises(WorkerError, match=r"row 3 is NaN.*Look at the function") as caught:
+        group(Talker).fail_with_remedy()
+    assert isinstance(caught.value.__cause__, RewardError)
+
+
+def test_a_worker_that_cannot_be_made_says_why():
+    with pytest.raises(WorkerError, match=r"actor\.__init__ failed: FileNotFoundError: no model at /nowhere"):
+        group(Broken, kwargs={"path": "/nowhere"})
+
+
+def test_a_view_calls_the_same_workers_under_another_name():
+    actor = group(Model)
+    rollout = actor.view("rollout")
+    rollout.generate(prompts())
+    assert actor.last_seen().result() == ["prompt_ids"]
+    with pytest.raises(WorkerError, match=r"rollout\.lose_a_row"):
+        rollout.lose_a_row(prompts())
+
+
+def test_a_mesh_must_have_the_ranks_of_its_pool():
+    with pytest.raises(ConfigError, match=r"'actor' has 2 ranks, the pool 'main' 3 devices"):
+        group(Model, 3, mesh=ParallelMesh({"data": 2}))
+
+
+def test_a_future_of_a_value_is_no_argument():
+    talker = group(Talker)
+    with pytest.raises(BatchError, match=r"future.*result\(\)"):
+        talker.sleep(talker.rank())

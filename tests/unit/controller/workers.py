@@ -1,0 +1,163 @@
+"""Small workers and batches for the tests of the controller."""
+
+import time
+
+import torch
+
+from hybridflow.batch import Batch, Ragged
+from hybridflow.controller import (
+    BROADCAST,
+    DATA_PARALLEL,
+    GENERATION,
+    PER_RANK,
+    STAGES,
+    BatchRef,
+    Worker,
+    WorkerContext,
+    transfer,
+)
+from hybridflow.errors import RewardError
+from hybridflow.observability.metrics import Measure, mean, total
+from hybridflow.parallel import ParallelMesh
+
+
+class Shuffled:
+    """A user's own protocol: rows in reverse, dealt out like cards."""
+
+    def distribute(self, batch: BatchRef, mesh: ParallelMesh) -> list[BatchRef]:
+        return [batch.take(torch.arange(len(batch) - 1 - rank, -1, -mesh.size)) for rank in range(mesh.size)]
+
+    def collect(self, answers, mesh: ParallelMesh):
+        if isinstance(answers[0], BatchRef):
+            return BatchRef.concat(answers)
+        return {"answers": list(answers), "ranks": mesh.size}
+
+
+class Model(Worker):
+    """Adds columns that say what was done where."""
+
+    def __init__(self, context: WorkerContext, scale: float = 1.0) -> None:
+        super().__init__(context)
+        self.scale = scale
+        self.seen: list[str] = []
+
+    @transfer(DATA_PARALLEL, requires=("prompt_ids",), provides=("response_ids", "weight_version"))
+    def generate(self, prompts: Batch) -> Batch:
+        """Row i of a prompt that begins with p gets p tokens, all of them p; meta says the temperature."""
+        self.seen = prompts.columns
+        first = [int(row[0]) for row in prompts.tokens("prompt_ids").rows()]
+        responses = Ragged.from_rows([[p] * p for p in first], dtype=torch.int64)
+        version = torch.full((len(prompts),), 7)
+        return prompts.with_columns(
+            tokens={"response_ids": responses}, rows={"weight_version": version}, meta={"temperature": 0.5}
+        )
+
+    @transfer(DATA_PARALLEL, requires=("prompt_ids", "response_ids"), optional=("bonus",), provides=("values",))
+    def values(self, batch: Batch) -> Batch:
+        self.seen = batch.columns
+        responses = batch.tokens("response_ids")
+        values = responses.like(responses.values * self.scale + self.context.rank * 0.0)
+        return batch.with_columns(tokens={"values": values})
+
+    @transfer(DATA_PARALLEL, requires=("answer", "response_ids"), provides=("scores",))
+    def score(self, batch: Batch) -> Batch:
+        """`scores`, and a column that is not declared."""
+        scores = torch.tensor([float(answer) for answer in batch.object("answer")])
+        where = torch.full((len(batch),), self.context.rank)
+        return batch.with_columns(rows={"scores": scores, "scored_by": where})
+
+    @transfer(DATA_PARALLEL, requires=("response_ids",))
+    def update(self, batch: Batch) -> dict[str, Measure]:
+        tokens = batch.tokens("response_ids").values
+        return {"loss": mean(float(tokens.float().mean()), len(tokens)), "rows": total(len(batch))}
+
+    @transfer(DATA_PARALLEL)
+    def columns_seen(self, batch: Batch) -> list[str]:
+        return batch.columns
+
+    @transfer(BROADCAST)
+    def last_seen(self) -> list[str]:
+        return self.seen
+
+    @transfer(BROADCAST, provides=("echo",))
+    def everyone(self, batch: Batch) -> Batch:
+        return batch.with_columns(rows={"echo": torch.full((len(batch),), self.context.rank)})
+
+    @transfer(DATA_PARALLEL, provides=("scores",))
+    def lose_a_row(self, batch: Batch) -> Batch:
+        return batch.slice(0, len(batch) - 1).with_columns(rows={"scores": torch.zeros(len(batch) - 1)})
+
+    @transfer(DATA_PARALLEL, provides=("scores",))
+    def forget_a_column(self, batch: Batch) -> Batch:
+        return batch
+
+
+class Talker(Worker):
+    """Answers with plain values."""
+
+    @transfer(BROADCAST)
+    def rank(self) -> int:
+        return self.context.rank
+
+    @transfer(BROADCAST)
+    def nothing(self) -> None:
+        return None
+
+    @transfer(STAGES)
+    def stage(self) -> dict[str, int]:
+        return self.context.mesh.coordinate(self.context.rank)
+
+    @transfer(PER_RANK)
+    def add(self, left: int, *, right: int) -> int:
+        return left + right
+
+    @transfer(PER_RANK)
+    def rows(self, batch: Batch) -> int:
+        return len(batch)
+
+    @transfer(GENERATION, requires=("uid",))
+    def uids(self, batch: Batch) -> list[int]:
+        return batch.row("uid").tolist()
+
+    @transfer(Shuffled())
+    def own(self, batch: Batch, word: str) -> tuple[str, list[int]]:
+        return word, batch.row("uid").tolist()
+
+    @transfer(Shuffled(), provides=("rank",))
+    def own_batch(self, batch: Batch) -> Batch:
+        return batch.with_columns(rows={"rank": torch.full((len(batch),), self.context.rank)})
+
+    @transfer(BROADCAST)
+    def sleep(self, seconds: float) -> tuple[float, float]:
+        start = time.time()
+        time.sleep(seconds)
+        return start, time.time()
+
+    @transfer(BROADCAST)
+    def fail(self, on_rank: int) -> None:
+        if self.context.rank == on_rank:
+            raise ZeroDivisionError("no such number")
+
+    @transfer(BROADCAST)
+    def fail_with_remedy(self) -> None:
+        raise RewardError("The reward of row 3 is NaN.", remedy="Look at the function 'exact_match'.")
+
+    def hidden(self) -> None:
+        """Not open to the driver."""
+
+
+class Broken(Worker):
+    """Cannot be made."""
+
+    def __init__(self, context: WorkerContext, path: str) -> None:
+        raise FileNotFoundError(f"no model at {path}")
+
+
+def prompts(rows: int = 6, siblings: int = 2) -> Batch:
+    """`rows` prompts of different lengths, `siblings` adjacent rows sharing a uid; prompt i begins with i + 1."""
+    batch = Batch.of(
+        rows={"uid": torch.arange(100, 100 + rows)},
+        tokens={"prompt_ids": Ragged.from_rows([[i + 1] * (1 + i % 3) for i in range(rows)], dtype=torch.int64)},
+        objects={"answer": [str(i) for i in range(rows)]},
+    )
+    return batch.repeat(siblings)

@@ -1,16 +1,15 @@
 """Writes the reference pages while the documentation is built: from the code, so that they cannot disagree with it."""
 
-import ast
 import inspect
 import json
 from collections.abc import Iterator
 from dataclasses import is_dataclass
 from enum import Enum
-from types import NoneType, UnionType
 from typing import TYPE_CHECKING, get_args, get_type_hints
 
 from hybridflow.batch.columns import COLUMNS
 from hybridflow.config.experiment import Experiment
+from hybridflow.config.fields import field_docs, type_name
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -33,10 +32,11 @@ def settings_page() -> str:
     for path, section in sections(Experiment(), ""):
         lines += [f"## {path or 'The run'}", "", inspect.getdoc(type(section)) or "", ""]
         lines += ["| key | type | default | meaning |", "|---|---|---|---|"]
-        meanings = field_docstrings(type(section))
+        meanings = field_docs(type(section))
         for name, annotation in get_type_hints(type(section)).items():
             if nested(annotation) is None:
-                cells = (f"`{name}`", kind(annotation), shown(vars(section)[name]), meanings.get(name, ""))
+                meaning = " ".join(meanings.get(name, "").split())
+                cells = (f"`{name}`", type_name(annotation), shown(vars(section)[name]), meaning)
                 lines.append(f"| {' | '.join(cells)} |")
         lines.append("")
     return "\n".join(lines)
@@ -71,18 +71,6 @@ def nested(annotation: object) -> type | None:
     return None
 
 
-def kind(annotation: object) -> str:
-    """A field's type in the words a user types: the members of an enum, else the annotation's own."""
-    if isinstance(annotation, type) and issubclass(annotation, Enum):
-        return ", ".join(f"`{member.name}`" for member in annotation)
-    if isinstance(annotation, UnionType):
-        return " or ".join(kind(part) for part in get_args(annotation))
-    if annotation is NoneType:
-        return "`null`"
-    words = annotation.__name__ if type(annotation) is type else str(annotation)
-    return f"`{words.replace('typing.', '')}`"
-
-
 def shown(value: object) -> str:
     """A default as it would be typed."""
     if isinstance(value, Enum):
@@ -90,14 +78,3 @@ def shown(value: object) -> str:
     if value is None or isinstance(value, bool):
         return f"`{json.dumps(value)}`"
     return f"`{value}`"
-
-
-def field_docstrings(section: type) -> dict[str, str]:
-    """The docstrings under a dataclass's fields, by field name."""
-    definition = ast.parse(inspect.getsource(section)).body[0]
-    assert isinstance(definition, ast.ClassDef), section
-    found = {}
-    for item, below in zip(definition.body, definition.body[1:], strict=False):
-        if isinstance(item, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
-            found[ast.unparse(item.target)] = " ".join(str(below.value.value).split())
-    return found

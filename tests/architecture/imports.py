@@ -9,7 +9,7 @@ from tests.architecture.source import FunctionNode, SourceFile, Violation
 MAY_IMPORT_INSIDE_FUNCTIONS = (
     "hybridflow/*/factory.py",
     "hybridflow/controller/backends/__init__.py",
-    "hybridflow/launch/assemble.py",
+    "hybridflow/launch/command.py",
     "hybridflow/cli/*",
 )
 ROOM_OF_HEAVY = {
@@ -31,6 +31,13 @@ def imports_at_the_top(source: SourceFile) -> Iterator[Violation]:
             for node in ast.walk(function):
                 if isinstance(node, ast.Import | ast.ImportFrom):
                     yield Violation("inner-import", f"{source.path}:{function.name}", ast.unparse(node))
+
+
+def no_mocks(source: SourceFile) -> Iterator[Violation]:
+    """Tests run the real thing: no mocks."""
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Import | ast.ImportFrom) and "mock" in ast.unparse(node):
+            yield Violation("mock", source.path, ast.unparse(node))
 
 
 def heavy_imports_by_name(source: SourceFile) -> Iterator[Violation]:

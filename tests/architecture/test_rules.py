@@ -27,6 +27,7 @@ RULES: tuple[tuple[Rule, tuple[str, ...]], ...] = (
     (words.recipe_header, ("recipes/",)),
     (imports.imports_at_the_top, PACKAGE),
     (imports.heavy_imports_by_name, PACKAGE),
+    (imports.no_mocks, ("tests/",)),
 )
 
 LONG_FUNCTION = "def f():\n" + "    x = 1\n" * 60
@@ -77,6 +78,8 @@ COUNTER_EXAMPLES: tuple[tuple[Rule, str, str, str], ...] = (
     (words.comments, "hybridflow/a.py", "x = 1  # TODO later", "hybridflow/a.py:1"),
     (words.recipe_header, "recipes/x.py", '"""Question: does it learn?"""', "recipes/x.py"),
     (imports.imports_at_the_top, "hybridflow/room/a.py", INNER_IMPORT, "hybridflow/room/a.py:f"),
+    (imports.no_mocks, "tests/unit/test_a.py", "from unittest.mock import patch", "tests/unit/test_a.py"),
+    (imports.no_mocks, "tests/unit/test_a.py", "import unittest.mock", "tests/unit/test_a.py"),
     (imports.heavy_imports_by_name, "hybridflow/launch/a.py", "require('ray')", "hybridflow/launch/a.py:ray"),
     (
         imports.heavy_imports_by_name,
@@ -138,7 +141,7 @@ def test_every_rule_has_a_counter_example():
 
 
 @pytest.mark.parametrize(
-    "path", ["hybridflow/rewards/factory.py", "hybridflow/launch/assemble.py", "hybridflow/cli/show.py"]
+    "path", ["hybridflow/rewards/factory.py", "hybridflow/launch/command.py", "hybridflow/cli/show.py"]
 )
 def test_the_closed_list_may_import_inside_functions(path):
     assert not list(imports.imports_at_the_top(parsed(path, INNER_IMPORT)))

@@ -16,6 +16,7 @@ from hybridflow.observability.progress_line import ProgressState, live_line, pla
 _PLAIN_FIRST_STEPS = 3
 _PLAIN_EVERY_SECONDS = 5.0
 _RECENT_STEPS = 20
+_HEADLINES = {"critic/score/mean": "score", "train/loss": "loss"}
 _EVAL_NAME = re.compile(r"val-core/(?P<source>.+)/(?P<what>[^/]+)/mean@(?P<samples>\d+)")
 
 
@@ -36,16 +37,16 @@ class Progress:
         total_steps: int,
         *,
         start_step: int = 0,
-        headline: str = "critic/score/mean",
-        label: str = "score",
+        headlines: Mapping[str, str] = _HEADLINES,
         console: Console | None = None,
         is_live: bool | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`start_step`: steps done before this process began (a resumed run). `headline`: the metric followed."""
+        """`start_step`: steps done before this process began (a resumed run). `headlines`: metric -> label; the first
+        that a step has is the number followed."""
         self.console = console or Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
-        self._state = ProgressState(total_steps=total_steps, step=start_step, label=label)
-        self._headline = headline
+        self._state = ProgressState(total_steps=total_steps, step=start_step)
+        self._headlines = headlines
         self._is_live = _is_live_terminal(self.console) if is_live is None else is_live
         self._clock = clock
         self._live: Live | None = None
@@ -68,7 +69,7 @@ class Progress:
         self._ends.clear()
         self._ends.append(self._clock())
         if self._is_live:
-            self._live = Live(self, console=self.console, refresh_per_second=2.0, redirect_stdout=False)
+            self._live = Live(self, console=self.console, refresh_per_second=2.0, redirect_stdout=sys.stdout.isatty())
             self._live.start()
 
     def stage(self, name: str | None) -> None:
@@ -128,9 +129,10 @@ class Progress:
         return line
 
     def _follow(self, metrics: Mapping[str, float]) -> None:
-        value = metrics.get(self._headline, math.nan)
-        if math.isfinite(value):
-            self._state.headline.append(value)
+        name = next((name for name in self._headlines if math.isfinite(metrics.get(name, math.nan))), None)
+        if name is not None:
+            self._state.label = self._headlines[name]
+            self._state.headline.append(metrics[name])
 
     def _remember(self, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
@@ -149,4 +151,4 @@ def eval_label(name: str) -> str:
 
 def _is_live_terminal(console: Console) -> bool:
     """A line is redrawn only where it can be: not in a file, a notebook, a dumb terminal or a CI that forces colour."""
-    return console.is_terminal and not console.is_dumb_terminal and not console.is_jupyter and sys.stderr.isatty()
+    return console.is_terminal and not console.is_dumb_terminal and not console.is_jupyter and console.file.isatty()

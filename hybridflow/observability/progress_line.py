@@ -18,7 +18,7 @@ class ProgressState:
 
     total_steps: int
     step: int = 0
-    label: str = "score"
+    label: str = ""
     headline: list[float] = field(default_factory=list)
     response_length: float = math.nan
     tokens_per_second: float = math.nan
@@ -52,7 +52,9 @@ def live_line(state: ProgressState, width: int, *, is_ascii: bool = False) -> Te
 def plain_line(state: ProgressState) -> str:
     """One aligned line without colour, for files and continuous-integration logs."""
     digits = len(str(state.total_steps))
-    line = f"step {state.step:>{digits}}/{state.total_steps}  {state.label} {_number(state.score):>7}"
+    line = f"step {state.step:>{digits}}/{state.total_steps}"
+    if not math.isnan(state.score):
+        line += f"  {state.label} {formatting.short(state.score):>7}"
     if not math.isnan(state.response_length):
         line += f"  length {formatting.short(state.response_length):>5}"
     if not math.isnan(state.tokens_per_second):

@@ -20,7 +20,7 @@ _ENTRIES = (
     _Entry("Score", r"critic/score/mean", "Mean score of the sampled responses; thick: smoothed."),
     _Entry("Evaluation", r"val-core/.+", "Held-out prompts."),
     _Entry("Loss", r"(?:.+/)?loss", "Mean loss."),
-    _Entry("KL", r"actor/(?:ppo_kl|kl_loss|kl|reward_kl_penalty)", "Policy against rollout and against reference."),
+    _Entry("KL", r"actor/(?:ppo_kl|kl_loss|kl|kl_to_reference|reward_kl_penalty)", "Against rollout and reference."),
     _Entry("Entropy", r"actor/entropy(?:_loss)?", "Nats a token; a collapse to zero ends exploration."),
     _Entry("Response length", r"response_length/(?:mean|max|min)", "Tokens."),
     _Entry("Policy loss", r"actor/pg_loss", "Clipped surrogate."),
@@ -29,7 +29,7 @@ _ENTRIES = (
     _Entry("Gradient norms", r"(?:actor|critic)/grad_norm", "Before clipping."),
     _Entry("Clipped fraction", r"(?:actor/pg_clipfrac|critic/vf_clipfrac)", "Of tokens, by the trust region."),
     _Entry(
-        "Rollout against training", r"training/rollout_probs_diff_(?:max|mean)",
+        "Rollout against training", r"training/rollout_(?:log)?probs_diff_(?:max|mean)",
         "Difference in token probabilities between the two engines.", is_log=True,
     ),
     _Entry("Learning rates", r"(?:actor|critic)/lr", ""),

@@ -82,6 +82,13 @@ def test_a_resumed_run_recalls_the_first_evaluation():
     assert "0.7 (was 0.4)" in file.getvalue()
 
 
+def test_supervised_training_follows_its_loss():
+    progress, clock, file = _plain(9)
+    clock.now = 1.0
+    progress.update(1, {"train/loss": 0.75})
+    assert file.getvalue() == "step 1/9  loss   0.750      1 s/step  eta  0:08\n"
+
+
 def test_a_progress_that_was_not_started_prints_nothing():
     console = Console(file=StringIO())
     progress = Progress(3, console=console, is_live=False)
@@ -107,8 +114,8 @@ def test_a_live_line_moves_and_the_cursor_comes_back():
 
 def _state():
     return ProgressState(
-        total_steps=200, step=37, headline=[0.1, 0.4, 0.62], response_length=5.1, tokens_per_second=12_300.0,
-        seconds_per_step=0.5, stage="update_actor",
+        total_steps=200, step=37, label="score", headline=[0.1, 0.4, 0.62], response_length=5.1,
+        tokens_per_second=12_300.0, seconds_per_step=0.5, stage="update_actor",
     )  # fmt: skip
 
 

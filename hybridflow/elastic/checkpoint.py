@@ -1,0 +1,109 @@
+"""Checkpoints of the whole run, in `run_dir/checkpoints/step_N`: saved whole, found again, verified."""
+
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hybridflow.elastic import driver_state as json_state
+from hybridflow.elastic.faults import fault_point
+from hybridflow.elastic.manifest import MANIFEST, Manifest, verify, write_manifest
+from hybridflow.elastic.retention import prune
+from hybridflow.elastic.storage import settle, write_aside
+from hybridflow.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
+
+DRIVER_STATE = "driver.json"
+_STEP = re.compile(r"step_(\d+)")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that was verified: every file is there as it was written."""
+
+    path: Path
+    manifest: Manifest
+
+    @property
+    def step(self) -> int:
+        """Training steps that were complete."""
+        return self.manifest.step
+
+    def driver_state(self) -> dict:
+        """The driver's state, exactly as it was given to `save`."""
+        return json_state.loads((self.path / DRIVER_STATE).read_text())
+
+
+class CheckpointStore:
+    """The checkpoints of one run.
+
+        store = CheckpointStore(run_dir, keep=2)
+        store.save(40, write=lambda directory: actor.save(directory / "actor"), driver_state={"step": 40})
+        checkpoint = store.latest()              # None, or verified to the last byte
+
+    One process at a time writes to a run's directory.
+    """
+
+    def __init__(self, run_dir: Path, *, keep: int = 2, world: int = 1) -> None:
+        self.directory = run_dir / "checkpoints"
+        self.keep = keep
+        self.world = world
+
+    def save(self, step: int, write: Callable[[Path], None], driver_state: dict) -> Path:
+        """Write a checkpoint and return its path; then delete those beyond `keep`.
+
+        `write` fills the directory it is given (workers save their own parts there). Until all of it is on the disk
+        the checkpoint does not exist; if anything fails, the earlier ones are as they were.
+        """
+        state = json_state.dumps(driver_state)
+        final = self.directory / f"step_{step}"
+        with write_aside(final) as partial:
+            fault_point("write_begun")
+            write(partial)
+            fault_point("parts_written")
+            (partial / DRIVER_STATE).write_text(state)
+            fault_point("before_manifest")
+            write_manifest(partial, step=step, world=self.world)
+        prune(self.paths(), keep=self.keep, just_written=final)
+        return final
+
+    def latest(self) -> Checkpoint | None:
+        """The newest whole checkpoint; damaged ones are passed over with a warning that says why."""
+        settle(self.directory)
+        for path in reversed(self.paths()):
+            try:
+                return self.open(path)
+            except CheckpointError as error:
+                logger.warning("checkpoint=%s is passed over: %s", path, error.message)
+        return None
+
+    def open(self, path: Path) -> Checkpoint:
+        """The checkpoint in a directory, verified to the last byte; `CheckpointError` names what is damaged."""
+        if not (path / MANIFEST).exists():
+            raise CheckpointError(_not_a_checkpoint(path), remedy=self._nearest(path))
+        return Checkpoint(path, verify(path))
+
+    def paths(self) -> list[Path]:
+        """The `step_N` directories, oldest first, whole or not."""
+        return steps_below(self.directory)
+
+    def _nearest(self, path: Path) -> str:
+        inside = steps_below(path) or steps_below(path / "checkpoints") or steps_below(path.parent) or self.paths()
+        advice = "Give a step_N directory with a manifest.json as trainer.resume, or use trainer.resume=auto"
+        return f"{advice}. Nearest: {inside[-1]}." if inside else f"{advice}."
+
+
+def steps_below(directory: Path) -> list[Path]:
+    """The `step_N` directories below a directory, by step."""
+    if not directory.is_dir():
+        return []
+    numbered = [(_STEP.fullmatch(path.name), path) for path in directory.iterdir() if path.is_dir()]
+    return [path for _, path in sorted((int(found[1]), path) for found, path in numbered if found)]
+
+
+def _not_a_checkpoint(path: Path) -> str:
+    if not path.exists():
+        return f"The checkpoint {path} does not exist."
+    return f"{path} is not a checkpoint: it has no {MANIFEST}."

@@ -1,0 +1,73 @@
+"""Where a run begins: at a checkpoint or from the start, and what becomes of what is in its way."""
+
+import logging
+import os
+from pathlib import Path
+
+from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore
+from hybridflow.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
+
+
+def resolve_resume(resume: str, store: CheckpointStore, total_steps: int) -> Checkpoint | None:
+    """The checkpoint that `trainer.resume` means: auto (the newest whole one), never (none), or a path.
+
+    A run that has done all its steps gives its last checkpoint with a warning; one that has done more is an error.
+    """
+    if resume == "never":
+        return None
+    checkpoint = store.latest() if resume == "auto" else store.open(Path(resume).expanduser())
+    if checkpoint is None:
+        return None
+    if checkpoint.step > total_steps:
+        raise CheckpointError(
+            f"{checkpoint.path} is at step {checkpoint.step}, beyond trainer.total_steps={total_steps}.",
+            remedy=f"Set trainer.total_steps above {checkpoint.step}, or trainer.resume=never to begin anew.",
+        )
+    if checkpoint.step == total_steps:
+        logger.warning(
+            "checkpoint=%s has all of trainer.total_steps=%d: raise it to go on, or set trainer.resume=never to begin"
+            " anew.",
+            checkpoint.path,
+            total_steps,
+        )
+    return checkpoint
+
+
+def set_aside(run_dir: Path) -> Path | None:
+    """Rename a run directory that is not empty to `<run_dir>.<n>`, n the first free number, and return that name."""
+    if not run_dir.is_dir() or not any(run_dir.iterdir()):
+        return None
+    aside = _free_name(run_dir)
+    os.rename(run_dir, aside)
+    logger.warning("run_dir=%s held an earlier run, which is now in %s", run_dir, aside)
+    return aside
+
+
+def set_later_aside(store: CheckpointStore, checkpoint: Checkpoint) -> list[Path]:
+    """Rename the store's checkpoints that are not before the one resumed from, so that no later `auto` takes them.
+
+    For a `trainer.resume=<path>`: from then on the run has another history. Where the path lies outside the store,
+    that is all of the store's. They become `step_N.<n>`, which nothing deletes; returns their new names.
+    """
+    own = checkpoint.path.resolve().parent == store.directory.resolve()
+    before = {path.resolve() for path in store.paths() if own and _step(path) <= checkpoint.step}
+    moved = []
+    for path in store.paths():
+        if path.resolve() not in before:
+            moved.append(_free_name(path))
+            os.rename(path, moved[-1])
+            logger.warning("checkpoint=%s is of another history and is now %s", path, moved[-1])
+    return moved
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix("step_"))
+
+
+def _free_name(path: Path) -> Path:
+    number = 1
+    while (aside := path.with_name(f"{path.name}.{number}")).exists():
+        number += 1
+    return aside

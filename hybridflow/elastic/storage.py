@@ -1,0 +1,150 @@
+"""Directories that appear whole or not at all: written aside, flushed to the disk, renamed."""
+
+import errno
+import os
+import re
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from hybridflow.elastic.faults import fault_point
+from hybridflow.errors import CheckpointError, HybridflowError, ResourceError
+
+_ASIDE = re.compile(r"\.(?P<name>.+)\.(?P<kind>partial|replaced|deleted)-(?P<host>.+)-(?P<pid>\d+)")
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FULL_WORDS = ("No space left on device", "os error 28", "Disk quota exceeded")
+_NEARLY_NOTHING_BYTES = 1 << 20
+_ABANDONED_SECONDS = 24 * 3600
+
+
+@contextmanager
+def write_aside(final: Path) -> Iterator[Path]:
+    """A fresh directory beside `final` to write into; it takes that name when the block ends, or goes if it fails.
+
+    Whenever the process is killed, `final` is its old self, its new self or absent; absent where it had an old self,
+    `settle` brings that back. All is flushed to the disk before the rename. A full disk raises `ResourceError`.
+    """
+    partial = _aside(final, "partial")
+    try:
+        settle(final.parent)
+        partial.mkdir(parents=True)
+        yield partial
+        fault_point("before_flush")
+        _flush_tree(partial)
+        fault_point("before_rename")
+        _put_in_place(partial, final)
+    except BaseException as error:
+        told = _explained(error, final, partial)
+        shutil.rmtree(partial, ignore_errors=True)
+        if told is error:
+            raise
+        raise told from error
+
+
+def delete(directory: Path) -> None:
+    """Remove a directory; killed in between, it is gone under its name, and `settle` removes the rest."""
+    doomed = _aside(directory, "deleted")
+    fault_point("before_delete")
+    try:
+        os.rename(directory, doomed)
+        fault_point("during_delete")
+        shutil.rmtree(doomed)
+    except OSError as error:
+        raise CheckpointError(
+            f"{directory} could not be deleted: {error}.",
+            remedy="Make it writable, or raise trainer.keep_checkpoints so that it may stay.",
+        ) from error
+
+
+def settle(directory: Path) -> None:
+    """Finish what dead processes left below `directory`: bring back what was being replaced, remove the rest."""
+    for leftover in sorted(directory.glob(".*")):
+        found = _ASIDE.fullmatch(leftover.name)
+        if found is None or not _is_abandoned(leftover, found["host"], int(found["pid"])):
+            continue
+        final = directory / found["name"]
+        if found["kind"] == "replaced" and not final.exists():
+            os.rename(leftover, final)
+        else:
+            shutil.rmtree(leftover)
+
+
+def _aside(final: Path, kind: str) -> Path:
+    return final.with_name(f".{final.name}.{kind}-{socket.gethostname()}-{os.getpid()}")
+
+
+def _is_abandoned(leftover: Path, host: str, pid: int) -> bool:
+    """Whether its writer is gone; a process that began after the last write only inherited the number."""
+    written = leftover.stat().st_mtime
+    if host != socket.gethostname():
+        return time.time() - written > _ABANDONED_SECONDS
+    if pid == os.getpid():
+        return True
+    try:
+        return psutil.Process(pid).create_time() > written
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _put_in_place(partial: Path, final: Path) -> None:
+    """Rename; an older directory of that name steps aside first and is deleted after."""
+    replaced = _aside(final, "replaced") if final.exists() else None
+    if replaced is not None:
+        os.rename(final, replaced)
+        fault_point("between_renames")
+    os.rename(partial, final)
+    _flush(final.parent)
+    fault_point("after_rename")
+    if replaced is not None:
+        shutil.rmtree(replaced)
+
+
+def _flush_tree(directory: Path) -> None:
+    for root, _, files in os.walk(directory):
+        for name in files:
+            _flush(Path(root, name))
+        _flush(Path(root))
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _explained(error: BaseException, final: Path, partial: Path) -> BaseException:
+    """The error in our words where the file system is to blame, else the error itself."""
+    existing = next(path for path in (partial, *partial.parents) if path.is_dir())
+    free = shutil.disk_usage(existing).free
+    if _is_disk_full(error, free):
+        written = sum(path.stat().st_size for path in partial.rglob("*") if path.is_file())
+        return ResourceError(
+            f"The disk is full: {final} could not be written ({written} bytes were, {free} are free in {existing}).",
+            remedy="Free space there, lower trainer.keep_checkpoints, or set trainer.run_dir to a larger disk;"
+            " earlier checkpoints are untouched and trainer.resume=auto goes on from them.",
+        )
+    if isinstance(error, OSError):
+        return CheckpointError(
+            f"{final} could not be written: {error}.",
+            remedy="Set trainer.run_dir to a directory that can be written; earlier checkpoints are untouched.",
+        )
+    return error
+
+
+def _is_disk_full(error: BaseException, free_bytes: int) -> bool:
+    """Libraries tell it in their own ways: an error number, words, or (torch.save) only that writing failed."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in _FULL:
+            return True
+        if any(words in str(cause) for words in _FULL_WORDS):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return isinstance(error, RuntimeError | HybridflowError) and free_bytes < _NEARLY_NOTHING_BYTES

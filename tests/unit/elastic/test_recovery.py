@@ -1,0 +1,121 @@
+"""Where a run begins, and which settings may have changed."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from hybridflow.elastic.checkpoint import CheckpointStore
+from hybridflow.elastic.compatibility import Change, check_compatible, compare
+from hybridflow.elastic.recovery import resolve_resume, set_aside, set_later_aside
+from hybridflow.errors import CheckpointError
+from tests.unit.elastic.victim import save
+
+CONFIG = {
+    "dataflow": "ppo",
+    "model": {"path": "builtin:calculator"},
+    "trainer": {"seed": 0, "total_steps": 100, "trackers": ["console"]},
+    "roles": {},
+}
+
+
+def store_with(run_dir: Path, *steps: int) -> CheckpointStore:
+    store = CheckpointStore(run_dir, keep=10)
+    for step in steps:
+        save(store, step)
+    return store
+
+
+def test_auto_takes_the_newest_and_never_takes_none(tmp_path):
+    store = store_with(tmp_path, 1, 2)
+    newest = resolve_resume("auto", store, 10)
+    assert newest is not None and newest.step == 2
+    assert resolve_resume("never", store, 10) is None
+    assert resolve_resume("auto", CheckpointStore(tmp_path / "new"), 10) is None
+
+
+def test_a_path_is_taken_though_it_is_not_the_newest(tmp_path):
+    store = store_with(tmp_path, 1, 2)
+    chosen = resolve_resume(str(store.paths()[0]), store, 10)
+    assert chosen is not None and chosen.step == 1
+
+
+def test_a_damaged_path_is_an_error_and_not_passed_over(tmp_path):
+    store = store_with(tmp_path, 1, 2)
+    (store.paths()[1] / "actor/weights.bin").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"weights\.bin is damaged.*trainer\.resume=auto"):
+        resolve_resume(str(store.paths()[1]), store, 10)
+
+
+@pytest.mark.parametrize("path", [".", "checkpoints", "checkpoints/step_7", "elsewhere"])
+def test_a_path_that_is_no_checkpoint_names_the_nearest(path, tmp_path):
+    store = store_with(tmp_path, 1, 2)
+    with pytest.raises(CheckpointError, match=r"(does not exist|is not a checkpoint).*Nearest: .*/step_2"):
+        resolve_resume(str(tmp_path / path), store, 10)
+
+
+def test_a_finished_run_is_told_how_to_go_on(tmp_path, caplog):
+    finished = resolve_resume("auto", store_with(tmp_path, 5), 5)
+    assert finished is not None and finished.step == 5
+    assert "trainer.total_steps=5: raise it" in caplog.text
+
+
+def test_a_run_beyond_its_total_steps_is_an_error(tmp_path):
+    with pytest.raises(CheckpointError, match=r"at step 5, beyond trainer\.total_steps=4.*above 5"):
+        resolve_resume("auto", store_with(tmp_path, 5), 4)
+
+
+def test_a_run_set_aside_loses_nothing(tmp_path):
+    run_dir = tmp_path / "calculator"
+    assert set_aside(run_dir) is None
+    for number in (1, 2):
+        run_dir.mkdir()
+        assert set_aside(run_dir) is None
+        (run_dir / "metrics.jsonl").write_text(str(number))
+        assert set_aside(run_dir) == tmp_path / f"calculator.{number}"
+        assert not run_dir.exists()
+    assert [(tmp_path / f"calculator.{n}/metrics.jsonl").read_text() for n in (1, 2)] == ["1", "2"]
+
+
+def test_checkpoints_after_the_one_resumed_from_step_aside(tmp_path):
+    store = store_with(tmp_path, 1, 2, 3)
+    moved = set_later_aside(store, store.open(store.paths()[0]))
+    assert [path.name for path in moved] == ["step_2.1", "step_3.1"]
+    latest = store.latest()
+    assert latest is not None and latest.step == 1
+    assert all(store.open(path) for path in moved)
+
+
+def test_all_checkpoints_step_aside_for_one_of_another_run(tmp_path):
+    store, other = store_with(tmp_path / "a", 1, 2), store_with(tmp_path / "b", 5)
+    assert len(set_later_aside(store, other.open(other.paths()[0]))) == 2
+    assert store.latest() is None
+
+
+def test_changes_are_found_at_any_depth():
+    now = CONFIG | {"trainer": {"seed": 0, "total_steps": 200, "devices": 2, "trackers": ["console"]}}
+    assert compare(CONFIG, CONFIG) == []
+    assert compare(CONFIG, now) == [Change("trainer.devices", None, 2), Change("trainer.total_steps", 100, 200)]
+
+
+def test_settings_that_may_change_are_logged_one_a_line(caplog):
+    caplog.set_level(logging.INFO, logger="hybridflow")
+    now = CONFIG | {"trainer": CONFIG["trainer"] | {"total_steps": 200, "trackers": ["jsonl"]}}
+    check_compatible(CONFIG, now)
+    assert [record.getMessage() for record in caplog.records] == [
+        "resumed with trainer.total_steps=200 (was 100)",
+        "resumed with trainer.trackers=['jsonl'] (was ['console'])",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model": {"path": "other"}}, r"model\.path was 'builtin:calculator' and is 'other'"),
+        ({"dataflow": "grpo"}, "dataflow was 'ppo' and is 'grpo'"),
+        ({"trainer": {"seed": 1}}, r"trainer\.seed was 0 and is 1"),
+    ],
+)
+def test_settings_the_checkpoint_depends_on_may_not_change(change, words):
+    with pytest.raises(CheckpointError, match=words + r".*trainer\.resume=never"):
+        check_compatible(CONFIG, CONFIG | change)

@@ -1,0 +1,141 @@
+"""Directories that appear whole or not at all."""
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hybridflow.elastic.storage import settle, write_aside
+from hybridflow.errors import CheckpointError, ResourceError
+
+ROOT = Path(__file__).parents[3]
+A_DEAD_PROCESS = subprocess.Popen([sys.executable, "-c", ""])
+A_DEAD_PROCESS.wait()
+
+
+def aside(final: Path, kind: str, *, pid: int, host: str = os.uname().nodename) -> Path:
+    path = final.with_name(f".{final.name}.{kind}-{host}-{pid}")
+    path.mkdir(parents=True)
+    (path / "file").write_text(kind)
+    return path
+
+
+def test_the_directory_appears_when_the_block_ends(tmp_path):
+    final = tmp_path / "checkpoints" / "step_1"
+    with write_aside(final) as partial:
+        (partial / "file").write_text("new")
+        assert not final.exists()
+    assert (final / "file").read_text() == "new"
+    assert [path.name for path in final.parent.iterdir()] == ["step_1"]
+
+
+def test_an_older_directory_is_replaced_whole(tmp_path):
+    final = tmp_path / "step_1"
+    final.mkdir()
+    (final / "old").write_text("old")
+    with write_aside(final) as partial:
+        (partial / "new").write_text("new")
+    assert [path.name for path in final.iterdir()] == ["new"]
+    assert [path.name for path in tmp_path.iterdir()] == ["step_1"]
+
+
+def test_an_error_in_the_block_leaves_the_old_directory_and_nothing_else(tmp_path):
+    final = tmp_path / "step_1"
+    final.mkdir()
+    (final / "file").write_text("old")
+    with pytest.raises(KeyError, match="our own"), write_aside(final) as partial:
+        (partial / "file").write_text("new")
+        raise KeyError("our own")
+    assert (final / "file").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["step_1"]
+
+
+@pytest.mark.parametrize("kind", ["partial", "deleted"])
+def test_leftovers_of_the_dead_are_removed_and_of_the_living_are_not(kind, tmp_path):
+    dead = aside(tmp_path / "step_1", kind, pid=A_DEAD_PROCESS.pid)
+    living = aside(tmp_path / "step_2", kind, pid=os.getppid())
+    elsewhere = aside(tmp_path / "step_3", kind, pid=1, host="another-host")
+    settle(tmp_path)
+    assert not dead.exists()
+    assert living.exists()
+    assert elsewhere.exists()
+
+
+def test_leftovers_of_a_process_whose_number_was_given_out_again_are_removed(tmp_path):
+    leftover = aside(tmp_path / "step_1", "partial", pid=os.getppid())
+    os.utime(leftover, (1, 1))
+    settle(tmp_path)
+    assert not leftover.exists()
+
+
+def test_leftovers_of_another_machine_are_removed_after_a_day(tmp_path):
+    leftover = aside(tmp_path / "step_1", "partial", pid=1, host="another-host")
+    os.utime(leftover, (1, 1))
+    settle(tmp_path)
+    assert not leftover.exists()
+
+
+def test_what_was_being_replaced_comes_back_only_if_its_successor_did_not(tmp_path):
+    aside(tmp_path / "step_1", "replaced", pid=A_DEAD_PROCESS.pid)
+    aside(tmp_path / "step_2", "replaced", pid=A_DEAD_PROCESS.pid)
+    (tmp_path / "step_2").mkdir()
+    settle(tmp_path)
+    assert (tmp_path / "step_1" / "file").read_text() == "replaced"
+    assert not any((tmp_path / "step_2").iterdir())
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_named_with_its_free_bytes_and_a_remedy(number, tmp_path):
+    words = r"disk is full: .*step_1.*5 bytes were, \d+ are free.*keep_checkpoints"
+    with pytest.raises(ResourceError, match=words), write_aside(tmp_path / "step_1") as partial:
+        (partial / "file").write_text("begun")
+        raise OSError(number, os.strerror(number))
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_place_that_cannot_be_written_is_an_error_with_a_remedy(tmp_path):
+    (tmp_path / "checkpoints").write_text("a file")
+    below_a_file = tmp_path / "checkpoints" / "step_1"
+    with pytest.raises(CheckpointError, match=r"could not be written.*trainer\.run_dir"), write_aside(below_a_file):
+        pass
+
+
+FILL_A_DISK = """
+import sys, pathlib, torch
+from safetensors.torch import save_file
+from hybridflow.elastic.checkpoint import CheckpointStore
+from hybridflow.errors import ResourceError
+tensor = {{"x": torch.zeros(1 << 20)}}
+writers = {{
+    "python": lambda d: (d / "x").write_bytes(bytes(4 << 20)),
+    "torch": lambda d: torch.save(tensor, d / "x"),
+    "safetensors": lambda d: save_file(tensor, d / "x"),
+}}
+store = CheckpointStore(pathlib.Path({disk!r}))
+store.save(1, lambda d: (d / "x").write_bytes(b"small"), {{"step": 1}})
+for name, write in writers.items():
+    try:
+        store.save(2, write, {{"step": 2}})
+    except ResourceError as error:
+        assert "The disk is full" in str(error), error
+    else:
+        sys.exit(name + " did not fail")
+    assert store.latest().step == 1 and len(list(store.directory.iterdir())) == 1
+"""
+
+
+def test_a_disk_that_is_really_full_leaves_the_earlier_checkpoint_whole(tmp_path):
+    """On a file system of 2 MB, in a mount namespace of its own; libraries report a full disk in three ways."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = f"mount -t tmpfs -o size=2m tmpfs {disk}"
+    if subprocess.run(["unshare", "-rm", "sh", "-c", mount], capture_output=True, check=False).returncode:
+        pytest.skip("no right to mount a small file system")
+    script = tmp_path / "fill.py"
+    script.write_text(FILL_A_DISK.format(disk=str(disk)))
+    command = f"{mount} && cd {ROOT} && PYTHONPATH={ROOT} {sys.executable} {script}"
+    done = subprocess.run(["unshare", "-rm", "sh", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,47 @@
+"""A process that saves checkpoints and may be killed while it does.
+
+As a script it reads one request a line (run directory, steps, where to die), lets a forked child save those steps, and
+answers with the child's exit status: a hundred deaths cost one start of Python.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from hybridflow.elastic.checkpoint import CheckpointStore
+from hybridflow.elastic.faults import VARIABLE
+
+PART_BYTES = 4096
+
+
+def contents(step: int) -> bytes:
+    """What the part of a step must hold."""
+    return bytes([step]) * PART_BYTES
+
+
+def save(store: CheckpointStore, step: int) -> None:
+    """One checkpoint with a part in a subdirectory, and a state that names the step."""
+
+    def write(directory: Path) -> None:
+        (directory / "actor").mkdir()
+        (directory / "actor" / "weights.bin").write_bytes(contents(step))
+
+    store.save(step, write, {"step": step, "loss": 0.1 * step})
+
+
+def main() -> None:
+    """Serve requests until standard input ends."""
+    for line in sys.stdin:
+        request = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            os.environ[VARIABLE] = request["kill_at"]
+            for step in request["steps"]:
+                save(CheckpointStore(Path(request["run_dir"]), keep=2), step)
+            os._exit(0)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -139,3 +139,12 @@ def test_a_disk_that_is_really_full_leaves_the_earlier_checkpoint_whole(tmp_path
     command = f"{mount} && cd {ROOT} && PYTHONPATH={ROOT} {sys.executable} {script}"
     done = subprocess.run(["unshare", "-rm", "sh", "-c", command], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_writing_removes_what_the_dead_left(tmp_path):
+    dead = aside(tmp_path / "step_1", "partial", pid=A_DEAD_PROCESS.pid)
+    own = aside(tmp_path / "step_2", "partial", pid=os.getpid())
+    with write_aside(tmp_path / "step_2") as partial:
+        assert partial == own
+        assert not any(partial.iterdir())
+    assert not dead.exists()

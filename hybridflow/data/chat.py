@@ -1,0 +1,96 @@
+"""Prompts as token ids: text as it is, conversations through the tokenizer's own chat template."""
+
+from collections.abc import Sequence
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from hybridflow.errors import DataError
+
+Message = dict[str, str]
+Prompt = str | list[Message]
+
+
+def prompt_token_ids(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+    """Token ids of each prompt.
+
+    Text gets the special tokens that the tokenizer itself puts in front (and none behind); a conversation gets those
+    of the chat template, whose generation prompt opens the reply, or whose last assistant turn is continued.
+    """
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    rendered = [rendered_prompt(prompt, tokenizer) for prompt in prompts if not isinstance(prompt, str)]
+    of_texts = iter(text_token_ids(texts, tokenizer, add_special_tokens=True))
+    of_chats = iter(text_token_ids(rendered, tokenizer, add_special_tokens=False))
+    return [next(of_texts) if isinstance(prompt, str) else next(of_chats) for prompt in prompts]
+
+
+def text_token_ids(
+    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, add_special_tokens: bool
+) -> list[list[int]]:
+    """Token ids of each text, without the end-of-sequence token that some tokenizers append: a reply follows."""
+    if not texts:
+        return []
+    ids: list[list[int]] = tokenizer(
+        list(texts),
+        add_special_tokens=add_special_tokens,
+        return_attention_mask=False,
+        return_token_type_ids=False,
+        verbose=False,
+    )["input_ids"]
+    if add_special_tokens and _appends_eos(tokenizer):
+        return [row[:-1] for row in ids]
+    return ids
+
+
+def rendered_prompt(conversation: Sequence[Message], tokenizer: PreTrainedTokenizerBase) -> str:
+    """The text of a conversation up to where the reply begins (or goes on, when its last turn is the assistant's)."""
+    continues = conversation[-1]["role"] == "assistant"
+    return rendered(conversation, tokenizer, add_generation_prompt=not continues, continue_final_message=continues)
+
+
+def rendered(
+    conversation: Sequence[Message],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    add_generation_prompt: bool = False,
+    continue_final_message: bool = False,
+) -> str:
+    """The text that the tokenizer's chat template makes of a conversation."""
+    if tokenizer.chat_template is None:
+        raise DataError(
+            "The data holds conversations (messages), but the tokenizer has no chat template.",
+            remedy="Use a model with a chat template (or set model.tokenizer_path), or give prompts as plain text.",
+        )
+    try:
+        text = tokenizer.apply_chat_template(
+            list(conversation),
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )
+    except (TemplateError, TypeError, ValueError) as error:
+        raise DataError(
+            f"The tokenizer's chat template refuses a conversation: {error}. It is: {str(list(conversation))[:200]}",
+            remedy="Write its turns the way the model's template wants them.",
+        ) from error
+    assert isinstance(text, str), f"the chat template made a {type(text)}"
+    return text
+
+
+def prompt_flaw(prompt: object) -> str | None:
+    """What is wrong with a prompt, or None: it must be text, or messages with a role and content."""
+    if isinstance(prompt, str):
+        return None if prompt else "is empty"
+    if not isinstance(prompt, list):
+        return f"is {'missing' if prompt is None else f'a {type(prompt).__name__}'}, not text or messages"
+    if not prompt:
+        return "is an empty conversation"
+    for message in prompt:
+        if not (isinstance(message, dict) and isinstance(message.get("role"), str) and "content" in message):
+            return f"has a message without role and content: {str(message)[:80]}"
+    return None
+
+
+def _appends_eos(tokenizer: PreTrainedTokenizerBase) -> bool:
+    probe: list[int] = tokenizer("a", return_attention_mask=False)["input_ids"]
+    return tokenizer.eos_token_id is not None and probe[-1:] == [tokenizer.eos_token_id]

@@ -1,0 +1,74 @@
+"""JSON and JSON-lines files as rows; an error names the file and the line."""
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from hybridflow.errors import DataError
+
+Row = dict[str, object]
+
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+def read_json_lines(path: Path, name: str) -> list[Row]:
+    """One row a line; blank lines are passed over. A line that is a string becomes a row with the column `text`."""
+    rows = []
+    for number, line in enumerate(_content(path, name).splitlines(), start=1):
+        if line.strip():
+            rows.append(_row(_parsed(line, name, number), f"line {number} of '{name}'"))
+    return rows
+
+
+def read_json(path: Path, name: str) -> list[Row]:
+    """The rows of a JSON list; a file that does not begin with `[` is read as JSON lines."""
+    content = _content(path, name)
+    if content.lstrip()[:1] != b"[":
+        return read_json_lines(path, name)
+    found = _parsed(content, name, 1)
+    return [_row(value, f"entry {index} of '{name}'") for index, value in enumerate(_entries(found), start=1)]
+
+
+def _entries(found: object) -> Iterator[object]:
+    assert isinstance(found, list), f"a text that begins with [ was parsed as {type(found)}"
+    yield from found
+
+
+def _content(path: Path, name: str) -> bytes:
+    try:
+        content = gzip.decompress(path.read_bytes()) if path.name.endswith(".gz") else path.read_bytes()
+    except (OSError, EOFError, zlib.error) as error:
+        kind = "is not a whole gzip file" if path.name.endswith(".gz") else "cannot be read"
+        raise DataError(f"'{name}' {kind}: {error}", remedy="Check the file, or write it again.") from error
+    return content.removeprefix(_BYTE_ORDER_MARK)
+
+
+def _parsed(text: bytes, name: str, first_line: int) -> object:
+    try:
+        return json.loads(text.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        line = first_line + text.count(b"\n", 0, error.start)
+        raise DataError(
+            f"'{name}', line {line}: the byte 0x{text[error.start]:02x} is not UTF-8.",
+            remedy="Save the file as UTF-8 (for example: iconv -t UTF-8).",
+        ) from error
+    except json.JSONDecodeError as error:
+        line = first_line + error.lineno - 1
+        shown = error.doc.splitlines()[error.lineno - 1 : error.lineno] or [""]
+        raise DataError(
+            f"'{name}', line {line}, column {error.colno}: not JSON ({error.msg}): {shown[0][:80]}",
+            remedy="Correct or remove that line.",
+        ) from error
+
+
+def _row(value: object, place: str) -> Row:
+    if isinstance(value, dict):
+        return value
+    if isinstance(value, str):
+        return {"text": value}
+    raise DataError(
+        f"The {place} is a {type(value).__name__}, not an object with columns.",
+        remedy='Give each row as {"prompt": ..., "answer": ...}.',
+    )

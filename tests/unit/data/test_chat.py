@@ -1,0 +1,75 @@
+import pytest
+
+from hybridflow.data.chat import prompt_flaw, prompt_token_ids
+from hybridflow.errors import DataError
+from tests.unit.data.conftest import CHAT_TEMPLATE, character_tokenizer
+
+USER = [{"role": "user", "content": "hi"}]
+
+
+def texts(tokenizer, rows):
+    return ["".join(tokenizer.convert_ids_to_tokens(row)) for row in rows]
+
+
+def test_text_is_tokenised_as_it_is(tokenizer):
+    assert texts(tokenizer, prompt_token_ids(["12+3=", " a\n"], tokenizer)) == ["12+3=", " a\n"]
+
+
+def test_text_gets_a_beginning_only_where_the_tokenizer_adds_one(chat_tokenizer):
+    assert texts(chat_tokenizer, prompt_token_ids(["ab"], chat_tokenizer)) == ["<bos>ab"]
+
+
+def test_an_appended_end_of_sequence_is_taken_off_for_a_reply_follows():
+    tokenizer = character_tokenizer(before="<bos>", behind="<eos>")
+    assert texts(tokenizer, prompt_token_ids(["ab"], tokenizer)) == ["<bos>ab"]
+
+
+def test_messages_go_through_the_chat_template_with_the_reply_opened(chat_tokenizer):
+    assert texts(chat_tokenizer, prompt_token_ids([USER], chat_tokenizer)) == ["[user:hi]<eos>[assistant:"]
+
+
+def test_messages_agree_with_the_tokenizers_own_template(chat_tokenizer):
+    (ids,) = prompt_token_ids([USER], chat_tokenizer)
+    assert ids == chat_tokenizer.apply_chat_template(USER, add_generation_prompt=True, return_dict=False)
+
+
+def test_a_last_assistant_turn_is_continued(chat_tokenizer):
+    prompt = [*USER, {"role": "assistant", "content": "He"}]
+    (found,) = texts(chat_tokenizer, prompt_token_ids([prompt], chat_tokenizer))
+    assert found == "[user:hi]<eos>[assistant:He"
+
+
+def test_text_and_messages_may_be_mixed_and_keep_their_order(chat_tokenizer):
+    found = texts(chat_tokenizer, prompt_token_ids(["a", USER, "b"], chat_tokenizer))
+    assert found == ["<bos>a", "[user:hi]<eos>[assistant:", "<bos>b"]
+
+
+def test_messages_without_a_chat_template_are_an_error(tokenizer):
+    with pytest.raises(DataError, match="no chat template") as caught:
+        prompt_token_ids([USER], tokenizer)
+    assert "plain text" in caught.value.remedy
+
+
+def test_a_conversation_the_template_refuses_is_shown():
+    strict = character_tokenizer(chat_template="{{ raise_exception('system role not supported') }}" + CHAT_TEMPLATE)
+    with pytest.raises(DataError, match=r"system role not supported.*'content': 'hi'") as caught:
+        prompt_token_ids([USER], strict)
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("prompt", "flaw"),
+    [
+        (None, "is missing"),
+        ("", "is empty"),
+        (7, "is a int"),
+        ([], "is an empty conversation"),
+        ([{"role": "user"}], "without role and content"),
+        (["hi"], "without role and content"),
+        ("hi", None),
+        (USER, None),
+    ],
+)
+def test_what_is_wrong_with_a_prompt(prompt, flaw):
+    found = prompt_flaw(prompt)
+    assert found is None if flaw is None else found is not None and flaw in found

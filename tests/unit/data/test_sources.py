@@ -1,0 +1,165 @@
+import gzip
+import json
+import logging
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from hybridflow.config.builtin import builtin_path
+from hybridflow.data.sources import read_table, short_name
+from hybridflow.errors import ConfigError, DataError
+
+ROWS = [{"prompt": "1+1=", "answer": "2"}, {"prompt": "2+2=", "answer": "4", "level": 3}]
+COLUMNS = {"prompt": ["1+1=", "2+2="], "answer": ["2", "4"], "level": [None, 3]}
+
+
+def lines(rows):
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("data.jsonl", lines(ROWS).encode()),
+        ("data.jsonl.gz", gzip.compress(lines(ROWS).encode())),
+        ("data.json", json.dumps(ROWS, indent=1).encode()),
+        ("data.json.gz", gzip.compress(json.dumps(ROWS).encode())),
+        ("lines_called.json", lines(ROWS).encode()),
+        ("blank_lines.jsonl", ("\n" + lines(ROWS) + "\n\n").encode()),
+        ("byte_order_mark.jsonl", b"\xef\xbb\xbf" + lines(ROWS).encode()),
+    ],
+)
+def test_every_kind_of_json_file_gives_the_same_columns(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    assert read_table(str(tmp_path / name)).columns == COLUMNS
+
+
+def test_parquet_keeps_nested_columns(tmp_path):
+    rows = [{"prompt": [{"role": "user", "content": "hi"}], "reward_model": {"style": "rule", "ground_truth": "4"}}]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "train.parquet")
+    assert read_table(str(tmp_path / "train.parquet")).columns["reward_model"] == [rows[0]["reward_model"]]
+
+
+def test_a_list_of_texts_is_the_column_text(tmp_path):
+    (tmp_path / "stories.json").write_text('["once", "upon"]')
+    assert read_table(str(tmp_path / "stories.json")).columns == {"text": ["once", "upon"]}
+
+
+def test_a_saved_dataset_directory_is_read(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    datasets.Dataset.from_dict(COLUMNS).save_to_disk(tmp_path / "saved")
+    assert read_table(str(tmp_path / "saved")).columns == COLUMNS
+
+
+def test_a_dataset_of_several_splits_asks_for_one(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    datasets.DatasetDict({"train": datasets.Dataset.from_dict(COLUMNS)}).save_to_disk(tmp_path / "splits")
+    with pytest.raises(DataError, match="several splits") as caught:
+        read_table(str(tmp_path / "splits"))
+    assert caught.value.remedy.endswith("splits/train.")
+    assert read_table(str(tmp_path / "splits" / "train")).columns == COLUMNS
+
+
+def test_builtin_names_are_read_from_the_package(monkeypatch, tmp_path):
+    path = tmp_path / "calculator" / "train.jsonl"
+    path.parent.mkdir()
+    path.write_text(lines(ROWS))
+    monkeypatch.setattr("hybridflow.config.builtin._ASSETS", tmp_path)
+    table = read_table("builtin:calculator/train")
+    assert table.data_source == "calculator" and table.columns == COLUMNS
+    assert builtin_path("builtin:calculator/train") == path
+
+
+def test_an_unknown_builtin_name_is_an_error():
+    with pytest.raises(ConfigError) as caught:
+        read_table("builtin:calculator/training")
+    assert "builtin:calculator/train" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "found"),
+    [
+        (b'{"prompt": "a"}\n{"prompt": \n{"prompt": "c"}\n', 2, "not JSON"),
+        (b'{"prompt": "a"}\n\n{"prompt": "b"\n', 3, "not JSON"),
+        (b'{"prompt": "a"}\n{"prompt": "\xff"}\n', 2, "0xff is not UTF-8"),
+        (b'{"prompt": "a"}\n[1, 2]\n', 2, "is a list, not an object"),
+        (b'{"prompt": "a"} {"prompt": "b"}\n', 1, "Extra data"),
+    ],
+)
+def test_a_bad_line_is_named_with_its_file(tmp_path, content, line, found):
+    path = tmp_path / "bad.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        read_table(str(path))
+    assert f"line {line}" in caught.value.message and "bad.jsonl" in caught.value.message
+    assert found in caught.value.message and caught.value.remedy
+
+
+def test_a_bad_json_list_is_named_with_its_line(tmp_path):
+    (tmp_path / "bad.json").write_text('[\n {"prompt": "a"},\n {"prompt" "b"}\n]')
+    with pytest.raises(DataError, match=r"bad.json', line 3, column 12: not JSON"):
+        read_table(str(tmp_path / "bad.json"))
+
+
+@pytest.mark.parametrize(("name", "content"), [("no.jsonl", ""), ("no.json", "[]"), ("blank.jsonl", "\n \n")])
+def test_a_file_without_rows_is_an_error(tmp_path, name, content):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match="holds no rows") as caught:
+        read_table(str(tmp_path / name))
+    assert "at least one row" in caught.value.remedy
+
+
+def test_a_missing_file_is_answered_with_the_nearest_in_its_folder(tmp_path):
+    (tmp_path / "train.jsonl").write_text(lines(ROWS))
+    with pytest.raises(DataError, match=r"No such file or directory: '.*trian.jsonl'") as caught:
+        read_table(str(tmp_path / "trian.jsonl"))
+    assert "Did you mean 'train.jsonl'?" in caught.value.remedy
+
+
+def test_a_missing_folder_says_where_paths_start(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match="No such file") as caught:
+        read_table("nowhere/train.jsonl")
+    assert str(tmp_path) in caught.value.remedy
+
+
+def test_a_folder_of_files_names_them(tmp_path):
+    (tmp_path / "train.jsonl").write_text(lines(ROWS))
+    with pytest.raises(DataError, match="is a directory") as caught:
+        read_table(str(tmp_path))
+    assert "train.jsonl" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "found"),
+    [
+        ("data.csv", b"a,b\n", "not of a kind"),
+        ("data.jsonl.gz", b"plain", "not a whole gzip file"),
+        ("cut.jsonl.gz", gzip.compress(lines(ROWS).encode())[:-12], "not a whole gzip file"),
+        ("data.parquet", b"PAR1 and more", "not a readable parquet file"),
+    ],
+)
+def test_files_that_cannot_be_read_are_errors(tmp_path, name, content, found):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=found) as caught:
+        read_table(str(tmp_path / name))
+    assert caught.value.remedy
+
+
+def test_a_hub_name_without_a_network_says_there_is_no_such_file(monkeypatch, caplog):
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    caplog.set_level(logging.CRITICAL)
+    with pytest.raises(DataError, match="No such file or directory: 'no_such_owner/no_such_data'; nor could") as caught:
+        read_table("no_such_owner/no_such_data")
+    assert "Correct the path" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [("gsm8k/test.jsonl", "gsm8k"), ("a/math500.jsonl.gz", "math500"), ("x/tinystories", "tinystories")],
+)
+def test_the_short_name_says_what_data_it_is(tmp_path, path, name):
+    assert short_name(tmp_path / path) == name

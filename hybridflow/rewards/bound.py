@@ -1,0 +1,35 @@
+"""A reward function together with how it is to be called."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hybridflow.errors import RewardError
+from hybridflow.rewards.dialects import Answers, Dialect
+from hybridflow.rewards.interface import Samples
+from hybridflow.rewards.signatures import Parameters
+from hybridflow.rewards.tracing import described
+
+
+@dataclass(frozen=True)
+class BoundReward:
+    """`setting` is what the user wrote in reward.functions, `label` the short name that metrics carry."""
+
+    setting: str
+    label: str
+    function: Callable[..., object]
+    parameters: Parameters
+    dialect: Dialect
+
+    @property
+    def required_columns(self) -> frozenset[str]:
+        """Columns of the data that the function cannot do without."""
+        return self.parameters.required - set(self.dialect.offers) if self.dialect.columns else frozenset()
+
+    def __call__(self, samples: Samples) -> Answers:
+        """The function's answers to some samples; whatever it raises becomes a `RewardError`."""
+        try:
+            return self.dialect.call(self.function, self.parameters, samples)
+        except Exception as error:
+            raise RewardError(
+                f"it raised {described(error)}.", remedy="Mend the function; for a sample it cannot score, return None."
+            ) from error

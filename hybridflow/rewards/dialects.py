@@ -1,0 +1,213 @@
+"""The signatures of other systems' reward functions, told apart by their parameters' names and called their own way."""
+
+import asyncio
+import inspect
+import math
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from numbers import Real
+
+import numpy as np
+import torch
+
+from hybridflow.observability.metrics import Metrics, mean
+from hybridflow.rewards.interface import Prompt, Samples, text_of
+from hybridflow.rewards.signatures import Parameters
+
+Function = Callable[..., object]
+
+
+@dataclass
+class Answers:
+    """What a function answered, not yet checked, and what it reported beside it."""
+
+    values: object
+    metrics: Metrics = field(default_factory=dict)
+    extras: dict[str, list] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """One way of writing a reward function.
+
+    `known_by`: the parameters it is told by, all of which the function names. `offers`: the parameters it can be
+    given. `columns`: whether the data's columns are given too.
+    """
+
+    name: str
+    signature: str
+    known_by: tuple[str, ...]
+    offers: tuple[str, ...]
+    columns: bool
+    call: Callable[[Function, Parameters, Samples], Answers]
+
+
+def dialect_of(parameters: Parameters) -> Dialect | None:
+    """The dialect a function is written in: the first whose marks it bears and that can give it what it must have."""
+    for dialect in DIALECTS:
+        if all(name in parameters.named for name in dialect.known_by) and (
+            dialect.columns or parameters.required <= set(dialect.offers)
+        ):
+            return dialect
+    return NATIVE if parameters.takes_any and parameters.required <= set(NATIVE.offers) else None
+
+
+def _call_trl(function: Function, parameters: Parameters, samples: Samples) -> Answers:
+    answers = Answers(None)
+    logged: dict[str, list[float]] = {}
+
+    def log_metric(name: str, value: float) -> None:
+        logged.setdefault(name, []).append(float(value))
+
+    def log_extra(column: str, values: list) -> None:
+        answers.extras[column] = list(values)
+
+    completions = [
+        text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
+        for prompt, text in zip(samples.prompts, samples.completions, strict=True)
+    ]
+    offered = _further(samples) | {"prompts": samples.prompts, "completions": completions}
+    # These only where the function names them, so that its **columns hold columns alone.
+    named = {"completion_ids": samples.completion_ids, "log_metric": log_metric, "log_extra": log_extra}
+    offered |= {name: value for name, value in named.items() if name in parameters.named}
+    answers.values = _answer(function(**parameters.accepted(offered)))
+    answers.metrics = {name: mean(math.fsum(values) / len(values), len(values)) for name, values in logged.items()}
+    return answers
+
+
+def _call_verl(function: Function, parameters: Parameters, samples: Samples) -> Answers:
+    answers = [
+        _answer(function(**parameters.accepted(sample)))
+        for sample in _each(
+            solution_str=samples.completions,
+            ground_truth=_column(samples, "answer", "ground_truth"),
+            data_source=_column(samples, "data_source"),
+            extra_info=[{} if info is None else info for info in _column(samples, "extra_info")],
+        )
+    ]
+    scores = [answer.get("score", answer) if isinstance(answer, Mapping) else answer for answer in answers]
+    further = [{k: v for k, v in a.items() if k != "score"} if isinstance(a, Mapping) else {} for a in answers]
+    extras = {str(key): [more.get(key) for more in further] for key in dict.fromkeys(k for m in further for k in m)}
+    return Answers(scores, _means(extras), extras)
+
+
+def _call_openrlhf(function: Function, parameters: Parameters, samples: Samples) -> Answers:
+    prompts = [_plain(prompt) for prompt in samples.prompts]
+    queries = [prompt + text for prompt, text in zip(prompts, samples.completions, strict=True)]
+    labels = _column(samples, "answer", "label")
+    offered = {"queries": queries, "prompts": prompts, "labels": labels}
+    answer = _answer(function(**parameters.accepted(offered)))
+    if not isinstance(answer, Mapping):
+        return Answers(answer)
+    logs = {str(name): as_list(values) for name, values in dict(answer.get("extra_logs") or {}).items()}
+    of_samples = {name: values for name, values in logs.items() if len(values) == len(samples)}
+    return Answers(answer.get("rewards", answer), _means(logs), of_samples)
+
+
+def _call_trlx(function: Function, parameters: Parameters, samples: Samples) -> Answers:
+    prompts = [_plain(prompt) for prompt in samples.prompts]
+    joined = [prompt + text for prompt, text in zip(prompts, samples.completions, strict=True)]
+    offered = _further(samples) | {"samples": joined, "prompts": prompts, "outputs": samples.completions}
+    return Answers(_answer(function(**parameters.accepted(offered))))
+
+
+def _call_torchforge(function: Function, parameters: Parameters, samples: Samples) -> Answers:
+    prompts = [_plain(prompt) for prompt in samples.prompts]
+    targets = _column(samples, "answer", "target")
+    each = _each(prompt=prompts, response=samples.completions, target=targets)
+    return Answers([_answer(function(**parameters.accepted(sample))) for sample in each])
+
+
+NATIVE = Dialect(
+    "TRL",
+    "f(prompts, completions, **columns)",
+    known_by=("completions",),
+    offers=("prompts", "completions", "completion_ids", "log_metric", "log_extra"),
+    columns=True,
+    call=_call_trl,
+)
+DIALECTS = (
+    NATIVE,
+    Dialect(
+        "verl",
+        "compute_score(data_source, solution_str, ground_truth, extra_info)",
+        known_by=("solution_str", "ground_truth"),
+        offers=("data_source", "solution_str", "ground_truth", "extra_info"),
+        columns=False,
+        call=_call_verl,
+    ),
+    Dialect(
+        "OpenRLHF",
+        "reward_func(queries, prompts, labels)",
+        known_by=("queries", "prompts"),
+        offers=("queries", "prompts", "labels"),
+        columns=False,
+        call=_call_openrlhf,
+    ),
+    Dialect(
+        "trlX",
+        "reward_fn(samples, prompts, outputs, **columns)",
+        known_by=("samples",),
+        offers=("samples", "prompts", "outputs"),
+        columns=True,
+        call=_call_trlx,
+    ),
+    Dialect(
+        "TorchForge",
+        "f(prompt, response, target)",
+        known_by=("prompt", "response"),
+        offers=("prompt", "response", "target"),
+        columns=False,
+        call=_call_torchforge,
+    ),
+)
+
+
+def as_list(values: object) -> list:
+    """A list, tuple, array or tensor as a list; anything else as a list of itself."""
+    if isinstance(values, list | tuple):
+        return list(values)
+    if isinstance(values, torch.Tensor | np.ndarray):
+        found = values.tolist()
+        return found if isinstance(found, list) else [found]
+    return [values]
+
+
+def _answer(result: object) -> object:
+    """The result; a coroutine's is awaited in a thread of its own, for this one may already run an event loop."""
+    if not inspect.iscoroutine(result):
+        return result
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, result).result()
+
+
+def _column(samples: Samples, *names: str) -> list:
+    """The first of the named columns that holds any value; None for each sample otherwise."""
+    for name in names:
+        values = samples.columns.get(name, [])
+        if any(value is not None for value in values):
+            return values
+    return [None] * len(samples)
+
+
+def _further(samples: Samples) -> dict[str, object]:
+    """The data's columns that are not given under another name already."""
+    return {name: values for name, values in samples.columns.items() if name not in ("prompt", "completion")}
+
+
+def _each(**columns: list) -> Iterable[dict[str, object]]:
+    return (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
+
+
+def _plain(prompt: Prompt) -> str:
+    return text_of(prompt)
+
+
+def _means(columns: Mapping[str, list]) -> Metrics:
+    """The mean of each column's numbers; a column without any has none."""
+    numbers = {
+        name: [float(value) for value in values if isinstance(value, Real) and math.isfinite(value)]
+        for name, values in columns.items()
+    }
+    return {name: mean(math.fsum(found) / len(found), len(found)) for name, found in numbers.items() if found}

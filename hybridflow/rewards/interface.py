@@ -1,0 +1,94 @@
+"""What a reward function is given and answers, and what is known of each sample it was asked about."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from hybridflow.observability.metrics import Metrics
+
+Message = dict[str, str]
+Prompt = str | list[Message]
+Completion = str | list[Message]
+
+
+class RewardFunction(Protocol):
+    """The native signature, which is TRL's; `dialects.py` adapts the others.
+
+    `completions` are texts, or conversations of one assistant message where the prompt is a conversation. Every
+    column of the data arrives under its name, one value a sample; `answer` and `data_source` are always there. None
+    in the answer means that this function does not score that sample.
+    """
+
+    def __call__(
+        self, prompts: list[Prompt], completions: list[Completion], **columns: list
+    ) -> list[float] | list[float | None]: ...
+
+
+@dataclass(frozen=True)
+class Samples:
+    """B samples to score: prompts, the text of the completions, the data's columns and the completions' token ids."""
+
+    prompts: list[Prompt]
+    completions: list[str]
+    columns: Mapping[str, list] = field(default_factory=dict)
+    completion_ids: list[list[int]] | None = None
+
+    def __len__(self) -> int:
+        return len(self.completions)
+
+    def only(self, index: int) -> "Samples":
+        """One of the samples, alone."""
+        return Samples(
+            [self.prompts[index]],
+            [self.completions[index]],
+            {name: [values[index]] for name, values in self.columns.items()},
+            None if self.completion_ids is None else [self.completion_ids[index]],
+        )
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A sample that a function could not score, and why.
+
+    `index` is its row in the batch, `trace` the lines of the function that raised (empty when it did not).
+    """
+
+    function: str
+    index: int
+    reason: str
+    prompt: Prompt
+    completion: str
+    trace: str = ""
+
+    def __str__(self) -> str:
+        lines = [
+            f"'{self.function}' failed on sample {self.index}: {self.reason}",
+            f"  prompt:     {_shortened(self.prompt)}",
+            f"  completion: {_shortened(self.completion)}",
+        ]
+        return "\n".join([*lines, self.trace] if self.trace else lines)
+
+
+@dataclass
+class Outcome:
+    """What one function made of B samples: a finite score or None for each, and who failed.
+
+    `metrics` and `extras` (columns of B values) are what the function itself reported beside its scores.
+    """
+
+    scores: list[float | None]
+    failures: list[Failure] = field(default_factory=list)
+    metrics: Metrics = field(default_factory=dict)
+    extras: dict[str, list] = field(default_factory=dict)
+
+
+def text_of(completion: Completion) -> str:
+    """The text of a completion, also where it is a conversation."""
+    if isinstance(completion, str):
+        return completion
+    return "\n".join(str(message["content"]) for message in completion)
+
+
+def _shortened(text: Prompt, limit: int = 300) -> str:
+    shown = repr(text)
+    return shown if len(shown) <= limit else f"{shown[: limit - 40]} ... {shown[-35:]}"

@@ -1,0 +1,15 @@
+"""What runs reward functions."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from hybridflow.rewards.bound import BoundReward
+from hybridflow.rewards.interface import Outcome, Samples
+
+
+class Runner(Protocol):
+    """Runs functions over samples; a failing sample is reported in the outcome, never raised."""
+
+    def run(self, functions: Sequence[BoundReward], samples: Samples, *, allowed_failures: int) -> list[Outcome]:
+        """One outcome a function, in their order. Past `allowed_failures` of a function its outcome may stop short."""
+        ...

@@ -1,0 +1,145 @@
+"""RewardScorer: the functions of a run, applied to samples, weighted and added up."""
+
+import logging
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from hybridflow.config.nearest import did_you_mean
+from hybridflow.config.reward import Reward
+from hybridflow.errors import ConfigError, RewardError
+from hybridflow.observability.metrics import Metrics, mean, total
+from hybridflow.rewards.combine import as_columns, weighted_sum
+from hybridflow.rewards.interface import Failure, Outcome, Prompt, Samples
+from hybridflow.rewards.resolve import resolve_functions
+from hybridflow.rewards.runners import Runner, SerialRunner
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What became of B samples.
+
+    `scores` [B] float32 are the weighted sums. `columns` holds each function's own scores [B] by label, NaN where it
+    did not score; `extras` what functions reported for each sample beside them.
+    """
+
+    scores: Tensor
+    columns: dict[str, Tensor]
+    metrics: Metrics
+    failures: list[Failure] = field(default_factory=list)
+    extras: dict[str, list] = field(default_factory=dict)
+
+
+class RewardScorer:
+    """Scores samples with the functions of `reward.functions`.
+
+    A failing sample (the function raised for it, or answered with no finite number) counts against
+    `reward.error_budget`, which holds for the life of the scorer; past it, scoring raises `RewardError`. Within it,
+    that function leaves the sample unscored; a sample left without any score gets 0.
+
+        scorer = RewardScorer(config.reward)
+        scorer.check_columns(table.columns)
+        scored = scorer.score(prompts, completions, {"answer": answers})
+    """
+
+    def __init__(self, config: Reward, *, runner: Runner | None = None) -> None:
+        self.functions = resolve_functions(config)
+        self._weights = _checked_weights(config)
+        self._budget = config.error_budget
+        self._runner = runner or SerialRunner()
+        self._num_failures = 0
+
+    @property
+    def names(self) -> list[str]:
+        """Label of each function, as metrics and columns carry it."""
+        return [function.label for function in self.functions]
+
+    def check_columns(self, columns: Collection[str]) -> None:
+        """Raises `ConfigError` when a function must be given a column that the data does not have."""
+        for function in self.functions:
+            for name in sorted(function.required_columns - set(columns)):
+                raise ConfigError(
+                    f"The reward function '{function.setting}' needs the column '{name}'; the data does not have it.",
+                    remedy=f"{did_you_mean(name, columns)}The columns are: {', '.join(columns)}. Rename the parameter "
+                    "or the column, or give the parameter a default.",
+                )
+
+    def score(
+        self,
+        prompts: Sequence[Prompt],
+        completions: Sequence[str],
+        columns: Mapping[str, list],
+        completion_ids: Sequence[Sequence[int]] | None = None,
+    ) -> Scored:
+        """Scores of B samples; `columns` are the data's, one value a sample."""
+        ids = None if completion_ids is None else [list(row) for row in completion_ids]
+        samples = Samples(list(prompts), list(completions), columns, ids)
+        assert len(prompts) == len(samples), f"{len(prompts)} prompts for {len(samples)} completions"
+        outcomes = self._runner.run(self.functions, samples, allowed_failures=self._budget - self._num_failures)
+        table = as_columns([outcome.scores for outcome in outcomes])
+        scores, unscored = weighted_sum(table, self._weights)
+        failures = [failure for outcome in outcomes for failure in outcome.failures]
+        self._spend(failures, len(samples))
+        left_out = self._left_out(samples, unscored, failures)
+        self._spend(left_out, len(samples))
+        return Scored(
+            scores=scores,
+            columns=dict(zip(self.names, table, strict=True)),
+            metrics=self._metrics(outcomes),
+            failures=failures + left_out,
+            extras={name: values for outcome in outcomes for name, values in outcome.extras.items()},
+        )
+
+    def _left_out(self, samples: Samples, unscored: Tensor, failures: Sequence[Failure]) -> list[Failure]:
+        """Samples for which every function answered None."""
+        failed = {failure.index for failure in failures}
+        names = ", ".join(function.setting for function in self.functions)
+        reason = "no function scored it: each answered None."
+        return [
+            Failure(names, index, reason, samples.prompts[index], samples.completions[index])
+            for index in torch.nonzero(unscored).flatten().tolist()
+            if index not in failed
+        ]
+
+    def _spend(self, failures: Sequence[Failure], num_samples: int) -> None:
+        """Count failures, say each, and raise past the budget."""
+        self._num_failures += len({failure.index for failure in failures})
+        if self._num_failures > self._budget:
+            raise RewardError(
+                f"The reward function {failures[0]}\n"
+                f"Samples failed so far: {self._num_failures}, the last of them among {num_samples}; "
+                f"reward.error_budget={self._budget}.",
+                remedy="Mend the function; for a sample it cannot score, let it return None (another must then score "
+                "it); or let N samples of a run fail with reward.error_budget=N.",
+            )
+        for failure in failures:
+            logger.warning("reward failures=%d reward.error_budget=%d: %s", self._num_failures, self._budget, failure)
+
+    def _metrics(self, outcomes: Sequence[Outcome]) -> Metrics:
+        metrics: Metrics = {}
+        for name, outcome in zip(self.names, outcomes, strict=True):
+            found = [score for score in outcome.scores if score is not None]
+            if found:
+                metrics[f"rewards/{name}/mean"] = mean(math.fsum(found) / len(found), len(found))
+            if self._budget:
+                metrics[f"rewards/{name}/failures"] = total(len(outcome.failures))
+            metrics |= {f"rewards/{name}/{key}": measure for key, measure in outcome.metrics.items()}
+        return metrics
+
+
+def _checked_weights(config: Reward) -> list[float]:
+    """One weight a function, 1 each when none is given."""
+    weights = list(config.weights) or [1.0] * len(config.functions)
+    if len(weights) != len(config.functions):
+        raise ConfigError(
+            f"reward.weights has {len(weights)} numbers for {len(config.functions)} functions.",
+            remedy="Give one weight a function, or none for 1 each.",
+        )
+    if not all(math.isfinite(weight) for weight in weights):
+        raise ConfigError(f"reward.weights={weights} are not all numbers.", remedy="Give finite numbers.")
+    return weights

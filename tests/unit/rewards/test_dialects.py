@@ -1,0 +1,150 @@
+"""The same three samples, scored by functions as other systems would be given them."""
+
+import pytest
+
+from hybridflow.config.reward import Reward
+from hybridflow.observability.metrics import plain
+from hybridflow.rewards import RewardScorer
+
+PROMPTS = ["1+1=", "2+2=", "3+3="]
+COMPLETIONS = ["2", "5", "6"]
+COLUMNS = {
+    "answer": ["2", "4", "6"],
+    "data_source": ["sums"] * 3,
+    "extra_info": [{"i": 1}, {"i": 2}, {"i": 3}],
+    "level": [7, 8, 9],
+}
+EXPECTED = [1.0, 0.0, 1.0]
+
+DIALECTS = {
+    "trl": """
+def f(prompts, completions, answer, **columns):
+    assert columns["level"] == [7, 8, 9] and "completion_ids" not in columns
+    return [float(c == a) for c, a in zip(completions, answer)]
+""",
+    "trl_without_stars": """
+def f(completions, answer):
+    return [float(c == a) for c, a in zip(completions, answer)]
+""",
+    "trl_async": """
+import asyncio
+async def f(completions, answer, **columns):
+    await asyncio.sleep(0)
+    return [float(c == a) for c, a in zip(completions, answer)]
+""",
+    "trl_token_ids": """
+def f(completions, completion_ids, answer, **columns):
+    assert completion_ids == [[12], [15], [16]]
+    return [float(ids[0] - 10 == int(a)) for ids, a in zip(completion_ids, answer)]
+""",
+    "verl": """
+def f(data_source, solution_str, ground_truth, extra_info=None):
+    assert data_source == "sums" and extra_info["i"] in (1, 2, 3)
+    return float(solution_str == ground_truth)
+""",
+    "verl_with_more_keywords": """
+def f(solution_str, ground_truth, **kwargs):
+    assert set(kwargs) == {"data_source", "extra_info"}
+    return float(solution_str == ground_truth)
+""",
+    "verl_dict": """
+def f(data_source, solution_str, ground_truth, extra_info=None):
+    return {"score": float(solution_str == ground_truth), "acc": solution_str == ground_truth, "pred": solution_str}
+""",
+    "openrlhf": """
+import torch
+def f(queries, prompts, labels):
+    assert queries == ["1+1=2", "2+2=5", "3+3=6"]
+    return torch.tensor([float(q[len(p):] == a) for q, p, a in zip(queries, prompts, labels)])
+""",
+    "openrlhf_dict": """
+import torch
+def f(queries, prompts, labels, **kwargs):
+    r = torch.tensor([float(q[len(p):] == a) for q, p, a in zip(queries, prompts, labels)])
+    return {"rewards": r, "scores": r, "extra_logs": {"half": r / 2}}
+""",
+    "trlx": """
+def f(samples, prompts, outputs, answer, **kwargs):
+    assert samples == ["1+1=2", "2+2=5", "3+3=6"] and kwargs["level"] == [7, 8, 9]
+    return [float(o == a) for o, a in zip(outputs, answer)]
+""",
+    "torchforge": """
+class f:
+    def __call__(self, prompt, response, target):
+        assert prompt.endswith("=")
+        return float(response == target)
+""",
+}
+
+
+def scorer_of(tmp_path, text):
+    (tmp_path / "reward.py").write_text(text)
+    return RewardScorer(Reward(functions=[f"{tmp_path}/reward.py:f"]))
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_every_dialect_scores_the_same(tmp_path, name):
+    scorer = scorer_of(tmp_path, DIALECTS[name])
+    scored = scorer.score(PROMPTS, COMPLETIONS, COLUMNS, completion_ids=[[12], [15], [16]])
+    assert scored.scores.tolist() == EXPECTED
+    assert plain(scored.metrics)["rewards/f/mean"] == pytest.approx(2 / 3)
+    assert scored.failures == []
+
+
+def test_each_function_is_taken_for_the_dialect_it_is_written_in(tmp_path):
+    found = {}
+    for name, text in DIALECTS.items():
+        (tmp_path / name).mkdir()
+        found[name.split("_")[0]] = scorer_of(tmp_path / name, text).functions[0].dialect.name
+    assert found == {"trl": "TRL", "verl": "verl", "openrlhf": "OpenRLHF", "trlx": "trlX", "torchforge": "TorchForge"}
+
+
+def test_further_keys_of_verls_dict_become_metrics_and_columns(tmp_path):
+    scored = scorer_of(tmp_path, DIALECTS["verl_dict"]).score(PROMPTS, COMPLETIONS, COLUMNS)
+    assert plain(scored.metrics)["rewards/f/acc"] == pytest.approx(2 / 3)
+    assert scored.extras["pred"] == ["2", "5", "6"]
+    assert "rewards/f/pred" not in scored.metrics
+
+
+def test_extra_logs_of_openrlhf_become_metrics(tmp_path):
+    scored = scorer_of(tmp_path, DIALECTS["openrlhf_dict"]).score(PROMPTS, COMPLETIONS, COLUMNS)
+    assert plain(scored.metrics)["rewards/f/half"] == pytest.approx(1 / 3)
+
+
+def test_a_native_function_may_log_metrics_and_columns(tmp_path):
+    text = """
+def f(completions, log_metric, log_extra, **columns):
+    log_metric("length", 3)
+    log_metric("length", 5)
+    log_extra("shout", [c.upper() for c in completions])
+    return [0.0] * len(completions)
+"""
+    scored = scorer_of(tmp_path, text).score(["p"], ["a"], {})
+    assert plain(scored.metrics)["rewards/f/length"] == 4
+    assert scored.extras == {"shout": ["A"]}
+
+
+def test_a_completion_is_a_conversation_where_its_prompt_is_one(tmp_path):
+    text = """
+def f(prompts, completions, **columns):
+    assert completions[0] == "plain" and prompts[1][0]["role"] == "user"
+    return [0.0, float(completions[1] == [{"role": "assistant", "content": "chat"}])]
+"""
+    scored = scorer_of(tmp_path, text).score(["p", [{"role": "user", "content": "q"}]], ["plain", "chat"], {})
+    assert scored.scores.tolist() == [0, 1]
+
+
+def test_an_async_function_is_awaited_inside_a_running_event_loop(tmp_path):
+    import asyncio
+
+    scorer = scorer_of(tmp_path, DIALECTS["trl_async"])
+
+    async def within() -> list:
+        return scorer.score(PROMPTS, COMPLETIONS, COLUMNS).scores.tolist()
+
+    assert asyncio.run(within()) == EXPECTED
+
+
+def test_the_prompt_columns_of_the_data_do_not_reach_stars_twice(tmp_path):
+    text = "def f(completions, **columns):\n    return [float('prompt' in columns)] * len(completions)\n"
+    assert scorer_of(tmp_path, text).score(["p"], ["c"], {"prompt": ["p"]}).scores.tolist() == [0]

@@ -1,0 +1,137 @@
+import sys
+
+import pytest
+
+from hybridflow.config.reward import Reward
+from hybridflow.errors import ConfigError
+from hybridflow.rewards import RewardScorer
+from hybridflow.rewards.resolve import resolve_functions
+
+LENGTHS = "def lengths(prompts, completions, **columns):\n    return [len(text) for text in completions]\n"
+
+
+def refused(*functions):
+    with pytest.raises(ConfigError) as caught:
+        resolve_functions(Reward(functions=list(functions)))
+    return caught.value
+
+
+def written(path, text):
+    path.write_text(text)
+    return path
+
+
+def test_a_function_in_a_file(tmp_path):
+    path = written(tmp_path / "reward.py", LENGTHS)
+    scorer = RewardScorer(Reward(functions=[f"{path}:lengths"]))
+    assert scorer.names == ["lengths"]
+    assert scorer.score(["p", "p"], ["ab", "abc"], {}).scores.tolist() == [2, 3]
+
+
+def test_a_function_by_dotted_path(tmp_path, monkeypatch):
+    written(tmp_path / "my_rewards_by_path.py", LENGTHS)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert RewardScorer(Reward(functions=["my_rewards_by_path.lengths"])).names == ["lengths"]
+
+
+def test_a_class_is_made_and_called(tmp_path):
+    text = "class Lengths:\n    def __call__(self, completions, **columns):\n        return [1.0] * len(completions)\n"
+    path = written(tmp_path / "reward.py", text)
+    assert RewardScorer(Reward(functions=[f"{path}:Lengths"])).score(["p"], ["c"], {}).scores.tolist() == [1]
+
+
+def test_functions_of_one_file_share_its_module(tmp_path):
+    text = "seen = []\ndef a(completions, **c):\n    seen.append(1)\n    return [0.0] * len(completions)\n"
+    path = written(
+        tmp_path / "reward.py", text + "def b(completions, **c):\n    return [len(seen)] * len(completions)\n"
+    )
+    assert RewardScorer(Reward(functions=[f"{path}:a", f"{path}:b"])).score(["p"], ["c"], {}).scores.tolist() == [1]
+
+
+def test_two_functions_of_one_name_get_different_labels(tmp_path):
+    first, second = written(tmp_path / "a.py", LENGTHS), written(tmp_path / "b.py", LENGTHS)
+    scorer = RewardScorer(Reward(functions=[f"{first}:lengths", f"{second}:lengths"]))
+    assert scorer.names == ["lengths", "lengths_2"]
+
+
+def test_an_unknown_name_is_answered_with_the_nearest_and_the_list():
+    error = refused("exact_mach")
+    assert "there is no built-in function 'exact_mach'" in error.message
+    assert error.remedy.startswith("Did you mean 'exact_match'?") and "gsm8k" in error.remedy
+
+
+def test_a_missing_file_is_answered_with_the_nearest(tmp_path):
+    written(tmp_path / "reward.py", LENGTHS)
+    error = refused(f"{tmp_path}/rewrad.py:lengths")
+    assert "there is no file" in error.message and "Did you mean 'reward.py'?" in error.remedy
+
+
+def test_a_missing_function_is_answered_with_the_nearest(tmp_path):
+    path = written(tmp_path / "reward.py", LENGTHS)
+    error = refused(f"{path}:length")
+    assert "there is no 'length' in it" in error.message
+    assert "Did you mean 'lengths'?" in error.remedy and "Its functions are: lengths" in error.remedy
+
+
+def test_a_file_without_a_function_named_asks_for_one(tmp_path):
+    assert refused(f"{tmp_path}/reward.py").remedy.endswith("reward.py:function.")
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("def f(:\n", "SyntaxError: invalid syntax (reward.py, line 1)"),
+        (
+            "import not_installed_at_all\n",
+            "ModuleNotFoundError: No module named 'not_installed_at_all' (reward.py, line 1)",
+        ),
+        ("\nraise RuntimeError('no')\n", "RuntimeError: no (reward.py, line 2)"),
+    ],
+)
+def test_a_file_that_cannot_be_run_shows_why_and_where(tmp_path, text, found):
+    path = written(tmp_path / "reward.py", text)
+    error = refused(f"{path}:f")
+    assert found in error.message and error.remedy
+    assert not [name for name in sys.modules if name.startswith("hybridflow_reward_") and "reward_" in name and
+                sys.modules[name].__file__ == str(path)]  # fmt: skip
+
+
+def test_a_module_that_is_not_there_is_an_error():
+    error = refused("no_such_package.rewards.f")
+    assert "No module named 'no_such_package'" in error.message and "installed" in error.remedy
+
+
+@pytest.mark.parametrize(
+    "signature", ["a, b", "prompt, completion, **columns", "completions, /", "solution_str, ground_truth, needed"]
+)
+def test_parameters_of_no_known_kind_are_refused_with_the_known_ones(tmp_path, signature):
+    path = written(tmp_path / "reward.py", f"def f({signature}):\n    return 0.0\n")
+    error = refused(f"{path}:f")
+    assert f"({signature})" in error.message
+    assert "f(prompts, completions, **columns)" in error.remedy and "compute_score(data_source" in error.remedy
+
+
+def test_something_that_is_no_function_is_an_error(tmp_path):
+    path = written(tmp_path / "reward.py", "WEIGHT = 3\n" + LENGTHS)
+    error = refused(f"{path}:WEIGHT")
+    assert "is a int, not a function" in error.message and "lengths" in error.remedy
+
+
+def test_no_functions_at_all_are_an_error():
+    assert "exact_match" in refused().remedy
+
+
+def test_a_required_column_the_data_lacks_is_named_before_anything_is_scored(tmp_path):
+    path = written(tmp_path / "reward.py", "def f(completions, solutoin):\n    return [0.0] * len(completions)\n")
+    scorer = RewardScorer(Reward(functions=[f"{path}:f"]))
+    with pytest.raises(ConfigError, match="needs the column 'solutoin'") as caught:
+        scorer.check_columns(["answer", "solution"])
+    assert "Did you mean 'solution'?" in caught.value.remedy
+    scorer.check_columns(["solutoin"])
+
+
+@pytest.mark.parametrize("weights", [[1.0, 2.0], [float("nan")]])
+def test_weights_that_do_not_fit_are_an_error(weights):
+    with pytest.raises(ConfigError, match=r"reward.weights") as caught:
+        RewardScorer(Reward(functions=["exact_match"], weights=weights))
+    assert caught.value.remedy

@@ -1,0 +1,184 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hybridflow.config.reward import Reward
+from hybridflow.errors import RewardError
+from hybridflow.observability.metrics import plain
+from hybridflow.rewards import RewardScorer
+from hybridflow.rewards.combine import as_columns, weighted_sum
+from tests.oracles.rewards import weighted_score
+
+TEXTS = ["a", "bb", "ccc", "dddd"]
+PROMPTS = ["p0", "p1", "p2", "p3"]
+
+RAISES_ON_CCC = """
+def f(completions, **columns):
+    out = []
+    for text in completions:
+        if text == "ccc":
+            raise ValueError("no c, please")
+        out.append(float(len(text)))
+    return out
+"""
+
+
+@pytest.fixture
+def make_scorer(tmp_path):
+    """A function: source of a reward file and settings -> a scorer of its functions."""
+
+    def make(text, names=("f",), **settings):
+        (tmp_path / "reward.py").write_text(text)
+        return RewardScorer(Reward(functions=[f"{tmp_path}/reward.py:{name}" for name in names], **settings))
+
+    return make
+
+
+def answering(expression):
+    return f"def f(completions, **columns):\n    return {expression}\n"
+
+
+def test_several_functions_are_weighted_and_added(make_scorer):
+    text = "def a(completions, **c):\n    return [1.0, 2.0]\ndef b(completions, **c):\n    return [None, 10]\n"
+    scored = make_scorer(text, ("a", "b"), weights=[2.0, 0.5]).score(["p", "q"], ["x", "y"], {})
+    assert scored.scores.tolist() == [2.0, 9.0] and scored.scores.dtype == torch.float32
+    assert scored.columns["a"].tolist() == [1.0, 2.0]
+    assert scored.columns["b"].isnan().tolist() == [True, False]
+    assert plain(scored.metrics) == {"rewards/a/mean": 1.5, "rewards/b/mean": 10.0}
+
+
+def test_the_mean_is_over_the_samples_a_function_scored_and_weighs_as_many(make_scorer):
+    text = (
+        "def a(completions, **c):\n    return [0, 0, 0, 0]\ndef b(completions, **c):\n    return [1, None, None, 3]\n"
+    )
+    scored = make_scorer(text, ("a", "b")).score(PROMPTS, TEXTS, {})
+    assert (scored.metrics["rewards/b/mean"].value, scored.metrics["rewards/b/mean"].weight) == (2.0, 2.0)
+
+
+@given(st.lists(st.lists(st.none() | st.floats(-9, 9, width=32), min_size=3, max_size=3), min_size=1, max_size=4))
+def test_weighted_sum_equals_the_oracle(columns):
+    weights = [0.5 * (index + 1) for index in range(len(columns))]
+    scores, unscored = weighted_sum(as_columns(columns), weights)
+    for sample in range(3):
+        expected = weighted_score([column[sample] for column in columns], weights)
+        assert unscored[sample] == (expected is None)
+        # float32 sums of a few numbers below 40
+        assert scores[sample].item() == pytest.approx(expected or 0.0, abs=1e-5)
+
+
+def test_a_function_that_raises_is_named_with_the_sample_it_raised_for(make_scorer):
+    with pytest.raises(RewardError) as caught:
+        make_scorer(RAISES_ON_CCC).score(PROMPTS, TEXTS, {})
+    message = caught.value.message
+    assert "reward.py:f' failed on sample 2: it raised ValueError: no c, please (reward.py, line 6)." in message
+    assert "prompt:     'p2'" in message and "completion: 'ccc'" in message
+    assert 'raise ValueError("no c, please")' in message
+    assert "reward.error_budget" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("expression", "index", "reason"),
+    [
+        ("[1.0, float('nan'), 1.0, 1.0]", 1, "it answered nan."),
+        ("[1.0, 1.0, 1.0, float('inf')]", 3, "it answered inf."),
+        ("[1.0, 'good', 1.0, 1.0]", 1, "it answered 'good' (a str), which is not a number."),
+        ("[1.0, 1.0, [1.0, 2.0], 1.0]", 2, "it answered [1.0, 2.0] (a list), which is not a number."),
+        ("[1.0, 1.0]", 0, "it answered 2 scores for 4 samples."),
+        ("0.5", 0, "it answered 0.5 (a float), not a list with a score for each of 4 samples."),
+        ("None", 0, "it answered None (a NoneType), not a list"),
+        ("[1.0, None, 1.0, 1.0]", 1, "no function scored it"),
+    ],
+)
+def test_an_unusable_answer_is_named_with_its_sample(make_scorer, expression, index, reason):
+    with pytest.raises(RewardError) as caught:
+        make_scorer(answering(expression)).score(PROMPTS, TEXTS, {})
+    assert f"failed on sample {index}: {reason}" in caught.value.message
+    assert f"'{PROMPTS[index]}'" in caught.value.message and f"'{TEXTS[index]}'" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "[True, False, 1, 0.0]",
+        "(1, 0, 1, 0)",
+        "__import__('torch').tensor([1, 0, 1, 0])",
+        "__import__('numpy').array([1., 0., 1., 0.])",
+        "[__import__('torch').tensor(float(i % 2 == 0)) for i in range(4)]",
+    ],
+)
+def test_numbers_of_every_kind_are_taken(make_scorer, expression):
+    assert make_scorer(answering(expression)).score(PROMPTS, TEXTS, {}).scores.tolist() == [1, 0, 1, 0]
+
+
+def test_within_the_budget_a_failing_sample_is_unscored_warned_about_and_counted(make_scorer, caplog):
+    scorer = make_scorer(RAISES_ON_CCC, error_budget=2)
+    scored = scorer.score(PROMPTS, TEXTS, {})
+    assert scored.scores.tolist() == [1, 2, 0, 4]
+    assert scored.columns["f"].isnan().tolist() == [False, False, True, False]
+    assert [failure.index for failure in scored.failures] == [2]
+    assert plain(scored.metrics) == {"rewards/f/mean": pytest.approx(7 / 3), "rewards/f/failures": 1.0}
+    assert "completion: 'ccc'" in caplog.text and "failures=1 reward.error_budget=2" in caplog.text
+
+
+def test_a_sample_that_one_function_fails_for_keeps_the_others_score(make_scorer):
+    text = RAISES_ON_CCC + "def g(completions, **c):\n    return [10] * len(completions)\n"
+    scored = make_scorer(text, ("f", "g"), error_budget=1).score(PROMPTS, TEXTS, {})
+    assert scored.scores.tolist() == [11, 12, 10, 14]
+
+
+def test_the_budget_holds_for_the_life_of_the_scorer(make_scorer):
+    scorer = make_scorer(RAISES_ON_CCC, error_budget=2)
+    scorer.score(PROMPTS, TEXTS, {})
+    scorer.score(PROMPTS, TEXTS, {})
+    with pytest.raises(RewardError, match=r"failed so far: 3, .*reward.error_budget=2"):
+        scorer.score(PROMPTS, TEXTS, {})
+
+
+def test_a_sample_that_fails_in_two_functions_counts_once(make_scorer):
+    text = RAISES_ON_CCC + "g = f\n"
+    assert len(make_scorer(text, ("f", "g"), error_budget=1).score(PROMPTS, TEXTS, {}).failures) == 2
+
+
+def test_without_a_budget_the_search_for_the_culprit_stops_at_the_first(make_scorer, tmp_path):
+    text = f"""
+def f(completions, **columns):
+    with open({str(tmp_path / "calls")!r}, "a") as file:
+        file.write("x")
+    raise ValueError
+"""
+    with pytest.raises(RewardError, match="failed on sample 0"):
+        make_scorer(text).score(PROMPTS, TEXTS, {})
+    assert (tmp_path / "calls").read_text() == "xx"
+
+
+def test_a_function_that_raises_for_the_batch_alone_says_so(make_scorer):
+    text = "def f(completions, **c):\n    assert len(completions) == 1, 'one, please'\n    return [0.0]\n"
+    with pytest.raises(RewardError, match=r"one, please.*It raised for all samples together, but for none alone"):
+        make_scorer(text).score(PROMPTS, TEXTS, {})
+
+
+def test_a_long_prompt_is_shortened_in_the_error(make_scorer):
+    with pytest.raises(RewardError) as caught:
+        make_scorer(answering("['?']")).score(["x" * 5000], ["y"], {})
+    assert len(caught.value.message) < 1000
+
+
+def test_a_failure_survives_the_way_to_another_process(make_scorer):
+    import pickle
+
+    scored = make_scorer(RAISES_ON_CCC, error_budget=1).score(PROMPTS, TEXTS, {})
+    assert pickle.loads(pickle.dumps(scored)).failures == scored.failures
+
+
+def test_the_serial_runner_is_the_default_and_another_can_take_its_place(make_scorer):
+    from hybridflow.rewards.interface import Outcome
+
+    class Halves:
+        """Scores everything by a half."""
+
+        def run(self, functions, samples, *, allowed_failures):
+            return [Outcome([0.5] * len(samples)) for _ in functions]
+
+    scorer = RewardScorer(Reward(functions=["exact_match"]), runner=Halves())
+    assert scorer.score(["p"], ["c"], {"answer": ["c"]}).scores.tolist() == [0.5]

@@ -1,12 +1,14 @@
 """Where a run begins, and which settings may have changed."""
 
 import logging
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from hybridflow.config.experiment import Experiment
 from hybridflow.elastic.checkpoint import CheckpointStore
-from hybridflow.elastic.compatibility import Change, check_compatible, compare
+from hybridflow.elastic.compatibility import FIXED, Change, check_compatible, compare, flat
 from hybridflow.elastic.recovery import resolve_resume, set_aside, set_later_aside
 from hybridflow.errors import CheckpointError
 from tests.unit.elastic.victim import save
@@ -119,3 +121,8 @@ def test_settings_that_may_change_are_logged_one_a_line(caplog):
 def test_settings_the_checkpoint_depends_on_may_not_change(change, words):
     with pytest.raises(CheckpointError, match=words + r".*trainer\.resume=never"):
         check_compatible(CONFIG, CONFIG | change)
+
+
+def test_the_settings_that_may_not_change_are_all_in_the_configuration():
+    known = flat(asdict(Experiment()))
+    assert [key for key in FIXED if key not in known] == []

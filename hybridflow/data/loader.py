@@ -39,6 +39,11 @@ class PromptLoader:
         return len(self._table)
 
     @property
+    def columns(self) -> list[str]:
+        """Names of the columns of a batch."""
+        return [*self._table.columns, "uid"]
+
+    @property
     def position(self) -> int:
         """Prompts handed out since the start of the run."""
         return self._position

@@ -13,6 +13,7 @@ from hybridflow.config.reward import Reward
 from hybridflow.errors import ConfigError, RewardError
 from hybridflow.observability.metrics import Metrics, mean, total
 from hybridflow.rewards.combine import as_columns, weighted_sum
+from hybridflow.rewards.dialects import as_list
 from hybridflow.rewards.interface import Failure, Outcome, Prompt, Samples
 from hybridflow.rewards.resolve import resolve_functions
 from hybridflow.rewards.runners import Runner, SerialRunner
@@ -74,10 +75,11 @@ class RewardScorer:
         prompts: Sequence[Prompt],
         completions: Sequence[str],
         columns: Mapping[str, list],
-        completion_ids: Sequence[Sequence[int]] | None = None,
+        completion_ids: Sequence[Sequence[int] | Tensor] | None = None,
     ) -> Scored:
-        """Scores of B samples; `columns` are the data's, one value a sample."""
-        ids = None if completion_ids is None else [list(row) for row in completion_ids]
+        """Scores of B samples; `columns` are the data's, one value a sample. Ids reach functions that name them."""
+        wanted = any("completion_ids" in function.parameters.named for function in self.functions)
+        ids = [as_list(row) for row in completion_ids] if wanted and completion_ids is not None else None
         samples = Samples(list(prompts), list(completions), columns, ids)
         assert len(prompts) == len(samples), f"{len(prompts)} prompts for {len(samples)} completions"
         outcomes = self._runner.run(self.functions, samples, allowed_failures=self._budget - self._num_failures)

@@ -54,6 +54,11 @@ def test_batches_are_always_whole():
     assert [len(source.next()) for _ in range(6)] == [3] * 6
 
 
+def test_the_columns_are_those_of_a_batch():
+    source = loader(3, 2)
+    assert sorted(source.columns) == sorted(source.next().columns) == ["answer", "prompt_ids", "uid"]
+
+
 def test_columns_of_a_row_stay_together():
     batch = loader(7, 4, seed=3).next()
     for answer, ids in zip(batch.object("answer"), batch.tokens("prompt_ids").rows(), strict=True):

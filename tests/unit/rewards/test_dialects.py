@@ -1,6 +1,7 @@
 """The same three samples, scored by functions as other systems would be given them."""
 
 import pytest
+import torch
 
 from hybridflow.config.reward import Reward
 from hybridflow.observability.metrics import plain
@@ -89,6 +90,17 @@ def test_every_dialect_scores_the_same(tmp_path, name):
     assert scored.scores.tolist() == EXPECTED
     assert plain(scored.metrics)["rewards/f/mean"] == pytest.approx(2 / 3)
     assert scored.failures == []
+
+
+@pytest.mark.parametrize("of", [list, tuple, torch.tensor])
+def test_token_ids_arrive_as_lists_of_integers(tmp_path, of):
+    text = """
+def f(completions, completion_ids, **columns):
+    assert completion_ids == [[1, 2], [3]] and type(completion_ids[0][0]) is int
+    return [1.0, 1.0]
+"""
+    scored = scorer_of(tmp_path, text).score(["p", "q"], ["a", "b"], {}, completion_ids=[of([1, 2]), of([3])])
+    assert scored.scores.tolist() == [1, 1]
 
 
 def test_each_function_is_taken_for_the_dialect_it_is_written_in(tmp_path):

@@ -62,6 +62,7 @@ class Run:
     decode: Decode
     drain_calls: Callable[[], Iterable[tuple[str, str, float]]]
     num_devices: int
+    config: Mapping[str, object]
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class Loop:
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Puts roles, loader and dataflow where the checkpoint left them."""
-        state = checkpoint.driver_state
+        state = checkpoint.driver_state()
         wait(*(role.load(checkpoint.path) for role in self._run.learners.values()))
         self._run.loader.restore(state["loader"])
         self._run.dataflow.restore(state["dataflow"])
@@ -154,6 +155,7 @@ class Loop:
     def _save(self) -> Path:
         run = self._run
         state = {
+            "config": dict(run.config),
             "loader": run.loader.state(),
             "dataflow": run.dataflow.state(),
             "evaluation": self._evaluation,

@@ -22,6 +22,7 @@ from hybridflow.dataflows.loop import Run
 from hybridflow.elastic.checkpoint import CheckpointStore
 from hybridflow.engines.training.factory import tokenizer_directory
 from hybridflow.errors import ResourceError
+from hybridflow.launch.compose import Composed
 from hybridflow.launch.roles import ACTOR, ROLLOUT, RoleSpec, is_evaluated, plan_roles, pool_sizes
 from hybridflow.models.tokenizers import decode_responses, load_tokenizer
 from hybridflow.observability.timers import StageTimers
@@ -107,7 +108,7 @@ class Driver:
 
 
 def assemble(
-    config: Experiment,
+    composed: Composed,
     dataflow: type[Dataflow],
     settings: object,
     data: DrivenData,
@@ -115,6 +116,7 @@ def assemble(
     stack: ExitStack,
 ) -> Run:
     """Starts backend and roles, and ties them to the loop; what is started ends with the stack."""
+    config = composed.config
     specs = plan_roles(config, dataflow)
     backend = start_backend(config)
     stack.callback(backend.shutdown)
@@ -133,6 +135,7 @@ def assemble(
         decode=data.decode,
         drain_calls=backend.drain_calls,
         num_devices=sum(pool_sizes(config).values()),
+        config=composed.flat(),
     )
 
 

@@ -11,7 +11,8 @@ from hybridflow.config.derived import run_dir as run_dir_of
 from hybridflow.config.experiment import Experiment
 from hybridflow.dataflows.loop import Loop, Outcome
 from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore
-from hybridflow.elastic.recovery import check_compatible, resolve_resume, set_aside
+from hybridflow.elastic.compatibility import check_compatible
+from hybridflow.elastic.recovery import resolve_resume, set_aside, set_later_aside
 from hybridflow.launch.assemble import Driver, assemble, load_data
 from hybridflow.launch.compose import Composed
 from hybridflow.launch.dataflow import find_dataflow, make_settings
@@ -67,7 +68,7 @@ def execute(composed: Composed, console: Console) -> Finished:
             ),
         )
         stack.callback(tracker.close)
-        run = assemble(config, dataflow, settings, data, Driver(tracker, timers, directory), stack)
+        run = assemble(composed, dataflow, settings, data, Driver(tracker, timers, directory), stack)
         loop = Loop(run)
         if checkpoint is not None:
             loop.resume(checkpoint)
@@ -83,7 +84,8 @@ def _prepare_directory(config: Experiment, composed: Composed, directory: Path) 
     if checkpoint is None:
         set_aside(directory)
     else:
-        check_compatible(checkpoint, composed.flat())
+        check_compatible(checkpoint.driver_state()["config"], composed.flat())
+        set_later_aside(store, checkpoint)
     configure_logging(directory)
     (directory / CONFIG_FILE).write_text(config_text(composed))
     return checkpoint

@@ -12,7 +12,7 @@ from hybridflow.controller.worker import WorkerContext
 from hybridflow.engines.rollout.factory import make_rollout_engine
 from hybridflow.engines.training.factory import make_language_engine, tokenizer_directory
 from hybridflow.errors import EngineError, StaleWeightsError
-from hybridflow.models.loading import resolve_model_path, torch_dtype
+from hybridflow.models.loading import resolve_model_path
 from hybridflow.models.tokenizers import eos_ids, load_tokenizer
 from hybridflow.observability.metrics import Metrics
 from hybridflow.workers.estimation import AdvantageEstimation
@@ -62,15 +62,12 @@ class ActorWorker(ModelWorker):
         if rollout is not None:
             directory = resolve_model_path(str(setup.model.path))
             self._rollout = make_rollout_engine(
-                rollout.rollout.engine,
-                model_path=directory,
-                dtype=torch_dtype(setup.model.dtype),
-                device=self.device,
-                config=rollout.rollout,
+                setup.model,
+                rollout.rollout,
                 max_prompt_tokens=rollout.max_prompt_tokens,
                 max_response_tokens=rollout.max_response_tokens,
                 eos_token_ids=eos_ids(tokenizer, directory),
-                pad_token_id=pad,
+                device=self.device,
             )
             self._unbound = self._bind()
 

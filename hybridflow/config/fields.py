@@ -12,6 +12,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from hybridflow.config.experiment import Experiment
 
+_WORDS: dict[object, str] = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+
 
 @dataclass(frozen=True)
 class Key:
@@ -28,14 +30,14 @@ def keys(root: type = Experiment, prefix: str = "") -> Iterator[Key]:
     hints, docs = get_type_hints(root), field_docs(root)
     for field in fields(root):
         hint, path = hints[field.name], f"{prefix}{field.name}"
-        if is_dataclass(hint):
+        if isinstance(hint, type) and is_dataclass(hint):
             yield from keys(hint, f"{path}.")
         else:
             default = field.default_factory() if field.default_factory is not MISSING else field.default
             yield Key(path, hint, default, docs.get(field.name, ""))
 
 
-def find(path: str, root: Any = Experiment) -> Any | None:
+def find(path: str, root: object = Experiment) -> object | None:
     """The type that stands at a dotted path, or None when the schema has no such key."""
     name, _, rest = path.partition(".")
     if get_origin(root) is dict:
@@ -69,12 +71,12 @@ def nearest(path: str) -> str | None:
     return by_last[similar[0]] if similar else None
 
 
-def is_list(hint: Any) -> bool:
+def is_list(hint: object) -> bool:
     """The key takes several values."""
     return get_origin(hint) is list
 
 
-def type_name(hint: Any) -> str:
+def type_name(hint: object) -> str:
     """A type in words: `int`, `float or null`, `one of: auto, cpu, cuda`."""
     if isinstance(hint, UnionType):
         return " or ".join("null" if part is type(None) else type_name(part) for part in get_args(hint))
@@ -84,9 +86,7 @@ def type_name(hint: Any) -> str:
         return f"a list, each {type_name(get_args(hint)[0])}"
     if get_origin(hint) is dict:
         return "a table"
-    return {"str": "text", "int": "a whole number", "float": "a number", "bool": "true or false"}.get(
-        getattr(hint, "__name__", ""), str(hint)
-    )
+    return _WORDS.get(hint, str(hint))
 
 
 @cache
@@ -100,4 +100,3 @@ def field_docs(section: type) -> dict[str, str]:
             if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
                 docs[statement.target.id] = str(following.value.value)
     return docs
-

@@ -14,7 +14,7 @@ WHERE_ASSETS_ARE_SET = ".ci/run"
 # Written in parts, so that this file keeps its own rules.
 MACHINE_PATH = re.compile(r"(?<![\w.\-/])/(?:" + "|".join(["work", "root", "farm", "opt/wheels", "opt/pypi"]) + r")\b")
 HOME_PATH = re.compile(r"(?<![\w.\-/])/(?:" + "|".join(["home", "Users"]) + r")/\w+")
-ASSETS_VALUE = re.compile("HYBRIDFLOW_" + r"ASSETS[\"']?\]?\s*(?:[:?+]?=(?!=)\s*\S|,\s*[\"'][^\"']|:\s*[\"']?[/.$~])")
+ASSETS_VALUE = re.compile("HYBRIDFLOW_" + r"ASSETS[\"']?\]?\s*(?:[:?+]?=(?!=)\s*\S|,\s*[\"'][/.~$]|:\s*[\"']?[/.$~])")
 SIBLING = re.compile(r"\.\./" + r"shared\b")
 
 

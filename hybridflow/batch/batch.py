@@ -1,6 +1,7 @@
 """Batch: rows of sequences as a TensorDict, with object columns and metadata beside it."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from tensordict import TensorDict
@@ -10,7 +11,10 @@ from hybridflow.batch import wire
 from hybridflow.batch.ragged import Ragged
 from hybridflow.errors import BatchError
 
-Meta = dict[str, float | int | str | bool]
+# The first jagged tensor makes torch log advice that concerns its own developers.
+logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
+
+Meta = wire.Meta
 
 
 class Batch:
@@ -55,7 +59,7 @@ class Batch:
         return self.tensordict.batch_size[0]
 
     def __contains__(self, column: str) -> bool:
-        return column in self.objects or column in self.tensordict.keys()
+        return column in self.objects or column in self.tensordict.keys()  # noqa: SIM118 (a TensorDict is no dict)
 
     def __repr__(self) -> str:
         return f"Batch({len(self)} rows: {', '.join(self.columns)})"
@@ -63,17 +67,17 @@ class Batch:
     @property
     def columns(self) -> list[str]:
         """Names of all columns."""
-        return [*(str(name) for name in self.tensordict.keys()), *self.objects]
+        return [*map(str, self.tensordict.keys()), *self.objects]
 
     @property
     def row_columns(self) -> dict[str, Tensor]:
         """The dense columns."""
-        return {str(name): column for name, column in self.tensordict.items() if not column.is_nested}
+        return {name: column for name, column in self._tensors() if not column.is_nested}
 
     @property
     def token_columns(self) -> dict[str, Ragged]:
         """The ragged columns."""
-        return {str(name): _ragged(column) for name, column in self.tensordict.items() if column.is_nested}
+        return {name: _ragged(column) for name, column in self._tensors() if column.is_nested}
 
     def row(self, name: str) -> Tensor:
         """A dense column [B, ...]."""
@@ -107,10 +111,13 @@ class Batch:
         objects: Mapping[str, list] | None = None,
         meta: Meta | None = None,
     ) -> "Batch":
-        """This batch with columns added or replaced."""
-        merged = self.row_columns | dict(rows or {}), self.token_columns | dict(tokens or {})
+        """This batch with columns added or replaced, whatever kind the replaced ones are of."""
+        given = {*(rows or {}), *(tokens or {}), *(objects or {})}
         return Batch.of(
-            rows=merged[0], tokens=merged[1], objects=self.objects | dict(objects or {}), meta=self.meta | (meta or {})
+            rows={n: c for n, c in self.row_columns.items() if n not in given} | dict(rows or {}),
+            tokens={n: c for n, c in self.token_columns.items() if n not in given} | dict(tokens or {}),
+            objects={n: c for n, c in self.objects.items() if n not in given} | dict(objects or {}),
+            meta=self.meta | (meta or {}),
         )
 
     def join(self, *others: "Batch") -> "Batch":
@@ -169,7 +176,7 @@ class Batch:
         if len(parts) == 1:
             return first
         for part in parts[1:]:
-            if set(part.columns) != set(first.columns):
+            if part._kinds() != first._kinds():
                 raise BatchError(
                     f"Batches with different columns cannot be concatenated: {first.columns} and {part.columns}.",
                     remedy="Select the common columns first: batch.only([...]).",
@@ -180,6 +187,14 @@ class Batch:
             objects={name: [v for part in parts for v in part.objects[name]] for name in first.objects},
             meta={key: value for part in parts for key, value in part.meta.items()},
         )
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        for name, column in self.tensordict.items():
+            assert isinstance(column, Tensor), f"the column '{name}' is a {type(column)}"
+            yield str(name), column
+
+    def _kinds(self) -> tuple[set[str], ...]:
+        return set(self.row_columns), set(self.token_columns), set(self.objects)
 
     def __reduce__(self):
         return _rebuild, wire.pack(self.row_columns, self.token_columns, self.objects, self.meta)
@@ -195,7 +210,7 @@ def _jagged(ragged: Ragged) -> Tensor:
 
 
 def _ragged(column: Tensor) -> Ragged:
-    return Ragged(column.values(), column.offsets())
+    return Ragged(column.values(), column.offsets())  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _misfit(name: str, found: int, expected: int) -> BatchError:

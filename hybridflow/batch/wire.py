@@ -15,11 +15,12 @@ from torch import Tensor
 from hybridflow.batch.ragged import Ragged
 
 Payload = tuple[np.ndarray, str, tuple[int, ...]]
+Meta = dict[str, float | int | str | bool]
 
 
 def pack(
-    rows: Mapping[str, Tensor], tokens: Mapping[str, Ragged], objects: Mapping[str, list], meta: Mapping[str, object]
-) -> tuple[dict[str, Payload], dict[str, tuple[Payload, Payload]], dict[str, list], dict[str, object]]:
+    rows: Mapping[str, Tensor], tokens: Mapping[str, Ragged], objects: Mapping[str, list], meta: Meta
+) -> tuple[dict[str, Payload], dict[str, tuple[Payload, Payload]], dict[str, list], Meta]:
     """The parts of a batch with every tensor as (bytes, dtype, shape). Equal offsets are written once by pickle."""
     offsets: dict[int, Payload] = {}
     packed = {}
@@ -35,8 +36,8 @@ def unpack(
     rows: Mapping[str, Payload],
     tokens: Mapping[str, tuple[Payload, Payload]],
     objects: dict[str, list],
-    meta: dict[str, object],
-) -> tuple[dict[str, Tensor], dict[str, Ragged], dict[str, list], dict[str, object]]:
+    meta: Meta,
+) -> tuple[dict[str, Tensor], dict[str, Ragged], dict[str, list], Meta]:
     """The parts that `pack` turned to bytes; tensors alias the received memory."""
     offsets: dict[int, Tensor] = {}
     ragged = {}

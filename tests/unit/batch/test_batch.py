@@ -1,0 +1,121 @@
+"""Batches: rows taken, repeated, joined and put together."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hybridflow.batch import Batch, Ragged
+from hybridflow.errors import BatchError
+from tests.unit.batch.examples import batch_of, contents, plain, ragged, rows_of_tokens
+
+
+@given(rows_of_tokens, st.data())
+def test_selected_rows_keep_all_their_columns(rows, data):
+    index = data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1, max_size=9))
+    batch = batch_of(rows)
+    assert contents(batch.select(index)) == [contents(batch)[i] for i in index]
+
+
+@given(rows_of_tokens, st.data())
+def test_parts_put_together_again_are_the_batch(rows, data):
+    cut = data.draw(st.integers(0, len(rows)))
+    batch = batch_of(rows)
+    parts = batch.split([cut, len(rows) - cut])
+    assert [len(part) for part in parts] == [cut, len(rows) - cut]
+    again = Batch.concat(parts)
+    assert contents(again) == contents(batch)
+    assert again.meta == batch.meta
+
+
+def test_a_slice_shares_storage_with_the_batch():
+    batch = batch_of([[1], [2, 3], [4]])
+    part = batch.slice(1, 3)
+    assert part.row("uid").untyped_storage().data_ptr() == batch.row("uid").untyped_storage().data_ptr()
+    ids = batch.tokens("prompt_ids").values
+    assert part.tokens("prompt_ids").values.untyped_storage().data_ptr() == ids.untyped_storage().data_ptr()
+
+
+def test_repeat_keeps_siblings_adjacent_and_numbers_them():
+    batch = batch_of([[1], [2, 3], []]).repeat(2)
+    assert batch.row("uid").tolist() == [100, 100, 101, 101, 102, 102]
+    assert batch.row("sample_index").tolist() == [0, 1, 0, 1, 0, 1]
+    assert plain(batch.tokens("prompt_ids")) == [[1], [1], [2, 3], [2, 3], [], []]
+    assert batch.object("answer") == [f"answer {i}" for i in (0, 0, 1, 1, 2, 2)]
+
+
+def test_a_joined_column_replaces_the_one_before_it():
+    batch = batch_of([[1], [2]])
+    first = Batch.of(rows={"scores": torch.tensor([1.0, 2.0])}, meta={"temperature": 1.0})
+    second = Batch.of(rows={"scores": torch.tensor([3.0, 4.0])})
+    joined = batch.join(first, second)
+    assert joined.row("scores").tolist() == [3.0, 4.0]
+    assert joined.meta == {"temperature": 1.0}
+    assert "scores" not in batch
+
+
+def test_a_joined_column_of_another_kind_replaces_the_one_before_it():
+    batch = batch_of([[1], [2]]).join(Batch.of(objects={"uid": ["a", "b"]}))
+    assert batch.object("uid") == ["a", "b"]
+    assert batch.columns.count("uid") == 1
+    assert batch.join(Batch.of(tokens={"uid": ragged([[5], [6, 7]])})).tokens("uid").lengths.tolist() == [1, 2]
+
+
+def test_only_keeps_the_named_columns_that_are_there():
+    batch = batch_of([[1], [2]]).only(["answer", "prompt_ids", "scores"])
+    assert sorted(batch.columns) == ["answer", "prompt_ids"]
+    assert batch.meta == {"temperature": 0.7}
+
+
+def test_nothing_is_changed_in_place():
+    batch = batch_of([[1], [2]])
+    before = contents(batch)
+    batch.with_columns(rows={"uid": torch.zeros(2)}, objects={"more": [1, 2]}, meta={"temperature": 2.0})
+    assert contents(batch) == before
+    assert batch.meta == {"temperature": 0.7}
+
+
+def test_a_missing_column_is_named_with_its_stage_and_who_provides_it():
+    with pytest.raises(BatchError, match=r"'critic\.update' needs the columns \['returns'\]") as caught:
+        batch_of([[1]]).require(("uid", "returns"), stage="critic.update")
+    assert "columns.py" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        {"rows": {"scores": torch.zeros(3)}},
+        {"tokens": {"values": ragged([[1], [2], [3]])}},
+        {"objects": {"source": ["a", "b", "c"]}},
+    ],
+    ids=["rows", "tokens", "objects"],
+)
+def test_a_column_with_another_number_of_rows_is_named(column):
+    name = next(iter(next(iter(column.values()))))
+    with pytest.raises(BatchError, match=f"'{name}' has 3 rows, the batch has 2") as caught:
+        batch_of([[1], [2]]).with_columns(**column)
+    assert "one value a row" in caught.value.remedy
+
+
+def test_batches_with_different_columns_are_not_concatenated():
+    batch = batch_of([[1]])
+    with pytest.raises(BatchError, match="different columns") as caught:
+        Batch.concat([batch, batch.only(["uid"])])
+    assert "batch.only" in caught.value.remedy
+
+
+def test_batches_whose_columns_differ_in_kind_are_not_concatenated():
+    with pytest.raises(BatchError, match="different columns"):
+        Batch.concat([Batch.of(rows={"answer": torch.zeros(1)}), Batch.of(objects={"answer": ["4"]})])
+
+
+def test_columns_may_hold_no_tokens_and_batches_no_rows():
+    batch = batch_of([[], []])
+    assert plain(batch.tokens("prompt_ids")) == [[], []]
+    assert len(batch.slice(1, 1)) == 0
+    assert len(Batch.concat([batch.slice(0, 0), batch])) == 2
+
+
+def test_token_columns_of_one_stage_keep_their_number_format():
+    batch = Batch.of(tokens={"logprobs": Ragged.from_rows([[0.5], [1.0, 2.0]], torch.bfloat16)})
+    assert batch.repeat(2).tokens("logprobs").values.dtype is torch.bfloat16

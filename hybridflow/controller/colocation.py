@@ -5,6 +5,7 @@ The same class serves all backends: the local one calls it, the Ray one makes an
 
 import logging
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ from hybridflow.batch import Batch, Ragged
 from hybridflow.controller.failures import Place, call_failed
 from hybridflow.controller.health import HostInfo
 from hybridflow.controller.packets import Column, Packet, Portion, Summary, assembled, columns_of
-from hybridflow.controller.rendezvous import Rendezvous
+from hybridflow.controller.rendezvous import Rendezvous, served_store
 from hybridflow.controller.worker import Worker, WorkerContext
 from hybridflow.errors import BatchError
 from hybridflow.parallel import ParallelMesh
@@ -48,6 +49,9 @@ class AnswerForm:
         """How many objects a call returns: a value, or a summary, one packet a column and one for the rest."""
         return len(self.provides) + 2 if self.wanted and self.provides else 1
 
+
+Timed = tuple[object, float]
+"""The small part of an answer, and the seconds its call took in the worker."""
 
 VALUE = AnswerForm()
 NOTHING = AnswerForm(wanted=False)
@@ -87,29 +91,42 @@ class WorkerHost:
             raise call_failed(error, Place(role, self.rank, self.node, "__init__")) from error
         return self.info()
 
+    def serve(self, host: str) -> str:
+        """Opens the store where the ranks of the pool meet; its address."""
+        self.store, address = served_store(host)
+        return address
+
     def info(self) -> HostInfo:
         """Who this process is."""
         return HostInfo(self.node, os.getpid())
 
     def run(
         self,
-        key: WorkerKey,
+        worker: str,
+        role: str,
         method: str,
         form: AnswerForm = VALUE,
         args: tuple = (),
         kwargs: Mapping[str, object] | None = None,
         *stored: object,
     ) -> object:
-        """Calls a method; portions among its arguments become batches made from the stored packets."""
+        """Calls a method; portions among its arguments become batches made from the stored packets.
+
+        `worker` is the role it was made for, `role` the one it is called as (see `WorkerKey`).
+        Gives `Timed`; for an answer of several objects a tuple: the timed summary, and the packets.
+        """
+        started = time.perf_counter()
         try:
             given: list[Batch] = []
-            stage = f"{key.role}.{method}"
+            stage = f"{role}.{method}"
             args = tuple(_received(value, stored, given, stage) for value in args)
             named = {name: _received(value, stored, given, stage) for name, value in (kwargs or {}).items()}
-            answer = getattr(self.workers[key.worker], method)(*args, **named)
-            return _answered(answer, form, given[0] if given else None)
+            answer = getattr(self.workers[worker], method)(*args, **named)
+            small, packets = _answered(answer, form, given[0] if given else None)
         except (Exception, SystemExit) as error:
-            raise call_failed(error, Place(key.role, self.rank, self.node, method)) from error
+            raise call_failed(error, Place(role, self.rank, self.node, method)) from error
+        timed = (small, time.perf_counter() - started)
+        return (timed, *packets) if form.objects > 1 else timed
 
 
 def _received(value: object, stored: tuple[object, ...], given: list[Batch], stage: str) -> object:
@@ -120,16 +137,17 @@ def _received(value: object, stored: tuple[object, ...], given: list[Batch], sta
     return batch
 
 
-def _answered(answer: object, form: AnswerForm, given: Batch | None) -> object:
+def _answered(answer: object, form: AnswerForm, given: Batch | None) -> tuple[object, tuple[Packet, ...]]:
+    """What goes to the driver, and what stays."""
     if not form.wanted:
-        return None
+        return None, ()
     if not form.provides:
         if isinstance(answer, Batch):
             raise BatchError(
                 "The method answered with a Batch, but names no columns it provides.",
                 remedy="Name the columns it adds: @transfer(..., provides=('values',)).",
             )
-        return answer
+        return answer, ()
     if not isinstance(answer, Batch):
         raise BatchError(
             f"The method provides {list(form.provides)}, but answered with a {type(answer).__name__}.",
@@ -145,7 +163,7 @@ def _answered(answer: object, form: AnswerForm, given: Batch | None) -> object:
         elif name not in before or not _same(column, before[name]):
             rest[name] = column
     summary = Summary.of(declared | rest, len(answer), answer.meta)
-    return summary, *(Packet({name: declared[name]}, {}) for name in form.provides), Packet(rest, answer.meta)
+    return summary, (*(Packet({name: declared[name]}, {}) for name in form.provides), Packet(rest, answer.meta))
 
 
 def _check(answer: Batch, form: AnswerForm, given: Batch | None) -> None:

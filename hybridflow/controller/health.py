@@ -1,5 +1,6 @@
-"""Workers that ended without an answer."""
+"""What the driver knows of its workers: how long their calls took, and which processes ended without an answer."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,10 +15,34 @@ class HostInfo:
     pid: int
 
 
+class CallTimes:
+    """Seconds that roles spent in their methods; of several ranks, the busiest counts."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[tuple[str, str], dict[int, float]] = defaultdict(lambda: defaultdict(float))
+
+    def add(self, role: str, method: str, rank: int, seconds: float) -> None:
+        """One rank's call has ended."""
+        self._seconds[role, method][rank] += seconds
+
+    def drain(self) -> list[tuple[str, str, float]]:
+        """Role, method and seconds since the last drain."""
+        drained = [(role, method, max(ranks.values())) for (role, method), ranks in self._seconds.items()]
+        self._seconds.clear()
+        return drained
+
+
 def death(
-    *, pool: str, roles: Sequence[str], rank: int, info: HostInfo | None, methods: Sequence[str], reason: str
+    *,
+    pool: str,
+    roles: Sequence[str],
+    rank: int,
+    info: HostInfo | None,
+    methods: Sequence[str],
+    reason: str,
+    report: str = "",
 ) -> WorkerDied:
-    """The error that names a dead process: its roles, rank, node, pid, and the calls that wait for it."""
+    """The error that names a dead process: its roles, rank, node, pid, the calls that wait for it, and any report."""
     role = "+".join(dict.fromkeys(roles)) or pool
     pending = ", ".join(dict.fromkeys(methods))
     process = f"pid {info.pid} on {info.node}" if info else "before it had started"
@@ -30,4 +55,5 @@ def death(
         rank=rank,
         node=info.node if info else "unknown",
         method=pending or "(none)",
+        worker_traceback=report,
     )

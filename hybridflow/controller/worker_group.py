@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hybridflow.controller.backends.interface import Backend, Handle, Pending, RoleMeshes
 from hybridflow.controller.batch_ref import BatchRef, View
-from hybridflow.controller.colocation import NOTHING, AnswerForm, WorkerKey
+from hybridflow.controller.colocation import NOTHING, VALUE, AnswerForm, WorkerKey
 from hybridflow.controller.dispatch import Call, Dispatch, dispatched
 from hybridflow.controller.futures import Future, combined
 from hybridflow.controller.protocols import TransferProtocol
@@ -125,7 +125,7 @@ class _BoundMethod:
     def __call__(self, *args: object, **kwargs: object) -> Future | BatchRef:
         group, spec = self._group, self._spec
         dispatch = dispatched(Call(group.role, self._name, spec, args, kwargs), self._mesh, group.backend)
-        form = AnswerForm(provides=spec.provides, keeps_rows=dispatch.keeps_rows)
+        form = AnswerForm(provides=spec.provides, keeps_rows=dispatch.keeps_rows) if spec.provides else VALUE
         answering = set(dispatch.answering)
         calls = [
             group.backend.call(handle, self._name, arguments, form if rank in answering else NOTHING)

@@ -50,7 +50,19 @@ class RoleMeshes:
     generation: ParallelMesh | None = None
 
 
-class Backend(Protocol):
+class ObjectStore(Protocol):
+    """Where values stay that many read."""
+
+    def put(self, value: object) -> Stored:
+        """A value stored for workers to read."""
+        ...
+
+    def get(self, stored: Sequence[Stored]) -> list[object]:
+        """Stored values, brought to this process."""
+        ...
+
+
+class Backend(ObjectStore, Protocol):
     """Where workers run. The first failure of any call is raised by `call` or `wait`, whichever comes first."""
 
     def spawn(
@@ -73,12 +85,8 @@ class Backend(Protocol):
         """The values of some calls, while all calls and processes are watched."""
         ...
 
-    def put(self, value: object) -> Stored:
-        """A value stored for workers to read."""
-        ...
-
-    def get(self, stored: Sequence[Stored]) -> list[object]:
-        """Stored values, brought to this process."""
+    def drain_calls(self) -> list[tuple[str, str, float]]:
+        """Role, method and seconds in it, on its busiest rank, of the calls that ended since this was last asked."""
         ...
 
     def dead(self) -> list[Handle]:

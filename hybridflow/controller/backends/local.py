@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from hybridflow.controller.backends.interface import Arguments, Handle, Pending, RoleMeshes, Stored
 from hybridflow.controller.colocation import VALUE, AnswerForm, WorkerHost, WorkerKey
 from hybridflow.controller.failures import CallFailed
+from hybridflow.controller.health import CallTimes
 from hybridflow.controller.resource_pool import ResourcePool
 from hybridflow.controller.worker import Worker
 
@@ -16,6 +17,7 @@ class LocalBackend:
     def __init__(self, *, threads: int | None = None) -> None:
         self._threads = threads
         self._hosts: dict[ResourcePool, list[WorkerHost]] = {}
+        self._times = CallTimes()
 
     def spawn(
         self,
@@ -37,16 +39,16 @@ class LocalBackend:
 
     def call(self, handle: Handle, method: str, arguments: Arguments, form: AnswerForm = VALUE) -> Pending:
         """Runs the method; its exception is raised here."""
-        host = handle.host
+        host, key = handle.host, handle.key
         assert isinstance(host, WorkerHost), f"a handle of another backend: {host}"
         try:
-            answer = host.run(handle.key, method, form, arguments.args, arguments.kwargs, *arguments.stored)
+            answer = host.run(key.worker, key.role, method, form, arguments.args, arguments.kwargs, *arguments.stored)
         except CallFailed as failed:
             raise _from_frame(failed) from failed.__cause__
-        if form.objects == 1:
-            return Pending(handle, method, answer)
-        assert isinstance(answer, tuple)
-        return Pending(handle, method, answer[0], answer[1:])
+        assert isinstance(answer, tuple), f"not a timed answer: {answer}"
+        (value, seconds), packets = (answer[0], answer[1:]) if form.objects > 1 else (answer, ())
+        self._times.add(key.role, method, handle.rank, seconds)
+        return Pending(handle, method, value, packets)
 
     def wait(self, pending: Sequence[Pending]) -> list[object]:
         """The values, which are there already."""
@@ -59,6 +61,10 @@ class LocalBackend:
     def get(self, stored: Sequence[Stored]) -> list[object]:
         """The values themselves."""
         return list(stored)
+
+    def drain_calls(self) -> list[tuple[str, str, float]]:
+        """Role, method and seconds in it since this was last asked; of several ranks, those of the busiest."""
+        return self._times.drain()
 
     def dead(self) -> list[Handle]:
         """None: the workers live as long as this process."""

@@ -1,8 +1,10 @@
 """Small workers and batches for the tests of the controller."""
 
+import os
 import time
 
 import torch
+import torch.distributed as dist
 
 from hybridflow.batch import Batch, Ragged
 from hybridflow.controller import (
@@ -141,6 +143,27 @@ class Talker(Worker):
     @transfer(BROADCAST)
     def fail_with_remedy(self) -> None:
         raise RewardError("The reward of row 3 is NaN.", remedy="Look at the function 'exact_match'.")
+
+    @transfer(BROADCAST)
+    def pid(self) -> int:
+        return os.getpid()
+
+    @transfer(BROADCAST)
+    def total(self, value: float) -> float:
+        """The sum of `value` times rank + 1 over all ranks."""
+        total = torch.tensor(value * (self.context.rank + 1))
+        dist.all_reduce(total, group=self.context.process_group())
+        return float(total)
+
+    @transfer(BROADCAST)
+    def total_after(self, seconds: float) -> float:
+        """Rank 0 waits for the others in a sum while they are still asleep."""
+        time.sleep(seconds * self.context.rank)
+        return self.total(1.0)
+
+    @transfer(BROADCAST)
+    def environment(self, name: str) -> str | None:
+        return os.environ.get(name)
 
     def hidden(self) -> None:
         """Not open to the driver."""

@@ -1,0 +1,140 @@
+"""A failure in a worker reaches the driver within seconds, by name, and nothing hangs."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from hybridflow.controller import ResourcePool, WorkerGroup, wait
+from hybridflow.errors import RewardError, WorkerDied, WorkerError
+from tests.unit.controller.workers import Broken, Model, Talker, prompts
+
+pytestmark = pytest.mark.ray
+
+
+@pytest.fixture
+def victims(ray_backend) -> Iterator[WorkerGroup]:
+    """Two workers in a pool of their own."""
+    group = WorkerGroup(Talker, ResourcePool("victims", 2), ray_backend, role="talker")
+    yield group
+    group.kill()
+
+
+@pytest.fixture
+def victim(ray_backend) -> Iterator[WorkerGroup]:
+    """A worker in a pool of its own."""
+    group = WorkerGroup(Talker, ResourcePool("victim", 1), ray_backend, role="victim")
+    yield group
+    group.kill()
+
+
+@pytest.fixture(scope="session")
+def talker(ray_backend, pair) -> WorkerGroup:
+    group = WorkerGroup(Talker, pair, ray_backend, role="speaker")
+    group.nothing().result()
+    return group
+
+
+@pytest.fixture(scope="session")
+def bystander(ray_backend, single) -> WorkerGroup:
+    group = WorkerGroup(Talker, single, ray_backend, role="bystander")
+    group.nothing().result()
+    return group
+
+
+def test_an_exception_names_role_rank_and_method_with_the_workers_traceback(talker):
+    start = time.perf_counter()
+    with pytest.raises(WorkerError) as caught:
+        talker.fail(1).result()
+    assert time.perf_counter() - start < 5.0
+    error = caught.value
+    assert (error.role, error.rank, error.method) == ("speaker", 1, "fail")
+    assert error.node == os.uname().nodename
+    assert "ZeroDivisionError: no such number" in error.message
+    assert "workers.py" in error.worker_traceback
+    assert "colocation.py" not in error.worker_traceback
+
+
+def test_an_error_of_the_house_keeps_its_message_and_remedy(talker):
+    with pytest.raises(WorkerError, match=r"row 3 is NaN.*Look at the function") as caught:
+        talker.fail_with_remedy().result()
+    assert isinstance(caught.value.__cause__, RewardError)
+    assert talker.rank().result() == [0, 1]
+
+
+def test_waiting_for_one_role_raises_the_failure_of_another(talker, bystander):
+    start = time.perf_counter()
+    slow = bystander.sleep(6.0)
+    talker.fail(0)
+    with pytest.raises(WorkerError, match=r"speaker\.fail"):
+        slow.result()
+    assert time.perf_counter() - start < 5.0
+
+
+def test_a_failure_nobody_waited_for_is_raised_by_the_next_wait(talker):
+    talker.fail(1)
+    with pytest.raises(WorkerError, match=r"speaker\.fail"):
+        talker.rank().result()
+
+
+def test_what_depends_on_a_failed_stage_names_that_stage(ray_backend, pair):
+    model = WorkerGroup(Model, pair, ray_backend, role="model")
+    lost = model.lose_a_row(prompts())
+    with pytest.raises(WorkerError, match=r"model\.lose_a_row failed.*5 rows for the 6"):
+        model.columns_seen(lost).result()
+
+
+def test_a_worker_that_cannot_be_made_says_why(ray_backend, pair):
+    WorkerGroup(Broken, pair, ray_backend, role="broken", kwargs={"path": "/nowhere"})
+    with pytest.raises(WorkerError, match=r"broken\.__init__ failed: FileNotFoundError: no model at /nowhere"):
+        WorkerGroup(Talker, pair, ray_backend, role="next").rank().result()
+
+
+def test_a_killed_busy_worker_is_named_within_seconds(victims):
+    pids = victims.pid().result()
+    call = victims.sleep(60.0)
+    time.sleep(0.3)
+    start = time.perf_counter()
+    os.kill(pids[1], signal.SIGKILL)
+    with pytest.raises(WorkerDied) as caught:
+        call.result()
+    assert time.perf_counter() - start < 5.0
+    error = caught.value
+    assert (error.role, error.rank, error.method) == ("talker", 1, "talker.sleep")
+    assert error.node == os.uname().nodename
+    assert f"pid {pids[1]}" in str(error)
+    assert "last checkpoint" in error.remedy
+
+
+def test_a_killed_idle_worker_is_noticed_while_waiting_for_others(victim, bystander):
+    pid = victim.pid().result()
+    assert victim.dead_ranks() == []
+    os.kill(pid, signal.SIGKILL)
+    start = time.perf_counter()
+    with pytest.raises(WorkerDied, match=rf"rank 0 of 'victim' \(pool 'victim', pid {pid} on .*while idle"):
+        bystander.sleep(6.0).result()
+    assert time.perf_counter() - start < 5.0
+    assert victim.dead_ranks() == [0]
+    with pytest.raises(WorkerDied, match="rank 0 of 'victim'"):
+        victim.rank()
+
+
+def test_ranks_left_alone_in_a_sum_name_the_dead_one(victims):
+    wait(victims.total(1.0))
+    pids = victims.pid().result()
+    call = victims.total_after(60.0)
+    time.sleep(0.3)
+    start = time.perf_counter()
+    os.kill(pids[1], signal.SIGKILL)
+    with pytest.raises(WorkerDied, match="rank 1 of 'talker'"):
+        call.result()
+    assert time.perf_counter() - start < 5.0
+
+
+def test_killing_a_group_gives_its_devices_back(ray_backend):
+    for _ in range(2):
+        pool = ResourcePool("large", 5)
+        group = WorkerGroup(Talker, pool, ray_backend, role="talker")
+        group.kill()

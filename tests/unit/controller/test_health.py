@@ -1,0 +1,41 @@
+"""Times of calls, and the words for a death."""
+
+import pickle
+
+import pytest
+
+from hybridflow.controller import make_backend
+from hybridflow.controller.health import CallTimes, HostInfo, death
+from hybridflow.errors import ConfigError, WorkerDied
+
+
+def test_the_busiest_rank_counts():
+    times = CallTimes()
+    for rank, seconds in [(0, 1.0), (1, 3.0), (0, 1.0), (1, 0.5)]:
+        times.add("actor", "update", rank, seconds)
+    times.add("critic", "values", 0, 2.0)
+    assert times.drain() == [("actor", "update", 3.5), ("critic", "values", 2.0)]
+    assert times.drain() == []
+
+
+def test_a_death_names_process_and_calls_and_survives_pickling():
+    error = death(
+        pool="main",
+        roles=["actor", "critic"],
+        rank=1,
+        info=HostInfo("node7", 4242),
+        methods=["actor.update", "critic.values"],
+        reason="it received SIGKILL",
+    )
+    for found in (error, pickle.loads(pickle.dumps(error))):
+        assert isinstance(found, WorkerDied)
+        assert "rank 1 of 'actor+critic'" in str(found)
+        assert "pid 4242 on node7" in str(found)
+        assert "actor.update, critic.values" in str(found)
+        assert "SIGKILL" in str(found)
+        assert "dmesg" in found.remedy
+
+
+def test_a_backend_that_is_not_there_is_named():
+    with pytest.raises(ConfigError, match=r"no backend 'slurm'.*trainer\.backend=local or ray"):
+        make_backend("slurm")

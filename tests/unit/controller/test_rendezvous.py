@@ -1,0 +1,44 @@
+"""Ranks that meet: those that do not come are named."""
+
+import socket
+
+import pytest
+import torch.distributed as dist
+
+from hybridflow.controller.rendezvous import Rendezvous, served_store
+from hybridflow.errors import ResourceError
+
+
+def test_ranks_that_do_not_come_are_named():
+    store, address = served_store("127.0.0.1")
+    store.set("joined/2", "1")
+    with pytest.raises(ResourceError, match=r"Ranks \[1, 3\] of 'critic' did not join.*same method on every rank"):
+        Rendezvous(0, 4, address, timeout_seconds=0.1).process_group("critic")
+    assert not dist.is_initialized()
+
+
+def test_a_store_that_is_not_served_is_named():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with pytest.raises(ResourceError, match=rf"Rank 0 does not answer at 127\.0\.0\.1:{port}"):
+        Rendezvous(1, 2, f"127.0.0.1:{port}", timeout_seconds=0.2).process_group("critic")
+
+
+def test_a_port_in_use_is_named():
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ResourceError, match=rf"cannot meet at 127\.0\.0\.1:{port}.*port 0"):
+            served_store("127.0.0.1", port=port)
+
+
+def test_two_stores_take_different_ports():
+    (_, one), (_, two) = served_store("127.0.0.1"), served_store("127.0.0.1")
+    assert one != two
+
+
+def test_ranks_of_the_local_backend_cannot_meet():
+    with pytest.raises(ResourceError, match=r"2 ranks of 'critic'.*trainer\.backend=ray"):
+        Rendezvous(0, 2).process_group("critic")

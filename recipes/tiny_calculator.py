@@ -2,20 +2,24 @@
 
 Question:  what does the smallest language model look like that reinforcement learning can visibly improve?
 Hardware:  2 CPU cores.
-Minutes:   seconds for tokenizer, configuration and data.
-Command:   python recipes/tiny_calculator.py OUT      (then OUT/model, OUT/train.jsonl, OUT/eval.jsonl)
-Expect:    the files below hybridflow/assets/calculator, byte for byte.
+Minutes:   3.
+Command:   python recipes/tiny_calculator.py OUT [key=value ...]     (then OUT/model, OUT/train.jsonl, OUT/eval.jsonl)
+Expect:    about 0.40 of held-out sums right when sampled; the files below hybridflow/assets/calculator.
 
 Every later layout fits: layers, heads and key-value heads are 4, the other sizes divide by 4 and by 64.
 """
 
 import json
 import random
+import shutil
 import sys
 from pathlib import Path
 
+import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import GenerationConfig, LlamaConfig, PreTrainedTokenizerFast
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from hybridflow.trainer import main_sft
 
 SPECIAL = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
 CHARACTERS = "0123456789+-*/=() \nabcdefghijklmnopqrstuvwxyz.,:;?!'\"<>%^_#&|"
@@ -67,12 +71,39 @@ def make_shape(directory: Path) -> None:
     make_tokenizer(directory)
 
 
+def make_weights(out: Path, overrides: list[str]) -> None:
+    """Fresh weights, and supervised training that stops half way: reinforcement learning is to do the rest."""
+    model = out / "model"
+    torch.manual_seed(0)
+    LlamaForCausalLM(make_config()).save_pretrained(out / "fresh")
+    make_tokenizer(out / "fresh")
+    settings = [
+        f"model.path={out / 'fresh'}",
+        f"data.train_files=[{out / 'train.jsonl'}]",
+        f"data.eval_files=[{out / 'eval.jsonl'}]",
+        f"trainer.run_dir={out / 'run'}",
+        "trainer.total_steps=400",
+        "trainer.threads=1",
+        "trainer.eval_every=100",
+        "trainer.save_every=400",
+        "data.batch_size=256",
+        "actor.optimizer.learning_rate=1e-3",
+        "actor.optimizer.warmup_steps=20",
+    ]
+    status = main_sft.main([*settings, *overrides])
+    if status:
+        sys.exit(status)
+    trained = max((out / "run" / "checkpoints").glob("step_*"), key=lambda path: int(path.name.removeprefix("step_")))
+    shutil.copyfile(trained / "actor" / "huggingface" / "model.safetensors", model / "model.safetensors")
+
+
 def main() -> None:
-    """Write everything below the directory given."""
+    """Write everything below the directory given; further arguments are settings of the training."""
     out = Path(sys.argv[1])
     out.mkdir(parents=True, exist_ok=True)
     make_shape(out / "model")
     make_data(out)
+    make_weights(out, sys.argv[2:])
 
 
 if __name__ == "__main__":

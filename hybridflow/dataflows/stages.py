@@ -42,4 +42,5 @@ def batch_metrics(batch: BatchRef) -> Metrics:
             metrics[f"{name}/mean"] = mean(float(scored.mean()) if len(scored) else 0.0, len(scored))
             if len(scored) < len(column):
                 metrics[f"{name}/not_scored"] = total(len(column) - len(scored))
+    metrics |= {n: mean(float(v), len(scores)) for n, v in batch.meta.items() if n.startswith("rewards/")}
     return metrics

@@ -17,7 +17,7 @@ from hybridflow.launch.assemble import Driver, assemble, load_data
 from hybridflow.launch.compose import Composed
 from hybridflow.launch.dataflow import find_dataflow, make_settings
 from hybridflow.launch.help import config_text
-from hybridflow.launch.preflight import check_run
+from hybridflow.launch.preflight import check_rewards, check_run
 from hybridflow.launch.roles import plan_roles
 from hybridflow.observability.logs import configure_logging
 from hybridflow.observability.progress import Progress
@@ -49,6 +49,7 @@ def execute(composed: Composed, console: Console) -> Finished:
     plan_roles(config, dataflow)
     check_run(config)
     data = load_data(config, dataflow)
+    check_rewards(config, data.loader.columns)
 
     directory = run_dir_of(config)
     checkpoint = _prepare_directory(config, composed, directory)

@@ -1,6 +1,7 @@
 """What can be known to fail before anything starts: packages, models, tokenizers, reward functions."""
 
 import json
+from collections.abc import Collection
 from dataclasses import replace
 
 from hybridflow.config.experiment import Experiment
@@ -20,7 +21,6 @@ from hybridflow.rewards.scorer import RewardScorer
 def check_run(config: Experiment) -> None:
     """Raises the error that the first step would meet."""
     _check_model(config)
-    _check_rewards(config)
     if config.rollout.engine is RolloutKind.vllm:
         _check_vllm(config)
 
@@ -41,12 +41,13 @@ def _check_model(config: Experiment) -> None:
         )
 
 
-def _check_rewards(config: Experiment) -> None:
+def check_rewards(config: Experiment, columns: Collection[str]) -> None:
+    """Finds the reward functions, and the data's columns that they ask for."""
     if config.dataflow != "sft":
-        RewardScorer(config.reward)
+        RewardScorer(config.reward).check_columns(columns)
     for role in config.roles.values():
         if role.functions:
-            RewardScorer(replace(config.reward, functions=role.functions, weights=[]))
+            RewardScorer(replace(config.reward, functions=role.functions, weights=[])).check_columns(columns)
 
 
 def _check_vllm(config: Experiment) -> None:

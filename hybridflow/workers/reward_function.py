@@ -21,12 +21,15 @@ class RewardFunctionWorker(Worker):
 
     @transfer(DATA_PARALLEL, provides=("scores",))
     def score(self, batch: Batch) -> Batch:
-        """`scores` [B], and one column `rewards/<function>` [B] a function (NaN where it did not score)."""
+        """`scores` [B], and one column `rewards/<function>` [B] a function (NaN where it did not score).
+
+        What functions reported beside their scores travels in `meta`, under its metric's name.
+        """
         completions = decode_responses(self._tokenizer, batch.tokens("response_ids"))
         columns = {name: values for name, values in batch.objects.items() if name != "prompt"}
         scored = self._scorer.score(
             batch.object("prompt"), completions, columns, completion_ids=batch.tokens("response_ids").rows()
         )
-        return Batch.of(
-            rows={"scores": scored.scores} | {f"rewards/{name}": column for name, column in scored.columns.items()}
-        )
+        rows = {f"rewards/{name}": column for name, column in scored.columns.items()}
+        told = {name: measure.value for name, measure in scored.metrics.items() if name.removesuffix("/mean") not in rows}
+        return Batch.of(rows={"scores": scored.scores} | rows, meta=dict(told))

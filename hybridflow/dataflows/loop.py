@@ -103,7 +103,8 @@ class Loop:
         trainer, checkpoint = self._run.trainer, None
         if self._step == 0:
             self._publish()
-            self._run.tracker.log(0, plain(self._evaluate(0)))
+            if evaluated := self._evaluate(0):
+                self._run.tracker.log(0, plain(evaluated))
         while self._step < trainer.total_steps:
             metrics = self._one_step()
             is_last = self._step == trainer.total_steps

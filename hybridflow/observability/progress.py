@@ -75,6 +75,9 @@ class Progress:
     def stage(self, name: str | None) -> None:
         """Show what is being done now; see `StageTimers(on_stage=...)`."""
         self._state.stage = None if name == "step" else name
+        if name == "step" and self._state.step < self._first_step:
+            self._ends.clear()
+            self._ends.append(self._clock())
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
         """A step has ended with these metrics."""

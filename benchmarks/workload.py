@@ -84,7 +84,7 @@ def save_random_llama(size: ModelSize, path: Path) -> None:
         eos_token_id=1,
     )
     torch.manual_seed(0)
-    LlamaForCausalLM(config).to(torch.float32).save_pretrained(path)
+    LlamaForCausalLM(config).float().save_pretrained(path)
     save_character_tokenizer(path)
 
 
@@ -102,6 +102,6 @@ def save_character_tokenizer(path: Path) -> None:
     wrapped.save_pretrained(path)
 
 
-def digit_fraction(completions: Sequence[str], **columns: object) -> list[float]:
+def digit_fraction(prompts: Sequence[str], completions: Sequence[str], **columns: object) -> list[float]:
     """The workload's reward (TRL's signature): the share of a completion's characters that are digits."""
     return [sum(map(str.isdigit, text)) / max(len(text), 1) for text in completions]

@@ -1,125 +1,120 @@
 """Seconds a step of TRL 1.16's GRPOTrainer on workload W; run by the peer's own python, prints one JSON line.
 
-Arrangement, chosen in TRL's favour: one micro-batch of 256 sequences, no reference model (beta 0), nothing logged,
-saved or evaluated. With transformers generation TRL recomputes no old logprobs; with vLLM it does.
+Arranged in TRL's favour: one micro-batch of 256 sequences, no reference model (beta 0), nothing logged, saved or
+evaluated. With transformers generation TRL computes no old logprobs, for they equal the update's; with vLLM it does.
+`--recompute` asks TRL for them in the first case too, as it does itself when batches are reused.
 """
 
 import argparse
+import functools
 import json
 import os
 import sys
 import tempfile
-import time
 from pathlib import Path
+
+import torch
+import trl
+from clock import StepClock
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from workload import NUM_PROMPTS, RESPONSE_TOKENS, SAMPLES_PER_PROMPT, digit_fraction
+
+SEQUENCES = NUM_PROMPTS * SAMPLES_PER_PROMPT
 
 
 def main() -> None:
+    """Measure as the command line says."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True, help="Hugging Face directory")
     parser.add_argument("--prompts", type=Path, required=True, help="JSON lines with a field `prompt`")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rollout", choices=("transformers", "vllm"), default="transformers")
+    parser.add_argument("--recompute", action="store_true", help="old logprobs by a forward pass of their own")
     options = parser.parse_args()
-    set_environment(options.threads)
-    seconds = measure(options.model, options.prompts, options.steps, options.threads, options.rollout)
-    sys.stdout.write(json.dumps(seconds) + "\n")
+    torch.set_num_threads(options.threads)
+    if options.rollout == "vllm":
+        prepare_vllm()
+    with tempfile.TemporaryDirectory() as scratch:
+        seconds = step_seconds(options, settings(scratch, options.steps, is_vllm=options.rollout == "vllm"))
+    sys.stdout.write(json.dumps({"seconds": seconds, "threads": torch.get_num_threads()}) + "\n")
 
 
-def set_environment(threads: int) -> None:
-    """Threads and vLLM's switches, before torch is imported."""
-    os.environ.update(
-        OMP_NUM_THREADS=str(threads),
-        HF_HUB_OFFLINE="1",
-        VLLM_ENABLE_V1_MULTIPROCESSING="0",
-        VLLM_CPU_KVCACHE_SPACE="1",
-        VLLM_CPU_OMP_THREADS_BIND="nobind",
-        VLLM_LOGGING_LEVEL="ERROR",
-        TORCHDYNAMO_DISABLE="1",
+def settings(directory: str, steps: int, *, is_vllm: bool) -> trl.GRPOConfig:
+    """TRL's configuration of the workload's GRPO step."""
+    return trl.GRPOConfig(
+        output_dir=directory,
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        per_device_train_batch_size=SEQUENCES,
+        gradient_accumulation_steps=1,
+        num_generations=SAMPLES_PER_PROMPT,
+        max_completion_length=RESPONSE_TOKENS,
+        generation_kwargs={"ignore_eos": True} if is_vllm else {"min_new_tokens": RESPONSE_TOKENS},
+        max_steps=steps,
+        learning_rate=1e-5,
+        lr_scheduler_type="constant",
+        beta=0.0,
+        temperature=1.0,
+        use_vllm=is_vllm,
+        vllm_mode="colocate",
+        vllm_max_model_length=128,
+        logging_strategy="no",
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        seed=0,
     )
 
 
-def keep_plain_vllm_weights() -> None:
-    """vLLM's CPU layers repack their weights, after which TRL's `load_weights` fails: keep them as they are."""
-    import torch.nn.functional as F
+def step_seconds(options: argparse.Namespace, config: trl.GRPOConfig) -> list[float]:
+    """Seconds of each step, from the end of the one before."""
+    clock = StepClock()
+    trainer_class = RecomputingTrainer if options.recompute else trl.GRPOTrainer
+    trainer = trainer_class(
+        model=AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32),
+        reward_funcs=digit_fraction,
+        args=config,
+        train_dataset=Dataset.from_json(str(options.prompts)),
+        processing_class=AutoTokenizer.from_pretrained(options.model),
+        callbacks=[clock],
+    )
+    trainer.train()
+    return clock.seconds()
+
+
+class RecomputingTrainer(trl.GRPOTrainer):
+    """Computes the old logprobs before the update, by the call that TRL itself makes for reused batches."""
+
+    def _generate_and_score_completions(self, inputs):
+        batch = super()._generate_and_score_completions(inputs)
+        ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+        mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+        with torch.no_grad():
+            logprobs, _, _ = self._get_per_token_logps_and_entropies(
+                self.model, ids, mask, batch["completion_ids"].size(1)
+            )
+        return batch | {"old_per_token_logps": logprobs}
+
+
+def prepare_vllm() -> None:
+    """What vLLM on a CPU needs beside TRL: plain weights, no compilation, fp32.
+
+    Its CPU layers repack their weights, after which TRL's `load_weights` fails; and TRL passes neither
+    `enforce_eager` (vLLM would compile first) nor `dtype` (vLLM would pick bfloat16 for an fp32 model).
+    """
+    os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="1", VLLM_LOGGING_LEVEL="ERROR")
+    import trl.generation.vllm_generation as generation
     import vllm.model_executor.layers.utils as layers
 
-    def plain(layer, remove_weight):  # noqa: ANN001, ANN202
-        layer.cpu_linear = F.linear
+    def keep_plain(layer: torch.nn.Module, remove_weight: bool) -> None:
+        layer.cpu_linear = torch.nn.functional.linear
 
-    layers.dispatch_cpu_unquantized_gemm = plain
-
-
-def measure(model_path: Path, prompts: Path, steps: int, threads: int, rollout: str) -> dict[str, object]:
-    """Run `steps` steps and report the seconds from the end of one step to the end of the next."""
-    started = time.perf_counter()
-    import torch
-    import transformers
-    import trl
-    from datasets import Dataset
-    from workload import NUM_PROMPTS, RESPONSE_TOKENS, SAMPLES_PER_PROMPT, digit_fraction
-
-    torch.set_num_threads(threads)
-    is_vllm = rollout == "vllm"
-    if is_vllm:
-        keep_plain_vllm_weights()
-    sequences = NUM_PROMPTS * SAMPLES_PER_PROMPT
-    rows = [json.loads(line) for line in prompts.read_text().splitlines()]
-    ends: list[float] = []
-
-    class Clock(transformers.TrainerCallback):
-        def on_train_begin(self, args, state, control, **kwargs):  # noqa: ANN001, ANN202
-            ends.append(time.perf_counter())
-
-        def on_step_end(self, args, state, control, **kwargs):  # noqa: ANN001, ANN202
-            ends.append(time.perf_counter())
-
-    with tempfile.TemporaryDirectory() as scratch:
-        settings = trl.GRPOConfig(
-            output_dir=scratch,
-            use_cpu=True,
-            bf16=False,
-            gradient_checkpointing=False,
-            per_device_train_batch_size=sequences,
-            gradient_accumulation_steps=1,
-            num_generations=SAMPLES_PER_PROMPT,
-            max_completion_length=RESPONSE_TOKENS,
-            generation_kwargs={"ignore_eos": True} if is_vllm else {"min_new_tokens": RESPONSE_TOKENS},
-            max_steps=steps,
-            learning_rate=1e-5,
-            lr_scheduler_type="constant",
-            beta=0.0,
-            temperature=1.0,
-            use_vllm=is_vllm,
-            vllm_mode="colocate",
-            vllm_max_model_length=128,
-            logging_strategy="no",
-            save_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
-            seed=0,
-        )
-        model = transformers.AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
-        trainer = trl.GRPOTrainer(
-            model=model,
-            reward_funcs=digit_fraction,
-            args=settings,
-            train_dataset=Dataset.from_list(rows),
-            processing_class=transformers.AutoTokenizer.from_pretrained(model_path),
-            callbacks=[Clock()],
-        )
-        trainer.train()
-    return {
-        "system": f"trl {trl.__version__}",
-        "algorithm": "grpo",
-        "rollout": rollout,
-        "seconds": [after - before for before, after in zip(ends, ends[1:], strict=False)],
-        "seconds_to_first_step": ends[1] - started,
-        "tokens": sequences * RESPONSE_TOKENS,
-        "threads": torch.get_num_threads(),
-        "old_logprobs": "recomputed" if is_vllm else "none",
-        "reference": False,
-    }
+    layers.dispatch_cpu_unquantized_gemm = keep_plain
+    torch._dynamo.config.disable = True
+    generation.LLM = functools.partial(generation.LLM, enforce_eager=True, dtype="float32")
 
 
 if __name__ == "__main__":

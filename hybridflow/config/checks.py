@@ -1,6 +1,7 @@
 """Rules across sections, checked before any process starts. Each says what was found and what to do."""
 
 import difflib
+import math
 from collections.abc import Callable
 
 from hybridflow.config.algorithm import Advantage, KLPlacement
@@ -79,7 +80,7 @@ def _ranges(config: Experiment) -> None:
     for name, training in _trained(config).items():
         rules |= _optimizer_rules(f"{name}.optimizer", training.optimizer)
     for key, (value, is_valid, expected) in rules.items():
-        if value is not None and not is_valid(value):
+        if value is not None and not (math.isfinite(value) and is_valid(value)):
             raise ConfigError(f"{key}={value:g} is out of range.", remedy=f"Use a number {expected}.")
 
 

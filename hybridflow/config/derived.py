@@ -29,7 +29,7 @@ def total_optimizer_steps(config: Experiment, training: Training) -> int:
 
 def run_dir(config: Experiment) -> Path:
     """The directory for everything the run writes."""
-    return Path(config.trainer.run_dir or f"runs/{config.trainer.experiment}")
+    return Path(config.trainer.run_dir or f"runs/{config.trainer.experiment}").expanduser()
 
 
 def model_of(config: Experiment, model: Model) -> Model:

@@ -52,23 +52,26 @@ def find(path: str, root: object = Experiment) -> object | None:
 
 
 def nearest(path: str) -> str | None:
-    """The known key most like an unknown one: by whole path, by last part, or by initials (`lr`)."""
+    """The known key most like an unknown one: in its section, by initials (`lr`), by whole path, or by last part."""
     head, _, last = path.rpartition(".")
-    table = find(head) if head else None
-    if is_dataclass(table):
-        names = {field.name: f"{head}.{field.name}" for field in fields(table)}
+    section = find(head) if head else Experiment
+    if is_dataclass(section):
+        names = {field.name: f"{head}.{field.name}" if head else field.name for field in fields(section)}
         if close := difflib.get_close_matches(last, names, n=1, cutoff=0.6):
             return names[close[0]]
-    known = {key.path for key in keys()} if head else {field.name for field in fields(Experiment)}
-    if close := difflib.get_close_matches(path, known, n=1, cutoff=0.75):
-        return close[0]
-    nearby = sorted(known, key=lambda key: (not key.startswith(f"{head}."), key))
+    nearby = sorted((key.path for key in keys()), key=lambda key: not key.startswith(f"{head}."))
     for key in nearby:
-        if "".join(word[0] for word in key.rsplit(".", 1)[-1].split("_")) == last:
+        if "".join(word[0] for word in _last(key).split("_")) == last:
             return key
-    by_last = {key.rsplit(".", 1)[-1]: key for key in reversed(nearby)}
+    if head and (close := difflib.get_close_matches(path, nearby, n=1, cutoff=0.75)):
+        return close[0]
+    by_last = {_last(key): key for key in reversed(nearby)}
     similar = difflib.get_close_matches(last, by_last, n=1, cutoff=0.6)
     return by_last[similar[0]] if similar else None
+
+
+def _last(path: str) -> str:
+    return path.rpartition(".")[2]
 
 
 def is_list(hint: object) -> bool:
@@ -86,6 +89,10 @@ def type_name(hint: object) -> str:
         return f"a list, each {type_name(get_args(hint)[0])}"
     if get_origin(hint) is dict:
         return "a table"
+    if is_dataclass(hint):
+        return "settings of its own: " + ", ".join(field.name for field in fields(hint))
+    if hint is Any:
+        return "any value"
     return _WORDS.get(hint, str(hint))
 
 

@@ -1,15 +1,15 @@
 """The command line to a checked, sealed configuration. No process is started, torch is not imported."""
 
 import argparse
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
-from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
+from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException, ValidationError
 
@@ -21,8 +21,8 @@ from hybridflow.config.roles import Role
 from hybridflow.config.schema import config_directory, register_schema
 from hybridflow.config.sealed import sealed
 from hybridflow.errors import ConfigError
+from hybridflow.launch.overrides import Setting, parse_overrides
 
-GROUPS = ("algorithm",)
 TABLES: dict[str, type | None] = {
     "roles": Role,
     "placement.pools": Pool,
@@ -51,113 +51,112 @@ def compose_run(overrides: Sequence[str], *, config_name: str, config_dir: Path 
     if not (directory / f"{config_name}.yaml").is_file():
         found = ", ".join(sorted(path.stem for path in directory.glob("*.yaml"))) or "none"
         raise ConfigError(f"There is no {config_name}.yaml in {directory}.", remedy=f"Configurations there: {found}.")
-    parsed = [_checked(override) for override in _parsed(overrides)]
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(directory), version_base=None, job_name="hybridflow"):
-        from_files = _compose(config_name, [p for p in parsed if p.is_group])
-        whole = _compose(config_name, parsed)
-    config = OmegaConf.to_object(whole)
+    typed = parse_overrides(overrides)
+    from_files = _from_files(config_name, directory, typed.groups)
+    whole = _with_settings(from_files, typed.settings)
+    try:
+        config = OmegaConf.to_object(whole)
+    except OmegaConfBaseException as error:
+        raise _wrong(str(error.full_key or "a setting"), error) from error
     assert isinstance(config, Experiment), f"composed a {type(config)}"
     check(config)
-    return Composed(sealed(config), _origins(from_files, whole, [p.key for p in parsed if not p.is_group]))
+    return Composed(sealed(config), _origins(from_files, whole, [setting.key for setting in typed.settings]))
 
 
 def parse_command_line(argv: Sequence[str], *, program: str, config_name: str) -> argparse.Namespace:
     """Flags and overrides: `overrides`, `config_name`, `config_dir`, `cfg`, `help`."""
-    parser = argparse.ArgumentParser(prog=program, add_help=False)
+    parser = argparse.ArgumentParser(prog=program, add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--help", "-h", action="store_true")
     parser.add_argument("--cfg", "-c", choices=["job"])
     parser.add_argument("--config-name", "-cn", default=config_name)
     parser.add_argument("--config-dir", "-cd", "--config-path", "-cp", type=Path)
     parser.add_argument("overrides", nargs="*")
-    known, unknown = parser.parse_known_args(argv)
+    remedy = "Settings are written key=value, without dashes; see --help."
+    try:
+        known, unknown = parser.parse_known_intermixed_args(argv)
+    except argparse.ArgumentError as error:
+        raise ConfigError(f"{str(error).removeprefix('argument ')}.", remedy=remedy) from error
     if unknown:
-        raise ConfigError(
-            f"There is no option {unknown[0]}.", remedy="Settings are written key=value, without dashes; see --help."
-        )
+        raise ConfigError(f"There is no option {unknown[0]}.", remedy=remedy)
     return known
 
 
-@dataclass(frozen=True)
-class _Checked:
-    key: str
-    text: str
-    value: object
-    is_group: bool
-
-    @property
-    def is_in_table(self) -> bool:
-        """Hydra cannot add rows to a table of sections, so that is done after it."""
-        return self.key.startswith(tuple(f"{table}." for table in TABLES))
-
-
-def _parsed(overrides: Sequence[str]) -> list[Override]:
-    parsed = []
-    for text in overrides:
-        try:
-            parsed += OverridesParser.create().parse_overrides([text])
-        except (OverrideParseException, HydraException) as error:
-            raise ConfigError(
-                f"'{text}' is not a setting.",
-                remedy="Write key=value; quote values with spaces or commas: 'key=\"a, b\"'; lists as key=[a,b].",
-            ) from error
-    return parsed
-
-
-def _checked(override: Override) -> _Checked:
-    """An override whose key exists; a single value for a list becomes a list of one."""
-    key, text = override.key_or_group, str(override.input_line).lstrip("+")
-    if key in GROUPS and isinstance(override.value(), str):
-        return _Checked(key, text, override.value(), is_group=True)
-    hint = fields.find(key)
-    if hint is None:
-        close = fields.nearest(key)
-        hint_text = f"Did you mean {close}? " if close else ""
-        raise ConfigError(f"There is no setting '{key}'.", remedy=f"{hint_text}All settings: --help.")
-    if fields.is_list(hint) and not isinstance(override.value(), list):
-        name, _, value = text.partition("=")
-        text = f"{name}=[{value}]" if value not in ("", "null") else f"{name}=[]"
-    return _Checked(key, text, override.value(), is_group=False)
-
-
-def _compose(config_name: str, overrides: Sequence[_Checked]) -> DictConfig:
+def _from_files(config_name: str, directory: Path, groups: Mapping[str, str]) -> DictConfig:
+    """The schema's defaults, the named file, and the group files it or the command line chooses."""
+    choices = [f"{group}={choice}" for group, choice in groups.items()]
+    # A user's own directory may choose among the package's groups.
+    search_path = f"hydra.searchpath=[{config_directory().as_uri()}]"
+    GlobalHydra.instance().clear()
     try:
-        config = compose(config_name, overrides=[o.text for o in overrides if not o.is_in_table])
-        for override in overrides:
-            if override.is_in_table:
-                _set_in_table(config, override)
-        return config
-    except MissingConfigException as error:
-        group, _, name = (error.missing_cfg_file or "").partition("/")
-        options = ", ".join(error.options or [])
-        raise ConfigError(f"There is no {group}={name}.", remedy=f"Choose from: {options}.") from error
-    except (ConfigCompositionException, OmegaConfBaseException) as error:
-        raise _explained(error) from error
+        with initialize_config_dir(str(directory), version_base=None, job_name="hybridflow"):
+            config = compose(config_name, overrides=[search_path, *choices])
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+        raise _explained(error, directory / f"{config_name}.yaml", choices) from error
+    if OmegaConf.get_type(config) is not Experiment:
+        raise ConfigError(
+            f"{directory / config_name}.yaml does not build on the settings of this package.",
+            remedy="Begin it with: defaults: [experiment, _self_].",
+        )
+    return config
 
 
-def _set_in_table(config: DictConfig, override: _Checked) -> None:
-    table = next(name for name in TABLES if override.key.startswith(f"{name}."))
-    row = override.key.removeprefix(f"{table}.").partition(".")[0]
+def _with_settings(config: DictConfig, settings: Sequence[Setting]) -> DictConfig:
+    whole = copy.deepcopy(config)
+    for setting in settings:
+        try:
+            _set(whole, setting)
+        except OmegaConfBaseException as error:
+            raise _wrong(setting.key, error) from error
+    return whole
+
+
+def _set(config: DictConfig, setting: Setting) -> None:
+    """Sets one leaf; the row of a table is made when first named."""
+    table = next((name for name in TABLES if setting.key.startswith(f"{name}.")), None)
+    if table is None:
+        OmegaConf.update(config, setting.key, setting.value)
+        return
+    row = setting.key.removeprefix(f"{table}.").partition(".")[0]
     section = TABLES[table]
     with open_dict(config):
         rows = OmegaConf.select(config, table)
         if section is not None and row not in rows:
             rows[row] = OmegaConf.structured(section)
-        OmegaConf.update(config, override.key, override.value)
+        OmegaConf.update(config, setting.key, setting.value)
 
 
-def _explained(error: Exception) -> ConfigError:
-    """Hydra's words in ours: the key, what was found, and what is expected there."""
-    cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
+def _explained(error: Exception, file: Path, choices: Sequence[str]) -> ConfigError:
+    """What is wrong in a file, in our words: the key, what was found, and what is expected there."""
+    if isinstance(error, MissingConfigException):
+        group, _, name = (error.missing_cfg_file or "").rpartition("/")
+        options = ", ".join(error.options or [])
+        found = f"There is no {group}={name}." if group else f"{file} builds on '{name}', which is not there."
+        return ConfigError(found, remedy=f"Choose from: {options or 'experiment'}.")
+    if "Could not override" in str(error):
+        return ConfigError(
+            f"{file.name} chooses no {choices[0].partition('=')[0]}, so {choices[0]} has nothing to replace.",
+            remedy=f"Leave it out, or add '{choices[0].replace('=', ': ')}' to the defaults in {file}.",
+        )
+    cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__ or error.__context__ or error
     key = str(cause.full_key or "") if isinstance(cause, OmegaConfBaseException) else ""
-    hint = fields.find(key) if key else None
-    text = str(cause).splitlines()[0]
-    if hint is None:
-        close = fields.nearest(key) if key else None
-        return ConfigError(text + ".", remedy=f"Did you mean {close}?" if close else "See --help for all settings.")
-    remedy = f"{key} takes {fields.type_name(hint)}."
-    kind = "has the wrong type" if isinstance(cause, ValidationError) else "cannot be set"
-    return ConfigError(f"{key} {kind}: {text}.", remedy=remedy)
+    if key and fields.find(key) is not None:
+        wrong = _wrong(key, cause)
+        return ConfigError(f"{file}: {wrong.message}", remedy=wrong.remedy)
+    close = fields.nearest(key) if key else None
+    suggestion = f"Did you mean {close}? " if close else ""
+    found = f"there is no setting '{key}'" if key else " ".join(str(cause).split())
+    return ConfigError(f"{file}: {found}.", remedy=f"{suggestion}All settings: --help.")
+
+
+def _wrong(key: str, error: BaseException) -> ConfigError:
+    kind = "has the wrong type" if isinstance(error, ValidationError) else "cannot be set"
+    return ConfigError(
+        f"{key} {kind}: {_first_line(error)}.", remedy=f"{key} takes {fields.type_name(fields.find(key))}."
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).splitlines()[0].rstrip(".")
 
 
 def _origins(from_files: DictConfig, whole: DictConfig, typed: Sequence[str]) -> dict[str, str]:
@@ -166,9 +165,9 @@ def _origins(from_files: DictConfig, whole: DictConfig, typed: Sequence[str]) ->
     files = _leaves(from_files)
     origins = {}
     for leaf in _leaves(whole):
-        if any(leaf == key or leaf.startswith(f"{key}.") or leaf.startswith(f"{key}[") for key in typed):
+        if any(leaf == key or leaf.startswith(f"{key}.") for key in typed):
             origins[leaf] = "command line"
-        elif leaf not in defaults or defaults[leaf] != files.get(leaf):
+        elif leaf in files and (leaf not in defaults or defaults[leaf] != files[leaf]):
             origins[leaf] = "file"
         else:
             origins[leaf] = "default"

@@ -68,7 +68,9 @@ def _class_in_file(file: Path, class_name: str) -> object:
     if not file.is_file():
         near = difflib.get_close_matches(file.name, [p.name for p in file.absolute().parent.glob("*.py")], n=1)
         hint = f"Did you mean {file.with_name(near[0])}? " if near else ""
-        raise ConfigError(f"dataflow={file}:{class_name}: there is no file {file}.", remedy=f"{hint}Give file.py:Class.")
+        raise ConfigError(
+            f"dataflow={file}:{class_name}: there is no file {file}.", remedy=f"{hint}Give file.py:Class."
+        )
     spec = importlib.util.spec_from_file_location(f"hybridflow_dataflow_{file.stem}", file)
     assert spec is not None and spec.loader is not None, f"no loader for {file}"
     module = importlib.util.module_from_spec(spec)

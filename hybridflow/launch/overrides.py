@@ -1,0 +1,113 @@
+"""What the command line says: `key=value` texts to settings that the schema has, leaf by leaf."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, is_dataclass
+from typing import Any, get_args, get_origin
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+
+from hybridflow.config import fields
+from hybridflow.errors import ConfigError
+
+GROUPS = ("algorithm",)
+"""Keys that choose a set of settings, from the files in a directory of that name."""
+
+_LITERAL = re.compile(r"[^\"'\[\]{}$,]+")
+"""Text that can only mean itself, though Hydra's grammar has no place for it: `~/runs`, `lr=1e-5`."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One leaf of the configuration and the value typed for it."""
+
+    key: str
+    value: object
+
+
+@dataclass(frozen=True)
+class Typed:
+    """All that was typed: the choice in each group, and the settings, in order."""
+
+    groups: dict[str, str]
+    settings: list[Setting]
+
+
+def parse_overrides(overrides: Sequence[str]) -> Typed:
+    """Groups and settings. Raises `ConfigError` for what is no setting, for unknown keys and for several values."""
+    groups: dict[str, str] = {}
+    settings: list[Setting] = []
+    for text in overrides:
+        key, override = _parsed(text)
+        if key in GROUPS and override is not None:
+            groups[key] = _choice(key, override, text)
+        else:
+            settings.extend(_leaves(key, _value(key, override, text)))
+    return Typed(groups, settings)
+
+
+def _parsed(text: str) -> tuple[str, Override | None]:
+    """The key, and what Hydra makes of the text; None for a literal text that it cannot read."""
+    malformed = ConfigError(
+        f"'{text}' is not a setting.",
+        remedy="Write key=value; quote values with spaces or commas: 'key=\"a, b\"'; lists as key=[a,b].",
+    )
+    try:
+        override = OverridesParser.create().parse_override(text)
+    except HydraException as error:
+        key, _, value = text.partition("=")
+        if _is_text(fields.find(key)) and _LITERAL.fullmatch(value):
+            return key, None
+        raise malformed from error
+    if override.is_delete() or override.package is not None or not override.key_or_group:
+        raise malformed
+    return override.key_or_group, override
+
+
+def _choice(group: str, override: Override, text: str) -> str:
+    value = override.value()
+    if not isinstance(value, str):
+        raise ConfigError(f"'{text}' does not choose one {group}.", remedy=f"Write {group}=<name>, one word.")
+    return value
+
+
+def _value(key: str, override: Override | None, text: str) -> object:
+    """The value; for a key that takes a list, one value or several without brackets are a list."""
+    hint = fields.find(key)
+    if hint is None:
+        close = fields.nearest(key)
+        suggestion = f"Did you mean {close}? " if close else ""
+        raise ConfigError(f"There is no setting '{key}'.", remedy=f"{suggestion}All settings: --help.")
+    literal = text.partition("=")[2]
+    if override is None:
+        return [literal] if fields.is_list(hint) else literal
+    if fields.is_list(hint) and not isinstance(override.value(), list | dict):
+        if literal in ("", "null"):
+            return []
+        override = OverridesParser.create().parse_override(f"{key}=[{literal}]")
+    if override.is_sweep_override():
+        raise ConfigError(
+            f"'{text}' gives several values.",
+            remedy=f"{key} takes {fields.type_name(hint)}; quote text with commas: '{key}=\"a, b\"'.",
+        )
+    return override.value()
+
+
+def _leaves(key: str, value: object) -> Iterator[Setting]:
+    """A section or table given as {name: value, ...} is as many settings."""
+    hint = fields.find(key)
+    if hint is None:
+        _value(key, None, key)
+    if isinstance(value, dict) and (is_dataclass(hint) or get_origin(hint) is dict):
+        for name, item in value.items():
+            yield from _leaves(f"{key}.{name}", item)
+    elif is_dataclass(hint) or (isinstance(value, dict) and fields.is_list(hint)):
+        raise ConfigError(f"{key}={value} has the wrong type.", remedy=f"{key} takes {fields.type_name(hint)}.")
+    else:
+        yield Setting(key, value)
+
+
+def _is_text(hint: Any) -> bool:
+    return hint is str or str in get_args(hint)

@@ -1,0 +1,84 @@
+"""The keys of the schema: documented, found by path, and the nearest to what was typed."""
+
+import pytest
+
+from hybridflow.config.fields import find, keys, nearest, type_name
+from hybridflow.config.loop import BackendKind
+from hybridflow.config.roles import Role
+
+
+def test_every_setting_has_documentation():
+    undocumented = [key.path for key in keys() if not key.doc.strip()]
+    undocumented += [f"roles.<name>.{key.path}" for key in keys(Role) if not key.doc.strip()]
+    assert not undocumented
+
+
+def test_every_section_has_documentation():
+    paths = {key.path.rpartition(".")[0] for key in keys()} - {""}
+    assert all(find(path).__doc__ for path in paths)
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("trainer.seed", int),
+        ("trainer.backend", BackendKind),
+        ("data.train_files", list[str]),
+        ("algorithm.kl.target", float | None),
+        ("roles.judge", Role),
+        ("roles.judge.model.path", str | None),
+        ("placement.pools.main.devices", int),
+        ("placement.roles.critic", str),
+    ],
+)
+def test_a_key_is_found_by_its_path(path, kind):
+    assert find(path) == kind
+
+
+@pytest.mark.parametrize("path", ["", "sed", "trainer.sed", "trainer.seed.x", "roles.judge.kin", "data.train_files.0"])
+def test_what_is_no_key_is_not_found(path):
+    assert find(path) is None
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("trainer.sed", "trainer.seed"),
+        ("trainr.seed", "trainer.seed"),
+        ("trainr", "trainer"),
+        ("actor.lr", "actor.optimizer.learning_rate"),
+        ("critic.lr", "critic.optimizer.learning_rate"),
+        ("actor.optimizer.lr", "actor.optimizer.learning_rate"),
+        ("lr", "actor.optimizer.learning_rate"),
+        ("batch_size", "data.batch_size"),
+        ("temperature", "rollout.sampling.temperature"),
+        ("rollout.temperature", "rollout.sampling.temperature"),
+        ("actor.grad_checkpointing", "actor.gradient_checkpointing"),
+        ("roles.judge.model.pth", "roles.judge.model.path"),
+        ("placement.pools.main.device", "placement.pools.main.devices"),
+        ("critic.optimizer.learning_rat", "critic.optimizer.learning_rate"),
+    ],
+)
+def test_the_nearest_key_is_the_one_meant(typed, meant):
+    assert nearest(typed) == meant
+
+
+def test_nothing_near_is_nothing():
+    assert nearest("xyzzy") is None
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("trainer.seed", "a whole number"),
+        ("trainer.device", "one of: auto, cpu, cuda"),
+        ("algorithm.kl.target", "a number or null"),
+        ("data.shuffle", "true or false"),
+        ("reward.functions", "a list, each text"),
+        ("placement.pools.main", "settings of its own: devices"),
+        ("placement.roles", "a table"),
+        ("dataflow_settings.anything", "any value"),
+    ],
+)
+def test_types_are_put_in_words(path, words):
+    assert type_name(find(path)) == words

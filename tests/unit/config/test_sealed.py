@@ -1,0 +1,51 @@
+"""After composition nothing changes any more."""
+
+import copy
+import pickle
+from dataclasses import replace
+
+import pytest
+
+from hybridflow.config.experiment import Experiment
+from hybridflow.config.placement import Pool
+from hybridflow.config.roles import Role
+from hybridflow.config.sealed import sealed
+from hybridflow.errors import ConfigError
+
+
+@pytest.fixture
+def config() -> Experiment:
+    config = Experiment(roles={"judge": Role()})
+    config.placement.pools["main"] = Pool()
+    return sealed(config)
+
+
+def test_no_section_can_be_assigned_to(config):
+    sections = [
+        (config, "dataflow"),
+        (config.trainer, "seed"),
+        (config.actor.optimizer, "learning_rate"),
+        (config.algorithm.kl, "coefficient"),
+        (config.roles["judge"], "pool"),
+        (config.roles["judge"].model, "path"),
+        (config.placement.pools["main"], "devices"),
+    ]
+    for section, name in sections:
+        before = vars(section)[name]
+        with pytest.raises(ConfigError, match=rf"sealed: {type(section).__name__}\.{name}") as caught:
+            setattr(section, name, None)
+        assert "command line" in caught.value.remedy
+        assert vars(section)[name] == before
+
+
+def test_a_changed_copy_can_be_made(config):
+    shorter = replace(config.trainer, total_steps=3)
+    shorter.total_steps = 4
+    assert (config.trainer.total_steps, shorter.total_steps) == (150, 4)
+
+
+def test_the_seal_survives_the_way_to_another_process(config):
+    for travelled in (pickle.loads(pickle.dumps(config)), copy.deepcopy(config)):
+        assert travelled == config
+        with pytest.raises(ConfigError, match="sealed"):
+            travelled.trainer.seed = 1

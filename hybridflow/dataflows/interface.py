@@ -66,9 +66,7 @@ class Dataflow(ABC):
     def observe(self, prompts: Batch, batch: BatchRef) -> Metrics:
         """Scores and lengths as metrics, after checking that every prompt that entered left."""
         check_unique(prompts.row("uid"))
-        check_accounted(
-            prompts.row("uid"), batch.row("uid"), samples_per_prompt=self.samples_per_prompt, stage="step"
-        )
+        check_accounted(prompts.row("uid"), batch.row("uid"), samples_per_prompt=self.samples_per_prompt, stage="step")
         self.last_batch = batch
         return batch_metrics(batch)
 
@@ -78,6 +76,7 @@ class Dataflow(ABC):
 
     def restore(self, state: dict[str, object]) -> None:
         """Puts back what `state` gave."""
+        assert not state, f"{type(self).__name__} was given a state that it does not restore: {state}"
 
 
 def role_needs(dataflow: type[Dataflow]) -> dict[str, RoleNeed]:

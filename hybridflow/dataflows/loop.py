@@ -41,7 +41,7 @@ class Loader(Protocol):
         """Where the stream is."""
         ...
 
-    def restore(self, state: Mapping[str, int]) -> None:
+    def restore(self, state: dict[str, int]) -> None:
         """Goes to where `state` was taken."""
         ...
 
@@ -165,11 +165,14 @@ class Loop:
         with run.timers.stage("save_checkpoint"):
             path = run.checkpoints.save(
                 self._step,
-                lambda directory: wait(*(role.save(directory) for role in run.learners.values())),
+                self._save_roles,
                 driver_state=state,
             )
         run.drain_calls()
         return path
+
+    def _save_roles(self, directory: Path) -> None:
+        wait(*(role.save(directory) for role in self._run.learners.values()))
 
     def _publish(self) -> None:
         """The rollout takes the actor's weights under the version of this step."""

@@ -6,7 +6,6 @@ from hybridflow.algorithms.advantages.group_relative import fraction_without_spr
 from hybridflow.controller.batch_ref import BatchRef
 from hybridflow.observability.metrics import Metrics, mean, summary, total
 
-
 _STAGE_OF_METHOD = {
     "generate": "gen",
     "score": "reward",

@@ -4,8 +4,10 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from hybridflow.batch import Batch, Ragged
 from hybridflow.config.experiment import Experiment
@@ -19,6 +21,7 @@ from hybridflow.data.prompts import load_prompts
 from hybridflow.dataflows.evaluation import Evaluation
 from hybridflow.dataflows.interface import Dataflow
 from hybridflow.dataflows.loop import Run
+from hybridflow.dataflows.roles import Generates, Learns, Policy, Scores
 from hybridflow.elastic.checkpoint import CheckpointStore
 from hybridflow.engines.training.factory import tokenizer_directory
 from hybridflow.errors import ResourceError
@@ -35,7 +38,7 @@ class DrivenData:
 
     loader: PromptLoader
     held_out: Batch | None
-    tokenizer: object
+    tokenizer: PreTrainedTokenizerBase
 
     def decode(self, ids: Ragged) -> list[str]:
         """Texts of token ids, one a row."""
@@ -130,8 +133,8 @@ def assemble(
         tracker=driver.tracker,
         timers=driver.timers,
         checkpoints=CheckpointStore(driver.run_dir, keep=config.trainer.keep_checkpoints),
-        learners={spec.name: groups[spec.name] for spec in specs if spec.is_trained},
-        policies=[groups[ACTOR]] if ACTOR in groups else [],
+        learners={spec.name: cast(Learns, groups[spec.name]) for spec in specs if spec.is_trained},
+        policies=[cast(Policy, groups[ACTOR])] if ACTOR in groups else [],
         decode=data.decode,
         drain_calls=backend.drain_calls,
         num_devices=sum(pool_sizes(config).values()),
@@ -143,8 +146,8 @@ def _evaluation(config: Experiment, groups: Mapping[str, WorkerGroup], data: Dri
     if data.held_out is None or "reward" not in groups or ROLLOUT not in groups:
         return None
     return Evaluation(
-        rollout=groups[ROLLOUT],
-        reward=groups["reward"],
+        rollout=cast(Generates, groups[ROLLOUT]),
+        reward=cast(Scores, groups["reward"]),
         prompts=data.held_out,
         samples_per_prompt=config.rollout.eval_samples_per_prompt,
         decode=data.decode,

@@ -32,6 +32,13 @@ def load_tokenizer(
     return tokenizer
 
 
+def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The token that fills rectangles; `load_tokenizer` made sure that there is one."""
+    token = tokenizer.pad_token_id
+    assert isinstance(token, int), f"pad_token_id is {token!r}"
+    return token
+
+
 def eos_ids(tokenizer: PreTrainedTokenizerBase, directory: Path) -> tuple[int, ...]:
     """The tokens that end a response: the tokenizer's, then those of the model's `generation_config.json`."""
     own = tokenizer.eos_token

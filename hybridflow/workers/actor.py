@@ -1,9 +1,10 @@
 """The actor: the policy being trained, and its rollout engine, in one process on one set of weights."""
 
+import math
 from dataclasses import dataclass
 
 from hybridflow.batch import Batch
-from hybridflow.config.algorithm import Advantage, Algorithm, KLPlacement
+from hybridflow.config.algorithm import Algorithm
 from hybridflow.config.model import Dtype
 from hybridflow.config.rollout import Rollout, Sampling
 from hybridflow.controller.protocols import BROADCAST, DATA_PARALLEL, GENERATION
@@ -11,9 +12,9 @@ from hybridflow.controller.transfer import transfer
 from hybridflow.controller.worker import WorkerContext
 from hybridflow.engines.rollout.factory import make_rollout_engine
 from hybridflow.engines.training.factory import make_language_engine, tokenizer_directory
-from hybridflow.errors import EngineError, StaleWeightsError
+from hybridflow.errors import ConfigError, EngineError, StaleWeightsError
 from hybridflow.models.loading import resolve_model_path
-from hybridflow.models.tokenizers import eos_ids, load_tokenizer
+from hybridflow.models.tokenizers import eos_ids, load_tokenizer, pad_id
 from hybridflow.observability.metrics import Metrics
 from hybridflow.workers.estimation import AdvantageEstimation
 from hybridflow.workers.model_worker import ModelWorker, TrainingSetup
@@ -47,7 +48,7 @@ class ActorWorker(ModelWorker):
         self._algorithm = algorithm
         self._rollout_setup = rollout
         tokenizer = load_tokenizer(tokenizer_directory(setup.model), pad_token=setup.model.pad_token)
-        pad = int(tokenizer.pad_token_id)
+        pad = pad_id(tokenizer)
         self.engine = make_language_engine(
             setup.model,
             setup.training,
@@ -115,6 +116,7 @@ class ActorWorker(ModelWorker):
     def update(self, batch: Batch) -> Metrics:
         """Improves the policy on the batch; metrics `actor/*`, `critic/{rewards,advantages}/*`, `training/*`."""
         self._check_versions(batch)
+        self._check_old_logprobs(batch)
         summaries = column_summaries(batch, {"rewards": "critic/rewards", "advantages": "critic/advantages"})
 
         def objective(minibatch: Batch):
@@ -177,6 +179,16 @@ class ActorWorker(ModelWorker):
                 remedy="Update on samples of the current weights, and publish after each update.",
             )
 
+    def _check_old_logprobs(self, batch: Batch) -> None:
+        """Without `old_logprobs` the policy is compared with itself, which is right for one optimizer step alone."""
+        steps = self._setup.training.epochs * math.ceil(len(batch) / self._setup.minibatch_sequences)
+        if "old_logprobs" not in batch and steps > 1:
+            raise ConfigError(
+                f"The update takes {steps} optimizer steps a batch, and the batch has no old_logprobs.",
+                remedy="Call actor.logprobs in the dataflow (dataflow_settings.recompute_logprobs=true), or use"
+                " actor.epochs=1 with actor.minibatch_size=null.",
+            )
+
     def _compare_probabilities(self, metrics: Metrics) -> None:
         """At the first update of a run: rollout and training must give the same tokens the same log-probabilities."""
         largest = metrics.get("training/rollout_logprobs_diff_max")
@@ -192,5 +204,5 @@ class ActorWorker(ModelWorker):
             raise StaleWeightsError(
                 f"Rollout and training disagree: the log-probability of one token differs by {largest.value:.2e},"
                 f" more than {bound:g}. Either the rollout has other weights, or it computes something else.",
-                remedy="Compare rollout.engine=transformers; raise rollout.max_logprob_difference only if you know why.",
+                remedy="Try rollout.engine=transformers; raise rollout.max_logprob_difference only if you know why.",
             )

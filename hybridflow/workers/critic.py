@@ -7,7 +7,7 @@ from hybridflow.controller.protocols import DATA_PARALLEL
 from hybridflow.controller.transfer import transfer
 from hybridflow.controller.worker import WorkerContext
 from hybridflow.engines.training.factory import make_value_engine, tokenizer_directory
-from hybridflow.models.tokenizers import load_tokenizer
+from hybridflow.models.tokenizers import load_tokenizer, pad_id
 from hybridflow.observability.metrics import Metrics, mean
 from hybridflow.workers.estimation import AdvantageEstimation
 from hybridflow.workers.model_worker import ModelWorker, TrainingSetup
@@ -28,7 +28,7 @@ class CriticWorker(ModelWorker):
             setup.model,
             setup.training,
             total_optimizer_steps=setup.total_optimizer_steps,
-            pad_token_id=int(tokenizer.pad_token_id),
+            pad_token_id=pad_id(tokenizer),
             device=self.device,
         )
         self._estimation = AdvantageEstimation(algorithm, sum_over_ranks(context))

@@ -48,9 +48,7 @@ class AdvantageEstimation:
                 advantages = masked_whiten(advantages, mask, mean=center, variance=variance)
         else:
             totals = rewards.sum(1)
-            advantages = group_relative(
-                totals, mask, batch.row("uid"), divide_by_std=self._algorithm.divide_by_std
-            )
+            advantages = group_relative(totals, mask, batch.row("uid"), divide_by_std=self._algorithm.divide_by_std)
         columns["advantages"] = advantages
         return Batch.of(tokens={n: Ragged.from_padded(c, responses.lengths) for n, c in columns.items()})
 
@@ -66,7 +64,7 @@ class AdvantageEstimation:
         logprobs, reference = batch.tokens("old_logprobs").padded(0), batch.tokens("ref_logprobs").padded(0)
         kl = kl_divergence(logprobs, reference, estimator=self._algorithm.kl.estimator)
         rewards = token_rewards(scores, mask, kl=kl, kl_coefficient=self.kl_controller.coefficient)
-        totals = self._reduce(torch.stack([(kl * mask).sum().double(), mask.sum().double(), mask.new_tensor(len(batch))]))
+        totals = self._reduce(torch.tensor([float((kl * mask).sum()), float(mask.sum()), len(batch)]).double())
         kl_a_token = float(totals[0] / totals[1].clamp(min=1.0))
         self._metrics = {
             "actor/reward_kl_penalty": mean(kl_a_token, float(totals[1])),

@@ -16,7 +16,6 @@ from hybridflow.controller.worker import Worker, WorkerContext
 from hybridflow.engines.training.interface import LossFn, TrainEngine
 from hybridflow.observability.metrics import Measure, Metrics, Reduction, merge
 
-
 STATE_FILE = "worker.json"
 
 

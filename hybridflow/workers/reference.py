@@ -9,7 +9,7 @@ from hybridflow.controller.protocols import DATA_PARALLEL
 from hybridflow.controller.transfer import transfer
 from hybridflow.controller.worker import Worker, WorkerContext
 from hybridflow.engines.training.factory import make_language_engine, tokenizer_directory
-from hybridflow.models.tokenizers import load_tokenizer
+from hybridflow.models.tokenizers import load_tokenizer, pad_id
 
 
 class ReferenceWorker(Worker):
@@ -22,7 +22,7 @@ class ReferenceWorker(Worker):
             model,
             training,
             total_optimizer_steps=0,
-            pad_token_id=int(tokenizer.pad_token_id),
+            pad_token_id=pad_id(tokenizer),
             device=torch.device(context.device),
         )
 

@@ -31,5 +31,7 @@ class RewardFunctionWorker(Worker):
             batch.object("prompt"), completions, columns, completion_ids=batch.tokens("response_ids").rows()
         )
         rows = {f"rewards/{name}": column for name, column in scored.columns.items()}
-        told = {name: measure.value for name, measure in scored.metrics.items() if name.removesuffix("/mean") not in rows}
+        told = {
+            name: measure.value for name, measure in scored.metrics.items() if name.removesuffix("/mean") not in rows
+        }
         return Batch.of(rows={"scores": scored.scores} | rows, meta=dict(told))

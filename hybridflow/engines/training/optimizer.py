@@ -26,7 +26,9 @@ def make_optimizer(model: nn.Module, config: Optimizer) -> torch.optim.AdamW:
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> list[dict[str, Tensor]]:
     """The moments of each parameter, in order of the groups; empty dictionaries before the first step."""
-    return [{key: optimizer.state[p][key] for key in _MOMENTS if key in optimizer.state[p]} for p in _ordered(optimizer)]
+    return [
+        {key: optimizer.state[p][key] for key in _MOMENTS if key in optimizer.state[p]} for p in _ordered(optimizer)
+    ]
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, states: list[dict[str, Tensor]]) -> None:

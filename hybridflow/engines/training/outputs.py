@@ -1,10 +1,10 @@
 """What a model says of response tokens: log-probabilities and entropy, or values."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hybridflow.algorithms.logprobs import logprobs_and_entropy
@@ -12,7 +12,8 @@ from hybridflow.engines.training.interface import TokenOutputs
 from hybridflow.engines.training.microbatch import MicroBatch
 from hybridflow.models.heads import ValueModel, hidden_states, logits_of
 
-Predictor = Callable[[Any, MicroBatch, float], TokenOutputs]
+ModelT = TypeVar("ModelT", bound=nn.Module)
+Predictor = Callable[[ModelT, MicroBatch, float], TokenOutputs]
 """From a model, a micro-batch and a temperature to outputs, padded [B, R]."""
 
 

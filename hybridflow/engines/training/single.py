@@ -2,16 +2,16 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Generic
 
 import torch
-from torch import nn
 
 from hybridflow.batch import Batch, Ragged
 from hybridflow.config.training import Training
 from hybridflow.engines.training.interface import LossFn, TokenOutputs
 from hybridflow.engines.training.microbatch import MicroBatch, columns_of, make_microbatches
 from hybridflow.engines.training.optimizer import make_optimizer, optimizer_state, restore_optimizer
-from hybridflow.engines.training.outputs import Predictor
+from hybridflow.engines.training.outputs import ModelT, Predictor
 from hybridflow.engines.training.schedule import learning_rate
 from hybridflow.errors import EngineError
 from hybridflow.observability.metrics import Metrics, last, mean, merge
@@ -22,7 +22,7 @@ OPTIMIZER_FILE = "optimizer.pt"
 MODEL_DIRECTORY = "huggingface"
 
 
-class SingleEngine:
+class SingleEngine(Generic[ModelT]):
     """One model, one device, AdamW; implements `TrainEngine`.
 
     engine = SingleEngine(model, language_outputs, training=config.actor, total_optimizer_steps=300, ...)
@@ -32,14 +32,14 @@ class SingleEngine:
 
     def __init__(
         self,
-        model: nn.Module,
-        predict: Predictor,
+        model: ModelT,
+        predict: Predictor[ModelT],
         *,
         training: Training,
         total_optimizer_steps: int,
         pad_token_id: int,
-        save_model: Callable[[nn.Module, Path], None],
-        load_model: Callable[[Path], nn.Module],
+        save_model: Callable[[ModelT, Path], None],
+        load_model: Callable[[Path], ModelT],
     ) -> None:
         self.mesh = ParallelMesh({"data": 1})
         self.model = model

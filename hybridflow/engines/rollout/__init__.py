@@ -1,0 +1,1 @@
+"""Rollout engines: prompts in, sampled responses out. Read `interface.py`, then `transformers/`, the plain one."""

@@ -1,0 +1,44 @@
+"""Rollout engines by name; an engine that is not chosen is never imported."""
+
+import torch
+
+from hybridflow.config.model import Model
+from hybridflow.config.rollout import Rollout, RolloutKind
+from hybridflow.engines.rollout.interface import RolloutEngine
+from hybridflow.models.loading import load_causal_lm, resolve_model_path, torch_dtype
+
+
+def make_rollout_engine(
+    model: Model,
+    rollout: Rollout,
+    *,
+    max_prompt_tokens: int,
+    max_response_tokens: int,
+    eos_token_ids: tuple[int, ...],
+    device: torch.device,
+) -> RolloutEngine:
+    """An engine with the weights in `model.path`; a response ends after one of `eos_token_ids`."""
+    directory = resolve_model_path(str(model.path))
+    if rollout.engine is RolloutKind.vllm:
+        from hybridflow.engines.rollout.vllm.environment import import_vllm
+
+        import_vllm(device)
+        from hybridflow.engines.rollout.vllm.engine import VllmEngine
+
+        return VllmEngine(
+            directory,
+            model,
+            rollout,
+            limit_tokens=max_prompt_tokens + max_response_tokens,
+            eos_token_ids=eos_token_ids,
+            device=device,
+        )
+    from hybridflow.engines.rollout.transformers.engine import TransformersEngine
+
+    return TransformersEngine(
+        load_causal_lm(
+            directory, dtype=torch_dtype(model.dtype), device=device, trust_remote_code=model.trust_remote_code
+        ),
+        max_sequences=rollout.max_sequences,
+        eos_token_ids=eos_token_ids,
+    )

@@ -1,0 +1,52 @@
+"""What `generate` takes and gives, the same for every engine."""
+
+from torch import Tensor
+
+from hybridflow.batch import Batch, Ragged
+from hybridflow.config.rollout import Sampling
+from hybridflow.engines.rollout.sampling import logprob_temperature
+from hybridflow.errors import BatchError, EngineError
+
+
+def checked_prompts(prompts: Batch, *, max_response_tokens: int, limit_tokens: int) -> Ragged:
+    """The prompts' tokens; raises when a column or a prompt is missing, or prompt and response pass the limit."""
+    prompts.require(("prompt_ids", "uid", "sample_index"), stage="rollout.generate")
+    ids = prompts.tokens("prompt_ids")
+    if not len(ids):
+        return ids
+    lengths = ids.lengths
+    if int(lengths.min()) == 0:
+        raise BatchError(
+            f"The prompt with uid {int(prompts.row('uid')[lengths.argmin()])} has no tokens.",
+            remedy="Give every prompt at least one token; a beginning-of-sequence token will do.",
+        )
+    longest = int(lengths.max())
+    if longest + max_response_tokens > limit_tokens:
+        raise EngineError(
+            f"A prompt of {longest} tokens and a response of {max_response_tokens} make"
+            f" {longest + max_response_tokens} tokens; the rollout engine reads {limit_tokens}.",
+            remedy="Lower data.max_prompt_tokens or data.max_response_tokens, or use a model that reads more.",
+        )
+    return ids
+
+
+def response_batch(ids: Ragged, logprobs: Ragged, truncated: Tensor, *, version: int, sampling: Sampling) -> Batch:
+    """The columns that `generate` adds, on the CPU.
+
+    `response_ids` [B, (R)] with the end-of-sequence token where one was drawn, `response_mask` of ones,
+    `rollout_logprobs`, `weight_version` [B], `truncated` [B] (the length limit came before an end-of-sequence), and
+    the temperature of the log-probabilities as metadata.
+    """
+    logprobs = logprobs.to("cpu")
+    return Batch.of(
+        rows={
+            "weight_version": truncated.new_full(truncated.shape, version, dtype=ids.offsets.dtype).cpu(),
+            "truncated": truncated.cpu(),
+        },
+        tokens={
+            "response_ids": ids.to("cpu"),
+            "response_mask": logprobs.like(logprobs.values.new_ones(logprobs.values.shape)),
+            "rollout_logprobs": logprobs,
+        },
+        meta={"temperature": logprob_temperature(sampling)},
+    )

@@ -1,0 +1,97 @@
+"""How a token is drawn: one uniform number a row and position, inverted through the cumulative probabilities.
+
+The numbers are a hash of (seed, uid, sample_index, position), so a row draws the same whatever else is in its batch,
+in whatever order, and on however many replicas the batch is divided. No generator has a state to save.
+"""
+
+import torch
+from jaxtyping import Float, Float32, Float64, Int64
+from torch import Tensor
+
+from hybridflow.config.rollout import Sampling
+
+_UNIFORM_BITS = 52
+_WORD = 1 << 64
+
+
+def _signed(word: int) -> int:
+    """An unsigned 64-bit word as the int64 with the same bits."""
+    word %= _WORD
+    return word - _WORD if word >= _WORD >> 1 else word
+
+
+_STEP = _signed(0x9E3779B97F4A7C15)
+_FIRST_MULTIPLIER = _signed(0xBF58476D1CE4E5B9)
+_SECOND_MULTIPLIER = _signed(0x94D049BB133111EB)
+
+
+def row_keys(seed: int, uid: Int64[Tensor, " B"], sample_index: Int64[Tensor, " B"]) -> Int64[Tensor, " B"]:
+    """A 64-bit key for each row: a hash of the seed, the prompt and which of its samples the row is."""
+    start = _mixed(torch.full_like(uid, _signed(seed)) + _STEP)
+    return _mixed(_mixed(start + (uid + 1) * _STEP) + (sample_index + 1) * _STEP)
+
+
+def uniform_draws(keys: Int64[Tensor, " B"], num_positions: int) -> Float64[Tensor, "B R"]:
+    """Numbers in [0, 1), one a row and position: the sequence of SplitMix64 that begins at each key.
+
+    Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (OOPSLA 2014).
+    """
+    positions = torch.arange(1, num_positions + 1)
+    words = _mixed(keys[:, None] + positions * _STEP)
+    return _shifted(words, 64 - _UNIFORM_BITS).double() * 2.0**-_UNIFORM_BITS
+
+
+def request_seeds(keys: Int64[Tensor, " B"]) -> list[int]:
+    """Non-negative 63-bit seeds, for an engine that draws by itself."""
+    return _shifted(_mixed(keys + _STEP), 1).tolist()
+
+
+def logprob_temperature(sampling: Sampling) -> float:
+    """The temperature of the log-probabilities that are returned: 1 where the most probable token is taken."""
+    return sampling.temperature or 1.0
+
+
+def draw(
+    logits: Float[Tensor, "B V"], uniforms: Float64[Tensor, " B"], sampling: Sampling
+) -> tuple[Int64[Tensor, " B"], Float32[Tensor, " B"]]:
+    """A token a row, and its log-probability under the distribution it was drawn from.
+
+    That is softmax(logits / temperature) in float32, restricted to top-k and top-p and renormalised where those are
+    set. The token is the first whose cumulative probability exceeds the row's uniform number. At temperature 0 it is
+    the most probable one, with its log-probability at temperature 1.
+    """
+    logits = logits.float()
+    if sampling.temperature == 0:
+        logprobs = logits.log_softmax(-1)
+        tokens = logits.argmax(-1, keepdim=True)
+    else:
+        logprobs = _restricted(logits / sampling.temperature, sampling).log_softmax(-1)
+        cumulative = logprobs.exp().cumsum(-1, dtype=torch.float64)
+        # A uniform number has 52 bits, so the product stays below the total and never falls past the last token.
+        tokens = torch.searchsorted(cumulative, uniforms[:, None] * cumulative[:, -1:], right=True)
+    return tokens[:, 0], logprobs.gather(1, tokens)[:, 0]
+
+
+def _restricted(logits: Tensor, sampling: Sampling) -> Tensor:
+    """Logits of the tokens that may be drawn, -inf elsewhere: the top k, then the top p of those; ties stay in."""
+    if 0 < sampling.top_k < logits.shape[-1]:
+        lowest = logits.topk(sampling.top_k, dim=-1).values[:, -1:]
+        logits = logits.masked_fill(logits < lowest, -torch.inf)
+    if sampling.top_p < 1.0:
+        ascending, order = logits.sort(dim=-1)
+        is_out = ascending.softmax(-1).cumsum(-1) <= 1.0 - sampling.top_p
+        is_out[:, -1] = False
+        logits = logits.masked_fill(is_out.scatter(1, order, is_out), -torch.inf)
+    return logits
+
+
+def _mixed(words: Tensor) -> Tensor:
+    """SplitMix64's output function; int64 arithmetic wraps, as the algorithm wants."""
+    words = (words ^ _shifted(words, 30)) * _FIRST_MULTIPLIER
+    words = (words ^ _shifted(words, 27)) * _SECOND_MULTIPLIER
+    return words ^ _shifted(words, 31)
+
+
+def _shifted(words: Tensor, bits: int) -> Tensor:
+    """A logical shift to the right: int64's own brings the sign along."""
+    return (words >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,0 +1,30 @@
+"""vLLM is told by environment variables what it reads at its import; a user's own setting of one wins."""
+
+import logging
+import os
+
+import torch
+
+from hybridflow.optional import require
+
+_ALWAYS = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine lives in this process, where the weights are
+    "VLLM_CONFIGURE_LOGGING": "0",  # our handlers stay the only ones
+    "VLLM_NO_USAGE_STATS": "1",
+}
+_ON_CPU = {
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # pinning threads would pin those of training as well
+}
+
+
+def import_vllm(device: torch.device) -> None:
+    """Imports vLLM (seconds) with the settings that an engine inside a training process needs.
+
+    Raises `MissingExtraError` where it is not installed.
+    """
+    settings = _ALWAYS | (_ON_CPU if device.type == "cpu" else {})
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)
+    # vLLM reports its whole configuration as information, and choices that are ours as warnings.
+    logging.getLogger("vllm").setLevel(os.environ.get("VLLM_LOGGING_LEVEL", "ERROR").upper())
+    require("vllm")

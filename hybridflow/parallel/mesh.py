@@ -38,7 +38,7 @@ class ParallelMesh:
         """The coordinate of a rank, one number an axis."""
         assert 0 <= rank < self.size, f"rank {rank} is not in a mesh of {self.size}"
         coordinate = {}
-        for axis in reversed(self.sizes):
+        for axis in reversed(list(self.sizes)):
             rank, coordinate[axis] = divmod(rank, self.sizes[axis])
         return {axis: coordinate[axis] for axis in self.sizes}
 

@@ -3,12 +3,15 @@
 from pathlib import Path
 
 import torch
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from hybridflow.config.model import Model
 from hybridflow.config.training import Training, TrainingEngine
 from hybridflow.engines.training.interface import TrainEngine
 from hybridflow.engines.training.outputs import language_outputs, value_outputs
 from hybridflow.engines.training.single import SingleEngine
+from hybridflow.errors import EngineError
 from hybridflow.models.heads import load_value_model, save_value_model
 from hybridflow.models.loading import load_causal_lm, resolve_model_path, save_causal_lm, torch_dtype
 
@@ -68,13 +71,26 @@ def tokenizer_directory(model: Model) -> Path:
     return resolve_model_path(str(model.tokenizer_path or model.path))
 
 
-def _prepared(model, training: Training):
-    """Dropout off, so that a token has one probability; gradient checkpointing where asked for."""
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-    model.config.attention_dropout = 0.0
+def _prepared(model: PreTrainedModel, training: Training) -> PreTrainedModel:
+    """Models stay in evaluation mode, so that a token has one probability: no dropout, no router noise."""
     if training.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        model.train()
+        _checkpoint_layers(model)
     return model
+
+
+def _checkpoint_layers(model: PreTrainedModel) -> None:
+    """Recomputes each layer in the backward pass.
+
+    transformers does so in training mode alone: the layers themselves are put in it, and not the modules in them.
+    """
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not (model.supports_gradient_checkpointing and layers):
+        raise EngineError(
+            f"{type(model).__name__} does not support gradient_checkpointing=true.",
+            remedy="Leave it out, and lower microbatch_tokens when memory runs out.",
+        )
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for layer in layers:
+        layer.training = True
+        for name in [name for name, value in vars(layer).items() if "dropout" in name and isinstance(value, float)]:
+            setattr(layer, name, 0.0)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Generic
 
 import torch
+from torch import Tensor
 
 from hybridflow.batch import Batch, Ragged
 from hybridflow.config.training import Training
@@ -109,13 +110,16 @@ class SingleEngine(Generic[ModelT]):
     def load(self, directory: Path) -> None:
         """See `TrainEngine.load`."""
         weights = dict(self._load_model(directory / MODEL_DIRECTORY).named_parameters())
+        own = dict(self.model.named_parameters())
+        for name in [*own, *weights]:
+            if name not in own or name not in weights or weights[name].shape != own[name].shape:
+                raise EngineError(
+                    f"The checkpoint {directory} is of another model: '{name}' is {_shape(weights.get(name))} there"
+                    f" and {_shape(own.get(name))} here.",
+                    remedy="Resume with the model the run was started with (model.path, critic.model.path).",
+                )
         with torch.no_grad():
-            for name, parameter in self.model.named_parameters():
-                if name not in weights or weights[name].shape != parameter.shape:
-                    raise EngineError(
-                        f"The checkpoint {directory} does not hold '{name}' in shape {tuple(parameter.shape)}.",
-                        remedy="Resume with the model the run was started with (model.path, critic.model.path).",
-                    )
+            for name, parameter in own.items():
                 parameter.copy_(weights[name])
         saved = torch.load(directory / OPTIMIZER_FILE, map_location=self.device, weights_only=True)
         self._steps = saved["steps"]
@@ -150,6 +154,10 @@ class SingleEngine(Generic[ModelT]):
 
 def _temperature(batch: Batch) -> float:
     return float(batch.meta.get("temperature", 1.0))
+
+
+def _shape(weight: Tensor | None) -> str:
+    return "absent" if weight is None else str(tuple(weight.shape))
 
 
 def _unpadded(parts: list[tuple[MicroBatch, TokenOutputs]], name: str) -> Ragged:

@@ -1,0 +1,62 @@
+"""Engines over toy models, and a loss that any of them can take."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hybridflow.config.model import Model
+from hybridflow.config.training import Optimizer, Training
+from hybridflow.engines.training.factory import make_language_engine, make_value_engine
+from hybridflow.engines.training.interface import Loss, TokenOutputs
+from hybridflow.engines.training.single import SingleEngine
+from hybridflow.observability.metrics import total
+
+GENTLE = Optimizer(learning_rate=0.01, epsilon=1e-3)
+"""With AdamW's usual epsilon, rounding noise in gradients near zero becomes steps of the size of the rate."""
+
+
+def language_engine(directory: Path, *, steps: int = 100, **settings: object) -> SingleEngine:
+    """A single engine for the causal model in a directory; `settings` are fields of `Training`."""
+    return _engine(make_language_engine, directory, steps, settings)
+
+
+def value_engine(directory: Path, *, steps: int = 100, **settings: object) -> SingleEngine:
+    """A single engine for a value model on the backbone in a directory."""
+    return _engine(make_value_engine, directory, steps, settings)
+
+
+def _engine(make, directory: Path, steps: int, settings: dict[str, object]) -> SingleEngine:
+    engine = make(
+        Model(path=str(directory)),
+        Training(**({"optimizer": GENTLE} | settings)),
+        total_optimizer_steps=steps,
+        pad_token_id=0,
+        device=torch.device("cpu"),
+    )
+    assert isinstance(engine, SingleEngine)
+    return engine
+
+
+def likelihood_loss(outputs: TokenOutputs, columns: Mapping[str, Tensor]) -> Loss:
+    """Minus the log-probability of the tokens that count."""
+    loss = -(outputs.logprobs * columns["response_mask"]).sum()
+    return Loss(loss, {"loss": total(float(loss.detach()))})
+
+
+def squared_loss(outputs: TokenOutputs, columns: Mapping[str, Tensor]) -> Loss:
+    """The squared distance of values from `returns`, over the tokens that count."""
+    loss = ((outputs.values - columns["returns"]).square() * columns["response_mask"]).sum()
+    return Loss(loss, {"loss": total(float(loss.detach()))})
+
+
+def weights(engine: SingleEngine) -> dict[str, Tensor]:
+    """A copy of all weights by name."""
+    return {name: parameter.detach().clone() for name, parameter in engine.model.named_parameters()}
+
+
+def largest_difference(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> float:
+    """The largest difference of any two weights of one name."""
+    assert left.keys() == right.keys()
+    return max(float((left[name] - right[name]).detach().abs().max()) for name in left)

@@ -1,0 +1,240 @@
+"""The single engine on causal models: what it computes, how it steps, what it keeps."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from hybridflow.config.training import Optimizer, Schedule
+from hybridflow.engines.training.interface import Loss
+from hybridflow.errors import BatchError, EngineError
+from hybridflow.observability.metrics import Reduction
+from hybridflow.parallel.layout import WeightShard
+from tests.oracles import training as oracle
+from tests.toys import sequences
+from tests.unit.engines.training.engines import (
+    GENTLE,
+    language_engine,
+    largest_difference,
+    likelihood_loss,
+    weights,
+)
+
+
+def plain_model(directory):
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+
+
+def oracle_loss(model, row):
+    logprobs, _ = oracle.response_logprobs(model, row, 0.7)
+    return -(logprobs * row["response_mask"]).sum()
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("microbatch_tokens", [1, 20, 4096])
+def test_logprobs_and_entropy_are_those_of_each_row_alone(toy_dir, architecture, microbatch_tokens):
+    batch, directory = sequences(), toy_dir(architecture)
+    outputs = language_engine(directory, microbatch_tokens=microbatch_tokens).forward(batch)
+    model = plain_model(directory)
+    for i, row in enumerate(oracle.rows_of(batch)):
+        with torch.no_grad():
+            logprobs, entropies = oracle.response_logprobs(model, row, 0.7)
+        # float32: sums over 64 columns in another order.
+        assert torch.allclose(outputs.tokens("logprobs").row(i), logprobs, atol=1e-5)
+        assert torch.allclose(outputs.tokens("entropy").row(i), entropies, atol=1e-5)
+
+
+def test_without_a_temperature_in_the_batch_it_is_one(toy_dir):
+    batch, directory = sequences(), toy_dir()
+    batch.meta.clear()
+    found = language_engine(directory).forward(batch).tokens("logprobs").row(0)
+    with torch.no_grad():
+        expected, _ = oracle.response_logprobs(plain_model(directory), oracle.rows_of(batch)[0], 1.0)
+    assert torch.allclose(found, expected, atol=1e-5)
+
+
+def test_a_batch_without_responses_is_an_error_that_names_them(toy_dir):
+    with pytest.raises(BatchError, match="response_ids"):
+        language_engine(toy_dir()).forward(sequences().only(["prompt_ids"]))
+
+
+def test_a_models_dropout_is_off_even_with_gradient_checkpointing(toy_dir):
+    directory = toy_dir("llama", attention_dropout=0.5)
+    batch = sequences()
+    expected = language_engine(directory).forward(batch).tokens("logprobs").values
+    found = language_engine(directory, gradient_checkpointing=True).forward(batch).tokens("logprobs").values
+    assert torch.equal(found, expected)
+
+
+def test_gradient_checkpointing_gives_the_same_weights(toy_dir):
+    plain, saving = language_engine(toy_dir()), language_engine(toy_dir(), gradient_checkpointing=True)
+    for engine in (plain, saving):
+        engine.train_step(sequences(), likelihood_loss)
+    assert largest_difference(weights(plain), weights(saving)) == 0.0
+
+
+def test_gradient_checkpointing_keeps_fewer_activations(toy_dir):
+    def saved_bytes(engine):
+        sizes = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.nbytes) or t, lambda t: t):
+            engine.train_step(sequences(), likelihood_loss)
+        return sum(sizes)
+
+    assert saved_bytes(language_engine(toy_dir(), gradient_checkpointing=True)) < saved_bytes(
+        language_engine(toy_dir())
+    )
+
+
+@pytest.mark.parametrize("max_grad_norm", [0.0, 0.5, 1e6])
+def test_the_gradient_is_clipped_to_its_global_norm(toy_dir, max_grad_norm):
+    # An epsilon far above the gradient makes AdamW's first step proportional to it.
+    config = Optimizer(learning_rate=10.0, epsilon=100.0, max_grad_norm=max_grad_norm)
+    batch, directory = sequences(), toy_dir()
+    engine, model = language_engine(directory, optimizer=config), plain_model(directory)
+    found = engine.train_step(batch, likelihood_loss)
+    (norm,) = oracle.train(model, [oracle.rows_of(batch)], oracle_loss, config)
+    assert found["grad_norm"].value == pytest.approx(norm, rel=1e-4)
+    assert norm > 1.0
+    assert largest_difference(weights(engine), dict(model.named_parameters())) < 1e-5
+
+
+def test_weight_decay_shrinks_matrices_only(toy_dir):
+    config = Optimizer(learning_rate=0.1, weight_decay=0.5)
+    engine = language_engine(toy_dir(), optimizer=config)
+    before = weights(engine)
+    engine.train_step(sequences(), lambda outputs, columns: Loss(0.0 * outputs.logprobs.sum(), {}))
+    for name, weight in weights(engine).items():
+        expected = before[name] * (0.95 if before[name].ndim >= 2 else 1.0)
+        assert torch.allclose(weight, expected, atol=1e-7), name
+
+
+def test_a_gradient_that_is_not_finite_is_an_error_and_changes_nothing(toy_dir):
+    engine = language_engine(toy_dir())
+    before = weights(engine)
+    with pytest.raises(EngineError, match="norm is nan at optimizer step 1") as caught:
+        engine.train_step(sequences(), lambda outputs, columns: Loss(outputs.logprobs.sum() * torch.nan, {}))
+    assert "Lower the learning rate" in caught.value.remedy
+    assert largest_difference(before, weights(engine)) == 0.0
+
+
+def test_metrics_of_microbatches_are_reduced_as_they_declare(toy_dir):
+    whole = language_engine(toy_dir()).train_step(sequences(), likelihood_loss)
+    parts = language_engine(toy_dir(), microbatch_tokens=1).train_step(sequences(), likelihood_loss)
+    assert parts["loss"].value == pytest.approx(whole["loss"].value, rel=1e-5)
+    assert parts["lr"].reduction is Reduction.last
+
+
+def test_the_learning_rate_follows_the_schedule(toy_dir):
+    config = Optimizer(learning_rate=0.4, warmup_steps=2, schedule=Schedule.linear, epsilon=1e-3)
+    engine = language_engine(toy_dir(), optimizer=config, steps=6)
+    rates = [engine.train_step(sequences(), likelihood_loss)["lr"].value for _ in range(6)]
+    assert rates == pytest.approx([0.2, 0.4, 0.4, 0.3, 0.2, 0.1])
+
+
+def test_what_is_saved_comes_back_bit_for_bit_and_training_goes_on_the_same(toy_dir, tmp_path):
+    engine = language_engine(toy_dir())
+    for seed in range(2):
+        engine.train_step(sequences(seed=seed), likelihood_loss)
+    engine.save(tmp_path)
+    at_save = weights(engine)
+    engine.train_step(sequences(seed=2), likelihood_loss)
+
+    again = language_engine(toy_dir(seed=1))
+    again.load(tmp_path)
+    assert largest_difference(weights(again), at_save) == 0.0
+    assert again.train_step(sequences(seed=2), likelihood_loss)["lr"].value > 0
+    assert largest_difference(weights(again), weights(engine)) == 0.0
+
+
+def test_the_schedule_goes_on_where_it_was(toy_dir, tmp_path):
+    config = Optimizer(learning_rate=0.4, schedule=Schedule.linear)
+    engine = language_engine(toy_dir(), optimizer=config, steps=4)
+    engine.train_step(sequences(), likelihood_loss)
+    engine.save(tmp_path)
+    again = language_engine(toy_dir(), optimizer=config, steps=4)
+    again.load(tmp_path)
+    assert again.train_step(sequences(), likelihood_loss)["lr"].value == pytest.approx(0.3)
+
+
+def test_an_engine_saved_before_its_first_step_can_be_loaded(toy_dir, tmp_path):
+    language_engine(toy_dir()).save(tmp_path)
+    engine, again = language_engine(toy_dir()), language_engine(toy_dir(seed=1))
+    again.load(tmp_path)
+    for each in (engine, again):
+        each.train_step(sequences(), likelihood_loss)
+    assert largest_difference(weights(again), weights(engine)) == 0.0
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+def test_plain_transformers_reads_what_is_saved(toy_dir, tmp_path, architecture):
+    engine = language_engine(toy_dir(architecture))
+    engine.train_step(sequences(), likelihood_loss)
+    engine.save(tmp_path)
+    model = plain_model(tmp_path / "huggingface")
+    ids = torch.tensor([[5, 9, 20, 33]])
+    with torch.no_grad():
+        assert torch.equal(model(input_ids=ids).logits, engine.model(input_ids=ids).logits)
+
+
+@pytest.mark.parametrize("changes", [{"intermediate_size": 64}, {"num_hidden_layers": 3}, {"num_hidden_layers": 1}])
+def test_a_checkpoint_of_another_model_is_refused_before_a_weight_is_changed(toy_dir, tmp_path, changes):
+    language_engine(toy_dir("llama", **changes)).save(tmp_path)
+    engine = language_engine(toy_dir())
+    before = weights(engine)
+    with pytest.raises(EngineError, match="is of another model: 'model.layers") as caught:
+        engine.load(tmp_path)
+    assert "model.path" in caught.value.remedy
+    assert largest_difference(before, weights(engine)) == 0.0
+
+
+def test_bound_parameters_are_views_of_the_slots_and_stay_so(toy_dir, tmp_path):
+    engine = language_engine(toy_dir())
+    before = weights(engine)
+    slots = {name: WeightShard.full(name, torch.zeros_like(weight)) for name, weight in before.items()}
+    assert engine.bind(slots) == slots.keys()
+    held = {name: shard.tensor for name, shard in slots.items()}
+    assert largest_difference(held, before) == 0.0
+
+    engine.train_step(sequences(), likelihood_loss)
+    assert largest_difference(held, weights(engine)) == 0.0
+    assert largest_difference(held, before) > 0.0
+
+    engine.save(tmp_path)
+    engine.train_step(sequences(), likelihood_loss)
+    engine.load(tmp_path)
+    assert largest_difference(held, weights(engine)) == 0.0
+    assert all(parameter.data_ptr() == held[name].data_ptr() for name, parameter in engine.model.named_parameters())
+
+
+def test_a_slot_of_another_shape_or_number_format_is_not_bound(toy_dir):
+    engine = language_engine(toy_dir())
+    before = weights(engine)
+    slots = {
+        "model.norm.weight": WeightShard.full("model.norm.weight", torch.zeros(64, dtype=torch.bfloat16)),
+        "lm_head.weight": WeightShard.full("lm_head.weight", torch.zeros(32, 64)),
+        "model.embed_tokens.weight": WeightShard.full("model.embed_tokens.weight", torch.zeros(64, 64)),
+        "elsewhere": WeightShard.full("elsewhere", torch.zeros(1)),
+    }
+    assert engine.bind(slots) == {"model.embed_tokens.weight"}
+    assert largest_difference(before, weights(engine)) == 0.0
+
+
+def test_weight_shards_are_the_weights_themselves_under_their_checkpoint_names(toy_dir):
+    engine = language_engine(toy_dir("llama", tie_word_embeddings=True))
+    shards = {shard.name: shard for shard in engine.weight_shards()}
+    assert "model.layers.0.self_attn.q_proj.weight" in shards
+    assert "lm_head.weight" not in shards
+    shards["model.norm.weight"].tensor.fill_(3.0)
+    assert float(weights(engine)["model.norm.weight"].max()) == 3.0
+
+
+def test_a_frozen_model_has_no_optimizer(toy_dir):
+    engine = language_engine(toy_dir(), steps=0)
+    engine.forward(sequences())
+    assert engine._made_optimizer is None
+    assert all(parameter.grad is None for parameter in engine.model.parameters())
+
+
+def test_the_default_settings_train(toy_dir):
+    engine = language_engine(toy_dir(), optimizer=GENTLE)
+    losses = [engine.train_step(sequences(), likelihood_loss)["loss"].value for _ in range(5)]
+    assert losses[-1] < losses[0]

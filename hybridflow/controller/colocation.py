@@ -50,8 +50,8 @@ class AnswerForm:
         return len(self.provides) + 2 if self.wanted and self.provides else 1
 
 
-Timed = tuple[object, float]
-"""The small part of an answer, and the seconds its call took in the worker."""
+Timed = list
+"""The small part of an answer, and the seconds its call took in the worker. Ray sends a list faster than a tuple."""
 
 VALUE = AnswerForm()
 NOTHING = AnswerForm(wanted=False)
@@ -125,7 +125,7 @@ class WorkerHost:
             small, packets = _answered(answer, form, given[0] if given else None)
         except (Exception, SystemExit) as error:
             raise call_failed(error, Place(role, self.rank, self.node, method)) from error
-        timed = (small, time.perf_counter() - started)
+        timed: Timed = [small, time.perf_counter() - started]
         return (timed, *packets) if form.objects > 1 else timed
 
 

@@ -32,14 +32,17 @@ class Arguments:
     stored: tuple[Stored, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Pending:
     """A call under way: its small answer, and the packets that stay where they are made."""
 
     handle: Handle
     method: str
     value: Stored
+    """The small answer, as its backend names it; once `done`, the answer itself."""
+
     packets: tuple[Stored, ...] = ()
+    done: bool = False
 
 
 @dataclass(frozen=True)

@@ -45,10 +45,11 @@ class LocalBackend:
             answer = host.run(key.worker, key.role, method, form, arguments.args, arguments.kwargs, *arguments.stored)
         except CallFailed as failed:
             raise _from_frame(failed) from failed.__cause__
-        assert isinstance(answer, tuple), f"not a timed answer: {answer}"
-        (value, seconds), packets = (answer[0], answer[1:]) if form.objects > 1 else (answer, ())
+        timed, *packets = answer if isinstance(answer, tuple) else (answer,)
+        assert isinstance(timed, list), f"not a timed answer: {timed}"
+        value, seconds = timed
         self._times.add(key.role, method, handle.rank, seconds)
-        return Pending(handle, method, value, packets)
+        return Pending(handle, method, value, tuple(packets), done=True)
 
     def wait(self, pending: Sequence[Pending]) -> list[object]:
         """The values, which are there already."""

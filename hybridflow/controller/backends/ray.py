@@ -141,10 +141,12 @@ class RayBackend:
 
     def wait(self, pending: Sequence[Pending]) -> list[object]:
         """The values; every half second, and at every failure, all calls and all processes are looked at."""
-        references = _references([call.value for call in pending])
-        while True:
+        awaited = [call for call in pending if not call.done]
+        references = _references([call.value for call in awaited])
+        while awaited:
             try:
                 answers = ray.get(references, timeout=POLL_SECONDS)
+                self._note_all(awaited, answers)
                 break
             except GetTimeoutError:
                 self._look_at_ended_calls()
@@ -153,11 +155,7 @@ class RayBackend:
                 self._look_at_ended_calls()
                 failure = self._translated(error)
                 raise failure from failure.__cause__
-        for call, answer in zip(pending, answers, strict=True):
-            self._note(call, answer)
-        if self._calls:
-            self._look_at_ended_calls()
-        return [value for value, _ in answers]
+        return [call.value for call in pending]
 
     def put(self, value: object) -> Stored:
         """A reference to the value in the object store."""
@@ -230,27 +228,43 @@ class RayBackend:
         device, threads = ("cuda:0", None) if on_gpu else ("cpu", self._threads)
         return cast(ActorHandle, ray.remote(RayHost).options(**options).remote(rank, device=device, threads=threads))
 
+    def _note_all(self, calls: Sequence[Pending], answers: Sequence[object]) -> None:
+        """Calls have ended well. Those made before them that nobody waited for are looked at too."""
+        own = {call for call in calls if call.value in self._calls}
+        earlier: list[Pending] = []
+        for call in self._calls.values():
+            if not own:
+                break
+            if call in own:
+                own.remove(call)
+            else:
+                earlier.append(call)
+        for call, answer in zip(calls, answers, strict=True):
+            self._note(call, answer)
+        self._look_at_ended_calls(earlier)
+
     def _note(self, call: Pending, answer: object) -> None:
         """A call has ended well: it is no longer watched, and its time is kept."""
-        if self._calls.pop(call.value, None) is None:
-            return
-        value, seconds = answer if isinstance(answer, tuple) else (answer, 0.0)
-        if isinstance(value, HostInfo):
-            _host(call.handle).info = value
+        self._calls.pop(call.value, None)
+        call.done = True
+        call.value, seconds = answer if isinstance(answer, list) else (answer, 0.0)
+        if isinstance(call.value, HostInfo):
+            _host(call.handle).info = call.value
         else:
             self._times.add(call.handle.key.role, call.method, call.handle.rank, seconds)
 
-    def _look_at_ended_calls(self) -> None:
+    def _look_at_ended_calls(self, among: Sequence[Pending] | None = None) -> None:
         """Notes the calls that have ended, and raises the failure of the one that was made first."""
-        references = _references(list(self._calls))
-        if not references:
+        watched = {call.value: call for call in (self._calls.values() if among is None else among)}
+        if not watched:
             return
+        references = _references(list(watched))
         ended, _ = ray.wait(references, num_returns=len(references), timeout=0, fetch_local=False)
         for reference in ended:
             try:
-                self._note(self._calls[reference], ray.get(reference))
+                self._note(watched[reference], ray.get(reference))
             except RayError as error:
-                failure = self._translated(error, self._calls[reference])
+                failure = self._translated(error, watched[reference])
                 raise failure from failure.__cause__
 
     def _look_at_processes(self, *, seconds: float) -> None:

@@ -18,7 +18,8 @@ def rows_within(lengths: Sequence[int], limit: int, *, setting: str, what: str, 
     if long == 0:
         return kept
     longest = max(range(len(lengths)), key=lengths.__getitem__)
-    found = f"{long} of {len(lengths)} {what} are longer than {setting}={limit} tokens"
+    over = f"longer than {setting}={limit} tokens"
+    found = f"{long} of {len(lengths)} {what} are {over}"
     detail = f"the longest, row {longest + 1}, has {lengths[longest]}"
     if not drop:
         raise DataError(
@@ -27,5 +28,5 @@ def rows_within(lengths: Sequence[int], limit: int, *, setting: str, what: str, 
         )
     if not kept:
         raise DataError(f"{found}, so none is left ({detail}).", remedy=f"Raise {setting}.")
-    logger.warning("data.drop_long_prompts=true leaves out %s (%s)", found, detail)
+    logger.warning("data.drop_long_prompts=true leaves out %d of %d %s %s (%s)", long, len(lengths), what, over, detail)
     return kept

@@ -15,6 +15,7 @@ from hybridflow.dataflows.interface import Dataflow
 from hybridflow.dataflows.roles import Learns, Policy
 from hybridflow.dataflows.stages import stage_name
 from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore
+from hybridflow.elastic.faults import fault_point
 from hybridflow.observability.memory import memory_metrics
 from hybridflow.observability.metrics import Metrics, last, plain
 from hybridflow.observability.samples import Sample
@@ -84,6 +85,7 @@ class Loop:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._step = 0
+        self._checkpoint: Path | None = None
         self._evaluation: dict[str, float] = {}
         self.first_evaluation: dict[str, float] = {}
 
@@ -94,13 +96,13 @@ class Loop:
         self._run.loader.restore(state["loader"])
         self._run.dataflow.restore(state["dataflow"])
         self._evaluation, self.first_evaluation = state["evaluation"], state["first_evaluation"]
-        self._step = checkpoint.step
+        self._step, self._checkpoint = checkpoint.step, checkpoint.path
         self._publish()
         logger.info("resumed checkpoint=%s step=%d", checkpoint.path, checkpoint.step)
 
     def run(self) -> Outcome:
         """Trains to the end; every step is reported, and the last one evaluated and saved."""
-        trainer, checkpoint = self._run.trainer, None
+        trainer = self._run.trainer
         if self._step == 0:
             self._publish()
             if evaluated := self._evaluate(0):
@@ -114,9 +116,10 @@ class Loop:
             self._run.timers.reset()
             # Logged before it is saved, so that no resumed run lacks this row; saving counts in the next one.
             self._run.tracker.log(self._step, plain(metrics))
+            fault_point("step_done")
             if _is_due(trainer.save_every, self._step, is_last=is_last):
-                checkpoint = self._save()
-        return Outcome(self._step, self._evaluation, checkpoint)
+                self._checkpoint = self._save()
+        return Outcome(self._step, self._evaluation, self._checkpoint)
 
     def _one_step(self) -> Metrics:
         run, dataflow = self._run, self._run.dataflow

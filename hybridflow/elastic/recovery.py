@@ -5,9 +5,11 @@ import os
 from pathlib import Path
 
 from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore
-from hybridflow.errors import CheckpointError
+from hybridflow.errors import CheckpointError, ConfigError, ResourceError
 
 logger = logging.getLogger(__name__)
+
+_OF_A_RUN = ("checkpoints", "config.yaml", "metrics.jsonl", "run.log")
 
 
 def resolve_resume(resume: str, store: CheckpointStore, total_steps: int) -> Checkpoint | None:
@@ -36,11 +38,28 @@ def resolve_resume(resume: str, store: CheckpointStore, total_steps: int) -> Che
 
 
 def set_aside(run_dir: Path) -> Path | None:
-    """Rename a run directory that is not empty to `<run_dir>.<n>`, n the first free number, and return that name."""
-    if not run_dir.is_dir() or not any(run_dir.iterdir()):
+    """Rename a run directory that is not empty to `<run_dir>.<n>`, n the first free number, and return that name.
+
+    Only a directory that holds a run is moved: of any other, and of the current one, nothing is touched.
+    """
+    held = sorted(path.name for path in run_dir.iterdir()) if run_dir.is_dir() else []
+    if not held:
         return None
-    aside = _free_name(run_dir)
-    os.rename(run_dir, aside)
+    if not any(name in _OF_A_RUN for name in held):
+        raise ConfigError(
+            f"trainer.run_dir={run_dir} holds other files than a run's: {', '.join(held[:4])}.",
+            remedy=f"Name a directory that is empty or new, such as trainer.run_dir={run_dir / 'run'}.",
+        )
+    aside = _free_name(run_dir.absolute())
+    try:
+        if Path.cwd().is_relative_to(run_dir.absolute()):
+            raise OSError("it is the current directory, or holds it")
+        os.rename(run_dir, aside)
+    except OSError as error:
+        raise ResourceError(
+            f"trainer.run_dir={run_dir} holds an earlier run, which cannot be renamed to {aside}: {error}.",
+            remedy="Name another trainer.run_dir, or move what is in it away.",
+        ) from error
     logger.warning("run_dir=%s held an earlier run, which is now in %s", run_dir, aside)
     return aside
 

@@ -1,65 +1,27 @@
 """A checked configuration to a running system: the only file that sees every room."""
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from pathlib import Path
 from typing import cast
 
-import torch
-from transformers import PreTrainedTokenizerBase
-
-from hybridflow.batch import Batch, Ragged
 from hybridflow.config.experiment import Experiment
-from hybridflow.config.loop import BackendKind, Device
+from hybridflow.config.loop import BackendKind
 from hybridflow.controller.backends import Backend, make_backend
 from hybridflow.controller.resource_pool import ResourcePool
 from hybridflow.controller.worker_group import WorkerGroup
-from hybridflow.data.demonstrations import load_demonstrations
-from hybridflow.data.loader import PromptLoader, eval_batches
-from hybridflow.data.prompts import load_prompts
 from hybridflow.dataflows.evaluation import Evaluation
-from hybridflow.dataflows.interface import Dataflow
 from hybridflow.dataflows.loop import Run
 from hybridflow.dataflows.roles import Generates, Learns, Policy, Scores
 from hybridflow.elastic.checkpoint import CheckpointStore
-from hybridflow.engines.training.factory import tokenizer_directory
-from hybridflow.errors import ResourceError
-from hybridflow.launch.compose import Composed
-from hybridflow.launch.roles import ACTOR, ROLLOUT, RoleSpec, is_evaluated, plan_roles, pool_sizes
-from hybridflow.models.tokenizers import decode_responses, load_tokenizer
+from hybridflow.launch.driven_data import DrivenData
+from hybridflow.launch.preflight import device_name
+from hybridflow.launch.prepare import Prepared
+from hybridflow.launch.roles import ACTOR, ROLLOUT, RoleSpec, pool_sizes
 from hybridflow.observability.timers import StageTimers
 from hybridflow.observability.trackers.interface import Tracker
 
-
-@dataclass(frozen=True)
-class DrivenData:
-    """What the driver itself holds: the training stream, the held-out prompts, and how tokens become text."""
-
-    loader: PromptLoader
-    held_out: Batch | None
-    tokenizer: PreTrainedTokenizerBase
-
-    def decode(self, ids: Ragged) -> list[str]:
-        """Texts of token ids, one a row."""
-        return decode_responses(self.tokenizer, ids)
-
-
-def load_data(config: Experiment, dataflow: type[Dataflow]) -> DrivenData:
-    """Reads and checks all data files; raises before any process is started."""
-    tokenizer = load_tokenizer(tokenizer_directory(config.model), pad_token=config.model.pad_token)
-    load = load_demonstrations if dataflow.data == "demonstrations" else load_prompts
-    loader = PromptLoader(
-        load(config.data.train_files, config.data, tokenizer),
-        config.data.batch_size,
-        seed=config.trainer.seed,
-        shuffle=config.data.shuffle,
-    )
-    held_out = None
-    if is_evaluated(config):
-        table = load_prompts(config.data.eval_files, config.data, tokenizer)
-        held_out = next(iter(eval_batches(table, len(table), limit=config.data.eval_limit)))
-    return DrivenData(loader, held_out, tokenizer)
+logger = logging.getLogger(__name__)
 
 
 def start_backend(config: Experiment) -> Backend:
@@ -77,18 +39,7 @@ def start_backend(config: Experiment) -> Backend:
     )
 
 
-def device_name(config: Experiment) -> str:
-    """cpu or cuda. Raises `ResourceError` when cuda is asked for and there is none."""
-    has_cuda = torch.cuda.is_available()
-    if config.trainer.device is Device.cuda and not has_cuda:
-        raise ResourceError(
-            "trainer.device=cuda, and PyTorch finds no CUDA device here.",
-            remedy="Use trainer.device=cpu, or install a CUDA build of PyTorch and check nvidia-smi.",
-        )
-    return "cuda" if has_cuda and config.trainer.device is not Device.cpu else "cpu"
-
-
-def start_roles(config: Experiment, specs: list[RoleSpec], backend: Backend) -> dict[str, WorkerGroup]:
+def start_roles(config: Experiment, specs: Sequence[RoleSpec], backend: Backend) -> dict[str, WorkerGroup]:
     """One worker group a role, each in its pool; the rollout is a view of the actor."""
     device = device_name(config)
     pools = {name: ResourcePool(name, size, device=device) for name, size in pool_sizes(config).items()}
@@ -101,49 +52,39 @@ def start_roles(config: Experiment, specs: list[RoleSpec], backend: Backend) -> 
     return groups
 
 
-@dataclass(frozen=True)
-class Driver:
-    """The tracker, timers and run directory of this process."""
-
-    tracker: Tracker
-    timers: StageTimers
-    run_dir: Path
-
-
-def assemble(
-    composed: Composed,
-    dataflow: type[Dataflow],
-    settings: object,
-    data: DrivenData,
-    driver: Driver,
-    stack: ExitStack,
-) -> Run:
+def assemble(prepared: Prepared, tracker: Tracker, timers: StageTimers, stack: ExitStack) -> Run:
     """Starts backend and roles, and ties them to the loop; what is started ends with the stack."""
-    config = composed.config
-    specs = plan_roles(config, dataflow)
+    config, specs, data = prepared.composed.config, prepared.specs, prepared.data
     backend = start_backend(config)
     stack.callback(backend.shutdown)
     groups = start_roles(config, specs, backend)
-    program = dataflow(groups, settings=settings, samples_per_prompt=config.rollout.samples_per_prompt)
+    samples_per_prompt = config.rollout.samples_per_prompt
+    program = prepared.dataflow(groups, settings=prepared.settings, samples_per_prompt=samples_per_prompt)
     return Run(
         trainer=config.trainer,
         dataflow=program,
         loader=data.loader,
         evaluation=_evaluation(config, groups, data),
-        tracker=driver.tracker,
-        timers=driver.timers,
-        checkpoints=CheckpointStore(driver.run_dir, keep=config.trainer.keep_checkpoints),
+        tracker=tracker,
+        timers=timers,
+        checkpoints=CheckpointStore(prepared.directory, keep=config.trainer.keep_checkpoints),
         learners={spec.name: cast(Learns, groups[spec.name]) for spec in specs if spec.is_trained},
         policies=[cast(Policy, groups[ACTOR])] if ACTOR in groups else [],
         decode=data.decode,
         drain_calls=backend.drain_calls,
         num_devices=sum(pool_sizes(config).values()),
-        config=composed.flat(),
+        config=prepared.composed.flat(),
     )
 
 
 def _evaluation(config: Experiment, groups: Mapping[str, WorkerGroup], data: DrivenData) -> Evaluation | None:
-    if data.held_out is None or "reward" not in groups or ROLLOUT not in groups:
+    if data.held_out is None:
+        return None
+    if "reward" not in groups or ROLLOUT not in groups:
+        logger.warning(
+            "trainer.eval_every=%d is without effect: dataflow=%s has no roles 'rollout' and 'reward' to evaluate with",
+            config.trainer.eval_every, config.dataflow,
+        )  # fmt: skip
         return None
     return Evaluation(
         rollout=cast(Generates, groups[ROLLOUT]),

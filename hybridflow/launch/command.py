@@ -6,16 +6,15 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from hybridflow.errors import ConfigError, DataError, HybridflowError, MissingExtraError
-from hybridflow.launch.compose import Composed, compose_run, parse_command_line
+from hybridflow.errors import HybridflowError, WorkerError
+from hybridflow.launch.compose import compose_run, parse_command_line
 from hybridflow.launch.help import config_text, help_text
-
-USAGE_ERRORS = (ConfigError, DataError, MissingExtraError)
 
 
 def run_command(argv: Sequence[str] | None, *, program: str, config_name: str, purpose: str) -> int:
     """The exit status: 0 done, 1 the run failed, 2 it could not begin, 130 interrupted."""
     console = Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
+    status = 2
     try:
         flags = parse_command_line(sys.argv[1:] if argv is None else argv, program=program, config_name=config_name)
         if flags.help:
@@ -25,31 +24,30 @@ def run_command(argv: Sequence[str] | None, *, program: str, config_name: str, p
         if flags.cfg:
             sys.stdout.write(config_text(composed))
             return 0
-        _run(composed, console)
+        # Imported here, so that a wrong setting is reported before torch is loaded.
+        from hybridflow.launch.execute import execute
+        from hybridflow.launch.farewell import say_finished
+        from hybridflow.launch.prepare import prepare
+
+        prepared = prepare(composed)
+        status = 1
+        say_finished(execute(prepared, console), console)
         return 0
     except HybridflowError as error:
         _say(console, error)
-        return 2 if isinstance(error, USAGE_ERRORS) else 1
+        return status
     except KeyboardInterrupt:
         console.print("\n[yellow]interrupted[/]  The same command goes on from the last checkpoint.")
         return 130
 
 
-def _run(composed: Composed, console: Console) -> None:
-    # Imported here, so that a wrong setting is reported before torch is loaded.
-    from hybridflow.launch.execute import execute
-    from hybridflow.launch.farewell import say_finished
-
-    say_finished(execute(composed, console), console)
-
-
 def _say(console: Console, error: HybridflowError) -> None:
-    name = type(error).__name__
-    text = Text.assemble((f"{name}: ", "bold red"), error.message)
-    console.print(text)
-    console.print(Text.assemble(("What to do: ", "bold"), error.remedy))
-    trace = vars(error).get("worker_traceback")
-    if trace:
-        place = {key: vars(error)[key] for key in ("role", "rank", "node", "method")}
-        console.print(Text(" ".join(f"{key}={value}" for key, value in place.items()), "bold"))
-        console.print(Text(str(trace).rstrip(), "dim"))
+    """What was found and what to do; of a failure in a worker also where, and its traceback where we cannot explain."""
+    cause = error.__cause__
+    told = cause if isinstance(error, WorkerError) and isinstance(cause, HybridflowError) else error
+    console.print(Text.assemble((f"{type(told).__name__}: ", "bold red"), told.message))
+    console.print(Text.assemble(("What to do: ", "bold"), told.remedy))
+    if isinstance(error, WorkerError):
+        console.print(Text(f"role={error.role} rank={error.rank} node={error.node} method={error.method}", "bold"))
+        if told is error:
+            console.print(Text(error.worker_traceback.rstrip(), "dim"))

@@ -1,58 +1,93 @@
-"""What can be known to fail before anything starts: packages, models, tokenizers, reward functions."""
+"""What can be known to fail before anything starts: devices, packages, models, tokenizers, reward functions."""
 
 import json
-from collections.abc import Collection
-from dataclasses import replace
+from collections.abc import Collection, Sequence
+from pathlib import Path
 
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from hybridflow.config.derived import max_sequence_tokens
 from hybridflow.config.experiment import Experiment
+from hybridflow.config.loop import Device
+from hybridflow.config.reward import Reward
 from hybridflow.config.rollout import RolloutKind
 from hybridflow.engines.rollout.vllm.limits import unsupported_reason
 from hybridflow.engines.training.factory import tokenizer_directory
-from hybridflow.errors import ConfigError
-from hybridflow.launch.assemble import device_name
-from hybridflow.launch.roles import resolved_model
+from hybridflow.errors import ConfigError, ResourceError
+from hybridflow.launch.roles import RoleSpec, policy_model
 from hybridflow.models.geometry import read_geometry
 from hybridflow.models.loading import resolve_model_path
 from hybridflow.models.tokenizers import check_vocabulary, eos_ids, load_tokenizer
 from hybridflow.optional import check_installed
 from hybridflow.rewards.scorer import RewardScorer
 
+_TRACKER_PACKAGES = ("wandb", "mlflow")
 
-def check_run(config: Experiment) -> None:
-    """Raises the error that the first step would meet."""
-    _check_model(config)
+
+def check_run(config: Experiment, specs: Sequence[RoleSpec]) -> None:
+    """Raises the error that the start of the roles, or the first step, would meet."""
+    device = device_name(config)
+    for name in config.trainer.trackers:
+        if name in _TRACKER_PACKAGES:
+            check_installed(name)
+    policy = policy_model(config)
+    directories = {spec.name: _directory(config, spec) for spec in specs if spec.model is not None}
+    tokenizer = load_tokenizer(tokenizer_directory(policy), pad_token=policy.pad_token)
+    for spec in specs:
+        if spec.model is not None:
+            load_tokenizer(tokenizer_directory(spec.model), pad_token=spec.model.pad_token)
+            _check_fit(config, tokenizer, directories[spec.name])
+    directory = resolve_model_path(str(policy.path))
+    eos_ids(tokenizer, directory)
     if config.rollout.engine is RolloutKind.vllm:
-        _check_vllm(config)
+        _check_vllm(directory, device)
 
 
-def _check_model(config: Experiment) -> None:
-    model = resolved_model(config, config.actor.model)
-    directory = resolve_model_path(str(model.path))
-    tokenizer = load_tokenizer(tokenizer_directory(model), pad_token=model.pad_token)
+def device_name(config: Experiment) -> str:
+    """cpu or cuda. Raises `ResourceError` when cuda is asked for and there is none."""
+    has_cuda = torch.cuda.is_available()
+    if config.trainer.device is Device.cuda and not has_cuda:
+        raise ResourceError(
+            "trainer.device=cuda, and PyTorch finds no CUDA device here.",
+            remedy="Use trainer.device=cpu, or install a CUDA build of PyTorch and check nvidia-smi.",
+        )
+    return "cuda" if has_cuda and config.trainer.device is not Device.cpu else "cpu"
+
+
+def check_rewards(specs: Sequence[RoleSpec], columns: Collection[str]) -> None:
+    """Finds the reward functions, and the data's columns that they ask for."""
+    for spec in specs:
+        reward = spec.kwargs.get("reward")
+        if isinstance(reward, Reward):
+            RewardScorer(reward).check_columns(columns)
+
+
+def _directory(config: Experiment, spec: RoleSpec) -> Path:
+    """Where the role's model is; an error names the setting that says so."""
+    assert spec.model is not None, f"{spec.name} runs no model"
+    settings = {"actor": config.actor.model, "critic": config.critic.model}
+    settings |= {f"roles.{name}": role.model for name, role in config.roles.items()}
+    own = [key for key in (spec.name, f"roles.{spec.name}") if key in settings and settings[key].path is not None]
+    return resolve_model_path(str(spec.model.path), key=f"{own[0]}.model.path" if own else "model.path")
+
+
+def _check_fit(config: Experiment, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
+    """The model reads what the policy's tokenizer writes, and as much of it as the run asks for."""
     geometry = read_geometry(directory)
     check_vocabulary(tokenizer, geometry.vocab, directory)
-    eos_ids(tokenizer, directory)
-    longest = config.data.max_prompt_tokens + config.data.max_response_tokens
+    longest = max_sequence_tokens(config)
     if geometry.max_positions and longest > geometry.max_positions:
         raise ConfigError(
             f"data.max_prompt_tokens={config.data.max_prompt_tokens} and data.max_response_tokens="
-            f"{config.data.max_response_tokens} make {longest} tokens; the model reads {geometry.max_positions}.",
+            f"{config.data.max_response_tokens} make {longest} tokens; the model in {directory} reads"
+            f" {geometry.max_positions}.",
             remedy=f"Lower one of them, to {geometry.max_positions} together.",
         )
 
 
-def check_rewards(config: Experiment, columns: Collection[str]) -> None:
-    """Finds the reward functions, and the data's columns that they ask for."""
-    if config.dataflow != "sft":
-        RewardScorer(config.reward).check_columns(columns)
-    for role in config.roles.values():
-        if role.functions:
-            RewardScorer(replace(config.reward, functions=role.functions, weights=[])).check_columns(columns)
-
-
-def _check_vllm(config: Experiment) -> None:
+def _check_vllm(directory: Path, device: str) -> None:
     check_installed("vllm")  # importing it takes seconds, and is the rollout engine's to do, in its own way
-    directory = resolve_model_path(str(resolved_model(config, config.actor.model).path))
-    reason = unsupported_reason(json.loads((directory / "config.json").read_text()), device_name(config))
+    reason = unsupported_reason(json.loads((directory / "config.json").read_text()), device)
     if reason:
         raise ConfigError(f"rollout.engine=vllm: {reason}", remedy="Use rollout.engine=transformers for this model.")

@@ -28,13 +28,14 @@ _OWN_NAMES = {Policy: ACTOR, Generates: ROLLOUT, ValueFunction: "critic", Scores
 
 @dataclass(frozen=True)
 class RoleSpec:
-    """One role to start: its worker, what the worker is told, and the pool it lives in."""
+    """One role to start: its worker, what the worker is told, the pool it lives in, and the model that it runs."""
 
     name: str
     worker_class: type[Worker]
     kwargs: Mapping[str, object]
     pool: str
     is_trained: bool
+    model: Model | None
 
 
 def plan_roles(config: Experiment, dataflow: type[Dataflow]) -> list[RoleSpec]:
@@ -76,6 +77,11 @@ def resolved_model(config: Experiment, model: Model) -> Model:
     return replace(chosen) if chosen.path else replace(chosen, path=config.model.path)
 
 
+def policy_model(config: Experiment) -> Model:
+    """The model being trained: its tokenizer is the run's."""
+    return resolved_model(config, config.actor.model)
+
+
 def _is_wanted(config: Experiment, name: str, need: RoleNeed) -> bool:
     if not need.is_optional or name in config.roles:
         return True
@@ -88,18 +94,17 @@ def _own_role(config: Experiment, name: str, need: RoleNeed, *, with_rollout: bo
     _check_own_name(name, need)
     pool = _pool(config, name)
     if need.kind is Policy:
-        kwargs = {
-            "setup": _training_setup(config, config.actor),
-            "algorithm": config.algorithm,
-            "rollout": _rollout_setup(config) if with_rollout else None,
-        }
-        return RoleSpec(name, ActorWorker, kwargs, pool, is_trained=True)
+        setup = _training_setup(config, config.actor)
+        rollout = _rollout_setup(config) if with_rollout else None
+        kwargs = {"setup": setup, "algorithm": config.algorithm, "rollout": rollout}
+        return RoleSpec(name, ActorWorker, kwargs, pool, is_trained=True, model=setup.model)
     if need.kind is ValueFunction:
-        kwargs = {"setup": _training_setup(config, config.critic), "algorithm": config.algorithm}
-        return RoleSpec(name, CriticWorker, kwargs, pool, is_trained=True)
+        setup = _training_setup(config, config.critic)
+        kwargs = {"setup": setup, "algorithm": config.algorithm}
+        return RoleSpec(name, CriticWorker, kwargs, pool, is_trained=True, model=setup.model)
     if need.kind is Scores:
-        return _reward(config, name, config.reward, config.model, pool)
-    return _reference(config, name, config.model, config.actor, pool)
+        return _reward(config, name, config.reward, pool)
+    return _reference(name, policy_model(config), config.actor, pool)
 
 
 def _further_role(config: Experiment, name: str, role: Role, need: RoleNeed) -> RoleSpec:
@@ -110,24 +115,23 @@ def _further_role(config: Experiment, name: str, role: Role, need: RoleNeed) -> 
             f"roles.{name}.kind={role.kind.name}, but the dataflow wants {need.kind.__name__}.",
             remedy=f"Use roles.{name}.kind={wanted}.",
         )
-    pool, model = role.pool or _pool(config, name), resolved_model(config, role.model)
+    pool = role.pool or _pool(config, name)
     if role.kind is RoleKind.reward_function:
         if not role.functions:
             raise ConfigError(
                 f"roles.{name}.functions is empty.", remedy=f"Name one: roles.{name}.functions=[exact_match]."
             )
-        return _reward(config, name, replace(config.reward, functions=role.functions, weights=[]), model, pool)
-    return _reference(config, name, model, replace(config.actor, engine=role.engine), pool)
+        return _reward(config, name, replace(config.reward, functions=role.functions, weights=[]), pool)
+    return _reference(name, resolved_model(config, role.model), replace(config.actor, engine=role.engine), pool)
 
 
-def _reward(config: Experiment, name: str, reward: Reward, model: Model, pool: str) -> RoleSpec:
-    kwargs = {"reward": reward, "model": resolved_model(config, model)}
-    return RoleSpec(name, RewardFunctionWorker, kwargs, pool, is_trained=False)
+def _reward(config: Experiment, name: str, reward: Reward, pool: str) -> RoleSpec:
+    kwargs = {"reward": reward, "model": policy_model(config)}
+    return RoleSpec(name, RewardFunctionWorker, kwargs, pool, is_trained=False, model=None)
 
 
-def _reference(config: Experiment, name: str, model: Model, training: Training, pool: str) -> RoleSpec:
-    kwargs = {"model": resolved_model(config, model), "training": training}
-    return RoleSpec(name, ReferenceWorker, kwargs, pool, is_trained=False)
+def _reference(name: str, model: Model, training: Training, pool: str) -> RoleSpec:
+    return RoleSpec(name, ReferenceWorker, {"model": model, "training": training}, pool, is_trained=False, model=model)
 
 
 def _training_setup(config: Experiment, training: Training) -> TrainingSetup:

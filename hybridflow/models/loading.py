@@ -44,8 +44,11 @@ def torch_dtype(dtype: Dtype) -> torch.dtype:
     return _DTYPES[dtype]
 
 
-def resolve_model_path(path: str) -> Path:
-    """The directory that `model.path` means: `builtin:<name>`, a directory, or a name on the Hugging Face hub."""
+def resolve_model_path(path: str, *, key: str = "model.path") -> Path:
+    """The directory that a model's path means: `builtin:<name>`, a directory, or a name on the Hugging Face hub.
+
+    `key` is the setting that gives it, for errors.
+    """
     if path.startswith("builtin:"):
         return builtin_path(path)
     directory = Path(path).expanduser()
@@ -53,12 +56,12 @@ def resolve_model_path(path: str) -> Path:
         return directory.resolve()
     if directory.exists():
         raise EngineError(
-            f"model.path={path} has no config.json, so it is not a Hugging Face model directory.",
+            f"{key}={path} has no config.json, so it is not a Hugging Face model directory.",
             remedy=_nearest(directory),
         )
     if not _HUB_NAME.fullmatch(path):
-        raise EngineError(f"model.path={path} does not exist.", remedy=_nearest(directory))
-    return _from_hub(path)
+        raise EngineError(f"{key}={path} does not exist.", remedy=_nearest(directory))
+    return _from_hub(path, key)
 
 
 def load_causal_lm(
@@ -167,7 +170,7 @@ def _remedy(error: Exception) -> str:
     return "model.path must hold config.json and the weights of a causal language model (model.safetensors)."
 
 
-def _from_hub(name: str) -> Path:
+def _from_hub(name: str, key: str) -> Path:
     try:
         cached = Path(snapshot_download(name, local_files_only=True))
         if (cached / "config.json").is_file() and any(cached.glob("*.safetensors")):
@@ -179,7 +182,7 @@ def _from_hub(name: str) -> Path:
         return Path(snapshot_download(name, ignore_patterns=_NOT_OURS))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise EngineError(
-            f"model.path={name} is neither a directory here, nor in the Hugging Face cache, nor to be had from the hub"
+            f"{key}={name} is neither a directory here, nor in the Hugging Face cache, nor to be had from the hub"
             f" ({type(error).__name__}: {str(error).splitlines()[0]}).",
             remedy=_nearest(Path(name)),
         ) from error

@@ -1,0 +1,66 @@
+"""All that can fail before the first process starts, in the order in which it can be known."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hybridflow.config.derived import run_dir as run_dir_of
+from hybridflow.dataflows.interface import Dataflow
+from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore
+from hybridflow.elastic.compatibility import check_compatible
+from hybridflow.elastic.recovery import resolve_resume, set_aside, set_later_aside
+from hybridflow.launch.compose import Composed
+from hybridflow.launch.dataflow import find_dataflow, make_settings
+from hybridflow.launch.driven_data import DrivenData, load_data
+from hybridflow.launch.help import config_text
+from hybridflow.launch.preflight import check_rewards, check_run
+from hybridflow.launch.roles import RoleSpec, plan_roles
+from hybridflow.observability.logs import configure_logging
+from hybridflow.observability.trackers.factory import check_names
+
+CONFIG_FILE = "config.yaml"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that may start: what it needs, its data, its directory, and the checkpoint to go on from."""
+
+    composed: Composed
+    dataflow: type[Dataflow]
+    settings: object
+    specs: list[RoleSpec]
+    data: DrivenData
+    directory: Path
+    checkpoint: Checkpoint | None
+
+
+def prepare(composed: Composed) -> Prepared:
+    """Checks what was composed against models, data and functions; only then the run directory is touched."""
+    configure_logging(None)
+    config = composed.config
+    check_names(config.trainer.trackers)
+    dataflow = find_dataflow(config.dataflow)
+    settings = make_settings(dataflow, config.dataflow_settings)
+    specs = plan_roles(config, dataflow)
+    check_run(config, specs)
+    data = load_data(config, dataflow)
+    check_rewards(specs, data.judged_columns)
+
+    directory = run_dir_of(config)
+    checkpoint = _open_directory(composed, directory)
+    return Prepared(composed, dataflow, settings, specs, data, directory, checkpoint)
+
+
+def _open_directory(composed: Composed, directory: Path) -> Checkpoint | None:
+    """The run directory with its log and configuration, and the checkpoint to go on from."""
+    trainer = composed.config.trainer
+    store = CheckpointStore(directory, keep=trainer.keep_checkpoints)
+    checkpoint = resolve_resume(trainer.resume, store, trainer.total_steps)
+    if checkpoint is not None:
+        check_compatible(checkpoint.driver_state()["config"], composed.flat())
+    if checkpoint is not None and checkpoint.path.resolve().is_relative_to(directory.resolve()):
+        set_later_aside(store, checkpoint)
+    else:
+        set_aside(directory)  # what is there has another history
+    configure_logging(directory)
+    (directory / CONFIG_FILE).write_text(config_text(composed))
+    return checkpoint

@@ -83,6 +83,8 @@ def make_weights(out: Path, overrides: list[str]) -> None:
         f"data.eval_files=[{out / 'eval.jsonl'}]",
         f"trainer.run_dir={out / 'run'}",
         "trainer.total_steps=400",
+        "data.max_prompt_tokens=32",
+        "data.max_response_tokens=8",
         "trainer.threads=1",
         "trainer.eval_every=100",
         "trainer.save_every=400",

@@ -9,10 +9,10 @@ from hybridflow.config.section import Section
 class Data(Section):
     """Prompts for training and evaluation."""
 
-    train_files: list[str] = field(default_factory=lambda: ["builtin:calculator/train"])
+    train_files: list[str] = field(default_factory=list)
     """Files (.jsonl, .json, .parquet, also .gz), Hugging Face dataset directories, or `builtin:` names."""
 
-    eval_files: list[str] = field(default_factory=lambda: ["builtin:calculator/eval"])
+    eval_files: list[str] = field(default_factory=list)
     """Held-out prompts; an empty list turns evaluation off."""
 
     batch_size: int = 64
@@ -21,10 +21,10 @@ class Data(Section):
     eval_limit: int | None = 256
     """Prompts an evaluation, from the first; null takes all."""
 
-    max_prompt_tokens: int = 64
+    max_prompt_tokens: int = 512
     """Longest prompt."""
 
-    max_response_tokens: int = 16
+    max_response_tokens: int = 512
     """Longest response."""
 
     drop_long_prompts: bool = False

@@ -31,7 +31,7 @@ class Experiment(Section):
     data: Data = field(default_factory=Data)
     """Which data, and how much of it at a time."""
 
-    model: Model = field(default_factory=lambda: Model(path="builtin:calculator"))
+    model: Model = field(default_factory=Model)
     """The model of all roles that do not name their own."""
 
     actor: Training = field(default_factory=Training)

@@ -32,7 +32,7 @@ class Trainer(Section):
     seed: int = 0
     """All randomness of the run follows from it."""
 
-    experiment: str = "calculator"
+    experiment: str = "run"
     """Name of the run; also of its directory."""
 
     run_dir: str | None = None

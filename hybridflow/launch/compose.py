@@ -21,7 +21,7 @@ from hybridflow.config.roles import Role
 from hybridflow.config.schema import config_directory, register_schema
 from hybridflow.config.sealed import sealed
 from hybridflow.errors import ConfigError
-from hybridflow.launch.overrides import Setting, parse_overrides
+from hybridflow.launch.overrides import Setting, Typed, parse_overrides
 
 TABLES: dict[str, type | None] = {
     "roles": Role,
@@ -52,7 +52,7 @@ def compose_run(overrides: Sequence[str], *, config_name: str, config_dir: Path 
         found = ", ".join(sorted(path.stem for path in directory.glob("*.yaml"))) or "none"
         raise ConfigError(f"There is no {config_name}.yaml in {directory}.", remedy=f"Configurations there: {found}.")
     typed = parse_overrides(overrides)
-    from_files = _from_files(config_name, directory, typed.groups)
+    from_files = _from_files(config_name, directory, typed)
     whole = _with_settings(from_files, typed.settings)
     try:
         config = OmegaConf.to_object(whole)
@@ -81,14 +81,25 @@ def parse_command_line(argv: Sequence[str], *, program: str, config_name: str) -
     return known
 
 
-def _from_files(config_name: str, directory: Path, groups: Mapping[str, str]) -> DictConfig:
+def _task_left_out(typed: Typed, file: Path) -> list[str]:
+    """The choice of no task, where another model than a built-in one is named: numbers that fit the one would be
+    wrong for the other."""
+    named = [str(setting.value) for setting in typed.settings if setting.key == "model.path"]
+    defaults = (yaml.safe_load(file.read_text()) or {}).get("defaults", [])
+    chooses_task = any(isinstance(choice, dict) and "task" in choice for choice in defaults)
+    is_own = bool(named) and not named[-1].startswith("builtin:")
+    return ["task=none"] if is_own and chooses_task and "task" not in typed.groups else []
+
+
+def _from_files(config_name: str, directory: Path, typed: Typed) -> DictConfig:
     """The schema's defaults, the named file, and the group files it or the command line chooses."""
-    choices = [f"{group}={choice}" for group, choice in groups.items()]
+    choices = [f"{group}={choice}" for group, choice in typed.groups.items()]
     # A user's own directory may choose among the package's groups.
     search_path = f"hydra.searchpath=[{config_directory().as_uri()}]"
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(directory), version_base=None, job_name="hybridflow"):
+            choices += _task_left_out(typed, directory / f"{config_name}.yaml")
             config = compose(config_name, overrides=[search_path, *choices])
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         raise _explained(error, directory / f"{config_name}.yaml", choices) from error

@@ -14,7 +14,8 @@ _INTRODUCTION = """usage: python -m {program} [key=value ...]
 
 Settings are written key=value and may be repeated for any number of keys, for example
   python -m {program} trainer.total_steps=50 actor.optimizer.learning_rate=5e-5
-Choose a set of settings with algorithm=ppo or algorithm=grpo. All sizes are global: over all devices.
+Choose sets of settings with algorithm=ppo or algorithm=grpo, and task=calculator (the built-in model, the default
+without a model of your own) or task=none. All sizes are global: over all devices.
 
 options
   --help, -h                 this text

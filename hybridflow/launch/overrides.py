@@ -12,7 +12,7 @@ from hydra.errors import HydraException
 from hybridflow.config import fields
 from hybridflow.errors import ConfigError
 
-GROUPS = ("algorithm",)
+GROUPS = ("algorithm", "task")
 """Keys that choose a set of settings, from the files in a directory of that name."""
 
 _LITERAL = re.compile(r"[^\"'\[\]{}$,]+")

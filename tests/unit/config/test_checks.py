@@ -118,8 +118,9 @@ FINE = [
 
 
 def experiment(settings: dict[str, object]) -> Experiment:
-    """The defaults with some settings changed."""
+    """A model, its data, the defaults, and some settings changed."""
     config = Experiment()
+    config.model.path, config.data.train_files = "builtin:calculator", ["builtin:calculator/train"]
     for key, value in settings.items():
         section, *path = config, *key.split(".")
         for name in path[:-1]:

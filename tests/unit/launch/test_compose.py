@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hybridflow.config.algorithm import Advantage
+from hybridflow.config.experiment import Experiment
 from hybridflow.config.roles import RoleKind
 from hybridflow.config.schema import config_directory
 from hybridflow.errors import ConfigError
@@ -97,7 +98,7 @@ def test_what_is_composed_is_sealed():
         ("reward.weights=[heavy]", "reward.weights has the wrong type", "takes a list, each a number"),
         ("trainer.seed=${trainer.sed}", "trainer.seed cannot be set: Interpolation key", "takes a whole number"),
         ("algorithm=pppo", "There is no algorithm=pppo", "Choose from: grpo, ppo"),
-        ("data.batch_size=100", "does not divide data.batch_size=100", "Use 50, or another divisor"),
+        ("data.batch_size=100", "does not divide data.batch_size=100", "Use 20, or another divisor"),
     ],
 )
 def test_a_wrong_value_is_named_with_what_belongs_there(override, message, remedy):
@@ -114,14 +115,14 @@ def test_an_unknown_configuration_names_those_there_are():
 
 
 def test_a_users_file_may_choose_the_packages_groups(tmp_path):
-    text = "defaults: [experiment, {algorithm: grpo}, _self_]\nrollout: {samples_per_prompt: 3}\n"
+    text = "defaults: [experiment, {algorithm: grpo}, {task: calculator}, _self_]\nrollout: {samples_per_prompt: 3}\n"
     composed = compose(name="mine", directory=written(tmp_path, text))
     assert composed.config.rollout.samples_per_prompt == 3
     assert composed.origins["rollout.samples_per_prompt"] == "file"
 
 
 def test_a_users_file_may_fill_tables(tmp_path):
-    text = "defaults: [experiment, _self_]\nroles: {judge: {pool: main}}\nplacement: {pools: {main: {devices: 1}}}\n"
+    text = "defaults: [experiment, {task: calculator}, _self_]\nroles: {judge: {pool: main}}\nplacement: {pools: {main: {devices: 1}}}\n"
     composed = compose(name="mine", directory=written(tmp_path, text))
     assert composed.config.roles["judge"].pool == "main"
 
@@ -144,6 +145,16 @@ def test_a_wrong_file_is_named_with_what_is_wrong_in_it(tmp_path, text, message,
         compose(name="mine", directory=written(tmp_path, text))
     assert message in caught.value.message
     assert remedy in caught.value.remedy
+
+
+def test_a_model_of_ones_own_leaves_the_numbers_of_the_task_out():
+    own = ["model.path=some/model", "data.train_files=some.jsonl"]
+    config = compose(*own).config
+    assert config.actor.optimizer.learning_rate == Experiment().actor.optimizer.learning_rate
+    assert config.data.eval_files == []
+    kept = compose(*own, "task=calculator").config
+    assert kept.actor.optimizer.learning_rate > 1e-5
+    assert kept.data.train_files == ["some.jsonl"]
 
 
 def test_a_group_that_the_file_does_not_choose_cannot_be_replaced():

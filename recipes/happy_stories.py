@@ -54,7 +54,7 @@ def main() -> int:
         sys.stderr.write(f"{__doc__}\nGive the model's directory.\n")
         return 2
     require("vaderSentiment")
-    train, held_out = write_prompts(RUN_DIR.with_name("happy_stories_data"))
+    train, held_out = write_prompts(RUN_DIR.with_name("stories"))
     settings = [
         f"model.path={sys.argv[1]}",
         f"data.train_files=[{train}]",

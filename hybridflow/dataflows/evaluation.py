@@ -24,9 +24,11 @@ class Evaluation:
     samples_per_prompt: int
     decode: Decode
     sample_rows: int
+    what: str = "reward"
+    """`acc` where a score of 1 means a right answer, else `reward`."""
 
     def run(self) -> tuple[Metrics, list[Sample]]:
-        """`val-core/<source>/acc/mean@N`, and the first samples of it."""
+        """`val-core/<source>/<what>/mean@N`, and the first samples of it."""
         batch = self.rollout.generate(self.prompts.repeat(self.samples_per_prompt), purpose="eval")
         batch = self.reward.score(batch)
         scores = batch.row("scores")
@@ -34,7 +36,7 @@ class Evaluation:
         metrics = {}
         for source in dict.fromkeys(sources):
             chosen = scores[torch.tensor([name == source for name in sources])]
-            name = f"val-core/{source}/acc/mean@{self.samples_per_prompt}"
+            name = f"val-core/{source}/{self.what}/mean@{self.samples_per_prompt}"
             metrics[name] = mean(float(chosen.mean()), len(chosen))
         first = batch.take(range(min(self.sample_rows, len(batch)))).fetch()
         return metrics, samples_of(first, self.decode, split="eval")

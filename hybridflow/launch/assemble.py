@@ -23,6 +23,9 @@ from hybridflow.observability.trackers.interface import Tracker
 
 logger = logging.getLogger(__name__)
 
+_JUDGES_OF_ANSWERS = (("exact_match",), ("gsm8k",))
+"""Reward functions whose score is 1 for a right answer, so that their mean is an accuracy."""
+
 
 def start_backend(config: Experiment) -> Backend:
     """The backend the configuration asks for; `auto` is local for one pool of one device."""
@@ -93,4 +96,5 @@ def _evaluation(config: Experiment, groups: Mapping[str, WorkerGroup], data: Dri
         samples_per_prompt=config.rollout.eval_samples_per_prompt,
         decode=data.decode,
         sample_rows=max(config.trainer.sample_rows, 64),
+        what="acc" if tuple(config.reward.functions) in _JUDGES_OF_ANSWERS else "reward",
     )

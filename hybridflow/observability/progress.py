@@ -144,11 +144,11 @@ class Progress:
 
 
 def eval_label(name: str) -> str:
-    """`val-core/arithmetic/acc/mean@1` -> `arithmetic accuracy`; other names as they are."""
+    """`val-core/arithmetic/acc/mean@1` -> `arithmetic exact match`; other names as they are."""
     match = _EVAL_NAME.fullmatch(name)
     if match is None:
         return name
-    what = "accuracy" if match["what"] == "acc" else match["what"].replace("_", " ")
+    what = "exact match" if match["what"] == "acc" else match["what"].replace("_", " ")
     return f"{match['source']} {what}" + (f" (mean of {match['samples']})" if match["samples"] != "1" else "")
 
 

@@ -70,8 +70,8 @@ def test_evaluations_have_lines_of_their_own_beside_the_first_value():
     progress.evaluation(40, {"val-core/arithmetic/acc/mean@1": 0.71})
     progress.evaluation(41, {"critic/score/mean": 0.3})
     assert file.getvalue().splitlines() == [
-        "eval  step   0  arithmetic accuracy 0.4",
-        "eval  step  40  arithmetic accuracy 0.71 (was 0.4)",
+        "eval  step   0  arithmetic exact match 0.4",
+        "eval  step  40  arithmetic exact match 0.71 (was 0.4)",
     ]
 
 
@@ -141,6 +141,6 @@ def test_a_live_line_can_do_without_unicode():
 
 
 def test_eval_labels():
-    assert eval_label("val-core/gsm8k/acc/mean@1") == "gsm8k accuracy"
+    assert eval_label("val-core/gsm8k/acc/mean@1") == "gsm8k exact match"
     assert eval_label("val-core/a/b/pass_rate/mean@4") == "a/b pass rate (mean of 4)"
     assert eval_label("critic/score/mean") == "critic/score/mean"

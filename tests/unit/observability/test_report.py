@@ -75,7 +75,7 @@ def test_the_report_is_one_balanced_page_without_outside_resources(tmp_path):
 
 def test_the_report_shows_first_and_last_evaluation_stages_samples_and_settings(tmp_path):
     page = write_report(_run_dir(tmp_path, response="45")).read_text()
-    assert "arithmetic accuracy" in page
+    assert "arithmetic exact match" in page
     assert re.search(r"0\.830<small>from 0\.400", page)
     assert "40 steps in 1 min 20 s" in page
     for part in ("generate", "update actor", "other", "my/own", "1 turned right", "total_steps: 40", "command line"):

@@ -39,7 +39,7 @@ class Case:
     @property
     def title(self) -> str:
         """The case in words, for a line of a log."""
-        old = "" if self.is_ours or not self.recomputes else " +old logprobs"
+        old = " +old logprobs" if self.recomputes else ""
         return f"{self.system} {self.algorithm} {self.size} {self.rollout} {self.backend}{old}"
 
 
@@ -63,8 +63,8 @@ class Measured:
 def cases(sizes: list[str], algorithms: list[str], rollouts: list[str], backends: list[str]) -> list[Case]:
     """Peers and ours in the order they are run, those to be compared next to one another.
 
-    TRL is run twice with transformers generation: as it is (no old logprobs, or generation's), and with the forward
-    pass that ours makes for them. Its vLLM path always makes that pass.
+    TRL is run twice with transformers generation: as it is (no old logprobs, or generation's), and with a forward pass
+    for them; its vLLM path always makes that pass. Ours makes it by default; GRPO can do without, as in TRL.
     """
     found = []
     for size in sizes:
@@ -72,9 +72,9 @@ def cases(sizes: list[str], algorithms: list[str], rollouts: list[str], backends
             found += [Case("trl", algorithm, size, "transformers", recomputes=flag) for flag in (False, True)]
             if algorithm == "grpo" and "vllm" in rollouts:
                 found.append(Case("trl", algorithm, size, "vllm"))
-            found += [
-                Case("hybridflow", algorithm, size, rollout, backend) for rollout in rollouts for backend in backends
-            ]
+            if algorithm == "grpo":
+                found += [Case("hybridflow", algorithm, size, name, backends[0], recomputes=False) for name in rollouts]
+            found += [Case("hybridflow", algorithm, size, name, backend) for name in rollouts for backend in backends]
     return found
 
 
@@ -119,6 +119,8 @@ def _our_command(case: Case, workload: Workload, effort: Effort, scratch: Path) 
     }
     for role in ("actor", "critic"):
         settings |= {f"{role}.epochs": 1, f"{role}.minibatch_size": "null", f"{role}.optimizer.learning_rate": 1e-5}
+    if not case.recomputes:
+        settings["dataflow_settings.recompute_logprobs"] = "false"
     if case.algorithm == "ppo":
         settings |= {"algorithm.kl.placement": "reward", "algorithm.kl.coefficient": 0.05}
     overrides = [f"{key}={value}" for key, value in settings.items()]

@@ -1,10 +1,11 @@
 """The actor: the policy being trained, and its rollout engine, in one process on one set of weights."""
 
+import logging
 import math
 from dataclasses import dataclass
 
 from hybridflow.batch import Batch
-from hybridflow.config.algorithm import Algorithm
+from hybridflow.config.algorithm import Algorithm, KLPlacement
 from hybridflow.config.model import Dtype
 from hybridflow.config.rollout import Rollout, Sampling
 from hybridflow.controller.protocols import BROADCAST, DATA_PARALLEL, GENERATION
@@ -20,7 +21,9 @@ from hybridflow.workers.estimation import AdvantageEstimation
 from hybridflow.workers.model_worker import ModelWorker, TrainingSetup
 from hybridflow.workers.objectives import Denominators, policy_objective, supervised_objective
 from hybridflow.workers.reduction import sum_over_ranks
-from hybridflow.workers.reports import column_summaries
+from hybridflow.workers.reports import row_summaries, token_summaries
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,7 @@ class ActorWorker(ModelWorker):
                 device=self.device,
             )
             self._unbound = self._bind()
+            self._warn_of_restricted_sampling(rollout.rollout.sampling)
 
     @transfer(GENERATION, provides=("response_ids", "response_mask", "rollout_logprobs", "weight_version", "truncated"))
     def generate(self, prompts: Batch, purpose: str = "train") -> Batch:
@@ -117,7 +121,10 @@ class ActorWorker(ModelWorker):
         """Improves the policy on the batch; metrics `actor/*`, `critic/{rewards,advantages}/*`, `training/*`."""
         self._check_versions(batch)
         self._check_old_logprobs(batch)
-        summaries = column_summaries(batch, {"rewards": "critic/rewards", "advantages": "critic/advantages"})
+        if self._algorithm.kl.placement is KLPlacement.loss:
+            batch.require(("ref_logprobs",), stage="actor.update with algorithm.kl.placement=loss")
+        summaries = row_summaries(batch, "rewards", "critic/rewards")
+        summaries |= token_summaries(batch, {"advantages": "critic/advantages"})
 
         def objective(minibatch: Batch):
             return policy_objective(
@@ -169,6 +176,16 @@ class ActorWorker(ModelWorker):
             )
         return (held & set(slots)) - bound
 
+    def _warn_of_restricted_sampling(self, sampling: Sampling) -> None:
+        if _is_restricted(sampling) and self.context.rank == 0:
+            logger.warning(
+                "rollout.sampling.top_p=%g rollout.sampling.top_k=%d: the rollout's log-probabilities are of the tokens"
+                " kept alone, so they are not compared with the actor's; draw from all (top_p=1 top_k=0), or correct"
+                " the loss with importance weights.",
+                sampling.top_p,
+                sampling.top_k,
+            )
+
     def _check_versions(self, batch: Batch) -> None:
         if "weight_version" not in batch:
             return
@@ -196,7 +213,7 @@ class ActorWorker(ModelWorker):
             return
         self._has_compared = True
         rollout = self._rollout_setup.rollout
-        if rollout.sampling.top_p < 1.0 or rollout.sampling.top_k > 0:
+        if _is_restricted(rollout.sampling):
             return
         exact = self._setup.model.dtype is Dtype.float32
         bound = rollout.max_logprob_difference or (1e-3 if exact else 0.5)
@@ -206,3 +223,7 @@ class ActorWorker(ModelWorker):
                 f" more than {bound:g}. Either the rollout has other weights, or it computes something else.",
                 remedy="Try rollout.engine=transformers; raise rollout.max_logprob_difference only if you know why.",
             )
+
+
+def _is_restricted(sampling: Sampling) -> bool:
+    return sampling.top_p < 1.0 or sampling.top_k > 0

@@ -13,7 +13,7 @@ from hybridflow.workers.estimation import AdvantageEstimation
 from hybridflow.workers.model_worker import ModelWorker, TrainingSetup
 from hybridflow.workers.objectives import Denominators, value_objective
 from hybridflow.workers.reduction import sum_over_ranks
-from hybridflow.workers.reports import column_summaries
+from hybridflow.workers.reports import token_summaries
 
 
 class CriticWorker(ModelWorker):
@@ -51,7 +51,7 @@ class CriticWorker(ModelWorker):
     @transfer(DATA_PARALLEL, requires=("prompt_ids", "response_ids", "response_mask", "values", "returns"))
     def update(self, batch: Batch) -> Metrics:
         """Moves the critic toward the returns; metrics `critic/*`."""
-        summaries = column_summaries(batch, {"returns": "critic/returns", "values": "critic/values"})
+        summaries = token_summaries(batch, {"returns": "critic/returns", "values": "critic/values"})
         mask, values, returns = (batch.tokens(n).values[None] for n in ("response_mask", "values", "returns"))
         explained = mean(float(explained_variance(values, returns, mask)), float(mask.sum()))
         metrics = self.train(

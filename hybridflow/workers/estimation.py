@@ -61,6 +61,7 @@ class AdvantageEstimation:
         scores = batch.row("scores")
         if self._algorithm.kl.placement is not KLPlacement.reward:
             return token_rewards(scores, mask)
+        batch.require(("old_logprobs", "ref_logprobs"), stage="advantages with algorithm.kl.placement=reward")
         logprobs, reference = batch.tokens("old_logprobs").padded(0), batch.tokens("ref_logprobs").padded(0)
         kl = kl_divergence(logprobs, reference, estimator=self._algorithm.kl.estimator)
         rewards = token_rewards(scores, mask, kl=kl, kl_coefficient=self.kl_controller.coefficient)

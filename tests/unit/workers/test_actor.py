@@ -1,0 +1,204 @@
+"""The actor: samples and updates of one set of weights, in the right order."""
+
+import logging
+
+import pytest
+import torch
+
+from hybridflow.config.algorithm import KL, Advantage, Algorithm, KLPlacement
+from hybridflow.config.rollout import Rollout, Sampling
+from hybridflow.config.training import Optimizer
+from hybridflow.errors import BatchError, ConfigError, StaleWeightsError
+from tests.toys import numbers_like, sequences
+from tests.unit.engines.training.engines import largest_difference, weights
+from tests.unit.workers.roles import PROMPTS, SAMPLES, actor, prompts, sampled
+
+RESTRICTED = [Sampling(top_p=0.9), Sampling(top_k=5)]
+
+
+def moved(batch, by: float):
+    """Samples whose rollout says other log-probabilities than the actor."""
+    logprobs = batch.tokens("rollout_logprobs")
+    return batch.with_columns(tokens={"rollout_logprobs": logprobs.like(logprobs.values - by)})
+
+
+def test_samples_carry_what_the_actor_thinks_of_them(toy_dir):
+    worker = actor(toy_dir(), rollout=Rollout(sampling=Sampling(temperature=0.7)))
+    batch = sampled(worker)
+    assert batch.meta["temperature"] == 0.7
+    gap = batch.tokens("old_logprobs").values - batch.tokens("rollout_logprobs").values
+    assert float(gap.abs().max()) < 1e-4
+
+
+def test_generating_after_an_update_without_publishing_is_refused(toy_dir):
+    worker = actor(toy_dir())
+    worker.update(sampled(worker))
+    with pytest.raises(StaleWeightsError, match="not published") as caught:
+        worker.generate(prompts())
+    assert "publish_weights" in caught.value.remedy
+    worker.imitate(sequences())
+    with pytest.raises(StaleWeightsError, match="not published"):
+        worker.generate(prompts())
+
+
+def test_published_weights_are_those_that_sample(toy_dir):
+    worker = actor(toy_dir())
+    before = sampled(worker)
+    worker.update(before)
+    worker.publish_weights(1)
+    after = sampled(worker)
+    assert before.row("weight_version").unique().tolist() == [0]
+    assert after.row("weight_version").unique().tolist() == [1]
+    gap = after.tokens("old_logprobs").values - after.tokens("rollout_logprobs").values
+    assert float(gap.abs().max()) < 1e-4
+    again = before.join(worker.logprobs(before)).tokens("old_logprobs").values
+    assert float((again - before.tokens("old_logprobs").values).abs().max()) > 1e-3
+
+
+def test_samples_of_other_weights_are_refused(toy_dir):
+    worker = actor(toy_dir())
+    batch = sampled(worker)
+    worker.update(batch)
+    worker.publish_weights(1)
+    with pytest.raises(StaleWeightsError, match=r"versions \[0\], the actor is at 1") as caught:
+        worker.update(batch)
+    assert "publish after each update" in caught.value.remedy
+
+
+def test_a_run_stops_at_its_first_update_when_rollout_and_training_disagree(toy_dir):
+    worker = actor(toy_dir())
+    with pytest.raises(StaleWeightsError, match=r"differs by .*e-02, more than 0\.001") as caught:
+        worker.update(moved(sampled(worker), 0.05))
+    assert "rollout.engine=transformers" in caught.value.remedy
+    assert "rollout.max_logprob_difference" in caught.value.remedy
+
+
+def test_the_bound_of_the_difference_can_be_set(toy_dir):
+    worker = actor(toy_dir(), rollout=Rollout(max_logprob_difference=0.1))
+    metrics = worker.update(moved(sampled(worker), 0.05))
+    assert metrics["training/rollout_logprobs_diff_max"].value == pytest.approx(0.05, abs=1e-4)
+
+
+def test_only_the_first_update_is_compared_and_all_are_reported(toy_dir):
+    worker = actor(toy_dir())
+    worker.update(sampled(worker))
+    worker.publish_weights(1)
+    metrics = worker.update(moved(sampled(worker), 0.05))
+    assert metrics["training/rollout_logprobs_diff_max"].value > 0.04
+
+
+@pytest.mark.parametrize("sampling", RESTRICTED, ids=["top_p", "top_k"])
+def test_restricted_sampling_is_not_compared_and_a_warning_advises_a_correction(toy_dir, caplog, sampling):
+    with caplog.at_level(logging.WARNING, logger="hybridflow"):
+        worker = actor(toy_dir(), rollout=Rollout(sampling=sampling))
+    (record,) = [record for record in caplog.records if "rollout.sampling.top_p" in record.getMessage()]
+    assert record.levelno == logging.WARNING
+    assert "correct" in record.getMessage()
+    worker.update(moved(sampled(worker), 0.5))
+
+
+def test_plain_sampling_gives_no_warning(toy_dir, caplog):
+    with caplog.at_level(logging.WARNING, logger="hybridflow"):
+        actor(toy_dir(), rollout=Rollout(eval_sampling=Sampling(top_p=0.5)))
+    assert not [record for record in caplog.records if record.name.startswith("hybridflow.workers")]
+
+
+@pytest.mark.parametrize(("minibatch", "epochs"), [(6, 1), (2, 1), (4, 2), (6, 3)])
+def test_minibatches_are_consecutive_rows_and_every_epoch_sees_them_all(toy_dir, minibatch, epochs):
+    together, by_hand = actor(toy_dir(), minibatch_sequences=minibatch, epochs=epochs), actor(toy_dir())
+    batch = sampled(together)
+    together.update(batch)
+    for _ in range(epochs):
+        for start in range(0, len(batch), minibatch):
+            by_hand.update(batch.slice(start, min(start + minibatch, len(batch))))
+    assert largest_difference(weights(together.engine), weights(by_hand.engine)) == 0.0
+
+
+def test_a_loss_is_averaged_over_optimizer_steps(toy_dir):
+    still = Optimizer(learning_rate=0.0)
+    together, by_hand = actor(toy_dir(), minibatch_sequences=3, optimizer=still), actor(toy_dir(), optimizer=still)
+    batch = sampled(together)
+    parts = [by_hand.update(batch.slice(start, start + 3))["actor/pg_loss"].value for start in (0, 3)]
+    assert together.update(batch)["actor/pg_loss"].value == pytest.approx(sum(parts) / 2, abs=1e-6)
+
+
+def test_several_steps_without_old_logprobs_are_refused(toy_dir):
+    worker = actor(toy_dir(), epochs=2)
+    batch = sampled(worker)
+    with pytest.raises(ConfigError, match="2 optimizer steps a batch") as caught:
+        worker.update(batch.only([name for name in batch.columns if name != "old_logprobs"]))
+    assert "actor.epochs=1" in caught.value.remedy
+
+
+def test_one_step_does_not_need_old_logprobs(toy_dir):
+    given, absent = actor(toy_dir()), actor(toy_dir())
+    batch = sampled(given)
+    given.update(batch)
+    absent.update(batch.only([name for name in batch.columns if name != "old_logprobs"]))
+    assert largest_difference(weights(given.engine), weights(absent.engine)) < 1e-6
+
+
+def test_kl_in_the_loss_without_a_reference_is_an_error_that_names_it(toy_dir):
+    algorithm = Algorithm(advantage=Advantage.grpo, kl=KL(placement=KLPlacement.loss))
+    worker = actor(toy_dir(), algorithm=algorithm)
+    with pytest.raises(BatchError, match=r"algorithm\.kl\.placement=loss.*ref_logprobs"):
+        worker.update(sampled(worker))
+
+
+def test_metrics_have_the_names_that_dashboards_know(toy_dir):
+    worker = actor(toy_dir())
+    batch = sampled(worker)
+    batch = batch.join(worker.advantages(batch.with_columns(rows={"scores": torch.arange(6.0)})))
+    metrics = worker.update(batch)
+    expected = [f"actor/{name}" for name in ("pg_loss", "pg_clipfrac", "ppo_kl", "entropy", "grad_norm", "lr")]
+    expected += [f"critic/{name}/{part}" for name in ("rewards", "advantages") for part in ("mean", "max", "min")]
+    assert set(expected) <= metrics.keys()
+
+
+def test_rewards_are_reported_a_sequence(toy_dir):
+    worker = actor(toy_dir())
+    batch = sampled(worker)
+    batch = batch.join(worker.advantages(batch.with_columns(rows={"scores": torch.arange(6.0)})))
+    metrics = worker.update(batch)
+    assert (metrics["critic/rewards/mean"].value, metrics["critic/rewards/max"].value) == (2.5, 5.0)
+
+
+def test_evaluation_draws_with_its_own_settings_and_numbers(toy_dir):
+    worker = actor(toy_dir(), rollout=Rollout(eval_sampling=Sampling(temperature=0.5)))
+    train, first, second = (worker.generate(prompts(), purpose) for purpose in ("train", "eval", "eval"))
+    assert (train.meta["temperature"], first.meta["temperature"]) == (1.0, 0.5)
+    assert torch.equal(first.tokens("response_ids").values, second.tokens("response_ids").values)
+
+
+def test_greedy_samples_of_one_prompt_are_equal(toy_dir):
+    rows = actor(toy_dir()).generate(prompts(), "greedy").tokens("response_ids").rows()
+    assert all(torch.equal(rows[2 * i], rows[2 * i + 1]) for i in range(PROMPTS))
+    assert len(rows) == PROMPTS * SAMPLES
+
+
+def test_imitation_lowers_its_loss(toy_dir):
+    worker = actor(toy_dir(), minibatch_sequences=5)
+    losses = [worker.imitate(sequences())["train/loss"].value for _ in range(5)]
+    assert losses[-1] < losses[0]
+
+
+def test_a_restored_actor_must_publish_and_then_goes_on_the_same(toy_dir, tmp_path):
+    algorithm = Algorithm(
+        advantage=Advantage.grpo, kl=KL(placement=KLPlacement.reward, coefficient=0.3, target=0.1, horizon=60)
+    )
+    first, second = actor(toy_dir(), algorithm=algorithm), actor(toy_dir(seed=1), algorithm=algorithm)
+    batch = sampled(first)
+    judged = batch.with_columns(
+        rows={"scores": torch.arange(6.0)}, tokens={"ref_logprobs": numbers_like(batch.tokens("old_logprobs"), seed=5)}
+    )
+    first.update(judged.join(first.advantages(judged)))
+    first.save(tmp_path)
+    second.load(tmp_path)
+    with pytest.raises(StaleWeightsError):
+        second.generate(prompts())
+    for worker in (first, second):
+        worker.publish_weights(1)
+    assert second.state() == first.state() != {"coefficient": 0.3}
+    left, right = sampled(first, seed=3), sampled(second, seed=3)
+    for name in ("response_ids", "rollout_logprobs", "old_logprobs"):
+        assert torch.equal(left.tokens(name).values, right.tokens(name).values), name

@@ -1,0 +1,69 @@
+"""Roles that are never updated: the reference, and reward functions."""
+
+import json
+
+import pytest
+import torch
+
+from hybridflow.batch import Batch, Ragged
+from hybridflow.config.model import Model
+from hybridflow.config.reward import Reward
+from hybridflow.config.training import Training
+from hybridflow.controller.worker import WorkerContext
+from hybridflow.errors import RewardError
+from hybridflow.models.tokenizers import load_tokenizer
+from hybridflow.workers.reference import ReferenceWorker
+from hybridflow.workers.reward_function import RewardFunctionWorker
+from tests.toys import sequences
+from tests.unit.workers.roles import actor
+
+ANSWERS = ["42", "7", "13"]
+
+
+def judge(directory, **settings) -> RewardFunctionWorker:
+    return RewardFunctionWorker(WorkerContext("reward"), reward=Reward(**settings), model=Model(path=str(directory)))
+
+
+def answered(directory, responses: list[str]) -> Batch:
+    """Responses as token ids, with the end of sequence that a rollout leaves in."""
+    tokenizer = load_tokenizer(directory)
+    ids = [[*tokenizer(text, add_special_tokens=False).input_ids, tokenizer.eos_token_id] for text in responses]
+    return Batch.of(
+        rows={"uid": torch.arange(len(responses))},
+        tokens={"response_ids": Ragged.from_rows(ids, torch.int64)},
+        objects={"prompt": [f"prompt {i}" for i in range(len(responses))], "answer": ANSWERS[: len(responses)]},
+    )
+
+
+def test_the_references_logprobs_are_those_of_the_model_it_was_made_from(toy_dir):
+    reference = ReferenceWorker(WorkerContext("reference"), model=Model(path=str(toy_dir())), training=Training())
+    batch = sequences()
+    found = reference.logprobs(batch).tokens("ref_logprobs").values
+    assert torch.equal(found, actor(toy_dir()).logprobs(batch).tokens("old_logprobs").values)
+
+
+def test_scores_are_those_of_the_functions(toy_dir):
+    scored = judge(toy_dir(), functions=["exact_match"]).score(answered(toy_dir(), ["42", "8", "13"]))
+    assert scored.row("scores").tolist() == [1.0, 0.0, 1.0]
+    assert scored.row("rewards/exact_match").tolist() == [1.0, 0.0, 1.0]
+
+
+def test_functions_receive_prompts_texts_without_special_tokens_and_the_datas_columns(toy_dir, tmp_path):
+    (tmp_path / "judge.py").write_text(
+        "import json, pathlib\n"
+        "def seen(prompts, completions, answer, completion_ids, **columns):\n"
+        f"    kept = [prompts, completions, answer, [len(ids) for ids in completion_ids], sorted(columns)]\n"
+        f"    pathlib.Path({str(tmp_path / 'seen.json')!r}).write_text(json.dumps(kept))\n"
+        "    return [0.5 for _ in prompts]\n"
+    )
+    scored = judge(toy_dir(), functions=[f"{tmp_path}/judge.py:seen"]).score(answered(toy_dir(), ["42", "8"]))
+    assert scored.row("scores").tolist() == [0.5, 0.5]
+    prompts, texts, answers, lengths, _ = json.loads((tmp_path / "seen.json").read_text())
+    assert (prompts, texts, answers) == (["prompt 0", "prompt 1"], ["42", "8"], ["42", "7"])
+    assert lengths == [3, 2]
+
+
+def test_a_function_that_answers_nan_stops_the_run(toy_dir, tmp_path):
+    (tmp_path / "judge.py").write_text("def bad(prompts, completions, **columns):\n    return [float('nan')]\n")
+    with pytest.raises(RewardError, match="bad"):
+        judge(toy_dir(), functions=[f"{tmp_path}/judge.py:bad"]).score(answered(toy_dir(), ["42"]))

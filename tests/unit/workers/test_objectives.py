@@ -1,0 +1,206 @@
+"""Losses with global denominators: whatever the split into micro-batches, the parts add up to the whole."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from hybridflow.algorithms.aggregate import MODES
+from hybridflow.batch import Batch, Ragged
+from hybridflow.config.algorithm import KL, Algorithm, KLPlacement
+from hybridflow.engines.training.interface import Loss, LossFn, TokenOutputs
+from hybridflow.observability.metrics import merge, plain
+from hybridflow.workers.objectives import (
+    Denominators,
+    policy_objective,
+    rollout_difference,
+    supervised_objective,
+    value_objective,
+)
+from tests.oracles import objectives as oracle
+
+ROWS, WIDTH = 6, 5
+NORM = 7.0
+SPLITS = [[6], [1, 5], [2, 2, 2], [1, 1, 1, 1, 1, 1]]
+POLICIES = {
+    "plain": (Algorithm(clip_low=0.2, clip_high=0.3), {}),
+    "dual clip": (Algorithm(clip_low=0.2, clip_high=0.3, dual_clip=1.5), {"dual_clip": 1.5}),
+    "entropy bonus": (Algorithm(clip_low=0.2, clip_high=0.3, entropy_coefficient=0.1), {"entropy": 0.1}),
+    "KL in the loss": (
+        Algorithm(
+            clip_low=0.2, clip_high=0.3, kl=KL(placement=KLPlacement.loss, coefficient=0.5, estimator="low_var_kl")
+        ),
+        {"kl": 0.5, "estimator": "k3"},
+    ),
+    "KL in the reward": (
+        Algorithm(clip_low=0.2, clip_high=0.3, kl=KL(placement=KLPlacement.reward, coefficient=0.5)),
+        {},
+    ),
+}
+
+
+def made(seed: int = 0) -> dict[str, Tensor]:
+    """Columns [B, R] as an engine gives them: ratios on both sides of the bounds, holes in the mask, an empty row."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(scale: float) -> Tensor:
+        return scale * torch.randn(ROWS, WIDTH, generator=generator)
+
+    logprobs = -normal(1.0).abs()
+    mask = (torch.rand(ROWS, WIDTH, generator=generator) < 0.7).float()
+    mask[2] = 0.0
+    return {
+        "response_mask": mask,
+        "logprobs": logprobs,
+        "entropy": normal(1.0).abs(),
+        "old_logprobs": logprobs + normal(0.3),
+        "ref_logprobs": logprobs + normal(0.5),
+        "rollout_logprobs": logprobs + normal(0.01),
+        "advantages": normal(1.0),
+        "values": normal(1.0),
+        "new_values": normal(1.0),
+        "returns": normal(1.0),
+    }
+
+
+def denominators(columns: dict[str, Tensor]) -> Denominators:
+    mask = Ragged.from_rows(list(columns["response_mask"]), torch.float32)
+    return Denominators.of(Batch.of(tokens={"response_mask": mask}))
+
+
+def outputs_of(columns: dict[str, Tensor]) -> TokenOutputs:
+    return TokenOutputs(columns["logprobs"], columns["entropy"], columns["new_values"])
+
+
+def whole(loss_fn: LossFn, columns: dict[str, Tensor]) -> Loss:
+    return loss_fn(outputs_of(columns), columns)
+
+
+def in_parts(loss_fn: LossFn, columns: dict[str, Tensor], split: list[int]) -> list[Loss]:
+    parts = zip(*(column.split(split) for column in columns.values()), strict=True)
+    return [whole(loss_fn, dict(zip(columns, part, strict=True))) for part in parts]
+
+
+def lists(columns: dict[str, Tensor], **names: str) -> dict[str, list]:
+    return {name: columns[column].double().tolist() for name, column in names.items()}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", POLICIES)
+def test_the_policys_loss_is_the_oracles(mode, kind):
+    algorithm, settings = POLICIES[kind]
+    algorithm = replace(algorithm, aggregation=mode)
+    columns = made()
+    found = whole(policy_objective(algorithm, denominators(columns), norm_tokens=NORM), columns)
+    names = {"mask": "response_mask", "logprobs": "logprobs", "old": "old_logprobs", "ref": "ref_logprobs"}
+    expected = oracle.policy_loss(
+        lists(columns, **names, advantages="advantages", entropy="entropy"),
+        {"clip_low": 0.2, "clip_high": 0.3, **settings},
+        mode,
+        NORM,
+    )
+    assert float(found.value) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("clip", [None, 0.2])
+def test_the_critics_loss_is_the_oracles(clip):
+    columns = made()
+    found = whole(value_objective(Algorithm(value_clip=clip), denominators(columns)), columns)
+    expected = oracle.value_loss(
+        lists(columns, mask="response_mask", values="new_values", old="values", returns="returns"), clip
+    )
+    assert float(found.value) == pytest.approx(expected, rel=1e-5)
+    assert ("critic/vf_clipfrac" in found.metrics) == (clip is not None)
+
+
+def test_the_loss_of_imitation_is_the_mean_negative_log_likelihood():
+    columns = made()
+    found = whole(supervised_objective(denominators(columns)), columns)
+    kept = columns["logprobs"][columns["response_mask"].bool()]
+    assert float(found.value) == pytest.approx(-float(kept.mean()), rel=1e-5)
+    assert found.metrics["train/loss"].value == pytest.approx(float(found.value))
+
+
+@pytest.mark.parametrize("split", SPLITS, ids=str)
+@pytest.mark.parametrize("mode", MODES)
+def test_parts_of_the_policys_loss_and_its_gradient_add_up_to_the_whole(mode, split):
+    algorithm = Algorithm(
+        aggregation=mode, entropy_coefficient=0.1, kl=KL(placement=KLPlacement.loss, coefficient=0.5, estimator="k3+")
+    )
+    slopes, values = [], []
+    for parts in (split, [ROWS]):
+        columns = made()
+        columns["logprobs"].requires_grad_()
+        losses = in_parts(policy_objective(algorithm, denominators(columns), norm_tokens=NORM), columns, parts)
+        total = torch.stack([loss.value for loss in losses]).sum()
+        values.append(float(total.detach()))
+        slopes.append(torch.autograd.grad(total, columns["logprobs"])[0])
+    assert values[0] == pytest.approx(values[1], rel=1e-5)
+    assert torch.allclose(slopes[0], slopes[1], atol=1e-7)
+
+
+@pytest.mark.parametrize("split", SPLITS, ids=str)
+@pytest.mark.parametrize("role", ["policy", "value", "supervised"])
+def test_metrics_of_parts_merge_to_those_of_the_whole(role, split):
+    columns = made()
+    sizes = denominators(columns)
+    loss_fn = {
+        "policy": policy_objective(POLICIES["KL in the loss"][0], sizes, norm_tokens=NORM),
+        "value": value_objective(Algorithm(), sizes),
+        "supervised": supervised_objective(sizes),
+    }[role]
+    merged = plain(merge(part.metrics for part in in_parts(loss_fn, columns, split)))
+    assert merged == pytest.approx(plain(whole(loss_fn, columns).metrics), rel=1e-4, abs=1e-7)
+
+
+def test_without_old_logprobs_the_models_own_are_taken():
+    columns = made()
+    own = columns | {"old_logprobs": columns["logprobs"].clone()}
+    absent = {name: column for name, column in columns.items() if name != "old_logprobs"}
+    slopes = []
+    for given in (own, absent):
+        given["logprobs"] = columns["logprobs"].clone().requires_grad_()
+        loss = whole(policy_objective(Algorithm(), denominators(columns), norm_tokens=NORM), given)
+        slopes.append(torch.autograd.grad(loss.value, given["logprobs"])[0])
+        assert loss.metrics["actor/ppo_kl"].value == 0.0
+        assert loss.metrics["actor/pg_clipfrac"].value == 0.0
+    assert torch.equal(slopes[0], slopes[1])
+
+
+def test_metrics_have_the_names_that_dashboards_know():
+    columns = made()
+    algorithm = POLICIES["KL in the loss"][0]
+    found = whole(policy_objective(algorithm, denominators(columns), norm_tokens=NORM), columns).metrics
+    expected = {"pg_loss", "pg_clipfrac", "ppo_kl", "entropy", "kl_loss"}
+    assert {f"actor/{name}" for name in expected} <= found.keys()
+    assert {"training/rollout_probs_diff_max", "training/rollout_probs_diff_mean"} <= found.keys()
+    value = whole(value_objective(Algorithm(), denominators(columns)), columns).metrics
+    assert value.keys() == {"critic/vf_loss", "critic/vf_clipfrac"}
+
+
+def test_the_policys_own_loss_is_reported_without_bonus_and_penalty():
+    columns = made()
+    plain_loss = whole(policy_objective(Algorithm(), denominators(columns), norm_tokens=NORM), columns)
+    algorithm = Algorithm(entropy_coefficient=0.1, kl=KL(placement=KLPlacement.loss, coefficient=0.5))
+    found = whole(policy_objective(algorithm, denominators(columns), norm_tokens=NORM), columns)
+    assert found.metrics["actor/pg_loss"].value == pytest.approx(float(plain_loss.value), rel=1e-6)
+    assert float(found.value) != pytest.approx(float(plain_loss.value), rel=1e-3)
+
+
+def test_the_difference_from_the_rollout_is_that_of_probabilities_where_the_mask_is_one():
+    mask = torch.tensor([[1.0, 1.0, 0.0]])
+    old = torch.tensor([[0.5, 0.2, 0.9]]).log()
+    rollout = torch.tensor([[0.4, 0.25, 0.1]]).log()
+    found = plain(rollout_difference({"rollout_logprobs": rollout}, old, mask))
+    assert found["training/rollout_probs_diff_max"] == pytest.approx(0.1)
+    assert found["training/rollout_probs_diff_mean"] == pytest.approx(0.075)
+    assert found["training/rollout_logprobs_diff_max"] == pytest.approx(0.22314, rel=1e-4)
+    assert rollout_difference({}, old, mask) == {}
+
+
+def test_denominators_count_tokens_and_the_sequences_that_have_one():
+    columns = made()
+    found = denominators(columns)
+    assert found.num_tokens == float(columns["response_mask"].sum())
+    assert found.num_sequences == ROWS - 1

@@ -1,0 +1,60 @@
+"""What is particular to vLLM inside a training process."""
+
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+from hybridflow.config.rollout import RolloutKind, Sampling
+from hybridflow.errors import ConfigError
+from tests.parity.test_rollout_parity import LONGEST, TOLERANCE, Pair, other_weights, pair_of
+from tests.unit.engines.rollout.rows import prompt_rows
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed"),
+]
+PROMPTS = prompt_rows((LONGEST,))
+
+
+def agrees(pair: Pair) -> bool:
+    return pair.largest_difference(pair.generate(PROMPTS, Sampling(ignore_eos=True))) < TOLERANCE
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", pytest.param("qwen3", marks=pytest.mark.slow)])
+def test_biases_norms_and_a_tied_head_follow_their_weights(toy_dir, architecture):
+    """Another architecture costs vLLM 10 seconds on a machine that has not seen it."""
+    pair = pair_of(RolloutKind.vllm, toy_dir(architecture, tie_word_embeddings=True, max_position_embeddings=256))
+    assert agrees(pair)
+    with other_weights(pair, seed=2):
+        pair.rollout.weights_changed(version=1)
+        assert agrees(pair)
+
+
+def test_a_vocabulary_that_is_padded_inside(toy_dir):
+    pair = pair_of(RolloutKind.vllm, toy_dir("llama", vocab_size=70, max_position_embeddings=256))
+    assert pair.rollout.weight_slots()["lm_head.weight"].tensor.shape == (70, 64)
+    assert agrees(pair)
+
+
+def test_the_cache_of_earlier_weights_is_used_until_they_are_said_to_have_changed(toy_dir):
+    """Were it not, no test would notice an engine that forgets to clear it."""
+    pair = pair_of(RolloutKind.vllm, toy_dir("llama", max_position_embeddings=256))
+    assert agrees(pair)
+    with other_weights(pair, seed=3):
+        assert not agrees(pair)
+        pair.rollout.weights_changed(version=1)
+        assert agrees(pair)
+
+
+def test_heads_that_its_kernels_do_not_take_are_refused(toy_dir):
+    with pytest.raises(ConfigError, match="heads have size 16") as caught:
+        pair_of(RolloutKind.vllm, toy_dir("llama", head_dim=16))
+    assert "rollout.engine=transformers" in caught.value.remedy
+
+
+def test_the_random_state_survives_its_start(toy_dir):
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    pair_of(RolloutKind.vllm, toy_dir("llama", max_position_embeddings=256))
+    assert torch.equal(torch.get_rng_state(), before)

@@ -1,0 +1,5 @@
+"""Toys for the tests of rollout engines."""
+
+from tests.toys import toy_dir
+
+__all__ = ["toy_dir"]

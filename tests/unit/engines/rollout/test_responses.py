@@ -1,0 +1,46 @@
+import pytest
+import torch
+
+from hybridflow.batch import Batch, Ragged
+from hybridflow.config.rollout import Sampling
+from hybridflow.engines.rollout.responses import checked_prompts, response_batch
+from hybridflow.errors import BatchError, EngineError
+
+
+def prompts(*lengths: int) -> Batch:
+    ids = Ragged.from_rows([torch.ones(n, dtype=torch.int64) for n in lengths], torch.int64)
+    return Batch.of(rows={"uid": torch.arange(len(lengths)) + 40}, tokens={"prompt_ids": ids}).repeat(1)
+
+
+def test_prompts_that_fit_are_given_back():
+    assert checked_prompts(prompts(3, 5), max_response_tokens=5, limit_tokens=10).lengths.tolist() == [3, 5]
+
+
+def test_prompt_and_response_past_the_limit_name_both_settings():
+    with pytest.raises(EngineError, match=r"prompt of 6 tokens and a response of 5 make 11 tokens.*reads 10") as caught:
+        checked_prompts(prompts(3, 6), max_response_tokens=5, limit_tokens=10)
+    assert "data.max_prompt_tokens" in caught.value.remedy and "data.max_response_tokens" in caught.value.remedy
+
+
+def test_an_empty_prompt_is_named_by_its_uid():
+    with pytest.raises(BatchError, match="uid 41 has no tokens") as caught:
+        checked_prompts(prompts(3, 0), max_response_tokens=5, limit_tokens=10)
+    assert "at least one token" in caught.value.remedy
+
+
+def test_rows_without_a_sample_index_are_refused():
+    with pytest.raises(BatchError, match="sample_index"):
+        checked_prompts(prompts(3).only(["uid", "prompt_ids"]), max_response_tokens=5, limit_tokens=10)
+
+
+def test_responses_carry_mask_version_and_temperature():
+    ids = Ragged.from_rows([torch.tensor([5, 1]), torch.tensor([7])])
+    batch = response_batch(
+        ids, ids.like(torch.zeros(3)), torch.tensor([False, True]), version=4, sampling=Sampling(temperature=0.5)
+    )
+    assert batch.row("weight_version").tolist() == [4, 4]
+    assert batch.row("weight_version").dtype == torch.int64
+    assert batch.row("truncated").tolist() == [False, True]
+    assert batch.tokens("response_mask").values.tolist() == [1.0, 1.0, 1.0]
+    assert batch.tokens("rollout_logprobs").lengths.tolist() == [2, 1]
+    assert batch.meta == {"temperature": 0.5}

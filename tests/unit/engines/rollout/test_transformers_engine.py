@@ -1,0 +1,134 @@
+"""What is particular to the transformers engine; what it shares with vLLM is in tests/parity/test_rollout_parity.py."""
+
+import pytest
+import torch
+from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel
+
+from hybridflow.batch import Batch
+from hybridflow.config.rollout import Sampling
+from hybridflow.engines.rollout.transformers.engine import TransformersEngine
+from hybridflow.errors import EngineError
+from tests.oracles.training import response_logprobs, rows_of
+from tests.toys import toy_model
+from tests.unit.engines.rollout.rows import greedy_answers, prompt_rows, responses
+
+GREEDY = Sampling(temperature=0.0)
+EXACT = 1e-5
+"""float32: padded and batched against alone and whole; tokens differ by 1e-1 and more."""
+
+
+def engine_of(model: PreTrainedModel, *, max_sequences: int = 64, ends: tuple[int, ...] = ()) -> TransformersEngine:
+    return TransformersEngine(model, max_sequences=max_sequences, eos_token_ids=ends)
+
+
+def greedy(engine: TransformersEngine, prompts: Batch, tokens: int = 12) -> list[list[int]]:
+    return responses(engine.generate(prompts, GREEDY, max_response_tokens=tokens, seed=0))
+
+
+def window_model() -> PreTrainedModel:
+    torch.manual_seed(0)
+    config = MistralConfig(
+        vocab_size=64,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        sliding_window=4,
+        max_position_embeddings=64,
+        initializer_range=0.15,
+    )
+    return MistralForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_other_architectures_answer_as_transformers_does(architecture, tied):
+    model = toy_model(architecture, tie_word_embeddings=tied)
+    expected = greedy_answers(model, prompt_rows(), tokens=12)
+    assert greedy(engine_of(model), prompt_rows()) == expected
+
+
+def test_a_sliding_window_is_respected():
+    model = window_model()
+    expected = greedy_answers(model, prompt_rows(), tokens=12)
+    assert greedy(engine_of(model), prompt_rows()) == expected
+
+
+def test_bfloat16_gives_the_probabilities_of_its_own_forward_pass():
+    model = toy_model("llama").bfloat16()
+    prompts = prompt_rows(samples=2)
+    batch = engine_of(model).generate(prompts, Sampling(), max_response_tokens=8, seed=0)
+    for row in rows_of(prompts.join(batch)):
+        expected, _ = response_logprobs(model, row, 1.0)
+        # bfloat16 keeps 8 bits: logits near 8 are off by 1/32, through two layers.
+        assert torch.allclose(row["rollout_logprobs"], expected, atol=0.1)
+
+
+@pytest.mark.parametrize("max_sequences", [1, 3, 5, 100])
+def test_samples_do_not_depend_on_how_many_rows_run_at_once(max_sequences):
+    prompts = prompt_rows(samples=3)
+    whole = engine_of(toy_model("llama"), ends=(1, 9)).generate(prompts, Sampling(), max_response_tokens=10, seed=4)
+    parts = engine_of(toy_model("llama"), ends=(1, 9), max_sequences=max_sequences).generate(
+        prompts, Sampling(), max_response_tokens=10, seed=4
+    )
+    assert responses(parts) == responses(whole)
+    difference = parts.tokens("rollout_logprobs").values - whole.tokens("rollout_logprobs").values
+    assert float(difference.abs().max()) < EXACT
+
+
+def test_rows_that_end_early_leave_and_the_others_are_not_disturbed():
+    ends = tuple(range(1, 24))
+    model = toy_model("llama")
+    batch = engine_of(model, ends=ends).generate(prompt_rows(samples=20), Sampling(), max_response_tokens=30, seed=0)
+    lengths = batch.tokens("response_ids").lengths
+    assert int(lengths.min()) == 1 and len(set(lengths.tolist())) > 5
+    longer = engine_of(model).generate(prompt_rows(samples=20), Sampling(), max_response_tokens=30, seed=0)
+    for ended, free in zip(responses(batch), responses(longer), strict=True):
+        assert free[: len(ended)] == ended
+        assert not set(ended[:-1]) & set(ends)
+
+
+def test_slots_are_the_models_own_memory_and_a_training_parameter_can_share_it():
+    model = toy_model("llama")
+    engine = engine_of(model)
+    slots = engine.weight_slots()
+    assert set(slots) == set(dict(model.named_parameters()))
+    trained = torch.nn.Parameter(slots["lm_head.weight"].tensor)
+    optimizer = torch.optim.SGD([trained], lr=1.0)
+    before = greedy(engine, prompt_rows())
+    (trained * torch.randn(64, 64, generator=torch.Generator().manual_seed(0))).sum().backward()
+    optimizer.step()
+    assert greedy(engine, prompt_rows()) != before
+    assert greedy(engine, prompt_rows()) == greedy_answers(model, prompt_rows(), tokens=12)
+
+
+def test_a_tied_head_has_no_slot_of_its_own():
+    assert "lm_head.weight" not in engine_of(toy_model("qwen3", tie_word_embeddings=True)).weight_slots()
+
+
+def test_a_response_past_the_models_positions_is_refused():
+    with pytest.raises(EngineError, match=r"a response of 125 make 132 tokens.*reads 128") as caught:
+        greedy(engine_of(toy_model("llama")), prompt_rows(), tokens=125)
+    assert "data.max_response_tokens" in caught.value.remedy
+
+
+def test_layers_without_keys_and_values_are_refused():
+    model = toy_model("qwen3", layer_types=["full_attention", "full_attention"])
+    model.config.layer_types = ["linear_attention", "full_attention"]
+    with pytest.raises(EngineError, match="linear_attention") as caught:
+        engine_of(model)
+    assert "rollout.engine=vllm" in caught.value.remedy
+
+
+def test_no_rows_give_no_rows():
+    batch = engine_of(toy_model("llama")).generate(prompt_rows().slice(0, 0), Sampling(), max_response_tokens=4, seed=0)
+    assert len(batch) == 0
+    assert batch.tokens("response_ids").values.dtype == torch.int64
+
+
+def test_the_model_is_frozen_and_still_a_plain_tensor_afterwards():
+    model = toy_model("llama")
+    engine_of(model).generate(prompt_rows(), Sampling(), max_response_tokens=3, seed=0)
+    assert not any(parameter.requires_grad or parameter.is_inference() for parameter in model.parameters())

@@ -1,0 +1,64 @@
+import pytest
+import torch
+from torch import nn
+
+from hybridflow.engines.rollout.vllm.weights import slots_of
+from hybridflow.errors import EngineError
+
+
+class Fused(nn.Module):
+    """Parameters as vLLM lays out one layer of Qwen2: queries, keys and values together, a padded vocabulary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = nn.Module()
+        self.model.embed_tokens = nn.Embedding(64, 8)
+        self.model.self_attn = nn.Module()
+        self.model.self_attn.qkv_proj = nn.Linear(8, 16)
+        self.model.mlp = nn.Module()
+        self.model.mlp.gate_up_proj = nn.Linear(8, 12, bias=False)
+        self.model.norm = nn.LayerNorm(8, bias=False)
+
+
+SHAPES = {
+    "model.embed_tokens.weight": torch.Size([60, 8]),
+    "model.self_attn.q_proj.weight": torch.Size([8, 8]),
+    "model.self_attn.k_proj.weight": torch.Size([4, 8]),
+    "model.self_attn.v_proj.weight": torch.Size([4, 8]),
+    "model.self_attn.q_proj.bias": torch.Size([8]),
+    "model.self_attn.k_proj.bias": torch.Size([4]),
+    "model.self_attn.v_proj.bias": torch.Size([4]),
+    "model.mlp.gate_proj.weight": torch.Size([6, 8]),
+    "model.mlp.up_proj.weight": torch.Size([6, 8]),
+    "model.norm.weight": torch.Size([8]),
+}
+
+
+def test_slots_are_writable_views_of_the_rows_of_fused_tensors():
+    model = Fused()
+    slots = slots_of(model, SHAPES)
+    assert {name: slot.tensor.shape for name, slot in slots.items()} == SHAPES
+    for number, slot in enumerate(slots.values()):
+        slot.tensor.fill_(number)
+    names = list(slots)
+    attention = [names.index(f"model.self_attn.{part}_proj.weight") for part in "qkv"]
+    rows = model.model.self_attn.qkv_proj.weight[:, 0].tolist()
+    assert rows == [attention[0]] * 8 + [attention[1]] * 4 + [attention[2]] * 4
+    assert model.model.norm.weight[0] == names.index("model.norm.weight")
+
+
+@pytest.mark.parametrize(
+    ("shapes", "word"),
+    [
+        (SHAPES | {"model.extra.weight": torch.Size([2])}, "no place for 1 weights, first 'model.extra.weight'"),
+        ({name: shape for name, shape in SHAPES.items() if "norm" not in name}, "model.norm.weight"),
+        (SHAPES | {"model.mlp.up_proj.weight": torch.Size([5, 8])}, "has 12 rows, its weights have 11"),
+        (SHAPES | {"model.norm.weight": torch.Size([7])}, "has 8 rows, its weights have 7"),
+        (SHAPES | {"model.mlp.up_proj.weight": torch.Size([6, 7])}, "does not hold 'model.mlp.up_proj.weight'"),
+        (SHAPES | {"model.mlp.up_proj.weight": torch.Size([7, 8])}, "has 12 rows, its weights have 13"),
+    ],
+)
+def test_a_model_that_is_not_covered_exactly_is_refused_by_name(shapes, word):
+    with pytest.raises(EngineError, match=word) as caught:
+        slots_of(Fused(), shapes)
+    assert "rollout.engine=transformers" in caught.value.remedy

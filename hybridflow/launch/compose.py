@@ -85,8 +85,9 @@ def _task_left_out(typed: Typed, file: Path) -> list[str]:
     """The choice of no task, where another model than a built-in one is named: numbers that fit the one would be
     wrong for the other."""
     named = [str(setting.value) for setting in typed.settings if setting.key == "model.path"]
-    defaults = (yaml.safe_load(file.read_text()) or {}).get("defaults", [])
-    chooses_task = any(isinstance(choice, dict) and "task" in choice for choice in defaults)
+    content = yaml.safe_load(file.read_text())
+    defaults = content.get("defaults") if isinstance(content, dict) else None
+    chooses_task = any(isinstance(choice, dict) and "task" in choice for choice in defaults or [])
     is_own = bool(named) and not named[-1].startswith("builtin:")
     return ["task=none"] if is_own and chooses_task and "task" not in typed.groups else []
 

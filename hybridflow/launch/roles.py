@@ -110,10 +110,10 @@ def _own_role(config: Experiment, name: str, need: RoleNeed, *, with_rollout: bo
 def _further_role(config: Experiment, name: str, role: Role, need: RoleNeed) -> RoleSpec:
     expected = _KIND_OF_TYPE.get(need.kind)
     if role.kind is not expected:
-        wanted = expected.name if expected else "no further role"
+        own = f"Leave roles.{name} out: the section '{_OWN_NAMES[need.kind]}' describes it."
         raise ConfigError(
             f"roles.{name}.kind={role.kind.name}, but the dataflow wants {need.kind.__name__}.",
-            remedy=f"Use roles.{name}.kind={wanted}.",
+            remedy=f"Use roles.{name}.kind={expected.name}." if expected else own,
         )
     pool = role.pool or _pool(config, name)
     if role.kind is RoleKind.reward_function:

@@ -122,7 +122,8 @@ def test_a_users_file_may_choose_the_packages_groups(tmp_path):
 
 
 def test_a_users_file_may_fill_tables(tmp_path):
-    text = "defaults: [experiment, {task: calculator}, _self_]\nroles: {judge: {pool: main}}\nplacement: {pools: {main: {devices: 1}}}\n"
+    text = "defaults: [experiment, {task: calculator}, _self_]\n"
+    text += "roles: {judge: {pool: main}}\nplacement: {pools: {main: {devices: 1}}}\n"
     composed = compose(name="mine", directory=written(tmp_path, text))
     assert composed.config.roles["judge"].pool == "main"
 
@@ -138,6 +139,8 @@ def test_a_users_file_may_fill_tables(tmp_path):
         ("defaults: [experimnt, _self_]", "builds on 'experimnt', which is not there", "experiment"),
         ("defaults: [experiment, _self_, {algorithm: pppo}]", "There is no algorithm=pppo", "grpo, ppo"),
         ("defaults: [experiment\ntrainer: {seed: 3}", "mine.yaml", "--help"),
+        ("- trainer\n- model\n", "mine.yaml", "--help"),
+        ("", "does not build on the settings of this package", "defaults: [experiment, _self_]"),
     ],
 )
 def test_a_wrong_file_is_named_with_what_is_wrong_in_it(tmp_path, text, message, remedy):

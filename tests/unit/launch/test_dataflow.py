@@ -1,0 +1,117 @@
+"""The dataflow by name or from a user's file, and its settings."""
+
+from pathlib import Path
+
+import pytest
+
+from hybridflow.dataflows.grpo import GRPO
+from hybridflow.dataflows.interface import role_needs
+from hybridflow.dataflows.ppo import PPO
+from hybridflow.errors import ConfigError
+from hybridflow.launch.dataflow import find_dataflow, make_settings
+
+MINE = """
+from dataclasses import dataclass, field
+
+from hybridflow.dataflows.interface import Dataflow
+from hybridflow.dataflows.roles import Generates, Policy, Scores
+
+
+class Mine(Dataflow):
+    actor: Policy
+    rollout: Generates
+    judge: Scores
+
+    @dataclass
+    class Settings:
+        threshold: float = 0.5
+        names: list[str] = field(default_factory=list)
+        limit: int | None = None
+
+    def step(self, prompts):
+        return {}
+
+
+class Plain(Dataflow):
+    class Settings:
+        pass
+
+    def step(self, prompts):
+        return {}
+
+
+class NotOne:
+    pass
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "my_flow.py").write_text(MINE)
+    return tmp_path / "my_flow.py"
+
+
+def test_own_dataflows_have_names():
+    assert (find_dataflow("ppo"), find_dataflow("grpo")) == (PPO, GRPO)
+
+
+def test_a_class_is_found_in_a_users_file_with_its_roles(file):
+    assert list(role_needs(find_dataflow(f"{file}:Mine"))) == ["actor", "rollout", "judge"]
+
+
+def test_settings_come_from_the_users_dataclass(file):
+    given = {"threshold": 1, "names": ["a"]}
+    settings = make_settings(find_dataflow(f"{file}:Mine"), given)
+    assert (settings.threshold, settings.names, settings.limit) == (1.0, ["a"], None)
+
+
+@pytest.mark.parametrize(
+    ("given", "message", "remedy"),
+    [
+        (
+            {"treshold": 1},
+            "There is no setting 'dataflow_settings.treshold'",
+            "Did you mean dataflow_settings.threshold?",
+        ),
+        ({"xyz": 1}, "There is no setting 'dataflow_settings.xyz'", "Settings of Mine: threshold, names, limit"),
+        ({"threshold": "high"}, "dataflow_settings.threshold: Value 'high'", "It takes a number."),
+        ({"limit": 1.5}, "dataflow_settings.limit: Value '1.5'", "It takes a whole number or null."),
+        ({"names": "a"}, "dataflow_settings.names", "It takes a list, each text."),
+    ],
+)
+def test_a_wrong_setting_of_a_users_dataflow_is_named(file, given, message, remedy):
+    with pytest.raises(ConfigError) as caught:
+        make_settings(find_dataflow(f"{file}:Mine"), given)
+    assert message in caught.value.message
+    assert remedy in caught.value.remedy
+
+
+def test_a_dataflow_without_settings_takes_none():
+    with pytest.raises(ConfigError, match=r"dataflow_settings\.threshold") as caught:
+        make_settings(PPO, {"threshold": 1})
+    assert "Settings of PPO: none" in caught.value.remedy
+
+
+def test_settings_that_are_no_dataclass_are_an_error(file):
+    with pytest.raises(ConfigError, match="not a dataclass") as caught:
+        make_settings(find_dataflow(f"{file}:Plain"), {})
+    assert "@dataclass" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "remedy"),
+    [
+        ("ppoo", "dataflow=ppoo is unknown", "Did you mean ppo?"),
+        ("{folder}/my_flow:Mine", "is unknown", "file.py:Class"),
+        ("{folder}/my_flw.py:Mine", "there is no file", "my_flow.py?"),
+        ("{folder}/my_flow.py:Mnie", "There is no 'Mnie'", "Classes there: Mine, Plain, NotOne"),
+        ("{folder}/my_flow.py:NotOne", "'NotOne' is not a dataflow", "class NotOne(Dataflow)"),
+        ("{folder}/broken.py:Mine", "cannot be imported: NameError", "Try: python"),
+    ],
+)
+def test_a_dataflow_that_cannot_be_found_is_explained(file, name, message, remedy):
+    (file.parent / "broken.py").write_text("nothing\n")
+    with pytest.raises(ConfigError) as caught:
+        find_dataflow(name.format(folder=file.parent))
+    assert message in caught.value.message
+    assert remedy in caught.value.remedy

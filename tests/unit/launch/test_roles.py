@@ -1,0 +1,148 @@
+"""From the roles a dataflow names to workers, models and pools."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from hybridflow.config.experiment import Experiment
+from hybridflow.dataflows.grpo import GRPO
+from hybridflow.dataflows.interface import Dataflow
+from hybridflow.dataflows.ppo import PPO
+from hybridflow.dataflows.roles import Generates, Policy, Predicts, Scores
+from hybridflow.dataflows.sft import SFT
+from hybridflow.errors import ConfigError
+from hybridflow.launch.compose import compose_run
+from hybridflow.launch.roles import RoleSpec, plan_roles, pool_sizes
+
+
+class TwoJudges(Dataflow):
+    """A dataflow with roles of its own."""
+
+    actor: Policy
+    rollout: Generates
+    reward: Scores
+    judge: Scores
+    teacher: Predicts | None
+
+    def step(self, prompts):
+        return {}
+
+
+class Misnamed(Dataflow):
+    """A role that no configuration describes."""
+
+    policy: Policy
+
+    def step(self, prompts):
+        return {}
+
+
+@dataclass
+class Planned:
+    """What was planned, by role."""
+
+    specs: dict[str, RoleSpec]
+
+    def told(self, role: str, name: str):
+        """What a role's worker is given under a name."""
+        return self.specs[role].kwargs[name]
+
+
+def configured(*overrides: str, name: str = "ppo") -> Experiment:
+    return compose_run(overrides, config_name=name).config
+
+
+def planned(dataflow: type[Dataflow], *overrides: str, name: str = "ppo") -> Planned:
+    return Planned({spec.name: spec for spec in plan_roles(configured(*overrides, name=name), dataflow)})
+
+
+def test_the_rollout_is_part_of_the_actor():
+    specs = planned(PPO).specs
+    assert list(specs) == ["actor", "critic", "reward"]
+    assert planned(PPO).told("actor", "rollout") is not None
+    assert [spec.name for spec in specs.values() if spec.is_trained] == ["actor", "critic"]
+
+
+def test_grpo_has_no_critic():
+    assert list(planned(GRPO, "algorithm=grpo").specs) == ["actor", "reward"]
+
+
+@pytest.mark.parametrize("placement", ["reward", "loss"])
+def test_a_reference_is_there_when_the_divergence_counts(placement):
+    assert "reference" not in planned(PPO).specs
+    specs = planned(PPO, f"algorithm.kl.placement={placement}").specs
+    assert not specs["reference"].is_trained
+    assert specs["reference"].model == specs["actor"].model
+
+
+def test_imitation_has_a_rollout_only_to_be_evaluated():
+    assert list(planned(SFT, name="sft").specs) == ["actor", "reward"]
+    unwatched = planned(SFT, "trainer.eval_every=0", name="sft")
+    assert list(unwatched.specs) == ["actor"]
+    assert unwatched.told("actor", "rollout") is None
+
+
+def test_sizes_of_minibatches_count_samples():
+    setup = planned(PPO, "actor.minibatch_size=8", "rollout.samples_per_prompt=3").told("actor", "setup")
+    assert setup.minibatch_sequences == 24
+
+
+def test_optimizer_steps_are_those_of_the_whole_run():
+    overrides = ["trainer.total_steps=10", "data.batch_size=64", "critic.minibatch_size=16", "critic.epochs=2"]
+    assert planned(PPO, *overrides).told("critic", "setup").total_optimizer_steps == 80
+
+
+def test_a_role_has_the_runs_model_unless_it_names_its_own():
+    models = planned(PPO, "critic.model.path=/own", "critic.model.pad_token=x").specs
+    assert (models["actor"].model.path, models["critic"].model.path) == ("builtin:calculator", "/own")
+    assert models["critic"].model.pad_token == "x"
+
+
+def test_further_roles_are_described_by_their_name():
+    plan = planned(
+        TwoJudges,
+        "roles.judge.kind=reward_function",
+        "roles.judge.functions=format",
+        "roles.teacher.kind=reference",
+        "roles.teacher.model.path=/teacher",
+    )
+    assert plan.told("judge", "reward").functions == ["format"]
+    assert plan.told("reward", "reward").functions == ["exact_match"]
+    assert plan.specs["teacher"].model.path == "/teacher"
+    assert not plan.specs["judge"].is_trained
+
+
+def test_an_optional_role_that_is_not_described_is_left_out():
+    assert "teacher" not in planned(TwoJudges, "roles.judge.kind=reward_function", "roles.judge.functions=format").specs
+
+
+def test_roles_live_in_the_pool_placement_gives_them_else_in_the_first():
+    overrides = ["trainer.devices=2", "placement.pools={a: {devices: 1}, b: {devices: 1}}", "placement.roles.critic=b"]
+    pools = {name: spec.pool for name, spec in planned(PPO, *overrides).specs.items()}
+    assert pools == {"actor": "a", "critic": "b", "reward": "a"}
+    assert pool_sizes(configured(*overrides)) == {"a": 1, "b": 1}
+    assert pool_sizes(configured()) == {"main": 1}
+
+
+def test_a_further_roles_own_pool_comes_first():
+    overrides = ["trainer.devices=2", "placement.pools={a: {devices: 1}, b: {devices: 1}}"]
+    judge = ["roles.judge.kind=reward_function", "roles.judge.functions=format", "roles.judge.pool=b"]
+    assert planned(TwoJudges, *overrides, *judge).specs["judge"].pool == "b"
+
+
+@pytest.mark.parametrize(
+    ("dataflow", "overrides", "message", "remedy"),
+    [
+        (PPO, ["roles.judge.kind=reference"], "roles.judge is not a role of dataflow=ppo", "actor, critic, rollout"),
+        (TwoJudges, [], "'judge: Scores' that the configuration does not describe", "roles.judge.kind=..."),
+        (TwoJudges, ["roles.judge.kind=reference"], "the dataflow wants Scores", "roles.judge.kind=reward_function"),
+        (TwoJudges, ["roles.judge.kind=reward_function"], "roles.judge.functions is empty", "[exact_match]"),
+        (Misnamed, [], "'policy: Policy' that the configuration does not describe", "Call it 'actor'"),
+        (PPO, ["roles.actor.kind=reference"], "the dataflow wants Policy", "Leave roles.actor out"),
+    ],
+)
+def test_roles_that_do_not_fit_the_dataflow_are_named(dataflow, overrides, message, remedy):
+    with pytest.raises(ConfigError) as caught:
+        planned(dataflow, *overrides)
+    assert message in caught.value.message
+    assert remedy in caught.value.remedy

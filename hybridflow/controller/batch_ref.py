@@ -111,7 +111,7 @@ class BatchRef:
     @property
     def lengths(self) -> Tensor:
         """Tokens a row [B]: of the prompt and the response, or of the longest token column when there is neither."""
-        known = [self._number(name, "lengths") for name in _TOKENS_OF_A_ROW if self._declares(name)]
+        known = [self._number(name, "lengths") for name in _TOKENS_OF_A_ROW if self.declares(name)]
         if not known:
             names = {name for view in self._views for name in view.table.summaries()[0].lengths}
             known = [self._number(name, "lengths") for name in sorted(names)]
@@ -209,12 +209,19 @@ class BatchRef:
         """This batch with the columns of one more table, whose row for each of ours stands at `index`."""
         return BatchRef((*self._views, View(table, index)), self._backend, self._meta)
 
-    def knows(self, name: str) -> bool:
-        """Whether a column is there for certain, without waiting."""
-        return name in self.declared
+    def declares(self, name: str) -> bool:
+        """Whether a column is there by declaration: what is decided by it does not depend on who has answered yet."""
+        return any(name in view.table.declared for view in self._views)
 
-    def _declares(self, name: str) -> bool:
-        return any(name in view.table.declared for view in self._views) or (self.settled and name in self.columns)
+    def rows_of_shards(self, num_shards: int) -> list[Tensor] | None:
+        """Row positions in each shard of the newest table with so many, in its order; None if there is none."""
+        for view in reversed(self._views):
+            if view.table.num_shards == num_shards:
+                index = view.index if view.index is not None else torch.arange(len(self))
+                ends = torch.tensor(view.table.sizes).cumsum(0)
+                order = torch.argsort(index, stable=True)
+                return list(order.tensor_split(torch.searchsorted(index[order], ends[:-1])))
+        return None
 
     def _number(self, name: str, kind: str) -> Tensor:
         holders = [view for view in self._views if name in _known_columns(view.table)] or self._views

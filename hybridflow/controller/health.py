@@ -57,3 +57,29 @@ def death(
         method=pending or "(none)",
         worker_traceback=report,
     )
+
+
+def how_it_ended(report: str) -> str:
+    """The one line of a backend's report on a dead process that says how it ended."""
+    lines = [line.strip() for line in report.splitlines() if line.strip()] or ["no reason given"]
+    if "creation task" in lines[0]:
+        return f"it could not start: {lines[-1]}".rstrip(".")
+    telling = [line for line in lines if any(word in line.lower() for word in ("exit", "killed", "node"))]
+    return (telling or lines)[0].rstrip(".")
+
+
+def backend_failure(kind: str, report: str) -> tuple[str, str]:
+    """Message and remedy for a call that the backend itself could not carry out; `kind` is its exception's name."""
+    lines = [line.strip() for line in report.splitlines() if line.strip()] or ["no reason given"]
+    missing = next((line for line in reversed(lines) if "No module named" in line), None)
+    if missing is not None:
+        return (
+            f"A worker process cannot import what it was sent: {missing}.",
+            "Install the module on every node, or put its directory on PYTHONPATH before the start.",
+        )
+    if kind in ("ObjectLostError", "ObjectReconstructionFailedError", "OwnerDiedError", "ObjectFetchTimedOutError"):
+        return (
+            f"What a stage had answered is lost: {lines[0]}",
+            "A node was lost, or its object store ran out of memory; start the run again from the last checkpoint.",
+        )
+    return f"A call could not be carried out: {kind}: {lines[0]}", "See the backend's own log above."

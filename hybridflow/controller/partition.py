@@ -1,4 +1,6 @@
-"""Dividing a batch over ranks: siblings stay together, loads are close to equal."""
+"""Dividing a batch over ranks: siblings stay together, loads are close to equal, and as little moves as can be."""
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -7,25 +9,56 @@ from hybridflow.batch.balance import balanced_groups
 from hybridflow.controller.batch_ref import BatchRef
 from hybridflow.errors import BatchError
 
+SLACK_FRACTION = 0.01
+"""A division that moves less is taken when no part has this much more than its share of tokens."""
+
 
 def partition(batch: BatchRef, num_parts: int, *, role: str) -> list[Tensor] | None:
     """Row positions of each part; None when there is one part, which is everything and asks nothing of the batch.
 
-    With a `uid` column, rows of one prompt stay together and parts are balanced by tokens (this waits for the stage
-    that made the tokens); without, parts are consecutive rows. The same rows always make the same parts.
+    With a `uid` column, rows of one prompt stay together and parts have about as many tokens (this waits for the
+    stage that made the tokens): the shards as they lie, or consecutive rows, where these are balanced, else groups
+    of rows are moved. Without, parts are consecutive rows. The same batch is always divided alike.
     """
     if num_parts == 1:
         return None
-    if batch.knows("uid"):
-        groups, lengths = batch.row("uid").tolist(), batch.lengths.tolist()
-        parts = [torch.tensor(rows, dtype=torch.int64) for rows in balanced_groups(groups, lengths, num_parts)]
-        unit, count = "prompts", len(set(groups))
-    else:
-        parts = list(torch.arange(len(batch)).tensor_split(num_parts))
-        unit, count = "rows", len(batch)
-    if any(len(part) == 0 for part in parts):
+    if not batch.declares("uid"):
+        _check_enough(len(batch), "rows", num_parts, role)
+        return list(torch.arange(len(batch)).tensor_split(num_parts))
+    uids, lengths = batch.row("uid"), batch.lengths
+    groups = uids.unique(return_inverse=True)[1]
+    _check_enough(int(groups.max()) + 1 if len(groups) else 0, "prompts", num_parts, role)
+    for parts in (batch.rows_of_shards(num_parts), _consecutive(groups, lengths, num_parts)):
+        if parts and _keeps_groups(parts, groups) and _is_balanced(parts, lengths):
+            return parts
+    chosen = balanced_groups(groups.tolist(), lengths.tolist(), num_parts)
+    return [torch.tensor(rows, dtype=torch.int64) for rows in chosen]
+
+
+def _consecutive(groups: Tensor, lengths: Tensor, num_parts: int) -> list[Tensor]:
+    """Consecutive rows, cut where a group ends nearest to an equal share of the tokens."""
+    ends = torch.cat([(groups.diff() != 0).nonzero().flatten() + 1, torch.tensor([len(groups)])])
+    tokens = lengths.cumsum(0)[ends - 1].double()
+    shares = tokens[-1] * torch.arange(1, num_parts) / num_parts
+    cuts = ends[(tokens[None] - shares[:, None]).abs().argmin(1)]
+    return list(torch.arange(len(groups)).tensor_split(cuts))
+
+
+def _keeps_groups(parts: Sequence[Tensor], groups: Tensor) -> bool:
+    """Whether no group has rows in two parts, and no part is empty."""
+    return all(len(part) for part in parts) and (
+        sum(len(groups[part].unique()) for part in parts) == int(groups.max()) + 1
+    )
+
+
+def _is_balanced(parts: Sequence[Tensor], lengths: Tensor) -> bool:
+    loads = [int(lengths[part].sum()) for part in parts]
+    return max(loads) <= (1.0 + SLACK_FRACTION) * sum(loads) / len(loads)
+
+
+def _check_enough(count: int, unit: str, num_parts: int, role: str) -> None:
+    if count < num_parts:
         raise BatchError(
             f"{count} {unit} cannot be divided over the {num_parts} data-parallel ranks of '{role}'.",
             remedy=f"Give it at least {num_parts} {unit}: a larger data.batch_size, or fewer devices for the role.",
         )
-    return parts

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from hybridflow.errors import ConfigError
+from hybridflow.errors import ConfigError, ResourceError
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,3 +26,12 @@ class ResourcePool:
             raise ConfigError(
                 f"The pool '{self.name}' is on the device '{self.device}'.", remedy="Use 'cpu' or 'cuda'."
             )
+
+
+def too_few_devices(pool: ResourcePool, *, total: int, taken: int) -> ResourceError:
+    """The error for a pool that the cluster cannot hold beside the others."""
+    return ResourceError(
+        f"The pool '{pool.name}' needs {pool.devices} devices ({pool.device}); the cluster has {total}, "
+        f"of which {taken} are taken by other pools.",
+        remedy="Raise trainer.devices or trainer.nodes, or make the pools smaller (placement.pools.<name>.devices).",
+    )

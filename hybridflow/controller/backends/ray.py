@@ -8,6 +8,7 @@ import atexit
 import logging
 import os
 import socket
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
@@ -22,8 +23,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from hybridflow.controller.backends.interface import Arguments, Handle, Pending, RoleMeshes, Stored
 from hybridflow.controller.colocation import VALUE, AnswerForm, WorkerHost, WorkerKey
 from hybridflow.controller.failures import CallFailed
-from hybridflow.controller.health import CallTimes, HostInfo, death
-from hybridflow.controller.resource_pool import ResourcePool
+from hybridflow.controller.health import CallTimes, HostInfo, backend_failure, death, how_it_ended
+from hybridflow.controller.resource_pool import ResourcePool, too_few_devices
 from hybridflow.controller.worker import Worker
 from hybridflow.errors import ResourceError, WorkerDied, WorkerError
 from hybridflow.observability.logs import configure_logging
@@ -208,16 +209,22 @@ class RayBackend:
         taken = sum(other.devices for other in self._pools if other.device == pool.device)
         total = int(ray.cluster_resources().get(resource, 0))
         if pool.devices > total - taken:
-            raise _too_few(pool, total, taken)
+            raise too_few_devices(pool, total=total, taken=taken)
         group = placement_group([{resource: 1}] * pool.devices, strategy="PACK")
         if not group.wait(PLACEMENT_TIMEOUT_SECONDS):
             remove_placement_group(group)
-            raise _too_few(pool, total, taken)
+            raise too_few_devices(pool, total=total, taken=taken)
         hosts = [_Host(pool, rank, self._actor(pool, group, rank)) for rank in range(pool.devices)]
         return _Pool(group, hosts, hosts[0].actor.serve.remote() if pool.devices > 1 else None)
 
     def _actor(self, pool: ResourcePool, group: PlacementGroup, rank: int) -> ActorHandle:
-        environment = {"OMP_NUM_THREADS": str(self._threads), "RANK": str(rank), "WORLD_SIZE": str(pool.devices)}
+        python_path = os.pathsep.join(path for path in sys.path if path)
+        environment = {
+            "PYTHONPATH": python_path,
+            "OMP_NUM_THREADS": str(self._threads),
+            "RANK": str(rank),
+            "WORLD_SIZE": str(pool.devices),
+        }
         on_gpu = pool.device == "cuda"
         options = {
             "num_cpus": 0,
@@ -308,9 +315,10 @@ class RayBackend:
                 return dead[0].died
         self._calls.clear()
         place = failed.handle if failed else None
+        message, remedy = backend_failure(type(error).__name__, str(error))
         return WorkerError(
-            f"Ray could not answer a call: {type(error).__name__}: {str(error).splitlines()[0]}",
-            remedy="A node was lost, or the object store ran out of memory: see Ray's own log above.",
+            message,
+            remedy=remedy,
             role=place.key.role if place else "unknown",
             rank=place.rank if place else -1,
             node=_node(failed),
@@ -332,7 +340,7 @@ class RayBackend:
             rank=host.rank,
             info=host.info,
             methods=[f"{call.handle.key.role}.{call.method}" for call in waiting],
-            reason=_reason(error),
+            reason=how_it_ended(str(error)),
             report=str(error) if "creation task" in str(error) else "",
         )
 
@@ -355,14 +363,6 @@ def _start(devices: int, nodes: int, device: str) -> None:
     ray.init(address="local", num_cpus=os.cpu_count(), resources=resources, include_dashboard=False, **quiet)
 
 
-def _too_few(pool: ResourcePool, total: int, taken: int) -> ResourceError:
-    return ResourceError(
-        f"The pool '{pool.name}' needs {pool.devices} devices ({pool.device}); the cluster has {total}, "
-        f"of which {taken} are taken by other pools.",
-        remedy="Raise trainer.devices or trainer.nodes, or make the pools smaller (placement.pools.<name>.devices).",
-    )
-
-
 def _node(failed: Pending | None) -> str:
     info = _host(failed.handle).info if failed is not None else None
     return info.node if info is not None else "unknown"
@@ -377,12 +377,3 @@ def _references(stored: Sequence[Stored]) -> list[ray.ObjectRef]:
     references = [reference for reference in stored if isinstance(reference, ray.ObjectRef)]
     assert len(references) == len(stored), f"not all are references: {stored}"
     return references
-
-
-def _reason(error: RayActorError) -> str:
-    """The one line of Ray's report that says how the process ended."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no reason given"]
-    if "creation task" in lines[0]:
-        return f"it could not start: {lines[-1]}".rstrip(".")
-    telling = [line for line in lines if any(word in line.lower() for word in ("exit", "killed", "node"))]
-    return (telling or lines)[0].rstrip(".")

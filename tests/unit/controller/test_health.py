@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from hybridflow.controller import make_backend
-from hybridflow.controller.health import CallTimes, HostInfo, death
+from hybridflow.controller.health import CallTimes, HostInfo, backend_failure, death, how_it_ended
 from hybridflow.errors import ConfigError, WorkerDied
 
 
@@ -39,3 +39,24 @@ def test_a_death_names_process_and_calls_and_survives_pickling():
 def test_a_backend_that_is_not_there_is_named():
     with pytest.raises(ConfigError, match=r"no backend 'slurm'.*trainer\.backend=local or ray"):
         make_backend("slurm")
+
+
+@pytest.mark.parametrize(
+    ("report", "expected"),
+    [
+        ("The actor died.\n class_name: RayHost\n Worker exit type: SYSTEM_ERROR: killed by SIGKILL.", "SIGKILL"),
+        ("The actor died because of an error raised in its creation task, x\n File y\nImportError: no z", "no z"),
+        ("", "no reason given"),
+    ],
+)
+def test_the_line_that_says_how_a_process_ended_is_found(report, expected):
+    assert expected in how_it_ended(report)
+
+
+def test_failures_of_the_backend_itself_have_a_remedy():
+    message, remedy = backend_failure("RaySystemError", "System error\n  ModuleNotFoundError: No module named 'mine'")
+    assert "No module named 'mine'" in message
+    assert "PYTHONPATH" in remedy
+    message, remedy = backend_failure("ObjectLostError", "Object 12 is lost.")
+    assert "Object 12 is lost" in message
+    assert "last checkpoint" in remedy

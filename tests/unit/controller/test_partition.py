@@ -1,0 +1,70 @@
+"""Dividing rows over ranks: every row once, siblings together, loads close, and nothing moved without need."""
+
+import pytest
+import torch
+
+from hybridflow.batch import Batch, Ragged
+from hybridflow.controller import BatchRef, ResourcePool, WorkerGroup
+from hybridflow.controller.backends.local import LocalBackend
+from hybridflow.controller.partition import SLACK_FRACTION, partition
+from hybridflow.errors import BatchError
+from tests.unit.controller.workers import Model
+
+
+def reference(uids: list[int], lengths: list[int]) -> BatchRef:
+    tokens = Ragged.from_lengths(torch.zeros(sum(lengths), dtype=torch.int64), torch.tensor(lengths))
+    return BatchRef.of(Batch.of(rows={"uid": torch.tensor(uids)}, tokens={"prompt_ids": tokens}), LocalBackend())
+
+
+@pytest.mark.parametrize("num_parts", [2, 3, 5])
+@pytest.mark.parametrize("seed", range(10))
+def test_every_row_once_siblings_together_and_loads_close(num_parts, seed):
+    generator = torch.Generator().manual_seed(seed)
+    uids = torch.randint(0, 12, (60,), generator=generator).tolist()
+    lengths = torch.randint(1, 50, (60,), generator=generator).tolist()
+    parts = partition(reference(uids, lengths), num_parts, role="actor")
+    assert parts is not None
+    assert sorted(torch.cat(parts).tolist()) == list(range(60))
+    assert sum(len({uids[row] for row in part.tolist()}) for part in parts) == len(set(uids))
+    load_of_group = {uid: sum(n for u, n in zip(uids, lengths, strict=True) if u == uid) for uid in uids}
+    at_best = max(*load_of_group.values(), sum(lengths) / num_parts)
+    loads = [sum(lengths[row] for row in part.tolist()) for part in parts]
+    assert max(loads) <= 4 / 3 * at_best
+
+
+def test_rows_of_equal_length_are_consecutive():
+    parts = partition(reference([i // 4 for i in range(32)], [7] * 32), 4, role="actor")
+    assert [part.tolist() for part in parts or []] == [list(range(start, start + 8)) for start in (0, 8, 16, 24)]
+
+
+def test_unequal_loads_are_balanced_by_moving_groups():
+    lengths = [40, 40, 1, 1, 1, 1]
+    parts = partition(reference([0, 1, 2, 3, 4, 5], lengths), 2, role="actor")
+    loads = [sum(lengths[row] for row in part.tolist()) for part in parts or []]
+    assert max(loads) <= (1 + SLACK_FRACTION) * 42
+
+
+def test_balanced_rows_stay_on_the_shard_they_lie_on():
+    prompts = Batch.of(
+        rows={"uid": torch.arange(12)},
+        tokens={"prompt_ids": Ragged.from_rows([[3]] * 12, dtype=torch.int64)},
+    )
+    backend = LocalBackend()
+    actor = WorkerGroup(Model, ResourcePool("actor", 3), backend, role="actor")
+    shuffled = actor.generate(prompts).take(torch.randperm(12, generator=torch.Generator().manual_seed(0)))
+    parts = partition(shuffled, 3, role="critic")
+    assert parts is not None
+    for shard, part in enumerate(parts):
+        stored: list[object] = []
+        portion = shuffled.portion(part, stored, wanted=("response_ids",))
+        (take,) = portion.tables[1].takes
+        assert take.rows is None
+        assert portion.tables[1].order is None
+        assert stored[take.slots[0]] is shuffled._views[1].table.stored(shard, "response_ids")
+
+
+def test_without_uids_rows_are_consecutive():
+    batch = BatchRef.of(Batch.of(rows={"scores": torch.zeros(7)}), LocalBackend())
+    assert [len(part) for part in partition(batch, 3, role="judge") or []] == [3, 2, 2]
+    with pytest.raises(BatchError, match=r"7 rows cannot be divided over the 8 .*'judge'"):
+        partition(batch, 8, role="judge")

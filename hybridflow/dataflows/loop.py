@@ -107,6 +107,7 @@ class Loop:
             self._publish()
             if evaluated := self._evaluate(0):
                 self._run.tracker.log(0, plain(evaluated))
+            self._run.timers.reset()
         while self._step < trainer.total_steps:
             metrics = self._one_step()
             is_last = self._step == trainer.total_steps
@@ -191,6 +192,6 @@ def _size(dataflow: Dataflow, prompts: Batch) -> tuple[int, int]:
     """Tokens and sequences of a step."""
     batch = dataflow.last_batch
     if batch is None:
-        columns = prompts.token_columns
-        return sum(len(columns[name].values) for name in ("prompt_ids", "response_ids")), len(prompts)
+        ids = [name for name in ("prompt_ids", "response_ids") if name in prompts]
+        return sum(len(prompts.tokens(name).values) for name in ids), len(prompts)
     return int(batch.lengths.sum()), len(batch)

@@ -1,0 +1,56 @@
+"""Held-out prompts, answered and judged."""
+
+import torch
+
+from hybridflow.dataflows.evaluation import Evaluation
+from hybridflow.models.tokenizers import decode_responses, load_tokenizer
+from tests.unit.dataflows.programs import calculator_prompts, local_roles
+
+
+def evaluation(directory, **changes) -> Evaluation:
+    roles = local_roles(directory, rewards=changes.pop("rewards", ["exact_match"]))
+    tokenizer = load_tokenizer(directory)
+    settings = {"samples_per_prompt": 2, "sample_rows": 3, "what": "acc"} | changes
+    return Evaluation(
+        rollout=roles.groups["rollout"],
+        reward=roles.groups["reward"],
+        prompts=calculator_prompts(directory, 5).with_columns(rows={"uid": torch.arange(5)}),
+        decode=lambda ids: decode_responses(tokenizer, ids),
+        **settings,
+    )
+
+
+def by_uid(directory, rule: str) -> str:
+    """A reward function that reads the number in front of the prompt."""
+    (directory / "rule.py").write_text(
+        f"def rule(prompts, completions, **columns):\n    return [{rule} for p in prompts]\n"
+    )
+    return f"{directory}/rule.py:rule"
+
+
+def test_each_source_has_its_mean_over_all_samples(toy_dir, tmp_path):
+    metrics, _ = evaluation(toy_dir(), rewards=[by_uid(tmp_path, "float(p[0])")]).run()
+    assert {name: (measure.value, measure.weight) for name, measure in metrics.items()} == {
+        "val-core/easy/acc/mean@2": (2.0, 4),
+        "val-core/sums/acc/mean@2": (2.0, 6),
+    }
+
+
+def test_scores_that_are_no_accuracy_are_called_rewards(toy_dir):
+    metrics, _ = evaluation(toy_dir(), what="reward", samples_per_prompt=1).run()
+    assert set(metrics) == {"val-core/easy/reward/mean@1", "val-core/sums/reward/mean@1"}
+
+
+def test_the_first_samples_are_shown_as_text(toy_dir, tmp_path):
+    _, samples = evaluation(toy_dir(), rewards=[by_uid(tmp_path, "float(p[0])")]).run()
+    assert [(s.prompt, s.answer, s.score, s.uid, s.split) for s in samples] == [
+        ("0+9=", "9", 0.0, 0, "eval"),
+        ("0+9=", "9", 0.0, 0, "eval"),
+        ("1+8=", "9", 1.0, 1, "eval"),
+    ]
+    assert all("</s>" not in sample.response for sample in samples)
+
+
+def test_two_evaluations_of_the_same_weights_agree(toy_dir):
+    same = evaluation(toy_dir())
+    assert same.run() == same.run()

@@ -1,0 +1,109 @@
+"""What a dataflow names, and what it is given."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from hybridflow.batch import Batch
+from hybridflow.controller import BatchRef
+from hybridflow.controller.backends.local import LocalBackend
+from hybridflow.dataflows.grpo import GRPO
+from hybridflow.dataflows.interface import Dataflow, NoSettings, RoleNeed, role_needs
+from hybridflow.dataflows.ppo import PPO
+from hybridflow.dataflows.roles import Generates, Policy, Predicts, Scores, ValueFunction
+from hybridflow.dataflows.sft import SFT
+from hybridflow.errors import BatchError
+from tests.toys import sequences
+
+
+class Own(Dataflow):
+    """Roles among other annotations."""
+
+    actor: Policy
+    notes: dict[str, int]
+    teacher: Predicts | None
+    judge: Scores
+
+    @dataclass
+    class Settings:
+        limit: int = 3
+
+    def step(self, prompts):
+        return self.observe(prompts, prompts)
+
+
+class Longer(Own):
+    """A dataflow made from another."""
+
+    second_judge: Scores
+
+
+def answered(uids: list[int]) -> BatchRef:
+    batch = sequences([2] * len(uids), [3] * len(uids)).with_columns(
+        rows={
+            "uid": torch.tensor(uids),
+            "scores": torch.ones(len(uids)),
+            "truncated": torch.zeros(len(uids), dtype=torch.bool),
+        }
+    )
+    return BatchRef.of(batch, LocalBackend())
+
+
+def own(samples: int = 2) -> Own:
+    return Own({}, settings=Own.Settings(), samples_per_prompt=samples)
+
+
+def test_roles_are_read_off_the_annotations():
+    assert role_needs(Own) == {
+        "actor": RoleNeed(Policy, is_optional=False),
+        "teacher": RoleNeed(Predicts, is_optional=True),
+        "judge": RoleNeed(Scores, is_optional=False),
+    }
+
+
+def test_a_dataflow_made_from_another_has_its_roles_too():
+    assert set(role_needs(Longer)) == {"actor", "teacher", "judge", "second_judge"}
+
+
+def test_the_algorithms_name_their_roles():
+    kinds = {name: need.kind for name, need in role_needs(PPO).items()}
+    assert kinds == {
+        "actor": Policy,
+        "critic": ValueFunction,
+        "rollout": Generates,
+        "reward": Scores,
+        "reference": Predicts,
+    }
+    assert set(role_needs(GRPO)) == set(kinds) - {"critic"}
+    assert [name for name, need in role_needs(SFT).items() if need.is_optional] == ["rollout", "reward"]
+
+
+def test_a_role_that_is_not_there_is_none():
+    actor = object()
+    dataflow = Own({"actor": actor}, settings=Own.Settings(), samples_per_prompt=1)
+    assert (dataflow.actor, dataflow.teacher) == (actor, None)
+    assert dataflow.settings.limit == 3
+    assert PPO.Settings is NoSettings
+
+
+def test_what_is_observed_is_accounted_for_and_kept():
+    dataflow, prompts = own(), Batch.of(rows={"uid": torch.tensor([7, 8])})
+    batch = answered([8, 7, 7, 8])
+    metrics = dataflow.observe(prompts, batch)
+    assert metrics["critic/score/mean"].value == 1.0
+    assert dataflow.last_batch is batch
+
+
+@pytest.mark.parametrize(
+    ("uids", "message"),
+    [([7, 7, 8], "lost 1 rows"), ([7, 7, 8, 8, 8], "added 1"), ([7, 7, 8, 9], r"lost 1 rows \(uids \[8\]\)")],
+)
+def test_a_prompt_that_is_lost_or_comes_twice_is_an_error(uids, message):
+    with pytest.raises(BatchError, match=message):
+        own().observe(Batch.of(rows={"uid": torch.tensor([7, 8])}), answered(uids))
+
+
+def test_two_prompts_of_one_number_are_an_error():
+    with pytest.raises(BatchError, match="more than one prompt"):
+        own().observe(Batch.of(rows={"uid": torch.tensor([7, 7])}), answered([7, 7, 7, 7]))

@@ -1,0 +1,152 @@
+"""The loop: what it does when, and going on where it was."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from hybridflow.config.loop import Trainer
+from hybridflow.data.loader import PromptLoader
+from hybridflow.dataflows.evaluation import Evaluation
+from hybridflow.dataflows.grpo import GRPO
+from hybridflow.dataflows.interface import Dataflow, NoSettings
+from hybridflow.dataflows.loop import Loop, Run
+from hybridflow.elastic.checkpoint import CheckpointStore
+from hybridflow.models.tokenizers import decode_responses, load_tokenizer
+from hybridflow.observability.timers import StageTimers
+from tests.unit.dataflows.programs import Counting, Notebook, Roles, calculator_prompts, local_roles
+
+
+def decoder(directory):
+    tokenizer = load_tokenizer(directory)
+    return lambda ids: decode_responses(tokenizer, ids)
+
+
+def evaluation_of(roles: Roles, directory) -> Evaluation:
+    prompts = calculator_prompts(directory, 2).with_columns(rows={"uid": torch.arange(2)})
+    return Evaluation(roles.groups["rollout"], roles.groups["reward"], prompts, 1, decoder(directory), 2, "acc")
+
+
+def run_of(directory, run_dir: Path, trainer: Trainer, kind: type[Dataflow] = Counting, *, evaluated=True) -> Run:
+    roles = local_roles(directory)
+    settings = kind.Settings() if kind is GRPO else NoSettings()
+    return Run(
+        trainer=trainer,
+        dataflow=kind(roles.groups | {"reference": None}, settings=settings, samples_per_prompt=2),
+        loader=PromptLoader(calculator_prompts(directory, 10), 4, seed=0, shuffle=True),
+        evaluation=evaluation_of(roles, directory) if evaluated else None,
+        tracker=Notebook(),
+        timers=StageTimers(),
+        checkpoints=CheckpointStore(run_dir, keep=9),
+        learners={"actor": roles.groups["actor"]},
+        policies=[roles.groups["actor"]],
+        decode=decoder(directory),
+        drain_calls=roles.backend.drain_calls,
+        num_devices=1,
+        config={"trainer.seed": 0},
+    )
+
+
+def saved(run: Run) -> list[str]:
+    return [path.name for path in run.checkpoints.paths()]
+
+
+def evaluated(run: Run) -> list[int]:
+    return [step for step, row in run.tracker.rows.items() if any(name.startswith("val-core/") for name in row)]
+
+
+@pytest.fixture
+def finished(toy_dir, tmp_path) -> Run:
+    """Five steps, looked at and saved every two."""
+    run = run_of(toy_dir(), tmp_path, Trainer(total_steps=5, eval_every=2, save_every=2, samples_every=2))
+    Loop(run).run()
+    return run
+
+
+def test_every_step_has_one_row(finished):
+    assert list(finished.tracker.rows) == [0, 1, 2, 3, 4, 5]
+    rows = [finished.tracker.rows[step] for step in range(1, 6)]
+    assert [row["training/global_step"] for row in rows] == [1, 2, 3, 4, 5]
+    assert [row["training/epoch"] for row in rows] == [0, 0, 0, 1, 1]
+    assert [row["iteration"] for row in rows] == [0, 1, 2, 3, 4]
+
+
+def test_evaluation_is_before_the_first_step_every_so_often_and_after_the_last(finished):
+    assert evaluated(finished) == [0, 2, 4, 5]
+    assert sorted(finished.tracker.samples) == [0, 2, 4, 5]
+    assert all(sample.split == "eval" for rows in finished.tracker.samples.values() for sample in rows)
+
+
+def test_checkpoints_are_every_so_often_and_after_the_last_step(finished):
+    assert saved(finished) == ["step_2", "step_4", "step_5"]
+
+
+def test_seconds_are_reported_by_stage(finished):
+    rows = finished.tracker.rows
+    assert {"timing_s/step", "perf/total_num_tokens", "perf/time_per_step", "perf/throughput"} <= rows[1].keys()
+    assert "timing_s/testing" in rows[2]
+    assert "timing_s/testing" not in rows[3]
+    assert "timing_s/save_checkpoint" in rows[3]
+
+
+def test_nothing_is_evaluated_or_saved_when_turned_off(toy_dir, tmp_path):
+    run = run_of(toy_dir(), tmp_path, Trainer(total_steps=2, eval_every=0, save_every=0))
+    outcome = Loop(run).run()
+    assert (outcome.steps, outcome.evaluation, outcome.checkpoint) == (2, {}, None)
+    assert list(run.tracker.rows) == [1, 2]
+    assert saved(run) == []
+
+
+def test_a_run_without_held_out_prompts_is_not_evaluated(toy_dir, tmp_path):
+    run = run_of(toy_dir(), tmp_path, Trainer(total_steps=1), evaluated=False)
+    Loop(run).run()
+    assert evaluated(run) == []
+
+
+def test_the_outcome_is_the_last_evaluation_and_the_last_checkpoint(toy_dir, tmp_path):
+    run = run_of(toy_dir(), tmp_path, Trainer(total_steps=3, eval_every=2, save_every=2))
+    loop = Loop(run)
+    outcome = loop.run()
+    last = {name: value for name, value in run.tracker.rows[3].items() if name.startswith("val-core/")}
+    assert (outcome.steps, outcome.evaluation) == (3, last)
+    assert loop.first_evaluation == run.tracker.rows[0]
+    assert outcome.checkpoint == tmp_path / "checkpoints" / "step_3"
+
+
+def test_a_resumed_loop_goes_on_as_if_it_had_never_stopped(finished, toy_dir, tmp_path):
+    again = run_of(toy_dir(), tmp_path / "again", finished.trainer)
+    loop = Loop(again)
+    loop.resume(finished.checkpoints.open(tmp_path / "checkpoints" / "step_2"))
+    outcome = loop.run()
+    assert list(again.tracker.rows) == [3, 4, 5]
+    for step, row in again.tracker.rows.items():
+        expected = finished.tracker.rows[step]
+        assert {name: row[name] for name in ("total", "training/epoch")} == {
+            name: expected[name] for name in ("total", "training/epoch")
+        }
+    assert evaluated(again) == [4, 5]
+    assert loop.first_evaluation == finished.tracker.rows[0]
+    assert outcome.steps == 5
+
+
+def test_a_run_that_is_complete_is_only_reported(finished, toy_dir, tmp_path):
+    again = run_of(toy_dir(), tmp_path / "again", finished.trainer)
+    loop = Loop(again)
+    loop.resume(finished.checkpoints.open(tmp_path / "checkpoints" / "step_5"))
+    outcome = loop.run()
+    assert again.tracker.rows == {}
+    assert outcome.checkpoint == tmp_path / "checkpoints" / "step_5"
+    assert outcome.evaluation
+
+
+def test_seconds_of_roles_samples_and_tokens_are_those_of_the_step(toy_dir, tmp_path):
+    trainer = Trainer(total_steps=2, eval_every=2, save_every=0, samples_every=1, sample_rows=3)
+    run = run_of(toy_dir(), tmp_path, trainer, GRPO)
+    Loop(run).run()
+    row = run.tracker.rows[1]
+    stages = ["gen", "reward", "old_log_prob", "adv", "update_actor", "update_weights", "step"]
+    assert {f"timing_s/{stage}" for stage in stages} <= row.keys()
+    assert "timing_s/testing" not in row
+    assert [sample.split for sample in run.tracker.samples[1]] == ["train"] * 3
+    batch = run.dataflow.last_batch
+    assert run.tracker.rows[2]["perf/total_num_tokens"] == float(batch.lengths.sum())

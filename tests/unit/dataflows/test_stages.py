@@ -1,0 +1,80 @@
+"""Names of stages, and what is said of a batch."""
+
+import math
+
+import pytest
+import torch
+
+from hybridflow.batch import Batch
+from hybridflow.controller import BatchRef
+from hybridflow.controller.backends.local import LocalBackend
+from hybridflow.dataflows.stages import batch_metrics, stage_name
+from tests.toys import sequences
+
+
+@pytest.mark.parametrize(
+    ("call", "stage"),
+    [
+        (("rollout", "generate"), "gen"),
+        (("reward", "score"), "reward"),
+        (("actor", "logprobs"), "old_log_prob"),
+        (("reference", "logprobs"), "ref"),
+        (("critic", "values"), "values"),
+        (("critic", "advantages"), "adv"),
+        (("actor", "advantages"), "adv"),
+        (("critic", "update"), "update_critic"),
+        (("actor", "update"), "update_actor"),
+        (("actor", "publish_weights"), "update_weights"),
+        (("actor", "save"), "save_checkpoint"),
+        (("actor", "imitate"), "actor_imitate"),
+    ],
+)
+def test_stages_have_the_names_that_dashboards_know(call, stage):
+    assert stage_name(*call) == stage
+
+
+def measured(scores: list[float], **rows: torch.Tensor):
+    batch = sequences([2, 2, 3, 3], [4, 6, 1, 1]).with_columns(
+        rows={
+            "uid": torch.tensor([0, 0, 1, 1]),
+            "scores": torch.tensor(scores),
+            "truncated": torch.tensor([False, True, False, False]),
+            **rows,
+        }
+    )
+    return batch_metrics(BatchRef.of(batch, LocalBackend()))
+
+
+def test_scores_and_lengths_are_summarised():
+    found = {name: measure.value for name, measure in measured([1.0, 0.0, 0.5, 0.5]).items()}
+    assert [found[f"critic/score/{part}"] for part in ("mean", "max", "min")] == [0.5, 1.0, 0.0]
+    assert [found[f"response_length/{part}"] for part in ("mean", "max", "min")] == [3.0, 6.0, 1.0]
+    assert [found[f"prompt_length/{part}"] for part in ("mean", "max", "min")] == [2.5, 3.0, 2.0]
+    assert found["response_length/clip_ratio"] == 0.25
+
+
+def test_the_fraction_of_groups_that_teach_nothing_is_reported():
+    assert measured([1.0, 0.0, 0.5, 0.5])["frac_reward_zero_std"].value == 0.5
+
+
+def test_without_siblings_there_is_no_spread_to_report():
+    assert "frac_reward_zero_std" not in measured([1.0] * 4, uid=torch.arange(4))
+
+
+def test_each_function_has_its_mean_over_what_it_scored():
+    found = measured([1.0] * 4, **{"rewards/format": torch.tensor([1.0, math.nan, 0.0, 0.5])})
+    assert found["rewards/format/mean"].value == 0.5
+    assert found["rewards/format/not_scored"].value == 1.0
+
+
+def test_an_empty_function_is_zero_of_none():
+    found = measured([1.0] * 4, **{"rewards/format": torch.full((4,), math.nan)})
+    assert (found["rewards/format/mean"].value, found["rewards/format/mean"].weight) == (0.0, 0)
+
+
+def test_metrics_that_functions_log_travel_as_metadata():
+    batch = sequences([2], [3]).with_columns(
+        rows={"scores": torch.ones(1), "truncated": torch.zeros(1, dtype=torch.bool)}, meta={"rewards/f/depth": 2.0}
+    )
+    assert batch_metrics(BatchRef.of(batch, LocalBackend()))["rewards/f/depth"].value == 2.0
+    assert isinstance(batch, Batch)

@@ -39,6 +39,11 @@ def avoid_compilation() -> None:
     sampler.__dict__["batched_count_greater_than"] = ranks
 
 
+def leave_memory_unbound() -> None:
+    """Keeps vLLM from binding all memory of this process to one NUMA node, training's included."""
+    torch.ops._C.__dict__["init_cpu_memory_env"] = lambda nodes: None
+
+
 @contextmanager
 def guest() -> Iterator[None]:
     """Around the start of vLLM: keeps the process's random states and `torch.set_num_threads` as they were."""

@@ -14,7 +14,13 @@ from hybridflow.config.rollout import Rollout, Sampling
 from hybridflow.engines.rollout.responses import checked_prompts, response_batch
 from hybridflow.engines.rollout.sampling import request_seeds, row_keys
 from hybridflow.engines.rollout.slots import write_shards
-from hybridflow.engines.rollout.vllm.compat import avoid_compilation, guest, inner_model, keep_plain_weights
+from hybridflow.engines.rollout.vllm.compat import (
+    avoid_compilation,
+    guest,
+    inner_model,
+    keep_plain_weights,
+    leave_memory_unbound,
+)
 from hybridflow.engines.rollout.vllm.limits import unsupported_reason
 from hybridflow.engines.rollout.vllm.requests import answers, sampling_params, token_prompts
 from hybridflow.engines.rollout.vllm.weights import slots_of
@@ -49,6 +55,7 @@ class VllmEngine:
         self._limit_tokens = limit_tokens
         self._eos_token_ids = eos_token_ids
         self._version = 0
+        self._has_slept = False
         config = AutoConfig.from_pretrained(directory, trust_remote_code=model.trust_remote_code)
         if reason := unsupported_reason(config.to_dict(), device.type):
             raise ConfigError(f"rollout.engine=vllm: {reason}", remedy="Set rollout.engine=transformers.")
@@ -57,6 +64,7 @@ class VllmEngine:
         if is_cpu:
             keep_plain_weights()
             avoid_compilation()
+            leave_memory_unbound()
         with guest():
             self._llm = LLM(
                 str(directory),
@@ -110,6 +118,9 @@ class VllmEngine:
         """See `RolloutEngine.sleep`: on a GPU the cache is freed and the weights move to the host."""
         if self._device.type != "cpu":
             self._llm.sleep(level=1)
+        elif not self._has_slept:
+            logger.info("engine=vllm device=cpu sleep=nothing is freed: its cache and weights stay")
+        self._has_slept = True
 
     def wake(self) -> None:
         """See `RolloutEngine.wake`."""

@@ -128,7 +128,9 @@ def test_no_rows_give_no_rows():
     assert batch.tokens("response_ids").values.dtype == torch.int64
 
 
-def test_the_model_is_frozen_and_still_a_plain_tensor_afterwards():
+def test_weights_and_responses_can_take_part_in_training_afterwards():
     model = toy_model("llama")
-    engine_of(model).generate(prompt_rows(), Sampling(), max_response_tokens=3, seed=0)
-    assert not any(parameter.requires_grad or parameter.is_inference() for parameter in model.parameters())
+    batch = engine_of(model).generate(prompt_rows(), Sampling(), max_response_tokens=3, seed=0)
+    assert not any(tensor.is_inference() for tensor in [*model.parameters(), *model.buffers()])
+    columns = [*batch.row_columns.values(), *(ragged.values for ragged in batch.token_columns.values())]
+    assert not any(column.is_inference() for column in columns)

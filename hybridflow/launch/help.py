@@ -1,12 +1,13 @@
 """`--help` and `--cfg job`: the settings, and a composed run."""
 
+from collections.abc import Iterator
 from enum import Enum
 from itertools import groupby
 
 from omegaconf import OmegaConf
 
 from hybridflow.config import fields
-from hybridflow.launch.compose import Composed
+from hybridflow.launch.compose import TABLES, Composed
 
 _INTRODUCTION = """usage: python -m {program} [key=value ...]
 
@@ -28,12 +29,12 @@ options
 def help_text(*, program: str, config_name: str, purpose: str) -> str:
     """All settings with their types, defaults and meaning."""
     lines = [_INTRODUCTION.format(program=program, config_name=config_name, purpose=purpose)]
-    for section, members in groupby(fields.keys(), key=lambda key: key.path.rpartition(".")[0]):
+    for section, members in groupby(_all_keys(), key=lambda key: key.path.rpartition(".")[0]):
         lines.append(f"{section or 'top level'}")
         for key in members:
             default = _shown(key.default)
             lines.append(f"  {key.path} = {default}   ({fields.type_name(key.type)})")
-            lines.append(f"      {key.doc}")
+            lines.append(f"      {' '.join(key.doc.split())}")
         lines.append("")
     return "\n".join(lines)
 
@@ -53,6 +54,14 @@ def config_text(composed: Composed) -> str:
         origin = composed.origins.get(".".join(path))
         lines.append(f"{line}  # origin: {origin}" if origin else line)
     return "\n".join(lines) + "\n"
+
+
+def _all_keys() -> Iterator[fields.Key]:
+    """Those of the top level first; a table's rows after it, under the name `<name>`."""
+    yield from sorted(fields.keys(), key=lambda key: "." in key.path)
+    for table, section in TABLES.items():
+        if section is not None:
+            yield from sorted(fields.keys(section, f"{table}.<name>."), key=lambda key: key.path.count("."))
 
 
 def _shown(value: object) -> str:

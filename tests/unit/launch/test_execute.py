@@ -1,0 +1,217 @@
+"""Whole runs of a few steps on a toy model, from the command's words to the run directory."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from hybridflow.errors import CheckpointError, WorkerError
+from hybridflow.launch.compose import compose_run
+from hybridflow.launch.execute import Finished, execute
+from hybridflow.launch.prepare import prepare
+from hybridflow.trainer import main_ppo
+from tests.toys import MakeToy
+
+NOT_REPRODUCIBLE = ("timing_s/", "perf/")
+
+MY_FLOW = '''
+from dataclasses import dataclass
+
+from hybridflow.dataflows.grpo import GRPO
+from hybridflow.dataflows.roles import Predicts, Scores
+from hybridflow.observability.metrics import last
+
+
+class TwoJudges(GRPO):
+    """The better of two judges counts."""
+
+    judge: Scores
+    teacher: Predicts | None
+
+    @dataclass
+    class Settings:
+        bonus: float = 0.0
+        recompute_logprobs: bool = True
+
+    def step(self, prompts):
+        batch = self.rollout.generate(prompts.repeat(self.samples_per_prompt))
+        first, second = self.reward.score(batch).row("scores"), self.judge.score(batch).row("scores")
+        return super().step(prompts) | {
+            "judges/first": last(float(first.mean())),
+            "judges/second": last(float(second.mean()) + self.settings.bonus),
+            "judges/has_teacher": last(float(self.teacher is not None)),
+        }
+'''
+
+
+class Words:
+    """What a user types for a small run on a toy model and a few sums."""
+
+    def __init__(self, toy_dir: MakeToy, folder: Path) -> None:
+        self.folder = folder
+        rows = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(5) for b in range(4)]
+        (folder / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (folder / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:3]))
+        (folder / "judge.py").write_text(
+            "import pathlib\n"
+            f"trap = pathlib.Path({str(folder / 'trap')!r})\n"
+            "def short(prompts, completion_ids, **columns):\n"
+            "    if trap.exists() and len(prompts) > 3:\n"
+            "        left = int(trap.read_text())\n"
+            "        trap.write_text(str(left - 1))\n"
+            "        assert left > 1, 'the trap'\n"
+            "    return [-float(len(ids)) for ids in completion_ids]\n"
+        )
+        self.common = [
+            f"model.path={toy_dir()}",
+            f"data.train_files={folder}/sums.jsonl",
+            f"data.eval_files={folder}/eval.jsonl",
+            "data={batch_size: 4, max_prompt_tokens: 8, max_response_tokens: 6}",
+            "rollout.samples_per_prompt=2",
+            f"reward.functions={folder}/judge.py:short",
+            "trainer={total_steps: 4, eval_every: 2, save_every: 2, samples_every: 2, keep_checkpoints: 9, threads: 1}",
+            "trainer={backend: local, device: cpu, trackers: [jsonl]}",
+            "actor.optimizer={learning_rate: 0.01, epsilon: 1e-3}",
+        ]
+
+    def run(self, name: str, *overrides: str, dataflow: str = "algorithm=grpo") -> Finished:
+        """One run in a directory of its own."""
+        words = [*self.common, dataflow, f"trainer.run_dir={self.folder / name}", *overrides]
+        return execute(prepare(compose_run(words, config_name="ppo")), Console(quiet=True))
+
+    def fail_after(self, steps: int) -> None:
+        """The reward function will raise in the step after so many."""
+        (self.folder / "trap").write_text(str(steps + 1))
+
+    def repair(self) -> None:
+        """The reward function works again."""
+        (self.folder / "trap").unlink()
+
+
+@pytest.fixture
+def words(toy_dir, tmp_path) -> Words:
+    return Words(toy_dir, tmp_path)
+
+
+def rows(finished: Finished | Path) -> dict[int, dict[str, float]]:
+    directory = finished.run_dir if isinstance(finished, Finished) else finished
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    assert len({line["step"] for line in lines}) == len(lines)
+    return {line["step"]: {k: v for k, v in line.items() if not k.startswith(NOT_REPRODUCIBLE)} for line in lines}
+
+
+@pytest.mark.parametrize("algorithm", ["algorithm=ppo", "algorithm=grpo"])
+def test_a_run_leaves_everything_in_its_directory(words, algorithm):
+    finished = words.run("whole", dataflow=algorithm)
+    found = {path.name for path in finished.run_dir.iterdir()}
+    assert {"config.yaml", "metrics.jsonl", "samples.jsonl", "checkpoints", "report.html"} <= found
+    assert list(rows(finished)) == [0, 1, 2, 3, 4]
+    assert finished.outcome.steps == 4
+    assert finished.outcome.checkpoint == finished.run_dir / "checkpoints" / "step_4"
+    assert "# origin: command line" in (finished.run_dir / "config.yaml").read_text()
+
+
+def test_the_checkpoint_is_a_model_that_plain_transformers_loads(words):
+    finished = words.run("whole")
+    directory = finished.outcome.checkpoint / "actor" / "huggingface"
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(directory), AutoTokenizer.from_pretrained(directory)
+    logits = model(**tokenizer("1+2=", return_tensors="pt", return_token_type_ids=False)).logits
+    assert torch.isfinite(logits).all()
+
+
+def test_the_same_words_give_the_same_numbers(words):
+    assert rows(words.run("first")) == rows(words.run("second"))
+
+
+def test_another_seed_gives_other_numbers(words):
+    assert rows(words.run("first")) != rows(words.run("second", "trainer.seed=1"))
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        ["algorithm=grpo"],
+        ["algorithm=ppo", "algorithm.kl={placement: reward, coefficient: 0.1, target: 0.05, horizon: 1000}"],
+    ],
+    ids=["grpo", "ppo with an adaptive coefficient"],
+)
+def test_a_run_that_failed_goes_on_with_the_same_numbers_to_the_last_bit(words, algorithm):
+    dataflow, *more = algorithm
+    more = [*more, "actor.optimizer.schedule=linear"]
+    whole = words.run("whole", *more, dataflow=dataflow)
+    words.fail_after(steps=3)
+    with pytest.raises(WorkerError, match=r"judge\.py|short"):
+        words.run("broken", *more, dataflow=dataflow)
+    assert list(rows(words.folder / "broken")) == [0, 1, 2, 3]
+    words.repair()
+    again = words.run("broken", *more, dataflow=dataflow)
+    assert rows(again) == rows(whole)
+    assert again.outcome.evaluation == whole.outcome.evaluation
+    assert again.first_evaluation == whole.first_evaluation
+    saved = sorted(
+        path.relative_to(whole.outcome.checkpoint) for path in whole.outcome.checkpoint.glob("**/*.safetensors")
+    )
+    assert Path("actor/huggingface/model.safetensors") in saved
+    for name in [*saved, Path("actor/worker.json")]:
+        assert (again.outcome.checkpoint / name).read_bytes() == (whole.outcome.checkpoint / name).read_bytes()
+
+
+def test_a_finished_run_started_again_only_reports(words):
+    first = words.run("whole")
+    before = rows(first)
+    again = words.run("whole")
+    assert rows(again) == before
+    assert again.outcome.checkpoint == first.outcome.checkpoint
+    assert again.outcome.evaluation == first.outcome.evaluation
+
+
+def test_starting_anew_sets_the_earlier_run_aside(words):
+    words.run("whole")
+    words.run("whole", "trainer.resume=never", "trainer.total_steps=1")
+    assert list(rows(words.folder / "whole")) == [0, 1]
+    assert list(rows(words.folder / "whole.1")) == [0, 1, 2, 3, 4]
+
+
+def test_a_checkpoint_of_other_settings_is_refused_before_anything_is_changed(words):
+    words.run("whole")
+    before = (words.folder / "whole" / "config.yaml").read_text()
+    with pytest.raises(CheckpointError, match=r"data\.batch_size"):
+        words.run("whole", "data.batch_size=2", "trainer.total_steps=6")
+    assert (words.folder / "whole" / "config.yaml").read_text() == before
+
+
+def test_a_users_dataflow_with_roles_and_settings_of_its_own_runs(words):
+    (words.folder / "flow.py").write_text(MY_FLOW)
+    finished = words.run(
+        "own",
+        "algorithm.advantage=grpo",
+        "roles.judge={kind: reward_function, functions: [exact_match]}",
+        f"roles.teacher={{kind: reference, model: {{path: {words.common[0].partition('=')[2]}}}}}",
+        "dataflow_settings.bonus=0.5",
+        dataflow=f"dataflow={words.folder}/flow.py:TwoJudges",
+    )
+    last = rows(finished)[4]
+    assert last["judges/second"] >= 0.5
+    assert last["judges/first"] < 0.0
+    assert last["judges/has_teacher"] == 1.0
+
+
+def test_a_failure_in_a_worker_is_status_1_with_its_place(words, capsys):
+    words.fail_after(steps=1)
+    argv = [*words.common, "algorithm=grpo", f"trainer.run_dir={words.folder / 'broken'}"]
+    assert main_ppo.main(argv) == 1
+    shown = capsys.readouterr().err
+    assert "the trap" in shown
+    assert "role=reward rank=0" in shown
+    assert "method=score" in shown
+
+
+def test_a_data_file_without_rows_is_status_2_and_touches_nothing(words, capsys):
+    (words.folder / "sums.jsonl").write_text("")
+    argv = [*words.common, "algorithm=grpo", f"trainer.run_dir={words.folder / 'none'}"]
+    assert main_ppo.main(argv) == 2
+    assert "What to do:" in capsys.readouterr().err
+    assert not (words.folder / "none").exists()

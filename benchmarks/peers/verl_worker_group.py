@@ -18,6 +18,7 @@ COLUMNS = {"input_ids": 8, "responses": 8, "old_log_probs": 4, "ref_log_prob": 4
 
 
 def main() -> None:
+    """Print the figures as one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, nargs="+", default=[4, 8], help="group sizes for the empty call")
     parser.add_argument("--mb", type=int, default=64, help="MiB of the batch that moves between groups of 4")

@@ -18,10 +18,10 @@ def test_names_that_the_user_gives_are_marked():
     assert "`devices`" in section_of_page(settings_page(), "placement.pools.NAME")
 
 
-def test_a_default_is_that_of_its_place():
+def test_a_default_stands_with_its_type():
     page = settings_page()
-    assert "| `path` | text or null | `builtin:calculator` |" in section_of_page(page, "model")
-    assert "| `path` | text or null | `null` |" in section_of_page(page, "actor.model")
+    assert "| `path` | text or null | `null` |" in section_of_page(page, "model")
+    assert "| `experiment` | text | `run` |" in section_of_page(page, "trainer")
 
 
 def test_every_column_is_listed():

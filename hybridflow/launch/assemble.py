@@ -6,7 +6,6 @@ from contextlib import ExitStack
 from typing import cast
 
 from hybridflow.config.experiment import Experiment
-from hybridflow.config.loop import BackendKind
 from hybridflow.controller.backends import Backend, make_backend
 from hybridflow.controller.resource_pool import ResourcePool
 from hybridflow.controller.worker_group import WorkerGroup
@@ -17,7 +16,7 @@ from hybridflow.elastic.checkpoint import CheckpointStore
 from hybridflow.launch.driven_data import DrivenData
 from hybridflow.launch.preflight import device_name
 from hybridflow.launch.prepare import Prepared
-from hybridflow.launch.roles import ACTOR, ROLLOUT, RoleSpec, pool_sizes
+from hybridflow.launch.roles import ACTOR, ROLLOUT, RoleSpec, backend_kind, pool_sizes
 from hybridflow.observability.timers import StageTimers
 from hybridflow.observability.trackers.interface import Tracker
 
@@ -28,13 +27,9 @@ _JUDGES_OF_ANSWERS = (("exact_match",), ("gsm8k",))
 
 
 def start_backend(config: Experiment) -> Backend:
-    """The backend the configuration asks for; `auto` is local for one pool of one device."""
-    sizes = pool_sizes(config)
-    kind = config.trainer.backend
-    if kind is BackendKind.auto:
-        kind = BackendKind.local if sum(sizes.values()) == 1 else BackendKind.ray
+    """The backend the configuration asks for."""
     return make_backend(
-        kind.name,
+        backend_kind(config).name,
         devices=config.trainer.devices,
         nodes=config.trainer.nodes,
         device=device_name(config),

@@ -1,4 +1,4 @@
-"""What can be known to fail before anything starts: devices, packages, models, tokenizers, reward functions."""
+"""What can be known to fail before anything starts: devices, ports, packages, models, tokenizers, reward functions."""
 
 import json
 from collections.abc import Collection, Sequence
@@ -9,13 +9,14 @@ from transformers import PreTrainedTokenizerBase
 
 from hybridflow.config.derived import max_sequence_tokens
 from hybridflow.config.experiment import Experiment
-from hybridflow.config.loop import Device
+from hybridflow.config.loop import BackendKind, Device
 from hybridflow.config.reward import Reward
 from hybridflow.config.rollout import RolloutKind
+from hybridflow.controller.backends.ports import check_ports
 from hybridflow.engines.rollout.vllm.limits import unsupported_reason
 from hybridflow.engines.training.factory import tokenizer_directory
 from hybridflow.errors import ConfigError, ResourceError
-from hybridflow.launch.roles import RoleSpec, policy_model
+from hybridflow.launch.roles import RoleSpec, backend_kind, policy_model
 from hybridflow.models.geometry import read_geometry
 from hybridflow.models.loading import resolve_model_path
 from hybridflow.models.tokenizers import check_vocabulary, eos_ids, load_tokenizer
@@ -28,6 +29,8 @@ _TRACKER_PACKAGES = ("wandb", "mlflow")
 def check_run(config: Experiment, specs: Sequence[RoleSpec]) -> None:
     """Raises the error that the start of the roles, or the first step, would meet."""
     device = device_name(config)
+    if backend_kind(config) is BackendKind.ray:
+        check_ports()
     for name in config.trainer.trackers:
         if name in _TRACKER_PACKAGES:
             check_installed(name)

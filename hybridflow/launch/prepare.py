@@ -10,6 +10,7 @@ from hybridflow.elastic.compatibility import check_compatible
 from hybridflow.elastic.recovery import resolve_resume, set_aside, set_later_aside
 from hybridflow.launch.compose import Composed
 from hybridflow.launch.dataflow import find_dataflow, make_settings
+from hybridflow.launch.disk_space import check_room
 from hybridflow.launch.driven_data import DrivenData, load_data
 from hybridflow.launch.help import config_text
 from hybridflow.launch.preflight import check_rewards, check_run
@@ -46,6 +47,7 @@ def prepare(composed: Composed) -> Prepared:
     check_rewards(specs, data.judged_columns)
 
     directory = run_dir_of(config)
+    check_room(config, specs, directory)
     checkpoint = _open_directory(composed, directory)
     return Prepared(composed, dataflow, settings, specs, data, directory, checkpoint)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from hybridflow.config.algorithm import KLPlacement
 from hybridflow.config.derived import minibatch_prompts, model_of, total_optimizer_steps
 from hybridflow.config.experiment import Experiment
+from hybridflow.config.loop import BackendKind
 from hybridflow.config.model import Model
 from hybridflow.config.reward import Reward
 from hybridflow.config.roles import Role, RoleKind
@@ -64,6 +65,13 @@ def pool_sizes(config: Experiment) -> dict[str, int]:
     """Devices of each pool; one pool with all of them where the configuration names none."""
     named = {name: pool.devices for name, pool in config.placement.pools.items()}
     return named or {"main": config.trainer.devices * config.trainer.nodes}
+
+
+def backend_kind(config: Experiment) -> BackendKind:
+    """local or ray; `auto` is local for one pool of one device."""
+    if config.trainer.backend is not BackendKind.auto:
+        return config.trainer.backend
+    return BackendKind.local if sum(pool_sizes(config).values()) == 1 else BackendKind.ray
 
 
 def is_evaluated(config: Experiment) -> bool:

@@ -21,6 +21,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from hybridflow.controller.backends.interface import Arguments, Handle, Pending, RoleMeshes, Stored
+from hybridflow.controller.backends.ports import check_ports
 from hybridflow.controller.colocation import VALUE, AnswerForm, WorkerHost, WorkerKey
 from hybridflow.controller.failures import CallFailed
 from hybridflow.controller.health import CallTimes, HostInfo, backend_failure, death, how_it_ended
@@ -88,6 +89,7 @@ class RayBackend:
         self._times = CallTimes()
         self._pools: dict[ResourcePool, _Pool] = {}
         self._calls: dict[Stored, Pending] = {}
+        self._most_unseen_calls = _MOST_UNSEEN_CALLS
         self._owns_ray = not ray.is_initialized()
         if self._owns_ray:
             _start(devices, nodes, device)
@@ -124,17 +126,16 @@ class RayBackend:
         host, key = _host(handle), handle.key
         if host.died is not None:
             raise host.died
-        if len(self._calls) > _MOST_UNSEEN_CALLS:
+        if len(self._calls) > self._most_unseen_calls:
             self._look_at_ended_calls()
-        run = host.actor.run
+            self._most_unseen_calls = max(_MOST_UNSEEN_CALLS, 2 * len(self._calls))
+        run, target = host.actor.run, [key.worker, key.role, method]
         if form is VALUE and not arguments.args and not arguments.kwargs:
-            value = run.remote(key.worker, key.role, method)
+            value = run.remote(target)
             packets: tuple[ray.ObjectRef, ...] = ()
         else:
             sent = run if form.objects == 1 else run.options(num_returns=form.objects)
-            answer = sent.remote(
-                key.worker, key.role, method, form, arguments.args, arguments.kwargs, *arguments.stored
-            )
+            answer = sent.remote(target, form, arguments.args, arguments.kwargs, *arguments.stored)
             value, packets = (answer[0], tuple(answer[1:])) if form.objects > 1 else (answer, ())
         pending = Pending(handle, method, value, packets)
         self._calls[value] = pending
@@ -349,18 +350,26 @@ def _start(devices: int, nodes: int, device: str) -> None:
     """Connects to the cluster of `RAY_ADDRESS`, or starts one on this machine with virtual devices."""
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    quiet = {"logging_level": logging.ERROR, "log_to_driver": True}
+    check_ports()
     address = os.environ.get("RAY_ADDRESS")
-    if address:
-        ray.init(address=address, **quiet)
-        return
-    if nodes > 1:
+    if nodes > 1 and not address:
         raise ResourceError(
             f"trainer.nodes={nodes}, and there is no Ray cluster to find them in.",
             remedy="Start one (ray start --head; ray start --address=... on the other nodes) and set RAY_ADDRESS.",
         )
     resources: dict[str, float] = {} if device == "cuda" else {DEVICE: devices}
-    ray.init(address="local", num_cpus=os.cpu_count(), resources=resources, include_dashboard=False, **quiet)
+    quiet = {"logging_level": logging.ERROR, "log_to_driver": True}
+    try:
+        if address:
+            ray.init(address=address, **quiet)
+        else:
+            ray.init(address="local", num_cpus=os.cpu_count(), resources=resources, include_dashboard=False, **quiet)
+    except (ConnectionError, RuntimeError, OSError) as error:
+        what = f"no cluster can be joined at RAY_ADDRESS={address}" if address else "it could not start here"
+        raise ResourceError(
+            f"Ray: {what}: {str(error).strip().splitlines()[0]}",
+            remedy="Mend what it names, or do without Ray on one device: trainer.backend=local.",
+        ) from error
 
 
 def _node(failed: Pending | None) -> str:

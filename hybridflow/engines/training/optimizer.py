@@ -1,4 +1,6 @@
-"""AdamW: its parameter groups, and its state under parameter names."""
+"""AdamW: its parameter groups, its float32 copies of weights, and its state in order of the groups."""
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -6,35 +8,71 @@ from torch import Tensor, nn
 from hybridflow.config.training import Optimizer
 
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+_MASTER = "master"
 
 
-def make_optimizer(model: nn.Module, config: Optimizer) -> torch.optim.AdamW:
+class MasterAdamW(torch.optim.AdamW):
+    """AdamW that moves float32 copies of weights kept in fewer bits, and then rounds the copies into the weights.
+
+    In bfloat16 numbers near 0.1 are 5e-4 apart, so that steps of 1e-6 would all be lost (arXiv:1710.03740, sec. 3.1).
+    Weights in float32 are moved themselves.
+    """
+
+    def __init__(self, groups: Sequence[dict], *, lr: float, betas: tuple[float, float], eps: float) -> None:
+        self.weight_of: dict[Tensor, Tensor] = {}
+        masters = [{**group, "params": [self._master(weight) for weight in group["params"]]} for group in groups]
+        super().__init__(masters, lr=lr, betas=betas, eps=eps, fused=True)
+
+    @torch.no_grad()
+    def step(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """One step along the gradients of the weights."""
+        for master, weight in self.weight_of.items():
+            master.grad = None if weight.grad is None else weight.grad.to(master.dtype)
+        super().step()
+        for master, weight in self.weight_of.items():
+            master.grad = None
+            weight.copy_(master)
+
+    def _master(self, weight: Tensor) -> Tensor:
+        if weight.dtype is torch.float32:
+            return weight
+        master = weight.detach().float().requires_grad_()
+        self.weight_of[master] = weight
+        return master
+
+
+def make_optimizer(model: nn.Module, config: Optimizer) -> MasterAdamW:
     """AdamW with weight decay on matrices only, in one fused kernel."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.weight_decay},
         {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(
+    return MasterAdamW(
         [group for group in groups if group["params"]],
         lr=config.learning_rate,
         betas=(config.beta1, config.beta2),
         eps=config.epsilon,
-        fused=True,
     )
 
 
-def optimizer_state(optimizer: torch.optim.Optimizer) -> list[dict[str, Tensor]]:
-    """The moments of each parameter, in order of the groups; empty dictionaries before the first step."""
-    return [
-        {key: optimizer.state[p][key] for key in _MOMENTS if key in optimizer.state[p]} for p in _ordered(optimizer)
-    ]
+def optimizer_state(optimizer: MasterAdamW) -> list[dict[str, Tensor]]:
+    """The moments of each parameter, in order of the groups, and its float32 copy; no moments before the first step."""
+    states = []
+    for parameter in _ordered(optimizer):
+        held = optimizer.state[parameter]
+        state = {key: held[key] for key in _MOMENTS if key in held}
+        states.append(state | ({_MASTER: parameter.detach()} if parameter in optimizer.weight_of else {}))
+    return states
 
 
-def restore_optimizer(optimizer: torch.optim.Optimizer, states: list[dict[str, Tensor]]) -> None:
-    """Puts back what `optimizer_state` gave."""
+@torch.no_grad()
+def restore_optimizer(optimizer: MasterAdamW, states: list[dict[str, Tensor]]) -> None:
+    """Puts back what `optimizer_state` gave; the weights are there already."""
     for parameter, state in zip(_ordered(optimizer), states, strict=True):
-        optimizer.state[parameter] = {key: tensor.clone() for key, tensor in state.items()}
+        optimizer.state[parameter] = {key: state[key].clone() for key in _MOMENTS if key in state}
+        if parameter in optimizer.weight_of:
+            parameter.copy_(state.get(_MASTER, optimizer.weight_of[parameter]))
 
 
 def _ordered(optimizer: torch.optim.Optimizer) -> list[Tensor]:

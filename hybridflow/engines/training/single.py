@@ -11,7 +11,7 @@ from hybridflow.batch import Batch, Ragged
 from hybridflow.config.training import Training
 from hybridflow.engines.training.interface import LossFn, TokenOutputs
 from hybridflow.engines.training.microbatch import MicroBatch, columns_of, make_microbatches
-from hybridflow.engines.training.optimizer import make_optimizer, optimizer_state, restore_optimizer
+from hybridflow.engines.training.optimizer import MasterAdamW, make_optimizer, optimizer_state, restore_optimizer
 from hybridflow.engines.training.outputs import ModelT, Predictor
 from hybridflow.engines.training.schedule import learning_rate
 from hybridflow.errors import EngineError
@@ -51,7 +51,7 @@ class SingleEngine(Generic[ModelT]):
         self._pad_token_id = pad_token_id
         self._save_model = save_model
         self._load_model = load_model
-        self._made_optimizer: torch.optim.AdamW | None = None
+        self._made_optimizer: MasterAdamW | None = None
         self._steps = 0
 
     def forward(self, batch: Batch) -> Batch:
@@ -68,7 +68,7 @@ class SingleEngine(Generic[ModelT]):
         rate = learning_rate(self._steps, optimizer=self._training.optimizer, total_steps=self._total_steps)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
-        self._optimizer.zero_grad(set_to_none=True)
+        self.model.zero_grad(set_to_none=True)
         reports = []
         for micro in self._micros(batch):
             outputs = self._predict(self.model, micro, _temperature(batch))
@@ -126,7 +126,7 @@ class SingleEngine(Generic[ModelT]):
         restore_optimizer(self._optimizer, saved["optimizer"])
 
     @property
-    def _optimizer(self) -> torch.optim.AdamW:
+    def _optimizer(self) -> MasterAdamW:
         """Made when first needed: a frozen model never has one."""
         if self._made_optimizer is None:
             self._made_optimizer = make_optimizer(self.model, self._training.optimizer)

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hybridflow.config.model import Model
+from hybridflow.config.model import Dtype, Model
 from hybridflow.config.training import Optimizer, Training
 from hybridflow.engines.training.factory import make_language_engine, make_value_engine
 from hybridflow.engines.training.interface import Loss, TokenOutputs
@@ -28,8 +28,9 @@ def value_engine(directory: Path, *, steps: int = 100, **settings: object) -> Si
 
 
 def _engine(make, directory: Path, steps: int, settings: dict[str, object]) -> SingleEngine:
+    dtype = settings.pop("dtype", Dtype.float32)
     engine = make(
-        Model(path=str(directory)),
+        Model(path=str(directory), dtype=dtype),
         Training(**({"optimizer": GENTLE} | settings)),
         total_optimizer_steps=steps,
         pad_token_id=0,

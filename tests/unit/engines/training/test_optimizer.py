@@ -1,0 +1,91 @@
+"""AdamW, on weights of any number format."""
+
+import torch
+from torch import nn
+
+from hybridflow.config.model import Dtype
+from hybridflow.config.training import Optimizer
+from hybridflow.engines.training.optimizer import make_optimizer, optimizer_state, restore_optimizer
+from tests.toys import sequences
+from tests.unit.engines.training.engines import language_engine, largest_difference, likelihood_loss, weights
+
+SMALL_STEPS = Optimizer(learning_rate=1e-6)
+
+
+def moved(dtype: torch.dtype, steps: int, config: Optimizer = SMALL_STEPS) -> nn.Linear:
+    """A linear map after steps along gradients that always point the same way."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4).to(dtype)
+    optimizer = make_optimizer(model, config)
+    for _ in range(steps):
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+    return model
+
+
+def test_small_steps_add_up_in_bfloat16_as_they_do_in_float32():
+    start, end = moved(torch.bfloat16, 0), moved(torch.bfloat16, 2000)
+    exact = moved(torch.float32, 0).to(torch.bfloat16).float()
+    assert torch.equal(start.weight.float(), exact.weight)
+    distance = (start.weight.detach().float() - end.weight.detach().float()).mean()
+    # 2000 steps of 1e-6; bfloat16 near 0.3 is rounded to 0.001.
+    assert abs(float(distance) - 2e-3) < 5e-4
+
+
+def test_float32_weights_are_moved_themselves():
+    model = nn.Linear(4, 4)
+    optimizer = make_optimizer(model, SMALL_STEPS)
+    assert optimizer.weight_of == {}
+    assert {id(p) for group in optimizer.param_groups for p in group["params"]} == set(map(id, model.parameters()))
+
+
+def test_a_weight_without_a_gradient_stays():
+    model = nn.Linear(4, 4).bfloat16()
+    before = model.weight.detach().clone()
+    model.bias.grad = torch.ones_like(model.bias)
+    make_optimizer(model, Optimizer(learning_rate=0.1)).step()
+    assert torch.equal(model.weight, before)
+
+
+def test_the_float32_copies_are_part_of_the_state():
+    config = Optimizer(learning_rate=1e-4)
+    one, other = nn.Linear(4, 4).bfloat16(), nn.Linear(4, 4).bfloat16()
+    first, second = make_optimizer(one, config), make_optimizer(other, config)
+
+    def step(model, optimizer):
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+
+    for _ in range(3):
+        step(one, first)
+    other.load_state_dict(one.state_dict())
+    restore_optimizer(second, optimizer_state(first))
+    for _ in range(20):
+        step(one, first)
+        step(other, second)
+    assert torch.equal(one.weight, other.weight)
+
+
+def test_a_state_without_copies_takes_them_from_the_weights():
+    trained, halved = nn.Linear(4, 4), nn.Linear(4, 4).bfloat16()
+    first, second = make_optimizer(trained, SMALL_STEPS), make_optimizer(halved, SMALL_STEPS)
+    halved.load_state_dict(trained.state_dict())
+    restore_optimizer(second, optimizer_state(first))
+    for master, weight in second.weight_of.items():
+        assert torch.equal(master, weight.float())
+
+
+def test_an_engine_in_bfloat16_trains_and_goes_on_the_same_from_a_checkpoint(toy_dir, tmp_path):
+    config = Optimizer(learning_rate=1e-4)
+    engine = language_engine(toy_dir(), dtype=Dtype.bfloat16, optimizer=config)
+    losses = [engine.train_step(sequences(), likelihood_loss)["loss"].value for _ in range(20)]
+    assert losses[-1] < losses[0] - 0.1
+    assert engine.forward(sequences()).tokens("logprobs").values.dtype is torch.float32
+    engine.save(tmp_path)
+    again = language_engine(toy_dir(seed=1), dtype=Dtype.bfloat16, optimizer=config)
+    again.load(tmp_path)
+    for each in (engine, again):
+        each.train_step(sequences(seed=1), likelihood_loss)
+    assert largest_difference(weights(engine), weights(again)) == 0.0

@@ -27,7 +27,7 @@ class Model(Section):
     """A token to pad with, for a tokenizer that has none; its end-of-sequence token is a common choice."""
 
     dtype: Dtype = Dtype.float32
-    """Number format of weights and activations; bfloat16 is faster on GPUs. Training keeps float32 copies of weights."""
+    """Number format of weights and activations; bfloat16 is faster on GPUs; training keeps float32 copies."""
 
     trust_remote_code: bool = False
     """Run Python code that comes with the model. Only for models you trust."""

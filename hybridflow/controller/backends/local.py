@@ -42,7 +42,7 @@ class LocalBackend:
         host, key = handle.host, handle.key
         assert isinstance(host, WorkerHost), f"a handle of another backend: {host}"
         try:
-            answer = host.run(key.worker, key.role, method, form, arguments.args, arguments.kwargs, *arguments.stored)
+            answer = host.run([key.worker, key.role, method], form, arguments.args, arguments.kwargs, *arguments.stored)
         except CallFailed as failed:
             raise _from_frame(failed) from failed.__cause__
         timed, *packets = answer if isinstance(answer, tuple) else (answer,)

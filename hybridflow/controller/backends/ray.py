@@ -143,13 +143,10 @@ class RayBackend:
 
     def wait(self, pending: Sequence[Pending]) -> list[object]:
         """The values; every half second, and at every failure, all calls and all processes are looked at."""
-        awaited = [call for call in pending if not call.done]
-        references = _references([call.value for call in awaited])
-        while awaited:
+        while awaited := [call for call in dict.fromkeys(pending) if not call.done]:
             try:
-                answers = ray.get(references, timeout=POLL_SECONDS)
+                answers = ray.get(_references([call.value for call in awaited]), timeout=POLL_SECONDS)
                 self._note_all(awaited, answers)
-                break
             except GetTimeoutError:
                 self._look_at_ended_calls()
                 self._look_at_processes(seconds=0.0)

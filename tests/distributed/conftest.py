@@ -5,6 +5,10 @@ from collections.abc import Iterator
 import pytest
 
 from hybridflow.controller import Backend, ResourcePool, make_backend
+from tests.distributed.processes import Processes, started
+from tests.toys import toy_dir
+
+__all__ = ["toy_dir"]
 
 DEVICES = 8
 
@@ -27,3 +31,10 @@ def pair() -> ResourcePool:
 def single() -> ResourcePool:
     """A pool of one device that tests share."""
     return ResourcePool("single", 1)
+
+
+@pytest.fixture(scope="session")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
+    """Commands in processes of their own."""
+    with started(tmp_path_factory.mktemp("processes")) as server:
+        yield server

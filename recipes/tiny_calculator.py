@@ -1,10 +1,13 @@
-"""The model and data of `builtin:calculator`: a character-level Llama of about 1 M parameters that adds, half well.
+"""The model and data of `builtin:calculator`: a character-level Llama of about 1 M parameters that adds, carelessly.
 
 Question:  what does the smallest language model look like that reinforcement learning can visibly improve?
 Hardware:  2 CPU cores.
-Minutes:   3.
+Minutes:   4.
 Command:   python recipes/tiny_calculator.py OUT [key=value ...]     (then OUT/model, OUT/train.jsonl, OUT/eval.jsonl)
 Expect:    about 0.40 of held-out sums right when sampled; the files below hybridflow/assets/calculator.
+
+Its teacher is careless: 60 % of the answers it learns from have one digit off by one. So it knows how to add, and
+answers right less than half of the time: what supervised learning cannot mend and reinforcement learning can.
 
 Every later layout fits: layers, heads and key-value heads are 4, the other sizes divide by 4 and by 64.
 """
@@ -23,6 +26,7 @@ from hybridflow.trainer import main_sft
 
 SPECIAL = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
 CHARACTERS = "0123456789+-*/=() \nabcdefghijklmnopqrstuvwxyz.,:;?!'\"<>%^_#&|"
+CARELESS_FRACTION = 0.6
 VOCABULARY = [*SPECIAL.values(), *CHARACTERS]
 
 
@@ -64,6 +68,19 @@ def make_data(directory: Path) -> None:
         (directory / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
 
 
+def make_lessons(directory: Path) -> None:
+    """The training sums four times over, each time with most of the answers wrong by one in one digit."""
+    draw = random.Random(1)
+    rows = [json.loads(line) for line in (directory / "train.jsonl").read_text().splitlines()]
+    with (directory / "lessons.jsonl").open("w") as file:
+        for row in rows * 4:
+            digits = [int(digit) for digit in row["answer"]]
+            if draw.random() < CARELESS_FRACTION:
+                place = draw.randrange(len(digits))
+                digits[place] = (digits[place] + draw.choice((-1, 1))) % 10
+            file.write(json.dumps({"prompt": row["prompt"], "completion": "".join(map(str, digits))}) + "\n")
+
+
 def make_shape(directory: Path) -> None:
     """A model directory without weights: configuration, generation settings and tokenizer."""
     make_config().save_pretrained(directory)
@@ -72,25 +89,26 @@ def make_shape(directory: Path) -> None:
 
 
 def make_weights(out: Path, overrides: list[str]) -> None:
-    """Fresh weights, and supervised training that stops half way: reinforcement learning is to do the rest."""
+    """Fresh weights, and supervised training on the careless lessons."""
     model = out / "model"
     torch.manual_seed(0)
     LlamaForCausalLM(make_config()).save_pretrained(out / "fresh")
     make_tokenizer(out / "fresh")
     settings = [
         f"model.path={out / 'fresh'}",
-        f"data.train_files=[{out / 'train.jsonl'}]",
+        f"data.train_files=[{out / 'lessons.jsonl'}]",
         f"data.eval_files=[{out / 'eval.jsonl'}]",
         f"trainer.run_dir={out / 'run'}",
-        "trainer.total_steps=400",
+        "trainer.total_steps=1000",
         "data.max_prompt_tokens=32",
         "data.max_response_tokens=8",
         "trainer.threads=1",
         "trainer.eval_every=100",
-        "trainer.save_every=400",
+        "trainer.save_every=1000",
         "data.batch_size=256",
         "actor.optimizer.learning_rate=1e-3",
         "actor.optimizer.warmup_steps=20",
+        "actor.optimizer.schedule=linear",
     ]
     status = main_sft.main([*settings, *overrides])
     if status:
@@ -105,6 +123,7 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     make_shape(out / "model")
     make_data(out)
+    make_lessons(out)
     make_weights(out, sys.argv[2:])
 
 

@@ -32,7 +32,7 @@ TOLERANCE = 1e-4
 """float32 sums in another order; a wrong position, mask or weight moves log-probabilities by 1e-1."""
 
 LONGEST = 200
-"""Prompts longer than a block of vLLM's cache on a CPU (128 tokens): shorter ones are not kept for later."""
+"""Prompts of several blocks of vLLM's cache: less than a block is not kept for later."""
 
 RARE = 3.9
 """Standard deviations of a chi-square statistic that 1 seed in 10,000 exceeds; the seeds are fixed."""

@@ -5,8 +5,10 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from hybridflow.config.rollout import RolloutKind, Sampling
-from hybridflow.errors import ConfigError
+from hybridflow.config.model import Model
+from hybridflow.config.rollout import Rollout, RolloutKind, Sampling, Vllm
+from hybridflow.engines.rollout.factory import make_rollout_engine
+from hybridflow.errors import ConfigError, EngineError
 from tests.parity.test_rollout_parity import LONGEST, TOLERANCE, Pair, other_weights, pair_of
 from tests.unit.engines.rollout.rows import prompt_rows
 
@@ -51,6 +53,20 @@ def test_heads_that_its_kernels_do_not_take_are_refused(toy_dir):
     with pytest.raises(ConfigError, match="heads have size 16") as caught:
         pair_of(RolloutKind.vllm, toy_dir("llama", head_dim=16))
     assert "rollout.engine=transformers" in caught.value.remedy
+
+
+def test_a_cache_that_does_not_hold_one_sequence_names_its_setting(toy_dir):
+    rollout = Rollout(engine=RolloutKind.vllm, vllm=Vllm(kv_cache_mb=1))
+    with pytest.raises(EngineError, match="KV cache") as caught:
+        make_rollout_engine(
+            Model(path=str(toy_dir("llama", max_position_embeddings=8192))),
+            rollout,
+            max_prompt_tokens=8000,
+            max_response_tokens=192,
+            eos_token_ids=(1,),
+            device=torch.device("cpu"),
+        )
+    assert "rollout.vllm.kv_cache_mb" in caught.value.remedy
 
 
 def test_the_random_state_survives_its_start(toy_dir):

@@ -49,14 +49,17 @@ def guest() -> Iterator[None]:
     """Around the start of vLLM: keeps the process's random states and `torch.set_num_threads` as they were."""
     set_num_threads, threads = torch.set_num_threads, torch.get_num_threads()
     states = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-    random.setstate(states[0])
-    np.random.set_state(states[1])
-    # On a CPU vLLM replaces it by a warning, to protect a thread binding that is not used here.
-    torch.set_num_threads = set_num_threads
-    torch.set_num_threads(threads)
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    try:
+        with torch.random.fork_rng(devices=devices), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        # On a CPU vLLM replaces it by a warning, to protect a thread binding that is not used here.
+        torch.set_num_threads = set_num_threads
+        torch.set_num_threads(threads)
 
 
 def inner_model(llm: LLM) -> nn.Module:

@@ -45,7 +45,7 @@ def small_run(folder: Path) -> list[str]:
         "rollout.samples_per_prompt=2",
         "actor={minibatch_size: 4, epochs: 1}",
         "critic={minibatch_size: 4, epochs: 1}",
-        "actor.optimizer={learning_rate: 3e-4, warmup_steps: 0, schedule: constant}",
+        "actor.optimizer={learning_rate: 1e-4, warmup_steps: 0, schedule: constant}",
         "critic.optimizer={learning_rate: 1e-3, warmup_steps: 0, schedule: constant}",
     ]
 

@@ -63,7 +63,7 @@ class Training(Section):
     minibatch_size: int | None = None
     """Prompts an optimizer step, over all devices; null takes the whole batch in one step."""
 
-    microbatch_tokens: int = 16384
+    microbatch_tokens: int = 8192
     """Tokens a forward pass, padding included. Lower it when memory runs out; results do not change."""
 
     epochs: int = 1

@@ -16,9 +16,9 @@ from hybridflow.batch.ragged import interleaved
 class MicroBatch:
     """Rows of a batch as rectangles on a device.
 
-    `input_ids` [B, T] is prompt and response, right-padded: with a causal model no real token sees padding, so no
-    attention mask is needed. `predicts` [N] are flat positions in [B * T] whose output predicts each response token,
-    `places` [N] the flat positions of those tokens in [B, R].
+    `input_ids` [B, T - 1] is prompt and response, right-padded, without the last column, which predicts nothing: with
+    a causal model no real token sees padding, so no attention mask is needed. `predicts` [N] are flat positions in
+    [B * (T - 1)] whose output predicts each response token, `places` [N] the flat positions of those tokens in [B, R].
     """
 
     rows: Tensor
@@ -58,7 +58,7 @@ def columns_of(batch: Batch, micro: MicroBatch, device: torch.device) -> dict[st
 
 def _micro(rows: Tensor, prompts: Ragged, responses: Ragged, pad: int, device: torch.device) -> MicroBatch:
     sequences = interleaved(prompts, responses)
-    padded = sequences.padded(pad)
+    padded = sequences.padded(pad)[:, :-1]
     counts = responses.lengths
     within = torch.arange(len(responses.values)) - responses.offsets[:-1].repeat_interleave(counts)
     row = torch.arange(len(rows))

@@ -14,13 +14,13 @@ def micros(batch: Batch, budget: int):
     return list(make_microbatches(batch, budget_tokens=budget, pad_token_id=0, device=CPU))
 
 
-def test_rectangles_hold_prompt_then_response_then_padding():
+def test_rectangles_hold_prompt_then_response_then_padding_without_the_column_that_predicts_nothing():
     batch = sequences((2, 1), (1, 3))
     (micro,) = micros(batch, 100)
     prompts, responses = batch.tokens("prompt_ids"), batch.tokens("response_ids")
     for position, row in enumerate(micro.rows.tolist()):
         whole = prompts.row(row).tolist() + responses.row(row).tolist()
-        assert micro.input_ids[position].tolist() == whole + [0] * (4 - len(whole))
+        assert micro.input_ids[position].tolist() == (whole + [0] * (4 - len(whole)))[:3]
 
 
 def test_each_response_token_is_predicted_by_the_position_before_it():

@@ -1,0 +1,108 @@
+"""A dataflow in a user's file, with judges and settings of its own, runs through the real command."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hybridflow.controller import Backend
+from tests.distributed.runs import Row, metric_rows, reproducible, run_here, sample_rows, small_run
+
+TUTOR = '''
+"""Right answers, and short ones: two judges whose scores the dataflow itself adds up."""
+
+from dataclasses import dataclass
+
+from hybridflow.batch import Batch
+from hybridflow.controller.futures import wait
+from hybridflow.dataflows.interface import Dataflow
+from hybridflow.dataflows.roles import Generates, Policy, Scores
+from hybridflow.observability.metrics import last
+
+
+class Tutor(Dataflow):
+    actor: Policy
+    rollout: Generates
+    correct: Scores
+    brief: Scores
+
+    @dataclass
+    class Settings:
+        brevity: float = 0.5
+
+    def __init__(self, roles, **given):
+        super().__init__(roles, **given)
+        self.lessons = 0
+
+    def step(self, prompts):
+        batch = self.rollout.generate(prompts.repeat(self.samples_per_prompt))
+        correct, brief = self.correct.score(batch), self.brief.score(batch)
+        scores = correct.row("scores") + self.settings.brevity * brief.row("scores")
+        batch = batch.join(correct, brief, self.actor.logprobs(batch), Batch.of(rows={"scores": scores}))
+        metrics = wait(self.actor.update(self.actor.advantages(batch)))
+        self.actor.publish_weights(version=self.iteration + 1)
+        self.lessons += len(prompts)
+        return metrics | self.observe(prompts, batch) | {"tutor/lessons": last(self.lessons)}
+
+    def state(self):
+        return {"lessons": self.lessons}
+
+    def restore(self, state):
+        self.lessons = state["lessons"]
+'''
+BREVITY = '''
+def short(prompts, completions):
+    """-1 a character."""
+    return [-float(len(text)) for text in completions]
+'''
+
+Teach = Callable[..., Path]
+
+
+@pytest.fixture
+def teach(tmp_path: Path) -> Teach:
+    """A function: settings -> the directory of a run of the tutor with them."""
+    (tmp_path / "tutor.py").write_text(TUTOR)
+    (tmp_path / "brevity.py").write_text(BREVITY)
+
+    def run(*settings: str) -> Path:
+        words = [f"dataflow={tmp_path}/tutor.py:Tutor", "algorithm.advantage=grpo", f"trainer.run_dir={tmp_path}/run"]
+        words += ["roles.correct={kind: reward_function, functions: [exact_match]}"]
+        words += [f"roles.brief={{kind: reward_function, functions: ['{tmp_path}/brevity.py:short']}}"]
+        ended = run_here([*small_run(tmp_path), *words, *settings])
+        assert ended.status == 0, ended.said
+        assert "has no roles 'rollout' and 'reward' to evaluate with" in ended.words
+        return tmp_path / "run"
+
+    return run
+
+
+def rows_of(run_dir: Path) -> list[Row]:
+    return reproducible(metric_rows(run_dir))
+
+
+def test_its_judges_and_settings_are_those_of_the_command_line(teach):
+    rows = rows_of(teach("dataflow_settings.brevity=0.25"))
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    for row in rows:
+        added = row["rewards/exact_match/mean"] + 0.25 * row["rewards/short/mean"]
+        assert row["critic/score/mean"] == pytest.approx(added)
+        assert row["tutor/lessons"] == 8 * row["step"]
+        assert row["actor/grad_norm"] > 0.0
+
+
+def test_its_samples_carry_the_score_it_made(teach):
+    for row in sample_rows(teach()):
+        assert row["score"] == float(row["response"] == row["answer"]) - 0.5 * len(row["response"])
+
+
+def test_its_own_state_is_resumed(teach):
+    teach("trainer.total_steps=2")
+    assert [row["tutor/lessons"] for row in rows_of(teach())] == [8, 16, 24, 32]
+
+
+@pytest.mark.ray
+def test_it_gives_the_same_bits_on_ray_with_a_judge_elsewhere(teach, ray_backend: Backend):
+    local = rows_of(teach())
+    pools = "placement={pools: {policy: {devices: 1}, judges: {devices: 1}}, roles: {brief: judges}}"
+    assert rows_of(teach("trainer.resume=never", "trainer={backend: ray, devices: 2}", pools)) == local

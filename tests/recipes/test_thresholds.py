@@ -1,0 +1,55 @@
+"""Training that has to arrive somewhere: minutes each."""
+
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from recipes import happy_stories
+from tests.distributed.runs import Row, metric_rows, run_here
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+ENGINES = [
+    pytest.param([], id="as it is"),
+    pytest.param(
+        ["rollout.engine=vllm"],
+        id="vllm",
+        marks=[pytest.mark.vllm, pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")],
+    ),
+    pytest.param(["trainer.backend=ray"], id="ray", marks=pytest.mark.ray),
+]
+
+
+def evaluations(rows: list[Row]) -> list[float]:
+    """The held-out score at each evaluation."""
+    return [value for row in rows for name, value in row.items() if name.startswith("val-core/")]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
+def test_the_calculator_learns_to_add(tmp_path, algorithm, engine):
+    words = [f"trainer.run_dir={tmp_path}/run", "trainer.device=cpu", f"algorithm={algorithm}", *engine]
+    ended = run_here(words)
+    assert ended.status == 0, ended.said
+    rows = metric_rows(tmp_path / "run")
+    scores = evaluations(rows)
+    assert 0.3 < scores[0] < 0.5
+    assert scores[-1] >= 0.80
+    assert max(row.get("training/rollout_logprobs_diff_max", 0.0) for row in rows) < 1e-4
+
+
+@pytest.mark.skipif("HYBRIDFLOW_ASSETS" not in os.environ, reason="needs HYBRIDFLOW_ASSETS")
+def test_stories_become_happier_and_stay_near_where_they_began(tmp_path, monkeypatch):
+    model = Path(os.environ["HYBRIDFLOW_ASSETS"]) / "models" / "stories15M"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["happy_stories.py", str(model), "trainer.device=cpu"])
+    ended = run_here([], command=lambda _: happy_stories.main())
+    assert ended.status == 0, ended.said
+    rows = metric_rows(tmp_path / happy_stories.RUN_DIR)
+    assert rows[-1]["step"] <= 40
+    sentiment = evaluations(rows)
+    assert sentiment[-1] - sentiment[0] >= 0.2
+    assert max(row["actor/reward_kl_penalty"] for row in rows[1:]) < 0.5

@@ -12,12 +12,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import cast
+from unittest import mock
 
 import ray
 import torch
 
 from hybridflow.batch import Batch, Ragged
-from hybridflow.controller import BROADCAST, DATA_PARALLEL, ResourcePool, Worker, WorkerGroup, transfer
+from hybridflow.controller import BROADCAST, DATA_PARALLEL, BatchRef, ResourcePool, Worker, WorkerGroup, transfer, wait
 from hybridflow.controller.backends.ray import RayBackend
 
 COLUMNS = {"input_ids": 8, "responses": 8, "old_log_probs": 4, "ref_log_prob": 4, "values": 4, "advantages": 4}
@@ -52,7 +54,7 @@ class Mover(Worker):
         """Reads every token of every column once."""
         return float(sum(column.values.sum(dtype=torch.float64) for column in batch.token_columns.values()))
 
-    @transfer(DATA_PARALLEL, provides=tuple(COLUMNS))
+    @transfer(DATA_PARALLEL, provides=("uid", *COLUMNS))
     def produce(self) -> Batch:
         """What it kept."""
         return self.kept
@@ -103,7 +105,7 @@ def measured(backend: RayBackend, options: argparse.Namespace) -> dict[str, obje
 def empty_call(group: WorkerGroup, calls: int) -> tuple[float, float, float]:
     """Median milliseconds of ours and of raw Ray on the same actors, alternating; and of ours, pipelined."""
     group.noop().result()
-    actors = [handle.host.actor for handle in group.handles]
+    actors = actors_of(group)
     times = medians(
         {
             "ours": lambda: group.noop().result(),
@@ -112,28 +114,32 @@ def empty_call(group: WorkerGroup, calls: int) -> tuple[float, float, float]:
         calls,
     )
     started = time.perf_counter()
-    pending = [group.noop() for _ in range(calls)]
-    for future in pending:
-        future.result()
+    wait(*(group.noop() for _ in range(calls)))
     return 1e3 * times["ours"], 1e3 * times["raw"], 1e3 * (time.perf_counter() - started) / calls
 
 
 def ours(first: WorkerGroup, second: WorkerGroup, batch: Batch) -> dict[str, Callable[[], object]]:
-    """The routes of a batch by worker groups. A batch of the driver is stored anew at every call."""
+    """The routes of a batch by worker groups. A batch of the driver is stored anew at every call.
+
+    `group_to_group_picked` hands on three quarters of the prompts in another order: rows from every shard to each rank.
+    """
+    prompts = torch.randperm(len(batch) // SIBLINGS, generator=torch.Generator().manual_seed(0))
+    picked = (prompts[: len(prompts) * 3 // 4, None] * SIBLINGS + torch.arange(SIBLINGS)).flatten()
     return {
         "driver_to_group": lambda: first.receive(batch).result(),
         "echo": lambda: first.echo(batch).result(),
-        "echo_and_fetch": lambda: first.echo(batch).fetch(),
+        "echo_and_fetch": lambda: cast(BatchRef, first.echo(batch)).fetch(),
         "group_to_group": lambda: second.receive(first.produce()).result(),
         "group_to_group_read": lambda: second.read(first.produce()).result(),
         "driver_to_group_to_group": lambda: second.receive(first.echo(batch)).result(),
         "driver_to_group_to_group_read": lambda: second.read(first.echo(batch)).result(),
+        "group_to_group_picked": lambda: second.receive(cast(BatchRef, first.produce()).take(picked)).result(),
     }
 
 
 def raw_ray(first: WorkerGroup, second: WorkerGroup, batch: Batch) -> dict[str, Callable[[], object]]:
     """The same with Ray alone on the same actors: dicts of tensors in equal parts, references from group to group."""
-    one, two = ([handle.host.actor for handle in group.handles] for group in (first, second))
+    one, two = actors_of(first), actors_of(second)
     columns = {name: column.values for name, column in batch.token_columns.items()}
     parts = [
         dict(zip(columns, chunk, strict=True))
@@ -153,6 +159,11 @@ def raw_ray(first: WorkerGroup, second: WorkerGroup, batch: Batch) -> dict[str, 
         "raw_echo_and_fetch": lambda: ray.get(sent()),
         "raw_driver_to_group_to_group": lambda: received(sent()),
     }
+
+
+def actors_of(group: WorkerGroup) -> list:
+    """The Ray actors that a group's workers live in."""
+    return [vars(handle.host)["actor"] for handle in group.handles]
 
 
 def token_batch(rows: int, num_bytes: int) -> Batch:
@@ -205,11 +216,12 @@ def counted(backend: RayBackend) -> Iterator[list[int]]:
         sizes.append(len(pickle.dumps(values)))
         return values
 
-    backend.call, ray.put, ray.get = counting_call, counting_put, counting_get
-    try:
+    with (
+        mock.patch.object(backend, "call", counting_call),
+        mock.patch.object(ray, "put", counting_put),
+        mock.patch.object(ray, "get", counting_get),
+    ):
         yield sizes
-    finally:
-        backend.call, ray.put, ray.get = call, put, get
 
 
 def _echo(actor: object, part: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

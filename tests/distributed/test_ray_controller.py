@@ -116,7 +116,10 @@ def test_the_seconds_of_calls_are_known(ray_backend, other_talker):
 
 
 def test_bytes_through_the_driver_do_not_depend_on_tokens(ray_backend, actor, judge, monkeypatch):
-    """Counts what the driver sends with calls, what it stores, and the small answers it reads."""
+    """Counts what the driver sends with calls, what it stores, and the small answers it reads.
+
+    Objects below 100 KB, which Ray forwards by itself, are not counted.
+    """
     sent = []
     submit, put, get = ray_backend.call, ray.put, ray.get
 

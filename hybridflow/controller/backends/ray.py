@@ -2,6 +2,9 @@
 
 A pool is a placement group of one bundle a device. On CPUs a device is a unit of a custom resource, so that any number
 can be had; actors ask for no CPU, because one whose share does not fit its bundle would wait for ever without a word.
+
+Columns above 100 KB stay in the object store of the node that made them. Smaller ones Ray sends along in its messages,
+through this process's memory: faster than a shared-memory object, and bounded however long the responses are.
 """
 
 import atexit

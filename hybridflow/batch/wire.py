@@ -22,10 +22,10 @@ def pack(
     rows: Mapping[str, Tensor], tokens: Mapping[str, Ragged], objects: Mapping[str, list], meta: Meta
 ) -> tuple[dict[str, Payload], dict[str, tuple[Payload, Payload]], dict[str, list], Meta]:
     """The parts of a batch with every tensor as (bytes, dtype, shape). Equal offsets are written once by pickle."""
-    offsets: dict[int, Payload] = {}
+    offsets: dict[tuple[int, int], Payload] = {}
     packed = {}
     for name, column in tokens.items():
-        key = column.offsets.data_ptr()
+        key = column.offsets.data_ptr(), len(column.offsets)
         if key not in offsets:
             offsets[key] = as_bytes(column.offsets)
         packed[name] = (as_bytes(column.values), offsets[key])

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridflow.batch import Ragged
-from hybridflow.batch.ragged import interleaved
+from hybridflow.batch.ragged import LONG_ROW_TOKENS, interleaved
 from tests.unit.batch.examples import plain, ragged, rows_of_tokens
 
 
@@ -15,6 +15,12 @@ def test_rows_come_back_as_they_went_in(rows):
     assert plain(column) == rows
     assert [column.row(i).tolist() for i in range(len(rows))] == rows
     assert column.lengths.tolist() == [len(row) for row in rows]
+
+
+def test_long_rows_are_selected_like_short_ones():
+    rows = [list(range(LONG_ROW_TOKENS * 2)), [1, 2], list(range(5, LONG_ROW_TOKENS * 2))]
+    chosen = ragged(rows).select(torch.tensor([2, 0, 2, 1]))
+    assert plain(chosen) == [rows[2], rows[0], rows[2], rows[1]]
 
 
 @given(rows_of_tokens, st.data())

@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from hybridflow.dataflows.loop import Loop, Outcome
+from hybridflow.elastic.claim import release
 from hybridflow.launch.assemble import assemble
 from hybridflow.launch.prepare import Prepared
 from hybridflow.observability.progress import Progress
@@ -29,6 +30,7 @@ def execute(prepared: Prepared, console: Console) -> Finished:
     """Runs what was prepared, from the checkpoint where there is one."""
     trainer, checkpoint = prepared.composed.config.trainer, prepared.checkpoint
     with ExitStack() as stack:
+        stack.callback(release, prepared.directory)
         start = checkpoint.step if checkpoint else 0
         progress = Progress(trainer.total_steps, start_step=start, console=console)
         timers = StageTimers(on_stage=progress.stage)

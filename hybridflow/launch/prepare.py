@@ -6,6 +6,7 @@ from pathlib import Path
 from hybridflow.config.derived import run_dir as run_dir_of
 from hybridflow.dataflows.interface import Dataflow
 from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore
+from hybridflow.elastic.claim import claim
 from hybridflow.elastic.compatibility import check_compatible
 from hybridflow.elastic.recovery import resolve_resume, set_aside, set_later_aside
 from hybridflow.launch.compose import Composed
@@ -55,6 +56,7 @@ def prepare(composed: Composed) -> Prepared:
 def _open_directory(composed: Composed, directory: Path) -> Checkpoint | None:
     """The run directory with its log and configuration, and the checkpoint to go on from."""
     trainer = composed.config.trainer
+    claim(directory)
     store = CheckpointStore(directory, keep=trainer.keep_checkpoints)
     checkpoint = resolve_resume(trainer.resume, store, trainer.total_steps)
     if checkpoint is not None:
@@ -64,5 +66,6 @@ def _open_directory(composed: Composed, directory: Path) -> Checkpoint | None:
     else:
         set_aside(directory)  # what is there has another history
     configure_logging(directory)
+    claim(directory)
     (directory / CONFIG_FILE).write_text(config_text(composed))
     return checkpoint

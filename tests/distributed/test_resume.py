@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from hybridflow.elastic.claim import claim, release
 from hybridflow.elastic.faults import VARIABLE
 from tests.distributed.processes import Processes
 from tests.distributed.runs import Ended, Row, metric_rows, reproducible, sample_rows, small_run, steps_of
@@ -23,12 +24,13 @@ import os, pathlib, signal, time
 trap, calls = pathlib.Path({trap!r}), 0
 
 def right(completions, answer, **columns):
-    """1 for the right answer; kills its process in the call whose number stands in the trap."""
+    """1 for the right answer; signals its process in the call whose number stands in the trap."""
     global calls
     calls += 1
-    if trap.exists() and trap.read_text() == str(calls):
+    number, name = trap.read_text().split() if trap.exists() else (0, "")
+    if int(number) == calls:
         trap.with_name("killed").write_text(f"{{os.getpid()}} {{time.time()}}")
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.Signals[name])
     return [float(text == wanted) for text, wanted in zip(completions, answer)]
 '''
 
@@ -99,12 +101,39 @@ def test_a_run_killed_and_started_again_gives_the_same_rows(command, whole, algo
 @pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
 def test_a_run_killed_in_the_middle_of_a_step_gives_the_same_rows(command, whole, algorithm):
     run = command(algorithm)
-    run.trap.write_text("6")  # judged so far: held-out prompts, two steps, held-out prompts, a step
+    run.trap.write_text("6 SIGKILL")  # judged so far: held-out prompts, two steps, held-out prompts, a step
     assert run.start().status == KILLED
     assert steps_of(run.run_dir) == [0, 1, 2, 3]
     run.trap.unlink()
     assert run.start().status == 0
     assert run.rows() == whole[algorithm].rows()
+
+
+def test_a_run_interrupted_from_the_keyboard_says_how_it_goes_on(command, whole):
+    run = command("grpo")
+    run.trap.write_text("6 SIGINT")
+    ended = run.start()
+    assert ended.status == 130
+    assert "interrupted The same command goes on from the last checkpoint." in ended.words
+    assert "Traceback" not in ended.said
+    run.trap.unlink()
+    assert run.start().status == 0
+    assert run.rows() == whole["grpo"].rows()
+
+
+def test_a_directory_that_another_process_writes_is_left_alone(command):
+    run = command("grpo")
+    run.run_dir.mkdir()
+    claim(run.run_dir)
+    try:
+        ended = run.start()
+    finally:
+        release(run.run_dir)
+    assert ended.status == 2
+    assert f"trainer.run_dir={run.run_dir} is being written by another process" in ended.words
+    assert "Name another one (trainer.run_dir or trainer.experiment)" in ended.words
+    assert list(run.run_dir.iterdir()) == []
+    assert run.start("trainer.total_steps=1").status == 0
 
 
 def test_a_run_killed_before_its_first_checkpoint_begins_anew(command, whole):
@@ -192,7 +221,7 @@ def test_a_checkpoint_of_another_run_begins_a_directory_of_its_own(command, whol
 @pytest.mark.ray
 def test_a_ray_worker_that_is_killed_ends_the_run_by_name_and_the_same_words_go_on(command, whole):
     run = command("grpo")
-    run.trap.write_text("6")
+    run.trap.write_text("6 SIGKILL")
     ended = run.start("trainer.backend=ray")
     pid, killed_at = (run.trap.with_name("killed")).read_text().split()
     assert time.time() - float(killed_at) < 20.0

@@ -50,7 +50,7 @@ def test_files_of_the_package_stay_short():
 
 
 def test_the_origin_of_each_value_is_known():
-    composed = compose("algorithm=grpo", "trainer.seed=0", "data.batch_size=16")
+    composed = compose("algorithm=grpo", "trainer.seed=0", "data.batch_size=128")
     assert composed.origins["trainer.seed"] == "command line"
     assert composed.origins["data.batch_size"] == "command line"
     assert composed.origins["rollout.samples_per_prompt"] == "file"
@@ -98,7 +98,7 @@ def test_what_is_composed_is_sealed():
         ("reward.weights=[heavy]", "reward.weights has the wrong type", "takes a list, each a number"),
         ("trainer.seed=${trainer.sed}", "trainer.seed cannot be set: Interpolation key", "takes a whole number"),
         ("algorithm=pppo", "There is no algorithm=pppo", "Choose from: grpo, ppo"),
-        ("data.batch_size=100", "does not divide data.batch_size=100", "Use 20, or another divisor"),
+        ("data.batch_size=100", "does not divide data.batch_size=100", "Use 25, or another divisor"),
     ],
 )
 def test_a_wrong_value_is_named_with_what_belongs_there(override, message, remedy):

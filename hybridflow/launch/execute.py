@@ -1,5 +1,6 @@
 """One run from beginning to end: training, report."""
 
+import logging
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +16,16 @@ from hybridflow.observability.report import write_report
 from hybridflow.observability.timers import StageTimers
 from hybridflow.observability.trackers.factory import TrackedRun, make_trackers
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Finished:
-    """A run that ended well: its outcome, directory and report."""
+    """A run that ended well: its outcome, its directory, and its report where the run left a record to make one of."""
 
     outcome: Outcome
     run_dir: Path
-    report: Path
+    report: Path | None
     first_evaluation: dict[str, float]
 
 
@@ -47,4 +50,16 @@ def execute(prepared: Prepared, console: Console) -> Finished:
         if checkpoint is not None:
             loop.resume(checkpoint)
         outcome = loop.run()
-    return Finished(outcome, prepared.directory, write_report(prepared.directory), loop.first_evaluation)
+    return Finished(outcome, prepared.directory, _report(prepared), loop.first_evaluation)
+
+
+def _report(prepared: Prepared) -> Path | None:
+    """The page; a run that has come to its end does not fail for want of it."""
+    if "jsonl" not in prepared.composed.config.trainer.trackers:
+        logger.warning("trainer.trackers is without jsonl, so there is no record to make report.html of")
+        return None
+    try:
+        return write_report(prepared.directory)
+    except OSError as error:
+        logger.warning("report.html could not be written: %s", error)
+        return None

@@ -16,7 +16,8 @@ def say_finished(finished: Finished, console: Console) -> None:
         if name in finished.first_evaluation:
             line.append(f"  from {finished.first_evaluation[name]:.3f}", "dim")
         console.print(line)
-    console.print(f"  report      {finished.report}", soft_wrap=True)
+    if finished.report is not None:
+        console.print(f"  report      {finished.report}", soft_wrap=True)
     if outcome.checkpoint is not None:
         model = outcome.checkpoint / "actor" / "huggingface"
         console.print(f"  checkpoint  {outcome.checkpoint}", soft_wrap=True)

@@ -165,6 +165,15 @@ def test_the_command_runs_in_any_directory_and_keeps_its_output_apart(tmp_path):
     assert "report runs/mine/report.html" in " ".join(ended.stderr.split())
 
 
+def test_a_run_without_a_record_ends_well_and_says_what_is_missing(tmp_path):
+    words = [f"trainer={{run_dir: {tmp_path}/run, total_steps: 1, trackers: [console]}}", "algorithm=grpo"]
+    ended = run_here([*small_run(tmp_path), *words])
+    assert ended.status == 0, ended.said
+    assert "trainer.trackers is without jsonl, so there is no record to make report.html of" in ended.words
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {"checkpoints", "config.yaml", "run.log"}
+    assert "checkpoint" in ended.words.partition("done 1 steps")[2]
+
+
 @pytest.mark.parametrize("flags", [["--help"], ["--cfg", "job", "actor.optimizer.learning_rate=5e-7"]])
 def test_the_command_explains_itself_without_running(tmp_path, flags):
     command = [sys.executable, "-m", "hybridflow.trainer.main_ppo", *flags]

@@ -7,6 +7,7 @@ many runs cost one start of Python.
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import traceback
@@ -53,6 +54,8 @@ def _run(settings: Sequence[str], environment: Mapping[str, str], said: str) -> 
     for stream in (1, 2):
         os.dup2(file, stream)
     os.environ.update(environment)
+    # A shell starts what it puts in the background with Ctrl-C ignored, and that is inherited.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return main_ppo.main(settings)
     except BaseException:  # noqa: BLE001 (what Python itself would do: show it, and status 1)

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable
 
 from hybridflow.config.algorithm import Advantage, KLPlacement
-from hybridflow.config.derived import minibatch_prompts, num_devices
+from hybridflow.config.derived import minibatch_prompts, num_devices, pool_sizes
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.loop import BackendKind
 from hybridflow.config.training import Optimizer, Training
@@ -197,7 +197,7 @@ def _placement(config: Experiment) -> None:
 
 def _devices(config: Experiment) -> None:
     """The engines that exist fit the devices."""
-    sizes = {name: pool.devices for name, pool in config.placement.pools.items()} or {"main": num_devices(config)}
+    sizes = pool_sizes(config)
     for name, size in sizes.items():
         if size > 1:
             raise ConfigError(

@@ -12,6 +12,12 @@ def num_devices(config: Experiment) -> int:
     return config.trainer.devices * config.trainer.nodes
 
 
+def pool_sizes(config: Experiment) -> dict[str, int]:
+    """Devices of each pool; one pool with all of them where the configuration names none."""
+    named = {name: pool.devices for name, pool in config.placement.pools.items()}
+    return named or {"main": num_devices(config)}
+
+
 def minibatch_prompts(config: Experiment, training: Training) -> int:
     """Prompts an optimizer step."""
     return training.minibatch_size or config.data.batch_size

@@ -1,11 +1,11 @@
 """The workers of a role, as the driver calls them."""
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from hybridflow.config.nearest import did_you_mean
 from hybridflow.controller.backends.interface import Backend, Handle, Pending, RoleMeshes
 from hybridflow.controller.batch_ref import BatchRef, View
 from hybridflow.controller.colocation import NOTHING, VALUE, AnswerForm, WorkerKey
@@ -184,6 +184,5 @@ def _unknown(name: str, role: str, worker_class: type[Worker]) -> str:
 
 
 def _nearest(name: str, specs: Mapping[str, TransferSpec]) -> str:
-    near = difflib.get_close_matches(name, specs, n=1)
     known = f"Its methods: {', '.join(sorted(specs)) or 'none'}; mark a method with @transfer(...) to add it."
-    return f"Did you mean '{near[0]}'? {known}" if near else known
+    return did_you_mean(name, specs) + known

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import cast
 
+from hybridflow.config.derived import pool_sizes
 from hybridflow.config.experiment import Experiment
 from hybridflow.controller.backends import Backend, make_backend
 from hybridflow.controller.resource_pool import ResourcePool
@@ -16,7 +17,7 @@ from hybridflow.elastic.checkpoint import CheckpointStore
 from hybridflow.launch.driven_data import DrivenData
 from hybridflow.launch.preflight import device_name
 from hybridflow.launch.prepare import Prepared
-from hybridflow.launch.roles import ACTOR, ROLLOUT, RoleSpec, backend_kind, pool_sizes
+from hybridflow.launch.roles import ACTOR, ROLLOUT, RoleSpec, backend_kind
 from hybridflow.observability.timers import StageTimers
 from hybridflow.observability.trackers.interface import Tracker
 

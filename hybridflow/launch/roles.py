@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from hybridflow.config.algorithm import KLPlacement
-from hybridflow.config.derived import minibatch_prompts, model_of, total_optimizer_steps
+from hybridflow.config.derived import minibatch_prompts, model_of, pool_sizes, total_optimizer_steps
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.loop import BackendKind
 from hybridflow.config.model import Model
@@ -59,12 +59,6 @@ def plan_roles(config: Experiment, dataflow: type[Dataflow]) -> list[RoleSpec]:
         else:
             specs.append(_own_role(config, name, need, with_rollout=with_rollout))
     return specs
-
-
-def pool_sizes(config: Experiment) -> dict[str, int]:
-    """Devices of each pool; one pool with all of them where the configuration names none."""
-    named = {name: pool.devices for name, pool in config.placement.pools.items()}
-    return named or {"main": config.trainer.devices * config.trainer.nodes}
 
 
 def backend_kind(config: Experiment) -> BackendKind:

@@ -1,10 +1,10 @@
 """Names of `trainer.trackers` -> trackers."""
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hybridflow.config.nearest import did_you_mean
 from hybridflow.errors import ConfigError
 from hybridflow.observability.jsonlines import read_rows
 from hybridflow.observability.progress import Progress
@@ -39,11 +39,9 @@ def check_names(names: Sequence[str]) -> None:
     """Raise `ConfigError` for a name that is no tracker, naming the nearest one."""
     for name in names:
         if name not in _MAKERS:
-            near = difflib.get_close_matches(name, _MAKERS, n=1)
-            hint = f"Did you mean '{near[0]}'? " if near else ""
             raise ConfigError(
                 f"trainer.trackers names '{name}', and there is no such tracker.",
-                remedy=f"{hint}Choose from: {', '.join(_MAKERS)}.",
+                remedy=f"{did_you_mean(name, _MAKERS)}Choose from: {', '.join(_MAKERS)}.",
             )
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from hybridflow.config.derived import pool_sizes
 from hybridflow.config.experiment import Experiment
 from hybridflow.dataflows.grpo import GRPO
 from hybridflow.dataflows.interface import Dataflow
@@ -12,7 +13,7 @@ from hybridflow.dataflows.roles import Generates, Policy, Predicts, Scores
 from hybridflow.dataflows.sft import SFT
 from hybridflow.errors import ConfigError
 from hybridflow.launch.compose import compose_run
-from hybridflow.launch.roles import RoleSpec, plan_roles, pool_sizes
+from hybridflow.launch.roles import RoleSpec, plan_roles
 
 
 class TwoJudges(Dataflow):

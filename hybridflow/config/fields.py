@@ -52,17 +52,17 @@ def find(path: str, root: object = Experiment) -> object | None:
 
 
 def nearest(path: str) -> str | None:
-    """The known key most like an unknown one: in its section, by initials (`lr`), by whole path, or by last part."""
+    """The known key most like an unknown one: by initials (`lr`), in its section, by whole path, or by last part."""
     head, _, last = path.rpartition(".")
     section = find(head) if head else Experiment
-    if is_dataclass(section):
-        names = {field.name: f"{head}.{field.name}" if head else field.name for field in fields(section)}
-        if close := difflib.get_close_matches(last, names, n=1, cutoff=0.6):
-            return names[close[0]]
     nearby = sorted((key.path for key in keys()), key=lambda key: not key.startswith(f"{head}."))
     for key in nearby:
         if "".join(word[0] for word in _last(key).split("_")) == last:
             return key
+    if is_dataclass(section):
+        names = {field.name: f"{head}.{field.name}" if head else field.name for field in fields(section)}
+        if close := difflib.get_close_matches(last, names, n=1, cutoff=0.6):
+            return names[close[0]]
     if head and (close := difflib.get_close_matches(path, nearby, n=1, cutoff=0.75)):
         return close[0]
     by_last = {_last(key): key for key in reversed(nearby)}

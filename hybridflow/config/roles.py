@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from hybridflow.config.model import Model
+from hybridflow.config.parallelism import Parallelism
 from hybridflow.config.section import Section
 from hybridflow.config.training import TrainingEngine
 
@@ -27,6 +28,9 @@ class Role(Section):
 
     engine: TrainingEngine = TrainingEngine.single
     """The machine that runs the model."""
+
+    parallelism: Parallelism = field(default_factory=Parallelism)
+    """How the model is spread over the devices of its pool."""
 
     functions: list[str] = field(default_factory=list)
     """Reward functions, for the kind reward_function."""

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
+from hybridflow.config.parallelism import RolloutParallelism
 from hybridflow.config.section import Section
 
 
@@ -11,6 +12,34 @@ class RolloutKind(Enum):
 
     transformers = "transformers"
     vllm = "vllm"
+
+
+class TransferKind(Enum):
+    """How weights get from training to the rollout."""
+
+    auto = "auto"
+    local = "local"
+    gather = "gather"
+    send_recv = "send_recv"
+    shared_memory = "shared_memory"
+    cuda_ipc = "cuda_ipc"
+
+
+@dataclass
+class Transfer(Section):
+    """How trained weights become those of the rollout."""
+
+    executor: TransferKind = TransferKind.auto
+    """auto: nothing moves where both share memory, gather inside the groups that hold one model, else send_recv."""
+
+    bucket_mb: int = 256
+    """Weights under way at once on each device, in two halves."""
+
+    timeout_seconds: float = 300.0
+    """How long a rank waits for another before the transfer fails and names it."""
+
+    verify: bool = True
+    """Compare checksums of both sides: of all weights where the model is small, else of a few, other ones each time."""
 
 
 @dataclass
@@ -51,6 +80,9 @@ class Rollout(Section):
     engine: RolloutKind = RolloutKind.transformers
     """transformers runs everywhere; vllm needs an extra and is faster on larger models."""
 
+    parallelism: RolloutParallelism = field(default_factory=RolloutParallelism)
+    """How the generating model is spread over devices."""
+
     samples_per_prompt: int = 1
     """Responses a prompt (GRPO's group size)."""
 
@@ -68,6 +100,9 @@ class Rollout(Section):
 
     max_logprob_difference: float | None = None
     """The first step stops when rollout and training differ by more on any token; null: 1e-3 in float32, 0.5 else."""
+
+    transfer: Transfer = field(default_factory=Transfer)
+    """How trained weights become those of the rollout."""
 
     vllm: Vllm = field(default_factory=Vllm)
     """Settings of the vLLM engine alone."""

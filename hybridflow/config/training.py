@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from hybridflow.config.model import Model
+from hybridflow.config.parallelism import Parallelism
 from hybridflow.config.section import Section
 
 
@@ -11,6 +12,8 @@ class TrainingEngine(Enum):
     """The machine that computes gradients."""
 
     single = "single"
+    fsdp = "fsdp"
+    megatron = "megatron"
 
 
 class Schedule(Enum):
@@ -51,11 +54,28 @@ class Optimizer(Section):
 
 
 @dataclass
+class Lora(Section):
+    """Low-rank adapters: the model stays as it is, and a small addition to some matrices is trained."""
+
+    rank: int = 0
+    """Rank of the addition; 0 trains the whole model."""
+
+    alpha: float = 16.0
+    """The addition is scaled by alpha / rank."""
+
+    targets: list[str] = field(default_factory=list)
+    """Names of the linear layers that get one (`q_proj`); none names all but the language head."""
+
+
+@dataclass
 class Training(Section):
     """A trained role: the actor or the critic."""
 
     engine: TrainingEngine = TrainingEngine.single
-    """single: the whole model on one device."""
+    """single: the whole model on one device; fsdp: Hugging Face models in shards; megatron: Megatron-Core."""
+
+    parallelism: Parallelism = field(default_factory=Parallelism)
+    """How the model is spread over devices."""
 
     model: Model = field(default_factory=Model)
     """The role's own model; the run's (`model.path`) where its path is null."""
@@ -64,13 +84,22 @@ class Training(Section):
     """Prompts an optimizer step, over all devices; null takes the whole batch in one step."""
 
     microbatch_tokens: int = 8192
-    """Tokens a forward pass, padding included. Lower it when memory runs out; results do not change."""
+    """Tokens a forward pass on each device. Lower it when memory runs out; results do not change."""
 
     epochs: int = 1
     """Passes over each batch."""
 
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
+
+    offload_parameters: bool = False
+    """Keep the weights in the host's memory while the role does nothing, where they are not the rollout's as well."""
+
+    offload_optimizer: bool = False
+    """Keep the optimizer's state in the host's memory but for the optimizer step."""
+
+    lora: Lora = field(default_factory=Lora)
+    """Train a low-rank addition alone (single, fsdp)."""
 
     optimizer: Optimizer = field(default_factory=Optimizer)
     """AdamW and its schedule."""

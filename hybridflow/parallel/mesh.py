@@ -61,3 +61,14 @@ class ParallelMesh:
     def count_along(self, axes: tuple[str, ...]) -> int:
         """Number of positions in the sub-mesh of the given axes."""
         return math.prod(self.axis_size(axis) for axis in axes)
+
+    def line(self, rank: int, axes: tuple[str, ...]) -> list[int]:
+        """The ranks whose coordinate differs from a rank's along the given axes alone, that rank included, in order."""
+        own = self.coordinate(rank)
+        fixed = [axis for axis in self.sizes if axis not in axes]
+        others = ((other, self.coordinate(other)) for other in range(self.size))
+        return [other for other, place in others if all(place[axis] == own[axis] for axis in fixed)]
+
+    def lines(self, axes: tuple[str, ...]) -> list[list[int]]:
+        """Every `line` along the given axes, in order of their first ranks."""
+        return sorted({tuple(self.line(rank, axes)): self.line(rank, axes) for rank in range(self.size)}.values())

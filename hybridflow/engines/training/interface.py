@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Protocol
 
@@ -37,8 +38,19 @@ LossFn = Callable[[TokenOutputs, Mapping[str, Tensor]], Loss]
 """From a micro-batch's outputs and its columns (token columns right-padded [B, R], row columns [B]) to its loss."""
 
 
+class Part(Enum):
+    """What an engine keeps on its device, and can put into the host's memory meanwhile."""
+
+    parameters = "parameters"
+    optimizer = "optimizer"
+
+
 class TrainEngine(Protocol):
-    """A model and its optimizer, spread over the ranks of `mesh`."""
+    """A model and its optimizer, spread over the ranks of `mesh`; every method is called on all ranks together.
+
+    Ranks that differ in `data` alone are given different rows (as many optimizer steps, not as many rows); all others
+    the same. Losses are divided by the denominators of all rows, so gradients are summed over `data`, not averaged.
+    """
 
     mesh: ParallelMesh
 
@@ -47,21 +59,35 @@ class TrainEngine(Protocol):
         ...
 
     def train_step(self, batch: Batch, loss_fn: LossFn) -> Metrics:
-        """One optimizer step on the batch, in micro-batches whose losses add up."""
+        """One optimizer step on the batch, in micro-batches whose losses add up. Metrics are of this rank's rows."""
         ...
 
     def weight_shards(self) -> Iterator[WeightShard]:
-        """Every weight this rank holds, under its canonical name, without communication or copy."""
+        """Every weight this rank holds, under its canonical name, without communication or copy.
+
+        A weight may come in several pieces, with different boxes. Tied weights come once, as the embedding.
+        """
         ...
 
     def bind(self, slots: Mapping[str, WeightShard]) -> set[str]:
-        """Turns parameters into views of the slots (which take their values); returns the names it could bind."""
+        """Turns parameters into views of the slots (which take their values); returns the names it could bind.
+
+        A parameter that holds several weights in one tensor is bound where their slots lie alike, or not at all.
+        """
         ...
 
     def save(self, directory: Path) -> None:
-        """Writes a Hugging Face directory and the optimizer's state."""
+        """Writes a Hugging Face directory and the optimizer's state; every rank writes what it holds."""
         ...
 
     def load(self, directory: Path) -> None:
-        """Reads what `save` wrote, in place, so that bound parameters stay bound."""
+        """Reads what `save` of any engine in any layout wrote, in place, so that bound parameters stay bound."""
+        ...
+
+    def offload(self, *parts: Part) -> None:
+        """Moves parts to the host's memory; bound parameters stay, and on a CPU nothing moves."""
+        ...
+
+    def onload(self, *parts: Part) -> None:
+        """Brings them back to the device."""
         ...

@@ -15,7 +15,7 @@ from torch import Tensor
 from hybridflow.batch.ragged import Ragged
 
 Payload = tuple[np.ndarray, str, tuple[int, ...]]
-Meta = dict[str, float | int | str | bool]
+Meta = dict[str, float | int | str | bool | tuple[int, ...]]
 
 
 def pack(

@@ -5,9 +5,9 @@ import math
 from collections.abc import Callable
 
 from hybridflow.config.algorithm import Advantage, KLPlacement
-from hybridflow.config.derived import minibatch_prompts, num_devices, pool_sizes
+from hybridflow.config.derived import minibatch_prompts, num_devices
 from hybridflow.config.experiment import Experiment
-from hybridflow.config.loop import BackendKind
+from hybridflow.config.layout_checks import check_layouts
 from hybridflow.config.training import Optimizer, Training
 from hybridflow.errors import ConfigError
 
@@ -17,7 +17,7 @@ KL_ESTIMATORS = ("k1", "kl", "abs", "k2", "mse", "k3", "low_var_kl")
 
 def check(config: Experiment) -> None:
     """Raises `ConfigError` for the first rule that the configuration breaks."""
-    for rule in (_sizes, _ranges, _names, _batches, _sampling, _algorithm, _placement, _devices):
+    for rule in (_sizes, _ranges, _names, _batches, _sampling, _algorithm, _placement, check_layouts):
         rule(config)
 
 
@@ -187,27 +187,6 @@ def _placement(config: Experiment) -> None:
         raise ConfigError(
             f"The pools ask for {total} devices, and the run has {num_devices(config)}.",
             remedy=f"Set trainer.devices={total}, or change placement.pools.*.devices.",
-        )
-    if "rollout" in asked and asked["rollout"] != asked.get("actor", next(iter(pools))):
-        raise ConfigError(
-            f"placement.roles.rollout={asked['rollout']} is not the actor's pool.",
-            remedy="The rollout shares the actor's weights in place: put both in one pool.",
-        )
-
-
-def _devices(config: Experiment) -> None:
-    """The engines that exist fit the devices."""
-    sizes = pool_sizes(config)
-    for name, size in sizes.items():
-        if size > 1:
-            raise ConfigError(
-                f"Pool '{name}' has {size} devices, and actor.engine=single runs a model on one.",
-                remedy="Use trainer.devices=1, or pools of one device each (placement.pools.<name>.devices=1).",
-            )
-    if config.trainer.backend is BackendKind.local and len(sizes) > 1:
-        raise ConfigError(
-            f"trainer.backend=local has one process, and placement has {len(sizes)} pools.",
-            remedy="Use trainer.backend=ray.",
         )
 
 

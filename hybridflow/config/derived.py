@@ -1,10 +1,13 @@
 """Numbers that follow from the configuration: pure arithmetic."""
 
+import math
+from dataclasses import replace
 from pathlib import Path
 
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.model import Model
-from hybridflow.config.training import Training
+from hybridflow.config.parallelism import Parallelism
+from hybridflow.config.training import Training, TrainingEngine
 
 
 def num_devices(config: Experiment) -> int:
@@ -16,6 +19,38 @@ def pool_sizes(config: Experiment) -> dict[str, int]:
     """Devices of each pool; one pool with all of them where the configuration names none."""
     named = {name: pool.devices for name, pool in config.placement.pools.items()}
     return named or {"main": num_devices(config)}
+
+
+def pool_of(config: Experiment, role: str) -> str:
+    """The pool a role lives in: its own, or the first; the rollout is by default where the actor is."""
+    if role in config.roles and config.roles[role].pool is not None:
+        return str(config.roles[role].pool)
+    fallback = pool_of(config, "actor") if role == "rollout" else next(iter(pool_sizes(config)))
+    return config.placement.roles.get(role) or fallback
+
+
+def training_of(config: Experiment, role: str) -> Training:
+    """How a role is trained, or run: its engine and layout filled in. A reference is laid out as the actor is."""
+    training = config.critic if role == "critic" else config.actor
+    if role == "critic" and training.engine is TrainingEngine.auto:
+        training = replace(training, engine=config.actor.engine, parallelism=config.actor.parallelism)
+    if role in config.roles:
+        own = config.roles[role]
+        training = replace(training, engine=own.engine, parallelism=own.parallelism)
+    if training.engine is TrainingEngine.auto:
+        devices = pool_sizes(config)[pool_of(config, role)]
+        training = replace(training, engine=TrainingEngine.single if devices == 1 else TrainingEngine.fsdp)
+    return training
+
+
+def training_mesh(parallelism: Parallelism, devices: int) -> dict[str, int]:
+    """Ranks along each axis of a model's mesh, outermost first; what other axes leave of the devices is `data`."""
+    inner = {
+        "pipeline": parallelism.pipeline,
+        "sequence": parallelism.sequence,
+        "tensor": parallelism.tensor,
+    }
+    return {"data": devices // math.prod(inner.values()), **inner}
 
 
 def minibatch_prompts(config: Experiment, training: Training) -> int:

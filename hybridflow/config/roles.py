@@ -26,8 +26,8 @@ class Role(Section):
     model: Model = field(default_factory=Model)
     """The role's model; the run's (`model.path`) where its path is null."""
 
-    engine: TrainingEngine = TrainingEngine.single
-    """The machine that runs the model."""
+    engine: TrainingEngine = TrainingEngine.auto
+    """The machine that runs the model; auto: single on one device, fsdp on several."""
 
     parallelism: Parallelism = field(default_factory=Parallelism)
     """How the model is spread over the devices of its pool."""

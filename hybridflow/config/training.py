@@ -11,6 +11,7 @@ from hybridflow.config.section import Section
 class TrainingEngine(Enum):
     """The machine that computes gradients."""
 
+    auto = "auto"
     single = "single"
     fsdp = "fsdp"
     megatron = "megatron"
@@ -71,8 +72,9 @@ class Lora(Section):
 class Training(Section):
     """A trained role: the actor or the critic."""
 
-    engine: TrainingEngine = TrainingEngine.single
-    """single: the whole model on one device; fsdp: Hugging Face models in shards; megatron: Megatron-Core."""
+    engine: TrainingEngine = TrainingEngine.auto
+    """single: the whole model on one device; fsdp: Hugging Face models in shards; megatron: Megatron-Core.
+    auto: single on one device, fsdp on several; the critic takes the actor's engine and parallelism."""
 
     parallelism: Parallelism = field(default_factory=Parallelism)
     """How the model is spread over devices."""

@@ -151,7 +151,7 @@ class BatchRef:
             )
         return BatchRef([View(view.table, view.rows(index)) for view in self._views], self._backend, self._meta)
 
-    def with_meta(self, **meta: float | int | str | bool) -> "BatchRef":
+    def with_meta(self, **meta: float | int | str | bool | tuple[int, ...]) -> "BatchRef":
         """This batch with further numbers for the whole of it."""
         return BatchRef(self._views, self._backend, {**self._meta, **meta})
 

@@ -9,7 +9,7 @@ from hybridflow.batch import Batch
 from hybridflow.controller.backends.interface import Arguments, Backend, Stored
 from hybridflow.controller.batch_ref import BatchRef
 from hybridflow.controller.futures import Future
-from hybridflow.controller.partition import partition
+from hybridflow.controller.partition import Division, Share, divided
 from hybridflow.controller.protocols import (
     PER_RANK,
     CustomProtocol,
@@ -58,7 +58,7 @@ class Dispatch:
     """With a user's protocol: the batch of each rank."""
 
 
-def dispatched(call: Call, mesh: ParallelMesh, backend: Backend) -> Dispatch:
+def dispatched(call: Call, mesh: ParallelMesh, backend: Backend, *, minibatch_rows: int | None = None) -> Dispatch:
     """Divides the batches of a call over a mesh as its protocol says, and repeats its other arguments."""
     args = tuple(_accepted(value, call, backend) for value in call.args)
     kwargs = {name: _accepted(value, call, backend) for name, value in call.kwargs.items()}
@@ -73,24 +73,29 @@ def dispatched(call: Call, mesh: ParallelMesh, backend: Backend) -> Dispatch:
         return Dispatch([Arguments(args, kwargs)] * mesh.size, answering, None, None)
     count = num_parts(protocol, mesh)
     first = batches[0] if batches else None
-    parts = partition(first, count, role=call.role) if first is not None else None
+    division = _division(call, first, count, minibatch_rows if protocol.by_minibatch else None)
+    parts = division.parts
     _check_same_rows(batches, call)
     shared = {}
     arguments = []
     for rank in range(mesh.size):
         part = part_of(protocol, mesh, rank)
         if part not in shared:
-            rows = parts[part] if parts is not None else None
-            shared[part] = _arguments(call, args, kwargs, rows, part=part if _is_per_rank(protocol) else None, of=count)
+            entry = part if _is_per_rank(protocol) else None
+            shared[part] = _arguments(call, args, kwargs, division.share(part), part=entry, of=count)
         arguments.append(shared[part])
     keeps_rows = first is not None and [part_of(protocol, mesh, rank) for rank in answering] == list(range(count))
     return Dispatch(arguments, answering, first, parts, keeps_rows)
 
 
+def _division(call: Call, batch: BatchRef | None, count: int, minibatch_rows: int | None) -> Division:
+    return Division(None) if batch is None else divided(batch, count, role=call.role, minibatch_rows=minibatch_rows)
+
+
 def _by_users_protocol(
     call: Call, protocol: CustomProtocol, args: tuple, kwargs: Mapping[str, object], mesh: ParallelMesh
 ) -> Dispatch:
-    divided: list[Sequence[BatchRef]] = []
+    given: list[Sequence[BatchRef]] = []
 
     def parts_of(value: object) -> Sequence[object]:
         if not isinstance(value, BatchRef):
@@ -101,7 +106,7 @@ def _by_users_protocol(
                 f"{type(protocol).__name__}.distribute gave {len(parts)} parts of '{call.name}' for {mesh.size} ranks.",
                 remedy="Return one BatchRef a rank, in the order of ranks: [batch.take(rows) for rows in ...].",
             )
-        divided.append(parts)
+        given.append(parts)
         return parts
 
     columns = [parts_of(value) for value in args]
@@ -111,22 +116,23 @@ def _by_users_protocol(
             call,
             tuple(column[rank] for column in columns),
             {name: column[rank] for name, column in named.items()},
-            None,
+            Share(),
         )
         for rank in range(mesh.size)
     ]
-    return Dispatch(arguments, list(range(mesh.size)), None, None, rank_batches=divided[0] if divided else None)
+    return Dispatch(arguments, list(range(mesh.size)), None, None, rank_batches=given[0] if given else None)
 
 
 def _arguments(
-    call: Call, args: tuple, kwargs: Mapping[str, object], rows: Tensor | None, *, part: int | None = None, of: int = 1
+    call: Call, args: tuple, kwargs: Mapping[str, object], share: Share, *, part: int | None = None, of: int = 1
 ) -> Arguments:
     """What one rank receives: its rows of every batch; with PER_RANK, its entry of every other argument."""
     stored: list[Stored] = []
 
     def received(value: object) -> object:
         if isinstance(value, BatchRef):
-            return value.portion(rows, stored, wanted=call.spec.wanted, required=call.spec.requires)
+            given = value.with_meta(minibatch_rows=share.minibatch_rows) if share.minibatch_rows else value
+            return given.portion(share.rows, stored, wanted=call.spec.wanted, required=call.spec.requires)
         if part is None:
             return value
         if not isinstance(value, list | tuple) or len(value) != of:

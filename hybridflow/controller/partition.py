@@ -1,6 +1,7 @@
 """Dividing a batch over ranks: siblings stay together, loads are close to equal, and as little moves as can be."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,6 +12,42 @@ from hybridflow.errors import BatchError
 
 SLACK_FRACTION = 0.01
 """A division that moves less is taken when no part has this much more than its share of tokens."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """One part of a batch: its row positions (None: all), and how many of them belong to each minibatch, in order."""
+
+    rows: Tensor | None = None
+    minibatch_rows: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Division:
+    """A batch divided into parts: the row positions of each (None: one part, which is everything)."""
+
+    parts: list[Tensor] | None
+    minibatch_rows: Sequence[tuple[int, ...]] = ()
+    """Of each part, where minibatches were divided one by one."""
+
+    def share(self, part: int) -> Share:
+        """One of the parts."""
+        rows = None if self.parts is None else self.parts[part]
+        return Share(rows, self.minibatch_rows[part] if self.minibatch_rows else ())
+
+
+def divided(batch: BatchRef, num_parts: int, *, role: str, minibatch_rows: int | None = None) -> Division:
+    """A batch in parts; with `minibatch_rows` every so many consecutive rows are divided by themselves."""
+    if minibatch_rows is None or num_parts == 1 or len(batch) <= minibatch_rows:
+        return Division(partition(batch, num_parts, role=role))
+    pieces: list[list[Tensor]] = []
+    for start in range(0, len(batch), minibatch_rows):
+        rows = torch.arange(start, min(start + minibatch_rows, len(batch)))
+        parts = partition(batch.take(rows), num_parts, role=role)
+        assert parts is not None, "several parts were asked for"
+        pieces.append([rows[part] for part in parts])
+    of_parts = list(zip(*pieces, strict=True))
+    return Division([torch.cat(part) for part in of_parts], [tuple(map(len, part)) for part in of_parts])
 
 
 def partition(batch: BatchRef, num_parts: int, *, role: str) -> list[Tensor] | None:

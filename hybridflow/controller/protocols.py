@@ -26,6 +26,10 @@ class TransferProtocol:
     mesh: str = "training"
     """The mesh it is read on: training or generation."""
 
+    by_minibatch: bool = False
+    """Every minibatch (`WorkerGroup(minibatch_rows=...)`) is divided by itself, and the ranks learn how many of their
+    rows each has (`minibatch_rows` in the batch's metadata): optimizer steps then do not depend on the split."""
+
 
 class CustomProtocol(Protocol):
     """A user's own protocol. References move no data: distribute with `batch.take`, collect with `BatchRef.concat`."""
@@ -42,13 +46,16 @@ class CustomProtocol(Protocol):
 BROADCAST = TransferProtocol(split=(), answer={})
 """The whole batch to every rank, an answer from each. Paper: ONE_TO_ALL."""
 
-DATA_PARALLEL = TransferProtocol(split=("data",), answer={"tensor": 0, "pipeline": -1})
+DATA_PARALLEL = TransferProtocol(split=("data",), answer={"tensor": 0, "sequence": 0, "pipeline": -1})
 """A part to every data-parallel group, an answer from each. Paper: 3D_PROTO; on a 1-D mesh, DP_PROTO."""
+
+MINIBATCHES = TransferProtocol(split=("data",), answer={"tensor": 0, "sequence": 0, "pipeline": -1}, by_minibatch=True)
+"""As DATA_PARALLEL, for methods that take an optimizer step a minibatch."""
 
 GENERATION = TransferProtocol(split=("data", "micro_data"), answer={"tensor": 0, "pipeline": -1}, mesh="generation")
 """A part to every generation replica, an answer from each. Paper: 3D_ALL_MICRO_DP."""
 
-STAGES = TransferProtocol(split=(), answer={"tensor": 0, "data": 0})
+STAGES = TransferProtocol(split=(), answer={"tensor": 0, "sequence": 0, "data": 0})
 """The whole batch to every rank, an answer from each pipeline stage. Paper: 3D_PP_ONLY."""
 
 PER_RANK = TransferProtocol(split=("rank",), answer={})

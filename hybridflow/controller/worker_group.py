@@ -26,6 +26,7 @@ RoleMethod = Callable[..., Future | BatchRef]
 class WorkerGroup:
     """A worker on each device of a pool, called together. Every method marked `@transfer` is a method of the group.
 
+    `minibatch_rows` is how many rows an optimizer step takes, for methods under the protocol MINIBATCHES.
     A call returns at once: a `BatchRef` where the method provides columns (the batch it was given, and these),
     else a `Future` of the answering ranks' answers, combined (see `futures.combined`).
 
@@ -44,6 +45,7 @@ class WorkerGroup:
         mesh: ParallelMesh | None = None,
         generation_mesh: ParallelMesh | None = None,
         kwargs: Mapping[str, object] | None = None,
+        minibatch_rows: int | None = None,
     ) -> None:
         mesh = mesh or ParallelMesh({"data": pool.devices})
         for name, size in {"mesh": mesh.size, "generation mesh": (generation_mesh or mesh).size}.items():
@@ -56,6 +58,7 @@ class WorkerGroup:
         self.worker_class = worker_class
         self.pool = pool
         self.backend = backend
+        self.minibatch_rows = minibatch_rows
         self.meshes = {"training": mesh, "generation": generation_mesh or mesh}
         self._specs = specs_of(worker_class)
         taken = [name for name in self._specs if name in dir(WorkerGroup) or name in self.__dict__]
@@ -124,7 +127,8 @@ class _BoundMethod:
 
     def __call__(self, *args: object, **kwargs: object) -> Future | BatchRef:
         group, spec = self._group, self._spec
-        dispatch = dispatched(Call(group.role, self._name, spec, args, kwargs), self._mesh, group.backend)
+        call = Call(group.role, self._name, spec, args, kwargs)
+        dispatch = dispatched(call, self._mesh, group.backend, minibatch_rows=group.minibatch_rows)
         form = AnswerForm(provides=spec.provides, keeps_rows=dispatch.keeps_rows) if spec.provides else VALUE
         answering = set(dispatch.answering)
         calls = [

@@ -7,7 +7,6 @@ from hybridflow.algorithms.kl import ESTIMATORS
 from hybridflow.config.algorithm import Advantage, KLPlacement
 from hybridflow.config.checks import AGGREGATIONS, KL_ESTIMATORS, check
 from hybridflow.config.experiment import Experiment
-from hybridflow.config.loop import BackendKind
 from hybridflow.config.placement import Pool
 from hybridflow.config.roles import Role
 from hybridflow.errors import ConfigError
@@ -88,21 +87,6 @@ CONFLICTS = [
         {"placement.pools": {"a": Pool(), "b": Pool()}},
         "The pools ask for 2 devices, and the run has 1",
         "Set trainer.devices=2",
-    ),
-    (
-        {"placement.pools": {"a": Pool(), "b": Pool()}, "placement.roles": {"rollout": "b"}, "trainer.devices": 2},
-        "placement.roles.rollout=b is not the actor's pool",
-        "put both in one pool",
-    ),
-    ({"trainer.devices": 2}, "Pool 'main' has 2 devices, and actor.engine=single", "pools of one device each"),
-    (
-        {
-            "placement.pools": {"a": Pool(), "b": Pool()},
-            "trainer.devices": 2,
-            "trainer.backend": BackendKind.local,
-        },
-        "trainer.backend=local has one process, and placement has 2 pools",
-        "trainer.backend=ray",
     ),
 ]
 FINE = [

@@ -30,13 +30,16 @@ def run_ranks(
 ) -> list:
     """What `program(rank, *args)` returned on each rank; raises with the first rank's traceback when one fails.
 
-    With `may_die` the answer of a rank whose process ended without one is its exit status.
+    With `may_die` the answer of a rank whose process ended without one is its exit status, and no rank waits for the
+    others at the end.
     """
     _context.set_forkserver_preload(_PRELOADED)
     answers = _context.Queue()
     with tempfile.TemporaryDirectory() as folder:
         processes = [
-            _context.Process(target=_rank, args=(program, rank, num_ranks, Path(folder), args, answers), daemon=True)
+            _context.Process(
+                target=_rank, args=(program, rank, num_ranks, Path(folder), args, answers, may_die), daemon=True
+            )
             for rank in range(num_ranks)
         ]
         for process in processes:
@@ -73,7 +76,7 @@ def _gathered(processes: list, answers, timeout_seconds: float, may_die: bool) -
     return [found[rank] for rank in range(len(processes))]
 
 
-def _rank(program: Callable, rank: int, num_ranks: int, folder: Path, args: tuple, answers) -> None:
+def _rank(program: Callable, rank: int, num_ranks: int, folder: Path, args: tuple, answers, may_die: bool) -> None:
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(num_ranks), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     torch.set_num_threads(1)
@@ -84,7 +87,7 @@ def _rank(program: Callable, rank: int, num_ranks: int, folder: Path, args: tupl
                 "gloo", store=store, rank=rank, world_size=num_ranks, timeout=timedelta(seconds=120)
             )
         answers.put((rank, program(rank, *args), None))
-        if num_ranks > 1:
+        if num_ranks > 1 and not may_die:
             dist.barrier()
     except BaseException:  # noqa: BLE001 (whatever it is, the test is to see it)
         answers.put((rank, None, traceback.format_exc()))

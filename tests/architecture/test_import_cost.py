@@ -20,6 +20,7 @@ TORCH_FREE = (
     "hybridflow.parallel*",
     "hybridflow.models.geometry",
     "hybridflow.models.accounting",
+    "hybridflow.models.names*",
     "hybridflow.observability*",
     "hybridflow.launch.compose",
     "hybridflow.trainer.main_*",

@@ -1,0 +1,83 @@
+"""Why a model cannot be divided in some way: the reasons in words, for errors."""
+
+from collections.abc import Iterator
+from typing import Literal
+
+from hybridflow.models.geometry import ModelGeometry
+from hybridflow.models.names.rules import MODEL_TYPES, padded_vocabulary
+
+Engine = Literal["single", "fsdp", "megatron", "transformers", "vllm"]
+
+
+def layout_problem(
+    geometry: ModelGeometry,
+    *,
+    engine: Engine,
+    tensor: int = 1,
+    pipeline: int = 1,
+    virtual_pipeline: int = 1,
+    expert: int = 1,
+    sequence: int = 1,
+) -> str | None:
+    """Why `engine` cannot divide a model so; None where it can.
+
+    Sizes are named as in their section, without its name: "tensor=3 does not divide the model's 8 attention heads".
+    """
+    is_whole = max(tensor, pipeline, virtual_pipeline, expert, sequence) == 1
+    if is_whole and engine != "megatron":
+        return None
+    problems = [
+        *_architecture(geometry, engine),
+        *_tensor(geometry, engine, tensor),
+        *_pipeline(geometry, engine, pipeline, virtual_pipeline),
+        *_experts(geometry, expert),
+        *_sequence(geometry, tensor, sequence),
+    ]
+    return problems[0] if problems else None
+
+
+def _architecture(geometry: ModelGeometry, engine: Engine) -> Iterator[str]:
+    if geometry.model_type not in MODEL_TYPES:
+        known = ", ".join(MODEL_TYPES)
+        yield f"engine={engine} knows the weights of {known}; this model is of type '{geometry.model_type}'"
+
+
+def _tensor(geometry: ModelGeometry, engine: Engine, tensor: int) -> Iterator[str]:
+    if geometry.heads % tensor:
+        yield f"tensor={tensor} does not divide the model's {geometry.heads} attention heads"
+    may_repeat = engine == "vllm" and tensor % geometry.kv_heads == 0
+    if geometry.kv_heads % tensor and not may_repeat:
+        yield f"tensor={tensor} does not divide the model's {geometry.kv_heads} key-value heads"
+    if geometry.intermediate % tensor:
+        inner = "size of an expert" if geometry.experts else "intermediate size"
+        yield f"tensor={tensor} does not divide the model's {inner}, {geometry.intermediate}"
+    padded = padded_vocabulary(geometry, 1)
+    if engine == "vllm" and padded % tensor:
+        yield f"tensor={tensor} does not divide the model's vocabulary, padded to {padded} entries"
+
+
+def _pipeline(geometry: ModelGeometry, engine: Engine, pipeline: int, virtual: int) -> Iterator[str]:
+    layers = geometry.layers
+    if pipeline > layers:
+        yield f"pipeline={pipeline} is more than the model's {layers} layers"
+    if engine == "megatron" and virtual > 1 and pipeline == 1:
+        yield f"virtual_pipeline={virtual} needs pipeline over 1"
+    if engine == "megatron" and layers % (pipeline * virtual):
+        groups = f"pipeline={pipeline}" + (f" times virtual_pipeline={virtual}" if virtual > 1 else "")
+        yield f"{groups} does not divide the model's {layers} layers"
+
+
+def _experts(geometry: ModelGeometry, expert: int) -> Iterator[str]:
+    if expert > 1 and not geometry.experts:
+        yield f"expert={expert} divides experts, and the model has none"
+    elif geometry.experts % expert:
+        yield f"expert={expert} does not divide the model's {geometry.experts} experts"
+
+
+def _sequence(geometry: ModelGeometry, tensor: int, sequence: int) -> Iterator[str]:
+    """Ulysses exchanges tokens for heads: each rank must get whole heads; key-value heads may be repeated."""
+    heads, kv_heads = geometry.heads // tensor, max(geometry.kv_heads // tensor, 1)
+    if heads % sequence:
+        yield f"sequence={sequence} does not divide the {heads} attention heads of a tensor-parallel rank"
+    elif kv_heads % sequence and sequence % kv_heads:
+        yield f"sequence={sequence} neither divides nor is a multiple of the {kv_heads} key-value heads of a rank"

@@ -1,0 +1,44 @@
+"""A canonical weight inside an engine's tensor."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hybridflow.parallel.layout import Box, TensorLayout, WeightShard
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Part:
+    """A piece of one canonical weight, and where an engine's tensor holds it.
+
+    `region` indexes the engine's tensor (`tensor[part.region]` has the layout's local shape); what no part of a tensor
+    covers is padding.
+    """
+
+    name: str
+    region: tuple[slice | int, ...]
+    layout: TensorLayout
+
+
+def views(tensor: "Tensor", parts: Iterable[Part]) -> list[WeightShard]:
+    """The shards that an engine's tensor holds, as views of it."""
+    return [WeightShard(part.name, tensor[part.region], part.layout) for part in parts]
+
+
+def whole_part(name: str, layout: TensorLayout) -> Part:
+    """The part that fills its tensor."""
+    return Part(name, tuple(slice(0, size) for size in layout.local_shape), layout)
+
+
+def stacked_parts(pieces: Iterable[tuple[str, tuple[int, ...], Box]], *within: int) -> list[Part]:
+    """Pieces (name, global shape, box) that lie one below the other, in `tensor[within]`."""
+    parts, start = [], 0
+    for name, shape, box in pieces:
+        layout = TensorLayout(shape, box)
+        stop = start + layout.local_shape[0]
+        parts.append(Part(name, (*within, slice(start, stop)), layout))
+        start = stop
+    return parts

@@ -9,16 +9,25 @@ from transformers import (
     AutoModelForCausalLM,
     GenerationConfig,
     LlamaConfig,
+    MistralConfig,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 from hybridflow.batch import Batch, Ragged
 from recipes.tiny_calculator import make_tokenizer
 
-ARCHITECTURES: dict[str, type[PreTrainedConfig]] = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
+ARCHITECTURES: dict[str, type[PreTrainedConfig]] = {
+    "llama": LlamaConfig,
+    "mistral": MistralConfig,
+    "qwen2": Qwen2Config,
+    "qwen3": Qwen3Config,
+    "qwen3_moe": Qwen3MoeConfig,
+}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
 VOCABULARY = 64
 
 MakeToy = Callable[..., Path]
@@ -29,7 +38,15 @@ def toy_model(architecture: str, *, seed: int = 0, **changes: object) -> PreTrai
     sizes = {"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "max_position_embeddings": 128}
     tokens = {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": 1}
-    settings = {**sizes, **heads, **tokens, "initializer_range": 0.15, "tie_word_embeddings": False} | changes
+    experts = EXPERTS if architecture == "qwen3_moe" else {}
+    settings = {
+        **sizes,
+        **heads,
+        **tokens,
+        **experts,
+        "initializer_range": 0.15,
+        "tie_word_embeddings": False,
+    } | changes
     torch.manual_seed(seed)
     return AutoModelForCausalLM.from_config(ARCHITECTURES[architecture](**settings), dtype=torch.float32).eval()
 

@@ -12,6 +12,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_TOKEN_CLASSIFICATIO
 
 from hybridflow.errors import EngineError
 from hybridflow.models.loading import copy_tokenizer, load_backbone, quiet_transformers
+from hybridflow.models.packed_attention import Packing
 
 
 class ValueModel(nn.Module):
@@ -84,6 +85,17 @@ def hidden_states(
     backbone = model.backbone if isinstance(model, ValueModel) else model.get_decoder()
     outputs = backbone(input_ids=input_ids, position_ids=position_ids, attention_mask=attention_mask, use_cache=False)
     return outputs.last_hidden_state
+
+
+def packed_hidden_states(
+    model: PreTrainedModel | ValueModel, input_ids: Int[Tensor, " N"], packing: Packing
+) -> Float[Tensor, "N H"]:
+    """The same of sequences laid end to end, each as if it were alone; see `use_packed_attention`."""
+    backbone = model.backbone if isinstance(model, ValueModel) else model.get_decoder()
+    outputs = backbone(
+        input_ids=input_ids[None], position_ids=packing.position_ids[None], packing=packing, use_cache=False
+    )
+    return outputs.last_hidden_state[0]
 
 
 def logits_of(model: PreTrainedModel, hidden: Float[Tensor, "*N H"]) -> Float[Tensor, "*N V"]:

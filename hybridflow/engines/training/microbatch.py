@@ -1,7 +1,6 @@
-"""From ragged rows to the rectangles a model reads, and back."""
+"""From ragged rows to what a model reads: sequences end to end, without padding."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -9,40 +8,67 @@ from torch import Tensor
 from hybridflow.algorithms.logprobs import packed_predicting_positions
 from hybridflow.batch import Batch, Ragged
 from hybridflow.batch.iterate import microbatches
-from hybridflow.batch.ragged import interleaved
+from hybridflow.batch.ragged import interleaved, offsets_of
+from hybridflow.models.packed_attention import Packing
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Rows of a batch as rectangles on a device.
+    """Rows of a batch, end to end on a device.
 
-    `input_ids` [B, T - 1] is prompt and response, right-padded, without the last column, which predicts nothing: with
-    a causal model no real token sees padding, so no attention mask is needed. `predicts` [N] are flat positions in
-    [B * (T - 1)] whose output predicts each response token, `places` [N] the flat positions of those tokens in [B, R].
+    `input_ids` [N] are prompts and responses, each sequence without its last token, which predicts nothing, and
+    `packing` says where each begins; a dummy sequence at the end may fill up N. `predicts` [M] are the positions in
+    [N] whose output predicts each response token (`targets`), and `places` [M] the flat positions of those tokens in
+    `shape` [B, R]. A micro-batch that does not count keeps ranks in step: its loss is multiplied by 0.
     """
 
     rows: Tensor
     input_ids: Tensor
+    packing: Packing
     targets: Tensor
     predicts: Tensor
     places: Tensor
     shape: tuple[int, int]
     lengths: Tensor
+    counts: bool = True
+
+    @property
+    def position_ids(self) -> Tensor:
+        """[N]: each token's position in its own sequence."""
+        return self.packing.position_ids
+
+    @property
+    def cu_seqlens(self) -> Tensor:
+        """Where each sequence begins, and the end: int32, one more than there are sequences."""
+        return self.packing.cu_seqlens
+
+    @property
+    def max_seqlen(self) -> int:
+        """The longest sequence's tokens."""
+        return self.packing.max_seqlen
 
     def spread(self, flat: Tensor) -> Tensor:
-        """Values of the N response tokens as right-padded [B, R], zeros elsewhere."""
+        """Values of the M response tokens as right-padded [B, R], zeros elsewhere."""
         out = flat.new_zeros(self.shape[0] * self.shape[1])
         return out.index_copy(0, self.places, flat).view(self.shape)
 
 
 def make_microbatches(
-    batch: Batch, *, budget_tokens: int, pad_token_id: int, device: torch.device
-) -> Iterator[MicroBatch]:
-    """The batch's rows as micro-batches of at most `budget_tokens` tokens, padding included."""
+    batch: Batch, *, budget_tokens: int, device: torch.device, multiple_of: int = 1, at_least: int = 0
+) -> list[MicroBatch]:
+    """The batch's rows as micro-batches of at most `budget_tokens` tokens; a longer row goes alone.
+
+    Each is filled up to a multiple of `multiple_of` tokens by a dummy sequence. Micro-batches of dummies alone, which
+    do not count, follow until there are `at_least` as many.
+    """
+    batch.require(("prompt_ids", "response_ids"), stage="training engine")
     prompts, responses = batch.tokens("prompt_ids"), batch.tokens("response_ids")
-    lengths = prompts.lengths + responses.lengths
-    for rows in microbatches(lengths, budget_tokens=budget_tokens):
-        yield _micro(rows, prompts.select(rows), responses.select(rows), pad_token_id, device)
+    lengths = prompts.lengths + responses.lengths - 1
+    micros = [
+        _micro(rows, prompts.select(rows), responses.select(rows), multiple_of, device)
+        for rows in microbatches(lengths, budget_tokens=budget_tokens)
+    ]
+    return micros + [_idle(multiple_of, device)] * (at_least - len(micros))
 
 
 def columns_of(batch: Batch, micro: MicroBatch, device: torch.device) -> dict[str, Tensor]:
@@ -56,20 +82,31 @@ def columns_of(batch: Batch, micro: MicroBatch, device: torch.device) -> dict[st
     return columns
 
 
-def _micro(rows: Tensor, prompts: Ragged, responses: Ragged, pad: int, device: torch.device) -> MicroBatch:
+def _micro(rows: Tensor, prompts: Ragged, responses: Ragged, multiple_of: int, device: torch.device) -> MicroBatch:
     sequences = interleaved(prompts, responses)
-    padded = sequences.padded(pad)[:, :-1]
+    lengths = sequences.lengths - 1
+    missing = -int(lengths.sum()) % multiple_of
+    keep = torch.ones(len(sequences.values), dtype=torch.bool)
+    keep[sequences.offsets[1:] - 1] = False
+    ids = torch.cat([sequences.values[keep], sequences.values.new_zeros(missing)])
     counts = responses.lengths
     within = torch.arange(len(responses.values)) - responses.offsets[:-1].repeat_interleave(counts)
     row = torch.arange(len(rows))
-    predicts = packed_predicting_positions(row * padded.shape[1], prompts.lengths, counts)
     width = int(counts.max())
     return MicroBatch(
         rows=rows,
-        input_ids=padded.to(device),
+        input_ids=ids.to(device),
+        packing=Packing((*lengths.tolist(), *([missing] if missing else [])), device),
         targets=responses.values.to(device),
-        predicts=predicts.to(device),
+        predicts=packed_predicting_positions(offsets_of(lengths)[:-1], prompts.lengths, counts).to(device),
         places=(row.repeat_interleave(counts) * width + within).to(device),
         shape=(len(rows), width),
         lengths=counts,
     )
+
+
+def _idle(multiple_of: int, device: torch.device) -> MicroBatch:
+    """One dummy token that predicts another, and more of them to fill up."""
+    one = Ragged.from_rows([[0]], torch.int64)
+    micro = _micro(torch.zeros(1, dtype=torch.int64), one, one, multiple_of, device)
+    return replace(micro, rows=micro.rows[:0], counts=False)

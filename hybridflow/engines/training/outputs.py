@@ -1,36 +1,51 @@
 """What a model says of response tokens: log-probabilities and entropy, or values."""
 
-from collections.abc import Callable
-from typing import TypeVar
-
-import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hybridflow.algorithms.logprobs import logprobs_and_entropy
 from hybridflow.engines.training.interface import TokenOutputs
 from hybridflow.engines.training.microbatch import MicroBatch
-from hybridflow.models.heads import ValueModel, hidden_states, logits_of
-
-ModelT = TypeVar("ModelT", bound=nn.Module)
-Predictor = Callable[[ModelT, MicroBatch, float], TokenOutputs]
-"""From a model, a micro-batch and a temperature to outputs, padded [B, R]."""
+from hybridflow.models.heads import ValueModel, logits_of, packed_hidden_states
 
 
-def language_outputs(model: PreTrainedModel, micro: MicroBatch, temperature: float) -> TokenOutputs:
-    """Log-probability and entropy of softmax(logits / temperature); logits are made for response tokens only."""
-    logits = logits_of(model, _predicting_states(model, micro))
-    logprobs, entropy = logprobs_and_entropy(logits, micro.targets, temperature=temperature)
-    return TokenOutputs(micro.spread(logprobs), micro.spread(entropy), logprobs.new_empty(0))
+class LanguageOutputs(nn.Module):
+    """A causal language model asked for response tokens alone: one root module, whose call does everything.
+
+    outputs = LanguageOutputs(model)(micro, temperature)      # {"logprobs": [M], "entropy": [M]}
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, micro: MicroBatch, temperature: float) -> dict[str, Tensor]:
+        """Log-probability and entropy of softmax(logits / temperature), float32; logits of response tokens only."""
+        hidden = packed_hidden_states(self.model, micro.input_ids, micro.packing)[micro.predicts]
+        logits = logits_of(self.model, hidden)
+        logprobs, entropy = logprobs_and_entropy(logits, micro.targets, temperature=temperature)
+        return {"logprobs": logprobs, "entropy": entropy}
 
 
-def value_outputs(model: ValueModel, micro: MicroBatch, temperature: float) -> TokenOutputs:
-    """The value of the state before each response token; the temperature has no say."""
-    values = model.values(_predicting_states(model, micro))
-    return TokenOutputs(values.new_empty(0), values.new_empty(0), micro.spread(values))
+class ValueOutputs(nn.Module):
+    """A value model asked for the value of the state before each response token."""
+
+    def __init__(self, model: ValueModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, micro: MicroBatch, temperature: float) -> dict[str, Tensor]:
+        """`values` [M], float32; the temperature has no say."""
+        hidden = packed_hidden_states(self.model, micro.input_ids, micro.packing)
+        return {"values": self.model.values(hidden[micro.predicts])}
 
 
-def _predicting_states(model: PreTrainedModel | ValueModel, micro: MicroBatch) -> Tensor:
-    positions = torch.arange(micro.input_ids.shape[1], device=micro.input_ids.device)[None]
-    hidden = hidden_states(model, micro.input_ids, positions)
-    return hidden.flatten(0, 1)[micro.predicts]
+TokenModel = LanguageOutputs | ValueOutputs
+"""From a micro-batch and a temperature to what the model says of its M response tokens."""
+
+
+def token_outputs(micro: MicroBatch, outputs: dict[str, Tensor]) -> TokenOutputs:
+    """The same for loss functions: right-padded [B, R]."""
+    empty = next(iter(outputs.values())).new_empty(0)
+    padded = {name: micro.spread(flat) for name, flat in outputs.items()}
+    return TokenOutputs(*(padded.get(name, empty) for name in ("logprobs", "entropy", "values")))

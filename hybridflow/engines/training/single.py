@@ -1,21 +1,20 @@
 """The plain training engine: the whole model on one device."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Generic
 
 import torch
 from torch import Tensor
 
-from hybridflow.batch import Batch, Ragged
-from hybridflow.config.training import Training
-from hybridflow.engines.training.interface import LossFn, TokenOutputs
-from hybridflow.engines.training.microbatch import MicroBatch, columns_of, make_microbatches
+from hybridflow.batch import Batch
+from hybridflow.engines.training.families import EngineSetup, prepared
+from hybridflow.engines.training.interface import LossFn, Part
+from hybridflow.engines.training.microbatch import MicroBatch, make_microbatches
 from hybridflow.engines.training.optimizer import MasterAdamW, make_optimizer, optimizer_state, restore_optimizer
-from hybridflow.engines.training.outputs import ModelT, Predictor
+from hybridflow.engines.training.passes import accumulate_gradients, forward_pass
 from hybridflow.engines.training.schedule import learning_rate
 from hybridflow.errors import EngineError
-from hybridflow.observability.metrics import Metrics, last, mean, merge
+from hybridflow.observability.metrics import Metrics, last, mean
 from hybridflow.parallel.layout import WeightShard
 from hybridflow.parallel.mesh import ParallelMesh
 
@@ -23,62 +22,41 @@ OPTIMIZER_FILE = "optimizer.pt"
 MODEL_DIRECTORY = "huggingface"
 
 
-class SingleEngine(Generic[ModelT]):
+class SingleEngine:
     """One model, one device, AdamW; implements `TrainEngine`.
 
-    engine = SingleEngine(model, language_outputs, training=config.actor, total_optimizer_steps=300, ...)
+    engine = SingleEngine(EngineSetup(LANGUAGE, config.actor.model, config.actor, 300, device, Ranks.alone()))
     logprobs = engine.forward(batch).tokens("logprobs")
     metrics = engine.train_step(minibatch, loss_fn)
     """
 
-    def __init__(
-        self,
-        model: ModelT,
-        predict: Predictor[ModelT],
-        *,
-        training: Training,
-        total_optimizer_steps: int,
-        pad_token_id: int,
-        save_model: Callable[[ModelT, Path], None],
-        load_model: Callable[[Path], ModelT],
-    ) -> None:
+    def __init__(self, setup: EngineSetup) -> None:
         self.mesh = ParallelMesh({"data": 1})
-        self.model = model
-        self.device = next(model.parameters()).device
-        self._predict = predict
-        self._training = training
-        self._total_steps = total_optimizer_steps
-        self._pad_token_id = pad_token_id
-        self._save_model = save_model
-        self._load_model = load_model
+        self.model = setup.load(setup.directory)
+        self.device = setup.device
+        self._setup = setup
+        self._training = setup.training
+        self._outputs = prepared(setup, self.model)
         self._made_optimizer: MasterAdamW | None = None
         self._steps = 0
 
     def forward(self, batch: Batch) -> Batch:
         """See `TrainEngine.forward`."""
-        with torch.no_grad():
-            parts = [(micro, self._predict(self.model, micro, _temperature(batch))) for micro in self._micros(batch)]
-        order = torch.cat([micro.rows for micro, _ in parts]).argsort()
-        names = ("logprobs", "entropy", "values")
-        tokens = {name: _unpadded(parts, name).select(order) for name in names if getattr(parts[0][1], name).numel()}
-        return Batch.of(tokens=tokens)
+        return forward_pass(self._outputs, batch, self._micros(batch))
 
     def train_step(self, batch: Batch, loss_fn: LossFn) -> Metrics:
         """See `TrainEngine.train_step`. Raises `EngineError` when the gradient is not finite."""
-        rate = learning_rate(self._steps, optimizer=self._training.optimizer, total_steps=self._total_steps)
+        rate = learning_rate(
+            self._steps, optimizer=self._training.optimizer, total_steps=self._setup.total_optimizer_steps
+        )
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self.model.zero_grad(set_to_none=True)
-        reports = []
-        for micro in self._micros(batch):
-            outputs = self._predict(self.model, micro, _temperature(batch))
-            loss = loss_fn(outputs, columns_of(batch, micro, self.device))
-            loss.value.backward()
-            reports.append(loss.metrics)
+        metrics = accumulate_gradients(self._outputs, batch, self._micros(batch), loss_fn)
         norm = self._clipped_grad_norm()
         self._optimizer.step()
         self._steps += 1
-        return merge(reports) | {"grad_norm": mean(norm), "lr": last(rate)}
+        return metrics | {"grad_norm": mean(norm), "lr": last(rate)}
 
     def weight_shards(self) -> Iterator[WeightShard]:
         """See `TrainEngine.weight_shards`: all of each weight."""
@@ -104,12 +82,12 @@ class SingleEngine(Generic[ModelT]):
 
     def save(self, directory: Path) -> None:
         """See `TrainEngine.save`."""
-        self._save_model(self.model, directory / MODEL_DIRECTORY)
+        self._setup.save(self.model, directory / MODEL_DIRECTORY)
         torch.save({"steps": self._steps, "optimizer": optimizer_state(self._optimizer)}, directory / OPTIMIZER_FILE)
 
     def load(self, directory: Path) -> None:
         """See `TrainEngine.load`."""
-        weights = dict(self._load_model(directory / MODEL_DIRECTORY).named_parameters())
+        weights = dict(self._setup.load(directory / MODEL_DIRECTORY).named_parameters())
         own = dict(self.model.named_parameters())
         for name in [*own, *weights]:
             if name not in own or name not in weights or weights[name].shape != own[name].shape:
@@ -125,6 +103,12 @@ class SingleEngine(Generic[ModelT]):
         self._steps = saved["steps"]
         restore_optimizer(self._optimizer, saved["optimizer"])
 
+    def offload(self, *parts: Part) -> None:
+        """See `TrainEngine.offload`."""
+
+    def onload(self, *parts: Part) -> None:
+        """See `TrainEngine.onload`."""
+
     @property
     def _optimizer(self) -> MasterAdamW:
         """Made when first needed: a frozen model never has one."""
@@ -132,14 +116,8 @@ class SingleEngine(Generic[ModelT]):
             self._made_optimizer = make_optimizer(self.model, self._training.optimizer)
         return self._made_optimizer
 
-    def _micros(self, batch: Batch) -> Iterator[MicroBatch]:
-        batch.require(("prompt_ids", "response_ids"), stage="training engine")
-        return make_microbatches(
-            batch,
-            budget_tokens=self._training.microbatch_tokens,
-            pad_token_id=self._pad_token_id,
-            device=self.device,
-        )
+    def _micros(self, batch: Batch) -> list[MicroBatch]:
+        return make_microbatches(batch, budget_tokens=self._training.microbatch_tokens, device=self.device)
 
     def _clipped_grad_norm(self) -> float:
         limit = self._training.optimizer.max_grad_norm or float("inf")
@@ -152,15 +130,5 @@ class SingleEngine(Generic[ModelT]):
         return norm
 
 
-def _temperature(batch: Batch) -> float:
-    return float(batch.meta.get("temperature", 1.0))
-
-
 def _shape(weight: Tensor | None) -> str:
     return "absent" if weight is None else str(tuple(weight.shape))
-
-
-def _unpadded(parts: list[tuple[MicroBatch, TokenOutputs]], name: str) -> Ragged:
-    return Ragged.concat(
-        [Ragged.from_padded(getattr(outputs, name).float().cpu(), micro.lengths) for micro, outputs in parts]
-    )

@@ -12,6 +12,7 @@ from hybridflow.engines.training.factory import make_language_engine, make_value
 from hybridflow.engines.training.interface import Loss, TokenOutputs
 from hybridflow.engines.training.single import SingleEngine
 from hybridflow.observability.metrics import total
+from hybridflow.parallel.groups import Ranks
 
 GENTLE = Optimizer(learning_rate=0.01, epsilon=1e-3)
 """With AdamW's usual epsilon, rounding noise in gradients near zero becomes steps of the size of the rate."""
@@ -33,8 +34,8 @@ def _engine(make, directory: Path, steps: int, settings: dict[str, object]) -> S
         Model(path=str(directory), dtype=dtype),
         Training(**({"optimizer": GENTLE} | settings)),
         total_optimizer_steps=steps,
-        pad_token_id=0,
         device=torch.device("cpu"),
+        ranks=Ranks.alone(),
     )
     assert isinstance(engine, SingleEngine)
     return engine

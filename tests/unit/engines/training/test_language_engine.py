@@ -170,9 +170,7 @@ def test_plain_transformers_reads_what_is_saved(toy_dir, tmp_path, architecture)
     engine.train_step(sequences(), likelihood_loss)
     engine.save(tmp_path)
     model = plain_model(tmp_path / "huggingface")
-    ids = torch.tensor([[5, 9, 20, 33]])
-    with torch.no_grad():
-        assert torch.equal(model(input_ids=ids).logits, engine.model(input_ids=ids).logits)
+    assert largest_difference(dict(model.named_parameters()), weights(engine)) == 0.0
 
 
 @pytest.mark.parametrize("changes", [{"intermediate_size": 64}, {"num_hidden_layers": 3}, {"num_hidden_layers": 1}])

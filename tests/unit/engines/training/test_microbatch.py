@@ -1,5 +1,6 @@
-"""From ragged rows to rectangles and back."""
+"""From ragged rows to sequences end to end, and to the rectangles of loss functions."""
 
+import pytest
 import torch
 
 from hybridflow.batch import Batch
@@ -10,17 +11,34 @@ from tests.toys import sequences
 CPU = torch.device("cpu")
 
 
-def micros(batch: Batch, budget: int):
-    return list(make_microbatches(batch, budget_tokens=budget, pad_token_id=0, device=CPU))
+def micros(batch: Batch, budget: int, **settings: int):
+    return make_microbatches(batch, budget_tokens=budget, device=CPU, **settings)
 
 
-def test_rectangles_hold_prompt_then_response_then_padding_without_the_column_that_predicts_nothing():
-    batch = sequences((2, 1), (1, 3))
-    (micro,) = micros(batch, 100)
-    prompts, responses = batch.tokens("prompt_ids"), batch.tokens("response_ids")
-    for position, row in enumerate(micro.rows.tolist()):
-        whole = prompts.row(row).tolist() + responses.row(row).tolist()
-        assert micro.input_ids[position].tolist() == (whole + [0] * (4 - len(whole)))[:3]
+def whole_rows(batch: Batch, rows: torch.Tensor) -> list[list[int]]:
+    part = batch.select(rows)
+    prompts, responses = part.tokens("prompt_ids").rows(), part.tokens("response_ids").rows()
+    return [prompt.tolist() + response.tolist() for prompt, response in zip(prompts, responses, strict=True)]
+
+
+@pytest.mark.parametrize("budget", [1, 25, 100])
+def test_sequences_stand_end_to_end_without_the_token_that_predicts_nothing(budget):
+    batch = sequences()
+    for micro in micros(batch, budget):
+        kept = [row[:-1] for row in whole_rows(batch, micro.rows)]
+        assert micro.input_ids.tolist() == [token for row in kept for token in row]
+        assert micro.position_ids.tolist() == [position for row in kept for position in range(len(row))]
+        assert micro.cu_seqlens.tolist() == [sum(len(row) for row in kept[:i]) for i in range(len(kept) + 1)]
+        assert micro.cu_seqlens.dtype is torch.int32
+        assert micro.max_seqlen == max(len(row) for row in kept)
+
+
+def test_every_row_is_in_one_micro_batch_and_real_tokens_alone_fill_the_budget():
+    batch = sequences((3, 1, 7, 4, 2), (5, 9, 1, 4, 2))
+    parts = micros(batch, 14)
+    assert sorted(row for micro in parts for row in micro.rows.tolist()) == list(range(5))
+    # 9 tokens that predict, then 7, 7, 7 and 3: padding to the longest would have made four micro-batches.
+    assert [len(micro.input_ids) for micro in parts] == [9, 14, 10]
 
 
 def test_each_response_token_is_predicted_by_the_position_before_it():
@@ -28,14 +46,47 @@ def test_each_response_token_is_predicted_by_the_position_before_it():
     for micro in micros(batch, 25):
         part = batch.select(micro.rows)
         prompts, responses = ([row.tolist() for row in part.tokens(n).rows()] for n in ("prompt_ids", "response_ids"))
-        width = micro.input_ids.shape[1]
         expected = [
-            row * width + position
+            int(micro.cu_seqlens[row]) + position
             for row, positions in enumerate(response_positions(prompts, responses))
             for position in positions
         ]
         assert micro.predicts.tolist() == expected
         assert torch.equal(micro.targets, part.tokens("response_ids").values)
+
+
+def test_a_row_of_one_token_predicts_nothing():
+    (micro,) = micros(sequences((1, 2), (0, 3)), 100)
+    assert micro.packing.lengths == (4, 0)
+    assert micro.lengths.tolist() == [3, 0]
+    assert micro.predicts.tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("multiple_of", [1, 4, 16])
+def test_a_dummy_sequence_fills_up_and_nothing_reads_it(multiple_of):
+    batch = sequences()
+    for plain, micro in zip(micros(batch, 25), micros(batch, 25, multiple_of=multiple_of), strict=True):
+        real = len(plain.input_ids)
+        assert len(micro.input_ids) % multiple_of == 0
+        assert len(micro.input_ids) - real < multiple_of
+        assert torch.equal(micro.input_ids[:real], plain.input_ids)
+        assert torch.equal(micro.predicts, plain.predicts)
+        assert torch.equal(micro.cu_seqlens[: len(plain.cu_seqlens)], plain.cu_seqlens)
+        assert int(micro.cu_seqlens[-1]) == len(micro.input_ids)
+
+
+def test_micro_batches_that_do_not_count_follow_until_there_are_enough():
+    parts = micros(sequences(), 25, at_least=6, multiple_of=4)
+    real = micros(sequences(), 25, multiple_of=4)
+    assert [micro.counts for micro in parts] == [True] * len(real) + [False] * (6 - len(real))
+    assert all(len(micro.input_ids) == 4 for micro in parts[len(real) :])
+    assert micros(sequences(), 25, at_least=1, multiple_of=4)[-1].counts
+
+
+def test_a_batch_without_rows_can_keep_step():
+    empty = sequences().select(torch.empty(0, dtype=torch.int64))
+    assert micros(empty, 25) == []
+    assert [micro.counts for micro in micros(empty, 25, at_least=2)] == [False, False]
 
 
 def test_spread_puts_each_token_in_its_place_and_zeros_elsewhere():

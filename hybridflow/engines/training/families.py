@@ -1,0 +1,103 @@
+"""Language models and value models: how each kind is read, written and asked."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from hybridflow.config.model import Model
+from hybridflow.config.training import Training
+from hybridflow.engines.training.outputs import LanguageOutputs, TokenModel, ValueOutputs
+from hybridflow.errors import EngineError
+from hybridflow.models.heads import ValueModel, load_value_model, save_value_model
+from hybridflow.models.loading import load_causal_lm, resolve_model_path, save_causal_lm, torch_dtype
+from hybridflow.models.packed_attention import use_packed_attention
+from hybridflow.parallel.groups import Ranks
+
+
+@dataclass(frozen=True)
+class Family:
+    """How models of one kind are read, written and asked; `backbone` is the part with the layers.
+
+    The model is a `PreTrainedModel` in the language family and a `ValueModel` in the value family.
+    """
+
+    name: str
+    read: Callable[..., Any]
+    write: Callable[..., None]
+    ask: Callable[[Any], TokenModel]
+    backbone: Callable[[Any], PreTrainedModel]
+
+
+LANGUAGE = Family("language", load_causal_lm, save_causal_lm, LanguageOutputs, backbone=lambda model: model)
+VALUE = Family("value", load_value_model, save_value_model, ValueOutputs, backbone=lambda model: model.backbone)
+
+
+@dataclass(frozen=True)
+class EngineSetup:
+    """What every engine is told."""
+
+    family: Family
+    model: Model
+    training: Training
+    total_optimizer_steps: int
+    device: torch.device
+    ranks: Ranks
+
+    @property
+    def directory(self) -> Path:
+        """Where the model is."""
+        return resolve_model_path(str(self.model.path))
+
+    def load(self, directory: Path, device: torch.device | None = None) -> PreTrainedModel | ValueModel:
+        """The Hugging Face model in a directory, whole, on the engine's device or another."""
+        return self.family.read(
+            directory,
+            dtype=torch_dtype(self.model.dtype),
+            device=device or self.device,
+            trust_remote_code=self.model.trust_remote_code,
+        )
+
+    def save(self, model: nn.Module, directory: Path) -> None:
+        """Writes the model as a Hugging Face directory, with its tokenizer."""
+        self.family.write(model, directory, tokenizer_from=tokenizer_directory(self.model))
+
+
+def tokenizer_directory(model: Model) -> Path:
+    """Where a model's tokenizer is."""
+    return resolve_model_path(str(model.tokenizer_path or model.path))
+
+
+def prepared(setup: EngineSetup, model: PreTrainedModel | ValueModel) -> TokenModel:
+    """The model as engines ask it: attention without padding, and layers recomputed where the configuration says so.
+
+    Models stay in evaluation mode, so that a token has one probability: no dropout, no router noise.
+    """
+    backbone = setup.family.backbone(model)
+    use_packed_attention(backbone)
+    if setup.training.gradient_checkpointing:
+        _checkpoint_layers(backbone)
+    return setup.family.ask(model)
+
+
+def _checkpoint_layers(model: PreTrainedModel) -> None:
+    """Recomputes each layer in the backward pass.
+
+    transformers does so in training mode alone: the layers themselves are put in it, and not the modules in them.
+    """
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not (model.supports_gradient_checkpointing and layers):
+        raise EngineError(
+            f"{type(model).__name__} does not support gradient_checkpointing=true.",
+            remedy="Leave it out, and lower microbatch_tokens when memory runs out.",
+        )
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for layer in layers:
+        layer.training = True
+        for name in [name for name, value in vars(layer).items() if "dropout" in name and isinstance(value, float)]:
+            setattr(layer, name, 0.0)

@@ -1,0 +1,65 @@
+"""The ranks of a training mesh as FSDP sees them: whole copies of the model, shards of a copy, parts of a matrix."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from hybridflow.parallel.groups import Ranks
+
+REPLICA, SHARD, TENSOR = "replica", "shard", "tensor"
+
+
+@dataclass(frozen=True)
+class ShardMesh:
+    """Data and sequence ranks share the shards of a copy: rank = tensor + t * (shard + shards * replica).
+
+    Each of `replicas` copies is spread over as many consecutive ranks (HSDP); tensor parallel ranks are neighbours.
+    """
+
+    ranks: Ranks
+    replicas: int
+    device: torch.device
+
+    def __post_init__(self) -> None:
+        mesh = self.ranks.mesh
+        order = [axis for axis in mesh.sizes if mesh.axis_size(axis) > 1]
+        assert order == [axis for axis in ("data", "sequence", "tensor") if axis in order], f"a mesh of {order} for FSDP"
+        assert mesh.axis_size("data") % self.replicas == 0, f"{self.replicas} replicas of {mesh.axis_size('data')}"
+
+    @property
+    def tensor_size(self) -> int:
+        """Ranks that divide a matrix."""
+        return self.ranks.mesh.axis_size("tensor")
+
+    @property
+    def tensor_index(self) -> int:
+        """This rank among them."""
+        return self.ranks.rank % self.tensor_size
+
+    @property
+    def num_shards(self) -> int:
+        """Ranks that divide the rows of a parameter, after tensor parallelism has divided it."""
+        return self.ranks.mesh.size // (self.tensor_size * self.replicas)
+
+    @property
+    def shard_index(self) -> int:
+        """This rank among them."""
+        return self.ranks.rank // self.tensor_size % self.num_shards
+
+    @cached_property
+    def devices(self) -> DeviceMesh:
+        """The mesh as PyTorch has it; makes process groups, so all ranks ask for it together."""
+        layout = torch.arange(self.ranks.mesh.size).view(self.replicas, self.num_shards, self.tensor_size)
+        return DeviceMesh(self.device.type, layout, mesh_dim_names=(REPLICA, SHARD, TENSOR))
+
+    @cached_property
+    def data(self) -> DeviceMesh:
+        """What `fully_shard` is given: shards, and copies where there are several."""
+        return self.devices[REPLICA, SHARD] if self.replicas > 1 else self.devices[SHARD]
+
+    @cached_property
+    def tensor(self) -> DeviceMesh:
+        """What divides matrices."""
+        return self.devices[TENSOR]

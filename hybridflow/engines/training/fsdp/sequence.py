@@ -1,0 +1,140 @@
+"""Sequence parallelism by exchange of heads (Ulysses, arXiv:2309.14509).
+
+Each rank runs the model on its share of a micro-batch's tokens. Around attention the ranks exchange tokens for heads:
+every rank then sees all tokens, of its own heads alone.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from transformers import AttentionInterface, PreTrainedModel
+
+from hybridflow.engines.training.microbatch import MicroBatch
+from hybridflow.engines.training.outputs import TokenModel
+from hybridflow.models.packed_attention import Packing, packed_attention
+
+IMPLEMENTATION = "hybridflow_ulysses"
+
+
+@dataclass(frozen=True)
+class PackingShare(Packing):
+    """A rank's share of tokens laid end to end: consecutive ones, as many on each rank of the group."""
+
+    group: dist.ProcessGroup
+
+    @property
+    def span(self) -> slice:
+        """Where the share lies among all tokens."""
+        each = self.num_tokens // self.group.size()
+        return slice(self.group.rank() * each, (self.group.rank() + 1) * each)
+
+    @cached_property
+    def position_ids(self) -> Tensor:
+        """Of this rank's tokens: each one's position in its own sequence."""
+        return Packing(self.lengths, self.device).position_ids[self.span]
+
+
+class SequenceParallelOutputs(nn.Module):
+    """A token model on the ranks of a group: each rank runs its share of the tokens, and all get what all say.
+
+    Backward, each rank keeps the gradient of its own tokens: gradients of parameters add up over the group.
+    """
+
+    def __init__(self, model: TokenModel, backbone: PreTrainedModel, group: dist.ProcessGroup) -> None:
+        super().__init__()
+        self.inner = model
+        self._group = group
+        AttentionInterface.register(IMPLEMENTATION, _attend)
+        backbone.set_attn_implementation(IMPLEMENTATION)
+
+    def forward(self, micro: MicroBatch, temperature: float) -> dict[str, Tensor]:
+        """See the token model."""
+        packing = PackingShare(micro.packing.lengths, micro.packing.device, self._group)
+        span = packing.span
+        own = ((micro.predicts >= span.start) & (micro.predicts < span.stop)).nonzero().squeeze(1)
+        share = replace(
+            micro,
+            input_ids=micro.input_ids[span],
+            packing=packing,
+            predicts=micro.predicts[own] - span.start,
+            targets=micro.targets[own],
+        )
+        outputs = self.inner(share, temperature)
+        return {name: _Joined.apply(flat, own, len(micro.predicts), self._group) for name, flat in outputs.items()}
+
+
+def exchanged_attention(
+    query: Tensor, key: Tensor, value: Tensor, packing: PackingShare, *, scaling: float | None
+) -> Tensor:
+    """Attention on a rank's share [N / ranks, heads, size] of the tokens, by all its ranks together.
+
+    Key-value heads fewer than ranks are repeated, so that each rank gets the one its query heads ask.
+    """
+    ranks = packing.group.size()
+    heads, kv_heads = query.shape[1], key.shape[1]
+    if kv_heads < ranks:
+        key, value = (part.repeat_interleave(ranks // kv_heads, 1) for part in (key, value))
+    by_rank = torch.cat([part.unflatten(1, (ranks, -1)) for part in (query, key, value)], 2)
+    tokens = _Exchanged.apply(by_rank.transpose(0, 1), packing.group).flatten(0, 1)
+    q, k, v = tokens.split([heads // ranks, key.shape[1] // ranks, value.shape[1] // ranks], 1)
+    attended = packed_attention(q, k, v, packing, scaling=scaling)
+    back = _Exchanged.apply(attended.unflatten(0, (ranks, -1)), packing.group)
+    return back.transpose(0, 1).flatten(1, 2)
+
+
+class _Exchanged(torch.autograd.Function):
+    """[ranks, ...]: each rank's entry i goes to rank i, whose entry j came from rank j. Its own inverse."""
+
+    @staticmethod
+    def forward(ctx, parts: Tensor, group: dist.ProcessGroup) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.group = group
+        return _exchange(parts, group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return _exchange(gradient, ctx.group), None
+
+
+class _Joined(torch.autograd.Function):
+    """Each rank's values at its own places, together on all ranks; backward, a rank takes those of its places."""
+
+    @staticmethod
+    def forward(ctx, values: Tensor, places: Tensor, size: int, group: dist.ProcessGroup) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.save_for_backward(places)
+        whole = values.new_zeros(size).index_copy_(0, places, values)
+        dist.all_reduce(whole, group=group)
+        return whole
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (places,) = ctx.saved_tensors
+        return gradient[places], None, None, None
+
+
+def _exchange(parts: Tensor, group: dist.ProcessGroup) -> Tensor:
+    sent = parts.contiguous()
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent, group=group)
+    return received
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    packing: PackingShare,
+    scaling: float | None = None,
+    **kwargs: object,
+) -> tuple[Tensor, None]:
+    """What a model's layers call: [1, heads, N, head size] in, [1, N, heads, head size] out."""
+    q, k, v = (part[0].transpose(0, 1) for part in (query, key, value))
+    return exchanged_attention(q, k, v, packing, scaling=scaling)[None], None

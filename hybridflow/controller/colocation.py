@@ -60,7 +60,8 @@ NOTHING = AnswerForm(wanted=False)
 class WorkerHost:
     """The workers of one rank of a pool."""
 
-    def __init__(self, rank: int, *, device: str, node: str, threads: int | None) -> None:
+    def __init__(self, rank: int, *, device: str, node: str, threads: int | None, host: str = "127.0.0.1") -> None:
+        self.host = host
         self.rank = rank
         self.device = device
         self.node = node
@@ -81,7 +82,7 @@ class WorkerHost:
     ) -> HostInfo:
         """Makes the worker of a role; all roles of the host share one rendezvous."""
         if not self.workers:
-            self.rendezvous = Rendezvous(self.rank, mesh.size, address)
+            self.rendezvous = Rendezvous(self.rank, mesh.size, address, host=self.host)
         context = WorkerContext(
             role, self.rank, mesh, generation_mesh, self.device, self.node, self.threads, self.rendezvous
         )

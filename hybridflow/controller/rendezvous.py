@@ -27,7 +27,9 @@ class Rendezvous:
         address: str | None = None,
         *,
         timeout_seconds: float = JOIN_TIMEOUT_SECONDS,
+        host: str = "127.0.0.1",
     ) -> None:
+        self.host = host
         self.rank = rank
         self.world_size = world_size
         self.address = address
@@ -43,6 +45,16 @@ class Rendezvous:
         group = dist.group.WORLD
         assert group is not None and group.size() == self.world_size, f"a group of {group and group.size()} exists"
         return group
+
+    def serve_link(self) -> str:
+        """Opens a store where ranks of this pool and of another can meet, at this node's address."""
+        self._link = dist.TCPStore(self.host, 0, is_master=True, wait_for_workers=False)
+        return f"{self.host}:{self._link.port}"
+
+    def link(self, address: str) -> dist.Store:
+        """The store at an address that `serve_link` gave."""
+        host, _, port = address.rpartition(":")
+        return _connected(host, int(port), None, self.timeout_seconds)
 
     def _store(self, role: str) -> dist.Store:
         if self.world_size == 1:
@@ -73,12 +85,16 @@ def served_store(host: str, *, port: int = 0) -> tuple[dist.TCPStore, str]:
 def _client(address: str, world_size: int, timeout_seconds: float) -> dist.TCPStore:
     host, _, port = address.rpartition(":")
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = host, port
+    return _connected(host, int(port), world_size, timeout_seconds)
+
+
+def _connected(host: str, port: int, world_size: int | None, timeout_seconds: float) -> dist.TCPStore:
     timeout = timedelta(seconds=timeout_seconds)
     try:
-        return dist.TCPStore(host, int(port), world_size, is_master=False, wait_for_workers=False, timeout=timeout)
+        return dist.TCPStore(host, port, world_size, is_master=False, wait_for_workers=False, timeout=timeout)
     except (RuntimeError, OSError) as error:
         raise ResourceError(
-            f"Rank 0 does not answer at {address}: {str(error).splitlines()[0]}.",
+            f"Rank 0 does not answer at {host}:{port}: {str(error).splitlines()[0]}.",
             remedy="See whether the first rank's process is alive and the nodes reach one another.",
         ) from error
 

@@ -60,6 +60,7 @@ class WorkerGroup:
         self.backend = backend
         self.minibatch_rows = minibatch_rows
         self.meshes = {"training": mesh, "generation": generation_mesh or mesh}
+        self._linked: dict[str, RoleMethod] = {}
         self._specs = specs_of(worker_class)
         taken = [name for name in self._specs if name in dir(WorkerGroup) or name in self.__dict__]
         if taken:
@@ -94,11 +95,22 @@ class WorkerGroup:
         ]
         return view
 
+    def link(self, name: str, other: "WorkerGroup", other_name: str) -> None:
+        """From now on a call of the method `name` calls the other group's method with the same arguments as well.
+
+        For what two pools do together, such as sending and receiving weights; the answer stays this group's.
+        """
+        self._linked[name] = other.__getattr__(other_name)
+
     def dead_ranks(self) -> list[int]:
         """Ranks whose process has ended."""
         ours = {(handle.key.worker, handle.rank) for handle in self._handles}
         gone = [handle for handle in self.backend.dead() if handle.pool is self.pool]
         return sorted({handle.rank for handle in gone if (handle.key.worker, handle.rank) in ours})
+
+    def linked(self, name: str) -> RoleMethod | None:
+        """What a call of the method calls as well."""
+        return self._linked.get(name)
 
     def kill(self) -> None:
         """Ends the processes of this group, and whatever else lives in them."""
@@ -135,16 +147,19 @@ class _BoundMethod:
             group.backend.call(handle, self._name, arguments, form if rank in answering else NOTHING)
             for rank, (handle, arguments) in enumerate(zip(group.handles, dispatch.arguments, strict=True))
         ]
-        return self._reference(dispatch, calls) if spec.provides else self._future(dispatch, calls)
+        if spec.provides:
+            return self._reference(dispatch, calls)
+        linked = self._group.linked(self._name)
+        return self._future(dispatch, calls, [] if linked is None else linked(*args, **kwargs).pending())
 
-    def _future(self, dispatch: Dispatch, calls: Sequence[Pending]) -> Future:
+    def _future(self, dispatch: Dispatch, calls: Sequence[Pending], linked: Sequence[Pending]) -> Future:
         protocol, mesh, ranks = self._spec.protocol, self._mesh, dispatch.answering
 
         def combine(values: Sequence[object]) -> object:
             answers = [values[rank] for rank in ranks]
             return combined(answers) if isinstance(protocol, TransferProtocol) else protocol.collect(answers, mesh)
 
-        return Future(calls, self._group.backend, combine)
+        return Future([*calls, *linked], self._group.backend, combine)
 
     def _reference(self, dispatch: Dispatch, calls: Sequence[Pending]) -> BatchRef:
         backend, provides, protocol = self._group.backend, self._spec.provides, self._spec.protocol

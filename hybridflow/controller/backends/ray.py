@@ -54,7 +54,7 @@ class RayHost(WorkerHost):
 
     def __init__(self, rank: int, *, device: str, threads: int | None) -> None:
         configure_logging(None, rank=rank)
-        super().__init__(rank, device=device, node=socket.gethostname(), threads=threads)
+        super().__init__(rank, device=device, node=socket.gethostname(), threads=threads, host=get_node_ip_address())
 
     def serve(self, host: str = "") -> str:
         """Opens the store where the ranks meet, at this node's address."""

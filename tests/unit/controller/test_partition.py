@@ -6,7 +6,7 @@ import torch
 from hybridflow.batch import Batch, Ragged
 from hybridflow.controller import BatchRef, ResourcePool, WorkerGroup
 from hybridflow.controller.backends.local import LocalBackend
-from hybridflow.controller.partition import SLACK_FRACTION, partition
+from hybridflow.controller.partition import SLACK_FRACTION, divided, partition
 from hybridflow.errors import BatchError
 from tests.unit.controller.workers import Model
 
@@ -68,3 +68,26 @@ def test_without_uids_rows_are_consecutive():
     assert [len(part) for part in partition(batch, 3, role="judge") or []] == [3, 2, 2]
     with pytest.raises(BatchError, match=r"7 rows cannot be divided over the 8 .*'judge'"):
         partition(batch, 8, role="judge")
+
+
+def test_every_minibatch_is_divided_by_itself():
+    lengths = [40, 1, 1, 38, 5, 5, 5, 5, 30, 2]
+    division = divided(reference(list(range(10)), lengths), 2, role="actor", minibatch_rows=4)
+    shares = [division.share(part) for part in range(2)]
+    assert [sum(share.minibatch_rows) for share in shares] == [
+        len(share.rows) for share in shares if share.rows is not None
+    ]
+    for number, expected in enumerate([{0, 1, 2, 3}, {4, 5, 6, 7}, {8, 9}]):
+        pieces = []
+        for share in shares:
+            assert share.rows is not None
+            pieces.append(share.rows.split(list(share.minibatch_rows))[number].tolist())
+        assert set(pieces[0]) | set(pieces[1]) == expected
+        assert not set(pieces[0]) & set(pieces[1])
+        assert all(pieces)
+
+
+def test_one_part_or_one_minibatch_is_not_cut():
+    whole = reference(list(range(4)), [3, 3, 3, 3])
+    assert divided(whole, 1, role="actor", minibatch_rows=2).share(0).rows is None
+    assert divided(whole, 2, role="actor", minibatch_rows=4).share(0).minibatch_rows == ()

@@ -218,6 +218,22 @@ def test_a_view_calls_the_same_workers_under_another_name():
         rollout.lose_a_row(prompts())
 
 
+def test_a_linked_call_calls_the_other_group_as_well():
+    sender, receiver = group(Talker, 2), group(Talker, 3)
+    sender.link("remember", receiver, "remember")
+    assert sender.remember("weights").result() is None
+    assert receiver.recall().result() == ["weights"] * 3
+    assert sender.rank().result() == [0, 1]
+
+
+def test_ranks_learn_how_many_of_their_rows_each_minibatch_has():
+    batch = prompts(rows=6, siblings=1)
+    actor = group(Model, 2, minibatch_rows=4)
+    first, second = actor.minibatches(batch).result()
+    assert [sorted(a + b) for a, b in zip(first, second, strict=True)] == [[100, 101, 102, 103], [104, 105]]
+    assert group(Model, 1, minibatch_rows=4).minibatches(batch).result() == [list(range(100, 106))]
+
+
 def test_a_mesh_must_have_the_ranks_of_its_pool():
     with pytest.raises(ConfigError, match=r"'actor' has 2 ranks, the pool 'main' 3 devices"):
         group(Model, 3, mesh=ParallelMesh({"data": 2}))

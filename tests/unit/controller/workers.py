@@ -11,6 +11,7 @@ from hybridflow.controller import (
     BROADCAST,
     DATA_PARALLEL,
     GENERATION,
+    MINIBATCHES,
     PER_RANK,
     STAGES,
     BatchRef,
@@ -73,6 +74,13 @@ class Model(Worker):
         tokens = batch.tokens("response_ids").values
         return {"loss": mean(float(tokens.float().mean()), len(tokens)), "rows": total(len(batch))}
 
+    @transfer(MINIBATCHES, requires=("uid",))
+    def minibatches(self, batch: Batch) -> list[list[int]]:
+        """The uids of each minibatch that this rank has a part of."""
+        rows = batch.meta.get("minibatch_rows", (len(batch),))
+        assert isinstance(rows, tuple)
+        return [part.tolist() for part in batch.row("uid").split(list(rows))]
+
     @transfer(DATA_PARALLEL)
     def columns_seen(self, batch: Batch) -> list[str]:
         return batch.columns
@@ -104,6 +112,14 @@ class Talker(Worker):
     @transfer(BROADCAST)
     def nothing(self) -> None:
         return None
+
+    @transfer(BROADCAST)
+    def remember(self, what: str) -> None:
+        self.remembered = what
+
+    @transfer(BROADCAST)
+    def recall(self) -> str:
+        return self.remembered
 
     @transfer(STAGES)
     def stage(self) -> dict[str, int]:

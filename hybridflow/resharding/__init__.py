@@ -1,0 +1,9 @@
+"""One set of weights, two layouts: who sends which part of which weight to whom. Read `plan.py` first.
+
+`grouping.py` says which ranks generate together, so that little has to move; `cost.py` what moving costs.
+"""
+
+from hybridflow.resharding.holdings import Holding, Piece, holdings_of
+from hybridflow.resharding.plan import Gather, ReshardPlan, make_plan
+
+__all__ = ["Holding", "Piece", "holdings_of", "Gather", "ReshardPlan", "make_plan"]

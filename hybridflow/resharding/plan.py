@@ -1,0 +1,163 @@
+"""Who sends which box of which weight to whom, made once from what every rank holds and wants. Imports without torch.
+
+Every box that is wanted is covered exactly once: from the rank itself first, then from its micro-data-parallel group,
+then from its node, then from the rank that sends least so far. So a rank receives what it does not hold, and no more.
+
+    plan = make_plan(sources, destinations, neighbours=[0, 0, 1, 1])
+    plan.received_by(2)    # pieces, in the order in which every rank handles them
+"""
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from hybridflow.parallel.boxes import uncovered, volume
+from hybridflow.parallel.layout import Box
+from hybridflow.resharding.classes import Ranked, classify
+from hybridflow.resharding.holdings import Holding, Piece
+from hybridflow.resharding.routes import Ints, Route, World, make_route
+
+
+class Gather(NamedTuple):
+    """Ranks that give one another everything: each has some of the pieces, and ends with all of them."""
+
+    ranks: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+    """Each piece once, from its source to itself."""
+
+
+@dataclass(frozen=True)
+class ReshardPlan:
+    """Pieces of weights and their ways. Pieces come in one order everywhere: by weight, by box, by destination.
+
+    All weights that lie alike share one `Route`, so that a plan for a thousand ranks is small, and a rank asks for its
+    own pieces.
+    """
+
+    sources: Ranked
+    destinations: Ranked
+    routes: tuple[Route, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self.sources)
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """All pieces, those that stay included; for plans small enough to list."""
+        return _pieces((route, np.arange(len(route.destination)), None) for route in self.routes)
+
+    def received_by(self, rank: int) -> list[Piece]:
+        """What comes to a rank from others."""
+        return [piece for piece in self._wanted_by(rank) if piece.source != rank]
+
+    def kept_by(self, rank: int) -> list[Piece]:
+        """What a rank wants and holds itself: copied within the rank, or already in its place."""
+        return [piece for piece in self._wanted_by(rank) if piece.source == rank]
+
+    def sent_by(self, rank: int) -> list[Piece]:
+        """What goes from a rank to others."""
+        return _pieces((route, route.rows_from(rank), rank) for route in self.routes)
+
+    def bytes_received(self, rank: int) -> int:
+        """Bytes that come to a rank from others."""
+        return int(self._received[rank])
+
+    def bytes_sent(self, rank: int) -> int:
+        """Bytes that go from a rank to others."""
+        return int(self._sent[rank])
+
+    def lower_bound(self, rank: int) -> int:
+        """Bytes of what a rank wants and does not hold: no plan can move fewer to it."""
+        own: dict[str, list[Box]] = defaultdict(list)
+        for held in self.sources[rank]:
+            own[held.name].append(held.box)
+        return sum(
+            volume(box) * wanted.itemsize
+            for wanted in self.destinations[rank]
+            for box in uncovered(wanted.box, own[wanted.name])
+        )
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The same on two ranks exactly where their plans are the same."""
+        digest = hashlib.sha256(repr(self.size).encode())
+        for route in self.routes:
+            digest.update(repr((route.weights, route.boxes)).encode())
+            for numbers in (route.region, route.destination, route.turn, route.first, route.candidates):
+                digest.update(numbers.tobytes())
+        return digest.hexdigest()[:16]
+
+    def _wanted_by(self, rank: int) -> list[Piece]:
+        return _pieces((route, route.rows_to(rank), None) for route in self.routes)
+
+    @cached_property
+    def _received(self) -> Ints:
+        return sum(
+            (route.moved(by_source=False, size=self.size) for route in self.routes), np.zeros(self.size, dtype=np.int64)
+        )
+
+    @cached_property
+    def _sent(self) -> Ints:
+        return sum(
+            (route.moved(by_source=True, size=self.size) for route in self.routes), np.zeros(self.size, dtype=np.int64)
+        )
+
+
+def make_plan(
+    sources: Sequence[Sequence[Holding]],
+    destinations: Sequence[Sequence[Holding]],
+    *,
+    nodes: Sequence[str] | None = None,
+    neighbours: Sequence[int] | None = None,
+) -> ReshardPlan:
+    """The plan from what each rank holds to what each rank wants; the same arguments give the same object.
+
+    Ranks are numbered over all processes that take part: where trainers and rollouts are different processes, the ones
+    want nothing and the others hold nothing. `nodes` names each rank's machine, `neighbours` numbers its
+    micro-data-parallel group.
+    """
+    return _plan(
+        tuple(map(tuple, sources)),
+        tuple(map(tuple, destinations)),
+        None if nodes is None else tuple(nodes),
+        None if neighbours is None else tuple(neighbours),
+    )
+
+
+@lru_cache(maxsize=4)
+def _plan(
+    sources: Ranked, destinations: Ranked, nodes: tuple[str, ...] | None, neighbours: tuple[int, ...] | None
+) -> ReshardPlan:
+    size = max(len(sources), len(destinations))
+    sources += ((),) * (size - len(sources))
+    destinations += ((),) * (size - len(destinations))
+    for named in (nodes, neighbours):
+        assert named is None or len(named) == size, f"{named} does not name {size} ranks"
+    world, load = World.of(size, nodes, neighbours), np.zeros(size, dtype=np.int64)
+    routes = tuple(make_route(weights, world, load) for weights in classify(sources, destinations))
+    return ReshardPlan(sources, destinations, routes)
+
+
+def _pieces(selected: Iterable[tuple[Route, Ints, int | None]]) -> list[Piece]:
+    """The pieces of some rows of each route, of all sources or of one, in the order of a plan."""
+    of_weight: list[tuple[int, list[Piece]]] = []
+    for route, rows, source in selected:
+        weights, ordered = route.weights, route.in_order(rows)
+        boxes = [route.boxes[region] for region in route.region[ordered].tolist()]
+        destinations = route.destination[ordered].tolist()
+        for number, (name, place) in enumerate(zip(weights.names, weights.places, strict=True)):
+            found = zip(boxes, route.sources(ordered, number).tolist(), destinations, strict=True)
+            pieces = [
+                Piece(name, box, start, end, weights.itemsize)
+                for box, start, end in found
+                if source is None or start == source != end
+            ]
+            of_weight.append((place, pieces))
+    return [piece for _, pieces in sorted(of_weight) for piece in pieces]

@@ -6,7 +6,6 @@ import torch
 from jaxtyping import Float, Int
 from safetensors import safe_open
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812 (its usual name)
 from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES
 
@@ -41,7 +40,7 @@ class ValueModel(nn.Module):
 
     def values(self, hidden: Float[Tensor, "*N H"]) -> Float[Tensor, "*N"]:
         """The head alone."""
-        return F.linear(hidden.float(), self.score.weight.float(), self.score.bias.float()).squeeze(-1)
+        return self.score(hidden.float()).squeeze(-1)
 
 
 def load_value_model(

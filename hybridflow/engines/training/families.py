@@ -17,6 +17,7 @@ from hybridflow.errors import EngineError
 from hybridflow.models.heads import ValueModel, load_value_model, save_value_model
 from hybridflow.models.loading import load_causal_lm, resolve_model_path, save_causal_lm, torch_dtype
 from hybridflow.models.packed_attention import use_packed_attention
+from hybridflow.models.skeleton import causal_lm_skeleton, value_model_skeleton
 from hybridflow.parallel.groups import Ranks
 
 
@@ -29,13 +30,28 @@ class Family:
 
     name: str
     read: Callable[..., Any]
+    outline: Callable[..., Any]
     write: Callable[..., None]
     ask: Callable[[Any], TokenModel]
     backbone: Callable[[Any], PreTrainedModel]
 
 
-LANGUAGE = Family("language", load_causal_lm, save_causal_lm, LanguageOutputs, backbone=lambda model: model)
-VALUE = Family("value", load_value_model, save_value_model, ValueOutputs, backbone=lambda model: model.backbone)
+LANGUAGE = Family(
+    name="language",
+    read=load_causal_lm,
+    outline=causal_lm_skeleton,
+    write=save_causal_lm,
+    ask=LanguageOutputs,
+    backbone=lambda model: model,
+)
+VALUE = Family(
+    name="value",
+    read=load_value_model,
+    outline=value_model_skeleton,
+    write=save_value_model,
+    ask=ValueOutputs,
+    backbone=lambda model: model.backbone,
+)
 
 
 @dataclass(frozen=True)
@@ -61,6 +77,12 @@ class EngineSetup:
             dtype=torch_dtype(self.model.dtype),
             device=device or self.device,
             trust_remote_code=self.model.trust_remote_code,
+        )
+
+    def skeleton(self) -> PreTrainedModel | ValueModel:
+        """The model's modules, without memory for parameters."""
+        return self.family.outline(
+            self.directory, dtype=torch_dtype(self.model.dtype), trust_remote_code=self.model.trust_remote_code
         )
 
     def save(self, model: nn.Module, directory: Path) -> None:

@@ -42,8 +42,12 @@ class MasterAdamW(torch.optim.AdamW):
 
 
 def make_optimizer(model: nn.Module, config: Optimizer) -> MasterAdamW:
+    """AdamW over a model's parameters."""
+    return optimizer_over([parameter for parameter in model.parameters() if parameter.requires_grad], config)
+
+
+def optimizer_over(trained: Sequence[Tensor], config: Optimizer) -> MasterAdamW:
     """AdamW with weight decay on matrices only, in one fused kernel."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.weight_decay},
         {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},

@@ -1,0 +1,155 @@
+"""A model in shards: which modules gather together, and the piece of each parameter that a rank holds.
+
+The only file that knows FSDP2's inner parts: PyTorch offers no other way to say where a shard's memory is.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+from torch.distributed.tensor import DTensor, Shard
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from hybridflow.engines.training.fsdp.mesh import ShardMesh
+from hybridflow.parallel.layout import Box, TensorLayout
+
+
+class HeldParameter:
+    """A parameter of a model, of which this rank holds a piece: whole rows, possibly none.
+
+    `shard` is the piece as a plain tensor, the same object for as long as the engine lives, wherever its memory is:
+    what an optimizer moves. Gradients come from FSDP (`take_gradient`), already summed over ranks, in float32.
+    """
+
+    def __init__(self, name: str, parameter: nn.Parameter, layout: TensorLayout, fsdp: FSDPParam | None) -> None:
+        self.name = name
+        self.layout = layout
+        self.trained = parameter.requires_grad
+        self._fsdp = fsdp
+        self._parameter = parameter
+        self.shard = nn.Parameter(torch.empty(0, dtype=parameter.dtype), requires_grad=False)
+        """Nothing until the parameter is placed."""
+
+    @property
+    def padded_numel(self) -> int:
+        """Elements of the memory it needs: a rank with fewer rows than others is filled up for the all-gather."""
+        return math.prod(self._fsdp.padded_sharded_param_size if self._fsdp else self.layout.local_shape)
+
+    @property
+    def is_whole_memory(self) -> bool:
+        """The piece fills the memory it needs, without padding."""
+        return self.padded_numel == math.prod(self.layout.local_shape)
+
+    @torch.no_grad()
+    def place(self, memory: Tensor) -> None:
+        """Makes `memory` (flat, `padded_numel` elements) that of this rank's piece, as it is: nothing is copied."""
+        assert memory.shape == (self.padded_numel,), f"{self.name}: {tuple(memory.shape)} for {self.padded_numel}"
+        size = math.prod(self.layout.local_shape)
+        piece = memory[:size].view(self.layout.local_shape)
+        if self._fsdp is None:
+            self._parameter.data = piece
+        elif piece.device.type == self._fsdp.device.type:
+            self._fsdp._sharded_param_data = memory
+            self._fsdp.sharded_param = nn.Parameter(self._fsdp.to_sharded_dtensor(piece), requires_grad=self.trained)
+            self._fsdp._setattr_on_modules(self._fsdp.sharded_param)
+        self.shard.data = piece
+        self._expect_float32_gradients()
+
+    def take_gradient(self) -> None:
+        """Moves the gradient that FSDP left to `shard.grad`."""
+        gradient = self._current.grad
+        self.shard.grad = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+        self._current.grad = None
+
+    def _expect_float32_gradients(self) -> None:
+        """Micro-batches' gradients add up in float32, whatever the parameter's format."""
+        if self.trained:
+            self._current.grad_dtype = torch.float32
+            self.shard.grad_dtype = torch.float32
+
+    @property
+    def _current(self) -> nn.Parameter:
+        return self._parameter if self._fsdp is None else self._fsdp.sharded_param
+
+
+def shard_model(root: nn.Module, model: nn.Module, mesh: ShardMesh) -> list[HeldParameter]:
+    """Shards a model in place, layer by layer, and lists what this rank holds; none of it is placed in memory yet.
+
+    `root` is the module that is called, `model` the part of it that has the parameters. Gradients are summed over the
+    ranks in float32. One rank alone shards nothing.
+    """
+    whole = dict(model.named_parameters())
+    layouts = {name: _layout(parameter, mesh) for name, parameter in whole.items()}
+    if mesh.ranks.mesh.size == 1:
+        return [HeldParameter(name, parameter, layouts[name], None) for name, parameter in whole.items()]
+    policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
+    for module in (*_units(model), root):
+        fully_shard(module, mesh=mesh.data, mp_policy=policy)
+    for module in _sharded_modules(root):
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)
+        module.set_reduce_scatter_unused_params(True, recurse=False)
+    by_parameter = {id(fsdp.sharded_param): fsdp for fsdp in _fsdp_parameters(root)}
+    return [
+        HeldParameter(name, parameter, layouts[name], by_parameter[id(parameter)])
+        for name, parameter in model.named_parameters()
+    ]
+
+
+def finish_sharding(root: nn.Module) -> None:
+    """Called once all parameters are placed: FSDP makes its plan, and keeps reduced gradients in float32."""
+    if isinstance(root, FSDPModule):
+        root._get_fsdp_state()._lazy_init()
+        for module in _sharded_modules(root):
+            for group in module._get_fsdp_state()._fsdp_param_groups:
+                group._orig_dtype = torch.float32
+
+
+def reshard(root: nn.Module) -> None:
+    """Gives back what a forward pass without a backward pass left gathered."""
+    for module in _sharded_modules(root):
+        module.reshard()
+
+
+def rows_of(size: int, parts: int, index: int) -> tuple[int, int]:
+    """The rows of part `index` when `parts` ranks divide `size` rows: all as many, but for the last ones."""
+    each = math.ceil(size / parts)
+    return min(size, index * each), min(size, (index + 1) * each)
+
+
+def _layout(parameter: nn.Parameter, mesh: ShardMesh) -> TensorLayout:
+    """Tensor parallelism divides evenly and first, shards then divide the rows that are left."""
+    box: list[tuple[int, int]] = [(0, size) for size in parameter.shape]
+    if isinstance(parameter, DTensor):
+        for placement in parameter.placements:
+            if isinstance(placement, Shard):
+                box[placement.dim] = rows_of(parameter.shape[placement.dim], mesh.tensor_size, mesh.tensor_index)
+    first, last = box[0]
+    low, high = rows_of(last - first, mesh.num_shards, mesh.shard_index)
+    box[0] = (first + low, first + high)
+    return TensorLayout(tuple(parameter.shape), tuple(box))
+
+
+def _units(model: nn.Module) -> Sequence[nn.Module]:
+    """What is gathered by itself: each layer, and modules whose format is not the rest's (the value head)."""
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    format_of_most = next(model.parameters()).dtype
+    others = [
+        module
+        for module in model.modules()
+        if any(parameter.dtype is not format_of_most for parameter in module.parameters(recurse=False))
+    ]
+    return [*layers, *others]
+
+
+def _sharded_modules(root: nn.Module) -> list[FSDPModule]:
+    return [module for module in root.modules() if isinstance(module, FSDPModule)]
+
+
+def _fsdp_parameters(root: nn.Module) -> Iterator[FSDPParam]:
+    for module in _sharded_modules(root):
+        for group in module._get_fsdp_state()._fsdp_param_groups:
+            yield from group.fsdp_params

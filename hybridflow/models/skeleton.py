@@ -1,0 +1,58 @@
+"""A model's modules without its weights: what an engine divides before any rank has read more than its own part."""
+
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel
+
+from hybridflow.errors import EngineError
+from hybridflow.models.heads import ValueModel
+from hybridflow.models.loading import quiet_transformers
+
+
+def causal_lm_skeleton(directory: Path, *, dtype: torch.dtype, trust_remote_code: bool = False) -> PreTrainedModel:
+    """The causal language model that a directory's config.json describes: parameters on the meta device.
+
+    Buffers (the frequencies of rotary positions) are real, on the host: no checkpoint has them.
+    """
+    return _skeleton(AutoModelForCausalLM, directory, dtype, trust_remote_code)
+
+
+def value_model_skeleton(directory: Path, *, dtype: torch.dtype, trust_remote_code: bool = False) -> ValueModel:
+    """The same of a value model on that model's backbone."""
+    return ValueModel(_skeleton(AutoModel, directory, dtype, trust_remote_code)).eval()
+
+
+class _EmptyOnMeta(TorchFunctionMode):
+    """`torch.empty`, by which layers make their parameters, gives tensors without memory."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        return func(*args, **(kwargs | {"device": "meta"} if func is torch.empty else kwargs))
+
+
+def _skeleton(
+    factory: type[AutoModel] | type[AutoModelForCausalLM], directory: Path, dtype: torch.dtype, trust_remote_code: bool
+) -> PreTrainedModel:
+    try:
+        config = AutoConfig.from_pretrained(directory, trust_remote_code=trust_remote_code, local_files_only=True)
+        with quiet_transformers(), _EmptyOnMeta():
+            model = factory.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise EngineError(
+            f"The model in {directory} cannot be built: {error}",
+            remedy="model.path must hold the config.json of a causal language model that transformers knows.",
+        ) from error
+    _forget_values(model)
+    return model.eval()
+
+
+def _forget_values(model: nn.Module) -> None:
+    """Small parameters are made by `torch.ones` and the like: these lose their memory as well."""
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if not parameter.is_meta:
+                empty = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
+                module.register_parameter(name, empty)

@@ -72,13 +72,17 @@ def packed_predicting_positions(
     return spread + torch.arange(spread.shape[0], device=spread.device)
 
 
+def chunk_rows(logits: Float[Tensor, "*N V"], chunk_tokens: int | None = None) -> int:
+    """Rows of logits worked on at a time: as given, or as many as the device's caches and launches ask for."""
+    elements = CHUNK_ELEMENTS_CPU if logits.device.type == "cpu" else CHUNK_ELEMENTS_ACCELERATOR
+    return chunk_tokens if chunk_tokens is not None else max(1, elements // logits.shape[-1])
+
+
 def _chunked(
     logits: Tensor, targets: Tensor, temperature: float, chunk_tokens: int | None, *, with_entropy: bool
 ) -> tuple[Tensor, Tensor]:
-    vocabulary = logits.shape[-1]
-    elements = CHUNK_ELEMENTS_CPU if logits.device.type == "cpu" else CHUNK_ELEMENTS_ACCELERATOR
-    rows = chunk_tokens if chunk_tokens is not None else max(1, elements // vocabulary)
-    flat = logits.reshape(-1, vocabulary)
+    rows = chunk_rows(logits, chunk_tokens)
+    flat = logits.reshape(-1, logits.shape[-1])
     logprobs, entropies = _ChunkedLogprobs.apply(flat, targets.reshape(-1), float(temperature), rows, with_entropy)
     return logprobs.view(targets.shape), entropies.view(targets.shape) if with_entropy else entropies
 

@@ -1,5 +1,7 @@
 """The critic's clipped squared error, and what to watch beside it."""
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -39,14 +41,21 @@ def value_clip_fraction(
     return masked_mean(is_clipped.to(values.dtype), mask)
 
 
-def explained_variance(values: Float[Tensor, "B R"], returns: Float[Tensor, "B R"], mask: Mask) -> Float[Tensor, ""]:
+def explained_variance(
+    values: Float[Tensor, "B R"],
+    returns: Float[Tensor, "B R"],
+    mask: Mask,
+    *,
+    reduce: Callable[[Tensor], Tensor] | None = None,
+) -> Float[Tensor, ""]:
     """1 - Var(returns - values) / Var(returns) over the mask: 1 is perfect, 0 no better than a constant.
 
-    0 where the returns do not vary.
+    0 where the returns do not vary. `reduce` sums the moments of a batch's parts, where this is one of them.
     """
     values = values.detach()
-    residual = mean_and_variance(moments(returns - values, mask))[1]
-    total = mean_and_variance(moments(returns, mask))[1]
+    both = torch.stack([moments(returns - values, mask), moments(returns, mask)])
+    of_residual, of_returns = both if reduce is None else reduce(both)
+    residual, total = mean_and_variance(of_residual)[1], mean_and_variance(of_returns)[1]
     return torch.where(total > 0, 1.0 - residual / total, torch.zeros_like(total))
 
 

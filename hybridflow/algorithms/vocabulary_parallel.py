@@ -1,0 +1,106 @@
+"""Log-probabilities and entropies where each rank has the logits of one range of the vocabulary."""
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Float, Int64
+from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+from hybridflow.algorithms.logprobs import LOWEST_LOGPROB, chunk_rows
+
+
+def vocabulary_parallel_logprobs_and_entropy(
+    logits: Float[Tensor, "N columns"],
+    targets: Int64[Tensor, " N"],
+    *,
+    temperature: float,
+    first_column: int,
+    vocabulary: int,
+    group: dist.ProcessGroup | None,
+    chunk_tokens: int | None = None,
+) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
+    """`logprobs_and_entropy` of the whole vocabulary, the same on every rank of `group` (None: this rank alone).
+
+    This rank's columns are tokens `first_column`, `first_column` + 1, ...; those from `vocabulary` on are padding and
+    have no probability. `targets` are ids of the whole vocabulary. The gradient is that of this rank's columns, for
+    losses that every rank computes alike. Two reductions, of N and 3 N numbers, forward; none backward.
+    Vocabulary-parallel cross-entropy: Megatron-LM, sec. 3 (arXiv:1909.08053).
+    """
+    rows = chunk_rows(logits, chunk_tokens)
+    numbers = float(temperature), first_column, vocabulary, rows
+    return _DividedLogprobs.apply(logits, targets, numbers, group)
+
+
+class _DividedLogprobs(torch.autograd.Function):
+    """With z = logits / T, m = max z, s = sum exp(z - m): log p = z - m - log s, entropy = log s - sum p (z - m)."""
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx,
+        logits: Tensor,
+        targets: Tensor,
+        numbers: tuple[float, int, int, int],
+        group: dist.ProcessGroup | None,
+    ) -> tuple[Tensor, Tensor]:
+        temperature, first_column, vocabulary, chunk_tokens = numbers
+        highest = torch.empty(targets.shape, dtype=torch.float32, device=logits.device)
+        sums = torch.empty((3, *targets.shape), dtype=torch.float32, device=logits.device)
+        column, is_here = _columns_of(targets, first_column, logits.shape[1])
+        for start in range(0, targets.shape[0], chunk_tokens):
+            rows = slice(start, start + chunk_tokens)
+            table = _scaled(logits[rows], temperature, vocabulary - first_column)
+            highest[rows] = table.amax(1).clamp_(min=torch.finfo(torch.float32).min)
+            sums[2, rows] = table.gather(1, column[rows, None]).squeeze(1)
+            table.sub_(highest[rows, None])
+            weight = table.exp()
+            sums[0, rows] = weight.sum(1)
+            sums[1, rows] = weight.mul_(table.clamp_(min=LOWEST_LOGPROB)).sum(1)
+        local = highest.clone()
+        _reduce(highest, dist.ReduceOp.MAX, group)
+        shift = (local - highest).clamp_(min=LOWEST_LOGPROB)
+        sums[1] = shift.exp() * (sums[1] + sums[0] * shift)
+        sums[0] *= shift.exp()
+        sums[2] = torch.where(is_here, sums[2] - highest, 0.0)
+        _reduce(sums, dist.ReduceOp.SUM, group)
+        log_total = sums[0].log()
+        entropies = log_total - sums[1] / sums[0]
+        ctx.save_for_backward(logits, targets, entropies, highest + log_total)
+        ctx.numbers = numbers  # pyright: ignore[reportAttributeAccessIssue]
+        return sums[2] - log_total, entropies
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, logprobs_grad, entropies_grad):  # pyright: ignore[reportIncompatibleMethodOverride]
+        logits, targets, entropies, log_total = ctx.saved_tensors
+        temperature, first_column, vocabulary, chunk_tokens = ctx.numbers
+        column, is_here = _columns_of(targets, first_column, logits.shape[1])
+        grad = torch.empty_like(logits)
+        for start in range(0, targets.shape[0], chunk_tokens):
+            rows = slice(start, start + chunk_tokens)
+            table = _scaled(logits[rows], temperature, vocabulary - first_column).sub_(log_total[rows, None])
+            slope = logprobs_grad[rows, None]
+            part = table.exp()
+            spread = table.clamp_(min=LOWEST_LOGPROB).add_(entropies[rows, None])
+            part.mul_(spread.mul_(entropies_grad[rows, None]).add_(slope)).neg_()
+            part.scatter_add_(1, column[rows, None], torch.where(is_here[rows, None], slope, 0.0))
+            grad[rows] = part.div_(temperature)
+        return grad, None, None, None
+
+
+def _columns_of(targets: Tensor, first_column: int, columns: int) -> tuple[Tensor, Tensor]:
+    """Each target's column on this rank (any column where it has none), and whether it has one."""
+    column = targets - first_column
+    is_here = (column >= 0) & (column < columns)
+    return torch.where(is_here, column, 0), is_here
+
+
+def _scaled(logits: Tensor, temperature: float, real_columns: int) -> Tensor:
+    table = logits.float() / temperature
+    if real_columns < table.shape[1]:
+        table[:, max(0, real_columns) :] = -torch.inf
+    return table
+
+
+def _reduce(tensor: Tensor, operation: dist.ReduceOp.RedOpType, group: dist.ProcessGroup | None) -> None:
+    if group is not None:
+        dist.all_reduce(tensor, operation, group=group)

@@ -1,0 +1,85 @@
+"""Boxes of weights read from a Hugging Face directory, and nothing else of its files."""
+
+import json
+from collections.abc import Collection, Iterable
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from hybridflow.errors import EngineError
+from hybridflow.parallel.layout import WeightShard
+
+INDEX_FILE = "model.safetensors.index.json"
+_GIVE_ANOTHER = "Give a complete Hugging Face directory with .safetensors files as model.path."
+
+
+def weight_files(directory: Path) -> dict[str, Path]:
+    """The file that holds each weight of a directory, by the index if there is one."""
+    index = directory / INDEX_FILE
+    try:
+        if index.is_file():
+            names: dict[str, str] = json.loads(index.read_text())["weight_map"]
+            return {name: directory / file for name, file in names.items()}
+        found = {}
+        for path in sorted(directory.glob("*.safetensors")):
+            with safe_open(path, framework="pt") as file:
+                found |= dict.fromkeys(file.keys(), path)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise EngineError(f"The weights in {directory} cannot be read: {error}", remedy=_GIVE_ANOTHER) from error
+    if not found:
+        raise EngineError(f"There are no .safetensors files in {directory}.", remedy=_GIVE_ANOTHER)
+    return found
+
+
+@torch.no_grad()
+def read_into(directory: Path, shards: Iterable[WeightShard], *, zero_if_absent: Collection[str] = ()) -> None:
+    """Fills the shards from a directory, reading their boxes alone and converting the number format where it differs.
+
+    Weights of `zero_if_absent` become zero where the directory lacks them, or has them in another shape: a value head
+    in the directory of a language model. The directory's names may lack `model.` in front, as those of a decoder
+    saved without its head do.
+    """
+    files = weight_files(directory)
+    wanted: dict[Path, list[tuple[str, WeightShard]]] = {}
+    for shard in shards:
+        saved = next((name for name in _spellings(shard.name) if name in files), None)
+        if saved is not None:
+            wanted.setdefault(files[saved], []).append((saved, shard))
+        elif shard.name in zero_if_absent:
+            shard.tensor.zero_()
+        else:
+            raise EngineError(f"The model in {directory} has no weight '{shard.name}'.", remedy=_GIVE_ANOTHER)
+    for path, pieces in wanted.items():
+        _read_file(path, pieces, zero_if_absent)
+
+
+def _read_file(path: Path, pieces: list[tuple[str, WeightShard]], zero_if_absent: Collection[str]) -> None:
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(safe_open(path, framework="pt"))
+            for name, shard in pieces:
+                saved = file.get_slice(name)
+                shape = tuple(saved.get_shape())
+                if shape == shard.layout.shape:
+                    # safetensors refuses a slice of nothing.
+                    if shard.tensor.numel():
+                        shard.tensor.copy_(saved[tuple(slice(low, high) for low, high in shard.layout.box)])
+                elif shard.name in zero_if_absent:
+                    shard.tensor.zero_()
+                else:
+                    raise _other_shape(path, shard, shape)
+        except (OSError, SafetensorError) as error:
+            raise EngineError(f"The weights in {path} cannot be read: {error}", remedy=_GIVE_ANOTHER) from error
+
+
+def _other_shape(path: Path, shard: WeightShard, shape: tuple[int, ...]) -> EngineError:
+    return EngineError(
+        f"'{shard.name}' has shape {shape} in {path}, and {shard.layout.shape} in the model it is read for.",
+        remedy="Its config.json does not describe its weights: give the pair that belongs together.",
+    )
+
+
+def _spellings(name: str) -> list[str]:
+    return [name, name.removeprefix("model.")]

@@ -1,0 +1,155 @@
+"""A Hugging Face directory written by all ranks together, each its own bytes."""
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hybridflow.models.shard_files.files import (
+    ITEM_BYTES,
+    LARGEST_FILE_BYTES,
+    SavedWeight,
+    WeightFile,
+    byte_runs,
+    index_of,
+    plan_files,
+)
+from hybridflow.models.shard_files.reading import INDEX_FILE
+from hybridflow.parallel.boxes import covers, volume
+from hybridflow.parallel.collectives import Together, dealt, gathered
+from hybridflow.parallel.groups import Ranks
+from hybridflow.parallel.layout import Box, TensorLayout, WeightShard
+
+DtypeOf = Callable[[str], torch.dtype]
+_DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+_TORCH_DTYPES = {name: dtype for dtype, name in _DTYPES.items()}
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """What a rank says of a shard it holds."""
+
+    name: str
+    dtype: str
+    layout: TensorLayout
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What a rank is to write: its shard of that number, of a weight that begins at `offset` of `file`."""
+
+    shard: int
+    file: str
+    offset: int
+    dtype: str
+
+
+def save_directory(
+    shards: Iterable[WeightShard],
+    directory: Path,
+    ranks: Ranks,
+    *,
+    write_rest: Callable[[Path], None],
+    dtype_of: DtypeOf | None = None,
+    largest_file_bytes: int = LARGEST_FILE_BYTES,
+) -> None:
+    """Writes the weights that all ranks hold together, without any of them holding, or sending, more than its own.
+
+    Called on all ranks together, on one directory that all of them see: where they are on several nodes it is on a
+    file system that the nodes share. A box that several ranks hold is written by one of them. `write_rest` puts the
+    configuration and the tokenizer there, on rank 0. `dtype_of` gives the number format a weight is saved in, by name;
+    without it weights are saved as they are held.
+    """
+    own = list(shards)
+    pieces = [
+        _Piece(shard.name, _DTYPES[dtype_of(shard.name) if dtype_of else shard.tensor.dtype], shard.layout)
+        for shard in own
+    ]
+    everyones = gathered(pieces, ranks)
+    tasks: list[list[_Task]] = []
+    with Together(ranks):
+        if ranks.rank == 0:
+            directory.mkdir(parents=True, exist_ok=True)
+            tasks = _begun(everyones, directory, largest_file_bytes)
+            write_rest(directory)
+    mine = dealt(tasks, ranks)
+    with Together(ranks):
+        _write(own, mine, directory)
+
+
+def _begun(everyones: list[list[_Piece]], directory: Path, largest_file_bytes: int) -> list[list[_Task]]:
+    """Makes the files, with headers and full sizes, and says what each rank is to write into them."""
+    weights = {piece.name: SavedWeight(piece.dtype, piece.layout.shape) for pieces in everyones for piece in pieces}
+    files = plan_files(weights, largest_bytes=largest_file_bytes)
+    for old in (*directory.glob("*.safetensors"), directory / INDEX_FILE):
+        old.unlink(missing_ok=True)
+    for file in files:
+        _begin(directory / file.name, file)
+    if len(files) > 1:
+        (directory / INDEX_FILE).write_text(index_of(files))
+    place = {name: (file.name, offset) for file in files for name, offset in file.offsets.items()}
+    tasks: list[list[_Task]] = [[] for _ in everyones]
+    for name, rank, shard in _writers(everyones, weights):
+        tasks[rank].append(_Task(shard, *place[name], weights[name].dtype))
+    return tasks
+
+
+def _begin(path: Path, file: WeightFile) -> None:
+    with path.open("wb") as stream:
+        stream.write(file.header)
+        stream.truncate(file.num_bytes)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _writers(everyones: list[list[_Piece]], weights: Mapping[str, SavedWeight]) -> list[tuple[str, int, int]]:
+    """Who writes what: (weight, rank, number of its shard); each box once, by the holder with the least to do yet."""
+    holders: dict[str, dict[Box, list[tuple[int, int]]]] = {name: {} for name in weights}
+    for rank, pieces in enumerate(everyones):
+        for number, piece in enumerate(pieces):
+            if volume(piece.layout.box):
+                holders[piece.name].setdefault(piece.layout.box, []).append((rank, number))
+    load = [0] * len(everyones)
+    writers = []
+    for name, boxes in holders.items():
+        whole = TensorLayout.full(weights[name].shape).box
+        assert covers(sorted(boxes), whole), f"the ranks hold only the boxes {sorted(boxes)} of '{name}' {whole}"
+        for box, candidates in boxes.items():
+            rank, number = min(candidates, key=lambda holder: (load[holder[0]], holder))
+            load[rank] += volume(box) * ITEM_BYTES[weights[name].dtype]
+            writers.append((name, rank, number))
+    return writers
+
+
+def _write(own: list[WeightShard], tasks: list[_Task], directory: Path) -> None:
+    for file in sorted({task.file for task in tasks}):
+        descriptor = os.open(directory / file, os.O_WRONLY)
+        try:
+            for task in tasks:
+                if task.file == file:
+                    _write_shard(descriptor, own[task.shard], task)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _write_shard(descriptor: int, shard: WeightShard, task: _Task) -> None:
+    data = _bytes_of(shard.tensor, _TORCH_DTYPES[task.dtype])
+    position = 0
+    for start, count in byte_runs(shard.layout, ITEM_BYTES[task.dtype]):
+        _write_all(descriptor, data[position : position + count], task.offset + start)
+        position += count
+
+
+def _bytes_of(tensor: Tensor, dtype: torch.dtype) -> memoryview:
+    own = tensor.detach().to(device="cpu", dtype=dtype).contiguous()
+    return own.view(-1).view(torch.uint8).numpy().data
+
+
+def _write_all(descriptor: int, data: memoryview, offset: int) -> None:
+    while data:
+        written = os.pwrite(descriptor, data, offset)
+        data, offset = data[written:], offset + written

@@ -1,9 +1,10 @@
 """The weights that lie alike, found from what every rank holds and wants."""
 
 import difflib
+import math
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, NoReturn
 
 from hybridflow.errors import EngineError
 from hybridflow.parallel.boxes import are_disjoint, box_text, volume
@@ -17,75 +18,93 @@ Ranked = tuple[tuple[Holding, ...], ...]
 _Kind = tuple[tuple[int, ...], int]
 """Shape and bytes an element."""
 
-_Entry = tuple[int, Box]
-"""A number of a pattern (ranks with equal holdings have one), and a box."""
+_Column = tuple[int, tuple[Box, ...]]
+"""The number of a layout, and for each of its patterns the box of one weight."""
+
+
+class _Layout(NamedTuple):
+    """Ranks that name the same weights in the same order. Ranks with the same boxes too are one pattern."""
+
+    boxes: list[tuple[Box, ...]]
+    """Of all weights; an entry a pattern."""
+
+    ranks: list[list[int]]
+    """An entry a pattern."""
 
 
 def classify(sources: Ranked, destinations: Ranked) -> list[WeightClass]:
     """The wanted weights by how they lie, large ones first; weights that nobody wants are left out."""
-    held, held_ranks = _by_name(sources, "holds")
-    wanted, wanted_ranks = _by_name(destinations, "needs")
-    alike: dict[tuple, list[tuple[int, str]]] = defaultdict(list)
-    for place, (name, (shape, itemsize, entries)) in enumerate(wanted.items()):
-        found = held.get(name)
-        if found is None:
+    held, held_layouts = _by_name(sources, "holds")
+    wanted, wanted_layouts = _by_name(destinations, "needs")
+    alike: dict[tuple[_Kind, tuple[_Column, ...], tuple[_Column, ...]], list[tuple[int, str]]] = defaultdict(list)
+    for place, (name, (kind, columns)) in enumerate(wanted.items()):
+        if name not in held:
             _refuse_unheld(name, sources)
-        if found[:2] != (shape, itemsize):
-            _refuse_disagreement(name, found[:2], (shape, itemsize), "the rollout needs")
-        alike[shape, itemsize, tuple(found[2]), tuple(entries)].append((place, name))
+        held_kind, held_columns = held[name]
+        if held_kind != kind:
+            _refuse_disagreement(name, held_kind, kind, "the rollout needs")
+        alike[kind, tuple(held_columns), tuple(columns)].append((place, name))
     classes = [
         WeightClass(
             names=tuple(name for _, name in members),
             places=tuple(place for place, _ in members),
             shape=shape,
             itemsize=itemsize,
-            held=_located(held_entries, held_ranks),
-            wanted=_located_once(members[0][1], wanted_entries, wanted_ranks),
+            held=_located(held_columns, held_layouts),
+            wanted=_located_once(members[0][1], columns, wanted_layouts),
         )
-        for (shape, itemsize, held_entries, wanted_entries), members in alike.items()
+        for ((shape, itemsize), held_columns, columns), members in alike.items()
     ]
-    return sorted(classes, key=lambda weights: (-volume(tuple((0, size) for size in weights.shape)), weights.places))
+    return sorted(classes, key=lambda weights: (-math.prod(weights.shape), weights.places))
 
 
-def _by_name(ranked: Ranked, verb: str) -> tuple[dict[str, tuple[tuple[int, ...], int, list[_Entry]]], list[list[int]]]:
-    """Shape, item size and entries of each weight; and the ranks of each pattern."""
+def _by_name(ranked: Ranked, verb: str) -> tuple[dict[str, tuple[_Kind, list[_Column]]], list[_Layout]]:
+    """The kind and the columns of each weight, by columns rather than by holdings: a thousand ranks have millions."""
     patterns: dict[tuple[Holding, ...], list[int]] = {}
     for rank, holdings in enumerate(ranked):
         patterns.setdefault(holdings, []).append(rank)
-    found: dict[str, tuple[tuple[int, ...], int, list[_Entry]]] = {}
-    for number, (holdings, ranks) in enumerate(patterns.items()):
-        for name, shape, box, itemsize in holdings:
-            known = found.get(name)
-            if known is None:
-                found[name] = (shape, itemsize, [(number, box)])
-            elif known[0] == shape and known[1] == itemsize:
-                known[2].append((number, box))
-            else:
-                _refuse_disagreement(name, known[:2], (shape, itemsize), f"rank {ranks[0]} {verb}")
-    return found, list(patterns.values())
+    layouts: dict[tuple[tuple[str, ...], tuple[_Kind, ...]], _Layout] = {}
+    for holdings, ranks in patterns.items():
+        if holdings:
+            names, shapes, boxes, itemsizes = zip(*holdings, strict=True)
+            layout = layouts.setdefault((names, tuple(zip(shapes, itemsizes, strict=True))), _Layout([], []))
+            layout.boxes.append(boxes)
+            layout.ranks.append(ranks)
+    found: dict[str, tuple[_Kind, list[_Column]]] = {}
+    for number, ((names, kinds), layout) in enumerate(layouts.items()):
+        for name, kind, boxes in zip(names, kinds, zip(*layout.boxes, strict=True), strict=True):
+            known, columns = found.setdefault(name, (kind, []))
+            if known != kind:
+                _refuse_disagreement(name, known, kind, f"rank {layout.ranks[0][0]} {verb}")
+            columns.append((number, boxes))
+    return found, list(layouts.values())
 
 
-def _located(entries: Sequence[_Entry], ranks_of: Sequence[list[int]]) -> Located:
-    """The boxes that are not empty, in order, each with the ranks of its patterns."""
+def _located(columns: Iterable[_Column], layouts: Sequence[_Layout]) -> Located:
+    """The boxes that are not empty, in order, each with its ranks."""
     ranks: dict[Box, set[int]] = defaultdict(set)
-    for number, box in entries:
-        if volume(box):
-            ranks[box].update(ranks_of[number])
+    for number, boxes in columns:
+        for box, own in zip(boxes, layouts[number].ranks, strict=True):
+            if volume(box):
+                ranks[box].update(own)
     return tuple((box, tuple(sorted(ranks[box]))) for box in sorted(ranks))
 
 
-def _located_once(name: str, entries: Sequence[_Entry], ranks_of: Sequence[list[int]]) -> Located:
+def _located_once(name: str, columns: Sequence[_Column], layouts: Sequence[_Layout]) -> Located:
     """The same, where no rank may name an index twice."""
-    boxes: dict[int, list[Box]] = defaultdict(list)
-    for number, box in entries:
-        boxes[number].append(box)
-    for number, own in boxes.items():
-        if len(own) > 1 and not are_disjoint(own):
-            raise EngineError(
-                f"Rank {ranks_of[number][0]} needs parts of '{name}' twice: {', '.join(map(box_text, own))}.",
-                remedy="Name each part once in weight_slots(); a tied weight only under the embedding's name.",
-            )
-    return _located(entries, ranks_of)
+    by_layout: dict[int, list[tuple[Box, ...]]] = defaultdict(list)
+    for number, boxes in columns:
+        by_layout[number].append(boxes)
+    for number, several in by_layout.items():
+        if len(several) == 1:
+            continue
+        for own, ranks in zip(zip(*several, strict=True), layouts[number].ranks, strict=True):
+            if not are_disjoint(own):
+                raise EngineError(
+                    f"Rank {ranks[0]} needs parts of '{name}' twice: {', '.join(map(box_text, own))}.",
+                    remedy="Name each part once in weight_slots(); a tied weight only under the embedding's name.",
+                )
+    return _located(columns, layouts)
 
 
 def _refuse_unheld(name: str, sources: Ranked) -> NoReturn:

@@ -9,18 +9,21 @@ then from its node, then from the rank that sends least so far. So a rank receiv
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hybridflow.parallel.boxes import uncovered, volume
 from hybridflow.parallel.layout import Box
 from hybridflow.resharding.classes import Ranked, classify
 from hybridflow.resharding.holdings import Holding, Piece
 from hybridflow.resharding.routes import Ints, Route, World, make_route
+
+Bools = NDArray[np.bool_]
 
 
 class Gather(NamedTuple):
@@ -51,19 +54,41 @@ class ReshardPlan:
     @property
     def pieces(self) -> list[Piece]:
         """All pieces, those that stay included; for plans small enough to list."""
-        return _pieces((route, np.arange(len(route.destination)), None) for route in self.routes)
+        return _pieces((route, np.arange(len(route.destination))) for route in self.routes)
 
     def received_by(self, rank: int) -> list[Piece]:
         """What comes to a rank from others."""
-        return [piece for piece in self._wanted_by(rank) if piece.source != rank]
-
-    def kept_by(self, rank: int) -> list[Piece]:
-        """What a rank wants and holds itself: copied within the rank, or already in its place."""
-        return [piece for piece in self._wanted_by(rank) if piece.source == rank]
+        return _pieces(((route, route.rows_to(rank)) for route in self.routes), lambda start, end: start != rank)
 
     def sent_by(self, rank: int) -> list[Piece]:
         """What goes from a rank to others."""
-        return _pieces((route, route.rows_from(rank), rank) for route in self.routes)
+        selected = ((route, route.rows_from(rank)) for route in self.routes)
+        return _pieces(selected, lambda start, end: (start == rank) & (end != rank))
+
+    def kept_by(self, rank: int) -> list[Piece]:
+        """What a rank wants and holds itself: copied within the rank, or already in its place."""
+        return _pieces(((route, route.rows_to(rank)) for route in self.routes), lambda start, end: start == rank)
+
+    def as_gathers(self, rank: int | None = None) -> tuple[list[Gather], list[Piece]]:
+        """The plan as all-gathers, and the pieces that move and are in none of them; of all ranks, or of one.
+
+        In a nested layout the gathers are those of the micro-data-parallel groups. What is left then are weights that
+        several ranks of a group hold already (norms), so that a gather would bring it to them again.
+        """
+        gathered: dict[tuple[int, ...], list[tuple[Route, Ints]]] = defaultdict(list)
+        left: list[tuple[Route, Ints]] = []
+        for route in self.routes:
+            rows = np.arange(len(route.destination)) if rank is None else route.rows_about(rank)
+            left.append((route, rows[~np.isin(route.destination[rows], route.gathering_ranks)]))
+            for ranks, rows in route.gathered:
+                if rank is None or rank in ranks:
+                    gathered[ranks].append((route, rows))
+        gathers = [
+            Gather(ranks, tuple(piece._replace(destination=piece.source) for piece in _pieces(selected)))
+            for ranks, selected in gathered.items()
+        ]
+        concerns = _moves if rank is None else lambda start, end: _moves(start, end) & ((start == rank) | (end == rank))
+        return gathers, _pieces(left, concerns)
 
     def bytes_received(self, rank: int) -> int:
         """Bytes that come to a rank from others."""
@@ -93,9 +118,6 @@ class ReshardPlan:
             for numbers in (route.region, route.destination, route.turn, route.first, route.candidates):
                 digest.update(numbers.tobytes())
         return digest.hexdigest()[:16]
-
-    def _wanted_by(self, rank: int) -> list[Piece]:
-        return _pieces((route, route.rows_to(rank), None) for route in self.routes)
 
     @cached_property
     def _received(self) -> Ints:
@@ -145,19 +167,20 @@ def _plan(
     return ReshardPlan(sources, destinations, routes)
 
 
-def _pieces(selected: Iterable[tuple[Route, Ints, int | None]]) -> list[Piece]:
-    """The pieces of some rows of each route, of all sources or of one, in the order of a plan."""
+def _moves(start: Ints, end: Ints) -> Bools:
+    return start != end
+
+
+def _pieces(selected: Iterable[tuple[Route, Ints]], chosen: Callable[[Ints, Ints], Bools] | None = None) -> list[Piece]:
+    """The pieces of some rows of each route, all or those of chosen (sources, destinations), in a plan's order."""
     of_weight: list[tuple[int, list[Piece]]] = []
-    for route, rows, source in selected:
+    for route, rows in selected:
         weights, ordered = route.weights, route.in_order(rows)
         boxes = [route.boxes[region] for region in route.region[ordered].tolist()]
-        destinations = route.destination[ordered].tolist()
+        destinations = route.destination[ordered]
         for number, (name, place) in enumerate(zip(weights.names, weights.places, strict=True)):
-            found = zip(boxes, route.sources(ordered, number).tolist(), destinations, strict=True)
-            pieces = [
-                Piece(name, box, start, end, weights.itemsize)
-                for box, start, end in found
-                if source is None or start == source != end
-            ]
-            of_weight.append((place, pieces))
+            sources = route.sources(ordered, number)
+            kept = np.arange(len(ordered)) if chosen is None else np.flatnonzero(chosen(sources, destinations))
+            ways = zip(kept.tolist(), sources[kept].tolist(), destinations[kept].tolist(), strict=True)
+            of_weight.append((place, [Piece(name, boxes[i], start, end, weights.itemsize) for i, start, end in ways]))
     return [piece for _, pieces in sorted(of_weight) for piece in pieces]

@@ -6,6 +6,7 @@ wanted; a *row* is a region and a rank that wants it. A row has one or more cand
 and takes them in turn from weight to weight, so that a thousand equal layers load all of them alike.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -88,9 +89,37 @@ class Route:
         """The rows of what a rank is a candidate for."""
         return np.unique(np.searchsorted(self.first, np.flatnonzero(self.candidates == rank), side="right") - 1)
 
+    def rows_about(self, rank: int) -> Ints:
+        """The rows of what a rank wants, or is a candidate for."""
+        return np.union1d(self.rows_to(rank), self.rows_from(rank))
+
     def in_order(self, rows: Ints) -> Ints:
         """The rows by box, then by destination."""
         return rows[np.lexsort((self.destination[rows], self.region_order[self.region[rows]]))]
+
+    @cached_property
+    def gathered(self) -> tuple[tuple[tuple[int, ...], Ints], ...]:
+        """The groups of ranks that exchange everything: each with the rows of its first rank, which say it all.
+
+        Such ranks want the same regions from the same sources, all of which are among themselves.
+        """
+        order = np.argsort(self.destination, kind="stable")
+        rows_of = np.split(order, np.flatnonzero(np.diff(self.destination[order])) + 1)
+        alike: dict[tuple[bytes, bytes], list[Ints]] = defaultdict(list)
+        for rows in rows_of:
+            if (self.first[rows + 1] - self.first[rows] == 1).all():
+                alike[self.region[rows].tobytes(), self.candidates[self.first[rows]].tobytes()].append(rows)
+        found = []
+        for members in alike.values():
+            ranks = tuple(self.destination[[rows[0] for rows in members]].tolist())
+            if len(ranks) > 1 and np.isin(self.candidates[self.first[members[0]]], ranks).all():
+                found.append((ranks, members[0]))
+        return tuple(found)
+
+    @cached_property
+    def gathering_ranks(self) -> Ints:
+        """The ranks of all groups of `gathered`."""
+        return np.array([rank for ranks, _ in self.gathered for rank in ranks], dtype=np.int64)
 
     @cached_property
     def region_order(self) -> Ints:
@@ -100,6 +129,8 @@ class Route:
 
     def entries(self) -> tuple[Ints, Ints, Ints]:
         """Every (row, candidate), and for how many of the class's weights that candidate is the source."""
+        if self.is_fixed:
+            return np.arange(len(self.candidates)), self.candidates, np.full_like(self.turn, len(self.weights.names))
         counts = np.diff(self.first)
         row = np.repeat(np.arange(len(counts)), counts)
         place = np.arange(len(self.candidates)) - self.first[row]
@@ -111,9 +142,8 @@ class Route:
         row, source, weights = self.entries()
         destination = self.destination[row]
         nbytes = self.nbytes[self.region[row]] * weights * (source != destination)
-        moved = np.zeros(size, dtype=np.int64)
-        np.add.at(moved, source if by_source else destination, nbytes)
-        return moved
+        # bincount adds in float64: exact below 2 ** 53 bytes, and ten times as fast as add.at
+        return np.bincount(source if by_source else destination, nbytes, size).astype(np.int64)
 
 
 def make_route(weights: WeightClass, world: World, load: Ints) -> Route:

@@ -1,0 +1,175 @@
+"""Which ranks generate together: the generation mesh nested in the training mesh (HybridFlow, sec. 5.3).
+
+A training replica of p * t ranks generates as d_g = p * t / (p_g * t_g) replicas of p_g * t_g ranks. Generation groups
+take ranks at intervals, so that what a rank trained is part of what it generates with, and nothing is held twice:
+
+    generation tensor rank    g_t = tau div (t / t_g)        slot inside its shard    m_t = tau mod (t / t_g)
+    generation pipeline rank  g_p = pi div (p / p_g)         slot inside its stage    m_p = pi mod (p / p_g)
+
+for rank = tau + t * pi + p * t * delta. Ranks with the same (delta, g_p, g_t) hold the shards of one generation shard:
+they are a micro-data-parallel group. Ranks with the same (delta, m_p, m_t) are one generation replica.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import permutations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridflow.errors import ConfigError
+from hybridflow.parallel.mesh import ParallelMesh
+
+MICRO_AXES = ("micro_pipeline", "micro_tensor")
+
+_Interval = tuple[NDArray[np.float64], NDArray[np.float64]]
+"""An interval a rank: of a model drawn as a square, its layers one way and the rows of every layer the other."""
+
+
+def nested_mesh(
+    *, data: int, pipeline: int, tensor: int, generation_pipeline: int, generation_tensor: int
+) -> ParallelMesh:
+    """HybridFlow's grouping of p-t-d training groups into p_g-t_g-d_g-d generation groups; p_g | p and t_g | t."""
+    assert pipeline % generation_pipeline == tensor % generation_tensor == 0, "generation sizes divide training sizes"
+    sizes = _sizes(generation_pipeline, pipeline // generation_pipeline, generation_tensor, tensor // generation_tensor)
+    return ParallelMesh({"data": data, **sizes})
+
+
+def generation_mesh(
+    training_mesh: ParallelMesh,
+    *,
+    engine: str,
+    replicas: int,
+    tensor: int,
+    pipeline: int,
+    devices_per_node: int | None = None,
+) -> ParallelMesh:
+    """The mesh on which the ranks of a training mesh generate, with `tensor` * `pipeline` ranks a replica.
+
+    `replicas` counts the copies of the sharded model that fsdp keeps; other engines have one a data-parallel rank.
+    Where generation sizes divide training sizes it is HybridFlow's nested mesh. Where they do not, ranks of one
+    training replica still generate together if they can, placed so that they hold as much as possible of what they
+    need; and where even that does not divide, consecutive ranks of the world do. A replica that fits into a node stays
+    on one: fsdp's shards of a model may span many, and generation exchanges activations at every layer of every token.
+    """
+    size, wanted = training_mesh.size, tensor * pipeline
+    if size % wanted:
+        _refuse(size, tensor, pipeline)
+    copies = _copies(training_mesh, engine, replicas)
+    block = size // copies
+    if block % wanted:
+        return ParallelMesh({"data": size // wanted, **_sizes(pipeline, 1, tensor, 1)})
+    held = _trained_parts(training_mesh, block, engine)
+    best = max(
+        _arrangements(training_mesh, block // wanted, tensor, pipeline),
+        key=lambda mesh: (_is_on_one_node(mesh, devices_per_node or size), _overlap(mesh, *held)),
+    )
+    return ParallelMesh({"data": copies, **best.sizes})
+
+
+def replica_ranks(mesh: ParallelMesh) -> list[list[int]]:
+    """The ranks of each generation replica, by stage and then by tensor rank; replicas in the order of their chunks."""
+    return _lines(mesh, ("data", *MICRO_AXES), ("pipeline", "tensor"))
+
+
+def micro_data_groups(mesh: ParallelMesh) -> list[list[int]]:
+    """The ranks that hold the shards of one generation shard, and gather it: each group in the order of its slots."""
+    return _lines(mesh, ("data", "pipeline", "tensor"), MICRO_AXES)
+
+
+def _copies(training_mesh: ParallelMesh, engine: str, replicas: int) -> int:
+    """How often the whole model is there, each copy on consecutive ranks."""
+    copies = {"single": training_mesh.size, "fsdp": replicas, "megatron": training_mesh.axis_size("data")}[engine]
+    if training_mesh.size % copies:
+        raise ConfigError(
+            f"actor.parallelism.replicas={replicas} does not divide the {training_mesh.size} devices.",
+            remedy=f"Use {_listed(_divisors(training_mesh.size))}.",
+        )
+    return copies
+
+
+def _trained_parts(mesh: ParallelMesh, block: int, engine: str) -> tuple[_Interval, _Interval]:
+    """The layers and rows that each rank of a copy holds; fsdp cuts the rows of a tensor-parallel shard once more."""
+    ranks = np.arange(block)
+    stages, tensor = mesh.axis_size("pipeline"), mesh.axis_size("tensor")
+    if engine == "fsdp":
+        shards = block // tensor
+        return _interval(np.zeros(block), 1), _interval(ranks % tensor * shards + ranks // tensor, block)
+    return _interval(ranks // (block // stages), stages), _interval(ranks % tensor, tensor)
+
+
+def _arrangements(training_mesh: ParallelMesh, micro: int, tensor: int, pipeline: int) -> Iterator[ParallelMesh]:
+    """The orders of a block's axes, its replicas divided into two axes in every way; the nested one comes first."""
+    stages = training_mesh.axis_size("pipeline") // pipeline
+    for outer in sorted(_divisors(micro), key=lambda outer: outer != stages):
+        sizes = _sizes(pipeline, outer, tensor, micro // outer)
+        for order in permutations(sizes):
+            if order.index("micro_pipeline") < order.index("micro_tensor"):  # chunks in the order of ranks
+                yield ParallelMesh({axis: sizes[axis] for axis in order})
+
+
+def _sizes(pipeline: int, micro_pipeline: int, tensor: int, micro_tensor: int) -> dict[str, int]:
+    return {
+        "pipeline": pipeline,
+        "micro_pipeline": micro_pipeline,
+        "tensor": tensor,
+        "micro_tensor": micro_tensor,
+    }
+
+
+def _overlap(mesh: ParallelMesh, layers: _Interval, rows: _Interval) -> float:
+    """How much of what its ranks generate with they hold already, in copies of the model."""
+    own_layers = _interval(_coordinates(mesh, "pipeline"), mesh.axis_size("pipeline"))
+    own_rows = _interval(_coordinates(mesh, "tensor"), mesh.axis_size("tensor"))
+    return round(float((_common(layers, own_layers) * _common(rows, own_rows)).sum()), 6)
+
+
+def _is_on_one_node(mesh: ParallelMesh, devices_per_node: int) -> bool:
+    """Every generation replica of a block is on one node, or none could be."""
+    if mesh.count_along(("pipeline", "tensor")) > devices_per_node:
+        return True
+    replica = _coordinates(mesh, MICRO_AXES[0]) * mesh.axis_size(MICRO_AXES[1]) + _coordinates(mesh, MICRO_AXES[1])
+    node = np.arange(mesh.size) // devices_per_node
+    return len(np.unique(replica * mesh.size + node)) == mesh.count_along(MICRO_AXES)
+
+
+def _coordinates(mesh: ParallelMesh, axis: str) -> NDArray[np.int64]:
+    """The coordinate of every rank along an axis."""
+    axes = list(mesh.sizes)
+    inner = mesh.count_along(tuple(axes[axes.index(axis) + 1 :]))
+    return np.arange(mesh.size) // inner % mesh.sizes[axis]
+
+
+def _interval(number: NDArray, count: int) -> _Interval:
+    return number / count, (number + 1) / count
+
+
+def _common(first: _Interval, second: _Interval) -> NDArray[np.float64]:
+    return np.maximum(np.minimum(first[1], second[1]) - np.maximum(first[0], second[0]), 0.0)
+
+
+def _lines(mesh: ParallelMesh, fixed: tuple[str, ...], free: tuple[str, ...]) -> list[list[int]]:
+    """The ranks that differ along the free axes alone, in the order of these; lines in the order of the fixed axes."""
+    lines: dict[int, list[int]] = defaultdict(list)
+    for rank in sorted(range(mesh.size), key=lambda rank: mesh.index_along(rank, free)):
+        lines[mesh.index_along(rank, fixed)].append(rank)
+    return [lines[number] for number in sorted(lines)]
+
+
+def _divisors(number: int) -> list[int]:
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+
+
+def _listed(numbers: list[int]) -> str:
+    return f"{', '.join(map(str, numbers[:-1]))} or {numbers[-1]}" if len(numbers) > 1 else str(numbers[0])
+
+
+def _refuse(size: int, tensor: int, pipeline: int) -> None:
+    fitting = _listed([wanted // pipeline for wanted in _divisors(size) if wanted % pipeline == 0] or _divisors(size))
+    asked = f"rollout.parallelism.tensor={tensor}"
+    if pipeline > 1:
+        asked += f" times rollout.parallelism.pipeline={pipeline}"
+    raise ConfigError(
+        f"{asked} does not divide the {size} devices that generate.",
+        remedy=f"Use rollout.parallelism.tensor={fitting}, or other devices (trainer.devices).",
+    )

@@ -41,7 +41,8 @@ def read_into(directory: Path, shards: Iterable[WeightShard], *, zero_if_absent:
     in the directory of a language model. The directory's names may lack `model.` in front, as those of a decoder
     saved without its head do.
     """
-    files = weight_files(directory)
+    shards = list(shards)
+    files = weight_files(directory) if shards else {}
     wanted: dict[Path, list[tuple[str, WeightShard]]] = {}
     for shard in shards:
         saved = next((name for name in _spellings(shard.name) if name in files), None)

@@ -1,0 +1,226 @@
+"""An engine's state saved in one layout and read in another is the same, number for number."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from hybridflow.engines.training.state_files import (
+    FIRST_MOMENT,
+    MASTER,
+    SECOND_MOMENT,
+    StateShard,
+    load_state,
+    load_weights,
+    save_state,
+    save_weights,
+)
+from hybridflow.errors import CheckpointError, EngineError
+from hybridflow.parallel.boxes import slices_within
+from hybridflow.parallel.groups import Ranks
+from hybridflow.parallel.layout import Box, TensorLayout, WeightShard
+from hybridflow.parallel.mesh import ParallelMesh
+from tests.spmd import run_ranks
+
+WEIGHTS = {
+    "model.embed.weight": (7, 4),
+    "model.up.weight": (6, 4),
+    "model.down.weight": (4, 6),
+    "model.norm.weight": (4,),
+}
+KINDS = (FIRST_MOMENT, SECOND_MOMENT)
+
+Boxes = Callable[[str, int, int], list[Box]]
+"""The boxes of a weight on a rank of so many."""
+
+
+def whole(name: str, rank: int, size: int) -> list[Box]:
+    return [tuple((0, n) for n in WEIGHTS[name])]
+
+
+def tensor_parallel(name: str, rank: int, size: int) -> list[Box]:
+    """Rows, but columns of `down`, and vectors whole; the last rank may have no row."""
+    shape, dim = WEIGHTS[name], 1 if "down" in name else 0
+    if len(shape) == 1:
+        return whole(name, rank, size)
+    each = -(-shape[dim] // size)
+    bounds = (min(shape[dim], rank * each), min(shape[dim], (rank + 1) * each))
+    return [tuple(bounds if d == dim else (0, n) for d, n in enumerate(shape))]
+
+
+def flat_ranges(name: str, rank: int, size: int) -> list[Box]:
+    """An equal run of each weight's elements, which begins and ends within rows, as a distributed optimizer has it."""
+    rows, columns = (*WEIGHTS[name], 1)[:2]
+    start, stop = (index * rows * columns // size for index in (rank, rank + 1))
+    cells = [(i // columns, i % columns) for i in range(start, stop)]
+    boxes = [((row, row + 1), (column, column + 1)) for row, column in cells]
+    return [box[: len(WEIGHTS[name])] for box in boxes]
+
+
+LAYOUTS: dict[str, Boxes] = {"whole": whole, "tensor": tensor_parallel, "flat": flat_ranges}
+
+
+def truth(kind: str, name: str) -> torch.Tensor:
+    """What a kind of state of a weight is."""
+    generator = torch.Generator().manual_seed(sum(map(ord, kind + name)))
+    return torch.randn(WEIGHTS[name], generator=generator)
+
+
+def shards_of(kind: str, layout: str, rank: int, size: int, fill: bool) -> list[WeightShard]:
+    shards = []
+    for name, shape in WEIGHTS.items():
+        for box in LAYOUTS[layout](name, rank, size):
+            tensor = truth(kind, name)[slices_within(box, TensorLayout.full(shape).box)]
+            shards.append(WeightShard(name, tensor if fill else torch.full_like(tensor, 9.0), TensorLayout(shape, box)))
+    return shards
+
+
+def state_of(layout: str, rank: int, size: int, fill: bool, kinds: tuple[str, ...] = KINDS) -> list[StateShard]:
+    return [(kind, shard) for kind in kinds for shard in shards_of(kind, layout, rank, size, fill)]
+
+
+def ranks_of(rank: int, size: int) -> Ranks:
+    return Ranks(rank, ParallelMesh({"data": size}))
+
+
+def nothing_else(directory: Path) -> None:
+    """No configuration, no tokenizer."""
+
+
+def save_all(rank: int, size: int, layout: str, directory: Path) -> None:
+    ranks = ranks_of(rank, size)
+    weights = shards_of("weight", layout, rank, size, fill=True)
+    save_weights(directory, weights, ranks, write_rest=nothing_else)
+    save_state(directory, state_of(layout, rank, size, fill=True), {"steps": 3, "scale": 0.1}, ranks)
+
+
+def load_all(rank: int, size: int, layout: str, directory: Path) -> dict:
+    ranks = ranks_of(rank, size)
+    weights = shards_of("weight", layout, rank, size, fill=False)
+    state = state_of(layout, rank, size, fill=False)
+    load_weights(directory, weights, ranks)
+    numbers = load_state(directory, state, ranks)
+    for kind, shard in [*(("weight", shard) for shard in weights), *state]:
+        box = slices_within(shard.layout.box, TensorLayout.full(shard.layout.shape).box)
+        assert torch.equal(shard.tensor, truth(kind, shard.name)[box]), (kind, shard.name)
+    return numbers
+
+
+@pytest.mark.parametrize(
+    ("saved", "read"),
+    [
+        ((1, "whole"), (2, "tensor")),
+        ((2, "tensor"), (1, "whole")),
+        ((2, "tensor"), (4, "flat")),
+        ((4, "tensor"), (2, "flat")),
+        ((3, "flat"), (4, "tensor")),
+        ((2, "whole"), (3, "flat")),
+    ],
+)
+def test_state_saved_in_one_layout_is_the_same_in_another(tmp_path, saved, read):
+    run_ranks(save_all, saved[0], *saved, tmp_path)
+    assert run_ranks(load_all, read[0], *read, tmp_path) == [{"steps": 3, "scale": 0.1}] * read[0]
+
+
+def test_one_rank_alone_needs_no_process_group(tmp_path, recwarn):
+    save_all(0, 1, "whole", tmp_path)
+    load_all(0, 1, "flat", tmp_path)
+    assert not recwarn.list
+
+
+def test_a_view_into_a_larger_tensor_is_saved_and_filled_as_it_is(tmp_path):
+    held = torch.arange(24.0).view(4, 6)
+    view = WeightShard("w", held.t()[1:3], TensorLayout.full((2, 4)))
+    save_state(tmp_path, [(FIRST_MOMENT, view)], {}, Ranks.alone())
+    before, held[:] = held.clone(), 0.0
+    load_state(tmp_path, [(FIRST_MOMENT, view)], Ranks.alone())
+    assert torch.equal(held[:, 1:3], before[:, 1:3])
+    assert held.sum() == before[:, 1:3].sum()
+    files = sum(path.stat().st_size for path in (tmp_path / "optimizer").glob("*.distcp"))
+    assert files < 4000
+
+
+def test_moments_that_were_not_there_yet_are_zero(tmp_path):
+    save_state(tmp_path, [], {"steps": 0}, Ranks.alone())
+    state = state_of("whole", 0, 1, fill=False)
+    assert load_state(tmp_path, state, Ranks.alone()) == {"steps": 0}
+    assert all(not shard.tensor.any() for _, shard in state)
+
+
+def test_a_float32_copy_that_was_not_saved_is_the_saved_weight(tmp_path):
+    save_all(0, 1, "whole", tmp_path)
+    copies = shards_of("weight", "tensor", 1, 2, fill=False)
+    load_state(tmp_path, [(MASTER, copy) for copy in copies], Ranks.alone())
+    expected = shards_of("weight", "tensor", 1, 2, fill=True)
+    assert all(torch.equal(copy.tensor, weight.tensor) for copy, weight in zip(copies, expected, strict=True))
+
+
+def test_a_float32_copy_that_was_saved_is_taken_before_the_rounded_weight(tmp_path):
+    exact = WeightShard.full("w", torch.rand(5))
+    save_weights(tmp_path, [exact], Ranks.alone(), write_rest=nothing_else, dtype_of=lambda _: torch.bfloat16)
+    save_state(tmp_path, [(MASTER, exact)], {}, Ranks.alone())
+    read = WeightShard.full("w", torch.zeros(5))
+    load_weights(tmp_path, [read], Ranks.alone())
+    assert torch.equal(read.tensor, exact.tensor.bfloat16().float())
+    load_state(tmp_path, [(MASTER, read)], Ranks.alone())
+    assert torch.equal(read.tensor, exact.tensor)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [("more", "'model.more.weight' is not in it"), ("fewer", "'model.norm.weight' is in it and not in the model")],
+)
+def test_weights_of_another_model_are_named(tmp_path, change, words):
+    save_all(0, 1, "whole", tmp_path)
+    shards = shards_of("weight", "whole", 0, 1, fill=False)
+    shards = shards[:-1] if change == "fewer" else [*shards, WeightShard.full("model.more.weight", torch.zeros(2))]
+    with pytest.raises(EngineError, match=words) as caught:
+        load_weights(tmp_path, shards, Ranks.alone())
+    assert "model.path" in caught.value.remedy
+
+
+def test_state_of_another_shape_is_named(tmp_path):
+    save_all(0, 1, "whole", tmp_path)
+    shard = WeightShard.full("model.norm.weight", torch.zeros(5))
+    with pytest.raises(EngineError, match=r"exp_avg of 'model.norm.weight' is \(4,\) there and \(5,\) here") as caught:
+        load_state(tmp_path, [(FIRST_MOMENT, shard)], Ranks.alone())
+    assert "model.path" in caught.value.remedy
+
+
+@pytest.mark.parametrize("damage", ["numbers.json", ".metadata", "__0_0.distcp"])
+def test_state_that_cannot_be_read_is_an_error_of_ours(tmp_path, damage):
+    save_all(0, 1, "whole", tmp_path)
+    (tmp_path / "optimizer" / damage).unlink()
+    with pytest.raises(CheckpointError, match=f"optimizer's state in .*{damage}") as caught:
+        load_state(tmp_path, state_of("whole", 0, 1, fill=False), Ranks.alone())
+    assert "another checkpoint" in caught.value.remedy
+
+
+def load_what_one_rank_cannot_read(rank: int, directory: Path) -> str:
+    shards = [] if rank == 0 else [WeightShard.full("model.norm.weight", torch.zeros(5))]
+    try:
+        load_state(directory, [(FIRST_MOMENT, shard) for shard in shards], ranks_of(rank, 2))
+    except EngineError as error:
+        return str(error)
+    return "read"
+
+
+def test_state_that_one_rank_cannot_take_is_refused_by_all(tmp_path):
+    save_all(0, 1, "whole", tmp_path)
+    for answer in run_ranks(load_what_one_rank_cannot_read, 2, tmp_path):
+        assert "another model" in answer
+
+
+def save_to_a_file(rank: int, directory: Path) -> str:
+    try:
+        save_state(directory, state_of("whole", rank, 2, fill=True), {}, ranks_of(rank, 2))
+    except (CheckpointError, EngineError, OSError) as error:
+        return str(error)
+    return "written"
+
+
+def test_a_directory_that_cannot_be_written_is_an_error_on_all_ranks(tmp_path):
+    (tmp_path / "optimizer").write_text("in the way")
+    for answer in run_ranks(save_to_a_file, 2, tmp_path):
+        assert "optimizer" in answer

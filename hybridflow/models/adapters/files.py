@@ -1,0 +1,156 @@
+"""Adapters on disk, as peft writes them: `adapter_config.json` and `adapter_model.safetensors`."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from hybridflow.errors import CheckpointError, EngineError
+from hybridflow.models.adapters.lora import DOWN, UP, Adapter, is_adapter_weight
+from hybridflow.models.adapters.merging import MergedShard
+from hybridflow.models.heads import ValueModel, load_value_model, save_value_model
+from hybridflow.models.loading import load_causal_lm, save_causal_lm
+from hybridflow.models.names.huggingface import canonical_name
+from hybridflow.models.shard_files import read_into, save_directory
+from hybridflow.optional import require
+from hybridflow.parallel.groups import Ranks
+from hybridflow.parallel.layout import WeightShard
+
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+PREFIX = "base_model.model."
+"""What peft puts before the canonical names."""
+
+VALUE_HEAD = "score"
+_ONE_FILE_BYTES = 1 << 62
+
+
+@dataclass(frozen=True)
+class SavedAdapter:
+    """What `adapter_config.json` says: enough to know whether an adapter fits a model's."""
+
+    rank: int
+    alpha: float
+    targets: tuple[str, ...]
+    has_value_head: bool
+
+    @staticmethod
+    def of(adapter: Adapter) -> "SavedAdapter":
+        """The adapter of a model."""
+        settings = adapter.settings
+        return SavedAdapter(settings.rank, settings.alpha, tuple(sorted(adapter.targets)), adapter.has_value_head)
+
+    @staticmethod
+    def read(directory: Path) -> "SavedAdapter":
+        """The adapter in a directory."""
+        try:
+            found = json.loads((directory / CONFIG_FILE).read_text())
+            has_head = VALUE_HEAD in (found["modules_to_save"] or ())
+            return SavedAdapter(found["r"], found["lora_alpha"], tuple(sorted(found["target_modules"])), has_head)
+        except (OSError, ValueError, KeyError) as error:
+            raise EngineError(
+                f"There is no adapter to read in {directory} ({type(error).__name__}: {error}).",
+                remedy=f"It must hold {CONFIG_FILE} and {WEIGHTS_FILE}, as peft writes them.",
+            ) from error
+
+    def __str__(self) -> str:
+        return f"lora.rank={self.rank} lora.alpha={self.alpha:g} lora.targets=[{','.join(self.targets)}]"
+
+
+def save_adapter(
+    adapter: Adapter, shards: Iterable[WeightShard], directory: Path, ranks: Ranks, *, base_model: str
+) -> None:
+    """Writes the trained part of what all ranks hold; called on all of them together, on a directory they share.
+
+    `shards` are all weights of a rank, `base_model` the path or hub name of the model that the adapter is for.
+    """
+    peft = require("peft")
+    config = peft.LoraConfig(
+        r=adapter.settings.rank,
+        lora_alpha=adapter.settings.alpha,
+        target_modules=sorted(adapter.targets),
+        modules_to_save=[VALUE_HEAD] if adapter.has_value_head else None,
+        task_type="TOKEN_CLS" if adapter.has_value_head else "CAUSAL_LM",
+        base_model_name_or_path=base_model,
+        inference_mode=True,
+    )
+    save_directory(
+        _trained(shards), directory, ranks, write_rest=config.save_pretrained, largest_file_bytes=_ONE_FILE_BYTES
+    )
+    if ranks.rank == 0:
+        (directory / "model.safetensors").rename(directory / WEIGHTS_FILE)
+    ranks.barrier()
+
+
+def load_adapter(adapter: Adapter, shards: Iterable[WeightShard], directory: Path) -> None:
+    """Fills the trained part of what a rank holds from a directory that `save_adapter` wrote, in any layout."""
+    if not (directory / CONFIG_FILE).is_file():
+        raise CheckpointError(
+            f"{directory.parent} holds no adapter: it was written by a run without lora.rank.",
+            remedy="Resume with lora.rank=0, or begin anew from its huggingface/ directory as model.path.",
+        )
+    saved, own = SavedAdapter.read(directory), SavedAdapter.of(adapter)
+    if saved != own:
+        raise CheckpointError(
+            f"The adapter in {directory} was trained with {saved}; this run has {own}.",
+            remedy="Resume with the settings it was trained with.",
+        )
+    read_into(directory, _trained(shards))
+
+
+@torch.no_grad()
+def merged_directory(
+    adapter_directory: Path,
+    base_directory: Path,
+    out: Path,
+    *,
+    tokenizer_from: Path | None = None,
+    trust_remote_code: bool = False,
+) -> None:
+    """Writes the Hugging Face directory of a model with an adapter added to its weights: what the rollout generated
+    with, in the adapter's number format.
+
+    One weight after the other is merged, in one copy of the model in the host's memory; peft is not needed. An adapter
+    of a value model gives a token classification model with one label.
+    """
+    saved = SavedAdapter.read(adapter_directory)
+    try:
+        additions = load_file(adapter_directory / WEIGHTS_FILE)
+    except (OSError, SafetensorError) as error:
+        raise EngineError(
+            f"The adapter in {adapter_directory} cannot be read: {error}", remedy=f"It must hold {WEIGHTS_FILE}."
+        ) from error
+    dtype = next(tensor.dtype for name, tensor in additions.items() if is_adapter_weight(name))
+    load = load_value_model if saved.has_value_head else load_causal_lm
+    model = load(base_directory, dtype=dtype, device="cpu", trust_remote_code=trust_remote_code)
+    for parameter_name, parameter in model.named_parameters():
+        name = PREFIX + canonical_name(parameter_name)
+        path = name.removesuffix(".weight")
+        if f"{path}.{UP}.weight" in additions:
+            up, down = (additions.pop(f"{path}.{kind}.weight") for kind in (UP, DOWN))
+            shard = WeightShard.full(name, parameter.data)
+            parameter.copy_(MergedShard(shard, up, down, saved.alpha / saved.rank).tensor)
+        elif name in additions:
+            parameter.copy_(additions.pop(name))
+    if additions:
+        raise EngineError(
+            f"The model in {base_directory} has no layer for the adapter's '{next(iter(additions))}'.",
+            remedy="Give the model that the adapter was trained on.",
+        )
+    if isinstance(model, ValueModel):
+        save_value_model(model, out, tokenizer_from=tokenizer_from or base_directory)
+    else:
+        save_causal_lm(model, out, tokenizer_from=tokenizer_from or base_directory)
+
+
+def _trained(shards: Iterable[WeightShard]) -> list[WeightShard]:
+    """The adapter and a value head, under their names on disk."""
+    return [
+        WeightShard(PREFIX + shard.name, shard.tensor, shard.layout)
+        for shard in shards
+        if is_adapter_weight(shard.name) or shard.name.startswith(f"{VALUE_HEAD}.")
+    ]

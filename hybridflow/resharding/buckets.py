@@ -1,0 +1,155 @@
+"""Pieces as messages of bounded size, and messages as buckets: what a rank has under way at once.
+
+Both ends make the same messages from the plan alone. A rank handles its messages bucket by bucket, with at most two
+buckets under way; all ranks in one order, so that the oldest unfinished message is always under way at both its ends,
+and nobody waits in a circle.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from hybridflow.parallel.boxes import volume
+from hybridflow.parallel.layout import Box
+from hybridflow.resharding.holdings import Piece
+
+ALIGNMENT_BYTES = 64
+MESSAGES_PER_BUCKET = 8
+"""So that a bucket holds messages of several peers, in both directions."""
+
+SMALL_BYTES = 128 << 10
+"""Pieces below this size share a message: a copy on both sides costs less than a message of its own."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """What goes from a rank to another at once: a part of one piece, or several small pieces one behind the other."""
+
+    source: int
+    destination: int
+    number: int
+    """Among the messages of this source and destination: the tag."""
+    pieces: tuple[Piece, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the wire."""
+        return sum(piece.nbytes for piece in self.pieces)
+
+    def peer(self, rank: int) -> int:
+        """The other end."""
+        return self.destination if rank == self.source else self.source
+
+
+def messages_of(pieces: Iterable[Piece], *, size: int, bucket_bytes: int) -> list[Message]:
+    """The messages that carry some pieces of a plan, in the order in which every rank handles them.
+
+    `bucket_bytes` bounds one bucket; `size` is the number of ranks.
+    """
+    most = max(1, bucket_bytes // MESSAGES_PER_BUCKET)
+    of_pair: dict[tuple[int, int], list[Piece]] = defaultdict(list)
+    for piece in pieces:
+        of_pair[piece.source, piece.destination].append(piece)
+    messages = [
+        Message(source, destination, number, packed)
+        for (source, destination), own in of_pair.items()
+        for number, packed in enumerate(_packed(own, most))
+    ]
+    return sorted(
+        messages, key=lambda message: (message.number, (message.destination - message.source) % size, message.source)
+    )
+
+
+def buckets_of(messages: Sequence[Message], *, bucket_bytes: int) -> list[list[Message]]:
+    """Consecutive messages that fit a bucket together; a message larger than one has one to itself."""
+    buckets: list[list[Message]] = []
+    filled = 0
+    for message in messages:
+        if not buckets or filled + message.nbytes > bucket_bytes:
+            buckets.append([])
+            filled = 0
+        buckets[-1].append(message)
+        filled += message.nbytes
+    return buckets
+
+
+def split(piece: Piece, *, most_bytes: int) -> Iterator[Piece]:
+    """A piece as parts of at most that many bytes (or one element), cut along its first dimension that is not one."""
+    if piece.nbytes <= most_bytes or volume(piece.box) == 1:
+        yield piece
+        return
+    dim = next(dim for dim, (low, high) in enumerate(piece.box) if high - low > 1)
+    low, high = piece.box[dim]
+    rows = max(1, most_bytes * (high - low) // piece.nbytes)
+    for start in range(low, high, rows):
+        part = piece._replace(box=_with_interval(piece.box, dim, start, min(start + rows, high)))
+        yield from split(part, most_bytes=most_bytes)
+
+
+class Staging:
+    """Memory for what cannot be sent, or received, where it lies; one half a bucket, grown to what they need."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._halves = [torch.empty(0, dtype=torch.uint8, device=device) for _ in range(2)]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both halves."""
+        return sum(half.numel() for half in self._halves)
+
+    def regions(self, number: int, sizes: Sequence[int]) -> list[Tensor]:
+        """Memory for bucket `number`, as byte vectors of these sizes; it was that of bucket `number - 2`."""
+        ends = [0]
+        for size in sizes:
+            ends.append(ends[-1] + size + -size % ALIGNMENT_BYTES)
+        half = number % 2
+        if self._halves[half].numel() < ends[-1]:
+            self._halves[half] = torch.empty(ends[-1], dtype=torch.uint8, device=self._device)
+        return [self._halves[half][start : start + size] for start, size in zip(ends, sizes, strict=False)]
+
+
+def pack(memory: Tensor, views: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> None:
+    """Writes tensors one behind the other into a byte vector, in the given number formats."""
+    for part, view in zip(_parts(memory, views, dtypes), views, strict=True):
+        part.copy_(view)
+
+
+def unpack(memory: Tensor, views: Sequence[Tensor]) -> None:
+    """Reads tensors from a byte vector that `pack` filled in their number formats."""
+    for part, view in zip(_parts(memory, views, [view.dtype for view in views]), views, strict=True):
+        view.copy_(part)
+
+
+def _parts(memory: Tensor, views: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> Iterator[Tensor]:
+    start = 0
+    for view, dtype in zip(views, dtypes, strict=True):
+        end = start + view.numel() * dtype.itemsize
+        yield memory[start:end].view(dtype).view(view.shape)
+        start = end
+
+
+def _packed(pieces: Iterable[Piece], most: int) -> Iterator[tuple[Piece, ...]]:
+    """The pieces of one message after the other."""
+    small = min(SMALL_BYTES, most)
+    waiting: list[Piece] = []
+    filled = 0
+    for part in chain.from_iterable(split(piece, most_bytes=most) for piece in pieces):
+        if part.nbytes >= small:
+            yield (part,)
+            continue
+        if filled + part.nbytes > most or (waiting and waiting[-1].itemsize != part.itemsize):
+            yield tuple(waiting)
+            waiting, filled = [], 0
+        waiting.append(part)
+        filled += part.nbytes
+    if waiting:
+        yield tuple(waiting)
+
+
+def _with_interval(box: Box, dim: int, low: int, high: int) -> Box:
+    return (*box[:dim], (low, high), *box[dim + 1 :])

@@ -1,0 +1,62 @@
+"""Executors by name."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hybridflow.config.rollout import Transfer, TransferKind
+from hybridflow.resharding.executors.interface import Executor, Formats
+from hybridflow.resharding.executors.local import LocalExecutor
+from hybridflow.resharding.executors.send_recv import SendRecvExecutor
+from hybridflow.resharding.plan import ReshardPlan
+from hybridflow.resharding.transport import Transport
+
+BYTES_OF_A_MB = 1 << 20
+
+
+@dataclass(frozen=True)
+class ExecutorSetup:
+    """What executors are made from; the same on every rank but for its own place."""
+
+    plan: ReshardPlan
+    transport: Transport
+    formats: Formats
+    settings: Transfer
+    nodes: Sequence[str]
+    """The machine of each rank."""
+
+    @property
+    def bucket_bytes(self) -> int:
+        """Bytes under way at once."""
+        return self.settings.bucket_mb * BYTES_OF_A_MB
+
+
+def executor_kind(setup: ExecutorSetup) -> TransferKind:
+    """The executor that `rollout.transfer.executor` means for a plan: for `auto`, the first that can carry it out."""
+    if setup.settings.executor is not TransferKind.auto:
+        return setup.settings.executor
+    plan = setup.plan
+    if not any(plan.bytes_received(rank) for rank in range(plan.size)):
+        return TransferKind.local
+    if any(route.gathered for route in plan.routes):
+        return TransferKind.gather
+    return TransferKind.send_recv
+
+
+def make_executor(setup: ExecutorSetup) -> Executor:
+    """The executor of this rank. Called on all ranks together."""
+    return _EXECUTORS[executor_kind(setup)](setup)
+
+
+def _local(setup: ExecutorSetup) -> Executor:
+    return LocalExecutor(setup.transport.rank)
+
+
+def _send_recv(setup: ExecutorSetup) -> Executor:
+    return SendRecvExecutor(setup.transport, setup.formats, bucket_bytes=setup.bucket_bytes)
+
+
+_EXECUTORS: dict[TransferKind, Callable[[ExecutorSetup], Executor]] = {
+    TransferKind.local: _local,
+    TransferKind.gather: _send_recv,
+    TransferKind.send_recv: _send_recv,
+}

@@ -1,0 +1,55 @@
+"""The plain executor: copies between what is in this process, piece by piece."""
+
+import time
+from collections.abc import Iterable, Sequence
+
+from hybridflow.errors import EngineError
+from hybridflow.parallel.boxes import box_text
+from hybridflow.parallel.layout import WeightShard
+from hybridflow.resharding.executors.interface import TransferReport
+from hybridflow.resharding.holdings import Piece
+from hybridflow.resharding.plan import ReshardPlan
+from hybridflow.resharding.views import HeldWeights, is_in_place
+
+
+class LocalExecutor:
+    """For a rank that receives nothing: it copies what it keeps, where that is not in place already."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+
+    def run(
+        self, plan: ReshardPlan, source: Iterable[WeightShard], destination: Iterable[WeightShard]
+    ) -> TransferReport:
+        began = time.perf_counter()
+        for piece in [*plan.received_by(self._rank), *plan.sent_by(self._rank)]:
+            raise EngineError(
+                f"{box_text(piece.box)} of '{piece.name}' has to go from rank {piece.source} to rank"
+                f" {piece.destination}, which rollout.transfer.executor=local cannot do.",
+                remedy="Use rollout.transfer.executor=auto.",
+            )
+        copied, aliased = keep(plan.kept_by(self._rank), HeldWeights(source), HeldWeights(destination))
+        return TransferReport(0, copied, aliased, 0, time.perf_counter() - began)
+
+
+def keep(pieces: Iterable[Piece], source: HeldWeights, destination: HeldWeights) -> tuple[int, int]:
+    """Copies what a rank keeps; returns the bytes copied, and the bytes that were in place."""
+    copied = aliased = 0
+    for piece in pieces:
+        given, wanted = source.view(piece), destination.view(piece)
+        if is_in_place(given, wanted, piece):
+            aliased += piece.nbytes
+        else:
+            wanted.copy_(given)
+            copied += piece.nbytes
+    return copied, aliased
+
+
+def copy_all(
+    plan: ReshardPlan, sources: Sequence[Iterable[WeightShard]], destinations: Sequence[Iterable[WeightShard]]
+) -> None:
+    """Carries out a whole plan where all its ranks are in this process: the reference for the other executors."""
+    held = [HeldWeights(shards) for shards in sources]
+    wanted = [HeldWeights(shards) for shards in destinations]
+    for piece in plan.pieces:
+        wanted[piece.destination].view(piece).copy_(held[piece.source].view(piece))

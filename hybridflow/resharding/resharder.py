@@ -1,0 +1,209 @@
+"""The transition: from the trained weights of all ranks to the rollout's weights of all ranks, version by version."""
+
+# pyright: reportPrivateImportUsage=false
+
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from hybridflow.config.rollout import Transfer
+from hybridflow.errors import EngineError, HybridflowError
+from hybridflow.parallel.layout import WeightShard
+from hybridflow.resharding.executors.factory import ExecutorSetup, executor_kind, make_executor
+from hybridflow.resharding.executors.interface import Executor, Formats, TransferReport
+from hybridflow.resharding.holdings import Holding
+from hybridflow.resharding.plan import ReshardPlan, make_plan
+from hybridflow.resharding.roll_call import RollCall
+from hybridflow.resharding.transport import LostPeer, Transport, group_within, joint_group
+from hybridflow.resharding.verify import Verification
+
+__all__ = ["Resharder", "joint_group"]
+
+WeightSource = Callable[[], Iterable[WeightShard]]
+"""What a rank holds now: a training engine's `weight_shards`."""
+
+
+class Resharder:
+    """Brings trained weights into the rollout's slots, on all ranks together.
+
+    A rank that trains has a `source`, one that generates has `slots`, a colocated rank has both. What all ranks hold
+    and want is told once, when it is made; the plan is the same for all versions.
+
+    States: incomplete (new, during a transfer, after one that failed) and complete, with the version of the weights.
+    A failed transfer leaves the trained weights as they are, and the slots part old, part new: nothing may be generated
+    with them, and this object cannot be used again.
+
+        resharder = Resharder(engine.weight_shards, rollout.weight_slots(), group=group, transfer=config.transfer)
+        report = resharder.transfer(7)
+        rollout.weights_changed(version=7)
+    """
+
+    def __init__(
+        self,
+        source: WeightSource | None,
+        slots: Mapping[str, WeightShard],
+        *,
+        group: Transport | dist.ProcessGroup | None,
+        transfer: Transfer,
+        node: str | None = None,
+        neighbour: int | None = None,
+        make: Callable[[ExecutorSetup], Executor] = make_executor,
+    ) -> None:
+        """Called on all ranks of `group` together; None is a rank alone.
+
+        `node` names this rank's machine; `neighbour` numbers its micro-data-parallel group.
+        """
+        self._source = source or _nothing
+        self._slots = tuple(slots.values())
+        self._transport = transport = _transport(group, self._slots, transfer)
+        own = _Member(node or socket.gethostname(), neighbour, _described(self._source()), _described(self._slots))
+        members = _introduced(transport, own)
+        formats = _formats(members)
+        nodes = [member.node for member in members]
+        self.plan: ReshardPlan = make_plan(
+            [_holdings(member.holds, formats) for member in members],
+            [_holdings(member.wants, formats) for member in members],
+            nodes=nodes,
+            neighbours=_neighbours(members),
+        )
+        setup = ExecutorSetup(self.plan, transport, formats, transfer, nodes)
+        self.executor = executor_kind(setup)
+        self._run = make(setup).run
+        self._verification = Verification(self.plan, transport, formats) if transfer.verify else None
+        names = [f"rank {rank} ({member.node})" for rank, member in enumerate(members)]
+        self._roll = RollCall(transport.store, transport.rank, names, timeout_seconds=transport.timeout_seconds)
+        self._version: int | None = None
+        self._failure: str | None = None
+
+    @property
+    def version(self) -> int | None:
+        """The version that the slots hold; None while they are incomplete."""
+        return self._version
+
+    @property
+    def is_complete(self) -> bool:
+        """The slots hold one version of all weights."""
+        return self._version is not None
+
+    def require_complete(self) -> None:
+        """Raises unless the slots hold one version of all weights; to be called before generating."""
+        if not self.is_complete:
+            why = "no transfer was made yet" if self._failure is None else f"a transfer failed: {self._failure}"
+            raise EngineError(
+                f"The rollout's weights are incomplete: {why}",
+                remedy="Nothing may be generated before a complete transfer; resume from the last checkpoint.",
+            )
+
+    def transfer(self, version: int) -> TransferReport:
+        """Makes the slots those of a version, and compares checksums; raises on all ranks if any of them fails."""
+        if self._failure is not None:
+            self.require_complete()
+        self._version = None
+        stage = f"the transfer of version {version}"
+        try:
+            self._roll.meet(stage)
+            report = self._moved(stage, version)
+            self._roll.meet(f"the end of {stage}")
+        except BaseException as error:
+            self._failure = str(error)
+            self._transport.abort()
+            raise
+        self._version = version
+        return report
+
+    def _moved(self, stage: str, version: int) -> TransferReport:
+        try:
+            held = tuple(self._source())
+            report = self._run(self.plan, held, self._slots)
+            if self._verification is None:
+                return report
+            began = time.perf_counter()
+            verified = self._verification.check(held, self._slots, version=version)
+            return replace(report, bytes_verified=verified, verify_seconds=time.perf_counter() - began)
+        except LostPeer as lost:
+            self._roll.sign_lost()
+            self._transport.abort()  # whoever waits for this rank need not wait longer
+            raise self._roll.lost(stage, lost.peers, lost.reason) from lost
+        except BaseException as error:
+            self._roll.fail(_told(error, f"rank {self._transport.rank}", stage))
+            raise
+
+
+class _Member(NamedTuple):
+    """What a rank tells the others."""
+
+    node: str
+    neighbour: int | None
+    holds: tuple[tuple[Holding, torch.dtype], ...]
+    wants: tuple[tuple[Holding, torch.dtype], ...]
+
+
+def _nothing() -> Iterable[WeightShard]:
+    return ()
+
+
+def _transport(
+    group: Transport | dist.ProcessGroup | None, slots: Sequence[WeightShard], transfer: Transfer
+) -> Transport:
+    device = slots[0].tensor.device if slots else torch.device("cpu")
+    if group is None:
+        return Transport.alone(device)
+    if isinstance(group, Transport):
+        return group
+    return group_within(group, timeout_seconds=transfer.timeout_seconds, device=device)
+
+
+def _described(shards: Iterable[WeightShard]) -> tuple[tuple[Holding, torch.dtype], ...]:
+    return tuple(
+        (Holding(shard.name, shard.layout.shape, shard.layout.box, shard.tensor.element_size()), shard.tensor.dtype)
+        for shard in shards
+    )
+
+
+def _introduced(transport: Transport, member: _Member) -> list[_Member]:
+    try:
+        return transport.gather_objects(member)
+    except LostPeer as lost:
+        raise EngineError(
+            f"The ranks did not tell one another what they hold and want: {lost.reason}.",
+            remedy="See the logs of all ranks: one of them ended, or hangs.",
+        ) from lost
+
+
+def _formats(members: Sequence[_Member]) -> Formats:
+    """The number format of each wanted weight."""
+    formats: dict[str, torch.dtype] = {}
+    for rank, member in enumerate(members):
+        for wanted, dtype in member.wants:
+            if formats.setdefault(wanted.name, dtype) != dtype:
+                raise EngineError(
+                    f"Rank {rank} generates with '{wanted.name}' in {dtype}, others in {formats[wanted.name]}.",
+                    remedy="Give all ranks of the rollout the same model.dtype.",
+                )
+    return formats
+
+
+def _holdings(described: Iterable[tuple[Holding, torch.dtype]], formats: Formats) -> list[Holding]:
+    """Holdings in the format in which they travel; what nobody wants is left out."""
+    return [
+        holding._replace(itemsize=formats[holding.name].itemsize) for holding, _ in described if holding.name in formats
+    ]
+
+
+def _neighbours(members: Sequence[_Member]) -> list[int] | None:
+    """The neighbourhood of each rank; those without are their own."""
+    if all(member.neighbour is None for member in members):
+        return None
+    return [-1 - rank if member.neighbour is None else member.neighbour for rank, member in enumerate(members)]
+
+
+def _told(error: BaseException, rank: str, stage: str) -> HybridflowError:
+    """What the other ranks raise when this one failed."""
+    if isinstance(error, HybridflowError):
+        return error
+    return EngineError(f"{rank} failed in {stage}: {type(error).__name__}: {error}.", remedy="See that rank's log.")

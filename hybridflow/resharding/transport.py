@@ -1,0 +1,186 @@
+"""How the ranks of a transfer reach one another: a process group of their own, and a store where they sign."""
+
+# pyright: reportPrivateImportUsage=false
+
+import pickle
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import NamedTuple, Protocol, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+POLL_SECONDS = 0.0005
+
+
+class LostPeer(Exception):
+    """A rank's part of a transfer did not arrive: its connection broke, or time was up."""
+
+    def __init__(self, peers: tuple[int, ...], reason: str) -> None:
+        super().__init__(f"ranks {list(peers)}: {reason}")
+        self.peers = peers
+        self.reason = reason
+
+
+class Group(Protocol):
+    """What is used of torch's ProcessGroupGloo and ProcessGroupNCCL, whose own types leave these methods out.
+
+    Such a group is outside the default world: two worlds can share it, and its end is not theirs.
+    """
+
+    def send(self, tensors: list[Tensor], peer: int, tag: int) -> dist.Work:
+        """Begins to send one tensor."""
+        ...
+
+    def recv(self, tensors: list[Tensor], peer: int, tag: int) -> dist.Work:
+        """Begins to receive into one tensor."""
+        ...
+
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor]) -> dist.Work:
+        """Begins to gather tensors of one shape."""
+        ...
+
+    def _allgather_base(self, output: Tensor, given: Tensor) -> dist.Work: ...
+
+    def _start_coalescing(self) -> None: ...
+
+    def _end_coalescing(self) -> dist.Work: ...
+
+    def abort(self) -> None:
+        """Breaks all connections."""
+        ...
+
+
+class Parcel(NamedTuple):
+    """A contiguous tensor to send to a peer, or to receive from it."""
+
+    tensor: Tensor
+    peer: int
+    tag: int
+    is_sent: bool
+
+
+@dataclass(frozen=True)
+class Transport:
+    """One rank's way to all ranks of a transfer, colocated or in two pools; ranks are numbered over both.
+
+    transport = open_transport(store, "weights", rank, size, device=torch.device("cpu"), timeout_seconds=300)
+    work = transport.post([Parcel(tensor, 3, tag=0, is_sent=True)])
+    transport.wait(work[0], (3,), deadline)
+    """
+
+    rank: int
+    size: int
+    store: dist.Store
+    group: Group | None
+    """None for a rank alone."""
+    device: torch.device
+    timeout_seconds: float
+
+    @staticmethod
+    def alone(device: torch.device | None = None) -> "Transport":
+        """Of a single rank, which has nobody to wait for."""
+        return Transport(0, 1, dist.HashStore(), None, device or torch.device("cpu"), 300.0)
+
+    def deadline(self) -> float:
+        """When somebody who does not answer from now on is given up, in seconds of `time.monotonic`."""
+        return time.monotonic() + self.timeout_seconds
+
+    def post(self, parcels: Sequence[Parcel]) -> list[dist.Work]:
+        """Begins to send and receive; one work a parcel. Tensors stay as they are until their work is done."""
+        group = self.group
+        assert group is not None or not parcels, f"rank {self.rank} is alone"
+        if group is None or not parcels:
+            return []
+        if self.device.type == "cpu":
+            return [_post(group, parcel) for parcel in parcels]
+        # NCCL runs what is grouped at once; one by one, a send would wait for a receive that is not posted yet.
+        group._start_coalescing()
+        for parcel in parcels:
+            _post(group, parcel)
+        return [group._end_coalescing()] * len(parcels)
+
+    def wait(self, work: dist.Work, peers: tuple[int, ...], deadline: float) -> None:
+        """Waits for work with some peers until a deadline; raises LostPeer past it, or when a connection breaks."""
+        try:
+            if self.device.type == "cpu":
+                # torch takes 0 for no limit
+                work.wait(timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
+            else:
+                _poll(work, deadline)
+        except (RuntimeError, TimeoutError) as error:
+            raise LostPeer(peers, str(error).splitlines()[0]) from error
+
+    def gather_objects(self, value: object) -> list:
+        """The value of every rank, in order of ranks; anything that can be pickled."""
+        if self.group is None:
+            return [value]
+        own = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8).to(self.device)
+        lengths = [int(length) for length in self._all_gather(torch.tensor([len(own)], device=self.device))]
+        padded = torch.zeros(max(lengths), dtype=torch.uint8, device=self.device)
+        padded[: len(own)] = own
+        parts = self._all_gather(padded)
+        return [
+            pickle.loads(part[:length].cpu().numpy().tobytes()) for part, length in zip(parts, lengths, strict=True)
+        ]
+
+    def abort(self) -> None:
+        """Breaks this rank's connections, so that whoever waits for it stops waiting. Nothing can be sent any more."""
+        if self.group is not None:
+            self.group.abort()
+
+    def _all_gather(self, tensor: Tensor) -> list[Tensor]:
+        assert self.group is not None
+        parts = [torch.empty_like(tensor) for _ in range(self.size)]
+        self.wait(self.group.allgather([parts], [tensor]), tuple(range(self.size)), self.deadline())
+        return parts
+
+
+def joint_group(
+    store: dist.Store, rank: int, size: int, *, timeout_seconds: float, device: torch.device | str
+) -> Transport:
+    """A transport over ranks of any worlds that reach one store, on which nothing else uses the same keys.
+
+    Called on all ranks together, which are numbered over all pools: gloo for the CPU, NCCL for GPUs (not run on a GPU
+    yet).
+    """
+    kind = torch.device(device)
+    if size == 1:
+        return Transport.alone(kind)
+    timeout = timedelta(seconds=timeout_seconds)
+    of_group = dist.PrefixStore("group", store)
+    if kind.type == "cpu":
+        group = dist.ProcessGroupGloo(of_group, rank, size, timeout)
+    else:
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        group = dist.ProcessGroupNCCL(of_group, rank, size, options)
+    return Transport(rank, size, store, cast(Group, group), kind, timeout_seconds)
+
+
+def group_within(world: dist.ProcessGroup, *, timeout_seconds: float, device: torch.device | str) -> Transport:
+    """A transport over the ranks of a process group, which goes on to work when a transfer fails."""
+    name = [uuid.uuid4().hex]
+    dist.broadcast_object_list(name, group_src=0, group=world)
+    store = dist.PrefixStore(f"resharding/{name[0]}", world.get_group_store())
+    return joint_group(store, world.rank(), world.size(), timeout_seconds=timeout_seconds, device=device)
+
+
+def _post(group: Group, parcel: Parcel) -> dist.Work:
+    act = group.send if parcel.is_sent else group.recv
+    return act([parcel.tensor], parcel.peer, parcel.tag)
+
+
+def _poll(work: dist.Work, deadline: float) -> None:
+    """Waits for work on a GPU without blocking in the driver, where no timeout would reach it."""
+    while not work.is_completed():
+        if time.monotonic() > deadline:
+            raise TimeoutError("time was up")
+        time.sleep(POLL_SECONDS)
+    failure = work.exception()
+    if failure is not None:
+        raise RuntimeError(str(failure))

@@ -1,0 +1,155 @@
+"""The generation mesh against the paper's figure and formulas, and what becomes of sizes that do not nest."""
+
+from fractions import Fraction
+from itertools import product
+
+import pytest
+
+from hybridflow.controller.protocols import GENERATION, answering_ranks, part_of
+from hybridflow.errors import ConfigError
+from hybridflow.parallel import ParallelMesh
+from hybridflow.resharding.grouping import generation_mesh, micro_data_groups, nested_mesh, replica_ranks
+from tests.oracles.transfer_protocols import Layout, collection, distribution
+from tests.unit.resharding.layouts import training_mesh
+
+SIZES = (1, 2, 4)
+NESTED = [
+    (p, t, d, p_g, t_g)
+    for p, t, d, p_g, t_g in product(SIZES, SIZES, (1, 2, 3), SIZES, SIZES)
+    if p % p_g == t % t_g == 0
+]
+
+
+def of_megatron(p: int, t: int, d: int, p_g: int, t_g: int, **options: int) -> ParallelMesh:
+    mesh = training_mesh(data=d, pipeline=p, tensor=t)
+    return generation_mesh(mesh, engine="megatron", replicas=1, tensor=t_g, pipeline=p_g, **options)
+
+
+def of_fsdp(
+    ranks: int, t_g: int, *, replicas: int = 1, tensor: int = 1, pipeline: int = 1, **options: int
+) -> ParallelMesh:
+    mesh = training_mesh(data=ranks // tensor, tensor=tensor)
+    return generation_mesh(mesh, engine="fsdp", replicas=replicas, tensor=t_g, pipeline=pipeline, **options)
+
+
+def part(number: int, count: int) -> tuple[Fraction, Fraction]:
+    return Fraction(number, count), Fraction(number + 1, count)
+
+
+def common(first: tuple[Fraction, Fraction], second: tuple[Fraction, Fraction]) -> Fraction:
+    return max(Fraction(0), min(first[1], second[1]) - max(first[0], second[0]))
+
+
+def test_figure_8():
+    """Training 1-4-2 on G1..G8, generation 1-2-2-2."""
+    mesh = of_megatron(1, 4, 2, 1, 2)
+    assert replica_ranks(mesh) == [[0, 2], [1, 3], [4, 6], [5, 7]]
+    assert micro_data_groups(mesh) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+def test_nested_sizes_give_the_closed_form():
+    for p, t, d, p_g, t_g in NESTED:
+        mesh = of_megatron(p, t, d, p_g, t_g)
+        assert mesh == nested_mesh(data=d, pipeline=p, tensor=t, generation_pipeline=p_g, generation_tensor=t_g)
+        for delta, pi, tau in product(range(d), range(p), range(t)):
+            at = mesh.coordinate(tau + t * pi + p * t * delta)
+            assert (at["data"], at["pipeline"], at["tensor"]) == (delta, pi // (p // p_g), tau // (t // t_g))
+            assert (at["micro_pipeline"], at["micro_tensor"]) == (pi % (p // p_g), tau % (t // t_g))
+
+
+def test_training_shards_are_inside_generation_shards_on_every_rank():
+    for p, t, d, p_g, t_g in NESTED:
+        mesh = of_megatron(p, t, d, p_g, t_g)
+        for rank in range(mesh.size):
+            at, pi, tau = mesh.coordinate(rank), rank // t % p, rank % t
+            assert at["pipeline"] * p <= pi * p_g < (at["pipeline"] + 1) * p
+            assert at["tensor"] * t <= tau * t_g < (at["tensor"] + 1) * t
+
+
+def test_prompts_go_to_replicas_as_in_table_3():
+    for p, t, d, p_g, t_g in NESTED:
+        mesh, layout = of_megatron(p, t, d, p_g, t_g), Layout(p, t, d, p_g, t_g)
+        chunks = [part_of(GENERATION, mesh, rank) for rank in range(mesh.size)]
+        assert chunks == distribution("3D_ALL_MICRO_DP", layout)
+        assert answering_ranks(GENERATION, mesh) == collection("3D_ALL_MICRO_DP", layout)
+        assert [chunks[ranks[0]] for ranks in replica_ranks(mesh)] == list(range(len(replica_ranks(mesh))))
+
+
+@pytest.mark.parametrize(("ranks", "replicas", "t_g"), [(4, 1, 2), (4, 2, 2), (8, 2, 1), (8, 1, 4), (3, 1, 1)])
+def test_shards_of_fsdp_stand_in_for_tensor_ranks(ranks, replicas, t_g):
+    mesh = of_fsdp(ranks, t_g, replicas=replicas)
+    expected = ParallelMesh({"data": replicas, "tensor": t_g, "micro_tensor": ranks // replicas // t_g})
+    assert all(mesh.coordinate(rank) | expected.coordinate(rank) == mesh.coordinate(rank) for rank in range(ranks))
+
+
+def test_tensor_parallel_shards_of_fsdp_stay_where_they_are():
+    mesh = of_fsdp(8, 2, tensor=2)
+    assert [mesh.coordinate(rank)["tensor"] for rank in range(8)] == [0, 1] * 4
+    assert replica_ranks(mesh) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+@pytest.mark.parametrize(
+    ("p", "t", "p_g", "t_g", "in_place"),
+    [
+        (2, 2, 1, 4, Fraction(1, 4)),  # the stage's half of a quarter of the rows, on two of four ranks
+        (4, 2, 1, 4, Fraction(1, 4)),
+        (1, 4, 2, 2, Fraction(1, 2)),  # tensor ranks are neighbours, so all rows stay; of the layers, half
+        (4, 1, 2, 2, Fraction(1, 2)),
+    ],
+)
+def test_sizes_that_do_not_nest_keep_what_they_can_in_place(p, t, p_g, t_g, in_place):
+    mesh = of_megatron(p, t, 2, p_g, t_g)
+    total = Fraction(0)
+    for rank in range(p * t):
+        at = mesh.coordinate(rank)
+        layers = common(part(rank // t, p), part(at["pipeline"], p_g))
+        total += layers * common(part(rank % t, t), part(at["tensor"], t_g))
+    assert total == in_place
+
+
+@pytest.mark.parametrize(("p", "t", "p_g", "t_g"), [(2, 2, 1, 4), (4, 2, 1, 4), (1, 4, 2, 2), (4, 1, 2, 2)])
+def test_sizes_that_do_not_nest_keep_replicas_inside_a_training_replica(p, t, p_g, t_g):
+    replicas = replica_ranks(of_megatron(p, t, 2, p_g, t_g))
+    assert sorted(rank for ranks in replicas for rank in ranks) == list(range(2 * p * t))
+    assert all(len({rank // (p * t) for rank in ranks}) == 1 for ranks in replicas)
+
+
+def test_replicas_larger_than_a_training_replica_take_consecutive_ranks():
+    assert replica_ranks(of_megatron(1, 2, 4, 1, 4)) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert replica_ranks(of_megatron(1, 3, 2, 1, 2)) == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_ranks_of_a_replica_are_ordered_by_stage_and_tensor_rank():
+    mesh = of_fsdp(4, 2, pipeline=2)
+    (ranks,) = replica_ranks(mesh)
+    assert [(mesh.coordinate(rank)["pipeline"], mesh.coordinate(rank)["tensor"]) for rank in ranks] == [
+        (0, 0),
+        (0, 1),
+        (1, 0),
+        (1, 1),
+    ]
+
+
+def test_a_replica_stays_on_one_node_if_it_can():
+    """Nested groups of fsdp would have tensor ranks 4 apart: each layer of each token would cross the nodes."""
+    assert replica_ranks(of_fsdp(8, 2))[0] == [0, 4]
+    on_nodes = of_fsdp(8, 2, devices_per_node=4)
+    assert all(len({rank // 4 for rank in ranks}) == 1 for ranks in replica_ranks(on_nodes))
+    assert replica_ranks(of_fsdp(8, 8, devices_per_node=4)) == [list(range(8))]
+    assert replica_ranks(of_megatron(2, 4, 1, 1, 2, devices_per_node=4)) == replica_ranks(of_megatron(2, 4, 1, 1, 2))
+
+
+def test_every_rank_of_the_single_engine_generates_alone():
+    mesh = generation_mesh(training_mesh(data=3), engine="single", replicas=1, tensor=1, pipeline=1)
+    assert replica_ranks(mesh) == [[0], [1], [2]]
+
+
+def test_impossible_sizes_are_told_in_the_words_of_the_configuration():
+    with pytest.raises(ConfigError, match=r"rollout\.parallelism\.tensor=3 does not divide the 8 devices") as error:
+        of_megatron(2, 2, 2, 1, 3)
+    assert error.value.remedy.startswith("Use rollout.parallelism.tensor=1, 2, 4 or 8")
+    with pytest.raises(ConfigError, match=r"tensor=4 times rollout\.parallelism\.pipeline=2") as error:
+        of_fsdp(4, 4, pipeline=2)
+    assert error.value.remedy.startswith("Use rollout.parallelism.tensor=1 or 2")
+    with pytest.raises(ConfigError, match=r"actor\.parallelism\.replicas=3 does not divide"):
+        of_fsdp(4, 2, replicas=3)

@@ -104,6 +104,14 @@ def own_memory(module: nn.Module) -> None:
         tensor.data = tensor.data.clone(memory_format=torch.contiguous_format)
 
 
+def mend_generation_config(config: GenerationConfig) -> None:
+    """Many published models set a temperature without do_sample, which transformers loads but refuses to save."""
+    try:
+        config.validate(strict=True)
+    except ValueError:
+        config.do_sample = True
+
+
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
     """Keep transformers' progress bars and loading reports off the terminal; what matters in them is checked here."""
@@ -149,17 +157,8 @@ def _load(
     nn.Module.to(model, device)
     own_memory(model)
     if model.can_generate():
-        _mend_generation_config(model)
+        mend_generation_config(cast(GenerationConfig, model.generation_config))
     return model.eval()
-
-
-def _mend_generation_config(model: PreTrainedModel) -> None:
-    """Many published models set a temperature without do_sample, which transformers loads but refuses to save."""
-    config = cast(GenerationConfig, model.generation_config)
-    try:
-        config.validate(strict=True)
-    except ValueError:
-        config.do_sample = True
 
 
 def _remedy(error: Exception) -> str:

@@ -1,6 +1,6 @@
 """Language models and value models: how each kind is read, written and asked."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,14 @@ from hybridflow.config.model import Model
 from hybridflow.config.training import Training
 from hybridflow.engines.training.outputs import LanguageOutputs, TokenModel, ValueOutputs
 from hybridflow.errors import EngineError
+from hybridflow.models.adapters.files import ADAPTER_DIRECTORY, save_adapter
+from hybridflow.models.adapters.lora import Adapter
 from hybridflow.models.heads import ValueModel, load_value_model, save_value_model
 from hybridflow.models.loading import load_causal_lm, resolve_model_path, save_causal_lm, torch_dtype
 from hybridflow.models.packed_attention import use_packed_attention
 from hybridflow.models.skeleton import causal_lm_skeleton, value_model_skeleton
 from hybridflow.parallel.groups import Ranks
+from hybridflow.parallel.layout import WeightShard
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,17 @@ class EngineSetup:
         return self.family.outline(
             self.directory, dtype=torch_dtype(self.model.dtype), trust_remote_code=self.model.trust_remote_code
         )
+
+    def add_adapter(self, model: PreTrainedModel | ValueModel) -> Adapter | None:
+        """Adds the low-rank adapter that the configuration asks for to a model, in place, and freezes the rest."""
+        return Adapter(model, self.training.lora) if self.training.lora.rank else None
+
+    def save_adapter(self, adapter: Adapter, shards: Iterable[WeightShard], directory: Path) -> None:
+        """Writes `directory/adapter` from what all ranks hold of a model with an adapter."""
+        path = str(self.model.path)
+        is_local = path.startswith("builtin:") or Path(path).expanduser().exists()
+        base_model = str(self.directory) if is_local else path
+        save_adapter(adapter, shards, directory / ADAPTER_DIRECTORY, self.ranks, base_model=base_model)
 
     def save(self, model: nn.Module, directory: Path) -> None:
         """Writes the model as a Hugging Face directory, with its tokenizer."""

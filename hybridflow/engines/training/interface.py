@@ -54,8 +54,11 @@ class TrainEngine(Protocol):
 
     mesh: ParallelMesh
 
-    def forward(self, batch: Batch) -> Batch:
-        """Token columns `logprobs` and `entropy`, or `values`, of the batch's responses; no gradient."""
+    def forward(self, batch: Batch, *, adapted: bool = True) -> Batch:
+        """Token columns `logprobs` and `entropy`, or `values`, of the batch's responses; no gradient.
+
+        Without `adapted` they are those of the model that a low-rank adapter was added to, where there is one.
+        """
         ...
 
     def train_step(self, batch: Batch, loss_fn: LossFn) -> Metrics:
@@ -66,6 +69,8 @@ class TrainEngine(Protocol):
         """Every weight this rank holds, under its canonical name, without communication or copy.
 
         A weight may come in several pieces, with different boxes. Tied weights come once, as the embedding.
+        Low-rank adapters are the exception: their weights come merged, which is worked out when a shard is read, and
+        ranks that divide a matrix's rows gather the adapters first.
         """
         ...
 
@@ -77,7 +82,10 @@ class TrainEngine(Protocol):
         ...
 
     def save(self, directory: Path) -> None:
-        """Writes a Hugging Face directory and the optimizer's state; every rank writes what it holds."""
+        """Writes a Hugging Face directory and the optimizer's state; every rank writes what it holds.
+
+        Of a model with a low-rank adapter, the adapter alone, in peft's format.
+        """
         ...
 
     def load(self, directory: Path) -> None:

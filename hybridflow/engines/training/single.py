@@ -1,6 +1,7 @@
 """The plain training engine: the whole model on one device."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -14,6 +15,11 @@ from hybridflow.engines.training.optimizer import MasterAdamW, make_optimizer, o
 from hybridflow.engines.training.passes import accumulate_gradients, forward_pass
 from hybridflow.engines.training.schedule import learning_rate
 from hybridflow.errors import EngineError
+from hybridflow.models.adapters.files import ADAPTER_DIRECTORY, load_adapter
+from hybridflow.models.adapters.lora import initialize
+from hybridflow.models.adapters.merging import merged_shards
+from hybridflow.models.names.huggingface import canonical_name, parts_of
+from hybridflow.models.names.parts import views
 from hybridflow.observability.metrics import Metrics, last, mean
 from hybridflow.parallel.layout import WeightShard
 from hybridflow.parallel.mesh import ParallelMesh
@@ -36,13 +42,17 @@ class SingleEngine:
         self.device = setup.device
         self._setup = setup
         self._training = setup.training
+        self._adapter = setup.add_adapter(self.model)
+        if self._adapter is not None:
+            initialize(self._held_shards())
         self._outputs = prepared(setup, self.model)
         self._made_optimizer: MasterAdamW | None = None
         self._steps = 0
 
-    def forward(self, batch: Batch) -> Batch:
+    def forward(self, batch: Batch, *, adapted: bool = True) -> Batch:
         """See `TrainEngine.forward`."""
-        return forward_pass(self._outputs, batch, self._micros(batch))
+        with nullcontext() if adapted or self._adapter is None else self._adapter.off():
+            return forward_pass(self._outputs, batch, self._micros(batch))
 
     def train_step(self, batch: Batch, loss_fn: LossFn) -> Metrics:
         """See `TrainEngine.train_step`. Raises `EngineError` when the gradient is not finite."""
@@ -60,14 +70,16 @@ class SingleEngine:
 
     def weight_shards(self) -> Iterator[WeightShard]:
         """See `TrainEngine.weight_shards`: all of each weight."""
-        for name, parameter in self.model.named_parameters():
-            yield WeightShard.full(name, parameter.data)
+        held = self._held_shards()
+        return held if self._adapter is None else merged_shards(held, self._adapter)
 
     def bind(self, slots: Mapping[str, WeightShard]) -> set[str]:
         """See `TrainEngine.bind`: binds where shape, dtype and device agree."""
         bound = set()
-        for name, parameter in self.model.named_parameters():
-            slot = slots[name].tensor if name in slots else None
+        merged = self._adapter.adapted if self._adapter else frozenset()
+        for parameter_name, parameter in self.model.named_parameters():
+            name = canonical_name(parameter_name)
+            slot = slots[name].tensor if name in slots and name not in merged else None
             if slot is None or (slot.shape, slot.dtype, slot.device) != (
                 parameter.shape,
                 parameter.dtype,
@@ -82,11 +94,34 @@ class SingleEngine:
 
     def save(self, directory: Path) -> None:
         """See `TrainEngine.save`."""
-        self._setup.save(self.model, directory / MODEL_DIRECTORY)
+        if self._adapter is None:
+            self._setup.save(self.model, directory / MODEL_DIRECTORY)
+        else:
+            self._setup.save_adapter(self._adapter, self._held_shards(), directory)
         torch.save({"steps": self._steps, "optimizer": optimizer_state(self._optimizer)}, directory / OPTIMIZER_FILE)
 
     def load(self, directory: Path) -> None:
         """See `TrainEngine.load`."""
+        if self._adapter is None:
+            self._load_model(directory)
+        else:
+            load_adapter(self._adapter, self._held_shards(), directory / ADAPTER_DIRECTORY)
+        saved = torch.load(directory / OPTIMIZER_FILE, map_location=self.device, weights_only=True)
+        self._steps = saved["steps"]
+        restore_optimizer(self._optimizer, saved["optimizer"])
+
+    def offload(self, *parts: Part) -> None:
+        """See `TrainEngine.offload`."""
+
+    def onload(self, *parts: Part) -> None:
+        """See `TrainEngine.onload`."""
+
+    def _held_shards(self) -> Iterator[WeightShard]:
+        """What it holds, an adapter's weights apart from those that they are added to."""
+        for name, parameter in self.model.named_parameters():
+            yield from views(parameter.data, parts_of(name, parameter.shape))
+
+    def _load_model(self, directory: Path) -> None:
         weights = dict(self._setup.load(directory / MODEL_DIRECTORY).named_parameters())
         own = dict(self.model.named_parameters())
         for name in [*own, *weights]:
@@ -99,15 +134,6 @@ class SingleEngine:
         with torch.no_grad():
             for name, parameter in own.items():
                 parameter.copy_(weights[name])
-        saved = torch.load(directory / OPTIMIZER_FILE, map_location=self.device, weights_only=True)
-        self._steps = saved["steps"]
-        restore_optimizer(self._optimizer, saved["optimizer"])
-
-    def offload(self, *parts: Part) -> None:
-        """See `TrainEngine.offload`."""
-
-    def onload(self, *parts: Part) -> None:
-        """See `TrainEngine.onload`."""
 
     @property
     def _optimizer(self) -> MasterAdamW:

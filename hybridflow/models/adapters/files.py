@@ -20,6 +20,9 @@ from hybridflow.optional import require
 from hybridflow.parallel.groups import Ranks
 from hybridflow.parallel.layout import WeightShard
 
+ADAPTER_DIRECTORY = "adapter"
+"""Where a checkpoint has it, beside the optimizer's state."""
+
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 PREFIX = "base_model.model."

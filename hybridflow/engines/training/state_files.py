@@ -33,7 +33,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from hybridflow.errors import CheckpointError, EngineError
 from hybridflow.models.shard_files import read_into, save_directory
-from hybridflow.models.shard_files.reading import weight_files
+from hybridflow.models.shard_files.reading import saved_shapes
 from hybridflow.models.shard_files.writing import DtypeOf
 from hybridflow.parallel.boxes import volume
 from hybridflow.parallel.collectives import Together, gathered
@@ -47,6 +47,8 @@ FIRST_MOMENT, SECOND_MOMENT, MASTER = "exp_avg", "exp_avg_sq", "master"
 
 StateShard = tuple[str, WeightShard]
 """What a piece of state is (a moment, or the float32 copy), and the piece, under the name of its weight."""
+
+Shape = tuple[int, ...]
 
 _SAME_MODEL = "Resume with the model the run was started with (model.path, critic.model.path)."
 
@@ -64,18 +66,13 @@ def save_weights(
 
 
 def load_weights(directory: Path, shards: Iterable[WeightShard], ranks: Ranks) -> None:
-    """Fills all ranks' shards with what `save_weights` wrote; raises where that is another model."""
+    """Fills all ranks' shards with what `save_weights` wrote; raises where that is another model, and changes nothing."""
     own = list(shards)
-    names = gathered(sorted({shard.name for shard in own}), ranks)
+    shapes = gathered({shard.name: shard.layout.shape for shard in own}, ranks)
     with Together(ranks):
         if ranks.rank == 0:
-            saved, held = set(weight_files(directory / MODEL_DIRECTORY)), {name for some in names for name in some}
-            if saved != held:
-                name = min(saved ^ held)
-                where = "is not in it" if name in held else "is in it and not in the model"
-                raise EngineError(
-                    f"The checkpoint {directory} is of another model: '{name}' {where}.", remedy=_SAME_MODEL
-                )
+            held = {name: shape for some in shapes for name, shape in some.items()}
+            _check_same_model(directory, saved_shapes(directory / MODEL_DIRECTORY), held)
     with Together(ranks):
         read_into(directory / MODEL_DIRECTORY, own)
 
@@ -91,12 +88,14 @@ def save_state(directory: Path, shards: Iterable[StateShard], numbers: Mapping[s
         save({}, checkpoint_id=target, planner=_SavePlanner(shards), no_dist=ranks.mesh.size == 1)
 
 
-def load_state(directory: Path, shards: Iterable[StateShard], ranks: Ranks) -> dict[str, int | float]:
+def load_state(
+    directory: Path, shards: Iterable[StateShard], ranks: Ranks, *, own_copies: Iterable[WeightShard] = ()
+) -> dict[str, int | float]:
     """Fills the shards, which are writable views of an optimizer's state, and returns the numbers.
 
-    Before the first optimizer step there are no moments: they become zero. Where a weight was its own float32 copy,
-    the copy asked for is read from the saved weights; so an engine asks for the copies of all its weights, which may
-    be the weights themselves.
+    Before the first optimizer step there are no moments: they become zero. A float32 copy that was not saved is read
+    from the saved weights. `own_copies` are the weights that have no copy, being in float32: where they had one when
+    they were saved, rounded, they take its values.
     """
     target = directory / STATE_DIRECTORY
     wanted = list(shards)
@@ -108,6 +107,7 @@ def load_state(directory: Path, shards: Iterable[StateShard], ranks: Ranks) -> d
         for kind, shard in absent:
             if kind != MASTER:
                 shard.tensor.zero_()
+        wanted += [(MASTER, weight) for weight in own_copies]
         present = [shard for shard in wanted if _key(*shard) in saved]
         for kind, shard in present:
             _check_shape(directory, kind, shard, saved[_key(kind, shard)])
@@ -186,6 +186,16 @@ def _key(kind: str, shard: WeightShard) -> str:
 def _chunk(shard: WeightShard) -> ChunkStorageMetadata:
     offsets = torch.Size([low for low, _ in shard.layout.box])
     return ChunkStorageMetadata(offsets, torch.Size(shard.layout.local_shape))
+
+
+def _check_same_model(directory: Path, saved: Mapping[str, Shape], held: Mapping[str, Shape]) -> None:
+    for name in sorted(saved.keys() | held.keys()):
+        there, here = saved.get(name, "absent"), held.get(name, "absent")
+        if there != here:
+            raise EngineError(
+                f"The checkpoint {directory} is of another model: '{name}' is {there} there and {here} here.",
+                remedy=_SAME_MODEL,
+            )
 
 
 def _check_shape(directory: Path, kind: str, shard: WeightShard, saved: object) -> None:

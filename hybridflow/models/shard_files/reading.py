@@ -33,6 +33,18 @@ def weight_files(directory: Path) -> dict[str, Path]:
     return found
 
 
+def saved_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
+    """The shape of each weight of a directory."""
+    files, shapes = weight_files(directory), {}
+    for path in sorted(set(files.values())):
+        try:
+            with safe_open(path, framework="pt") as file:
+                shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        except (OSError, SafetensorError) as error:
+            raise EngineError(f"The weights in {path} cannot be read: {error}", remedy=_GIVE_ANOTHER) from error
+    return {name: shapes[name] for name in files}
+
+
 @torch.no_grad()
 def read_into(directory: Path, shards: Iterable[WeightShard], *, zero_if_absent: Collection[str] = ()) -> None:
     """Fills the shards from a directory, reading their boxes alone and converting the number format where it differs.

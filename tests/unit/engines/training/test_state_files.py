@@ -167,17 +167,34 @@ def test_a_float32_copy_that_was_saved_is_taken_before_the_rounded_weight(tmp_pa
     assert torch.equal(read.tensor, exact.tensor)
 
 
+def test_a_weight_that_is_its_own_copy_takes_the_saved_copy_where_there_is_one(tmp_path):
+    exact, other = WeightShard.full("w", torch.rand(5)), WeightShard.full("v", torch.rand(5))
+    save_state(tmp_path, [(MASTER, exact)], {}, Ranks.alone())
+    read, kept = WeightShard.full("w", torch.zeros(5)), WeightShard.full("v", other.tensor.clone())
+    load_state(tmp_path, [], Ranks.alone(), own_copies=[read, kept])
+    assert torch.equal(read.tensor, exact.tensor)
+    assert torch.equal(kept.tensor, other.tensor)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
-    [("more", "'model.more.weight' is not in it"), ("fewer", "'model.norm.weight' is in it and not in the model")],
+    [
+        ("more", r"'model.more.weight' is absent there and \(2,\) here"),
+        ("fewer", r"'model.norm.weight' is \(4,\) there and absent here"),
+        ("other", r"'model.norm.weight' is \(4,\) there and \(3,\) here"),
+    ],
 )
 def test_weights_of_another_model_are_named(tmp_path, change, words):
     save_all(0, 1, "whole", tmp_path)
     shards = shards_of("weight", "whole", 0, 1, fill=False)
-    shards = shards[:-1] if change == "fewer" else [*shards, WeightShard.full("model.more.weight", torch.zeros(2))]
+    shards = shards if change == "more" else shards[:-1]
+    if change != "fewer":
+        name = "model.more.weight" if change == "more" else "model.norm.weight"
+        shards.append(WeightShard.full(name, torch.zeros(2 if change == "more" else 3)))
     with pytest.raises(EngineError, match=words) as caught:
         load_weights(tmp_path, shards, Ranks.alone())
     assert "model.path" in caught.value.remedy
+    assert all((shard.tensor == 9.0).all() for shard in shards if "embed" in shard.name)
 
 
 def test_state_of_another_shape_is_named(tmp_path):

@@ -25,7 +25,9 @@ class ShardMesh:
     def __post_init__(self) -> None:
         mesh = self.ranks.mesh
         order = [axis for axis in mesh.sizes if mesh.axis_size(axis) > 1]
-        assert order == [axis for axis in ("data", "sequence", "tensor") if axis in order], f"a mesh of {order} for FSDP"
+        assert order == [axis for axis in ("data", "sequence", "tensor") if axis in order], (
+            f"a mesh of {order} for FSDP"
+        )
         assert mesh.axis_size("data") % self.replicas == 0, f"{self.replicas} replicas of {mesh.axis_size('data')}"
 
     @property
@@ -47,6 +49,11 @@ class ShardMesh:
     def shard_index(self) -> int:
         """This rank among them."""
         return self.ranks.rank // self.tensor_size % self.num_shards
+
+    def is_first_holder(self, divided: bool) -> bool:
+        """Of the ranks that hold the same piece of a parameter (divided by tensor parallelism or not), the first."""
+        in_first_copy = self.ranks.rank // self.tensor_size < self.num_shards
+        return in_first_copy and (divided or self.tensor_index == 0)
 
     @cached_property
     def devices(self) -> DeviceMesh:

@@ -6,24 +6,28 @@ every rank then sees all tokens, of its own heads alone.
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers import AttentionInterface, PreTrainedModel
 
 from hybridflow.engines.training.microbatch import MicroBatch
 from hybridflow.engines.training.outputs import TokenModel
-from hybridflow.models.packed_attention import Packing, packed_attention
+from hybridflow.models.packed_attention import IMPLEMENTATION, attend
+from hybridflow.models.packing import Packing
 
-IMPLEMENTATION = "hybridflow_ulysses"
+_EXCHANGED = f"{IMPLEMENTATION}_ulysses"
 
 
 @dataclass(frozen=True)
 class PackingShare(Packing):
     """A rank's share of tokens laid end to end: consecutive ones, as many on each rank of the group."""
 
+    whole: Packing
     group: dist.ProcessGroup
 
     @property
@@ -35,7 +39,7 @@ class PackingShare(Packing):
     @cached_property
     def position_ids(self) -> Tensor:
         """Of this rank's tokens: each one's position in its own sequence."""
-        return Packing(self.lengths, self.device).position_ids[self.span]
+        return self.whole.position_ids[self.span]
 
 
 class SequenceParallelOutputs(nn.Module):
@@ -48,12 +52,12 @@ class SequenceParallelOutputs(nn.Module):
         super().__init__()
         self.inner = model
         self._group = group
-        AttentionInterface.register(IMPLEMENTATION, _attend)
-        backbone.set_attn_implementation(IMPLEMENTATION)
+        AttentionInterface.register(_EXCHANGED, _attend_together)
+        backbone.set_attn_implementation(_EXCHANGED)
 
     def forward(self, micro: MicroBatch, temperature: float) -> dict[str, Tensor]:
         """See the token model."""
-        packing = PackingShare(micro.packing.lengths, micro.packing.device, self._group)
+        packing = PackingShare(micro.packing.lengths, micro.packing.device, micro.packing, self._group)
         span = packing.span
         own = ((micro.predicts >= span.start) & (micro.predicts < span.stop)).nonzero().squeeze(1)
         share = replace(
@@ -67,23 +71,30 @@ class SequenceParallelOutputs(nn.Module):
         return {name: _Joined.apply(flat, own, len(micro.predicts), self._group) for name, flat in outputs.items()}
 
 
-def exchanged_attention(
-    query: Tensor, key: Tensor, value: Tensor, packing: PackingShare, *, scaling: float | None
-) -> Tensor:
-    """Attention on a rank's share [N / ranks, heads, size] of the tokens, by all its ranks together.
+def _attend_together(
+    module: nn.Module,
+    query: Float[Tensor, "1 heads share size"],
+    key: Float[Tensor, "1 kv_heads share size"],
+    value: Float[Tensor, "1 kv_heads share size"],
+    attention_mask: Tensor | None,
+    *,
+    packing: PackingShare,
+    **asked: Any,
+) -> tuple[Float[Tensor, "1 share heads size"], None]:
+    """Attention on a rank's share of the tokens, by all its ranks together, as the layers of a model call it.
 
     Key-value heads fewer than ranks are repeated, so that each rank gets the one its query heads ask.
     """
     ranks = packing.group.size()
-    heads, kv_heads = query.shape[1], key.shape[1]
-    if kv_heads < ranks:
-        key, value = (part.repeat_interleave(ranks // kv_heads, 1) for part in (key, value))
-    by_rank = torch.cat([part.unflatten(1, (ranks, -1)) for part in (query, key, value)], 2)
-    tokens = _Exchanged.apply(by_rank.transpose(0, 1), packing.group).flatten(0, 1)
-    q, k, v = tokens.split([heads // ranks, key.shape[1] // ranks, value.shape[1] // ranks], 1)
-    attended = packed_attention(q, k, v, packing, scaling=scaling)
-    back = _Exchanged.apply(attended.unflatten(0, (ranks, -1)), packing.group)
-    return back.transpose(0, 1).flatten(1, 2)
+    if key.shape[1] < ranks:
+        key, value = (part.repeat_interleave(ranks // key.shape[1], 1) for part in (key, value))
+    parts = [part[0].transpose(0, 1).unflatten(1, (ranks, -1)) for part in (query, key, value)]
+    sent = torch.cat(parts, 2).transpose(0, 1)
+    tokens = _Exchanged.apply(sent, packing.group).flatten(0, 1)
+    q, k, v = (part.transpose(0, 1)[None] for part in tokens.split([part.shape[2] for part in parts], 1))
+    attended, _ = attend(module, q, k, v, attention_mask, packing=packing.whole, **asked)
+    back = _Exchanged.apply(attended[0].unflatten(0, (ranks, -1)), packing.group)
+    return back.transpose(0, 1).flatten(1, 2)[None], None
 
 
 class _Exchanged(torch.autograd.Function):
@@ -122,19 +133,3 @@ def _exchange(parts: Tensor, group: dist.ProcessGroup) -> Tensor:
     received = torch.empty_like(sent)
     dist.all_to_all_single(received, sent, group=group)
     return received
-
-
-def _attend(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    packing: PackingShare,
-    scaling: float | None = None,
-    **kwargs: object,
-) -> tuple[Tensor, None]:
-    """What a model's layers call: [1, heads, N, head size] in, [1, N, heads, head size] out."""
-    q, k, v = (part[0].transpose(0, 1) for part in (query, key, value))
-    return exchanged_attention(q, k, v, packing, scaling=scaling)[None], None

@@ -5,6 +5,7 @@ The only file that knows FSDP2's inner parts: PyTorch offers no other way to say
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from torch.distributed.tensor import DTensor, Shard
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from hybridflow.engines.training.fsdp.mesh import ShardMesh
-from hybridflow.parallel.layout import Box, TensorLayout
+from hybridflow.parallel.layout import TensorLayout
 
 
 class HeldParameter:
@@ -22,11 +23,15 @@ class HeldParameter:
 
     `shard` is the piece as a plain tensor, the same object for as long as the engine lives, wherever its memory is:
     what an optimizer moves. Gradients come from FSDP (`take_gradient`), already summed over ranks, in float32.
+    `counts` is true on one of the ranks that hold the same piece.
     """
 
-    def __init__(self, name: str, parameter: nn.Parameter, layout: TensorLayout, fsdp: FSDPParam | None) -> None:
+    def __init__(
+        self, name: str, parameter: nn.Parameter, layout: TensorLayout, *, counts: bool, fsdp: FSDPParam | None = None
+    ) -> None:
         self.name = name
         self.layout = layout
+        self.counts = counts
         self.trained = parameter.requires_grad
         self._fsdp = fsdp
         self._parameter = parameter
@@ -49,14 +54,16 @@ class HeldParameter:
         assert memory.shape == (self.padded_numel,), f"{self.name}: {tuple(memory.shape)} for {self.padded_numel}"
         size = math.prod(self.layout.local_shape)
         piece = memory[:size].view(self.layout.local_shape)
-        if self._fsdp is None:
+        if self._fsdp is not None:
+            self._place_in_fsdp(self._fsdp, memory, piece)
+        elif self._parameter.is_meta:
+            torch.utils.swap_tensors(self._parameter, nn.Parameter(piece, requires_grad=self.trained))
+        else:
             self._parameter.data = piece
-        elif piece.device.type == self._fsdp.device.type:
-            self._fsdp._sharded_param_data = memory
-            self._fsdp.sharded_param = nn.Parameter(self._fsdp.to_sharded_dtensor(piece), requires_grad=self.trained)
-            self._fsdp._setattr_on_modules(self._fsdp.sharded_param)
         self.shard.data = piece
-        self._expect_float32_gradients()
+        if self.trained:
+            self._current.grad_dtype = torch.float32
+            self.shard.grad_dtype = torch.float32
 
     def take_gradient(self) -> None:
         """Moves the gradient that FSDP left to `shard.grad`."""
@@ -64,11 +71,13 @@ class HeldParameter:
         self.shard.grad = gradient.to_local() if isinstance(gradient, DTensor) else gradient
         self._current.grad = None
 
-    def _expect_float32_gradients(self) -> None:
-        """Micro-batches' gradients add up in float32, whatever the parameter's format."""
-        if self.trained:
-            self._current.grad_dtype = torch.float32
-            self.shard.grad_dtype = torch.float32
+    def _place_in_fsdp(self, fsdp: FSDPParam, memory: Tensor, piece: Tensor) -> None:
+        fsdp._sharded_param_data = memory
+        if fsdp.sharded_param.is_meta:
+            fsdp.sharded_param = nn.Parameter(fsdp.to_sharded_dtensor(piece), requires_grad=self.trained)
+            fsdp._setattr_on_modules(fsdp.sharded_param)
+        else:
+            cast(DTensor, fsdp.sharded_param)._local_tensor = piece
 
     @property
     def _current(self) -> nn.Parameter:
@@ -84,7 +93,8 @@ def shard_model(root: nn.Module, model: nn.Module, mesh: ShardMesh) -> list[Held
     whole = dict(model.named_parameters())
     layouts = {name: _layout(parameter, mesh) for name, parameter in whole.items()}
     if mesh.ranks.mesh.size == 1:
-        return [HeldParameter(name, parameter, layouts[name], None) for name, parameter in whole.items()]
+        return [HeldParameter(name, parameter, layouts[name], counts=True) for name, parameter in whole.items()]
+    counts = {name: mesh.is_first_holder(_is_divided(parameter)) for name, parameter in whole.items()}
     policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
     for module in (*_units(model), root):
         fully_shard(module, mesh=mesh.data, mp_policy=policy)
@@ -94,7 +104,7 @@ def shard_model(root: nn.Module, model: nn.Module, mesh: ShardMesh) -> list[Held
         module.set_reduce_scatter_unused_params(True, recurse=False)
     by_parameter = {id(fsdp.sharded_param): fsdp for fsdp in _fsdp_parameters(root)}
     return [
-        HeldParameter(name, parameter, layouts[name], by_parameter[id(parameter)])
+        HeldParameter(name, parameter, layouts[name], counts=counts[name], fsdp=by_parameter[id(parameter)])
         for name, parameter in model.named_parameters()
     ]
 
@@ -131,6 +141,11 @@ def _layout(parameter: nn.Parameter, mesh: ShardMesh) -> TensorLayout:
     low, high = rows_of(last - first, mesh.num_shards, mesh.shard_index)
     box[0] = (first + low, first + high)
     return TensorLayout(tuple(parameter.shape), tuple(box))
+
+
+def _is_divided(parameter: nn.Parameter) -> bool:
+    """Tensor parallelism divides it."""
+    return isinstance(parameter, DTensor) and any(isinstance(placement, Shard) for placement in parameter.placements)
 
 
 def _units(model: nn.Module) -> Sequence[nn.Module]:

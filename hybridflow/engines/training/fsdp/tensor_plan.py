@@ -1,5 +1,7 @@
 """Tensor parallelism of the Llama family by DTensor: which matrices are divided by rows, which by columns."""
 
+from pathlib import Path
+
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate
@@ -13,48 +15,39 @@ from torch.distributed.tensor.parallel import (
 )
 from transformers import PreTrainedModel
 
+from hybridflow.config.parallelism import Parallelism
 from hybridflow.errors import EngineError
-from hybridflow.models.geometry import ModelGeometry
-
-DENSE_TYPES = ("llama", "mistral", "qwen2", "qwen3")
-"""Architectures whose layers are those below."""
+from hybridflow.models.geometry import read_geometry
+from hybridflow.models.names.layouts import layout_problem
 
 _COLUMNS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
 _ROWS = ("self_attn.o_proj", "mlp.down_proj")
 
 
-def check_tensor_size(geometry: ModelGeometry, tensor: int) -> None:
-    """Raises `EngineError` where a model cannot be divided over so many ranks."""
-    if tensor == 1:
+def check_layout(directory: Path, parallelism: Parallelism) -> None:
+    """Raises `EngineError` where a model cannot be divided so; any model can be held in shards."""
+    if parallelism.tensor == parallelism.sequence == 1:
         return
-    if geometry.model_type not in DENSE_TYPES:
+    problem = layout_problem(
+        read_geometry(directory), engine="fsdp", tensor=parallelism.tensor, sequence=parallelism.sequence
+    )
+    if problem is not None:
         raise EngineError(
-            f"parallelism.tensor={tensor} with engine=fsdp divides models of type {', '.join(DENSE_TYPES)}, and this"
-            f" one is of type '{geometry.model_type}'.",
-            remedy="Leave parallelism.tensor out (shards hold any model), or use engine=megatron.",
+            f"The model in {directory} cannot be divided: parallelism.{problem}.",
+            remedy="Use sizes that divide the model, or more shards instead (leave parallelism.tensor and"
+            " parallelism.sequence out).",
         )
-    sizes = {
-        "attention heads": geometry.heads,
-        "key-value heads": geometry.kv_heads,
-        "rows of the MLP (intermediate_size)": geometry.intermediate,
-        "entries of the vocabulary": geometry.vocab,
-    }
-    for what, size in sizes.items():
-        if size % tensor:
-            raise EngineError(
-                f"parallelism.tensor={tensor} does not divide the model's {size} {what}.",
-                remedy="Use a parallelism.tensor that divides it, or more shards instead (leave parallelism.tensor out).",
-            )
 
 
 def divide_matrices(model: PreTrainedModel, mesh: DeviceMesh) -> None:
     """Divides a model's matrices over a mesh, in place: its parameters become DTensors, norms stay whole.
 
     Each pair of matrices costs one all-reduce forward and one backward; the rest of the model sees plain tensors. Query
-    and key norms (Qwen3) see the heads of their rank, so that their gradients are summed over the ranks.
+    and key norms (Qwen3) see the heads of their rank, so that their gradients are summed over the ranks. The language
+    head gives each rank the logits of its part of the vocabulary.
     """
     decoder = model.get_decoder()
-    for layer in decoder.layers:
+    for layer in decoder.get_submodule("layers").children():
         parallelize_module(layer, mesh, _layer_plan(layer))
     parallelize_module(decoder, mesh, {"embed_tokens": RowwiseParallel(input_layouts=Replicate())})
     head, embedding = model.get_output_embeddings(), decoder.get_input_embeddings()
@@ -62,7 +55,7 @@ def divide_matrices(model: PreTrainedModel, mesh: DeviceMesh) -> None:
         is_tied = model.config.get_text_config().tie_word_embeddings
         if is_tied:
             head.weight = embedding.weight
-        parallelize_module(head, mesh, ColwiseParallel(output_layouts=Replicate()))
+        parallelize_module(head, mesh, ColwiseParallel())
         if is_tied:
             head.weight = embedding.weight
 

@@ -1,0 +1,163 @@
+"""The training engine on FSDP2: Hugging Face models in shards, in copies of shards (HSDP), by matrix and by token."""
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from transformers import PreTrainedModel
+
+from hybridflow.batch import Batch
+from hybridflow.engines.training.families import LANGUAGE, EngineSetup, prepared
+from hybridflow.engines.training.fsdp.binding import bind_parameter, held_shards
+from hybridflow.engines.training.fsdp.gradients import clipped_norm
+from hybridflow.engines.training.fsdp.mesh import ShardMesh
+from hybridflow.engines.training.fsdp.sequence import SequenceParallelOutputs
+from hybridflow.engines.training.fsdp.sharding import finish_sharding, reshard, rows_of, shard_model
+from hybridflow.engines.training.fsdp.tensor_plan import check_layout, divide_matrices
+from hybridflow.engines.training.fsdp.vocabulary import DividedLanguageOutputs
+from hybridflow.engines.training.interface import LossFn, Part
+from hybridflow.engines.training.microbatch import MicroBatch, make_microbatches
+from hybridflow.engines.training.optimizer import MasterAdamW, optimizer_over
+from hybridflow.engines.training.passes import accumulate_gradients, forward_pass
+from hybridflow.engines.training.schedule import learning_rate
+from hybridflow.errors import EngineError
+from hybridflow.models.heads import ValueModel
+from hybridflow.models.shard_files import read_into
+from hybridflow.observability.metrics import Metrics, last, mean
+from hybridflow.parallel.layout import WeightShard
+
+
+class FsdpEngine:
+    """A model in shards over the ranks of a mesh; implements `TrainEngine`. All ranks make it, and call it, together.
+
+    engine = FsdpEngine(EngineSetup(LANGUAGE, config.actor.model, config.actor, 300, device, ranks))
+    logprobs = engine.forward(own_rows).tokens("logprobs")
+    metrics = engine.train_step(own_minibatch, loss_fn)
+    """
+
+    def __init__(self, setup: EngineSetup) -> None:
+        self.mesh = setup.ranks.mesh
+        self.device = setup.device
+        self._setup = setup
+        self._training = setup.training
+        self._shards = ShardMesh(setup.ranks, setup.training.parallelism.replicas, setup.device)
+        check_layout(setup.directory, setup.training.parallelism)
+        self.model = setup.skeleton()
+        self._outputs = self._divided(self.model)
+        self._parameters = shard_model(self._outputs, self.model, self._shards)
+        for parameter in self._parameters:
+            parameter.place(torch.zeros(parameter.padded_numel, dtype=parameter.shard.dtype, device=self.device))
+        finish_sharding(self._outputs)
+        for module in self.model.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                module.register_buffer(name, buffer.to(self.device), name not in module._non_persistent_buffers_set)
+        self._made_optimizer: MasterAdamW | None = None
+        self._steps = 0
+        self._read_weights(setup.directory)
+
+    def forward(self, batch: Batch) -> Batch:
+        """See `TrainEngine.forward`."""
+        micros = self._micros(batch)
+        outputs = forward_pass(self._outputs, batch, micros)
+        reshard(self._outputs)
+        return outputs
+
+    def train_step(self, batch: Batch, loss_fn: LossFn) -> Metrics:
+        """See `TrainEngine.train_step`. Raises `EngineError` when the gradient is not finite."""
+        rate = learning_rate(
+            self._steps, optimizer=self._training.optimizer, total_steps=self._setup.total_optimizer_steps
+        )
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        metrics = accumulate_gradients(
+            self._outputs, batch, self._micros(batch), loss_fn, before_backward=self._exchange_between_copies
+        )
+        for parameter in self._parameters:
+            parameter.take_gradient()
+        norm = self._clipped_grad_norm()
+        self._optimizer.step()
+        for parameter in self._parameters:
+            parameter.shard.grad = None
+        self._steps += 1
+        return metrics | {"grad_norm": mean(norm), "lr": last(rate)}
+
+    def weight_shards(self) -> Iterator[WeightShard]:
+        """See `TrainEngine.weight_shards`: rows of each weight, none where there are fewer rows than ranks."""
+        for parameter in self._parameters:
+            yield from held_shards(parameter)
+
+    def bind(self, slots: Mapping[str, WeightShard]) -> set[str]:
+        """See `TrainEngine.bind`: binds what lies in a slot as whole rows, unless FSDP needs padding behind it."""
+        return {name for parameter in self._parameters for name in bind_parameter(parameter, slots)}
+
+    def save(self, directory: Path) -> None:
+        """See `TrainEngine.save`."""
+        raise NotImplementedError
+
+    def load(self, directory: Path) -> None:
+        """See `TrainEngine.load`."""
+        raise NotImplementedError
+
+    def offload(self, *parts: Part) -> None:
+        """See `TrainEngine.offload`."""
+
+    def onload(self, *parts: Part) -> None:
+        """See `TrainEngine.onload`."""
+
+    def _divided(self, model: PreTrainedModel | ValueModel) -> nn.Module:
+        """The model as it is asked, its matrices and tokens divided as the configuration says."""
+        setup, shards = self._setup, self._shards
+        outputs: nn.Module = prepared(setup, model)
+        backbone = setup.family.backbone(model)
+        if shards.tensor_size > 1:
+            divide_matrices(backbone, shards.tensor)
+            if setup.family is LANGUAGE:
+                columns = rows_of(backbone.config.get_text_config().vocab_size, shards.tensor_size, shards.tensor_index)
+                outputs = DividedLanguageOutputs(backbone, first_column=columns[0], group=shards.tensor.get_group())
+        group = setup.ranks.group("sequence")
+        return outputs if group is None else SequenceParallelOutputs(outputs, backbone, group)
+
+    def _read_weights(self, directory: Path) -> None:
+        read_into(directory, self.weight_shards(), zero_if_absent=("score.weight", "score.bias"))
+
+    @property
+    def _optimizer(self) -> MasterAdamW:
+        """Made when first needed: a frozen model never has one."""
+        if self._made_optimizer is None:
+            trained = [p.shard for p in self._parameters if p.trained and p.shard.numel()]
+            self._made_optimizer = optimizer_over(trained, self._training.optimizer)
+        return self._made_optimizer
+
+    def _micros(self, batch: Batch) -> list[MicroBatch]:
+        """As many on every rank, for all ranks gather each layer together."""
+
+        def made(at_least: int) -> list[MicroBatch]:
+            return make_microbatches(
+                batch,
+                budget_tokens=self._training.microbatch_tokens,
+                device=self.device,
+                multiple_of=self.mesh.axis_size("sequence"),
+                at_least=at_least,
+            )
+
+        own = made(1)
+        most = self._setup.ranks.maximum(len(own), "data")
+        return own if len(own) == most else made(most)
+
+    def _exchange_between_copies(self, is_last: bool) -> None:
+        """Copies of the model add up their gradients once a step, the shards of a copy after each micro-batch."""
+        if isinstance(self._outputs, FSDPModule) and self._training.parallelism.replicas > 1:
+            self._outputs.set_requires_all_reduce(is_last)
+
+    def _clipped_grad_norm(self) -> float:
+        limit = self._training.optimizer.max_grad_norm or float("inf")
+        norm = clipped_norm(self._parameters, self._shards, limit=limit)
+        if not math.isfinite(norm):
+            raise EngineError(
+                f"The gradient's norm is {norm} at optimizer step {self._steps + 1}.",
+                remedy="Lower the learning rate, or look at the last samples and rewards for values out of range.",
+            )
+        return norm

@@ -1,0 +1,149 @@
+"""The same training on one device and on many: programs for ranks, and what they are compared by."""
+
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hybridflow.batch import Batch
+from hybridflow.config.algorithm import Algorithm
+from hybridflow.config.model import Dtype, Model
+from hybridflow.config.parallelism import Parallelism
+from hybridflow.config.training import Optimizer, Training, TrainingEngine
+from hybridflow.engines.training.factory import make_language_engine, make_value_engine
+from hybridflow.engines.training.interface import LossFn, TrainEngine
+from hybridflow.models.names.huggingface import parts_of
+from hybridflow.models.names.parts import views
+from hybridflow.parallel.groups import Ranks
+from hybridflow.parallel.layout import WeightShard
+from hybridflow.parallel.mesh import ParallelMesh
+from hybridflow.workers.objectives import Denominators, policy_objective, value_objective
+from tests.spmd import run_ranks
+from tests.toys import numbers_like, sequences
+
+OPTIMIZER = Optimizer(learning_rate=1e-2, epsilon=1e-3, weight_decay=0.1, max_grad_norm=0.5)
+"""Epsilon 1e-3: with 1e-8, rounding noise in gradients near zero becomes whole steps of the learning rate."""
+
+ALGORITHM = Algorithm(clip_low=0.2, clip_high=0.3, entropy_coefficient=0.05, value_clip=0.2)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, how it is spread, and how it is trained."""
+
+    directory: Path
+    ranks: int = 1
+    engine: TrainingEngine = TrainingEngine.single
+    sizes: dict[str, int] = field(default_factory=dict)
+    kind: str = "language"
+    steps: int = 5
+    settings: dict[str, object] = field(default_factory=dict)
+    dtype: Dtype = Dtype.float32
+
+
+@dataclass
+class Trained:
+    """What a training gave: of one rank, or of all together."""
+
+    losses: list[float]
+    norms: list[float]
+    outputs: list[Tensor]
+    weights: dict[str, Tensor]
+    shards: list[WeightShard] = field(default_factory=list)
+
+
+def mesh_of(case: Case) -> ParallelMesh:
+    """The mesh of a case's ranks, in the order of training meshes."""
+    inner = {axis: case.sizes.get(axis, 1) for axis in ("pipeline", "sequence", "tensor")}
+    divided = inner["pipeline"] * inner["sequence"] * inner["tensor"]
+    return ParallelMesh({"data": case.ranks // divided, **inner})
+
+
+def engine_of(case: Case, rank: int = 0) -> TrainEngine:
+    """The engine of one rank of a case."""
+    make = make_language_engine if case.kind == "language" else make_value_engine
+    training = Training(
+        **({"engine": case.engine, "parallelism": Parallelism(**case.sizes), "optimizer": OPTIMIZER} | case.settings)
+    )
+    return make(
+        Model(path=str(case.directory), dtype=case.dtype),
+        training,
+        total_optimizer_steps=100,
+        device=torch.device("cpu"),
+        ranks=Ranks(rank, mesh_of(case)),
+    )
+
+
+def global_batch(seed: int, kind: str) -> Batch:
+    """Rows of unequal lengths with everything that the policy's or the critic's loss asks for."""
+    batch = sequences((3, 1, 7, 4, 2, 5), (5, 9, 1, 4, 2, 3), seed=seed)
+    ids = batch.tokens("response_ids")
+    if kind == "language":
+        old, advantages = numbers_like(ids, seed=seed, scale=0.3), numbers_like(ids, seed=seed + 10)
+        return batch.with_columns(tokens={"old_logprobs": old.like(old.values - 4.0), "advantages": advantages})
+    values, returns = numbers_like(ids, seed=seed, scale=0.1), numbers_like(ids, seed=seed + 10)
+    return batch.with_columns(tokens={"values": values, "returns": returns})
+
+
+def loss_of(batch: Batch, kind: str) -> LossFn:
+    """The loss of a whole batch, by its denominators."""
+    if kind == "language":
+        return policy_objective(ALGORITHM, Denominators.of(batch), norm_tokens=16)
+    return value_objective(ALGORITHM, Denominators.of(batch))
+
+
+def own_rows(batch: Batch, index: int, count: int) -> Batch:
+    """A data rank's rows: unequal numbers of them."""
+    edges = [round(len(batch) * (i / count) ** 1.3) for i in range(count + 1)]
+    return batch.slice(edges[index], edges[index + 1])
+
+
+def train_rank(rank: int, case: Case) -> bytes:
+    """The training of a case on one of its ranks, pickled: tensors are not to be shared with a process that ends."""
+    mesh, engine = mesh_of(case), engine_of(case, rank)
+    ranks = Ranks(rank, mesh)
+    trained = Trained([], [], [], {})
+    name, loss_name = ("logprobs", "actor/pg_loss") if case.kind == "language" else ("values", "critic/vf_loss")
+    for step in range(case.steps):
+        batch = global_batch(step, case.kind)
+        rows = own_rows(batch, mesh.index_along(rank, ("data",)), mesh.axis_size("data"))
+        trained.outputs.append(engine.forward(rows).tokens(name).values)
+        metrics = engine.train_step(rows, loss_of(batch, case.kind))
+        own = torch.tensor([metrics[loss_name].value if loss_name in metrics else 0.0], dtype=torch.float64)
+        trained.losses.append(float(ranks.sum(own, "data")))
+        trained.norms.append(metrics["grad_norm"].value)
+    trained.shards = [
+        WeightShard(part.name, part.tensor.detach().clone(), part.layout)
+        for shard in engine.weight_shards()
+        for part in (views(shard.tensor, parts_of(shard.name, shard.layout.shape)) if shard.layout.is_full else [shard])
+    ]
+    return pickle.dumps(trained)
+
+
+def train(case: Case) -> Trained:
+    """The training of a case on all its ranks together; ranks that must agree are checked to."""
+    answers: list[Trained] = [pickle.loads(answer) for answer in run_ranks(train_rank, case.ranks, case)]
+    for answer in answers:
+        assert answer.norms == answers[0].norms, "ranks disagree on the gradient's norm"
+    mesh = mesh_of(case)
+    firsts = [mesh.rank({"data": index, "pipeline": -1}) for index in range(mesh.axis_size("data"))]
+    outputs = [torch.cat(step) for step in zip(*(answers[rank].outputs for rank in firsts), strict=True)]
+    weights = assembled([shard for answer in answers for shard in answer.shards])
+    return Trained(answers[firsts[0]].losses, answers[0].norms, outputs, weights)
+
+
+def assembled(shards: Sequence[WeightShard]) -> dict[str, Tensor]:
+    """Whole weights from the shards of all ranks; every element is held, and equal wherever it is held twice."""
+    weights: dict[str, Tensor] = {}
+    for shard in shards:
+        whole = weights.setdefault(shard.name, torch.full(shard.layout.shape, torch.nan, dtype=shard.tensor.dtype))
+        place = whole[tuple(slice(low, high) for low, high in shard.layout.box)]
+        known = ~place.isnan()
+        assert torch.equal(place[known], shard.tensor[known]), f"two ranks hold different numbers of {shard.name}"
+        place.copy_(shard.tensor)
+    missing = [name for name, weight in weights.items() if weight.isnan().any()]
+    assert not missing, f"no rank holds all of {missing}"
+    return weights

@@ -40,4 +40,13 @@ def _single(setup: EngineSetup) -> TrainEngine:
     return SingleEngine(setup)
 
 
-_ENGINES: dict[TrainingEngine, Callable[[EngineSetup], TrainEngine]] = {TrainingEngine.single: _single}
+def _fsdp(setup: EngineSetup) -> TrainEngine:
+    from hybridflow.engines.training.fsdp.engine import FsdpEngine
+
+    return FsdpEngine(setup)
+
+
+_ENGINES: dict[TrainingEngine, Callable[[EngineSetup], TrainEngine]] = {
+    TrainingEngine.single: _single,
+    TrainingEngine.fsdp: _fsdp,
+}

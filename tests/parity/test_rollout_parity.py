@@ -18,7 +18,7 @@ from hybridflow.config.model import Model
 from hybridflow.config.rollout import Rollout, RolloutKind, Sampling, Vllm
 from hybridflow.engines.rollout.factory import make_rollout_engine
 from hybridflow.engines.rollout.interface import RolloutEngine
-from hybridflow.errors import EngineError
+from hybridflow.errors import EngineError, StaleWeightsError
 from hybridflow.models.loading import load_causal_lm
 from hybridflow.parallel.layout import WeightShard
 from tests.oracles import sampling as oracle
@@ -99,6 +99,10 @@ def other_weights(pair: Pair, seed: int) -> Iterator[None]:
             parameter.copy_(kept[name])
             slots[name].tensor.copy_(parameter)
     pair.rollout.weights_changed(version=0)
+
+
+def plain_shards(pair: Pair) -> list[WeightShard]:
+    return [WeightShard.full(name, parameter.data) for name, parameter in pair.plain.named_parameters()]
 
 
 def test_greedy_answers_are_those_of_transformers(pair):
@@ -226,8 +230,47 @@ def test_the_processes_random_state_and_threads_are_left_alone(pair):
     torch.set_num_threads(threads)
 
 
-def test_it_answers_after_a_sleep_as_before(pair):
+def test_it_answers_after_a_sleep_that_kept_its_weights_as_before(pair):
     before = responses(pair.generate(prompt_rows()))
-    pair.rollout.sleep()
+    released = pair.rollout.sleep(kept=pair.rollout.weight_slots().values())
+    assert released.weight_bytes == 0
+    with pytest.raises(EngineError, match="sleeps") as caught:
+        pair.generate(prompt_rows())
+    assert "wake()" in caught.value.remedy
     pair.rollout.wake()
     assert responses(pair.generate(prompt_rows())) == before
+
+
+def test_weights_given_back_in_a_sleep_are_not_used_before_they_are_written(pair):
+    before = responses(pair.generate(prompt_rows()))
+    released = pair.rollout.sleep()
+    assert released.weight_bytes > 0.9 * sum(slot.tensor.nbytes for slot in pair.rollout.weight_slots().values())
+    pair.rollout.wake()
+    with pytest.raises(StaleWeightsError, match="given back") as caught:
+        pair.generate(prompt_rows())
+    assert "weights_changed" in caught.value.remedy
+    pair.rollout.load_weights(plain_shards(pair))
+    with pytest.raises(StaleWeightsError, match="being written"):
+        pair.generate(prompt_rows())
+    pair.rollout.weights_changed(version=3)
+    assert responses(pair.generate(prompt_rows())) == before
+
+
+def test_a_kept_weight_survives_a_sleep_that_gives_back_the_others(pair):
+    slots = pair.rollout.weight_slots()
+    kept = "model.layers.1.self_attn.k_proj.weight"
+    pair.rollout.sleep(kept=[slots[kept]])
+    assert torch.equal(slots[kept].tensor, dict(pair.plain.named_parameters())[kept])
+    assert not slots["model.layers.0.mlp.gate_proj.weight"].tensor.any()
+    pair.rollout.wake()
+    pair.rollout.load_weights(plain_shards(pair))
+    pair.rollout.weights_changed(version=0)
+    assert pair.largest_difference(pair.generate(prompt_rows())) < TOLERANCE
+
+
+def test_nothing_is_answered_while_weights_are_being_written(pair):
+    pair.rollout.weights_changing()
+    with pytest.raises(StaleWeightsError, match="transfer"):
+        pair.generate(prompt_rows())
+    pair.rollout.weights_changed(version=1)
+    assert pair.generate(prompt_rows()).row("weight_version").tolist() == [1] * 6

@@ -6,6 +6,7 @@ from hybridflow.config.model import Model
 from hybridflow.config.rollout import Rollout, RolloutKind
 from hybridflow.engines.rollout.interface import RolloutEngine
 from hybridflow.models.loading import load_causal_lm, resolve_model_path, torch_dtype
+from hybridflow.parallel.groups import Ranks
 
 
 def make_rollout_engine(
@@ -16,8 +17,17 @@ def make_rollout_engine(
     max_response_tokens: int,
     eos_token_ids: tuple[int, ...],
     device: torch.device,
+    ranks: Ranks | None = None,
+    reads_weights: bool = True,
 ) -> RolloutEngine:
-    """An engine with the weights in `model.path`; a response ends after one of `eos_token_ids`."""
+    """An engine with the weights in `model.path`; a response ends after one of `eos_token_ids`.
+
+    `ranks` is this process's place in the generation mesh, whose axes `data`, `pipeline` and `tensor` are read: ranks
+    that differ in `tensor` or `pipeline` alone hold one replica together, and each makes an engine. None is a process
+    alone. With `reads_weights=False` the weights may stay unread, for a trainer that writes every slot: `generate`
+    refuses until `weights_changed`.
+    """
+    ranks = ranks or Ranks.alone()
     directory = resolve_model_path(str(model.path))
     if rollout.engine is RolloutKind.vllm:
         from hybridflow.engines.rollout.vllm.environment import import_vllm
@@ -32,6 +42,8 @@ def make_rollout_engine(
             limit_tokens=max_prompt_tokens + max_response_tokens,
             eos_token_ids=eos_token_ids,
             device=device,
+            ranks=ranks,
+            reads_weights=reads_weights,
         )
     from hybridflow.engines.rollout.transformers.engine import TransformersEngine
 
@@ -41,4 +53,5 @@ def make_rollout_engine(
         ),
         max_sequences=rollout.max_sequences,
         eos_token_ids=eos_token_ids,
+        mesh=ranks.mesh,
     )

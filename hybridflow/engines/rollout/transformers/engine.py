@@ -7,12 +7,16 @@ from transformers import PreTrainedModel
 
 from hybridflow.batch import Batch, Ragged
 from hybridflow.config.rollout import Sampling
+from hybridflow.engines.rollout.memory import Released, WeightBuffer
+from hybridflow.engines.rollout.readiness import BEING_WRITTEN, GIVEN_BACK, Readiness
 from hybridflow.engines.rollout.responses import checked_prompts, response_batch
 from hybridflow.engines.rollout.sampling import row_keys, uniform_draws
 from hybridflow.engines.rollout.slots import write_shards
 from hybridflow.engines.rollout.transformers.attention import use_decoding_attention
 from hybridflow.engines.rollout.transformers.decode import decode
 from hybridflow.errors import EngineError
+from hybridflow.models.names.huggingface import parts_of
+from hybridflow.models.names.parts import views
 from hybridflow.parallel.layout import WeightShard
 from hybridflow.parallel.mesh import ParallelMesh
 
@@ -23,15 +27,28 @@ class TransformersEngine:
     """A Hugging Face causal language model on one device; implements `RolloutEngine`.
 
     The slots are the model's own parameters, so a training engine that binds to them leaves one copy of the weights.
-    Nothing is kept between two calls of `generate` but the weights, so there is nothing to put to sleep.
+    Nothing is kept between two calls of `generate` but the weights, so only they have memory to give back.
     """
 
-    def __init__(self, model: PreTrainedModel, *, max_sequences: int, eos_token_ids: tuple[int, ...]) -> None:
-        self.mesh = ParallelMesh({"data": 1})
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        max_sequences: int,
+        eos_token_ids: tuple[int, ...],
+        mesh: ParallelMesh | None = None,
+    ) -> None:
+        self.mesh = mesh or ParallelMesh({"data": 1})
         self._model = model.eval().requires_grad_(False)
+        self._buffer = WeightBuffer(model.parameters())
+        self._slots = {
+            slot.name: slot
+            for name, parameter in model.named_parameters()
+            for slot in views(parameter.data, parts_of(name, parameter.shape))
+        }
         self._max_sequences = max_sequences
         self._eos_token_ids = eos_token_ids
-        self._version = 0
+        self._readiness = Readiness()
         text = model.config.get_text_config().to_dict()
         self._limit_tokens: int = text.get("max_position_embeddings") or 1 << 30
         if foreign := set(text.get("layer_types") or ()) - _CACHED_LAYERS:
@@ -43,6 +60,7 @@ class TransformersEngine:
 
     def generate(self, prompts: Batch, sampling: Sampling, *, max_response_tokens: int, seed: int) -> Batch:
         """See `RolloutEngine.generate`; `max_sequences` rows at once, the rest wait."""
+        self._readiness.check()
         ids = checked_prompts(prompts, max_response_tokens=max_response_tokens, limit_tokens=self._limit_tokens)
         keys = row_keys(seed, prompts.row("uid"), prompts.row("sample_index"))
         uniforms = uniform_draws(keys, max_response_tokens)
@@ -59,26 +77,37 @@ class TransformersEngine:
             Ragged.concat(tokens),
             Ragged.concat(logprobs),
             torch.cat([torch.zeros(0, dtype=torch.bool), *truncated]),
-            version=self._version,
+            version=self._readiness.version,
             sampling=sampling,
         )
 
     def weight_slots(self) -> Mapping[str, WeightShard]:
-        """See `RolloutEngine.weight_slots`: the parameters themselves."""
-        return {name: WeightShard.full(name, parameter.data) for name, parameter in self._model.named_parameters()}
+        """See `RolloutEngine.weight_slots`: the parameters themselves, stacked experts one by one."""
+        return self._slots
 
     def load_weights(self, shards: Iterable[WeightShard]) -> None:
         """See `RolloutEngine.load_weights`."""
-        write_shards(self.weight_slots(), shards)
+        self.weights_changing()
+        write_shards(self._slots, shards)
+
+    def weights_changing(self) -> None:
+        """See `RolloutEngine.weights_changing`."""
+        self._readiness.lose_weights(BEING_WRITTEN)
 
     def weights_changed(self, *, version: int) -> None:
         """See `RolloutEngine.weights_changed`."""
-        self._version = version
+        self._readiness.gain_weights(version)
 
-    def sleep(self) -> None:
-        """See `RolloutEngine.sleep`: gives a GPU's cached memory back; the weights stay, as others use them."""
+    def sleep(self, kept: Iterable[WeightShard] = ()) -> Released:
+        """See `RolloutEngine.sleep`: on a GPU all weights stay, and cached memory is given back."""
+        released = self._buffer.release(shard.tensor for shard in kept)
+        if released.weight_bytes:
+            self._readiness.lose_weights(GIVEN_BACK)
         if self._model.device.type == "cuda":
             torch.cuda.empty_cache()
+        self._readiness.is_asleep = True
+        return released
 
     def wake(self) -> None:
-        """See `RolloutEngine.wake`."""
+        """See `RolloutEngine.wake`; pages come back as they are written."""
+        self._readiness.is_asleep = False

@@ -3,40 +3,98 @@
 vLLM takes a process for its own. Here it is a guest beside a training engine, so what it changes is put back.
 """
 
+import inspect
+import os
 import random
+import uuid
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (its usual name)
 from vllm import LLM
+from vllm.distributed import parallel_state
+from vllm.distributed.device_communicators import cpu_communicator
 from vllm.model_executor.layers import utils as linear_layers
+from vllm.model_executor.layers import vocab_parallel_embedding as embedding
+from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig
+from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
+from vllm.model_executor.layers.fused_moe.oracle import unquantized as expert_kernels
 from vllm.v1.sample import sampler
+from vllm.v1.worker import gpu_worker
+
+from hybridflow.errors import EngineError
+
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+class PlainExperts(CPUUnquantizedExperts):
+    """Experts one by one on plain weights: w1 [E, 2I, H] (gate above up), w2 [E, H, I]; any sizes."""
+
+    @classmethod
+    def _supports_grouped_gemm(cls, moe_config: FusedMoEConfig) -> tuple[bool, str | None]:
+        return True, None
+
+    @staticmethod
+    def _supports_activation(activation: MoEActivation) -> bool:
+        return activation is MoEActivation.SILU
+
+    def process_weights_after_loading(self, layer: nn.Module) -> None:
+        """Leaves the weights as they were loaded."""
+
+    def apply(
+        self,
+        output: Tensor,
+        hidden_states: Tensor,
+        w1: Tensor,
+        w2: Tensor,
+        topk_weights: Tensor,
+        topk_ids: Tensor,
+        activation: MoEActivation,
+        global_num_experts: int,
+        expert_map: Tensor | None,
+        *args: object,
+        **kwargs: object,
+    ) -> None:
+        """Writes the weighted sum of each token's experts; a partial sum where their inner size is divided."""
+        total = torch.zeros_like(output, dtype=torch.float32)
+        for local in range(len(w1)):
+            expert = local if expert_map is None else int((expert_map == local).nonzero()[0])
+            tokens, choices = (topk_ids == expert).nonzero(as_tuple=True)
+            if len(tokens):
+                gate, up = F.linear(hidden_states[tokens], w1[local]).chunk(2, dim=-1)
+                answers = F.linear(F.silu(gate) * up, w2[local]).float()
+                total.index_add_(0, tokens, answers * topk_weights[tokens, choices, None].float())
+        output.copy_(total)
 
 
 def keep_plain_weights() -> None:
-    """Makes CPU layers multiply with their own `weight`.
+    """Makes CPU layers multiply with their own weights.
 
-    vLLM packs each weight for oneDNN after loading and leaves an empty parameter behind: writing weights in place
-    then fails or, where they are tied, silently has no effect.
+    vLLM packs each weight for oneDNN (and experts for a grouped product) after loading and leaves an empty or reordered
+    parameter behind: writing weights in place then fails or, where they are tied, silently has no effect.
     """
 
     def use_plain_product(layer: nn.Module, remove_weight: bool) -> None:
         layer.__dict__["cpu_linear"] = F.linear
 
     linear_layers.dispatch_cpu_unquantized_gemm = use_plain_product
+    expert_kernels.__dict__["backend_to_kernel_cls"] = lambda backend: [PlainExperts]
 
 
 def avoid_compilation() -> None:
-    """Replaces the one function that vLLM compiles even when told not to: 10 s at the first token on a CPU."""
-
-    def ranks(logprobs: Tensor, chosen: Tensor) -> Tensor:
-        return (logprobs >= chosen).sum(-1)
-
-    sampler.__dict__["batched_count_greater_than"] = ranks
+    """Leaves uncompiled what vLLM compiles even when told not to: 2 to 10 s each, at the first token, on a CPU."""
+    for module, name in ((sampler, "batched_count_greater_than"), (embedding, "get_masked_input_and_mask")):
+        function = vars(module)[name]
+        module.__dict__[name] = inspect.unwrap(function)
 
 
 def leave_memory_unbound() -> None:
@@ -62,7 +120,126 @@ def guest() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def inner_model(llm: LLM) -> nn.Module:
-    """vLLM's own module, whose parameters hold the weights."""
-    [model] = llm.apply_model(lambda model: model)
-    return model
+@contextmanager
+def placed(replica: Sequence[int], local_rank: int) -> Iterator[None]:
+    """Around the start of vLLM on one rank of a larger world: its groups are made inside `replica` alone.
+
+    `replica` is the world's ranks that hold one model, in vLLM's order: tensor ranks next to one another, pipeline
+    stages one behind the other. vLLM divides a world into runs of consecutive ranks; here it is told its place within
+    the replica, and every group it makes is translated. Replicas then start without waiting for one another.
+    """
+    own = list(replica).index(dist.get_rank()) if dist.is_initialized() else 0
+    make_world, make_group = parallel_state.init_world_group, parallel_state.init_model_parallel_group
+    start_world = parallel_state.init_distributed_environment
+
+    def world_group(ranks: list[int], *args, **kwargs):
+        return make_world(list(replica), *args, **kwargs)
+
+    def model_parallel_group(group_ranks: list[list[int]], *args, **kwargs):
+        [line] = [ranks for ranks in group_ranks if own in ranks]
+        # The queue that broadcasts a driver's work to its ranks is of no use where each rank has a scheduler.
+        kwargs["use_message_queue_broadcaster"] = False
+        return make_group([[replica[rank] for rank in line]], *args, **kwargs)
+
+    def distributed_environment(*args, **kwargs) -> None:
+        if parallel_state._WORLD is None:
+            start_world(*args, **kwargs)
+        elif parallel_state._WORLD.ranks != list(replica):
+            raise EngineError(
+                f"vLLM runs in this process over the ranks {parallel_state._WORLD.ranks}; now {list(replica)} are asked"
+                " for.",
+                remedy="Give the rollouts of one pool one rollout.parallelism.",
+            )
+
+    with ExitStack() as stack:
+        if dist.is_initialized():
+            local = partial(dist.new_group, use_local_synchronization=True)
+            stack.enter_context(_replaced(dist, "new_group", local))
+            stack.enter_context(_replaced(parallel_state, "init_world_group", world_group))
+            stack.enter_context(_replaced(parallel_state, "init_model_parallel_group", model_parallel_group))
+            stack.enter_context(_replaced(gpu_worker, "init_distributed_environment", distributed_environment))
+        stack.enter_context(_environment(RANK=str(own), LOCAL_RANK=str(local_rank)))
+        stack.enter_context(_own_segments())
+        yield
+
+
+@contextmanager
+def _own_segments() -> Iterator[None]:
+    """Names of vLLM's shared-memory segments that no other run or group has; unlinked once all have opened them.
+
+    Its own name is the same in every run, so that the segments of a run that was killed stop the next one.
+    """
+    names: dict[int, str] = {}
+
+    def group_name(communicator: cpu_communicator.CpuCommunicator) -> str:
+        if id(communicator) not in names:
+            name = [f"hybridflow-{uuid.uuid4().hex}"]
+            dist.broadcast_object_list(name, src=communicator.ranks[0], group=communicator.cpu_group)
+            names[id(communicator)] = name[0]
+        return names[id(communicator)]
+
+    try:
+        with _replaced(cpu_communicator._CPUSHMDistributed, "make_group_name", staticmethod(group_name)):
+            yield
+    finally:
+        for name in names.values():
+            for segment in _SHARED_MEMORY.glob(f"*{name}*"):
+                segment.unlink(missing_ok=True)
+
+
+@contextmanager
+def after_loading(act: Callable[[nn.Module], None]) -> Iterator[None]:
+    """Around the start of vLLM: calls `act` with the loaded model, before memory is measured or a graph captured.
+
+    The weights stay outside the pool that vLLM's sleep empties.
+    """
+    load_model = gpu_worker.Worker.load_model
+    memory_pool = gpu_worker.Worker._maybe_get_memory_pool_context
+
+    def load(worker: gpu_worker.Worker, **kwargs: bool) -> None:
+        load_model(worker, **kwargs)
+        act(worker.model_runner.get_model())
+
+    def pool(worker: gpu_worker.Worker, tag: str):
+        return nullcontext() if tag == "weights" else memory_pool(worker, tag)
+
+    with (
+        _replaced(gpu_worker.Worker, "load_model", load),
+        _replaced(gpu_worker.Worker, "_maybe_get_memory_pool_context", pool),
+    ):
+        yield
+
+
+def replica_group() -> dist.ProcessGroup:
+    """All ranks that hold one model, for objects on the CPU."""
+    return parallel_state.get_world_group().cpu_group
+
+
+def cache_tensors(llm: LLM) -> list[Tensor]:
+    """The memory of vLLM's keys and values: each allocation once, as bytes."""
+    [caches] = llm.collective_rpc(lambda worker: worker.model_runner.kv_caches)
+    storages = {cache.untyped_storage().data_ptr(): cache.untyped_storage() for cache in caches}
+    return [torch.tensor([], dtype=torch.uint8, device=storage.device).set_(storage) for storage in storages.values()]
+
+
+@contextmanager
+def _replaced(owner: ModuleType | type, name: str, value: object) -> Iterator[None]:
+    """An attribute is another one meanwhile."""
+    before = vars(owner)[name]
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+@contextmanager
+def _environment(**settings: str) -> Iterator[None]:
+    """Environment variables have other values meanwhile."""
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})

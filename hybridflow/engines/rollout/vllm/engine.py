@@ -1,46 +1,39 @@
 """The rollout engine on vLLM, in this process, on weights that are written in place."""
 
+import hashlib
 import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
-from vllm import LLM
+import torch.distributed as dist
 
 from hybridflow.batch import Batch
 from hybridflow.config.model import Model
 from hybridflow.config.rollout import Rollout, Sampling
+from hybridflow.engines.rollout.memory import Released, give_back, trim_heap
+from hybridflow.engines.rollout.readiness import BEING_WRITTEN, GIVEN_BACK, UNWRITTEN, Readiness
 from hybridflow.engines.rollout.responses import checked_prompts, response_batch
 from hybridflow.engines.rollout.sampling import request_seeds, row_keys
 from hybridflow.engines.rollout.slots import write_shards
-from hybridflow.engines.rollout.vllm.compat import (
-    avoid_compilation,
-    guest,
-    inner_model,
-    keep_plain_weights,
-    leave_memory_unbound,
-)
-from hybridflow.engines.rollout.vllm.limits import unsupported_reason
+from hybridflow.engines.rollout.vllm.compat import cache_tensors, replica_group
+from hybridflow.engines.rollout.vllm.limits import check_limits
 from hybridflow.engines.rollout.vllm.requests import answers, sampling_params, token_prompts
-from hybridflow.engines.rollout.vllm.weights import slots_of
-from hybridflow.errors import ConfigError, EngineError
+from hybridflow.engines.rollout.vllm.start import Started
+from hybridflow.engines.rollout.vllm.weights import held_weights, slots_of
+from hybridflow.errors import EngineError
+from hybridflow.parallel.groups import Ranks
 from hybridflow.parallel.layout import WeightShard
-from hybridflow.parallel.mesh import ParallelMesh
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_CPU_CACHE_MB = 256
-CPU_BLOCK_TOKENS = 32
-"""Tokens a block of the cache, the least its kernels take. vLLM's 128 keep no shorter prompt for its siblings, and
-cost 18 % of the time of a small model with short responses."""
-
 
 class VllmEngine:
-    """vLLM on one device; implements `RolloutEngine`.
+    """vLLM on the ranks of a replica; implements `RolloutEngine`.
 
-    The slots are views of vLLM's own (fused) tensors: what is written there is used by the next `generate`, once
-    `weights_changed` has thrown away the keys and values of earlier weights.
+    The slots are views of vLLM's own (fused) tensors, which lie in one buffer of ours: what is written there is used by
+    the next `generate`, once `weights_changed` has thrown away the keys and values of earlier weights.
     """
 
     def __init__(
@@ -52,27 +45,38 @@ class VllmEngine:
         limit_tokens: int,
         eos_token_ids: tuple[int, ...],
         device: torch.device,
+        ranks: Ranks,
+        reads_weights: bool,
     ) -> None:
-        self.mesh = ParallelMesh({"data": 1})
+        self.mesh = ranks.mesh
         self._device = device
         self._limit_tokens = limit_tokens
         self._eos_token_ids = eos_token_ids
-        self._version = 0
-        self._has_slept = False
-        config = AutoConfig.from_pretrained(directory, trust_remote_code=model.trust_remote_code)
-        if reason := unsupported_reason(config.to_dict(), device.type):
-            raise ConfigError(f"rollout.engine=vllm: {reason}", remedy="Set rollout.engine=transformers.")
-        self._llm = _started(directory, model, rollout, limit_tokens=limit_tokens, is_cpu=device.type == "cpu")
-        with torch.device("meta"):
-            skeleton = AutoModelForCausalLM.from_config(config, trust_remote_code=model.trust_remote_code)
-        shapes = {name: parameter.shape for name, parameter in skeleton.named_parameters()}
-        self._slots = slots_of(inner_model(self._llm), shapes)
-        logger.info("engine=vllm weights=%d limit_tokens=%d", len(self._slots), limit_tokens)
+        self._is_divided = ranks.mesh.count_along(("pipeline", "tensor")) > 1
+        check_limits(directory, device.type, rollout.parallelism)
+        parts, expected = held_weights(directory, ranks.mesh, ranks.rank, trust_remote_code=model.trust_remote_code)
+        started = Started(
+            directory,
+            model,
+            rollout,
+            limit_tokens=limit_tokens,
+            device=device,
+            ranks=ranks,
+            reads_weights=reads_weights,
+        )
+        self._llm, self._buffer = started.llm, started.buffer
+        self._slots = slots_of(started.model, parts, expected)
+        self._readiness = Readiness(None if reads_weights else UNWRITTEN)
+        if device.type == "cpu":
+            self._give_back_cache()  # vLLM fills it with zeros; pages come as sequences do
+        logger.info("engine=vllm weights=%d bytes=%d", len(self._slots), self._buffer.num_bytes)
 
     def generate(self, prompts: Batch, sampling: Sampling, *, max_response_tokens: int, seed: int) -> Batch:
-        """See `RolloutEngine.generate`."""
+        """See `RolloutEngine.generate`. Raises where the ranks of a replica were given different rows."""
+        self._readiness.check()
         ids = checked_prompts(prompts, max_response_tokens=max_response_tokens, limit_tokens=self._limit_tokens)
         seeds = request_seeds(row_keys(seed, prompts.row("uid"), prompts.row("sample_index")))
+        self._check_same(ids.values.numpy().tobytes(), ids.offsets.tolist(), seeds, sampling, max_response_tokens)
         params = sampling_params(
             sampling, seeds, max_response_tokens=max_response_tokens, eos_token_ids=self._eos_token_ids
         )
@@ -80,7 +84,7 @@ class VllmEngine:
         with torch.random.fork_rng(devices=[]):
             outputs = self._llm.generate(token_prompts(ids), params, use_tqdm=False) if seeds else []
         tokens, logprobs, truncated = answers(outputs)
-        return response_batch(tokens, logprobs, truncated, version=self._version, sampling=sampling)
+        return response_batch(tokens, logprobs, truncated, version=self._readiness.version, sampling=sampling)
 
     def weight_slots(self) -> Mapping[str, WeightShard]:
         """See `RolloutEngine.weight_slots`."""
@@ -88,56 +92,53 @@ class VllmEngine:
 
     def load_weights(self, shards: Iterable[WeightShard]) -> None:
         """See `RolloutEngine.load_weights`."""
+        self.weights_changing()
         write_shards(self._slots, shards)
+
+    def weights_changing(self) -> None:
+        """See `RolloutEngine.weights_changing`."""
+        self._readiness.lose_weights(BEING_WRITTEN)
 
     def weights_changed(self, *, version: int) -> None:
         """See `RolloutEngine.weights_changed`."""
         self._llm.reset_prefix_cache()
-        self._version = version
+        self._readiness.gain_weights(version)
 
-    def sleep(self) -> None:
-        """See `RolloutEngine.sleep`: on a GPU the cache is freed and the weights move to the host."""
-        if self._device.type != "cpu":
+    def sleep(self, kept: Iterable[WeightShard] = ()) -> Released:
+        """See `RolloutEngine.sleep`. On a GPU vLLM frees its cache, and all weights stay (not run on a GPU yet)."""
+        if self._device.type == "cpu":
+            cache_bytes = self._give_back_cache()
+        else:
+            cache_bytes = sum(cache.nbytes for cache in cache_tensors(self._llm))
             self._llm.sleep(level=1)
-        elif not self._has_slept:
-            logger.info("engine=vllm device=cpu sleep=nothing is freed: its cache and weights stay")
-        self._has_slept = True
+        released = replace(self._buffer.release(shard.tensor for shard in kept), cache_bytes=cache_bytes)
+        if released.weight_bytes:
+            self._readiness.lose_weights(GIVEN_BACK)
+        trim_heap()
+        self._readiness.is_asleep = True
+        return released
 
     def wake(self) -> None:
-        """See `RolloutEngine.wake`."""
-        if self._device.type != "cpu":
+        """See `RolloutEngine.wake`; on a CPU pages come back as they are written."""
+        if self._device.type != "cpu" and self._readiness.is_asleep:
             self._llm.wake_up()
+        self._readiness.is_asleep = False
 
+    def _give_back_cache(self) -> int:
+        """Keys and values are zeros afterwards, as in a new cache: nothing may be taken from them."""
+        self._llm.reset_prefix_cache()
+        return sum(give_back(cache) for cache in cache_tensors(self._llm))
 
-def _started(directory: Path, model: Model, rollout: Rollout, *, limit_tokens: int, is_cpu: bool) -> LLM:
-    config = rollout.vllm
-    cache_mb = config.kv_cache_mb or (DEFAULT_CPU_CACHE_MB if is_cpu else None)
-    if is_cpu:
-        keep_plain_weights()
-        avoid_compilation()
-        leave_memory_unbound()
-    try:
-        with guest():
-            return LLM(
-                str(directory),
-                dtype=model.dtype.name,
-                trust_remote_code=model.trust_remote_code,
-                skip_tokenizer_init=True,
-                max_model_len=limit_tokens,
-                max_num_seqs=rollout.max_sequences,
-                logprobs_mode="processed_logprobs",
-                disable_log_stats=True,
-                use_tqdm_on_load=False,
-                seed=0,
-                enforce_eager=is_cpu if config.enforce_eager is None else config.enforce_eager,
-                block_size=CPU_BLOCK_TOKENS if is_cpu else None,
-                kv_cache_memory_bytes=cache_mb << 20 if cache_mb else None,
-                gpu_memory_utilization=config.gpu_memory_fraction,
-                enable_sleep_mode=not is_cpu,
+    def _check_same(self, *parts: object) -> None:
+        """Ranks of a replica that went different ways would wait for one another until a timeout."""
+        if not self._is_divided:
+            return
+        own = hashlib.sha256(repr((parts, self._readiness.version)).encode()).hexdigest()
+        group = replica_group()
+        found = [""] * group.size()
+        dist.all_gather_object(found, own, group=group)
+        if len(set(found)) > 1:
+            raise EngineError(
+                "The ranks of one rollout replica were given different prompts, settings or weight versions.",
+                remedy="Send all ranks that differ in tensor or pipeline alone the same rows, in the same order.",
             )
-    except (ValueError, RuntimeError) as error:
-        raise EngineError(
-            f"rollout.engine=vllm cannot start with the model in {directory}: {error}",
-            remedy="Where it lacks memory, change rollout.vllm.kv_cache_mb or rollout.vllm.gpu_memory_fraction; "
-            "where it does not know the model, set rollout.engine=transformers.",
-        ) from error

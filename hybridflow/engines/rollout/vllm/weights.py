@@ -1,49 +1,118 @@
-"""vLLM's parameters under their canonical names: fused tensors are cut into views of their rows."""
+"""vLLM's parameters under their canonical names: each rank's pieces, as views of its fused tensors."""
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from hybridflow.errors import EngineError
-from hybridflow.parallel.layout import WeightShard
+from hybridflow.models.geometry import ModelGeometry, read_geometry
+from hybridflow.models.names import vllm as names
+from hybridflow.models.names.parts import Part, stacked_parts, views
+from hybridflow.models.names.rules import MODEL_TYPES, Place, stage_weights, tensor_box
+from hybridflow.parallel.layout import TensorLayout, WeightShard
+from hybridflow.parallel.mesh import ParallelMesh
 
 FUSED = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
 }
-"""Which projections vLLM keeps, one below the other, in one tensor (Llama, Mistral, Qwen2, Qwen3)."""
+"""Which projections vLLM keeps, one below the other, in one tensor (most decoders of the Llama family)."""
+
+PartsOf = Callable[[str, Tensor], list[Part]]
+"""From one of vLLM's parameters, by name, to the canonical weights in it."""
 
 
-def slots_of(model: nn.Module, shapes: Mapping[str, torch.Size]) -> dict[str, WeightShard]:
-    """A writable view for each canonical weight of the given shape; raises unless they cover `model` exactly.
+def slots_of(model: nn.Module, parts_of: PartsOf, expected: Mapping[str, TensorLayout]) -> dict[str, WeightShard]:
+    """A writable view for each expected piece of a weight; raises unless they are what `model` holds, exactly.
 
     A vocabulary is padded at the end in vLLM; those rows are nobody's.
     """
     slots: dict[str, WeightShard] = {}
     for name, parameter in model.named_parameters():
-        slots |= {slot.name: slot for slot in _parts(name, parameter.data, shapes)}
-    if missing := sorted(set(shapes) - set(slots)):
+        parts = parts_of(name, parameter.data)
+        _check_cover(name, parameter.data, parts)
+        slots |= {slot.name: slot for slot in views(parameter.data, parts) if slot.tensor.numel()}
+    if missing := sorted(set(expected) - set(slots)):
         raise _misfit(f"vLLM has no place for {len(missing)} weights, first '{missing[0]}'")
     return slots
 
 
-def _parts(name: str, tensor: Tensor, shapes: Mapping[str, torch.Size]) -> Iterator[WeightShard]:
-    start = 0
-    for part in _canonical_names(name):
-        if part not in shapes or shapes[part][1:] != tensor.shape[1:]:
-            raise _misfit(f"vLLM's '{name}' of shape {tuple(tensor.shape)} does not hold '{part}'")
-        stop = start + shapes[part][0]
-        yield WeightShard.full(part, tensor[start:stop])
-        start = stop
-    if start != len(tensor) and not (start < len(tensor) and _is_padded(name)):
-        raise _misfit(f"vLLM's '{name}' has {len(tensor)} rows, its weights have {start}")
+def held_weights(
+    directory: Path, mesh: ParallelMesh, rank: int, *, trust_remote_code: bool = False
+) -> tuple[PartsOf, dict[str, TensorLayout]]:
+    """Which weights are in which of vLLM's parameters on a rank, and the piece of each that the rank holds.
+
+    A model without rules of its own in `models/names` can be held whole alone.
+    """
+    kind = json.loads((directory / "config.json").read_text()).get("model_type")
+    if kind in MODEL_TYPES:
+        geometry, place = read_geometry(directory), _place(mesh, rank)
+        return partial(_parts_by_rule, geometry, place), rank_layouts(geometry, mesh, rank)
+    assert mesh.count_along(("tensor", "pipeline")) == 1, f"no rules divide a model of type {kind}"
+    shapes = _whole_shapes(directory, trust_remote_code)
+    return whole_parts(shapes), {name: TensorLayout.full(shape) for name, shape in shapes.items()}
+
+
+def rank_layouts(geometry: ModelGeometry, mesh: ParallelMesh, rank: int) -> dict[str, TensorLayout]:
+    """What vLLM holds on a rank of a generation mesh, by canonical name; known without starting it."""
+    place, num_stages, stage = _place(mesh, rank), mesh.axis_size("pipeline"), mesh.index_along(rank, ("pipeline",))
+    layers = names.stage_layers(geometry.layers, stage, num_stages)
+    specs = stage_weights(geometry, layers, is_first=stage == 0, is_last=stage == num_stages - 1)
+    layouts = {
+        name: TensorLayout(spec.shape, tensor_box(spec, geometry, place.tensor, place.tensor_size))
+        for name, spec in specs.items()
+    }
+    return {name: layout for name, layout in layouts.items() if 0 not in layout.local_shape}
+
+
+def whole_parts(shapes: Mapping[str, Sequence[int]]) -> PartsOf:
+    """Whole weights of the given shapes, fused projections by their usual names: for models without rules."""
+
+    def parts_of(name: str, tensor: Tensor) -> list[Part]:
+        found = [part for part in _canonical_names(name) if part in shapes]
+        return stacked_parts((part, tuple(shapes[part]), TensorLayout.full(shapes[part]).box) for part in found)
+
+    return parts_of
+
+
+def _place(mesh: ParallelMesh, rank: int) -> Place:
+    return Place(mesh.index_along(rank, ("tensor",)), mesh.axis_size("tensor"))
+
+
+def _parts_by_rule(geometry: ModelGeometry, place: Place, name: str, tensor: Tensor) -> list[Part]:
+    return names.parts_of(name, geometry, place)
+
+
+def _whole_shapes(directory: Path, trust_remote_code: bool) -> dict[str, tuple[int, ...]]:
+    config = AutoConfig.from_pretrained(directory, trust_remote_code=trust_remote_code)
+    with torch.device("meta"):
+        skeleton = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    return {name: tuple(parameter.shape) for name, parameter in skeleton.named_parameters()}
 
 
 def _canonical_names(name: str) -> list[str]:
     path, _, kind = name.rpartition(".")
     parent, _, module = path.rpartition(".")
     return [f"{parent}.{part}.{kind}" for part in FUSED[module]] if module in FUSED else [name]
+
+
+def _check_cover(name: str, tensor: Tensor, parts: list[Part]) -> None:
+    """The parts fill the tensor, but for the padding of a vocabulary."""
+    if not parts:
+        raise _misfit(f"the weights in vLLM's '{name}' of shape {tuple(tensor.shape)} are not known")
+    for part in parts:
+        inner = part.layout.local_shape
+        held = tuple(tensor[part.region].shape)
+        if held != inner:
+            raise _misfit(f"vLLM's '{name}' of shape {tuple(tensor.shape)} does not hold '{part.name}' of {inner}")
+    covered = sum(tensor[part.region].numel() for part in parts)
+    if covered != tensor.numel() and not _is_padded(name):
+        raise _misfit(f"vLLM's '{name}' has {tensor.numel()} numbers, the weights in it have {covered}")
 
 
 def _is_padded(name: str) -> bool:

@@ -2,8 +2,9 @@ import pytest
 import torch
 from torch import nn
 
-from hybridflow.engines.rollout.vllm.weights import slots_of
+from hybridflow.engines.rollout.vllm.weights import slots_of, whole_parts
 from hybridflow.errors import EngineError
+from hybridflow.parallel.layout import TensorLayout, WeightShard
 
 
 class Fused(nn.Module):
@@ -34,9 +35,13 @@ SHAPES = {
 }
 
 
+def whole_slots(model: nn.Module, shapes: dict[str, torch.Size]) -> dict[str, WeightShard]:
+    return slots_of(model, whole_parts(shapes), {name: TensorLayout.full(shape) for name, shape in shapes.items()})
+
+
 def test_slots_are_writable_views_of_the_rows_of_fused_tensors():
     model = Fused()
-    slots = slots_of(model, SHAPES)
+    slots = whole_slots(model, SHAPES)
     assert {name: slot.tensor.shape for name, slot in slots.items()} == SHAPES
     for number, slot in enumerate(slots.values()):
         slot.tensor.fill_(number)
@@ -51,14 +56,14 @@ def test_slots_are_writable_views_of_the_rows_of_fused_tensors():
     ("shapes", "word"),
     [
         (SHAPES | {"model.extra.weight": torch.Size([2])}, "no place for 1 weights, first 'model.extra.weight'"),
-        ({name: shape for name, shape in SHAPES.items() if "norm" not in name}, "model.norm.weight"),
-        (SHAPES | {"model.mlp.up_proj.weight": torch.Size([5, 8])}, "has 12 rows, its weights have 11"),
-        (SHAPES | {"model.norm.weight": torch.Size([7])}, "has 8 rows, its weights have 7"),
+        ({name: shape for name, shape in SHAPES.items() if "norm" not in name}, "'model.norm.weight' of shape"),
+        (SHAPES | {"model.mlp.up_proj.weight": torch.Size([5, 8])}, "has 96 numbers, the weights in it have 88"),
+        (SHAPES | {"model.norm.weight": torch.Size([7])}, "has 8 numbers, the weights in it have 7"),
         (SHAPES | {"model.mlp.up_proj.weight": torch.Size([6, 7])}, "does not hold 'model.mlp.up_proj.weight'"),
-        (SHAPES | {"model.mlp.up_proj.weight": torch.Size([7, 8])}, "has 12 rows, its weights have 13"),
+        (SHAPES | {"model.mlp.up_proj.weight": torch.Size([7, 8])}, "does not hold 'model.mlp.up_proj.weight'"),
     ],
 )
 def test_a_model_that_is_not_covered_exactly_is_refused_by_name(shapes, word):
     with pytest.raises(EngineError, match=word) as caught:
-        slots_of(Fused(), shapes)
+        whole_slots(Fused(), shapes)
     assert "rollout.engine=transformers" in caught.value.remedy

@@ -1,0 +1,134 @@
+"""The memory that holds a rollout engine's weights: one allocation of ours, whose unused pages can be given back."""
+
+import ctypes
+import mmap
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+_ALIGNMENT = 64
+_PAGE = mmap.PAGESIZE
+_DONTNEED = 4
+_libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+
+@dataclass(frozen=True)
+class Released:
+    """What `sleep` gave back and what it did not, in bytes of addresses (pages never written count as given back)."""
+
+    weight_bytes: int
+    """Weights that nobody else uses."""
+
+    kept_bytes: int
+    """Weights that another engine holds as views of the slots: not given back."""
+
+    left_bytes: int
+    """Weights that nobody uses and that stay all the same: parts of pages, rows between kept columns, or a GPU's."""
+
+    cache_bytes: int = 0
+    """Keys and values."""
+
+
+class WeightBuffer:
+    """All parameters of a model in one allocation, which the parameters are views of.
+
+    Tensors of a page or more begin on a page of their own, whole; smaller ones lie together, so that a rank that keeps
+    its norms keeps few pages. What is not copied in costs no memory until it is written.
+
+        buffer = WeightBuffer(model.parameters())
+        freed = buffer.release(kept=[shard.tensor for shard in trained])      # the rest is undefined from here on
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], *, copy: bool = True) -> None:
+        ordered = sorted(parameters, key=lambda parameter: parameter.nbytes >= _PAGE)
+        starts, end = [], 0
+        for parameter in ordered:
+            end = _rounded_up(end, _PAGE if parameter.nbytes >= _PAGE else _ALIGNMENT)
+            starts.append(end)
+            end += parameter.nbytes
+        self.num_bytes = sum(parameter.nbytes for parameter in ordered)
+        self._bytes = _page_aligned(_rounded_up(end, _PAGE), ordered[0].device)
+        for start, parameter in zip(starts, ordered, strict=True):
+            view = self._bytes[start : start + parameter.nbytes].view(parameter.dtype).view(parameter.shape)
+            if copy:
+                view.copy_(parameter.detach())
+            parameter.data = view
+
+    @property
+    def storage(self) -> Tensor:
+        """The whole allocation as bytes, padding included."""
+        return self._bytes
+
+    def release(self, kept: Iterable[Tensor] = ()) -> Released:
+        """Gives back all pages without a byte of `kept`; tensors that lie elsewhere are ignored."""
+        own = [tensor for tensor in kept if self._holds(tensor)]
+        kept_bytes = sum(tensor.nbytes for tensor in own)
+        pages = torch.zeros(self._bytes.numel() // _PAGE + 1, dtype=torch.int32)
+        for tensor in own:
+            first, last = _page_runs(tensor, self._bytes.data_ptr())
+            pages.index_add_(0, first, torch.ones_like(first, dtype=torch.int32))
+            pages.index_add_(0, last + 1, -torch.ones_like(last, dtype=torch.int32))
+        freed = sum(self._give_back(start, stop) for start, stop in _runs(pages.cumsum(0)[:-1] == 0))
+        freed = min(freed, self.num_bytes - kept_bytes)
+        return Released(freed, kept_bytes, self.num_bytes - kept_bytes - freed)
+
+    def _holds(self, tensor: Tensor) -> bool:
+        start = self._bytes.data_ptr()
+        return tensor.device == self._bytes.device and start <= tensor.data_ptr() < start + self._bytes.numel()
+
+    def _give_back(self, start: int, stop: int) -> int:
+        return give_back(self._bytes[start * _PAGE : stop * _PAGE])
+
+
+def give_back(tensor: Tensor) -> int:
+    """Gives the whole pages of a tensor back to the system; they read as zeros afterwards. Returns the bytes.
+
+    The tensor stays usable: pages come again as they are written. On a GPU, and outside Linux, nothing happens.
+    """
+    if _libc is None or tensor.device.type != "cpu" or not tensor.numel():
+        return 0
+    start = _rounded_up(tensor.data_ptr(), _PAGE)
+    num_bytes = (tensor.data_ptr() + tensor.nbytes) // _PAGE * _PAGE - start
+    if num_bytes <= 0:
+        return 0
+    failed = _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(num_bytes), _DONTNEED)
+    return 0 if failed else num_bytes
+
+
+def trim_heap() -> None:
+    """Gives back what the C library keeps of memory that was freed."""
+    if _libc is not None:
+        _libc.malloc_trim(0)
+
+
+def _page_aligned(num_bytes: int, device: torch.device) -> Tensor:
+    room = torch.empty(num_bytes + _PAGE, dtype=torch.uint8, device=device)
+    start = -room.data_ptr() % _PAGE
+    return room[start : start + num_bytes]
+
+
+def _page_runs(tensor: Tensor, start: int) -> tuple[Tensor, Tensor]:
+    """First and last page of each run of bytes without a gap, for a tensor in an allocation that begins at `start`."""
+    dims = [(size, stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
+    run = 1
+    while dims and dims[-1][1] == run:
+        run *= dims.pop()[0]
+    offsets = torch.tensor([tensor.data_ptr() - start])
+    for size, stride in dims:
+        steps = torch.arange(size) * (stride * tensor.element_size())
+        offsets = (offsets[:, None] + steps).flatten()
+    return offsets // _PAGE, (offsets + run * tensor.element_size() - 1) // _PAGE
+
+
+def _runs(is_free: Tensor) -> list[tuple[int, int]]:
+    """Half-open intervals of the positions that are true."""
+    steps = torch.diff(is_free.int(), prepend=torch.zeros(1), append=torch.zeros(1))
+    starts, stops = (steps == 1).nonzero(as_tuple=True)[0], (steps == -1).nonzero(as_tuple=True)[0]
+    return list(zip(starts.tolist(), stops.tolist(), strict=True))
+
+
+def _rounded_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple

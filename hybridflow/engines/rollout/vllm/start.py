@@ -1,0 +1,109 @@
+"""vLLM started as a guest: its settings, its place among the ranks, and its weights in memory of ours."""
+
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from vllm import LLM
+
+from hybridflow.config.model import Model
+from hybridflow.config.rollout import Rollout
+from hybridflow.engines.rollout.memory import WeightBuffer
+from hybridflow.engines.rollout.vllm.compat import (
+    after_loading,
+    avoid_compilation,
+    guest,
+    keep_plain_weights,
+    leave_memory_unbound,
+    placed,
+)
+from hybridflow.errors import EngineError
+from hybridflow.parallel.groups import Ranks
+
+DEFAULT_CPU_CACHE_MB = 256
+CPU_BLOCK_TOKENS = 32
+"""Tokens a block of the cache, the least its kernels take. vLLM's 128 keep no shorter prompt for its siblings, and
+cost 18 % of the time of a small model with short responses."""
+
+
+class Started:
+    """A running vLLM, its model on this rank, and the buffer that holds the model's weights."""
+
+    def __init__(
+        self,
+        directory: Path,
+        model: Model,
+        rollout: Rollout,
+        *,
+        limit_tokens: int,
+        device: torch.device,
+        ranks: Ranks,
+        reads_weights: bool,
+    ) -> None:
+        is_cpu = device.type == "cpu"
+        if is_cpu:
+            keep_plain_weights()
+            avoid_compilation()
+            leave_memory_unbound()
+        self._reads_weights = reads_weights
+        settings = _settings(rollout, is_cpu=is_cpu) | _layout(ranks)
+        try:
+            with guest(), placed(_replica(ranks), device.index or 0), after_loading(self._take_weights):
+                self.llm = LLM(
+                    str(directory),
+                    dtype=model.dtype.name,
+                    trust_remote_code=model.trust_remote_code,
+                    skip_tokenizer_init=True,
+                    max_model_len=limit_tokens,
+                    load_format="auto" if reads_weights else "dummy",
+                    **settings,
+                )
+        except (ValueError, RuntimeError) as error:
+            raise EngineError(
+                f"rollout.engine=vllm cannot start with the model in {directory}: {error}",
+                remedy="Where it lacks memory, change rollout.vllm.kv_cache_mb or rollout.vllm.gpu_memory_fraction; "
+                "where it does not know the model, set rollout.engine=transformers.",
+            ) from error
+
+    def _take_weights(self, model: nn.Module) -> None:
+        self.model = model
+        self.buffer = WeightBuffer(model.parameters(), copy=self._reads_weights)
+
+
+def _settings(rollout: Rollout, *, is_cpu: bool) -> dict:
+    config = rollout.vllm
+    cache_mb = config.kv_cache_mb or (DEFAULT_CPU_CACHE_MB if is_cpu else None)
+    return {
+        "max_num_seqs": rollout.max_sequences,
+        "logprobs_mode": "processed_logprobs",
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+        "seed": 0,
+        "enforce_eager": is_cpu if config.enforce_eager is None else config.enforce_eager,
+        "block_size": CPU_BLOCK_TOKENS if is_cpu else None,
+        "kv_cache_memory_bytes": cache_mb << 20 if cache_mb else None,
+        "gpu_memory_utilization": config.gpu_memory_fraction,
+        "enable_sleep_mode": not is_cpu,
+        # The backend that keeps experts as they are loaded; the others reorder them, and could not be written in place.
+        "moe_backend": "auto" if is_cpu else "triton",
+    }
+
+
+def _layout(ranks: Ranks) -> dict:
+    """Ranks of one replica each run a scheduler of their own, on the same requests; replicas know nothing of others."""
+    tensor, pipeline = ranks.mesh.axis_size("tensor"), ranks.mesh.axis_size("pipeline")
+    if tensor * pipeline == 1:
+        return {}
+    return {
+        "tensor_parallel_size": tensor,
+        "pipeline_parallel_size": pipeline,
+        "distributed_executor_backend": "external_launcher",
+    }
+
+
+def _replica(ranks: Ranks) -> list[int]:
+    """The ranks of the world that hold one model with this one; an engine alone is so in a larger world, too."""
+    if ranks.mesh.size == 1:
+        return [dist.get_rank() if dist.is_initialized() else 0]
+    return ranks.mesh.line(ranks.rank, ("pipeline", "tensor"))

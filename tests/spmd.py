@@ -25,6 +25,11 @@ _PRELOADED = ["torch", "torch.distributed.fsdp", "transformers", "tests.spmd_pre
 _context = mp.get_context("forkserver")
 
 
+def preload(*modules: str) -> None:
+    """Has more modules imported once, in the server; called where a test file is imported, before any rank is born."""
+    _PRELOADED.extend(modules)
+
+
 def run_ranks(
     program: Callable, num_ranks: int, *args: object, timeout_seconds: float = 240.0, may_die: bool = False
 ) -> list:

@@ -30,7 +30,7 @@ FORBIDDEN_IMPORTS = (
     ("ray", "launch/cluster.py", "from ray.util import placement_group"),
     ("vllm", "workers/rollout.py", "from vllm import LLM"),
     ("hydra", "config/experiment.py", "from hydra.core.config_store import ConfigStore"),
-    ("elsewhere", "engines/training/single.py", "from megatron.core import parallel_state"),
+    ("megatron", "engines/training/single.py", "from megatron.core import parallel_state"),
     ("elsewhere", "observability/trackers/fanout.py", "import wandb"),
 )
 

@@ -1,0 +1,161 @@
+"""A Hugging Face model's description as Megatron-Core's, and what this engine cannot compute."""
+
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+import torch
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.transformer import ModuleSpec, TransformerConfig
+from megatron.core.transformer.attention import CoreAttentionBuilder, LinearQkvBuilder, SelfAttentionSubmodules
+from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.mlp import MLPSubmodules
+from megatron.core.transformer.moe.moe_layer import MoESubmodules
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_layer import TransformerLayerSubmodules
+from torch.nn import functional as F  # noqa: N812 (its usual name)
+from transformers import AutoConfig, PreTrainedConfig
+
+from hybridflow.config.parallelism import Parallelism
+from hybridflow.engines.training.megatron.attention import PackedSelfAttention
+from hybridflow.engines.training.megatron.normalization import RmsNorm
+from hybridflow.engines.training.megatron.stacked_linear import StackedLinear
+from hybridflow.errors import ConfigError, EngineError
+from hybridflow.models.geometry import ModelGeometry
+from hybridflow.models.names.layouts import layout_problem
+
+_RECOMPUTED = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+
+
+def read_description(directory: Path, *, trust_remote_code: bool) -> PreTrainedConfig:
+    """The configuration of the model in a directory."""
+    return AutoConfig.from_pretrained(directory, trust_remote_code=trust_remote_code, local_files_only=True)
+
+
+def check_model(geometry: ModelGeometry, description: PreTrainedConfig, parallelism: Parallelism) -> None:
+    """Raises an error for a model, or a layout of it, that this engine does not compute."""
+    problem = layout_problem(
+        geometry,
+        engine="megatron",
+        tensor=parallelism.tensor,
+        pipeline=parallelism.pipeline,
+        virtual_pipeline=parallelism.virtual_pipeline,
+        expert=parallelism.expert,
+    )
+    if problem is not None:
+        raise ConfigError(f"{problem}.", remedy="Change the sizes in the role's parallelism, or use engine=fsdp.")
+    found = description.to_dict()
+    uses_window = found.get("sliding_window") is not None and found.get("use_sliding_window", True)
+    refused = {
+        f"the activation '{found['hidden_act']}'": found["hidden_act"] != "silu",
+        "a bias in the attention's output projection": geometry.output_bias,
+        "a bias in the MLP": bool(found.get("mlp_bias")),
+        "attention within a sliding window": uses_window and found["sliding_window"] < geometry.max_positions,
+        "layers without experts beside layers with experts": bool(
+            geometry.experts and (found.get("mlp_only_layers") or found.get("decoder_sparse_step", 1) != 1)
+        ),
+    }
+    for what, is_there in refused.items():
+        if is_there:
+            raise EngineError(f"engine=megatron does not compute {what}.", remedy="Use engine=fsdp for this model.")
+
+
+def transformer_config(
+    geometry: ModelGeometry,
+    description: PreTrainedConfig,
+    parallelism: Parallelism,
+    *,
+    dtype: torch.dtype,
+    recompute: bool,
+) -> TransformerConfig:
+    """What Megatron-Core is told. Losses are summed, not averaged, and nothing is dropped out."""
+    virtual = parallelism.virtual_pipeline if parallelism.virtual_pipeline > 1 else None
+    return TransformerConfig(
+        num_layers=geometry.layers,
+        hidden_size=geometry.hidden,
+        num_attention_heads=geometry.heads,
+        num_query_groups=geometry.kv_heads,
+        kv_channels=geometry.head_dim,
+        ffn_hidden_size=geometry.intermediate,
+        layernorm_epsilon=description.to_dict()["rms_norm_eps"],
+        normalization="RMSNorm",
+        gated_linear_unit=True,
+        activation_func=F.silu,
+        add_bias_linear=False,
+        add_qkv_bias=geometry.qkv_bias,
+        qk_layernorm=geometry.qk_norm,
+        attention_dropout=0.0,
+        hidden_dropout=0.0,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=dtype is torch.bfloat16,
+        perform_initialization=False,
+        calculate_per_token_loss=True,
+        tensor_model_parallel_size=parallelism.tensor,
+        pipeline_model_parallel_size=parallelism.pipeline,
+        virtual_pipeline_model_parallel_size=virtual,
+        sequence_parallel=divides_tokens(geometry, parallelism),
+        variable_seq_lengths=parallelism.pipeline > 1,
+        # With two stages the interleaved schedule exchanges wrong tensors where sends and receives are batched.
+        overlap_p2p_comm=virtual is not None,
+        batch_p2p_comm=virtual is None,
+        deallocate_pipeline_outputs=False,
+        gradient_accumulation_fusion=False,
+        persist_layer_norm=False,
+        apply_rope_fusion=False,
+        masked_softmax_fusion=False,
+        bias_dropout_fusion=False,
+        bias_activation_fusion=False,
+        # Megatron-Core wants this dispatcher of dense models as well, where lengths vary.
+        moe_token_dispatcher_type="alltoall",
+        **(_experts(geometry, description, parallelism) if geometry.experts else {}),
+        **(_RECOMPUTED if recompute else {}),
+    )
+
+
+def divides_tokens(geometry: ModelGeometry, parallelism: Parallelism) -> bool:
+    """Whether tensor-parallel ranks divide the tokens between matrices: where asked to, and always with experts.
+
+    Megatron-Core sends tokens to experts from the rank that has them, and so wants each on one rank alone.
+    """
+    return parallelism.tensor > 1 and (parallelism.sequence_parallel or geometry.experts > 0)
+
+
+def decoder_spec(geometry: ModelGeometry, layers: int) -> TransformerBlockSubmodules:
+    """The modules of a chunk of layers: Megatron-Core's own but for attention, norms and stacked matrices."""
+    spec = get_gpt_layer_local_spec(
+        num_experts=geometry.experts or None, qk_layernorm=geometry.qk_norm, normalization="RMSNorm"
+    )
+    layer = cast(TransformerLayerSubmodules, spec.submodules)
+    layer.input_layernorm = layer.pre_mlp_layernorm = RmsNorm
+    attention = cast(ModuleSpec, layer.self_attention)
+    attention.module = PackedSelfAttention
+    projections = cast(SelfAttentionSubmodules, attention.submodules)
+    heads = (geometry.heads, geometry.kv_heads, geometry.kv_heads)
+    projections.linear_qkv = cast(LinearQkvBuilder, partial(StackedLinear, proportions=heads))
+    projections.core_attention = cast(CoreAttentionBuilder, IdentityOp)
+    if geometry.qk_norm:
+        projections.q_layernorm = projections.k_layernorm = RmsNorm
+    mlp = cast(ModuleSpec, layer.mlp)
+    if geometry.experts:
+        mlp = cast(ModuleSpec, cast(MoESubmodules, mlp.submodules).experts)
+    cast(MLPSubmodules, mlp.submodules).linear_fc1 = ModuleSpec(StackedLinear, params={"proportions": (1, 1)})
+    return TransformerBlockSubmodules(layer_specs=[spec] * layers, layer_norm=ModuleSpec(RmsNorm))
+
+
+def _experts(
+    geometry: ModelGeometry, description: PreTrainedConfig, parallelism: Parallelism
+) -> dict[str, int | float | bool | str]:
+    """Qwen's experts: the best few of a softmax, which are made to sum to 1 or not, and no loss for their balance."""
+    return {
+        "num_moe_experts": geometry.experts,
+        "moe_router_topk": geometry.experts_per_token,
+        "moe_ffn_hidden_size": geometry.intermediate,
+        "moe_router_load_balancing_type": "none",
+        "moe_aux_loss_coeff": 0.0,
+        "moe_router_pre_softmax": not description.to_dict()["norm_topk_prob"],
+        "moe_grouped_gemm": False,
+        "moe_permute_fusion": False,
+        "expert_model_parallel_size": parallelism.expert,
+        "expert_tensor_parallel_size": parallelism.tensor,
+    }

@@ -1,0 +1,225 @@
+"""Megatron-Core on machines without CUDA: its modules are read with `torch.cuda` and "cuda" meaning the CPU.
+
+Megatron-Core asks for CUDA by name in some 200 places. Where there is none, an import hook limited to `megatron.core`
+rewrites those places in the syntax tree of each of its modules as it is imported; `torch.cuda` itself is not touched,
+so that whatever else lives in the process sees no difference. Importing this module installs the hook: the package's
+`__init__` does so before any file of it imports Megatron-Core. Where CUDA is there, nothing happens.
+"""
+
+import ast
+import importlib.abc
+import importlib.machinery
+import re
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from importlib.machinery import ModuleSpec
+from types import CodeType, ModuleType
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hybridflow.engines.training.megatron.uneven_collectives import gathered, reduce_scattered
+from hybridflow.errors import EngineError
+
+_PACKAGE = "megatron.core"
+_COLLECTIVES = "megatron.core.tensor_parallel.mappings"
+_STAND_IN = "_hybridflow_cpu_for_cuda"
+_TENSOR_TYPE = re.compile(r"torch\.cuda\.(Float|Half|BFloat16)Tensor")
+_ABSENT_WITHOUT_TRANSFORMER_ENGINE = {"megatron.core.transformer.moe.moe_utils": ("te_general_gemm",)}
+"""Names that Megatron-Core 0.16 uses and, without TransformerEngine, forgets to define; they stand for `None`."""
+
+
+class _Idle:
+    """A stream or an event of a device that does everything at once."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        self.device = torch.device("cpu")
+
+    def __getattr__(self, name: str) -> Callable[..., "_Idle"]:
+        return lambda *args, **kwargs: _Idle()
+
+    def __enter__(self) -> "_Idle":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return None
+
+
+class _Generators:
+    """The random generators of the devices: all are the CPU's."""
+
+    def __getitem__(self, index: int) -> torch.Generator:
+        return torch.default_generator
+
+
+class _CpuForCuda:
+    """What `torch.cuda` stands for in Megatron-Core; a name that is not here is looked up in `torch.cuda`."""
+
+    Stream = Event = ExternalStream = _Idle
+    FloatTensor, HalfTensor, BFloat16Tensor = torch.FloatTensor, torch.HalfTensor, torch.BFloat16Tensor
+    default_generators = _Generators()
+    nvtx = _Idle()
+    manual_seed = staticmethod(torch.manual_seed)
+
+    @property
+    def random(self) -> "_CpuForCuda":
+        return self
+
+    def is_available(self) -> bool:
+        return False
+
+    def current_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def current_stream(self, *args: object, **kwargs: object) -> _Idle:
+        return _Idle()
+
+    default_stream = current_stream
+
+    def stream(self, *args: object, **kwargs: object) -> nullcontext[None]:
+        return nullcontext()
+
+    device = stream
+
+    def get_rng_state(self, *args: object, **kwargs: object) -> Tensor:
+        return torch.get_rng_state()
+
+    def set_rng_state(self, state: Tensor, *args: object, **kwargs: object) -> None:
+        torch.set_rng_state(state)
+
+    def memory_stats(self, *args: object, **kwargs: object) -> dict[str, int]:
+        return {}
+
+    def synchronize(self, *args: object, **kwargs: object) -> None:
+        return None
+
+    empty_cache = set_device = set_stream = _lazy_init = synchronize
+
+    def _lazy_call(self, callback: Callable[[], object], **kwargs: object) -> None:
+        callback()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(torch.cuda, name)
+
+
+class _ToCpu(ast.NodeTransformer):
+    """Rewrites what asks for CUDA; all other code stays as it is."""
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        """`torch.cuda` is the stand-in, and every tensor counts as being on the device."""
+        self.generic_visit(node)
+        if isinstance(node.value, ast.Name) and node.value.id == "torch" and node.attr == "cuda":
+            return ast.copy_location(ast.Name(_STAND_IN, ast.Load()), node)
+        if node.attr == "is_cuda" and isinstance(node.ctx, ast.Load):
+            return ast.copy_location(ast.Constant(True), node)
+        return node
+
+    def visit_Constant(self, node: ast.Constant) -> ast.Constant:
+        """Devices and tensor types by name."""
+        if node.value == "cuda":
+            return ast.copy_location(ast.Constant("cpu"), node)
+        if isinstance(node.value, str) and _TENSOR_TYPE.match(node.value):
+            return ast.copy_location(ast.Constant(node.value.replace("torch.cuda.", "torch.")), node)
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        """`tensor.cuda(...)` is `tensor.cpu()`; there are no streams to be recorded on."""
+        self.generic_visit(node)
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else None
+        if name == "record_stream":
+            return ast.copy_location(ast.Constant(None), node)
+        if name == "cuda" and isinstance(node.func, ast.Attribute):
+            node.func.attr, node.args, node.keywords = "cpu", [], []
+        return node
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.stmt | list[ast.stmt]:
+        """`from torch.cuda import name`."""
+        if node.module != "torch.cuda":
+            return node
+        stand_in = ast.Name(_STAND_IN, ast.Load())
+        return [
+            ast.copy_location(
+                ast.Assign(
+                    [ast.Name(alias.asname or alias.name, ast.Store())],
+                    ast.Attribute(stand_in, alias.name, ast.Load()),
+                ),
+                node,
+            )
+            for alias in node.names
+        ]
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    """Reads a module of Megatron-Core for the CPU."""
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        """Modules that never mention CUDA are taken as they were compiled."""
+        path = self.get_filename(fullname)
+        source = self.get_data(path)
+        if b"cuda" not in source:
+            return super().get_code(fullname)
+        tree = ast.fix_missing_locations(_ToCpu().visit(ast.parse(source, path)))
+        return compile(tree, path, "exec", dont_inherit=True)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Runs the module with the stand-in among its globals; that the extensions for GPUs are absent is no news."""
+        vars(module)[_STAND_IN] = _CpuForCuda()
+        vars(module).update(dict.fromkeys(_ABSENT_WITHOUT_TRANSFORMER_ENGINE.get(module.__name__, ())))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*Apex (is|are) not installed")
+            super().exec_module(module)
+        if module.__name__ == _COLLECTIVES:
+            _allow_uneven_sizes(module)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds the modules of Megatron-Core, and no others."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The module's usual specification with the rewriting loader in it."""
+        if fullname != _PACKAGE and not fullname.startswith(f"{_PACKAGE}."):
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
+        if spec is not None and spec.origin is not None and spec.origin.endswith(".py"):
+            spec.loader = _Loader(fullname, spec.origin)
+        return spec
+
+
+def _allow_uneven_sizes(module: ModuleType) -> None:
+    """Megatron-Core's exchanges along the first dimension, with shares of unequal sizes as gloo can do them."""
+    gather, reduce_scatter = vars(module)["_gather_along_first_dim"], vars(module)["_reduce_scatter_along_first_dim"]
+
+    def gather_along_first_dim(input_: Tensor, group: dist.ProcessGroup, sizes: list[int] | None = None, *rest: bool):
+        if sizes is None or group.size() == 1:
+            return gather(input_, group, sizes, *rest)
+        return gathered(input_, group, sizes)
+
+    def reduce_scatter_along_first_dim(
+        input_: Tensor, group: dist.ProcessGroup, sizes: list[int] | None = None, *rest: bool
+    ):
+        if sizes is None or group.size() == 1:
+            return reduce_scatter(input_, group, sizes, *rest)
+        return reduce_scattered(input_, group, sizes)
+
+    vars(module)["_gather_along_first_dim"] = gather_along_first_dim
+    vars(module)["_reduce_scatter_along_first_dim"] = reduce_scatter_along_first_dim
+
+
+def install() -> None:
+    """Puts the hook in place, once, where there is no CUDA."""
+    if torch.cuda.is_available() or any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        return
+    if _PACKAGE in sys.modules:
+        raise EngineError(
+            "megatron.core was imported before hybridflow could adapt it to a machine without CUDA.",
+            remedy="Import hybridflow.engines.training.megatron first, or run on a GPU.",
+        )
+    sys.meta_path.insert(0, _Finder())
+
+
+install()

@@ -1,0 +1,136 @@
+"""A rank's part of a model: one chunk of consecutive layers, or several with virtual pipeline stages."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from megatron.core import parallel_state
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.tensor_parallel import (
+    copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
+    set_tensor_model_parallel_attributes,
+)
+from megatron.core.transformer import TransformerConfig
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 (its usual name)
+
+from hybridflow.algorithms.vocabulary_parallel import vocabulary_parallel_logprobs_and_entropy
+from hybridflow.engines.training.megatron.architecture import decoder_spec
+from hybridflow.engines.training.megatron.attention import PackedTokens
+from hybridflow.engines.training.megatron.normalization import RmsNorm
+from hybridflow.engines.training.megatron.parameter_parts import part_of
+from hybridflow.engines.training.megatron.process_groups import tensor_group
+from hybridflow.engines.training.microbatch import MicroBatch
+from hybridflow.models.geometry import ModelGeometry
+from hybridflow.models.names.parts import Part
+from hybridflow.models.names.rules import Place, padded_vocabulary, stage_layers
+
+
+class Chunk(GPTModel):
+    """Layers of Megatron-Core's GPT model; the first chunk has the embedding, the last the norm and the head.
+
+    The head of a value model is a linear one in float32, whole on every tensor-parallel rank.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        geometry: ModelGeometry,
+        layers: Sequence[int],
+        *,
+        is_value: bool,
+        virtual_stage: int | None,
+    ) -> None:
+        is_last = layers[-1] == geometry.layers - 1
+        super().__init__(
+            config,
+            decoder_spec(geometry, len(layers)),  # pyright: ignore[reportArgumentType]
+            vocab_size=padded_vocabulary(geometry, config.tensor_model_parallel_size),
+            max_sequence_length=geometry.max_positions,
+            pre_process=layers[0] == 0,
+            post_process=is_last and not is_value,
+            share_embeddings_and_output_weights=geometry.tied and not is_value,
+            position_embedding_type="none",
+            vp_stage=virtual_stage,
+        )
+        self._vocabulary = geometry.vocab
+        self._group = tensor_group()
+        self.score = None
+        if is_last and is_value:
+            self.decoder.final_layernorm = RmsNorm(config, config.hidden_size, config.layernorm_epsilon)
+            self.score = nn.Linear(config.hidden_size, 1, dtype=torch.float32)
+        place = this_place()
+        self.parts = {name: part_of(name, geometry, place, layers) for name, _ in self.named_parameters()}
+        for name, parameter in self.named_parameters():
+            _mark_divided(parameter, self.parts[name])
+
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, micro: MicroBatch, tokens: PackedTokens
+    ) -> Float[Tensor, "N 1 H"]:
+        """Hidden states after these layers. Other chunks than the first begin with what `set_input_tensor` gave them.
+
+        With sequence parallelism they are those of this rank's share of the N tokens.
+        """
+        embedded = self.embedding(input_ids=micro.input_ids[None], position_ids=None) if self.pre_process else None
+        return self.decoder(hidden_states=embedded, attention_mask=None, packed_seq_params=tokens)
+
+    def outputs(
+        self, hidden: Float[Tensor, "N 1 H"], micro: MicroBatch, temperature: float
+    ) -> dict[str, Float[Tensor, " M"]]:
+        """What the last chunk's head says of the M response tokens, the same on every tensor-parallel rank."""
+        if self.score is not None:
+            states = self._whole(hidden, is_divided_next=False)[micro.predicts]
+            return {"values": self.score(states.float()).squeeze(-1)}
+        tied = self.share_embeddings_and_output_weights
+        weight = self.shared_embedding_or_output_weight() if tied else self.output_layer.weight
+        assert weight is not None, "the last chunk has a head"
+        logits = F.linear(self._whole(hidden, is_divided_next=True)[micro.predicts], weight)
+        logprobs, entropy = vocabulary_parallel_logprobs_and_entropy(
+            logits,
+            micro.targets,
+            temperature=temperature,
+            first_column=self._group.rank() * logits.shape[1],
+            vocabulary=self._vocabulary,
+            group=self._group if self._group.size() > 1 else None,
+        )
+        return {"logprobs": logprobs, "entropy": entropy}
+
+    def _whole(self, hidden: Tensor, *, is_divided_next: bool) -> Float[Tensor, "N H"]:
+        """All tokens' states, whose gradients are summed over ranks where each rank goes on with a share of them."""
+        if self.config.sequence_parallel:
+            hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=is_divided_next)
+        elif is_divided_next:
+            hidden = copy_to_tensor_model_parallel_region(hidden)
+        return hidden[:, 0]
+
+
+def make_chunks(config: TransformerConfig, geometry: ModelGeometry, *, is_value: bool) -> list[Chunk]:
+    """This rank's chunks, without values; the layout's process groups are active."""
+    virtual = config.virtual_pipeline_model_parallel_size or 1
+    rank = parallel_state.get_pipeline_model_parallel_rank()
+    stages = stage_layers(geometry.layers, rank, config.pipeline_model_parallel_size, virtual)
+    return [
+        Chunk(config, geometry, layers, is_value=is_value, virtual_stage=stage if virtual > 1 else None)
+        for stage, layers in enumerate(stages)
+    ]
+
+
+def this_place() -> Place:
+    """Where this rank stands among those that divide one stage of the model."""
+    return Place(
+        parallel_state.get_tensor_model_parallel_rank(),
+        parallel_state.get_tensor_model_parallel_world_size(),
+        parallel_state.get_expert_model_parallel_rank(),
+        parallel_state.get_expert_model_parallel_world_size(),
+    )
+
+
+def _mark_divided(parameter: nn.Parameter, part: Part) -> None:
+    """Megatron-Core counts the gradients of undivided parameters once in the norm, by marks that it leaves out itself.
+
+    It sets them where it draws random weights, which it does not here.
+    """
+    divided = [dim for dim, (low, high) in enumerate(part.layout.box) if high - low < part.layout.shape[dim]]
+    if divided and parallel_state.get_tensor_model_parallel_world_size() > 1:
+        set_tensor_model_parallel_attributes(parameter, is_parallel=True, dim=divided[0], stride=1)

@@ -1,0 +1,105 @@
+"""Megatron-Core's process groups for one layout.
+
+Megatron-Core keeps them in global variables, one layout a process. Several engines of different layouts live in one
+process here, so the variables of each layout are kept, and put in place before an engine calls Megatron-Core.
+"""
+
+import re
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel import get_cuda_rng_tracker, model_parallel_cuda_manual_seed
+from torch.distributed.distributed_c10d import ProcessGroup
+
+from hybridflow.config.parallelism import Parallelism
+from hybridflow.parallel.mesh import ParallelMesh
+
+_ORDER = "tp-cp-ep-pp-dp"
+"""rank = tensor + t * (pipeline + p * data), as in every training mesh."""
+
+_VARIABLE = re.compile(r"_[A-Z0-9_]+")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Sizes of a layout; `expert` of the data-parallel ranks divide the experts, each cut by `tensor` like the rest."""
+
+    tensor: int
+    pipeline: int
+    virtual_pipeline: int
+    expert: int
+
+    @staticmethod
+    def of(parallelism: Parallelism) -> "Layout":
+        """The layout that the configuration asks for."""
+        return Layout(parallelism.tensor, parallelism.pipeline, parallelism.virtual_pipeline, parallelism.expert)
+
+    def activate(self) -> None:
+        """Makes this layout the one that Megatron-Core sees; all ranks call it together the first time."""
+        if self not in _variables:
+            _make_groups(self)
+            _variables[self] = _present()
+        parallel_state.__dict__.update(_variables[self])
+
+
+def tensor_group() -> ProcessGroup:
+    """The ranks that divide each matrix with this one, in the active layout."""
+    group = parallel_state.get_tensor_model_parallel_group()
+    assert isinstance(group, ProcessGroup), f"no tensor-parallel group: {group}"
+    return group
+
+
+def _present() -> dict[str, object]:
+    return {name: value for name, value in vars(parallel_state).items() if _VARIABLE.fullmatch(name)}
+
+
+_unset = _present()
+_variables: dict[Layout, dict[str, object]] = {}
+
+
+def _make_groups(layout: Layout) -> None:
+    if not dist.is_initialized():
+        dist.init_process_group(_backend(), store=dist.HashStore(), rank=0, world_size=1)  # pyright: ignore[reportPrivateImportUsage]
+    parallel_state.__dict__.update(_unset)
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=layout.tensor,
+        pipeline_model_parallel_size=layout.pipeline,
+        virtual_pipeline_model_parallel_size=layout.virtual_pipeline if layout.virtual_pipeline > 1 else None,
+        order=_ORDER,
+        create_gloo_process_groups=False,
+    )
+    if layout.expert > 1:
+        parallel_state.__dict__.update(_expert_groups(layout))
+    tracker = get_cuda_rng_tracker()
+    assert tracker is not None, "Megatron-Core makes its tracker of random states when first asked"
+    if not tracker.is_initialized():
+        with torch.random.fork_rng():
+            model_parallel_cuda_manual_seed(0)
+
+
+def _expert_groups(layout: Layout) -> dict[str, object]:
+    """The groups of ranks that divide the experts; Megatron-Core does not nest these inside the pipeline itself."""
+    data = dist.get_world_size() // (layout.tensor * layout.pipeline)
+    replicas = data // layout.expert
+    mesh = ParallelMesh(
+        {"replica": replicas, "expert": layout.expert, "pipeline": layout.pipeline, "tensor": layout.tensor}
+    )
+
+    def group(*axes: str) -> object:
+        return dist.new_subgroups_by_enumeration(mesh.lines(axes))[0]
+
+    same_experts = group("replica")
+    return {
+        "_EXPERT_MODEL_PARALLEL_GROUP": group("expert"),
+        "_EXPERT_MODEL_PARALLEL_RANKS": mesh.line(dist.get_rank(), ("expert",)),
+        "_EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP": group("expert", "tensor"),
+        "_EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP": group("expert", "pipeline", "tensor"),
+        "_EXPERT_DATA_PARALLEL_GROUP": same_experts,
+        "_INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP": same_experts,
+    }
+
+
+def _backend() -> str:
+    return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"

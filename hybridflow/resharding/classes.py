@@ -55,7 +55,8 @@ def classify(sources: Ranked, destinations: Ranked) -> list[WeightClass]:
         )
         for ((shape, itemsize), held_columns, columns), members in alike.items()
     ]
-    return sorted(classes, key=lambda weights: (-math.prod(weights.shape), weights.places))
+    filled = (weights for weights in classes if weights.wanted)
+    return sorted(filled, key=lambda weights: (-math.prod(weights.shape), weights.places))
 
 
 def _by_name(ranked: Ranked, verb: str) -> tuple[dict[str, tuple[_Kind, list[_Column]]], list[_Layout]]:

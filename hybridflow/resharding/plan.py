@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -34,7 +35,7 @@ class Gather(NamedTuple):
     """Each piece once, from its source to itself."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ReshardPlan:
     """Pieces of weights and their ways. Pieces come in one order everywhere: by weight, by box, by destination.
 
@@ -98,6 +99,10 @@ class ReshardPlan:
         """Bytes that go from a rank to others."""
         return int(self._sent[rank])
 
+    def bytes_kept(self, rank: int) -> int:
+        """Bytes of what a rank wants and holds itself."""
+        return int(self._kept[rank])
+
     def lower_bound(self, rank: int) -> int:
         """Bytes of what a rank wants and does not hold: no plan can move fewer to it."""
         own: dict[str, list[Box]] = defaultdict(list)
@@ -108,6 +113,21 @@ class ReshardPlan:
             for wanted in self.destinations[rank]
             for box in uncovered(wanted.box, own[wanted.name])
         )
+
+    def describe(self, most_ranks: int = 16) -> str:
+        """A table for people: what each rank wants, and where it comes from."""
+        moved, held = int(self._received.sum()), sum(len(route.weights.names) for route in self.routes)
+        lines = [
+            f"{held} weights in {len(self.routes)} layouts, {self.size} ranks: {_megabytes(moved)} MB move",
+            f"{'rank':>6}{'wants':>12}{'keeps':>12}{'receives':>12}{'at least':>12}{'sends':>12}   MB",
+        ]
+        for rank in range(min(self.size, most_ranks)):
+            kept, received = self.bytes_kept(rank), self.bytes_received(rank)
+            numbers = (kept + received, kept, received, self.lower_bound(rank), self.bytes_sent(rank))
+            lines.append(f"{rank:>6}" + "".join(f"{_megabytes(number):>12}" for number in numbers))
+        if self.size > most_ranks:
+            lines.append(f"{'...':>6} and {self.size - most_ranks} more")
+        return "\n".join(lines)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -121,15 +141,18 @@ class ReshardPlan:
 
     @cached_property
     def _received(self) -> Ints:
-        return sum(
-            (route.moved(by_source=False, size=self.size) for route in self.routes), np.zeros(self.size, dtype=np.int64)
-        )
+        return self._total(lambda route: route.bytes_by(size=self.size, by_source=False))
 
     @cached_property
     def _sent(self) -> Ints:
-        return sum(
-            (route.moved(by_source=True, size=self.size) for route in self.routes), np.zeros(self.size, dtype=np.int64)
-        )
+        return self._total(lambda route: route.bytes_by(size=self.size, by_source=True))
+
+    @cached_property
+    def _kept(self) -> Ints:
+        return self._total(lambda route: route.bytes_by(size=self.size, by_source=True, is_moving=False))
+
+    def _total(self, of_route: Callable[[Route], Ints]) -> Ints:
+        return sum(map(of_route, self.routes), np.zeros(self.size, dtype=np.int64))
 
 
 def make_plan(
@@ -167,6 +190,10 @@ def _plan(
     return ReshardPlan(sources, destinations, routes)
 
 
+def _megabytes(nbytes: int) -> str:
+    return f"{nbytes / 1e6:,.3f}" if nbytes < 1e8 else f"{nbytes / 1e6:,.0f}"
+
+
 def _moves(start: Ints, end: Ints) -> Bools:
     return start != end
 
@@ -183,4 +210,4 @@ def _pieces(selected: Iterable[tuple[Route, Ints]], chosen: Callable[[Ints, Ints
             kept = np.arange(len(ordered)) if chosen is None else np.flatnonzero(chosen(sources, destinations))
             ways = zip(kept.tolist(), sources[kept].tolist(), destinations[kept].tolist(), strict=True)
             of_weight.append((place, [Piece(name, boxes[i], start, end, weights.itemsize) for i, start, end in ways]))
-    return [piece for _, pieces in sorted(of_weight) for piece in pieces]
+    return [piece for _, pieces in sorted(of_weight, key=itemgetter(0)) for piece in pieces]

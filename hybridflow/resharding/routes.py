@@ -35,7 +35,7 @@ class WeightClass:
     wanted: Located
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class World:
     """What is near what: the neighbourhood and the node of each rank, as numbers."""
 
@@ -51,7 +51,7 @@ class World:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Route:
     """The rows of one class. Row i of the class's k-th weight comes from candidate (turn[i] + k) mod its number."""
 
@@ -136,11 +136,11 @@ class Route:
         number = (place - self.turn[row]) % counts[row]  # the first weight that comes from this candidate
         return row, self.candidates, (len(self.weights.names) - number + counts[row] - 1) // counts[row]
 
-    def moved(self, *, by_source: bool, size: int) -> Ints:
-        """Bytes between ranks, by the rank that sends or by the one that receives; `size` ranks."""
+    def bytes_by(self, *, size: int, by_source: bool, is_moving: bool = True) -> Ints:
+        """Bytes that move between `size` ranks, or that stay, by the rank that holds them or by the one that wants."""
         row, source, weights = self.entries()
         destination = self.destination[row]
-        nbytes = self.nbytes[self.region[row]] * weights * (source != destination)
+        nbytes = self.nbytes[self.region[row]] * weights * ((source != destination) == is_moving)
         # bincount adds in float64: exact below 2 ** 53 bytes, and ten times as fast as add.at
         return np.bincount(source if by_source else destination, nbytes, size).astype(np.int64)
 
@@ -162,7 +162,7 @@ def make_route(weights: WeightClass, world: World, load: Ints) -> Route:
         first=first,
         candidates=candidates,
     )
-    load += route.moved(by_source=True, size=len(load))
+    load += route.bytes_by(size=len(load), by_source=True)
     return route
 
 

@@ -48,9 +48,11 @@ def bytes_missing(held: dict[Element, int], wanted: dict[Element, int]) -> int:
     return sum(itemsize for element, itemsize in wanted.items() if element not in held)
 
 
-def times_covered(pieces: Sequence[tuple[str, tuple[tuple[int, int], ...], int, int, int]]) -> list[Counter[Element]]:
+def times_covered(
+    pieces: Sequence[tuple[str, tuple[tuple[int, int], ...], int, int, int]], ranks: int
+) -> list[Counter[Element]]:
     """How often each element comes to each rank, by the pieces (name, box, source, destination, itemsize)."""
-    counts = [Counter() for _ in range(1 + max((piece[3] for piece in pieces), default=-1))]
+    counts: list[Counter[Element]] = [Counter() for _ in range(ranks)]
     for name, box, _, destination, _ in pieces:
         counts[destination].update((name, index) for index in product(*(range(low, high) for low, high in box)))
     return counts

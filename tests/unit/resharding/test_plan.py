@@ -1,0 +1,231 @@
+"""Plans against plain loops over elements: what is covered, from whom, in how many bytes, and what arrives."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hybridflow.parallel import ParallelMesh
+from hybridflow.parallel.boxes import uncovered, volume
+from hybridflow.parallel.layout import Box
+from hybridflow.resharding import Holding, ReshardPlan, make_plan
+from hybridflow.resharding.grouping import generation_mesh, micro_data_groups
+from tests.oracles import resharding as oracle
+from tests.unit.resharding.layouts import (
+    DENSE,
+    MOE,
+    QWEN2,
+    QWEN3,
+    TINY,
+    Layout,
+    fsdp,
+    in_pools,
+    megatron,
+    rollout,
+    training_mesh,
+    whole,
+)
+
+SIZES = (1, 2, 4)
+NESTED = [(p, t, p_g, t_g) for p, t, p_g, t_g in product(SIZES, SIZES, SIZES, SIZES) if p % p_g == t % t_g == 0]
+
+
+def check(
+    sources: Layout,
+    destinations: Layout,
+    *,
+    nodes: list[str] | None = None,
+    neighbours: list[int] | None = None,
+    and_back: bool = True,
+) -> ReshardPlan:
+    """Makes a plan and compares everything about it with the oracle."""
+    plan = make_plan(sources, destinations, nodes=nodes, neighbours=neighbours)
+    size = plan.size
+    nodes, neighbours = nodes or ["node"] * size, neighbours or list(range(size))
+    held, wanted = oracle.elements(plan.sources), oracle.elements(plan.destinations)
+    counts = oracle.times_covered(plan.pieces, size)
+    for rank in range(size):
+        assert dict(counts[rank]) == dict.fromkeys(wanted[rank], 1), f"rank {rank}"
+        assert plan.bytes_received(rank) == oracle.bytes_missing(held[rank], wanted[rank]) == plan.lower_bound(rank)
+    check_sources(plan, nodes, neighbours)
+    check_views(plan)
+    check_journey(plan, and_back=and_back)
+    return plan
+
+
+def check_sources(plan: ReshardPlan, nodes: list[str], neighbours: list[int]) -> None:
+    """Every element comes from one of the nearest ranks that hold it."""
+    held = oracle.elements(plan.sources)
+    known: dict[tuple, set[int]] = {}
+    for name, box, source, destination, _ in plan.pieces:
+        for index in product(*(range(low, high) for low, high in box)):
+            key = (name, index, destination)
+            if key not in known:
+                known[key] = oracle.nearest_sources(held, (name, index), destination, nodes, neighbours)
+            assert source in known[key], (name, index, source, destination)
+
+
+def check_views(plan: ReshardPlan) -> None:
+    """What each rank is told of its own part is the whole plan's, in the same order."""
+    for rank in range(plan.size):
+        received = [piece for piece in plan.pieces if piece.destination == rank != piece.source]
+        sent = [piece for piece in plan.pieces if piece.source == rank != piece.destination]
+        assert plan.received_by(rank) == received
+        assert plan.sent_by(rank) == sent
+        assert plan.kept_by(rank) == [piece for piece in plan.pieces if piece.source == rank == piece.destination]
+        assert plan.bytes_received(rank) == sum(piece.nbytes for piece in received)
+        assert plan.bytes_sent(rank) == sum(piece.nbytes for piece in sent)
+
+
+def check_journey(plan: ReshardPlan, *, and_back: bool) -> None:
+    """A model of numbered elements arrives whole, and comes back the same."""
+    model = oracle.numbered_model(plan.sources)
+    held, generating = oracle.sharded(model, plan.sources), oracle.empty(plan.destinations)
+    oracle.carry_out(plan.pieces, held, generating)
+    assert same(generating, oracle.sharded(model, plan.destinations))
+    if and_back:
+        back, returned = make_plan(plan.destinations, plan.sources), oracle.empty(plan.sources)
+        oracle.carry_out(back.pieces, generating, returned)
+        assert same(returned, held)
+
+
+def same(first: list[oracle.Store], second: list[oracle.Store]) -> bool:
+    return all(
+        one.keys() == other.keys() and all(np.array_equal(one[key], other[key]) for key in one)
+        for one, other in zip(first, second, strict=True)
+    )
+
+
+def nested(p: int, t: int, p_g: int, t_g: int, data: int = 1) -> tuple[ParallelMesh, ParallelMesh]:
+    training = training_mesh(data=data, pipeline=p, tensor=t)
+    return training, generation_mesh(training, engine="megatron", replicas=1, tensor=t_g, pipeline=p_g)
+
+
+def groups_of(mesh: ParallelMesh) -> list[int]:
+    """The number of each rank's micro-data-parallel group."""
+    number = {rank: group for group, ranks in enumerate(micro_data_groups(mesh)) for rank in ranks}
+    return [number[rank] for rank in range(mesh.size)]
+
+
+@pytest.mark.parametrize(("p", "t", "p_g", "t_g"), NESTED)
+def test_nested_layouts_move_exactly_the_bytes_of_table_2(p, t, p_g, t_g):
+    training, generating = nested(p, t, p_g, t_g)
+    plan = make_plan(megatron(DENSE, training), rollout(DENSE, generating), neighbours=groups_of(generating))
+    total = sum(volume(box) * size for name, _, box, size in whole(DENSE)[0] if name.endswith("_proj.weight"))
+    for rank in range(plan.size):
+        received = sum(piece.nbytes for piece in plan.received_by(rank) if piece.name.endswith("_proj.weight"))
+        assert received * (t_g * p_g * t * p) == (t * p - t_g * p_g) * total
+        assert plan.bytes_received(rank) == plan.lower_bound(rank)
+        assert {piece.source for piece in plan.received_by(rank)} <= set(
+            next(ranks for ranks in micro_data_groups(generating) if rank in ranks)
+        )
+
+
+@pytest.mark.parametrize(("p", "t", "p_g", "t_g"), NESTED)
+def test_nested_layouts_there_and_back(p, t, p_g, t_g):
+    training, generating = nested(p, t, p_g, t_g)
+    plan = make_plan(megatron(DENSE, training), rollout(DENSE, generating), neighbours=groups_of(generating))
+    check_journey(plan, and_back=True)
+
+
+@pytest.mark.parametrize("geometry", [TINY, QWEN2, QWEN3, MOE], ids=lambda geometry: geometry.model_type)
+@pytest.mark.parametrize(("p", "t", "p_g", "t_g"), [(2, 2, 1, 2), (1, 2, 1, 4), (2, 1, 1, 2), (2, 2, 2, 1)])
+def test_architectures(geometry, p, t, p_g, t_g):
+    """Fewer key-value heads than ranks, ranks without vocabulary, biases, tied embeddings, norms of heads, experts."""
+    training, generating = nested(p, t, p_g, t_g, data=2)
+    check(megatron(geometry, training), rollout(geometry, generating), neighbours=groups_of(generating))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "replicas", "tensor", "t_g"), [(4, 1, 1, 2), (3, 1, 1, 1), (4, 2, 1, 2), (8, 2, 2, 2), (2, 1, 1, 1)]
+)
+def test_rows_of_fsdp(ranks, replicas, tensor, t_g):
+    training = training_mesh(data=ranks // tensor, tensor=tensor)
+    generating = generation_mesh(training, engine="fsdp", replicas=replicas, tensor=t_g, pipeline=1)
+    sources = fsdp(QWEN3, ranks, replicas=replicas, tensor=tensor)
+    check(sources, rollout(QWEN3, generating), neighbours=groups_of(generating))
+
+
+def test_uneven_rows_of_fsdp_on_more_ranks_than_rows():
+    """Five ranks share matrices of 4 rows and norms of 2: some hold nothing of them."""
+    sources = fsdp(QWEN3, 5)
+    assert any(volume(holding.box) == 0 for holding in sources[4])
+    check(sources, whole(QWEN3, 5))
+
+
+@pytest.mark.parametrize(
+    ("virtual", "expert", "are_experts_whole"), [(2, 1, False), (1, 2, False), (1, 2, True), (1, 4, True)]
+)
+def test_experts_and_virtual_stages(virtual, expert, are_experts_whole):
+    training = training_mesh(data=expert, pipeline=2 if virtual > 1 else 1, tensor=2)
+    generating = ParallelMesh({"data": training.size // 2, "tensor": 2})
+    geometry = MOE if virtual == 1 else DENSE
+    sources = megatron(geometry, training, expert=expert, virtual=virtual)
+    check(sources, rollout(geometry, generating, expert=are_experts_whole))
+
+
+def test_pools_of_different_ranks():
+    training = training_mesh(data=2, pipeline=2, tensor=2)
+    sources, destinations = in_pools(megatron(TINY, training), rollout(TINY, ParallelMesh({"data": 2, "tensor": 2})))
+    plan = check(sources, destinations, nodes=["a"] * 4 + ["b"] * 8)
+    assert not any(plan.kept_by(rank) for rank in range(plan.size))
+    assert [plan.bytes_received(rank) for rank in range(8)] == [0] * 8
+
+
+def test_equal_layouts_move_nothing():
+    training, generating = nested(1, 2, 1, 2, data=2)
+    plan = make_plan(megatron(DENSE, training), rollout(DENSE, generating))
+    assert all(piece.source == piece.destination for piece in plan.pieces)
+    assert plan.as_gathers() == ([], [])
+
+
+LAYOUTS = st.one_of(
+    st.builds(
+        lambda p, t, d: megatron(TINY, training_mesh(data=d, pipeline=p, tensor=t)),
+        st.sampled_from((1, 2)),
+        st.sampled_from((1, 2, 4)),
+        st.integers(1, 2),
+    ),
+    st.builds(
+        lambda replicas, shards, tensor: fsdp(TINY, replicas * shards * tensor, replicas=replicas, tensor=tensor),
+        st.integers(1, 2),
+        st.integers(1, 3),
+        st.integers(1, 2),
+    ),
+    st.builds(
+        lambda d, p_g, t_g, micro: rollout(
+            TINY, ParallelMesh({"data": d, "micro_tensor": micro, "pipeline": p_g, "tensor": t_g})
+        ),
+        st.integers(1, 2),
+        st.sampled_from((1, 2)),
+        st.sampled_from((1, 2, 4)),
+        st.integers(1, 2),
+    ),
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(LAYOUTS, LAYOUTS, st.booleans(), st.data())
+def test_any_layout_to_any_other(trained, generating, are_apart, data):
+    sources, destinations = in_pools(trained, generating) if are_apart else (trained, generating)
+    size = max(len(sources), len(destinations))
+    labels = st.lists(st.integers(0, 2), min_size=size, max_size=size)
+    nodes, neighbours = [f"node{number}" for number in data.draw(labels)], data.draw(labels)
+    check(sources, destinations, nodes=nodes, neighbours=neighbours)
+
+
+SHAPE = (5, 4)
+INTERVALS = st.tuples(st.integers(0, 5), st.integers(0, 5)).map(lambda ends: (min(ends), max(ends)))
+BOXES = st.tuples(INTERVALS, INTERVALS.map(lambda ends: (min(ends[0], 4), min(ends[1], 4))))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.lists(BOXES, max_size=3), min_size=1, max_size=4), st.lists(BOXES, min_size=1, max_size=4))
+def test_boxes_that_overlap_in_any_way(held, wanted):
+    """Ranks hold any boxes, the last one what they leave; each wants one box."""
+    everything: Box = ((0, 5), (0, 4))
+    held = [*held, uncovered(everything, [box for own in held for box in own])]
+    sources = [[Holding("w", SHAPE, box, 4) for box in own] for own in held]
+    check(sources, [[Holding("w", SHAPE, box, 4)] for box in wanted], and_back=False)

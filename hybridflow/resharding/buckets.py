@@ -6,8 +6,8 @@ and nobody waits in a circle.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from hybridflow.parallel.boxes import volume
 from hybridflow.parallel.layout import Box
 from hybridflow.resharding.holdings import Piece
+from hybridflow.resharding.views import HeldWeights
 
 ALIGNMENT_BYTES = 64
 MESSAGES_PER_BUCKET = 8
@@ -106,11 +107,49 @@ class Staging:
         """Memory for bucket `number`, as byte vectors of these sizes; it was that of bucket `number - 2`."""
         ends = [0]
         for size in sizes:
-            ends.append(ends[-1] + size + -size % ALIGNMENT_BYTES)
+            ends.append(ends[-1] + aligned(size))
         half = number % 2
         if self._halves[half].numel() < ends[-1]:
             self._halves[half] = torch.empty(ends[-1], dtype=torch.uint8, device=self._device)
         return [self._halves[half][start : start + size] for start, size in zip(ends, sizes, strict=False)]
+
+
+@dataclass
+class Sheet:
+    """Pieces one behind the other in one memory, each for one or several readers."""
+
+    pieces: list[Piece] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    readers: list[Sequence[int]] = field(default_factory=list)
+    nbytes: int = 0
+
+    def add(self, piece: Piece, readers: Sequence[int]) -> None:
+        """Puts a piece behind the others."""
+        self.pieces.append(piece)
+        self.starts.append(self.nbytes)
+        self.readers.append(readers)
+        self.nbytes += aligned(piece.nbytes)
+
+    @property
+    def all_readers(self) -> list[int]:
+        """Every rank that reads some of it."""
+        return sorted({rank for ranks in self.readers for rank in ranks})
+
+    def write(self, memory: Tensor, held: HeldWeights, formats: Mapping[str, torch.dtype]) -> None:
+        """Writes what a rank holds into byte memory, each weight in its number format."""
+        for start, piece in zip(self.starts, self.pieces, strict=True):
+            pack(memory[start : start + piece.nbytes], [held.view(piece)], [formats[piece.name]])
+
+    def read(self, memory: Tensor, wanted: HeldWeights, *, reader: int) -> None:
+        """Copies what is for one reader into what it wants."""
+        for start, piece, readers in zip(self.starts, self.pieces, self.readers, strict=True):
+            if reader in readers:
+                unpack(memory[start : start + piece.nbytes], [wanted.view(piece)])
+
+
+def aligned(nbytes: int) -> int:
+    """Bytes that something takes where the next thing begins at a good address."""
+    return nbytes + -nbytes % ALIGNMENT_BYTES
 
 
 def pack(memory: Tensor, views: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> None:

@@ -104,6 +104,11 @@ class Transport:
             _post(group, parcel)
         return [group._end_coalescing()] * len(parcels)
 
+    def gather_into(self, output: Tensor, given: Tensor) -> dist.Work:
+        """Begins to gather what all ranks give, one behind the other."""
+        assert self.group is not None, f"rank {self.rank} is alone"
+        return self.group._allgather_base(output, given)
+
     def wait(self, work: dist.Work, peers: tuple[int, ...], deadline: float) -> None:
         """Waits for work with some peers until a deadline; raises LostPeer past it, or when a connection breaks."""
         try:

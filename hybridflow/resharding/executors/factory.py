@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hybridflow.config.rollout import Transfer, TransferKind
+from hybridflow.errors import ConfigError
 from hybridflow.resharding.executors.interface import Executor, Formats
 from hybridflow.resharding.executors.local import LocalExecutor
 from hybridflow.resharding.executors.send_recv import SendRecvExecutor
@@ -55,8 +56,45 @@ def _send_recv(setup: ExecutorSetup) -> Executor:
     return SendRecvExecutor(setup.transport, setup.formats, bucket_bytes=setup.bucket_bytes)
 
 
+def _gather(setup: ExecutorSetup) -> Executor:
+    from hybridflow.resharding.executors.gather import GatherExecutor
+
+    return GatherExecutor(setup.transport, setup.plan, setup.formats, bucket_bytes=setup.bucket_bytes)
+
+
+def _shared_memory(setup: ExecutorSetup) -> Executor:
+    from hybridflow.resharding.executors.shared_memory import SharedMemoryExecutor
+
+    _require_one_machine(setup)
+    return SharedMemoryExecutor(setup.transport, setup.plan, setup.formats, bucket_bytes=setup.bucket_bytes)
+
+
+def _cuda_ipc(setup: ExecutorSetup) -> Executor:
+    from hybridflow.resharding.executors.cuda_ipc import CudaIpcExecutor
+
+    _require_one_machine(setup)
+    if setup.transport.device.type != "cuda":
+        raise ConfigError(
+            f"rollout.transfer.executor=cuda_ipc shares memory of a GPU, and these ranks are on a"
+            f" {setup.transport.device.type.upper()}.",
+            remedy="Use rollout.transfer.executor=shared_memory, or auto.",
+        )
+    return CudaIpcExecutor(setup.transport)
+
+
+def _require_one_machine(setup: ExecutorSetup) -> None:
+    if len(set(setup.nodes)) > 1:
+        raise ConfigError(
+            f"rollout.transfer.executor={setup.settings.executor.name} needs all ranks on one machine; they are on"
+            f" {', '.join(sorted(set(setup.nodes)))}.",
+            remedy="Use rollout.transfer.executor=send_recv, or auto.",
+        )
+
+
 _EXECUTORS: dict[TransferKind, Callable[[ExecutorSetup], Executor]] = {
     TransferKind.local: _local,
-    TransferKind.gather: _send_recv,
+    TransferKind.gather: _gather,
     TransferKind.send_recv: _send_recv,
+    TransferKind.shared_memory: _shared_memory,
+    TransferKind.cuda_ipc: _cuda_ipc,
 }

@@ -39,8 +39,8 @@ class TransferReport:
             "reshard/bytes_aliased": total(self.bytes_aliased),
             "reshard/staging_bytes": maximum(self.staging_bytes),
             "reshard/bytes_verified": total(self.bytes_verified),
-            "reshard/seconds": maximum(self.seconds),
-            "reshard/verify_seconds": maximum(self.verify_seconds),
+            "timing_s/reshard": maximum(self.seconds),
+            "timing_s/reshard_verify": maximum(self.verify_seconds),
         }
 
 

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -99,7 +100,7 @@ def _divided(rng: random.Random, shape: tuple[int, ...], parts: int) -> RankBoxe
     dim = rng.randrange(len(shape))
     edges = [0, *sorted(rng.randint(0, shape[dim]) for _ in range(parts - 1)), shape[dim]]
     divided: RankBoxes = []
-    for low, high in zip(edges[:-1], edges[1:], strict=True):
+    for low, high in pairwise(edges):
         middle = rng.randint(low, high) if rng.random() < 0.3 else high
         intervals = [(low, middle), (middle, high)]
         divided.append([_box(shape, dim, interval) for interval in intervals if interval[0] < interval[1]])

@@ -98,6 +98,10 @@ class Rollout(Section):
     max_sequences: int = 256
     """Responses generated at once on one device; the rest wait."""
 
+    sleep: bool | None = None
+    """Give back the memory of its cache, and of weights that training does not share, while other roles work; null:
+    on GPUs. Waking costs a transfer of weights."""
+
     max_logprob_difference: float | None = None
     """The first step stops when rollout and training differ by more on any token; null: 1e-3 in float32, 0.5 else."""
 

@@ -18,6 +18,7 @@ from hybridflow.launch.driven_data import DrivenData
 from hybridflow.launch.preflight import device_name
 from hybridflow.launch.prepare import Prepared
 from hybridflow.launch.roles import ACTOR, ROLLOUT, RoleSpec, backend_kind
+from hybridflow.launch.weight_link import link_weights
 from hybridflow.observability.timers import StageTimers
 from hybridflow.observability.trackers.interface import Tracker
 
@@ -39,14 +40,25 @@ def start_backend(config: Experiment) -> Backend:
 
 
 def start_roles(config: Experiment, specs: Sequence[RoleSpec], backend: Backend) -> dict[str, WorkerGroup]:
-    """One worker group a role, each in its pool; the rollout is a view of the actor."""
+    """One worker group a role, each in its pool; a rollout without a pool of its own is a view of the actor."""
     device = device_name(config)
     pools = {name: ResourcePool(name, size, device=device) for name, size in pool_sizes(config).items()}
     groups = {
-        spec.name: WorkerGroup(spec.worker_class, pools[spec.pool], backend, role=spec.name, kwargs=spec.kwargs)
+        spec.name: WorkerGroup(
+            spec.worker_class,
+            pools[spec.pool],
+            backend,
+            role=spec.name,
+            mesh=spec.mesh,
+            generation_mesh=spec.generation_mesh,
+            kwargs=spec.kwargs,
+            minibatch_rows=spec.minibatch_rows,
+        )
         for spec in specs
     }
-    if ACTOR in groups:
+    if ACTOR in groups and ROLLOUT in groups:
+        link_weights(groups[ACTOR], groups[ROLLOUT])
+    elif ACTOR in groups:
         groups[ROLLOUT] = groups[ACTOR].view(ROLLOUT)
     return groups
 

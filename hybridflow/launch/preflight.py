@@ -16,6 +16,7 @@ from hybridflow.controller.backends.ports import check_ports
 from hybridflow.engines.rollout.vllm.limits import unsupported_reason
 from hybridflow.engines.training.factory import tokenizer_directory
 from hybridflow.errors import ConfigError, ResourceError
+from hybridflow.launch.layouts import check_layouts, check_rollout_layout
 from hybridflow.launch.roles import RoleSpec, backend_kind, policy_model
 from hybridflow.models.geometry import read_geometry
 from hybridflow.models.loading import resolve_model_path
@@ -43,6 +44,8 @@ def check_run(config: Experiment, specs: Sequence[RoleSpec]) -> None:
             _check_fit(config, tokenizer, directories[spec.name])
     directory = resolve_model_path(str(policy.path))
     eos_ids(tokenizer, directory)
+    check_layouts(config, specs, directories)
+    check_rollout_layout(config, read_geometry(directory))
     if config.rollout.engine is RolloutKind.vllm:
         _check_vllm(directory, device)
 

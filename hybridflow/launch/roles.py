@@ -4,7 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from hybridflow.config.algorithm import KLPlacement
-from hybridflow.config.derived import minibatch_prompts, model_of, pool_sizes, total_optimizer_steps
+from hybridflow.config.derived import (
+    minibatch_prompts,
+    model_of,
+    pool_of,
+    pool_sizes,
+    total_optimizer_steps,
+    training_mesh,
+    training_of,
+)
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.loop import BackendKind
 from hybridflow.config.model import Model
@@ -15,11 +23,15 @@ from hybridflow.controller.worker import Worker
 from hybridflow.dataflows.interface import Dataflow, RoleNeed, role_needs
 from hybridflow.dataflows.roles import Generates, Policy, Predicts, Scores, ValueFunction
 from hybridflow.errors import ConfigError
-from hybridflow.workers.actor import ActorWorker, RolloutSetup
+from hybridflow.parallel import ParallelMesh
+from hybridflow.resharding.grouping import generation_mesh
+from hybridflow.workers.actor import ActorWorker
 from hybridflow.workers.critic import CriticWorker
+from hybridflow.workers.generation import RolloutSetup
 from hybridflow.workers.model_worker import TrainingSetup
 from hybridflow.workers.reference import ReferenceWorker
 from hybridflow.workers.reward_function import RewardFunctionWorker
+from hybridflow.workers.rollout import RolloutWorker
 
 ROLLOUT = "rollout"
 ACTOR = "actor"
@@ -35,12 +47,26 @@ class RoleSpec:
     worker_class: type[Worker]
     kwargs: Mapping[str, object]
     pool: str
-    is_trained: bool
-    model: Model | None
+    is_trained: bool = False
+    model: Model | None = None
+    training: Training | None = None
+    """How the model is run; None for roles without one, and for a rollout in a pool of its own."""
+
+    mesh: ParallelMesh | None = None
+    """The layout of its ranks; None: as many data-parallel ranks as the pool has devices."""
+
+    generation_mesh: ParallelMesh | None = None
+    """The layout of the ranks for generation, where the role generates."""
+
+    minibatch_rows: int | None = None
+    """Rows an optimizer step, for a trained role."""
 
 
 def plan_roles(config: Experiment, dataflow: type[Dataflow]) -> list[RoleSpec]:
-    """The roles to start for a dataflow; the rollout is part of the actor. Raises `ConfigError` for what is missing."""
+    """The roles to start for a dataflow. The rollout is part of the actor, unless it has a pool of its own.
+
+    Raises `ConfigError` for what is missing.
+    """
     needs = {n: need for n, need in role_needs(dataflow).items() if _is_wanted(config, n, need)}
     unused = set(config.roles) - set(needs)
     if unused:
@@ -54,6 +80,7 @@ def plan_roles(config: Experiment, dataflow: type[Dataflow]) -> list[RoleSpec]:
     for name, need in needs.items():
         if need.kind is Generates:
             _check_own_name(name, need)
+            specs += [] if is_colocated(config) else [_rollout_role(config, name)]
         elif name in config.roles:
             specs.append(_further_role(config, name, config.roles[name], need))
         else:
@@ -66,6 +93,11 @@ def backend_kind(config: Experiment) -> BackendKind:
     if config.trainer.backend is not BackendKind.auto:
         return config.trainer.backend
     return BackendKind.local if sum(pool_sizes(config).values()) == 1 else BackendKind.ray
+
+
+def is_colocated(config: Experiment) -> bool:
+    """The rollout lives in the actor's processes, on its weights."""
+    return pool_of(config, ROLLOUT) == pool_of(config, ACTOR)
 
 
 def is_evaluated(config: Experiment) -> bool:
@@ -94,19 +126,41 @@ def _is_wanted(config: Experiment, name: str, need: RoleNeed) -> bool:
 
 def _own_role(config: Experiment, name: str, need: RoleNeed, *, with_rollout: bool) -> RoleSpec:
     _check_own_name(name, need)
-    pool = _pool(config, name)
     if need.kind is Policy:
-        setup = _training_setup(config, config.actor)
         rollout = _rollout_setup(config) if with_rollout else None
-        kwargs = {"setup": setup, "algorithm": config.algorithm, "rollout": rollout}
-        return RoleSpec(name, ActorWorker, kwargs, pool, is_trained=True, model=setup.model)
+        return _trained(config, name, ActorWorker, {"algorithm": config.algorithm, "rollout": rollout})
     if need.kind is ValueFunction:
-        setup = _training_setup(config, config.critic)
-        kwargs = {"setup": setup, "algorithm": config.algorithm}
-        return RoleSpec(name, CriticWorker, kwargs, pool, is_trained=True, model=setup.model)
+        return _trained(config, name, CriticWorker, {"algorithm": config.algorithm})
     if need.kind is Scores:
-        return _reward(config, name, config.reward, pool)
-    return _reference(name, policy_model(config), config.actor, pool)
+        return _reward(config, name, config.reward)
+    return _reference(config, name, policy_model(config))
+
+
+def _trained(config: Experiment, name: str, worker_class: type[Worker], kwargs: Mapping[str, object]) -> RoleSpec:
+    setup = _training_setup(config, training_of(config, name))
+    mesh = _mesh(config, name, setup.training)
+    rollout = kwargs.get("rollout")
+    return RoleSpec(
+        name,
+        worker_class,
+        {"setup": setup, **kwargs},
+        pool_of(config, name),
+        is_trained=True,
+        model=setup.model,
+        training=setup.training,
+        mesh=mesh,
+        generation_mesh=_generation_mesh(config, setup.training, mesh) if rollout and is_colocated(config) else None,
+        minibatch_rows=setup.minibatch_sequences,
+    )
+
+
+def _rollout_role(config: Experiment, name: str) -> RoleSpec:
+    """A rollout in a pool of its own: its replicas divide the prompts."""
+    sizes, pool = config.rollout.parallelism, pool_of(config, name)
+    replicas = pool_sizes(config)[pool] // (sizes.pipeline * sizes.tensor)
+    mesh = ParallelMesh({"data": replicas, "pipeline": sizes.pipeline, "tensor": sizes.tensor})
+    kwargs = {"setup": _rollout_setup(config)}
+    return RoleSpec(name, RolloutWorker, kwargs, pool, model=policy_model(config), mesh=mesh, generation_mesh=mesh)
 
 
 def _further_role(config: Experiment, name: str, role: Role, need: RoleNeed) -> RoleSpec:
@@ -117,23 +171,40 @@ def _further_role(config: Experiment, name: str, role: Role, need: RoleNeed) -> 
             f"roles.{name}.kind={role.kind.name}, but the dataflow wants {need.kind.__name__}.",
             remedy=f"Use roles.{name}.kind={expected.name}." if expected else own,
         )
-    pool = role.pool or _pool(config, name)
     if role.kind is RoleKind.reward_function:
         if not role.functions:
             raise ConfigError(
                 f"roles.{name}.functions is empty.", remedy=f"Name one: roles.{name}.functions=[exact_match]."
             )
-        return _reward(config, name, replace(config.reward, functions=role.functions, weights=[]), pool)
-    return _reference(name, resolved_model(config, role.model), replace(config.actor, engine=role.engine), pool)
+        return _reward(config, name, replace(config.reward, functions=role.functions, weights=[]))
+    return _reference(config, name, resolved_model(config, role.model))
 
 
-def _reward(config: Experiment, name: str, reward: Reward, pool: str) -> RoleSpec:
+def _reward(config: Experiment, name: str, reward: Reward) -> RoleSpec:
     kwargs = {"reward": reward, "model": policy_model(config)}
-    return RoleSpec(name, RewardFunctionWorker, kwargs, pool, is_trained=False, model=None)
+    return RoleSpec(name, RewardFunctionWorker, kwargs, pool_of(config, name))
 
 
-def _reference(name: str, model: Model, training: Training, pool: str) -> RoleSpec:
-    return RoleSpec(name, ReferenceWorker, {"model": model, "training": training}, pool, is_trained=False, model=model)
+def _reference(config: Experiment, name: str, model: Model) -> RoleSpec:
+    training = training_of(config, name)
+    kwargs = {"model": model, "training": training}
+    mesh = _mesh(config, name, training)
+    return RoleSpec(name, ReferenceWorker, kwargs, pool_of(config, name), model=model, training=training, mesh=mesh)
+
+
+def _mesh(config: Experiment, name: str, training: Training) -> ParallelMesh:
+    return ParallelMesh(training_mesh(training.parallelism, pool_sizes(config)[pool_of(config, name)]))
+
+
+def _generation_mesh(config: Experiment, training: Training, mesh: ParallelMesh) -> ParallelMesh:
+    sizes = config.rollout.parallelism
+    return generation_mesh(
+        mesh,
+        engine=training.engine.name,
+        replicas=training.parallelism.replicas,
+        tensor=sizes.tensor,
+        pipeline=sizes.pipeline,
+    )
 
 
 def _training_setup(config: Experiment, training: Training) -> TrainingSetup:
@@ -149,14 +220,12 @@ def _training_setup(config: Experiment, training: Training) -> TrainingSetup:
 def _rollout_setup(config: Experiment) -> RolloutSetup:
     return RolloutSetup(
         rollout=config.rollout,
+        model=policy_model(config),
+        is_colocated=is_colocated(config),
         max_prompt_tokens=config.data.max_prompt_tokens,
         max_response_tokens=config.data.max_response_tokens,
         seed=config.trainer.seed,
     )
-
-
-def _pool(config: Experiment, name: str) -> str:
-    return config.placement.roles.get(name) or next(iter(pool_sizes(config)))
 
 
 def _check_own_name(name: str, need: RoleNeed) -> None:

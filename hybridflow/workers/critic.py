@@ -3,16 +3,15 @@
 from hybridflow.algorithms.losses.value import explained_variance
 from hybridflow.batch import Batch
 from hybridflow.config.algorithm import Algorithm
-from hybridflow.controller.protocols import DATA_PARALLEL
+from hybridflow.controller.protocols import DATA_PARALLEL, MINIBATCHES
 from hybridflow.controller.transfer import transfer
 from hybridflow.controller.worker import WorkerContext
-from hybridflow.engines.training.factory import make_value_engine, tokenizer_directory
-from hybridflow.models.tokenizers import load_tokenizer, pad_id
+from hybridflow.engines.training.factory import make_value_engine
+from hybridflow.engines.training.interface import LossFn
 from hybridflow.observability.metrics import Metrics, mean
 from hybridflow.workers.estimation import AdvantageEstimation
 from hybridflow.workers.model_worker import ModelWorker, TrainingSetup
 from hybridflow.workers.objectives import Denominators, value_objective
-from hybridflow.workers.reduction import sum_over_ranks
 from hybridflow.workers.reports import token_summaries
 
 
@@ -23,15 +22,14 @@ class CriticWorker(ModelWorker):
         super().__init__(context)
         self._setup = setup
         self._algorithm = algorithm
-        tokenizer = load_tokenizer(tokenizer_directory(setup.model), pad_token=setup.model.pad_token)
         self.engine = make_value_engine(
             setup.model,
             setup.training,
             total_optimizer_steps=setup.total_optimizer_steps,
-            pad_token_id=pad_id(tokenizer),
             device=self.device,
+            ranks=self.ranks,
         )
-        self._estimation = AdvantageEstimation(algorithm, sum_over_ranks(context))
+        self._estimation = AdvantageEstimation(algorithm, self.reduce)
 
     @transfer(DATA_PARALLEL, requires=("prompt_ids", "response_ids"), provides=("values",))
     def values(self, batch: Batch) -> Batch:
@@ -48,16 +46,18 @@ class CriticWorker(ModelWorker):
         """`rewards`, `advantages` and `returns` by generalised advantage estimation."""
         return self._estimation.estimate(batch)
 
-    @transfer(DATA_PARALLEL, requires=("prompt_ids", "response_ids", "response_mask", "values", "returns"))
+    @transfer(MINIBATCHES, requires=("prompt_ids", "response_ids", "response_mask", "values", "returns"))
     def update(self, batch: Batch) -> Metrics:
         """Moves the critic toward the returns; metrics `critic/*`."""
         summaries = token_summaries(batch, {"returns": "critic/returns", "values": "critic/values"})
         mask, values, returns = (batch.tokens(n).values[None] for n in ("response_mask", "values", "returns"))
-        explained = mean(float(explained_variance(values, returns, mask)), float(mask.sum()))
-        metrics = self.train(
-            batch, self._setup, lambda part: value_objective(self._algorithm, Denominators.of(part)), prefix="critic"
-        )
-        return summaries | metrics | {"critic/vf_explained_var": explained} | self._estimation.drain_metrics()
+        explained = float(explained_variance(values, returns, mask, reduce=self.reduce))
+
+        def objective(minibatch: Batch) -> LossFn:
+            return value_objective(self._algorithm, Denominators.of(minibatch, self.reduce))
+
+        metrics = self.train(batch, self._setup, objective, prefix="critic")
+        return summaries | metrics | {"critic/vf_explained_var": mean(explained)} | self._estimation.drain_metrics()
 
     def state(self) -> dict[str, float]:
         """The KL coefficient."""

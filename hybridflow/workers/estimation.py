@@ -1,7 +1,5 @@
 """Advantages from scores: shaping, estimating, whitening. Runs where the shards are."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -14,9 +12,7 @@ from hybridflow.algorithms.shaping import token_rewards
 from hybridflow.batch import Batch, Ragged
 from hybridflow.config.algorithm import KL, Advantage, Algorithm, KLPlacement
 from hybridflow.observability.metrics import Metrics, last, mean
-
-Reduce = Callable[[Tensor], Tensor]
-"""Sums a tensor over the ranks of the group; the identity for one rank."""
+from hybridflow.workers.reduction import Reduce
 
 
 class AdvantageEstimation:

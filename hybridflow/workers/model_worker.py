@@ -1,7 +1,7 @@
 """What all workers with a training engine share: saving, loading, passes over a batch."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from hybridflow.controller.transfer import transfer
 from hybridflow.controller.worker import Worker, WorkerContext
 from hybridflow.engines.training.interface import LossFn, TrainEngine
 from hybridflow.observability.metrics import Measure, Metrics, Reduction, merge
+from hybridflow.workers.reduction import ranks_of, sum_over_data
 
 STATE_FILE = "worker.json"
 
@@ -31,13 +32,15 @@ class TrainingSetup:
 
 
 class ModelWorker(Worker):
-    """A worker with one training engine."""
+    """A worker with one training engine, on one rank of it."""
 
     engine: TrainEngine
 
     def __init__(self, context: WorkerContext) -> None:
         super().__init__(context)
         self.device = torch.device(context.device)
+        self.ranks = ranks_of(context)
+        self.reduce = sum_over_data(self.ranks)
 
     @transfer(BROADCAST)
     def save(self, directory: Path) -> None:
@@ -45,7 +48,8 @@ class ModelWorker(Worker):
         target = Path(directory) / self.context.role
         target.mkdir(parents=True, exist_ok=True)
         self.engine.save(target)
-        (target / STATE_FILE).write_text(json.dumps(self.state()))
+        if self.context.rank == 0:
+            (target / STATE_FILE).write_text(json.dumps(self.state()))
 
     @transfer(BROADCAST)
     def load(self, directory: Path) -> None:
@@ -66,17 +70,33 @@ class ModelWorker(Worker):
     ) -> Metrics:
         """Passes over the batch in minibatches, one optimizer step each; engine metrics get the role's prefix."""
         reports = []
-        for minibatch in _minibatches(batch, setup.minibatch_sequences, setup.training.epochs):
+        rows = _minibatch_rows(batch, setup.minibatch_sequences)
+        for minibatch in _minibatches(batch, rows, setup.training.epochs):
             metrics = self.engine.train_step(minibatch, objective(minibatch))
             reports.append({n if "/" in n else f"{prefix}/{n}": _over_steps(m) for n, m in metrics.items()})
         return merge(reports)
 
 
-def _minibatches(batch: Batch, size: int, epochs: int) -> Iterator[Batch]:
+def num_minibatches(batch: Batch, size: int) -> int:
+    """Optimizer steps that an epoch over the batch takes."""
+    return len(_minibatch_rows(batch, size))
+
+
+def _minibatch_rows(batch: Batch, size: int) -> Sequence[int]:
+    """Rows of each minibatch: as the driver divided them over ranks, or so many of a batch that came whole."""
+    given = batch.meta.get("minibatch_rows")
+    if isinstance(given, tuple):
+        return given
+    return [min(size, len(batch) - start) for start in range(0, len(batch), size)]
+
+
+def _minibatches(batch: Batch, rows: Sequence[int], epochs: int) -> Iterator[Batch]:
     """Consecutive rows: siblings stay together, and each epoch sees the same minibatches."""
     for _ in range(epochs):
-        for start in range(0, len(batch), size):
-            yield batch.slice(start, min(start + size, len(batch)))
+        start = 0
+        for count in rows:
+            yield batch.slice(start, start + count)
+            start += count
 
 
 def _over_steps(measure: Measure) -> Measure:

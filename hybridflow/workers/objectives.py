@@ -16,6 +16,7 @@ from hybridflow.batch import Batch
 from hybridflow.config.algorithm import Algorithm, KLPlacement
 from hybridflow.engines.training.interface import Loss, LossFn, TokenOutputs
 from hybridflow.observability.metrics import Measure, Metrics, maximum, mean, total
+from hybridflow.workers.reduction import Reduce, itself
 
 
 @dataclass(frozen=True)
@@ -26,10 +27,11 @@ class Denominators:
     num_sequences: float
 
     @staticmethod
-    def of(batch: Batch) -> "Denominators":
-        """Those of a batch, by its `response_mask`."""
+    def of(batch: Batch, reduce: Reduce = itself) -> "Denominators":
+        """Those of a batch of which this rank has some rows, by its `response_mask`."""
         per_row = batch.tokens("response_mask").row_sums()
-        return Denominators(float(per_row.sum()), float((per_row > 0).sum()))
+        tokens, sequences = reduce(torch.stack([per_row.sum(), (per_row > 0).sum()]).double()).tolist()
+        return Denominators(tokens, sequences)
 
 
 def policy_objective(algorithm: Algorithm, denominators: Denominators, *, norm_tokens: float) -> LossFn:

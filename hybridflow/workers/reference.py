@@ -8,8 +8,8 @@ from hybridflow.config.training import Training
 from hybridflow.controller.protocols import DATA_PARALLEL
 from hybridflow.controller.transfer import transfer
 from hybridflow.controller.worker import Worker, WorkerContext
-from hybridflow.engines.training.factory import make_language_engine, tokenizer_directory
-from hybridflow.models.tokenizers import load_tokenizer, pad_id
+from hybridflow.engines.training.factory import make_language_engine
+from hybridflow.workers.reduction import ranks_of
 
 
 class ReferenceWorker(Worker):
@@ -17,13 +17,12 @@ class ReferenceWorker(Worker):
 
     def __init__(self, context: WorkerContext, *, model: Model, training: Training) -> None:
         super().__init__(context)
-        tokenizer = load_tokenizer(tokenizer_directory(model), pad_token=model.pad_token)
         self._engine = make_language_engine(
             model,
             training,
             total_optimizer_steps=0,
-            pad_token_id=pad_id(tokenizer),
             device=torch.device(context.device),
+            ranks=ranks_of(context),
         )
 
     @transfer(DATA_PARALLEL, requires=("prompt_ids", "response_ids"), provides=("ref_logprobs",))

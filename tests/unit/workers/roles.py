@@ -10,8 +10,9 @@ from hybridflow.config.model import Model
 from hybridflow.config.rollout import Rollout
 from hybridflow.config.training import Optimizer, Training
 from hybridflow.controller.worker import WorkerContext
-from hybridflow.workers.actor import ActorWorker, RolloutSetup
+from hybridflow.workers.actor import ActorWorker
 from hybridflow.workers.critic import CriticWorker
+from hybridflow.workers.generation import RolloutSetup
 from hybridflow.workers.model_worker import TrainingSetup
 from tests.toys import numbers_like, token_rows
 
@@ -33,7 +34,8 @@ def setup_of(directory: Path, *, minibatch_sequences: int = PROMPTS * SAMPLES, *
 
 def actor(directory: Path, *, rollout: Rollout | None = None, algorithm: Algorithm = GRPO, **training) -> ActorWorker:
     """An actor with a rollout engine on its weights."""
-    setup = RolloutSetup(rollout or Rollout(), max_prompt_tokens=8, max_response_tokens=RESPONSE, seed=0)
+    model = Model(path=str(directory))
+    setup = RolloutSetup(rollout or Rollout(), model, max_prompt_tokens=8, max_response_tokens=RESPONSE, seed=0)
     return ActorWorker(
         WorkerContext("actor"), setup=setup_of(directory, **training), algorithm=algorithm, rollout=setup
     )

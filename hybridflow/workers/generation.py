@@ -1,0 +1,82 @@
+"""What a rollout does on one rank, whoever owns its weights: responses to prompts, under the run's sampling."""
+
+import logging
+from dataclasses import dataclass
+
+import torch
+
+from hybridflow.batch import Batch
+from hybridflow.config.model import Model
+from hybridflow.config.rollout import Rollout, Sampling
+from hybridflow.controller.worker import WorkerContext
+from hybridflow.engines.rollout.factory import make_rollout_engine
+from hybridflow.engines.training.factory import tokenizer_directory
+from hybridflow.models.loading import resolve_model_path
+from hybridflow.models.tokenizers import eos_ids, load_tokenizer
+from hybridflow.parallel.groups import Ranks
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RolloutSetup:
+    """What a rollout is told."""
+
+    rollout: Rollout
+    model: Model
+    max_prompt_tokens: int
+    max_response_tokens: int
+    seed: int
+    is_colocated: bool = True
+    """It lives in the actor's processes; else in a pool of its own."""
+
+
+class Generation:
+    """A rollout engine without weights of its own as yet, and how the run draws from it."""
+
+    def __init__(self, context: WorkerContext, setup: RolloutSetup) -> None:
+        directory = resolve_model_path(str(setup.model.path))
+        tokenizer = load_tokenizer(tokenizer_directory(setup.model), pad_token=setup.model.pad_token)
+        self._setup = setup
+        self.engine = make_rollout_engine(
+            setup.model,
+            setup.rollout,
+            max_prompt_tokens=setup.max_prompt_tokens,
+            max_response_tokens=setup.max_response_tokens,
+            eos_token_ids=eos_ids(tokenizer, directory),
+            device=torch.device(context.device),
+            ranks=Ranks(context.rank, context.meshes["generation"]),
+            reads_weights=False,
+        )
+        if context.rank == 0:
+            _warn_of_restricted_sampling(setup.rollout.sampling)
+
+    def generate(self, prompts: Batch, purpose: str) -> Batch:
+        """One response a prompt. `purpose` chooses how tokens are drawn: train, eval or greedy."""
+        setup = self._setup
+        samplings = {
+            "train": setup.rollout.sampling,
+            "eval": setup.rollout.eval_sampling,
+            "greedy": Sampling(temperature=0.0),
+        }
+        # Evaluation draws its own numbers, the same at each evaluation, so that two of them differ by weights alone.
+        seed = setup.seed if purpose == "train" else setup.seed + 1
+        return self.engine.generate(
+            prompts, samplings[purpose], max_response_tokens=setup.max_response_tokens, seed=seed
+        )
+
+
+def is_restricted(sampling: Sampling) -> bool:
+    """Some tokens cannot be drawn, so that log-probabilities are of those that can alone."""
+    return sampling.top_p < 1.0 or sampling.top_k > 0
+
+
+def _warn_of_restricted_sampling(sampling: Sampling) -> None:
+    if is_restricted(sampling):
+        logger.warning(
+            "rollout.sampling.top_p=%g rollout.sampling.top_k=%d: the rollout's log-probabilities are of the tokens"
+            " kept alone, so they are not compared with the actor's; draw from all (top_p=1 top_k=0), or correct"
+            " the loss with importance weights.",
+            sampling.top_p,
+            sampling.top_k,
+        )

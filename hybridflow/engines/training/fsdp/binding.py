@@ -11,9 +11,10 @@ from hybridflow.models.names.parts import views
 from hybridflow.parallel.layout import Box, WeightShard
 
 
-def held_shards(parameter: HeldParameter) -> list[WeightShard]:
-    """The weights in this rank's piece of a parameter, as views of it."""
-    return views(parameter.shard.data, parts_of(parameter.name, parameter.layout.shape, parameter.layout.box))
+def held_shards(parameter: HeldParameter, tensor: Tensor | None = None) -> list[WeightShard]:
+    """The weights in this rank's piece of a parameter, as views of it (or of a moment of it, or another copy)."""
+    parts = parts_of(parameter.name, parameter.layout.shape, parameter.layout.box)
+    return views(parameter.shard.data if tensor is None else tensor, parts)
 
 
 @torch.no_grad()
@@ -32,6 +33,7 @@ def bind_parameter(parameter: HeldParameter, slots: Mapping[str, WeightShard]) -
         return []
     memory.copy_(parameter.shard.flatten())
     parameter.place(memory)
+    parameter.is_bound = True
     return [shard.name for shard in own]
 
 

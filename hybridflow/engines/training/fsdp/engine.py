@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
@@ -14,6 +15,7 @@ from hybridflow.engines.training.families import LANGUAGE, EngineSetup, prepared
 from hybridflow.engines.training.fsdp.binding import bind_parameter, held_shards
 from hybridflow.engines.training.fsdp.gradients import clipped_norm
 from hybridflow.engines.training.fsdp.mesh import ShardMesh
+from hybridflow.engines.training.fsdp.offloading import move_optimizer, move_parameters
 from hybridflow.engines.training.fsdp.sequence import SequenceParallelOutputs
 from hybridflow.engines.training.fsdp.sharding import finish_sharding, reshard, rows_of, shard_model
 from hybridflow.engines.training.fsdp.tensor_plan import check_layout, divide_matrices
@@ -21,8 +23,10 @@ from hybridflow.engines.training.fsdp.vocabulary import DividedLanguageOutputs
 from hybridflow.engines.training.interface import LossFn, Part
 from hybridflow.engines.training.microbatch import MicroBatch, make_microbatches
 from hybridflow.engines.training.optimizer import MasterAdamW, optimizer_over
+from hybridflow.engines.training.optimizer_files import ShardsOf, load_optimizer, save_optimizer
 from hybridflow.engines.training.passes import accumulate_gradients, forward_pass
 from hybridflow.engines.training.schedule import learning_rate
+from hybridflow.engines.training.state_files import load_weights, save_weights
 from hybridflow.errors import EngineError
 from hybridflow.models.heads import ValueModel
 from hybridflow.models.shard_files import read_into
@@ -55,11 +59,13 @@ class FsdpEngine:
             for name, buffer in module.named_buffers(recurse=False):
                 module.register_buffer(name, buffer.to(self.device), name not in module._non_persistent_buffers_set)
         self._made_optimizer: MasterAdamW | None = None
+        self._away: set[Part] = set()
         self._steps = 0
         self._read_weights(setup.directory)
 
     def forward(self, batch: Batch) -> Batch:
         """See `TrainEngine.forward`."""
+        self.onload(Part.parameters)
         micros = self._micros(batch)
         outputs = forward_pass(self._outputs, batch, micros)
         reshard(self._outputs)
@@ -67,6 +73,7 @@ class FsdpEngine:
 
     def train_step(self, batch: Batch, loss_fn: LossFn) -> Metrics:
         """See `TrainEngine.train_step`. Raises `EngineError` when the gradient is not finite."""
+        self.onload(Part.parameters)
         rate = learning_rate(
             self._steps, optimizer=self._training.optimizer, total_steps=self._setup.total_optimizer_steps
         )
@@ -78,10 +85,13 @@ class FsdpEngine:
         for parameter in self._parameters:
             parameter.take_gradient()
         norm = self._clipped_grad_norm()
+        self.onload(Part.optimizer)
         self._optimizer.step()
         for parameter in self._parameters:
             parameter.shard.grad = None
         self._steps += 1
+        if self._training.offload_optimizer:
+            self.offload(Part.optimizer)
         return metrics | {"grad_norm": mean(norm), "lr": last(rate)}
 
     def weight_shards(self) -> Iterator[WeightShard]:
@@ -95,17 +105,33 @@ class FsdpEngine:
 
     def save(self, directory: Path) -> None:
         """See `TrainEngine.save`."""
-        raise NotImplementedError
+        self.onload(*Part)
+        save_weights(directory, self.weight_shards(), self._setup.ranks, write_rest=self._setup.describe)
+        save_optimizer(directory, self._optimizer, self._trained(), self._steps, self._setup.ranks)
 
     def load(self, directory: Path) -> None:
         """See `TrainEngine.load`."""
-        raise NotImplementedError
+        self.onload(*Part)
+        load_weights(directory, self.weight_shards(), self._setup.ranks)
+        self._steps = load_optimizer(directory, self._optimizer, self._trained(), self._setup.ranks)
 
     def offload(self, *parts: Part) -> None:
         """See `TrainEngine.offload`."""
+        self._move(set(parts) - self._away, torch.device("cpu"))
+        self._away |= set(parts)
 
     def onload(self, *parts: Part) -> None:
-        """See `TrainEngine.onload`."""
+        """See `TrainEngine.onload`. What a method needs comes back by itself."""
+        self._move(set(parts) & self._away, self.device)
+        self._away -= set(parts)
+
+    def _move(self, parts: set[Part], device: torch.device) -> None:
+        if self.device.type == "cpu":
+            return
+        if Part.parameters in parts:
+            move_parameters(self._parameters, device)
+        if Part.optimizer in parts and self._made_optimizer is not None:
+            move_optimizer(self._made_optimizer, device)
 
     def _divided(self, model: PreTrainedModel | ValueModel) -> nn.Module:
         """The model as it is asked, its matrices and tokens divided as the configuration says."""
@@ -127,9 +153,12 @@ class FsdpEngine:
     def _optimizer(self) -> MasterAdamW:
         """Made when first needed: a frozen model never has one."""
         if self._made_optimizer is None:
-            trained = [p.shard for p in self._parameters if p.trained and p.shard.numel()]
-            self._made_optimizer = optimizer_over(trained, self._training.optimizer)
+            self._made_optimizer = optimizer_over([piece for piece, _ in self._trained()], self._training.optimizer)
         return self._made_optimizer
+
+    def _trained(self) -> list[tuple[Tensor, ShardsOf]]:
+        """The pieces that the optimizer moves, and the weights in each."""
+        return [(p.shard, partial(held_shards, p)) for p in self._parameters if p.trained and p.shard.numel()]
 
     def _micros(self, batch: Batch) -> list[MicroBatch]:
         """As many on every rank, for all ranks gather each layer together."""

@@ -35,8 +35,11 @@ class HeldParameter:
         self.trained = parameter.requires_grad
         self._fsdp = fsdp
         self._parameter = parameter
-        self.shard = nn.Parameter(torch.empty(0, dtype=parameter.dtype), requires_grad=False)
+        self.memory = torch.empty(0, dtype=parameter.dtype)
+        self.shard = nn.Parameter(self.memory, requires_grad=False)
         """Nothing until the parameter is placed."""
+        self.is_bound = False
+        """Its memory is a rollout engine's as well, and stays where it is."""
 
     @property
     def padded_numel(self) -> int:
@@ -60,6 +63,7 @@ class HeldParameter:
             torch.utils.swap_tensors(self._parameter, nn.Parameter(piece, requires_grad=self.trained))
         else:
             self._parameter.data = piece
+        self.memory = memory
         self.shard.data = piece
         if self.trained:
             self._current.grad_dtype = torch.float32

@@ -1,0 +1,184 @@
+"""The single engine with a low-rank adapter: what moves, what is sent, what is kept."""
+
+import peft
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
+
+from hybridflow.config.model import Dtype
+from hybridflow.config.training import Lora
+from hybridflow.errors import CheckpointError, ConfigError
+from hybridflow.models.adapters.files import merged_directory
+from hybridflow.models.adapters.lora import is_adapter_weight
+from hybridflow.models.heads import load_value_model
+from hybridflow.parallel.layout import WeightShard
+from tests.toys import numbers_like, sequences
+from tests.unit.engines.training.engines import (
+    language_engine,
+    largest_difference,
+    likelihood_loss,
+    squared_loss,
+    value_engine,
+    weights,
+)
+
+LORA = Lora(rank=4, alpha=8.0)
+
+
+def trained(directory, steps: int = 3, **settings):
+    engine = language_engine(directory, **({"lora": LORA} | settings))
+    for seed in range(steps):
+        engine.train_step(sequences(seed=seed), likelihood_loss)
+    return engine
+
+
+def sent(engine) -> dict[str, torch.Tensor]:
+    """What the rollout gets."""
+    return {shard.name: shard.tensor.clone() for shard in engine.weight_shards()}
+
+
+def logprobs(engine, **options) -> torch.Tensor:
+    return engine.forward(sequences(seed=9), **options).tokens("logprobs").values
+
+
+def with_returns(seed: int = 0):
+    batch = sequences(seed=seed)
+    return batch.with_columns(tokens={"returns": numbers_like(batch.tokens("response_ids"), seed=seed)})
+
+
+@pytest.mark.parametrize("settings", [{}, {"gradient_checkpointing": True}, {"microbatch_tokens": 20}])
+def test_only_the_adapter_moves_and_the_loss_falls(toy_dir, settings):
+    engine = language_engine(toy_dir(), lora=LORA, **settings)
+    before = weights(engine)
+    losses = [engine.train_step(sequences(), likelihood_loss)["loss"].value for _ in range(8)]
+    assert losses[-1] < 0.7 * losses[0]
+    for name, weight in weights(engine).items():
+        assert torch.equal(weight, before[name]) != ("lora_" in name), name
+
+
+def test_the_optimizer_keeps_state_of_the_adapter_alone(toy_dir):
+    engine = trained(toy_dir(), 1)
+    kept = sum(state["exp_avg"].numel() for state in engine._optimizer.state.values())
+    assert kept == sum(weight.numel() for name, weight in weights(engine).items() if "lora_" in name)
+
+
+@pytest.mark.parametrize(("architecture", "tied"), [("llama", False), ("qwen2", True), ("qwen3_moe", False)])
+def test_without_its_adapter_the_model_is_the_one_it_began_as(toy_dir, architecture, tied):
+    directory = toy_dir(architecture, tie_word_embeddings=tied)
+    engine, base = trained(directory), language_engine(directory)
+    assert torch.equal(logprobs(engine, adapted=False), logprobs(base))
+    assert (logprobs(engine) - logprobs(base)).abs().max() > 0.1
+    engine.train_step(sequences(), likelihood_loss)
+    assert torch.equal(logprobs(engine, adapted=False), logprobs(base))
+
+
+def test_asking_without_the_adapter_first_does_not_stop_it_from_learning(toy_dir):
+    asked, plain = language_engine(toy_dir(), lora=LORA), language_engine(toy_dir(), lora=LORA)
+    logprobs(asked, adapted=False)
+    for engine in (asked, plain):
+        engine.train_step(sequences(), likelihood_loss)
+    assert largest_difference(weights(asked), weights(plain)) == 0.0
+
+
+@pytest.mark.parametrize(("architecture", "tied"), [("llama", False), ("qwen3", True), ("qwen3_moe", False)])
+def test_a_plain_model_with_the_weights_sent_says_the_same(toy_dir, architecture, tied):
+    directory = toy_dir(architecture, tie_word_embeddings=tied)
+    engine, plain = trained(directory), language_engine(directory)
+    merged = sent(engine)
+    assert not any(is_adapter_weight(name) for name in merged)
+    for shard in plain.weight_shards():
+        shard.tensor.copy_(merged.pop(shard.name))
+    assert not merged
+    # float32 products in another order, through two layers.
+    assert torch.allclose(logprobs(plain), logprobs(engine), atol=2e-5)
+
+
+def test_what_is_sent_is_what_peft_merges(toy_dir, tmp_path):
+    engine = trained(toy_dir("qwen2"))
+    engine.save(tmp_path)
+    base = AutoModelForCausalLM.from_pretrained(toy_dir("qwen2"))
+    merged = dict(peft.PeftModel.from_pretrained(base, str(tmp_path / "adapter")).merge_and_unload().named_parameters())
+    # float32 sums of four products, in another order.
+    assert largest_difference(sent(engine), merged) < 1e-6
+
+
+def test_frozen_weights_are_bound_and_adapted_ones_are_not(toy_dir):
+    engine = trained(toy_dir(), lora=Lora(rank=4, targets=["q_proj", "up_proj"]))
+    before = sent(engine)
+    slots = {name: WeightShard.full(name, torch.zeros_like(tensor)) for name, tensor in before.items()}
+    bound = engine.bind(slots)
+    assert bound == {name for name in slots if not ("q_proj" in name or "up_proj" in name)}
+    for shard in engine.weight_shards():
+        assert torch.equal(shard.tensor, before[shard.name])
+        assert (shard.tensor.data_ptr() == slots[shard.name].tensor.data_ptr()) == (shard.name in bound)
+
+
+@pytest.mark.parametrize("dtype", [Dtype.float32, Dtype.bfloat16])
+def test_training_goes_on_bit_for_bit_from_a_small_checkpoint(toy_dir, tmp_path, dtype):
+    engine = trained(toy_dir(), 2, dtype=dtype)
+    engine.save(tmp_path)
+    assert not (tmp_path / "huggingface").exists()
+    adapter = sum(weight.nbytes for name, weight in weights(engine).items() if "lora_" in name)
+    assert (tmp_path / "adapter" / "adapter_model.safetensors").stat().st_size < adapter + 8000  # names and shapes
+    again = language_engine(toy_dir(), lora=LORA, dtype=dtype)
+    again.load(tmp_path)
+    assert largest_difference(weights(again), weights(engine)) == 0.0
+    for other in (engine, again):
+        other.train_step(sequences(seed=2), likelihood_loss)
+    assert largest_difference(weights(again), weights(engine)) == 0.0
+
+
+def test_small_steps_are_not_lost_in_bfloat16(toy_dir):
+    engine = language_engine(toy_dir(), lora=LORA, dtype=Dtype.bfloat16)
+    masters = [master for master in engine._optimizer.weight_of if master.dtype is torch.float32]
+    assert sum(master.numel() for master in masters) == sum(
+        weight.numel() for name, weight in weights(engine).items() if "lora_" in name
+    )
+
+
+def test_a_run_without_an_adapter_does_not_resume_one_that_had_it_nor_the_other_way_round(toy_dir, tmp_path):
+    trained(toy_dir(), 1).save(tmp_path / "with")
+    language_engine(toy_dir()).save(tmp_path / "without")
+    with pytest.raises(CheckpointError, match="holds no adapter"):
+        language_engine(toy_dir(), lora=LORA).load(tmp_path / "without")
+    with pytest.raises(CheckpointError, match="lora.rank=8"):
+        language_engine(toy_dir(), lora=Lora(rank=8, alpha=8.0)).load(tmp_path / "with")
+
+
+def test_a_target_that_the_model_lacks_is_an_error_before_training(toy_dir):
+    with pytest.raises(ConfigError, match="names 'query_proj'"):
+        language_engine(toy_dir(), lora=Lora(rank=4, targets=["query_proj"]))
+
+
+def test_a_value_models_head_is_trained_beside_its_adapter(toy_dir, tmp_path):
+    engine = value_engine(toy_dir(), lora=LORA)
+    before = weights(engine)
+    losses = [engine.train_step(with_returns(), squared_loss)["loss"].value for _ in range(8)]
+    assert losses[-1] < 0.9 * losses[0]
+    for name, weight in weights(engine).items():
+        assert torch.equal(weight, before[name]) != ("lora_" in name or name.startswith("score.")), name
+    engine.save(tmp_path)
+    again = value_engine(toy_dir(), lora=LORA)
+    again.load(tmp_path)
+    assert largest_difference(weights(again), weights(engine)) == 0.0
+
+
+def test_a_value_models_adapter_is_one_for_token_classification(toy_dir, tmp_path):
+    engine = value_engine(toy_dir(), lora=LORA)
+    for seed in range(3):
+        engine.train_step(with_returns(seed), squared_loss)
+    engine.save(tmp_path)
+    batch = sequences((5,), (4,))
+    ids = torch.cat([batch.tokens("prompt_ids").values, batch.tokens("response_ids").values])
+    values = engine.forward(batch).tokens("values").values
+
+    classifier = AutoModelForTokenClassification.from_pretrained(toy_dir(), num_labels=1)
+    theirs = peft.PeftModel.from_pretrained(classifier, str(tmp_path / "adapter")).eval()
+    with torch.no_grad():
+        logits = theirs(ids[None]).logits[0, :, 0]
+    assert torch.allclose(logits[4:-1], values, atol=1e-5)
+
+    merged_directory(tmp_path / "adapter", toy_dir(), tmp_path / "merged")
+    model = load_value_model(tmp_path / "merged", dtype=torch.float32, device="cpu")
+    with torch.no_grad():
+        assert torch.allclose(model(ids[None])[0, 4:-1], values, atol=1e-5)

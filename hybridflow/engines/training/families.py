@@ -16,8 +16,11 @@ from hybridflow.engines.training.outputs import LanguageOutputs, TokenModel, Val
 from hybridflow.errors import EngineError
 from hybridflow.models.adapters.files import ADAPTER_DIRECTORY, save_adapter
 from hybridflow.models.adapters.lora import Adapter
+from hybridflow.models.description import Head, copy_description
+from hybridflow.models.geometry import read_geometry
 from hybridflow.models.heads import ValueModel, load_value_model, save_value_model
 from hybridflow.models.loading import load_causal_lm, resolve_model_path, save_causal_lm, torch_dtype
+from hybridflow.models.names.rules import MODEL_TYPES
 from hybridflow.models.packed_attention import use_packed_attention
 from hybridflow.models.skeleton import causal_lm_skeleton, value_model_skeleton
 from hybridflow.parallel.groups import Ranks
@@ -31,7 +34,7 @@ class Family:
     The model is a `PreTrainedModel` in the language family and a `ValueModel` in the value family.
     """
 
-    name: str
+    name: Head
     read: Callable[..., Any]
     outline: Callable[..., Any]
     write: Callable[..., None]
@@ -102,6 +105,22 @@ class EngineSetup:
     def save(self, model: nn.Module, directory: Path) -> None:
         """Writes the model as a Hugging Face directory, with its tokenizer."""
         self.family.write(model, directory, tokenizer_from=tokenizer_directory(self.model))
+
+    def describe(self, directory: Path) -> None:
+        """Writes what such a directory holds beside the weights."""
+        copy_description(
+            self.directory,
+            directory,
+            head=self.family.name,
+            dtype=torch_dtype(self.model.dtype),
+            tokenizer_from=tokenizer_directory(self.model),
+            trust_remote_code=self.model.trust_remote_code,
+        )
+
+    @property
+    def has_known_names(self) -> bool:
+        """Whether its weights are named on disk as `models/names` says, and can be written in pieces."""
+        return read_geometry(self.directory).model_type in MODEL_TYPES
 
 
 def tokenizer_directory(model: Model) -> Path:

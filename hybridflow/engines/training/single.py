@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,9 +12,11 @@ from hybridflow.batch import Batch
 from hybridflow.engines.training.families import EngineSetup, prepared
 from hybridflow.engines.training.interface import LossFn, Part
 from hybridflow.engines.training.microbatch import MicroBatch, make_microbatches
-from hybridflow.engines.training.optimizer import MasterAdamW, make_optimizer, optimizer_state, restore_optimizer
+from hybridflow.engines.training.optimizer import MasterAdamW, make_optimizer
+from hybridflow.engines.training.optimizer_files import ShardsOf, load_optimizer, save_optimizer
 from hybridflow.engines.training.passes import accumulate_gradients, forward_pass
 from hybridflow.engines.training.schedule import learning_rate
+from hybridflow.engines.training.state_files import MODEL_DIRECTORY, load_weights, save_weights
 from hybridflow.errors import EngineError
 from hybridflow.models.adapters.files import ADAPTER_DIRECTORY, load_adapter
 from hybridflow.models.adapters.lora import initialize
@@ -23,9 +26,6 @@ from hybridflow.models.names.parts import views
 from hybridflow.observability.metrics import Metrics, last, mean
 from hybridflow.parallel.layout import WeightShard
 from hybridflow.parallel.mesh import ParallelMesh
-
-OPTIMIZER_FILE = "optimizer.pt"
-MODEL_DIRECTORY = "huggingface"
 
 
 class SingleEngine:
@@ -94,21 +94,25 @@ class SingleEngine:
 
     def save(self, directory: Path) -> None:
         """See `TrainEngine.save`."""
-        if self._adapter is None:
-            self._setup.save(self.model, directory / MODEL_DIRECTORY)
-        else:
+        ranks = self._setup.ranks
+        if self._adapter is not None:
             self._setup.save_adapter(self._adapter, self._held_shards(), directory)
-        torch.save({"steps": self._steps, "optimizer": optimizer_state(self._optimizer)}, directory / OPTIMIZER_FILE)
+        elif self._setup.has_known_names:
+            save_weights(directory, self._held_shards(), ranks, write_rest=self._setup.describe)
+        else:
+            self._setup.save(self.model, directory / MODEL_DIRECTORY)
+        save_optimizer(directory, self._optimizer, self._trained(), self._steps, ranks)
 
     def load(self, directory: Path) -> None:
         """See `TrainEngine.load`."""
-        if self._adapter is None:
-            self._load_model(directory)
-        else:
+        ranks = self._setup.ranks
+        if self._adapter is not None:
             load_adapter(self._adapter, self._held_shards(), directory / ADAPTER_DIRECTORY)
-        saved = torch.load(directory / OPTIMIZER_FILE, map_location=self.device, weights_only=True)
-        self._steps = saved["steps"]
-        restore_optimizer(self._optimizer, saved["optimizer"])
+        elif self._setup.has_known_names:
+            load_weights(directory, self._held_shards(), ranks)
+        else:
+            self._load_whole(directory)
+        self._steps = load_optimizer(directory, self._optimizer, self._trained(), ranks)
 
     def offload(self, *parts: Part) -> None:
         """See `TrainEngine.offload`."""
@@ -119,21 +123,22 @@ class SingleEngine:
     def _held_shards(self) -> Iterator[WeightShard]:
         """What it holds, an adapter's weights apart from those that they are added to."""
         for name, parameter in self.model.named_parameters():
-            yield from views(parameter.data, parts_of(name, parameter.shape))
+            yield from _pieces(name, parameter.data)
 
-    def _load_model(self, directory: Path) -> None:
-        weights = dict(self._setup.load(directory / MODEL_DIRECTORY).named_parameters())
-        own = dict(self.model.named_parameters())
-        for name in [*own, *weights]:
-            if name not in own or name not in weights or weights[name].shape != own[name].shape:
-                raise EngineError(
-                    f"The checkpoint {directory} is of another model: '{name}' is {_shape(weights.get(name))} there"
-                    f" and {_shape(own.get(name))} here.",
-                    remedy="Resume with the model the run was started with (model.path, critic.model.path).",
-                )
-        with torch.no_grad():
-            for name, parameter in own.items():
-                parameter.copy_(weights[name])
+    def _load_whole(self, directory: Path) -> None:
+        whole = self._setup.load(directory / MODEL_DIRECTORY)
+        try:
+            self.model.load_state_dict(whole.state_dict())
+        except RuntimeError as error:
+            raise EngineError(
+                f"The checkpoint {directory} is of another model: {error}",
+                remedy="Resume with the model the run was started with (model.path, critic.model.path).",
+            ) from error
+
+    def _trained(self) -> Iterator[tuple[Tensor, ShardsOf]]:
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad:
+                yield parameter, partial(_pieces, name)
 
     @property
     def _optimizer(self) -> MasterAdamW:
@@ -156,5 +161,5 @@ class SingleEngine:
         return norm
 
 
-def _shape(weight: Tensor | None) -> str:
-    return "absent" if weight is None else str(tuple(weight.shape))
+def _pieces(name: str, tensor: Tensor) -> list[WeightShard]:
+    return views(tensor, parts_of(name, tensor.shape))

@@ -66,7 +66,7 @@ def save_weights(
 
 
 def load_weights(directory: Path, shards: Iterable[WeightShard], ranks: Ranks) -> None:
-    """Fills all ranks' shards with what `save_weights` wrote; raises where that is another model, and changes nothing."""
+    """Fills the shards with what `save_weights` wrote; raises where that is another model, and changes nothing."""
     own = list(shards)
     shapes = gathered({shard.name: shard.layout.shape for shard in own}, ranks)
     with Together(ranks):

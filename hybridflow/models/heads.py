@@ -11,7 +11,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_TOKEN_CLASSIFICATIO
 
 from hybridflow.errors import EngineError
 from hybridflow.models.loading import copy_tokenizer, load_backbone, quiet_transformers
-from hybridflow.models.packed_attention import Packing
+from hybridflow.models.packed_attention import IMPLEMENTATION
+from hybridflow.models.packing import Packing
 
 
 class ValueModel(nn.Module):
@@ -89,12 +90,23 @@ def hidden_states(
 def packed_hidden_states(
     model: PreTrainedModel | ValueModel, input_ids: Int[Tensor, " N"], packing: Packing
 ) -> Float[Tensor, "N H"]:
-    """The same of sequences laid end to end, each as if it were alone; see `use_packed_attention`."""
+    """The same of sequences laid end to end, each as if it were alone.
+
+    Where `use_packed_attention` did not want the model, sequences are padded to the longest: as the model is causal,
+    what stands behind a sequence changes nothing in it.
+    """
     backbone = model.backbone if isinstance(model, ValueModel) else model.get_decoder()
-    outputs = backbone(
-        input_ids=input_ids[None], position_ids=packing.position_ids[None], packing=packing, use_cache=False
-    )
-    return outputs.last_hidden_state[0]
+    if str(backbone.config._attn_implementation).startswith(IMPLEMENTATION):
+        outputs = backbone(
+            input_ids=input_ids[None], position_ids=packing.position_ids[None], packing=packing, use_cache=False
+        )
+        return outputs.last_hidden_state[0]
+    rectangle = packing.rectangle
+    (shape,) = rectangle.shapes
+    padded = input_ids if rectangle.take is None else input_ids[rectangle.take]
+    positions = torch.arange(shape[1], device=input_ids.device)[None]
+    hidden = hidden_states(model, padded.view(shape), positions).flatten(0, 1)
+    return hidden if rectangle.back is None else hidden[rectangle.back]
 
 
 def logits_of(model: PreTrainedModel, hidden: Float[Tensor, "*N H"]) -> Float[Tensor, "*N V"]:

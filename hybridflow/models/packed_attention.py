@@ -1,98 +1,210 @@
 """Attention over sequences laid end to end: no padding, and no mask over all tokens."""
 
-from dataclasses import dataclass
-from functools import cached_property
-from itertools import pairwise
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn import functional as F  # noqa: N812 (its usual name)
-from transformers import AttentionInterface, PreTrainedModel
+from torch.nn.attention.varlen import varlen_attn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from hybridflow.errors import EngineError
+from hybridflow.models.packing import Packing
 
 IMPLEMENTATION = "hybridflow_packed"
+"""Names of attention that asks for `packing=` begin with this."""
 
-
-@dataclass(frozen=True)
-class Packing:
-    """Where each sequence stands among N tokens laid end to end. Lengths are on the host: planning waits for no device.
-
-    packing = Packing((3, 5), torch.device("cpu"))
-    packing.position_ids    # 0 1 2 0 1 2 3 4
-    """
-
-    lengths: tuple[int, ...]
-    device: torch.device
-
-    @cached_property
-    def cu_seqlens(self) -> Tensor:
-        """Where each sequence begins, and the end: [sequences + 1], int32."""
-        ends = torch.tensor((0, *self.lengths), dtype=torch.int64).cumsum(0)
-        return ends.to(self.device, torch.int32)
-
-    @cached_property
-    def position_ids(self) -> Tensor:
-        """[N]: each token's position in its own sequence."""
-        lengths = torch.tensor(self.lengths, dtype=torch.int64)
-        starts = (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
-        return (torch.arange(len(starts)) - starts).to(self.device)
-
-    @property
-    def num_tokens(self) -> int:
-        """N."""
-        return sum(self.lengths)
-
-    @property
-    def max_seqlen(self) -> int:
-        """The longest sequence's tokens."""
-        return max(self.lengths, default=0)
+_LAYER_TYPES = {"full_attention", "sliding_attention"}
+_ARGUMENTS_LOST = {"moshi", "nemotron"}
+"""Model types whose layers do not hand keyword arguments on to their attention."""
+_WITHOUT_EFFECT = {
+    "dropout",
+    "is_causal",
+    "output_attentions",
+    "output_hidden_states",
+    "output_router_logits",
+    "position_ids",
+    "return_dict",
+    "sliding_window",
+    "use_cache",
+}
+"""What layers say beside: models are in evaluation mode, and windows are read from the masks."""
+_FLASH_DTYPES = (torch.bfloat16, torch.float16)
+_FLASH_HEAD_SIZE = 256
 
 
 def packed_attention(
     query: Float[Tensor, "N heads size"],
     key: Float[Tensor, "N kv_heads size"],
-    value: Float[Tensor, "N kv_heads size"],
+    value: Float[Tensor, "N kv_heads value_size"],
     packing: Packing,
     *,
     scaling: float | None = None,
-) -> Float[Tensor, "N heads size"]:
-    """Causal attention within each sequence."""
-    out = []
-    ends = [0]
-    for length in packing.lengths:
-        ends.append(ends[-1] + length)
-    for start, stop in pairwise(ends):
-        q, k, v = (part[start:stop].transpose(0, 1)[None] for part in (query, key, value))
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=True)
-        out.append(attended[0].transpose(0, 1))
-    return torch.cat(out)
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Float[Tensor, " heads"] | None = None,
+) -> Float[Tensor, "N heads value_size"]:
+    """Causal attention within each sequence, softmax(q k^T scaling) v; `window` keys at most, the last its own.
+
+    `softcap` c turns scores s into c tanh(s / c) (Gemma 2, arXiv:2408.00118), and `sinks` are scores of a key without a
+    value (GPT-OSS). On a GPU, FlashAttention where it can do this (not run on one yet); else block by block.
+    """
+    if window is not None and window >= packing.max_seqlen:
+        window = None
+    plain = softcap is None and sinks is None
+    if plain and _flash_can(query, value):
+        left = -1 if window is None else window - 1
+        ends, longest = packing.cu_seqlens, packing.max_seqlen
+        attended = varlen_attn(
+            query, key, value, ends, ends, longest, longest, scale=scaling, window_size=(left, 0), enable_gqa=True
+        )
+        assert isinstance(attended, Tensor), "only asked for the output"
+        return attended
+    blocks = packing.blocks
+    pieces = [query, key, value]
+    if blocks.take is not None:
+        pieces = [_ToBlocks.apply(part, blocks.take, blocks.back) for part in pieces]
+    sizes = [number * width for number, width in blocks.shapes]
+    done = []
+    for shape, *parts in zip(blocks.shapes, *(piece.split(sizes) for piece in pieces), strict=True):
+        q, k, v = (part.unflatten(0, shape).transpose(1, 2) for part in parts)
+        band = None if window is None or window >= shape[1] else _band(shape[1], window, query.device)
+        if plain:
+            attended = F.scaled_dot_product_attention(
+                q, k, v, attn_mask=band, is_causal=band is None, scale=scaling, enable_gqa=True
+            )
+        else:
+            band = _band(shape[1], shape[1], query.device) if band is None else band
+            attended = _explicit(q, k, v, band, scaling, softcap, sinks)
+        done.append(attended.transpose(1, 2).flatten(0, 1))
+    whole = done[0] if len(done) == 1 else torch.cat(done)
+    return whole if blocks.back is None else _FromBlocks.apply(whole, blocks.back)
 
 
-def use_packed_attention(model: PreTrainedModel) -> None:
-    """Switches a model to `packed_attention`; its forward then asks for `packing=` and builds no mask."""
-    AttentionInterface.register(IMPLEMENTATION, _attend)
+def use_packed_attention(model: PreTrainedModel) -> bool:
+    """Switches a model to `packed_attention`: its forward then asks for `packing=`, and builds no mask of all tokens.
+
+    False, and no change, where its layers remember what they read by other means than keys and values, or write their
+    attention themselves.
+    """
+    config = model.config.get_text_config().to_dict()
+    layer_types = set(config.get("layer_types") or _LAYER_TYPES)
+    keeps_arguments = config["model_type"] not in _ARGUMENTS_LOST
+    if model._is_stateful or not (
+        model._supports_attention_backend and layer_types <= _LAYER_TYPES and keeps_arguments
+    ):
+        return False
+    AttentionInterface.register(IMPLEMENTATION, attend)
+    AttentionMaskInterface.register(IMPLEMENTATION, window_mask)
     model.set_attn_implementation(IMPLEMENTATION)
+    return True
 
 
-def _attend(
+def window_mask(*, local_size: int | None = None, use_vmap: bool = False, **asked: object) -> Tensor | None:
+    """What transformers hands to layers in place of a mask: nothing, or a window's size, [1, 1, 1, 1] on the host."""
+    if use_vmap or "allow_is_bidirectional_skip" in asked:
+        raise EngineError(
+            "The model looks at tokens that come later: it is no causal language model.",
+            remedy="Give a causal language model as model.path.",
+        )
+    return None if local_size is None else torch.full((1, 1, 1, 1), local_size)
+
+
+def attend(
     module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    query: Float[Tensor, "1 heads N size"],
+    key: Float[Tensor, "1 kv_heads N size"],
+    value: Float[Tensor, "1 kv_heads N value_size"],
     attention_mask: Tensor | None,
     *,
     packing: Packing | None = None,
     scaling: float | None = None,
-    **kwargs: object,
-) -> tuple[Tensor, None]:
-    """What a model's layers call: [1, heads, N, head size] in, [1, N, heads, head size] out."""
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **asked: object,
+) -> tuple[Float[Tensor, "1 N heads value_size"], None]:
+    """`packed_attention` as the layers of a model in transformers call it; what it cannot do is an error."""
     if packing is None:
         raise EngineError(
             f"{type(module).__name__} was called without the boundaries of its sequences.",
-            remedy="Call the model's backbone with packing=Packing(...), or switch it back with "
-            "model.set_attn_implementation('sdpa').",
+            remedy="Give the model's decoder packing=Packing(...), or switch it back with"
+            " model.set_attn_implementation('sdpa').",
         )
+    foreign = {name for name, value in asked.items() if value is not None and name not in _WITHOUT_EFFECT}
+    if attention_mask is not None and (attention_mask.numel() > 1 or attention_mask.is_floating_point()):
+        foreign.add("attention_mask")
+    if foreign:
+        names = ", ".join(sorted(foreign))
+        raise EngineError(
+            f"{type(module).__name__} asks for what attention without padding does not do: {names}.",
+            remedy="Train another architecture: Llama, Mistral, Qwen, Gemma and GPT-OSS are among those that work.",
+        )
+    window = None if attention_mask is None else int(attention_mask)
     q, k, v = (part[0].transpose(0, 1) for part in (query, key, value))
-    return packed_attention(q, k, v, packing, scaling=scaling)[None], None
+    attended = packed_attention(q, k, v, packing, scaling=scaling, window=window, softcap=softcap, sinks=s_aux)
+    return attended[None], None
+
+
+def _flash_can(query: Tensor, value: Tensor) -> bool:
+    sizes_fit = query.shape[-1] == value.shape[-1] <= _FLASH_HEAD_SIZE
+    return query.is_cuda and query.dtype in _FLASH_DTYPES and sizes_fit
+
+
+def _band(width: int, window: int, device: torch.device) -> Tensor:
+    """[width, width]: True where a query may look at a key."""
+    behind = torch.arange(width, device=device)[:, None] - torch.arange(width, device=device)
+    return (behind >= 0) & (behind < window)
+
+
+def _explicit(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    band: Tensor,
+    scaling: float | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """The same by its definition, [rows, heads, tokens, size]: holds all scores of a block."""
+    rows, _, tokens, size = query.shape
+    grouped = query.unflatten(1, (key.shape[1], -1))
+    scores = torch.matmul(grouped, key.transpose(2, 3)[:, :, None]).float()
+    scores = scores * (size**-0.5 if scaling is None else scaling)
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    scores = scores.masked_fill(~band, -torch.inf)
+    if sinks is not None:
+        column = sinks.float().view(1, key.shape[1], -1, 1, 1).expand(rows, -1, -1, tokens, 1)
+        scores = torch.cat([scores, column], -1)
+    weights = torch.softmax(scores, -1)[..., :tokens].to(value.dtype)
+    return torch.matmul(weights, value[:, :, None]).flatten(1, 2)
+
+
+class _ToBlocks(torch.autograd.Function):
+    """Packed rows into blocks. Backward gathers: nothing reads padding, so its gradient is zero."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, packed: Tensor, take: Tensor, back: Tensor) -> Tensor:
+        ctx.save_for_backward(back)
+        return packed.index_select(0, take)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
+        return grad.index_select(0, ctx.saved_tensors[0]), None, None
+
+
+class _FromBlocks(torch.autograd.Function):
+    """The real rows of blocks, packed again."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, blocks: Tensor, back: Tensor) -> Tensor:
+        ctx.save_for_backward(back)
+        ctx.rows = blocks.shape[0]  # pyright: ignore[reportAttributeAccessIssue]
+        return blocks.index_select(0, back)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
+        (back,) = ctx.saved_tensors
+        return grad.new_zeros(ctx.rows, *grad.shape[1:]).index_copy_(0, back, grad), None

@@ -9,7 +9,7 @@ from hybridflow.algorithms.logprobs import packed_predicting_positions
 from hybridflow.batch import Batch, Ragged
 from hybridflow.batch.iterate import microbatches
 from hybridflow.batch.ragged import interleaved, offsets_of
-from hybridflow.models.packed_attention import Packing
+from hybridflow.models.packing import Packing
 
 
 @dataclass(frozen=True)

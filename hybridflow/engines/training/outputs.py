@@ -6,6 +6,7 @@ from transformers import PreTrainedModel
 from hybridflow.algorithms.logprobs import logprobs_and_entropy
 from hybridflow.engines.training.interface import TokenOutputs
 from hybridflow.engines.training.microbatch import MicroBatch
+from hybridflow.engines.training.recomputed import chunk_tokens_of, recomputed_in_chunks
 from hybridflow.models.heads import ValueModel, logits_of, packed_hidden_states
 
 
@@ -13,17 +14,25 @@ class LanguageOutputs(nn.Module):
     """A causal language model asked for response tokens alone: one root module, whose call does everything.
 
     outputs = LanguageOutputs(model)(micro, temperature)      # {"logprobs": [M], "entropy": [M]}
+
+    Logits are held for `chunk_tokens` response tokens at a time (by default as many as an engine can afford).
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, *, chunk_tokens: int | None = None) -> None:
         super().__init__()
         self.model = model
+        self._chunk_tokens = chunk_tokens
 
     def forward(self, micro: MicroBatch, temperature: float) -> dict[str, Tensor]:
-        """Log-probability and entropy of softmax(logits / temperature), float32; logits of response tokens only."""
+        """Log-probability and entropy of softmax(logits / temperature), float32."""
         hidden = packed_hidden_states(self.model, micro.input_ids, micro.packing)[micro.predicts]
-        logits = logits_of(self.model, hidden)
-        logprobs, entropy = logprobs_and_entropy(logits, micro.targets, temperature=temperature)
+
+        def of_chunk(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+            return logprobs_and_entropy(logits_of(self.model, hidden), targets, temperature=temperature)
+
+        columns = self.model.config.get_text_config().vocab_size
+        chunk = self._chunk_tokens or chunk_tokens_of(columns, hidden.device)
+        logprobs, entropy = recomputed_in_chunks(of_chunk, hidden, micro.targets, chunk_tokens=chunk)
         return {"logprobs": logprobs, "entropy": entropy}
 
 
@@ -40,7 +49,7 @@ class ValueOutputs(nn.Module):
         return {"values": self.model.values(hidden[micro.predicts])}
 
 
-TokenModel = LanguageOutputs | ValueOutputs
+TokenModel = nn.Module
 """From a micro-batch and a temperature to what the model says of its M response tokens."""
 
 

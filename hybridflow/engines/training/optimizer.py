@@ -1,4 +1,4 @@
-"""AdamW: its parameter groups, its float32 copies of weights, and its state in order of the groups."""
+"""AdamW: its parameter groups, and its float32 copies of weights."""
 
 from collections.abc import Sequence
 
@@ -6,9 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from hybridflow.config.training import Optimizer
-
-_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
-_MASTER = "master"
 
 
 class MasterAdamW(torch.optim.AdamW):
@@ -58,26 +55,3 @@ def optimizer_over(trained: Sequence[Tensor], config: Optimizer) -> MasterAdamW:
         betas=(config.beta1, config.beta2),
         eps=config.epsilon,
     )
-
-
-def optimizer_state(optimizer: MasterAdamW) -> list[dict[str, Tensor]]:
-    """The moments of each parameter, in order of the groups, and its float32 copy; no moments before the first step."""
-    states = []
-    for parameter in _ordered(optimizer):
-        held = optimizer.state[parameter]
-        state = {key: held[key] for key in _MOMENTS if key in held}
-        states.append(state | ({_MASTER: parameter.detach()} if parameter in optimizer.weight_of else {}))
-    return states
-
-
-@torch.no_grad()
-def restore_optimizer(optimizer: MasterAdamW, states: list[dict[str, Tensor]]) -> None:
-    """Puts back what `optimizer_state` gave; the weights are there already."""
-    for parameter, state in zip(_ordered(optimizer), states, strict=True):
-        optimizer.state[parameter] = {key: state[key].clone() for key in _MOMENTS if key in state}
-        if parameter in optimizer.weight_of:
-            parameter.copy_(state.get(_MASTER, optimizer.weight_of[parameter]))
-
-
-def _ordered(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

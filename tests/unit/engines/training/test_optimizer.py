@@ -5,7 +5,7 @@ from torch import nn
 
 from hybridflow.config.model import Dtype
 from hybridflow.config.training import Optimizer
-from hybridflow.engines.training.optimizer import make_optimizer, optimizer_state, restore_optimizer
+from hybridflow.engines.training.optimizer import make_optimizer
 from tests.toys import sequences
 from tests.unit.engines.training.engines import language_engine, largest_difference, likelihood_loss, weights
 
@@ -46,35 +46,6 @@ def test_a_weight_without_a_gradient_stays():
     model.bias.grad = torch.ones_like(model.bias)
     make_optimizer(model, Optimizer(learning_rate=0.1)).step()
     assert torch.equal(model.weight, before)
-
-
-def test_the_float32_copies_are_part_of_the_state():
-    config = Optimizer(learning_rate=1e-4)
-    one, other = nn.Linear(4, 4).bfloat16(), nn.Linear(4, 4).bfloat16()
-    first, second = make_optimizer(one, config), make_optimizer(other, config)
-
-    def step(model, optimizer):
-        for parameter in model.parameters():
-            parameter.grad = torch.ones_like(parameter)
-        optimizer.step()
-
-    for _ in range(3):
-        step(one, first)
-    other.load_state_dict(one.state_dict())
-    restore_optimizer(second, optimizer_state(first))
-    for _ in range(20):
-        step(one, first)
-        step(other, second)
-    assert torch.equal(one.weight, other.weight)
-
-
-def test_a_state_without_copies_takes_them_from_the_weights():
-    trained, halved = nn.Linear(4, 4), nn.Linear(4, 4).bfloat16()
-    first, second = make_optimizer(trained, SMALL_STEPS), make_optimizer(halved, SMALL_STEPS)
-    halved.load_state_dict(trained.state_dict())
-    restore_optimizer(second, optimizer_state(first))
-    for master, weight in second.weight_of.items():
-        assert torch.equal(master, weight.float())
 
 
 def test_an_engine_in_bfloat16_trains_and_goes_on_the_same_from_a_checkpoint(toy_dir, tmp_path):

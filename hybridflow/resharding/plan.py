@@ -176,6 +176,11 @@ def make_plan(
     )
 
 
+def forget_plans() -> None:
+    """Empties the cache of plans, which hold on to what every rank holds and wants."""
+    _plan.cache_clear()
+
+
 @lru_cache(maxsize=4)
 def _plan(
     sources: Ranked, destinations: Ranked, nodes: tuple[str, ...] | None, neighbours: tuple[int, ...] | None

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import cache
 
 from hybridflow.models.geometry import ModelGeometry
 from hybridflow.models.names import vllm
@@ -66,38 +67,38 @@ def whole(geometry: ModelGeometry, ranks: int = 1) -> Layout:
 
 def megatron(geometry: ModelGeometry, mesh: ParallelMesh, *, expert: int = 1, virtual: int = 1) -> Layout:
     """Layers dealt out to stages, matrices cut by heads and columns, experts to data-parallel ranks in turn."""
-    return [
-        _place_holdings(
-            geometry,
-            [layer for group in stage_layers(geometry.layers, at["pipeline"], stages, virtual) for layer in group],
-            stage=(at["pipeline"], stages),
-            place=Place(at["tensor"], mesh.sizes["tensor"], at["data"] % expert, expert),
-        )
-        for stages in (mesh.sizes["pipeline"],)
-        for at in map(mesh.coordinate, range(mesh.size))
-    ]
+    stages, tensor = mesh.axis_size("pipeline"), mesh.axis_size("tensor")
+
+    @cache
+    def holdings(stage: int, rank: int, own_expert: int) -> list[Holding]:
+        layers = [layer for group in stage_layers(geometry.layers, stage, stages, virtual) for layer in group]
+        return _place_holdings(geometry, layers, (stage, stages), Place(rank, tensor, own_expert, expert))
+
+    places = map(mesh.coordinate, range(mesh.size))
+    return [holdings(at["pipeline"], at["tensor"], at["data"] % expert) for at in places]
 
 
 def rollout(geometry: ModelGeometry, mesh: ParallelMesh, *, expert: bool = False) -> Layout:
     """vLLM on a generation mesh; with `expert`, its tensor-parallel ranks hold whole experts."""
-    tensor, stages = mesh.axis_size("tensor"), mesh.axis_size("pipeline")
-    layout = []
-    for at in map(mesh.coordinate, range(mesh.size)):
-        stage, rank = at.get("pipeline", 0), at.get("tensor", 0)
-        place = Place(rank, tensor, *((rank, tensor) if expert else (0, 1)))
+    stages, tensor = mesh.axis_size("pipeline"), mesh.axis_size("tensor")
+
+    @cache
+    def holdings(stage: int, rank: int) -> list[Holding]:
         layers = list(vllm.stage_layers(geometry.layers, stage, stages))
-        layout.append(_place_holdings(geometry, layers, stage=(stage, stages), place=place, are_experts_whole=expert))
-    return layout
+        place = Place(rank, tensor, *((rank, tensor) if expert else (0, 1)))
+        return _place_holdings(geometry, layers, (stage, stages), place, are_experts_whole=expert)
+
+    places = map(mesh.coordinate, range(mesh.size))
+    return [holdings(at.get("pipeline", 0), at.get("tensor", 0)) for at in places]
 
 
 def fsdp(geometry: ModelGeometry, ranks: int, *, replicas: int = 1, tensor: int = 1) -> Layout:
     """Rows of each tensor-parallel shard in chunks, the last ones shorter or empty."""
-    shards = ranks // replicas // tensor
-    layout = []
-    for rank in range(ranks):
-        at, place = rank // tensor % shards, Place(rank % tensor, tensor)
-        layout.append([_chunk(holding, at, shards) for holding in _cut(geometry, _specs(geometry), place)])
-    return layout
+    shards, specs = ranks // replicas // tensor, canonical_weights(geometry).values()
+    cuts = [_cut(geometry, specs, Place(rank, tensor)) for rank in range(tensor)]
+    return [
+        [_chunk(holding, rank // tensor % shards, shards) for holding in cuts[rank % tensor]] for rank in range(ranks)
+    ]
 
 
 def in_pools(trained: Layout, generating: Layout) -> tuple[Layout, Layout]:
@@ -106,12 +107,7 @@ def in_pools(trained: Layout, generating: Layout) -> tuple[Layout, Layout]:
 
 
 def _place_holdings(
-    geometry: ModelGeometry,
-    layers: list[int],
-    *,
-    stage: tuple[int, int],
-    place: Place,
-    are_experts_whole: bool = False,
+    geometry: ModelGeometry, layers: list[int], stage: tuple[int, int], place: Place, *, are_experts_whole: bool = False
 ) -> list[Holding]:
     specs = stage_weights(geometry, layers, is_first=stage[0] == 0, is_last=stage[0] == stage[1] - 1).values()
     experts = own_experts(geometry.experts, place.expert, place.expert_size)
@@ -129,10 +125,6 @@ def _cut(geometry: ModelGeometry, specs: Iterable[WeightSpec], place: Place) -> 
         Holding(spec.name, spec.shape, tensor_box(spec, geometry, place.tensor, place.tensor_size), BYTES)
         for spec in specs
     ]
-
-
-def _specs(geometry: ModelGeometry) -> Iterable[WeightSpec]:
-    return canonical_weights(geometry).values()
 
 
 def _chunk(holding: Holding, number: int, shards: int) -> Holding:

@@ -68,8 +68,8 @@ class Packing:
     def blocks(self) -> Blocks:
         """The blocks that cost attention least: fewer calls against less padding."""
         lengths = torch.tensor(self.lengths, dtype=torch.int64)
-        order = lengths.argsort(descending=True, stable=True)
-        return self._laid_out([part for part in order.split(_cheapest_sizes(lengths[order])) if lengths[part[0]]])
+        order = lengths.argsort(descending=True, stable=True)[: int(lengths.count_nonzero())]
+        return self._laid_out(list(order.split(_cheapest_sizes(lengths[order]))))
 
     @cached_property
     def rectangle(self) -> Blocks:

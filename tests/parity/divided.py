@@ -15,8 +15,6 @@ from hybridflow.config.parallelism import Parallelism
 from hybridflow.config.training import Optimizer, Training, TrainingEngine
 from hybridflow.engines.training.factory import make_language_engine, make_value_engine
 from hybridflow.engines.training.interface import LossFn, TrainEngine
-from hybridflow.models.names.huggingface import parts_of
-from hybridflow.models.names.parts import views
 from hybridflow.parallel.groups import Ranks
 from hybridflow.parallel.layout import WeightShard
 from hybridflow.parallel.mesh import ParallelMesh
@@ -42,6 +40,12 @@ class Case:
     steps: int = 5
     settings: dict[str, object] = field(default_factory=dict)
     dtype: Dtype = Dtype.float32
+    lost_rows: int = 0
+    """Rows of each batch that nobody is given."""
+    first_step: int = 0
+    resume_from: Path | None = None
+    save_to: Path | None = None
+    """Where the engine is saved after the last step."""
 
 
 @dataclass
@@ -53,6 +57,19 @@ class Trained:
     outputs: list[Tensor]
     weights: dict[str, Tensor]
     shards: list[WeightShard] = field(default_factory=list)
+
+
+def largest_differences(left: Trained, right: Trained) -> dict[str, float]:
+    """How far two trainings are apart: relative in losses and norms, absolute in outputs and weights."""
+    assert left.weights.keys() == right.weights.keys()
+    numbers = torch.tensor([left.losses + left.norms, right.losses + right.norms], dtype=torch.float64)
+    outputs = zip(left.outputs, right.outputs, strict=True)
+    weights = [(left.weights[name], right.weights[name]) for name in left.weights]
+    return {
+        "numbers": float(((numbers[0] - numbers[1]) / numbers[1].abs().clamp(min=0.1)).abs().max()),
+        "outputs": max(float((a - b).abs().max()) for a, b in outputs),
+        "weights": max(float((a - b).abs().max()) for a, b in weights),
+    }
 
 
 def mesh_of(case: Case) -> ParallelMesh:
@@ -107,25 +124,31 @@ def train_rank(rank: int, case: Case) -> bytes:
     ranks = Ranks(rank, mesh)
     trained = Trained([], [], [], {})
     name, loss_name = ("logprobs", "actor/pg_loss") if case.kind == "language" else ("values", "critic/vf_loss")
-    for step in range(case.steps):
+    if case.resume_from is not None:
+        engine.load(case.resume_from)
+    for step in range(case.first_step, case.first_step + case.steps):
         batch = global_batch(step, case.kind)
-        rows = own_rows(batch, mesh.index_along(rank, ("data",)), mesh.axis_size("data"))
+        kept = batch.slice(0, len(batch) - case.lost_rows)
+        rows = own_rows(kept, mesh.index_along(rank, ("data",)), mesh.axis_size("data"))
         trained.outputs.append(engine.forward(rows).tokens(name).values)
         metrics = engine.train_step(rows, loss_of(batch, case.kind))
         own = torch.tensor([metrics[loss_name].value if loss_name in metrics else 0.0], dtype=torch.float64)
         trained.losses.append(float(ranks.sum(own, "data")))
         trained.norms.append(metrics["grad_norm"].value)
-    trained.shards = [
-        WeightShard(part.name, part.tensor.detach().clone(), part.layout)
-        for shard in engine.weight_shards()
-        for part in (views(shard.tensor, parts_of(shard.name, shard.layout.shape)) if shard.layout.is_full else [shard])
-    ]
+    if case.save_to is not None:
+        engine.save(case.save_to)
+    trained.shards = copies(engine)
     return pickle.dumps(trained)
 
 
 def train(case: Case) -> Trained:
-    """The training of a case on all its ranks together; ranks that must agree are checked to."""
-    answers: list[Trained] = [pickle.loads(answer) for answer in run_ranks(train_rank, case.ranks, case)]
+    """The training of a case on all its ranks together."""
+    answers = [train_rank(0, case)] if case.ranks == 1 else run_ranks(train_rank, case.ranks, case)
+    return together(case, [pickle.loads(answer) for answer in answers])
+
+
+def together(case: Case, answers: Sequence[Trained]) -> Trained:
+    """What the ranks of a case say, as one; ranks that must agree are checked to."""
     for answer in answers:
         assert answer.norms == answers[0].norms, "ranks disagree on the gradient's norm"
     mesh = mesh_of(case)
@@ -133,6 +156,11 @@ def train(case: Case) -> Trained:
     outputs = [torch.cat(step) for step in zip(*(answers[rank].outputs for rank in firsts), strict=True)]
     weights = assembled([shard for answer in answers for shard in answer.shards])
     return Trained(answers[firsts[0]].losses, answers[0].norms, outputs, weights)
+
+
+def copies(engine: TrainEngine) -> list[WeightShard]:
+    """A rank's shards, in memory of their own."""
+    return [WeightShard(shard.name, shard.tensor.detach().clone(), shard.layout) for shard in engine.weight_shards()]
 
 
 def assembled(shards: Sequence[WeightShard]) -> dict[str, Tensor]:

@@ -69,11 +69,11 @@ class ModelWorker(Worker):
         self, batch: Batch, setup: TrainingSetup, objective: Callable[[Batch], LossFn], *, prefix: str
     ) -> Metrics:
         """Passes over the batch in minibatches, one optimizer step each; engine metrics get the role's prefix."""
-        reports = []
+        reports, num_ranks = [], self.ranks.mesh.axis_size("data")
         rows = _minibatch_rows(batch, setup.minibatch_sequences)
         for minibatch in _minibatches(batch, rows, setup.training.epochs):
             metrics = self.engine.train_step(minibatch, objective(minibatch))
-            reports.append({n if "/" in n else f"{prefix}/{n}": _over_steps(m) for n, m in metrics.items()})
+            reports.append({_named(n, prefix): _over_steps(m, num_ranks) for n, m in metrics.items()})
         return merge(reports)
 
 
@@ -99,6 +99,15 @@ def _minibatches(batch: Batch, rows: Sequence[int], epochs: int) -> Iterator[Bat
             start += count
 
 
-def _over_steps(measure: Measure) -> Measure:
-    """A loss adds up within an optimizer step, and is averaged over steps."""
-    return replace(measure, reduction=Reduction.mean) if measure.reduction is Reduction.sum else measure
+def _named(name: str, prefix: str) -> str:
+    return name if "/" in name else f"{prefix}/{name}"
+
+
+def _over_steps(measure: Measure, num_ranks: int) -> Measure:
+    """A loss adds up over the data-parallel ranks within an optimizer step, and is averaged over steps.
+
+    The averages of the ranks are averaged by the driver in their turn: so many times the share of a rank makes the sum.
+    """
+    if measure.reduction is not Reduction.sum:
+        return measure
+    return replace(measure, value=measure.value * num_ranks, reduction=Reduction.mean)

@@ -1,0 +1,104 @@
+"""The same run in other layouts: engines, ranks and pools change seconds and bytes, not what is learnt."""
+
+import math
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from hybridflow.controller import Backend
+from tests.distributed.runs import Row, metric_rows, reproducible, run_here, small_run
+
+pytestmark = pytest.mark.ray
+
+NEEDS_VLLM = [
+    pytest.mark.vllm,
+    pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed"),
+]
+NEEDS_MEGATRON = pytest.mark.skipif(find_spec("megatron") is None, reason="megatron-core is not installed")
+GENTLE = ["actor.optimizer.epsilon=1e-3", "critic.optimizer.epsilon=1e-3"]
+"""With AdamW's usual 1e-8 a gradient that is zero but for rounding is a whole step of the learning rate."""
+
+FSDP = ["trainer.devices=2", "actor.engine=fsdp"]
+MEGATRON = [
+    "trainer.devices=4",
+    "actor.engine=megatron",
+    "actor.parallelism={tensor: 2, pipeline: 2}",
+    "rollout.engine=vllm",
+    "rollout.parallelism.tensor=2",
+]
+SPLIT = [
+    "trainer.devices=3",
+    "placement.pools={training: {devices: 2}, generation: {devices: 1}}",
+    "placement.roles={actor: training, rollout: generation}",
+]
+OF_LAYOUT = ("reshard/", "perf/", "timing_s/")
+"""Metrics that say how a run was laid out."""
+
+Run = Callable[..., list[Row]]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A function: settings -> the metrics of a run of three steps."""
+
+    def metrics(*settings: str, folder: Path | None = None) -> list[Row]:
+        folder = folder or tmp_path_factory.mktemp("layout")
+        words = [f"trainer={{total_steps: 3, save_every: 0, eval_every: 3, backend: auto, run_dir: {folder}/run}}"]
+        ended = run_here([*small_run(folder), *GENTLE, *words, *settings])
+        assert ended.status == 0, ended.said
+        return metric_rows(folder / "run")
+
+    return metrics
+
+
+@pytest.fixture(scope="module")
+def plain(run: Run) -> list[Row]:
+    """The run on one device."""
+    return run()
+
+
+def assert_alike(rows: list[Row], expected: list[Row], *, tolerance: float) -> None:
+    """Every metric of every step, but those of the layout."""
+    for row, other in zip(reproducible(rows), reproducible(expected), strict=True):
+        names = {name for name in row if not name.startswith(OF_LAYOUT)}
+        assert names == {name for name in other if not name.startswith(OF_LAYOUT)}
+        for name in names:
+            if "rollout_" not in name:  # differences between engines, themselves of the size of the rounding
+                assert math.isclose(row[name], other[name], rel_tol=tolerance, abs_tol=tolerance), name
+
+
+def test_two_ranks_of_fsdp_learn_what_one_device_learns(ray_backend: Backend, run, plain):
+    rows = run(*FSDP)
+    assert_alike(rows, plain, tolerance=2e-3)  # float32 sums in another order, through three steps
+    assert rows[1]["reshard/bytes_moved"] > 0
+
+
+def test_a_rollout_in_a_pool_of_its_own_is_sent_the_weights(ray_backend: Backend, run, plain):
+    assert_alike(run(*SPLIT), plain, tolerance=2e-3)
+
+
+@NEEDS_MEGATRON
+@pytest.mark.parametrize("layout", [pytest.param(MEGATRON, marks=NEEDS_VLLM, id="megatron 2x2 to vllm 2")])
+def test_tensor_and_pipeline_parallel_training_learns(ray_backend: Backend, run, plain, layout):
+    rows = run(*layout)
+    assert [row["step"] for row in rows] == [0, 1, 2, 3]
+    for row in rows[1:]:
+        assert row["training/rollout_logprobs_diff_max"] < 1e-4
+        assert row["actor/grad_norm"] > 0
+    assert set(rows[1]) >= {name for name in plain[1] if not name.startswith(OF_LAYOUT)}
+
+
+def test_a_checkpoint_of_two_ranks_goes_on_with_one_and_back(ray_backend: Backend, run, plain, tmp_path):
+    saved = ["trainer.save_every=1"]
+    run(*saved, *FSDP, "trainer.total_steps=1", folder=tmp_path)
+    run(*saved, "trainer.total_steps=2", folder=tmp_path)
+    rows = run(*saved, *FSDP, folder=tmp_path)
+    assert [row["step"] for row in rows] == [0, 1, 2, 3]
+    assert_alike([_trained(row) for row in rows[2:]], [_trained(row) for row in plain[2:]], tolerance=2e-3)
+
+
+def _trained(row: Row) -> Row:
+    """Without evaluations: each part of a run ends with one."""
+    return {name: value for name, value in row.items() if not name.startswith("val-")}

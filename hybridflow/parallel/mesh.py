@@ -71,4 +71,8 @@ class ParallelMesh:
 
     def lines(self, axes: tuple[str, ...]) -> list[list[int]]:
         """Every `line` along the given axes, in order of their first ranks."""
-        return sorted({tuple(self.line(rank, axes)): self.line(rank, axes) for rank in range(self.size)}.values())
+        found: dict[tuple[int, ...], list[int]] = {}
+        for rank in range(self.size):
+            place = self.coordinate(rank)
+            found.setdefault(tuple(place[axis] for axis in self.sizes if axis not in axes), []).append(rank)
+        return sorted(found.values())

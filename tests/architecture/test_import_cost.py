@@ -20,10 +20,15 @@ TORCH_FREE = (
     "hybridflow.parallel*",
     "hybridflow.models.geometry",
     "hybridflow.models.accounting",
+    "hybridflow.resharding",
+    "hybridflow.resharding.plan",
+    "hybridflow.resharding.grouping",
+    "hybridflow.resharding.cost",
     "hybridflow.models.names*",
     "hybridflow.observability*",
     "hybridflow.launch.compose",
     "hybridflow.trainer.main_*",
+    "hybridflow.cli*",
 )
 NEED_TORCH = (
     "hybridflow.parallel.groups",

@@ -8,6 +8,7 @@ from hybridflow.config.model import Model
 from hybridflow.config.training import Training, TrainingEngine
 from hybridflow.engines.training.families import LANGUAGE, VALUE, EngineSetup, tokenizer_directory
 from hybridflow.engines.training.interface import TrainEngine
+from hybridflow.optional import check_installed
 from hybridflow.parallel.groups import Ranks
 
 __all__ = ["make_language_engine", "make_value_engine", "tokenizer_directory"]
@@ -46,7 +47,15 @@ def _fsdp(setup: EngineSetup) -> TrainEngine:
     return FsdpEngine(setup)
 
 
+def _megatron(setup: EngineSetup) -> TrainEngine:
+    check_installed("megatron")
+    from hybridflow.engines.training.megatron.engine import MegatronEngine
+
+    return MegatronEngine(setup)
+
+
 _ENGINES: dict[TrainingEngine, Callable[[EngineSetup], TrainEngine]] = {
     TrainingEngine.single: _single,
     TrainingEngine.fsdp: _fsdp,
+    TrainingEngine.megatron: _megatron,
 }

@@ -1,8 +1,9 @@
 """Passes over micro-batches, the same for every engine that runs Hugging Face models."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
+from torch import Tensor
 
 from hybridflow.batch import Batch, Ragged
 from hybridflow.engines.training.interface import LossFn
@@ -22,11 +23,16 @@ def forward_pass(model: TokenModel, batch: Batch, micros: Sequence[MicroBatch]) 
     """Token columns of what the model says of the batch's responses, in the order of its rows; no gradient."""
     temperature = temperature_of(batch)
     with torch.no_grad():
-        parts = [(micro, model(micro, temperature)) for micro in micros]
-    counted = [(micro, outputs) for micro, outputs in parts if micro.counts]
+        return joined_outputs([(micro, model(micro, temperature)) for micro in micros])
+
+
+def joined_outputs(parts: Iterable[tuple[MicroBatch, dict[str, Tensor]]]) -> Batch:
+    """What a model says of each micro-batch's tokens as token columns, in the order of the batch's rows."""
+    told = list(parts)
+    counted = [(micro, outputs) for micro, outputs in told if micro.counts]
     order = torch.cat([torch.empty(0, dtype=torch.int64), *(micro.rows for micro, _ in counted)]).argsort()
     tokens = {}
-    for name in parts[0][1]:
+    for name in told[0][1]:
         flat = torch.cat([torch.empty(0), *(outputs[name].float().cpu() for _, outputs in counted)])
         lengths = torch.cat([torch.empty(0, dtype=torch.int64), *(micro.lengths for micro, _ in counted)])
         tokens[name] = Ragged.from_lengths(flat, lengths).select(order)

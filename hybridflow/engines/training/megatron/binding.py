@@ -1,0 +1,61 @@
+"""Weights of a rank's chunks as canonical shards, and as views of the rollout's own tensors."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from hybridflow.engines.training.megatron.model import Chunk
+from hybridflow.models.names.parts import Part, views
+from hybridflow.parallel.layout import WeightShard
+
+
+def held_parameters(chunks: Sequence[Chunk]) -> Iterator[tuple[nn.Parameter, Part]]:
+    """Each parameter of a rank, and the piece of a canonical weight that it holds.
+
+    Of a tied head on the rank that has the embedding as well there is one parameter; the last stage's own copy of the
+    embedding, where it has one, is another piece of the same weight.
+    """
+    for chunk in chunks:
+        for name, parameter in chunk.named_parameters():
+            yield parameter, chunk.parts[name]
+
+
+def held_shards(chunks: Sequence[Chunk]) -> Iterator[WeightShard]:
+    """Every weight that a rank holds, without the rows that pad the vocabulary."""
+    for parameter, part in held_parameters(chunks):
+        yield from views(parameter.data, [part])
+
+
+@torch.no_grad()
+def bind_parameters(chunks: Sequence[Chunk], slots: Mapping[str, WeightShard]) -> set[str]:
+    """Makes parameters views of the slots that their pieces lie in, and gives the slots their values.
+
+    A parameter whose rows pad the vocabulary is not bound: a slot has none. Names of which a rank holds two pieces
+    are bound if both are.
+    """
+    bound: set[str] = set()
+    left: set[str] = set()
+    for parameter, part in held_parameters(chunks):
+        slot = slots.get(part.name)
+        place = None if slot is None else _place_in(slot, part, parameter)
+        if place is None:
+            left.add(part.name)
+            continue
+        place.copy_(parameter.data)
+        parameter.data = place
+        bound.add(part.name)
+    return bound - left
+
+
+def _place_in(slot: WeightShard, part: Part, parameter: nn.Parameter) -> Tensor | None:
+    """Where a parameter lies in a slot; nowhere if the slot has not all of it, or is of another kind."""
+    if (slot.tensor.dtype, slot.tensor.device) != (parameter.dtype, parameter.device):
+        return None
+    offsets = []
+    for (low, high), (first, end) in zip(part.layout.box, slot.layout.box, strict=True):
+        if low < first or high > end:
+            return None
+        offsets.append(slice(low - first, high - first))
+    piece = slot.tensor[tuple(offsets)]
+    return piece if piece.shape == parameter.shape else None

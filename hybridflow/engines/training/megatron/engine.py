@@ -1,0 +1,160 @@
+"""The training engine on Megatron-Core: matrices, layers, experts and optimizer state divided over ranks."""
+
+import math
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from hybridflow.batch import Batch
+from hybridflow.engines.training.families import VALUE, EngineSetup
+from hybridflow.engines.training.interface import LossFn
+from hybridflow.engines.training.megatron.architecture import (
+    check_model,
+    divides_tokens,
+    read_description,
+    transformer_config,
+)
+from hybridflow.engines.training.megatron.attention import make_rotary
+from hybridflow.engines.training.megatron.binding import bind_parameters, held_shards
+from hybridflow.engines.training.megatron.model import make_chunks
+from hybridflow.engines.training.megatron.optimizer import ChunkOptimizer
+from hybridflow.engines.training.megatron.pipeline import Judge, ReportT, least_micros, run_pipeline, told_by_last_stage
+from hybridflow.engines.training.megatron.process_groups import Layout
+from hybridflow.engines.training.microbatch import MicroBatch, columns_of, make_microbatches
+from hybridflow.engines.training.outputs import token_outputs
+from hybridflow.engines.training.passes import joined_outputs, temperature_of
+from hybridflow.engines.training.schedule import learning_rate
+from hybridflow.errors import EngineError
+from hybridflow.models.geometry import read_geometry
+from hybridflow.models.loading import torch_dtype
+from hybridflow.models.shard_files import read_into
+from hybridflow.observability.metrics import Metrics, last, mean, merge
+from hybridflow.parallel.layout import WeightShard
+
+
+class MegatronEngine:
+    """A model divided over the ranks of a mesh; implements `TrainEngine`. All ranks make it, and call it, together.
+
+    engine = MegatronEngine(EngineSetup(LANGUAGE, config.actor.model, config.actor, 300, device, ranks))
+    logprobs = engine.forward(own_rows).tokens("logprobs")
+    metrics = engine.train_step(own_minibatch, loss_fn)
+
+    Ranks that differ in data alone are given different rows; all stages of a pipeline return what the last one knows.
+    """
+
+    def __init__(self, setup: EngineSetup) -> None:
+        self.mesh = setup.ranks.mesh
+        self.device = setup.device
+        self._setup = setup
+        self._training = setup.training
+        parallelism = setup.training.parallelism
+        geometry = read_geometry(setup.directory)
+        description = read_description(setup.directory, trust_remote_code=setup.model.trust_remote_code)
+        check_model(geometry, description, parallelism)
+        self._config = transformer_config(
+            geometry,
+            description,
+            parallelism,
+            dtype=torch_dtype(setup.model.dtype),
+            recompute=setup.training.gradient_checkpointing,
+        )
+        self._multiple = parallelism.tensor if divides_tokens(geometry, parallelism) else 1
+        self._rotary = make_rotary(description, self.device)
+        self._layout = Layout.of(parallelism)
+        self._layout.activate()
+        with self.device:
+            self.chunks = make_chunks(self._config, geometry, is_value=setup.family is VALUE)
+        self._made_optimizer: ChunkOptimizer | None = None
+        self._steps = 0
+        read_into(setup.directory, self.weight_shards(), zero_if_absent=("score.weight", "score.bias"))
+
+    def forward(self, batch: Batch, *, adapted: bool = True) -> Batch:
+        """See `TrainEngine.forward`. There are no adapters."""
+        for chunk in self.chunks:
+            chunk.eval()
+
+        def judge(micro: MicroBatch, outputs: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+            told = {name: flat.float().cpu() for name, flat in outputs.items()}
+            return next(iter(outputs.values())).sum(), told
+
+        micros = self._micros(batch)
+        outputs = told_by_last_stage(self._run(micros, judge, batch, with_gradient=False))
+        return joined_outputs(zip(micros, outputs, strict=True))
+
+    def train_step(self, batch: Batch, loss_fn: LossFn) -> Metrics:
+        """See `TrainEngine.train_step`. Raises `EngineError` when the gradient is not finite."""
+        self._layout.activate()
+        optimizer = self._optimizer
+        rate = learning_rate(
+            self._steps, optimizer=self._training.optimizer, total_steps=self._setup.total_optimizer_steps
+        )
+        for chunk in self.chunks:
+            chunk.train()
+
+        def judge(micro: MicroBatch, outputs: dict[str, Tensor]) -> tuple[Tensor, Metrics]:
+            if not micro.counts:
+                return torch.stack([flat.sum() for flat in outputs.values()]).sum() * 0.0, {}
+            loss = loss_fn(token_outputs(micro, outputs), columns_of(batch, micro, self.device))
+            return loss.value, loss.metrics
+
+        optimizer.zero_grad()
+        reports = self._run(self._micros(batch), judge, batch, with_gradient=True)
+        metrics = told_by_last_stage(merge(reports))
+        norm = optimizer.grad_norm()
+        if not math.isfinite(norm):
+            raise EngineError(
+                f"The gradient's norm is {norm} at optimizer step {self._steps + 1}.",
+                remedy="Lower the learning rate, or look at the last samples and rewards for values out of range.",
+            )
+        optimizer.step(norm, learning_rate=rate)
+        self._steps += 1
+        return metrics | {"grad_norm": mean(norm), "lr": last(rate)}
+
+    def weight_shards(self) -> Iterator[WeightShard]:
+        """See `TrainEngine.weight_shards`: the parameters themselves, without padding of the vocabulary."""
+        return held_shards(self.chunks)
+
+    def bind(self, slots: Mapping[str, WeightShard]) -> set[str]:
+        """See `TrainEngine.bind`: binds what lies whole in a slot, whatever lies around it there."""
+        return bind_parameters(self.chunks, slots)
+
+    @property
+    def _optimizer(self) -> ChunkOptimizer:
+        """Made when first needed: a frozen model never has one."""
+        if self._made_optimizer is None:
+            divided = self._training.parallelism.distributed_optimizer and self.mesh.axis_size("data") > 1
+            self._made_optimizer = ChunkOptimizer(self.chunks, self._config, self._training.optimizer, divided=divided)
+        return self._made_optimizer
+
+    def _run(
+        self, micros: list[MicroBatch], judge: Judge[ReportT], batch: Batch, *, with_gradient: bool
+    ) -> list[ReportT]:
+        self._layout.activate()
+        modules = self.chunks if self._made_optimizer is None else self._made_optimizer.modules
+        return run_pipeline(
+            modules,
+            micros,
+            judge,
+            temperature=temperature_of(batch),
+            rotary=self._rotary,
+            with_gradient=with_gradient,
+        )
+
+    def _micros(self, batch: Batch) -> list[MicroBatch]:
+        """As many on every rank where experts are divided, for ranks send one another tokens in every layer."""
+
+        def made(at_least: int) -> list[MicroBatch]:
+            return make_microbatches(
+                batch,
+                budget_tokens=self._training.microbatch_tokens,
+                device=self.device,
+                multiple_of=self._multiple,
+                at_least=at_least,
+            )
+
+        own = made(1)
+        layout = self._layout
+        most = self._setup.ranks.maximum(len(own), "data") if layout.expert > 1 else len(own)
+        wanted = least_micros(most, layout.pipeline, layout.virtual_pipeline)
+        return own if len(own) == wanted else made(wanted)

@@ -1,0 +1,81 @@
+"""Micro-batches through the stages of a pipeline: one forward, one backward in turn (1F1B), or forward alone."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from torch import Tensor
+
+from hybridflow.engines.training.megatron.attention import Rotary
+from hybridflow.engines.training.megatron.model import Chunk
+from hybridflow.engines.training.microbatch import MicroBatch
+
+ReportT = TypeVar("ReportT")
+
+Judge = Callable[[MicroBatch, dict[str, Tensor]], tuple[Tensor, ReportT]]
+"""On the last stage: from a micro-batch and what the model says of its tokens to its loss and a report."""
+
+
+def run_pipeline(
+    modules: Sequence[Chunk | DistributedDataParallel],
+    micros: Sequence[MicroBatch],
+    judge: Judge[ReportT],
+    *,
+    temperature: float,
+    rotary: Rotary,
+    with_gradient: bool,
+) -> list[ReportT]:
+    """The reports of all micro-batches, in their order, on ranks of the last stage; none on others.
+
+    With a gradient those of the losses' sum are left in the parameters' `main_grad`, summed over data-parallel ranks.
+    The layout's process groups are active. With virtual stages there are as many micro-batches as `least_micros` says.
+    """
+
+    def step(remaining: Iterator[MicroBatch], module: Chunk | DistributedDataParallel):
+        micro = next(remaining)
+        chunk = unwrapped(module)
+        hidden = module(micro, rotary(micro.packing, chunk.config.params_dtype))
+
+        def judged(hidden: Tensor) -> tuple[Tensor, Tensor, ReportT]:
+            loss, report = judge(micro, chunk.outputs(hidden, micro, temperature))
+            return loss, torch.zeros((), dtype=torch.int32, device=loss.device), report
+
+        return hidden, judged
+
+    with torch.set_grad_enabled(with_gradient):
+        return get_forward_backward_func()(
+            forward_step_func=step,
+            data_iterator=[iter(micros) for _ in modules],
+            model=list(modules),
+            num_microbatches=len(micros),
+            seq_length=len(micros[0].input_ids),
+            micro_batch_size=1,
+            forward_only=not with_gradient,
+        )
+
+
+def least_micros(own: int, pipeline: int, virtual_pipeline: int) -> int:
+    """As many micro-batches as `own`, and in whole rounds of the pipeline where stages take turns."""
+    return -(-own // pipeline) * pipeline if virtual_pipeline > 1 else own
+
+
+def unwrapped(module: Chunk | DistributedDataParallel) -> Chunk:
+    """The chunk itself."""
+    chunk = module.module if isinstance(module, DistributedDataParallel) else module
+    assert isinstance(chunk, Chunk), f"{type(chunk).__name__} in a pipeline"
+    return chunk
+
+
+def told_by_last_stage(message: ReportT) -> ReportT:
+    """What the last stage gave, on all stages."""
+    group = parallel_state.get_pipeline_model_parallel_group()
+    assert isinstance(group, dist.ProcessGroup), f"no pipeline group: {group}"
+    if group.size() == 1:
+        return message
+    box = [message]
+    dist.broadcast_object_list(box, src=parallel_state.get_pipeline_model_parallel_last_rank(), group=group)
+    return box[0]

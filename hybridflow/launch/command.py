@@ -4,10 +4,10 @@ import sys
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.text import Text
 
-from hybridflow.errors import HybridflowError, WorkerError
+from hybridflow.errors import HybridflowError
 from hybridflow.launch.compose import compose_run, parse_command_line
+from hybridflow.launch.failure import say_failure
 from hybridflow.launch.help import config_text, help_text
 
 
@@ -34,20 +34,8 @@ def run_command(argv: Sequence[str] | None, *, program: str, config_name: str, p
         say_finished(execute(prepared, console), console)
         return 0
     except HybridflowError as error:
-        _say(console, error)
+        say_failure(console, error)
         return status
     except KeyboardInterrupt:
         console.print("\n[yellow]interrupted[/]  The same command goes on from the last checkpoint.")
         return 130
-
-
-def _say(console: Console, error: HybridflowError) -> None:
-    """What was found and what to do; of a failure in a worker also where, and its traceback where we cannot explain."""
-    cause = error.__cause__
-    told = cause if isinstance(error, WorkerError) and isinstance(cause, HybridflowError) else error
-    console.print(Text.assemble((f"{type(told).__name__}: ", "bold red"), told.message))
-    console.print(Text.assemble(("What to do: ", "bold"), told.remedy))
-    if isinstance(error, WorkerError):
-        console.print(Text(f"role={error.role} rank={error.rank} node={error.node} method={error.method}", "bold"))
-        if told is error:
-            console.print(Text(error.worker_traceback.rstrip(), "dim"))

@@ -1,0 +1,1 @@
+"""The `hybridflow` command: what is done with runs beside training. Read `main.py` first; one file a command."""

@@ -1,0 +1,38 @@
+"""`hybridflow COMMAND`: see `hybridflow --help`."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from hybridflow.cli import export
+from hybridflow.errors import HybridflowError
+from hybridflow.launch.failure import say_failure
+from hybridflow.observability.logs import configure_logging
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command; the exit status: 0 done, 1 it failed, 2 it could not be read, 130 interrupted."""
+    parser = argparse.ArgumentParser(
+        prog="hybridflow",
+        description="What is done with runs beside training; python -m hybridflow.trainer.main_ppo --help trains.",
+    )
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    export.add_command(commands)
+    arguments = parser.parse_args(argv)
+    console = Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
+    configure_logging(None, "warning")
+    try:
+        arguments.run(arguments, console)
+        return 0
+    except HybridflowError as error:
+        say_failure(console, error)
+        return 1
+    except KeyboardInterrupt:
+        console.print("\n[yellow]interrupted[/]")
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

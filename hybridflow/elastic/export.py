@@ -1,0 +1,141 @@
+"""A trained model taken out of a run's checkpoint, as a Hugging Face directory."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from hybridflow.config.model import Dtype
+from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore, steps_below
+from hybridflow.elastic.compatibility import flat
+from hybridflow.elastic.manifest import MANIFEST
+from hybridflow.engines.training.state_files import MODEL_DIRECTORY, load_state
+from hybridflow.errors import CheckpointError, ConfigError, ResourceError
+from hybridflow.models.adapters.files import ADAPTER_DIRECTORY, CONFIG_FILE, SavedAdapter, merged_directory
+from hybridflow.models.description import copy_description
+from hybridflow.models.loading import resolve_model_path, torch_dtype
+from hybridflow.models.shard_files import save_directory
+from hybridflow.models.shard_files.reading import weight_files
+from hybridflow.parallel.groups import Ranks
+from hybridflow.parallel.layout import WeightShard
+
+_HEAD = "score."
+
+
+def export_model(
+    run_dir: Path,
+    out: Path,
+    *,
+    step: int | None = None,
+    role: str = "actor",
+    dtype: Dtype | None = None,
+    base_model: str | None = None,
+) -> Path:
+    """Writes the model of a role to `out`, a new or empty directory; returns the checkpoint it is of.
+
+    The checkpoint is the newest whole one, or that of a step, verified to the last byte. An adapter is added to the
+    weights of its model, found where the run had it or at `base_model`. With a `dtype` weights are converted, one at a
+    time; to float32 from the run's float32 copies, so that nothing is lost.
+    """
+    checkpoint = _checkpoint(run_dir, step)
+    source = checkpoint.path / role
+    if not any((source / kind).is_dir() for kind in (MODEL_DIRECTORY, ADAPTER_DIRECTORY)):
+        roles = [path.name for path in sorted(checkpoint.path.iterdir()) if path.is_dir()]
+        raise ConfigError(
+            f"{checkpoint.path} holds no model of a role '{role}'.", remedy=f"Use --role with one of: {roles}."
+        )
+    config = flat(checkpoint.driver_state().get("config", {}))
+    trusts = bool(config.get("model.trust_remote_code"))
+    with _appearing_whole(out) as target:
+        model = source / MODEL_DIRECTORY
+        if not model.is_dir():
+            model = target / ".merged"
+            _merge(source / ADAPTER_DIRECTORY, model, base_model, config.get("model.tokenizer_path"), trusts)
+        if dtype is None:
+            shutil.copytree(model, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".merged"))
+        else:
+            _convert(model, target, torch_dtype(dtype), state_of=source, trust_remote_code=trusts)
+        shutil.rmtree(target / ".merged", ignore_errors=True)
+    return checkpoint.path
+
+
+def _checkpoint(run_dir: Path, step: int | None) -> Checkpoint:
+    store = CheckpointStore(run_dir)
+    if (run_dir / MANIFEST).is_file() and step is None:
+        return store.open(run_dir)
+    if step is not None:
+        return store.open(store.directory / f"step_{step}")
+    found = store.latest()
+    if found is None:
+        runs = [path.parent.parent for path in sorted(run_dir.glob("*/checkpoints/step_*")) if path.is_dir()]
+        nearest = f" Runs below it: {', '.join(map(str, dict.fromkeys(runs)))}." if runs else ""
+        told = "has no whole checkpoint" if steps_below(store.directory) else "has no checkpoint"
+        raise CheckpointError(f"The run in {run_dir} {told}.", remedy=f"Give a run's directory (runs/NAME).{nearest}")
+    return found
+
+
+def _merge(adapter: Path, target: Path, base_model: str | None, tokenizer: object, trust_remote_code: bool) -> None:
+    SavedAdapter.read(adapter)
+    trained_on = json.loads((adapter / CONFIG_FILE).read_text())["base_model_name_or_path"]
+    base = resolve_model_path(base_model or trained_on, key="--base-model")
+    tokenizer_from = resolve_model_path(str(tokenizer), key="model.tokenizer_path") if tokenizer else base
+    merged_directory(adapter, base, target, tokenizer_from=tokenizer_from, trust_remote_code=trust_remote_code)
+
+
+def _convert(source: Path, target: Path, dtype: torch.dtype, *, state_of: Path, trust_remote_code: bool) -> None:
+    """Weights in another number format, but for a value head, which stays in float32."""
+    with ExitStack() as stack:
+        tensors = _opened(source, stack)
+        if dtype is torch.float32:
+            widened = {name: tensor.float() for name, tensor in tensors.items() if tensor.dtype is not dtype}
+            if source.parent == state_of:
+                copies = [WeightShard.full(name, tensor) for name, tensor in widened.items()]
+                load_state(state_of, [], Ranks.alone(), own_copies=copies)
+            tensors |= widened
+        shards = [WeightShard.full(name, tensor) for name, tensor in tensors.items()]
+        save_directory(
+            shards,
+            target,
+            Ranks.alone(),
+            write_rest=lambda directory: copy_description(
+                source,
+                directory,
+                head="value" if any(name.startswith(_HEAD) for name in tensors) else "language",
+                dtype=dtype,
+                tokenizer_from=source,
+                trust_remote_code=trust_remote_code,
+            ),
+            dtype_of=lambda name: torch.float32 if name.startswith(_HEAD) else dtype,
+        )
+
+
+def _opened(source: Path, stack: ExitStack) -> dict[str, Tensor]:
+    """The weights of a directory, read from its files when they are used."""
+    files = weight_files(source)
+    opened = {path: stack.enter_context(safe_open(path, framework="pt")) for path in sorted(set(files.values()))}
+    return {name: opened[path].get_tensor(name) for name, path in files.items()}
+
+
+@contextmanager
+def _appearing_whole(out: Path) -> Iterator[Path]:
+    """A directory beside `out` that takes its name when the block ends, or goes if it fails."""
+    out = out.expanduser().absolute()
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise ConfigError(f"{out} is there already, and not an empty directory.", remedy="Name a new one.")
+    partial = out.with_name(f".{out.name}.partial-{os.getpid()}")
+    try:
+        partial.mkdir(parents=True)
+        yield partial
+        os.rename(partial, out)
+    except OSError as error:
+        raise ResourceError(
+            f"{out} could not be written: {error}.", remedy="Name a directory that can be written, with room for it."
+        ) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

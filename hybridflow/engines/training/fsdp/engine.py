@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from transformers import PreTrainedModel
 
 from hybridflow.batch import Batch
 from hybridflow.engines.training.families import LANGUAGE, EngineSetup, prepared
+from hybridflow.engines.training.fsdp.adapters import gathered_downs
 from hybridflow.engines.training.fsdp.binding import bind_parameter, held_shards
 from hybridflow.engines.training.fsdp.gradients import clipped_norm
 from hybridflow.engines.training.fsdp.mesh import ShardMesh
@@ -28,6 +30,9 @@ from hybridflow.engines.training.passes import accumulate_gradients, forward_pas
 from hybridflow.engines.training.schedule import learning_rate
 from hybridflow.engines.training.state_files import load_weights, save_weights
 from hybridflow.errors import EngineError
+from hybridflow.models.adapters.files import ADAPTER_DIRECTORY, load_adapter
+from hybridflow.models.adapters.lora import initialize, is_adapter_weight
+from hybridflow.models.adapters.merging import merged_shards
 from hybridflow.models.heads import ValueModel
 from hybridflow.models.shard_files import read_into
 from hybridflow.observability.metrics import Metrics, last, mean
@@ -50,6 +55,7 @@ class FsdpEngine:
         self._shards = ShardMesh(setup.ranks, setup.training.parallelism.replicas, setup.device)
         check_layout(setup.directory, setup.training.parallelism)
         self.model = setup.skeleton()
+        self._adapter = setup.add_adapter(self.model)
         self._outputs = self._divided(self.model)
         self._parameters = shard_model(self._outputs, self.model, self._shards)
         for parameter in self._parameters:
@@ -63,11 +69,12 @@ class FsdpEngine:
         self._steps = 0
         self._read_weights(setup.directory)
 
-    def forward(self, batch: Batch) -> Batch:
+    def forward(self, batch: Batch, *, adapted: bool = True) -> Batch:
         """See `TrainEngine.forward`."""
         self.onload(Part.parameters)
         micros = self._micros(batch)
-        outputs = forward_pass(self._outputs, batch, micros)
+        with nullcontext() if adapted or self._adapter is None else self._adapter.off():
+            outputs = forward_pass(self._outputs, batch, micros)
         reshard(self._outputs)
         return outputs
 
@@ -96,23 +103,33 @@ class FsdpEngine:
 
     def weight_shards(self) -> Iterator[WeightShard]:
         """See `TrainEngine.weight_shards`: rows of each weight, none where there are fewer rows than ranks."""
-        for parameter in self._parameters:
-            yield from held_shards(parameter)
+        held = self._held_shards()
+        if self._adapter is None:
+            return held
+        return merged_shards(held, self._adapter, gathered_downs(self._parameters, self._shards))
 
     def bind(self, slots: Mapping[str, WeightShard]) -> set[str]:
         """See `TrainEngine.bind`: binds what lies in a slot as whole rows, unless FSDP needs padding behind it."""
+        merged = self._adapter.adapted if self._adapter else frozenset()
+        slots = {name: slot for name, slot in slots.items() if name not in merged}
         return {name for parameter in self._parameters for name in bind_parameter(parameter, slots)}
 
     def save(self, directory: Path) -> None:
         """See `TrainEngine.save`."""
         self.onload(*Part)
-        save_weights(directory, self.weight_shards(), self._setup.ranks, write_rest=self._setup.describe)
+        if self._adapter is None:
+            save_weights(directory, self._held_shards(), self._setup.ranks, write_rest=self._setup.describe)
+        else:
+            self._setup.save_adapter(self._adapter, self._held_shards(), directory)
         save_optimizer(directory, self._optimizer, self._trained(), self._steps, self._setup.ranks)
 
     def load(self, directory: Path) -> None:
         """See `TrainEngine.load`."""
         self.onload(*Part)
-        load_weights(directory, self.weight_shards(), self._setup.ranks)
+        if self._adapter is None:
+            load_weights(directory, self._held_shards(), self._setup.ranks)
+        else:
+            load_adapter(self._adapter, self._held_shards(), directory / ADAPTER_DIRECTORY)
         self._steps = load_optimizer(directory, self._optimizer, self._trained(), self._setup.ranks)
 
     def offload(self, *parts: Part) -> None:
@@ -146,8 +163,16 @@ class FsdpEngine:
         group = setup.ranks.group("sequence")
         return outputs if group is None else SequenceParallelOutputs(outputs, backbone, group)
 
+    def _held_shards(self) -> Iterator[WeightShard]:
+        """What this rank holds, an adapter's weights apart from those that they are added to."""
+        for parameter in self._parameters:
+            yield from held_shards(parameter)
+
     def _read_weights(self, directory: Path) -> None:
-        read_into(directory, self.weight_shards(), zero_if_absent=("score.weight", "score.bias"))
+        held = list(self._held_shards())
+        initialize(held)
+        own = [shard for shard in held if not is_adapter_weight(shard.name)]
+        read_into(directory, own, zero_if_absent=("score.weight", "score.bias"))
 
     @property
     def _optimizer(self) -> MasterAdamW:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Replicate
+from torch.distributed.tensor import Replicate, distribute_module
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -46,6 +46,7 @@ def divide_matrices(model: PreTrainedModel, mesh: DeviceMesh) -> None:
     and key norms (Qwen3) see the heads of their rank, so that their gradients are summed over the ranks. The language
     head gives each rank the logits of its part of the vocabulary.
     """
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     decoder = model.get_decoder()
     for layer in decoder.get_submodule("layers").children():
         parallelize_module(layer, mesh, _layer_plan(layer))
@@ -58,6 +59,8 @@ def divide_matrices(model: PreTrainedModel, mesh: DeviceMesh) -> None:
         parallelize_module(head, mesh, ColwiseParallel())
         if is_tied:
             head.weight = embedding.weight
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name not in frozen)  # SequenceParallel makes trained parameters of all
 
 
 def _layer_plan(layer: nn.Module) -> dict[str, ParallelStyle]:
@@ -68,7 +71,31 @@ def _layer_plan(layer: nn.Module) -> dict[str, ParallelStyle]:
         ),
         "mlp": PrepareModuleInput(input_layouts=(whole,), desired_input_layouts=(whole,)),
     }
-    plan |= {name: ColwiseParallel() for name in _COLUMNS}
-    plan |= {name: RowwiseParallel() for name in _ROWS}
+    adapted = {name.removesuffix(".base_layer") for name, _ in layer.named_modules() if name.endswith(".base_layer")}
+    for name in _COLUMNS:
+        plan |= _adapted_columns(name) if name in adapted else {name: ColwiseParallel()}
+    for name in _ROWS:
+        plan |= _adapted_rows(name) if name in adapted else {name: RowwiseParallel()}
     norms = [name for name, _ in layer.named_modules() if name in ("self_attn.q_norm", "self_attn.k_norm")]
     return plan | {name: SequenceParallel(sequence_dim=2, use_local_output=True) for name in norms}
+
+
+def _adapted_columns(name: str) -> dict[str, ParallelStyle]:
+    """A matrix divided by its output, with a low-rank addition: B is divided alike, and A is whole on every rank."""
+    return {
+        f"{name}.base_layer": ColwiseParallel(),
+        f"{name}.lora_A.default": _Replicated(),
+        f"{name}.lora_B.default": ColwiseParallel(),
+    }
+
+
+def _adapted_rows(name: str) -> dict[str, ParallelStyle]:
+    """A matrix divided by its input: A is divided alike, and B, after the sum over the ranks, whole on every rank."""
+    return {f"{name}.base_layer": RowwiseParallel(), f"{name}.lora_A.default": RowwiseParallel()}
+
+
+class _Replicated(ParallelStyle):
+    """Parameters that are whole on every rank, for inputs that every rank has whole; gradients add up over ranks."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        return distribute_module(module, device_mesh)

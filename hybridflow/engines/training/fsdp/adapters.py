@@ -1,0 +1,46 @@
+"""The matrices of a low-rank adapter that merging needs whole, from the shards of all ranks."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hybridflow.engines.training.fsdp.mesh import SHARD, ShardMesh
+from hybridflow.engines.training.fsdp.sharding import HeldParameter
+from hybridflow.models.adapters.lora import DOWN
+from hybridflow.models.names.huggingface import canonical_name
+
+
+@torch.no_grad()
+def gathered_downs(parameters: Sequence[HeldParameter], mesh: ShardMesh) -> dict[str, Tensor]:
+    """A of each adapted weight, by the weight's name: all its rows, and the columns of this rank.
+
+    One all-gather among the shards of a copy, of half an adapter's bytes. B needs none: its rows are divided as the
+    weight's own are.
+    """
+    downs = [parameter for parameter in parameters if f".{DOWN}." in parameter.name]
+    pieces = [_filled_up(parameter, mesh.num_shards) for parameter in downs]
+    if not pieces:
+        return {}
+    own = torch.cat([piece.flatten() for piece in pieces])
+    everyones = own[None]
+    if mesh.num_shards > 1:
+        everyones = own.new_empty(mesh.num_shards, len(own))
+        dist.all_gather_into_tensor(everyones.view(-1), own, group=mesh.devices[SHARD].get_group())
+    parts = everyones.split([piece.numel() for piece in pieces], 1)
+    return {
+        canonical_name(parameter.name).replace(f".{DOWN}.", "."): part.reshape(-1, piece.shape[1])[
+            : parameter.layout.shape[0]
+        ]
+        for parameter, piece, part in zip(downs, pieces, parts, strict=True)
+    }
+
+
+def _filled_up(parameter: HeldParameter, num_shards: int) -> Tensor:
+    """A rank's rows, and zeros below where others have more."""
+    rows, columns = parameter.layout.shape[0], parameter.layout.local_shape[1]
+    piece = parameter.shard.new_zeros(math.ceil(rows / num_shards), columns)
+    piece[: parameter.shard.shape[0]] = parameter.shard
+    return piece

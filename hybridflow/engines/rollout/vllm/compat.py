@@ -28,6 +28,7 @@ from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig
 from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
 from vllm.model_executor.layers.fused_moe.oracle import unquantized as expert_kernels
+from vllm.v1.engine import core
 from vllm.v1.sample import sampler
 from vllm.v1.worker import gpu_worker
 
@@ -102,14 +103,23 @@ def leave_memory_unbound() -> None:
     torch.ops._C.__dict__["init_cpu_memory_env"] = lambda nodes: None
 
 
+def keep_process_groups() -> None:
+    """Keeps an engine that ends from destroying all process groups of the process: training's, other engines'."""
+    core.__dict__["cleanup_dist_env_and_memory"] = lambda: None
+
+
 @contextmanager
 def guest() -> Iterator[None]:
-    """Around the start of vLLM: keeps the process's random states and `torch.set_num_threads` as they were."""
+    """Around the start of vLLM: leaves random states, `torch.set_num_threads` and garbage collection as they were."""
     set_num_threads, threads = torch.set_num_threads, torch.get_num_threads()
     states = random.getstate(), np.random.get_state()
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     try:
-        with torch.random.fork_rng(devices=devices), warnings.catch_warnings():
+        with (
+            torch.random.fork_rng(devices=devices),
+            warnings.catch_warnings(),
+            _replaced(core, "freeze_gc_heap", lambda: None),
+        ):
             warnings.simplefilter("ignore")
             yield
     finally:
@@ -144,12 +154,16 @@ def placed(replica: Sequence[int], local_rank: int) -> Iterator[None]:
     def distributed_environment(*args, **kwargs) -> None:
         if parallel_state._WORLD is None:
             start_world(*args, **kwargs)
-        elif parallel_state._WORLD.ranks != list(replica):
+            return
+        if parallel_state._WORLD.ranks != list(replica):
             raise EngineError(
                 f"vLLM runs in this process over the ranks {parallel_state._WORLD.ranks}; now {list(replica)} are asked"
                 " for.",
-                remedy="Give the rollouts of one pool one rollout.parallelism.",
+                remedy="Give all rollouts of a process one rollout.parallelism.",
             )
+        # Groups outlive their engine. A model without experts made none for them; without data parallelism, which is
+        # not used, it has the ranks of the tensor group.
+        parallel_state._EP = parallel_state._EP or parallel_state._TP
 
     with ExitStack() as stack:
         if dist.is_initialized():

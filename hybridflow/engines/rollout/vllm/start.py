@@ -15,6 +15,7 @@ from hybridflow.engines.rollout.vllm.compat import (
     avoid_compilation,
     guest,
     keep_plain_weights,
+    keep_process_groups,
     leave_memory_unbound,
     placed,
 )
@@ -42,6 +43,7 @@ class Started:
         reads_weights: bool,
     ) -> None:
         is_cpu = device.type == "cpu"
+        keep_process_groups()
         if is_cpu:
             keep_plain_weights()
             avoid_compilation()

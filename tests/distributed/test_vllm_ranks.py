@@ -1,0 +1,115 @@
+"""vLLM over ranks: whatever the layout, the answers of transformers and of one rank alone, and the right pieces."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+from hybridflow.models.loading import load_causal_lm
+from hybridflow.parallel.boxes import covers
+from hybridflow.parallel.layout import TensorLayout
+from hybridflow.parallel.mesh import ParallelMesh
+from tests.oracles.training import response_logprobs
+from tests.spmd import preload, run_ranks
+from tests.unit.engines.rollout.rows import greedy_answers
+from tests.vllm_ranks import (
+    TOKENS,
+    Seen,
+    all_prompts,
+    checkpoint_shards,
+    each_model,
+    own_part,
+    own_rows,
+    weights_from_outside,
+)
+
+preload("tests.vllm_preload")
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed"),
+]
+TOLERANCE = 1e-4
+"""float32 sums in another order; a wrong head, expert or row moves log-probabilities by 1e-1."""
+
+TWO = {"data": 1, "tensor": 2}
+MODELS = {
+    "llama": {"vocab_size": 70},  # one key-value head for two ranks; a vocabulary of which the second has little
+    "qwen2": {"num_key_value_heads": 2, "tie_word_embeddings": True},
+    "qwen3": {"num_key_value_heads": 2},
+    "qwen3_moe": {"num_attention_heads": 4, "num_key_value_heads": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def directories(toy_dir) -> dict[str, Path]:
+    return {name: toy_dir(name, **changes) for name, changes in MODELS.items()}
+
+
+@pytest.fixture(scope="module")
+def divided(directories) -> list[dict[str, Seen]]:
+    """All models, each over two tensor-parallel ranks, in one world."""
+    return run_ranks(each_model, 2, directories, TWO)
+
+
+@pytest.fixture(scope="module")
+def alone(directories) -> Seen:
+    """The first model on one rank."""
+    return run_ranks(each_model, 1, {"llama": directories["llama"]}, {"data": 1, "tensor": 1})[0]["llama"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_greedy_answers_over_ranks_are_those_of_transformers(directories, divided, name):
+    plain = load_causal_lm(directories[name], dtype=torch.float32, device="cpu")
+    expected = greedy_answers(plain, all_prompts(), tokens=TOKENS)
+    for rank in divided:
+        assert rank[name].greedy == expected
+    prompts = all_prompts().tokens("prompt_ids").rows()
+    for prompt, tokens, logprobs in zip(prompts, expected, divided[0][name].logprobs, strict=True):
+        row = {"prompt_ids": prompt, "response_ids": torch.tensor(tokens)}
+        with torch.no_grad():
+            exact = response_logprobs(plain, row, 1.0)[0]
+        assert torch.allclose(torch.tensor(logprobs), exact, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_slots_of_all_ranks_are_the_checkpoint(directories, divided, name):
+    whole = checkpoint_shards(directories[name])
+    width = whole["model.layers.1.self_attn.o_proj.weight"].layout.shape[1] // 2
+    assert [rank[name].wrong for rank in divided] == [[], []]
+    assert set().union(*(rank[name].boxes for rank in divided)) == set(whole)
+    for weight, shard in whole.items():
+        boxes = [rank[name].boxes[weight] for rank in divided if weight in rank[name].boxes]
+        assert covers(boxes, TensorLayout.full(shard.layout.shape).box), weight
+    projections = {rank[name].boxes["model.layers.1.self_attn.o_proj.weight"] for rank in divided}
+    assert projections == {((0, 64), (0, width)), ((0, 64), (width, 2 * width))}
+
+
+@pytest.mark.parametrize("axes", [{"data": 2, "tensor": 1}, {"data": 1, "tensor": 2, "micro_tensor": 2}], ids=str)
+def test_samples_do_not_depend_on_the_layout_or_the_number_of_replicas(directories, divided, alone, axes):
+    """Nor do replicas wait for one another, though they are strided: ranks 0 and 2, ranks 1 and 3."""
+    num_ranks = ParallelMesh(axes).size
+    parts = run_ranks(own_part, num_ranks, directories["llama"], axes)
+    for rank, part in enumerate(parts):
+        rows = own_rows(rank, axes)
+        assert (
+            part.sampled == [alone.sampled[row] for row in rows] == [divided[0]["llama"].sampled[row] for row in rows]
+        )
+        assert part.greedy == [alone.greedy[row] for row in rows]
+        assert part.wrong == []
+    assert sorted(row for rank in {tuple(own_rows(r, axes)) for r in range(num_ranks)} for row in rank) == list(
+        range(8)
+    )
+    assert len({tuple(answer) for answer in alone.sampled}) > 6
+
+
+def test_an_engine_whose_weights_come_from_outside(directories, divided):
+    ranks = run_ranks(weights_from_outside, 2, directories["llama"], TWO)
+    for found in ranks:
+        assert "have not been written yet" in found["unwritten"]
+        assert found["version 3"] == found["version 4"] == divided[0]["llama"].greedy
+        assert "given back while it slept" in found["slept"]
+        assert found["released"].weight_bytes > 0
+        assert found["released"].cache_bytes > 0.99 * (16 << 20)  # whole pages
+        assert "were given different prompts" in found["different rows"]
+        assert "rollout.parallelism" in found["another layout"]

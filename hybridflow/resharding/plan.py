@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,18 +57,17 @@ class ReshardPlan:
         """All pieces, those that stay included; for plans small enough to list."""
         return _pieces((route, np.arange(len(route.destination))) for route in self.routes)
 
-    def received_by(self, rank: int) -> list[Piece]:
+    def received_by(self, rank: int) -> tuple[Piece, ...]:
         """What comes to a rank from others."""
-        return _pieces(((route, route.rows_to(rank)) for route in self.routes), lambda start, end: start != rank)
+        return self._own("received", rank)
 
-    def sent_by(self, rank: int) -> list[Piece]:
+    def sent_by(self, rank: int) -> tuple[Piece, ...]:
         """What goes from a rank to others."""
-        selected = ((route, route.rows_from(rank)) for route in self.routes)
-        return _pieces(selected, lambda start, end: (start == rank) & (end != rank))
+        return self._own("sent", rank)
 
-    def kept_by(self, rank: int) -> list[Piece]:
+    def kept_by(self, rank: int) -> tuple[Piece, ...]:
         """What a rank wants and holds itself: copied within the rank, or already in its place."""
-        return _pieces(((route, route.rows_to(rank)) for route in self.routes), lambda start, end: start == rank)
+        return self._own("kept", rank)
 
     def as_gathers(self, rank: int | None = None) -> tuple[list[Gather], list[Piece]]:
         """The plan as all-gathers, and the pieces that move and are in none of them; of all ranks, or of one.
@@ -139,6 +138,18 @@ class ReshardPlan:
                 digest.update(numbers.tobytes())
         return digest.hexdigest()[:16]
 
+    def _own(self, part: Literal["received", "sent", "kept"], rank: int) -> tuple[Piece, ...]:
+        """A part of a rank's pieces, listed once: it is asked for at every transfer."""
+        if (part, rank) not in self._listed:
+            rows_of = Route.rows_from if part == "sent" else Route.rows_to
+            selected = ((route, rows_of(route, rank)) for route in self.routes)
+            self._listed[part, rank] = tuple(_pieces(selected, _OWN[part](rank)))
+        return self._listed[part, rank]
+
+    @cached_property
+    def _listed(self) -> dict[tuple[str, int], tuple[Piece, ...]]:
+        return {}
+
     @cached_property
     def _received(self) -> Ints:
         return self._total(lambda route: route.bytes_by(size=self.size, by_source=False))
@@ -201,6 +212,14 @@ def _megabytes(nbytes: int) -> str:
 
 def _moves(start: Ints, end: Ints) -> Bools:
     return start != end
+
+
+_OWN: dict[str, Callable[[int], Callable[[Ints, Ints], Bools]]] = {
+    "received": lambda rank: lambda start, end: start != rank,
+    "sent": lambda rank: lambda start, end: (start == rank) & (end != rank),
+    "kept": lambda rank: lambda start, end: start == rank,
+}
+"""Which (sources, destinations) are a part of a rank's rows."""
 
 
 def _pieces(selected: Iterable[tuple[Route, Ints]], chosen: Callable[[Ints, Ints], Bools] | None = None) -> list[Piece]:

@@ -70,11 +70,11 @@ def check_sources(plan: ReshardPlan, nodes: list[str], neighbours: list[int]) ->
 def check_views(plan: ReshardPlan) -> None:
     """What each rank is told of its own part is the whole plan's, in the same order."""
     for rank in range(plan.size):
-        received = [piece for piece in plan.pieces if piece.destination == rank != piece.source]
-        sent = [piece for piece in plan.pieces if piece.source == rank != piece.destination]
+        received = tuple(piece for piece in plan.pieces if piece.destination == rank != piece.source)
+        sent = tuple(piece for piece in plan.pieces if piece.source == rank != piece.destination)
         assert plan.received_by(rank) == received
         assert plan.sent_by(rank) == sent
-        assert plan.kept_by(rank) == [piece for piece in plan.pieces if piece.source == rank == piece.destination]
+        assert plan.kept_by(rank) == tuple(p for p in plan.pieces if p.source == rank == p.destination)
         assert plan.bytes_received(rank) == sum(piece.nbytes for piece in received)
         assert plan.bytes_sent(rank) == sum(piece.nbytes for piece in sent)
 

@@ -229,3 +229,22 @@ def test_boxes_that_overlap_in_any_way(held, wanted):
     held = [*held, uncovered(everything, [box for own in held for box in own])]
     sources = [[Holding("w", SHAPE, box, 4) for box in own] for own in held]
     check(sources, [[Holding("w", SHAPE, box, 4)] for box in wanted], and_back=False)
+
+
+def test_the_path_of_one_weight():
+    """The example of docs/paths/one_weight.md: training 1-4-2, generation with two tensor ranks, rank 5."""
+    shape, name = (3584, 3584), "model.layers.7.self_attn.q_proj.weight"
+    training, generating = nested(1, 4, 1, 2, data=2)
+
+    def rows(number: int, count: int) -> list[Holding]:
+        size = shape[0] // count
+        return [Holding(name, shape, ((number * size, (number + 1) * size), (0, shape[1])), 2)]
+
+    plan = make_plan(
+        [rows(training.coordinate(rank)["tensor"], 4) for rank in range(8)],
+        [rows(generating.coordinate(rank)["tensor"], 2) for rank in range(8)],
+        neighbours=groups_of(generating),
+    )
+    assert [piece[1:4] for piece in plan.kept_by(5)] == [(((896, 1792), (0, 3584)), 5, 5)]
+    assert [piece[1:4] for piece in plan.received_by(5)] == [(((0, 896), (0, 3584)), 4, 5)]
+    assert plan.bytes_received(5) == 6_422_528

@@ -3,7 +3,7 @@
 `grouping.py` says which ranks generate together, so that little has to move; `cost.py` what moving costs.
 """
 
-from hybridflow.resharding.holdings import Holding, Piece
+from hybridflow.resharding.holdings import Holding, Piece, holdings_of
 from hybridflow.resharding.plan import Gather, ReshardPlan, make_plan
 
-__all__ = ["Holding", "Piece", "Gather", "ReshardPlan", "make_plan"]
+__all__ = ["Holding", "Piece", "holdings_of", "Gather", "ReshardPlan", "make_plan"]

@@ -1,9 +1,10 @@
 """What a rank holds or wants of a weight, and what travels from one rank to another. Imports without torch."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from hybridflow.parallel.boxes import volume
-from hybridflow.parallel.layout import Box
+from hybridflow.parallel.layout import Box, WeightShard
 
 
 class Holding(NamedTuple):
@@ -38,3 +39,10 @@ class Piece(NamedTuple):
     def nbytes(self) -> int:
         """Bytes of the piece."""
         return volume(self.box) * self.itemsize
+
+
+def holdings_of(shards: Iterable[WeightShard]) -> tuple[Holding, ...]:
+    """What these shards hold, for the planner."""
+    return tuple(
+        Holding(shard.name, shard.layout.shape, shard.layout.box, shard.tensor.element_size()) for shard in shards
+    )

@@ -7,8 +7,8 @@ import numpy as np
 from torch import Tensor
 
 from hybridflow.errors import EngineError
-from hybridflow.parallel.boxes import box_text, contains, slices_within
-from hybridflow.parallel.layout import Box, WeightShard
+from hybridflow.parallel.boxes import box_text, contains
+from hybridflow.parallel.layout import WeightShard
 from hybridflow.resharding.holdings import Piece
 
 LONGEST_SEARCH = 100_000
@@ -16,20 +16,23 @@ LONGEST_SEARCH = 100_000
 
 
 class HeldWeights:
-    """What a rank holds, or wants, by name: `view` finds any box of it."""
+    """What a rank holds, or wants, by name: `view` finds any box of it.
+
+    A merged shard is worked out box by box, as its boxes are asked for.
+    """
 
     def __init__(self, shards: Iterable[WeightShard]) -> None:
-        self._by_name: dict[str, list[tuple[Box, Tensor]]] = defaultdict(list)
+        self._by_name: dict[str, list[WeightShard]] = defaultdict(list)
         for shard in shards:
-            self._by_name[shard.name].append((shard.layout.box, shard.tensor.detach()))
+            self._by_name[shard.name].append(shard)
 
     def view(self, piece: Piece) -> Tensor:
         """The view of a piece, which lies inside one of the boxes held."""
-        for box, tensor in self._by_name.get(piece.name, ()):
-            if box == piece.box:
-                return tensor
-            if contains(box, piece.box):
-                return tensor[slices_within(piece.box, box)]
+        for shard in self._by_name.get(piece.name, ()):
+            if shard.layout.box == piece.box:
+                return shard.tensor.detach()
+            if contains(shard.layout.box, piece.box):
+                return shard.part(piece.box).detach()
         raise EngineError(
             f"{box_text(piece.box)} of '{piece.name}' is to go from rank {piece.source} to rank {piece.destination},"
             " and is no longer held there.",

@@ -1,6 +1,7 @@
 """A training engine's state in files that any engine in any layout reads back.
 
-    actor/huggingface/   the weights, as `models/shard_files` writes them
+    actor/huggingface/   the weights, as `models/shard_files` writes them; or
+    actor/adapter/       a low-rank adapter alone, as `models/adapters` writes it
     actor/optimizer/     moments, and float32 copies of weights held in fewer bits, in a distributed checkpoint of
                          torch's, as `<kind>.<canonical name of the weight>`; and numbers.json
 
@@ -32,6 +33,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from hybridflow.errors import CheckpointError, EngineError
+from hybridflow.models.adapters.files import ADAPTER_DIRECTORY, read_adapter
 from hybridflow.models.shard_files import read_into, save_directory
 from hybridflow.models.shard_files.reading import saved_shapes
 from hybridflow.models.shard_files.writing import DtypeOf
@@ -94,8 +96,8 @@ def load_state(
     """Fills the shards, which are writable views of an optimizer's state, and returns the numbers.
 
     Before the first optimizer step there are no moments: they become zero. A float32 copy that was not saved is read
-    from the saved weights. `own_copies` are the weights that have no copy, being in float32: where they had one when
-    they were saved, rounded, they take its values.
+    from the saved weights (an adapter's, where that is what was trained). `own_copies` are the weights that have no
+    copy, being in float32: where they had one when they were saved, rounded, they take its values.
     """
     target = directory / STATE_DIRECTORY
     wanted = list(shards)
@@ -103,7 +105,11 @@ def load_state(
         numbers = _numbers(target)
         saved = _saved_tensors(target)
         absent = [shard for shard in wanted if _key(*shard) not in saved]
-        read_into(directory / MODEL_DIRECTORY, [shard for kind, shard in absent if kind == MASTER])
+        copies = [shard for kind, shard in absent if kind == MASTER]
+        if (directory / ADAPTER_DIRECTORY).is_dir():
+            read_adapter(directory / ADAPTER_DIRECTORY, copies)
+        else:
+            read_into(directory / MODEL_DIRECTORY, copies)
         for kind, shard in absent:
             if kind != MASTER:
                 shard.tensor.zero_()

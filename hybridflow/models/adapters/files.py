@@ -102,6 +102,11 @@ def load_adapter(adapter: Adapter, shards: Iterable[WeightShard], directory: Pat
             f"The adapter in {directory} was trained with {saved}; this run has {own}.",
             remedy="Resume with the settings it was trained with.",
         )
+    read_adapter(directory, shards)
+
+
+def read_adapter(directory: Path, shards: Iterable[WeightShard]) -> None:
+    """Fills those of the shards that an adapter's directory has, whatever its settings."""
     read_into(directory, _trained(shards))
 
 

@@ -128,6 +128,20 @@ def test_training_goes_on_bit_for_bit_from_a_small_checkpoint(toy_dir, tmp_path,
     assert largest_difference(weights(again), weights(engine)) == 0.0
 
 
+@pytest.mark.parametrize(("dtype", "other"), [(Dtype.float32, Dtype.bfloat16), (Dtype.bfloat16, Dtype.float32)])
+def test_a_checkpoint_is_read_in_another_number_format(toy_dir, tmp_path, dtype, other):
+    engine = trained(toy_dir(), 2, dtype=dtype)
+    engine.save(tmp_path)
+    again = language_engine(toy_dir(), lora=LORA, dtype=other)
+    again.load(tmp_path)
+    exact = {
+        weight: copy for copy, weight in (engine if dtype is Dtype.bfloat16 else again)._optimizer.weight_of.items()
+    }
+    pairs = zip(engine.model.parameters(), again.model.parameters(), strict=True)
+    for ours, theirs in [pair for pair in pairs if pair[0].requires_grad]:
+        assert torch.equal(exact.get(ours, ours), exact.get(theirs, theirs))
+
+
 def test_small_steps_are_not_lost_in_bfloat16(toy_dir):
     engine = language_engine(toy_dir(), lora=LORA, dtype=Dtype.bfloat16)
     masters = [master for master in engine._optimizer.weight_of if master.dtype is torch.float32]

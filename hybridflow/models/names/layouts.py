@@ -51,6 +51,8 @@ def _tensor(geometry: ModelGeometry, engine: Engine, tensor: int) -> Iterator[st
     if geometry.intermediate % tensor:
         inner = "size of an expert" if geometry.experts else "intermediate size"
         yield f"tensor={tensor} does not divide the model's {inner}, {geometry.intermediate}"
+    if engine == "fsdp" and tensor > 1 and geometry.experts:
+        yield f"tensor={tensor} with engine=fsdp divides no experts: shards do, or engine=megatron"
     padded = padded_vocabulary(geometry, 1)
     if engine == "vllm" and padded % tensor:
         yield f"tensor={tensor} does not divide the model's vocabulary, padded to {padded} entries"

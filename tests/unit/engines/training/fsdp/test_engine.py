@@ -1,0 +1,154 @@
+"""What a rank holds and where, ranks with less to do than others, memory that moves, gradients that are not finite."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from hybridflow.config.training import TrainingEngine
+from hybridflow.engines.training.fsdp.engine import FsdpEngine
+from hybridflow.engines.training.fsdp.offloading import move_optimizer, move_parameters
+from hybridflow.engines.training.fsdp.sharding import rows_of
+from hybridflow.engines.training.interface import Loss, Part
+from hybridflow.errors import EngineError
+from hybridflow.parallel.layout import Box
+from tests.parity.divided import Case, assembled, copies, engine_of, global_batch, loss_of
+from tests.spmd import run_ranks
+
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True}
+
+
+def case_of(toy_dir, architecture: str, ranks: int, kind: str = "language", **sizes: int) -> Case:
+    return Case(toy_dir(architecture, **HEADS), ranks, TrainingEngine.fsdp, sizes, kind)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 5, 8])
+def test_rows_are_torchs_chunks(parts):
+    for size in range(1, 12):
+        chunks = [len(chunk) for chunk in torch.arange(size).chunk(parts)]
+        found = [rows_of(size, parts, index) for index in range(parts)]
+        assert [high - low for low, high in found if high > low] == chunks
+        assert [low for low, _ in found][1:] == [high for _, high in found][:-1]
+
+
+def shards_of(rank: int, case: Case) -> tuple[list[tuple[str, Box, bytes]], int]:
+    """A rank's pieces as loaded, and the elements it has memory for."""
+    engine = engine_of(case, rank)
+    assert isinstance(engine, FsdpEngine)
+    memory = sum(parameter.memory.untyped_storage().nbytes() // 4 for parameter in engine._parameters)
+    return [(s.name, s.layout.box, s.tensor.numpy().tobytes()) for s in copies(engine)], memory
+
+
+def whole_weights(directory: Path) -> dict[str, Tensor]:
+    return load_file(directory / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "ranks", "sizes"),
+    [("qwen3", 3, {}), ("qwen3", 4, {"tensor": 2}), ("qwen3_moe", 2, {}), ("qwen3", 2, {"replicas": 2})],
+)
+def test_each_rank_reads_its_boxes_and_has_memory_for_no_more(toy_dir, architecture, ranks, sizes):
+    case = case_of(toy_dir, architecture, ranks, **sizes)
+    weights = whole_weights(case.directory)
+    total = sum(weight.numel() for weight in weights.values())
+    shares = ranks // sizes.get("replicas", 1)
+    rows_filled_up = sum(weight.numel() // len(weight) for weight in weights.values())
+    for pieces, memory in run_ranks(shards_of, ranks, case):
+        norms = sum(w.numel() for name, w in weights.items() if "norm" in name) if "tensor" in sizes else 0
+        assert memory <= total / shares + norms + 2 * rows_filled_up
+        for name, box, data in pieces:
+            expected = weights[name][tuple(slice(low, high) for low, high in box)]
+            assert expected.contiguous().numpy().tobytes() == data, name
+
+
+def test_a_rank_may_hold_no_row_of_a_weight(toy_dir):
+    answers = run_ranks(shards_of, 2, case_of(toy_dir, "llama", 2, "value"))
+    boxes = [{name: box for name, box, _ in pieces}["score.weight"] for pieces, _ in answers]
+    assert boxes == [((0, 1), (0, 64)), ((1, 1), (0, 64))]
+
+
+def uneven_work(rank: int, case: Case, own: tuple[tuple[int, int], ...]) -> tuple[list[float], list[float], list[int]]:
+    """A step on given rows of a batch, in micro-batches of 12 tokens."""
+    engine = engine_of(replace(case, settings={"microbatch_tokens": 12}), rank)
+    batch = global_batch(0, "language")
+    low, high = own[rank]
+    rows = batch.slice(low, high)
+    outputs = engine.forward(rows).tokens("logprobs")
+    norm = engine.train_step(rows, loss_of(batch, "language"))["grad_norm"].value
+    return outputs.values.tolist(), [norm, *copies(engine)[0].tensor[0].tolist()], outputs.lengths.tolist()
+
+
+def test_ranks_with_fewer_rows_or_none_keep_step(toy_dir):
+    case = case_of(toy_dir, "llama", 2)
+    (even, other_half), (first, none) = (
+        run_ranks(uneven_work, 2, case, own) for own in [((0, 3), (3, 6)), ((0, 6), (6, 6))]
+    )
+    assert none[0] == [] and none[2] == []
+    assert first[0] == pytest.approx(even[0] + other_half[0], abs=1e-5)
+    assert first[2] == even[2] + other_half[2]
+    assert first[1] == pytest.approx(even[1], rel=1e-4, abs=1e-6)
+
+
+def moved_and_not(rank: int, case: Case) -> list[list[float]]:
+    """Two steps, of one engine whose memory moves between them and of one whose memory does not."""
+    numbers = []
+    for moves in (False, True):
+        engine, own = engine_of(case, rank), []
+        assert isinstance(engine, FsdpEngine)
+        for step in range(2):
+            batch = global_batch(step, "language")
+            own.append(
+                engine.train_step(batch.slice(3 * rank, 3 * rank + 3), loss_of(batch, "language"))["grad_norm"].value
+            )
+            own.append(sum(float(shard.tensor.double().square().sum()) for shard in engine.weight_shards()))
+            before = [shard.tensor.data_ptr() for shard in engine.weight_shards()]
+            engine.offload(*Part)
+            if moves:
+                move_parameters(engine._parameters, torch.device("cpu"))
+                move_optimizer(engine._optimizer, torch.device("cpu"))
+            after = [shard.tensor.data_ptr() for shard in engine.weight_shards()]
+            assert all((old != new) is moves for old, new in zip(before, after, strict=True)), (
+                "memory and promise differ"
+            )
+        numbers.append(own)
+    return numbers
+
+
+def test_memory_may_move_between_steps_and_on_a_cpu_does_not_by_itself(toy_dir):
+    for still, moved in run_ranks(
+        moved_and_not, 2, replace(case_of(toy_dir, "qwen3", 2), settings={"offload_optimizer": True})
+    ):
+        assert still == moved
+
+
+def not_finite(rank: int, case: Case) -> list[str]:
+    """The error on each rank when one rank's loss is not finite, and that the weights were not touched."""
+    engine, batch = engine_of(case, rank), global_batch(0, "language")
+    before = copies(engine)
+
+    def loss_fn(outputs, columns) -> Loss:
+        return Loss(outputs.logprobs.sum() * (torch.inf if rank == 1 else 1.0), {})
+
+    with pytest.raises(EngineError) as caught:
+        engine.train_step(batch.slice(3 * rank, 3 * rank + 3), loss_fn)
+    assert all(torch.equal(a.tensor, b.tensor) for a, b in zip(copies(engine), before, strict=True))
+    return [caught.value.message, caught.value.remedy]
+
+
+def test_a_gradient_that_is_not_finite_stops_every_rank(toy_dir):
+    for message, remedy in run_ranks(not_finite, 2, case_of(toy_dir, "llama", 2)):
+        assert "at optimizer step 1" in message and "learning rate" in remedy
+
+
+def test_assembled_weights_need_every_rank(toy_dir):
+    """The check that parity rests on: a missing piece is seen."""
+    case = case_of(toy_dir, "llama", 1)
+    shards = copies(engine_of(case))
+    assert assembled(shards).keys() == whole_weights(case.directory).keys()
+    with pytest.raises(AssertionError, match="no rank holds"):
+        first = shards[0]
+        half = replace(first.layout, box=((0, 32), *first.layout.box[1:]))
+        assembled([replace(first, tensor=first.tensor[:32], layout=half)])

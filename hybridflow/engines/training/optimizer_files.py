@@ -21,7 +21,7 @@ from hybridflow.parallel.layout import WeightShard
 ShardsOf = Callable[[Tensor], Iterable[WeightShard]]
 """What a tensor of a parameter's shape holds, as views of it: of the parameter itself, or of a moment of it."""
 
-_STEPS = "steps"
+STEPS = "steps"
 
 
 def save_optimizer(
@@ -37,7 +37,7 @@ def save_optimizer(
             shards += [(kind, shard) for shard in shards_of(state[kind])] if kind in state else []
         if moved is not parameter:
             shards += [(MASTER, shard) for shard in shards_of(moved.detach())]
-    save_state(directory, shards, {_STEPS: steps}, ranks)
+    save_state(directory, shards, {STEPS: steps}, ranks)
 
 
 @torch.no_grad()
@@ -59,7 +59,7 @@ def load_optimizer(
             own_copies += shards_of(parameter.detach())
         else:
             shards += [(MASTER, shard) for shard in shards_of(moved.detach())]
-    steps = int(load_state(directory, shards, ranks, own_copies=own_copies)[_STEPS])
+    steps = int(load_state(directory, shards, ranks, own_copies=own_copies)[STEPS])
     for state in optimizer.state.values():
         state["step"].fill_(steps)
     return steps

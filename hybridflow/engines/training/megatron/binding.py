@@ -31,21 +31,41 @@ def held_shards(chunks: Sequence[Chunk]) -> Iterator[WeightShard]:
 def bind_parameters(chunks: Sequence[Chunk], slots: Mapping[str, WeightShard]) -> set[str]:
     """Makes parameters views of the slots that their pieces lie in, and gives the slots their values.
 
-    A parameter whose rows pad the vocabulary is not bound: a slot has none. Names of which a rank holds two pieces
-    are bound if both are.
+    A parameter whose rows pad the vocabulary is not bound: a slot has none. The names returned are of weights all of
+    whose pieces on this rank are bound; each chunk's `bound` says which parameters are.
     """
     bound: set[str] = set()
     left: set[str] = set()
-    for parameter, part in held_parameters(chunks):
-        slot = slots.get(part.name)
-        place = None if slot is None else _place_in(slot, part, parameter)
-        if place is None:
-            left.add(part.name)
-            continue
-        place.copy_(parameter.data)
-        parameter.data = place
-        bound.add(part.name)
+    for chunk in chunks:
+        for name, parameter in chunk.named_parameters():
+            part = chunk.parts[name]
+            slot = slots.get(part.name)
+            place = None if slot is None else _place_in(slot, part, parameter)
+            if place is None:
+                left.add(part.name)
+                continue
+            place.copy_(parameter.data)
+            parameter.data = place
+            chunk.bound.add(name)
+            bound.add(part.name)
     return bound - left
+
+
+@torch.no_grad()
+def move_parameters(chunks: Sequence[Chunk], device: torch.device) -> None:
+    """Moves the parameters that are not bound to a device; those that lie in one memory lie alike in the new one."""
+    memories: dict[int, Tensor] = {}
+    for chunk in chunks:
+        for name, parameter in chunk.named_parameters():
+            if name in chunk.bound:
+                continue
+            old = parameter.data
+            memory = old.untyped_storage()
+            if memory.data_ptr() not in memories:
+                whole = torch.empty(0, dtype=old.dtype, device=old.device).set_(memory)
+                memories[memory.data_ptr()] = whole.to(device, copy=True)
+            new = memories[memory.data_ptr()]
+            parameter.data = new.as_strided(old.shape, old.stride(), old.storage_offset())
 
 
 def _place_in(slot: WeightShard, part: Part, parameter: nn.Parameter) -> Tensor | None:

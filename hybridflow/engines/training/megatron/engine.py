@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from hybridflow.batch import Batch
 from hybridflow.engines.training.families import VALUE, EngineSetup
-from hybridflow.engines.training.interface import LossFn
+from hybridflow.engines.training.interface import LossFn, Part
 from hybridflow.engines.training.megatron.architecture import (
     check_model,
     divides_tokens,
@@ -16,7 +17,7 @@ from hybridflow.engines.training.megatron.architecture import (
     transformer_config,
 )
 from hybridflow.engines.training.megatron.attention import make_rotary
-from hybridflow.engines.training.megatron.binding import bind_parameters, held_shards
+from hybridflow.engines.training.megatron.binding import bind_parameters, held_shards, move_parameters
 from hybridflow.engines.training.megatron.model import make_chunks
 from hybridflow.engines.training.megatron.optimizer import ChunkOptimizer
 from hybridflow.engines.training.megatron.pipeline import Judge, ReportT, least_micros, run_pipeline, told_by_last_stage
@@ -25,6 +26,7 @@ from hybridflow.engines.training.microbatch import MicroBatch, columns_of, make_
 from hybridflow.engines.training.outputs import token_outputs
 from hybridflow.engines.training.passes import joined_outputs, temperature_of
 from hybridflow.engines.training.schedule import learning_rate
+from hybridflow.engines.training.state_files import load_weights, save_weights
 from hybridflow.errors import EngineError
 from hybridflow.models.geometry import read_geometry
 from hybridflow.models.loading import torch_dtype
@@ -66,11 +68,13 @@ class MegatronEngine:
         with self.device:
             self.chunks = make_chunks(self._config, geometry, is_value=setup.family is VALUE)
         self._made_optimizer: ChunkOptimizer | None = None
+        self._away: set[Part] = set()
         self._steps = 0
         read_into(setup.directory, self.weight_shards(), zero_if_absent=("score.weight", "score.bias"))
 
     def forward(self, batch: Batch, *, adapted: bool = True) -> Batch:
         """See `TrainEngine.forward`. There are no adapters."""
+        self.onload(Part.parameters)
         for chunk in self.chunks:
             chunk.eval()
 
@@ -84,7 +88,7 @@ class MegatronEngine:
 
     def train_step(self, batch: Batch, loss_fn: LossFn) -> Metrics:
         """See `TrainEngine.train_step`. Raises `EngineError` when the gradient is not finite."""
-        self._layout.activate()
+        self.onload(*Part)
         optimizer = self._optimizer
         rate = learning_rate(
             self._steps, optimizer=self._training.optimizer, total_steps=self._setup.total_optimizer_steps
@@ -109,6 +113,8 @@ class MegatronEngine:
             )
         optimizer.step(norm, learning_rate=rate)
         self._steps += 1
+        if self._training.offload_optimizer:
+            self.offload(Part.optimizer)
         return metrics | {"grad_norm": mean(norm), "lr": last(rate)}
 
     def weight_shards(self) -> Iterator[WeightShard]:
@@ -117,13 +123,47 @@ class MegatronEngine:
 
     def bind(self, slots: Mapping[str, WeightShard]) -> set[str]:
         """See `TrainEngine.bind`: binds what lies whole in a slot, whatever lies around it there."""
+        self.onload(Part.parameters)
         return bind_parameters(self.chunks, slots)
+
+    def save(self, directory: Path) -> None:
+        """See `TrainEngine.save`."""
+        self.onload(*Part)
+        ranks = self._setup.ranks
+        save_weights(directory, self.weight_shards(), ranks, write_rest=self._setup.describe)
+        self._optimizer.save(directory, self._steps, ranks)
+
+    def load(self, directory: Path) -> None:
+        """See `TrainEngine.load`."""
+        self.onload(*Part)
+        ranks = self._setup.ranks
+        load_weights(directory, self.weight_shards(), ranks)
+        self._steps = self._optimizer.load(directory, ranks)
+
+    def offload(self, *parts: Part) -> None:
+        """See `TrainEngine.offload`. Not run on a GPU yet."""
+        self._move(set(parts) - self._away, torch.device("cpu"))
+        self._away |= set(parts)
+
+    def onload(self, *parts: Part) -> None:
+        """See `TrainEngine.onload`. What a method needs comes back by itself."""
+        self._move(set(parts) & self._away, self.device)
+        self._away -= set(parts)
+
+    def _move(self, parts: set[Part], device: torch.device) -> None:
+        if self.device.type == "cpu":
+            return
+        if Part.parameters in parts:
+            move_parameters(self.chunks, device)
+        if Part.optimizer in parts and self._made_optimizer is not None:
+            self._made_optimizer.move(device)
 
     @property
     def _optimizer(self) -> ChunkOptimizer:
         """Made when first needed: a frozen model never has one."""
         if self._made_optimizer is None:
             divided = self._training.parallelism.distributed_optimizer and self.mesh.axis_size("data") > 1
+            self._layout.activate()
             self._made_optimizer = ChunkOptimizer(self.chunks, self._config, self._training.optimizer, divided=divided)
         return self._made_optimizer
 

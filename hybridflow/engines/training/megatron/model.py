@@ -22,6 +22,7 @@ from hybridflow.engines.training.megatron.normalization import RmsNorm
 from hybridflow.engines.training.megatron.parameter_parts import part_of
 from hybridflow.engines.training.megatron.process_groups import tensor_group
 from hybridflow.engines.training.microbatch import MicroBatch
+from hybridflow.engines.training.recomputed import chunk_tokens_of, recomputed_in_chunks
 from hybridflow.models.geometry import ModelGeometry
 from hybridflow.models.names.parts import Part
 from hybridflow.models.names.rules import Place, padded_vocabulary, stage_layers
@@ -56,6 +57,7 @@ class Chunk(GPTModel):
         )
         self._vocabulary = geometry.vocab
         self._group = tensor_group()
+        self.bound: set[str] = set()
         self.score = None
         if is_last and is_value:
             self.decoder.final_layernorm = RmsNorm(config, config.hidden_size, config.layernorm_epsilon)
@@ -85,15 +87,21 @@ class Chunk(GPTModel):
         tied = self.share_embeddings_and_output_weights
         weight = self.shared_embedding_or_output_weight() if tied else self.output_layer.weight
         assert weight is not None, "the last chunk has a head"
-        logits = F.linear(self._whole(hidden, is_divided_next=True)[micro.predicts], weight)
-        logprobs, entropy = vocabulary_parallel_logprobs_and_entropy(
-            logits,
-            micro.targets,
-            temperature=temperature,
-            first_column=self._group.rank() * logits.shape[1],
-            vocabulary=self._vocabulary,
-            group=self._group if self._group.size() > 1 else None,
-        )
+        rows, group = weight.shape[0], self._group
+
+        def of_chunk(states: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+            return vocabulary_parallel_logprobs_and_entropy(
+                F.linear(states, weight),
+                targets,
+                temperature=temperature,
+                first_column=group.rank() * rows,
+                vocabulary=self._vocabulary,
+                group=group if group.size() > 1 else None,
+            )
+
+        states = self._whole(hidden, is_divided_next=True)[micro.predicts]
+        chunk = chunk_tokens_of(rows, states.device)
+        logprobs, entropy = recomputed_in_chunks(of_chunk, states, micro.targets, chunk_tokens=chunk)
         return {"logprobs": logprobs, "entropy": entropy}
 
     def _whole(self, hidden: Tensor, *, is_divided_next: bool) -> Float[Tensor, "N H"]:

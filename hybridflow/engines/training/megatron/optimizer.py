@@ -1,6 +1,7 @@
 """Megatron-Core's AdamW over a rank's chunks, with its state whole on each data-parallel rank or divided over them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import torch
 from megatron.core.distributed import (
@@ -14,8 +15,21 @@ from megatron.core.transformer import MegatronModule, TransformerConfig
 from torch import Tensor, nn
 
 from hybridflow.config.training import Optimizer
+from hybridflow.engines.training.megatron.binding import held_parameters
 from hybridflow.engines.training.megatron.flat_weights import FlatWeights
 from hybridflow.engines.training.megatron.model import Chunk
+from hybridflow.engines.training.megatron.optimizer_state import moved_tensors, set_steps
+from hybridflow.engines.training.optimizer_files import STEPS
+from hybridflow.engines.training.state_files import (
+    FIRST_MOMENT,
+    MASTER,
+    SECOND_MOMENT,
+    StateShard,
+    load_state,
+    save_state,
+)
+from hybridflow.models.names.parts import views
+from hybridflow.parallel.groups import Ranks
 
 
 class ChunkOptimizer:
@@ -31,7 +45,8 @@ class ChunkOptimizer:
     """
 
     def __init__(self, chunks: Sequence[Chunk], config: TransformerConfig, settings: Optimizer, *, divided: bool):
-        own = {parameter: parameter.data for chunk in chunks for parameter in chunk.parameters()}
+        self._part_of = dict(held_parameters(chunks))
+        own = {parameter: parameter.data for parameter in self._part_of}
         reduction = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=divided)
         self.modules = [DistributedDataParallel(config, reduction, chunk) for chunk in chunks]
         config.finalize_model_grads_func = _finalize
@@ -79,6 +94,46 @@ class ChunkOptimizer:
         self._flat.fill()
         self._chain.step_with_ready_grads()
         self._flat.empty()
+
+    def state_shards(self) -> Iterator[StateShard]:
+        """The state that this rank keeps, as writable views: moments once there are any, and float32 copies."""
+        for moved in moved_tensors(self._chain):
+            part = self._part_of[moved.parameter]
+            kept = {kind: moved.state[kind] for kind in (FIRST_MOMENT, SECOND_MOMENT) if kind in moved.state}
+            for kind, values in (kept | ({MASTER: moved.tensor} if moved.is_copy else {})).items():
+                for shard in moved.shards(values, part):
+                    yield kind, shard
+
+    def save(self, directory: Path, steps: int, ranks: Ranks) -> None:
+        """Writes the state and the steps taken, with all ranks."""
+        save_state(directory, self.state_shards(), {STEPS: steps}, ranks)
+
+    def load(self, directory: Path, ranks: Ranks) -> int:
+        """Fills the state with what `save` of any engine in any layout wrote; returns the steps. Weights come first."""
+        set_steps(self._chain, 0)
+        uncopied = [
+            shard
+            for parameter, part in self._part_of.items()
+            if parameter.dtype is torch.float32
+            for shard in views(parameter.data, [part])
+        ]
+        steps = int(load_state(directory, self.state_shards(), ranks, own_copies=uncopied)[STEPS])
+        set_steps(self._chain, steps)
+        return steps
+
+    def move(self, device: torch.device) -> None:
+        """Moves the state to a device; gradients are dropped where it is not the weights'."""
+        for moved in moved_tensors(self._chain):
+            if moved.is_copy:
+                moved.tensor.data = moved.tensor.data.to(device)
+            for kind, values in moved.state.items():
+                moved.state[kind] = values.to(device) if values.ndim else values
+        for module in self.modules:
+            for buffer in (*vars(module)["buffers"], *module.expert_parallel_buffers):
+                if device.type == "cpu":
+                    buffer.offload_to_cpu(move_params=False)
+                else:
+                    buffer.reload_from_cpu(move_params=False)
 
 
 def _finalize(modules: list[nn.Module], tokens: Tensor | None = None, **options: object) -> None:

@@ -1,0 +1,119 @@
+"""What Megatron-Core's optimizers keep of each weight: moments and float32 copies, as pieces of canonical weights."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from megatron.core.optimizer import ChainedOptimizer
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params, MegatronOptimizer
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hybridflow.engines.training.state_files import FIRST_MOMENT, SECOND_MOMENT
+from hybridflow.models.names.parts import Part
+from hybridflow.parallel.layout import TensorLayout, WeightShard
+
+
+@dataclass(frozen=True)
+class Moved:
+    """A tensor that AdamW moves, for one parameter: the parameter, or a float32 copy of it, or a range of either.
+
+    `start` is where a range begins in the parameter's elements, row after row; None means a tensor of the whole shape.
+    """
+
+    parameter: nn.Parameter
+    tensor: Tensor
+    inner: Optimizer
+    start: int | None
+
+    @property
+    def is_copy(self) -> bool:
+        """The tensor is a float32 copy of a parameter that is kept in fewer bits."""
+        return self.parameter.dtype is not torch.float32
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """What AdamW keeps of the tensor; nothing before the first step."""
+        return self.inner.state[self.tensor]
+
+    def shards(self, values: Tensor, part: Part) -> Iterator[WeightShard]:
+        """Numbers of the tensor's shape as views of them, in the boxes of the weight that they belong to."""
+        if self.start is None:
+            yield WeightShard(part.name, values.detach()[part.region], part.layout)
+            return
+        columns = self.parameter[0].numel()
+        held = part.layout.local_shape[0] * columns
+        for first, end in row_runs(self.start, min(held, self.start + values.numel()), columns):
+            yield _in_box(values.detach()[first - self.start : end - self.start], first, end, part)
+
+
+def moved_tensors(chain: ChainedOptimizer) -> Iterator[Moved]:
+    """Every tensor that a rank's optimizers move."""
+    for optimizer in chain.chained_optimizers:
+        for parameter, tensor in _pairs(optimizer):
+            start = _start_of_range(optimizer, parameter) if isinstance(optimizer, DistributedOptimizer) else None
+            yield Moved(parameter, tensor, optimizer.optimizer, start)
+
+
+def set_steps(chain: ChainedOptimizer, steps: int) -> None:
+    """The steps taken, which torch counts for each tensor and the fused kernels for GPUs for each group.
+
+    Moments that are not there yet are made, of zeros.
+    """
+    for moved in moved_tensors(chain):
+        for kind in (FIRST_MOMENT, SECOND_MOMENT):
+            if kind not in moved.state:
+                moved.state[kind] = torch.zeros_like(moved.tensor)
+        moved.state["step"] = torch.tensor(float(steps))
+    for group in chain.param_groups:
+        if "step" in group:
+            group["step"] = steps
+
+
+def row_runs(start: int, end: int, columns: int) -> Iterator[tuple[int, int]]:
+    """A range of a matrix's elements as at most three boxes: the end of a row, whole rows, the beginning of a row."""
+    whole_from, whole_to = -(-start // columns) * columns, end // columns * columns
+    edges = [start, end] if whole_from > whole_to else [start, whole_from, whole_to, end]
+    for first, last in pairwise(edges):
+        if first < last:
+            yield first, last
+
+
+def _in_box(values: Tensor, first: int, end: int, part: Part) -> WeightShard:
+    """A run of `row_runs` as a piece of the part's weight."""
+    layout = part.layout
+    if len(layout.shape) == 1:
+        low = layout.box[0][0]
+        return WeightShard(part.name, values, TensorLayout(layout.shape, ((low + first, low + end),)))
+    (top, _), (left, right) = layout.box
+    columns = right - left
+    rows, begin = (first // columns, -(-end // columns)), first % columns
+    width = min(columns - begin, end - first)
+    box = ((top + rows[0], top + rows[1]), (left + begin, left + begin + width))
+    return WeightShard(part.name, values.view(rows[1] - rows[0], width), TensorLayout(layout.shape, box))
+
+
+def _start_of_range(optimizer: DistributedOptimizer, parameter: nn.Parameter) -> int:
+    buffer, formats, bucket = optimizer.model_param_gbuf_map[parameter]
+    return optimizer.gbuf_ranges[buffer][formats][bucket]["param_map"][parameter]["param"].start
+
+
+def _pairs(optimizer: MegatronOptimizer) -> Iterator[tuple[nn.Parameter, Tensor]]:
+    """Parameters and what is moved for them."""
+    if isinstance(optimizer, DistributedOptimizer):
+        groups = [
+            *zip(optimizer.model_float16_groups, optimizer.shard_fp32_from_float16_groups, strict=True),
+            *zip(optimizer.model_fp32_groups, optimizer.shard_fp32_groups, strict=True),
+        ]
+    elif isinstance(optimizer, Float16OptimizerWithFloat16Params):
+        groups = [
+            *zip(optimizer.float16_groups, optimizer.fp32_from_float16_groups, strict=True),
+            *zip(optimizer.fp32_from_fp32_groups, optimizer.fp32_from_fp32_groups, strict=True),
+        ]
+    else:
+        own = [group["params"] for group in optimizer.param_groups]
+        groups = [*zip(own, own, strict=True)]
+    for parameters, tensors in groups:
+        yield from zip(parameters, tensors, strict=True)

@@ -24,8 +24,19 @@ from hybridflow.resharding.verify import Verification
 
 __all__ = ["Resharder", "joint_group"]
 
+BYTES_OF_A_MB = 1 << 20
+
 WeightSource = Callable[[], Iterable[WeightShard]]
 """What a rank holds now: a training engine's `weight_shards`."""
+
+
+class _Member(NamedTuple):
+    """What a rank tells the others."""
+
+    node: str
+    neighbour: int | None
+    holds: tuple[tuple[Holding, torch.dtype], ...]
+    wants: tuple[tuple[Holding, torch.dtype], ...]
 
 
 class Resharder:
@@ -61,24 +72,38 @@ class Resharder:
         self._source = source or _nothing
         self._slots = tuple(slots.values())
         self._transport = transport = _transport(group, self._slots, transfer)
-        own = _Member(node or socket.gethostname(), neighbour, _described(self._source()), _described(self._slots))
-        members = _introduced(transport, own)
-        formats = _formats(members)
-        nodes = [member.node for member in members]
-        self.plan: ReshardPlan = make_plan(
-            [_holdings(member.holds, formats) for member in members],
-            [_holdings(member.wants, formats) for member in members],
-            nodes=nodes,
-            neighbours=_neighbours(members),
+        self._roll = RollCall(
+            transport.store,
+            transport.rank,
+            [f"rank {rank}" for rank in range(transport.size)],
+            timeout_seconds=transport.timeout_seconds,
         )
-        setup = ExecutorSetup(self.plan, transport, formats, transfer, nodes)
-        self.executor = executor_kind(setup)
-        self._run = make(setup).run
-        self._verification = Verification(self.plan, transport, formats) if transfer.verify else None
-        names = [f"rank {rank} ({member.node})" for rank, member in enumerate(members)]
-        self._roll = RollCall(transport.store, transport.rank, names, timeout_seconds=transport.timeout_seconds)
         self._version: int | None = None
         self._failure: str | None = None
+        own = _Member(node or socket.gethostname(), neighbour, _described(self._source()), _described(self._slots))
+        self._set_up(own, transfer, make)
+
+    def _set_up(self, own: _Member, transfer: Transfer, make: Callable[[ExecutorSetup], Executor]) -> None:
+        stage, transport = "the set-up of weight transfers", self._transport
+        self._roll.meet(stage)
+        try:
+            members: list[_Member] = transport.gather_objects(own)
+            self._roll.names = [f"rank {rank} ({member.node})" for rank, member in enumerate(members)]
+            formats = _formats(members)
+            nodes = [member.node for member in members]
+            self.plan: ReshardPlan = make_plan(
+                [_holdings(member.holds, formats) for member in members],
+                [_holdings(member.wants, formats) for member in members],
+                nodes=nodes,
+                neighbours=_neighbours(members),
+            )
+            bucket_bytes = transfer.bucket_mb * BYTES_OF_A_MB
+            setup = ExecutorSetup(self.plan, transport, formats, transfer.executor, bucket_bytes, nodes)
+            self.executor = executor_kind(setup)
+            self._run = make(setup).run
+            self._verification = Verification(self.plan, transport, formats) if transfer.verify else None
+        except LostPeer as lost:
+            raise self._lost(stage, lost) from lost
 
     @property
     def version(self) -> int | None:
@@ -126,21 +151,16 @@ class Resharder:
             verified = self._verification.check(held, self._slots, version=version)
             return replace(report, bytes_verified=verified, verify_seconds=time.perf_counter() - began)
         except LostPeer as lost:
-            self._roll.sign_lost()
-            self._transport.abort()  # whoever waits for this rank need not wait longer
-            raise self._roll.lost(stage, lost.peers, lost.reason) from lost
+            raise self._lost(stage, lost) from lost
         except BaseException as error:
             self._roll.fail(_told(error, f"rank {self._transport.rank}", stage))
             raise
 
-
-class _Member(NamedTuple):
-    """What a rank tells the others."""
-
-    node: str
-    neighbour: int | None
-    holds: tuple[tuple[Holding, torch.dtype], ...]
-    wants: tuple[tuple[Holding, torch.dtype], ...]
+    def _lost(self, stage: str, lost: LostPeer) -> HybridflowError:
+        """What all ranks raise where this one waited in vain."""
+        self._roll.sign_lost()
+        self._transport.abort()  # whoever waits for this rank need not wait longer
+        return self._roll.lost(stage, lost.peers, lost.reason)
 
 
 def _nothing() -> Iterable[WeightShard]:
@@ -160,19 +180,9 @@ def _transport(
 
 def _described(shards: Iterable[WeightShard]) -> tuple[tuple[Holding, torch.dtype], ...]:
     return tuple(
-        (Holding(shard.name, shard.layout.shape, shard.layout.box, shard.tensor.element_size()), shard.tensor.dtype)
+        (Holding(shard.name, shard.layout.shape, shard.layout.box, shard.dtype.itemsize), shard.dtype)
         for shard in shards
     )
-
-
-def _introduced(transport: Transport, member: _Member) -> list[_Member]:
-    try:
-        return transport.gather_objects(member)
-    except LostPeer as lost:
-        raise EngineError(
-            f"The ranks did not tell one another what they hold and want: {lost.reason}.",
-            remedy="See the logs of all ranks: one of them ended, or hangs.",
-        ) from lost
 
 
 def _formats(members: Sequence[_Member]) -> Formats:

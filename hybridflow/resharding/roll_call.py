@@ -35,7 +35,8 @@ class RollCall:
     def __init__(self, store: dist.Store, rank: int, names: Sequence[str], *, timeout_seconds: float) -> None:
         self._store = store
         self._rank = rank
-        self._names = tuple(names)
+        self.names = list(names)
+        """Of the ranks, as errors call them."""
         self._timeout_seconds = timeout_seconds
         self._number = 0
 
@@ -43,7 +44,7 @@ class RollCall:
         """Waits for all ranks; raises what a rank that failed said, or names those that did not come."""
         try:
             self._sign()
-            if self._store.add(self._key("count"), 1) == len(self._names):
+            if self._store.add(self._key("count"), 1) == len(self.names):
                 self._publish(EVERYBODY_CAME)
             if not self._is_decided(time.monotonic() + self._timeout_seconds):
                 late = f"did not come to {stage} within {self._timeout_seconds:g} s"
@@ -84,7 +85,7 @@ class RollCall:
         self._store.set(self._key(str(self._rank)), "")
 
     def _unsigned(self) -> list[int]:
-        return [rank for rank in range(len(self._names)) if not self._store.check([self._key(str(rank))])]
+        return [rank for rank in range(len(self.names)) if not self._store.check([self._key(str(rank))])]
 
     def _publish(self, verdict: bytes) -> None:
         """Settles how the stage ends, for all ranks, unless it is settled; the first verdict holds."""
@@ -117,7 +118,7 @@ class RollCall:
                 f"All ranks are alive, but connections between them broke: {what}.",
                 remedy="See the network between their nodes, and their logs.",
             )
-        named = ", ".join(self._names[rank] for rank in ranks)
+        named = ", ".join(self.names[rank] for rank in ranks)
         return ResourceError(f"{named[0].upper()}{named[1:]} {what}.", remedy=REMEDY)
 
     def _forget(self) -> None:

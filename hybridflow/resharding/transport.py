@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hybridflow.resharding.roll_call import GRACE_SECONDS, RollCall
+
 POLL_SECONDS = 0.0005
 
 
@@ -87,8 +89,11 @@ class Transport:
         return Transport(0, 1, dist.HashStore(), None, device or torch.device("cpu"), 300.0)
 
     def deadline(self) -> float:
-        """When somebody who does not answer from now on is given up, in seconds of `time.monotonic`."""
-        return time.monotonic() + self.timeout_seconds
+        """When somebody who does not answer from now on is given up, in seconds of `time.monotonic`.
+
+        Earlier than the timeout by what it takes to find out who it is.
+        """
+        return time.monotonic() + max(self.timeout_seconds - GRACE_SECONDS, self.timeout_seconds / 2)
 
     def post(self, parcels: Sequence[Parcel]) -> list[dist.Work]:
         """Begins to send and receive; one work a parcel. Tensors stay as they are until their work is done."""
@@ -107,7 +112,10 @@ class Transport:
     def gather_into(self, output: Tensor, given: Tensor) -> dist.Work:
         """Begins to gather what all ranks give, one behind the other."""
         assert self.group is not None, f"rank {self.rank} is alone"
-        return self.group._allgather_base(output, given)
+        try:
+            return self.group._allgather_base(output, given)
+        except RuntimeError as error:
+            raise LostPeer((), _first_line(error)) from error
 
     def wait(self, work: dist.Work, peers: tuple[int, ...], deadline: float) -> None:
         """Waits for work with some peers until a deadline; raises LostPeer past it, or when a connection breaks."""
@@ -118,7 +126,7 @@ class Transport:
             else:
                 _poll(work, deadline)
         except (RuntimeError, TimeoutError) as error:
-            raise LostPeer(peers, str(error).splitlines()[0]) from error
+            raise LostPeer(peers, _first_line(error)) from error
 
     def gather_objects(self, value: object) -> list:
         """The value of every rank, in order of ranks; anything that can be pickled."""
@@ -150,12 +158,15 @@ def joint_group(
 ) -> Transport:
     """A transport over ranks of any worlds that reach one store, on which nothing else uses the same keys.
 
-    Called on all ranks together, which are numbered over all pools: gloo for the CPU, NCCL for GPUs (not run on a GPU
-    yet).
+    Called on all ranks together, which are numbered over all pools; a rank that does not come is named. gloo for the
+    CPU, NCCL for GPUs (not run on a GPU yet).
     """
     kind = torch.device(device)
     if size == 1:
         return Transport.alone(kind)
+    names = [f"rank {number}" for number in range(size)]
+    meeting = RollCall(dist.PrefixStore("meeting", store), rank, names, timeout_seconds=timeout_seconds)
+    meeting.meet("the meeting of the ranks that exchange weights")
     timeout = timedelta(seconds=timeout_seconds)
     of_group = dist.PrefixStore("group", store)
     if kind.type == "cpu":
@@ -177,7 +188,10 @@ def group_within(world: dist.ProcessGroup, *, timeout_seconds: float, device: to
 
 def _post(group: Group, parcel: Parcel) -> dist.Work:
     act = group.send if parcel.is_sent else group.recv
-    return act([parcel.tensor], parcel.peer, parcel.tag)
+    try:
+        return act([parcel.tensor], parcel.peer, parcel.tag)
+    except RuntimeError as error:  # the connection is broken already
+        raise LostPeer((parcel.peer,), _first_line(error)) from error
 
 
 def _poll(work: dist.Work, deadline: float) -> None:
@@ -189,3 +203,9 @@ def _poll(work: dist.Work, deadline: float) -> None:
     failure = work.exception()
     if failure is not None:
         raise RuntimeError(str(failure))
+
+
+def _first_line(error: Exception) -> str:
+    """What torch says, without where in its sources it says so."""
+    line = str(error).partition("\n")[0]
+    return (line.rpartition(".cc:")[2].partition("] ")[2] or line).partition(". This is typically")[0]

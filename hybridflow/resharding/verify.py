@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hybridflow.errors import StaleWeightsError
-from hybridflow.parallel.boxes import box_text
+from hybridflow.parallel.boxes import box_text, volume
 from hybridflow.parallel.layout import Box, WeightShard
 from hybridflow.resharding.checksum import checksum
 from hybridflow.resharding.executors.interface import Formats
@@ -30,8 +30,9 @@ class Verification:
         self._plan = plan
         self._transport = transport
         self._formats = formats
-        most = max(plan.bytes_received(rank) + plan.bytes_sent(rank) for rank in range(plan.size))
-        self._rounds = max(1, -(-most // WHOLE_BYTES))
+        sent = max(plan.bytes_sent(rank) for rank in range(plan.size))
+        wanted = max(sum(volume(part.box) * part.itemsize for part in parts) for parts in plan.destinations)
+        self._rounds = max(1, -(-max(sent, wanted) // WHOLE_BYTES))
 
     def check(self, source: Iterable[WeightShard], destination: Iterable[WeightShard], *, version: int) -> int:
         """Raises StaleWeightsError where a piece differs; returns the bytes of this rank's slots that were compared.

@@ -3,15 +3,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hybridflow.config.rollout import Transfer, TransferKind
+from hybridflow.config.rollout import TransferKind
 from hybridflow.errors import ConfigError
 from hybridflow.resharding.executors.interface import Executor, Formats
 from hybridflow.resharding.executors.local import LocalExecutor
 from hybridflow.resharding.executors.send_recv import SendRecvExecutor
 from hybridflow.resharding.plan import ReshardPlan
 from hybridflow.resharding.transport import Transport
-
-BYTES_OF_A_MB = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -21,20 +19,17 @@ class ExecutorSetup:
     plan: ReshardPlan
     transport: Transport
     formats: Formats
-    settings: Transfer
+    kind: TransferKind
+    bucket_bytes: int
+    """Under way at once."""
     nodes: Sequence[str]
     """The machine of each rank."""
-
-    @property
-    def bucket_bytes(self) -> int:
-        """Bytes under way at once."""
-        return self.settings.bucket_mb * BYTES_OF_A_MB
 
 
 def executor_kind(setup: ExecutorSetup) -> TransferKind:
     """The executor that `rollout.transfer.executor` means for a plan: for `auto`, the first that can carry it out."""
-    if setup.settings.executor is not TransferKind.auto:
-        return setup.settings.executor
+    if setup.kind is not TransferKind.auto:
+        return setup.kind
     plan = setup.plan
     if not any(plan.bytes_received(rank) for rank in range(plan.size)):
         return TransferKind.local
@@ -85,7 +80,7 @@ def _cuda_ipc(setup: ExecutorSetup) -> Executor:
 def _require_one_machine(setup: ExecutorSetup) -> None:
     if len(set(setup.nodes)) > 1:
         raise ConfigError(
-            f"rollout.transfer.executor={setup.settings.executor.name} needs all ranks on one machine; they are on"
+            f"rollout.transfer.executor={setup.kind.name} needs all ranks on one machine; they are on"
             f" {', '.join(sorted(set(setup.nodes)))}.",
             remedy="Use rollout.transfer.executor=send_recv, or auto.",
         )

@@ -1,0 +1,164 @@
+"""What the ranks of the resharding tests do, each in a process of its own."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+import torch
+import torch.distributed as dist
+
+from hybridflow.config.rollout import Transfer, TransferKind
+from hybridflow.errors import StaleWeightsError
+from hybridflow.parallel.layout import TensorLayout, WeightShard
+from hybridflow.resharding.executors.factory import ExecutorSetup, make_executor
+from hybridflow.resharding.executors.gather import GatherExecutor
+from hybridflow.resharding.executors.interface import Executor, TransferReport
+from hybridflow.resharding.plan import ReshardPlan
+from hybridflow.resharding.resharder import Resharder
+from hybridflow.resharding.transport import Transport, group_within
+from tests.unit.resharding.random_weights import Weight, by_name, random_weights
+
+Make = Callable[[ExecutorSetup], Executor]
+
+
+@dataclass
+class Outcome:
+    """What a rank saw of one plan."""
+
+    is_right: list[bool]
+    """After each version."""
+    report: TransferReport
+    """Of the last version."""
+    bytes_planned: int
+    executor: TransferKind
+
+
+@dataclass(frozen=True)
+class Sized:
+    """Executors with buckets below a megabyte; gathers by collectives, which is otherwise for GPUs."""
+
+    bucket_bytes: int
+    is_collective: bool = False
+
+    def __call__(self, setup: ExecutorSetup) -> Executor:
+        if self.is_collective:
+            return GatherExecutor(
+                setup.transport, setup.plan, setup.formats, bucket_bytes=self.bucket_bytes, is_collective=True
+            )
+        return make_executor(replace(setup, bucket_bytes=self.bucket_bytes))
+
+
+def random_plans(rank: int, seeds: Sequence[int], kind: TransferKind, makes: Sequence[Make]) -> list[Outcome]:
+    """Two versions for each seed and executor: of colocated ranks, and with those in front training for the others."""
+    size = dist.get_world_size()
+    assert dist.group.WORLD is not None
+    group = group_within(dist.group.WORLD, timeout_seconds=60.0, device="cpu")
+    outcomes = []
+    for number, (seed, make, middle) in enumerate(product(seeds, makes, (0, size // 2))):
+        sources, destinations = range(middle or size), range(middle, size)
+        weights = random_weights(seed, sources=sources, destinations=destinations, num_ranks=size)
+        own = replace(group, store=dist.PrefixStore(str(number), group.store))
+        outcomes.append(outcome(rank, weights, kind, make, group=own))
+    return outcomes
+
+
+def nested(rank: int, make: Make) -> Outcome:
+    """Four ranks train in four row or column parts each and generate in two: two ranks give each other all."""
+    size, parts = dist.get_world_size(), dist.get_world_size() // 2
+    weights = []
+    for name, shape, dim in (("rows", (512, 256), 0), ("columns", (64, 96), 1), ("thin rows", (8, 3), 0)):
+        held = [[_part(shape, dim, number, size)] for number in range(size)]
+        wanted = [[_part(shape, dim, number // 2, parts)] for number in range(size)]
+        weights.append(Weight(name, torch.randn(shape), held, wanted, torch.float32))
+    everywhere = [[((0, 64),)]] * size
+    weights.append(Weight("norm", torch.randn(64), everywhere, everywhere, torch.float32))
+    for weight in weights:
+        dist.broadcast(weight.values, 0)
+    return outcome(rank, weights, TransferKind.auto, make, neighbour=rank // 2)
+
+
+def outcome(
+    rank: int,
+    weights: list[Weight],
+    kind: TransferKind,
+    make: Make,
+    *,
+    neighbour: int | None = None,
+    group: Transport | None = None,
+) -> Outcome:
+    """Transfers two versions, with an optimizer step in place between them."""
+    held = [shard for weight in weights for shard in weight.trained(rank)]
+    slots = [shard for weight in weights for shard in weight.slots(rank)]
+    resharder = Resharder(
+        lambda: held,
+        by_name(slots),
+        group=group or dist.group.WORLD,
+        transfer=Transfer(executor=kind, timeout_seconds=60.0),
+        neighbour=neighbour,
+        make=make,
+    )
+    reports, is_right = [], []
+    for version in (1, 2):
+        reports.append(resharder.transfer(version))
+        is_right.append(resharder.version == version and all(weight.is_there(slots) for weight in weights))
+        for tensor in [shard.tensor for shard in held] + [weight.values for weight in weights]:
+            tensor.add_(1)
+    return Outcome(is_right, reports[-1], resharder.plan.bytes_received(rank), resharder.executor)
+
+
+class BitFlipping:
+    """An executor after which one bit of a slot on rank 1 is not what was sent."""
+
+    def __init__(self, setup: ExecutorSetup) -> None:
+        self._rank = setup.transport.rank
+        self._run = make_executor(setup).run
+
+    def run(
+        self, plan: ReshardPlan, source: Iterable[WeightShard], destination: Iterable[WeightShard]
+    ) -> TransferReport:
+        """What another executor does, and a fault."""
+        slots = list(destination)
+        report = self._run(plan, source, slots)
+        if self._rank == 1:
+            word = slots[0].tensor.flatten()[5:6].view(torch.int32)
+            word.bitwise_xor_(1 << 17)
+        return report
+
+
+def corrupted(rank: int) -> tuple[str, bool, str]:
+    """What the transfer of a weight that arrives damaged says, and whether the slots count as complete."""
+    shape = (4, 8)
+    held = [WeightShard("w", torch.ones(2, 8), TensorLayout(shape, ((2 * rank, 2 * rank + 2), (0, 8))))]
+    slots = [WeightShard.full("w", torch.zeros(shape))]
+    resharder = Resharder(lambda: held, by_name(slots), group=dist.group.WORLD, transfer=Transfer(), make=BitFlipping)
+    try:
+        resharder.transfer(7)
+    except StaleWeightsError as error:
+        return str(error), resharder.is_complete, _refusal(resharder)
+    return "", resharder.is_complete, ""
+
+
+def aliased(rank: int) -> TransferReport:
+    """Trained rows are views of the rows of the slot: only what the other rank holds moves."""
+    slot = torch.zeros(4, 8)
+    own = slot[2 * rank : 2 * rank + 2]
+    own.fill_(rank + 1)
+    shape = (4, 8)
+    held = [WeightShard("w", own, TensorLayout(shape, ((2 * rank, 2 * rank + 2), (0, 8))))]
+    slots = {"w": WeightShard.full("w", slot)}
+    report = Resharder(lambda: held, slots, group=dist.group.WORLD, transfer=Transfer()).transfer(1)
+    assert slot[:, 0].tolist() == [1, 1, 2, 2], slot
+    return report
+
+
+def _refusal(resharder: Resharder) -> str:
+    try:
+        resharder.require_complete()
+    except Exception as error:  # noqa: BLE001 (the test reads it)
+        return str(error)
+    return ""
+
+
+def _part(shape: tuple[int, int], dim: int, number: int, parts: int) -> tuple[tuple[int, int], ...]:
+    low, high = shape[dim] * number // parts, shape[dim] * (number + 1) // parts
+    return tuple((low, high) if place == dim else (0, size) for place, size in enumerate(shape))

@@ -1,0 +1,152 @@
+"""Every executor brings every piece of any plan to its place, in any bucket, and counts the bytes of the plan."""
+
+import pytest
+import torch
+
+from hybridflow.config.rollout import TransferKind
+from hybridflow.errors import ConfigError, EngineError
+from hybridflow.parallel.layout import TensorLayout, WeightShard
+from hybridflow.resharding.executors.factory import ExecutorSetup, executor_kind, make_executor
+from hybridflow.resharding.executors.local import LocalExecutor, copy_all
+from hybridflow.resharding.holdings import holdings_of
+from hybridflow.resharding.plan import make_plan
+from hybridflow.resharding.transport import Transport
+from tests.spmd import run_ranks
+from tests.unit.resharding.random_weights import random_weights
+from tests.unit.resharding.resharding_programs import Sized, aliased, nested, random_plans
+
+SMALL, TINY = 64 << 10, 1024
+"""Buckets that hold all of a test's weights, and buckets smaller than one weight."""
+
+
+def check(outcomes):
+    for ranks in outcomes:
+        for found in ranks:
+            assert found.is_right == [True, True], found
+            assert found.report.bytes_moved == found.bytes_planned
+            assert found.report.bytes_aliased == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_local_fills_every_slot_of_a_plan(seed):
+    weights = random_weights(seed, sources=range(3), destinations=range(3), num_ranks=3, dtype=torch.float32)
+    held = [[shard for weight in weights for shard in weight.trained(rank)] for rank in range(3)]
+    slots = [[shard for weight in weights for shard in weight.slots(rank)] for rank in range(3)]
+    plan = make_plan([holdings_of(shards) for shards in held], [holdings_of(shards) for shards in slots])
+    copy_all(plan, held, slots)
+    assert all(weight.is_there(slots[rank]) for weight in weights for rank in range(3))
+
+
+@pytest.mark.parametrize("kind", [TransferKind.send_recv, TransferKind.shared_memory, TransferKind.auto])
+def test_executors_carry_out_random_plans(kind):
+    check(run_ranks(random_plans, 4, range(2), kind, [Sized(SMALL), Sized(TINY)]))
+
+
+@pytest.mark.parametrize("kind", [TransferKind.send_recv, TransferKind.shared_memory])
+def test_executors_carry_out_random_plans_of_two_ranks(kind):
+    check(run_ranks(random_plans, 2, range(3, 5), kind, [Sized(TINY)]))
+
+
+def test_collective_gathers_carry_out_random_plans():
+    check(run_ranks(random_plans, 4, range(7, 9), TransferKind.gather, [Sized(SMALL, True), Sized(TINY, True)]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [TransferKind.send_recv, TransferKind.shared_memory, TransferKind.gather])
+def test_executors_carry_out_many_random_plans(kind):
+    is_collective = kind is TransferKind.gather
+    makes = [Sized(bucket_bytes, is_collective) for bucket_bytes in (SMALL, TINY, 100)]
+    check(run_ranks(random_plans, 4, range(100, 120), kind, makes))
+
+
+@pytest.mark.parametrize("make", [Sized(SMALL), Sized(TINY), Sized(SMALL, True), Sized(TINY, True)])
+def test_nested_layouts_are_gathered(make):
+    outcomes = run_ranks(nested, 4, make)
+    check([[found] for found in outcomes])
+    quarter = (512 * 256 + 64 * 96 + 8 * 3) * 4 // 4
+    assert [found.report.bytes_moved for found in outcomes] == [quarter] * 4
+    assert [found.report.bytes_copied for found in outcomes] == [quarter + 64 * 4] * 4
+    assert all(found.executor is TransferKind.gather for found in outcomes)
+
+
+def test_staging_stays_within_the_bucket():
+    found = run_ranks(random_plans, 2, range(4), TransferKind.send_recv, [Sized(TINY)])
+    assert max(outcome.report.staging_bytes for ranks in found for outcome in ranks) <= 4 * TINY
+
+
+def test_what_is_in_place_moves_and_copies_nothing():
+    for report in run_ranks(aliased, 2):
+        assert (report.bytes_moved, report.bytes_copied, report.bytes_aliased) == (64, 0, 64)
+
+
+def rows(tensor: torch.Tensor) -> WeightShard:
+    return WeightShard.full("w", tensor)
+
+
+def local(held: WeightShard, wanted: WeightShard):
+    plan = make_plan([holdings_of([held])], [holdings_of([wanted])])
+    return LocalExecutor(0).run(plan, [held], [wanted])
+
+
+def test_equal_memory_with_a_dimension_of_one_is_in_place():
+    slot = torch.zeros(1, 6)
+    report = local(rows(slot.as_strided((1, 6), (99, 1))), rows(slot))
+    assert (report.bytes_copied, report.bytes_aliased) == (0, 24)
+
+
+def test_equal_memory_of_another_format_is_no_alias():
+    slot = torch.arange(6, dtype=torch.float32)
+    with pytest.raises(EngineError, match="share some of their memory"):
+        local(rows(slot.view(torch.int32)), rows(slot))
+
+
+def test_memory_that_overlaps_in_part_is_refused():
+    memory = torch.zeros(10)
+    with pytest.raises(EngineError, match=r"\[0:6\] of 'w' share some of their memory") as caught:
+        local(rows(memory[:6]), rows(memory[4:]))
+    assert "Bind the parameter" in caught.value.remedy
+
+
+def test_interleaved_views_of_one_memory_are_copied():
+    memory = torch.arange(24, dtype=torch.float32).view(4, 6)
+    report = local(rows(memory[:, :3]), rows(memory[:, 3:]))
+    assert (report.bytes_copied, report.bytes_aliased) == (48, 0)
+    assert torch.equal(memory[:, 3:], memory[:, :3])
+
+
+def test_a_weight_no_longer_held_is_named():
+    slot = rows(torch.zeros(6))
+    plan = make_plan([holdings_of([slot])], [holdings_of([slot])])
+    part = WeightShard("w", torch.zeros(4), TensorLayout((6,), ((0, 4),)))
+    with pytest.raises(EngineError, match=r"\[0:6\] of 'w' is to go from rank 0 to rank 0"):
+        LocalExecutor(0).run(plan, [part], [slot])
+
+
+def setup(kind: TransferKind, *, nodes=("a", "a"), together: bool = True) -> ExecutorSetup:
+    whole = [holdings_of([rows(torch.zeros(6))])]
+    plan = make_plan([*whole, ()], [(), *whole]) if together else make_plan(whole * 2, whole * 2)
+    return ExecutorSetup(plan, Transport.alone(), {"w": torch.float32}, kind, 1 << 20, nodes)
+
+
+def test_auto_is_local_where_nothing_is_received_and_send_recv_for_any_plan():
+    assert executor_kind(setup(TransferKind.auto, together=False)) is TransferKind.local
+    assert executor_kind(setup(TransferKind.auto)) is TransferKind.send_recv
+
+
+def test_local_refuses_what_has_to_travel():
+    shard = rows(torch.zeros(6))
+    with pytest.raises(EngineError, match=r"has to go from rank 0 to rank 1") as caught:
+        make_executor(setup(TransferKind.local)).run(setup(TransferKind.local).plan, [shard], [])
+    assert "rollout.transfer.executor=auto" in caught.value.remedy
+
+
+@pytest.mark.parametrize("kind", [TransferKind.shared_memory, TransferKind.cuda_ipc])
+def test_executors_of_one_machine_refuse_several(kind):
+    with pytest.raises(ConfigError, match=rf"executor={kind.name} needs all ranks on one machine; they are on a, b"):
+        make_executor(setup(kind, nodes=("a", "b")))
+
+
+def test_cuda_ipc_refuses_a_cpu():
+    with pytest.raises(ConfigError, match="these ranks are on a CPU") as caught:
+        make_executor(setup(TransferKind.cuda_ipc))
+    assert "shared_memory" in caught.value.remedy

@@ -1,6 +1,5 @@
 """What can be known to fail before anything starts: devices, ports, packages, models, tokenizers, reward functions."""
 
-import json
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from hybridflow.config.loop import BackendKind, Device
 from hybridflow.config.reward import Reward
 from hybridflow.config.rollout import RolloutKind
 from hybridflow.controller.backends.ports import check_ports
-from hybridflow.engines.rollout.vllm.limits import unsupported_reason
+from hybridflow.engines.rollout.vllm.limits import check_limits
 from hybridflow.engines.training.factory import tokenizer_directory
 from hybridflow.errors import ConfigError, ResourceError
 from hybridflow.launch.layouts import check_layouts, check_rollout_layout
@@ -47,7 +46,8 @@ def check_run(config: Experiment, specs: Sequence[RoleSpec]) -> None:
     check_layouts(config, specs, directories)
     check_rollout_layout(config, read_geometry(directory))
     if config.rollout.engine is RolloutKind.vllm:
-        _check_vllm(directory, device)
+        check_installed("vllm")  # importing it takes seconds, and is the rollout engine's to do, in its own way
+        check_limits(directory, device, config.rollout.parallelism)
 
 
 def device_name(config: Experiment) -> str:
@@ -90,10 +90,3 @@ def _check_fit(config: Experiment, tokenizer: PreTrainedTokenizerBase, directory
             f" {geometry.max_positions}.",
             remedy=f"Lower one of them, to {geometry.max_positions} together.",
         )
-
-
-def _check_vllm(directory: Path, device: str) -> None:
-    check_installed("vllm")  # importing it takes seconds, and is the rollout engine's to do, in its own way
-    reason = unsupported_reason(json.loads((directory / "config.json").read_text()), device)
-    if reason:
-        raise ConfigError(f"rollout.engine=vllm: {reason}", remedy="Use rollout.engine=transformers for this model.")

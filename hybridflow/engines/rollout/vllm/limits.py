@@ -30,7 +30,8 @@ def check_limits(directory: Path, device: str, parallelism: RolloutParallelism) 
     if tensor * pipeline == 1:
         return
     if problem := layout_problem(read_geometry(directory), engine="vllm", tensor=tensor, pipeline=pipeline):
-        raise ConfigError(f"rollout.parallelism.{problem}.", remedy="Use sizes that divide the model, or 1.")
+        told = f"rollout.{problem}" if problem.startswith("engine=") else f"rollout.parallelism.{problem}"
+        raise ConfigError(f"{told}.", remedy="Use sizes that divide the model, or 1.")
 
 
 def unsupported_reason(model_config: Mapping[str, object], device: str) -> str | None:

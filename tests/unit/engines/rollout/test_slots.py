@@ -38,3 +38,20 @@ def test_a_parameter_that_is_trained_can_be_published():
     held = slots()
     write_shards(held, [WeightShard.full("a", torch.nn.Parameter(torch.ones(4, 3)))])
     assert not held["a"].tensor.requires_grad
+
+
+@pytest.mark.parametrize("box", [((1, 3), (0, 3)), ((0, 4), (2, 3)), ((0, 1), (0, 3)), ((3, 4), (0, 3))])
+def test_a_slot_that_is_a_piece_takes_what_it_has_in_common_with_a_shard(box):
+    """Rows 0-2 and columns 1-2 are the slot's; the shard's box may lie beside it."""
+    place = tuple(slice(*interval) for interval in box)
+    whole, expected = torch.arange(1.0, 13.0).view(4, 3), torch.zeros(4, 3)
+    expected[place] = whole[place]
+    held = {"a": WeightShard("a", torch.zeros(3, 2), TensorLayout((4, 3), ((0, 3), (1, 3))))}
+    write_shards(held, [WeightShard("a", whole[place], TensorLayout((4, 3), box))])
+    assert torch.equal(held["a"].tensor, expected[0:3, 1:3])
+
+
+def test_weights_that_other_ranks_hold_are_passed_over():
+    held = slots()
+    write_shards(held, [WeightShard.full("c", torch.ones(2))], elsewhere={"c"})
+    assert set(held) == {"a", "b"}

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel
 
 from hybridflow.batch import Batch
@@ -106,6 +107,18 @@ def test_slots_are_the_models_own_memory_and_a_training_parameter_can_share_it()
 
 def test_a_tied_head_has_no_slot_of_its_own():
     assert "lm_head.weight" not in engine_of(toy_model("qwen3", tie_word_embeddings=True)).weight_slots()
+
+
+def test_the_slots_of_experts_are_views_of_the_stack_under_their_names_in_a_checkpoint(tmp_path):
+    model = toy_model("qwen3_moe")
+    slots = engine_of(model).weight_slots()
+    model.save_pretrained(tmp_path)
+    saved = load_file(tmp_path / "model.safetensors")
+    assert set(slots) == set(saved)
+    assert all(torch.equal(slots[name].tensor, saved[name]) for name in saved)
+    slots["model.layers.1.mlp.experts.2.up_proj.weight"].tensor.fill_(7.0)
+    stack = dict(model.named_parameters())["model.layers.1.mlp.experts.gate_up_proj"]
+    assert (stack == 7).nonzero()[:, :2].unique(dim=0).tolist() == [[2, row] for row in range(32, 64)]
 
 
 def test_a_response_past_the_models_positions_is_refused():

@@ -61,6 +61,7 @@ class WorkerGroup:
         self.minibatch_rows = minibatch_rows
         self.meshes = {"training": mesh, "generation": generation_mesh or mesh}
         self._linked: dict[str, RoleMethod] = {}
+        self._renamed: Mapping[str, str] = {}
         self._specs = specs_of(worker_class)
         taken = [name for name in self._specs if name in dir(WorkerGroup) or name in self.__dict__]
         if taken:
@@ -82,13 +83,17 @@ class WorkerGroup:
         """The workers, by rank."""
         return self._handles
 
-    def view(self, role: str) -> "WorkerGroup":
-        """The same workers under another role's name, which errors then use."""
+    def view(self, role: str, *, methods: Mapping[str, str] | None = None) -> "WorkerGroup":
+        """The same workers under another role's name, which errors then use.
+
+        `methods` are the workers' own names of methods that the role has under other names.
+        """
         view = WorkerGroup.__new__(WorkerGroup)
         view.__dict__.update(
             {name: value for name, value in self.__dict__.items() if not isinstance(value, _BoundMethod)}
         )
         view.role = role
+        view._renamed = methods or {}
         view._handles = [
             Handle(WorkerKey(handle.key.worker, role), handle.rank, handle.pool, handle.host)
             for handle in self._handles
@@ -119,10 +124,11 @@ class WorkerGroup:
     def __getattr__(self, name: str) -> RoleMethod:
         if name.startswith("_"):
             raise AttributeError(name)
-        spec = self._specs.get(name)
+        own_name = self._renamed.get(name, name)
+        spec = self._specs.get(own_name)
         if spec is None:
             raise ConfigError(_unknown(name, self.role, self.worker_class), remedy=_nearest(name, self._specs))
-        bound = _BoundMethod(self, name, spec)
+        bound = _BoundMethod(self, own_name, spec)
         self.__dict__[name] = bound
         return bound
 

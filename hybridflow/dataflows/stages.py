@@ -12,6 +12,7 @@ _STAGE_OF_METHOD = {
     "values": "values",
     "advantages": "adv",
     "publish_weights": "update_weights",
+    "reference_logprobs": "ref",
     "save": "save_checkpoint",
 }
 

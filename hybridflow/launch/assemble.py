@@ -40,7 +40,10 @@ def start_backend(config: Experiment) -> Backend:
 
 
 def start_roles(config: Experiment, specs: Sequence[RoleSpec], backend: Backend) -> dict[str, WorkerGroup]:
-    """One worker group a role, each in its pool; a rollout without a pool of its own is a view of the actor."""
+    """One worker group a role, each in its pool; a rollout without a pool of its own is a view of the actor.
+
+    So is the reference of a policy with a low-rank adapter.
+    """
     device = device_name(config)
     pools = {name: ResourcePool(name, size, device=device) for name, size in pool_sizes(config).items()}
     groups = {
@@ -55,7 +58,11 @@ def start_roles(config: Experiment, specs: Sequence[RoleSpec], backend: Backend)
             minibatch_rows=spec.minibatch_rows,
         )
         for spec in specs
+        if spec.view_of is None
     }
+    for spec in specs:
+        if spec.view_of is not None:
+            groups[spec.name] = groups[spec.view_of].view(spec.name, methods=spec.methods)
     if ACTOR in groups and ROLLOUT in groups:
         link_weights(groups[ACTOR], groups[ROLLOUT])
     elif ACTOR in groups:

@@ -1,7 +1,7 @@
 """From the roles a dataflow names to worker classes, their arguments and their pools."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from hybridflow.config.algorithm import KLPlacement
 from hybridflow.config.derived import (
@@ -18,7 +18,7 @@ from hybridflow.config.loop import BackendKind
 from hybridflow.config.model import Model
 from hybridflow.config.reward import Reward
 from hybridflow.config.roles import Role, RoleKind
-from hybridflow.config.training import Training
+from hybridflow.config.training import Lora, Training
 from hybridflow.controller.worker import Worker
 from hybridflow.dataflows.interface import Dataflow, RoleNeed, role_needs
 from hybridflow.dataflows.roles import Generates, Policy, Predicts, Scores, ValueFunction
@@ -60,6 +60,12 @@ class RoleSpec:
 
     minibatch_rows: int | None = None
     """Rows an optimizer step, for a trained role."""
+
+    view_of: str | None = None
+    """The role whose workers play this one as well; None for a role with workers of its own."""
+
+    methods: Mapping[str, str] = field(default_factory=dict)
+    """What those workers call the methods of this role."""
 
 
 def plan_roles(config: Experiment, dataflow: type[Dataflow]) -> list[RoleSpec]:
@@ -133,7 +139,15 @@ def _own_role(config: Experiment, name: str, need: RoleNeed, *, with_rollout: bo
         return _trained(config, name, CriticWorker, {"algorithm": config.algorithm})
     if need.kind is Scores:
         return _reward(config, name, config.reward)
+    if config.actor.lora.rank and pool_of(config, name) == pool_of(config, ACTOR):
+        return _adapterless_actor(config, name)
     return _reference(config, name, policy_model(config))
+
+
+def _adapterless_actor(config: Experiment, name: str) -> RoleSpec:
+    """The reference of a policy with a low-rank adapter: the policy without it, in no memory of its own."""
+    methods = {"logprobs": "reference_logprobs"}
+    return RoleSpec(name, ActorWorker, {}, pool_of(config, name), view_of=ACTOR, methods=methods)
 
 
 def _trained(config: Experiment, name: str, worker_class: type[Worker], kwargs: Mapping[str, object]) -> RoleSpec:
@@ -186,7 +200,7 @@ def _reward(config: Experiment, name: str, reward: Reward) -> RoleSpec:
 
 
 def _reference(config: Experiment, name: str, model: Model) -> RoleSpec:
-    training = training_of(config, name)
+    training = replace(training_of(config, name), lora=Lora())
     kwargs = {"model": model, "training": training}
     mesh = _mesh(config, name, training)
     return RoleSpec(name, ReferenceWorker, kwargs, pool_of(config, name), model=model, training=training, mesh=mesh)

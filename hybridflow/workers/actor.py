@@ -65,6 +65,12 @@ class ActorWorker(ModelWorker):
         """`old_logprobs`: the policy's log-probabilities before the update, at the sampling temperature."""
         return Batch.of(tokens={"old_logprobs": self.engine.forward(batch).tokens("logprobs")})
 
+    @transfer(DATA_PARALLEL, requires=("prompt_ids", "response_ids"), provides=("ref_logprobs",))
+    def reference_logprobs(self, batch: Batch) -> Batch:
+        """`ref_logprobs` without a reference of its own: what the policy says with its low-rank adapter off."""
+        assert self._setup.training.lora.rank, "without an adapter the policy would be its own reference"
+        return Batch.of(tokens={"ref_logprobs": self.engine.forward(batch, adapted=False).tokens("logprobs")})
+
     @transfer(
         DATA_PARALLEL,
         requires=("uid", "response_mask", "scores"),

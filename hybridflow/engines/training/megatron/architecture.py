@@ -90,6 +90,7 @@ def transformer_config(
         pipeline_dtype=dtype,
         bf16=dtype is torch.bfloat16,
         perform_initialization=False,
+        cuda_graph_scope=[],
         calculate_per_token_loss=True,
         tensor_model_parallel_size=parallelism.tensor,
         pipeline_model_parallel_size=parallelism.pipeline,

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from hybridflow.engines.training.megatron.model import Chunk
 from hybridflow.models.names.parts import Part, views
+from hybridflow.parallel.boxes import contains, slices_within
 from hybridflow.parallel.layout import WeightShard
 
 
@@ -72,10 +73,7 @@ def _place_in(slot: WeightShard, part: Part, parameter: nn.Parameter) -> Tensor 
     """Where a parameter lies in a slot; nowhere if the slot has not all of it, or is of another kind."""
     if (slot.tensor.dtype, slot.tensor.device) != (parameter.dtype, parameter.device):
         return None
-    offsets = []
-    for (low, high), (first, end) in zip(part.layout.box, slot.layout.box, strict=True):
-        if low < first or high > end:
-            return None
-        offsets.append(slice(low - first, high - first))
-    piece = slot.tensor[tuple(offsets)]
+    if not contains(slot.layout.box, part.layout.box):
+        return None
+    piece = slot.tensor[slices_within(part.layout.box, slot.layout.box)]
     return piece if piece.shape == parameter.shape else None

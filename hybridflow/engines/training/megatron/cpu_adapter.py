@@ -11,7 +11,6 @@ import importlib.abc
 import importlib.machinery
 import re
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from importlib.machinery import ModuleSpec
@@ -165,12 +164,10 @@ class _Loader(importlib.machinery.SourceFileLoader):
         return compile(tree, path, "exec", dont_inherit=True)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Runs the module with the stand-in among its globals; that the extensions for GPUs are absent is no news."""
+        """Runs the module with the stand-in among its globals."""
         vars(module)[_STAND_IN] = _CpuForCuda()
         vars(module).update(dict.fromkeys(_ABSENT_WITHOUT_TRANSFORMER_ENGINE.get(module.__name__, ())))
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*Apex (is|are) not installed")
-            super().exec_module(module)
+        super().exec_module(module)
         if module.__name__ == _COLLECTIVES:
             _allow_uneven_sizes(module)
 

@@ -142,21 +142,22 @@ class MegatronEngine:
 
     def offload(self, *parts: Part) -> None:
         """See `TrainEngine.offload`. Not run on a GPU yet."""
-        self._move(set(parts) - self._away, torch.device("cpu"))
+        self._move(set(parts) - self._away, away=True)
         self._away |= set(parts)
 
     def onload(self, *parts: Part) -> None:
         """See `TrainEngine.onload`. What a method needs comes back by itself."""
-        self._move(set(parts) & self._away, self.device)
+        self._move(set(parts) & self._away, away=False)
         self._away -= set(parts)
 
-    def _move(self, parts: set[Part], device: torch.device) -> None:
+    def _move(self, parts: set[Part], *, away: bool) -> None:
         if self.device.type == "cpu":
             return
+        device = torch.device("cpu") if away else self.device
         if Part.parameters in parts:
             move_parameters(self.chunks, device)
         if Part.optimizer in parts and self._made_optimizer is not None:
-            self._made_optimizer.move(device)
+            self._made_optimizer.move(device, away=away)
 
     @property
     def _optimizer(self) -> ChunkOptimizer:

@@ -121,8 +121,8 @@ class ChunkOptimizer:
         set_steps(self._chain, steps)
         return steps
 
-    def move(self, device: torch.device) -> None:
-        """Moves the state to a device; gradients are dropped where it is not the weights'."""
+    def move(self, device: torch.device, *, away: bool) -> None:
+        """Moves the state to a device: away from the weights', where it leaves no gradients behind, or back."""
         for moved in moved_tensors(self._chain):
             if moved.is_copy:
                 moved.tensor.data = moved.tensor.data.to(device)
@@ -130,10 +130,8 @@ class ChunkOptimizer:
                 moved.state[kind] = values.to(device) if values.ndim else values
         for module in self.modules:
             for buffer in (*vars(module)["buffers"], *module.expert_parallel_buffers):
-                if device.type == "cpu":
-                    buffer.offload_to_cpu(move_params=False)
-                else:
-                    buffer.reload_from_cpu(move_params=False)
+                change = buffer.offload_to_cpu if away else buffer.reload_from_cpu
+                change(move_params=False, move_grads=True)
 
 
 def _finalize(modules: list[nn.Module], tokens: Tensor | None = None, **options: object) -> None:

@@ -101,7 +101,7 @@ def _gathered(hidden: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     if group is None:
         return hidden
     tokens = hidden.new_empty((hidden.shape[0] * group.size(), *hidden.shape[1:]))
-    dist.all_gather_into_tensor(tokens, hidden.contiguous(), group=group)
+    dist.all_gather_single(tokens, hidden.contiguous(), group=group)
     return tokens
 
 
@@ -112,4 +112,4 @@ def _reduced(grad: Tensor, group: dist.ProcessGroup | None, divides_sequence: bo
     if not divides_sequence:
         return grad, dist.all_reduce(grad, group=group, async_op=True)
     own = grad.new_empty((grad.shape[0] // group.size(), *grad.shape[1:]))
-    return own, dist.reduce_scatter_tensor(own, grad, group=group, async_op=True)
+    return own, dist.reduce_scatter_single(own, grad, group=group, async_op=True)

@@ -8,54 +8,21 @@ from torch import Tensor
 
 from hybridflow.config.training import TrainingEngine
 from hybridflow.engines.training.interface import TrainEngine
-from hybridflow.models.geometry import ModelGeometry, read_geometry
-from hybridflow.models.names.parts import Part, views
+from hybridflow.models.geometry import read_geometry
 from hybridflow.models.names.rules import Place
-from hybridflow.models.names.vllm import parts_of
-from hybridflow.parallel.layout import Box, WeightShard
+from hybridflow.parallel.layout import Box
 from tests.parity.divided import Case, engine_of, global_batch, loss_of, mesh_of, own_rows
 from tests.spmd import run_ranks
+from tests.unit.engines.training.rollout_memory import vllm_slots
 
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True}
-
-
-def vllm_slots(geometry: ModelGeometry, place: Place) -> dict[str, WeightShard]:
-    """The memory of a vLLM worker: fused tensors one behind the other in one storage, and the weights in them."""
-    parts = {name: parts_of(name, geometry, place) for name in _vllm_names(geometry)}
-    shapes = {name: _shape_of(found) for name, found in parts.items()}
-    storage = torch.zeros(sum(shape.numel() for shape in shapes.values()) + 8)
-    slots, start = {}, 8
-    for name, found in parts.items():
-        tensor = storage[start : start + shapes[name].numel()].view(shapes[name])
-        start += tensor.numel()
-        slots |= {shard.name: shard for shard in views(tensor, found)}
-    return slots
-
-
-def _vllm_names(geometry: ModelGeometry) -> list[str]:
-    names = ["model.embed_tokens.weight", "model.norm.weight"]
-    norms = ["input_layernorm", "post_attention_layernorm", "self_attn.q_norm", "self_attn.k_norm"]
-    mlp = (
-        ["mlp.gate", "mlp.experts.w13", "mlp.experts.w2"] if geometry.experts else ["mlp.gate_up_proj", "mlp.down_proj"]
-    )
-    for layer in range(geometry.layers):
-        for module in [*norms, "self_attn.qkv_proj", "self_attn.o_proj", *mlp]:
-            names.append(f"model.layers.{layer}.{module}{'_weight' if 'experts' in module else '.weight'}")
-    return names
-
-
-def _shape_of(parts: list[Part]) -> torch.Size:
-    """Large enough for all parts."""
-    last = parts[-1]
-    begun = [index.stop if isinstance(index, slice) else index + 1 for index in last.region]
-    num_slices = sum(isinstance(index, slice) for index in last.region)
-    return torch.Size([*begun, *last.layout.local_shape[num_slices:]])
 
 
 def bind_and_train(rank: int, case: Case, rollout_tensor: int) -> set[str]:
     """The names bound, once every promise of `bind` has been seen to hold."""
     plain, engine, mesh = engine_of(case, rank), engine_of(case, rank), mesh_of(case)
-    rollout_rank = mesh.index_along(rank, ("data",)) * rollout_tensor // mesh.axis_size("data")
+    axis = "tensor" if mesh.axis_size("tensor") > 1 else "data"
+    rollout_rank = mesh.index_along(rank, (axis,)) * rollout_tensor // mesh.axis_size(axis)
     slots = vllm_slots(read_geometry(case.directory), Place(tensor=rollout_rank, tensor_size=rollout_tensor))
     before = held(engine)
     names = engine.bind(slots)
@@ -119,6 +86,10 @@ def test_rows_of_a_divided_rollout_are_bound_and_columns_are_not(toy_dir):
     assert [kinds(names) for names in bound_by(toy_dir, "qwen3", 2, 2)] == [DENSE - {"o_proj", "down_proj"}] * 2
 
 
+def test_matrices_divided_alike_are_bound_columns_and_all(toy_dir):
+    assert [kinds(names) for names in bound_by(toy_dir, "qwen3", 2, 2, tensor=2)] == [DENSE, DENSE]
+
+
 def test_experts_in_one_tensor_are_bound_where_the_rollout_stacks_them_alike(toy_dir):
     experts = DENSE | {"gate"}
     assert [kinds(names) for names in bound_by(toy_dir, "qwen3_moe", 2, 1)] == [experts, experts]
@@ -131,9 +102,10 @@ def test_a_shard_with_padding_behind_it_is_not_bound(toy_dir):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("ranks", "rollout_tensor", "sizes"), [(4, 2, {}), (4, 1, {"replicas": 2}), (2, 1, {"sequence": 2})]
+    ("ranks", "rollout_tensor", "sizes"),
+    [(4, 2, {}), (4, 1, {"replicas": 2}), (2, 1, {"sequence": 2}), (4, 2, {"tensor": 2})],
 )
 def test_other_layouts_are_bound_where_rows_allow(toy_dir, ranks, rollout_tensor, sizes):
     found = bound_by(toy_dir, "qwen3", ranks, rollout_tensor, **sizes)
-    expected = DENSE if rollout_tensor == 1 else DENSE - {"o_proj", "down_proj"}
+    expected = DENSE if rollout_tensor == sizes.get("tensor", 1) else DENSE - {"o_proj", "down_proj"}
     assert [kinds(names) for names in found] == [expected] * ranks

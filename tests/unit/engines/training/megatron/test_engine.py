@@ -1,0 +1,216 @@
+"""Engines side by side in one process, ranks with nothing to do, what is refused, and memory that moves."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hybridflow.config.model import Dtype
+from hybridflow.config.training import TrainingEngine
+from hybridflow.engines.training.interface import Loss
+from hybridflow.engines.training.megatron.binding import move_parameters
+from hybridflow.engines.training.megatron.engine import MegatronEngine
+from hybridflow.engines.training.megatron.stacked_linear import StackedLinear, stacked
+from hybridflow.errors import ConfigError, EngineError, HybridflowError
+from hybridflow.observability.metrics import Metrics
+from hybridflow.parallel.layout import Box
+from tests.parity.divided import Case, copies, engine_of, global_batch, loss_of
+from tests.spmd import preload, run_ranks
+
+preload("hybridflow.engines.training.megatron.engine")
+
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 4}
+
+
+def case_of(directory: Path, ranks: int, kind: str = "language", **sizes: int) -> Case:
+    return Case(directory, ranks, TrainingEngine.megatron, sizes, kind)
+
+
+def megatron_engine(case: Case, rank: int) -> MegatronEngine:
+    engine = engine_of(case, rank)
+    assert isinstance(engine, MegatronEngine)
+    return engine
+
+
+def shards_of(rank: int, case: Case) -> tuple[list[tuple[str, Box, bytes]], int]:
+    """A rank's pieces as loaded, and the elements of its parameters."""
+    engine = megatron_engine(case, rank)
+    elements = sum(parameter.numel() for chunk in engine.chunks for parameter in chunk.parameters())
+    return [(s.name, s.layout.box, s.tensor.numpy().tobytes()) for s in copies(engine)], elements
+
+
+@pytest.mark.parametrize(
+    ("architecture", "ranks", "sizes"),
+    [
+        ("qwen3", 4, {"tensor": 2, "pipeline": 2}),
+        ("qwen2", 2, {"pipeline": 2, "virtual_pipeline": 2}),
+        ("qwen3_moe", 2, {"expert": 2}),
+    ],
+)
+def test_each_rank_holds_its_boxes_of_the_saved_weights_and_no_more(toy_dir, architecture, ranks, sizes):
+    case = case_of(toy_dir(architecture, tie_word_embeddings=architecture == "qwen3", **HEADS), ranks, **sizes)
+    weights = load_file(case.directory / "model.safetensors")
+    names = set()
+    for pieces, elements in run_ranks(shards_of, ranks, case):
+        for name, box, values in pieces:
+            part = weights[name][tuple(slice(low, high) for low, high in box)]
+            assert values == part.contiguous().numpy().tobytes(), name
+        names |= {name for name, _, _ in pieces}
+        held = sum(len(values) // 4 for _, _, values in pieces)
+        assert held == elements
+    assert names == weights.keys()
+
+
+def alternate(rank: int, first: Case, second: Case) -> list[Metrics]:
+    """Two engines of different layouts in one process, a step of each in turn."""
+    engines = [megatron_engine(first, rank), megatron_engine(second, rank)]
+    reports = []
+    for step in range(2):
+        for engine, case in zip(engines, (first, second), strict=True):
+            batch = global_batch(step, case.kind)
+            engine.forward(batch)
+            reports.append(engine.train_step(batch, loss_of(batch, case.kind)))
+    return reports
+
+
+def test_an_actor_and_a_critic_of_different_layouts_share_a_process(toy_dir):
+    directory = toy_dir("llama", **HEADS)
+    actor, critic = case_of(directory, 2, tensor=2), case_of(directory, 2, "value", pipeline=2)
+    ranks = run_ranks(alternate, 2, actor, critic)
+    plain = []
+    engines = [engine_of(replace(case, engine=TrainingEngine.single, sizes={}, ranks=1)) for case in (actor, critic)]
+    for step in range(2):
+        for engine, kind in zip(engines, ("language", "value"), strict=True):
+            batch = global_batch(step, kind)
+            plain.append(engine.train_step(batch, loss_of(batch, kind)))
+    for reports in ranks:
+        for found, expected in zip(reports, plain, strict=True):
+            assert found.keys() == expected.keys(), "every stage reports what the last one knows"
+            for name, measure in expected.items():
+                assert found[name].value == pytest.approx(measure.value, rel=1e-4, abs=1e-6), name
+
+
+def idle_rank(rank: int, case: Case) -> tuple[list[float], float, list[tuple[str, Box, torch.Tensor]]]:
+    """One data-parallel rank has all rows, the other none."""
+    engine, batch = megatron_engine(case, rank), global_batch(0, "language")
+    rows = batch.slice(0, len(batch) if rank == 0 else 0)
+    outputs = engine.forward(rows).tokens("logprobs").values.tolist()
+    norm = engine.train_step(rows, loss_of(batch, "language"))["grad_norm"].value
+    return outputs, norm, [(s.name, s.layout.box, s.tensor.numpy()) for s in copies(engine)]
+
+
+@pytest.mark.parametrize(("architecture", "sizes"), [("llama", {}), ("qwen3_moe", {"expert": 2})])
+def test_a_rank_without_rows_takes_part(toy_dir, architecture, sizes):
+    case = case_of(toy_dir(architecture, **HEADS), 2, **sizes)
+    first, second = run_ranks(idle_rank, 2, case)
+    batch = global_batch(0, "language")
+    plain = engine_of(replace(case, engine=TrainingEngine.single, sizes={}, ranks=1))
+    assert first[0] == pytest.approx(plain.forward(batch).tokens("logprobs").values.tolist(), abs=5e-5)
+    assert second[0] == []
+    norm = plain.train_step(batch, loss_of(batch, "language"))["grad_norm"].value
+    assert first[1] == second[1] == pytest.approx(norm, rel=1e-5)
+
+
+def broken_step(rank: int, case: Case) -> tuple[str, bool]:
+    """What a rank says of a loss that is not a number, and whether its weights stayed as they were."""
+    engine, batch = megatron_engine(case, rank), global_batch(0, "language")
+    before = copies(engine)
+
+    def broken(outputs, columns) -> Loss:
+        return Loss(outputs.logprobs.sum() * torch.nan, {})
+
+    with pytest.raises(EngineError) as caught:
+        engine.train_step(batch, broken)
+    same = all(torch.equal(a.tensor, b.tensor) for a, b in zip(before, copies(engine), strict=True))
+    return str(caught.value), same
+
+
+@pytest.mark.parametrize("sizes", [{"pipeline": 2}, {}])
+def test_a_gradient_that_is_not_finite_stops_every_rank_and_changes_nothing(toy_dir, sizes):
+    case = case_of(toy_dir("llama", **HEADS), 2, **sizes)
+    for message, same in run_ranks(broken_step, 2, case):
+        assert "norm is nan at optimizer step 1" in message and "Lower the learning rate" in message
+        assert same
+
+
+def refusal(rank: int, case: Case) -> tuple[type[HybridflowError], str]:
+    with pytest.raises(HybridflowError) as caught:
+        engine_of(case, rank)
+    return type(caught.value), str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "sizes", "kind", "words"),
+    [
+        ("llama", {}, {"tensor": 4}, ConfigError, "tensor=4 does not divide the model's 2 key-value heads"),
+        ("llama", {"num_hidden_layers": 3}, {"pipeline": 2}, ConfigError, "does not divide the model's 3 layers"),
+        ("llama", {}, {"expert": 2}, ConfigError, "the model has none"),
+        ("llama", {"hidden_act": "gelu"}, {"tensor": 2}, EngineError, "the activation 'gelu'"),
+        ("llama", {"attention_bias": True}, {}, EngineError, "output projection"),
+        ("mistral", {"sliding_window": 16}, {}, EngineError, "sliding window"),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+            {},
+            EngineError,
+            "rotary positions of type 'dynamic'",
+        ),
+        ("qwen3_moe", {"mlp_only_layers": [0]}, {}, EngineError, "layers without experts"),
+    ],
+)
+def test_what_cannot_be_computed_is_refused_with_a_remedy(toy_dir, architecture, changes, sizes, kind, words):
+    ranks = max(1, *sizes.values()) if sizes else 1
+    case = case_of(toy_dir(architecture, **(HEADS | changes)), ranks, **sizes)
+    for found, message in run_ranks(refusal, ranks, case):
+        assert found is kind
+        assert words in message and "fsdp" in message
+
+
+def test_rotary_positions_are_scaled_as_the_model_says(toy_dir):
+    """Llama 3's scaling changes these positions' log-probabilities by more than 0.01."""
+    scaled = {
+        "rope_type": "llama3",
+        "rope_theta": 100.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8,
+    }
+    plain, other = (case_of(toy_dir("llama", **changes, **HEADS), 1) for changes in ({}, {"rope_parameters": scaled}))
+    found, (unscaled,) = run_ranks(forward_alone, 1, other)[0], run_ranks(forward_alone, 1, plain)
+    assert found == pytest.approx(forward_alone(0, replace(other, engine=TrainingEngine.single)), abs=5e-5)
+    assert max(abs(a - b) for a, b in zip(found, unscaled, strict=True)) > 0.01
+
+
+def forward_alone(rank: int, case: Case) -> list[float]:
+    return engine_of(case, rank).forward(global_batch(0, case.kind)).tokens("logprobs").values.tolist()
+
+
+def move_between_steps(rank: int, case: Case) -> list[tuple[float, float]]:
+    """Gradient norms of an engine whose memory moves between steps (here from the host to the host), and of another."""
+    still, engine, device = megatron_engine(case, rank), megatron_engine(case, rank), torch.device("cpu")
+    norms = []
+    for step in range(3):
+        batch = global_batch(step, "language")
+        reports = [each.train_step(batch, loss_of(batch, "language")) for each in (still, engine)]
+        norms.append(tuple(report["grad_norm"].value for report in reports))
+        old = {parameter: parameter.data for chunk in engine.chunks for parameter in chunk.parameters()}
+        engine._optimizer.move(device, away=True)
+        for module in engine._optimizer.modules:
+            assert all(buffer.grad_data.untyped_storage().nbytes() == 0 for buffer in vars(module)["buffers"])
+        move_parameters(engine.chunks, device)
+        engine._optimizer.move(device, away=False)
+        for parameter, data in old.items():
+            assert parameter.data_ptr() != data.data_ptr() and torch.equal(parameter.data, data)
+        linears = [m for chunk in engine.chunks for m in chunk.modules() if isinstance(m, StackedLinear)]
+        assert linears and all(stacked([weight.data for weight in linear.weights]) is not None for linear in linears)
+    return norms
+
+
+@pytest.mark.parametrize("dtype", [Dtype.float32, Dtype.bfloat16])
+def test_memory_that_moves_away_and_back_changes_nothing(toy_dir, dtype):
+    case = replace(case_of(toy_dir("qwen3", tie_word_embeddings=True, **HEADS), 2), dtype=dtype)
+    for norms in run_ranks(move_between_steps, 2, case):
+        assert all(still == moved for still, moved in norms)

@@ -65,8 +65,10 @@ def packed_attention(
     if blocks.take is not None:
         pieces = [_ToBlocks.apply(part, blocks.take, blocks.back) for part in pieces]
     sizes = [number * width for number, width in blocks.shapes]
+    # The gradient of a split is a copy, even of a split into one.
+    columns = [piece.split(sizes) if len(sizes) > 1 else (piece,) for piece in pieces]
     done = []
-    for shape, *parts in zip(blocks.shapes, *(piece.split(sizes) for piece in pieces), strict=True):
+    for shape, *parts in zip(blocks.shapes, *columns, strict=True):
         q, k, v = (part.unflatten(0, shape).transpose(1, 2) for part in parts)
         band = None if window is None or window >= shape[1] else _band(shape[1], window, query.device)
         if plain:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -86,6 +86,7 @@ class FsdpEngine:
         )
         for group in self._optimizer.param_groups:
             group["lr"] = rate
+        self._forget_gradients()
         metrics = accumulate_gradients(
             self._outputs, batch, self._micros(batch), loss_fn, before_backward=self._exchange_between_copies
         )
@@ -94,8 +95,7 @@ class FsdpEngine:
         norm = self._clipped_grad_norm()
         self.onload(Part.optimizer)
         self._optimizer.step()
-        for parameter in self._parameters:
-            parameter.shard.grad = None
+        self._forget_gradients()
         self._steps += 1
         if self._training.offload_optimizer:
             self.offload(Part.optimizer)
@@ -103,6 +103,7 @@ class FsdpEngine:
 
     def weight_shards(self) -> Iterator[WeightShard]:
         """See `TrainEngine.weight_shards`: rows of each weight, none where there are fewer rows than ranks."""
+        self.onload(Part.parameters)
         held = self._held_shards()
         if self._adapter is None:
             return held
@@ -110,27 +111,28 @@ class FsdpEngine:
 
     def bind(self, slots: Mapping[str, WeightShard]) -> set[str]:
         """See `TrainEngine.bind`: binds what lies in a slot as whole rows, unless FSDP needs padding behind it."""
+        self.onload(Part.parameters)
         merged = self._adapter.adapted if self._adapter else frozenset()
         slots = {name: slot for name, slot in slots.items() if name not in merged}
         return {name for parameter in self._parameters for name in bind_parameter(parameter, slots)}
 
     def save(self, directory: Path) -> None:
         """See `TrainEngine.save`."""
-        self.onload(*Part)
-        if self._adapter is None:
-            save_weights(directory, self._held_shards(), self._setup.ranks, write_rest=self._setup.describe)
-        else:
-            self._setup.save_adapter(self._adapter, self._held_shards(), directory)
-        save_optimizer(directory, self._optimizer, self._trained(), self._steps, self._setup.ranks)
+        with self._everything_here():
+            if self._adapter is None:
+                save_weights(directory, self._held_shards(), self._setup.ranks, write_rest=self._setup.describe)
+            else:
+                self._setup.save_adapter(self._adapter, self._held_shards(), directory)
+            save_optimizer(directory, self._optimizer, self._trained(), self._steps, self._setup.ranks)
 
     def load(self, directory: Path) -> None:
         """See `TrainEngine.load`."""
-        self.onload(*Part)
-        if self._adapter is None:
-            load_weights(directory, self._held_shards(), self._setup.ranks)
-        else:
-            load_adapter(self._adapter, self._held_shards(), directory / ADAPTER_DIRECTORY)
-        self._steps = load_optimizer(directory, self._optimizer, self._trained(), self._setup.ranks)
+        with self._everything_here():
+            if self._adapter is None:
+                load_weights(directory, self._held_shards(), self._setup.ranks)
+            else:
+                load_adapter(self._adapter, self._held_shards(), directory / ADAPTER_DIRECTORY)
+            self._steps = load_optimizer(directory, self._optimizer, self._trained(), self._setup.ranks)
 
     def offload(self, *parts: Part) -> None:
         """See `TrainEngine.offload`."""
@@ -141,6 +143,14 @@ class FsdpEngine:
         """See `TrainEngine.onload`. What a method needs comes back by itself."""
         self._move(set(parts) & self._away, self.device)
         self._away -= set(parts)
+
+    @contextmanager
+    def _everything_here(self) -> Iterator[None]:
+        """Brings back what is away, for a while."""
+        away = set(self._away)
+        self.onload(*away)
+        yield
+        self.offload(*away)
 
     def _move(self, parts: set[Part], device: torch.device) -> None:
         if self.device.type == "cpu":
@@ -205,6 +215,10 @@ class FsdpEngine:
         """Copies of the model add up their gradients once a step, the shards of a copy after each micro-batch."""
         if isinstance(self._outputs, FSDPModule) and self._training.parallelism.replicas > 1:
             self._outputs.set_requires_all_reduce(is_last)
+
+    def _forget_gradients(self) -> None:
+        for parameter in self._parameters:
+            parameter.forget_gradient()
 
     def _clipped_grad_norm(self) -> float:
         limit = self._training.optimizer.max_grad_norm or float("inf")

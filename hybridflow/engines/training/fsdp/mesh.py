@@ -1,7 +1,7 @@
 """The ranks of a training mesh as FSDP sees them: whole copies of the model, shards of a copy, parts of a matrix."""
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -55,18 +55,23 @@ class ShardMesh:
         in_first_copy = self.ranks.rank // self.tensor_size < self.num_shards
         return in_first_copy and (divided or self.tensor_index == 0)
 
-    @cached_property
+    @property
     def devices(self) -> DeviceMesh:
         """The mesh as PyTorch has it; makes process groups, so all ranks ask for it together."""
-        layout = torch.arange(self.ranks.mesh.size).view(self.replicas, self.num_shards, self.tensor_size)
-        return DeviceMesh(self.device.type, layout, mesh_dim_names=(REPLICA, SHARD, TENSOR))
+        return _device_mesh(self.ranks, self.device.type, (self.replicas, self.num_shards, self.tensor_size))
 
-    @cached_property
+    @property
     def data(self) -> DeviceMesh:
         """What `fully_shard` is given: shards, and copies where there are several."""
         return self.devices[REPLICA, SHARD] if self.replicas > 1 else self.devices[SHARD]
 
-    @cached_property
+    @property
     def tensor(self) -> DeviceMesh:
         """What divides matrices."""
         return self.devices[TENSOR]
+
+
+@cache
+def _device_mesh(ranks: Ranks, device_type: str, sizes: tuple[int, int, int]) -> DeviceMesh:
+    """One for all models on the same ranks: on a GPU each process group has buffers of its own."""
+    return DeviceMesh(device_type, torch.arange(ranks.mesh.size).view(sizes), mesh_dim_names=(REPLICA, SHARD, TENSOR))

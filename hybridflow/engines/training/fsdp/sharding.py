@@ -75,6 +75,11 @@ class HeldParameter:
         self.shard.grad = gradient.to_local() if isinstance(gradient, DTensor) else gradient
         self._current.grad = None
 
+    def forget_gradient(self) -> None:
+        """Drops the gradient, taken or not: that of a step that failed must not be added to the next."""
+        self._current.grad = None
+        self.shard.grad = None
+
     def _place_in_fsdp(self, fsdp: FSDPParam, memory: Tensor, piece: Tensor) -> None:
         fsdp._sharded_param_data = memory
         if fsdp.sharded_param.is_meta:
@@ -99,6 +104,7 @@ def shard_model(root: nn.Module, model: nn.Module, mesh: ShardMesh) -> list[Held
     if mesh.ranks.mesh.size == 1:
         return [HeldParameter(name, parameter, layouts[name], counts=True) for name, parameter in whole.items()]
     counts = {name: mesh.is_first_holder(_is_divided(parameter)) for name, parameter in whole.items()}
+    root.register_forward_hook(_without_views)
     policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
     for module in (*_units(model), root):
         fully_shard(module, mesh=mesh.data, mp_policy=policy)
@@ -132,6 +138,11 @@ def rows_of(size: int, parts: int, index: int) -> tuple[int, int]:
     """The rows of part `index` when `parts` ranks divide `size` rows: all as many, but for the last ones."""
     each = math.ceil(size / parts)
     return min(size, index * each), min(size, (index + 1) * each)
+
+
+def _without_views(root: nn.Module, arguments: tuple, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """FSDP's hooks are on what the root module returns, and would be lost with a view that is changed in place."""
+    return {name: output.clone() if output._is_view() else output for name, output in outputs.items()}
 
 
 def _layout(parameter: nn.Parameter, mesh: ShardMesh) -> TensorLayout:

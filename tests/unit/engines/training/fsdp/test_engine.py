@@ -143,6 +143,31 @@ def test_a_gradient_that_is_not_finite_stops_every_rank(toy_dir):
         assert "at optimizer step 1" in message and "learning rate" in remedy
 
 
+def fails_once(rank: int, case: Case) -> list[float]:
+    """The norm of a step, without and after a step whose loss failed once gradients were there."""
+    norms = []
+    for fails in (False, True):
+        engine, batch = engine_of(replace(case, settings={"microbatch_tokens": 12}), rank), global_batch(0, "language")
+        plain, calls = loss_of(batch, "language"), []
+
+        def loss_fn(outputs, columns, plain=plain, calls=calls) -> Loss:
+            calls.append(None)
+            if len(calls) > 1:
+                raise KeyError("a column")
+            return plain(outputs, columns)
+
+        if fails:
+            with pytest.raises(KeyError):
+                engine.train_step(batch, loss_fn)
+        norms.append(engine.train_step(batch, plain)["grad_norm"].value)
+    return norms
+
+
+def test_gradients_of_a_step_that_failed_are_forgotten(toy_dir):
+    for norm, again in run_ranks(fails_once, 2, case_of(toy_dir, "llama", 2)):
+        assert norm == again
+
+
 def test_assembled_weights_need_every_rank(toy_dir):
     """The check that parity rests on: a missing piece is seen."""
     case = case_of(toy_dir, "llama", 1)

@@ -39,13 +39,15 @@ class Seen:
     """Slots that do not hold the checkpoint's weight, bit by bit."""
 
 
-def engine_on(rank: int, directory: Path, axes: Mapping[str, int], *, reads_weights: bool = True) -> RolloutEngine:
+def engine_on(
+    rank: int, directory: Path, axes: Mapping[str, int], *, reads_weights: bool = True, cache_mb: int = 16
+) -> RolloutEngine:
     """The engine of one rank of a generation mesh."""
     rollout = Rollout(
         engine=RolloutKind.vllm,
         parallelism=RolloutParallelism(tensor=axes["tensor"]),
         max_sequences=16,
-        vllm=Vllm(kv_cache_mb=16),
+        vllm=Vllm(kv_cache_mb=cache_mb),
     )
     return make_rollout_engine(
         Model(path=str(directory)),
@@ -121,8 +123,14 @@ def own_part(rank: int, directory: Path, axes: Mapping[str, int]) -> Seen:
     return own
 
 
-def weights_from_outside(rank: int, directory: Path, axes: Mapping[str, int]) -> dict[str, object]:
-    """A rank program: an engine whose weights are written, given back in a sleep, and written again."""
+def weights_from_outside(
+    rank: int, directories: Mapping[str, Path], axes: Mapping[str, int]
+) -> dict[str, dict[str, object]]:
+    """A rank program: engines whose weights are written, given back in a sleep, and written again."""
+    return {name: _weights_from_outside(rank, directory, axes) for name, directory in directories.items()}
+
+
+def _weights_from_outside(rank: int, directory: Path, axes: Mapping[str, int]) -> dict[str, object]:
     engine = engine_on(rank, directory, axes, reads_weights=False)
     found: dict[str, object] = {"unwritten": _refusal(engine, all_prompts())}
     for version in (3, 4):

@@ -103,13 +103,28 @@ def test_samples_do_not_depend_on_the_layout_or_the_number_of_replicas(directori
     assert len({tuple(answer) for answer in alone.sampled}) > 6
 
 
-def test_an_engine_whose_weights_come_from_outside(directories, divided):
-    ranks = run_ranks(weights_from_outside, 2, directories["llama"], TWO)
-    for found in ranks:
+@pytest.fixture(scope="module")
+def filled(directories) -> list[dict[str, dict]]:
+    """A dense model and one with experts, each over two ranks, with weights from outside."""
+    return run_ranks(weights_from_outside, 2, {name: directories[name] for name in ("llama", "qwen3_moe")}, TWO)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe"])
+def test_weights_written_from_outside_answer_and_nothing_else_does(divided, filled, name):
+    for rank in filled:
+        found = rank[name]
         assert "have not been written yet" in found["unwritten"]
-        assert found["version 3"] == found["version 4"] == divided[0]["llama"].greedy
+        assert found["version 3"] == found["version 4"] == divided[0][name].greedy
         assert "given back while it slept" in found["slept"]
         assert found["released"].weight_bytes > 0
         assert found["released"].cache_bytes > 0.99 * (16 << 20)  # whole pages
-        assert "were given different prompts" in found["different rows"]
-        assert "rollout.parallelism" in found["another layout"]
+
+
+def test_ranks_of_a_replica_that_were_given_different_rows_say_so(filled):
+    for rank in filled:
+        assert "were given different prompts" in rank["llama"]["different rows"]
+
+
+def test_a_second_layout_in_one_process_is_refused(filled):
+    for rank in filled:
+        assert "rollout.parallelism" in rank["llama"]["another layout"]

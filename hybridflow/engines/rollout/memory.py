@@ -1,6 +1,7 @@
 """The memory that holds a rollout engine's weights: one allocation of ours, whose unused pages can be given back."""
 
 import ctypes
+import logging
 import mmap
 import sys
 from collections.abc import Iterable
@@ -9,9 +10,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+logger = logging.getLogger(__name__)
+
 _ALIGNMENT = 64
 _PAGE = mmap.PAGESIZE
 _DONTNEED = 4
+_TOLERATED_BYTES = 1 << 24
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
@@ -49,12 +53,15 @@ class WeightBuffer:
             end = _rounded_up(end, _PAGE if parameter.nbytes >= _PAGE else _ALIGNMENT)
             starts.append(end)
             end += parameter.nbytes
+        self._has_warned = False
         self.num_bytes = sum(parameter.nbytes for parameter in ordered)
         self._bytes = _page_aligned(_rounded_up(end, _PAGE), ordered[0].device)
         for start, parameter in zip(starts, ordered, strict=True):
             view = self._bytes[start : start + parameter.nbytes].view(parameter.dtype).view(parameter.shape)
             if copy:
                 view.copy_(parameter.detach())
+            elif view.device.type != "cpu":
+                view.zero_()  # the engine's trial runs read it
             parameter.data = view
 
     @property
@@ -73,7 +80,11 @@ class WeightBuffer:
             pages.index_add_(0, last + 1, -torch.ones_like(last, dtype=torch.int32))
         freed = sum(self._give_back(start, stop) for start, stop in _runs(pages.cumsum(0)[:-1] == 0))
         freed = min(freed, self.num_bytes - kept_bytes)
-        return Released(freed, kept_bytes, self.num_bytes - kept_bytes - freed)
+        left = self.num_bytes - kept_bytes - freed
+        if left > max(_TOLERATED_BYTES, self.num_bytes // 16) and not self._has_warned:
+            self._has_warned = True
+            logger.warning("rollout.sleep=true: %d MB of weights that nobody uses cannot be given back", left >> 20)
+        return Released(freed, kept_bytes, left)
 
     def _holds(self, tensor: Tensor) -> bool:
         start = self._bytes.data_ptr()

@@ -28,6 +28,7 @@ from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig
 from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
 from vllm.model_executor.layers.fused_moe.oracle import unquantized as expert_kernels
+from vllm.model_executor.model_loader import dummy_loader
 from vllm.v1.engine import core
 from vllm.v1.sample import sampler
 from vllm.v1.worker import gpu_worker
@@ -205,7 +206,8 @@ def _own_segments() -> Iterator[None]:
 def after_loading(act: Callable[[nn.Module], None]) -> Iterator[None]:
     """Around the start of vLLM: calls `act` with the loaded model, before memory is measured or a graph captured.
 
-    The weights stay outside the pool that vLLM's sleep empties.
+    The weights stay outside the pool that vLLM's sleep empties. Where none are read, none are made up: memory that
+    nobody writes to costs nothing.
     """
     load_model = gpu_worker.Worker.load_model
     memory_pool = gpu_worker.Worker._maybe_get_memory_pool_context
@@ -220,6 +222,7 @@ def after_loading(act: Callable[[nn.Module], None]) -> Iterator[None]:
     with (
         _replaced(gpu_worker.Worker, "load_model", load),
         _replaced(gpu_worker.Worker, "_maybe_get_memory_pool_context", pool),
+        _replaced(dummy_loader, "initialize_single_dummy_weight", lambda tensor: None),
     ):
         yield
 

@@ -103,6 +103,18 @@ def test_weights_that_are_not_copied_in_take_no_memory_until_they_are_written():
     assert resident_bytes() - before > 60 * MB
 
 
+def test_weights_that_cannot_be_given_back_are_told_once(caplog):
+    """Every column block of a row-parallel matrix whose rows are shorter than a page keeps all its pages."""
+    made = parameters((MB // 64, 512))
+    buffer = WeightBuffer(made)
+    for _ in range(2):
+        released = buffer.release(kept=[made[0].data[:, :16]])
+    assert released.weight_bytes == 0
+    assert released.left_bytes == 31 * MB
+    [record] = caplog.records
+    assert "rollout.sleep" in record.getMessage() and "31 MB" in record.getMessage()
+
+
 def test_a_tensor_keeps_what_is_not_a_whole_page():
     numbers = torch.ones(5 * FLOATS)
     freed = give_back(numbers[10:-10])

@@ -10,6 +10,7 @@ from hybridflow.config.parallelism import RolloutParallelism
 from hybridflow.engines.rollout.vllm.environment import import_vllm
 from hybridflow.engines.rollout.vllm.limits import CPU_HEAD_SIZES, check_limits, unsupported_reason
 from hybridflow.errors import ConfigError
+from hybridflow.models.names.vllm import stage_layers
 
 LLAMA = {
     "model_type": "llama",
@@ -80,3 +81,13 @@ def test_the_head_sizes_are_those_of_the_installed_vllm():
     import_vllm(torch.device("cpu"))
     backend = import_module("vllm.v1.attention.backends.cpu_attn")
     assert list(CPU_HEAD_SIZES) == backend.CPUAttentionBackend.get_supported_head_sizes()
+
+
+@pytest.mark.vllm
+@pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
+@pytest.mark.parametrize(("layers", "stages"), [(4, 2), (5, 3), (28, 8), (61, 16)])
+def test_pipeline_stages_are_those_of_the_installed_vllm(layers, stages):
+    import_vllm(torch.device("cpu"))
+    utilities = import_module("vllm.distributed.utils")
+    for stage in range(stages):
+        assert range(*utilities.get_pp_indices(layers, stage, stages)) == stage_layers(layers, stage, stages)

@@ -2,9 +2,13 @@ import pytest
 import torch
 from torch import nn
 
-from hybridflow.engines.rollout.vllm.weights import slots_of, whole_parts
+from hybridflow.engines.rollout.vllm.weights import rank_layouts, slots_of, whole_parts
 from hybridflow.errors import EngineError
+from hybridflow.models.geometry import geometry_of
+from hybridflow.models.names.rules import canonical_weights
+from hybridflow.parallel.boxes import are_disjoint, covers
 from hybridflow.parallel.layout import TensorLayout, WeightShard
+from hybridflow.parallel.mesh import ParallelMesh
 
 
 class Fused(nn.Module):
@@ -67,3 +71,43 @@ def test_a_model_that_is_not_covered_exactly_is_refused_by_name(shapes, word):
     with pytest.raises(EngineError, match=word) as caught:
         whole_slots(Fused(), shapes)
     assert "rollout.engine=transformers" in caught.value.remedy
+
+
+GEOMETRY = geometry_of(
+    {
+        "model_type": "qwen3_moe",
+        "hidden_size": 64,
+        "num_hidden_layers": 5,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "moe_intermediate_size": 32,
+        "num_experts": 3,
+        "vocab_size": 70,
+    }
+)
+
+
+@pytest.mark.parametrize(("pipeline", "tensor"), [(1, 1), (1, 2), (2, 1), (2, 2), (3, 4), (5, 8)])
+def test_the_ranks_of_a_replica_hold_the_model_together_and_what_is_divided_once(pipeline, tensor):
+    """With more tensor ranks than key-value heads, neighbours hold the same head; norms and routers are on all."""
+    axes = {"data": 2, "pipeline": pipeline, "micro_pipeline": 2, "tensor": tensor, "micro_tensor": 2}
+    mesh = ParallelMesh(axes)
+    for number, replica in enumerate(mesh.lines(("pipeline", "tensor"))):
+        held = [rank_layouts(GEOMETRY, mesh, rank) for rank in replica]
+        for name, spec in canonical_weights(GEOMETRY).items():
+            boxes = [layouts[name].box for layouts in held if name in layouts]
+            assert covers(boxes, TensorLayout.full(spec.shape).box), (number, name)
+            distinct = set(boxes)
+            assert are_disjoint(sorted(distinct))
+            repeats = len(boxes) // len(distinct)
+            is_kv = tensor > 2 and ("k_proj" in name or "v_proj" in name)
+            whole = tensor if "norm" in name or ".gate." in name else 1
+            assert repeats == (tensor // 2 if is_kv else whole), name
+
+
+def test_layers_follow_one_another_over_pipeline_stages():
+    mesh = ParallelMesh({"data": 1, "pipeline": 3, "tensor": 1})
+    layers = [{int(n.split(".")[2]) for n in rank_layouts(GEOMETRY, mesh, r) if "layers" in n} for r in range(3)]
+    assert layers == [{0, 1}, {2, 3}, {4}]
+    ends = [{name for name in rank_layouts(GEOMETRY, mesh, rank) if "layers" not in name} for rank in range(3)]
+    assert ends == [{"model.embed_tokens.weight"}, set(), {"model.norm.weight", "lm_head.weight"}]

@@ -6,13 +6,16 @@ from pathlib import Path
 
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.model import Dtype
+from hybridflow.config.training import Lora
 from hybridflow.errors import ResourceError
 from hybridflow.launch.roles import RoleSpec
 from hybridflow.models.accounting import weight_bytes
-from hybridflow.models.geometry import read_geometry
+from hybridflow.models.geometry import ModelGeometry, read_geometry
 from hybridflow.models.loading import resolve_model_path
+from hybridflow.models.names.rules import canonical_weights
 
 _LOGS_BYTES = 1 << 20
+_FLOAT32_BYTES = 4
 _SAVED_COPIES = 3
 """Weights, and AdamW's two moments of each."""
 
@@ -36,8 +39,21 @@ def _saved_bytes(spec: RoleSpec) -> int:
     if not spec.is_trained or spec.model is None:
         return 0
     geometry = read_geometry(resolve_model_path(str(spec.model.path)))
+    if spec.training is not None and spec.training.lora.rank:
+        return _SAVED_COPIES * _FLOAT32_BYTES * _adapter_elements(geometry, spec.training.lora)
     width = 2 if spec.model.dtype is Dtype.bfloat16 else 4
     return _SAVED_COPIES * weight_bytes(geometry, bytes_per_parameter=width)
+
+
+def _adapter_elements(geometry: ModelGeometry, lora: Lora) -> int:
+    """Of an adapter's matrices: both together have a row or column for each row and each column of a weight."""
+    linear = {
+        name.removesuffix(".weight"): spec.shape
+        for name, spec in canonical_weights(geometry).items()
+        if ".layers." in name and ".experts." not in name and len(spec.shape) == 2
+    }
+    chosen = [shape for name, shape in linear.items() if not lora.targets or name.endswith(tuple(lora.targets))]
+    return lora.rank * sum(sum(shape) for shape in chosen)
 
 
 def _megabytes(count: int) -> str:

@@ -19,6 +19,10 @@ def say_finished(finished: Finished, console: Console) -> None:
     if finished.report is not None:
         console.print(f"  report      {finished.report}", soft_wrap=True)
     if outcome.checkpoint is not None:
-        model = outcome.checkpoint / "actor" / "huggingface"
         console.print(f"  checkpoint  {outcome.checkpoint}", soft_wrap=True)
-        console.print(f"  model       {model}  (AutoModelForCausalLM.from_pretrained)", soft_wrap=True)
+        actor = outcome.checkpoint / "actor"
+        if (actor / "adapter").is_dir():
+            console.print(f"  adapter     {actor / 'adapter'}  (peft, or hybridflow export)", soft_wrap=True)
+        else:
+            model = actor / "huggingface"
+            console.print(f"  model       {model}  (AutoModelForCausalLM.from_pretrained)", soft_wrap=True)

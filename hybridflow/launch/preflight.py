@@ -11,14 +11,17 @@ from hybridflow.config.experiment import Experiment
 from hybridflow.config.loop import BackendKind, Device
 from hybridflow.config.reward import Reward
 from hybridflow.config.rollout import RolloutKind
+from hybridflow.config.training import Lora
 from hybridflow.controller.backends.ports import check_ports
 from hybridflow.engines.rollout.vllm.limits import check_limits
 from hybridflow.engines.training.factory import tokenizer_directory
 from hybridflow.errors import ConfigError, ResourceError
 from hybridflow.launch.layouts import check_layouts, check_rollout_layout
 from hybridflow.launch.roles import RoleSpec, backend_kind, policy_model
+from hybridflow.models.adapters.lora import chosen_targets
 from hybridflow.models.geometry import read_geometry
 from hybridflow.models.loading import resolve_model_path
+from hybridflow.models.skeleton import causal_lm_skeleton
 from hybridflow.models.tokenizers import check_vocabulary, eos_ids, load_tokenizer
 from hybridflow.optional import check_installed
 from hybridflow.rewards.scorer import RewardScorer
@@ -44,6 +47,9 @@ def check_run(config: Experiment, specs: Sequence[RoleSpec]) -> None:
     directory = resolve_model_path(str(policy.path))
     eos_ids(tokenizer, directory)
     check_layouts(config, specs, directories)
+    for spec in specs:
+        if spec.training is not None and spec.training.lora.rank:
+            _check_adapter(spec, spec.training.lora, directories[spec.name])
     check_rollout_layout(config, read_geometry(directory))
     if config.rollout.engine is RolloutKind.vllm:
         check_installed("vllm")  # importing it takes seconds, and is the rollout engine's to do, in its own way
@@ -90,3 +96,12 @@ def _check_fit(config: Experiment, tokenizer: PreTrainedTokenizerBase, directory
             f" {geometry.max_positions}.",
             remedy=f"Lower one of them, to {geometry.max_positions} together.",
         )
+
+
+def _check_adapter(spec: RoleSpec, lora: Lora, directory: Path) -> None:
+    """The package that adds it is there, and the model has the layers that it is for."""
+    check_installed("peft")
+    if lora.targets:
+        trust = spec.model is not None and spec.model.trust_remote_code
+        model = causal_lm_skeleton(directory, dtype=torch.bfloat16, trust_remote_code=trust)
+        chosen_targets(model, lora.targets, key=f"{spec.name}.lora.targets")

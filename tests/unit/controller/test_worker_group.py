@@ -218,6 +218,15 @@ def test_a_view_calls_the_same_workers_under_another_name():
         rollout.lose_a_row(prompts())
 
 
+def test_a_view_may_have_methods_under_other_names():
+    actor = group(Model)
+    given = actor.view("reference", methods={"seen": "last_seen", "add": "lose_a_row"})
+    actor.generate(prompts())
+    assert given.seen().result() == ["prompt_ids"]
+    with pytest.raises(WorkerError, match=r"reference\.lose_a_row"):
+        given.add(prompts())
+
+
 def test_a_linked_call_calls_the_other_group_as_well():
     sender, receiver = group(Talker, 2), group(Talker, 3)
     sender.link("remember", receiver, "remember")

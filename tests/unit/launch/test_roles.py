@@ -14,6 +14,7 @@ from hybridflow.dataflows.sft import SFT
 from hybridflow.errors import ConfigError
 from hybridflow.launch.compose import compose_run
 from hybridflow.launch.roles import RoleSpec, plan_roles
+from hybridflow.workers.reference import ReferenceWorker
 
 
 class TwoJudges(Dataflow):
@@ -74,6 +75,26 @@ def test_a_reference_is_there_when_the_divergence_counts(placement):
     specs = planned(PPO, f"algorithm.kl.placement={placement}").specs
     assert not specs["reference"].is_trained
     assert specs["reference"].model == specs["actor"].model
+
+
+def test_the_reference_of_a_policy_with_an_adapter_is_the_policy_without_it():
+    specs = planned(PPO, "actor.lora.rank=4", "algorithm.kl.placement=loss").specs
+    reference = specs["reference"]
+    assert reference.view_of == "actor" and reference.methods == {"logprobs": "reference_logprobs"}
+    assert reference.model is None and reference.training is None and not reference.is_trained
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        ["roles.reference.kind=reference", "roles.reference.model.path=/other"],
+        ["trainer.devices=2", "placement.pools={a: {devices: 1}, b: {devices: 1}}", "placement.roles.reference=b"],
+    ],
+)
+def test_a_reference_with_a_model_or_a_pool_of_its_own_is_loaded_and_has_no_adapter(own):
+    reference = planned(PPO, "actor.lora.rank=4", "algorithm.kl.placement=loss", *own).specs["reference"]
+    assert reference.view_of is None and reference.worker_class is ReferenceWorker
+    assert reference.training.lora.rank == 0
 
 
 def test_imitation_has_a_rollout_only_to_be_evaluated():

@@ -55,3 +55,13 @@ def optimizer_over(trained: Sequence[Tensor], config: Optimizer) -> MasterAdamW:
         betas=(config.beta1, config.beta2),
         eps=config.epsilon,
     )
+
+
+@torch.no_grad()
+def move_optimizer(optimizer: MasterAdamW, device: torch.device) -> None:
+    """Copies moments and float32 copies to a device, and lets go of where they were; the weights stay."""
+    for state in optimizer.state.values():
+        for name, tensor in state.items():
+            state[name] = tensor.to(device, copy=True)
+    for master in optimizer.weight_of:
+        master.data = master.data.to(device, copy=True)

@@ -12,16 +12,17 @@ from hybridflow.batch import Batch
 from hybridflow.engines.training.families import EngineSetup, prepared
 from hybridflow.engines.training.interface import LossFn, Part
 from hybridflow.engines.training.microbatch import MicroBatch, make_microbatches
-from hybridflow.engines.training.optimizer import MasterAdamW, make_optimizer
+from hybridflow.engines.training.optimizer import MasterAdamW, make_optimizer, move_optimizer
 from hybridflow.engines.training.optimizer_files import ShardsOf, load_optimizer, save_optimizer
 from hybridflow.engines.training.passes import accumulate_gradients, forward_pass
 from hybridflow.engines.training.schedule import learning_rate
+from hybridflow.engines.training.slot_memory import slot_memory
 from hybridflow.engines.training.state_files import MODEL_DIRECTORY, load_weights, save_weights
 from hybridflow.errors import EngineError
 from hybridflow.models.adapters.files import ADAPTER_DIRECTORY, load_adapter
 from hybridflow.models.adapters.lora import initialize
 from hybridflow.models.adapters.merging import merged_shards
-from hybridflow.models.names.huggingface import canonical_name, parts_of
+from hybridflow.models.names.huggingface import parts_of
 from hybridflow.models.names.parts import views
 from hybridflow.observability.metrics import Metrics, last, mean
 from hybridflow.parallel.layout import WeightShard
@@ -47,15 +48,19 @@ class SingleEngine:
             initialize(self._held_shards())
         self._outputs = prepared(setup, self.model)
         self._made_optimizer: MasterAdamW | None = None
+        self._bound: set[str] = set()
+        self._away: set[Part] = set()
         self._steps = 0
 
     def forward(self, batch: Batch, *, adapted: bool = True) -> Batch:
         """See `TrainEngine.forward`."""
+        self.onload(Part.parameters)
         with nullcontext() if adapted or self._adapter is None else self._adapter.off():
             return forward_pass(self._outputs, batch, self._micros(batch))
 
     def train_step(self, batch: Batch, loss_fn: LossFn) -> Metrics:
         """See `TrainEngine.train_step`. Raises `EngineError` when the gradient is not finite."""
+        self.onload(Part.parameters)
         rate = learning_rate(
             self._steps, optimizer=self._training.optimizer, total_steps=self._setup.total_optimizer_steps
         )
@@ -64,8 +69,12 @@ class SingleEngine:
         self.model.zero_grad(set_to_none=True)
         metrics = accumulate_gradients(self._outputs, batch, self._micros(batch), loss_fn)
         norm = self._clipped_grad_norm()
+        self.onload(Part.optimizer)
         self._optimizer.step()
+        self.model.zero_grad(set_to_none=True)
         self._steps += 1
+        if self._training.offload_optimizer:
+            self.offload(Part.optimizer)
         return metrics | {"grad_norm": mean(norm), "lr": last(rate)}
 
     def weight_shards(self) -> Iterator[WeightShard]:
@@ -74,26 +83,24 @@ class SingleEngine:
         return held if self._adapter is None else merged_shards(held, self._adapter)
 
     def bind(self, slots: Mapping[str, WeightShard]) -> set[str]:
-        """See `TrainEngine.bind`: binds where shape, dtype and device agree."""
-        bound = set()
+        """See `TrainEngine.bind`: binds where number format and device agree, and where the slots lie alike."""
         merged = self._adapter.adapted if self._adapter else frozenset()
+        slots = {name: slot for name, slot in slots.items() if name not in merged}
+        names = set()
         for parameter_name, parameter in self.model.named_parameters():
-            name = canonical_name(parameter_name)
-            slot = slots[name].tensor if name in slots and name not in merged else None
-            if slot is None or (slot.shape, slot.dtype, slot.device) != (
-                parameter.shape,
-                parameter.dtype,
-                parameter.device,
-            ):
+            own = _pieces(parameter_name, parameter.data)
+            memory = slot_memory(own, slots)
+            if memory is None or len(memory) != parameter.numel():
                 continue
             with torch.no_grad():
-                slot.copy_(parameter)
-            parameter.data = slot
-            bound.add(name)
-        return bound
+                parameter.data = memory.copy_(parameter.flatten()).view(parameter.shape)
+            self._bound.add(parameter_name)
+            names |= {shard.name for shard in own}
+        return names
 
     def save(self, directory: Path) -> None:
         """See `TrainEngine.save`."""
+        self.onload(*Part)
         ranks = self._setup.ranks
         if self._adapter is not None:
             self._setup.save_adapter(self._adapter, self._held_shards(), directory)
@@ -105,6 +112,7 @@ class SingleEngine:
 
     def load(self, directory: Path) -> None:
         """See `TrainEngine.load`."""
+        self.onload(*Part)
         ranks = self._setup.ranks
         if self._adapter is not None:
             load_adapter(self._adapter, self._held_shards(), directory / ADAPTER_DIRECTORY)
@@ -116,9 +124,24 @@ class SingleEngine:
 
     def offload(self, *parts: Part) -> None:
         """See `TrainEngine.offload`."""
+        self._move(set(parts) - self._away, torch.device("cpu"))
+        self._away |= set(parts)
 
     def onload(self, *parts: Part) -> None:
-        """See `TrainEngine.onload`."""
+        """See `TrainEngine.onload`. What a method needs comes back by itself."""
+        self._move(set(parts) & self._away, self.device)
+        self._away -= set(parts)
+
+    def _move(self, parts: set[Part], device: torch.device) -> None:
+        """Not run on a GPU yet."""
+        if self.device.type == "cpu":
+            return
+        if Part.parameters in parts:
+            for name, parameter in self.model.named_parameters():
+                if name not in self._bound:
+                    parameter.data = parameter.data.to(device, copy=True)
+        if Part.optimizer in parts and self._made_optimizer is not None:
+            move_optimizer(self._made_optimizer, device)
 
     def _held_shards(self) -> Iterator[WeightShard]:
         """What it holds, an adapter's weights apart from those that they are added to."""

@@ -5,8 +5,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from hybridflow.config.training import Optimizer, Schedule
-from hybridflow.engines.training.interface import Loss
+from hybridflow.engines.training.interface import Loss, Part
 from hybridflow.errors import BatchError, EngineError
+from hybridflow.models.names.huggingface import parts_of
+from hybridflow.models.names.parts import views
 from hybridflow.observability.metrics import Reduction
 from hybridflow.parallel.layout import WeightShard
 from tests.oracles import training as oracle
@@ -216,6 +218,25 @@ def test_a_slot_of_another_shape_or_number_format_is_not_bound(toy_dir):
     assert largest_difference(before, weights(engine)) == 0.0
 
 
+def test_stacked_experts_are_bound_where_the_slots_are_stacked_alike(toy_dir):
+    engine = language_engine(toy_dir("qwen3_moe"))
+    batch, twin = sequences(), language_engine(toy_dir("qwen3_moe"))
+    stacked = {name: torch.zeros_like(weight) for name, weight in engine.model.named_parameters()}
+    slots = {
+        shard.name: shard
+        for name, tensor in stacked.items()
+        for shard in views(tensor.detach(), parts_of(name, tensor.shape))
+    }
+    assert "model.layers.0.mlp.experts.3.up_proj.weight" in slots
+    assert engine.bind(slots) == slots.keys()
+    for each in (engine, twin):
+        each.train_step(batch, likelihood_loss)
+    assert largest_difference(stacked, weights(twin)) == 0.0
+
+    apart = {name: WeightShard.full(name, shard.tensor.clone()) for name, shard in slots.items()}
+    assert not {name for name in twin.bind(apart) if ".experts." in name}
+
+
 def test_weight_shards_are_the_weights_themselves_under_their_checkpoint_names(toy_dir):
     engine = language_engine(toy_dir("llama", tie_word_embeddings=True))
     shards = {shard.name: shard for shard in engine.weight_shards()}
@@ -223,6 +244,23 @@ def test_weight_shards_are_the_weights_themselves_under_their_checkpoint_names(t
     assert "lm_head.weight" not in shards
     shards["model.norm.weight"].tensor.fill_(3.0)
     assert float(weights(engine)["model.norm.weight"].max()) == 3.0
+
+
+def test_on_a_cpu_nothing_moves_and_what_was_away_is_there_when_needed(toy_dir):
+    engine, twin = language_engine(toy_dir(), offload_optimizer=True), language_engine(toy_dir())
+    places = [parameter.data_ptr() for parameter in engine.model.parameters()]
+    for seed in range(2):
+        engine.offload(Part.parameters, Part.optimizer)
+        for each in (engine, twin):
+            each.train_step(sequences(seed=seed), likelihood_loss)
+    assert places == [parameter.data_ptr() for parameter in engine.model.parameters()]
+    assert largest_difference(weights(engine), weights(twin)) == 0.0
+
+
+def test_a_step_leaves_no_gradients_behind(toy_dir):
+    engine = language_engine(toy_dir())
+    engine.train_step(sequences(), likelihood_loss)
+    assert all(parameter.grad is None for parameter in engine.model.parameters())
 
 
 def test_a_frozen_model_has_no_optimizer(toy_dir):

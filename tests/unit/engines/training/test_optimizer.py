@@ -1,11 +1,12 @@
 """AdamW, on weights of any number format."""
 
+import pytest
 import torch
 from torch import nn
 
 from hybridflow.config.model import Dtype
 from hybridflow.config.training import Optimizer
-from hybridflow.engines.training.optimizer import make_optimizer
+from hybridflow.engines.training.optimizer import make_optimizer, move_optimizer
 from tests.toys import sequences
 from tests.unit.engines.training.engines import language_engine, largest_difference, likelihood_loss, weights
 
@@ -38,6 +39,28 @@ def test_float32_weights_are_moved_themselves():
     optimizer = make_optimizer(model, SMALL_STEPS)
     assert optimizer.weight_of == {}
     assert {id(p) for group in optimizer.param_groups for p in group["params"]} == set(map(id, model.parameters()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_state_that_was_moved_goes_on_the_same(dtype):
+    models = []
+    for is_moved in (False, True):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 4).to(dtype)
+        optimizer = make_optimizer(model, Optimizer(learning_rate=0.1))
+        places = {id(parameter): parameter.data_ptr() for parameter in model.parameters()}
+        for step in range(3):
+            for parameter in model.parameters():
+                parameter.grad = torch.full_like(parameter, step - 0.5)
+            optimizer.step()
+            if is_moved:
+                before = [tensor.data_ptr() for state in optimizer.state.values() for tensor in state.values()]
+                move_optimizer(optimizer, torch.device("cpu"))
+                after = [tensor.data_ptr() for state in optimizer.state.values() for tensor in state.values()]
+                assert not set(before) & set(after)
+        assert places == {id(parameter): parameter.data_ptr() for parameter in model.parameters()}
+        models.append(model)
+    assert torch.equal(models[0].weight, models[1].weight)
 
 
 def test_a_weight_without_a_gradient_stays():

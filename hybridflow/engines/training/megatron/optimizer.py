@@ -67,6 +67,10 @@ class ChunkOptimizer:
         made = get_megatron_optimizer(self._config, modules, use_gloo_process_groups=False)
         assert isinstance(made, ChainedOptimizer), f"Megatron-Core made a {type(made).__name__}"
         self._chain = made
+        for optimizer in made.chained_optimizers:
+            if isinstance(optimizer.optimizer, torch.optim.AdamW):
+                for group in optimizer.optimizer.param_groups:
+                    group |= {"fused": True, "foreach": False}
         self._flat = FlatWeights(self.modules, own)
 
     def zero_grad(self) -> None:

@@ -66,7 +66,7 @@ def set_steps(chain: ChainedOptimizer, steps: int) -> None:
         for kind in (FIRST_MOMENT, SECOND_MOMENT):
             if kind not in moved.state:
                 moved.state[kind] = torch.zeros_like(moved.tensor)
-        moved.state["step"] = torch.tensor(float(steps))
+        moved.state["step"] = torch.tensor(float(steps), device=moved.tensor.device)
     for group in chain.param_groups:
         if "step" in group:
             group["step"] = steps

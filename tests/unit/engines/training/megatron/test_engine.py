@@ -63,6 +63,21 @@ def test_each_rank_holds_its_boxes_of_the_saved_weights_and_no_more(toy_dir, arc
     assert names == weights.keys()
 
 
+def padding_and_buffers(rank: int, case: Case) -> tuple[float, list[int]]:
+    """The sum of a padded embedding's last rows, and the memory of the optimizer's weights between steps."""
+    engine, batch = megatron_engine(case, rank), global_batch(0, "language")
+    for _ in range(2):
+        engine.train_step(batch, loss_of(batch, "language"))
+    table = dict(engine.chunks[0].named_parameters())["embedding.word_embeddings.weight"]
+    buffers = [buffer for module in engine._optimizer.modules for buffer in vars(module)["buffers"]]
+    return float(table[67:].abs().sum()), [buffer.param_data.untyped_storage().nbytes() for buffer in buffers]
+
+
+def test_padding_is_zero_and_the_optimizers_buffer_is_gone_between_steps(toy_dir):
+    case = case_of(toy_dir("llama", vocab_size=67, **HEADS), 2)
+    assert run_ranks(padding_and_buffers, 2, case) == [(0.0, [0])] * 2
+
+
 def alternate(rank: int, first: Case, second: Case) -> list[Metrics]:
     """Two engines of different layouts in one process, a step of each in turn."""
     engines = [megatron_engine(first, rank), megatron_engine(second, rank)]

@@ -68,7 +68,7 @@ def loop(directory) -> tuple[dict[str, torch.Tensor], list[float]]:
     return dict(model.named_parameters()), norms
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "qwen3_moe"])
 def test_three_steps_equal_the_obvious_loop(toy_dir, architecture):
     directory = toy_dir(architecture)
     (found, norms), (expected, expected_norms) = trained(directory, 4096), loop(directory)

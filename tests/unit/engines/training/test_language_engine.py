@@ -31,7 +31,7 @@ def oracle_loss(model, row):
     return -(logprobs * row["response_mask"]).sum()
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "qwen3_moe"])
 @pytest.mark.parametrize("microbatch_tokens", [1, 20, 4096])
 def test_logprobs_and_entropy_are_those_of_each_row_alone(toy_dir, architecture, microbatch_tokens):
     batch, directory = sequences(), toy_dir(architecture)

@@ -1,5 +1,7 @@
 """Attention over sequences laid end to end: no padding, and no mask over all tokens."""
 
+from typing import TypedDict, Unpack
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -31,6 +33,15 @@ _WITHOUT_EFFECT = {
 """What layers say beside: models are in evaluation mode, and windows are read from the masks."""
 _FLASH_DTYPES = (torch.bfloat16, torch.float16)
 _FLASH_HEAD_SIZE = 256
+
+
+class Asked(TypedDict, total=False):
+    """What a model's layers ask of attention beside queries, keys and values, by transformers' names."""
+
+    packing: Packing | None
+    scaling: float | None
+    softcap: float | None
+    s_aux: Tensor | None
 
 
 def packed_attention(
@@ -118,21 +129,18 @@ def attend(
     key: Float[Tensor, "1 kv_heads N size"],
     value: Float[Tensor, "1 kv_heads N value_size"],
     attention_mask: Tensor | None,
-    *,
-    packing: Packing | None = None,
-    scaling: float | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    **asked: object,
+    **asked: Unpack[Asked],
 ) -> tuple[Float[Tensor, "1 N heads value_size"], None]:
     """`packed_attention` as the layers of a model in transformers call it; what it cannot do is an error."""
+    packing = asked.get("packing")
     if packing is None:
         raise EngineError(
             f"{type(module).__name__} was called without the boundaries of its sequences.",
             remedy="Give the model's decoder packing=Packing(...), or switch it back with"
             " model.set_attn_implementation('sdpa').",
         )
-    foreign = {name for name, value in asked.items() if value is not None and name not in _WITHOUT_EFFECT}
+    known = Asked.__optional_keys__ | _WITHOUT_EFFECT
+    foreign = {name for name, value in asked.items() if value is not None and name not in known}
     if attention_mask is not None and (attention_mask.numel() > 1 or attention_mask.is_floating_point()):
         foreign.add("attention_mask")
     if foreign:
@@ -143,7 +151,16 @@ def attend(
         )
     window = None if attention_mask is None else int(attention_mask)
     q, k, v = (part[0].transpose(0, 1) for part in (query, key, value))
-    attended = packed_attention(q, k, v, packing, scaling=scaling, window=window, softcap=softcap, sinks=s_aux)
+    attended = packed_attention(
+        q,
+        k,
+        v,
+        packing,
+        scaling=asked.get("scaling"),
+        window=window,
+        softcap=asked.get("softcap"),
+        sinks=asked.get("s_aux"),
+    )
     return attended[None], None
 
 

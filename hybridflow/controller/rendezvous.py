@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 
 from hybridflow.errors import ResourceError
+from hybridflow.parallel.groups import Ranks
+from hybridflow.parallel.mesh import ParallelMesh
 
 JOIN_TIMEOUT_SECONDS = 120.0
 
@@ -34,6 +36,7 @@ class Rendezvous:
         self.world_size = world_size
         self.address = address
         self.timeout_seconds = timeout_seconds
+        self._ranks: dict[ParallelMesh, Ranks] = {}
 
     def process_group(self, role: str) -> dist.ProcessGroup:
         """The default group of torch.distributed over all ranks (gloo, and NCCL for GPU tensors), made at first use."""
@@ -45,6 +48,14 @@ class Rendezvous:
         group = dist.group.WORLD
         assert group is not None and group.size() == self.world_size, f"a group of {group and group.size()} exists"
         return group
+
+    def ranks(self, role: str, mesh: ParallelMesh) -> Ranks:
+        """This rank's place in a mesh over the pool: one object for all roles laid out alike, which share groups."""
+        if mesh.size > 1:
+            self.process_group(role)
+        if mesh not in self._ranks:
+            self._ranks[mesh] = Ranks(self.rank, mesh)
+        return self._ranks[mesh]
 
     def serve_link(self) -> str:
         """Opens a store where ranks of this pool and of another can meet, at this node's address."""

@@ -7,6 +7,7 @@ import torch.distributed as dist
 
 from hybridflow.controller.rendezvous import Rendezvous
 from hybridflow.parallel import ParallelMesh
+from hybridflow.parallel.groups import Ranks
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,10 @@ class WorkerContext:
     def meshes(self) -> Mapping[str, ParallelMesh]:
         """The meshes that transfer protocols name: `training`, and `generation` (the same where none was given)."""
         return {"training": self.mesh, "generation": self.generation_mesh or self.mesh}
+
+    def ranks(self) -> Ranks:
+        """The worker's place among the ranks of its role; several ranks meet here, so all of them must be starting."""
+        return self.rendezvous.ranks(self.role, self.mesh)
 
     def process_group(self) -> dist.ProcessGroup:
         """All ranks of the role as torch.distributed's default group; the first call waits until all have called."""

@@ -218,6 +218,7 @@ def _generation_mesh(config: Experiment, training: Training, mesh: ParallelMesh)
         replicas=training.parallelism.replicas,
         tensor=sizes.tensor,
         pipeline=sizes.pipeline,
+        devices_per_node=config.trainer.devices,
     )
 
 

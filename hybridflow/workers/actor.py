@@ -29,7 +29,7 @@ class ActorWorker(ModelWorker):
     def __init__(
         self, context: WorkerContext, *, setup: TrainingSetup, algorithm: Algorithm, rollout: RolloutSetup | None
     ) -> None:
-        super().__init__(context)
+        super().__init__(context, setup.training)
         self._setup = setup
         self._algorithm = algorithm
         self._rollout_setup = rollout
@@ -44,7 +44,7 @@ class ActorWorker(ModelWorker):
         self._version = 0
         self._is_published = True
         self._has_compared = False
-        self._rollout = (
+        self.rollout = (
             ColocatedRollout(context, rollout, self.engine, self.ranks) if rollout and rollout.is_colocated else None
         )
         self._sender: Resharder | None = None
@@ -57,19 +57,19 @@ class ActorWorker(ModelWorker):
                 "The actor was updated, but its weights were not published to the rollout.",
                 remedy="Call actor.publish_weights(version=...) at the end of the dataflow's step.",
             )
-        assert self._rollout is not None, "this actor was made without a rollout"
-        return self._rollout.generate(prompts, purpose)
+        assert self.rollout is not None, "this actor was made without a rollout"
+        return self.rollout.generate(prompts, purpose)
 
     @transfer(DATA_PARALLEL, requires=("prompt_ids", "response_ids"), provides=("old_logprobs",))
     def logprobs(self, batch: Batch) -> Batch:
         """`old_logprobs`: the policy's log-probabilities before the update, at the sampling temperature."""
-        return Batch.of(tokens={"old_logprobs": self.engine.forward(batch).tokens("logprobs")})
+        return Batch.of(tokens={"old_logprobs": self.predict(batch, "logprobs")})
 
     @transfer(DATA_PARALLEL, requires=("prompt_ids", "response_ids"), provides=("ref_logprobs",))
     def reference_logprobs(self, batch: Batch) -> Batch:
         """`ref_logprobs` without a reference of its own: what the policy says with its low-rank adapter off."""
         assert self._setup.training.lora.rank, "without an adapter the policy would be its own reference"
-        return Batch.of(tokens={"ref_logprobs": self.engine.forward(batch, adapted=False).tokens("logprobs")})
+        return Batch.of(tokens={"ref_logprobs": self.predict(batch, "logprobs", adapted=False)})
 
     @transfer(
         DATA_PARALLEL,
@@ -103,7 +103,7 @@ class ActorWorker(ModelWorker):
         metrics = self.train(batch, self._setup, objective, prefix="actor")
         self._is_published = False
         self._compare_probabilities(metrics)
-        transferred = self._rollout.drain_metrics() if self._rollout else {}
+        transferred = self.rollout.drain_metrics() if self.rollout else {}
         return summaries | metrics | self._estimation.drain_metrics() | transferred
 
     @transfer(MINIBATCHES)
@@ -121,8 +121,8 @@ class ActorWorker(ModelWorker):
         """Makes the trained weights those of the rollout, under a version."""
         self._version = version
         self._is_published = True
-        if self._rollout is not None:
-            self._rollout.publish(version)
+        if self.rollout is not None:
+            self.rollout.publish(version)
         if self._sender is not None:
             self._sender.transfer(version)
 

@@ -4,6 +4,7 @@ import torch
 
 from hybridflow.batch import Batch
 from hybridflow.controller.worker import WorkerContext
+from hybridflow.engines.rollout.interface import RolloutEngine
 from hybridflow.engines.training.interface import TrainEngine
 from hybridflow.observability.metrics import Metrics, Reduction, last
 from hybridflow.parallel.groups import Ranks
@@ -42,6 +43,11 @@ class ColocatedRollout:
         self._is_due = True
         self._version = 0
         self._metrics: Metrics = {}
+
+    @property
+    def engine(self) -> RolloutEngine:
+        """The rollout engine."""
+        return self._generation.engine
 
     def publish(self, version: int) -> None:
         """The trained weights, as they are now, become those that generate: now, or as soon as it wakes."""

@@ -19,7 +19,7 @@ class CriticWorker(ModelWorker):
     """Values, advantages from them, and the critic's own update."""
 
     def __init__(self, context: WorkerContext, *, setup: TrainingSetup, algorithm: Algorithm) -> None:
-        super().__init__(context)
+        super().__init__(context, setup.training)
         self._setup = setup
         self._algorithm = algorithm
         self.engine = make_value_engine(
@@ -34,7 +34,7 @@ class CriticWorker(ModelWorker):
     @transfer(DATA_PARALLEL, requires=("prompt_ids", "response_ids"), provides=("values",))
     def values(self, batch: Batch) -> Batch:
         """`values`: of the state before each response token."""
-        return Batch.of(tokens={"values": self.engine.forward(batch).tokens("values")})
+        return Batch.of(tokens={"values": self.predict(batch, "values")})
 
     @transfer(
         DATA_PARALLEL,

@@ -13,7 +13,6 @@ from hybridflow.engines.rollout.factory import make_rollout_engine
 from hybridflow.engines.training.factory import tokenizer_directory
 from hybridflow.models.loading import resolve_model_path
 from hybridflow.models.tokenizers import eos_ids, load_tokenizer
-from hybridflow.parallel.groups import Ranks
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +44,7 @@ class Generation:
             max_response_tokens=setup.max_response_tokens,
             eos_token_ids=eos_ids(tokenizer, directory),
             device=torch.device(context.device),
-            ranks=Ranks(context.rank, context.meshes["generation"]),
+            ranks=context.rendezvous.ranks(context.role, context.meshes["generation"]),
             reads_weights=False,
         )
         if context.rank == 0:

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import torch
 
-from hybridflow.batch import Batch
+from hybridflow.batch import Batch, Ragged
 from hybridflow.config.model import Model
 from hybridflow.config.training import Training
 from hybridflow.controller.protocols import BROADCAST
 from hybridflow.controller.transfer import transfer
 from hybridflow.controller.worker import Worker, WorkerContext
-from hybridflow.engines.training.interface import LossFn, TrainEngine
+from hybridflow.engines.training.interface import LossFn, Part, TrainEngine
 from hybridflow.observability.metrics import Measure, Metrics, Reduction, merge
-from hybridflow.workers.reduction import ranks_of, sum_over_data
+from hybridflow.workers.reduction import sum_over_data
 
 STATE_FILE = "worker.json"
 
@@ -36,11 +36,12 @@ class ModelWorker(Worker):
 
     engine: TrainEngine
 
-    def __init__(self, context: WorkerContext) -> None:
+    def __init__(self, context: WorkerContext, training: Training) -> None:
         super().__init__(context)
-        self.device = torch.device(context.device)
-        self.ranks = ranks_of(context)
+        self.device = chosen_device(context)
+        self.ranks = context.ranks()
         self.reduce = sum_over_data(self.ranks)
+        self._is_offloaded = training.offload_parameters
 
     @transfer(BROADCAST)
     def save(self, directory: Path) -> None:
@@ -65,6 +66,12 @@ class ModelWorker(Worker):
     def restore(self, state: dict[str, float]) -> None:
         """Puts back what `state` gave."""
 
+    def predict(self, batch: Batch, name: str, *, adapted: bool = True) -> Ragged:
+        """One of the columns that the model says of a batch; `adapted=False` leaves its adapter out."""
+        column = self.engine.forward(batch, adapted=adapted).tokens(name)
+        self._rest()
+        return column
+
     def train(
         self, batch: Batch, setup: TrainingSetup, objective: Callable[[Batch], LossFn], *, prefix: str
     ) -> Metrics:
@@ -74,7 +81,21 @@ class ModelWorker(Worker):
         for minibatch in _minibatches(batch, rows, setup.training.epochs):
             metrics = self.engine.train_step(minibatch, objective(minibatch))
             reports.append({_named(n, prefix): _over_steps(m, num_ranks) for n, m in metrics.items()})
+        self._rest()
         return merge(reports)
+
+    def _rest(self) -> None:
+        """Between calls the weights wait in the host's memory, where the configuration says so."""
+        if self._is_offloaded:
+            self.engine.offload(Part.parameters)
+
+
+def chosen_device(context: WorkerContext) -> torch.device:
+    """The worker's device, made the one that libraries take when they are not told."""
+    device = torch.device(context.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
 
 
 def num_minibatches(batch: Batch, size: int) -> int:

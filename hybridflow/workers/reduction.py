@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from hybridflow.controller.worker import WorkerContext
 from hybridflow.parallel.groups import Ranks
 
 Reduce = Callable[[Tensor], Tensor]
@@ -14,14 +13,6 @@ Reduce = Callable[[Tensor], Tensor]
 def itself(tensor: Tensor) -> Tensor:
     """The sum over one rank."""
     return tensor
-
-
-def ranks_of(context: WorkerContext) -> Ranks:
-    """The worker's place among the ranks of its role; several ranks meet here, so all of them must be starting."""
-    if context.world_size == 1:
-        return Ranks.alone()
-    context.process_group()
-    return Ranks(context.rank, context.mesh)
 
 
 def sum_over_data(ranks: Ranks) -> Reduce:

@@ -1,7 +1,5 @@
 """The reference: the frozen model that the policy must not stray far from."""
 
-import torch
-
 from hybridflow.batch import Batch
 from hybridflow.config.model import Model
 from hybridflow.config.training import Training
@@ -9,7 +7,8 @@ from hybridflow.controller.protocols import DATA_PARALLEL
 from hybridflow.controller.transfer import transfer
 from hybridflow.controller.worker import Worker, WorkerContext
 from hybridflow.engines.training.factory import make_language_engine
-from hybridflow.workers.reduction import ranks_of
+from hybridflow.engines.training.interface import Part
+from hybridflow.workers.model_worker import chosen_device
 
 
 class ReferenceWorker(Worker):
@@ -21,11 +20,15 @@ class ReferenceWorker(Worker):
             model,
             training,
             total_optimizer_steps=0,
-            device=torch.device(context.device),
-            ranks=ranks_of(context),
+            device=chosen_device(context),
+            ranks=context.ranks(),
         )
+        self._is_offloaded = training.offload_parameters
 
     @transfer(DATA_PARALLEL, requires=("prompt_ids", "response_ids"), provides=("ref_logprobs",))
     def logprobs(self, batch: Batch) -> Batch:
         """`ref_logprobs`: the reference's log-probabilities of the same tokens, at the sampling temperature."""
-        return Batch.of(tokens={"ref_logprobs": self._engine.forward(batch).tokens("logprobs")})
+        logprobs = self._engine.forward(batch).tokens("logprobs")
+        if self._is_offloaded:
+            self._engine.offload(Part.parameters)
+        return Batch.of(tokens={"ref_logprobs": logprobs})

@@ -6,7 +6,6 @@ from hybridflow.controller.transfer import transfer
 from hybridflow.controller.worker import Worker, WorkerContext
 from hybridflow.resharding.resharder import Resharder, joint_group
 from hybridflow.workers.generation import Generation, RolloutSetup
-from hybridflow.workers.reduction import ranks_of
 
 
 class RolloutWorker(Worker):
@@ -18,7 +17,7 @@ class RolloutWorker(Worker):
 
     def __init__(self, context: WorkerContext, *, setup: RolloutSetup) -> None:
         super().__init__(context)
-        ranks_of(context)  # all ranks meet before vLLM makes its groups
+        context.ranks()  # all ranks meet before vLLM makes its groups
         self._setup = setup
         self._generation = Generation(context, setup)
         self._resharder: Resharder | None = None

@@ -1,4 +1,4 @@
-"""An actor on several ranks, step by step: what it holds, what it says, and what plain transformers says of the same."""
+"""An actor on several ranks, step by step: what it holds and says, and what plain transformers says of the same."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -45,11 +45,8 @@ def train_and_generate(
 ) -> list[Step]:
     """A rank program: publishes, generates greedily, and updates on random advantages, several times."""
     worker = actor_on_rank(rank, directory, training, rollout, num_ranks)
-    mesh, generation = worker.context.meshes["training"], worker.context.meshes["generation"]
-    prompts = all_prompts()
-    num_replicas = generation.count_along(("data", "micro_pipeline", "micro_tensor"))
-    replica = generation.index_along(rank, ("data", "micro_pipeline", "micro_tensor"))
-    own = torch.arange(NUM_PROMPTS).tensor_split(num_replicas)[replica]
+    mesh = worker.context.mesh
+    prompts, own = all_prompts(), own_prompts(worker)
     steps = []
     for number in range(num_steps):
         worker.publish_weights(number)
@@ -57,7 +54,7 @@ def train_and_generate(
         assert set(answers.row("weight_version").tolist()) == {number}
         tokens = [row.tolist() for row in answers.tokens("response_ids").rows()]
         greedy = dict(zip(own.tolist(), tokens, strict=True))
-        batch = _sampled(worker, prompts, own)
+        batch = sampled(worker, prompts, own)
         rows = torch.arange(NUM_PROMPTS).tensor_split(mesh.axis_size("data"))[mesh.coordinate(rank)["data"]]
         held = _held(worker)
         metrics = worker.update(batch.select(rows))
@@ -81,6 +78,12 @@ def actor_on_rank(rank: int, directory: Path, training: Training, rollout: Rollo
     setup = TrainingSetup(model, training, NUM_PROMPTS, total_optimizer_steps=100, max_response_tokens=RESPONSE_TOKENS)
     sampling = RolloutSetup(rollout, model, max_prompt_tokens=8, max_response_tokens=RESPONSE_TOKENS, seed=0)
     return ActorWorker(context, setup=setup, algorithm=Algorithm(advantage=Advantage.grpo), rollout=sampling)
+
+
+def own_prompts(worker: ActorWorker) -> Tensor:
+    """The rows that this rank's generation replica answers."""
+    mesh, axes = worker.context.meshes["generation"], ("data", "micro_pipeline", "micro_tensor")
+    return torch.arange(NUM_PROMPTS).tensor_split(mesh.count_along(axes))[mesh.index_along(worker.context.rank, axes)]
 
 
 def all_prompts() -> Batch:
@@ -133,7 +136,7 @@ def load_canonical(model: torch.nn.Module, weights: Mapping[str, Tensor]) -> Non
     assert not missing.unexpected_keys and set(missing.missing_keys) <= {"lm_head.weight"}, missing
 
 
-def _sampled(worker: ActorWorker, prompts: Batch, own: Tensor) -> Batch:
+def sampled(worker: ActorWorker, prompts: Batch, own: Tensor) -> Batch:
     """Samples of all replicas on every rank, with advantages."""
     answers = worker.generate(prompts.select(own), "train")
     said = {

@@ -73,7 +73,7 @@ def _place_in(slot: WeightShard, part: Part, parameter: nn.Parameter) -> Tensor 
     """Where a parameter lies in a slot; nowhere if the slot has not all of it, or is of another kind."""
     if (slot.tensor.dtype, slot.tensor.device) != (parameter.dtype, parameter.device):
         return None
-    if not contains(slot.layout.box, part.layout.box):
+    if slot.layout.shape != part.layout.shape or not contains(slot.layout.box, part.layout.box):
         return None
     piece = slot.tensor[slices_within(part.layout.box, slot.layout.box)]
     return piece if piece.shape == parameter.shape else None

@@ -43,6 +43,7 @@ class MegatronEngine:
     metrics = engine.train_step(own_minibatch, loss_fn)
 
     Ranks that differ in data alone are given different rows; all stages of a pipeline return what the last one knows.
+    Run on CPUs with gloo; on GPUs, with NCCL, it has not been run yet.
     """
 
     def __init__(self, setup: EngineSetup) -> None:

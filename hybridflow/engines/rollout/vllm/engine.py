@@ -54,7 +54,7 @@ class VllmEngine:
         self._eos_token_ids = eos_token_ids
         self._is_divided = ranks.mesh.count_along(("pipeline", "tensor")) > 1
         check_limits(directory, device.type, rollout.parallelism)
-        parts, expected = held_weights(directory, ranks.mesh, ranks.rank, trust_remote_code=model.trust_remote_code)
+        held = held_weights(directory, ranks.mesh, ranks.rank, trust_remote_code=model.trust_remote_code)
         started = Started(
             directory,
             model,
@@ -65,7 +65,8 @@ class VllmEngine:
             reads_weights=reads_weights,
         )
         self._llm, self._buffer = started.llm, started.buffer
-        self._slots = slots_of(started.model, parts, expected)
+        self._slots = slots_of(started.model, held.parts_of, held.layouts)
+        self._elsewhere = held.elsewhere
         self._readiness = Readiness(None if reads_weights else UNWRITTEN)
         if device.type == "cpu":
             self._give_back_cache()  # vLLM fills it with zeros; pages come as sequences do
@@ -93,7 +94,7 @@ class VllmEngine:
     def load_weights(self, shards: Iterable[WeightShard]) -> None:
         """See `RolloutEngine.load_weights`."""
         self.weights_changing()
-        write_shards(self._slots, shards)
+        write_shards(self._slots, shards, elsewhere=self._elsewhere)
 
     def weights_changing(self) -> None:
         """See `RolloutEngine.weights_changing`."""

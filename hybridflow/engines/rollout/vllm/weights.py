@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from hybridflow.errors import EngineError
 from hybridflow.models.geometry import ModelGeometry, read_geometry
 from hybridflow.models.names import vllm as names
 from hybridflow.models.names.parts import Part, stacked_parts, views
-from hybridflow.models.names.rules import MODEL_TYPES, Place, stage_weights, tensor_box
+from hybridflow.models.names.rules import MODEL_TYPES, Place, canonical_weights, stage_weights, tensor_box
 from hybridflow.parallel.layout import TensorLayout, WeightShard
 from hybridflow.parallel.mesh import ParallelMesh
 
@@ -42,20 +43,30 @@ def slots_of(model: nn.Module, parts_of: PartsOf, expected: Mapping[str, TensorL
     return slots
 
 
-def held_weights(
-    directory: Path, mesh: ParallelMesh, rank: int, *, trust_remote_code: bool = False
-) -> tuple[PartsOf, dict[str, TensorLayout]]:
-    """Which weights are in which of vLLM's parameters on a rank, and the piece of each that the rank holds.
+@dataclass(frozen=True)
+class HeldWeights:
+    """Which weights are in which of vLLM's parameters on a rank, and the piece of each that the rank holds."""
+
+    parts_of: PartsOf
+    layouts: Mapping[str, TensorLayout]
+    elsewhere: frozenset[str] = frozenset()
+    """Weights of the model that other ranks hold: of other pipeline stages, or rows of a small vocabulary."""
+
+
+def held_weights(directory: Path, mesh: ParallelMesh, rank: int, *, trust_remote_code: bool = False) -> HeldWeights:
+    """What a rank of a generation mesh holds of the model in a directory.
 
     A model without rules of its own in `models/names` can be held whole alone.
     """
     kind = json.loads((directory / "config.json").read_text()).get("model_type")
     if kind in MODEL_TYPES:
-        geometry, place = read_geometry(directory), _place(mesh, rank)
-        return partial(_parts_by_rule, geometry, place), rank_layouts(geometry, mesh, rank)
+        geometry = read_geometry(directory)
+        layouts = rank_layouts(geometry, mesh, rank)
+        elsewhere = frozenset(canonical_weights(geometry)) - set(layouts)
+        return HeldWeights(partial(_parts_by_rule, geometry, _place(mesh, rank)), layouts, elsewhere)
     assert mesh.count_along(("tensor", "pipeline")) == 1, f"no rules divide a model of type {kind}"
     shapes = _whole_shapes(directory, trust_remote_code)
-    return whole_parts(shapes), {name: TensorLayout.full(shape) for name, shape in shapes.items()}
+    return HeldWeights(whole_parts(shapes), {name: TensorLayout.full(shape) for name, shape in shapes.items()})
 
 
 def rank_layouts(geometry: ModelGeometry, mesh: ParallelMesh, rank: int) -> dict[str, TensorLayout]:

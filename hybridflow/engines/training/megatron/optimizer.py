@@ -67,10 +67,6 @@ class ChunkOptimizer:
         made = get_megatron_optimizer(self._config, modules, use_gloo_process_groups=False)
         assert isinstance(made, ChainedOptimizer), f"Megatron-Core made a {type(made).__name__}"
         self._chain = made
-        for optimizer in made.chained_optimizers:
-            if isinstance(optimizer.optimizer, torch.optim.AdamW):
-                for group in optimizer.optimizer.param_groups:
-                    group |= {"fused": True, "foreach": False}
         self._flat = FlatWeights(self.modules, own)
 
     def zero_grad(self) -> None:
@@ -91,6 +87,10 @@ class ChunkOptimizer:
         for group in self._chain.param_groups:
             group["lr"] = learning_rate
             group["weight_decay"] = self._settings.weight_decay * group["wd_mult"]
+            if "fused" in group:
+                # torch's fused kernel takes memory as it comes, and columns of a wider slot are not one run of it.
+                group["fused"] = all(tensor.is_contiguous() for tensor in group["params"])
+                group["foreach"] = not group["fused"]
         if self._settings.max_grad_norm:
             for optimizer in self._chain.chained_optimizers:
                 moved: list[Tensor] = [*optimizer.get_parameters()]

@@ -28,7 +28,7 @@ def gathered_downs(parameters: Sequence[HeldParameter], mesh: ShardMesh) -> dict
     everyones = own[None]
     if mesh.num_shards > 1:
         everyones = own.new_empty(mesh.num_shards, len(own))
-        dist.all_gather_into_tensor(everyones.view(-1), own, group=mesh.devices[SHARD].get_group())
+        dist.all_gather_single(everyones.view(-1), own, group=mesh.devices[SHARD].get_group())
     parts = everyones.split([piece.numel() for piece in pieces], 1)
     return {
         canonical_name(parameter.name).replace(f".{DOWN}.", "."): part.reshape(-1, piece.shape[1])[

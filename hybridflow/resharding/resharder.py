@@ -21,6 +21,7 @@ from hybridflow.resharding.plan import ReshardPlan, make_plan
 from hybridflow.resharding.roll_call import RollCall
 from hybridflow.resharding.transport import LostPeer, Transport, group_within, joint_group
 from hybridflow.resharding.verify import Verification
+from hybridflow.resharding.views import OwnPieces
 
 __all__ = ["Resharder", "joint_group"]
 
@@ -98,10 +99,12 @@ class Resharder:
                 neighbours=_neighbours(members),
             )
             bucket_bytes = transfer.bucket_mb * BYTES_OF_A_MB
-            setup = ExecutorSetup(self.plan, transport, formats, transfer.executor, bucket_bytes, nodes)
+            own_pieces = OwnPieces(self.plan, transport.rank)
+            setup = ExecutorSetup(self.plan, own_pieces, transport, formats, transfer.executor, bucket_bytes, nodes)
             self.executor = executor_kind(setup)
+            self._is_exchange = any(self.plan.bytes_received(rank) for rank in range(self.plan.size))
             self._run = make(setup).run
-            self._verification = Verification(self.plan, transport, formats) if transfer.verify else None
+            self._verification = Verification(self.plan, own_pieces, transport, formats) if transfer.verify else None
         except LostPeer as lost:
             raise self._lost(stage, lost) from lost
 
@@ -125,15 +128,20 @@ class Resharder:
             )
 
     def transfer(self, version: int) -> TransferReport:
-        """Makes the slots those of a version, and compares checksums; raises on all ranks if any of them fails."""
+        """Makes the slots those of a version, and compares checksums; raises on all ranks if any of them fails.
+
+        Where nothing moves between ranks, each goes on by itself.
+        """
         if self._failure is not None:
             self.require_complete()
         self._version = None
         stage = f"the transfer of version {version}"
         try:
-            self._roll.meet(stage)
+            if self._is_exchange:
+                self._roll.meet(stage)
             report = self._moved(stage, version)
-            self._roll.meet(f"the end of {stage}")
+            if self._is_exchange:
+                self._roll.meet(f"the end of {stage}")
         except BaseException as error:
             self._failure = str(error)
             self._transport.abort()
@@ -144,7 +152,7 @@ class Resharder:
     def _moved(self, stage: str, version: int) -> TransferReport:
         try:
             held = tuple(self._source())
-            report = self._run(self.plan, held, self._slots)
+            report = self._run(held, self._slots)
             if self._verification is None:
                 return report
             began = time.perf_counter()

@@ -14,7 +14,7 @@ from hybridflow.resharding.executors.interface import Formats
 from hybridflow.resharding.holdings import Piece
 from hybridflow.resharding.plan import ReshardPlan
 from hybridflow.resharding.transport import Parcel, Transport
-from hybridflow.resharding.views import HeldWeights, is_in_place
+from hybridflow.resharding.views import HeldWeights, OwnPieces, is_in_place
 
 WHOLE_BYTES = 64 << 20
 """A rank that has less to compare compares all of it; with more, it compares about as much, other pieces each time."""
@@ -26,8 +26,8 @@ TAG = 1 << 24
 class Verification:
     """Compares what was sent with what is there, after each transfer of one plan; on all ranks together."""
 
-    def __init__(self, plan: ReshardPlan, transport: Transport, formats: Formats) -> None:
-        self._plan = plan
+    def __init__(self, plan: ReshardPlan, own: OwnPieces, transport: Transport, formats: Formats) -> None:
+        self._own = own
         self._transport = transport
         self._formats = formats
         sent = max(plan.bytes_sent(rank) for rank in range(plan.size))
@@ -41,8 +41,8 @@ class Verification:
         """
         rank, wanted = self._transport.rank, HeldWeights(destination)
         given = _Given(HeldWeights(source), self._formats)
-        outgoing = self._sampled(self._plan.sent_by(rank), lambda piece: piece.destination, version)
-        incoming = self._sampled(self._plan.received_by(rank), lambda piece: piece.source, version)
+        outgoing = self._sampled(self._own.sent, lambda piece: piece.destination, version)
+        incoming = self._sampled(self._own.received, lambda piece: piece.source, version)
         theirs = self._exchanged(
             {peer: torch.stack([given(piece) for piece in pieces]) for peer, pieces in outgoing.items()},
             {peer: len(pieces) for peer, pieces in incoming.items()},
@@ -51,7 +51,7 @@ class Verification:
             _compare(pieces, theirs[peer], [checksum(wanted.view(piece)) for piece in pieces], version)
         kept = [
             piece
-            for piece in self._sampled(self._plan.kept_by(rank), lambda piece: piece.source, version).get(rank, ())
+            for piece in self._sampled(self._own.kept, lambda piece: piece.source, version).get(rank, ())
             if not is_in_place(given.view(piece), wanted.view(piece), piece)
         ]
         _compare(kept, [given(piece) for piece in kept], [checksum(wanted.view(piece)) for piece in kept], version)

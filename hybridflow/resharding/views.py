@@ -10,6 +10,7 @@ from hybridflow.errors import EngineError
 from hybridflow.parallel.boxes import box_text, contains
 from hybridflow.parallel.layout import WeightShard
 from hybridflow.resharding.holdings import Piece
+from hybridflow.resharding.plan import ReshardPlan
 
 LONGEST_SEARCH = 100_000
 """Steps after which numpy gives up to tell whether two views overlap; views of matrices take a few."""
@@ -38,6 +39,16 @@ class HeldWeights:
             " and is no longer held there.",
             remedy="Engines hold the same boxes at every transfer; make a new Resharder after a change.",
         )
+
+
+class OwnPieces:
+    """What one rank receives, sends and keeps by a plan: listed once, and used at every transfer."""
+
+    def __init__(self, plan: ReshardPlan, rank: int) -> None:
+        self.received = plan.received_by(rank)
+        self.sent = plan.sent_by(rank)
+        self.kept = plan.kept_by(rank)
+        self.bytes_received = plan.bytes_received(rank)
 
 
 def is_in_place(source: Tensor, destination: Tensor, piece: Piece) -> bool:

@@ -15,9 +15,8 @@ from hybridflow.errors import ResourceError
 from hybridflow.parallel.layout import TensorLayout, WeightShard
 from hybridflow.resharding.executors.interface import TransferReport
 from hybridflow.resharding.executors.local import keep
-from hybridflow.resharding.plan import ReshardPlan
 from hybridflow.resharding.transport import Transport
-from hybridflow.resharding.views import HeldWeights
+from hybridflow.resharding.views import HeldWeights, OwnPieces
 
 DEVICE_ARGUMENT = 6
 """Of torch's `rebuild_cuda_tensor`: the number of the GPU, which differs where processes see different GPUs."""
@@ -41,20 +40,18 @@ class CudaIpcExecutor:
     are told at every transfer, since an engine may have moved its weights; the memory stays mapped only while it lasts.
     """
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, own: OwnPieces) -> None:
         self._transport = transport
+        self._own = own
 
-    def run(
-        self, plan: ReshardPlan, source: Iterable[WeightShard], destination: Iterable[WeightShard]
-    ) -> TransferReport:
+    def run(self, source: Iterable[WeightShard], destination: Iterable[WeightShard]) -> TransferReport:
         began = time.perf_counter()
-        rank, held_shards = self._transport.rank, tuple(source)
-        wanted = HeldWeights(destination)
-        sent = {piece.name for piece in plan.sent_by(rank)}
+        held_shards, wanted = tuple(source), HeldWeights(destination)
+        sent = {piece.name for piece in self._own.sent}
         torch.cuda.synchronize(self._transport.device)  # the last optimizer step has been written
         handles = self._transport.gather_objects([_handle(shard) for shard in held_shards if shard.name in sent])
-        kept = keep(plan.kept_by(rank), HeldWeights(held_shards), wanted)
-        received = plan.received_by(rank)
+        kept = keep(self._own.kept, HeldWeights(held_shards), wanted)
+        received = self._own.received
         mapped = {
             peer: HeldWeights(_opened(handles[peer], {piece.name for piece in received if piece.source == peer}))
             for peer in sorted({piece.source for piece in received})
@@ -64,7 +61,7 @@ class CudaIpcExecutor:
         torch.cuda.synchronize(self._transport.device)
         del mapped  # sources may not reuse memory that is mapped elsewhere
         self._transport.gather_objects(None)  # nobody trains on before all have read
-        return TransferReport(plan.bytes_received(rank), *kept, 0, time.perf_counter() - began)
+        return TransferReport(self._own.bytes_received, *kept, 0, time.perf_counter() - began)
 
 
 def _handle(shard: WeightShard) -> _Handle:

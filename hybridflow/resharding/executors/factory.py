@@ -10,6 +10,7 @@ from hybridflow.resharding.executors.local import LocalExecutor
 from hybridflow.resharding.executors.send_recv import SendRecvExecutor
 from hybridflow.resharding.plan import ReshardPlan
 from hybridflow.resharding.transport import Transport
+from hybridflow.resharding.views import OwnPieces
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,8 @@ class ExecutorSetup:
     """What executors are made from; the same on every rank but for its own place."""
 
     plan: ReshardPlan
+    own: OwnPieces
+    """Of the plan."""
     transport: Transport
     formats: Formats
     kind: TransferKind
@@ -44,24 +47,24 @@ def make_executor(setup: ExecutorSetup) -> Executor:
 
 
 def _local(setup: ExecutorSetup) -> Executor:
-    return LocalExecutor(setup.transport.rank)
+    return LocalExecutor(setup.own)
 
 
 def _send_recv(setup: ExecutorSetup) -> Executor:
-    return SendRecvExecutor(setup.transport, setup.formats, bucket_bytes=setup.bucket_bytes)
+    return SendRecvExecutor(setup.transport, setup.own, setup.formats, bucket_bytes=setup.bucket_bytes)
 
 
 def _gather(setup: ExecutorSetup) -> Executor:
     from hybridflow.resharding.executors.gather import GatherExecutor
 
-    return GatherExecutor(setup.transport, setup.plan, setup.formats, bucket_bytes=setup.bucket_bytes)
+    return GatherExecutor(setup.transport, setup.plan, setup.own, setup.formats, bucket_bytes=setup.bucket_bytes)
 
 
 def _shared_memory(setup: ExecutorSetup) -> Executor:
     from hybridflow.resharding.executors.shared_memory import SharedMemoryExecutor
 
     _require_one_machine(setup)
-    return SharedMemoryExecutor(setup.transport, setup.plan, setup.formats, bucket_bytes=setup.bucket_bytes)
+    return SharedMemoryExecutor(setup.transport, setup.plan, setup.own, setup.formats, bucket_bytes=setup.bucket_bytes)
 
 
 def _cuda_ipc(setup: ExecutorSetup) -> Executor:
@@ -74,7 +77,7 @@ def _cuda_ipc(setup: ExecutorSetup) -> Executor:
             f" {setup.transport.device.type.upper()}.",
             remedy="Use rollout.transfer.executor=shared_memory, or auto.",
         )
-    return CudaIpcExecutor(setup.transport)
+    return CudaIpcExecutor(setup.transport, setup.own)
 
 
 def _require_one_machine(setup: ExecutorSetup) -> None:

@@ -21,7 +21,7 @@ from hybridflow.resharding.executors.send_recv import SendRecvExecutor
 from hybridflow.resharding.holdings import Piece
 from hybridflow.resharding.plan import Gather, ReshardPlan
 from hybridflow.resharding.transport import Transport, joint_group
-from hybridflow.resharding.views import HeldWeights
+from hybridflow.resharding.views import HeldWeights, OwnPieces
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,7 @@ class GatherExecutor:
         self,
         transport: Transport,
         plan: ReshardPlan,
+        own: OwnPieces,
         formats: Formats,
         *,
         bucket_bytes: int,
@@ -80,8 +81,9 @@ class GatherExecutor:
     ) -> None:
         """Called on all ranks together. `is_collective` is for tests: collectives, whatever the device."""
         self._transport = transport
+        self._own = own
         self._formats = formats
-        self._point_to_point = SendRecvExecutor(transport, formats, bucket_bytes=bucket_bytes)
+        self._point_to_point = SendRecvExecutor(transport, own, formats, bucket_bytes=bucket_bytes)
         self._rounds: list[tuple[Transport, tuple[int, ...], Round]] = []
         self._left: list[list[Message]] | None = None
         if transport.device.type != "cpu" if is_collective is None else is_collective:
@@ -92,17 +94,15 @@ class GatherExecutor:
                 rounds = rounds_of(gather, plan, bucket_bytes=bucket_bytes // 2)
                 self._rounds += [(group, gather.ranks, round_) for round_ in rounds]
 
-    def run(
-        self, plan: ReshardPlan, source: Iterable[WeightShard], destination: Iterable[WeightShard]
-    ) -> TransferReport:
+    def run(self, source: Iterable[WeightShard], destination: Iterable[WeightShard]) -> TransferReport:
         if self._left is None:
-            return self._point_to_point.run(plan, source, destination)
+            return self._point_to_point.run(source, destination)
         began = time.perf_counter()
-        rank, held, wanted = self._transport.rank, HeldWeights(source), HeldWeights(destination)
-        kept = keep(plan.kept_by(rank), held, wanted)
+        held, wanted = HeldWeights(source), HeldWeights(destination)
+        kept = keep(self._own.kept, held, wanted)
         staging_bytes = self._gather(held, wanted)
         staging_bytes = max(staging_bytes, self._point_to_point.exchange(self._left, held, wanted))
-        return TransferReport(plan.bytes_received(rank), *kept, staging_bytes, time.perf_counter() - began)
+        return TransferReport(self._own.bytes_received, *kept, staging_bytes, time.perf_counter() - began)
 
     def _gather(self, held: HeldWeights, wanted: HeldWeights) -> int:
         staging, deadline = Staging(self._transport.device), self._transport.deadline()

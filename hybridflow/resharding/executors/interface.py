@@ -8,7 +8,6 @@ import torch
 
 from hybridflow.observability.metrics import Metrics, maximum, total
 from hybridflow.parallel.layout import WeightShard
-from hybridflow.resharding.plan import ReshardPlan
 
 Formats = Mapping[str, torch.dtype]
 """The number format of each weight at its destinations: the one it travels in."""
@@ -45,14 +44,12 @@ class TransferReport:
 
 
 class Executor(Protocol):
-    """Carries out one rank's part of a plan, in place; called on all ranks of the plan together.
+    """Made for one rank's part of one plan, which it carries out in place; called on all ranks of the plan together.
 
     A weight is converted to the number format of its destination before it leaves its source.
     """
 
-    def run(
-        self, plan: ReshardPlan, source: Iterable[WeightShard], destination: Iterable[WeightShard]
-    ) -> TransferReport:
+    def run(self, source: Iterable[WeightShard], destination: Iterable[WeightShard]) -> TransferReport:
         """Fills `destination`, what this rank wants, from `source`, what it holds, and from what others send.
 
         Raises LostPeer where another rank's part did not come in time; the destination is then part old, part new.

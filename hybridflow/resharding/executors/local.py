@@ -9,26 +9,24 @@ from hybridflow.parallel.layout import WeightShard
 from hybridflow.resharding.executors.interface import TransferReport
 from hybridflow.resharding.holdings import Piece
 from hybridflow.resharding.plan import ReshardPlan
-from hybridflow.resharding.views import HeldWeights, is_in_place
+from hybridflow.resharding.views import HeldWeights, OwnPieces, is_in_place
 
 
 class LocalExecutor:
     """For a rank that receives nothing: it copies what it keeps, where that is not in place already."""
 
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
+    def __init__(self, own: OwnPieces) -> None:
+        self._own = own
 
-    def run(
-        self, plan: ReshardPlan, source: Iterable[WeightShard], destination: Iterable[WeightShard]
-    ) -> TransferReport:
+    def run(self, source: Iterable[WeightShard], destination: Iterable[WeightShard]) -> TransferReport:
         began = time.perf_counter()
-        for piece in [*plan.received_by(self._rank), *plan.sent_by(self._rank)]:
+        for piece in [*self._own.received, *self._own.sent]:
             raise EngineError(
                 f"{box_text(piece.box)} of '{piece.name}' has to go from rank {piece.source} to rank"
                 f" {piece.destination}, which rollout.transfer.executor=local cannot do.",
                 remedy="Use rollout.transfer.executor=auto.",
             )
-        copied, aliased = keep(plan.kept_by(self._rank), HeldWeights(source), HeldWeights(destination))
+        copied, aliased = keep(self._own.kept, HeldWeights(source), HeldWeights(destination))
         return TransferReport(0, copied, aliased, 0, time.perf_counter() - began)
 
 

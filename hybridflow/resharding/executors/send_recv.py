@@ -14,9 +14,11 @@ from hybridflow.resharding.buckets import Message, Staging, buckets_of, messages
 from hybridflow.resharding.executors.interface import Formats, TransferReport
 from hybridflow.resharding.executors.local import keep
 from hybridflow.resharding.holdings import Piece
-from hybridflow.resharding.plan import ReshardPlan
 from hybridflow.resharding.transport import Parcel, Transport
-from hybridflow.resharding.views import HeldWeights
+from hybridflow.resharding.views import HeldWeights, OwnPieces
+
+CPU_BUCKET_BYTES = 16 << 20
+"""On a CPU larger buckets gain nothing: memory fresh from the system costs more than what is copied into it."""
 
 
 class SendRecvExecutor:
@@ -26,25 +28,26 @@ class SendRecvExecutor:
     rest goes through staging memory. While buckets are under way, what stays is copied and the next one is packed.
     """
 
-    def __init__(self, transport: Transport, formats: Formats, *, bucket_bytes: int) -> None:
+    def __init__(self, transport: Transport, own: OwnPieces, formats: Formats, *, bucket_bytes: int) -> None:
         self._transport = transport
+        self._own = own
         self._formats = formats
         self._bucket_bytes = bucket_bytes // 2
-        self._buckets: tuple[ReshardPlan, list[list[Message]]] | None = None
+        if transport.device.type == "cpu":
+            self._bucket_bytes = min(self._bucket_bytes, CPU_BUCKET_BYTES)
+        self._buckets = self.buckets([*own.received, *own.sent])
 
-    def run(
-        self, plan: ReshardPlan, source: Iterable[WeightShard], destination: Iterable[WeightShard]
-    ) -> TransferReport:
+    def run(self, source: Iterable[WeightShard], destination: Iterable[WeightShard]) -> TransferReport:
         began = time.perf_counter()
         held, wanted = HeldWeights(source), HeldWeights(destination)
-        rank, kept = self._transport.rank, (0, 0)
+        kept = (0, 0)
 
         def keep_own() -> None:
             nonlocal kept
-            kept = keep(plan.kept_by(rank), held, wanted)
+            kept = keep(self._own.kept, held, wanted)
 
-        staging_bytes = self.exchange(self._buckets_of(plan), held, wanted, meanwhile=keep_own)
-        return TransferReport(plan.bytes_received(rank), *kept, staging_bytes, time.perf_counter() - began)
+        staging_bytes = self.exchange(self._buckets, held, wanted, meanwhile=keep_own)
+        return TransferReport(self._own.bytes_received, *kept, staging_bytes, time.perf_counter() - began)
 
     def buckets(self, pieces: Iterable[Piece]) -> list[list[Message]]:
         """This rank's messages for pieces that it sends and receives, bucket by bucket; the same at every transfer."""
@@ -73,12 +76,6 @@ class SendRecvExecutor:
         while under_way:
             self._finish(under_way.popleft(), deadline)
         return staging.nbytes
-
-    def _buckets_of(self, plan: ReshardPlan) -> list[list[Message]]:
-        if self._buckets is None or self._buckets[0] is not plan:
-            rank = self._transport.rank
-            self._buckets = plan, self.buckets([*plan.received_by(rank), *plan.sent_by(rank)])
-        return self._buckets[1]
 
     def _begin(
         self, bucket: list[Message], staging: Staging, number: int, held: HeldWeights, wanted: HeldWeights

@@ -17,7 +17,7 @@ from hybridflow.resharding.executors.local import keep
 from hybridflow.resharding.holdings import Piece
 from hybridflow.resharding.plan import ReshardPlan
 from hybridflow.resharding.transport import Parcel, Transport
-from hybridflow.resharding.views import HeldWeights
+from hybridflow.resharding.views import HeldWeights, OwnPieces
 
 SHEET_BYTES = 4 << 20
 """Written at once and then read, which is fastest while it is in the processor's cache."""
@@ -47,19 +47,20 @@ class SharedMemoryExecutor:
     made, and the kernel takes it back when the last of them has ended, however they end.
     """
 
-    def __init__(self, transport: Transport, plan: ReshardPlan, formats: Formats, *, bucket_bytes: int) -> None:
+    def __init__(
+        self, transport: Transport, plan: ReshardPlan, own: OwnPieces, formats: Formats, *, bucket_bytes: int
+    ) -> None:
         """Called on all ranks together."""
         self._transport = transport
+        self._own = own
         self._formats = formats
         rank, sheet_bytes = transport.rank, min(bucket_bytes // 2, SHEET_BYTES)
-        sources = sorted({piece.source for piece in plan.received_by(rank)})
+        sources = sorted({piece.source for piece in own.received})
         self._sheets = {source: sheets_of(plan.sent_by(source), sheet_bytes=sheet_bytes) for source in {rank, *sources}}
         self._sources = sources
         self._memory = self._shared()
 
-    def run(
-        self, plan: ReshardPlan, source: Iterable[WeightShard], destination: Iterable[WeightShard]
-    ) -> TransferReport:
+    def run(self, source: Iterable[WeightShard], destination: Iterable[WeightShard]) -> TransferReport:
         began = time.perf_counter()
         rank, deadline = self._transport.rank, self._transport.deadline()
         held, wanted = HeldWeights(source), HeldWeights(destination)
@@ -68,7 +69,7 @@ class SharedMemoryExecutor:
         for number in range(max(len(sheets) for sheets in self._sheets.values()) or 1):
             under_way += self._write(number, held, deadline)
             if number == 0:
-                kept = keep(plan.kept_by(rank), held, wanted)
+                kept = keep(self._own.kept, held, wanted)
             for other in self._sources:
                 under_way += self._read(other, number, wanted, deadline)
         self._await_readers(len(self._sheets[rank]) - 2, deadline)
@@ -76,7 +77,7 @@ class SharedMemoryExecutor:
         for work, peer in under_way:
             self._transport.wait(work, (peer,), deadline)
         staging_bytes = self._memory[rank].numel() if self._sheets[rank] else 0
-        return TransferReport(plan.bytes_received(rank), *kept, staging_bytes, time.perf_counter() - began)
+        return TransferReport(self._own.bytes_received, *kept, staging_bytes, time.perf_counter() - began)
 
     def _write(self, number: int, held: HeldWeights, deadline: float) -> list[tuple[dist.Work, int]]:
         """Writes this rank's sheet of that number, once the sheet before the last has been read; tells its readers."""

@@ -13,7 +13,6 @@ from hybridflow.parallel.layout import TensorLayout, WeightShard
 from hybridflow.resharding.executors.factory import ExecutorSetup, make_executor
 from hybridflow.resharding.executors.gather import GatherExecutor
 from hybridflow.resharding.executors.interface import Executor, TransferReport
-from hybridflow.resharding.plan import ReshardPlan
 from hybridflow.resharding.resharder import Resharder
 from hybridflow.resharding.transport import Transport, group_within
 from tests.unit.resharding.random_weights import Weight, by_name, random_weights
@@ -43,7 +42,12 @@ class Sized:
     def __call__(self, setup: ExecutorSetup) -> Executor:
         if self.is_collective:
             return GatherExecutor(
-                setup.transport, setup.plan, setup.formats, bucket_bytes=self.bucket_bytes, is_collective=True
+                setup.transport,
+                setup.plan,
+                setup.own,
+                setup.formats,
+                bucket_bytes=self.bucket_bytes,
+                is_collective=True,
             )
         return make_executor(replace(setup, bucket_bytes=self.bucket_bytes))
 
@@ -113,12 +117,10 @@ class BitFlipping:
         self._rank = setup.transport.rank
         self._run = make_executor(setup).run
 
-    def run(
-        self, plan: ReshardPlan, source: Iterable[WeightShard], destination: Iterable[WeightShard]
-    ) -> TransferReport:
+    def run(self, source: Iterable[WeightShard], destination: Iterable[WeightShard]) -> TransferReport:
         """What another executor does, and a fault."""
         slots = list(destination)
-        report = self._run(plan, source, slots)
+        report = self._run(source, slots)
         if self._rank == 1:
             word = slots[0].tensor.flatten()[5:6].view(torch.int32)
             word.bitwise_xor_(1 << 17)

@@ -11,6 +11,7 @@ from hybridflow.resharding.executors.local import LocalExecutor, copy_all
 from hybridflow.resharding.holdings import holdings_of
 from hybridflow.resharding.plan import make_plan
 from hybridflow.resharding.transport import Transport
+from hybridflow.resharding.views import OwnPieces
 from tests.spmd import run_ranks
 from tests.unit.resharding.random_weights import random_weights
 from tests.unit.resharding.resharding_programs import Sized, aliased, nested, random_plans
@@ -85,7 +86,7 @@ def rows(tensor: torch.Tensor) -> WeightShard:
 
 def local(held: WeightShard, wanted: WeightShard):
     plan = make_plan([holdings_of([held])], [holdings_of([wanted])])
-    return LocalExecutor(0).run(plan, [held], [wanted])
+    return LocalExecutor(OwnPieces(plan, 0)).run([held], [wanted])
 
 
 def test_equal_memory_with_a_dimension_of_one_is_in_place():
@@ -119,13 +120,13 @@ def test_a_weight_no_longer_held_is_named():
     plan = make_plan([holdings_of([slot])], [holdings_of([slot])])
     part = WeightShard("w", torch.zeros(4), TensorLayout((6,), ((0, 4),)))
     with pytest.raises(EngineError, match=r"\[0:6\] of 'w' is to go from rank 0 to rank 0"):
-        LocalExecutor(0).run(plan, [part], [slot])
+        LocalExecutor(OwnPieces(plan, 0)).run([part], [slot])
 
 
 def setup(kind: TransferKind, *, nodes=("a", "a"), together: bool = True) -> ExecutorSetup:
     whole = [holdings_of([rows(torch.zeros(6))])]
     plan = make_plan([*whole, ()], [(), *whole]) if together else make_plan(whole * 2, whole * 2)
-    return ExecutorSetup(plan, Transport.alone(), {"w": torch.float32}, kind, 1 << 20, nodes)
+    return ExecutorSetup(plan, OwnPieces(plan, 0), Transport.alone(), {"w": torch.float32}, kind, 1 << 20, nodes)
 
 
 def test_auto_is_local_where_nothing_is_received_and_send_recv_for_any_plan():
@@ -136,7 +137,7 @@ def test_auto_is_local_where_nothing_is_received_and_send_recv_for_any_plan():
 def test_local_refuses_what_has_to_travel():
     shard = rows(torch.zeros(6))
     with pytest.raises(EngineError, match=r"has to go from rank 0 to rank 1") as caught:
-        make_executor(setup(TransferKind.local)).run(setup(TransferKind.local).plan, [shard], [])
+        make_executor(setup(TransferKind.local)).run([shard], [])
     assert "rollout.transfer.executor=auto" in caught.value.remedy
 
 

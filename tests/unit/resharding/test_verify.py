@@ -11,7 +11,6 @@ from hybridflow.parallel.layout import WeightShard
 from hybridflow.resharding import verify
 from hybridflow.resharding.executors.factory import ExecutorSetup, make_executor
 from hybridflow.resharding.executors.interface import TransferReport
-from hybridflow.resharding.plan import ReshardPlan
 from hybridflow.resharding.resharder import Resharder
 from tests.spmd import run_ranks
 from tests.unit.resharding.resharding_programs import corrupted
@@ -23,13 +22,11 @@ class ForgetsOne:
     def __init__(self, setup: ExecutorSetup) -> None:
         self._run = make_executor(setup).run
 
-    def run(
-        self, plan: ReshardPlan, source: Iterable[WeightShard], destination: Iterable[WeightShard]
-    ) -> TransferReport:
+    def run(self, source: Iterable[WeightShard], destination: Iterable[WeightShard]) -> TransferReport:
         """What another executor does, but for weight `w3`."""
         slots = list(destination)
         before = slots[3].tensor.clone()
-        report = self._run(plan, source, slots)
+        report = self._run(source, slots)
         slots[3].tensor.copy_(before)
         return report
 

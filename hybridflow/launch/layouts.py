@@ -31,7 +31,7 @@ def check_rollout_layout(config: Experiment, geometry: ModelGeometry) -> None:
     engine = config.rollout.engine.value
     problem = layout_problem(geometry, engine=engine, tensor=sizes.tensor, pipeline=sizes.pipeline)
     if problem:
-        raise ConfigError(f"rollout.parallelism.{problem}.", remedy=f"Use a smaller size: {_sizes(geometry)}.")
+        raise ConfigError(f"rollout.parallelism.{problem}.", remedy=f"Use a size that fits: {_sizes(geometry)}.")
 
 
 def _check_training(config: Experiment, spec: RoleSpec, geometry: ModelGeometry) -> None:
@@ -53,7 +53,9 @@ def _check_training(config: Experiment, spec: RoleSpec, geometry: ModelGeometry)
     if problem:
         where = f"{section}.engine={training.engine.value}"
         told = problem if problem.startswith("engine=") else f"{section}.parallelism.{problem}"
-        raise ConfigError(f"{told}, with {where}.", remedy=f"Use sizes that do: {_sizes(geometry)}; or another engine.")
+        raise ConfigError(
+            f"{told}, with {where}.", remedy=f"Use sizes that fit ({_sizes(geometry)}), or another engine."
+        )
 
 
 def _sizes(geometry: ModelGeometry) -> str:

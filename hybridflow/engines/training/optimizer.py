@@ -25,6 +25,9 @@ class MasterAdamW(torch.optim.AdamW):
         """One step along the gradients of the weights."""
         for master, weight in self.weight_of.items():
             master.grad = None if weight.grad is None else weight.grad.to(master.dtype)
+        for group in self.param_groups:
+            # torch's fused kernel writes past columns of a wider tensor, as parameters bound to a rollout can be.
+            group["fused"] = all(parameter.is_contiguous() for parameter in group["params"])
         super().step()
         for master, weight in self.weight_of.items():
             master.grad = None

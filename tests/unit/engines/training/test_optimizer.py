@@ -6,7 +6,7 @@ from torch import nn
 
 from hybridflow.config.model import Dtype
 from hybridflow.config.training import Optimizer
-from hybridflow.engines.training.optimizer import make_optimizer, move_optimizer
+from hybridflow.engines.training.optimizer import make_optimizer, move_optimizer, optimizer_over
 from tests.toys import sequences
 from tests.unit.engines.training.engines import language_engine, largest_difference, likelihood_loss, weights
 
@@ -83,3 +83,16 @@ def test_an_engine_in_bfloat16_trains_and_goes_on_the_same_from_a_checkpoint(toy
     for each in (engine, again):
         each.train_step(sequences(seed=1), likelihood_loss)
     assert largest_difference(weights(engine), weights(again)) == 0.0
+
+
+def test_weights_that_are_columns_of_a_wider_tensor_are_moved_and_nothing_beside_them():
+    wide = torch.full((4, 8), 7.0)
+    columns, plain = torch.nn.Parameter(torch.zeros(4, 4)), torch.nn.Parameter(torch.zeros(4, 4))
+    columns.data = wide[:, :4]
+    columns.data.zero_()
+    gradient = torch.arange(16.0).view(4, 4) - 7.5
+    for parameter in (columns, plain):
+        parameter.grad = gradient.clone()
+        optimizer_over([parameter], Optimizer(learning_rate=0.1, epsilon=1e-3)).step()
+    assert torch.equal(wide[:, 4:], torch.full((4, 4), 7.0))
+    assert torch.allclose(columns, plain, atol=1e-7)  # two kernels of torch

@@ -1,7 +1,34 @@
-"""Turns the shapes and types in the signatures of `hybridflow.algorithms` into checks."""
+"""Signatures of `hybridflow.algorithms` as checks, the same examples on every run, and skips for absent extras."""
+
+from importlib.util import find_spec
 
 import hypothesis
 import jaxtyping
+import pytest
+
+EXTRAS = {"vllm": "vllm", "megatron": "megatron", "lora": "peft"}
+"""Marks of tests that need an extra, and the package that it brings."""
+
+WHOLE_FILES = {
+    "megatron": [
+        "unit/engines/training/megatron",
+        "parity/test_megatron_engine.py",
+        "parity/test_megatron_checkpoints.py",
+        "distributed/test_checkpoint_layouts.py",
+    ],
+    "lora": [
+        "unit/engines/training/test_lora.py",
+        "unit/models/adapters",
+        "unit/workers/test_lora_actor.py",
+        "parity/test_lora_sharded.py",
+        "distributed/test_lora_hybrid.py",
+        "distributed/test_lora_runs.py",
+    ],
+}
+"""Files that import what an extra brings."""
+
+ABSENT = {mark: package for mark, package in EXTRAS.items() if find_spec(package) is None}
+collect_ignore = [path for mark in ABSENT for path in WHOLE_FILES.get(mark, [])]
 
 # pep484_tower: an int is accepted where a float is asked for.
 jaxtyping.install_import_hook(
@@ -11,3 +38,16 @@ jaxtyping.install_import_hook(
 # The same examples on every run, and no time limit for one: the machine may be busy.
 hypothesis.settings.register_profile("house", derandomize=True, deadline=None, max_examples=50)
 hypothesis.settings.load_profile("house")
+
+
+def pytest_report_header() -> list[str]:
+    """Says which tests are left out for want of an extra."""
+    return [f"without {package}: tests of the extra '{mark}' are left out" for mark, package in ABSENT.items()]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test marked with an extra that is not installed is skipped, and says which."""
+    for item in items:
+        for mark, package in ABSENT.items():
+            if item.get_closest_marker(mark) is not None:
+                item.add_marker(pytest.mark.skip(reason=f"{package} is not installed (the extra '{mark}')"))

@@ -42,5 +42,6 @@ def batch_metrics(batch: BatchRef) -> Metrics:
             metrics[f"{name}/mean"] = mean(float(scored.mean()) if len(scored) else 0.0, len(scored))
             if len(scored) < len(column):
                 metrics[f"{name}/not_scored"] = total(len(column) - len(scored))
-    metrics |= {n: mean(float(v), len(scores)) for n, v in batch.meta.items() if n.startswith("rewards/")}
+    told = {n: v for n, v in batch.meta.items() if n.startswith("rewards/") and not isinstance(v, tuple)}
+    metrics |= {n: mean(float(v), len(scores)) for n, v in told.items()}
     return metrics

@@ -3,7 +3,6 @@
 import json
 import shutil
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -199,7 +198,6 @@ def test_a_critic_that_reads_less_or_other_tokens_is_told(attempt, folder, toy_d
 
 
 @pytest.mark.vllm
-@pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
 def test_a_head_size_that_vllm_refuses_is_told(attempt, folder, toy_dir: MakeToy):
     (folder / "narrow").symlink_to(toy_dir(head_dim=8))
     words = ["model.path={}/narrow", "rollout.engine=vllm"]

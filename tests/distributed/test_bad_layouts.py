@@ -1,6 +1,5 @@
 """Layouts that a model, an engine or the devices cannot have are told before anything starts."""
 
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -73,8 +72,7 @@ REFUSED = [
 
 
 @pytest.mark.vllm
-@pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
-@pytest.mark.skipif(find_spec("megatron") is None, reason="megatron-core is not installed")
+@pytest.mark.megatron
 @pytest.mark.parametrize(("settings", "found", "remedy"), REFUSED, ids=[found for _, found, _ in REFUSED])
 def test_a_layout_that_cannot_be_is_told(tmp_path: Path, toy_dir: MakeToy, settings, found, remedy):
     model = [f"model.path={toy_dir(**SIZES)}", "trainer.backend=auto", f"trainer.run_dir={tmp_path}/run"]

@@ -9,7 +9,13 @@ from hybridflow.config.parallelism import Parallelism, RolloutParallelism
 from hybridflow.config.rollout import Rollout, RolloutKind
 from hybridflow.config.training import Optimizer, Training, TrainingEngine
 from tests.distributed.in_place import Memory, memory_of_weights
-from tests.spmd import run_ranks
+from tests.spmd import preload, run_ranks
+
+preload("tests.vllm_preload", "hybridflow.engines.training.megatron.engine")
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.megatron,
+]
 
 PAGE = Path(__file__).parents[2] / "docs" / "how_to" / "one_set_of_weights.md"
 SIZES = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 128}
@@ -54,7 +60,6 @@ def test_every_pair_of_the_table_is_measured():
     assert set(documented()) == set(PAIRS)
 
 
-@pytest.mark.vllm
 @pytest.mark.parametrize("pair", CASES)
 def test_as_much_is_shared_copied_and_received_as_the_table_says(toy_dir, pair):
     trained, generating, num_ranks = PAIRS[pair]

@@ -23,7 +23,12 @@ from hybridflow.parallel.layout import WeightShard
 from hybridflow.resharding.grouping import generation_mesh, micro_data_groups
 from hybridflow.resharding.resharder import Resharder
 from tests.distributed.hybrid import assembled
-from tests.spmd import run_ranks
+from tests.spmd import preload, run_ranks
+
+preload("hybridflow.engines.training.megatron.engine")
+pytestmark = [
+    pytest.mark.megatron,
+]
 
 SIZES = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 128, "num_hidden_layers": 4}
 LAYOUTS = {

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -62,7 +61,6 @@ def test_the_same_words_give_the_same_bits(run, plain, algorithm):
 
 
 @pytest.mark.vllm
-@pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_run_with_vllm_is_sound(run, plain, algorithm):
     rows = run(algorithm, "rollout.engine=vllm")
@@ -73,7 +71,6 @@ def test_a_run_with_vllm_is_sound(run, plain, algorithm):
 
 
 @pytest.mark.vllm
-@pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
 def test_both_rollouts_give_the_same_greedy_answers(run):
     greedy = ["rollout.eval_sampling.temperature=0", "rollout.eval_samples_per_prompt=1", "trainer.total_steps=1"]
     found = [run("grpo", *greedy, engine)[0] for engine in ("rollout.engine=transformers", "rollout.engine=vllm")]
@@ -81,7 +78,6 @@ def test_both_rollouts_give_the_same_greedy_answers(run):
 
 
 @pytest.mark.vllm
-@pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
 def test_a_run_with_vllm_goes_on_with_the_same_bits(tmp_path):
     found = []
     for name, parts in (("whole", [4]), ("parts", [2, 4])):

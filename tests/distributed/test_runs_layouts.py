@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -12,11 +11,6 @@ from tests.distributed.runs import Row, metric_rows, reproducible, run_here, sma
 
 pytestmark = pytest.mark.ray
 
-NEEDS_VLLM = [
-    pytest.mark.vllm,
-    pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed"),
-]
-NEEDS_MEGATRON = pytest.mark.skipif(find_spec("megatron") is None, reason="megatron-core is not installed")
 GENTLE = ["actor.optimizer.epsilon=1e-3", "critic.optimizer.epsilon=1e-3"]
 """With AdamW's usual 1e-8 a gradient that is zero but for rounding is a whole step of the learning rate."""
 
@@ -79,10 +73,10 @@ def test_a_rollout_in_a_pool_of_its_own_is_sent_the_weights(ray_backend: Backend
     assert_alike(run(*SPLIT), plain, tolerance=2e-3)
 
 
-@NEEDS_MEGATRON
-@pytest.mark.parametrize("layout", [pytest.param(MEGATRON, marks=NEEDS_VLLM, id="megatron 2x2 to vllm 2")])
-def test_tensor_and_pipeline_parallel_training_learns(ray_backend: Backend, run, plain, layout):
-    rows = run(*layout)
+@pytest.mark.megatron
+@pytest.mark.vllm
+def test_tensor_and_pipeline_parallel_training_learns(ray_backend: Backend, run, plain):
+    rows = run(*MEGATRON)
     assert [row["step"] for row in rows] == [0, 1, 2, 3]
     for row in rows[1:]:
         assert row["training/rollout_logprobs_diff_max"] < 1e-4

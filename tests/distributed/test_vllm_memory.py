@@ -2,7 +2,6 @@
 
 import gc
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -20,7 +19,6 @@ from tests.vllm_ranks import TOKENS, all_prompts, answered, engine_on
 preload("tests.vllm_preload")
 pytestmark = [
     pytest.mark.vllm,
-    pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed"),
 ]
 MB = 1 << 20
 ALONE = {"data": 1, "tensor": 1}

@@ -1,6 +1,5 @@
 """vLLM over ranks: whatever the layout, the answers of transformers and of one rank alone, and the right pieces."""
 
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -27,7 +26,6 @@ from tests.vllm_ranks import (
 preload("tests.vllm_preload")
 pytestmark = [
     pytest.mark.vllm,
-    pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed"),
 ]
 TOLERANCE = 1e-4
 """float32 sums in another order; a wrong head, expert or row moves log-probabilities by 1e-1."""

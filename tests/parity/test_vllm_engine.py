@@ -1,7 +1,5 @@
 """What is particular to vLLM inside a training process."""
 
-from importlib.util import find_spec
-
 import pytest
 import torch
 
@@ -14,7 +12,6 @@ from tests.unit.engines.rollout.rows import prompt_rows
 
 pytestmark = [
     pytest.mark.vllm,
-    pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed"),
 ]
 PROMPTS = prompt_rows((LONGEST,))
 

@@ -1,6 +1,5 @@
 import json
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -76,7 +75,6 @@ def test_layouts_that_vllm_can_have_are_not(tmp_path, tensor, pipeline, device):
 
 
 @pytest.mark.vllm
-@pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
 def test_the_head_sizes_are_those_of_the_installed_vllm():
     import_vllm(torch.device("cpu"))
     backend = import_module("vllm.v1.attention.backends.cpu_attn")
@@ -84,7 +82,6 @@ def test_the_head_sizes_are_those_of_the_installed_vllm():
 
 
 @pytest.mark.vllm
-@pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
 @pytest.mark.parametrize(("layers", "stages"), [(4, 2), (5, 3), (28, 8), (61, 16)])
 def test_pipeline_stages_are_those_of_the_installed_vllm(layers, stages):
     import_vllm(torch.device("cpu"))

@@ -4,7 +4,7 @@ import torch
 
 from hybridflow.algorithms.advantages.group_relative import fraction_without_spread
 from hybridflow.controller.batch_ref import BatchRef
-from hybridflow.observability.metrics import Metrics, mean, summary, total
+from hybridflow.observability.metrics import Metrics, mean, merge, summary, total
 
 _STAGE_OF_METHOD = {
     "generate": "gen",
@@ -42,6 +42,7 @@ def batch_metrics(batch: BatchRef) -> Metrics:
             metrics[f"{name}/mean"] = mean(float(scored.mean()) if len(scored) else 0.0, len(scored))
             if len(scored) < len(column):
                 metrics[f"{name}/not_scored"] = total(len(column) - len(scored))
-    told = {n: v for n, v in batch.meta.items() if n.startswith("rewards/") and not isinstance(v, tuple)}
-    metrics |= {n: mean(float(v), len(scores)) for n, v in told.items()}
+    for name, parts in batch.told_by_shards("rewards/").items():
+        is_count = name.endswith("/failures")
+        metrics |= merge([{name: total(value) if is_count else mean(value, rows)} for value, rows in parts])
     return metrics

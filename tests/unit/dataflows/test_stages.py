@@ -78,3 +78,26 @@ def test_metrics_that_functions_log_travel_as_metadata():
     )
     assert batch_metrics(BatchRef.of(batch, LocalBackend()))["rewards/f/depth"].value == 2.0
     assert isinstance(batch, Batch)
+
+
+def test_what_functions_say_on_several_ranks_is_averaged_and_failures_add_up():
+    def of_rank(rows: int, depth: float, failures: float) -> BatchRef:
+        batch = sequences([2] * rows, [3] * rows).with_columns(
+            rows={"scores": torch.ones(rows), "truncated": torch.zeros(rows, dtype=torch.bool)},
+            meta={"rewards/f/depth": depth, "rewards/f/failures": failures},
+        )
+        return BatchRef.of(batch, LocalBackend())
+
+    found = batch_metrics(BatchRef.concat([of_rank(1, 2.0, 1.0), of_rank(3, 6.0, 2.0)]))
+    assert found["rewards/f/depth"].value == 5.0
+    assert found["rewards/f/failures"].value == 3.0
+
+
+def test_what_a_later_stage_passes_on_is_not_counted_again():
+    batch = sequences([2], [3]).with_columns(
+        rows={"scores": torch.ones(1), "truncated": torch.zeros(1, dtype=torch.bool)}, meta={"rewards/f/failures": 2.0}
+    )
+    ref = BatchRef.of(batch, LocalBackend())
+    assert (
+        batch_metrics(ref.join(batch.with_columns(rows={"values": torch.ones(1)})))["rewards/f/failures"].value == 2.0
+    )

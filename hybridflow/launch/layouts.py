@@ -3,13 +3,16 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from hybridflow.config.derived import pool_sizes
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.training import TrainingEngine
+from hybridflow.controller.protocols import GENERATION, num_parts
 from hybridflow.errors import ConfigError
-from hybridflow.launch.roles import RoleSpec
+from hybridflow.launch.roles import ROLLOUT, RoleSpec
 from hybridflow.models.geometry import ModelGeometry, read_geometry
 from hybridflow.models.names.layouts import Engine, layout_problem
 from hybridflow.optional import check_installed
+from hybridflow.workers.reward_function import RewardFunctionWorker
 
 _ENGINES: dict[TrainingEngine, Engine] = {
     TrainingEngine.single: "single",
@@ -32,6 +35,37 @@ def check_rollout_layout(config: Experiment, geometry: ModelGeometry) -> None:
     problem = layout_problem(geometry, engine=engine, tensor=sizes.tensor, pipeline=sizes.pipeline)
     if problem:
         raise ConfigError(f"rollout.parallelism.{problem}.", remedy=f"Use a size that fits: {_sizes(geometry)}.")
+
+
+def check_prompts(config: Experiment, specs: Sequence[RoleSpec], *, trains_on_prompts: bool, held_out: int) -> None:
+    """Raises `ConfigError` for the first frozen role that a batch, or the evaluation, has too few prompts for.
+
+    Each data-parallel rank of a role takes part in every call. What trained roles need is known from the
+    configuration alone. `held_out` prompts are evaluated; 0 is no evaluation.
+    """
+    for spec in specs:
+        if spec.view_of is not None:
+            continue
+        is_generator = spec.generation_mesh is not None
+        if not spec.is_trained and trains_on_prompts:
+            _check_division("data.batch_size", config.data.batch_size, _data_ranks(config, spec), spec.name)
+        if held_out and (is_generator or spec.worker_class is RewardFunctionWorker):
+            ranks = num_parts(GENERATION, spec.generation_mesh) if spec.generation_mesh else _data_ranks(config, spec)
+            _check_division("data.eval_files", held_out, ranks, ROLLOUT if is_generator else spec.name)
+
+
+def _data_ranks(config: Experiment, spec: RoleSpec) -> int:
+    return pool_sizes(config)[spec.pool] if spec.mesh is None else spec.mesh.axis_size("data")
+
+
+def _check_division(key: str, prompts: int, ranks: int, role: str) -> None:
+    if prompts < ranks:
+        given = f"{key}={prompts} prompts" if key == "data.batch_size" else f"{key}: {prompts} prompts"
+        more = f"data.batch_size={ranks}" if key == "data.batch_size" else f"{ranks} prompts"
+        raise ConfigError(
+            f"{given} cannot be divided over the {ranks} ranks of '{role}'.",
+            remedy=f"Give {more} or more, or place {role} on fewer devices (placement.pools, placement.roles.{role}).",
+        )
 
 
 def _check_training(config: Experiment, spec: RoleSpec, geometry: ModelGeometry) -> None:

@@ -14,6 +14,7 @@ from hybridflow.launch.dataflow import find_dataflow, make_settings
 from hybridflow.launch.disk_space import check_room
 from hybridflow.launch.driven_data import DrivenData, load_data
 from hybridflow.launch.help import config_text
+from hybridflow.launch.layouts import check_prompts
 from hybridflow.launch.preflight import check_rewards, check_run
 from hybridflow.launch.roles import RoleSpec, plan_roles
 from hybridflow.observability.logs import configure_logging
@@ -46,6 +47,8 @@ def prepare(composed: Composed) -> Prepared:
     check_run(config, specs)
     data = load_data(config, dataflow)
     check_rewards(specs, data.judged_columns)
+    held_out = len(data.held_out) if data.held_out is not None else 0
+    check_prompts(config, specs, trains_on_prompts=dataflow.data == "prompts", held_out=held_out)
 
     directory = run_dir_of(config)
     check_room(config, specs, directory)

@@ -9,7 +9,8 @@ from hybridflow.controller.worker import WorkerContext
 from hybridflow.engines.training.factory import make_language_engine
 from hybridflow.engines.training.interface import LossFn
 from hybridflow.errors import ConfigError, StaleWeightsError
-from hybridflow.observability.metrics import Metrics
+from hybridflow.observability.metrics import Metrics, Reduction, last
+from hybridflow.resharding.plan import ReshardPlan
 from hybridflow.resharding.resharder import Resharder, joint_group
 from hybridflow.workers.colocated_rollout import ColocatedRollout
 from hybridflow.workers.estimation import AdvantageEstimation
@@ -45,9 +46,12 @@ class ActorWorker(ModelWorker):
         self._is_published = True
         self._has_compared = False
         self.rollout = (
-            ColocatedRollout(context, rollout, self.engine, self.ranks) if rollout and rollout.is_colocated else None
+            ColocatedRollout(context, rollout, self.engine, self.ranks, rest=self.rest)
+            if rollout and rollout.is_colocated
+            else None
         )
         self._sender: Resharder | None = None
+        self._sent: Metrics = {}
 
     @transfer(GENERATION, provides=("response_ids", "response_mask", "rollout_logprobs", "weight_version", "truncated"))
     def generate(self, prompts: Batch, purpose: str = "train") -> Batch:
@@ -103,8 +107,7 @@ class ActorWorker(ModelWorker):
         metrics = self.train(batch, self._setup, objective, prefix="actor")
         self._is_published = False
         self._compare_probabilities(metrics)
-        transferred = self.rollout.drain_metrics() if self.rollout else {}
-        return summaries | metrics | self._estimation.drain_metrics() | transferred
+        return summaries | metrics | self._estimation.drain_metrics() | self._drain_transfer()
 
     @transfer(MINIBATCHES)
     def imitate(self, batch: Batch) -> Metrics:
@@ -114,7 +117,7 @@ class ActorWorker(ModelWorker):
         def objective(minibatch: Batch) -> LossFn:
             return supervised_objective(Denominators.of(minibatch, self.reduce))
 
-        return self.train(batch, self._setup, objective, prefix="actor")
+        return self.train(batch, self._setup, objective, prefix="actor") | self._drain_transfer()
 
     @transfer(BROADCAST)
     def publish_weights(self, version: int) -> None:
@@ -124,7 +127,8 @@ class ActorWorker(ModelWorker):
         if self.rollout is not None:
             self.rollout.publish(version)
         if self._sender is not None:
-            self._sender.transfer(version)
+            self._sent = _of_sender(self._sender.transfer(version).metrics(), self._sender.plan)
+            self.rest()
 
     @transfer(BROADCAST)
     def serve_weights(self) -> str | None:
@@ -153,6 +157,11 @@ class ActorWorker(ModelWorker):
         """Puts back what `state` gave; `publish_weights` must follow."""
         self._estimation.kl_controller.restore(state)
         self._is_published = False
+
+    def _drain_transfer(self) -> Metrics:
+        """Metrics of the last transfer of weights, once."""
+        sent, self._sent = self._sent, {}
+        return sent | (self.rollout.drain_metrics() if self.rollout else {})
 
     def _check_versions(self, batch: Batch) -> None:
         if "weight_version" not in batch:
@@ -191,3 +200,9 @@ class ActorWorker(ModelWorker):
                 f" more than {bound:g}. Either the rollout has other weights, or it computes something else.",
                 remedy="Try rollout.engine=transformers; raise rollout.max_logprob_difference only if you know why.",
             )
+
+
+def _of_sender(metrics: Metrics, plan: ReshardPlan) -> Metrics:
+    """What a rank that sends knows of a transfer: the bytes of all ranks by the plan, and its own seconds."""
+    moved = sum(plan.bytes_received(rank) for rank in range(plan.size))
+    return {"reshard/bytes_moved": last(moved)} | {n: m for n, m in metrics.items() if m.reduction is Reduction.max}

@@ -1,5 +1,7 @@
 """The rollout in the processes of training: one set of weights in two layouts, and memory given back in between."""
 
+from collections.abc import Callable
+
 import torch
 
 from hybridflow.batch import Batch
@@ -21,8 +23,18 @@ class ColocatedRollout:
     shares. A sleeping rollout takes the other weights when it is next asked to generate.
     """
 
-    def __init__(self, context: WorkerContext, setup: RolloutSetup, trained: TrainEngine, ranks: Ranks) -> None:
+    def __init__(
+        self,
+        context: WorkerContext,
+        setup: RolloutSetup,
+        trained: TrainEngine,
+        ranks: Ranks,
+        *,
+        rest: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`rest` sends the trained weights back to where they wait: reading them brings them to the device."""
         self._ranks = ranks
+        self._rest = rest
         self._generation = Generation(context, setup)
         engine = self._generation.engine
         slots = engine.weight_slots()
@@ -66,6 +78,7 @@ class ColocatedRollout:
         answer = self._generation.generate(prompts, purpose)
         if self._is_sleeper:
             self._generation.engine.sleep(self._trained.weight_shards())
+            self._rest()
             self._is_asleep = self._is_due = True
         return answer
 
@@ -78,6 +91,7 @@ class ColocatedRollout:
         self._generation.engine.weights_changing()
         self._metrics = self._over_all_ranks(self._resharder.transfer(self._version).metrics())
         self._generation.engine.weights_changed(version=self._version)
+        self._rest()
         self._is_due = False
 
     def _over_all_ranks(self, metrics: Metrics) -> Metrics:

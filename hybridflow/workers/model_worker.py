@@ -41,7 +41,8 @@ class ModelWorker(Worker):
         self.device = chosen_device(context)
         self.ranks = context.ranks()
         self.reduce = sum_over_data(self.ranks)
-        self._is_offloaded = training.offload_parameters
+        offloaded = {Part.parameters: training.offload_parameters, Part.optimizer: training.offload_optimizer}
+        self._waiting = tuple(part for part, is_offloaded in offloaded.items() if is_offloaded)
 
     @transfer(BROADCAST)
     def save(self, directory: Path) -> None:
@@ -49,6 +50,7 @@ class ModelWorker(Worker):
         target = Path(directory) / self.context.role
         target.mkdir(parents=True, exist_ok=True)
         self.engine.save(target)
+        self.rest()
         if self.context.rank == 0:
             (target / STATE_FILE).write_text(json.dumps(self.state()))
 
@@ -57,6 +59,7 @@ class ModelWorker(Worker):
         """Reads what `save` wrote."""
         source = Path(directory) / self.context.role
         self.engine.load(source)
+        self.rest()
         self.restore(json.loads((source / STATE_FILE).read_text()))
 
     def state(self) -> dict[str, float]:
@@ -69,7 +72,7 @@ class ModelWorker(Worker):
     def predict(self, batch: Batch, name: str, *, adapted: bool = True) -> Ragged:
         """One of the columns that the model says of a batch; `adapted=False` leaves its adapter out."""
         column = self.engine.forward(batch, adapted=adapted).tokens(name)
-        self._rest()
+        self.rest()
         return column
 
     def train(
@@ -81,13 +84,12 @@ class ModelWorker(Worker):
         for minibatch in _minibatches(batch, rows, setup.training.epochs):
             metrics = self.engine.train_step(minibatch, objective(minibatch))
             reports.append({_named(n, prefix): _over_steps(m, num_ranks) for n, m in metrics.items()})
-        self._rest()
+        self.rest()
         return merge(reports)
 
-    def _rest(self) -> None:
-        """Between calls the weights wait in the host's memory, where the configuration says so."""
-        if self._is_offloaded:
-            self.engine.offload(Part.parameters)
+    def rest(self) -> None:
+        """Between calls weights and optimizer state wait in the host's memory, where the configuration says so."""
+        self.engine.offload(*self._waiting)
 
 
 def chosen_device(context: WorkerContext) -> torch.device:

@@ -68,6 +68,7 @@ class TrainEngine(Protocol):
     def weight_shards(self) -> Iterator[WeightShard]:
         """Every weight this rank holds, under its canonical name, without communication or copy.
 
+        Parameters that were offloaded come back to the device first, where a transfer can read them.
         A weight may come in several pieces, with different boxes. Tied weights come once, as the embedding.
         Low-rank adapters are the exception: their weights come merged, which is worked out when a shard is read, and
         ranks that divide a matrix's rows gather the adapters first.

@@ -8,6 +8,7 @@ import torch
 from hybridflow.config.algorithm import KL, Advantage, Algorithm, KLPlacement
 from hybridflow.config.rollout import Rollout, Sampling
 from hybridflow.config.training import Optimizer
+from hybridflow.engines.training.interface import Part
 from hybridflow.errors import BatchError, ConfigError, StaleWeightsError
 from tests.toys import numbers_like, sequences
 from tests.unit.engines.training.engines import largest_difference, weights
@@ -210,3 +211,21 @@ def test_a_restored_actor_must_publish_and_then_goes_on_the_same(toy_dir, tmp_pa
     left, right = sampled(first, seed=3), sampled(second, seed=3)
     for name in ("response_ids", "rollout_logprobs", "old_logprobs"):
         assert torch.equal(left.tokens(name).values, right.tokens(name).values), name
+
+
+@pytest.mark.parametrize("sleep", [False, True], ids=["awake", "asleep"])
+def test_offloaded_weights_and_optimizer_wait_outside_the_device_after_every_call(toy_dir, tmp_path, sleep):
+    worker = actor(toy_dir(), rollout=Rollout(sleep=sleep), offload_parameters=True, offload_optimizer=True)
+    away = {Part.parameters, Part.optimizer}
+    batch = sampled(worker)
+    assert vars(worker.engine)["_away"] == away
+    worker.update(batch)
+    assert vars(worker.engine)["_away"] == away
+    worker.publish_weights(1)
+    assert vars(worker.engine)["_away"] == away
+    worker.generate(prompts())
+    assert vars(worker.engine)["_away"] == away
+    worker.save(tmp_path)
+    assert vars(worker.engine)["_away"] == away
+    worker.load(tmp_path)
+    assert vars(worker.engine)["_away"] == away

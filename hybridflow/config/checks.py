@@ -182,6 +182,9 @@ def _placement(config: Experiment) -> None:
                 f"{key}={pool}: there is no such pool.",
                 remedy=f"Pools: {', '.join(pools) or 'none'}. Add one with placement.pools.{pool}.devices=1.",
             )
+    for name, pool in pools.items():
+        if pool.devices < 1:
+            raise ConfigError(f"placement.pools.{name}.devices={pool.devices} is too small.", remedy="Use 1 or more.")
     total = sum(pool.devices for pool in pools.values())
     if pools and total != num_devices(config):
         raise ConfigError(

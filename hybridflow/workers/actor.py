@@ -104,8 +104,8 @@ class ActorWorker(ModelWorker):
                 self._algorithm, Denominators.of(minibatch, self.reduce), norm_tokens=self._setup.max_response_tokens
             )
 
-        metrics = self.train(batch, self._setup, objective, prefix="actor")
         self._is_published = False
+        metrics = self.train(batch, self._setup, objective, prefix="actor")
         self._compare_probabilities(metrics)
         return summaries | metrics | self._estimation.drain_metrics() | self._drain_transfer()
 

@@ -23,6 +23,11 @@ class RolloutWorker(Worker):
         self._resharder: Resharder | None = None
 
     @transfer(BROADCAST)
+    def is_ready(self) -> bool:
+        """An answer comes once the engine has started, which may take longer than a transfer may."""
+        return True
+
+    @transfer(BROADCAST)
     def join_actor(self, address: str, sizes: tuple[int, int]) -> None:
         """Meets the actor's ranks at a store of theirs; `sizes` are the ranks of the actor and of the rollout."""
         num_sources, num_destinations = sizes

@@ -19,6 +19,11 @@ VLLM = {"rollout.engine": RolloutKind.vllm}
 
 REFUSED = [
     (
+        {"placement.pools": {"a": Pool(devices=0), "b": Pool(devices=1)}},
+        "placement.pools.a.devices=0 is too small",
+        "Use 1 or more",
+    ),
+    (
         {"trainer.devices": 2, "actor.engine": TrainingEngine.single},
         "Pool 'main' has 2 devices, and actor.engine=single",
         "actor.engine=fsdp",

@@ -9,7 +9,7 @@ from hybridflow.config.algorithm import KL, Advantage, Algorithm, KLPlacement
 from hybridflow.config.rollout import Rollout, Sampling
 from hybridflow.config.training import Optimizer
 from hybridflow.engines.training.interface import Part
-from hybridflow.errors import BatchError, ConfigError, StaleWeightsError
+from hybridflow.errors import BatchError, ConfigError, EngineError, StaleWeightsError
 from tests.toys import numbers_like, sequences
 from tests.unit.engines.training.engines import largest_difference, weights
 from tests.unit.workers.roles import PROMPTS, SAMPLES, actor, prompts, sampled
@@ -38,6 +38,18 @@ def test_generating_after_an_update_without_publishing_is_refused(toy_dir):
         worker.generate(prompts())
     assert "publish_weights" in caught.value.remedy
     worker.imitate(sequences())
+    with pytest.raises(StaleWeightsError, match="not published"):
+        worker.generate(prompts())
+
+
+def test_an_update_that_fails_half_way_leaves_nothing_to_generate_from(toy_dir):
+    worker = actor(toy_dir(), minibatch_sequences=3)
+    batch = sampled(worker)
+    advantages = batch.tokens("advantages")
+    broken = advantages.values.clone()
+    broken[-1] = float("nan")
+    with pytest.raises(EngineError, match="norm is nan"):
+        worker.update(batch.with_columns(tokens={"advantages": advantages.like(broken)}))
     with pytest.raises(StaleWeightsError, match="not published"):
         worker.generate(prompts())
 

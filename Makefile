@@ -5,7 +5,7 @@
 #   make PYTHON=python3.12 quickstart         another interpreter (3.11 or newer)
 #   make PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu" test
 #                                             CPU builds of torch, where the default index has none
-#   make EXTRAS=dev test                      without vLLM: its tests are skipped
+#   make EXTRAS=dev test                      without vLLM, Megatron-Core and peft: their tests are skipped
 
 PYTHON    ?= python3
 VENV      ?= .venv
@@ -56,6 +56,9 @@ format: $(VENV)/.dev
 bench: $(VENV)/.dev
 	@$(BIN)/python benchmarks/controller.py $(ARGS)
 	@$(BIN)/python benchmarks/step.py $(ARGS)
+	@$(BIN)/python benchmarks/packing.py $(ARGS)
+	@$(BIN)/python benchmarks/planning.py $(ARGS)
+	@$(BIN)/python benchmarks/resharding.py $(ARGS)
 
 peers:
 	@for peer in $(PEERS); do PYTHON="$(PYTHON)" benchmarks/peers/build.sh $$peer || exit 1; done

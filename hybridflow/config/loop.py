@@ -51,7 +51,7 @@ class Trainer(Section):
     """auto: cuda where there is one."""
 
     threads: int | None = None
-    """CPU threads a worker process; null leaves it to PyTorch."""
+    """CPU threads a worker process; null: on Ray the cores divided by the devices, else PyTorch's own choice."""
 
     eval_every: int = 25
     """Steps between evaluations; also before the first step and after the last. 0 turns it off."""

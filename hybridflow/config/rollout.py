@@ -99,8 +99,8 @@ class Rollout(Section):
     """Responses generated at once on one device; the rest wait."""
 
     sleep: bool | None = None
-    """Give back the memory of its cache, and of weights that training does not share, while other roles work; null:
-    on GPUs. Waking costs a transfer of weights."""
+    """Give back the memory of its cache and, on CPUs, of weights that training does not share, while other roles
+    work; null: on GPUs. Waking costs a transfer of weights."""
 
     max_logprob_difference: float | None = None
     """The first step stops when rollout and training differ by more on any token; null: 1e-3 in float32, 0.5 else."""

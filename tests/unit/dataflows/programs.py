@@ -19,7 +19,8 @@ from hybridflow.dataflows.roles import Policy
 from hybridflow.models.tokenizers import load_tokenizer
 from hybridflow.observability.metrics import Metrics, last
 from hybridflow.observability.samples import Sample
-from hybridflow.workers.actor import ActorWorker, RolloutSetup
+from hybridflow.workers.actor import ActorWorker
+from hybridflow.workers.generation import RolloutSetup
 from hybridflow.workers.critic import CriticWorker
 from hybridflow.workers.model_worker import TrainingSetup
 from hybridflow.workers.reference import ReferenceWorker
@@ -68,7 +69,7 @@ def local_roles(
         max_response_tokens=RESPONSE,
     )
     told = {"setup": setup, "algorithm": algorithm or Algorithm(advantage=Advantage.grpo)}
-    rollout = RolloutSetup(Rollout(), max_prompt_tokens=8, max_response_tokens=RESPONSE, seed=0)
+    rollout = RolloutSetup(Rollout(), model, max_prompt_tokens=8, max_response_tokens=RESPONSE, seed=0)
     backend, pool = LocalBackend(), ResourcePool("main", 1)
     kinds = {
         "actor": (ActorWorker, told | {"rollout": rollout}),

@@ -9,8 +9,9 @@ from hybridflow.errors import ConfigError
 from hybridflow.models.geometry import read_geometry
 from hybridflow.models.names.layouts import layout_problem
 
-CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-"""Head sizes of vLLM 0.32's CPU attention (`CPUAttentionBackend.get_supported_head_sizes`)."""
+CPU_HEAD_SIZES = (32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Head sizes of vLLM 0.32's CPU attention (`CPUAttentionBackend.get_supported_head_sizes`), and 48, which is not on
+its list and right all the same."""
 
 CUDA_HEAD_SIZE_STEP = 8
 CUDA_LARGEST_HEAD_SIZE = 256

@@ -82,6 +82,8 @@ def plan_roles(config: Experiment, dataflow: type[Dataflow]) -> list[RoleSpec]:
             remedy=f"Its roles: {', '.join(role_needs(dataflow))}.",
         )
     with_rollout = ROLLOUT in needs
+    # A demonstration is one row, whatever the evaluation or another dataflow may sample.
+    samples = config.rollout.samples_per_prompt if dataflow.data == "prompts" else 1
     specs = []
     for name, need in needs.items():
         if need.kind is Generates:
@@ -90,7 +92,7 @@ def plan_roles(config: Experiment, dataflow: type[Dataflow]) -> list[RoleSpec]:
         elif name in config.roles:
             specs.append(_further_role(config, name, config.roles[name], need))
         else:
-            specs.append(_own_role(config, name, need, with_rollout=with_rollout))
+            specs.append(_own_role(config, name, need, with_rollout=with_rollout, samples=samples))
     return specs
 
 
@@ -130,13 +132,14 @@ def _is_wanted(config: Experiment, name: str, need: RoleNeed) -> bool:
     return need.kind in (Generates, Scores) and is_evaluated(config)
 
 
-def _own_role(config: Experiment, name: str, need: RoleNeed, *, with_rollout: bool) -> RoleSpec:
+def _own_role(config: Experiment, name: str, need: RoleNeed, *, with_rollout: bool, samples: int) -> RoleSpec:
     _check_own_name(name, need)
     if need.kind is Policy:
         rollout = _rollout_setup(config) if with_rollout else None
-        return _trained(config, name, ActorWorker, {"algorithm": config.algorithm, "rollout": rollout})
+        kwargs = {"algorithm": config.algorithm, "rollout": rollout}
+        return _trained(config, name, ActorWorker, kwargs, samples=samples)
     if need.kind is ValueFunction:
-        return _trained(config, name, CriticWorker, {"algorithm": config.algorithm})
+        return _trained(config, name, CriticWorker, {"algorithm": config.algorithm}, samples=samples)
     if need.kind is Scores:
         return _reward(config, name, config.reward)
     if config.actor.lora.rank and pool_of(config, name) == pool_of(config, ACTOR):
@@ -150,8 +153,10 @@ def _adapterless_actor(config: Experiment, name: str) -> RoleSpec:
     return RoleSpec(name, ActorWorker, {}, pool_of(config, name), view_of=ACTOR, methods=methods)
 
 
-def _trained(config: Experiment, name: str, worker_class: type[Worker], kwargs: Mapping[str, object]) -> RoleSpec:
-    setup = _training_setup(config, training_of(config, name))
+def _trained(
+    config: Experiment, name: str, worker_class: type[Worker], kwargs: Mapping[str, object], *, samples: int
+) -> RoleSpec:
+    setup = _training_setup(config, training_of(config, name), samples)
     mesh = _mesh(config, name, setup.training)
     rollout = kwargs.get("rollout")
     return RoleSpec(
@@ -222,11 +227,11 @@ def _generation_mesh(config: Experiment, training: Training, mesh: ParallelMesh)
     )
 
 
-def _training_setup(config: Experiment, training: Training) -> TrainingSetup:
+def _training_setup(config: Experiment, training: Training, samples: int) -> TrainingSetup:
     return TrainingSetup(
         model=resolved_model(config, training.model),
         training=training,
-        minibatch_sequences=minibatch_prompts(config, training) * config.rollout.samples_per_prompt,
+        minibatch_sequences=minibatch_prompts(config, training) * samples,
         total_optimizer_steps=total_optimizer_steps(config, training),
         max_response_tokens=config.data.max_response_tokens,
     )

@@ -109,6 +109,11 @@ def test_sizes_of_minibatches_count_samples():
     assert setup.minibatch_sequences == 24
 
 
+def test_a_demonstration_is_one_row_however_many_samples_an_evaluation_draws():
+    setup = planned(SFT, "actor.minibatch_size=8", "rollout.samples_per_prompt=3", name="sft").told("actor", "setup")
+    assert setup.minibatch_sequences == 8
+
+
 def test_optimizer_steps_are_those_of_the_whole_run():
     overrides = ["trainer.total_steps=10", "data.batch_size=64", "critic.minibatch_size=16", "critic.epochs=2"]
     assert planned(PPO, *overrides).told("critic", "setup").total_optimizer_steps == 80

@@ -1,5 +1,6 @@
 """Language models and value models: how each kind is read, written and asked."""
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ from hybridflow.models.packed_attention import use_packed_attention
 from hybridflow.models.skeleton import causal_lm_skeleton, value_model_skeleton
 from hybridflow.parallel.groups import Ranks
 from hybridflow.parallel.layout import WeightShard
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -134,7 +137,12 @@ def prepared(setup: EngineSetup, model: PreTrainedModel | ValueModel) -> TokenMo
     Models stay in evaluation mode, so that a token has one probability: no dropout, no router noise.
     """
     backbone = setup.family.backbone(model)
-    use_packed_attention(backbone)
+    if not use_packed_attention(backbone) and setup.ranks.rank == 0:
+        logger.warning(
+            "model=%s packed=false: %s cannot be run without padding, rows are padded to the longest of a micro-batch",
+            setup.model.path,
+            type(backbone).__name__,
+        )
     if setup.training.gradient_checkpointing:
         _checkpoint_layers(backbone)
     return setup.family.ask(model)

@@ -85,14 +85,15 @@ def columns_of(batch: Batch, micro: MicroBatch, device: torch.device) -> dict[st
 def _micro(rows: Tensor, prompts: Ragged, responses: Ragged, multiple_of: int, device: torch.device) -> MicroBatch:
     sequences = interleaved(prompts, responses)
     lengths = sequences.lengths - 1
-    missing = -int(lengths.sum()) % multiple_of
+    total = int(lengths.sum())
+    missing = -total % multiple_of if total else multiple_of  # models want at least a token
     keep = torch.ones(len(sequences.values), dtype=torch.bool)
     keep[sequences.offsets[1:] - 1] = False
     ids = torch.cat([sequences.values[keep], sequences.values.new_zeros(missing)])
     counts = responses.lengths
     within = torch.arange(len(responses.values)) - responses.offsets[:-1].repeat_interleave(counts)
     row = torch.arange(len(rows))
-    width = int(counts.max())
+    width = max(1, int(counts.max()))  # losses take the largest of a row's numbers
     return MicroBatch(
         rows=rows,
         input_ids=ids.to(device),

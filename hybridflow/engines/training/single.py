@@ -12,6 +12,7 @@ from hybridflow.batch import Batch
 from hybridflow.engines.training.families import EngineSetup, prepared
 from hybridflow.engines.training.interface import LossFn, Part
 from hybridflow.engines.training.microbatch import MicroBatch, make_microbatches
+from hybridflow.engines.training.onloading import everything_here
 from hybridflow.engines.training.optimizer import MasterAdamW, make_optimizer, move_optimizer
 from hybridflow.engines.training.optimizer_files import ShardsOf, load_optimizer, save_optimizer
 from hybridflow.engines.training.passes import accumulate_gradients, forward_pass
@@ -47,6 +48,9 @@ class SingleEngine:
         if self._adapter is not None:
             initialize(self._held_shards())
         self._outputs = prepared(setup, self.model)
+        for parameter in self.model.parameters():
+            if parameter.requires_grad:
+                parameter.grad_dtype = torch.float32  # micro-batches add up as if they were one
         self._made_optimizer: MasterAdamW | None = None
         self._bound: set[str] = set()
         self._away: set[Part] = set()
@@ -80,11 +84,13 @@ class SingleEngine:
     def weight_shards(self) -> Iterator[WeightShard]:
         """See `TrainEngine.weight_shards`: all of each weight."""
         self.onload(Part.parameters)
+        self.onload(Part.parameters)
         held = self._held_shards()
         return held if self._adapter is None else merged_shards(held, self._adapter)
 
     def bind(self, slots: Mapping[str, WeightShard]) -> set[str]:
         """See `TrainEngine.bind`: binds where number format and device agree, and where the slots lie alike."""
+        self.onload(Part.parameters)
         merged = self._adapter.adapted if self._adapter else frozenset()
         slots = {name: slot for name, slot in slots.items() if name not in merged}
         names = set()
@@ -101,27 +107,27 @@ class SingleEngine:
 
     def save(self, directory: Path) -> None:
         """See `TrainEngine.save`."""
-        self.onload(*Part)
         ranks = self._setup.ranks
-        if self._adapter is not None:
-            self._setup.save_adapter(self._adapter, self._held_shards(), directory)
-        elif self._setup.has_known_names:
-            save_weights(directory, self._held_shards(), ranks, write_rest=self._setup.describe)
-        else:
-            self._setup.save(self.model, directory / MODEL_DIRECTORY)
-        save_optimizer(directory, self._optimizer, self._trained(), self._steps, ranks)
+        with everything_here(self, self._away):
+            if self._adapter is not None:
+                self._setup.save_adapter(self._adapter, self._held_shards(), directory)
+            elif self._setup.has_known_names:
+                save_weights(directory, self._held_shards(), ranks, write_rest=self._setup.describe)
+            else:
+                self._setup.save(self.model, directory / MODEL_DIRECTORY)
+            save_optimizer(directory, self._optimizer, self._trained(), self._steps, ranks)
 
     def load(self, directory: Path) -> None:
         """See `TrainEngine.load`."""
-        self.onload(*Part)
         ranks = self._setup.ranks
-        if self._adapter is not None:
-            load_adapter(self._adapter, self._held_shards(), directory / ADAPTER_DIRECTORY)
-        elif self._setup.has_known_names:
-            load_weights(directory, self._held_shards(), ranks)
-        else:
-            self._load_whole(directory)
-        self._steps = load_optimizer(directory, self._optimizer, self._trained(), ranks)
+        with everything_here(self, self._away):
+            if self._adapter is not None:
+                load_adapter(self._adapter, self._held_shards(), directory / ADAPTER_DIRECTORY)
+            elif self._setup.has_known_names:
+                load_weights(directory, self._held_shards(), ranks)
+            else:
+                self._load_whole(directory)
+            self._steps = load_optimizer(directory, self._optimizer, self._trained(), ranks)
 
     def offload(self, *parts: Part) -> None:
         """See `TrainEngine.offload`."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -19,11 +19,18 @@ from hybridflow.engines.training.fsdp.gradients import clipped_norm
 from hybridflow.engines.training.fsdp.mesh import ShardMesh
 from hybridflow.engines.training.fsdp.offloading import move_optimizer, move_parameters
 from hybridflow.engines.training.fsdp.sequence import SequenceParallelOutputs
-from hybridflow.engines.training.fsdp.sharding import finish_sharding, reshard, rows_of, shard_model
+from hybridflow.engines.training.fsdp.sharding import (
+    finish_sharding,
+    reshard,
+    rows_of,
+    shard_model,
+    undone_on_failure,
+)
 from hybridflow.engines.training.fsdp.tensor_plan import check_layout, divide_matrices
 from hybridflow.engines.training.fsdp.vocabulary import DividedLanguageOutputs
 from hybridflow.engines.training.interface import LossFn, Part
 from hybridflow.engines.training.microbatch import MicroBatch, make_microbatches
+from hybridflow.engines.training.onloading import everything_here
 from hybridflow.engines.training.optimizer import MasterAdamW, optimizer_over
 from hybridflow.engines.training.optimizer_files import ShardsOf, load_optimizer, save_optimizer
 from hybridflow.engines.training.passes import accumulate_gradients, forward_pass
@@ -73,7 +80,8 @@ class FsdpEngine:
         """See `TrainEngine.forward`."""
         self.onload(Part.parameters)
         micros = self._micros(batch)
-        with nullcontext() if adapted or self._adapter is None else self._adapter.off():
+        kind = nullcontext() if adapted or self._adapter is None else self._adapter.off()
+        with kind, undone_on_failure(self._outputs):
             outputs = forward_pass(self._outputs, batch, micros)
         reshard(self._outputs)
         return outputs
@@ -87,9 +95,11 @@ class FsdpEngine:
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._forget_gradients()
-        metrics = accumulate_gradients(
-            self._outputs, batch, self._micros(batch), loss_fn, before_backward=self._exchange_between_copies
-        )
+        micros = self._micros(batch)
+        with undone_on_failure(self._outputs):
+            metrics = accumulate_gradients(
+                self._outputs, batch, micros, loss_fn, before_backward=self._exchange_between_copies
+            )
         for parameter in self._parameters:
             parameter.take_gradient()
         norm = self._clipped_grad_norm()
@@ -118,7 +128,7 @@ class FsdpEngine:
 
     def save(self, directory: Path) -> None:
         """See `TrainEngine.save`."""
-        with self._everything_here():
+        with everything_here(self, self._away):
             if self._adapter is None:
                 save_weights(directory, self._held_shards(), self._setup.ranks, write_rest=self._setup.describe)
             else:
@@ -127,7 +137,7 @@ class FsdpEngine:
 
     def load(self, directory: Path) -> None:
         """See `TrainEngine.load`."""
-        with self._everything_here():
+        with everything_here(self, self._away):
             if self._adapter is None:
                 load_weights(directory, self._held_shards(), self._setup.ranks)
             else:
@@ -143,14 +153,6 @@ class FsdpEngine:
         """See `TrainEngine.onload`. What a method needs comes back by itself."""
         self._move(set(parts) & self._away, self.device)
         self._away -= set(parts)
-
-    @contextmanager
-    def _everything_here(self) -> Iterator[None]:
-        """Brings back what is away, for a while."""
-        away = set(self._away)
-        self.onload(*away)
-        yield
-        self.offload(*away)
 
     def _move(self, parts: set[Part], device: torch.device) -> None:
         if self.device.type == "cpu":

@@ -5,6 +5,7 @@ The only file that knows FSDP2's inner parts: PyTorch offers no other way to say
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import cast
 
 import torch
@@ -132,6 +133,21 @@ def reshard(root: nn.Module) -> None:
     """Gives back what a forward pass without a backward pass left gathered."""
     for module in _sharded_modules(root):
         module.reshard()
+
+
+@contextmanager
+def undone_on_failure(root: nn.Module) -> Iterator[None]:
+    """A pass that fails leaves nothing behind in FSDP.
+
+    Neither parameters that stay gathered, which would hide all later changes of the shards from the next passes, nor
+    sums of gradients that copies of the model have not exchanged yet.
+    """
+    try:
+        yield
+    except BaseException:
+        if isinstance(root, FSDPModule):
+            root.reset_iter_state()
+        raise
 
 
 def rows_of(size: int, parts: int, index: int) -> tuple[int, int]:

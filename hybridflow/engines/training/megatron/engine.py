@@ -23,6 +23,7 @@ from hybridflow.engines.training.megatron.optimizer import ChunkOptimizer
 from hybridflow.engines.training.megatron.pipeline import Judge, ReportT, least_micros, run_pipeline, told_by_last_stage
 from hybridflow.engines.training.megatron.process_groups import Layout
 from hybridflow.engines.training.microbatch import MicroBatch, columns_of, make_microbatches
+from hybridflow.engines.training.onloading import everything_here
 from hybridflow.engines.training.outputs import token_outputs
 from hybridflow.engines.training.passes import joined_outputs, temperature_of
 from hybridflow.engines.training.schedule import learning_rate
@@ -121,6 +122,7 @@ class MegatronEngine:
     def weight_shards(self) -> Iterator[WeightShard]:
         """See `TrainEngine.weight_shards`: the parameters themselves, without padding of the vocabulary."""
         self.onload(Part.parameters)
+        self.onload(Part.parameters)
         return held_shards(self.chunks)
 
     def bind(self, slots: Mapping[str, WeightShard]) -> set[str]:
@@ -130,17 +132,17 @@ class MegatronEngine:
 
     def save(self, directory: Path) -> None:
         """See `TrainEngine.save`."""
-        self.onload(*Part)
         ranks = self._setup.ranks
-        save_weights(directory, self.weight_shards(), ranks, write_rest=self._setup.describe)
-        self._optimizer.save(directory, self._steps, ranks)
+        with everything_here(self, self._away):
+            save_weights(directory, self.weight_shards(), ranks, write_rest=self._setup.describe)
+            self._optimizer.save(directory, self._steps, ranks)
 
     def load(self, directory: Path) -> None:
         """See `TrainEngine.load`."""
-        self.onload(*Part)
         ranks = self._setup.ranks
-        load_weights(directory, self.weight_shards(), ranks)
-        self._steps = self._optimizer.load(directory, ranks)
+        with everything_here(self, self._away):
+            load_weights(directory, self.weight_shards(), ranks)
+            self._steps = self._optimizer.load(directory, ranks)
 
     def offload(self, *parts: Part) -> None:
         """See `TrainEngine.offload`. Not run on a GPU yet."""

@@ -68,8 +68,6 @@ class Chunk(GPTModel):
             _mark_divided(parameter, self.parts[name])
             # Rows of padding have no gradient, but what they hold is multiplied by it, and memory can hold a NaN.
             parameter.data[self.parts[name].layout.local_shape[0] :] = 0.0
-            if self.parts[name].layout.local_shape != tuple(parameter.shape):
-                nn.init.zeros_(parameter)  # rows behind the vocabulary's end: no file has them, and 0 * nan is nan
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, micro: MicroBatch, tokens: PackedTokens

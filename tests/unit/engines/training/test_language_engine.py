@@ -4,6 +4,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from hybridflow.batch import Batch
+from hybridflow.config.algorithm import Algorithm
+from hybridflow.config.model import Dtype
 from hybridflow.config.training import Optimizer, Schedule
 from hybridflow.engines.training.interface import Loss, Part
 from hybridflow.errors import BatchError, EngineError
@@ -11,8 +14,9 @@ from hybridflow.models.names.huggingface import parts_of
 from hybridflow.models.names.parts import views
 from hybridflow.observability.metrics import Reduction
 from hybridflow.parallel.layout import WeightShard
+from hybridflow.workers.objectives import Denominators, policy_objective
 from tests.oracles import training as oracle
-from tests.toys import sequences
+from tests.toys import numbers_like, sequences
 from tests.unit.engines.training.engines import (
     GENTLE,
     language_engine,
@@ -20,6 +24,8 @@ from tests.unit.engines.training.engines import (
     likelihood_loss,
     weights,
 )
+
+NUMBERS = ("advantages", "old_logprobs", "rollout_logprobs")
 
 
 def plain_model(directory):
@@ -255,6 +261,40 @@ def test_on_a_cpu_nothing_moves_and_what_was_away_is_there_when_needed(toy_dir):
             each.train_step(sequences(seed=seed), likelihood_loss)
     assert places == [parameter.data_ptr() for parameter in engine.model.parameters()]
     assert largest_difference(weights(engine), weights(twin)) == 0.0
+
+
+def test_what_was_away_before_it_was_saved_or_loaded_is_away_again(toy_dir, tmp_path):
+    engine = language_engine(toy_dir())
+    engine.offload(*Part)
+    engine.save(tmp_path)
+    assert engine._away == set(Part)
+    engine.load(tmp_path)
+    assert engine._away == set(Part)
+    list(engine.weight_shards())
+    assert engine._away == {Part.optimizer}
+
+
+def test_gradients_of_bfloat16_weights_add_up_in_float32(toy_dir):
+    engine = language_engine(toy_dir(), dtype=Dtype.bfloat16, microbatch_tokens=1)
+    one = sequences((3,), (5,))
+    alone = engine.forward(one), engine.train_step(one, likelihood_loss)["grad_norm"].value
+    many = language_engine(toy_dir(), dtype=Dtype.bfloat16, microbatch_tokens=1)
+    norm = many.train_step(Batch.concat([one] * 37), likelihood_loss)["grad_norm"].value
+    # The same gradient 37 times; sums in bfloat16 would be rounded to 1 part in 256 again and again.
+    assert norm == pytest.approx(37 * alone[1], rel=1e-5)
+
+
+def test_rows_without_a_response_train_like_none(toy_dir):
+    prompts, responses = (3, 1, 7, 4), (5, 0, 2, 1)
+    algorithm, norms = Algorithm(), []
+    for rows in ([0, 1, 2, 3], [0, 2, 3]):
+        ids = sequences(prompts, responses)
+        numbers = {name: numbers_like(ids.tokens("response_ids"), seed=1) for name in NUMBERS}
+        batch = ids.with_columns(tokens=numbers).select(torch.tensor(rows))
+        loss = policy_objective(algorithm, Denominators.of(batch), norm_tokens=8)
+        engine = language_engine(toy_dir(), microbatch_tokens=1)
+        norms.append(engine.train_step(batch, loss)["grad_norm"].value)
+    assert norms[0] == norms[1] > 0
 
 
 def test_a_step_leaves_no_gradients_behind(toy_dir):

@@ -89,6 +89,14 @@ def test_a_batch_without_rows_can_keep_step():
     assert [micro.counts for micro in micros(empty, 25, at_least=2)] == [False, False]
 
 
+def test_rows_whose_responses_are_empty_still_have_a_column():
+    batch = sequences(responses=(0, 3, 0, 2, 1))
+    for micro in micros(batch, 1):
+        mask = columns_of(batch, micro, CPU)["response_mask"]
+        assert mask.shape == micro.shape == (1, max(1, int(micro.lengths)))
+        assert float(mask.sum()) <= int(micro.lengths)
+
+
 def test_spread_puts_each_token_in_its_place_and_zeros_elsewhere():
     batch = sequences()
     for micro in micros(batch, 25):

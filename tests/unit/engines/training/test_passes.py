@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, FalconConfig
 
 from hybridflow.config.model import Model
 from hybridflow.config.training import Training, TrainingEngine
@@ -65,6 +66,15 @@ def test_a_rank_without_rows_answers_with_none_and_gives_zero_gradients(toy_dir)
     metrics, grads = gradients(model, empty, parts)
     assert metrics == {}
     assert not any(grad.any() for grad in grads.values())
+
+
+def test_a_model_that_needs_padding_is_told_of(caplog):
+    config = FalconConfig(vocab_size=64, hidden_size=64, num_hidden_layers=1, num_attention_heads=4)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    setup = EngineSetup(LANGUAGE, Model(path="a-falcon"), Training(), 1, CPU, Ranks.alone())
+    with caplog.at_level("WARNING"):
+        prepared(setup, model)
+    assert "model=a-falcon" in caplog.text and "without padding" in caplog.text
 
 
 def test_engines_are_told_which_backward_pass_is_the_last(toy_dir):

@@ -36,7 +36,7 @@ class Transfer(Section):
     """Weights under way at once on each device, in two halves."""
 
     timeout_seconds: float = 300.0
-    """How long a rank waits for another before the transfer fails and names it."""
+    """How long a whole transfer may take; past it, or at once when a rank dies, it fails and names who is missing."""
 
     verify: bool = True
     """Compare checksums of both sides: of all weights where the model is small, else of a few, other ones each time."""

@@ -1,7 +1,7 @@
 """One set of weights, two layouts: who sends which part of which weight to whom. Read `plan.py` first.
 
 `grouping.py` says which ranks generate together, so that little has to move; `cost.py` what moving costs.
-`resharder.py` is the transition itself, with `executors/` that carry a plan out and `verify.py` that compares both sides.
+`resharder.py` is the transition itself: `executors/` carry a plan out, `verify.py` compares both sides.
 """
 
 from hybridflow.resharding.holdings import Holding, Piece, holdings_of

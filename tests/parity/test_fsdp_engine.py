@@ -109,6 +109,16 @@ def test_neither_micro_batches_nor_recomputed_layers_change_anything(toy_dir, pl
     assert_equal(train(case), plain(case))
 
 
+@pytest.mark.parametrize("architecture", ["mistral", pytest.param("qwen2", marks=pytest.mark.slow)])
+def test_ranks_that_divide_tokens_keep_to_a_models_windows(toy_dir, plain, architecture):
+    window = {"sliding_window": 4} | (
+        {"use_sliding_window": True, "max_window_layers": 1} if architecture == "qwen2" else {}
+    )
+    directory = toy_dir(architecture, **window, **HEADS)
+    case = Case(directory, 2, TrainingEngine.fsdp, {"sequence": 2}, steps=2)
+    assert_equal(train(case), plain(case))
+
+
 def test_the_tolerance_would_show_a_lost_row(toy_dir, plain):
     case = sharded(toy_dir, "llama", "language", 1, {})
     lost, whole = train(replace(case, lost_rows=1)).weights, plain(case).weights

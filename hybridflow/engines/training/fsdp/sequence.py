@@ -13,11 +13,11 @@ import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from hybridflow.engines.training.microbatch import MicroBatch
 from hybridflow.engines.training.outputs import TokenModel
-from hybridflow.models.packed_attention import IMPLEMENTATION, attend
+from hybridflow.models.packed_attention import IMPLEMENTATION, attend, window_mask
 from hybridflow.models.packing import Packing
 
 _EXCHANGED = f"{IMPLEMENTATION}_ulysses"
@@ -53,6 +53,7 @@ class SequenceParallelOutputs(nn.Module):
         self.inner = model
         self._group = group
         AttentionInterface.register(_EXCHANGED, _attend_together)
+        AttentionMaskInterface.register(_EXCHANGED, window_mask)  # else transformers drops a layer's window, silently
         backbone.set_attn_implementation(_EXCHANGED)
 
     def forward(self, micro: MicroBatch, temperature: float) -> dict[str, Tensor]:

@@ -1,6 +1,7 @@
 """What all workers with a training engine share: saving, loading, passes over a batch."""
 
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,7 +10,7 @@ import torch
 
 from hybridflow.batch import Batch, Ragged
 from hybridflow.config.model import Model
-from hybridflow.config.training import Training
+from hybridflow.config.training import Training, TrainingEngine
 from hybridflow.controller.protocols import BROADCAST
 from hybridflow.controller.transfer import transfer
 from hybridflow.controller.worker import Worker, WorkerContext
@@ -38,6 +39,7 @@ class ModelWorker(Worker):
 
     def __init__(self, context: WorkerContext, training: Training) -> None:
         super().__init__(context)
+        set_environment(training.engine)
         self.device = chosen_device(context)
         self.ranks = context.ranks()
         self.reduce = sum_over_data(self.ranks)
@@ -90,6 +92,13 @@ class ModelWorker(Worker):
     def rest(self) -> None:
         """Between calls weights and optimizer state wait in the host's memory, where the configuration says so."""
         self.engine.offload(*self._waiting)
+
+
+def set_environment(engine: TrainingEngine) -> None:
+    """What a training engine wants CUDA to read when it starts; a user's own setting wins. Not run on a GPU yet."""
+    if engine is TrainingEngine.megatron:
+        # Kernels start in the order of their launches: an exchange before the product that is to hide it.
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
 
 
 def chosen_device(context: WorkerContext) -> torch.device:

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from hybridflow.config.model import Dtype
 from hybridflow.config.training import TrainingEngine
-from hybridflow.engines.training.interface import Loss
+from hybridflow.engines.training.interface import Loss, Part
 from hybridflow.engines.training.megatron.binding import move_parameters
 from hybridflow.engines.training.megatron.engine import MegatronEngine
 from hybridflow.engines.training.megatron.stacked_linear import StackedLinear, stacked
@@ -222,6 +222,22 @@ def move_between_steps(rank: int, case: Case) -> list[tuple[float, float]]:
         linears = [m for chunk in engine.chunks for m in chunk.modules() if isinstance(m, StackedLinear)]
         assert linears and all(stacked([weight.data for weight in linear.weights]) is not None for linear in linears)
     return norms
+
+
+def parts_away(rank: int, case: Case, directory: Path) -> list[set[Part]]:
+    """What is away after a save, a load, and once the weights were read, of an engine all of which was away."""
+    engine = megatron_engine(case, rank)
+    engine.offload(*Part)
+    found = []
+    for deed in (lambda: engine.save(directory), lambda: engine.load(directory), engine.weight_shards):
+        deed()
+        found.append(set(engine._away))
+    return found
+
+
+def test_what_was_away_before_it_was_saved_or_loaded_is_away_again(toy_dir, tmp_path):
+    (found,) = run_ranks(parts_away, 1, case_of(toy_dir("llama", **HEADS), 1), tmp_path)
+    assert found == [set(Part), set(Part), {Part.optimizer}]
 
 
 @pytest.mark.parametrize("dtype", [Dtype.float32, Dtype.bfloat16])

@@ -29,6 +29,8 @@ from hybridflow.parallel.layout import WeightShard
 
 logger = logging.getLogger(__name__)
 
+_ROTATIONS_BY_LENGTH = {"dynamic", "longrope"}
+
 
 @dataclass(frozen=True)
 class Family:
@@ -143,9 +145,22 @@ def prepared(setup: EngineSetup, model: PreTrainedModel | ValueModel) -> TokenMo
             setup.model.path,
             type(backbone).__name__,
         )
+    if setup.ranks.rank == 0:
+        _warn_of_rotations(setup, backbone)
     if setup.training.gradient_checkpointing:
         _checkpoint_layers(backbone)
     return setup.family.ask(model)
+
+
+def _warn_of_rotations(setup: EngineSetup, backbone: PreTrainedModel) -> None:
+    """Rotary positions of some kinds are scaled by the longest sequence that a model is shown at once, or was."""
+    kinds = {kind for module in backbone.modules() if isinstance(kind := vars(module).get("rope_type"), str)}
+    for kind in sorted(kinds & _ROTATIONS_BY_LENGTH):
+        logger.warning(
+            "model=%s rope_type=%s: past its original length a token's probability depends on the sequences beside it",
+            setup.model.path,
+            kind,
+        )
 
 
 def _checkpoint_layers(model: PreTrainedModel) -> None:

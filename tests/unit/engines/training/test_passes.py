@@ -77,6 +77,15 @@ def test_a_model_that_needs_padding_is_told_of(caplog):
     assert "model=a-falcon" in caplog.text and "without padding" in caplog.text
 
 
+def test_rotations_that_depend_on_the_longest_sequence_are_told_of(toy_dir, caplog):
+    scaled = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    model, batch = asked(toy_dir("llama", rope_parameters=scaled, max_position_embeddings=8)), sequences()
+    assert "rope_type=dynamic" in caplog.text
+    together, alone = (forward_pass(model, batch, micros(batch, budget_tokens=n)) for n in (1000, 1))
+    gaps = (together.tokens("logprobs").values - alone.tokens("logprobs").values).abs()
+    assert float(gaps.max()) > 1e-3, "if this no longer is so, the warning is not needed"
+
+
 def test_engines_are_told_which_backward_pass_is_the_last(toy_dir):
     told = []
     batch = sequences()

@@ -84,7 +84,6 @@ class SingleEngine:
     def weight_shards(self) -> Iterator[WeightShard]:
         """See `TrainEngine.weight_shards`: all of each weight."""
         self.onload(Part.parameters)
-        self.onload(Part.parameters)
         held = self._held_shards()
         return held if self._adapter is None else merged_shards(held, self._adapter)
 

@@ -122,7 +122,6 @@ class MegatronEngine:
     def weight_shards(self) -> Iterator[WeightShard]:
         """See `TrainEngine.weight_shards`: the parameters themselves, without padding of the vocabulary."""
         self.onload(Part.parameters)
-        self.onload(Part.parameters)
         return held_shards(self.chunks)
 
     def bind(self, slots: Mapping[str, WeightShard]) -> set[str]:

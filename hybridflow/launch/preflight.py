@@ -1,12 +1,13 @@
 """What can be known to fail before anything starts: devices, ports, packages, models, tokenizers, reward functions."""
 
+import logging
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from hybridflow.config.derived import max_sequence_tokens
+from hybridflow.config.derived import max_sequence_tokens, pool_sizes
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.loop import BackendKind, Device
 from hybridflow.config.reward import Reward
@@ -26,12 +27,15 @@ from hybridflow.models.tokenizers import check_vocabulary, eos_ids, load_tokeniz
 from hybridflow.optional import check_installed
 from hybridflow.rewards.scorer import RewardScorer
 
+logger = logging.getLogger(__name__)
+
 _TRACKER_PACKAGES = ("wandb", "mlflow")
 
 
 def check_run(config: Experiment, specs: Sequence[RoleSpec]) -> None:
     """Raises the error that the start of the roles, or the first step, would meet."""
     device = device_name(config)
+    _warn_of_idle_pools(config, specs)
     if backend_kind(config) is BackendKind.ray:
         check_ports()
     for name in config.trainer.trackers:
@@ -54,6 +58,15 @@ def check_run(config: Experiment, specs: Sequence[RoleSpec]) -> None:
     if config.rollout.engine is RolloutKind.vllm:
         check_installed("vllm")  # importing it takes seconds, and is the rollout engine's to do, in its own way
         check_limits(directory, device, config.rollout.parallelism)
+
+
+def _warn_of_idle_pools(config: Experiment, specs: Sequence[RoleSpec]) -> None:
+    for pool in sorted(set(pool_sizes(config)) - {spec.pool for spec in specs}):
+        logger.warning(
+            "placement.pools.%s.devices=%d: no role lives there, so its devices do nothing; place one with"
+            " placement.roles.<role>=%s, or leave the pool out.",
+            pool, pool_sizes(config)[pool], pool,
+        )  # fmt: skip
 
 
 def device_name(config: Experiment) -> str:

@@ -1,0 +1,25 @@
+"""What is told before anything starts, beside what is refused."""
+
+import logging
+
+from hybridflow.dataflows.grpo import GRPO
+from hybridflow.launch.compose import compose_run
+from hybridflow.launch.preflight import check_run
+from hybridflow.launch.roles import plan_roles
+
+TWO_POOLS = ["trainer.devices=2", "placement.pools={a: {devices: 1}, b: {devices: 1}}"]
+
+
+def test_a_pool_without_roles_is_told(toy_dir, caplog):
+    words = [
+        "algorithm=grpo",
+        "data={train_files: [sums.jsonl], max_prompt_tokens: 8, max_response_tokens: 4}",
+        "rollout.samples_per_prompt=2",
+        f"model.path={toy_dir()}",
+        *TWO_POOLS,
+    ]
+    for placed in ([], ["placement.roles={reward: b}"]):
+        config = compose_run([*words, *placed], config_name="ppo").config
+        with caplog.at_level(logging.WARNING, logger="hybridflow"):
+            check_run(config, plan_roles(config, GRPO))
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["placement.pools.b.devices=1"]

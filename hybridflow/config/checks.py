@@ -7,7 +7,7 @@ from collections.abc import Callable
 from hybridflow.config.algorithm import Advantage, KLPlacement
 from hybridflow.config.derived import minibatch_prompts, num_devices
 from hybridflow.config.experiment import Experiment
-from hybridflow.config.layout_checks import check_layouts
+from hybridflow.config.layout_checks import WITHOUT_CRITIC, check_layouts
 from hybridflow.config.training import Optimizer, Training
 from hybridflow.errors import ConfigError
 
@@ -112,8 +112,10 @@ def _names(config: Experiment) -> None:
 
 
 def _batches(config: Experiment) -> None:
-    """Minibatches divide batches."""
+    """Minibatches divide batches; grpo and sft have no critic."""
     for name, training in _trained(config).items():
+        if name == "critic" and config.dataflow in WITHOUT_CRITIC:
+            continue
         size = minibatch_prompts(config, training)
         if config.data.batch_size % size:
             divisors = [d for d in range(1, config.data.batch_size + 1) if config.data.batch_size % d == 0]

@@ -11,6 +11,9 @@ from hybridflow.config.rollout import RolloutKind
 from hybridflow.config.training import Training, TrainingEngine
 from hybridflow.errors import ConfigError
 
+WITHOUT_CRITIC = ("grpo", "sft")
+"""Our dataflows that have no critic, whatever the configuration says of one."""
+
 _AXES = ("tensor", "pipeline", "virtual_pipeline", "expert", "sequence", "replicas")
 _AXES_OF_ENGINE = {
     TrainingEngine.single: (),
@@ -34,7 +37,7 @@ def check_layouts(config: Experiment) -> None:
 
 def _is_laid_out(config: Experiment, role: str) -> bool:
     """Roles with a model; a critic that no dataflow of ours asks for may say anything."""
-    return not (role == "critic" and config.dataflow in ("grpo", "sft"))
+    return not (role == "critic" and config.dataflow in WITHOUT_CRITIC)
 
 
 def _check_processes(config: Experiment) -> None:
@@ -150,7 +153,7 @@ def _check_batches(config: Experiment) -> None:
             )
     sizes = config.rollout.parallelism
     replicas = pool_sizes(config)[pool_of(config, "rollout")] // (sizes.tensor * sizes.pipeline)
-    if config.data.batch_size < replicas:
+    if config.data.batch_size < replicas and config.dataflow != "sft":
         raise ConfigError(
             f"data.batch_size={config.data.batch_size} prompts cannot be divided over the {replicas} rollout replicas.",
             remedy=f"Use {replicas} or more, or a larger rollout.parallelism.tensor.",

@@ -19,4 +19,4 @@ class Reward(Section):
     """Regular expression that the built-in `format` function wants the whole response to match."""
 
     error_budget: int = 0
-    """Samples whose reward may fail before the run stops; each failure is counted and shown."""
+    """Samples whose reward may fail, on each rank that scores, before the run stops; failures are counted and shown."""

@@ -111,6 +111,7 @@ FINE = [
     {**TWO_POOLS, "placement.roles": {"rollout": "b", "critic": "b"}},
     {"trainer.devices": 4, "actor.parallelism.sequence": 2, "actor.parallelism.replicas": 2},
     {"trainer.devices": 2, "dataflow": "sft", "critic.engine": TrainingEngine.single},
+    {"dataflow": "sft", "data.batch_size": 8, "critic.minibatch_size": 3},
 ]
 
 

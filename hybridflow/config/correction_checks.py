@@ -1,9 +1,11 @@
-"""Rules of `algorithm.correction`: bounds in order, and nothing asked for that would not be done."""
+"""Rules of `algorithm.correction`: bounds in order, nothing asked for that would not be done, and what it compares."""
 
 import math
 from dataclasses import replace
 
-from hybridflow.config.algorithm import Correction, CorrectionLevel
+from hybridflow.config.algorithm import Correction, CorrectionLevel, KLPlacement
+from hybridflow.config.choices import advantage_name
+from hybridflow.config.derived import optimizer_steps_per_step
 from hybridflow.config.experiment import Experiment
 from hybridflow.errors import ConfigError
 
@@ -39,6 +41,29 @@ def check_correction(config: Experiment) -> None:
             remedy=f"Use {KEY}.weights=none, or {KEY}.bypass=false. For a policy gradient with cut weights and two"
             f" policies: {KEY}.bypass=true with algorithm.policy_loss=cispo.",
         )
+
+
+def check_old_logprobs(config: Experiment) -> None:
+    """GRPO without `old_logprobs`: nothing in the run may need them. Raises `ConfigError` for the first that does."""
+    if config.dataflow != "grpo" or config.dataflow_settings.get("recompute_logprobs") is not False:
+        return
+    algorithm, steps = config.algorithm, optimizer_steps_per_step(config, config.actor)
+    needs = {
+        "algorithm.kl.placement=reward": algorithm.kl.placement is KLPlacement.reward,
+        f"what {KEY} compares": compares(algorithm.correction),
+        "algorithm.advantage=optimal_token_baseline": advantage_name(algorithm.advantage) == "optimal_token_baseline",
+        f"{steps} optimizer steps a batch": steps > 1 and not algorithm.correction.bypass,
+    }
+    for what, is_needed in needs.items():
+        if is_needed:
+            remedy = "Use dataflow_settings.recompute_logprobs=true"
+            if "steps" in what:
+                remedy += f", {KEY}.bypass=true, or actor.epochs=1 with actor.minibatch_size=null"
+            raise ConfigError(
+                "dataflow_settings.recompute_logprobs=false leaves the update without the log-probabilities of the"
+                f" policy before it, which are needed for {what}.",
+                remedy=f"{remedy}.",
+            )
 
 
 def _check_bounds(correction: Correction) -> None:

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from hybridflow.config.algorithm import Correction, CorrectionLevel
-from hybridflow.config.correction_checks import check_correction, compares, is_corrected
+from hybridflow.config.algorithm import Correction, CorrectionLevel, KLPlacement
+from hybridflow.config.correction_checks import check_correction, check_old_logprobs, compares, is_corrected
 from hybridflow.config.experiment import Experiment
 from hybridflow.errors import ConfigError
 
@@ -71,3 +71,35 @@ def test_what_is_right_passes_and_is_known_to_compare(settings, is_on, needs_bot
     checked(**settings)
     assert is_corrected(Correction(**settings)) is is_on
     assert compares(Correction(**settings)) is needs_both
+
+
+def without_old_logprobs() -> Experiment:
+    config = Experiment(dataflow="grpo", dataflow_settings={"recompute_logprobs": False})
+    config.algorithm.advantage = "grpo"
+    config.actor.epochs, config.actor.minibatch_size = 1, None
+    return config
+
+
+def test_one_optimizer_step_a_batch_needs_no_old_log_probabilities():
+    check_old_logprobs(without_old_logprobs())
+
+
+def test_several_do_unless_the_rollouts_serve():
+    config = without_old_logprobs()
+    config.data.batch_size, config.actor.minibatch_size = 32, 8
+    with pytest.raises(ConfigError, match="recompute_logprobs=false.*4 optimizer steps") as caught:
+        check_old_logprobs(config)
+    assert "bypass=true" in caught.value.remedy
+    config.algorithm.correction.bypass = True
+    check_old_logprobs(config)
+
+
+@pytest.mark.parametrize("advantage", ["optimal_token_baseline", "grpo"])
+def test_what_reads_old_log_probabilities_asks_for_them(advantage):
+    config = without_old_logprobs()
+    config.algorithm.advantage = advantage
+    if advantage == "grpo":
+        config.algorithm.kl.placement = KLPlacement.reward
+    with pytest.raises(ConfigError, match="optimal_token_baseline|kl.placement=reward") as caught:
+        check_old_logprobs(config)
+    assert "recompute_logprobs=true" in caught.value.remedy

@@ -71,7 +71,7 @@ def recognise_prompts(table: Table, *, prompt_key: str | None = None, answer_key
     extras = _extras(table, {prompt_key or layout.prompt, answer_name, "data_source"})
     logger.info(
         "data=%s rows=%d recognised=%s prompt=%s answer=%s extra=%s",
-        table.name, len(table), layout.name, prompt_key or layout.prompt, answer_name, ",".join(extras) or None,
+        table.name, len(table), layout.name, prompt_key or layout.prompt, answer_name or "-", ",".join(extras) or "-",
     )  # fmt: skip
     return PromptColumns(list(prompts), answers, data_sources, extras)
 

@@ -20,7 +20,7 @@ from hybridflow.data.prompts import load_prompts
 from hybridflow.data.selection import unselected
 from hybridflow.dataflows.interface import Dataflow
 from hybridflow.engines.training.factory import tokenizer_directory
-from hybridflow.errors import DataError
+from hybridflow.errors import ConfigError, DataError
 from hybridflow.launch.roles import policy_model
 from hybridflow.models.tokenizers import decode_responses, load_tokenizer
 
@@ -37,6 +37,18 @@ READERS: Mapping[str, Reader] = {
 """How files become rows, for each kind of data that a dataflow learns from."""
 
 PRETRAINING = "pretraining"
+
+
+class Streams(dict[str, PromptLoader]):
+    """The training streams by name; one that a dataflow asks for and that has no files is a `ConfigError`."""
+
+    def __missing__(self, name: str) -> PromptLoader:
+        if name == PRETRAINING:
+            raise ConfigError(
+                "The dataflow takes the stream 'pretraining', and data.pretraining_files is empty.",
+                remedy="Name texts or demonstrations: data.pretraining_files=[path,...].",
+            )
+        raise ConfigError(f"There is no stream '{name}'.", remedy=f"Streams: {', '.join(('prompts', PRETRAINING))}.")
 
 
 @dataclass(frozen=True)
@@ -81,7 +93,7 @@ def load_data(config: Experiment, dataflow: type[Dataflow], *, is_judged: bool) 
     judged = [stream.columns] if dataflow.data == "prompts" else []
     judged += [] if questions is None else [questions.columns]
     common = [name for name in judged[0] if all(name in columns for columns in judged)] if judged else []
-    streams = {"prompts": stream}
+    streams = Streams(prompts=stream)
     if data.pretraining_files:
         plain = replace(unselected(data), train_files=data.pretraining_files, prompt_key=None, answer_key=None)
         texts = [load_demonstrations([name], plain, tokenizer) for name in data.pretraining_files]

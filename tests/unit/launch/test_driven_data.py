@@ -6,7 +6,7 @@ import pytest
 from hybridflow.config.experiment import Experiment
 from hybridflow.dataflows.grpo import GRPO
 from hybridflow.dataflows.sft import SFT
-from hybridflow.errors import DataError
+from hybridflow.errors import ConfigError, DataError
 from hybridflow.launch.driven_data import PRETRAINING, load_data
 
 SUMS = [{"prompt": f"{a}+1=", "answer": str(a + 1), "level": -a} for a in range(10)]
@@ -37,6 +37,16 @@ def test_plain_texts_of_the_pretraining_are_a_stream_of_their_own(tmp_path):
     assert sorted(batch.columns) == ["data_source", "prompt", "prompt_ids", "response_ids", "response_mask", "uid"]
     lengths = zip(batch.tokens("prompt_ids").lengths, batch.tokens("response_ids").lengths, strict=True)
     assert {(int(prompt), int(response)) for prompt, response in lengths} == {(1, len("one and 1"))}
+
+
+def test_a_stream_that_has_no_files_says_which_setting_names_them(tmp_path):
+    streams = load_data(experiment(tmp_path), GRPO, is_judged=False).streams
+    with pytest.raises(ConfigError, match="data.pretraining_files is empty") as caught:
+        streams[PRETRAINING].next()
+    assert "data.pretraining_files=" in caught.value.remedy
+    with pytest.raises(ConfigError, match="no stream 'pairs'") as caught:
+        streams["pairs"].next()
+    assert "prompts, pretraining" in caught.value.remedy
 
 
 def test_held_out_rows_are_measured_and_answered_where_both_can_be(tmp_path):

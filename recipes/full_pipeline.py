@@ -31,19 +31,18 @@ from hybridflow.trainer import main_ppo, main_reward_model, main_sft
 
 RUNS = Path("runs/pipeline")
 ANSWER = "\n\nAssistant:"
-LIMITS = ["data.max_prompt_tokens=128", "data.max_response_tokens=64", "data.drop_long_prompts=true"]
+LIMITS = ["data.max_prompt_tokens=160", "data.max_response_tokens=64", "data.drop_long_prompts=true"]
 
 
 def write_data(pairs: Path, folder: Path) -> None:
     """Pairs, demonstrations (the chosen answers) and prompts; every tenth dialogue is held out."""
     text = gzip.decompress(pairs.read_bytes()).decode() if pairs.suffix == ".gz" else pairs.read_text()
     rows = [json.loads(line) for line in text.splitlines()]
-    rows = [row for row in rows if row["chosen"].count(ANSWER) == 1]  # short dialogues, for a small model
     random.Random(0).shuffle(rows)
     folder.mkdir(parents=True, exist_ok=True)
     for name, part in (("eval", rows[::10]), ("train", [row for i, row in enumerate(rows) if i % 10])):
-        split = [(*row["chosen"].split(ANSWER), row["rejected"].split(ANSWER)[-1]) for row in part]
-        split = [(prompt + ANSWER, chosen, rejected) for prompt, chosen, rejected in split if chosen and rejected]
+        split = [(*row["chosen"].rpartition(ANSWER)[::2], *row["rejected"].rpartition(ANSWER)[::2]) for row in part]
+        split = [(prompt + ANSWER, c, r) for prompt, c, other, r in split if prompt and prompt == other and c and r]
         kinds = {
             "pairs": [{"prompt": p, "chosen": c, "rejected": r} for p, c, r in split],
             "demonstrations": [{"prompt": p, "completion": c} for p, c, _ in split],
@@ -116,17 +115,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("pairs", type=Path)
-    parser.add_argument("--steps", default="100,100,60", help="steps of SFT, reward model and PPO")
+    parser.add_argument("--steps", default="30,45,60", help="steps of SFT, reward model and PPO")
     parser.add_argument("overrides", nargs="*", help="settings for all three trainers, key=value")
     given = parser.parse_intermixed_args()
     sft, rm, ppo = map(int, given.steps.split(","))
     data = RUNS / "data"
     write_data(given.pairs, data)
 
-    learn = ["data.batch_size=32", "actor.optimizer.learning_rate=1e-4", "actor.optimizer.warmup_steps=5"]
-    train(main_sft.main, "sft", [given.model, sft, *files(data, "demonstrations"), *learn], given.overrides)
+    learn = ["data.batch_size=32", "actor.optimizer.warmup_steps=5"]
+    of_sft, of_rm = "actor.optimizer.learning_rate=1e-4", "actor.optimizer.learning_rate=3e-5"
+    train(main_sft.main, "sft", [given.model, sft, *files(data, "demonstrations"), *learn, of_sft], given.overrides)
     start = trained("sft", "actor")
-    train(main_reward_model.main, "rm", [start, rm, *files(data, "pairs"), *learn], given.overrides)
+    train(main_reward_model.main, "rm", [start, rm, *files(data, "pairs"), *learn, of_rm], given.overrides)
     judge = trained("rm", "reward_model")
     limit = ["algorithm.kl.placement=reward", "algorithm.kl.coefficient=0.05", "algorithm.lam=0.95"]
     rates = ["data.batch_size=32", "actor.optimizer.learning_rate=1e-5", "critic.optimizer.learning_rate=1e-4"]

@@ -89,7 +89,7 @@ ADVANTAGES: dict[str, Method] = {
         settings={"divide_by_std": False},
     ),
     "opo": Method(length_weighted, "OPO, optimal reward baseline (arXiv:2505.23585)"),
-    "gpg": Method(group_policy_gradient, "GPG, accurate gradient estimation (arXiv:2504.02546)"),
+    "gpg": Method(group_policy_gradient, "GPG, eq. 6 to 8 (arXiv:2504.02546)"),
     "grpo_passk": Method(best_of_group, "Tang et al., leave-one-out of pass@k (arXiv:2503.19595)"),
     "gdpo": Method(decoupled, "GDPO, decoupled normalization (arXiv:2601.05242)", whitens=True),
     "optimal_token_baseline": Method(optimal_token_baseline, "Li et al., logit-gradient proxy (arXiv:2602.07078)"),
@@ -113,7 +113,7 @@ POLICY_LOSSES: dict[str, Method] = {
     "sapo": Method(
         sapo, "SAPO, eq. 5 and 6 (arXiv:2511.20347)", aggregation=BY_ROWS, watches={"actor/sapo_gate": sapo_gate}
     ),
-    "gpg": Method(gpg, "GPG, the objective of sec. 3 (arXiv:2504.02546)"),
+    "gpg": Method(gpg, "GPG, eq. 5 (arXiv:2504.02546)"),
     "gmpo": Method(
         gmpo,
         "GMPO, eq. 4 (arXiv:2507.20673)",
@@ -134,7 +134,7 @@ POLICY_LOSSES: dict[str, Method] = {
     ),
     "dppo_tv": Method(
         dppo_tv,
-        "DPPO, sec. 4, binary total variation (arXiv:2602.04879)",
+        "DPPO, eq. 13, binary total variation (arXiv:2602.04879)",
         watches={
             "actor/pg_clipfrac": outside_fraction(within_total_variation),
             "actor/pg_clipfrac_lower": cut_fraction(within_total_variation),
@@ -142,19 +142,19 @@ POLICY_LOSSES: dict[str, Method] = {
     ),
     "dppo_kl": Method(
         dppo_kl,
-        "DPPO, sec. 4, binary KL divergence (arXiv:2602.04879)",
+        "DPPO, eq. 14, binary KL divergence (arXiv:2602.04879)",
         watches={
             "actor/pg_clipfrac": outside_fraction(within_binary_kl),
             "actor/pg_clipfrac_lower": cut_fraction(within_binary_kl),
         },
     ),
-    "dro": Method(dro, "DRO-V, sec. 3, the policy's loss (arXiv:2405.19107)"),
+    "dro": Method(dro, "DRO-V, eq. 8, the policy's loss (arXiv:2405.19107)"),
 }
 
 PREFERENCE_LOSSES: dict[str, Method] = {
     "sigmoid": Method(sigmoid_preference, "DPO, eq. 7 (arXiv:2305.18290); label smoothing: cDPO"),
     "ipo": Method(squared_preference, "IPO, eq. 17 (arXiv:2310.12036)"),
-    "hinge": Method(hinge_preference, "SLiC-HF, eq. 1 (arXiv:2305.10425)"),
+    "hinge": Method(hinge_preference, "SLiC-HF, eq. 2 (arXiv:2305.10425)"),
     "orpo": Method(odds_ratio_preference, "ORPO, eq. 4 to 7 (arXiv:2403.07691)"),
     "simpo": Method(length_normalised_preference, "SimPO, eq. 6 (arXiv:2405.14734)"),
     "kto": Method(prospect, "KTO, sec. 4.1 (arXiv:2402.01306)"),

@@ -12,7 +12,7 @@ def resampling_weights(scores: Float[Tensor, " B"], *, weighting: str, power: fl
 
     pow: |s|^power.   max_min: 1 for the best and the worst score of the batch, else 0.
     max_random: 0.4 for the best score, 0.1 for all others.
-    PF-PPO, sec. 3.2 (arXiv:2409.06957): rewards are noisy in the middle of their range; best-worst and best-random
+    PF-PPO, sec. 4 (arXiv:2409.06957): rewards are noisy in the middle of their range; best-worst and best-random
     filters leave it out. The numbers are those of verl's implementation by the authors.
     """
     best, worst = scores.max(), scores.min()

@@ -34,14 +34,15 @@ def pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def dialogues(file: Path) -> Path:
-    """Short dialogues in HH's form, and two that are too long to be kept."""
+    """Dialogues in HH's form, of one answer and of two, and two that part before the last answer."""
     rows = []
     for number in range(40):
         asked = f"\n\nHuman: {NAMES[number % 5]} {number}?\n\nAssistant:"
+        asked = f"\n\nHuman: so\n\nAssistant: it is{asked}" if number % 2 else asked
         rows.append({"chosen": f"{asked} yes {number}", "rejected": f"{asked} no no"})
     for asked in ("a", "b"):
-        long = f"\n\nHuman: {asked}\n\nAssistant: c\n\nHuman: d\n\nAssistant:"
-        rows.append({"chosen": f"{long} e", "rejected": f"{long} f"})
+        said = [f"\n\nHuman: {asked}\n\nAssistant: {word}\n\nHuman: d\n\nAssistant: e" for word in ("c", "f")]
+        rows.append({"chosen": said[0], "rejected": said[1]})
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return file
 
@@ -62,8 +63,9 @@ def test_it_runs_on_a_toy(pipeline, toy_dir: MakeToy, tmp_path):
     )
     assert_compared(page)
     assert "## Human: " in page
-    kept = (full_pipeline.RUNS / "data" / "prompts.train.jsonl").read_text()
-    assert kept.count("Assistant") == 36  # of 40 dialogues of one answer every tenth is held out
+    kept = [json.loads(line) for file in (full_pipeline.RUNS / "data").glob("pairs.*") for line in file.open()]
+    assert len(kept) == 40
+    assert all(row["prompt"].endswith("?\n\nAssistant:") and row["chosen"].startswith(" yes") for row in kept)
 
 
 @pytest.mark.skipif("HYBRIDFLOW_ASSETS" not in os.environ, reason="needs HYBRIDFLOW_ASSETS")

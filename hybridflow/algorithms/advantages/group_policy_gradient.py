@@ -21,7 +21,7 @@ def group_policy_gradient(
     """alpha (score - group mean) / divisor on the mask, alpha = B / (B - M); a group of one keeps alpha times its own.
 
     B rows, of which M have no gradient because their group's scores are all equal, are counted over the whole batch:
-    `reduce` sums over its parts. GPG, accurate gradient estimation (arXiv:2504.02546).
+    `reduce` sums over its parts. GPG, eq. 6 to 8 (arXiv:2504.02546).
     verl takes the number of scores that are not 0 for B - M.
     """
     group = group_statistics(scores, group_ids)

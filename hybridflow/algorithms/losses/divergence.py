@@ -27,7 +27,7 @@ def dppo_tv(
     """Per-token loss -sg(min(r, max_ratio) I) A log p; I is 1 while p - p_old is within -clip_low .. clip_high.
 
     r = p / p_old, and sg stops the gradient. The upper bound counts where A > 0 and the lower one elsewhere: what
-    leads back is never stopped. DPPO, the binary total variation of sec. 4 (arXiv:2602.04879).
+    leads back is never stopped. DPPO, eq. 12 with the binary total variation of eq. 13 (arXiv:2602.04879).
     """
     inside = within_total_variation(logprobs, old_logprobs, advantages, clip_low, clip_high)
     return _weighted(logprobs, old_logprobs, advantages, inside, max_ratio)
@@ -45,7 +45,7 @@ def dppo_kl(
     """Per-token loss -sg(min(r, max_ratio) I) A log p; I is 1 while the binary divergence KL(p_old || p) is small.
 
     The divergence is that of "this token or any other". `clip_high` bounds it where A > 0 and p has grown, `clip_low`
-    where A <= 0 and p has shrunk. DPPO, the binary KL of sec. 4 (arXiv:2602.04879).
+    where A <= 0 and p has shrunk. DPPO, eq. 12 with the binary KL of eq. 14 (arXiv:2602.04879).
     """
     inside = within_binary_kl(logprobs, old_logprobs, advantages, clip_low, clip_high)
     return _weighted(logprobs, old_logprobs, advantages, inside, max_ratio)

@@ -15,7 +15,8 @@ def dro(
 ) -> Float[Tensor, "B R"]:
     """Per-token loss -A log p + beta / 2 (logprobs - old_logprobs)^2.
 
-    The policy's loss of DRO-V, sec. 3 (arXiv:2405.19107), a token at a time and with the advantage where the paper has
-    r - V; the old policy is the reference. Log-ratios are clamped to +-20, beyond which the tie has no gradient.
+    DRO-V, eq. 8 (arXiv:2405.19107) divided by its tau, our beta: the policy's part, a token at a time and with the
+    advantage where the paper has r - V; the old policy is the reference. Log-ratios are clamped to +-20, beyond which
+    the tie has no gradient.
     """
     return -advantages * logprobs + 0.5 * beta * clamped_log_ratio(logprobs, old_logprobs).square()

@@ -7,6 +7,6 @@ from torch import Tensor
 def gpg(logprobs: Float[Tensor, "B R"], advantages: Float[Tensor, "B R"]) -> Float[Tensor, "B R"]:
     """Per-token loss -A log p: REINFORCE, without a ratio, bounds or an old policy.
 
-    GPG, the objective of sec. 3 (arXiv:2504.02546). Neither masked nor averaged: see `aggregate`.
+    GPG, eq. 5 (arXiv:2504.02546). Neither masked nor averaged: see `aggregate`.
     """
     return -advantages * logprobs

@@ -44,7 +44,7 @@ def squared_preference(
 def hinge_preference(chosen_ratios: Pairs, rejected_ratios: Pairs, *, beta: float, margin: float = 0.0) -> Pairs:
     """SLiC's rank calibration: max(0, 1 - beta (h - margin)), with h = ratio_w - ratio_l.
 
-    SLiC-HF, eq. 1 (arXiv:2305.10425), with ratios in place of log-probabilities: RSO's hinge-norm (arXiv:2309.06657).
+    SLiC-HF, eq. 2 (arXiv:2305.10425), with ratios in place of log-probabilities: RSO's hinge-norm (arXiv:2309.06657).
     """
     return relu(1.0 - beta * (chosen_ratios - rejected_ratios - margin))
 

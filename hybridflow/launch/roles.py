@@ -225,7 +225,7 @@ def _further_role(
         )
     if need.kind is ValueFunction:
         # The policy pays the divergence from the reference with the first critic's advantages. Costs rise by as much,
-        # so that its weight in a mixture of the two stays what it is (Safe RLHF, appendix B.3).
+        # so that its weight in a mixture of the two stays what it is, as in Safe RLHF.
         paid = replace(config.algorithm.kl, coefficient=-config.algorithm.kl.coefficient)
         algorithm = replace(config.algorithm, kl=paid if is_of_costs else KL())
         return _trained(config, name, CriticWorker, {"algorithm": algorithm}, samples=samples)

@@ -171,7 +171,7 @@ class ActorWorker(ModelWorker):
     def mix(self, batch: Batch, other: Batch, multiplier: float) -> Batch:
         """`advantages` (A - m A') / (1 + m): those of the batch less m times those of the other, of the same rows.
 
-        Safe RLHF, eq. 30, in appendix B.3 (arXiv:2310.12773).
+        Safe RLHF, eq. 30 (arXiv:2310.12773), where it is of losses.
         """
         own, others = batch.tokens("advantages"), other.tokens("advantages")
         mixed = (own.values - multiplier * others.values) / (1.0 + multiplier)

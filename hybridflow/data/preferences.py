@@ -75,7 +75,7 @@ def recognise_pairs(table: Table, config: Data) -> PairRows:
     logger.info(
         "data=%s rows=%d recognised=%s prompt=%s chosen=chosen rejected=rejected beside=%s",
         table.name, len(table), _name_of_layout(pairs[0], prompt_name), prompt_name or "common beginning",
-        ",".join(name for name in objects if name not in ("answer", "data_source")) or None,
+        ",".join(name for name in objects if name not in ("answer", "data_source")) or "-",
     )  # fmt: skip
     return PairRows(
         pairs,

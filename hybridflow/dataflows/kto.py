@@ -27,16 +27,17 @@ class KTO(Dataflow):
 
     def step(self, prompts: Batch) -> Metrics:
         """One pass over a batch of labelled responses."""
-        metrics = wait(self.actor.prefer(self._compared(prompts)))
+        metrics = wait(self.actor.prefer(self._compared(with_mismatched(prompts))))
         self.actor.publish_weights(version=self.iteration + 1)
         return metrics
 
     def evaluate(self, held_out: Batch) -> Metrics:
         """The same of held-out responses: how often their reward is on the side of the label."""
-        return assessed(held_out, lambda rows: self.actor.assess(self._compared(rows)))
+        sources = [source for source in held_out.object("data_source") for _ in range(2)]
+        rows = with_mismatched(held_out).with_columns(objects={"data_source": sources})
+        return assessed(rows, lambda part: self.actor.assess(self._compared(part)))
 
-    def _compared(self, labelled: Batch) -> Batch | BatchRef:
-        rows = with_mismatched(labelled)
+    def _compared(self, rows: Batch) -> Batch | BatchRef:
         return self.reference.logprobs(rows) if self.reference else rows
 
 
@@ -49,7 +50,7 @@ def with_mismatched(labelled: Batch) -> Batch:
     if count < 2:
         raise BatchError(
             "KTO compares responses with those to other prompts, and a batch has one response alone.",
-            remedy="Set data.batch_size to 2 or more, and give as many held-out rows of each source.",
+            remedy="Set data.batch_size to 2 or more.",
         )
     responses = labelled.tokens("response_ids")
     both = interlaced(responses, responses.select(torch.arange(count).roll(count // 2)))

@@ -115,12 +115,18 @@ def _held_out(config: Experiment, read: Reader, tokenizer: PreTrainedTokenizerBa
 def _measured(config: Experiment, read: Reader, tokenizer: PreTrainedTokenizerBase, *, is_judged: bool) -> Batch | None:
     """Held-out rows that the dataflow itself measures; files may hold prompts alone where answers are judged."""
     try:
-        return _held_out(config, read, tokenizer)
+        rows = _held_out(config, read, tokenizer)
     except DataError as error:
         if not is_judged:
             raise
         logger.warning("data.eval_files are answered and judged, but have no held-out loss: %s", error.message)
         return None
+    if rows is not None and "is_chosen" in rows and len(rows) < 2:
+        raise DataError(
+            "One held-out response alone: KTO compares responses with those to other prompts.",
+            remedy="Give two rows or more (data.eval_files, data.eval_limit), or trainer.eval_every=0.",
+        )
+    return rows
 
 
 def _judges_of_answers(config: Experiment) -> list[str]:

@@ -137,6 +137,18 @@ def test_kto_learns_from_pairs_taken_apart(tmp_path):
     } <= last.keys()
 
 
+def test_kto_compares_held_out_responses_with_those_of_other_sources(tmp_path):
+    for name, label in (("good", True), ("bad", False)):
+        row = {"prompt": "1+1=", "completion": "2" if label else "3", "label": label}
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
+    one_each = f"data={{eval_files: [{tmp_path}/good.jsonl, {tmp_path}/bad.jsonl], answer_key: null}}"
+    rows, _ = rows_of(tmp_path, one_each, "trainer.total_steps=1", command=main_kto.main)
+    assert {"val-core/good/acc", "val-core/bad/acc"} <= rows[-1].keys()
+    words = [*small_pairs(tmp_path), one_each, "data.eval_limit=1", f"trainer.run_dir={tmp_path}/alone"]
+    ended = run_here(words, command=main_kto.main)
+    assert ended.status == 2 and "One held-out response alone" in ended.words and "data.eval_limit" in ended.words
+
+
 def test_a_loss_of_the_other_trainer_is_refused(tmp_path):
     for command, loss, remedy in ((main_dpo.main, "kto", "sigmoid"), (main_kto.main, "ipo", "Use kto")):
         ended = run_here([*small_pairs(tmp_path), f"algorithm.preference.loss={loss}"], command=command)

@@ -19,6 +19,7 @@ _RECENT_STEPS = 20
 _HEADLINES = {"critic/score/mean": "score", "train/loss": "loss"}
 _EVAL_NAME = re.compile(r"val-core/(?P<source>.+)/(?P<what>[^/]+)/(?P<of>mean|pass)@(?P<samples>\d+)")
 _HELD_OUT_NAME = re.compile(r"val-core/(?P<source>.+)/(?P<what>acc|loss|margin|perplexity)")
+_PART_NAME = re.compile(r"val-aux/(?P<source>.+)/(?P<what>[^/]+)/mean")
 
 
 class Progress:
@@ -147,8 +148,11 @@ class Progress:
 def eval_label(name: str) -> str:
     """`val-core/arithmetic/acc/mean@1` -> `arithmetic exact match`; other names as they are.
 
-    `val-core/pairs/acc`, which is said of held-out rows rather than of answers -> `pairs held-out accuracy`.
+    `val-core/pairs/acc`, which is said of held-out rows rather than of answers -> `pairs held-out accuracy`, and
+    `val-aux/arithmetic/format/mean`, one reward of several -> `arithmetic reward format`.
     """
+    if part := _PART_NAME.fullmatch(name):
+        return f"{part['source']} reward {part['what']}"
     if held_out := _HELD_OUT_NAME.fullmatch(name):
         return f"{held_out['source']} held-out {held_out['what'].replace('acc', 'accuracy')}"
     match = _EVAL_NAME.fullmatch(name)

@@ -146,4 +146,5 @@ def test_eval_labels():
     assert eval_label("val-core/gsm8k/acc/pass@8") == "gsm8k exact match (best of 8)"
     assert eval_label("val-core/hh/acc") == "hh held-out accuracy"
     assert eval_label("val-core/hh/margin") == "hh held-out margin"
+    assert eval_label("val-aux/a/b/exact_match/mean") == "a/b reward exact_match"
     assert eval_label("critic/score/mean") == "critic/score/mean"

@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 RESULTS = Path(__file__).parent / "results" / "algorithms.jsonl"
@@ -36,6 +36,11 @@ class Method:
     metric: str = ACCURACY
     preset: str | None = None
     """The NAME, where it is not the method's own."""
+
+    @property
+    def added(self) -> list[str]:
+        """What is added to `python -m hybridflow.trainer.main_ppo` to choose it."""
+        return [f"algorithm={self.preset or self.name}", *self.settings]
 
 
 SLOWER = ("actor.optimizer.learning_rate=1e-4",)
@@ -92,6 +97,8 @@ class Outcome:
     reached: int | None = None
     curve: list[tuple[int, float]] = field(default_factory=list)
     error: str = ""
+    settings: list[str] = field(default_factory=list)
+    metric: str = ACCURACY
 
     @property
     def is_good(self) -> bool:
@@ -134,10 +141,10 @@ def run(method: Method, seed: int) -> Outcome:
     """One run of the real command, in a process of its own."""
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "hybridflow.trainer.main_ppo", f"algorithm={method.preset or method.name}"]
+        command = [sys.executable, "-m", "hybridflow.trainer.main_ppo", *method.added]
         command += [f"trainer.seed={seed}", f"trainer.total_steps={method.steps}", f"trainer.run_dir={folder}/run"]
         command += ["trainer.eval_every=10", "trainer.save_every=0", "trainer.samples_every=0", "trainer.threads=1"]
-        command += ["trainer.trackers=[jsonl]", "trainer.device=cpu", *method.settings]
+        command += ["trainer.trackers=[jsonl]", "trainer.device=cpu"]
         try:
             ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=LONGEST_SECONDS)
             error = "" if ended.returncode == 0 else ended.stderr[-500:]
@@ -147,9 +154,12 @@ def run(method: Method, seed: int) -> Outcome:
         curve = evaluations(Path(folder) / "run" / "metrics.jsonl", method.metric)
     scores = [score for _, score in curve]
     reached = next((step for step, score in curve if score >= THRESHOLD), None)
+    outcome = Outcome(method.name, seed, method.steps, seconds, settings=method.added, metric=method.metric)
     if not scores:
-        return Outcome(method.name, seed, method.steps, seconds, error=error or f"no {method.metric}")
-    return Outcome(method.name, seed, method.steps, seconds, scores[0], scores[-1], max(scores), reached, curve, error)
+        return replace(outcome, error=error or f"no {method.metric}")
+    return replace(
+        outcome, first=scores[0], last=scores[-1], best=max(scores), reached=reached, curve=curve, error=error
+    )
 
 
 def evaluations(file: Path, metric: str) -> list[tuple[int, float]]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import is_dataclass
 from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, get_args, get_type_hints
 
 from hybridflow.batch.columns import COLUMNS
@@ -36,6 +37,8 @@ DRAWN = {
     ],
 }
 """What the documents show, as settings of `hybridflow show`."""
+
+LEARNT = Path(__file__).parents[1] / "benchmarks" / "results" / "algorithms.jsonl"
 
 _ARXIV = re.compile(r"arXiv:(\d{4}\.\d{5})")
 
@@ -107,7 +110,27 @@ def algorithms_page() -> str:
             )
             lines.append(f"| {' | '.join(cells)} |")
         lines.append("")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_learning()])
+
+
+def _learning() -> Iterator[str]:
+    """What `benchmarks/algorithms.py` found: a line a method, its seeds in a cell."""
+    found: dict[str, list[dict]] = {}
+    for line in LEARNT.read_text().splitlines():
+        row = json.loads(line)
+        found.setdefault(row["method"], []).append(row)
+    yield from ("## What each learns", "")
+    yield "The built-in task by `python -m hybridflow.trainer.main_ppo` and what is added, on one core of a CPU: exact"
+    yield "match of the held-out problems before, and after so many steps with seeds 0, 1 and so on. `grpo_passk` is"
+    yield "measured by `pass@4`, `gdpo` by one of its two rewards. `python benchmarks/algorithms.py` does it again."
+    yield from ("", "| name | added | steps | before | after | reached 0.75 at step |", "|---|---|---|---|---|---|")
+    for name, unordered in found.items():
+        rows = sorted(unordered, key=lambda row: row["seed"])
+        cells = [f"`{name}`", " ".join(f"`{word}`" for word in rows[0]["settings"]), str(rows[0]["steps"])]
+        cells += [f"{rows[0]['first']:.3f}", ", ".join(f"{row['last']:.3f}" for row in rows)]
+        cells += [", ".join(str(row["reached"]) for row in rows)]
+        yield f"| {' | '.join(cells)} |"
+    yield ""
 
 
 def drawings() -> dict[str, str]:

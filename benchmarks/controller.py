@@ -8,17 +8,16 @@ table and writes all numbers to benchmarks/results/controller-<date>.json.
 """
 
 import argparse
-import json
 import logging
 import os
 import platform
 import statistics
-import subprocess
 import sys
 from collections.abc import Sequence
 from datetime import datetime
-from importlib.metadata import version
 from pathlib import Path
+
+from record import run_reporting, write_record
 
 logger = logging.getLogger("controller")
 
@@ -69,30 +68,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number in range(1, options.rounds + 1):
         for system, command in commands.items():
             logger.info("round %d  %s  load=%.1f", number, system, os.getloadavg()[0])
-            report = run(command, options.timeout)
+            report = run_reporting(command, options.timeout)
             reports[system].extend([report] if report else [])
     if not reports[OURS]:
         return 1
     sys.stdout.write(table(reports, options.mb))
     path = options.results / f"controller-{datetime.now():%Y-%m-%d-%H%M}.json"
-    write(path, reports)
+    write_record(path, ["ray"], {"rounds": reports})
     logger.info("written %s", path)
     return 0
-
-
-def run(command: list[str], timeout: float) -> Report | None:
-    """The JSON of the command's last line; None, and its last words in the log, when it failed."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent)}
-    try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=timeout, check=True, cwd=HERE.parent
-        )
-        return json.loads(done.stdout.splitlines()[-1])
-    except subprocess.CalledProcessError as error:
-        logger.error("exit status %d of %s\n%s", error.returncode, " ".join(command), error.stderr[-3000:])
-    except subprocess.TimeoutExpired:
-        logger.error("no end after %g s: %s", timeout, " ".join(command))
-    return None
 
 
 def table(reports: dict[str, list[Report]], mb: int) -> str:
@@ -117,17 +101,6 @@ def table(reports: dict[str, list[Report]], mb: int) -> str:
     counted = reports[OURS][-1]["driver_bytes"]
     sizes = ", ".join(f"{size:,} for a batch of {name}" for name, size in counted.items())
     return "\n".join([*lines, "", f"Bytes through the driver, group -> group: {sizes}.", ""])
-
-
-def write(path: Path, reports: dict[str, list[Report]]) -> None:
-    """Everything measured, with the machine and the versions it was measured with."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    content = {
-        "machine": {"platform": platform.platform(), "cores": os.cpu_count(), "load_after": os.getloadavg()},
-        "versions": {name: version(name) for name in ("hybridflow", "torch", "ray")},
-        "rounds": reports,
-    }
-    path.write_text(json.dumps(content, indent=1) + "\n")
 
 
 def _median(reports: dict[str, list[Report]], system: str, *keys: str, scale: float = 1.0) -> float | None:

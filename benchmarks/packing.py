@@ -14,9 +14,7 @@ numbers to benchmarks/results/packing-<date>.json.
 """
 
 import argparse
-import json
 import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -24,11 +22,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import cast
 
 import torch
+from record import write_record
 from torch import Tensor
 from transformers import PreTrainedModel
 from workload import ModelSize, save_random_llama
@@ -195,10 +193,7 @@ def table_of(ways: list[Way], real: int, options: argparse.Namespace) -> str:
 
 def write_results(path: Path, ways: list[Way], real: int, options: argparse.Namespace) -> None:
     """Everything measured, with the machine and the versions it was measured with."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     content = {
-        "machine": {"platform": platform.platform(), "cores": os.cpu_count(), "load_after": os.getloadavg()},
-        "versions": {name: version(name) for name in ("hybridflow", "torch", "transformers")},
         "options": {name: value for name, value in vars(options).items() if name != "results"},
         "model": asdict(SIZE),
         "real_tokens": real,
@@ -213,7 +208,7 @@ def write_results(path: Path, ways: list[Way], real: int, options: argparse.Name
             for way in ways
         ],
     }
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    write_record(path, ["transformers"], content)
 
 
 if __name__ == "__main__":

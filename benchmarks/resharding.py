@@ -17,16 +17,15 @@ Prints a table and writes it, with all numbers, to benchmarks/results/resharding
 """
 
 import argparse
-import json
 import logging
 import os
 import platform
-import subprocess
 import sys
 from collections.abc import Sequence
 from datetime import datetime
-from importlib.metadata import version
 from pathlib import Path
+
+from record import run_reporting, write_record
 
 logger = logging.getLogger("resharding")
 
@@ -57,29 +56,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             for case in CASES[ranks]:
                 logger.info("%s  %s  load=%.1f", model, case, os.getloadavg()[0])
                 command = [sys.executable, "-W", "ignore", str(HERE / "resharding_ranks.py"), model, str(ranks), case]
-                found = run([*command, "--repeats", str(options.repeats)], options.timeout)
+                found = run_reporting([*command, "--repeats", str(options.repeats)], options.timeout)
                 if found is None:
                     return 1
                 reports.append({"model": model, "ranks": ranks, "case": case, "load": os.getloadavg()[0], **found})
     text = table(reports)
     sys.stdout.write(text)
-    write(options.results / f"resharding-{datetime.now():%Y-%m-%d-%H%M}", reports, text)
+    path = options.results / f"resharding-{datetime.now():%Y-%m-%d-%H%M}.json"
+    write_record(path, [], {"cases": reports})
+    path.with_suffix(".txt").write_text(text)
+    logger.info("written %s", path)
     return 0
-
-
-def run(command: list[str], timeout: float) -> Report | None:
-    """The JSON of the command's last line; None, and its last words in the log, when it failed."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent)}
-    try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=timeout, check=True, cwd=HERE.parent
-        )
-        return json.loads(done.stdout.splitlines()[-1])
-    except subprocess.CalledProcessError as error:
-        logger.error("exit status %d of %s\n%s", error.returncode, " ".join(command), error.stderr[-3000:])
-    except subprocess.TimeoutExpired:
-        logger.error("no end after %g s: %s", timeout, " ".join(command))
-    return None
 
 
 def table(reports: list[Report]) -> str:
@@ -116,19 +103,6 @@ def table(reports: list[Report]) -> str:
         peaks = [report["ways"][way]["peak_bytes"] / MIB for way in WAYS]
         lines.append(_line(_title(report), *(f"{peak:.1f}" for peak in peaks)))
     return "\n".join([*lines, ""])
-
-
-def write(path: Path, reports: list[Report], text: str) -> None:
-    """Everything measured, with the machine and the versions it was measured with."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    content = {
-        "machine": {"platform": platform.platform(), "cores": os.cpu_count()},
-        "versions": {name: version(name) for name in ("hybridflow", "torch")},
-        "cases": reports,
-    }
-    path.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n")
-    path.with_suffix(".txt").write_text(text)
-    logger.info("written %s.json", path)
 
 
 def _title(report: Report) -> str:

@@ -1,14 +1,13 @@
 """What the measurements of step.py say: medians, ratios to TRL, the price of Ray; as a table and as JSON."""
 
-import json
 import os
 import platform
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 
+from record import write_record
 from systems import Case, Effort, Measured
 from workload import NUM_PROMPTS, RESPONSE_TOKENS, SAMPLES_PER_PROMPT
 
@@ -60,16 +59,13 @@ def table_of(rows: list[Row], effort: Effort) -> str:
 
 def write_results(path: Path, measured: dict[Case, list[Measured]], rows: list[Row], effort: Effort) -> None:
     """Everything measured, with the machine and the versions it was measured with."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     content = {
-        "machine": {"platform": platform.platform(), "cores": os.cpu_count(), "load_after": os.getloadavg()},
-        "versions": {name: version(name) for name in ("hybridflow", "torch", "transformers", "ray")},
         "effort": asdict(effort),
         "warm_up_steps": WARM_UP_STEPS,
         "rows": [asdict(row) for row in rows],
         "runs": [{"case": asdict(case), "runs": [asdict(run) for run in runs]} for case, runs in measured.items()],
     }
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    write_record(path, ["transformers", "ray"], content)
 
 
 def _ray_prices(rows: list[Row]) -> list[str]:

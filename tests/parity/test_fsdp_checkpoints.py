@@ -8,8 +8,8 @@ from transformers import AutoModelForCausalLM
 
 from hybridflow.config.model import Dtype
 from hybridflow.config.training import TrainingEngine
-from tests.parity.divided import Case, Trained, largest_differences, train
-from tests.parity.test_fsdp_engine import BFLOAT16_TOLERANCE, TOLERANCE, directory_of
+from tests.parity.divided import BFLOAT16_TOLERANCE, Case, Trained, assert_equal, train
+from tests.parity.test_fsdp_engine import directory_of
 
 SINGLE = (TrainingEngine.single, 1, {})
 
@@ -51,14 +51,10 @@ def _laid_out(case: Case, layout) -> Case:
 )
 def test_another_layout_goes_on(toy_dir, tmp_path, architecture, kind, first, second):
     case = Case(directory_of(toy_dir, architecture), kind=kind)
-    resumed, whole = stopped_and_resumed(case, first, second, tmp_path)
-    differences = largest_differences(resumed, whole)
-    assert all(differences[what] < limit for what, limit in TOLERANCE.items()), differences
+    assert_equal(*stopped_and_resumed(case, first, second, tmp_path))
 
 
 @pytest.mark.slow
 def test_float32_copies_of_bfloat16_weights_go_on(toy_dir, tmp_path):
     case = Case(directory_of(toy_dir, "qwen3"), dtype=Dtype.bfloat16)
-    resumed, whole = stopped_and_resumed(case, fsdp(2), fsdp(2, tensor=2), tmp_path)
-    differences = largest_differences(resumed, whole)
-    assert all(differences[what] < limit for what, limit in BFLOAT16_TOLERANCE.items()), differences
+    assert_equal(*stopped_and_resumed(case, fsdp(2), fsdp(2, tensor=2), tmp_path), BFLOAT16_TOLERANCE)

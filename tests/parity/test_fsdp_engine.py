@@ -12,13 +12,7 @@ import torch
 
 from hybridflow.config.model import Dtype
 from hybridflow.config.training import TrainingEngine
-from tests.parity.divided import Case, Trained, largest_differences, train
-
-TOLERANCE = {"numbers": 5e-5, "outputs": 5e-5, "weights": 2e-6}
-"""float32 sums in another order, through five steps; a lost row or token moves a weight by 1e-3."""
-
-BFLOAT16_TOLERANCE = {"numbers": 0.1, "outputs": 0.25, "weights": 0.008}
-"""Weights near 1 are 0.004 apart in bfloat16, and losses are of the size of 0.3."""
+from tests.parity.divided import BFLOAT16_TOLERANCE, TOLERANCE, Case, assert_equal, train
 
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
 
@@ -54,32 +48,12 @@ SLOW = [
 ]
 
 
-@pytest.fixture(scope="module")
-def plain(toy_dir):
-    """A function: case -> the same on one device, trained once."""
-    made: dict[str, Trained] = {}
-
-    def of(case: Case) -> Trained:
-        key = str((case.directory, case.kind, case.dtype, case.steps))
-        if key not in made:
-            settings = {name: value for name, value in case.settings.items() if name == "optimizer"}
-            made[key] = train(replace(case, ranks=1, engine=TrainingEngine.single, sizes={}, settings=settings))
-        return made[key]
-
-    return of
-
-
 def directory_of(toy_dir, architecture: str) -> Path:
     return toy_dir(architecture, tie_word_embeddings=architecture == "qwen3", **HEADS)
 
 
 def sharded(toy_dir, architecture: str, kind: str, ranks: int, sizes: dict[str, int], **settings: object) -> Case:
     return Case(directory_of(toy_dir, architecture), ranks, TrainingEngine.fsdp, sizes, kind, settings=settings)
-
-
-def assert_equal(found: Trained, expected: Trained, tolerance: dict[str, float] = TOLERANCE) -> None:
-    differences = largest_differences(found, expected)
-    assert all(differences[what] < limit for what, limit in tolerance.items()), differences
 
 
 @pytest.mark.parametrize(("architecture", "kind", "ranks", "sizes"), FAST)

@@ -15,10 +15,9 @@ from hybridflow.config.training import Lora, TrainingEngine
 from hybridflow.engines.training.interface import TrainEngine
 from tests.parity.divided import (
     Case,
-    Trained,
+    assert_equal,
     engine_of,
     global_batch,
-    largest_differences,
     loss_of,
     mesh_of,
     own_rows,
@@ -52,20 +51,6 @@ SLOW = [
 ]
 
 
-@pytest.fixture(scope="module")
-def plain(toy_dir):
-    """A function: case -> the same on one device, trained once."""
-    made: dict[str, Trained] = {}
-
-    def of(case: Case) -> Trained:
-        key = str((case.directory, case.kind, case.settings["lora"]))
-        if key not in made:
-            made[key] = train(replace(case, ranks=1, engine=TrainingEngine.single, sizes={}))
-        return made[key]
-
-    return of
-
-
 def directory_of(toy_dir, architecture: str) -> Path:
     return toy_dir(architecture, tie_word_embeddings=architecture == "qwen3", **HEADS)
 
@@ -80,15 +65,13 @@ def sharded(toy_dir, architecture: str, kind: str, ranks: int, sizes: dict[str, 
 )
 def test_an_adapter_in_shards_learns_what_one_device_does(toy_dir, plain, architecture, kind, ranks, sizes):
     case = sharded(toy_dir, architecture, kind, ranks, sizes)
-    differences = largest_differences(train(case), plain(case))
-    assert all(differences[what] < limit for what, limit in TOLERANCE.items()), differences
+    assert_equal(train(case), plain(case), TOLERANCE)
 
 
 def test_some_matrices_may_be_adapted_and_others_not(toy_dir, plain):
     lora = Lora(rank=2, targets=["q_proj", "down_proj"])
     case = sharded(toy_dir, "llama", "language", 2, {"tensor": 2}, lora)
-    differences = largest_differences(train(case), plain(case))
-    assert all(differences[what] < limit for what, limit in TOLERANCE.items()), differences
+    assert_equal(train(case), plain(case), TOLERANCE)
 
 
 def step_of(engine: TrainEngine, case: Case, rank: int, seed: int) -> None:

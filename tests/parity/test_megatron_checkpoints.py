@@ -6,9 +6,9 @@ import pytest
 
 from hybridflow.config.model import Dtype
 from hybridflow.config.training import TrainingEngine
-from tests.parity.divided import Case, largest_differences
+from tests.parity.divided import BFLOAT16_TOLERANCE, Case, assert_equal
 from tests.parity.test_fsdp_checkpoints import SINGLE, fsdp, stopped_and_resumed
-from tests.parity.test_megatron_engine import BFLOAT16_TOLERANCE, TOLERANCE, directory_of
+from tests.parity.test_megatron_engine import directory_of
 from tests.spmd import preload
 
 preload("hybridflow.engines.training.megatron.engine")
@@ -32,9 +32,7 @@ def megatron(ranks: int, **sizes: int):
 )
 def test_another_layout_goes_on(toy_dir, tmp_path, architecture, kind, first, second):
     case = Case(directory_of(toy_dir, architecture), kind=kind)
-    resumed, whole = stopped_and_resumed(case, first, second, tmp_path)
-    differences = largest_differences(resumed, whole)
-    assert all(differences[what] < limit for what, limit in TOLERANCE.items()), differences
+    assert_equal(*stopped_and_resumed(case, first, second, tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -47,6 +45,4 @@ def test_another_layout_goes_on(toy_dir, tmp_path, architecture, kind, first, se
 )
 def test_float32_copies_of_bfloat16_weights_go_on(toy_dir, tmp_path, first, second):
     case = replace(Case(directory_of(toy_dir, "qwen3")), dtype=Dtype.bfloat16)
-    resumed, whole = stopped_and_resumed(case, first, second, tmp_path)
-    differences = largest_differences(resumed, whole)
-    assert all(differences[what] < limit for what, limit in BFLOAT16_TOLERANCE.items()), differences
+    assert_equal(*stopped_and_resumed(case, first, second, tmp_path), BFLOAT16_TOLERANCE)

@@ -1,0 +1,41 @@
+"""What the benchmarks share: a command that reports in JSON, and what a result says of where it was measured."""
+
+import json
+import logging
+import os
+import platform
+import subprocess
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+HERE = Path(__file__).resolve().parent
+
+
+def run_reporting(command: Sequence[str], timeout: float) -> dict[str, Any] | None:
+    """The JSON of the command's last line; None, and its last words in the log, when it failed."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent)}
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=timeout, check=True, cwd=HERE.parent
+        )
+        return json.loads(done.stdout.splitlines()[-1])
+    except subprocess.CalledProcessError as error:
+        logger.error("exit status %d of %s\n%s", error.returncode, " ".join(command), error.stderr[-3000:])
+    except subprocess.TimeoutExpired:
+        logger.error("no end after %g s: %s", timeout, " ".join(command))
+    return None
+
+
+def write_record(path: Path, packages: Sequence[str], measured: dict[str, Any]) -> None:
+    """Everything measured, with the machine and the versions it was measured with."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {
+        "machine": {"platform": platform.platform(), "cores": os.cpu_count(), "load_after": os.getloadavg()},
+        "versions": {name: version(name) for name in ("hybridflow", "torch", *packages)},
+        **measured,
+    }
+    path.write_text(json.dumps(content, indent=1) + "\n")

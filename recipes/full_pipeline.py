@@ -7,8 +7,10 @@ Minutes:   about 25 on 2 CPU cores with stories15M (15 M parameters).
 Command:   python recipes/full_pipeline.py MODEL PAIRS [--steps SFT,RM,PPO] [key=value ...]
            MODEL is a causal language model's directory; PAIRS a file with `chosen` and `rejected` dialogues, such as
            harmless-base of Anthropic's HH. Settings beside are handed to all three trainers.
-Expect:    held-out accuracy of the reward model above chance; its mean score of PPO's answers above that of the
-           supervised model's, at a divergence a token below 0.2; runs/pipeline/comparison.md shows all three.
+Expect:    with stories15M and the 2,312 harmless-base pairs of HH's test split: held-out perplexity of the chosen
+           answers from 143 to 40; 0.66 of 105 held-out pairs ranked as people did (0.56 to 0.74); the reward of
+           held-out prompts from 0.10 to 0.56 by PPO, at a divergence of at most 0.12 a token. The page
+           runs/pipeline/comparison.md scores three models' answers: +0.19 before, +0.39 supervised, +0.71 by PPO.
 
 The three trainers are the ones behind `python -m hybridflow.trainer.main_sft`, `main_reward_model` and `main_ppo`. The
 comparison uses transformers alone, so that what it says of the trained models does not depend on this package.
@@ -31,7 +33,8 @@ from hybridflow.trainer import main_ppo, main_reward_model, main_sft
 
 RUNS = Path("runs/pipeline")
 ANSWER = "\n\nAssistant:"
-LIMITS = ["data.max_prompt_tokens=160", "data.max_response_tokens=64", "data.drop_long_prompts=true"]
+LONGEST = 160
+LIMITS = [f"data.max_prompt_tokens={LONGEST}", "data.max_response_tokens=64", "data.drop_long_prompts=true"]
 
 
 def write_data(pairs: Path, folder: Path) -> None:
@@ -132,7 +135,9 @@ def main() -> int:
     rates = ["data.batch_size=32", "actor.optimizer.learning_rate=1e-5", "critic.optimizer.learning_rate=1e-4"]
     against = [f"reward.model.path={judge}", f"critic.model.path={judge}", *limit, *rates]
     train(main_ppo.main, "ppo", [start, ppo, *files(data, "prompts"), *against], given.overrides)
-    prompts = [json.loads(line)["prompt"] for line in (data / "prompts.eval.jsonl").read_text().splitlines()[:48]]
+    asked = [json.loads(line)["prompt"] for line in (data / "prompts.eval.jsonl").read_text().splitlines()]
+    tokenizer = AutoTokenizer.from_pretrained(start)
+    prompts = [prompt for prompt in asked if len(tokenizer.tokenize(prompt)) <= LONGEST][:48]
     models = {"start": given.model, "sft": start, "ppo": trained("ppo", "actor")}
     page = compare(models, judge, prompts)
     (RUNS / "comparison.md").write_text(page)

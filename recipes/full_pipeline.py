@@ -10,7 +10,7 @@ Command:   python recipes/full_pipeline.py MODEL PAIRS [--steps SFT,RM,PPO] [key
 Expect:    with stories15M and the 2,312 harmless-base pairs of HH's test split: held-out perplexity of the chosen
            answers from 143 to 40; 0.66 of 105 held-out pairs ranked as people did (0.56 to 0.74); the reward of
            held-out prompts from 0.10 to 0.56 by PPO, at a divergence of at most 0.12 a token. The page
-           runs/pipeline/comparison.md scores three models' answers: +0.19 before, +0.39 supervised, +0.71 by PPO.
+           runs/pipeline/comparison.md scores three models' answers: +0.17 before, +0.47 supervised, +0.74 by PPO.
 
 The three trainers are the ones behind `python -m hybridflow.trainer.main_sft`, `main_reward_model` and `main_ppo`. The
 comparison uses transformers alone, so that what it says of the trained models does not depend on this package.

@@ -2,8 +2,8 @@
 
     python benchmarks/algorithms.py [--methods grpo,rloo] [--minutes 30] [--jobs 2]
 
-Appends one line a (method, seed) to benchmarks/results/algorithms.jsonl and skips those that stand there, so that it
-can be stopped at any time and goes on where it was. Ends with a table of all lines, and status 1 if one fell short.
+Appends one line a (method, seed) to benchmarks/results/algorithms.jsonl and skips those that came to their end there, so
+that it can be stopped at any time and goes on where it was. Ends with a table of all lines, and status 1 if one fell short.
 """
 
 import argparse
@@ -55,11 +55,11 @@ METHODS = (
     Method("reinforce_plus_plus", steps=100),
     Method("reinforce_plus_plus_baseline"),
     Method("opo"),
-    Method("gpg", settings=("actor.minibatch_size=null",)),
+    Method("gpg", steps=140, settings=("actor.minibatch_size=null",)),
     Method(
         "grpo_passk",
-        settings=("rollout.eval_samples_per_prompt=4",),
-        metric="val-core/calculator/acc/pass@4",
+        settings=("rollout.eval_samples_per_prompt=2",),
+        metric="val-core/calculator/acc/pass@2",
     ),
     Method(
         "gdpo",
@@ -68,8 +68,8 @@ METHODS = (
     ),
     Method("optimal_token_baseline"),
     Method("gspo"),
-    Method("cispo", settings=SLOWER),
-    Method("sapo", settings=SLOWER),
+    Method("cispo", steps=140, settings=SLOWER),
+    Method("sapo", steps=140, settings=SLOWER),
     Method("gmpo"),
     Method("clip_cov"),
     Method("kl_cov"),
@@ -102,8 +102,10 @@ class Outcome:
 
     @property
     def is_good(self) -> bool:
-        """It ended above the threshold, and above where it began, within its time."""
-        return not self.error and self.last is not None and self.last >= THRESHOLD and self.last > (self.first or 0.0)
+        """It began below the threshold and ended above it, within its time."""
+        if self.error or self.first is None or self.last is None:
+            return False
+        return self.first < THRESHOLD <= self.last
 
 
 def main() -> int:
@@ -169,15 +171,16 @@ def evaluations(file: Path, metric: str) -> list[tuple[int, float]]:
 
 
 def finished() -> set[tuple[str, int]]:
-    """The (method, seed) that have a line."""
-    return {(outcome.method, outcome.seed) for outcome in lines()}
+    """The (method, seed) that have a line of a run that came to its end."""
+    return {(outcome.method, outcome.seed) for outcome in lines() if not outcome.error}
 
 
 def lines() -> list[Outcome]:
-    """All lines of the results."""
+    """The last line of each (method, seed) of the results."""
     if not RESULTS.is_file():
         return []
-    return [Outcome(**json.loads(line)) for line in RESULTS.read_text().splitlines()]
+    outcomes = (Outcome(**json.loads(line)) for line in RESULTS.read_text().splitlines())
+    return list({(outcome.method, outcome.seed): outcome for outcome in outcomes}.values())
 
 
 def append(outcome: Outcome) -> None:

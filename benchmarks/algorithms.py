@@ -2,8 +2,9 @@
 
     python benchmarks/algorithms.py [--methods grpo,rloo] [--minutes 30] [--jobs 2]
 
-Appends one line a (method, seed) to benchmarks/results/algorithms.jsonl and skips those that came to their end there, so
-that it can be stopped at any time and goes on where it was. Ends with a table of all lines, and status 1 if one fell short.
+Appends one line a (method, seed) to benchmarks/results/algorithms.jsonl and skips those that came to their end there,
+so that it can be stopped at any time and goes on where it was. Ends with a table of all lines, and status 1 if one fell
+short.
 """
 
 import argparse

@@ -1,8 +1,6 @@
 """Rules across sections, checked before any process starts. Each says what was found and what to do."""
 
 import difflib
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from hybridflow.config.algorithm import KLPlacement
@@ -21,7 +19,8 @@ from hybridflow.config.data_checks import check_data
 from hybridflow.config.derived import minibatch_prompts, num_devices
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.layout_checks import WITHOUT_CRITIC, check_layouts
-from hybridflow.config.training import Optimizer, Training
+from hybridflow.config.range_checks import check_ranges
+from hybridflow.config.training import Training
 from hybridflow.errors import ConfigError
 
 
@@ -52,91 +51,9 @@ _WITHOUT_GROUPS = ("gae", "remax", "reinforce_plus_plus")
 def check(config: Experiment) -> None:
     """Raises `ConfigError` for the first rule that the configuration breaks."""
     check_data(config.data)
-    rules = (_sizes, _ranges, _names, _batches, _sampling, _algorithm, check_correction, check_old_logprobs)
+    rules = (check_ranges, _names, _batches, _sampling, _algorithm, check_correction, check_old_logprobs)
     for rule in (*rules, _placement, check_layouts):
         rule(config)
-
-
-def _sizes(config: Experiment) -> None:
-    """Counts that must be at least 1, or at least 0."""
-    positive = {
-        "trainer.total_steps": config.trainer.total_steps,
-        "trainer.devices": config.trainer.devices,
-        "trainer.nodes": config.trainer.nodes,
-        "trainer.keep_checkpoints": config.trainer.keep_checkpoints,
-        "trainer.threads": config.trainer.threads,
-        "data.batch_size": config.data.batch_size,
-        "data.max_prompt_tokens": config.data.max_prompt_tokens,
-        "data.max_response_tokens": config.data.max_response_tokens,
-        "data.eval_limit": config.data.eval_limit,
-        "reward.memory_mb": config.reward.memory_mb,
-        "rollout.samples_per_prompt": config.rollout.samples_per_prompt,
-        "rollout.eval_samples_per_prompt": config.rollout.eval_samples_per_prompt,
-        "rollout.max_sequences": config.rollout.max_sequences,
-        "algorithm.kl.horizon": config.algorithm.kl.horizon,
-    }
-    for name, training in _trained(config).items():
-        positive |= {
-            f"{name}.minibatch_size": training.minibatch_size,
-            f"{name}.microbatch_tokens": training.microbatch_tokens,
-            f"{name}.epochs": training.epochs,
-        }
-    at_least_zero = {
-        "trainer.seed": config.trainer.seed,
-        "trainer.eval_every": config.trainer.eval_every,
-        "trainer.save_every": config.trainer.save_every,
-        "trainer.samples_every": config.trainer.samples_every,
-        "rollout.sampling.top_k": config.rollout.sampling.top_k,
-        "rollout.eval_sampling.top_k": config.rollout.eval_sampling.top_k,
-        "reward.error_budget": config.reward.error_budget,
-        "reward.processes": config.reward.processes,
-    }
-    for smallest, sizes in ((1, positive), (0, at_least_zero)):
-        for key, value in sizes.items():
-            if value is not None and value < smallest:
-                raise ConfigError(f"{key}={value} is too small.", remedy=f"Use {smallest} or more.")
-
-
-def _ranges(config: Experiment) -> None:
-    """Numbers that must lie in an interval."""
-    algorithm = config.algorithm
-    rules: dict[str, tuple[float | None, Callable[[float], bool], str]] = {
-        "algorithm.gamma": (algorithm.gamma, lambda v: 0 <= v <= 1, "from 0 to 1"),
-        "algorithm.lam": (algorithm.lam, lambda v: 0 <= v <= 1, "from 0 to 1"),
-        "algorithm.clip_low": (algorithm.clip_low, lambda v: 0 < v <= 1, "above 0 and up to 1"),
-        "algorithm.clip_high": (algorithm.clip_high, lambda v: v > 0, "above 0"),
-        "algorithm.dual_clip": (algorithm.dual_clip, lambda v: v > 1, "above 1, or null"),
-        "algorithm.value_clip": (algorithm.value_clip, lambda v: v > 0, "above 0, or null"),
-        "reward.timeout_seconds": (config.reward.timeout_seconds, lambda v: v > 0, "above 0"),
-        "algorithm.kl.coefficient": (algorithm.kl.coefficient, lambda v: v >= 0, "of 0 or more"),
-        "algorithm.pretraining_coefficient": (
-            algorithm.pretraining_coefficient,
-            lambda v: v >= 0,
-            "of 0 or more",
-        ),
-        "algorithm.kl.target": (algorithm.kl.target, lambda v: v > 0, "above 0, or null"),
-        "rollout.vllm.gpu_memory_fraction": (
-            config.rollout.vllm.gpu_memory_fraction,
-            lambda v: 0 < v <= 1,
-            "above 0 and up to 1",
-        ),
-    }
-    for name, training in _trained(config).items():
-        rules |= _optimizer_rules(f"{name}.optimizer", training.optimizer)
-    for key, (value, is_valid, expected) in rules.items():
-        if value is not None and not (math.isfinite(value) and is_valid(value)):
-            raise ConfigError(f"{key}={value:g} is out of range.", remedy=f"Use a number {expected}.")
-
-
-def _optimizer_rules(prefix: str, optimizer: Optimizer) -> dict[str, tuple[float | None, Callable[[float], bool], str]]:
-    return {
-        f"{prefix}.learning_rate": (optimizer.learning_rate, lambda v: v >= 0, "of 0 or more"),
-        f"{prefix}.beta1": (optimizer.beta1, lambda v: 0 <= v < 1, "from 0 to below 1"),
-        f"{prefix}.beta2": (optimizer.beta2, lambda v: 0 <= v < 1, "from 0 to below 1"),
-        f"{prefix}.epsilon": (optimizer.epsilon, lambda v: v > 0, "above 0"),
-        f"{prefix}.max_grad_norm": (optimizer.max_grad_norm, lambda v: v >= 0, "of 0 or more"),
-        f"{prefix}.weight_decay": (optimizer.weight_decay, lambda v: v >= 0, "of 0 or more"),
-    }
 
 
 def _names(config: Experiment) -> None:
@@ -175,15 +92,7 @@ def _batches(config: Experiment) -> None:
 
 
 def _sampling(config: Experiment) -> None:
-    """What can be drawn, and learnt from."""
-    for key, sampling in (
-        ("rollout.sampling", config.rollout.sampling),
-        ("rollout.eval_sampling", config.rollout.eval_sampling),
-    ):
-        if sampling.temperature < 0:
-            raise ConfigError(f"{key}.temperature={sampling.temperature:g} is below 0.", remedy="Use 0 or more.")
-        if not 0 < sampling.top_p <= 1:
-            raise ConfigError(f"{key}.top_p={sampling.top_p:g} is out of range.", remedy="Use above 0 and up to 1.")
+    """What is drawn can be learnt from."""
     if config.rollout.sampling.temperature == 0 and config.dataflow not in DATA_DATAFLOWS:
         raise ConfigError(
             "rollout.sampling.temperature=0 always gives the same response, so there is nothing to learn from.",
@@ -238,9 +147,15 @@ def _check_estimator(config: Experiment, advantage: str) -> None:
 
 def _check_preference(config: Experiment) -> None:
     """The trainer's loss is one of pairs, or of single responses."""
-    loss = preference_loss_name(config.algorithm.preference.loss)
+    preference = config.algorithm.preference
+    loss = preference_loss_name(preference.loss)
     if is_own(loss) or config.dataflow not in ("dpo", "kto"):
         return
+    if loss == "kto" and not (preference.desirable_weight or preference.undesirable_weight):
+        raise ConfigError(
+            "algorithm.preference.desirable_weight=0 and undesirable_weight=0 leave nothing to learn from.",
+            remedy="Use 1 for one of them at least.",
+        )
     if (loss in PAIR_LOSSES) is not (config.dataflow == "dpo"):
         fitting, other = (", ".join(PAIR_LOSSES), "kto") if config.dataflow == "dpo" else ("kto", "dpo")
         raise ConfigError(

@@ -1,0 +1,133 @@
+"""Every number of the schema has a range: what lies outside is named, with what fits."""
+
+import math
+from types import UnionType
+from typing import get_args
+
+import pytest
+
+from hybridflow.config.algorithm import KLPlacement, Preference
+from hybridflow.config.checks import check
+from hybridflow.config.fields import Key, keys
+from hybridflow.config.placement import Pool
+from hybridflow.config.range_checks import RANGES
+from hybridflow.config.roles import Role
+from hybridflow.config.training import TrainingEngine
+from hybridflow.errors import ConfigError
+from tests.unit.config.experiments import experiment
+
+MAY_BE_NEGATIVE = {
+    "algorithm.entropy_coefficient": "a penalty on entropy is one too",
+    "reward.model_weight": "what a model finds bad can be the aim, as a reward function's weight may be negative",
+}
+AT_LEAST_ONE = [
+    "trainer.total_steps",
+    "trainer.threads",
+    "trainer.sample_rows",
+    "data.batch_size",
+    "data.eval_limit",
+    "rollout.samples_per_prompt",
+    "rollout.max_sequences",
+    "rollout.vllm.kv_cache_mb",
+    "algorithm.kl.horizon",
+    "actor.minibatch_size",
+    "actor.microbatch_tokens",
+    "critic.epochs",
+    "reward.microbatch_tokens",
+]
+AT_LEAST_ZERO = ["trainer.seed", "trainer.save_every", "rollout.sampling.top_k", "actor.optimizer.warmup_steps"]
+OUT_OF_RANGE = [
+    ("algorithm.gamma", 1.1),
+    ("algorithm.lam", -0.1),
+    ("algorithm.clip_low", 0.0),
+    ("algorithm.clip_high", -0.2),
+    ("algorithm.dual_clip", 1.0),
+    ("algorithm.value_clip", 0.0),
+    ("algorithm.kl.coefficient", -1.0),
+    ("algorithm.pretraining_coefficient", -0.1),
+    ("algorithm.preference.beta", 0.0),
+    ("algorithm.preference.label_smoothing", 0.5),
+    ("rollout.vllm.gpu_memory_fraction", 1.5),
+    ("rollout.eval_sampling.top_p", 0.0),
+    ("rollout.sampling.top_p", 1.5),
+    ("rollout.max_logprob_difference", 0.0),
+    ("actor.lora.alpha", 0.0),
+    ("critic.optimizer.learning_rate", math.inf),
+    ("actor.optimizer.beta1", 1.0),
+    ("critic.optimizer.epsilon", 0.0),
+]
+
+
+def _around() -> dict[str, object]:
+    """Settings under which every number has a meaning."""
+    return {
+        "roles": {"judge": Role()},
+        "placement.pools": {"main": Pool()},
+        "reward.model.path": "a/judge",
+        "critic.engine": TrainingEngine.fsdp,  # left to itself, it takes the layout of the actor, and none of its own
+    }
+
+
+def _numbers() -> list[Key]:
+    """All leaves that are whole or other numbers, those of tables' rows included."""
+    rows = [*keys(Role, "roles.judge."), *keys(Pool, "placement.pools.main.")]
+    return [key for key in [*keys(), *rows] if {int, float} & _types(key)]
+
+
+def _types(key: Key) -> set[object]:
+    return set(get_args(key.type)) if isinstance(key.type, UnionType) else {key.type}
+
+
+def _refused(key: str, value: float) -> str:
+    """The remedy for a number that is refused by name."""
+    with pytest.raises(ConfigError) as caught:
+        check(experiment({**_around(), key: value}))
+    assert f"{key}={value:g}" in caught.value.message
+    return caught.value.remedy
+
+
+def test_the_numbers_are_found():
+    found = {key.path for key in _numbers()}
+    assert {"algorithm.gamma", "rollout.max_logprob_difference", "roles.judge.parallelism.tensor"} < found
+    assert RANGES.keys() < found
+
+
+@pytest.mark.parametrize("key", [key.path for key in _numbers()])
+def test_a_negative_number_is_refused_wherever_it_means_nothing(key):
+    if key in MAY_BE_NEGATIVE:
+        check(experiment({**_around(), key: -1.0}))
+    else:
+        assert "Use" in _refused(key, -1)
+
+
+@pytest.mark.parametrize("key", [key.path for key in _numbers() if float in _types(key)])
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+def test_what_is_no_number_is_refused_everywhere(key, value):
+    assert "Use" in _refused(key, value)
+
+
+@pytest.mark.parametrize("key", AT_LEAST_ONE)
+def test_a_size_of_zero_is_too_small(key):
+    assert _refused(key, 0) == "Use 1 or more."
+
+
+@pytest.mark.parametrize("key", AT_LEAST_ZERO)
+def test_a_negative_size_is_too_small(key):
+    check(experiment({key: 0}))
+    assert _refused(key, -1) == "Use 0 or more."
+
+
+@pytest.mark.parametrize(("key", "value"), OUT_OF_RANGE)
+def test_a_number_out_of_range_is_named_with_its_range(key, value):
+    assert _refused(key, value).startswith("Use a number")
+
+
+def test_every_number_of_preferences_has_a_range_of_its_own():
+    numbers = {key.path for key in keys(Preference, "algorithm.preference.") if key.type is float}
+    assert len(numbers) == 7
+    assert numbers <= RANGES.keys()
+
+
+def test_an_adaptive_coefficient_needs_a_target_above_zero():
+    with pytest.raises(ConfigError, match="algorithm.kl.target=0 is out of range"):
+        check(experiment({"algorithm.kl.target": 0.0, "algorithm.kl.placement": KLPlacement.reward}))

@@ -1,13 +1,13 @@
 """`--help` and `--cfg job`: the settings, and a composed run."""
 
 from collections.abc import Iterator
-from enum import Enum
 from itertools import groupby
 
 from omegaconf import OmegaConf
 
 from hybridflow.config import fields
 from hybridflow.launch.compose import TABLES, Composed
+from hybridflow.launch.overrides import shown
 from hybridflow.launch.presets import chooses_algorithm, presets
 
 _INTRODUCTION = """usage: python -m {program} [key=value ...]
@@ -41,7 +41,7 @@ def help_text(*, program: str, config_name: str, purpose: str) -> str:
     for section, members in groupby(_all_keys(), key=lambda key: key.path.rpartition(".")[0]):
         lines.append(f"{section or 'top level'}")
         for key in members:
-            default = _shown(key.default)
+            default = shown(key.default)
             lines.append(f"  {key.path} = {default}   ({fields.type_name(key.type)})")
             lines.append(f"      {' '.join(key.doc.split())}")
         lines.append("")
@@ -77,15 +77,3 @@ def _all_keys() -> Iterator[fields.Key]:
     for table, section in TABLES.items():
         if section is not None:
             yield from sorted(fields.keys(section, f"{table}.<name>."), key=lambda key: key.path.count("."))
-
-
-def _shown(value: object) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, Enum):
-        return value.name
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list):
-        return f"[{','.join(map(str, value))}]"
-    return str(value)

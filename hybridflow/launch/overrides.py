@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, is_dataclass
+from enum import Enum
 from typing import Any, get_args, get_origin
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -46,6 +47,21 @@ def parse_overrides(overrides: Sequence[str]) -> Typed:
         else:
             settings.extend(_leaves(key, _value(key, override, text)))
     return Typed(groups, settings)
+
+
+def shown(value: object) -> str:
+    """A value as it is typed."""
+    if value is None:
+        return "null"
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"[{','.join(map(shown, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{name}: {shown(item)}' for name, item in value.items())}}}"
+    return str(value)
 
 
 def _parsed(text: str) -> tuple[str, Override | None]:

@@ -8,6 +8,7 @@ from hybridflow.config.choices import (
     AGGREGATIONS,
     DATA_DATAFLOWS,
     KL_ESTIMATORS,
+    LOSSES_WITHOUT_REFERENCE,
     PAIR_LOSSES,
     advantage_name,
     is_own,
@@ -151,6 +152,14 @@ def _check_preference(config: Experiment) -> None:
     loss = preference_loss_name(preference.loss)
     if is_own(loss) or config.dataflow not in ("dpo", "kto"):
         return
+    is_alone = preference.reference_free or loss in LOSSES_WITHOUT_REFERENCE
+    if is_alone and config.dataflow_settings.get("precompute_reference"):
+        why = "reference_free=true" if preference.reference_free else f"loss={loss}"
+        raise ConfigError(
+            "dataflow_settings.precompute_reference=true works out what a reference says, and"
+            f" algorithm.preference.{why} compares with none.",
+            remedy="Leave dataflow_settings.precompute_reference out.",
+        )
     if loss == "kto" and not (preference.desirable_weight or preference.undesirable_weight):
         raise ConfigError(
             "algorithm.preference.desirable_weight=0 and undesirable_weight=0 leave nothing to learn from.",

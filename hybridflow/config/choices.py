@@ -40,6 +40,9 @@ POLICY_LOSSES = (
 PAIR_LOSSES = ("sigmoid", "ipo", "hinge", "orpo", "simpo")
 """Losses of a pair of responses, of which one is preferred."""
 
+LOSSES_WITHOUT_REFERENCE = ("orpo", "simpo")
+"""Those that compare the policy with no reference model."""
+
 PREFERENCE_LOSSES = (*PAIR_LOSSES, "kto")
 """Those, and the one of single responses that are liked or not."""
 

@@ -25,6 +25,7 @@ from hybridflow.config.schema import config_directory, register_schema
 from hybridflow.config.sealed import sealed
 from hybridflow.errors import ConfigError
 from hybridflow.launch.overrides import Setting, Typed, parse_overrides
+from hybridflow.launch.said import said_in_files
 
 TABLES: dict[str, type | None] = {
     "roles": Role,
@@ -44,6 +45,8 @@ class Composed:
 
     config: Experiment
     origins: Mapping[str, str]
+    said: frozenset[str] = frozenset()
+    """Keys that the user gave, on the command line or in files of their own."""
 
     def flat(self) -> dict[str, object]:
         """Every leaf by its dotted path, as plain values."""
@@ -66,7 +69,9 @@ def compose_run(overrides: Sequence[str], *, config_name: str, config_dir: Path 
         raise _wrong(str(error.full_key or "a setting"), error) from error
     assert isinstance(config, Experiment), f"composed a {type(config)}"
     check(config)
-    return Composed(sealed(config), _origins(from_files, whole, [setting.key for setting in typed.settings]))
+    typed_keys = [setting.key for setting in typed.settings]
+    said = said_in_files(directory / f"{config_name}.yaml", typed.groups).union(typed_keys)
+    return Composed(sealed(config), _origins(from_files, whole, typed_keys), said)
 
 
 def parse_command_line(argv: Sequence[str], *, program: str, config_name: str) -> argparse.Namespace:

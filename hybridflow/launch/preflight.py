@@ -1,13 +1,13 @@
 """What can be known to fail before anything starts: devices, ports, packages, models, tokenizers, reward functions."""
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from hybridflow.config.algorithm import Algorithm, Preference
+from hybridflow.config.algorithm import Algorithm
 from hybridflow.config.choices import DATA_DATAFLOWS
 from hybridflow.config.derived import max_sequence_tokens, pool_sizes
 from hybridflow.config.experiment import Experiment
@@ -32,15 +32,7 @@ from hybridflow.rewards.resolve import check_settings
 from hybridflow.rewards.scorer import RewardScorer
 from hybridflow.workers.actor import ActorWorker
 from hybridflow.workers.critic import CriticWorker
-from hybridflow.workers.methods import (
-    LABEL_OFFERS,
-    PAIR_OFFERS,
-    PREFERENCE_NUMBERS,
-    Bound,
-    estimator,
-    policy_loss,
-    preference_loss,
-)
+from hybridflow.workers.methods import LABEL_OFFERS, PAIR_OFFERS, estimator, policy_loss, preference_loss
 
 logger = logging.getLogger(__name__)
 
@@ -79,43 +71,19 @@ def check_run(config: Experiment, specs: Sequence[RoleSpec]) -> None:
 
 
 def _check_methods(config: Experiment, specs: Sequence[RoleSpec]) -> None:
-    """Estimator and loss are found, and can be called with what they name, where a run learns from samples."""
+    """Estimator and loss, or the loss of preferences, are found and can be called with what they name."""
     if config.dataflow in DATA_DATAFLOWS:
-        _check_preferences(config)
+        offers = {"dpo": PAIR_OFFERS, "kto": LABEL_OFFERS}.get(config.dataflow)
+        if offers is not None:
+            preference_loss(config.algorithm, offers)
         return
     for spec in specs:
         algorithm = spec.kwargs.get("algorithm")
         if spec.worker_class in (ActorWorker, CriticWorker) and isinstance(algorithm, Algorithm):
-            loss, bound = policy_loss(algorithm), estimator(algorithm)
+            policy_loss(algorithm)
+            bound = estimator(algorithm)
             if bound.name == "gdpo" and "reward" not in config.roles:
                 _check_weights(config, bound.settings.get("weights"))
-            if spec.name == ACTOR:
-                numbers, defaults = vars(algorithm), vars(Algorithm())
-                _warn_of_unread("advantage", bound, ("gamma", "lam"), numbers, defaults)
-                _warn_of_unread("policy_loss", loss, ("clip_low", "clip_high", "dual_clip"), numbers, defaults)
-
-
-def _check_preferences(config: Experiment) -> None:
-    """The same for the loss of DPO or KTO."""
-    offers = {"dpo": PAIR_OFFERS, "kto": LABEL_OFFERS}.get(config.dataflow)
-    if offers is not None:
-        loss = preference_loss(config.algorithm, offers)
-        # The task of preferences is that of both trainers, and smoothing labels is of pairs alone.
-        names = PREFERENCE_NUMBERS if config.dataflow == "dpo" else ("margin",)
-        _warn_of_unread("preference.loss", loss, names, vars(config.algorithm.preference), vars(Preference()))
-
-
-def _warn_of_unread(
-    key: str, method: Bound, names: Sequence[str], numbers: Mapping[str, object], defaults: Mapping[str, object]
-) -> None:
-    """Numbers that were set, and that the chosen method does not name."""
-    section = "algorithm.preference" if key.startswith("preference") else "algorithm"
-    for name in names:
-        if numbers[name] != defaults[name] and name not in method.parameters:
-            logger.warning(
-                "%s.%s=%s is without effect: algorithm.%s=%s does not read it",
-                section, name, numbers[name], key, method.name,
-            )  # fmt: skip
 
 
 def _check_weights(config: Experiment, weights: object) -> None:

@@ -17,6 +17,7 @@ from hybridflow.launch.help import config_text
 from hybridflow.launch.layouts import check_measured, check_prompts
 from hybridflow.launch.preflight import check_rewards, check_run
 from hybridflow.launch.roles import RoleSpec, generates, plan_roles
+from hybridflow.launch.unread import warn_of_unread
 from hybridflow.observability.logs import configure_logging
 from hybridflow.observability.trackers.factory import check_names
 
@@ -45,6 +46,7 @@ def prepare(composed: Composed) -> Prepared:
     settings = make_settings(dataflow, config.dataflow_settings)
     specs = plan_roles(config, dataflow)
     check_run(config, specs)
+    warn_of_unread(composed, specs)
     is_judged = generates(config, dataflow) and "reward" in {spec.name for spec in specs}
     data = load_data(config, dataflow, is_judged=is_judged)
     check_rewards(specs, data.judged_columns)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from hybridflow.config.algorithm import KL, KLPlacement
-from hybridflow.config.choices import is_own, preference_loss_name
+from hybridflow.config.choices import LOSSES_WITHOUT_REFERENCE, is_own, preference_loss_name
 from hybridflow.config.derived import (
     is_evaluated,
     is_rewarded,
@@ -156,7 +156,7 @@ def wants_reference(config: Experiment) -> bool:
         preference = config.algorithm.preference
         if config.dataflow_settings.get("precompute_reference"):
             return False
-        return not preference.reference_free and preference_loss_name(preference.loss) not in ("orpo", "simpo")
+        return not preference.reference_free and preference_loss_name(preference.loss) not in LOSSES_WITHOUT_REFERENCE
     return config.algorithm.kl.placement is not KLPlacement.none
 
 

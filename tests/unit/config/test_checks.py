@@ -70,6 +70,24 @@ CONFLICTS = [
     ({"dataflow": "kto"}, "kto cannot use algorithm.preference.loss=sigmoid", "hybridflow.trainer.main_dpo"),
     (
         {
+            "dataflow": "dpo",
+            "algorithm.preference.reference_free": True,
+            "dataflow_settings": {"precompute_reference": True},
+        },
+        "algorithm.preference.reference_free=true compares with none",
+        "Leave dataflow_settings.precompute_reference out",
+    ),
+    (
+        {
+            "dataflow": "dpo",
+            "algorithm.preference.loss": "simpo",
+            "dataflow_settings": {"precompute_reference": True},
+        },
+        "algorithm.preference.loss=simpo compares with none",
+        "Leave dataflow_settings.precompute_reference out",
+    ),
+    (
+        {
             "dataflow": "kto",
             "algorithm.preference.loss": "kto",
             "algorithm.preference.desirable_weight": 0.0,

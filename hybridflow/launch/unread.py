@@ -1,0 +1,156 @@
+"""What a user asked for and does not get, because nothing in the run reads it: told by name, with the reason."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from hybridflow.config import fields
+from hybridflow.config.algorithm import Algorithm, CorrectionLevel, KLPlacement
+from hybridflow.config.choices import DATA_DATAFLOWS, is_own
+from hybridflow.config.experiment import Experiment
+from hybridflow.config.rollout import RolloutKind
+from hybridflow.config.training import TrainingEngine
+from hybridflow.launch.compose import Composed
+from hybridflow.launch.overrides import shown
+from hybridflow.launch.roles import ACTOR, ROLLOUT, RoleSpec
+from hybridflow.workers.actor import ActorWorker
+from hybridflow.workers.critic import CriticWorker
+from hybridflow.workers.methods import (
+    LABEL_OFFERS,
+    PAIR_OFFERS,
+    PREFERENCE_NUMBERS,
+    estimator,
+    policy_loss,
+    preference_loss,
+)
+from hybridflow.workers.reward_function import RewardFunctionWorker
+from hybridflow.workers.reward_model import RewardModelWorker
+from hybridflow.workers.rollout import RolloutWorker
+
+logger = logging.getLogger(__name__)
+
+_OF_A_REWARD_MODEL = ("model", "model_weight", "process", "engine", "parallelism", "microbatch_tokens")
+
+
+@dataclass(frozen=True)
+class Unread:
+    """Settings, or sections with all that is in them `but` some, and why nothing reads them."""
+
+    keys: tuple[str, ...]
+    why: str
+    but: tuple[str, ...] = ()
+
+    def covers(self, key: str) -> bool:
+        """Whether it is said of this setting."""
+        return _is_in(key, self.keys) and not _is_in(key, self.but)
+
+
+def warn_of_unread(composed: Composed, specs: Sequence[RoleSpec]) -> None:
+    """One line for each reason that makes settings of the user's useless; each setting is told once."""
+    config, left = composed.config, _given(composed)
+    for unread in (*_of_roles(config, specs), *_of_rollout(config, specs), *_of_algorithm(config, specs)):
+        told = {key: left.pop(key) for key in list(left) if unread.covers(key)}
+        if told:
+            settings = ", ".join(f"{key}={shown(value)}" for key, value in told.items())
+            logger.warning("%s %s without effect: %s", settings, "are" if len(told) > 1 else "is", unread.why)
+
+
+def _given(composed: Composed) -> dict[str, object]:
+    """What the user said, and not the package's own files, where it is not the default anyway."""
+    defaults = {key.path: _plain(key.default) for key in fields.keys()}  # noqa: SIM118 (it is no dict)
+    flat = composed.flat()
+    return {key: flat[key] for key in sorted(composed.said & flat.keys()) if flat[key] != defaults.get(key)}
+
+
+def _plain(value: object) -> object:
+    return value.name if isinstance(value, Enum) else value
+
+
+def _of_roles(config: Experiment, specs: Sequence[RoleSpec]) -> Iterator[Unread]:
+    """Sections of roles that the run does not have, and layouts and adapters that they do not take."""
+    workers = {spec.worker_class for spec in specs}
+    if CriticWorker not in workers:
+        yield Unread(("critic", "algorithm.value_clip"), f"dataflow={config.dataflow} has no critic")
+    elif config.critic.engine is TrainingEngine.auto:
+        yield Unread(("critic.parallelism",), "critic.engine=auto takes the actor's engine and layout")
+    if not workers & {RewardFunctionWorker, RewardModelWorker}:
+        yield Unread(("reward",), "nothing in this run is judged")
+    elif RewardModelWorker not in workers:
+        yield Unread(tuple(f"reward.{name}" for name in _OF_A_REWARD_MODEL), "reward.model.path names no reward model")
+    for name, training in (("actor", config.actor), ("critic", config.critic)):
+        if not training.lora.rank:
+            yield Unread((f"{name}.lora",), f"{name}.lora.rank=0 trains the whole model")
+
+
+def _of_rollout(config: Experiment, specs: Sequence[RoleSpec]) -> Iterator[Unread]:
+    """How responses are generated, where none are, or only in evaluation; places of roles that are not there."""
+    has_rollout = any(s.worker_class is RolloutWorker or s.kwargs.get("rollout") is not None for s in specs)
+    if not has_rollout:
+        yield Unread(("rollout",), "this run generates nothing")
+    elif config.dataflow in DATA_DATAFLOWS:
+        yield Unread(
+            ("rollout.sampling", "rollout.samples_per_prompt", "rollout.max_logprob_difference"),
+            f"dataflow={config.dataflow} generates for its evaluation alone, as rollout.eval_sampling and"
+            " rollout.eval_samples_per_prompt say",
+        )
+    if config.rollout.engine is not RolloutKind.vllm:
+        yield Unread(("rollout.vllm",), f"rollout.engine={config.rollout.engine.name}")
+    names = {spec.name for spec in specs} | ({ROLLOUT} if has_rollout else set())
+    for role in sorted(set(config.placement.roles) - names):
+        yield Unread((f"placement.roles.{role}",), f"this run has no role '{role}'")
+
+
+def _of_algorithm(config: Experiment, specs: Sequence[RoleSpec]) -> Iterator[Unread]:
+    """What the trainer, or the chosen method, does not read of `algorithm`."""
+    dataflow = config.dataflow
+    if dataflow == "sft":
+        yield Unread(("algorithm",), "dataflow=sft imitates, and reads nothing of `algorithm`")
+    elif dataflow == "reward_model":
+        own = "algorithm.preference.center_coefficient"
+        yield Unread(("algorithm",), f"dataflow=reward_model ranks pairs, and reads {own} alone", but=(own,))
+    elif dataflow in DATA_DATAFLOWS:
+        yield from _of_preferences(config)
+    else:
+        if not is_own(dataflow):
+            yield Unread(("algorithm.preference",), f"dataflow={dataflow} learns from rewards, not from preferences")
+        algorithms = [s.kwargs.get("algorithm") for s in specs if s.name == ACTOR and s.worker_class is ActorWorker]
+        for algorithm in algorithms:
+            assert isinstance(algorithm, Algorithm), f"an actor without an algorithm: {algorithm}"
+            yield from _of_samples(algorithm)
+
+
+def _of_preferences(config: Experiment) -> Iterator[Unread]:
+    """DPO and KTO: other algorithms' settings, and numbers that the loss does not name."""
+    dataflow, section = config.dataflow, "algorithm.preference"
+    sections = (section, "algorithm.loss_settings")
+    yield Unread(("algorithm",), f"dataflow={dataflow} reads {' and '.join(sections)} alone", but=sections)
+    yield Unread((f"{section}.center_coefficient",), "it is for reward models (main_reward_model)")
+    loss = preference_loss(config.algorithm, PAIR_OFFERS if dataflow == "dpo" else LABEL_OFFERS)
+    numbers = tuple(f"{section}.{name}" for name in PREFERENCE_NUMBERS if name not in loss.parameters)
+    yield Unread(numbers, f"{section}.loss={loss.name} does not read it")
+    if not loss.parameters & {"chosen_ratios", "rejected_ratios", "ratios"}:
+        yield Unread((f"{section}.reference_free",), f"{section}.loss={loss.name} compares with no reference")
+
+
+def _of_samples(algorithm: Algorithm) -> Iterator[Unread]:
+    """Methods that learn from samples: numbers that estimator and loss do not name, parts that are turned off."""
+    for key, method, numbers in (
+        ("advantage", estimator(algorithm), ("gamma", "lam")),
+        ("policy_loss", policy_loss(algorithm), ("clip_low", "clip_high", "dual_clip")),
+    ):
+        unread = tuple(f"algorithm.{name}" for name in numbers if name not in method.parameters)
+        yield Unread(unread, f"algorithm.{key}={method.name} does not read it")
+    if algorithm.kl.placement is KLPlacement.none:
+        yield Unread(("algorithm.kl",), "algorithm.kl.placement=none looks at no reference model")
+    elif algorithm.kl.target is None:
+        yield Unread(("algorithm.kl.horizon",), "algorithm.kl.target=null keeps the coefficient as it is")
+    correction = "algorithm.correction"
+    if algorithm.correction.weights is CorrectionLevel.none:
+        yield Unread((f"{correction}.upper",), f"{correction}.weights=none")
+    if algorithm.correction.reject is CorrectionLevel.none:
+        yield Unread((f"{correction}.reject_upper", f"{correction}.reject_lower"), f"{correction}.reject=none")
+
+
+def _is_in(key: str, sections: Sequence[str]) -> bool:
+    return any(key == section or key.startswith(f"{section}.") for section in sections)

@@ -3,14 +3,12 @@
 Question:  how is a new algorithm written, run and placed, without touching the package?
 Hardware:  2 CPU cores.
 Minutes:   about 5.
-Command:   python -m hybridflow.trainer.main_ppo dataflow=recipes/custom_dataflow.py:BestOfN \
-               'roles.style={kind: reward_function, functions: [recipes/custom_dataflow.py:closeness]}' \
-               trainer.total_steps=60
+Command:   python -m hybridflow.trainer.main_ppo dataflow=recipes/custom_dataflow.py:BestOfN
 Expect:    exact match of held-out sums from 0.44 to 0.61 after 40 steps and 0.75 after 60.
 
 What it names as annotations are its roles: `actor`, `critic`, `rollout` and `reward` are described by the sections of
-these names, `style` by `roles.style`. Its `Settings` are `dataflow_settings.*`. Two reward models on pools of their
-own, which judge at the same time, are nothing but settings:
+these names, `style` by `roles` in the class, and by `roles.style` where a run says otherwise. Its `Settings` are
+`dataflow_settings.*`. Two reward models on pools of their own, which judge at the same time, are nothing but settings:
 
     'reward={functions: [], model: {path: my/helpfulness}}' \
     'roles.style={kind: reward_model, model: {path: my/politeness}, pool: second}' \
@@ -19,6 +17,7 @@ own, which judge at the same time, are nothing but settings:
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -39,6 +38,7 @@ class BestOfN(Dataflow):
     reward: Scores
     style: Scores
     settings: "BestOfN.Settings"
+    roles: ClassVar = {"style": {"kind": "reward_function", "functions": [f"{__file__}:closeness"]}}
 
     @dataclass
     class Settings:

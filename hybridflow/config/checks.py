@@ -132,7 +132,7 @@ def _check_estimator(config: Experiment, advantage: str) -> None:
         near = fitting.names[0] if fitting.is_closed else "grpo"
         other, preset = _DATAFLOW_OF.get(advantage, "grpo"), _DATAFLOW_OF.get(advantage, advantage)
         raise ConfigError(
-            f"dataflow={config.dataflow} cannot use algorithm.advantage={advantage}.",
+            f"dataflow={config.dataflow} cannot use algorithm.advantage={config.algorithm.advantage}.",
             remedy=f"Choose both with one word: algorithm={preset} (dataflow={other}), or use"
             f" algorithm.advantage={near}.",
         )
@@ -140,8 +140,8 @@ def _check_estimator(config: Experiment, advantage: str) -> None:
     if is_alone or config.rollout.samples_per_prompt > 1:
         return
     raise ConfigError(
-        f"dataflow={config.dataflow} with algorithm.advantage={advantage} compares samples of one prompt, and"
-        f" rollout.samples_per_prompt={config.rollout.samples_per_prompt} leaves nothing to compare.",
+        f"dataflow={config.dataflow} with algorithm.advantage={config.algorithm.advantage} compares samples of one"
+        f" prompt, and rollout.samples_per_prompt={config.rollout.samples_per_prompt} leaves nothing to compare.",
         remedy="Use rollout.samples_per_prompt=8.",
     )
 

@@ -1,7 +1,9 @@
 """Further roles, beside those every algorithm knows."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import ClassVar
 
 from hybridflow.config.model import Model
 from hybridflow.config.parallelism import Parallelism
@@ -46,3 +48,10 @@ class Role(Section):
 
     pool: str | None = None
     """The pool it lives in; null means that of `placement`."""
+
+
+class DescribesRoles:
+    """A dataflow may itself say what its further roles are, unless the run says otherwise."""
+
+    roles: ClassVar[Mapping[str, Mapping[str, object]]] = {}
+    """What `roles.<name>` is, by name: `{"style": {"kind": "reward_function", "functions": [f"{__file__}:f"]}}`."""

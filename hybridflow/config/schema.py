@@ -1,21 +1,21 @@
 """Hands the dataclasses to Hydra, and finds the YAML files that come with the package."""
 
-from functools import cache
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 
 from hydra.core.config_store import ConfigStore
 
 from hybridflow.config.experiment import Experiment
+from hybridflow.config.roles import Role
 from hybridflow.errors import ConfigError
 
 SCHEMA_NAME = "experiment"
 
 
-@cache
-def register_schema() -> None:
-    """Makes `experiment` known to Hydra: what every YAML file starts from."""
-    ConfigStore.instance().store(name=SCHEMA_NAME, node=Experiment)
+def register_schema(roles: Mapping[str, Role]) -> None:
+    """Makes `experiment` known to Hydra: what every YAML file starts from, with the roles of a dataflow's class."""
+    ConfigStore.instance().store(name=SCHEMA_NAME, node=Experiment(roles=dict(roles)))
 
 
 def config_directory() -> Path:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hybridflow.batch import Batch
 from hybridflow.batch.accounting import check_accounted, check_unique
+from hybridflow.config.roles import DescribesRoles
 from hybridflow.controller.batch_ref import BatchRef
 from hybridflow.dataflows.roles import Generates, Judge, Policy, Predicts, Scores, ValueFunction
 from hybridflow.dataflows.stages import batch_metrics
@@ -39,7 +40,7 @@ class NoSettings:
     """The settings of a dataflow that has none."""
 
 
-class Dataflow(ABC):
+class Dataflow(DescribesRoles, ABC):
     """A program over roles. A subclass names its roles as annotations, and writes `step`.
 
         class BestOfTwo(Dataflow):
@@ -47,6 +48,8 @@ class Dataflow(ABC):
             rollout: Generates
             reward: Scores
             reference: Predicts | None      # there only if the configuration asks for it
+            style: Scores
+            roles: ClassVar = {"style": {"kind": "reward_function", "functions": ["format"]}}     # roles.style=...
 
             @dataclass
             class Settings:

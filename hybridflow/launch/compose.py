@@ -24,7 +24,9 @@ from hybridflow.config.roles import Role
 from hybridflow.config.schema import config_directory, register_schema
 from hybridflow.config.sealed import sealed
 from hybridflow.errors import ConfigError
+from hybridflow.launch.described_roles import described_roles
 from hybridflow.launch.overrides import Setting, Typed, parse_overrides
+from hybridflow.launch.presets import preset_name
 from hybridflow.launch.said import said_in_files
 
 TABLES: dict[str, type | None] = {
@@ -41,7 +43,8 @@ TABLES: dict[str, type | None] = {
 
 @dataclass(frozen=True)
 class Composed:
-    """A configuration, and where each value comes from: `default`, `file` or `command line`."""
+    """A configuration, and where each value comes from: `default`, `dataflow` (its class), `file` or
+    `command line`."""
 
     config: Experiment
     origins: Mapping[str, str]
@@ -55,13 +58,16 @@ class Composed:
 
 def compose_run(overrides: Sequence[str], *, config_name: str, config_dir: Path | None = None) -> Composed:
     """The checked, sealed configuration of `config_name` with overrides. Raises `ConfigError` for what cannot work."""
-    register_schema()
     directory = config_dir.resolve() if config_dir else config_directory()
     if not (directory / f"{config_name}.yaml").is_file():
         found = ", ".join(sorted(path.stem for path in directory.glob("*.yaml"))) or "none"
         raise ConfigError(f"There is no {config_name}.yaml in {directory}.", remedy=f"Configurations there: {found}.")
     typed = parse_overrides(overrides)
-    from_files = _from_files(config_name, directory, typed)
+    from_files = _from_files(config_name, directory, typed, {})
+    described = _described(from_files, typed.settings)
+    if described:
+        from_files = _from_files(config_name, directory, typed, described)
+    from_files = _without_other_kinds(from_files, typed.settings)
     whole = _with_settings(from_files, typed.settings)
     try:
         config = OmegaConf.to_object(whole)
@@ -71,7 +77,7 @@ def compose_run(overrides: Sequence[str], *, config_name: str, config_dir: Path 
     check(config)
     typed_keys = [setting.key for setting in typed.settings]
     said = said_in_files(directory / f"{config_name}.yaml", typed.groups).union(typed_keys)
-    return Composed(sealed(config), _origins(from_files, whole, typed_keys), said)
+    return Composed(sealed(config), _origins(from_files, whole, typed_keys, described), said)
 
 
 def parse_command_line(argv: Sequence[str], *, program: str, config_name: str) -> argparse.Namespace:
@@ -121,9 +127,11 @@ def _built_on(file: Path) -> list[dict]:
     return found
 
 
-def _from_files(config_name: str, directory: Path, typed: Typed) -> DictConfig:
-    """The schema's defaults, the named file, and the group files it or the command line chooses."""
-    choices = [f"{group}={choice}" for group, choice in typed.groups.items()]
+def _from_files(config_name: str, directory: Path, typed: Typed, described: Mapping[str, Role]) -> DictConfig:
+    """The schema's defaults and a dataflow's own roles, the named file, and the group files it or the command line
+    chooses."""
+    register_schema(described)
+    choices = [f"{group}={_file_of(group, choice, directory)}" for group, choice in typed.groups.items()]
     # A user's own directory may choose among the package's groups.
     search_path = f"hydra.searchpath=[{config_directory().as_uri()}]"
     GlobalHydra.instance().clear()
@@ -139,6 +147,32 @@ def _from_files(config_name: str, directory: Path, typed: Typed) -> DictConfig:
             remedy="Begin it with: defaults: [experiment, _self_].",
         )
     return config
+
+
+def _file_of(group: str, choice: str, directory: Path) -> str:
+    """The choice behind a synonym, unless the user has a file of that name."""
+    is_known = group != "algorithm" or (directory / group / f"{choice}.yaml").is_file()
+    return choice if is_known else preset_name(choice)
+
+
+def _described(from_files: DictConfig, settings: Sequence[Setting]) -> dict[str, Role]:
+    """The roles that the class of the dataflow describes, but for those that a file makes another kind."""
+    typed = [str(setting.value) for setting in settings if setting.key == "dataflow"]
+    dataflow = typed[-1] if typed else from_files.dataflow
+    kinds = {name: role.kind for name, role in from_files.roles.items()}
+    unsaid = Role().kind
+    return {n: r for n, r in described_roles(dataflow).items() if kinds.get(n, unsaid) in (unsaid, r.kind)}
+
+
+def _without_other_kinds(config: DictConfig, settings: Sequence[Setting]) -> DictConfig:
+    """A role that is typed to be of another kind begins anew: what is said of it fits the kind that it was."""
+    kinds = {name: s.value for s in settings for name in config.roles if s.key == f"roles.{name}.kind"}
+    kept = [name for name, role in config.roles.items() if kinds.get(name, role.kind.name) == role.kind.name]
+    if len(kept) == len(config.roles):
+        return config
+    whole = copy.deepcopy(config)
+    whole.roles = {name: config.roles[name] for name in kept}
+    return whole
 
 
 def _with_settings(config: DictConfig, settings: Sequence[Setting]) -> DictConfig:
@@ -174,6 +208,8 @@ def _explained(error: Exception, file: Path, choices: Sequence[str]) -> ConfigEr
         found = f"There is no {group}={name}." if group else f"{file} builds on '{name}', which is not there."
         if group == "algorithm" and (trainer := _trainer_of(name)):
             return ConfigError(found, remedy=f"It has a trainer of its own: {trainer}.")
+        if group == "algorithm" and preset_name(name) in options:
+            return ConfigError(found, remedy=f"It is called {preset_name(name)} here.")
         return ConfigError(
             found, remedy=f"{did_you_mean(name, options)}Choose from: {', '.join(options) or 'experiment'}."
         )
@@ -215,16 +251,20 @@ def _first_line(error: BaseException) -> str:
     return str(error).splitlines()[0].rstrip(".")
 
 
-def _origins(from_files: DictConfig, whole: DictConfig, typed: Sequence[str]) -> dict[str, str]:
+def _origins(
+    from_files: DictConfig, whole: DictConfig, typed: Sequence[str], described: Mapping[str, Role]
+) -> dict[str, str]:
     """For each leaf, where its value comes from."""
     defaults = _default_leaves()
+    rows = {name: _leaves(OmegaConf.structured(role)) for name, role in described.items()}
+    own = {f"roles.{name}.{leaf}": value for name, row in rows.items() for leaf, value in row.items()}
     files = _leaves(from_files)
     origins = {}
     for leaf in _leaves(whole):
         if any(leaf == key or leaf.startswith(f"{key}.") for key in typed):
             origins[leaf] = "command line"
         elif leaf in files and (leaf not in defaults or defaults[leaf] != files[leaf]):
-            origins[leaf] = "file"
+            origins[leaf] = "dataflow" if leaf in own and own[leaf] == files[leaf] else "file"
         else:
             origins[leaf] = "default"
     return origins

@@ -22,6 +22,7 @@ from hybridflow.dataflows.reward_model import RewardModeling
 from hybridflow.dataflows.safe_rlhf import SafeRLHF
 from hybridflow.dataflows.sft import SFT
 from hybridflow.errors import ConfigError
+from hybridflow.launch.presets import preset_name, presets
 
 DATAFLOWS: dict[str, type[Dataflow]] = {
     "ppo": PPO,
@@ -42,6 +43,11 @@ def find_dataflow(name: str) -> type[Dataflow]:
     """The class behind `dataflow=<name>`, `dataflow=<file.py>:<Class>` or `dataflow=<package.module.Class>`."""
     if name in DATAFLOWS:
         return DATAFLOWS[name]
+    if not is_own(name) and preset_name(name) in presets():
+        raise ConfigError(
+            f"dataflow={name} is unknown, but there is an algorithm of that name.",
+            remedy=f"Write algorithm={preset_name(name)}, which chooses the dataflow too.",
+        )
     if not is_own(name):
         raise ConfigError(
             f"dataflow={name} is unknown.",

@@ -7,7 +7,11 @@ from pathlib import Path
 
 import yaml
 
+from hybridflow.config.choices import ADVANTAGE_SYNONYMS, POLICY_LOSS_SYNONYMS
 from hybridflow.config.schema import config_directory
+
+SYNONYMS: Mapping[str, str] = {**ADVANTAGE_SYNONYMS, **POLICY_LOSS_SYNONYMS, "gae": "ppo"}
+"""Other names of a preset: those of the estimator or the loss that it chooses."""
 
 _HYDRA_DIRECTIVE = "@package"
 
@@ -49,6 +53,11 @@ def presets() -> dict[str, Preset]:
     return {file.stem: Preset(file.stem, _about(file), yaml.safe_load(file.read_text()) or {}) for file in files}
 
 
+def preset_name(name: str) -> str:
+    """The preset behind a synonym; any other name is itself."""
+    return SYNONYMS.get(name, name)
+
+
 def chooses_algorithm(config_name: str) -> bool:
     """Whether a configuration of ours builds on one of them, so that `algorithm=NAME` takes another."""
     file = config_directory() / f"{config_name}.yaml"
@@ -60,8 +69,8 @@ def config_for(dataflow: str | None) -> Choice:
     """How a dataflow is run: as a preset, by a trainer of its own, or as another program over the roles of PPO."""
     if dataflow is None:
         return Choice("ppo", ())
-    if dataflow in presets():
-        return Choice("ppo", (f"algorithm={dataflow}",))
+    if preset_name(dataflow) in presets():
+        return Choice("ppo", (f"algorithm={preset_name(dataflow)}",))
     if (config_directory() / f"{dataflow}.yaml").is_file():
         return Choice(dataflow, ())
     return Choice("ppo", (f"dataflow={dataflow}",))

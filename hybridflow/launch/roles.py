@@ -94,6 +94,11 @@ def plan_roles(config: Experiment, dataflow: type[Dataflow]) -> list[RoleSpec]:
     unused = set(config.roles) - set(needs)
     if unused:
         name = sorted(unused)[0]
+        if name in dataflow.roles:
+            raise ConfigError(
+                f"{dataflow.__name__}.roles describes '{name}', which {dataflow.__name__} does not name.",
+                remedy=f"Annotate it, as in {name}: Scores. It names: {', '.join(role_needs(dataflow))}.",
+            )
         raise ConfigError(
             f"roles.{name} is not a role of dataflow={config.dataflow}.",
             remedy=f"Its roles: {', '.join(role_needs(dataflow))}.",
@@ -309,7 +314,7 @@ def _check_own_name(config: Experiment, name: str, need: RoleNeed) -> None:
     if name != own:
         raise ConfigError(
             f"The dataflow names a role '{name}: {need.kind.__name__}' that the configuration does not describe.",
-            remedy=f"Call it '{own}', or describe it: roles.{name}.kind=..."
+            remedy=f"Call it '{own}', or describe it: roles.{name}.kind=..., or `roles` in its class."
             if is_own(config.dataflow)
             else f"Use algorithm={config.dataflow}, which describes one, or say it yourself: roles.{name}.kind=...",
         )

@@ -174,7 +174,7 @@ def test_a_further_roles_own_pool_comes_first():
         (SafeRLHF, ["dataflow=safe_rlhf"], "'cost: Scores' that the configuration", "Use algorithm=safe_rlhf"),
         (
             Misnamed,
-            ["dataflow=mine.py:Misnamed"],
+            [f"dataflow={__file__}:Misnamed"],
             "'policy: Policy' that the configuration does not describe",
             "Call it 'actor'",
         ),

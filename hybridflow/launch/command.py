@@ -1,11 +1,12 @@
 """What every `python -m hybridflow.trainer.main_*` does: parse, run, say how it went."""
 
+import argparse
 import sys
 from collections.abc import Sequence
 
 from rich.console import Console
 
-from hybridflow.errors import HybridflowError
+from hybridflow.errors import ConfigError, HybridflowError
 from hybridflow.launch.compose import compose_run, parse_command_line
 from hybridflow.launch.failure import say_failure
 from hybridflow.launch.help import config_text, help_text
@@ -18,7 +19,7 @@ def run_command(argv: Sequence[str] | None, *, program: str, config_name: str, p
     try:
         flags = parse_command_line(sys.argv[1:] if argv is None else argv, program=program, config_name=config_name)
         if flags.help:
-            sys.stdout.write(help_text(program=program, config_name=flags.config_name, purpose=purpose))
+            sys.stdout.write(_help(flags, program=program, purpose=purpose))
             return 0
         composed = compose_run(flags.overrides, config_name=flags.config_name, config_dir=flags.config_dir)
         if flags.cfg:
@@ -39,3 +40,13 @@ def run_command(argv: Sequence[str] | None, *, program: str, config_name: str, p
     except KeyboardInterrupt:
         console.print("\n[yellow]interrupted[/]  The same command goes on from the last checkpoint.")
         return 130
+
+
+def _help(flags: argparse.Namespace, *, program: str, purpose: str) -> str:
+    """The settings as the command would run with them, or without what was typed where that cannot work."""
+    name, directory = flags.config_name, flags.config_dir
+    try:
+        composed = compose_run(flags.overrides, config_name=name, config_dir=directory)
+    except ConfigError:
+        composed = compose_run([], config_name=name, config_dir=directory)
+    return help_text(composed, program=program, config_name=name, purpose=purpose)

@@ -1,11 +1,13 @@
 """`--help` and `--cfg job`: the settings, and a composed run."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import groupby
 
+import yaml
 from omegaconf import OmegaConf
 
 from hybridflow.config import fields
+from hybridflow.config.schema import config_directory
 from hybridflow.launch.compose import TABLES, Composed
 from hybridflow.launch.overrides import shown
 from hybridflow.launch.presets import chooses_algorithm, presets
@@ -16,8 +18,11 @@ _INTRODUCTION = """usage: python -m {program} [key=value ...]
 
 Settings are written key=value and may be repeated for any number of keys, for example
   python -m {program} trainer.total_steps=50 actor.optimizer.learning_rate=5e-5
-{choices}task=calculator (the built-in model, the default without a model of your own) and task=none
-choose a set of settings. All sizes are global: over all devices.
+{choices}task={task} (the built-in model, the default without a model of your own) and
+task=none choose a set of settings. All sizes are global: over all devices.
+
+Below are the values that this command runs with as it is typed; naming another model (model.path=...) leaves the
+numbers of the built-in task out.
 
 options
   --help, -h                 this text
@@ -32,20 +37,44 @@ _ALGORITHMS = """algorithm=NAME
 """
 
 
-def help_text(*, program: str, config_name: str, purpose: str) -> str:
-    """All settings with their types, defaults and meaning."""
+def help_text(composed: Composed, *, program: str, config_name: str, purpose: str) -> str:
+    """All settings with their types, what the composed run says, and their meaning."""
     chooses = chooses_algorithm(config_name)
     choices = "algorithm=NAME (below), " if chooses else ""
-    lines = [_INTRODUCTION.format(program=program, config_name=config_name, purpose=purpose, choices=choices)]
+    said = {"program": program, "purpose": purpose, "config_name": config_name, "task": _task_of(config_name)}
+    lines = [_INTRODUCTION.format(choices=choices, **said)]
     lines += [_algorithms()] if chooses else []
+    values = _values(composed)
     for section, members in groupby(_all_keys(), key=lambda key: key.path.rpartition(".")[0]):
         lines.append(f"{section or 'top level'}")
         for key in members:
-            default = shown(key.default)
-            lines.append(f"  {key.path} = {default}   ({fields.type_name(key.type)})")
+            lines.append(f"  {key.path} = {shown(values.get(key.path, key.default))}   ({fields.type_name(key.type)})")
             lines.append(f"      {' '.join(key.doc.split())}")
         lines.append("")
     return "\n".join(lines)
+
+
+def _values(composed: Composed) -> dict[str, object]:
+    """What the run says of each key; of a table, what its rows say beside their defaults."""
+    flat = composed.flat()
+    values = {path: value for path, value in flat.items() if value != {}}
+    for table, section in TABLES.items():
+        rows = {path.removeprefix(f"{table}."): value for path, value in flat.items() if path.startswith(f"{table}.")}
+        defaults = {} if section is None else {key.path: key.default for key in fields.keys(section)}
+        values[table] = {path: v for path, v in rows.items() if not _is_default(path.partition(".")[2], v, defaults)}
+    return values
+
+
+def _is_default(path: str, value: object, defaults: Mapping[str, object]) -> bool:
+    return path in defaults and shown(defaults[path]) == shown(value)
+
+
+def _task_of(config_name: str) -> str:
+    """The numbers that a configuration of ours builds on, where no model of one's own is named."""
+    file = config_directory() / f"{config_name}.yaml"
+    content = yaml.safe_load(file.read_text()) if file.is_file() else {}
+    named = [choice["task"] for choice in content.get("defaults", []) if isinstance(choice, dict) and "task" in choice]
+    return named[0] if named else "calculator"
 
 
 def _algorithms() -> str:

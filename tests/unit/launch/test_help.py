@@ -1,5 +1,7 @@
 """`--help` and `--cfg job`, as a user sees them."""
 
+import re
+
 import pytest
 from omegaconf import OmegaConf
 
@@ -7,21 +9,62 @@ from hybridflow.config.experiment import Experiment
 from hybridflow.config.fields import keys
 from hybridflow.launch.compose import compose_run
 from hybridflow.launch.help import config_text
-from hybridflow.trainer import main_ppo, main_sft
+from hybridflow.trainer import main_dpo, main_kto, main_ppo, main_reward_model, main_sft
+
+PROGRAMS = {
+    "ppo": (main_ppo, "calculator"),
+    "sft": (main_sft, "calculator"),
+    "dpo": (main_dpo, "calculator_pairs"),
+    "kto": (main_kto, "calculator_pairs"),
+    "reward_model": (main_reward_model, "calculator_reward_model"),
+}
+_LINE = re.compile(r"^  (?P<key>[a-z_0-9.]+) = (?P<value>.*)   [(].*[)]$", re.MULTILINE)
 
 
-@pytest.mark.parametrize("program", [main_ppo, main_sft])
-def test_help_lists_every_setting_with_its_type_default_and_meaning(program, capsys):
+def told(text: str) -> dict[str, str]:
+    """The value that the help shows for each key."""
+    return {match["key"]: match["value"] for match in _LINE.finditer(text)}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_help_lists_every_setting_with_its_type_value_and_meaning(name, capsys):
+    program, task = PROGRAMS[name]
     assert program.main(["--help"]) == 0
     text = capsys.readouterr().out
     for key in keys():
         assert f"  {key.path} = " in text
         assert " ".join(key.doc.split()) in text
+    assert f"task={task} (" in text
     for row in ("roles.<name>.kind = ", "roles.<name>.model.path = ", "placement.pools.<name>.devices = 1"):
         assert f"  {row}" in text
     assert text.count("\ntop level\n") == 1
     assert "trainer.device = auto   (one of: auto, cpu, cuda)" in text
     assert "key=value" in text
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_help_shows_what_the_command_would_run_with(name, capsys):
+    assert PROGRAMS[name][0].main(["--help"]) == 0
+    shown = told(capsys.readouterr().out)
+    composed = compose_run([], config_name=name)
+    assert shown["dataflow"] == name
+    assert shown["trainer.total_steps"] == str(composed.config.trainer.total_steps)
+    again = compose_run([f"{key}={value}" for key, value in shown.items()], config_name=name)
+    assert again.config == composed.config
+
+
+def test_help_shows_what_was_typed_beside_it(capsys):
+    assert main_ppo.main(["algorithm=safe_rlhf", "trainer.seed=7", "--help"]) == 0
+    shown = told(capsys.readouterr().out)
+    assert (shown["dataflow"], shown["trainer.seed"]) == ("safe_rlhf", "7")
+    assert shown["dataflow_settings"] == "{cost_limit: 0.05}"
+    far_off = "hybridflow.rewards.functions.far_off.far_off"
+    assert shown["roles"] == f"{{cost.kind: reward_function, cost.functions: [{far_off}], cost_critic.kind: critic}}"
+
+
+def test_help_is_given_beside_a_setting_that_cannot_work(capsys):
+    assert main_dpo.main(["trainer.sed=1", "--help"]) == 0
+    assert told(capsys.readouterr().out)["dataflow"] == "dpo"
 
 
 def test_the_composed_run_is_printed_with_the_origin_of_each_value(capsys):

@@ -17,6 +17,9 @@ _PLAIN_FIRST_STEPS = 3
 _PLAIN_EVERY_SECONDS = 5.0
 _RECENT_STEPS = 20
 _HEADLINES = {"critic/score/mean": "score", "train/loss": "loss"}
+_ACCURACY = "rewards/accuracies"
+"""How often what is preferred has the higher reward: shown beside the headline."""
+
 _EVAL_NAME = re.compile(r"val-core/(?P<source>.+)/(?P<what>[^/]+)/(?P<of>mean|pass)@(?P<samples>\d+)")
 _HELD_OUT_NAME = re.compile(r"val-core/(?P<source>.+)/(?P<what>acc|loss|margin|perplexity)")
 _PART_NAME = re.compile(r"val-aux/(?P<source>.+)/(?P<what>[^/]+)/mean")
@@ -24,6 +27,8 @@ _PART_NAME = re.compile(r"val-aux/(?P<source>.+)/(?P<what>[^/]+)/mean")
 
 class Progress:
     """Shows step k of N, time left, the headline metric with its history, response length and tokens a second.
+
+    Where a step learns from preferences, their accuracy stands beside the headline.
 
     States: quiet -> `start` -> shown -> `close`. `update` and `evaluation` print nothing while quiet.
 
@@ -88,6 +93,7 @@ class Progress:
         self._ends.append(self._clock())
         state.step = step
         state.seconds_per_step = (self._ends[-1] - self._ends[0]) / max(1, len(self._ends) - 1)
+        state.accuracy = metrics.get(_ACCURACY, math.nan)
         state.response_length = metrics.get("response_length/mean", math.nan)
         tokens = metrics.get("perf/total_num_tokens", math.nan)
         state.tokens_per_second = metrics.get("perf/throughput", tokens / elapsed if elapsed > 0 else math.nan)

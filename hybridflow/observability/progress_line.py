@@ -20,6 +20,7 @@ class ProgressState:
     step: int = 0
     label: str = ""
     headline: list[float] = field(default_factory=list)
+    accuracy: float = math.nan
     response_length: float = math.nan
     tokens_per_second: float = math.nan
     seconds_per_step: float = math.nan
@@ -55,6 +56,8 @@ def plain_line(state: ProgressState) -> str:
     line = f"step {state.step:>{digits}}/{state.total_steps}"
     if not math.isnan(state.score):
         line += f"  {state.label} {formatting.short(state.score):>7}"
+    if not math.isnan(state.accuracy):
+        line += f"  accuracy {formatting.short(state.accuracy):>5}"
     if not math.isnan(state.response_length):
         line += f"  length {formatting.short(state.response_length):>5}"
     if not math.isnan(state.tokens_per_second):
@@ -71,6 +74,8 @@ def _optional_parts(state: ProgressState, *, is_ascii: bool) -> list[Text]:
         spark = "" if is_ascii else formatting.sparkline(state.headline, _SPARK_CELLS)
         if spark:
             parts.append(Text(spark, "green"))
+    if not math.isnan(state.accuracy):
+        parts.append(Text.assemble(("accuracy ", "dim"), (formatting.short(state.accuracy), "bold")))
     if not math.isnan(state.response_length):
         parts.append(Text.assemble(("length ", "dim"), formatting.short(state.response_length)))
     if not math.isnan(state.tokens_per_second):

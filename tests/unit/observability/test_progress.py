@@ -89,6 +89,18 @@ def test_supervised_training_follows_its_loss():
     assert file.getvalue() == "step 1/9  loss   0.750      1 s/step  eta  0:08\n"
 
 
+def test_training_on_preferences_shows_their_accuracy_beside_the_loss():
+    progress, clock, file = _plain(9)
+    clock.now = 1.0
+    progress.update(1, {"train/loss": 0.6931, "rewards/accuracies": 0.5, "perf/throughput": 9000.0})
+    clock.now = 2.0
+    progress.update(2, {"train/loss": 0.41, "rewards/accuracies": 0.8125, "perf/throughput": 12_300.0})
+    assert file.getvalue().splitlines() == [
+        "step 1/9  loss   0.693  accuracy 0.500    9.0k tok/s      1 s/step  eta  0:08",
+        "step 2/9  loss   0.410  accuracy 0.812  12.3k tok/s      1 s/step  eta  0:07",
+    ]
+
+
 def test_a_progress_that_was_not_started_prints_nothing():
     console = Console(file=StringIO())
     progress = Progress(3, console=console, is_live=False)
@@ -122,6 +134,28 @@ def _state():
 def test_a_wide_live_line_says_everything():
     line = live_line(_state(), 120).plain
     for part in ("37/200", "eta 1:22", "score 0.620", "▁▅█", "length 5.10", "12.3k tok/s", "update_actor"):
+        assert part in line
+
+
+def _preferences():
+    losses = [0.7 - 0.02 * step for step in range(16)]
+    return ProgressState(
+        total_steps=200, step=37, label="loss", headline=losses, accuracy=0.78125, tokens_per_second=12_300.0,
+        seconds_per_step=0.5, stage="update_actor",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("width", "parts"),
+    [
+        (80, ("37/200", "loss 0.400", "accuracy 0.781", "12.3k tok/s")),
+        (120, ("37/200", "━", "eta 1:22", "loss 0.400", "accuracy 0.781", "12.3k tok/s", "update_actor")),
+    ],
+)
+def test_a_live_line_has_room_for_the_accuracy_of_preferences(width, parts):
+    line = live_line(_preferences(), width).plain
+    assert cell_len(line) <= width
+    for part in parts:
         assert part in line
 
 

@@ -13,6 +13,7 @@ from functools import lru_cache
 from hybridflow.errors import RewardError
 from hybridflow.rewards.interface import Completion, Prompt, text_of
 from hybridflow.rewards.sandbox.limits import Limits
+from hybridflow.rewards.sandbox.questions import question_of
 from hybridflow.rewards.sandbox.runs import Run, check_confinement, run_program
 
 logger = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ class CodeTestsReward:
         self._partial = partial
         self._workers = workers or len(os.sched_getaffinity(0))
         self._is_confined = not unconfined
+        self._has_warned = False
         if not unconfined:
             check_confinement()
         else:
@@ -80,8 +82,23 @@ class CodeTestsReward:
             (program_in(text_of(text)), tests_of(next((each for each in found if each is not None), None), setup))
             for text, *found, setup in rows
         ]
+        self._warn_of_whole([statement for _, tests in asked if tests for statement in tests.statements])
         with ThreadPoolExecutor(self._workers) as threads:
             return list(threads.map(lambda pair: self._score(*pair), asked))
+
+    def _warn_of_whole(self, statements: Sequence[str]) -> None:
+        """Says once that a test judges within the program's own process."""
+        whole = (
+            None if self._has_warned else next((text for text in statements if not question_of(text).is_parted), None)
+        )
+        if whole is not None:
+            self._has_warned = True
+            logger.warning(
+                "reward.functions=code_tests: tests such as %.200r compare in the program's own process, where one"
+                " written to deceive can claim to have passed. Compare calls with literals (assert f(1) == 2), or give"
+                " inputs and outputs: see docs/how_to/code_rewards.md",
+                whole,
+            )
 
     def _score(self, program: str, tests: RowTests | None) -> float | None:
         if tests is None:

@@ -3,7 +3,8 @@
 Run as `python -I jail.py JOB VERDICT` (descriptors of a file and of a socket); it imports the standard library alone.
 The job is JSON. A program without tests reads its standard input and writes its output, which the other side judges.
 One with tests is loaded as a module; then each test runs in its names, and what became of it goes to the socket, after
-a word that is only received once the program is loaded.
+a word that is only received once the program is loaded: the values of the expressions that a test asks for, which are
+judged elsewhere, or for a test that is a text, whether it ran without raising.
 """
 
 import builtins
@@ -16,7 +17,9 @@ import socket
 import struct
 import sys
 import traceback
+from collections.abc import Callable, Iterator
 from types import CodeType, ModuleType
+from typing import Any, NoReturn
 
 UNCONFINED = 97
 """The status that says that something could not be given up, and the program was not run."""
@@ -28,6 +31,13 @@ _READ_FILE, _READ_DIR, _EXECUTE = 1 << 2, 1 << 3, 1 << 0
 _MAKE_CHAR, _MAKE_SOCK, _MAKE_FIFO, _MAKE_BLOCK = 1 << 6, 1 << 9, 1 << 10, 1 << 11
 _REFER, _TRUNCATE, _IOCTL = 1 << 13, 1 << 14, 1 << 15
 _TCP, _SCOPES = 0b11, 0b11
+
+_LONG = 10**300
+"""Beyond it Python may refuse to write or read an integer in decimal digits."""
+_PARTS: dict[type, Callable[[Any], Iterator]] = {kind: kind.__iter__ for kind in (list, tuple, set, frozenset)}
+
+Test = str | dict
+"""A statement to run, or what to run and to ask for."""
 
 
 def main(job_descriptor: int, verdict_descriptor: int) -> None:
@@ -44,9 +54,9 @@ def main(job_descriptor: int, verdict_descriptor: int) -> None:
         verdict.sendall(str(error).encode())
         os._exit(UNCONFINED)
     program: str = job["program"]
-    tests: list[str] | None = job["tests"]
+    tests: list[Test] | None = job["tests"]
     del job
-    own, run, compile_, exit_ = dict(vars(builtins)), exec, compile, os._exit
+    own, exit_ = dict(vars(builtins)), os._exit
     sys.modules["__main__"] = ModuleType("__main__")  # this one is the program's no more
     if tests is None:
         verdict.close()
@@ -65,15 +75,68 @@ def main(job_descriptor: int, verdict_descriptor: int) -> None:
         exit_(1)
     verdict.sendall(b"?")
     word = verdict.recv(32)
-    for number, test in enumerate(tests or []):
+    for test in tests:
+        verdict.sendall(word + _verdict(test, module))
+    _exit(0)
+
+
+def _verdict(test: Test, module: ModuleType) -> bytes:
+    """What becomes of one test: the values it asks for, or 1 where it runs as a whole."""
+    if not isinstance(test, str):
+        return _answers(test["steps"], dict(module.__dict__) if test["apart"] else module.__dict__)
+    try:
+        exec(compile(test, "test", "exec"), module.__dict__)
+    except BaseException:  # noqa: BLE001
+        _say_why()
+        return b"0"
+    return b"1"
+
+
+def _answers(steps: list[list[str]], names: dict) -> bytes:
+    """JSON of the values asked for, null for one that raised or is not plain; 0 where a statement raised."""
+    told = []
+    for kind, text in steps:
         try:
-            run(compile_(test, f"test {number}", "exec"), module.__dict__)
+            if kind == "ask":
+                told.append(json.dumps(_told(eval(compile(text, "test", "eval"), names))))
+            else:
+                exec(compile(text, "test", "exec"), names)
         except BaseException:  # noqa: BLE001
             _say_why()
-            verdict.sendall(word + b"0")
-        else:
-            verdict.sendall(word + b"1")
-    _exit(0)
+            if kind != "ask":
+                return b"0"
+            told.append("null")
+    return f"[{', '.join(told)}]".encode()
+
+
+def _told(value: Any) -> object:
+    """A plain value as JSON that `values.py` reads: what it holds, whatever its class says. Raises for others."""
+    if value is None:
+        return ["None"]
+    if isinstance(value, bool | float | str):
+        return value
+    if isinstance(value, int):
+        return value if -_LONG < value < _LONG else ["int", hex(value)]
+    for kind, parts in _PARTS.items():
+        if isinstance(value, kind):
+            return [kind.__name__, *map(_told, parts(value))]
+    if isinstance(value, dict):
+        return ["dict", *([_told(key), _told(each)] for key, each in dict.items(value))]
+    return _told_further(value)
+
+
+def _told_further(value: Any) -> object:
+    if isinstance(value, type({}.keys()) | type({}.items())):
+        return ["set", *map(_told, value)]
+    if isinstance(value, range):
+        return ["range", value.start, value.stop, value.step]
+    if isinstance(value, bytes | bytearray):
+        return ["bytes", value.hex()]
+    if isinstance(value, complex):
+        return ["complex", value.real, value.imag]
+    if type(value).__module__ == "numpy" and not value.shape:
+        return _told(value.item())
+    return ["fraction", *map(hex, value.as_integer_ratio())]
 
 
 def _status_of(program: str, module: ModuleType) -> int:
@@ -93,7 +156,7 @@ def _say_why() -> None:
     sys.stderr.write(traceback.format_exc(limit=-3, chain=False))
 
 
-def _exit(status: int) -> None:
+def _exit(status: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

@@ -19,6 +19,7 @@ from pathlib import Path
 from hybridflow.errors import ResourceError
 from hybridflow.rewards.sandbox.jail import UNCONFINED
 from hybridflow.rewards.sandbox.limits import Limits
+from hybridflow.rewards.sandbox.questions import Question, question_of
 from hybridflow.rewards.sandbox.scratch import MOST_FILES, is_full, scratch_directory
 from hybridflow.rewards.sandbox.syscalls import filter_of
 
@@ -61,6 +62,7 @@ def run_program(
 
     Raises `ResourceError` where this machine cannot confine it.
     """
+    questions = [question_of(test) for test in tests or []]
     ours, theirs = socket.socketpair()
     with (
         scratch_directory() as scratch,
@@ -70,7 +72,9 @@ def run_program(
     ):
         given.write(stdin.encode(errors="surrogatepass"))
         given.seek(0)
-        job.write(json.dumps(_job(program, tests, limits, str(scratch), is_confined)).encode())
+        job.write(
+            json.dumps(_job(program, None if tests is None else questions, limits, str(scratch), is_confined)).encode()
+        )
         job.seek(0)
         with theirs:
             process = subprocess.Popen(
@@ -84,7 +88,7 @@ def run_program(
                 start_new_session=True,
             )
         try:
-            run, said = _watched(process, ours, limits, scratch, num_tests=len(tests or []))
+            run, said = _watched(process, ours, limits, scratch, questions)
         finally:
             _end(process)
     run.status = process.returncode
@@ -104,10 +108,10 @@ def check_confinement() -> None:
     assert run.status == 0, f"an empty program ended with {run.status}: {run.errors!r}"
 
 
-def _job(program: str, tests: list[str] | None, limits: Limits, scratch: str, is_confined: bool) -> dict:
+def _job(program: str, questions: list[Question] | None, limits: Limits, scratch: str, is_confined: bool) -> dict:
     return {
         "program": program,
-        "tests": tests,
+        "tests": None if questions is None else [_for_the_program(question) for question in questions],
         "limits": asdict(limits),
         "is_confined": is_confined,
         "filter": filter_of(),
@@ -117,13 +121,18 @@ def _job(program: str, tests: list[str] | None, limits: Limits, scratch: str, is
     }
 
 
+def _for_the_program(question: Question) -> str | dict:
+    """The half of a test that its process is given: of one that cannot be parted, all of it."""
+    return {"steps": question.steps, "apart": question.is_apart} if question.is_parted else question.text
+
+
 def _watched(
-    process: subprocess.Popen[bytes], verdict: socket.socket, limits: Limits, scratch: Path, *, num_tests: int
+    process: subprocess.Popen[bytes], verdict: socket.socket, limits: Limits, scratch: Path, questions: list[Question]
 ) -> tuple[Run, bytes]:
     """The run until it ends or meets a limit, and what the jail said that is no verdict."""
     assert process.stdout is not None and process.stderr is not None, "both are pipes"
     run, said, word = Run(), bytearray(), secrets.token_hex(16).encode()
-    most_said = 4096 + num_tests * (len(word) + 1)
+    most_said = limits.output_kb * 1024 + sum(len(word) + 8 * len(question.text) for question in questions)
     deadline = time.monotonic() + limits.wall_seconds
     written = {process.stdout: bytearray(), process.stderr: bytearray()}
     with selectors.DefaultSelector() as selector:
@@ -144,8 +153,8 @@ def _watched(
             if len(said) > most_said:
                 run.ended_for = "it wrote to the descriptor of its judge"
     run.output, run.errors = bytes(written[process.stdout]), bytes(written[process.stderr])
-    verdicts = bytes(said).split(word)[1:] if said.startswith(b"?" + word) else []
-    run.passed = [verdict == b"1" for verdict in verdicts][:num_tests]
+    answers = bytes(said).split(word)[1:] if said.startswith(b"?" + word) else []
+    run.passed = [question.is_passed(told) for question, told in zip(questions, answers, strict=False)]
     return run, bytes(said)
 
 

@@ -96,3 +96,23 @@ def test_a_run_that_is_not_confined_is_warned_about(caplog):
     with caplog.at_level(logging.WARNING):
         assert scores(["def f(): return 1"], {"answer": ["assert f() == 1"]}, unconfined=True) == [1.0]
     assert "reward.settings.code_tests.unconfined=true" in caplog.text
+
+
+def test_tests_that_can_be_forged_are_warned_about_once(caplog):
+    program, whole = "def f(x):\n    return x", "assert f(1) == f(f(1))"
+    with caplog.at_level(logging.WARNING):
+        assert scores([program], {"answer": [["assert f(1) == 1"]]}) == [1.0]
+        assert not caplog.records
+        assert scores([program] * 2, {"answer": [["assert f(1) == 1", whole]] * 2}) == [1.0, 1.0]
+    (warned,) = caplog.records
+    assert whole in warned.getMessage() and "docs/how_to/code_rewards.md" in warned.getMessage()
+
+
+def test_a_check_of_a_candidate_is_parted(caplog):
+    check = (
+        "def check(candidate):\n    assert candidate(1) == 1\n    assert abs(candidate(0.3) - 0.3) < 1e-6\n\ncheck(f)"
+    )
+    completions = ["def f(x):\n    return x", "def f(x):\n    return 1"]
+    with caplog.at_level(logging.WARNING):
+        assert scores(completions, {"answer": [check] * 2}) == [1.0, 0.0]
+    assert not caplog.records

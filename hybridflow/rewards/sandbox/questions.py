@@ -1,0 +1,252 @@
+"""Tests of a program in two halves: what it is asked, in its own process, and what the answers must be, outside it.
+
+Of `assert double(2) == 4` the program's process is given `double(2)` and tells the value; the 4 stays here, so that
+nothing a program does to its own process shows it what to say. A test that cannot be parted so is run there whole, and
+believed.
+"""
+
+import ast
+import json
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import lru_cache
+
+from hybridflow.rewards.sandbox.literals import NotLiteral, literal
+from hybridflow.rewards.sandbox.values import told_value
+
+Answers = Sequence[object]
+Half = Callable[[Answers], object]
+"""What is worked out here of what the program told."""
+
+RUN, ASK = "run", "ask"
+_FAILED = (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
+_COMPARISONS: Mapping[type[ast.cmpop], Callable[..., object]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+    ast.In: lambda left, right: left in right,
+    ast.NotIn: lambda left, right: left not in right,
+}
+_DISTANCES: Mapping[type[ast.operator], Callable[..., object]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Div: operator.truediv,
+}
+_MEASURES: Mapping[str, Callable[..., object]] = {"abs": abs, "math.fabs": math.fabs, "math.isclose": math.isclose}
+
+
+@dataclass(frozen=True)
+class Question:
+    """A test. `steps` are statements to run and expressions to tell the value of, in the program's process.
+
+    Without any, `text` is run there whole. `is_apart`: the names that it sets are not the program's.
+    """
+
+    text: str
+    steps: tuple[tuple[str, str], ...] = ()
+    conditions: tuple[Half, ...] = ()
+    is_apart: bool = False
+
+    @property
+    def is_parted(self) -> bool:
+        """Whether what is expected stays out of the program's process."""
+        return bool(self.steps)
+
+    def is_passed(self, told: bytes) -> bool:
+        """Whether what the program's process told passes the test."""
+        if not self.is_parted:
+            return told == b"1"
+        try:
+            answers = json.loads(told)
+            if not isinstance(answers, list) or len(answers) != sum(kind == ASK for kind, _ in self.steps):
+                return False
+            return all(condition(answers) for condition in self.conditions)
+        except _FAILED:
+            return False
+
+
+@lru_cache(maxsize=4096)
+def question_of(test: str) -> Question:
+    """A test, parted where it can be: `assert`s that compare with literals, also those of a `check(candidate)`."""
+    parting = _Parting()
+    try:
+        for statement in ast.parse(test).body:
+            parting.add(statement)
+    except (_Whole, SyntaxError, ValueError, RecursionError):
+        return Question(test)
+    if not parting.num_asked:
+        return Question(test)
+    return Question(test, tuple(parting.steps), tuple(parting.conditions), parting.is_apart)
+
+
+class _Whole(Exception):
+    """The test cannot be parted."""
+
+
+class _Parting:
+    """Takes a test apart, statement by statement."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[str, str]] = []
+        self.conditions: list[Half] = []
+        self.num_asked = 0
+        self.is_apart = False
+        self._checks: dict[str, ast.FunctionDef] = {}
+
+    def add(self, statement: ast.stmt) -> None:
+        """One statement more. Raises `_Whole` where it judges in a way that cannot be parted."""
+        match statement:
+            case ast.Assert(test=test):
+                self.conditions.append(self._condition(test))
+            case ast.FunctionDef(name=name) if _judges(statement):
+                self._checks[name] = statement
+            case ast.Expr(value=ast.Call(func=ast.Name(id=name), args=[ast.Name() as tested], keywords=[])) if (
+                name in self._checks
+            ):
+                self._inline(self._checks[name], tested)
+            case _ if _judges(statement) or _names(statement) & set(self._checks):
+                raise _Whole
+            case _:
+                self.steps.append((RUN, ast.unparse(statement)))
+
+    def _inline(self, check: ast.FunctionDef, tested: ast.Name) -> None:
+        """The statements of a `check(candidate)`, with what is tested in the candidate's place."""
+        given = check.args
+        if len(given.args) != 1 or given.vararg or given.kwarg or given.kwonlyargs or given.posonlyargs:
+            raise _Whole
+        self.is_apart = True
+        replace = _Renamed(given.args[0].arg, tested.id)
+        for statement in check.body:
+            if not isinstance(statement, ast.Assert | ast.Assign | ast.Import | ast.ImportFrom | ast.Expr | ast.Pass):
+                raise _Whole
+            self.add(replace.visit(deepcopy(statement)))
+
+    def _condition(self, node: ast.expr) -> Half:
+        """Whether an expression is true."""
+        match node:
+            case ast.BoolOp(op=op, values=values):
+                parts, together = [self._condition(value) for value in values], all if isinstance(op, ast.And) else any
+                return lambda answers: together(part(answers) for part in parts)
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                condition = self._condition(operand)
+                return lambda answers: not condition(answers)
+            case ast.Compare():
+                return self._comparison(node)
+            case ast.Call() if _is_measure(node) or _is_plain(node):
+                return self._value(node)
+            case _ if _is_literal(node):
+                return self._value(node)
+        raise _Whole
+
+    def _comparison(self, node: ast.Compare) -> Half:
+        """Each with the next, one of the two a literal."""
+        sides = [node.left, *node.comparators]
+        for left, op, right in zip(sides, node.ops, sides[1:], strict=False):
+            known = [side for side in (left, right) if _is_literal(side)]
+            is_identity = isinstance(op, ast.Is | ast.IsNot)
+            if not known or (is_identity and not any(_is_single(side) for side in known)):
+                raise _Whole
+        values = [self._value(side) for side in sides]
+        compare = [_COMPARISONS[type(op)] for op in node.ops]
+
+        def holds(answers: Answers) -> bool:
+            found = [value(answers) for value in values]
+            return all(op(left, right) for op, left, right in zip(compare, found, found[1:], strict=False))
+
+        return holds
+
+    def _value(self, node: ast.expr) -> Half:
+        """A literal, or a distance from one, worked out here; all else is asked."""
+        if _is_literal(node):
+            known = literal(node)
+            return lambda answers: known
+        match node:
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in _DISTANCES and _is_number(left, right):
+                apply, first, second = _DISTANCES[type(op)], self._value(left), self._value(right)
+                return lambda answers: apply(first(answers), second(answers))
+            case ast.Call(func=func, args=args, keywords=named) if _is_measure(node):
+                measure, given = _MEASURES[ast.unparse(func)], [self._value(part) for part in args]
+                settings = {part.arg: literal(part.value) for part in named if part.arg}
+                return lambda answers: measure(*(part(answers) for part in given), **settings)
+        return self._asked(node)
+
+    def _asked(self, node: ast.expr) -> Half:
+        self.steps.append((ASK, ast.unparse(node)))
+        place = self.num_asked
+        self.num_asked += 1
+        return lambda answers: told_value(answers[place])
+
+
+class _Renamed(ast.NodeTransformer):
+    """The same statements with a name in another's place."""
+
+    def __init__(self, name: str, other: str) -> None:
+        self._name, self._other = name, other
+
+    def visit_Name(self, node: ast.Name) -> ast.Name:
+        """Another name, where it is the one."""
+        return ast.Name(self._other, node.ctx) if node.id == self._name else node
+
+
+def _judges(node: ast.AST) -> bool:
+    """Whether a statement says by raising that a program is wrong, as far as can be seen."""
+    return any(
+        isinstance(part, ast.Assert | ast.Raise | ast.Try | ast.With)
+        or (isinstance(part, ast.Name) and part.id.startswith("assert"))
+        or (isinstance(part, ast.Attribute) and part.attr.startswith("assert"))
+        for part in ast.walk(node)
+    )
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+
+
+def _is_literal(node: ast.expr) -> bool:
+    try:
+        literal(node)
+    except NotLiteral:
+        return False
+    return True
+
+
+def _is_single(node: ast.expr) -> bool:
+    """Whether there is only one object of its value."""
+    return isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, bool))
+
+
+def _is_number(*nodes: ast.expr) -> bool:
+    """Whether one of them is a number: what is added to it or taken from it cannot grow out of bounds."""
+    return any(_is_literal(node) and isinstance(literal(node), int | float | complex) for node in nodes)
+
+
+def _is_measure(node: ast.Call) -> bool:
+    """A distance from something known: `abs(f(1) - 3.14)`, `math.isclose(f(1), 3.14)`."""
+    name, parts = ast.unparse(node.func), node.args
+    if name not in _MEASURES or any(isinstance(part, ast.Starred) for part in parts):
+        return False
+    if not all(part.arg and _is_literal(part.value) for part in node.keywords):
+        return False
+    return name != "math.isclose" or _is_number(*parts)
+
+
+def _is_plain(node: ast.expr) -> bool:
+    """A call of the program's, `f(7)` or `Stack().is_empty()`, in which no result is held to what is expected of it."""
+    match node:
+        case ast.Call(func=ast.Name(), args=args, keywords=named):
+            return all(_is_literal(part) for part in [*args, *(each.value for each in named)])
+        case ast.Call(func=ast.Attribute(value=ast.Name() as module), args=args, keywords=named):
+            return _is_plain(ast.Call(module, args, named))
+        case ast.Call(func=ast.Attribute(value=ast.Call(args=[], keywords=[]) as made), args=args, keywords=named):
+            return _is_plain(made) and _is_plain(ast.Call(ast.Name("made"), args, named))
+        case ast.Call(func=ast.Attribute(value=ast.Call() as made), args=[], keywords=[]):
+            return _is_plain(made)
+    return False

@@ -45,6 +45,7 @@ _ESTIMATORS = {
     "remax": _Fitting(("remax",), is_closed=True),
 }
 _COST_OF_THE_TASK = "hybridflow.rewards.functions.far_off.far_off"
+_PROMPTS_OF_THE_TASK = ("builtin:calculator/train", "builtin:calculator/eval")
 _DATAFLOW_OF = {"gae": "ppo", "remax": "remax"}
 _WITHOUT_GROUPS = ("gae", "remax", "reinforce_plus_plus")
 
@@ -105,6 +106,7 @@ def _algorithm(config: Experiment) -> None:
     """Settings that only make sense together."""
     algorithm = config.algorithm
     _check_estimator(config, advantage_name(algorithm.advantage))
+    _check_pairs(config)
     _check_preference(config)
     _check_pretraining(config)
     _check_cost(config)
@@ -146,6 +148,17 @@ def _check_estimator(config: Experiment, advantage: str) -> None:
     )
 
 
+def _check_pairs(config: Experiment) -> None:
+    """The built-in task of a trainer that learns from samples is none of preferences."""
+    prompts = [name for name in config.data.train_files if name in _PROMPTS_OF_THE_TASK]
+    if prompts and config.dataflow in ("dpo", "kto", "reward_model"):
+        raise ConfigError(
+            f"dataflow={config.dataflow} learns from pairs, and data.train_files=[{prompts[0]}] holds none.",
+            remedy=f"Use python -m hybridflow.trainer.main_{config.dataflow}, which has pairs and settings that fit; or"
+            " name pairs: data.train_files=[builtin:calculator/pairs].",
+        )
+
+
 def _check_preference(config: Experiment) -> None:
     """The trainer's loss is one of pairs, or of single responses."""
     preference = config.algorithm.preference
@@ -169,7 +182,8 @@ def _check_preference(config: Experiment) -> None:
         fitting, other = (", ".join(PAIR_LOSSES), "kto") if config.dataflow == "dpo" else ("kto", "dpo")
         raise ConfigError(
             f"dataflow={config.dataflow} cannot use algorithm.preference.loss={loss}.",
-            remedy=f"Use {fitting}; or python -m hybridflow.trainer.main_{other}, which can.",
+            remedy=f"Use {fitting} (python -m hybridflow.trainer.main_{config.dataflow} does); or"
+            f" python -m hybridflow.trainer.main_{other}, which can.",
         )
 
 

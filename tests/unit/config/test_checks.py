@@ -67,10 +67,18 @@ CONFLICTS = [
         "is a cost of the built-in task's sums, and model.path=my/model is another model",
         "roles.cost={kind: reward_model",
     ),
-    ({"dataflow": "kto"}, "kto cannot use algorithm.preference.loss=sigmoid", "hybridflow.trainer.main_dpo"),
+    ({"dataflow": "dpo"}, "holds none", "hybridflow.trainer.main_dpo, which has pairs"),
+    ({"dataflow": "kto"}, "data.train_files=[builtin:calculator/train] holds none", "main_kto, which has pairs"),
+    ({"dataflow": "reward_model"}, "dataflow=reward_model learns from pairs", "hybridflow.trainer.main_reward_model"),
+    (
+        {"dataflow": "kto", "data.train_files": ["pairs.jsonl"]},
+        "kto cannot use algorithm.preference.loss=sigmoid",
+        "hybridflow.trainer.main_dpo",
+    ),
     (
         {
             "dataflow": "dpo",
+            "data.train_files": ["pairs.jsonl"],
             "algorithm.preference.reference_free": True,
             "dataflow_settings": {"precompute_reference": True},
         },
@@ -80,6 +88,7 @@ CONFLICTS = [
     (
         {
             "dataflow": "dpo",
+            "data.train_files": ["pairs.jsonl"],
             "algorithm.preference.loss": "simpo",
             "dataflow_settings": {"precompute_reference": True},
         },
@@ -89,6 +98,7 @@ CONFLICTS = [
     (
         {
             "dataflow": "kto",
+            "data.train_files": ["pairs.jsonl"],
             "algorithm.preference.loss": "kto",
             "algorithm.preference.desirable_weight": 0.0,
             "algorithm.preference.undesirable_weight": 0.0,

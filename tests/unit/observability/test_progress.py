@@ -97,7 +97,7 @@ def test_training_on_preferences_shows_their_accuracy_beside_the_loss():
     progress.update(2, {"train/loss": 0.41, "rewards/accuracies": 0.8125, "perf/throughput": 12_300.0})
     assert file.getvalue().splitlines() == [
         "step 1/9  loss   0.693  accuracy 0.500    9.0k tok/s      1 s/step  eta  0:08",
-        "step 2/9  loss   0.410  accuracy 0.812  12.3k tok/s      1 s/step  eta  0:07",
+        "step 2/9  loss   0.410  accuracy 0.812   12.3k tok/s      1 s/step  eta  0:07",
     ]
 
 

@@ -57,7 +57,7 @@ def test_help_shows_what_was_typed_beside_it(capsys):
     assert main_ppo.main(["algorithm=safe_rlhf", "trainer.seed=7", "--help"]) == 0
     shown = told(capsys.readouterr().out)
     assert (shown["dataflow"], shown["trainer.seed"]) == ("safe_rlhf", "7")
-    assert shown["dataflow_settings"] == "{cost_limit: 0.05}"
+    assert shown["dataflow_settings"] == "{cost_limit: 0.25, multiplier: 0.5}"
     far_off = "hybridflow.rewards.functions.far_off.far_off"
     assert shown["roles"] == f"{{cost.kind: reward_function, cost.functions: [{far_off}], cost_critic.kind: critic}}"
 

@@ -1,10 +1,12 @@
 """DAPO (arXiv:2503.14476): GRPO with clip-higher, dynamic sampling, a loss averaged over tokens, overlong shaping.
 
-Dynamic sampling is here; the rest are settings that `algorithm=dapo` chooses (see trainer_configs/algorithm/dapo.yaml).
+Dynamic sampling and the soft punishment of long responses are here; the rest are settings that `algorithm=dapo` chooses
+(see trainer_configs/algorithm/dapo.yaml).
 """
 
 from dataclasses import dataclass
 
+from hybridflow.algorithms.response_length import overlong_punishment
 from hybridflow.batch import Batch
 from hybridflow.controller.batch_ref import BatchRef
 from hybridflow.controller.futures import wait
@@ -13,6 +15,9 @@ from hybridflow.dataflows.interface import Dataflow
 from hybridflow.dataflows.roles import Generates, Policy, Predicts, Scores
 from hybridflow.errors import ConfigError
 from hybridflow.observability.metrics import Metrics
+
+OVERLONG = "rewards/overlong"
+"""The punishment's own column, as the reward function `overlong` writes it."""
 
 
 class DAPO(Dataflow):
@@ -35,7 +40,24 @@ class DAPO(Dataflow):
         filter_metric: str = "scores"
         """Groups are judged by their `scores`, or by those of one reward function (`exact_match`)."""
 
+        overlong_buffer: float = 0.2
+        """The last part of `data.max_response_tokens`, over which the length of a response comes to cost
+        `overlong_penalty`, as groups are compared, not as they are judged; 0: it costs nothing."""
+
+        overlong_penalty: float = 1.0
+        """What the longest responses cost."""
+
         def __post_init__(self) -> None:
+            if not 0.0 <= self.overlong_buffer <= 1.0:
+                raise ConfigError(
+                    f"dataflow_settings.overlong_buffer={self.overlong_buffer:g} is no part of a response.",
+                    remedy="Use 0 (no punishment) to 1; DAPO uses 0.2.",
+                )
+            if self.overlong_penalty < 0:
+                raise ConfigError(
+                    f"dataflow_settings.overlong_penalty={self.overlong_penalty:g} would reward length.",
+                    remedy="Use 0 or more; DAPO uses 1.",
+                )
             if self.max_refills < 0:
                 raise ConfigError(
                     f"dataflow_settings.max_refills={self.max_refills} is too small.", remedy="Use 0 or more."
@@ -48,7 +70,7 @@ class DAPO(Dataflow):
 
         old = self.actor.logprobs(batch)
         reference = [self.reference.logprobs(batch)] if self.reference else []
-        batch = batch.join(old, *reference)
+        batch = batch.join(self.punished(batch), old, *reference)
 
         batch = self.actor.advantages(batch)
         metrics = wait(self.actor.update(batch))
@@ -63,3 +85,13 @@ class DAPO(Dataflow):
     def judged(self, prompts: Batch) -> BatchRef:
         """Samples of prompts, with their scores."""
         return self.reward.score(self.rollout.generate(prompts.repeat(self.samples_per_prompt)))
+
+    def punished(self, batch: BatchRef) -> Batch:
+        """`scores` with DAPO's soft punishment (eq. 13), unless the run's own functions have it."""
+        scores, settings, longest = batch.row("scores"), self.settings, self.max_response_tokens
+        if not settings.overlong_buffer or longest is None or OVERLONG in batch.columns:
+            return Batch.of(rows={"scores": scores})
+        buffer = max(1, int(settings.overlong_buffer * longest))
+        lengths = batch.tokens_of("response_ids").float()
+        punishment = overlong_punishment(lengths, max_tokens=longest, buffer_tokens=buffer)
+        return Batch.of(rows={"scores": scores + settings.overlong_penalty * punishment, OVERLONG: punishment})

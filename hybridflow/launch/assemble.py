@@ -80,6 +80,7 @@ def assemble(prepared: Prepared, tracker: Tracker, timers: StageTimers, stack: E
     samples_per_prompt = config.rollout.samples_per_prompt
     program = prepared.dataflow(groups, settings=prepared.settings, samples_per_prompt=samples_per_prompt)
     program.streams, program.seed = data.streams, config.trainer.seed
+    program.max_response_tokens = config.data.max_response_tokens
     data = with_foreknown(program, data, prepared.directory)
     return Run(
         trainer=config.trainer,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hybridflow.controller import Backend
-from tests.distributed.runs import Row, metric_rows, reproducible, run_here, small_run
+from tests.distributed.runs import Row, metric_rows, reproducible, run_here, sample_rows, small_run
 
 DATAFLOWS = {
     "remax": (),
@@ -50,6 +50,29 @@ def test_dapo_draws_more_than_it_learns_from_and_accounts_for_it(run: Run):
         drawn += row["dapo/prompts_drawn"]
         assert row["training/epoch"] <= drawn // 64
     assert drawn > 4 * 8
+
+
+def test_dapo_punishes_long_responses_and_judges_groups_without_it(run: Run, tmp_path: Path):
+    short = "data.max_response_tokens=4"  # a buffer of half of it: 3 tokens cost 0.5 and 4 cost 1
+    settings = ("algorithm=dapo", *DATAFLOWS["dapo"], short, "dataflow_settings.overlong_buffer=0.5")
+    often = "trainer={samples_every: 1, sample_rows: 64, total_steps: 2}"
+    rows = run(*settings, often)
+    samples = [row for row in sample_rows(tmp_path / "run") if row["split"] == "train"]
+    assert len({row["score"] for row in samples}) > 2
+    for row in samples:
+        right, text = float(row["response"] == row["answer"]), row["response"]
+        costs = [max(0.0, (tokens - 2) / 2) for tokens in (len(text), len(text) + 1)]  # the last may be the end's
+        assert any(row["score"] == pytest.approx(right - cost) for cost in costs), row
+    for row in rows:
+        assert -1.0 <= row["rewards/overlong/mean"] < 0.0
+        mean = row["rewards/exact_match/mean"] + row["rewards/overlong/mean"]
+        assert row["critic/score/mean"] == pytest.approx(mean, abs=1e-6)
+    # In the first step nothing has been learned: the same groups teach something, punished or not.
+    plain = run(*settings, often, "dataflow_settings.overlong_buffer=0", folder="plain")
+    judged = [name for name in rows[0] if name.startswith("dapo/")] + ["rewards/exact_match/mean"]
+    assert [rows[0][name] for name in judged] == [plain[0][name] for name in judged]
+    assert "rewards/overlong/mean" not in plain[0]
+    assert plain[0]["actor/grad_norm"] != rows[0]["actor/grad_norm"]
 
 
 def test_the_two_critics_of_safe_rlhf_are_saved_apart(run: Run, tmp_path: Path):

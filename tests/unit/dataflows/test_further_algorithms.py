@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hybridflow.batch import Batch
+from hybridflow.batch import Batch, Ragged
 from hybridflow.config.algorithm import Algorithm
 from hybridflow.controller import BatchRef
 from hybridflow.controller.partition import divided
@@ -119,6 +119,27 @@ def test_dapo_judges_groups_by_the_function_that_its_settings_name(toy_dir, tmp_
     assert metrics["dapo/groups_without_signal"].value == PROMPTS
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, [1.0, 1.0, 0.0, -1.0]),  # a fifth of 10 tokens: 8 cost nothing, 9 a half, 10 all
+        ({"overlong_penalty": 0.5}, [1.0, 1.0, 0.25, -0.5]),
+        ({"overlong_buffer": 0.5}, [1.0, 0.4, -0.3, -1.0]),
+        ({"overlong_buffer": 0.0}, [1.0, 1.0, 0.5, 0.0]),
+    ],
+)
+def test_dapo_punishes_the_last_part_of_the_longest_response(toy_dir, settings, expected):
+    roles = local_roles(toy_dir())
+    dataflow = DAPO({}, settings=DAPO.Settings(**settings), samples_per_prompt=SAMPLES)
+    dataflow.max_response_tokens = 10
+    responses = Ragged.from_rows([torch.zeros(length, dtype=torch.int64) for length in (1, 8, 9, 10)])
+    rows = {"scores": torch.tensor([1.0, 1.0, 0.5, 0.0])}
+    batch = BatchRef.of(Batch.of(tokens={"response_ids": responses}, rows=rows), roles.backend)
+    assert dataflow.punished(batch).row("scores").tolist() == pytest.approx(expected)
+    own = batch.join(Batch.of(rows={"rewards/overlong": torch.zeros(4)}))
+    assert dataflow.punished(own).row("scores").tolist() == rows["scores"].tolist()
+
+
 def test_pf_ppo_draws_the_same_rows_again_and_others_in_the_next_step(toy_dir):
     def drawn(seed: int, iteration: int) -> list[int]:
         dataflow = program(PFPPO, toy_dir(), local_roles(toy_dir(), algorithm=GAE), weighting="pow")
@@ -210,6 +231,8 @@ def test_the_multiplier_is_part_of_what_is_resumed(toy_dir, tmp_path):
         (SafeRLHF, {"multiplier": 9.0}, "multiplier_max=5"),
         (SafeRLHF, {"multiplier_rate": -1.0}, "multiplier_rate=-1"),
         (DAPO, {"max_refills": -1}, "max_refills=-1"),
+        (DAPO, {"overlong_buffer": 1.5}, "overlong_buffer=1.5"),
+        (DAPO, {"overlong_penalty": -1.0}, "overlong_penalty=-1"),
         (PFPPO, {"weighting": "best"}, "weighting=best"),
     ],
 )

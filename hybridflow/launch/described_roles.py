@@ -37,7 +37,7 @@ def _role(name: str, said: object, owner: str) -> Role:
     try:
         role = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Role), dict(said)))
     except OmegaConfBaseException as error:
-        key = str(error.full_key or "")
+        key = str(error.full_key or "").partition("[")[0]
         hint = fields.find(key, Role)
         if hint is not None:
             problem = str(error).splitlines()[0].rstrip(".")

@@ -6,22 +6,38 @@ from pathlib import Path
 
 import pytest
 
+from hybridflow.cli import main as cli
 from hybridflow.controller import Backend
+from hybridflow.launch.compose import compose_run
+from hybridflow.launch.dataflow import find_dataflow
+from hybridflow.launch.roles import plan_roles
+from hybridflow.launch.tracing.trace import trace_step
+from hybridflow.workers.reward_model import RewardModelWorker
 from tests.distributed.runs import Ended, Row, metric_rows, reproducible, run_here, small_run
+from tests.judges import make_decoder
 
-RECIPE = Path(__file__).parents[2] / "recipes" / "custom_dataflow.py"
-STYLE = f"roles.style={{kind: reward_function, functions: ['{RECIPE}:closeness']}}"
+ROOT = Path(__file__).parents[2]
+RECIPE = ROOT / "recipes" / "custom_dataflow.py"
+TYPED = "dataflow=recipes/custom_dataflow.py:BestOfN"
+"""What its header says to type, in the directory of the project."""
+
+POOLS = [
+    "placement={pools: {policy: {devices: 1}, first: {devices: 1}, second: {devices: 1}}, roles: {reward: first}}",
+    "roles.style.pool=second",
+    "trainer.devices=3",
+]
 
 Run = Callable[..., Ended]
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """A function: settings -> how a run of the recipe ended."""
+    monkeypatch.chdir(ROOT)
 
     def ended(*settings: str) -> Ended:
         words = [
-            f"dataflow={RECIPE}:BestOfN",
+            TYPED,
             "trainer={total_steps: 3, save_every: 0}",
             f"trainer.run_dir={tmp_path}/run",
         ]
@@ -45,8 +61,19 @@ def test_the_algorithm_is_less_than_forty_lines():
     assert len([line for line in ast.unparse(algorithm).splitlines() if line.strip()]) < 40
 
 
-def test_it_imitates_first_and_goes_on_with_ppo(run, tmp_path):
-    ended = run(STYLE)
+def test_the_command_of_its_header_is_whole():
+    config = compose_run([TYPED], config_name="ppo").config
+    assert f"python -m hybridflow.trainer.main_ppo {TYPED} trainer.total_steps=60\n" in RECIPE.read_text()
+    assert {spec.name: spec.pool for spec in plan_roles(config, find_dataflow(config.dataflow))} == {
+        "actor": "main",
+        "critic": "main",
+        "reward": "main",
+        "style": "main",
+    }
+
+
+def test_as_it_is_typed_it_imitates_first_and_goes_on_with_ppo(run, tmp_path):
+    ended = run()
     assert ended.status == 0, ended.said
     rows = rows_of(tmp_path / "run")
     assert ["train/loss" in row for row in rows] == [True, True, False]
@@ -56,22 +83,76 @@ def test_it_imitates_first_and_goes_on_with_ppo(run, tmp_path):
         assert row["critic/score/mean"] == pytest.approx(added)
         assert row["actor/grad_norm"] > 0.0
     assert any(name.startswith("val-core/") for name in rows[-1])
+    assert "origin: dataflow" in (tmp_path / "run/config.yaml").read_text()
 
 
-def test_a_judge_that_is_not_described_is_an_error_that_says_how(run):
-    ended = run()
-    assert ended.status != 0
-    assert "names a role 'style: Scores' that the configuration does not describe" in ended.words
-    assert "roles.style.kind=" in ended.words
+def test_the_second_judge_may_be_another(run, tmp_path):
+    (tmp_path / "brief.py").write_text(
+        "def brief(completions, **columns):\n    return [-len(c) for c in completions]\n"
+    )
+    ended = run(f"roles.style.functions=['{tmp_path}/brief.py:brief']", "trainer={total_steps: 1, eval_every: 0}")
+    assert ended.status == 0, ended.said
+    (row,) = rows_of(tmp_path / "run")
+    assert "rewards/closeness/mean" not in row
+    assert row["critic/score/mean"] == pytest.approx(row["rewards/exact_match/mean"] + 0.3 * row["rewards/brief/mean"])
+
+
+def test_a_step_is_drawn(capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert cli.main(["show", "--dataflow", TYPED.partition("=")[2]]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("custom_dataflow.py:BestOfN")
+    assert "adds  scores rewards/closeness" in shown
+
+
+def judges(first: object, second: object) -> list[str]:
+    """Two reward models, as the header of the recipe has them."""
+    return [
+        f"reward={{functions: [], model: {{path: {first}}}}}",
+        f"roles.style={{kind: reward_model, model: {{path: {second}}}}}",
+    ]
+
+
+def test_reward_models_in_pools_of_their_own_judge_at_once(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    config = compose_run([TYPED, *judges("my/first", "my/second"), *POOLS], config_name="ppo").config
+    specs = {spec.name: spec for spec in plan_roles(config, find_dataflow(config.dataflow))}
+    assert [specs[name].worker_class for name in ("reward", "style")] == [RewardModelWorker, RewardModelWorker]
+    calls = {call.name: call for call in trace_step(config).calls}
+    first, second = calls["reward.score"], calls["style.score"]
+    assert (first.pool, second.pool) == ("first", "second")
+    assert first.time == second.time
+    assert second.adds == ("scores",)
+
+
+def test_two_reward_models_judge_a_real_run(run, tmp_path):
+    first, second = make_decoder(tmp_path / "first"), make_decoder(tmp_path / "second", seed=8)
+    ended = run(*judges(first, second))
+    assert ended.status == 0, ended.said
+    rows = rows_of(tmp_path / "run")
+    assert ["train/loss" in row for row in rows] == [True, True, False]
+    for row in rows:
+        added = row["rewards/model/mean"] + 0.3 * row["rewards/style/mean"]
+        assert row["critic/score/mean"] == pytest.approx(added, abs=1e-5)
+        assert row["rewards/model/mean"] != row["rewards/style/mean"]
+        assert not any("closeness" in name for name in row)
 
 
 @pytest.mark.ray
 def test_on_ray_with_its_judges_in_pools_of_their_own_it_gives_the_same_bits(run, tmp_path, ray_backend: Backend):
-    assert run(STYLE).status == 0
+    assert run().status == 0
     local = rows_of(tmp_path / "run")
-    pools = (
-        "placement={pools: {policy: {devices: 1}, first: {devices: 1}, second: {devices: 1}}, roles: {reward: first}}"
-    )
-    ended = run(STYLE, "roles.style.pool=second", pools, "trainer={backend: ray, devices: 3, resume: never}")
+    ended = run(*POOLS, "trainer={backend: ray, resume: never}")
+    assert ended.status == 0, ended.said
+    assert rows_of(tmp_path / "run") == local
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_two_reward_models_in_pools_of_their_own_give_the_same_bits(run, tmp_path, ray_backend: Backend):
+    models = judges(make_decoder(tmp_path / "first"), make_decoder(tmp_path / "second", seed=8))
+    assert run(*models).status == 0
+    local = rows_of(tmp_path / "run")
+    ended = run(*models, *POOLS, "trainer={backend: ray, resume: never}")
     assert ended.status == 0, ended.said
     assert rows_of(tmp_path / "run") == local

@@ -63,6 +63,15 @@ def test_a_preset_may_be_named_as_a_setting(capsys):
     assert capsys.readouterr().out.startswith("grpo")
 
 
+@pytest.mark.parametrize(("name", "title"), [("gae", "ppo"), ("group_norm", "grpo"), ("geo_mean", "grpo")])
+def test_an_algorithm_may_have_another_name(capsys, name, title):
+    assert main(["show", "--dataflow", name]) == 0
+    by_dataflow = capsys.readouterr().out
+    assert by_dataflow.startswith(title)
+    assert main(["show", f"algorithm={name}"]) == 0
+    assert capsys.readouterr().out == by_dataflow
+
+
 def test_settings_may_stand_before_and_behind_options(page, capsys):
     page("algorithm=grpo", "--config-name", "ppo", "algorithm.kl.placement=loss")
     assert "reference.logprobs" in capsys.readouterr().out

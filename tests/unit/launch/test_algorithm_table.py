@@ -87,5 +87,7 @@ def test_a_preset_says_what_it_is_in_one_sentence():
 
 def test_a_dataflow_is_run_by_its_preset_or_its_trainer():
     assert config_for("safe_rlhf").overrides == ("algorithm=safe_rlhf",)
+    assert config_for("group_norm").overrides == ("algorithm=grpo",)
+    assert config_for("gae").overrides == ("algorithm=ppo",)
     assert config_for("sft").config_name == "sft"
     assert config_for("my.py:Mine").overrides == ("dataflow=my.py:Mine",)

@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from hybridflow.config.algorithm import Algorithm
+from hybridflow.config.choices import ADVANTAGES, POLICY_LOSSES
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.roles import RoleKind
 from hybridflow.config.schema import config_directory
 from hybridflow.errors import ConfigError
 from hybridflow.launch.compose import Composed, compose_run, parse_command_line
 from hybridflow.launch.dataflow import DATAFLOWS
+from hybridflow.launch.presets import SYNONYMS, preset_name, presets
 
 
 def compose(*overrides: str, name: str = "ppo", directory: Path | None = None) -> Composed:
@@ -34,6 +37,29 @@ def test_a_group_changes_the_dataflow_and_its_numbers():
     config = compose("algorithm=grpo").config
     assert (config.dataflow, config.algorithm.advantage) == ("grpo", "grpo")
     assert config.rollout.samples_per_prompt > 1
+
+
+@pytest.mark.parametrize("synonym", SYNONYMS)
+def test_an_algorithm_answers_to_its_other_names(synonym):
+    named, canonical = compose(f"algorithm={synonym}"), compose(f"algorithm={preset_name(synonym)}")
+    assert named.config == canonical.config
+    assert named.origins == canonical.origins
+
+
+def test_every_estimator_and_every_loss_is_an_algorithm():
+    known, unsaid = presets(), Algorithm().policy_loss
+    for name in ADVANTAGES:
+        assert known[preset_name(name)].get("algorithm", "advantage") == name
+    for name in POLICY_LOSSES:
+        assert (known[preset_name(name)].get("algorithm", "policy_loss") or unsaid) == name
+
+
+def test_a_users_own_set_of_settings_comes_before_a_synonym(tmp_path):
+    (tmp_path / "algorithm").mkdir()
+    (tmp_path / "algorithm/vanilla.yaml").write_text("# @package _global_\ntrainer: {seed: 7}\n")
+    directory = written(tmp_path, "defaults: [experiment, _self_, {algorithm: ppo}, {task: calculator}]\n")
+    assert compose("algorithm=vanilla", name="mine", directory=directory).config.trainer.seed == 7
+    assert compose("algorithm=gae", name="mine", directory=directory).config.dataflow == "ppo"
 
 
 def test_every_configuration_of_the_package_composes():
@@ -100,6 +126,11 @@ def test_what_is_composed_is_sealed():
         ("algorithm=pppo", "There is no algorithm=pppo", "Did you mean 'ppo'? Choose from: "),
         ("algorithm=dpo", "There is no algorithm=dpo", "python -m hybridflow.trainer.main_dpo."),
         ("algorithm=simpo", "There is no algorithm=simpo", "main_dpo algorithm.preference.loss=simpo"),
+        (
+            "algorithm.advantage=group_norm",
+            "dataflow=ppo cannot use algorithm.advantage=group_norm",
+            "one word: algorithm=grpo (dataflow=grpo), or use algorithm.advantage=gae",
+        ),
         ("data.batch_size=100", "does not divide data.batch_size=100", "Use 25, or another divisor"),
     ],
 )
@@ -140,6 +171,7 @@ def test_a_users_file_may_fill_tables(tmp_path):
         ("trainer: {seed: 3}", "does not build on the settings of this package", "defaults: [experiment, _self_]"),
         ("defaults: [experimnt, _self_]", "builds on 'experimnt', which is not there", "experiment"),
         ("defaults: [experiment, _self_, {algorithm: pppo}]", "There is no algorithm=pppo", "Did you mean 'ppo'?"),
+        ("defaults: [experiment, _self_, {algorithm: vanilla}]", "no algorithm=vanilla", "It is called ppo here."),
         ("defaults: [experiment\ntrainer: {seed: 3}", "mine.yaml", "--help"),
         ("- trainer\n- model\n", "mine.yaml", "--help"),
         ("", "does not build on the settings of this package", "defaults: [experiment, _self_]"),

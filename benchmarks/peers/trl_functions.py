@@ -118,10 +118,12 @@ def preference_losses() -> dict[str, Call]:
         "preference/hinge": dpo("hinge"),
         "preference/ipo": dpo("ipo"),
         "preference/orpo": orpo,
-        "preference/simpo": simpo,
+        "preference/simpo": simpo(0.0),
         "preference/kto": kto,
         "preference/bradley_terry": bradley_terry(0.0),
         "preference/bradley_terry+center": bradley_terry(0.01),
+        "preference/sigmoid+smoothing": smoothed,
+        "preference/simpo+smoothing": simpo(0.2),
     }
 
 
@@ -174,10 +176,21 @@ def orpo(batch: Batch) -> Tensor:
     return -ORPOTrainer.odds_ratio_loss(trainer(beta=0.1), chosen, rejected)[0].mean()
 
 
-def simpo(batch: Batch) -> Tensor:
+def simpo(label_smoothing: float) -> Call:
     """SimPO on mean log-probabilities, with beta 2 and gamma 1."""
-    chosen, rejected = means(batch).chunk(2)
-    stand_in = trainer(loss_type="simpo", beta=2.0, simpo_gamma=1.0, label_smoothing=0.0, alpha=0.0)
+
+    def call(batch: Batch) -> Tensor:
+        chosen, rejected = means(batch).chunk(2)
+        settings = {"beta": 2.0, "simpo_gamma": 1.0, "label_smoothing": label_smoothing, "alpha": 0.0}
+        return CPOTrainer.cpo_loss(trainer(loss_type="simpo", **settings), chosen, rejected)[0].mean()
+
+    return call
+
+
+def smoothed(batch: Batch) -> Tensor:
+    """CPO's sigmoid loss with label smoothing 0.2, on log-ratios: TRL's DPO has no smoothing of its own."""
+    chosen, rejected = ((batch["logprobs"] - batch["ref_logprobs"]) * batch["mask"]).sum(1).chunk(2)
+    stand_in = trainer(loss_type="sigmoid", beta=0.1, label_smoothing=0.2, alpha=0.0)
     return CPOTrainer.cpo_loss(stand_in, chosen, rejected)[0].mean()
 
 

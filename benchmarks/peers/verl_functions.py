@@ -171,7 +171,8 @@ def further() -> dict[str, Call]:
 
         return call
 
-    kinds = {"k1": "kl", "abs": "abs", "k2": "mse", "k3": "low_var_kl", "k1+": "kl+", "k3+": "low_var_kl+"}
+    kinds = {"k1": "kl", "abs": "abs", "k2": "mse", "k3": "low_var_kl"}
+    kinds |= {"k1+": "kl+", "k3+": "low_var_kl+", "abs+": "abs+", "k2+": "mse+"}
     return {
         "loss/value": value_loss,
         "correction/token": weights("token", rollout_is_threshold=1.05),

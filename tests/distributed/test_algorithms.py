@@ -10,6 +10,8 @@ from tests.distributed.runs import Row, metric_rows, run_here, small_run
 
 PRESETS = sorted(path.stem for path in Path("trainer_configs/algorithm").glob("*.yaml"))
 STEPS = 3
+MAY_REST = {"grpo_passk"}
+"""A step whose groups all have several best samples, or none, has advantages of 0 everywhere, as it should."""
 
 
 @pytest.fixture(scope="module")
@@ -34,19 +36,21 @@ def gradients(rows: list[Row]) -> list[float]:
     return [row["actor/grad_norm"] for row in rows]
 
 
-def assert_teaches(rows: list[Row]) -> None:
-    """Every number is finite, and the policy's gradient is not zero."""
+def assert_teaches(rows: list[Row], *, may_rest: bool) -> None:
+    """Every number is finite, and the policy's gradient is zero in no step, but one without advantages."""
     assert [row["step"] for row in rows] == [1, 2, 3]
     wrong = [name for row in rows for name, value in row.items() if not math.isfinite(value)]
     assert not wrong
-    assert max(gradients(rows)) > 1e-4
+    resting = [row for row in rows if may_rest and row["critic/advantages/max"] == row["critic/advantages/min"] == 0.0]
+    assert len(resting) < len(rows)
+    assert min(gradients([row for row in rows if row not in resting])) > 1e-4
     assert max(row["training/rollout_logprobs_diff_max"] for row in rows) < 1e-4
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_method_runs_teaches_and_is_no_other_one(trajectory, preset):
     rows = trajectory(f"algorithm={preset}")
-    assert_teaches(rows)
+    assert_teaches(rows, may_rest=preset in MAY_REST)
     for other in ("ppo", "grpo"):
         assert preset == other or gradients(rows) != gradients(trajectory(f"algorithm={other}"))
 

@@ -15,7 +15,7 @@ from hybridflow.algorithms.losses.preference import (
     squared_preference,
 )
 from hybridflow.algorithms.losses.ranking import bradley_terry, centering
-from tests.parity.peer_files import BATCHES, Columns, assert_agrees
+from tests.parity.peer_files import BATCHES, FILES, Columns, assert_agrees
 
 Pairs = tuple[Tensor, ...]
 
@@ -67,10 +67,14 @@ def ranking(center: float) -> Callable[[Columns], Tensor]:
 
 OURS: dict[str, Callable[[Columns], Tensor]] = {
     "sigmoid": lambda columns: sigmoid_preference(*ratios(columns), beta=0.1).mean(),
+    "sigmoid+smoothing": lambda columns: sigmoid_preference(*ratios(columns), beta=0.1, label_smoothing=0.2).mean(),
     "hinge": lambda columns: hinge_preference(*ratios(columns), beta=0.1).mean(),
     "ipo": lambda columns: squared_preference(*ratios(columns), *tokens(columns), beta=0.1).mean(),
     "orpo": odds_ratio,
     "simpo": lambda columns: length_normalised_preference(*means(columns), beta=2.0, margin=0.5).mean(),
+    "simpo+smoothing": lambda columns: length_normalised_preference(
+        *means(columns), beta=2.0, margin=0.5, label_smoothing=0.2
+    ).mean(),
     "kto": kto,
     "bradley_terry": ranking(0.0),
     "bradley_terry+center": ranking(0.01),
@@ -81,3 +85,7 @@ OURS: dict[str, Callable[[Columns], Tensor]] = {
 @pytest.mark.parametrize("name", OURS)
 def test_losses_of_preferences_are_trls(name, batch):
     assert_agrees("trl", f"preference/{name}", batch, OURS[name])
+
+
+def test_every_preference_that_the_peer_wrote_is_compared():
+    assert {f"preference/{name}" for name in OURS} == {name for name in FILES["trl"]["results"] if "preference" in name}

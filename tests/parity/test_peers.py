@@ -124,7 +124,7 @@ def test_the_critics_loss_is_verls(batch):
 
 
 @pytest.mark.parametrize("batch", BATCHES)
-@pytest.mark.parametrize("kind", ["k1", "abs", "k2", "k3", "k1+", "k3+"])
+@pytest.mark.parametrize("kind", ["k1", "abs", "k2", "k3", "k1+", "abs+", "k2+", "k3+"])
 def test_divergences_are_verls(kind, batch):
     if (kind.removesuffix("+"), batch) == ("k3", "far"):
         assert (
@@ -172,6 +172,21 @@ def test_policy_losses_are_trls(function, batch):
         return ours({**columns, "advantages": whole})
 
     assert_agrees("trl", function, batch, with_one_advantage_a_sequence)
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_a_divergence_in_the_loss_is_trls(batch):
+    algorithm = Algorithm(clip_low=0.1, clip_high=0.15, aggregation="seq-mean-token-mean")
+    surrogate = aggregated(algorithm)
+
+    def with_divergence(columns: Columns) -> Tensor:
+        mask = columns["mask"]
+        whole = columns["advantages"][:, :1].expand(mask.shape)
+        divergence = kl_divergence(columns["logprobs"], columns["ref_logprobs"], estimator="k3")
+        assert algorithm.aggregation is not None
+        return surrogate({**columns, "advantages": whole}) + 0.3 * total(divergence, mask, algorithm.aggregation)
+
+    assert_agrees("trl", "loss/grpo+kl", batch, with_divergence)
 
 
 def test_the_peers_are_those_we_name():

@@ -79,9 +79,10 @@ def _member(module: ModuleType, name: str, setting: str, key: str) -> object:
     if name in vars(module):
         return vars(module)[name]
     own = [n for n, v in vars(module).items() if not n.startswith("_") and _is_of(v, module)]
+    wanted = [n for n, v in vars(module).items() if not n.startswith("__") and callable(v)]
     raise ConfigError(
         f"{key}={setting}: there is no '{name}' in it.",
-        remedy=f"{did_you_mean(name, vars(module))}It has: {', '.join(own) or 'nothing of its own'}.",
+        remedy=f"{did_you_mean(name, wanted)}It has: {', '.join(own) or 'nothing of its own'}.",
     )
 
 

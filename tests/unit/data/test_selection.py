@@ -86,6 +86,14 @@ def test_a_filter_that_does_not_work_is_an_error(folder, name, found, remedy):
     assert found.replace("{}", str(folder)) in caught.value.message and remedy in caught.value.remedy
 
 
+@pytest.mark.parametrize("name", ["fil", "file", "name_", "spec", "numbr"])
+def test_what_nobody_can_want_is_not_suggested(folder, name):
+    with pytest.raises(ConfigError, match=f"there is no '{name}' in it") as caught:
+        levels(folder, name)
+    assert "__" not in caught.value.remedy and "'number'" not in caught.value.remedy
+    assert "It has: short, answered" in caught.value.remedy
+
+
 @pytest.mark.parametrize(("name", "remedy"), [("shrt", "Did you mean 'short'?"), ("number", "Name a function")])
 def test_a_filter_that_is_none_is_an_error(folder, name, remedy):
     with pytest.raises(ConfigError, match="data.filters") as caught:

@@ -98,7 +98,7 @@ def make_pairs(directory: Path) -> None:
         with (directory / f"{name}.jsonl").open("w") as file:
             for row in read_rows(directory / f"{source}.jsonl")[:count]:
                 both = {"chosen": row["answer"], "rejected": carelessly(row["answer"], draw)}
-                file.write(json.dumps({"prompt": row["prompt"], **both}) + "\n")
+                file.write(json.dumps({"prompt": row["prompt"], **both, "answer": row["answer"]}) + "\n")
 
 
 def make_shape(directory: Path) -> None:

@@ -12,6 +12,7 @@ from hybridflow.errors import DataError
 logger = logging.getLogger(__name__)
 
 _ANSWERS = ("answer", "ground_truth", "label", "target", "solution")
+_COMPLETIONS = ("completion", "response", "output")
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Layout:
 LAYOUTS = (
     Layout("verl", ("prompt", "reward_model"), "prompt", ("reward_model.ground_truth",)),
     Layout("SkyRL", ("prompt", "reward_spec"), "prompt", ("reward_spec.ground_truth",)),
-    Layout("DeepSpeed-Chat", ("prompt", "chosen", "rejected"), "prompt", ()),
+    Layout("DeepSpeed-Chat", ("prompt", "chosen", "rejected"), "prompt", ("answer",)),
     Layout("TRL prompt", ("prompt",), "prompt"),
     Layout("GSM8K", ("question",), "question"),
     Layout("MATH", ("problem",), "problem"),
@@ -60,7 +61,7 @@ def recognise_prompts(table: Table, *, prompt_key: str | None = None, answer_key
     """
     layout = _layout(table, prompt_key)
     prompts = column(table, prompt_key or layout.prompt, key="data.prompt_key")
-    answer_name = answer_key or next((name for name in layout.answers if _has(table, name)), None)
+    answer_name = answer_key or next((n for n in layout.answers if _has(table, n) and not _is_opinion(table, n)), None)
     answers = column(table, answer_name, key="data.answer_key") if answer_name else [None] * len(table)
     if layout.name in ("messages", "HH"):
         prompts, replies = zip(*(_before_last_reply(conversation) for conversation in prompts), strict=True)
@@ -70,7 +71,7 @@ def recognise_prompts(table: Table, *, prompt_key: str | None = None, answer_key
     data_sources = [table.data_source if source is None else str(source) for source in sources]
     extras = _extras(table, {prompt_key or layout.prompt, answer_name, "data_source"})
     logger.info(
-        "data=%s rows=%d recognised=%s prompt=%s answer=%s extra=%s",
+        "data=%s rows=%d recognised=%s prompt=%s answer=%s extra=%s read_as=prompts",
         table.name, len(table), layout.name, prompt_key or layout.prompt, answer_name or "-", ",".join(extras) or "-",
     )  # fmt: skip
     return PromptColumns(list(prompts), answers, data_sources, extras)
@@ -103,6 +104,12 @@ def _layout(table: Table, prompt_key: str | None) -> Layout:
 
 def _has(table: Table, name: str) -> bool:
     return name in table.columns or name.partition(".")[0] in table.columns
+
+
+def _is_opinion(table: Table, name: str) -> bool:
+    """Whether a column says of a response beside it that people like it, or not (KTO), and so is no answer."""
+    beside = name == "label" and any(other in table.columns for other in _COMPLETIONS)
+    return beside and all(isinstance(value, bool | int | float) and value in (0, 1) for value in table.columns[name])
 
 
 def _before_last_reply(conversation: object) -> tuple[object, object]:

@@ -25,7 +25,7 @@ def small_pairs(folder) -> list[str]:
         "trainer={backend: local, trackers: [console, jsonl]}",
         "model.path=builtin:calculator",
         f"data={{train_files: [{folder}/pairs.jsonl], eval_files: [{folder}/held_out.jsonl]}}",
-        "data={batch_size: 8, max_prompt_tokens: 8, max_response_tokens: 5, answer_key: chosen}",
+        "data={batch_size: 8, max_prompt_tokens: 8, max_response_tokens: 5}",
         "algorithm.preference={beta: 0.1, label_smoothing: 0}",
         "actor.optimizer={learning_rate: 1e-4, warmup_steps: 0, schedule: constant}",
     ]
@@ -137,11 +137,30 @@ def test_kto_learns_from_pairs_taken_apart(tmp_path):
     } <= last.keys()
 
 
+def test_files_of_ones_own_need_no_further_setting(tmp_path):
+    """What belongs to the built-in pairs alone, such as their answers, is not asked of other files."""
+    lines = builtin_path("calculator/pairs").read_text().splitlines()[:64]
+    pairs = [{name: json.loads(line)[name] for name in ("prompt", "chosen", "rejected")} for line in lines]
+    opinions = [
+        {"prompt": pair["prompt"], "completion": pair["chosen" if n % 2 else "rejected"], "label": n % 2 == 1}
+        for n, pair in enumerate(pairs)
+    ]
+    for name, command, rows in (("dpo", main_dpo.main, pairs), ("kto", main_kto.main, opinions)):
+        file = tmp_path / f"{name}.jsonl"
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        words = [f"data={{train_files: [{file}], eval_files: [{file}]}}", f"trainer.run_dir={tmp_path}/{name}"]
+        steps = "trainer={total_steps: 1, eval_every: 1, save_every: 0, threads: 1, device: cpu}"
+        ended = run_here([*words, steps], command=command)
+        assert ended.status == 0, ended.said
+        assert f"val-core/{name}/acc" in metric_rows(tmp_path / name)[-1]
+        assert "data.eval_files have no answers" in ended.words
+
+
 def test_kto_compares_held_out_responses_with_those_of_other_sources(tmp_path):
     for name, label in (("good", True), ("bad", False)):
         row = {"prompt": "1+1=", "completion": "2" if label else "3", "label": label}
         (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
-    one_each = f"data={{eval_files: [{tmp_path}/good.jsonl, {tmp_path}/bad.jsonl], answer_key: null}}"
+    one_each = f"data={{eval_files: [{tmp_path}/good.jsonl, {tmp_path}/bad.jsonl]}}"
     rows, _ = rows_of(tmp_path, one_each, "trainer.total_steps=1", command=main_kto.main)
     assert {"val-core/good/acc", "val-core/bad/acc"} <= rows[-1].keys()
     words = [*small_pairs(tmp_path), one_each, "data.eval_limit=1", f"trainer.run_dir={tmp_path}/alone"]

@@ -26,6 +26,9 @@ def table(**columns):
         ({"problem": ["x?"], "solution": ["long"], "answer": ["3"]}, "x?", "3"),
         ({"input": ["say"], "label": ["said"]}, "say", "said"),
         ({"prompt": ["p"], "chosen": ["good"], "rejected": ["bad"]}, "p", None),
+        ({"prompt": ["p"], "chosen": ["2"], "rejected": ["3"], "answer": ["2"]}, "p", "2"),
+        ({"prompt": ["p"], "completion": ["c"], "label": [True]}, "p", None),
+        ({"prompt": ["p"], "completion": ["c"], "label": ["7"]}, "p", "7"),
         ({"messages": [[*USER, REPLY]]}, USER, "hello"),
         ({"messages": [USER]}, USER, None),
         ({"text": ["Once upon"]}, "Once upon", None),
@@ -41,7 +44,7 @@ def test_one_line_says_what_was_recognised(caplog):
     recognise_prompts(table(question=["q"], answer=["a"], level=[1]))
     (record,) = caplog.records
     assert record.getMessage() == (
-        "data=data.jsonl rows=1 recognised=GSM8K prompt=question answer=answer extra=question,level"
+        "data=data.jsonl rows=1 recognised=GSM8K prompt=question answer=answer extra=question,level read_as=prompts"
     )
 
 

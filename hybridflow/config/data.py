@@ -10,10 +10,11 @@ class Data(Section):
     """Prompts, demonstrations or preferences for training and evaluation."""
 
     train_files: list[str] = field(default_factory=list)
-    """Files (.jsonl, .json, .parquet, also .gz), Hugging Face datasets, `builtin:` or `reasoning_gym:TASK?size=500`."""
+    """Files (.jsonl, .json, .parquet, also .gz), datasets (a saved directory, or `owner/name?config=main&split=train` of
+    the Hugging Face hub), `builtin:` or `reasoning_gym:TASK?size=500`."""
 
     eval_files: list[str] = field(default_factory=list)
-    """Held-out rows; an empty list turns evaluation off."""
+    """Held-out rows, of a dataset with its split named; an empty list turns evaluation off."""
 
     batch_size: int = 64
     """Prompts a training step, over all devices."""

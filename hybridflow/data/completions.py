@@ -10,7 +10,6 @@ from transformers import PreTrainedTokenizerBase
 from hybridflow.config.data import Data
 from hybridflow.data.chat import Message, Prompt, rendered, rendered_prompt, text_token_ids
 from hybridflow.data.long_rows import rows_within
-from hybridflow.data.table import Table
 from hybridflow.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -84,15 +83,15 @@ def tokenised_completions(
 
 
 def rows_within_limits(
-    prompts: list[list[int]], responses: list[list[int]], config: Data, table: Table | None = None
+    prompts: list[list[int]], responses: list[list[int]], config: Data, *, places: Sequence[str]
 ) -> list[int]:
-    """Positions of the rows within `data.max_prompt_tokens` and `data.max_response_tokens`."""
-    drop = config.drop_long_prompts
+    """Positions of the rows within `data.max_prompt_tokens` and `data.max_response_tokens`; `places` are for errors."""
+    drop, place = config.drop_long_prompts, places.__getitem__
     lengths = [len(row) for row in prompts], [len(row) for row in responses]
     limits = config.max_prompt_tokens, config.max_response_tokens
     keys = "data.max_prompt_tokens", "data.max_response_tokens"
-    short = rows_within(lengths[0], limits[0], setting=keys[0], what="prompts", drop=drop, table=table)
-    within = rows_within(lengths[1], limits[1], setting=keys[1], what="completions", drop=drop, table=table)
+    short = rows_within(lengths[0], limits[0], setting=keys[0], what="prompts", drop=drop, place=place)
+    within = rows_within(lengths[1], limits[1], setting=keys[1], what="completions", drop=drop, place=place)
     return sorted(set(short) & set(within))
 
 

@@ -14,6 +14,7 @@ from hybridflow.data.dialogues import last_reply_begins
 from hybridflow.data.joining import joined
 from hybridflow.data.prompts import check_prompts, ragged_ids
 from hybridflow.data.recognition import column
+from hybridflow.data.responses import is_blank, rows_that_speak
 from hybridflow.data.selection import read_rows
 from hybridflow.data.table import Table
 from hybridflow.errors import DataError
@@ -47,9 +48,7 @@ def recognise_demonstrations(table: Table, config: Data) -> list[Demonstration]:
         completions = column(table, completion_name, key="data.answer_key")
         check_prompts(prompts, table)
         pairs = [(as_conversation(p, config), c) for p, c in zip(prompts, completions, strict=True)]
-    elif whole := config.prompt_key or next(
-        (name for name in ("messages", "text", "chosen") if name in table.columns), None
-    ):
+    elif whole := config.prompt_key or next((name for name in _WHOLES if name in table.columns), None):
         prompt_name, values = whole, column(table, whole, key="data.prompt_key")
         check_prompts(values, table)
         completion_name = "assistant turns, or whole texts"
@@ -66,7 +65,7 @@ def recognise_demonstrations(table: Table, config: Data) -> list[Demonstration]:
     found = [Demonstration(p, _completion(c, p, table, row), table.place(row)) for row, (p, c) in enumerate(pairs)]
     turns = sum(isinstance(demonstration.prompt, list) for demonstration in found)
     logger.info(
-        "data=%s rows=%d conversations=%d prompt=%s completion=%s",
+        "data=%s rows=%d conversations=%d prompt=%s completion=%s read_as=demonstrations",
         table.name, len(table), turns, prompt_name, completion_name,
     )  # fmt: skip
     return found
@@ -75,16 +74,11 @@ def recognise_demonstrations(table: Table, config: Data) -> list[Demonstration]:
 def _demonstrations_of(name: str, config: Data, tokenizer: PreTrainedTokenizerBase) -> Batch:
     table = read_rows(name, config)
     demonstrations = recognise_demonstrations(table, config)
-    spoken = [row for row, found in enumerate(demonstrations) if not _is_blank(found.completion)]
-    if len(spoken) < len(table):
-        logger.warning(
-            "data=%s leaves out %d of %d rows: blank completions", name, len(table) - len(spoken), len(table)
-        )
-        table, demonstrations = table.select(spoken), [demonstrations[row] for row in spoken]
-    if not spoken:
-        raise DataError(f"'{name}' has blank completions alone.", remedy="Give text that follows the prompts.")
+    spoken = rows_that_speak([found.completion for found in demonstrations], table)
+    table, demonstrations = table.select(spoken), [demonstrations[row] for row in spoken]
     found = tokenised_completions(demonstrations, tokenizer)
-    kept = rows_within_limits(found.prompts, found.responses, config, table)
+    places = [demonstration.place for demonstration in demonstrations]
+    kept = rows_within_limits(found.prompts, found.responses, config, places=places)
     response_ids = ragged_ids([found.responses[row] for row in kept])
     mask = torch.tensor([weight for row in kept for weight in found.masks[row]], dtype=torch.float32)
     sources = table.columns.get("data_source", [None] * len(table))
@@ -129,7 +123,7 @@ def _completion(value: object, prompt: object, table: Table, row: int) -> str | 
         return value
     if isinstance(value, list) and value and isinstance(prompt, list) and prompt:
         flaw = prompt_flaw(value)
-        silent = [turn for turn in value if flaw is None and turn["role"] == "assistant" and _is_silent(turn)]
+        silent = [turn for turn in value if flaw is None and turn["role"] == "assistant" and is_blank([turn])]
         if flaw is None and not silent and value[-1]["role"] == "assistant":
             return value
         value = flaw or (silent[0] if silent else value)
@@ -139,12 +133,3 @@ def _completion(value: object, prompt: object, table: Table, row: int) -> str | 
         remedy="Give text that follows the prompt, or a conversation in which a user speaks first, no assistant turn is"
         " empty and the last turn is the assistant's; data.filters can leave other rows out.",
     )
-
-
-def _is_blank(completion: str | list[Message]) -> bool:
-    return isinstance(completion, str) and not completion.strip()
-
-
-def _is_silent(turn: Message) -> bool:
-    content = turn["content"]
-    return not (content.strip() if isinstance(content, str) else content) and not turn.get("tool_calls")

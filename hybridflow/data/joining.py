@@ -5,6 +5,9 @@ from collections.abc import Sequence
 from hybridflow.batch import Batch
 from hybridflow.errors import DataError
 
+_WRITTEN_AS = {"ref_sums": "ref_chosen_logps, ref_rejected_logps"}
+"""Columns that have other names in the files that they come from."""
+
 
 def joined(parts: Sequence[Batch], files: Sequence[str]) -> Batch:
     """The rows of all files, in order; a row of a file that lacks another file's object column has None there."""
@@ -21,9 +24,9 @@ def _check_same(first: Batch, first_file: str, part: Batch, file: str) -> None:
     """Numbers and tokens cannot be absent from some of the rows."""
     own = {*first.row_columns, *first.token_columns}
     found = {*part.row_columns, *part.token_columns}
-    if own != found:
-        raise DataError(
-            f"'{first_file}' gives {sorted(own - found) or 'no'} columns that '{file}' does not, which gives"
-            f" {sorted(found - own) or 'none'} beside.",
-            remedy="Give both files the same columns, or train on them one after the other.",
-        )
+    for more, fewer, has, lacks in ((own, found, first_file, file), (found, own, file, first_file)):
+        if further := ", ".join(_WRITTEN_AS.get(name, name) for name in sorted(more - fewer)):
+            raise DataError(
+                f"'{has}' has the columns {further}, and '{lacks}' does not.",
+                remedy="Give both files the same columns: add them to the one, or take them out of the other.",
+            )

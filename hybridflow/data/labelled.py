@@ -9,12 +9,13 @@ from transformers import PreTrainedTokenizerBase
 
 from hybridflow.batch import Batch
 from hybridflow.config.data import Data
-from hybridflow.data.chat import Message, as_conversation, prompt_flaw
+from hybridflow.data.chat import Prompt, as_conversation
 from hybridflow.data.completions import Demonstration, completion_token_ids, rows_within_limits
 from hybridflow.data.joining import joined
 from hybridflow.data.preferences import PROMPTS, objects_beside, recognise_pairs
 from hybridflow.data.prompts import check_prompts, ragged_ids
 from hybridflow.data.recognition import column
+from hybridflow.data.responses import behind_prompt, response_of, rows_that_speak
 from hybridflow.data.selection import read_rows
 from hybridflow.data.table import Table
 from hybridflow.errors import DataError
@@ -56,24 +57,27 @@ def recognise_labelled(table: Table, config: Data) -> Labelled:
         )
     prompts = column(table, prompt_name, key="data.prompt_key")
     check_prompts(prompts, table)
+    columns = zip(prompts, table.columns[completion_name], strict=True)
+    found = [_demonstration(*both, config, table.place(row)) for row, both in enumerate(columns)]
     labels = [_label(value, table.place(row)) for row, value in enumerate(table.columns["label"])]
+    objects = objects_beside(table, config, used=(prompt_name, completion_name, "label"))
+    kept = rows_that_speak([one.completion for one in found], table)
+    labels = [labels[row] for row in kept]
     if len(set(labels)) == 1:
         logger.warning("data=%s label=%s in every row", table.name, str(labels[0]).lower())
-    logger.info("data=%s rows=%d recognised=%s, %s, label", table.name, len(table), prompt_name, completion_name)
+    logger.info(
+        "data=%s rows=%d recognised=%s, %s, label read_as=labelled responses",
+        table.name, len(table), prompt_name, completion_name,
+    )  # fmt: skip
     return Labelled(
-        [
-            Demonstration(as_conversation(prompt, config), _completion(completion, table.place(row)), table.place(row))
-            for row, (prompt, completion) in enumerate(zip(prompts, table.columns[completion_name], strict=True))
-        ],
-        labels,
-        objects_beside(table, config, used=(prompt_name, completion_name, "label")),
+        [found[row] for row in kept], labels, {name: [values[row] for row in kept] for name, values in objects.items()}
     )
 
 
 def _labelled_of(name: str, config: Data, tokenizer: PreTrainedTokenizerBase) -> Batch:
     found = recognise_labelled(read_rows(name, config), config)
     prompts, responses = completion_token_ids(found.responses, tokenizer)
-    kept = rows_within_limits(prompts, responses, config)
+    kept = rows_within_limits(prompts, responses, config, places=[one.place for one in found.responses])
     return Batch.of(
         rows={"is_chosen": torch.tensor(found.labels)[kept]},
         tokens={
@@ -97,13 +101,10 @@ def _apart(table: Table, config: Data) -> Labelled:
     return Labelled(both, [True, False] * len(found.pairs), objects)
 
 
-def _completion(value: object, place: str) -> str | list[Message]:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)
-    flaw = prompt_flaw(value)
-    if flaw is None and isinstance(value, str | list):
-        return value
-    raise DataError(f"The response in {place} {flaw}.", remedy="Fill it in, or leave the row out.")
+def _demonstration(prompt: Prompt, completion: object, config: Data, place: str) -> Demonstration:
+    response = response_of(completion, what="completion", place=place)
+    prompt, response = behind_prompt(prompt, response, what="completion", place=place)
+    return Demonstration(as_conversation(prompt, config), response, place)
 
 
 def _label(value: object, place: str) -> bool:

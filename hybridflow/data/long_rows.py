@@ -1,30 +1,28 @@
 """Rows over a length limit: an error that counts them, or left out when asked."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from hybridflow.data.table import Table
 from hybridflow.errors import DataError
 
 logger = logging.getLogger(__name__)
 
 
 def rows_within(
-    lengths: Sequence[int], limit: int, *, setting: str, what: str, drop: bool, table: Table | None = None
+    lengths: Sequence[int], limit: int, *, setting: str, what: str, drop: bool, place: Callable[[int], str]
 ) -> list[int]:
     """Positions of the rows of at most `limit` tokens; any longer is an error unless `drop`, which says how many.
 
-    `setting` is the limit's key, `what` the plural of what is measured, and `table` where the rows come from.
+    `setting` is the limit's key, `what` the plural of what is measured, and `place` says where a row stands.
     """
     kept = [row for row, length in enumerate(lengths) if length <= limit]
     long = len(lengths) - len(kept)
     if long == 0:
         return kept
     longest = max(range(len(lengths)), key=lengths.__getitem__)
-    place = f"row {longest + 1}" if table is None else table.place(longest)
     over = f"longer than {setting}={limit} tokens"
     found = f"{long} of {len(lengths)} {what} are {over}"
-    detail = f"the longest, {place}, has {lengths[longest]}"
+    detail = f"the longest, {place(longest)}, has {lengths[longest]}"
     if not drop:
         raise DataError(
             f"{found} ({detail}).",

@@ -3,9 +3,7 @@
 from dataclasses import dataclass
 
 from hybridflow.data.chat import Message, Prompt, prompt_flaw
-from hybridflow.errors import DataError
-
-Response = str | list[Message]
+from hybridflow.data.responses import Response, check_end, fault, is_blank, response_of
 
 _REPLY_BEGINS = "\n\nAssistant:"
 """Anthropic's HH texts: the last of these in the common beginning ends the prompt."""
@@ -23,7 +21,7 @@ class Pair:
     @property
     def is_blank(self) -> bool:
         """One of the responses is white space alone."""
-        return any(not _words(response).strip() for response in (self.chosen, self.rejected))
+        return is_blank(self.chosen) or is_blank(self.rejected)
 
     @property
     def is_even(self) -> bool:
@@ -33,13 +31,14 @@ class Pair:
 
 def pair_of(prompt: object, chosen: object, rejected: object, *, place: str) -> Pair:
     """The pair of a row; `prompt` is None where it is inside both responses."""
-    good, bad = (_response(value, what, place) for value, what in ((chosen, "chosen"), (rejected, "rejected")))
+    good = response_of(chosen, what="chosen response", place=place)
+    bad = response_of(rejected, what="rejected response", place=place)
     if isinstance(good, list) is not isinstance(bad, list):
-        raise _fault(place, "has one response as text and one as messages", "Write both the same way.")
+        raise fault(place, "has one response as text and one as messages", "Write both the same way.")
     if prompt is not None:
         flaw = prompt_flaw(prompt)
         if flaw is not None or not isinstance(prompt, str | list):
-            raise _fault(place, f"has a prompt that {flaw}", "Give text, or messages with role and content.")
+            raise fault(place, f"has a prompt that {flaw}", "Give text, or messages with role and content.")
         return _with_prompt(Pair(place, prompt, good, bad))
     if isinstance(good, str) and isinstance(bad, str):
         cut = common_beginning(good, bad)
@@ -84,24 +83,10 @@ def _with_prompt(pair: Pair) -> Pair:
 def _checked(pair: Pair) -> Pair:
     """Both responses end with the assistant's words, and follow a prompt."""
     if not pair.prompt:
-        raise _fault(pair.place, "has no prompt: its texts have no beginning in common", "Add a prompt column.")
-    for what, response in (("chosen", pair.chosen), ("rejected", pair.rejected)):
-        if not response:
-            raise _fault(pair.place, f"has an empty {what} response", "Write what follows the prompt, or drop it.")
-        if isinstance(response, list) and response[-1]["role"] != "assistant":
-            raise _fault(pair.place, f"does not end with the assistant's turn in '{what}'", "Let a reply be last.")
+        raise fault(pair.place, "has no prompt: its texts have no beginning in common", "Add a prompt column.")
+    check_end(pair.chosen, what="chosen response", place=pair.place)
+    check_end(pair.rejected, what="rejected response", place=pair.place)
     return pair
-
-
-def _response(value: object, what: str, place: str) -> Response:
-    if value is None or value in ("", []):
-        raise _fault(place, f"has no {what} response", "Fill it in, or leave the row out.")
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)
-    flaw = prompt_flaw(value)
-    if flaw is not None or not isinstance(value, str | list):
-        raise _fault(place, f"has a {what} response that {flaw}", "Give text, or messages with role and content.")
-    return value
 
 
 def _common_turns(chosen: list[Message], rejected: list[Message]) -> int:
@@ -109,11 +94,3 @@ def _common_turns(chosen: list[Message], rejected: list[Message]) -> int:
     shorter = min(len(chosen), len(rejected))
     same = next((i for i in range(shorter) if chosen[i] != rejected[i]), shorter)
     return same - 1 if chosen == rejected else same
-
-
-def _words(response: Response) -> str:
-    return response if isinstance(response, str) else "".join(str(message["content"]) for message in response)
-
-
-def _fault(place: str, what: str, remedy: str) -> DataError:
-    return DataError(f"{place[:1].upper()}{place[1:]} {what}.", remedy=remedy)

@@ -19,6 +19,7 @@ from hybridflow.data.joining import joined
 from hybridflow.data.pair_texts import Pair, pair_of
 from hybridflow.data.prompts import ragged_ids
 from hybridflow.data.recognition import column
+from hybridflow.data.responses import numbers_of
 from hybridflow.data.selection import read_rows
 from hybridflow.data.table import Table
 from hybridflow.errors import DataError
@@ -73,7 +74,7 @@ def recognise_pairs(table: Table, config: Data) -> PairRows:
     reference = _reference(table)
     objects = objects_beside(table, config, used=(prompt_name, "chosen", "rejected", *_REFERENCE))
     logger.info(
-        "data=%s rows=%d recognised=%s prompt=%s chosen=chosen rejected=rejected beside=%s",
+        "data=%s rows=%d recognised=%s prompt=%s chosen=chosen rejected=rejected beside=%s read_as=pairs",
         table.name, len(table), _name_of_layout(pairs[0], prompt_name), prompt_name or "common beginning",
         ",".join(name for name in objects if name not in ("answer", "data_source")) or "-",
     )  # fmt: skip
@@ -105,7 +106,7 @@ def _preferences_of(name: str, config: Data, tokenizer: PreTrainedTokenizerBase)
         [Demonstration(pair.prompt, pair.rejected, pair.place) for pair in found.pairs], tokenizer
     )
     longer = [max(both, key=len) for both in zip(chosen, rejected, strict=True)]
-    kept = rows_within_limits(prompts, longer, config)
+    kept = rows_within_limits(prompts, longer, config, places=[pair.place for pair in found.pairs])
     reference = {} if found.reference is None else {"ref_sums": found.reference[kept]}
     return Batch.of(
         rows={"margin": found.margins[kept]} | reference,
@@ -125,9 +126,8 @@ def _learnable(pairs: Sequence[Pair], table: Table) -> list[int]:
     blank = [row for row, pair in enumerate(pairs) if pair.is_blank and not pair.is_even]
     for what, rows in (("both responses are the same", even), ("a response is blank", blank)):
         if rows:
-            listed = ", ".join(str(table.number(row)) for row in rows[:5]) + (", ..." if len(rows) > 5 else "")
             logger.warning("data=%s leaves out %d of %d pairs: %s (rows %s)",
-                           table.name, len(rows), len(pairs), what, listed)  # fmt: skip
+                           table.name, len(rows), len(pairs), what, numbers_of(rows, table))  # fmt: skip
     left_out = {*even, *blank}
     kept = [row for row in range(len(pairs)) if row not in left_out]
     if not kept:
@@ -146,8 +146,16 @@ def _margins(table: Table) -> list[float]:
 
 def _reference(table: Table) -> Tensor | None:
     """[N, 2]: log-probabilities of both responses under the reference, as TRL names them."""
-    if any(name not in table.columns for name in _REFERENCE):
+    there = [name for name in _REFERENCE if name in table.columns]
+    if not there:
         return None
+    if len(there) < len(_REFERENCE):
+        (missing,) = {*_REFERENCE} - {*there}
+        raise DataError(
+            f"'{table.name}' has a column '{there[0]}', and no '{missing}': a reference has something to say of both"
+            " responses.",
+            remedy=f"Add '{missing}', or leave '{there[0]}' out.",
+        )
     both = [[_number(value, name, table.place(row)) for row, value in enumerate(table.columns[name])]
             for name in _REFERENCE]  # fmt: skip
     return torch.tensor(both).T.contiguous()

@@ -61,7 +61,7 @@ def _prompts_of(name: str, config: Data, tokenizer: PreTrainedTokenizerBase, jud
         setting="data.max_prompt_tokens",
         what="prompts",
         drop=config.drop_long_prompts,
-        table=table,
+        place=table.place,
     )
     columns = {"prompt": prompts, "answer": found.answers, "data_source": found.data_sources} | found.extras
     return Batch.of(

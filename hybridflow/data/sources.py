@@ -1,6 +1,5 @@
 """Sources: built-in and made-up data, files, saved Hugging Face datasets and names on the hub become tables."""
 
-import re
 from pathlib import Path
 
 import pyarrow
@@ -8,6 +7,7 @@ import pyarrow.parquet
 
 from hybridflow.config.builtin import PREFIX, builtin_path
 from hybridflow.config.nearest import did_you_mean
+from hybridflow.data.hub import hub_name, read_hub
 from hybridflow.data.json_rows import read_json, read_json_lines
 from hybridflow.data.reasoning_tasks import TASK_PREFIX, read_task
 from hybridflow.data.table import Table
@@ -15,8 +15,6 @@ from hybridflow.errors import DataError
 from hybridflow.optional import require
 
 _FORMATS = ".jsonl, .json (both also .gz), .parquet, a saved Hugging Face dataset directory"
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_FILE_SUFFIXES = (".jsonl", ".json", ".ndjson", ".gz", ".parquet", ".csv", ".tsv", ".txt", ".arrow")
 _SPLIT_NAMES = ("train", "training", "test", "eval", "evaluation", "valid", "validation", "val", "dev")
 
 
@@ -28,12 +26,13 @@ def read_table(name: str) -> Table:
         path, data_source = builtin_path(name), name.removeprefix(PREFIX).split("/")[0]
     else:
         path, data_source = Path(name).expanduser(), short_name(Path(name))
+    dataset = hub_name(name)
     if path.is_file():
         columns = _read_file(path, name)
     elif path.is_dir():
         columns = _read_directory(path, name)
-    elif _may_be_on_the_hub(name):
-        columns = _read_hub(name)
+    elif dataset is not None:
+        columns, data_source = read_hub(name, dataset), short_name(Path(dataset.path))
     else:
         raise DataError(f"No such file or directory: '{name}'.", remedy=_nearest_path(path))
     table = Table(name, data_source, columns)
@@ -78,7 +77,8 @@ def _read_directory(path: Path, name: str) -> dict[str, list]:
         files = sorted(found.name for found in path.iterdir() if found.is_file())[:8]
         raise DataError(
             f"'{name}' is a directory, but not one that datasets.save_to_disk wrote.",
-            remedy=f"Give a file in it ({', '.join(files)})." if files else f"Give one of: {_FORMATS}.",
+            remedy=(f"Give a file in it ({', '.join(files)})" if files else f"Give one of: {_FORMATS}")
+            + f", or read it as a dataset of the hub: '{name.rstrip('/')}?split=train'.",
         )
     # Imported only here: `datasets` takes a second to import, and most runs read plain files.
     datasets = require("datasets")
@@ -86,24 +86,6 @@ def _read_directory(path: Path, name: str) -> dict[str, list]:
         return datasets.load_from_disk(str(path)).to_dict()
     except (OSError, ValueError, pyarrow.ArrowException) as error:
         raise DataError(f"'{name}' is a damaged Hugging Face dataset: {error}", remedy="Save it again.") from error
-
-
-def _may_be_on_the_hub(name: str) -> bool:
-    """Whether a name that is no path here reads as `owner/name`; a missing file in a folder that exists does not."""
-    path = Path(name)
-    return bool(_HUB_NAME.fullmatch(name)) and path.suffix not in _FILE_SUFFIXES and not path.parent.exists()
-
-
-def _read_hub(name: str) -> dict[str, list]:
-    datasets = require("datasets")
-    try:
-        return datasets.load_dataset(name, split="train").to_dict()
-    except (OSError, ValueError) as error:
-        reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
-        raise DataError(
-            f"No such file or directory: '{name}'; nor could a dataset of that name be had from the hub ({reason}).",
-            remedy=f"Correct the path, or download the dataset and give one of: {_FORMATS}.",
-        ) from error
 
 
 def _nearest_path(path: Path) -> str:

@@ -13,6 +13,7 @@ from hybridflow.config.derived import is_evaluated
 from hybridflow.config.experiment import Experiment
 from hybridflow.data.chat import with_chat_template
 from hybridflow.data.demonstrations import load_demonstrations
+from hybridflow.data.hub import check_splits_named
 from hybridflow.data.labelled import load_labelled
 from hybridflow.data.loader import PromptLoader, eval_batches, training_stream
 from hybridflow.data.preferences import load_preferences
@@ -37,6 +38,9 @@ READERS: Mapping[str, Reader] = {
 """How files become rows, for each kind of data that a dataflow learns from."""
 
 PRETRAINING = "pretraining"
+
+_ALWAYS_THERE = ["prompt", "answer", "data_source"]
+"""Columns of all prompts, whatever their files have."""
 
 
 class Streams(dict[str, PromptLoader]):
@@ -80,6 +84,8 @@ def load_data(config: Experiment, dataflow: type[Dataflow], *, is_judged: bool) 
     that the dataflow learns from where it has a measure of its own.
     """
     data, seed = config.data, config.trainer.seed
+    if is_evaluated(config):
+        check_splits_named(data.eval_files, key="data.eval_files")
     model = policy_model(config)
     tokenizer = with_chat_template(load_tokenizer(tokenizer_directory(model), pad_token=model.pad_token), data)
     judged_prompts = partial(load_prompts, judges_of_answers=_judges_of_answers(config))
@@ -89,10 +95,10 @@ def load_data(config: Experiment, dataflow: type[Dataflow], *, is_judged: bool) 
     if data.system_prompt is not None and any(isinstance(p, str) for part in parts for p in part.object("prompt")):
         logger.warning("data.system_prompt is without effect on prompts that are texts; set data.as_chat=true")
     stream = training_stream(parts, data, seed=seed)
-    questions = _held_out(config, judged_prompts, tokenizer) if is_judged else None
+    questions = _questions(config, dataflow, judged_prompts, tokenizer) if is_judged else None
     judged = [stream.columns] if dataflow.data == "prompts" else []
     judged += [] if questions is None else [questions.columns]
-    common = [name for name in judged[0] if all(name in columns for columns in judged)] if judged else []
+    common = [name for name in judged[0] if all(name in columns for columns in judged)] if judged else _ALWAYS_THERE
     streams = Streams(prompts=stream)
     if data.pretraining_files:
         plain = replace(unselected(data), train_files=data.pretraining_files, prompt_key=None, answer_key=None)
@@ -100,7 +106,7 @@ def load_data(config: Experiment, dataflow: type[Dataflow], *, is_judged: bool) 
         streams[PRETRAINING] = training_stream(texts, plain, seed=seed)
     held_out = None
     if dataflow.evaluate is not Dataflow.evaluate:
-        held_out = _measured(config, read, tokenizer, is_judged=is_judged)
+        held_out = _measured(config, read, tokenizer, is_judged=questions is not None)
     return DrivenData(streams, questions, held_out, tokenizer, common)
 
 
@@ -110,6 +116,26 @@ def _held_out(config: Experiment, read: Reader, tokenizer: PreTrainedTokenizerBa
         return None
     table = read(config.data.eval_files, unselected(config.data), tokenizer)
     return next(iter(eval_batches(table, len(table), limit=config.data.eval_limit)))
+
+
+def _questions(
+    config: Experiment, dataflow: type[Dataflow], read: Reader, tokenizer: PreTrainedTokenizerBase
+) -> Batch | None:
+    """Held-out prompts to be answered; none where no row has an answer to judge by and the dataflow can do without."""
+    try:
+        return _held_out(config, read, tokenizer)
+    except DataError:
+        if dataflow.data == "prompts" or dataflow.evaluate is Dataflow.evaluate:
+            raise
+        questions = _held_out(config, load_prompts, tokenizer)
+        if questions is None or any(answer is not None for answer in questions.object("answer")):
+            raise
+    logger.warning(
+        "data.eval_files have no answers, which reward.functions=[%s] compare with: responses are not judged; name a"
+        " column of answers with data.answer_key",
+        ",".join(config.reward.functions),
+    )
+    return None
 
 
 def _measured(config: Experiment, read: Reader, tokenizer: PreTrainedTokenizerBase, *, is_judged: bool) -> Batch | None:

@@ -153,7 +153,7 @@ def test_the_shares_of_a_mixture_are_told(caplog):
 
 
 def test_files_of_different_tensors_cannot_be_joined():
-    with pytest.raises(DataError, match="'b.jsonl' does not") as caught:
+    with pytest.raises(DataError, match="'a.jsonl' has the columns margin, and 'b.jsonl' does not") as caught:
         other = part(5, 3).with_columns(rows={"margin": torch.zeros(3)})
         training_stream([other, part(0, 5)], data(), seed=0)
     assert "same columns" in caught.value.remedy

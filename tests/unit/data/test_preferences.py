@@ -7,6 +7,7 @@ from hybridflow.config.data import Data
 from hybridflow.data.labelled import load_labelled
 from hybridflow.data.pair_texts import common_beginning
 from hybridflow.data.preferences import load_preferences
+from hybridflow.data.prompts import load_prompts
 from hybridflow.errors import DataError
 
 USER, GOOD, BAD = ({"role": r, "content": c} for r, c in (("user", "hi"), ("assistant", "yo"), ("assistant", "no")))
@@ -175,7 +176,11 @@ def test_labelled_responses_and_pairs_taken_apart(tmp_path, tokenizer):
         ({"prompt": "a", "completion": "b", "label": "good"}, "The label in row 2 of", "Give true"),
         ({"prompt": "a", "completion": "b", "label": "true"}, "is the text 'true'", "without quotes"),
         ({"prompt": "a", "completion": "b", "label": None}, "The label in row 2 of", "Give true"),
-        ({"prompt": "a", "completion": "", "label": True}, "The response in row 2 of .* is empty", "leave the row"),
+        ({"prompt": "a", "completion": "", "label": True}, "Row 2 of .* has no completion", "leave the row"),
+        ({"prompt": "a", "completion": {"x": 1}, "label": True}, "Row 2 of .* has a completion that is a dict", "text"),
+        ({"prompt": "hi", "completion": [USER], "label": True}, "Row 2 of .* has an empty completion", "Write what"),
+        ({"prompt": "hi", "completion": [GOOD, USER], "label": True}, "Row 2 of .* does not end with", "be last"),
+        ({"prompt": "so", "completion": [USER, GOOD], "label": True}, "begins with the turn of 'user'", "as messages"),
         ({"prompt": None, "completion": "b", "label": True}, "The prompt in row 2 of .* is missing", "Give text"),
     ],
 )
@@ -188,6 +193,82 @@ def test_a_faulty_label_is_told_with_its_row(tmp_path, tokenizer, row, message, 
             load=load_labelled,
         )
     assert remedy in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("prompt", "completion"),
+    [("hi", [GOOD]), ("hi", [USER, GOOD]), ([USER], "yo"), ([USER], [GOOD]), ([USER], [USER, GOOD])],
+)
+def test_labelled_conversations_are_those_of_pairs(tmp_path, chat_tokenizer, prompt, completion):
+    rows = [{"prompt": prompt, "completion": completion, "label": True}, {"prompt": "a", "completion": "b", "label": 0}]
+    batch = loaded(tmp_path / "a.jsonl", chat_tokenizer, rows, load=load_labelled)
+    assert batch.object("prompt")[0] == [USER]
+    assert texts(batch, chat_tokenizer, "prompt_ids", "response_ids")[0] == (CHAT, "yo]<eos>")
+
+
+def test_blank_completions_are_left_out_with_their_labels_and_counted(tmp_path, chat_tokenizer, caplog):
+    silent = {"role": "assistant", "content": None}
+    rows = [
+        {"prompt": prompt, "completion": completion, "label": label, "topic": prompt}
+        for prompt, completion, label in (
+            ("a", " ", True), ("b", "x", False), ("c", "\n", True), ("d", [silent], True), ("e", "y", True),
+        )
+    ]  # fmt: skip
+    batch = loaded(tmp_path / "a.jsonl", chat_tokenizer, rows, load=load_labelled)
+    assert batch.row("is_chosen").tolist() == [False, True]
+    assert batch.object("prompt") == batch.object("topic") == ["b", "e"]
+    assert "leaves out 3 of 5 rows: blank completions (rows 1, 3, 4)" in caplog.text
+    with pytest.raises(DataError, match="blank completions alone") as caught:
+        loaded(tmp_path / "b.jsonl", chat_tokenizer, [rows[0], rows[2]], load=load_labelled)
+    assert "text that follows" in caught.value.remedy
+
+
+@pytest.mark.parametrize("load", [load_preferences, load_labelled])
+@pytest.mark.parametrize("is_apart", [True, False])
+def test_a_long_row_is_named_by_its_file_and_its_number_there(tmp_path, tokenizer, load, is_apart):
+    """Rows that a filter, and those that say nothing, leave out, do not shift the numbers of those behind them."""
+    (tmp_path / "f.py").write_text("def fit(level): return level > 1\n")
+    fine = {"prompt": "a", "chosen": "b", "rejected": "c"}
+    if not is_apart and load is load_labelled:
+        fine = {"prompt": "a", "completion": "b", "label": True}
+    rows = [{**fine, "level": level} for level in range(8)]
+    for name in ("chosen", "completion"):
+        if name in fine:
+            rows[3][name], rows[6][name] = " ", "b" * 9
+    settings = {"filters": [f"{tmp_path}/f.py:fit"], "max_response_tokens": 5}
+    with pytest.raises(DataError, match=r"the longest, row 7 of '.*long.jsonl', has 10") as caught:
+        loaded(tmp_path / "long.jsonl", tokenizer, rows, load=load, **settings)
+    assert "data.max_response_tokens=10" in caught.value.remedy
+
+
+def test_one_reference_alone_is_refused(tmp_path, tokenizer):
+    row = {"prompt": "a", "chosen": "b", "rejected": "c", "ref_chosen_logps": -1.0}
+    with pytest.raises(DataError, match="a column 'ref_chosen_logps', and no 'ref_rejected_logps'") as caught:
+        loaded(tmp_path / "a.jsonl", tokenizer, [row])
+    assert "Add 'ref_rejected_logps', or leave 'ref_chosen_logps' out" in caught.value.remedy
+
+
+def test_references_of_one_file_alone_are_told_as_they_are_written(tmp_path, tokenizer):
+    row = {"prompt": "a", "chosen": "b", "rejected": "c"}
+    told = written(tmp_path / "told.jsonl", [row | {"ref_chosen_logps": -1.0, "ref_rejected_logps": -2.0}])
+    plain = written(tmp_path / "plain.jsonl", [row])
+    for files in ([told, plain], [plain, told]):
+        with pytest.raises(DataError) as caught:
+            load_preferences(files, Data(), tokenizer)
+        assert f"'{told}' has the columns ref_chosen_logps, ref_rejected_logps, and '{plain}'" in caught.value.message
+        assert "add them to the one" in caught.value.remedy
+
+
+def test_a_file_read_in_two_ways_says_which_is_which(tmp_path, tokenizer, caplog):
+    caplog.set_level(logging.INFO, logger="hybridflow")
+    file = written(tmp_path / "a.jsonl", [{"prompt": "a", "chosen": "b", "rejected": "c"}])
+    for load, reading in (
+        (load_prompts, "recognised=DeepSpeed-Chat"), (load_preferences, "recognised=prompt, chosen, rejected"),
+    ):  # fmt: skip
+        caplog.clear()
+        load([file], Data(), tokenizer)
+        (line,) = [record.getMessage() for record in caplog.records]
+        assert reading in line and line.endswith("read_as=prompts" if load is load_prompts else "read_as=pairs")
 
 
 def test_a_file_without_labels_is_told(tmp_path, tokenizer):

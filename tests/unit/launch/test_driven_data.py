@@ -4,7 +4,9 @@ from pathlib import Path
 import pytest
 
 from hybridflow.config.experiment import Experiment
+from hybridflow.dataflows.dpo import DPO
 from hybridflow.dataflows.grpo import GRPO
+from hybridflow.dataflows.kto import KTO
 from hybridflow.dataflows.sft import SFT
 from hybridflow.errors import ConfigError, DataError
 from hybridflow.launch.driven_data import PRETRAINING, load_data
@@ -78,6 +80,32 @@ def test_rows_without_an_answer_are_refused_where_no_function_could_judge_them(t
     with pytest.raises(DataError, match=r"4 of 4 rows have no answer.*first is row 1 of '.*asked.jsonl'") as caught:
         load_data(config, GRPO, is_judged=False)
     assert "data.answer_key" in caught.value.remedy
+
+
+OPINIONS = [{"prompt": row["prompt"], "completion": row["answer"], "label": row["level"] < -4} for row in SUMS]
+PAIRS = [{"prompt": row["prompt"], "chosen": row["answer"], "rejected": "0"} for row in SUMS]
+
+
+@pytest.mark.parametrize(("dataflow", "rows"), [(KTO, OPINIONS), (DPO, PAIRS)])
+def test_held_out_rows_without_answers_are_measured_and_not_answered(tmp_path, caplog, dataflow, rows):
+    file = written(tmp_path / "mine.jsonl", rows)
+    data = load_data(experiment(tmp_path, train_files=[file], eval_files=[file]), dataflow, is_judged=True)
+    assert data.questions is None and data.held_out is not None and len(data.held_out) == len(rows)
+    assert "data.eval_files have no answers, which reward.functions=[exact_match] compare with" in caplog.text
+    some = written(tmp_path / "some.jsonl", [rows[0] | {"answer": "1"}, *rows[1:]])
+    with pytest.raises(DataError, match="9 of 10 rows have no answer") as caught:
+        load_data(experiment(tmp_path, train_files=[file], eval_files=[some]), dataflow, is_judged=True)
+    assert "data.answer_key" in caught.value.remedy
+
+
+def test_held_out_data_of_the_hub_names_its_split_before_anything_is_read(tmp_path):
+    config = experiment(tmp_path, train_files=["nowhere.jsonl"], eval_files=["openai/gsm8k"])
+    with pytest.raises(ConfigError, match="data.eval_files: 'openai/gsm8k'") as caught:
+        load_data(config, GRPO, is_judged=True)
+    assert "openai/gsm8k?split=test" in caught.value.remedy
+    config.trainer.eval_every = 0
+    with pytest.raises(DataError, match=r"No such file or directory: 'nowhere.jsonl'"):
+        load_data(config, GRPO, is_judged=False)
 
 
 def test_a_system_prompt_that_nobody_is_shown_is_told(tmp_path, caplog):

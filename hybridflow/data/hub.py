@@ -1,0 +1,90 @@
+"""Datasets of the Hugging Face hub, and folders laid out like them: `owner/name?config=main&split=test`."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow
+
+from hybridflow.config.nearest import did_you_mean
+from hybridflow.errors import ConfigError, DataError
+from hybridflow.optional import require
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_FILE_SUFFIXES = (".jsonl", ".json", ".ndjson", ".gz", ".parquet", ".csv", ".tsv", ".txt", ".arrow")
+_OPTIONS = ("config", "split")
+
+
+@dataclass(frozen=True)
+class HubName:
+    """What a name says: the dataset or folder, which of its configurations, and which of its splits."""
+
+    path: str
+    config: str | None = None
+    split: str | None = None
+
+
+def hub_name(name: str) -> HubName | None:
+    """What `owner/name` or `owner/name?config=main&split=test` says; None for a name that is no dataset's.
+
+    No such name is that of a file or folder that exists, nor that of a missing one in a folder that does; with
+    options it is of the hub, or of a folder. Raises `ConfigError` for options that do not exist.
+    """
+    path, mark, query = name.partition("?")
+    if Path(name).expanduser().exists():
+        return None
+    is_repository = bool(_NAME.fullmatch(path)) and Path(path).suffix not in _FILE_SUFFIXES
+    is_folder = bool(mark) and Path(path).expanduser().is_dir()
+    if is_folder or (is_repository and (mark or not Path(path).parent.exists())):
+        return HubName(path, **_options(name, query)) if mark else HubName(path)
+    return None
+
+
+def check_splits_named(files: Sequence[str], *, key: str) -> None:
+    """Raises `ConfigError` for held-out data that would be the split that one trains on."""
+    for name in files:
+        found = hub_name(name)
+        if found is not None and found.split is None:
+            config = f"config={found.config}&" if found.config else ""
+            raise ConfigError(
+                f"{key}: '{name}' is no file here, and as a dataset it does not say which split is held out.",
+                remedy=f"Name the split: '{key}=[\"{found.path}?{config}split=test\"]'; or correct the path.",
+            )
+
+
+def read_hub(name: str, found: HubName) -> dict[str, list]:
+    """The columns of a dataset: of the split that is named, or of `train`."""
+    # Imported only here: `datasets` takes a second to import, and most runs read plain files.
+    datasets = require("datasets")
+    try:
+        return datasets.load_dataset(_place(found.path), found.config, split=found.split or "train").to_dict()
+    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError, pyarrow.ArrowException) as error:
+        missing = f"No such file or directory: '{name}'; nor could a dataset of that name be had from the hub"
+        refused = missing if name == found.path else f"'{name}' cannot be read as a dataset"
+        reason = " ".join(str(error).split())[:400] or "no reason given"
+        raise DataError(
+            f"{refused} ({type(error).__name__}: {reason}).",
+            remedy=f"Correct the path, name a configuration and a split that the dataset has"
+            f" ('{found.path}?config=main&split=test'), or download it and give a file of it.",
+        ) from error
+
+
+def _options(name: str, query: str) -> dict[str, str]:
+    given = {}
+    for option in query.split("&"):
+        key, _, value = option.partition("=")
+        if key not in _OPTIONS or not value:
+            is_known = key in _OPTIONS
+            fault = f"the option '{key}' has no value" if is_known else f"a dataset has no option '{key}'"
+            hint = "" if is_known else did_you_mean(key, _OPTIONS)
+            raise ConfigError(
+                f"'{name}': {fault}.", remedy=f"{hint}Write {name.partition('?')[0]}?config=main&split=test."
+            )
+        given[key] = value
+    return given
+
+
+def _place(path: str) -> str:
+    folder = Path(path).expanduser()
+    return str(folder) if folder.is_dir() else path

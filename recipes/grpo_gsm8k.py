@@ -1,6 +1,7 @@
-"""A small chat model learns to solve grade-school problems by GRPO, judged by the answer alone.
+"""A small chat model learns to solve grade-school problems by DAPO, GRPO's descendant, judged by the answer alone.
 
-Question:  does GRPO raise the share of GSM8K problems that a model of 135 M to 500 M parameters solves?
+Question:  does DAPO (GRPO with clip-higher, groups that all teach something, a mean over tokens, and a price on long
+           responses) raise the share of GSM8K problems that a model of 135 M to 500 M parameters solves?
 Hardware:  one GPU with 24 GB or more for the whole run; on CPUs a few steps, to see it work.
 Minutes:   on a GPU not measured yet; on 2 CPU cores see `--cpu` below.
 Command:   python recipes/grpo_gsm8k.py MODEL GSM8K [--cpu] [key=value ...]

@@ -255,10 +255,8 @@ def _origins(
     from_files: DictConfig, whole: DictConfig, typed: Sequence[str], described: Mapping[str, Role]
 ) -> dict[str, str]:
     """For each leaf, where its value comes from."""
-    defaults = _default_leaves()
-    rows = {name: _leaves(OmegaConf.structured(role)) for name, role in described.items()}
-    own = {f"roles.{name}.{leaf}": value for name, row in rows.items() for leaf, value in row.items()}
-    files = _leaves(from_files)
+    defaults = _default_leaves() | _role_leaves({str(name): Role() for name in whole.roles})
+    files, own = _leaves(from_files), _role_leaves(described)
     origins = {}
     for leaf in _leaves(whole):
         if any(leaf == key or leaf.startswith(f"{key}.") for key in typed):
@@ -268,6 +266,11 @@ def _origins(
         else:
             origins[leaf] = "default"
     return origins
+
+
+def _role_leaves(roles: Mapping[str, Role]) -> dict[str, object]:
+    rows = {name: _leaves(OmegaConf.structured(role)) for name, role in roles.items()}
+    return {f"roles.{name}.{leaf}": value for name, row in rows.items() for leaf, value in row.items()}
 
 
 @cache

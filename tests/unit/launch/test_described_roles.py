@@ -50,6 +50,7 @@ def test_what_the_class_says_is_the_role(tmp_path):
     assert (style.kind, style.functions) == (RoleKind.reward_function, [f"{tmp_path}/mine.py:f"])
     assert (style.weights, style.pool) == ([2.0], None)
     assert found.origins["roles.style.functions"] == "dataflow"
+    assert found.origins["roles.style.pool"] == "default"
     assert found.origins.keys() == found.flat().keys()
     assert "kind: reward_function  # origin: dataflow" in config_text(found)
 

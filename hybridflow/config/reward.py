@@ -35,8 +35,9 @@ class Reward(Section):
     """How long a sample may take in such a process before it counts as failed; functions that are given several at a
     time have as much for each."""
 
-    memory_mb: int | None = None
-    """Memory that such a process may add to what it starts with; null sets no limit."""
+    memory_mb: int | None = 4096
+    """Memory that such a process, with what it starts itself, may come to use beside what it begins with, looked at ten
+    times a second; null sets no limit. What is reserved and not touched, as torch does, and files do not count."""
 
     model: Model = field(default_factory=Model)
     """A reward model: trained by main_reward_model, or any Hugging Face sequence-classification model."""

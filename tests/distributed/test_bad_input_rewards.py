@@ -40,7 +40,7 @@ def leaves(completions, **columns):
     sys.exit(0)
 
 def eats(completions, **columns):
-    return [float(len(bytearray(2**33)))]
+    return [b"x" * 2**24 for _ in iter(int, 1)]
 
 def of_one(data_source, solution_str, ground_truth, extra_info=None):
     if ground_truth == "19":
@@ -116,17 +116,30 @@ def test_a_run_with_the_function_mended_begins_anew(judge, tmp_path):
         ("hangs", "failed on sample 0: it took longer than reward.timeout_seconds=0.2."),
         ("dies", "failed on sample 0: its process was killed by signal 9."),
         ("leaves", "failed on sample 0: it raised SystemExit: 0 (judges.py, line"),
-        ("eats", "failed on sample 0: it raised MemoryError"),
     ],
 )
 def test_a_function_that_hangs_or_crashes_ends_the_run_by_itself_alone(judge, tmp_path, name, found):
-    limits = ["reward.timeout_seconds=0.2", "reward.memory_mb=2000", "trainer.eval_every=2"]
-    ended = judge(name, *limits)
+    ended = judge(name, "reward.timeout_seconds=0.2", "trainer.eval_every=2")
     assert ended.status == 1, ended.said
     assert f"RewardError: The reward function '{tmp_path}/judges.py:{name}'" in ended.words
     assert found in ended.words
     assert "prompt: '" in ended.words and "completion: '" in ended.words
     assert "What to do: Mend the function" in ended.words
+    assert metric_rows(tmp_path / "run") == []
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [["reward.memory_mb=200"], pytest.param([], marks=pytest.mark.slow)],
+    ids=["a small limit", "the default"],
+)
+def test_a_function_that_hoards_memory_ends_the_run_by_itself_alone(judge, tmp_path, settings):
+    ended = judge("eats", *settings)
+    assert ended.status == 1, ended.said
+    assert (
+        f"RewardError: The reward function '{tmp_path}/judges.py:eats' failed on sample 0: its process" in ended.words
+    )
+    assert f"came to use more than {settings[0] if settings else 'reward.memory_mb=4096'} beside" in ended.words
     assert metric_rows(tmp_path / "run") == []
 
 

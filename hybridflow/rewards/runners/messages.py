@@ -13,11 +13,10 @@ it and answers with the status it ended with."""
 
 @dataclass(frozen=True)
 class Setup:
-    """What a process must know: the functions, where Python finds modules, and the memory it may add in bytes."""
+    """What a process must know: the functions, and where Python finds modules."""
 
     config: Reward
     path: list[str]
-    memory_bytes: int | None
 
 
 @dataclass(frozen=True)

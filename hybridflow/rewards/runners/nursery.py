@@ -9,13 +9,11 @@ import ctypes
 import importlib.util
 import os
 import pickle
-import resource
 import signal
 import socket
 import struct
 import sys
 from multiprocessing.connection import Connection
-from pathlib import Path
 
 from hybridflow.errors import ConfigError, RewardError
 from hybridflow.rewards.interface import Samples
@@ -106,7 +104,6 @@ def _serve(connection: Connection, setup: Setup) -> None:
     except ConfigError as error:
         connection.send(Unusable(error.message))
         return
-    _limit_memory(setup.memory_bytes)
     connection.send(Ready())
     while True:
         try:
@@ -120,14 +117,6 @@ def _serve(connection: Connection, setup: Setup) -> None:
         except RewardError as error:
             answer = Raised(error.message, trace_of(error))
         connection.send(answer)
-
-
-def _limit_memory(added: int | None) -> None:
-    """The address space may grow by so many bytes from where it is."""
-    if added is not None:
-        pages = int(Path("/proc/self/statm").read_text().split()[0]) if sys.platform == "linux" else 0
-        limit = pages * os.sysconf("SC_PAGE_SIZE") + added
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 if __name__ == "__main__":

@@ -8,16 +8,20 @@ from hybridflow.config.reward import Reward
 from hybridflow.errors import RewardError
 from hybridflow.rewards.bound import BoundReward
 from hybridflow.rewards.interface import Outcome, Samples
-from hybridflow.rewards.runners.chunks import Board, chunks_of
+from hybridflow.rewards.runners.chunks import Board, Chunk, chunks_of
 from hybridflow.rewards.runners.messages import Raised, Ready
 from hybridflow.rewards.runners.processes import START_SECONDS, Nursery, PoolProcess
+
+_LOOK_SECONDS = 0.1
+"""How often the memory of busy processes is looked at."""
 
 
 class PooledRunner:
     """Chunks of samples go to whichever process is free; a chunk that fails is tried again, a sample at a time.
 
-    A chunk may take `reward.timeout_seconds` for each of its samples. A process that takes longer, or that ends, is
-    replaced. Functions are found anew in each process, by what the user wrote, so none has to be picklable.
+    A chunk may take `reward.timeout_seconds` for each of its samples. A process that takes longer, that comes to use
+    more than `reward.memory_mb` beside what it began with, or that ends, is replaced. Functions are found anew in each
+    process, by what the user wrote, so none has to be picklable.
 
         runner = PooledRunner(config.reward, processes=4)
         outcomes = runner.run(functions, samples, allowed_failures=0)
@@ -63,17 +67,22 @@ class PooledRunner:
         """Waits until a process says something, or has had its time."""
         active = [process for process in self._processes if not process.is_idle]
         first = min((process.deadline for process in active), default=0.0)
-        ready = wait([process.connection for process in active], timeout=max(0.0, first - time.monotonic()))
+        left = max(0.0, first - time.monotonic())
+        ready = wait(
+            [p.connection for p in active], timeout=left if self._memory_mb is None else min(left, _LOOK_SECONDS)
+        )
         for process in active:
             if process.connection in ready:
                 self._take(process, board)
             elif time.monotonic() >= process.deadline:
                 self._overdue(process, board)
+            elif self._memory_mb is not None and process.chunk is not None:
+                self._look_at_memory(process, process.chunk, board, self._memory_mb)
 
     def _take(self, process: PoolProcess, board: Board) -> None:
         answer, chunk = process.receive(), process.chunk
         if isinstance(answer, Ready):
-            process.is_ready = True
+            process.become_ready()
             return
         if answer is None:
             end = self._replace(process)
@@ -82,7 +91,7 @@ class PooledRunner:
                     f"A process of the pool {end} before it had loaded the reward functions.",
                     remedy="Importing their file must neither end the process nor crash it.",
                 )
-            board.failed(chunk, f"its process {end}.{self._memory_note()}")
+            board.failed(chunk, f"its process {end}.")
             return
         assert chunk is not None, "an answer that nobody asked for"
         process.chunk = None
@@ -102,11 +111,14 @@ class PooledRunner:
         several = f"{len(chunk)} x " if len(chunk) > 1 else ""
         board.failed(chunk, f"it took longer than {several}reward.timeout_seconds={self._seconds:g}.")
 
+    def _look_at_memory(self, process: PoolProcess, chunk: Chunk, board: Board, allowed_mb: int) -> None:
+        if process.added_bytes() > allowed_mb * 2**20:
+            self._replace(process)
+            reason = f"its process came to use more than reward.memory_mb={allowed_mb} beside what it began with."
+            board.failed(chunk, reason)
+
     def _replace(self, process: PoolProcess) -> str:
         """Another process takes its place; how it ended."""
         end = process.end()
         self._processes[self._processes.index(process)] = self._nursery.beget()
         return end
-
-    def _memory_note(self) -> str:
-        return f" It may add reward.memory_mb={self._memory_mb}." if self._memory_mb is not None else ""

@@ -16,6 +16,7 @@ from hybridflow.errors import RewardError
 from hybridflow.rewards.interface import Outcome, Samples
 from hybridflow.rewards.resolve import labels_of
 from hybridflow.rewards.runners.chunks import Chunk
+from hybridflow.rewards.runners.memory import used_bytes
 from hybridflow.rewards.runners.messages import COMMAND, Raised, Ready, Setup, Unusable
 
 logger = logging.getLogger(__name__)
@@ -42,12 +43,20 @@ class PoolProcess:
         self.deadline = time.monotonic() + START_SECONDS
         self.is_ready = False
         self.chunk: Chunk | None = None
-        self._seconds = 0.0
+        self._bytes_at_start = 0
 
     @property
     def is_idle(self) -> bool:
         """Whether it can be given a chunk."""
         return self.is_ready and self.chunk is None
+
+    def become_ready(self) -> None:
+        """It has loaded the functions; what it uses from now on is theirs."""
+        self.is_ready, self._bytes_at_start = True, used_bytes(self._id)
+
+    def added_bytes(self) -> int:
+        """Memory that it has come to use since it was ready."""
+        return used_bytes(self._id) - self._bytes_at_start
 
     def give(self, chunk: Chunk, function: int, samples: Samples, *, seconds: float) -> None:
         """Gives it samples to score by one of the functions; should it be dead, `receive` says so."""
@@ -84,8 +93,7 @@ class Nursery:
     """The process that begets the others. All of them end when it is closed, collected, or its owner dies."""
 
     def __init__(self, config: Reward) -> None:
-        memory = None if config.memory_mb is None else config.memory_mb * 2**20
-        self._setup = Setup(config, [path for path in sys.path if path], memory)
+        self._setup = Setup(config, [path for path in sys.path if path])
         self.labels = labels_of(config)
         self._control: socket.socket | None = None
         self._close = lambda: None

@@ -21,7 +21,7 @@ from hybridflow.rewards.scorer import RewardScorer
 from tests.unit.rewards.test_dialects import DIALECTS
 
 JUDGES = """
-import asyncio, ctypes, os, signal, sys, time
+import asyncio, ctypes, mmap, os, signal, subprocess, sys, time
 
 def lengths(completions, answer, log_metric, log_extra, **columns):
     log_metric("letters", sum(map(len, completions)) / len(completions))
@@ -68,8 +68,20 @@ def bad(what, text):
     if what == "exit" and text.endswith("7"):
         os._exit(5)
     if what == "memory" and text.endswith("7"):
-        return float(len(bytearray(2**30)))
+        return [b'x' * 2**24 for _ in iter(int, 1)]
     return 1.0
+
+def starts_a_hoarder(completions, **columns):
+    hoarder = "[b'x' * 2**24 for _ in iter(int, 1)]"
+    return [float(subprocess.run([sys.executable, "-c", hoarder]).returncode) for _ in completions]
+
+def reserves(completions, **columns):
+    reserved = mmap.mmap(-1, 2**33)
+    return [float(len(reserved))] * len(completions)
+
+def loads_torch(completions, **columns):
+    import torch
+    return [float(torch.ones(len(text), 1000, 1000).sum() / 1e6) for text in completions]
 
 def misbehaves(completions, what, **columns):
     return [bad(kind, text) for kind, text in zip(what, completions)]
@@ -130,11 +142,10 @@ def test_every_dialect_scores_the_same_in_a_process(tmp_path):
         ("kill", "its process was killed by signal 9."),
         ("segfault", "its process was killed by signal 11."),
         ("exit", "its process exited with status 5."),
-        ("memory", "it raised MemoryError"),
     ],
 )
 def test_only_the_guilty_sample_fails_and_says_why(judges, what, reason):
-    config = Reward(functions=[f"{judges}:misbehaves"], processes=2, timeout_seconds=0.3, memory_mb=500, error_budget=9)
+    config = Reward(functions=[f"{judges}:misbehaves"], processes=2, timeout_seconds=0.3, error_budget=9)
     scorer = RewardScorer(config)
     samples = samples_of(12, {"what": [what] * 12})
     begun = time.monotonic()
@@ -145,6 +156,31 @@ def test_only_the_guilty_sample_fails_and_says_why(judges, what, reason):
     assert scored.scores.tolist() == [0.0 if index == 7 else 1.0 for index in range(12)]
     again = scorer.score(samples.prompts[:3], samples.completions[:3], {"what": ["fine"] * 3})
     assert again.scores.tolist() == [1.0] * 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_sample_that_hoards_memory_fails_alone_and_says_why(judges):
+    config = Reward(functions=[f"{judges}:misbehaves"], timeout_seconds=60, memory_mb=200, error_budget=9)
+    samples = samples_of(12, {"what": ["memory"] * 12})
+    scored = RewardScorer(config).score(samples.prompts, samples.completions, samples.columns)
+    assert [f.index for f in scored.failures] == [7]
+    assert "its process came to use more than reward.memory_mb=200" in scored.failures[0].reason
+    assert scored.scores.tolist() == [0.0 if index == 7 else 1.0 for index in range(12)]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory_of_what_a_function_starts_counts_as_its_own(judges):
+    config = Reward(functions=[f"{judges}:starts_a_hoarder"], timeout_seconds=60, memory_mb=200)
+    with pytest.raises(RewardError, match="came to use more than reward.memory_mb=200"):
+        RewardScorer(config).score(["p"], ["c"], {})
+
+
+def test_there_is_a_limit_unless_it_is_taken_away_and_models_fit_below_it(judges):
+    assert Reward().memory_mb is not None
+    for memory_mb in (600, None):
+        config = Reward(functions=[f"{judges}:loads_torch", f"{judges}:reserves"], memory_mb=memory_mb)
+        scored = RewardScorer(config).score(["p"], ["four"], {})
+        assert [column.tolist() for column in scored.columns.values()] == [[4.0], [2.0**33]]
 
 
 def test_past_the_budget_the_run_stops_without_waiting_for_the_rest(judges):

@@ -79,20 +79,26 @@ ADVANTAGES: dict[str, Method] = {
     "gae": Method(gae, "Schulman et al., eq. 16 (arXiv:1506.02438)", whitens=True),
     "grpo": Method(group_relative, "DeepSeekMath, sec. 4.1.2 (arXiv:2402.03300)"),
     "dr_grpo": Method(group_relative, "Dr. GRPO, sec. 3.2 (arXiv:2503.20783)", settings={"divide_by_std": False}),
-    "rloo": Method(leave_one_out, "RLOO (arXiv:2402.14740)"),
+    "rloo": Method(leave_one_out, "RLOO, REINFORCE with a leave-one-out baseline (arXiv:2402.14740)"),
     "remax": Method(greedy_baseline, "ReMax, algorithm 1 (arXiv:2310.10505)"),
-    "reinforce_plus_plus": Method(reinforce, "REINFORCE++ (arXiv:2501.03262)", whitens=True),
+    "reinforce_plus_plus": Method(
+        reinforce, "REINFORCE++, global advantage normalization (arXiv:2501.03262)", whitens=True
+    ),
     "reinforce_plus_plus_baseline": Method(
         group_relative,
-        "REINFORCE++, with the group's mean for a baseline (arXiv:2501.03262)",
+        "REINFORCE++ w/ Baseline: the group's mean, then global normalization (arXiv:2501.03262)",
         whitens=True,
         settings={"divide_by_std": False},
     ),
-    "opo": Method(length_weighted, "OPO, optimal reward baseline (arXiv:2505.23585)"),
+    "opo": Method(length_weighted, "OPO, optimal reward baseline, responses weighted by length (arXiv:2505.23585)"),
     "gpg": Method(group_policy_gradient, "GPG, eq. 6 to 8 (arXiv:2504.02546)"),
-    "grpo_passk": Method(best_of_group, "Tang et al., leave-one-out of pass@k (arXiv:2503.19595)"),
-    "gdpo": Method(decoupled, "GDPO, decoupled normalization (arXiv:2601.05242)", whitens=True),
-    "optimal_token_baseline": Method(optimal_token_baseline, "Li et al., logit-gradient proxy (arXiv:2602.07078)"),
+    "grpo_passk": Method(best_of_group, "Tang et al., leave-one-out of the pass@k objective (arXiv:2503.19595)"),
+    "gdpo": Method(
+        decoupled, "GDPO, normalization of each reward in its group, then of the batch (arXiv:2601.05242)", whitens=True
+    ),
+    "optimal_token_baseline": Method(
+        optimal_token_baseline, "Li et al., optimal token baseline by the logit-gradient proxy (arXiv:2602.07078)"
+    ),
 }
 
 BY_ROWS = "seq-mean-token-mean"

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -23,8 +24,8 @@ def pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A function: model, pairs, settings -> the page, from a run in a directory of its own."""
     monkeypatch.chdir(tmp_path)
 
-    def run(model: Path, pairs: Path, *settings: str) -> str:
-        words = ["full_pipeline.py", str(model), str(pairs), "--steps", "2,3,2", *SHORT, *settings]
+    def run(model: Path, pairs: Path, *settings: str, steps: str = "2,3,2", short: Sequence[str] = SHORT) -> str:
+        words = ["full_pipeline.py", str(model), str(pairs), "--steps", steps, *short, *settings]
         monkeypatch.setattr(sys, "argv", words)
         ended = run_here([], command=lambda _: full_pipeline.main())
         assert ended.status == 0, ended.said
@@ -73,6 +74,21 @@ def test_it_runs_on_a_published_model_and_what_people_preferred(pipeline):
     assets = Path(os.environ["HYBRIDFLOW_ASSETS"])
     pairs = assets / "data" / "hh-rlhf" / "harmless-base-test.jsonl.gz"
     assert_compared(pipeline(assets / "models" / "stories260K", pairs, "data.max_prompt_tokens=256"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.skipif("HYBRIDFLOW_ASSETS" not in os.environ, reason="needs HYBRIDFLOW_ASSETS")
+def test_a_larger_model_learns_what_people_prefer_and_stays_near_where_it_began(pipeline):
+    assets = Path(os.environ["HYBRIDFLOW_ASSETS"])
+    pairs = assets / "data" / "hh-rlhf" / "harmless-base-test.jsonl.gz"
+    ends = ["trainer={device: cpu, trackers: [jsonl], samples_every: 0, eval_every: 1000}"]
+    assert_compared(pipeline(assets / "models" / "stories15M", pairs, steps="30,32,6", short=ends))
+    before, *_, after = metric_rows(full_pipeline.RUNS / "rm")
+    assert before["val-core/pairs/acc"] == 0.5  # its head begins at 0
+    assert after["val-core/pairs/acc"] > 0.53  # of about a hundred pairs; chance, and three more
+    ppo = metric_rows(full_pipeline.RUNS / "ppo")
+    assert max(row["actor/reward_kl_penalty"] for row in ppo[1:]) < 0.2
 
 
 def test_without_pairs_it_says_what_it_wants(monkeypatch, capsys):

@@ -46,6 +46,9 @@ COLUMNS: dict[str, Column] = {
     "token_scores": Column(
         Kind.tokens, torch.float32, "a process reward model's score of each token, times its weight", "reward.score"
     ),
+    "filter_scores": Column(
+        Kind.row, torch.float32, "`scores` as reward functions want groups judged by, where one says", "reward.score"
+    ),
     "components": Column(Kind.row, torch.float32, "[B, F]: the score of each reward function", "reward.score"),
     "baselines": Column(Kind.row, torch.float32, "the score of the prompt's greedy response", "dataflow (ReMax)"),
     "old_logprobs": Column(Kind.tokens, torch.float32, "log-probability before the update", "actor.logprobs"),
@@ -65,6 +68,9 @@ COLUMNS: dict[str, Column] = {
         Kind.row, torch.bool, "the response is liked: the preferred of a pair, or by its label", "loader"
     ),
     "is_mismatched": Column(Kind.row, torch.bool, "the response is one to another prompt", "dataflow (KTO)"),
+    "mismatched_ids": Column(
+        Kind.tokens, torch.int64, "tokens of a response to another prompt, where it is kept", "dataflow (KTO)"
+    ),
     "margin": Column(
         Kind.row, torch.float32, "by how much the chosen response is better, where the data says", "loader"
     ),

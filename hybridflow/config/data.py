@@ -10,8 +10,8 @@ class Data(Section):
     """Prompts, demonstrations or preferences for training and evaluation."""
 
     train_files: list[str] = field(default_factory=list)
-    """Files (.jsonl, .json, .parquet, also .gz), datasets (a saved directory, or `owner/name?config=main&split=train` of
-    the Hugging Face hub), `builtin:` or `reasoning_gym:TASK?size=500`."""
+    """Files (.jsonl, .json, .parquet, also .gz), datasets (a saved directory, or of the Hugging Face hub
+    `owner/name?config=main&split=train`), `builtin:` or `reasoning_gym:TASK?size=500`."""
 
     eval_files: list[str] = field(default_factory=list)
     """Held-out rows, of a dataset with its split named; an empty list turns evaluation off."""

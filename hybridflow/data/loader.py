@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from hybridflow.batch import Batch
+from hybridflow.batch import Batch, Ragged
 from hybridflow.config.data import Data
 from hybridflow.data.joining import joined
 from hybridflow.data.order import Epochs, GrowingWindow, Mixture, Order
@@ -45,9 +45,9 @@ class PromptLoader:
         """The rows, in the order of their files."""
         return self._table
 
-    def add_columns(self, rows: Mapping[str, Tensor]) -> None:
-        """Row columns of the table that only became known when it was there."""
-        self._table = self._table.with_columns(rows=rows)
+    def add_columns(self, rows: Mapping[str, Tensor], tokens: Mapping[str, Ragged]) -> None:
+        """Columns of the table that only became known when it was there."""
+        self._table = self._table.with_columns(rows=rows, tokens=tokens)
 
     @property
     def columns(self) -> list[str]:

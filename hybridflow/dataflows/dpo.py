@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from hybridflow.batch import Batch
+from hybridflow.batch import Batch, Ragged
 from hybridflow.controller.batch_ref import BatchRef
 from hybridflow.controller.futures import wait
 from hybridflow.dataflows.interface import Dataflow
-from hybridflow.dataflows.pairs import rows_of_pairs
+from hybridflow.dataflows.pairs import reference_sums, rows_of_pairs
 from hybridflow.dataflows.roles import Generates, Policy, Predicts, Scores
 from hybridflow.dataflows.stages import assessed
 from hybridflow.observability.metrics import Metrics
@@ -44,15 +44,11 @@ class DPO(Dataflow):
         """The same of held-out pairs: how often, and by how much, the chosen response has the higher reward."""
         return assessed(held_out, lambda pairs: self.actor.assess(self._compared(pairs)))
 
-    def foreknown(self, rows: Batch) -> dict[str, Tensor]:
-        """`ref_sums` [B, 2] of pairs, by the policy before its first step, or by a reference of the run's own."""
+    def foreknown(self, rows: Batch) -> dict[str, Tensor | Ragged]:
+        """`ref_sums` [B, 2] of pairs."""
         if not self.settings.precompute_reference or "ref_sums" in rows:
             return {}
-        if self.reference:
-            told = self.reference.logprobs(rows_of_pairs(rows)).fetch().tokens("ref_logprobs")
-        else:
-            told = self.actor.logprobs(rows_of_pairs(rows)).fetch().tokens("old_logprobs")
-        return {"ref_sums": told.row_sums().view(-1, 2)}
+        return {"ref_sums": reference_sums(rows_of_pairs(rows), self.actor, self.reference)}
 
     def _compared(self, pairs: Batch) -> Batch | BatchRef:
         rows = rows_of_pairs(pairs)

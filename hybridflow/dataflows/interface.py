@@ -8,7 +8,7 @@ from typing import ClassVar, Protocol, get_args, get_type_hints
 
 from torch import Tensor
 
-from hybridflow.batch import Batch
+from hybridflow.batch import Batch, Ragged
 from hybridflow.batch.accounting import check_accounted, check_unique
 from hybridflow.config.roles import DescribesRoles
 from hybridflow.controller.batch_ref import BatchRef
@@ -100,8 +100,8 @@ class Dataflow(DescribesRoles, ABC):
         """Metrics of held-out rows of the kind that the dataflow learns from; None: responses are judged instead."""
         return None
 
-    def foreknown(self, rows: Batch) -> dict[str, Tensor]:
-        """Row columns that all training and held-out rows get before the first step; none by default.
+    def foreknown(self, rows: Batch) -> dict[str, Tensor | Ragged]:
+        """Columns that all training and held-out rows get before the first step; none by default.
 
         Asked once, some rows at a time, of models as they begin, and kept in the run's directory.
         """

@@ -5,6 +5,14 @@ from torch import Tensor
 
 from hybridflow.batch import Batch, Ragged
 from hybridflow.batch.iterate import ROWS_TOGETHER
+from hybridflow.dataflows.roles import Policy, Predicts
+
+
+def reference_sums(rows: Batch, actor: Policy, reference: Predicts | None) -> Tensor:
+    """`ref_sums` [B, 2] of 2 B rows: by a reference of the run's own, or by the policy before its first step."""
+    if reference:
+        return reference.logprobs(rows).fetch().tokens("ref_logprobs").row_sums().view(-1, 2)
+    return actor.logprobs(rows).fetch().tokens("old_logprobs").row_sums().view(-1, 2)
 
 
 def rows_of_pairs(pairs: Batch) -> Batch:

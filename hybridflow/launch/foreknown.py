@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hybridflow.batch import Batch
+from hybridflow.batch import Batch, Ragged
 from hybridflow.dataflows.interface import Dataflow
 from hybridflow.elastic.storage import write_aside
 from hybridflow.launch.driven_data import DrivenData
@@ -22,6 +22,10 @@ FOLDER = "foreknown"
 """Below the run's directory: `train.safetensors` and `held_out.safetensors`."""
 
 _ROWS_AT_ONCE = 512
+_OFFSETS = ":offsets"
+"""Behind the name of a column of tokens: where its rows begin."""
+
+Columns = dict[str, Tensor | Ragged]
 
 
 def with_foreknown(program: Dataflow, data: DrivenData, directory: Path) -> DrivenData:
@@ -46,34 +50,50 @@ def with_foreknown(program: Dataflow, data: DrivenData, directory: Path) -> Driv
             ",".join(found["train"] or ()), sum(map(len, tables.values())), time.perf_counter() - started,
             directory / FOLDER,
         )  # fmt: skip
-    data.streams["prompts"].add_columns(found["train"] or {})
+    rows, tokens = _apart(found["train"] or {})
+    data.streams["prompts"].add_columns(rows, tokens)
     if data.held_out is None:
         return data
-    return replace(data, held_out=data.held_out.with_columns(rows=found["held_out"]))
+    rows, tokens = _apart(found["held_out"] or {})
+    return replace(data, held_out=data.held_out.with_columns(rows=rows, tokens=tokens))
 
 
-def _worked_out(program: Dataflow, table: Batch) -> dict[str, Tensor]:
+def _apart(columns: Columns) -> tuple[dict[str, Tensor], dict[str, Ragged]]:
+    """Columns of rows, and of tokens."""
+    rows = {name: column for name, column in columns.items() if isinstance(column, Tensor)}
+    return rows, {name: column for name, column in columns.items() if isinstance(column, Ragged)}
+
+
+def _worked_out(program: Dataflow, table: Batch) -> Columns:
     """The columns of all rows, some rows at a time: as many each time, so that no rank goes without."""
     table = table.with_columns(rows={"uid": torch.arange(len(table))})
     count = -(-len(table) // _ROWS_AT_ONCE)
     parts = [program.foreknown(table.select(rows)) for rows in torch.arange(len(table)).tensor_split(count)]
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    apart = [_apart(part) for part in parts]
+    rows = {name: torch.cat([part[name] for part, _ in apart]) for name in apart[0][0]}
+    return rows | {name: Ragged.concat([part[name] for _, part in apart]) for name in apart[0][1]}
 
 
-def _keep(folder: Path, found: dict[str, tuple[Batch, dict[str, Tensor]]]) -> None:
+def _keep(folder: Path, found: dict[str, tuple[Batch, Columns]]) -> None:
     with write_aside(folder) as partial:
         for name, (table, columns) in found.items():
-            save_file(columns, partial / f"{name}.safetensors", metadata={"rows": _fingerprint(table)})
+            rows, tokens = _apart(columns)
+            for column, ids in tokens.items():
+                rows |= {column: ids.values, column + _OFFSETS: ids.offsets}
+            save_file(rows, partial / f"{name}.safetensors", metadata={"rows": _fingerprint(table)})
 
 
-def _kept(file: Path, table: Batch) -> dict[str, Tensor] | None:
+def _kept(file: Path, table: Batch) -> Columns | None:
     if not file.is_file():
         return None
     with safe_open(file, framework="pt") as kept:
         if kept.metadata().get("rows") != _fingerprint(table):
             logger.warning("file=%s is of other rows than those that the run is given: it is made again", file)
             return None
-        return {name: kept.get_tensor(name) for name in kept.keys()}  # noqa: SIM118 (it is no dict)
+        found = {name: kept.get_tensor(name) for name in kept.keys()}  # noqa: SIM118 (it is no dict)
+    tokens = {name.removesuffix(_OFFSETS) for name in found if name.endswith(_OFFSETS)}
+    rows = {name: column for name, column in found.items() if name.removesuffix(_OFFSETS) not in tokens}
+    return rows | {name: Ragged(found[name], found[name + _OFFSETS]) for name in tokens}
 
 
 def _fingerprint(table: Batch) -> str:

@@ -63,6 +63,15 @@ def test_a_mismatched_response_is_not_the_other_one_of_a_pair_taken_apart():
         assert all(places[tuple(ids.tolist())] != row // 2 for row, ids in enumerate(mismatched))
 
 
+def test_a_mismatched_response_may_be_given_with_its_reference():
+    others, sums = token_rows([2, 2, 2], seed=3), torch.tensor([[-1.0, -2.0], [-3.0, -4.0], [-5.0, -6.0]])
+    rows = with_mismatched(labelled(3).with_columns(rows={"ref_sums": sums}, tokens={"mismatched_ids": others}))
+    assert rows.row("ref_sums").tolist() == [-1.0, -2.0, -3.0, -4.0, -5.0, -6.0]
+    found, expected = rows.tokens("response_ids").rows()[1::2], others.rows()
+    assert all(torch.equal(mine, given) for mine, given in zip(found, expected, strict=True))
+    assert "mismatched_ids" not in rows
+
+
 def test_one_response_has_none_to_be_mismatched_with():
     with pytest.raises(BatchError, match="one response alone") as caught:
         with_mismatched(labelled(1))

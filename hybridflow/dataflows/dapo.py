@@ -38,7 +38,8 @@ class DAPO(Dataflow):
         """Further batches of prompts that a step may draw; past it, groups without signal fill up."""
 
         filter_metric: str = "scores"
-        """Groups are judged by their `scores`, or by those of one reward function (`exact_match`)."""
+        """Groups are judged by their `scores` (of an OpenRLHF function that answers `scores` beside its `rewards`, by
+        these), or by those of one reward function (`exact_match`)."""
 
         overlong_buffer: float = 0.2
         """The last part of `data.max_response_tokens`, over which the length of a response comes to cost

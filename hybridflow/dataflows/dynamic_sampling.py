@@ -50,7 +50,8 @@ class Drawn:
 class DynamicSampling:
     """Draws until as many groups as a step has prompts have unequal scores, or `max_refills` further batches are drawn.
 
-    `metric` says which scores are looked at: `scores`, or those of one reward function by its name.
+    `metric` says which scores are looked at: `scores`, or those of one reward function by its name. In place of
+    `scores` a reward may give `filter_scores`, to judge groups by.
     """
 
     def __init__(self, judge: Judge, further: Callable[[], Batch], *, metric: str, max_refills: int) -> None:
@@ -78,13 +79,15 @@ class DynamicSampling:
 
     def _judged(self, prompts: Batch) -> Drawn:
         batch = self._judge(prompts)
-        if self._column not in batch.columns:
+        is_told = self._column == "scores" and "filter_scores" in batch.columns
+        column = "filter_scores" if is_told else self._column
+        if column not in batch.columns:
             functions = [name.removeprefix("rewards/") for name in batch.columns if name.startswith("rewards/")]
             raise ConfigError(
                 f"dataflow_settings.filter_metric={self._column.removeprefix('rewards/')} is no score of this run.",
                 remedy=f"Use scores, or a reward function: {', '.join(functions)}.",
             )
-        spread = group_statistics(batch.row(self._column).nan_to_num(0.0), batch.row("uid")).std
+        spread = group_statistics(batch.row(column).nan_to_num(0.0), batch.row("uid")).std
         uids, teaching = prompts.row("uid"), batch.row("uid")[spread > SMALLEST_SPREAD]
         return Drawn(batch, uids.tolist(), torch.isin(uids, teaching).tolist())
 

@@ -1,6 +1,7 @@
 """Several functions' scores become one."""
 
 from collections.abc import Sequence
+from numbers import Real
 
 import torch
 from jaxtyping import Bool, Float
@@ -15,7 +16,18 @@ def weighted_sum(
     return weighted.nansum(0), columns.isnan().all(0)
 
 
+def preferred(columns: Float[Tensor, "F B"], others: Sequence[Sequence[object] | None]) -> Float[Tensor, "F B"]:
+    """The numbers of `others`, one row a function, where there are any, and those of `columns` where there are not."""
+    rows = [column if other is None else _numbers(other) for column, other in zip(columns, others, strict=True)]
+    found = torch.stack(rows).to(columns.dtype)
+    return torch.where(found.isfinite(), found, columns)
+
+
 def as_columns(scores: Sequence[Sequence[float | None]]) -> Float[Tensor, "F B"]:
     """Scores of F functions for B samples, with NaN for None."""
     rows = [[float("nan") if score is None else score for score in column] for column in scores]
     return torch.tensor(rows, dtype=torch.float32)
+
+
+def _numbers(values: Sequence[object]) -> Float[Tensor, " B"]:
+    return torch.tensor([float(value) if isinstance(value, Real) else float("nan") for value in values])

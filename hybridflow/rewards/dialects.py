@@ -15,6 +15,9 @@ from hybridflow.rewards.signatures import Parameters
 
 Function = Callable[..., object]
 
+FILTER_SCORES = "scores"
+"""What an OpenRLHF function answers beside its rewards, for groups of samples to be judged by (dynamic filtering)."""
+
 
 @runtime_checkable
 class Listable(Protocol):
@@ -40,6 +43,7 @@ class Dialect:
 
     `known_by`: the parameters it is told by, all of which the function names. `offers`: the parameters it can be
     given. `columns`: whether the data's columns are given too. `is_each`: it is called with a sample at a time.
+    `has_filter_scores`: among its extras may be `FILTER_SCORES`.
     """
 
     name: str
@@ -49,6 +53,7 @@ class Dialect:
     columns: bool
     call: Callable[[Function, Parameters, Samples], Answers]
     is_each: bool = False
+    has_filter_scores: bool = False
 
 
 def dialect_of(parameters: Parameters) -> Dialect | None:
@@ -106,6 +111,8 @@ def _call_openrlhf(function: Function, parameters: Parameters, samples: Samples)
     if not isinstance(answer, Mapping):
         return Answers(answer)
     logs = {str(name): as_list(values) for name, values in dict(answer.get("extra_logs") or {}).items()}
+    if answer.get("scores") is not None:
+        logs[FILTER_SCORES] = [as_list(score)[0] for score in as_list(answer["scores"])]
     of_samples = {name: values for name, values in logs.items() if len(values) == len(samples)}
     return Answers(answer.get("rewards", answer), _means(logs), of_samples)
 
@@ -149,6 +156,7 @@ DIALECTS = (
         offers=("queries", "prompts", "labels"),
         columns=False,
         call=_call_openrlhf,
+        has_filter_scores=True,
     ),
     Dialect(
         "trlX",

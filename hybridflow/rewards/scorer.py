@@ -12,8 +12,8 @@ from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.reward import Reward
 from hybridflow.errors import ConfigError, RewardError
 from hybridflow.observability.metrics import Metrics, mean, total
-from hybridflow.rewards.combine import as_columns, weighted_sum
-from hybridflow.rewards.dialects import as_list
+from hybridflow.rewards.combine import as_columns, preferred, weighted_sum
+from hybridflow.rewards.dialects import FILTER_SCORES, as_list
 from hybridflow.rewards.interface import Failure, Outcome, Prompt, Samples
 from hybridflow.rewards.resolve import resolve_functions
 from hybridflow.rewards.runners.choice import make_runner
@@ -27,7 +27,8 @@ class Scored:
     """What became of B samples.
 
     `scores` [B] float32 are the weighted sums. `columns` holds each function's own scores [B] by label, NaN where it
-    did not score; `extras` what functions reported for each sample beside them.
+    did not score; `extras` what functions reported for each sample beside them. `filter_scores` [B] are the weighted
+    sums of what the functions answer for groups to be judged by, where one can say more of this than its score.
     """
 
     scores: Tensor
@@ -35,6 +36,7 @@ class Scored:
     metrics: Metrics
     failures: list[Failure] = field(default_factory=list)
     extras: dict[str, list] = field(default_factory=dict)
+    filter_scores: Tensor | None = None
 
 
 class RewardScorer:
@@ -101,7 +103,18 @@ class RewardScorer:
             metrics=self._metrics(outcomes),
             failures=failures + left_out,
             extras={name: values for outcome in outcomes for name, values in outcome.extras.items()},
+            filter_scores=self._filter_scores(table, outcomes),
         )
+
+    def _filter_scores(self, table: Tensor, outcomes: Sequence[Outcome]) -> Tensor | None:
+        """None, or numbers for every sample: whatever the samples, the same functions have the same columns."""
+        if not any(function.dialect.has_filter_scores for function in self.functions):
+            return None
+        told = [
+            outcome.extras.get(FILTER_SCORES) if function.dialect.has_filter_scores else None
+            for function, outcome in zip(self.functions, outcomes, strict=True)
+        ]
+        return weighted_sum(preferred(table, told), self._weights)[0]
 
     def _left_out(self, samples: Samples, unscored: Tensor, failures: Sequence[Failure]) -> list[Failure]:
         """Samples for which every function answered None, and no reward model answers beside them."""

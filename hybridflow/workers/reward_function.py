@@ -28,6 +28,8 @@ class RewardFunctionWorker(Worker):
 
         `components` [B, F] are the same columns side by side, in the order of the functions.
 
+        `filter_scores` [B], where a function answers in a dialect that has them (see `RewardScorer`).
+
         What functions reported beside their scores travels in `meta`, under its metric's name.
         """
         completions = decode_responses(self._tokenizer, batch.tokens("response_ids"))
@@ -37,6 +39,8 @@ class RewardFunctionWorker(Worker):
         )
         rows = {f"rewards/{name}": column for name, column in scored.columns.items()}
         rows["components"] = torch.stack(list(scored.columns.values()), 1)
+        if scored.filter_scores is not None:
+            rows["filter_scores"] = scored.filter_scores
         told = {
             name: measure.value for name, measure in scored.metrics.items() if name.removesuffix("/mean") not in rows
         }

@@ -106,6 +106,8 @@ class RewardModelWorker(Worker):
             "scores": functions.row("scores") + weight * judged,
             "components": _beside(functions, judged),
         }
+        if "filter_scores" in functions:
+            rows["filter_scores"] = functions.row("filter_scores") + weight * judged
         return Batch.of(rows=rows, tokens=tokens, meta=functions.meta)
 
     def _sequences(self, batch: Batch) -> Ragged:

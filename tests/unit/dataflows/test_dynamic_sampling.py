@@ -25,16 +25,21 @@ def prompts_of(first: int, count: int) -> Batch:
 class Stage:
     """Batches of three prompts, whose groups get the scores that the test says; the others' are equal."""
 
-    def __init__(self, scores: Mapping[int, Sequence[float]], size: int = 3) -> None:
+    def __init__(
+        self, scores: Mapping[int, Sequence[float]], size: int = 3, filter_scores: Sequence[float] | None = None
+    ) -> None:
         self.backend = LocalBackend()
         self.scores = scores
         self.size = size
+        self.filter_scores = filter_scores
         self.drawn = size
 
     def judge(self, prompts: Batch) -> BatchRef:
         given = prompts.repeat(SAMPLES)
         scores = torch.tensor([s for uid in prompts.row("uid").tolist() for s in self.scores.get(uid, EQUAL)])
         rows = {"scores": scores + 10.0 * given.row("sample_index"), "rewards/right": scores}
+        if self.filter_scores is not None:
+            rows["filter_scores"] = torch.tensor(self.filter_scores)
         return BatchRef.of(given.with_columns(rows=rows), self.backend)
 
     def further(self) -> Batch:
@@ -99,6 +104,12 @@ def test_no_refills_takes_the_batch_as_it_is():
 def test_the_whole_score_can_be_looked_at_instead_of_one_function():
     assert uids(Stage({}).gather(metric="scores", max_refills=0)) == [0, 1, 2]
     assert numbers(Stage({}).gather(metric="scores"))["refills"] == 0
+
+
+def test_what_a_reward_wants_groups_judged_by_takes_the_place_of_the_score():
+    told = [0.0, 1.0, 0.5, 0.5, 1.0, 1.0]
+    assert numbers(Stage({}, filter_scores=told).gather(metric="scores", max_refills=0))["groups_kept"] == 1
+    assert numbers(Stage({}, filter_scores=told).gather(metric="right", max_refills=0))["groups_kept"] == 0
 
 
 def test_a_function_that_did_not_score_counts_as_zero():

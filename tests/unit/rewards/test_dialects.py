@@ -123,6 +123,34 @@ def test_extra_logs_of_openrlhf_become_metrics(tmp_path):
     assert plain(scored.metrics)["rewards/f/half"] == pytest.approx(1 / 3)
 
 
+SCORES = """
+import torch
+def f(queries, prompts, labels):
+    return {"rewards": [1.0, 2.0, 3.0], "scores": [torch.tensor(0.5), [0.0], None]}
+"""
+
+
+def test_scores_of_openrlhf_are_kept_for_groups_to_be_judged_by(tmp_path):
+    scored = scorer_of(tmp_path, SCORES).score(PROMPTS, COMPLETIONS, COLUMNS)
+    assert scored.scores.tolist() == [1.0, 2.0, 3.0]
+    assert scored.filter_scores is not None and scored.filter_scores.tolist() == [0.5, 0.0, 3.0]
+    assert plain(scored.metrics)["rewards/f/scores"] == pytest.approx(0.25)
+
+
+def test_groups_are_judged_by_what_one_function_says_of_this_and_by_the_scores_of_the_others(tmp_path):
+    (tmp_path / "rich.py").write_text(SCORES)
+    (tmp_path / "plain.py").write_text(DIALECTS["openrlhf"])
+    functions = [f"{tmp_path}/rich.py:f", f"{tmp_path}/plain.py:f"]
+    scored = RewardScorer(Reward(functions=functions, weights=[2.0, 1.0])).score(PROMPTS, COMPLETIONS, COLUMNS)
+    assert scored.scores.tolist() == [3.0, 4.0, 7.0]
+    assert scored.filter_scores is not None and scored.filter_scores.tolist() == [2.0, 0.0, 7.0]
+
+
+def test_other_dialects_have_no_scores_of_that_kind(tmp_path):
+    text = "def f(completions, log_extra, **columns):\n    log_extra('scores', [9.0] * 3)\n    return [1.0] * 3\n"
+    assert scorer_of(tmp_path, text).score(PROMPTS, COMPLETIONS, COLUMNS).filter_scores is None
+
+
 def test_a_native_function_may_log_metrics_and_columns(tmp_path):
     text = """
 def f(completions, log_metric, log_extra, **columns):

@@ -28,7 +28,11 @@ class Handler(BaseHTTPRequestHandler):
         answers = {
             "/good": {"rewards": rewards},
             "/nested": {"rewards": [[reward] for reward in rewards]},
-            "/rich": {"rewards": rewards, "scores": rewards, "extra_logs": {"half": [r / 2 for r in rewards]}},
+            "/rich": {
+                "rewards": rewards,
+                "scores": [0.0, *rewards[1:]],
+                "extra_logs": {"half": [r / 2 for r in rewards]},
+            },
             "/null": {"rewards": [None, *rewards[1:]]},
             "/short": {"rewards": rewards[:1]},
             "/other": {"reward": 1},
@@ -80,6 +84,7 @@ def test_a_server_is_asked_and_answers_as_openrlhfs_do(address, asked, path):
     if path == "rich":
         assert plain(found.metrics)["rewards/rich/half"] == pytest.approx(1 / 3)
         assert found.extras["half"] == [0.5, 0.0, 0.5]
+        assert found.filter_scores is not None and found.filter_scores.tolist() == [0.0, 0.0, 1.0]
 
 
 def test_null_is_not_scored(address):

@@ -49,9 +49,6 @@ COLUMNS: dict[str, Column] = {
     "filter_scores": Column(
         Kind.row, torch.float32, "`scores` as reward functions want groups judged by, where one says", "reward.score"
     ),
-    "filter_scores": Column(
-        Kind.row, torch.float32, "`scores` as reward functions want groups judged by, where one says", "reward.score"
-    ),
     "components": Column(Kind.row, torch.float32, "[B, F]: the score of each reward function", "reward.score"),
     "baselines": Column(Kind.row, torch.float32, "the score of the prompt's greedy response", "dataflow (ReMax)"),
     "old_logprobs": Column(Kind.tokens, torch.float32, "log-probability before the update", "actor.logprobs"),

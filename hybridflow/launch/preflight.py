@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hybridflow.config.algorithm import Algorithm
 from hybridflow.config.choices import DATA_DATAFLOWS
-from hybridflow.config.derived import max_sequence_tokens, pool_sizes
+from hybridflow.config.derived import max_sequence_tokens, optimizer_steps_per_step, pool_sizes
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.loop import BackendKind, Device
 from hybridflow.config.reward import Reward
@@ -32,7 +32,7 @@ from hybridflow.rewards.resolve import check_settings
 from hybridflow.rewards.scorer import RewardScorer
 from hybridflow.workers.actor import ActorWorker
 from hybridflow.workers.critic import CriticWorker
-from hybridflow.workers.methods import LABEL_OFFERS, PAIR_OFFERS, estimator, policy_loss, preference_loss
+from hybridflow.workers.methods import LABEL_OFFERS, PAIR_OFFERS, Bound, estimator, policy_loss, preference_loss
 
 logger = logging.getLogger(__name__)
 
@@ -80,10 +80,22 @@ def _check_methods(config: Experiment, specs: Sequence[RoleSpec]) -> None:
     for spec in specs:
         algorithm = spec.kwargs.get("algorithm")
         if spec.worker_class in (ActorWorker, CriticWorker) and isinstance(algorithm, Algorithm):
-            policy_loss(algorithm)
-            bound = estimator(algorithm)
+            loss, bound = policy_loss(algorithm), estimator(algorithm)
+            if spec.name == ACTOR:
+                _warn_of_unbounded_steps(config, loss)
             if bound.name == "gdpo" and "reward" not in config.roles:
                 _check_weights(config, bound.settings.get("weights"))
+
+
+def _warn_of_unbounded_steps(config: Experiment, loss: Bound) -> None:
+    """A loss that does not look at the policy of the samples is right for the first optimizer step of a batch."""
+    steps = optimizer_steps_per_step(config, config.actor)
+    if steps > 1 and "old_logprobs" not in loss.parameters:
+        logger.warning(
+            "algorithm.policy_loss=%s does not look at the policy that drew the samples, and a batch has %d optimizer"
+            " steps: nothing bounds how far the later ones take it; use actor.minibatch_size=null and actor.epochs=1",
+            loss.name, steps,
+        )  # fmt: skip
 
 
 def _check_weights(config: Experiment, weights: object) -> None:

@@ -38,6 +38,18 @@ def test_weights_of_functions_that_gdpo_does_not_read_are_told(caplog):
     assert record.getMessage().startswith("reward.weights=[2.0] is without effect on advantages")
 
 
+def test_several_steps_of_a_loss_that_nothing_bounds_are_told(caplog):
+    told = []
+    for words in (["algorithm=gpg"], ["algorithm=gpg", "actor.minibatch_size=null"], ["algorithm=grpo"]):
+        config = compose_run(words, config_name="ppo").config
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, logger="hybridflow"):
+            check_run(config, plan_roles(config, GRPO))
+        told.append([record.getMessage() for record in caplog.records])
+    assert len(told[0]) == 1 and "actor.minibatch_size=null" in told[0][0]
+    assert told[1:] == [[], []]
+
+
 def test_a_setting_that_a_preference_loss_does_not_have_is_refused():
     config = compose_run(["algorithm.loss_settings={temper: 2}"], config_name="dpo").config
     with pytest.raises(ConfigError, match=r"algorithm\.loss_settings\.temper") as caught:

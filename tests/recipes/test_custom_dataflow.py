@@ -63,7 +63,7 @@ def test_the_algorithm_is_less_than_forty_lines():
 
 def test_the_command_of_its_header_is_whole():
     config = compose_run([TYPED], config_name="ppo").config
-    assert f"python -m hybridflow.trainer.main_ppo {TYPED} trainer.total_steps=60\n" in RECIPE.read_text()
+    assert f"python -m hybridflow.trainer.main_ppo {TYPED}\n" in RECIPE.read_text()
     assert {spec.name: spec.pool for spec in plan_roles(config, find_dataflow(config.dataflow))} == {
         "actor": "main",
         "critic": "main",

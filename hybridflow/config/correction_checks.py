@@ -48,17 +48,16 @@ def check_old_logprobs(config: Experiment) -> None:
     if config.dataflow != "grpo" or config.dataflow_settings.get("recompute_logprobs") is not False:
         return
     algorithm, steps = config.algorithm, optimizer_steps_per_step(config, config.actor)
-    needs = {
-        "algorithm.kl.placement=reward": algorithm.kl.placement is KLPlacement.reward,
-        f"what {KEY} compares": compares(algorithm.correction),
-        "algorithm.advantage=optimal_token_baseline": advantage_name(algorithm.advantage) == "optimal_token_baseline",
-        f"{steps} optimizer steps a batch": steps > 1 and not algorithm.correction.bypass,
-    }
-    for what, is_needed in needs.items():
+    recompute = "Use dataflow_settings.recompute_logprobs=true"
+    one_step = f"{recompute}, {KEY}.bypass=true, or actor.epochs=1 with actor.minibatch_size=null"
+    needs_a_baseline = advantage_name(algorithm.advantage) == "optimal_token_baseline"
+    for is_needed, what, remedy in (
+        (algorithm.kl.placement is KLPlacement.reward, "algorithm.kl.placement=reward", recompute),
+        (compares(algorithm.correction), f"what {KEY} compares", recompute),
+        (needs_a_baseline, "algorithm.advantage=optimal_token_baseline", recompute),
+        (steps > 1 and not algorithm.correction.bypass, f"{steps} optimizer steps a batch", one_step),
+    ):
         if is_needed:
-            remedy = "Use dataflow_settings.recompute_logprobs=true"
-            if "steps" in what:
-                remedy += f", {KEY}.bypass=true, or actor.epochs=1 with actor.minibatch_size=null"
             raise ConfigError(
                 "dataflow_settings.recompute_logprobs=false leaves the update without the log-probabilities of the"
                 f" policy before it, which are needed for {what}.",

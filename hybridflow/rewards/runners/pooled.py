@@ -1,5 +1,6 @@
 """Functions in processes of their own, with limits: a slow or crashing one costs its sample, and nothing else."""
 
+import math
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import wait
@@ -8,7 +9,7 @@ from hybridflow.config.reward import Reward
 from hybridflow.errors import RewardError
 from hybridflow.rewards.bound import BoundReward
 from hybridflow.rewards.interface import Outcome, Samples
-from hybridflow.rewards.runners.chunks import Board, Chunk, chunks_of
+from hybridflow.rewards.runners.chunks import Board, chunks_of
 from hybridflow.rewards.runners.messages import Raised, Ready
 from hybridflow.rewards.runners.processes import START_SECONDS, Nursery, PoolProcess
 
@@ -31,6 +32,7 @@ class PooledRunner:
     def __init__(self, config: Reward, *, processes: int) -> None:
         self._seconds = config.timeout_seconds
         self._memory_mb = config.memory_mb
+        self._next_look = math.inf if config.memory_mb is None else 0.0
         self._num_processes = processes
         self._nursery = Nursery(config)
         self._processes: list[PoolProcess] = []
@@ -64,20 +66,17 @@ class PooledRunner:
         self._processes.clear()
 
     def _collect(self, board: Board) -> None:
-        """Waits until a process says something, or has had its time."""
+        """Waits until a process says something, or has had its time, or memory is to be looked at."""
         active = [process for process in self._processes if not process.is_idle]
         first = min((process.deadline for process in active), default=0.0)
-        left = max(0.0, first - time.monotonic())
-        ready = wait(
-            [p.connection for p in active], timeout=left if self._memory_mb is None else min(left, _LOOK_SECONDS)
-        )
+        left = max(0.0, min(first, self._next_look) - time.monotonic())
+        ready = wait([process.connection for process in active], timeout=left)
         for process in active:
             if process.connection in ready:
                 self._take(process, board)
             elif time.monotonic() >= process.deadline:
                 self._overdue(process, board)
-            elif self._memory_mb is not None and process.chunk is not None:
-                self._look_at_memory(process, process.chunk, board, self._memory_mb)
+        self._look_at_memory(board)
 
     def _take(self, process: PoolProcess, board: Board) -> None:
         answer, chunk = process.receive(), process.chunk
@@ -111,11 +110,18 @@ class PooledRunner:
         several = f"{len(chunk)} x " if len(chunk) > 1 else ""
         board.failed(chunk, f"it took longer than {several}reward.timeout_seconds={self._seconds:g}.")
 
-    def _look_at_memory(self, process: PoolProcess, chunk: Chunk, board: Board, allowed_mb: int) -> None:
-        if process.added_bytes() > allowed_mb * 2**20:
-            self._replace(process)
-            reason = f"its process came to use more than reward.memory_mb={allowed_mb} beside what it began with."
-            board.failed(chunk, reason)
+    def _look_at_memory(self, board: Board) -> None:
+        """Replaces busy processes that use too much, every `_LOOK_SECONDS` however often the others answer."""
+        now, allowed_mb = time.monotonic(), self._memory_mb
+        if allowed_mb is None or now < self._next_look:
+            return
+        self._next_look = now + _LOOK_SECONDS
+        for process in list(self._processes):
+            if process.chunk is not None and process.added_bytes() > allowed_mb * 2**20:
+                chunk = process.chunk
+                self._replace(process)
+                reason = f"its process came to use more than reward.memory_mb={allowed_mb} beside what it began with."
+                board.failed(chunk, reason)
 
     def _replace(self, process: PoolProcess) -> str:
         """Another process takes its place; how it ended."""

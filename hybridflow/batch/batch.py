@@ -8,6 +8,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from hybridflow.batch import wire
+from hybridflow.batch.positions import row_positions
 from hybridflow.batch.ragged import Ragged
 from hybridflow.errors import BatchError
 
@@ -144,9 +145,12 @@ class Batch:
             meta=self.meta,
         )
 
-    def select(self, index: Tensor | Sequence[int]) -> "Batch":
-        """The rows at the given positions, in that order, copied."""
-        index = torch.as_tensor(index, dtype=torch.int64)
+    def select(self, rows: Tensor | Sequence[int] | Sequence[bool]) -> "Batch":
+        """The rows at the given positions [K], in that order, or where a boolean mask [B] is True; copied.
+
+        Raises `BatchError` for a mask of another length.
+        """
+        index = row_positions(rows, len(self))
         positions = index.tolist()
         return Batch.of(
             rows={name: column[index] for name, column in self.row_columns.items()},

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hybridflow.batch import Batch
 from hybridflow.batch.batch import Meta
+from hybridflow.batch.positions import row_positions
 from hybridflow.controller.backends.interface import Backend, Pending, Stored
 from hybridflow.controller.packets import Portion, TablePart, Take, assembled
 from hybridflow.controller.row_index import shard_rows
@@ -155,9 +156,12 @@ class BatchRef:
             meta |= ref._meta
         return BatchRef(views, self._backend, meta)
 
-    def take(self, index: Tensor | Sequence[int]) -> "BatchRef":
-        """The rows at the given positions [K], in that order; no data moves."""
-        index = torch.as_tensor(index, dtype=torch.int64)
+    def take(self, rows: Tensor | Sequence[int] | Sequence[bool]) -> "BatchRef":
+        """The rows at the given positions [K], in that order, or where a boolean mask [B] is True; no data moves.
+
+        Raises `BatchError` for positions outside the batch and for a mask of another length.
+        """
+        index = row_positions(rows, len(self))
         if len(index) and (int(index.min()) < 0 or int(index.max()) >= len(self)):
             raise BatchError(
                 f"Rows {int(index.min())} to {int(index.max())} were asked of a batch of {len(self)}.",

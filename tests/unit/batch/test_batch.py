@@ -119,3 +119,25 @@ def test_columns_may_hold_no_tokens_and_batches_no_rows():
 def test_token_columns_of_one_stage_keep_their_number_format():
     batch = Batch.of(tokens={"logprobs": Ragged.from_rows([[0.5], [1.0, 2.0]], torch.bfloat16)})
     assert batch.repeat(2).tokens("logprobs").values.dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize("mask", [torch.tensor([False, False, True, True]), [False, False, True, True]], ids=type)
+def test_a_mask_selects_the_rows_that_are_true(mask):
+    batch = batch_of([[1], [2, 3], [4], []])
+    assert contents(batch.select(mask)) == contents(batch.select([2, 3]))
+    long = ragged([list(range(400)), [1], [2] * 900, [3] * 300])
+    assert plain(long.select(torch.as_tensor(mask))) == [[2] * 900, [3] * 300]
+
+
+@pytest.mark.parametrize("mask", [[True], [True] * 5, [[True]] * 4, []], ids=str)
+def test_a_mask_of_another_length_is_refused(mask):
+    with pytest.raises(BatchError, match=r"mask of shape .* batch of 4") as caught:
+        batch_of([[1], [2], [3], [4]]).select(torch.tensor(mask, dtype=torch.bool))
+    assert "one truth value per row, 4 in all" in caught.value.remedy
+
+
+def test_rows_chosen_by_fractions_are_refused():
+    with pytest.raises(BatchError, match="numbers of type float32") as caught:
+        batch_of([[1], [2]]).select(torch.tensor([0.0, 1.0]))
+    assert "boolean mask" in caught.value.remedy
+    assert len(batch_of([[1], [2]]).select([])) == 0

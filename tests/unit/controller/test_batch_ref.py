@@ -37,6 +37,17 @@ def test_take_then_fetch_is_fetch_then_select(generated, seed):
     assert same(generated.take(index).take(twice).fetch(), generated.fetch().select(index).select(twice))
 
 
+def test_a_mask_takes_the_rows_that_are_true(generated):
+    mask = generated.tokens_of("response_ids") > generated.tokens_of("response_ids").float().median()
+    assert 0 < int(mask.sum()) < 16
+    wanted = mask.nonzero().flatten()
+    assert same(generated.take(mask).fetch(), generated.fetch().select(wanted))
+    assert torch.equal(generated.take(mask).row("uid"), generated.row("uid")[wanted])
+    with pytest.raises(BatchError, match=r"mask of shape \[3\] .* batch of 16") as caught:
+        generated.take(mask[:3])
+    assert "16 in all" in caught.value.remedy
+
+
 def test_numbers_per_row_are_known_without_fetching(generated):
     fetched = generated.fetch()
     assert torch.equal(generated.row("uid"), fetched.row("uid"))

@@ -13,7 +13,7 @@ MAY_IMPORT_INSIDE_FUNCTIONS = (
     "hybridflow/cli/*",
 )
 ROOM_OF_HEAVY = {
-    "ray": "hybridflow/controller/backends/ray.py",
+    "ray": "hybridflow/controller/backends/ray/*",
     "vllm": "hybridflow/engines/rollout/vllm/*",
     "megatron": "hybridflow/engines/training/megatron/*",
     "hydra": "hybridflow/config/schema.py",

@@ -1,0 +1,144 @@
+"""The backend that runs workers as Ray actors.
+
+Columns above 100 KB stay in the object store of the node that made them. Smaller ones Ray sends along in its messages,
+through this process's memory: faster than a shared-memory object, and bounded however long the responses are.
+"""
+
+import atexit
+import os
+from collections.abc import Mapping, Sequence
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+from ray.util.placement_group import remove_placement_group
+
+from hybridflow.controller.backends.interface import Arguments, Handle, Pending, RoleMeshes, Stored
+from hybridflow.controller.backends.ray.cluster import start_cluster
+from hybridflow.controller.backends.ray.host import Host, host_of
+from hybridflow.controller.backends.ray.placement import PlacedPool, placed_pool
+from hybridflow.controller.backends.ray.watch import DEATH_NOTICE_SECONDS, Watch, references_of
+from hybridflow.controller.colocation import VALUE, AnswerForm, WorkerKey
+from hybridflow.controller.resource_pool import ResourcePool
+from hybridflow.controller.worker import Worker
+
+POLL_SECONDS = 0.5
+"""How long a wait goes without looking at calls and processes it does not wait for."""
+
+
+class RayBackend:
+    """Actors on a Ray cluster: that of `RAY_ADDRESS`, or one started here and ended with this backend."""
+
+    def __init__(self, *, devices: int = 1, nodes: int = 1, device: str = "cpu", threads: int | None = None) -> None:
+        self._threads = threads or max(1, (os.cpu_count() or 1) // devices)
+        self._pools: dict[ResourcePool, PlacedPool] = {}
+        self._watch = Watch(self._hosts)
+        self._owns_ray = not ray.is_initialized()
+        if self._owns_ray:
+            start_cluster(devices, nodes, device)
+        atexit.register(self.shutdown)
+
+    def spawn(
+        self,
+        worker_class: type[Worker],
+        pool: ResourcePool,
+        *,
+        role: str,
+        meshes: RoleMeshes,
+        kwargs: Mapping[str, object],
+    ) -> list[Handle]:
+        """One worker per device; returns while processes are still starting, so that pools start at once."""
+        if pool not in self._pools:
+            self._pools[pool] = placed_pool(pool, self._pools, threads=self._threads)
+        placed = self._pools[pool]
+        key = WorkerKey(role, role)
+        packed = ray.put(dict(kwargs))
+        handles = []
+        for host in placed.hosts:
+            handle = Handle(key, host.rank, pool, host)
+            host.keys.append(key)
+            value = host.actor.build.remote(
+                role, worker_class, meshes.training, meshes.generation, packed, placed.address
+            )
+            self._watch.add(Pending(handle, "__init__", value))
+            handles.append(handle)
+        return handles
+
+    def call(self, handle: Handle, method: str, arguments: Arguments, form: AnswerForm = VALUE) -> Pending:
+        """Sends the call to the actor; what it must read are references, resolved where it runs."""
+        host, key = host_of(handle), handle.key
+        if host.died is not None:
+            raise host.died
+        run, target = host.actor.run, [key.worker, key.role, method]
+        if form is VALUE and not arguments.args and not arguments.kwargs:
+            value = run.remote(target)
+            packets: tuple[ray.ObjectRef, ...] = ()
+        else:
+            sent = run if form.objects == 1 else run.options(num_returns=form.objects)
+            answer = sent.remote(target, form, arguments.args, arguments.kwargs, *arguments.stored)
+            value, packets = (answer[0], tuple(answer[1:])) if form.objects > 1 else (answer, ())
+        pending = Pending(handle, method, value, packets)
+        self._watch.add(pending)
+        return pending
+
+    def wait(self, pending: Sequence[Pending]) -> list[object]:
+        """The values; every half second, and at every failure, all calls and all processes are looked at."""
+        while awaited := [call for call in dict.fromkeys(pending) if not call.done]:
+            try:
+                answers = ray.get(references_of([call.value for call in awaited]), timeout=POLL_SECONDS)
+                self._watch.note(awaited, answers)
+            except GetTimeoutError:
+                self._watch.look_at_calls()
+                self._watch.look_at_processes(seconds=0.0)
+            except RayError as error:
+                self._watch.look_at_calls()
+                failure = self._watch.translated(error)
+                raise failure from failure.__cause__
+        return [call.value for call in pending]
+
+    def put(self, value: object) -> Stored:
+        """A reference to the value in the object store."""
+        return ray.put(value)
+
+    def get(self, stored: Sequence[Stored]) -> list[object]:
+        """Values from the object store; tensors alias shared memory."""
+        try:
+            return ray.get(references_of(stored))
+        except RayError as error:
+            self._watch.look_at_calls()
+            failure = self._watch.translated(error)
+            raise failure from failure.__cause__
+
+    def drain_calls(self) -> list[tuple[str, str, float]]:
+        """Role, method and seconds in it, on its busiest rank, of the calls that ended since this was last asked."""
+        self._watch.look_at_calls()
+        return self._watch.times.drain()
+
+    def dead(self) -> list[Handle]:
+        """Workers whose process has ended; takes up to a second when some are busy."""
+        self._watch.ask_for_signs_of_life(seconds=DEATH_NOTICE_SECONDS)
+        return [Handle(key, host.rank, host.pool, host) for host in self._hosts() if host.died for key in host.keys]
+
+    def kill(self, handles: Sequence[Handle]) -> None:
+        """Ends the actors of these workers; a pool without actors gives its devices back."""
+        gone = [host_of(handle) for handle in handles]
+        for pool, placed in list(self._pools.items()):
+            for host in [host for host in placed.hosts if host in gone]:
+                ray.kill(host.actor)
+                placed.hosts.remove(host)
+            if not placed.hosts:
+                remove_placement_group(placed.placement)
+                del self._pools[pool]
+        self._watch.forget(gone)
+
+    def shutdown(self) -> None:
+        """Ends all actors, and Ray where it was started here."""
+        atexit.unregister(self.shutdown)
+        hosts = self._hosts()
+        if ray.is_initialized():
+            self.kill([Handle(WorkerKey("", ""), host.rank, host.pool, host) for host in hosts])
+            if self._owns_ray:
+                ray.shutdown()
+        self._watch.forget(hosts)
+
+    def _hosts(self) -> list[Host]:
+        return [host for placed in self._pools.values() for host in placed.hosts]

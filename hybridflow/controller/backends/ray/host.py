@@ -1,0 +1,81 @@
+"""The process of one rank as a Ray actor, and what the driver knows of it."""
+
+import os
+import socket
+import sys
+from dataclasses import dataclass, field
+from typing import cast
+
+import ray
+from ray.actor import ActorHandle
+from ray.util import get_node_ip_address
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from hybridflow.controller.backends.interface import Handle
+from hybridflow.controller.colocation import WorkerHost, WorkerKey
+from hybridflow.controller.health import HostInfo
+from hybridflow.controller.resource_pool import ResourcePool
+from hybridflow.errors import WorkerDied
+from hybridflow.observability.logs import configure_logging
+
+_CPU_ENVIRONMENT = {
+    "TORCHDYNAMO_DISABLE": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
+
+
+class RayHost(WorkerHost):
+    """A worker host as an actor: it finds out its node and sends its log lines through Ray."""
+
+    def __init__(self, rank: int, *, device: str, threads: int | None) -> None:
+        configure_logging(None, rank=rank)
+        super().__init__(rank, device=device, node=socket.gethostname(), threads=threads, host=get_node_ip_address())
+
+    def serve(self, host: str = "") -> str:
+        """Opens the store where the ranks meet, at this node's address."""
+        return super().serve(host or get_node_ip_address())
+
+
+@dataclass(eq=False)
+class Host:
+    """One actor, as the driver knows it."""
+
+    pool: ResourcePool
+    rank: int
+    actor: ActorHandle
+    keys: list[WorkerKey] = field(default_factory=list)
+    info: HostInfo | None = None
+    sign_of_life: ray.ObjectRef | None = None
+    died: WorkerDied | None = None
+
+
+def host_of(handle: Handle) -> Host:
+    """The actor behind a handle."""
+    assert isinstance(handle.host, Host), f"a handle of another backend: {handle.host}"
+    return handle.host
+
+
+def started_host(pool: ResourcePool, group: PlacementGroup, *, rank: int, bundle: int, threads: int) -> Host:
+    """The actor of one rank, starting on its bundle of the placement group.
+
+    Actors ask for no CPU: one whose share does not fit its bundle would wait for ever without a word.
+    """
+    python_path = os.pathsep.join(path for path in sys.path if path)
+    environment = {
+        "PYTHONPATH": python_path,
+        "OMP_NUM_THREADS": str(threads),
+        "RANK": str(rank),
+        "WORLD_SIZE": str(pool.devices),
+    }
+    on_gpu = pool.device == "cuda"
+    options = {
+        "num_cpus": 0,
+        "num_gpus": 1 if on_gpu else 0,
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
+        "runtime_env": {"env_vars": environment if on_gpu else environment | _CPU_ENVIRONMENT},
+    }
+    device, own_threads = ("cuda:0", None) if on_gpu else ("cpu", threads)
+    actor = ray.remote(RayHost).options(**options).remote(rank, device=device, threads=own_threads)
+    return Host(pool, rank, cast(ActorHandle, actor))

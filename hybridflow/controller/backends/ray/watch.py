@@ -1,0 +1,157 @@
+"""The calls under way and the processes that carry them out: every failure is found here, and put in words."""
+
+from collections.abc import Callable, Sequence
+
+import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+
+from hybridflow.controller.backends.interface import Pending, Stored
+from hybridflow.controller.backends.ray.host import Host, host_of
+from hybridflow.controller.failures import CallFailed
+from hybridflow.controller.health import CallTimes, HostInfo, backend_failure, death, how_it_ended
+from hybridflow.errors import WorkerDied, WorkerError
+
+DEATH_NOTICE_SECONDS = 1.0
+_MOST_UNSEEN_CALLS = 256
+
+
+class Watch:
+    """What is under way. `hosts` gives the processes of all pools, now."""
+
+    def __init__(self, hosts: Callable[[], Sequence[Host]]) -> None:
+        self.times = CallTimes()
+        self._hosts = hosts
+        self._calls: dict[Stored, Pending] = {}
+        self._most_unseen_calls = _MOST_UNSEEN_CALLS
+
+    def add(self, call: Pending) -> None:
+        """A call has been made; from time to time those that nobody waits for are looked at."""
+        self._calls[call.value] = call
+        if len(self._calls) > self._most_unseen_calls:
+            self.look_at_calls()
+            self._most_unseen_calls = max(_MOST_UNSEEN_CALLS, 2 * len(self._calls))
+
+    def forget(self, hosts: Sequence[Host]) -> None:
+        """The calls of some processes are no longer watched."""
+        gone = {id(host) for host in hosts}
+        self._calls = {ref: call for ref, call in self._calls.items() if id(call.handle.host) not in gone}
+
+    def note(self, calls: Sequence[Pending], answers: Sequence[object]) -> None:
+        """Calls have ended well. Those made before them that nobody waited for are looked at too."""
+        own = {call for call in calls if call.value in self._calls}
+        earlier: list[Pending] = []
+        for call in self._calls.values():
+            if not own:
+                break
+            if call in own:
+                own.remove(call)
+            else:
+                earlier.append(call)
+        for call, answer in zip(calls, answers, strict=True):
+            self._note(call, answer)
+        self.look_at_calls(earlier)
+
+    def look_at_calls(self, among: Sequence[Pending] | None = None) -> None:
+        """Notes the calls that have ended, and raises the failure of the one that was made first."""
+        watched = {call.value: call for call in (self._calls.values() if among is None else among)}
+        if not watched:
+            return
+        references = references_of(list(watched))
+        ended, _ = ray.wait(references, num_returns=len(references), timeout=0, fetch_local=False)
+        for reference in ended:
+            try:
+                self._note(watched[reference], ray.get(reference))
+            except RayError as error:
+                failure = self.translated(error, watched[reference])
+                raise failure from failure.__cause__
+
+    def look_at_processes(self, *, seconds: float) -> None:
+        """Raises the death of any process."""
+        self.ask_for_signs_of_life(seconds=seconds)
+        for host in self._hosts():
+            if host.died is not None:
+                self._calls.clear()
+                raise host.died
+
+    def ask_for_signs_of_life(self, *, seconds: float) -> None:
+        """A question waits in the queue of a busy actor, but that to a dead one fails at once."""
+        hosts = self._hosts()
+        for host in hosts:
+            host.sign_of_life = host.sign_of_life or host.actor.info.remote()
+        asked = {host.sign_of_life: host for host in hosts if host.sign_of_life is not None}
+        if not asked:
+            return
+        answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=seconds)
+        for reference in answered:
+            host = asked[reference]
+            host.sign_of_life = None
+            try:
+                host.info = ray.get(reference)
+            except RayActorError as error:
+                host.died = self._death(host, error)
+
+    def translated(self, error: RayError, failed: Pending | None = None) -> Exception:
+        """Ray's error in the words of the house. It ends what was under way: those calls are no longer watched."""
+        if isinstance(error, RayTaskError) and isinstance(error.cause, CallFailed):
+            self._look_for_death_behind(error.cause.error)
+            self._calls.clear()
+            error.cause.error.__cause__ = error.cause.cause
+            return error.cause.error
+        if isinstance(error, RayActorError):
+            dead = [host for host in self._hosts() if host.actor._actor_id.hex() == error.actor_id]
+            if dead:
+                dead[0].died = dead[0].died or self._death(dead[0], error)
+                self._calls.clear()
+                return dead[0].died
+        self._calls.clear()
+        place = failed.handle if failed else None
+        message, remedy = backend_failure(type(error).__name__, str(error))
+        return WorkerError(
+            message,
+            remedy=remedy,
+            role=place.key.role if place else "unknown",
+            rank=place.rank if place else -1,
+            node=_node(failed),
+            method=failed.method if failed else "unknown",
+            worker_traceback=str(error),
+        )
+
+    def _note(self, call: Pending, answer: object) -> None:
+        """A call has ended well: it is no longer watched, and its time is kept."""
+        self._calls.pop(call.value, None)
+        call.done = True
+        call.value, seconds = answer if isinstance(answer, list) else (answer, 0.0)
+        if isinstance(call.value, HostInfo):
+            host_of(call.handle).info = call.value
+        else:
+            self.times.add(call.handle.key.role, call.method, call.handle.rank, seconds)
+
+    def _look_for_death_behind(self, error: WorkerError) -> None:
+        """A rank whose peer died fails too, with a broken connection: the peer's death is what to say."""
+        failed = [host for host in self._hosts() if any(error.role == key.role for key in host.keys)]
+        if any(host.pool.devices > 1 for host in failed):
+            self.look_at_processes(seconds=DEATH_NOTICE_SECONDS)
+
+    def _death(self, host: Host, error: RayActorError) -> WorkerDied:
+        waiting = [call for call in self._calls.values() if call.handle.host is host]
+        return death(
+            pool=host.pool.name,
+            roles=[key.role for key in host.keys],
+            rank=host.rank,
+            info=host.info,
+            methods=[f"{call.handle.key.role}.{call.method}" for call in waiting],
+            reason=how_it_ended(str(error)),
+            report=str(error) if "creation task" in str(error) else "",
+        )
+
+
+def references_of(stored: Sequence[Stored]) -> list[ray.ObjectRef]:
+    """Stored values, as the references that they are on Ray."""
+    references = [reference for reference in stored if isinstance(reference, ray.ObjectRef)]
+    assert len(references) == len(stored), f"not all are references: {stored}"
+    return references
+
+
+def _node(failed: Pending | None) -> str:
+    info = host_of(failed.handle).info if failed is not None else None
+    return info.node if info is not None else "unknown"

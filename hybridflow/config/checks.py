@@ -1,6 +1,7 @@
 """Rules across sections, checked before any process starts. Each says what was found and what to do."""
 
 import difflib
+import unicodedata
 from dataclasses import dataclass
 
 from hybridflow.config.algorithm import KLPlacement
@@ -47,6 +48,9 @@ _ESTIMATORS = {
 _COST_OF_THE_TASK = "hybridflow.rewards.functions.far_off.far_off"
 _PROMPTS_OF_THE_TASK = ("builtin:calculator/train", "builtin:calculator/eval")
 _DATAFLOW_OF = {"gae": "ppo", "remax": "remax"}
+_LONGEST_NAME = 100
+_NOT_PRINTED = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+"""Unicode's categories of control and format characters, surrogates and line separators."""
 _WITHOUT_GROUPS = ("gae", "remax", "reinforce_plus_plus")
 
 
@@ -59,7 +63,8 @@ def check(config: Experiment) -> None:
 
 
 def _names(config: Experiment) -> None:
-    """Names that are one of a list."""
+    """Names that are one of a list, and the run's own."""
+    _check_experiment(config.trainer.experiment)
     if config.algorithm.aggregation is not None:
         _one_of("algorithm.aggregation", config.algorithm.aggregation, AGGREGATIONS)
     advantage_name(config.algorithm.advantage)
@@ -75,6 +80,26 @@ def _names(config: Experiment) -> None:
         raise ConfigError(
             f"reward.weights has {len(weights)} numbers for {len(functions)} reward.functions.",
             remedy="Give one weight a function, or none at all.",
+        )
+
+
+def _check_experiment(name: str) -> None:
+    """The name of the run is that of its directory, and of nothing outside `runs/`."""
+    fault = None
+    if not name.strip() or name in (".", ".."):
+        fault = "is no name"
+    elif "/" in name or "\\" in name:
+        fault = "is a path"
+    elif any(unicodedata.category(character) in _NOT_PRINTED for character in name):
+        fault = "has control characters"
+    elif max(len(name), len(name.encode()) / 2) > _LONGEST_NAME:
+        fault = f"has {len(name)} characters"
+    if fault is not None:
+        shown = ascii(name)[1:-1]
+        raise ConfigError(
+            f"trainer.experiment={shown[:_LONGEST_NAME]}{'...' * (len(shown) > _LONGEST_NAME)} {fault}.",
+            remedy=f"Use a plain name of at most {_LONGEST_NAME} characters, such as gsm8k_ppo; trainer.run_dir takes"
+            " a path.",
         )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.model import Model
 from hybridflow.config.parallelism import Parallelism
+from hybridflow.config.paths import user_path
 from hybridflow.config.roles import RoleKind
 from hybridflow.config.training import Training, TrainingEngine
 
@@ -78,7 +79,9 @@ def total_optimizer_steps(config: Experiment, training: Training) -> int:
 
 def run_dir(config: Experiment) -> Path:
     """The directory for everything the run writes."""
-    return Path(config.trainer.run_dir or f"runs/{config.trainer.experiment}").expanduser()
+    if config.trainer.run_dir:
+        return user_path(config.trainer.run_dir, key="trainer.run_dir")
+    return Path("runs", config.trainer.experiment)
 
 
 def is_evaluated(config: Experiment) -> bool:

@@ -33,13 +33,14 @@ _ABOVE_0_OR_NULL = _number("above 0, or null", lambda v: v > 0)
 _FROM_0_TO_1 = _number("from 0 to 1", lambda v: 0 <= v <= 1)
 _FROM_0_TO_BELOW_1 = _number("from 0 to below 1", lambda v: 0 <= v < 1)
 _SHARE = _number("above 0 and up to 1", lambda v: 0 < v <= 1)
+_LEARNING_RATE = _number("from 0 to 1: AdamW moves every weight by about as much in each step", lambda v: 0 <= v <= 1)
 
 _TRAINED: Mapping[str, Range] = {
     "minibatch_size": _ONE,
     "microbatch_tokens": _ONE,
     "epochs": _ONE,
     "lora.alpha": _ABOVE_0,
-    "optimizer.learning_rate": _NOT_BELOW_0,
+    "optimizer.learning_rate": _LEARNING_RATE,
     "optimizer.weight_decay": _NOT_BELOW_0,
     "optimizer.beta1": _FROM_0_TO_BELOW_1,
     "optimizer.beta2": _FROM_0_TO_BELOW_1,

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 from hybridflow.config.nearest import did_you_mean
+from hybridflow.config.paths import user_path
 from hybridflow.errors import ConfigError
 
 
@@ -17,7 +18,7 @@ def load_member(setting: str, *, key: str) -> object:
     """What a setting names. Raises `ConfigError` in the words of `key=setting`."""
     path, colon, name = setting.rpartition(":")
     if colon and path.endswith(".py"):
-        return _member(_module_of_file(Path(path).expanduser().resolve(), setting, key), name, setting, key)
+        return _member(_module_of_file(user_path(path, key=key).resolve(), setting, key), name, setting, key)
     if setting.endswith(".py"):
         raise ConfigError(f"{key}={setting} names nothing in the file.", remedy=f"Write {setting}:name.")
     module, dot, name = setting.rpartition(".")

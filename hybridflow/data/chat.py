@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from copy import copy
-from pathlib import Path
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from hybridflow.config.data import Data
+from hybridflow.config.paths import user_path
 from hybridflow.errors import DataError
 
 Message = dict[str, str]
@@ -44,7 +44,7 @@ def with_chat_template(tokenizer: PreTrainedTokenizerBase, config: Data) -> PreT
     """The tokenizer with the template in the file `data.chat_template` in place of its own."""
     if config.chat_template is None:
         return tokenizer
-    path = Path(config.chat_template).expanduser()
+    path = user_path(config.chat_template, key="data.chat_template")
     try:
         template = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

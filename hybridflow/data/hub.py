@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow
 
 from hybridflow.config.nearest import did_you_mean
+from hybridflow.config.paths import user_path
 from hybridflow.errors import ConfigError, DataError
 from hybridflow.optional import require
 
@@ -32,10 +33,10 @@ def hub_name(name: str) -> HubName | None:
     options it is of the hub, or of a folder. Raises `ConfigError` for options that do not exist.
     """
     path, mark, query = name.partition("?")
-    if Path(name).expanduser().exists():
+    if user_path(name).exists():
         return None
     is_repository = bool(_NAME.fullmatch(path)) and Path(path).suffix not in _FILE_SUFFIXES
-    is_folder = bool(mark) and Path(path).expanduser().is_dir()
+    is_folder = bool(mark) and user_path(path).is_dir()
     if is_folder or (is_repository and (mark or not Path(path).parent.exists())):
         return HubName(path, **_options(name, query)) if mark else HubName(path)
     return None
@@ -86,5 +87,5 @@ def _options(name: str, query: str) -> dict[str, str]:
 
 
 def _place(path: str) -> str:
-    folder = Path(path).expanduser()
+    folder = user_path(path)
     return str(folder) if folder.is_dir() else path

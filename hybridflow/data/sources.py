@@ -7,6 +7,7 @@ import pyarrow.parquet
 
 from hybridflow.config.builtin import PREFIX, builtin_path
 from hybridflow.config.nearest import did_you_mean
+from hybridflow.config.paths import user_path
 from hybridflow.data.hub import hub_name, read_hub
 from hybridflow.data.json_rows import read_json, read_json_lines
 from hybridflow.data.reasoning_tasks import TASK_PREFIX, read_task
@@ -25,7 +26,7 @@ def read_table(name: str) -> Table:
     if name.startswith(PREFIX):
         path, data_source = builtin_path(name), name.removeprefix(PREFIX).split("/")[0]
     else:
-        path, data_source = Path(name).expanduser(), short_name(Path(name))
+        path, data_source = user_path(name), short_name(Path(name))
     dataset = hub_name(name)
     if path.is_file():
         columns = _read_file(path, name)

@@ -4,6 +4,7 @@ import logging
 import os
 from pathlib import Path
 
+from hybridflow.config.paths import user_path
 from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore
 from hybridflow.errors import CheckpointError, ConfigError, ResourceError
 
@@ -19,7 +20,7 @@ def resolve_resume(resume: str, store: CheckpointStore, total_steps: int) -> Che
     """
     if resume == "never":
         return None
-    checkpoint = store.latest() if resume == "auto" else store.open(Path(resume).expanduser())
+    checkpoint = store.latest() if resume == "auto" else store.open(user_path(resume, key="trainer.resume"))
     if checkpoint is None:
         return None
     if checkpoint.step > total_steps:

@@ -25,9 +25,9 @@ from hybridflow.config.schema import config_directory, register_schema
 from hybridflow.config.sealed import sealed
 from hybridflow.errors import ConfigError
 from hybridflow.launch.described_roles import described_roles
-from hybridflow.launch.overrides import Setting, Typed, parse_overrides
+from hybridflow.launch.overrides import Setting, Typed, check_switch, parse_overrides
 from hybridflow.launch.presets import preset_name
-from hybridflow.launch.said import said_in_files
+from hybridflow.launch.said import leaves_in_files
 
 TABLES: dict[str, type | None] = {
     "roles": Role,
@@ -64,6 +64,7 @@ def compose_run(overrides: Sequence[str], *, config_name: str, config_dir: Path 
         raise ConfigError(f"There is no {config_name}.yaml in {directory}.", remedy=f"Configurations there: {found}.")
     typed = parse_overrides(overrides)
     from_files = _from_files(config_name, directory, typed, {})
+    in_files = _said_in_files(directory / f"{config_name}.yaml", typed)
     described = _described(from_files, typed.settings)
     if described:
         from_files = _from_files(config_name, directory, typed, described)
@@ -76,8 +77,7 @@ def compose_run(overrides: Sequence[str], *, config_name: str, config_dir: Path 
     assert isinstance(config, Experiment), f"composed a {type(config)}"
     check(config)
     typed_keys = [setting.key for setting in typed.settings]
-    said = said_in_files(directory / f"{config_name}.yaml", typed.groups).union(typed_keys)
-    return Composed(sealed(config), _origins(from_files, whole, typed_keys, described), said)
+    return Composed(sealed(config), _origins(from_files, whole, typed_keys, described), in_files.union(typed_keys))
 
 
 def parse_command_line(argv: Sequence[str], *, program: str, config_name: str) -> argparse.Namespace:
@@ -96,6 +96,14 @@ def parse_command_line(argv: Sequence[str], *, program: str, config_name: str) -
     if unknown:
         raise ConfigError(f"There is no option {unknown[0]}.", remedy=remedy)
     return known
+
+
+def _said_in_files(file: Path, typed: Typed) -> frozenset[str]:
+    """The keys that the user's own files set, with switches that are no switches refused."""
+    leaves = dict(leaves_in_files(file, typed.groups))
+    for key, value in leaves.items():
+        check_switch(key, value)
+    return frozenset(leaves)
 
 
 def _task_left_out(typed: Typed, file: Path) -> list[str]:

@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hybridflow.config.experiment import Experiment
+from hybridflow.config.loop import Trainer
 from hybridflow.config.model import Dtype
 from hybridflow.config.training import Lora
+from hybridflow.elastic.checkpoint import steps_below
 from hybridflow.errors import ResourceError
 from hybridflow.launch.roles import RoleSpec
 from hybridflow.models.accounting import weight_bytes
@@ -16,23 +18,39 @@ from hybridflow.models.names.rules import canonical_weights
 
 _LOGS_BYTES = 1 << 20
 _FLOAT32_BYTES = 4
-_SAVED_COPIES = 3
-"""Weights, and AdamW's two moments of each."""
+_BFLOAT16_BYTES = 2
+_FLOAT32_COPIES = 3
+"""Weights, and AdamW's two moments of each; weights in bfloat16 come in addition to their float32 copies."""
 
 
 def check_room(config: Experiment, specs: Sequence[RoleSpec], directory: Path) -> None:
-    """Raises `ResourceError` when there is no room for one checkpoint; the one before is deleted only after it."""
+    """Raises `ResourceError` when there is no room for the checkpoints that lie on the disk at once.
+
+    Those are `trainer.keep_checkpoints` and the one being written: an old one is deleted only after it.
+    """
     nearest = next(path for path in (directory, *directory.absolute().parents) if path.exists())
     if not nearest.is_dir():
         return  # it cannot be a run directory, as its opening will tell
     free = shutil.disk_usage(nearest).free
-    needed = _LOGS_BYTES + (sum(map(_saved_bytes, specs)) if config.trainer.save_every else 0)
+    checkpoints, size = _further_checkpoints(config.trainer, directory), sum(map(_saved_bytes, specs))
+    needed = _LOGS_BYTES + checkpoints * size
     if free < needed:
+        writes = f"{checkpoints} checkpoint{'s' * (checkpoints > 1)} of {_megabytes(size)}" if checkpoints else "logs"
         raise ResourceError(
-            f"The disk of trainer.run_dir={directory} is too full: {_megabytes(free)} are free, and"
-            f" {'one checkpoint takes' if config.trainer.save_every else 'the logs take'} {_megabytes(needed)}.",
-            remedy="Free space there, or set trainer.run_dir to a larger disk; trainer.save_every=0 saves nothing.",
+            f"The disk of trainer.run_dir={directory} is too full: {_megabytes(free)} are free, and the run writes"
+            f" {writes}, {_megabytes(needed)} in all, before it deletes any.",
+            remedy="Free space there, set trainer.run_dir to a larger disk, or lower trainer.keep_checkpoints="
+            f"{config.trainer.keep_checkpoints}; trainer.save_every=0 saves nothing.",
         )
+
+
+def _further_checkpoints(trainer: Trainer, directory: Path) -> int:
+    """How many checkpoints will lie on the disk at once, beside those of this run that lie there already."""
+    if not trainer.save_every:
+        return 0
+    in_all = -(-trainer.total_steps // trainer.save_every)
+    there = 0 if trainer.resume == "never" else len(steps_below(directory / "checkpoints"))
+    return max(1, min(in_all, trainer.keep_checkpoints + 1) - there)
 
 
 def _saved_bytes(spec: RoleSpec) -> int:
@@ -40,9 +58,9 @@ def _saved_bytes(spec: RoleSpec) -> int:
         return 0
     geometry = read_geometry(resolve_model_path(str(spec.model.path)))
     if spec.training is not None and spec.training.lora.rank:
-        return _SAVED_COPIES * _FLOAT32_BYTES * _adapter_elements(geometry, spec.training.lora)
-    width = 2 if spec.model.dtype is Dtype.bfloat16 else 4
-    return _SAVED_COPIES * weight_bytes(geometry, bytes_per_parameter=width)
+        return _FLOAT32_COPIES * _FLOAT32_BYTES * _adapter_elements(geometry, spec.training.lora)
+    beside = _BFLOAT16_BYTES if spec.model.dtype is Dtype.bfloat16 else 0
+    return weight_bytes(geometry, bytes_per_parameter=beside + _FLOAT32_COPIES * _FLOAT32_BYTES)
 
 
 def _adapter_elements(geometry: ModelGeometry, lora: Lora) -> int:

@@ -41,6 +41,8 @@ def parse_overrides(overrides: Sequence[str]) -> Typed:
     groups: dict[str, str] = {}
     settings: list[Setting] = []
     for text in overrides:
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise ConfigError(f"{text!r} is not UTF-8.", remedy="Write settings in UTF-8, in a UTF-8 locale.")
         key, override = _parsed(text)
         if key in GROUPS and override is not None:
             groups[key] = _choice(key, override, text)
@@ -66,21 +68,24 @@ def shown(value: object) -> str:
 
 def _parsed(text: str) -> tuple[str, Override | None]:
     """The key, and what Hydra makes of the text; None for a literal text that it cannot read."""
-    malformed = ConfigError(
-        f"'{text}' is not a setting.",
-        remedy="Write key=value; quote values with spaces or commas: 'key=\"a, b\"'; lists as key=[a,b], and in them"
-        " what has spaces or an = in quotes: 'key=[\"a?b=1\",c]'.",
-    )
     try:
         override = OverridesParser.create().parse_override(text)
     except HydraException as error:
         key, _, value = text.partition("=")
         if _is_text(fields.find(key)) and _LITERAL.fullmatch(value):
             return key, None
-        raise malformed from error
+        raise _malformed(text) from error
     if override.is_delete() or override.package is not None or not override.key_or_group:
-        raise malformed
+        raise _malformed(text)
     return override.key_or_group, override
+
+
+def _malformed(text: str) -> ConfigError:
+    return ConfigError(
+        f"'{text}' is not a setting.",
+        remedy="Write key=value; quote values with spaces or commas: 'key=\"a, b\"'; lists as key=[a,b], and in them"
+        " what has spaces or an = in quotes: 'key=[\"a?b=1\",c]'.",
+    )
 
 
 def _choice(group: str, override: Override, text: str) -> str:
@@ -103,7 +108,10 @@ def _value(key: str, override: Override | None, text: str) -> object:
     if fields.is_list(hint) and not isinstance(override.value(), list | dict):
         if literal in ("", "null"):
             return []
-        override = OverridesParser.create().parse_override(f"{key}=[{literal}]")
+        try:
+            override = OverridesParser.create().parse_override(f"{key}=[{literal}]")
+        except HydraException as error:
+            raise _malformed(text) from error
     if override.is_sweep_override():
         raise ConfigError(
             f"'{text}' gives several values.",
@@ -120,10 +128,22 @@ def _leaves(key: str, value: object) -> Iterator[Setting]:
     if isinstance(value, dict) and (is_dataclass(hint) or get_origin(hint) is dict):
         for name, item in value.items():
             yield from _leaves(f"{key}.{name}", item)
-    elif is_dataclass(hint) or (isinstance(value, dict) and fields.is_list(hint)):
+    elif is_dataclass(hint) or _is_table(hint, value) or (isinstance(value, dict) and fields.is_list(hint)):
         raise ConfigError(f"{key}={value} has the wrong type.", remedy=f"{key} takes {fields.type_name(hint)}.")
     else:
+        check_switch(key, value)
         yield Setting(key, value)
+
+
+def check_switch(key: str, value: object) -> None:
+    """Raises `ConfigError` for a switch that is set to a number: 2 is more likely a slip than a `true`."""
+    if fields.find(key) is bool and isinstance(value, int | float) and not isinstance(value, bool):
+        raise ConfigError(f"{key}={value} has the wrong type.", remedy=f"{key} takes true or false.")
+
+
+def _is_table(hint: object, value: object) -> bool:
+    """The key takes a table, and the value is none."""
+    return get_origin(hint) is dict and value is not None and not isinstance(value, dict)
 
 
 def _is_text(hint: Any) -> bool:

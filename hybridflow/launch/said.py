@@ -10,15 +10,11 @@ from hybridflow.config.schema import config_directory
 _GLOBAL_PACKAGE = "# @package _global_"
 
 
-def said_in_files(file: Path, groups: Mapping[str, str]) -> frozenset[str]:
-    """The keys in a configuration of the user's, and in those of its directory that it builds on.
+def leaves_in_files(file: Path, groups: Mapping[str, str], *, section: str = "") -> Iterator[tuple[str, object]]:
+    """The keys and values in a configuration of the user's, and in those of its directory that it builds on.
 
     `groups` are the choices of the command line, which come before the file's. Nothing for a file of the package.
     """
-    return frozenset(_keys_in(file, groups, section=""))
-
-
-def _keys_in(file: Path, groups: Mapping[str, str], *, section: str) -> Iterator[str]:
     if file.parent.is_relative_to(config_directory()) or not file.is_file():
         return
     text = file.read_text()
@@ -32,15 +28,15 @@ def _keys_in(file: Path, groups: Mapping[str, str], *, section: str) -> Iterator
             for key, choice in entry.items():
                 group = str(key).removeprefix("override ").strip("/")
                 chosen = file.parent / group / f"{groups.get(group, choice)}.yaml"
-                yield from _keys_in(chosen, groups, section=group.replace("/", "."))
+                yield from leaves_in_files(chosen, groups, section=group.replace("/", "."))
         else:
-            yield from _keys_in(file.parent / f"{entry}.yaml", groups, section="")
+            yield from leaves_in_files(file.parent / f"{entry}.yaml", groups)
 
 
-def _leaves(content: Mapping[object, object], prefix: str) -> Iterator[str]:
+def _leaves(content: Mapping[object, object], prefix: str) -> Iterator[tuple[str, object]]:
     for name, value in content.items():
         path = f"{prefix}.{name}" if prefix else str(name)
         if isinstance(value, dict) and value:
             yield from _leaves(value, path)
         else:
-            yield path
+            yield path, value

@@ -19,6 +19,7 @@ from transformers.utils import logging as transformers_logging
 
 from hybridflow.config.builtin import builtin_path
 from hybridflow.config.model import Dtype
+from hybridflow.config.paths import user_path
 from hybridflow.errors import EngineError
 
 logger = logging.getLogger(__name__)
@@ -51,7 +52,7 @@ def resolve_model_path(path: str, *, key: str = "model.path") -> Path:
     """
     if path.startswith("builtin:"):
         return builtin_path(path)
-    directory = Path(path).expanduser()
+    directory = user_path(path, key=key)
     if (directory / "config.json").is_file():
         return directory.resolve()
     if directory.exists():

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from hybridflow.config.model import Model
+from hybridflow.config.paths import user_path
 from hybridflow.config.training import Training
 from hybridflow.engines.training.outputs import LanguageOutputs, TokenModel, ValueOutputs
 from hybridflow.errors import EngineError
@@ -103,7 +104,7 @@ class EngineSetup:
     def save_adapter(self, adapter: Adapter, shards: Iterable[WeightShard], directory: Path) -> None:
         """Writes `directory/adapter` from what all ranks hold of a model with an adapter."""
         path = str(self.model.path)
-        is_local = path.startswith("builtin:") or Path(path).expanduser().exists()
+        is_local = path.startswith("builtin:") or user_path(path).exists()
         base_model = str(self.directory) if is_local else path
         save_adapter(adapter, shards, directory / ADAPTER_DIRECTORY, self.ranks, base_model=base_model)
 

@@ -53,6 +53,7 @@ OUT_OF_RANGE = [
     ("rollout.max_logprob_difference", 0.0),
     ("actor.lora.alpha", 0.0),
     ("critic.optimizer.learning_rate", math.inf),
+    ("actor.optimizer.learning_rate", 1.5),
     ("actor.optimizer.beta1", 1.0),
     ("critic.optimizer.epsilon", 0.0),
 ]

@@ -21,6 +21,9 @@ def compose(*overrides: str, name: str = "ppo", directory: Path | None = None) -
     return compose_run(overrides, config_name=name, config_dir=directory)
 
 
+MODEL = "model: {path: 'builtin:calculator'}\n"
+
+
 def written(directory: Path, text: str) -> Path:
     (directory / "mine.yaml").write_text(text)
     return directory
@@ -104,6 +107,22 @@ def test_pools_and_settings_of_a_dataflow_are_set_by_name():
     assert (config.placement.roles, config.dataflow_settings) == ({"critic": "b"}, {"limit": 3})
 
 
+@pytest.mark.parametrize(("written_as", "is_on"), [("true", True), ("yes", True), ("off", False)])
+def test_a_switch_is_on_or_off_as_yaml_writes_it(tmp_path, written_as, is_on):
+    assert compose(f"data.shuffle={written_as}").config.data.shuffle is is_on
+    directory = written(
+        tmp_path, f"defaults: [experiment, _self_]\ndata: {{shuffle: {written_as}, train_files: [a.jsonl]}}\n{MODEL}"
+    )
+    assert compose(name="mine", directory=directory).config.data.shuffle is is_on
+
+
+def test_a_switch_in_a_file_that_is_a_number_is_refused(tmp_path):
+    directory = written(tmp_path, f"defaults: [experiment, _self_]\ndata: {{shuffle: -5}}\n{MODEL}")
+    with pytest.raises(ConfigError, match="data.shuffle=-5 has the wrong type") as caught:
+        compose(name="mine", directory=directory)
+    assert "true or false" in caught.value.remedy
+
+
 def test_what_is_composed_is_sealed():
     with pytest.raises(ConfigError, match="sealed"):
         compose().config.trainer.seed = 5
@@ -117,6 +136,9 @@ def test_what_is_composed_is_sealed():
         ("trainer.seed=true", "trainer.seed has the wrong type: Value 'True'", "takes a whole number"),
         ("trainer.seed=null", "trainer.seed has the wrong type", "takes a whole number"),
         ("data.shuffle=perhaps", "data.shuffle has the wrong type", "takes true or false"),
+        ("model.trust_remote_code=2", "model.trust_remote_code=2 has the wrong type", "takes true or false"),
+        ("data.drop_long_prompts=-5", "data.drop_long_prompts=-5 has the wrong type", "takes true or false"),
+        ("roles.judge={process: 1}", "roles.judge.process=1 has the wrong type", "takes true or false"),
         ("trainer.backend=locl", "trainer.backend has the wrong type", "one of: auto, local, ray"),
         ("algorithm.advantage=gea", "algorithm.advantage=gea is unknown", "Did you mean 'gae'?"),
         ("roles.judge.kind=judge", "roles.judge.kind has the wrong type", "one of: reference, reward_function"),

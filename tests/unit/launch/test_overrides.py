@@ -68,7 +68,16 @@ def test_a_group_is_chosen_once_by_the_last_word():
 
 @pytest.mark.parametrize(
     "text",
-    ["trainer.seed", "=3", "trainer.seed = 3", "~trainer.seed", "algorithm@here=ppo", "data.train_files[0]=x", "a b=1"],
+    [
+        "trainer.seed",
+        "=3",
+        "trainer.seed = 3",
+        "~trainer.seed",
+        "algorithm@here=ppo",
+        "data.train_files[0]=x",
+        "a b=1",
+        "trainer.trackers=\\",
+    ],
 )
 def test_what_is_no_setting_is_said_with_how_to_write_one(text):
     with pytest.raises(ConfigError, match="is not a setting") as caught:
@@ -112,12 +121,20 @@ def test_several_values_for_one_setting_are_an_error(text):
         ("trainer=5", "trainer takes settings of its own: total_steps, seed"),
         ("roles.judge=reference", "roles.judge takes settings of its own: kind"),
         ("data.train_files={a: 1}", "data.train_files takes a list, each text"),
+        ("placement.pools=${trainer.seed}", "placement.pools takes a table"),
+        ("dataflow_settings=[1,2]", "dataflow_settings takes a table"),
     ],
 )
 def test_a_value_where_a_section_or_list_belongs_is_the_wrong_type(text, expected):
     with pytest.raises(ConfigError, match="has the wrong type") as caught:
         parse_overrides([text])
     assert expected in caught.value.remedy
+
+
+def test_text_that_is_not_utf_8_is_refused():
+    with pytest.raises(ConfigError, match="is not UTF-8") as caught:
+        parse_overrides(["trainer.run_dir=a\udcff"])
+    assert "UTF-8" in caught.value.remedy
 
 
 @pytest.mark.parametrize("text", ["algorithm=[ppo]", "algorithm=5", "algorithm=ppo,grpo"])

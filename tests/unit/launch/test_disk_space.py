@@ -1,0 +1,82 @@
+"""The room that a run needs is that of all checkpoints that lie on the disk at once."""
+
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from hybridflow.config.loop import Trainer
+from hybridflow.dataflows.grpo import GRPO
+from hybridflow.errors import ResourceError
+from hybridflow.launch.compose import compose_run
+from hybridflow.launch.disk_space import check_room
+from hybridflow.launch.roles import plan_roles
+from hybridflow.models.accounting import parameter_count
+from hybridflow.models.geometry import read_geometry
+
+
+class Usage(NamedTuple):
+    total: int
+    used: int
+    free: int
+
+
+def room(toy: Path, directory: Path, *settings: str) -> None:
+    words = ["algorithm=grpo", "task=calculator", "rollout.samples_per_prompt=2", f"model.path={toy}", *settings]
+    config = compose_run(words, config_name="ppo").config
+    check_room(config, plan_roles(config, GRPO), directory)
+
+
+@pytest.fixture
+def parameters(toy_dir) -> int:
+    return parameter_count(read_geometry(toy_dir()))
+
+
+@pytest.fixture
+def free_checkpoints(parameters, monkeypatch):
+    """A function: the disk has room for as many checkpoints in float32, and for logs."""
+
+    def set_free(count: float, *, bytes_per_parameter: int = 12) -> None:
+        free = int(count * bytes_per_parameter * parameters) + (1 << 20)
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(free * 2, free, free))
+
+    return set_free
+
+
+@pytest.mark.parametrize(
+    ("settings", "needed"),
+    [
+        ("trainer={total_steps: 9, save_every: 1}", Trainer().keep_checkpoints + 1),
+        ("trainer={total_steps: 9, save_every: 1, keep_checkpoints: 4}", 5),
+        ("trainer={total_steps: 9, save_every: 5, keep_checkpoints: 4}", 2),
+        ("trainer={total_steps: 9, save_every: 50}", 1),
+    ],
+)
+def test_the_checkpoints_kept_and_the_one_being_written_need_room(
+    toy_dir, tmp_path, free_checkpoints, settings, needed
+):
+    free_checkpoints(needed)
+    room(toy_dir(), tmp_path, settings)
+    free_checkpoints(needed - 0.1)
+    with pytest.raises(ResourceError, match=f"the run writes {needed} checkpoint") as caught:
+        room(toy_dir(), tmp_path, settings)
+    assert "lower trainer.keep_checkpoints" in caught.value.remedy
+
+
+def test_checkpoints_of_the_run_that_lie_there_already_need_no_more_room(toy_dir, tmp_path, free_checkpoints):
+    for step in (1, 2):
+        (tmp_path / "checkpoints" / f"step_{step}").mkdir(parents=True)
+    free_checkpoints(1)
+    room(toy_dir(), tmp_path, "trainer={total_steps: 9, save_every: 1}")
+    with pytest.raises(ResourceError, match="writes 3 checkpoints"):
+        room(toy_dir(), tmp_path, "trainer={total_steps: 9, save_every: 1, resume: never}")
+
+
+def test_weights_in_bfloat16_are_saved_beside_their_float32_copies(toy_dir, tmp_path, free_checkpoints):
+    settings = ["trainer={total_steps: 9, save_every: 50}", "model.dtype=bfloat16"]
+    free_checkpoints(1, bytes_per_parameter=14)
+    room(toy_dir(), tmp_path, *settings)
+    free_checkpoints(1, bytes_per_parameter=13)
+    with pytest.raises(ResourceError, match="writes 1 checkpoint of"):
+        room(toy_dir(), tmp_path, *settings)

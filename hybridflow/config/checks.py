@@ -20,7 +20,7 @@ from hybridflow.config.correction_checks import check_correction, check_old_logp
 from hybridflow.config.data_checks import check_data
 from hybridflow.config.derived import minibatch_prompts, num_devices
 from hybridflow.config.experiment import Experiment
-from hybridflow.config.layout_checks import WITHOUT_CRITIC, check_layouts
+from hybridflow.config.layout_checks import check_layouts, has_critic
 from hybridflow.config.range_checks import check_ranges
 from hybridflow.config.training import Training
 from hybridflow.errors import ConfigError
@@ -104,9 +104,9 @@ def _check_experiment(name: str) -> None:
 
 
 def _batches(config: Experiment) -> None:
-    """Minibatches divide batches; grpo and sft have no critic."""
+    """Minibatches divide batches."""
     for name, training in _trained(config).items():
-        if name == "critic" and config.dataflow in WITHOUT_CRITIC:
+        if name == "critic" and not has_critic(config):
             continue
         size = minibatch_prompts(config, training)
         if config.data.batch_size % size:

@@ -3,7 +3,7 @@
 import math
 from dataclasses import asdict
 
-from hybridflow.config.choices import DATA_DATAFLOWS
+from hybridflow.config.choices import DATA_DATAFLOWS, is_own
 from hybridflow.config.derived import minibatch_prompts, pool_of, pool_sizes, training_mesh, training_of
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.loop import BackendKind
@@ -11,10 +11,11 @@ from hybridflow.config.parallelism import Parallelism
 from hybridflow.config.roles import RoleKind
 from hybridflow.config.rollout import RolloutKind
 from hybridflow.config.training import Training, TrainingEngine
+from hybridflow.config.user_code import load_member
 from hybridflow.errors import ConfigError
 
 WITHOUT_CRITIC = ("grpo", "dapo", "remax", *DATA_DATAFLOWS)
-"""Our dataflows that have no critic, whatever the configuration says of one."""
+"""Built-in dataflows that have no critic."""
 
 _AXES = ("tensor", "pipeline", "virtual_pipeline", "expert", "sequence", "replicas")
 _AXES_OF_ENGINE = {
@@ -37,11 +38,20 @@ def check_layouts(config: Experiment) -> None:
     _check_batches(config)
 
 
+def has_critic(config: Experiment) -> bool:
+    """Whether the dataflow names a critic. The settings of a critic that no role uses are not checked."""
+    if not is_own(config.dataflow):
+        return config.dataflow not in WITHOUT_CRITIC
+    found = load_member(config.dataflow, key="dataflow")
+    bases = found.__mro__ if isinstance(found, type) else ()
+    return any("critic" in vars(base).get("__annotations__", {}) for base in bases)
+
+
 def _is_laid_out(config: Experiment, role: str) -> bool:
-    """Roles with a model; a critic that no dataflow of ours asks for may say anything."""
+    """Whether the role runs a model."""
     if role == "reward":
         return config.reward.model.path is not None
-    return not (role == "critic" and config.dataflow in WITHOUT_CRITIC)
+    return role != "critic" or has_critic(config)
 
 
 def _check_processes(config: Experiment) -> None:

@@ -14,6 +14,7 @@ from hybridflow.config.roles import DescribesRoles
 from hybridflow.controller.batch_ref import BatchRef
 from hybridflow.dataflows.roles import Generates, Judge, Policy, Predicts, Scores, ValueFunction
 from hybridflow.dataflows.stages import batch_metrics
+from hybridflow.errors import ConfigError
 from hybridflow.observability.metrics import Metrics
 
 ROLE_TYPES = (Generates, Scores, Predicts, Policy, Judge, ValueFunction)
@@ -118,8 +119,16 @@ class Dataflow(DescribesRoles, ABC):
 
 def role_needs(dataflow: type[Dataflow]) -> dict[str, RoleNeed]:
     """The roles that a dataflow names in its annotations, in order."""
+    try:
+        hints = get_type_hints(dataflow)
+    except (NameError, AttributeError, SyntaxError, TypeError) as error:
+        raise ConfigError(
+            f"An annotation of {dataflow.__name__} cannot be read: {error}.",
+            remedy=f"Import what it names. The types of roles are {', '.join(kind.__name__ for kind in ROLE_TYPES)},"
+            " from hybridflow.dataflows.roles.",
+        ) from error
     needs = {}
-    for name, hint in get_type_hints(dataflow).items():
+    for name, hint in hints.items():
         options = get_args(hint) or (hint,)
         kinds = [option for option in options if option in ROLE_TYPES]
         if kinds:

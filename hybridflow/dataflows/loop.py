@@ -17,7 +17,7 @@ from hybridflow.dataflows.stages import stage_name
 from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore
 from hybridflow.elastic.faults import fault_point
 from hybridflow.observability.memory import memory_metrics
-from hybridflow.observability.metrics import Metrics, last, plain
+from hybridflow.observability.metrics import Metrics, last, measured, plain
 from hybridflow.observability.samples import Sample
 from hybridflow.observability.throughput import throughput
 from hybridflow.observability.timers import StageTimers
@@ -136,7 +136,7 @@ class Loop:
         epoch = run.streams[PROMPTS].epoch
         with run.timers.stage("step"):
             prompts = run.streams[PROMPTS].next()
-            metrics = dataflow.step(prompts)
+            metrics = measured(dataflow.step(prompts), owner=f"{type(dataflow).__name__}.step")
         self._step += 1
         for role, method, seconds in run.drain_calls():
             run.timers.add(stage_name(role, method), seconds)

@@ -1,7 +1,7 @@
 """A checked configuration to a running system: the only file that sees every room."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import cast
 
@@ -10,7 +10,6 @@ from hybridflow.config.choices import JUDGES_OF_ANSWERS
 from hybridflow.config.derived import is_evaluated, pool_sizes
 from hybridflow.config.experiment import Experiment
 from hybridflow.controller.backends import Backend, make_backend
-from hybridflow.controller.resource_pool import ResourcePool
 from hybridflow.controller.worker_group import WorkerGroup
 from hybridflow.dataflows.evaluation import Evaluates, Evaluation, Evaluations, HeldOut
 from hybridflow.dataflows.interface import Dataflow
@@ -21,8 +20,8 @@ from hybridflow.launch.driven_data import DrivenData
 from hybridflow.launch.foreknown import with_foreknown
 from hybridflow.launch.preflight import device_name
 from hybridflow.launch.prepare import Prepared
-from hybridflow.launch.roles import ACTOR, ROLLOUT, RoleSpec, backend_kind
-from hybridflow.launch.weight_link import link_weights
+from hybridflow.launch.roles import ACTOR, ROLLOUT, backend_kind
+from hybridflow.launch.start_roles import start_roles
 from hybridflow.observability.timers import StageTimers
 from hybridflow.observability.trackers.interface import Tracker
 
@@ -38,37 +37,6 @@ def start_backend(config: Experiment) -> Backend:
         device=device_name(config),
         threads=config.trainer.threads,
     )
-
-
-def start_roles(config: Experiment, specs: Sequence[RoleSpec], backend: Backend) -> dict[str, WorkerGroup]:
-    """One worker group a role, each in its pool; a rollout without a pool of its own is a view of the actor.
-
-    So is the reference of a policy with a low-rank adapter.
-    """
-    device = device_name(config)
-    pools = {name: ResourcePool(name, size, device=device) for name, size in pool_sizes(config).items()}
-    groups = {
-        spec.name: WorkerGroup(
-            spec.worker_class,
-            pools[spec.pool],
-            backend,
-            role=spec.name,
-            mesh=spec.mesh,
-            generation_mesh=spec.generation_mesh,
-            kwargs=spec.kwargs,
-            minibatch_rows=spec.minibatch_rows,
-        )
-        for spec in specs
-        if spec.view_of is None
-    }
-    for spec in specs:
-        if spec.view_of is not None:
-            groups[spec.name] = groups[spec.view_of].view(spec.name, methods=spec.methods)
-    if ACTOR in groups and ROLLOUT in groups:
-        link_weights(groups[ACTOR], groups[ROLLOUT])
-    elif ACTOR in groups:
-        groups[ROLLOUT] = groups[ACTOR].view(ROLLOUT)
-    return groups
 
 
 def assemble(prepared: Prepared, tracker: Tracker, timers: StageTimers, stack: ExitStack) -> Run:

@@ -43,8 +43,8 @@ TABLES: dict[str, type | None] = {
 
 @dataclass(frozen=True)
 class Composed:
-    """A configuration, and where each value comes from: `default`, `dataflow` (its class), `file` or
-    `command line`."""
+    """A configuration, and where each value comes from: `default`, `dataflow` (its class), `file`, `command line`, or
+    `data.batch_size` (a minibatch size of the package's own files that follows the user's batch size)."""
 
     config: Experiment
     origins: Mapping[str, str]
@@ -75,9 +75,12 @@ def compose_run(overrides: Sequence[str], *, config_name: str, config_dir: Path 
     except OmegaConfBaseException as error:
         raise _wrong(str(error.full_key or "a setting"), error) from error
     assert isinstance(config, Experiment), f"composed a {type(config)}"
-    check(config)
     typed_keys = [setting.key for setting in typed.settings]
-    return Composed(sealed(config), _origins(from_files, whole, typed_keys, described), in_files.union(typed_keys))
+    said = in_files.union(typed_keys)
+    followed = _follow_batch_size(config, said)
+    check(config)
+    origins = _origins(from_files, whole, typed_keys, described) | followed
+    return Composed(sealed(config), origins, said)
 
 
 def parse_command_line(argv: Sequence[str], *, program: str, config_name: str) -> argparse.Namespace:
@@ -104,6 +107,20 @@ def _said_in_files(file: Path, typed: Typed) -> frozenset[str]:
     for key, value in leaves.items():
         check_switch(key, value)
     return frozenset(leaves)
+
+
+def _follow_batch_size(config: Experiment, said: frozenset[str]) -> dict[str, str]:
+    """Fits minibatch sizes of the package's own files to a batch size that the user gave: the largest divisor of the
+    batch size that is not larger. Returns the origins of the sizes that changed."""
+    if "data.batch_size" not in said:
+        return {}
+    origins, batch_size = {}, config.data.batch_size
+    for name, training in (("actor", config.actor), ("critic", config.critic)):
+        key, size = f"{name}.minibatch_size", training.minibatch_size
+        if key not in said and size and batch_size > 0 and batch_size % size:
+            training.minibatch_size = max(d for d in range(1, min(size, batch_size) + 1) if batch_size % d == 0)
+            origins[key] = "data.batch_size"
+    return origins
 
 
 def _task_left_out(typed: Typed, file: Path) -> list[str]:

@@ -1,5 +1,6 @@
 """All that can fail before the first process starts, in the order in which it can be known."""
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,9 +18,12 @@ from hybridflow.launch.help import config_text
 from hybridflow.launch.layouts import check_measured, check_prompts
 from hybridflow.launch.preflight import check_rewards, check_run
 from hybridflow.launch.roles import RoleSpec, generates, plan_roles
+from hybridflow.launch.tracing.trace import check_step
 from hybridflow.launch.unread import warn_of_unread
 from hybridflow.observability.logs import configure_logging
 from hybridflow.observability.trackers.factory import check_names
+
+logger = logging.getLogger(__name__)
 
 CONFIG_FILE = "config.yaml"
 
@@ -47,6 +51,8 @@ def prepare(composed: Composed) -> Prepared:
     specs = plan_roles(config, dataflow)
     check_run(config, specs)
     warn_of_unread(composed, specs)
+    _say_followed(composed)
+    check_step(config)
     is_judged = generates(config, dataflow) and "reward" in {spec.name for spec in specs}
     data = load_data(config, dataflow, is_judged=is_judged)
     check_rewards(specs, data.judged_columns)
@@ -58,6 +64,14 @@ def prepare(composed: Composed) -> Prepared:
     check_room(config, specs, directory)
     checkpoint = _open_directory(composed, directory)
     return Prepared(composed, dataflow, settings, specs, data, directory, checkpoint)
+
+
+def _say_followed(composed: Composed) -> None:
+    """Says which minibatch sizes follow the batch size that the user gave."""
+    flat = composed.flat()
+    for key, origin in composed.origins.items():
+        if origin == "data.batch_size":
+            logger.info("%s=%s follows data.batch_size=%s", key, flat[key], flat[origin])
 
 
 def _open_directory(composed: Composed, directory: Path) -> Checkpoint | None:

@@ -4,6 +4,9 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from numbers import Real
+
+from hybridflow.errors import ConfigError
 
 
 class Reduction(StrEnum):
@@ -51,6 +54,27 @@ def minimum(value: float) -> Measure:
 def last(value: float) -> Measure:
     """A measure of which the latest counts, such as a learning rate."""
     return Measure(float(value), 1.0, Reduction.last)
+
+
+def measured(metrics: Mapping[str, Measure | float], *, owner: str) -> Metrics:
+    """The metrics of user code: a plain number is averaged; `ConfigError` names `owner` for anything but numbers."""
+    if not isinstance(metrics, Mapping):
+        raise ConfigError(
+            f"{owner} returned {type(metrics).__name__} instead of metrics.",
+            remedy="Return a dictionary of numbers, for example wait(self.actor.update(batch)).",
+        )
+    found: Metrics = {}
+    for name, value in metrics.items():
+        if isinstance(value, Measure):
+            found[name] = value
+        elif isinstance(value, Real):
+            found[name] = mean(float(value))
+        else:
+            raise ConfigError(
+                f"{owner} returned the metric '{name}' as {type(value).__name__}, which is not a number.",
+                remedy=f"Return a number, for example {{'{name}': float(...)}}.",
+            )
+    return found
 
 
 def summary(name: str, values: Iterable[float]) -> Metrics:

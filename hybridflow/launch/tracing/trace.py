@@ -1,5 +1,6 @@
 """Runs a step over stand-ins, and tells what was called, when, and by whom it is run."""
 
+import logging
 import math
 import traceback
 from collections.abc import Mapping, Sequence
@@ -7,6 +8,7 @@ from dataclasses import replace
 from inspect import getdoc, getsourcefile
 from pathlib import Path
 
+from hybridflow.config.choices import is_own
 from hybridflow.config.derived import pool_of, pool_sizes
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.loop import Device
@@ -14,17 +16,35 @@ from hybridflow.config.placement import Placement, Pool
 from hybridflow.dataflows.interface import Dataflow, role_needs
 from hybridflow.dataflows.roles import Generates
 from hybridflow.errors import ConfigError, HybridflowError
-from hybridflow.launch.assemble import start_roles
 from hybridflow.launch.dataflow import find_dataflow, make_settings
 from hybridflow.launch.roles import ACTOR, ROLLOUT, RoleSpec, plan_roles
+from hybridflow.launch.start_roles import start_roles
 from hybridflow.launch.tracing.backend import Noted, TracingBackend
+from hybridflow.launch.tracing.faults import check_followed
 from hybridflow.launch.tracing.graph import DRIVER, Trace, TracedCall, TracedRole
 from hybridflow.launch.tracing.schedule import ancestors, at_once, times, without_implied
 from hybridflow.launch.tracing.stand_in import MadeUpStream
+from hybridflow.observability.metrics import measured
 from hybridflow.parallel import ParallelMesh
+
+logger = logging.getLogger(__name__)
 
 MOST_SAMPLES = 4
 """A drawing of 16 samples a prompt would not say more."""
+
+
+class NotFollowedError(ConfigError):
+    """A step that fails on made-up answers. It may still work on real ones."""
+
+
+def check_step(config: Experiment) -> None:
+    """Raises `ConfigError` for a user's own dataflow whose first step cannot work."""
+    if not is_own(config.dataflow):
+        return
+    try:
+        trace_step(config)
+    except NotFollowedError as error:
+        logger.info("The step was not checked before the start: %s", error.message)
 
 
 def trace_step(config: Experiment) -> Trace:
@@ -41,11 +61,12 @@ def trace_step(config: Experiment) -> Trace:
     try:
         program = dataflow(groups, settings=settings, samples_per_prompt=samples)
         program.streams = {"prompts": stream, "pretraining": texts}
-        program.step(prompts)
+        measured(program.step(prompts), owner=f"{dataflow.__name__}.step")
     except HybridflowError:
         raise
     except Exception as error:
         raise _cannot_follow(config.dataflow, dataflow, error) from error
+    check_followed(config, program, backend.calls)
     return Trace(
         title=config.dataflow.rpartition("/")[2],
         purpose=(getdoc(dataflow) or dataflow.__name__).partition("\n")[0],
@@ -161,11 +182,11 @@ def _axes(sizes: Mapping[str, int]) -> dict[str, int]:
     return {axis: size for axis, size in sizes.items() if size > 1}
 
 
-def _cannot_follow(name: str, dataflow: type[Dataflow], error: Exception) -> ConfigError:
+def _cannot_follow(name: str, dataflow: type[Dataflow], error: Exception) -> NotFollowedError:
     file = getsourcefile(dataflow)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    return ConfigError(
+    return NotFollowedError(
         f"dataflow={name}: its step cannot be followed: {type(error).__name__}: {error}{place}.",
         remedy="A drawing runs `step` once on made-up prompts, with made-up answers and no metrics. Mend the step; if"
         " it is right, let it not fail where a metric is missing or a column of the data is not there.",

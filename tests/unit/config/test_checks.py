@@ -1,5 +1,7 @@
 """Every rule across sections: what breaks it is named, with what to do."""
 
+from pathlib import Path
+
 import pytest
 
 from hybridflow.algorithms.aggregate import MODES
@@ -11,6 +13,7 @@ from hybridflow.config.roles import Role, RoleKind
 from hybridflow.errors import ConfigError
 from tests.unit.config.experiments import experiment
 
+OWN = f"{Path(__file__).parents[3]}/recipes/custom_dataflow.py:BestOfN"
 CONFLICTS = [
     (
         {"algorithm.aggregation": "token_mean"},
@@ -141,7 +144,7 @@ FINE = [
     {"trainer.threads": 1, "trainer.eval_every": 0, "trainer.save_every": 0, "actor.minibatch_size": 16},
     {"dataflow": "grpo", "algorithm.advantage": "grpo", "rollout.samples_per_prompt": 2},
     {"dataflow": "sft", "rollout.sampling.temperature": 0.0},
-    {"dataflow": "mine.py:Mine", "algorithm.advantage": "grpo"},
+    {"dataflow": OWN, "algorithm.advantage": "grpo"},
     {"algorithm.dual_clip": 3.0, "algorithm.value_clip": None, "rollout.eval_sampling.temperature": 0.0},
     {"placement.pools": {"a": Pool(), "b": Pool()}, "trainer.devices": 2, "placement.roles": {"critic": "b"}},
 ]
@@ -166,4 +169,4 @@ def test_names_of_choices_are_those_that_the_algorithms_know():
 
 
 def test_a_dataflow_of_ones_own_may_use_texts_without_a_weight():
-    check(experiment({"dataflow": "mine.py:Mine", "data.pretraining_files": ["texts.jsonl"]}))
+    check(experiment({"dataflow": OWN, "data.pretraining_files": ["texts.jsonl"]}))

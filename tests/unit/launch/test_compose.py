@@ -153,7 +153,6 @@ def test_what_is_composed_is_sealed():
             "dataflow=ppo cannot use algorithm.advantage=group_norm",
             "one word: algorithm=grpo (dataflow=grpo), or use algorithm.advantage=gae",
         ),
-        ("data.batch_size=100", "does not divide data.batch_size=100", "Use 25, or another divisor"),
     ],
 )
 def test_a_wrong_value_is_named_with_what_belongs_there(override, message, remedy):
@@ -257,3 +256,29 @@ def test_a_wrong_option_is_an_error_with_a_remedy(argv):
     with pytest.raises(ConfigError, match="option|choice|argument") as caught:
         parse_command_line(argv, program="p", config_name="ppo")
     assert "key=value, without dashes" in caught.value.remedy
+
+
+@pytest.mark.parametrize(("batch_size", "minibatch"), [(4, 4), (48, 24), (64, 32), (100, 25), (7, 7)])
+def test_the_presets_minibatch_follows_a_batch_size_that_is_typed(batch_size, minibatch):
+    composed = compose(f"data.batch_size={batch_size}")
+    assert composed.config.actor.minibatch_size == composed.config.critic.minibatch_size == minibatch
+    assert composed.origins["actor.minibatch_size"] == ("file" if minibatch == 32 else "data.batch_size")
+
+
+def test_a_minibatch_that_is_typed_is_never_changed():
+    with pytest.raises(ConfigError, match=r"actor.minibatch_size=32 does not divide data.batch_size=100") as caught:
+        compose("data.batch_size=100", "actor.minibatch_size=32")
+    assert "Use 25, or another divisor" in caught.value.remedy
+
+
+def test_a_dataflow_without_a_critic_is_not_checked_for_one(tmp_path):
+    (tmp_path / "alone.py").write_text(
+        "from hybridflow.dataflows.interface import Dataflow\n"
+        "from hybridflow.dataflows.roles import Generates, Policy, Scores, ValueFunction\n"
+        "class Alone(Dataflow):\n    actor: Policy\n    rollout: Generates\n    reward: Scores\n"
+        "class Judged(Alone):\n    critic: ValueFunction\n"
+    )
+    settings = ["critic.minibatch_size=32", "data.batch_size=100", "actor.minibatch_size=null"]
+    assert compose(f"dataflow={tmp_path}/alone.py:Alone", *settings).config.critic.minibatch_size == 32
+    with pytest.raises(ConfigError, match=r"critic.minibatch_size=32 does not divide"):
+        compose(f"dataflow={tmp_path}/alone.py:Judged", *settings)

@@ -1,15 +1,18 @@
 """A step followed without a worker: calls, columns, times, roles."""
 
+from pathlib import Path
+
 import pytest
 
 from hybridflow.config.choices import DATA_DATAFLOWS
+from hybridflow.config.experiment import Experiment
 from hybridflow.errors import BatchError, ConfigError
 from hybridflow.launch.compose import compose_run
 from hybridflow.launch.dataflow import DATAFLOWS
 from hybridflow.launch.presets import config_for
 from hybridflow.launch.tracing.graph import DRIVER, Trace
 from hybridflow.launch.tracing.schedule import ancestors, at_once, times, without_implied
-from hybridflow.launch.tracing.trace import trace_step
+from hybridflow.launch.tracing.trace import check_step, trace_step
 
 POOLS = ["trainer.devices=3", "placement.pools.train.devices=2", "placement.pools.judge.devices=1"]
 MINE = """
@@ -39,13 +42,18 @@ class Imitation(Dataflow):
         further = self.streams["prompts"].next()
         assert not set(further.row("uid").tolist()) & set(prompts.row("uid").tolist())
         self.actor.imitate(batch.take([0, 5]))
+        self.actor.publish_weights(version=self.iteration + 1)
         return {{}}
 """
 
 
-def traced(*overrides: str, dataflow: str | None = None) -> Trace:
+def composed(*overrides: str, dataflow: str | None = None) -> Experiment:
     chosen = config_for(dataflow)
-    return trace_step(compose_run([*chosen.overrides, *overrides], config_name=chosen.config_name).config)
+    return compose_run([*chosen.overrides, *overrides], config_name=chosen.config_name).config
+
+
+def traced(*overrides: str, dataflow: str | None = None) -> Trace:
+    return trace_step(composed(*overrides, dataflow=dataflow))
 
 
 def names_by_time(trace: Trace) -> list[set[str]]:
@@ -139,9 +147,9 @@ def test_neither_models_nor_data_are_looked_for():
 
 def test_a_dataflow_of_the_users_own_runs_on_made_up_answers(tmp_path):
     trace = traced("rollout.samples_per_prompt=6", dataflow=f"{own(tmp_path)}:Imitation")
-    assert [call.name for call in trace.calls] == ["rollout.generate", "reward.score", "actor.imitate"]
+    assert [call.name for call in trace.calls][:3] == ["rollout.generate", "reward.score", "actor.imitate"]
     assert trace.title == "mine.py:Imitation"
-    assert [call.time for call in trace.calls] == [1, 2, 3]
+    assert [call.time for call in trace.calls] == [1, 2, 3, 4]
 
 
 def test_what_the_driver_makes_is_told_from_the_data(tmp_path):
@@ -164,6 +172,64 @@ def test_an_error_of_ours_speaks_for_itself(tmp_path):
         traced(dataflow=f"{own(tmp_path, 'self.rollout.sample(prompts)')}:Mine")
     with pytest.raises(BatchError, match="needs the columns"):
         traced(dataflow=f"{own(tmp_path / 'other', 'self.actor.advantages(prompts)')}:Mine")
+
+
+STEP = """batch = self.rollout.generate(prompts.repeat(self.samples_per_prompt))
+batch = batch.join(self.reward.score(batch), self.actor.logprobs(batch))
+batch = self.actor.advantages(batch)
+metrics = self.actor.update(batch).result()
+self.actor.publish_weights(version=self.iteration + 1)
+return metrics | self.observe(prompts, batch) | {'mine/best': 0.5}"""
+RLOO = "algorithm.advantage=rloo"
+
+
+def test_a_step_with_a_plain_number_among_its_metrics_is_fine(tmp_path, caplog):
+    assert traced(RLOO, dataflow=f"{own(tmp_path, STEP)}:Mine").calls[-1].name == "actor.publish_weights"
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("line", "instead", "message", "remedy"),
+    [
+        ("{'mine/best': 0.5}", "{'mine/best': 'much'}", "the metric 'mine/best' as str", "{'mine/best': float(...)}"),
+        ("return metrics", "return 1 or metrics", "Mine.step returned int instead of", "a dictionary of numbers"),
+        (
+            "self.actor.publish_weights(version=self.iteration + 1)", "pass",
+            "calls actor.update and does not publish", "self.actor.publish_weights(version=self.iteration + 1)",
+        ),
+    ],
+)  # fmt: skip
+def test_a_step_that_cannot_work_is_refused_before_it_costs_anything(tmp_path, line, instead, message, remedy):
+    file = own(tmp_path, STEP.replace(line, instead))
+    for check in (lambda name: traced(RLOO, dataflow=name), lambda name: check_step(composed(RLOO, dataflow=name))):
+        with pytest.raises(ConfigError) as caught:
+            check(f"{file}:Mine")
+        assert message in caught.value.message
+        assert remedy in caught.value.remedy
+
+
+def test_an_estimator_that_needs_a_critic_is_refused_without_one(tmp_path):
+    with pytest.raises(ConfigError, match="algorithm.advantage=gae needs the column 'values'") as caught:
+        traced("algorithm.advantage=gae", dataflow=f"{own(tmp_path, STEP)}:Mine")
+    assert "algorithm.advantage=rloo" in caught.value.remedy
+
+
+def test_a_step_that_observes_nothing_is_warned_of(tmp_path, caplog):
+    traced(RLOO, dataflow=f"{own(tmp_path, STEP.replace(' | self.observe(prompts, batch)', ''))}:Mine")
+    assert "never calls self.observe(prompts, batch)" in caplog.text
+
+
+def test_an_annotation_that_names_nothing_is_an_error_of_ours(tmp_path):
+    path = Path(own(tmp_path, STEP))
+    path.write_text(path.read_text().replace("reward: Scores", "reward: 'Score'"))
+    with pytest.raises(ConfigError, match="An annotation of Mine cannot be read: name 'Score'") as caught:
+        traced(RLOO, dataflow=f"{path}:Mine")
+    assert "Generates, Scores" in caught.value.remedy
+
+
+def test_a_step_that_made_up_answers_break_does_not_stop_a_run(tmp_path):
+    file = own(tmp_path, "return {'x': 1 / 0}")
+    check_step(composed(dataflow=f"{file}:Mine"))
 
 
 def test_times_follow_needs_and_places():

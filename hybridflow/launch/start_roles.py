@@ -1,0 +1,43 @@
+"""Role specifications to worker groups on a backend."""
+
+from collections.abc import Sequence
+
+from hybridflow.config.derived import pool_sizes
+from hybridflow.config.experiment import Experiment
+from hybridflow.controller.backends import Backend
+from hybridflow.controller.resource_pool import ResourcePool
+from hybridflow.controller.worker_group import WorkerGroup
+from hybridflow.launch.preflight import device_name
+from hybridflow.launch.roles import ACTOR, ROLLOUT, RoleSpec
+from hybridflow.launch.weight_link import link_weights
+
+
+def start_roles(config: Experiment, specs: Sequence[RoleSpec], backend: Backend) -> dict[str, WorkerGroup]:
+    """One worker group a role, each in its pool; a rollout without a pool of its own is a view of the actor.
+
+    So is the reference of a policy with a low-rank adapter.
+    """
+    device = device_name(config)
+    pools = {name: ResourcePool(name, size, device=device) for name, size in pool_sizes(config).items()}
+    groups = {
+        spec.name: WorkerGroup(
+            spec.worker_class,
+            pools[spec.pool],
+            backend,
+            role=spec.name,
+            mesh=spec.mesh,
+            generation_mesh=spec.generation_mesh,
+            kwargs=spec.kwargs,
+            minibatch_rows=spec.minibatch_rows,
+        )
+        for spec in specs
+        if spec.view_of is None
+    }
+    for spec in specs:
+        if spec.view_of is not None:
+            groups[spec.name] = groups[spec.view_of].view(spec.name, methods=spec.methods)
+    if ACTOR in groups and ROLLOUT in groups:
+        link_weights(groups[ACTOR], groups[ROLLOUT])
+    elif ACTOR in groups:
+        groups[ROLLOUT] = groups[ACTOR].view(ROLLOUT)
+    return groups

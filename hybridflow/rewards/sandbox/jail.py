@@ -191,7 +191,7 @@ def _confine(job: dict) -> None:
     _checked(library.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
     header, nothing = struct.pack("II", 0x20080522, 0), bytes(24)
     _checked(library.syscall(_CAPSET[os.uname().machine], header, nothing), "capset")
-    _restrict_files(library, job["readable"], job["scratch"])
+    _restrict_files(library, job["readable"], job["scratch"], job["landlock"])
     own = os.getpid()
     packed = b"".join(struct.pack("HBBI", c, t, f, own if k is None else k) for c, t, f, k in job["filter"])
     buffer = ctypes.create_string_buffer(packed, len(packed))
@@ -199,10 +199,11 @@ def _confine(job: dict) -> None:
     _checked(library.prctl(_PR_SET_SECCOMP, 2, ctypes.c_char_p(program), 0, 0), "seccomp")
 
 
-def _restrict_files(library: ctypes.CDLL, readable: list[str], scratch: str) -> None:
+def _restrict_files(library: ctypes.CDLL, readable: list[str], scratch: str, newest: int) -> None:
     """Landlock: these paths may be read, the scratch directory may be written, and nothing else be opened."""
     version = library.syscall(_CREATE_RULESET, None, 0, 1)
     _checked(min(version, 0), "Landlock (Linux 5.13 or newer, and not turned off)")
+    version = min(version, newest)
     handled = (1 << 13) - 1 | (_REFER * (version >= 2)) | (_TRUNCATE * (version >= 3)) | (_IOCTL * (version >= 5))
     attributes = struct.pack("QQQ", handled, _TCP * (version >= 4), _SCOPES * (version >= 6))
     size = 24 if version >= 6 else 16 if version >= 4 else 8

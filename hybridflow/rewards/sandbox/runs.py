@@ -24,7 +24,10 @@ from hybridflow.rewards.sandbox.scratch import MOST_FILES, is_full, scratch_dire
 from hybridflow.rewards.sandbox.syscalls import filter_of
 
 _JAIL = str(Path(__file__).with_name("jail.py"))
-_POLL_SECONDS = 0.05
+_POLL_SECONDS = 0.02
+_LANDLOCK_VERSION = 6
+"""The newest interface of Landlock that is used; an older kernel's is used as far as it goes. Seccomp denies by itself
+whatever those after the first (Linux 5.13) add, as a second lock."""
 _SYSTEM = (
     "/usr/lib",
     "/usr/lib64",
@@ -117,6 +120,7 @@ def _job(program: str, questions: list[Question] | None, limits: Limits, scratch
         "filter": filter_of(),
         "readable": _READABLE,
         "scratch": scratch,
+        "landlock": _LANDLOCK_VERSION,
         "parent": os.getpid(),
     }
 
@@ -149,7 +153,9 @@ def _watched(
                         verdict.sendall(word)
                 else:
                     written[process.stdout if key.fd == process.stdout.fileno() else process.stderr] += data
-            run.ended_for = _limit_met(written.values(), limits, scratch, deadline)
+            run.ended_for = _limit_met(written.values(), limits, deadline)
+            if not run.ended_for and is_full(scratch, limits.scratch_mb * 2**20, process.pid):
+                run.ended_for = f"its files took more than {limits.scratch_mb} MB, or were more than {MOST_FILES}"
             if len(said) > most_said:
                 run.ended_for = "it wrote to the descriptor of its judge"
     run.output, run.errors = bytes(written[process.stdout]), bytes(written[process.stderr])
@@ -158,13 +164,11 @@ def _watched(
     return run, bytes(said)
 
 
-def _limit_met(written: Iterable[bytearray], limits: Limits, scratch: Path, deadline: float) -> str:
+def _limit_met(written: Iterable[bytearray], limits: Limits, deadline: float) -> str:
     if time.monotonic() > deadline:
         return f"it took longer than {limits.wall_seconds:g} s"
     if sum(map(len, written)) > limits.output_kb * 1024:
         return f"it wrote more than {limits.output_kb} KB"
-    if is_full(scratch, limits.scratch_mb * 2**20):
-        return f"its files took more than {limits.scratch_mb} MB, or were more than {MOST_FILES}"
     return ""
 
 

@@ -4,7 +4,7 @@ import os
 import secrets
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 MOST_FILES = 1000
@@ -20,8 +20,20 @@ def scratch_directory() -> Iterator[Path]:
         _delete(path)
 
 
-def is_full(scratch: Path, most_bytes: int) -> bool:
-    """Whether it holds more than these bytes or `MOST_FILES` files, or has folders that cannot be looked into."""
+def is_full(scratch: Path, most_bytes: int, process: int) -> bool:
+    """Whether the files of a process's directory take more than these bytes or are more than `MOST_FILES`.
+
+    Deleted files that the process keeps open count too, and so do those that it keeps mapped. The size of one that is
+    only mapped cannot be read without privileges: it counts as `most_bytes`. Folders that cannot be looked into count
+    as full.
+    """
+    kept = _kept_bytes(process, os.path.realpath(scratch), most_bytes)
+    linked = _linked_bytes(scratch, most_bytes)
+    return linked is None or linked + kept > most_bytes
+
+
+def _linked_bytes(scratch: Path, most_bytes: int) -> int | None:
+    """Bytes of all files that have a name, as far as `most_bytes`; None beyond `MOST_FILES`, or where it is closed."""
     total = count = 0
     folders = [str(scratch)]
     while folders:
@@ -33,13 +45,39 @@ def is_full(scratch: Path, most_bytes: int) -> bool:
                         folders.append(entry.path)
                     else:
                         total += entry.stat(follow_symlinks=False).st_size
-                    if count > MOST_FILES or total > most_bytes:
-                        return True
+                    if count > MOST_FILES:
+                        return None
         except (FileNotFoundError, NotADirectoryError):  # deleted meanwhile
             continue
         except OSError:  # too deep for a path, or closed to its owner
-            return True
-    return False
+            return None
+        if total > most_bytes:
+            break
+    return total
+
+
+def _kept_bytes(process: int, scratch: str, most_bytes: int) -> int:
+    """Bytes of deleted files in this directory that a process keeps open or mapped."""
+    for thread in _listed(f"/proc/{process}/task"):  # the first thread may have ended before the others
+        folder = f"/proc/{process}/task/{thread}"
+        opened: dict[int, int] = {}
+        for descriptor in _listed(f"{folder}/fd"):
+            with suppress(OSError):
+                if os.readlink(f"{folder}/fd/{descriptor}").startswith(f"{scratch}/"):
+                    found = os.stat(f"{folder}/fd/{descriptor}")
+                    opened[found.st_ino] = 0 if found.st_nlink else found.st_size
+        with suppress(OSError), open(f"{folder}/maps", errors="surrogateescape") as file:
+            mapped = [line.rstrip("\n").split(maxsplit=5) for line in file if f" {scratch}/" in line]
+            only_mapped = {int(line[4]) for line in mapped if line[-1].endswith(" (deleted)")} - set(opened)
+            return sum(opened.values()) + most_bytes * len(only_mapped)
+    return 0
+
+
+def _listed(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
 
 
 def _delete(top: Path) -> None:

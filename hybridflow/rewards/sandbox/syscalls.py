@@ -31,12 +31,13 @@ _NUMBERS = """
     utimensat:280:88 mknod:133:- mknodat:259:33 setxattr:188:5 lsetxattr:189:6 fsetxattr:190:7 removexattr:197:14
     lremovexattr:198:15 fremovexattr:199:16 name_to_handle_at:303:264 open_by_handle_at:304:265
     fanotify_init:300:262 inotify_init:253:- inotify_init1:294:26
+    sendmsg:46:211 sendmmsg:307:269 fallocate:285:47 flock:73:32 sync:162:81 syncfs:306:267
 """
 """Calls that fail with EPERM, each with its number on x86_64 and on aarch64 (which never had some of them)."""
 
 _WITH_CONDITIONS = """
     clone:56:220 clone3:435:435 kill:62:129 tgkill:234:131 prlimit64:302:261 fcntl:72:25
-    socketpair:53:199 open:2:- openat:257:56
+    socketpair:53:199 open:2:- openat:257:56 ioctl:16:29 close_range:436:436
 """
 
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -46,8 +47,14 @@ _X32 = 0x40000000
 _LOAD, _AND, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _EPERM, _ENOSYS = 0x7FFF0000, 0x80000000, 0x00050001, 0x00050026
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
-_CLONE_THREAD = 0x10000
-_F_SETOWN, _F_SETSIG, _F_SETOWN_EX = 8, 10, 15
+_CLONE_THREAD, _CLONE_FILES, _CLOSE_RANGE_UNSHARE = 0x10000, 0x400, 2
+_FCNTL_COMMANDS = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1032)
+"""Copies, flags and locks of a descriptor. Not among them: who gets its signals (F_SETOWN, F_SETOWN_EX, F_SETSIG),
+leases and notices (F_SETLEASE, F_NOTIFY), sizes of pipes, seals and hints."""
+_IOCTL_REQUESTS = (0x5401, 0x802C542A, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
+"""TCGETS, TCGETS2 and TIOCGWINSZ (is it a terminal, and of what size), FIONREAD, FIONBIO, FIONCLEX, FIOCLEX. Not among
+them: who gets a file's signals (FIOSETOWN, SIOCSPGRP, TIOCSPGRP, FIOASYNC), a file's attributes (FS_IOC_SETFLAGS,
+FS_IOC_FSSETXATTR), clones of files, and everything that a device or file system may have of its own."""
 _AF_UNIX, _TYPES, _SOCK_STREAM = 1, 0xF, 1
 _O_ACCMODE, _O_TRUNC = 0o3, 0o1000
 
@@ -71,14 +78,15 @@ def filter_of(machine: str = platform.machine()) -> list[Instruction] | None:
     ]
     for number in numbers.values():
         instructions += _returning([_EQUAL, 0, 0, number], _EPERM)
-    # Threads, but no processes; signals to itself alone; limits to be read, not set; no owner of a file's signals.
-    instructions += _judged(special["clone"], 0, [[_ANY_BIT, 0, 1, _CLONE_THREAD]])
+    # Threads that share one table of files, but no processes; signals to itself alone; limits to be read, not set.
+    threads: list[Instruction] = [[_ANY_BIT, 0, 2, _CLONE_THREAD], [_ANY_BIT, 0, 1, _CLONE_FILES]]
+    instructions += _judged(special["clone"], 0, threads)
+    instructions += _judged(special["close_range"], 2, [[_ANY_BIT, 1, 0, _CLOSE_RANGE_UNSHARE]])
     for name in ("kill", "tgkill"):
         instructions += _judged(special[name], 0, [[_EQUAL, 0, 1, None]])
     low, high = [_EQUAL, 0, 3, 0], [_EQUAL, 0, 1, 0]
     instructions += _judged(special["prlimit64"], 2, [low, [_LOAD, 0, 0, _ARGUMENTS + 2 * 8 + 4], high])
-    owners = [[_EQUAL, 3, 0, _F_SETOWN], [_EQUAL, 2, 0, _F_SETSIG], [_EQUAL, 1, 0, _F_SETOWN_EX]]
-    instructions += _judged(special["fcntl"], 1, owners)
+    instructions += _only(special["fcntl"], 1, _FCNTL_COMMANDS) + _only(special["ioctl"], 1, _IOCTL_REQUESTS)
     # Pairs of sockets that reach each other alone: a pair of datagram sockets could write to any other.
     kind: list[Instruction] = [[_LOAD, 0, 0, _ARGUMENTS + 8], [_AND, 0, 0, _TYPES], [_EQUAL, 0, 1, _SOCK_STREAM]]
     instructions += _judged(special["socketpair"], 0, [[_EQUAL, 0, len(kind) + 1, _AF_UNIX], *kind])
@@ -118,5 +126,17 @@ def _judged(number: int, argument: int, tests: Sequence[Instruction]) -> list[In
         *tests,
         [_RETURN, 0, 0, _ALLOW],
         [_RETURN, 0, 0, _EPERM],
+    ]
+    return [[_EQUAL, 0, len(body), number], *body]
+
+
+def _only(number: int, argument: int, values: Sequence[int]) -> list[Instruction]:
+    """For the call of this number: allowed where the argument is one of the values, else EPERM."""
+    tests: list[Instruction] = [[_EQUAL, len(values) - at, 0, value] for at, value in enumerate(values)]
+    body: list[Instruction] = [
+        [_LOAD, 0, 0, _ARGUMENTS + argument * 8],
+        *tests,
+        [_RETURN, 0, 0, _EPERM],
+        [_RETURN, 0, 0, _ALLOW],
     ]
     return [[_EQUAL, 0, len(body), number], *body]

@@ -54,6 +54,12 @@ def refused(program):
     return run_program(f"import ctypes, os, sys\n{program}\nprint('out')", SHORT)
 
 
+@pytest.fixture(params=[6, 1], ids=["landlock_6", "landlock_1"])
+def landlock(request, monkeypatch):
+    """As on this kernel, and as on Linux 5.13, whose Landlock knows of files alone: no scopes, TCP or devices."""
+    monkeypatch.setattr(runs, "_LANDLOCK_VERSION", request.param)
+
+
 @pytest.mark.parametrize(
     "program",
     [
@@ -88,12 +94,42 @@ def refused(program):
         "assert ctypes.CDLL(None).syscall(425, 8, None) >= 0",
         "assert ctypes.CDLL(None).memfd_create(b'x', 0) >= 0",
         "import fcntl; r, w = os.pipe(); fcntl.fcntl(r, fcntl.F_SETOWN, os.getppid())",
+        "import fcntl, struct; fcntl.ioctl(open(os.__file__), 0x40086602, struct.pack('i', 0x40))",
+        "import fcntl, struct; fcntl.ioctl(open(os.__file__), 0x401C5820, bytes(28))",
+        "import fcntl; fcntl.flock(open(os.__file__), fcntl.LOCK_EX)",
+        "os.posix_fallocate(os.open('x', os.O_RDWR | os.O_CREAT), 0, 4096)",
+        "import socket; a, b = socket.socketpair(); socket.send_fds(a, [b'x'], [1])",
     ],
 )
-def test_a_program_does_not_get_out(program):
+def test_a_program_does_not_get_out(program, landlock):
     found = refused(program)
     assert b"out" not in found.output and found.status != 0, found
     assert not Path("/dev/shm/left_behind").exists() and not Path(tempfile.gettempdir(), "left_behind").exists()
+
+
+SIGNALS_ANOTHER = """
+import fcntl, os, socket, struct
+a, b = socket.socketpair()
+for request in (0x8901, 0x8902):
+    try:
+        fcntl.ioctl(a, request, struct.pack("i", {victim}))
+        fcntl.ioctl(a, 0x5452, struct.pack("i", 1))
+        b.send(b"x")
+        print("out")
+    except OSError:
+        pass
+"""
+
+
+def test_the_owner_of_a_files_signals_cannot_be_set(landlock):
+    victim = subprocess.Popen(["sleep", "60"])
+    try:
+        found = run_program(SIGNALS_ANOTHER.format(victim=victim.pid), SHORT)
+        assert (found.status, found.output) == (0, b""), found
+        assert victim.poll() is None
+    finally:
+        victim.kill()
+        victim.wait()
 
 
 def test_the_secrets_of_the_environment_are_not_there(monkeypatch):
@@ -110,6 +146,18 @@ def test_descriptors_are_not_inherited(tmp_path):
         assert b"secret" not in run_program(program, SHORT).output
 
 
+KEEPS = """
+import mmap, os, time
+kept = []
+for _ in range(40):
+    file = open("x", "w+b", buffering=0)
+    file.write(bytes(10**6))
+    os.unlink("x")
+    %s
+time.sleep(9)
+"""
+
+
 @pytest.mark.parametrize(
     ("program", "ended_for"),
     [
@@ -122,6 +170,8 @@ def test_descriptors_are_not_inherited(tmp_path):
         ("import sys\nwhile True: sys.stderr.write('x' * 1000)", "it wrote more than 16 KB"),
         ("open('big', 'wb').write(bytes(10**8))", ""),
         ("for i in range(10**6): open(str(i), 'wb').write(bytes(10**6))", "its files took more than 2 MB"),
+        (KEEPS % "kept.append(file)", "its files took more than 2 MB"),
+        (KEEPS % "kept.append(mmap.mmap(file.fileno(), 4096)); file.close()", "its files took more than 2 MB"),
         ("import os, time\nfor i in range(10**7): os.makedirs(f'd{i}'); time.sleep(3e-4)", "were more than 1000"),
         ("import os, time\nfor _ in range(30): os.mkdir('d' * 250); os.chdir('d' * 250)\ntime.sleep(9)", "its files"),
     ],
@@ -133,6 +183,16 @@ def test_a_program_does_not_use_more_than_it_may(program, ended_for):
     assert ended_for in found.ended_for
     assert len(found.output) + len(found.errors) < 300_000
     assert time.monotonic() - begun < 8
+
+
+def test_deleted_files_that_are_let_go_do_not_count():
+    program = (
+        "import mmap\nfor _ in range(40):\n    file = open('x', 'w+b', buffering=0)\n    file.write(bytes(10**6))\n"
+    )
+    program += (
+        "    kept = mmap.mmap(file.fileno(), 4096)\n    import os; os.unlink('x')\n    kept.close(); file.close()\n"
+    )
+    assert run_program(program, SHORT).status == 0
 
 
 def test_nothing_of_a_run_stays():

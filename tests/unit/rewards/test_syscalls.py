@@ -33,8 +33,16 @@ def test_each_call_is_answered_as_meant(machine):
         assert {found(special[name], other, 9) for other in (1, 0, -1, -77, 78)} == {EPERM}
     assert found(special["prlimit64"], 0, 3, 0, 5) == ALLOW
     assert {found(special["prlimit64"], 0, 3, pointer, 0) for pointer in (8, 1 << 32)} == {EPERM}
-    assert {found(special["fcntl"], 3, command) for command in (8, 10, 15)} == {EPERM}
-    assert {found(special["fcntl"], 3, command) for command in (1, 2, 3, 4)} == {ALLOW}
+    assert {found(special["clone"], flags) for flags in (0x3D0F00 & ~0x400, 0x10000)} == {EPERM}  # files of its own
+    owners, leases, pipe_size = (8, 10, 15), (1024, 1026), (1031,)
+    assert {found(special["fcntl"], 3, command) for command in (*owners, *leases, *pipe_size, 2**31)} == {EPERM}
+    assert {found(special["fcntl"], 3, command) for command in (0, 1, 2, 3, 4, 6, 1030)} == {ALLOW}
+    owners = (0x8901, 0x8902, 0x5452, 0x5410)  # FIOSETOWN, SIOCSPGRP, FIOASYNC, TIOCSPGRP
+    attributes = (0x40086602, 0x401C5820, 0x40049409, 0x5412)  # SETFLAGS, FSSETXATTR, FICLONE, TIOCSTI
+    assert {found(special["ioctl"], 3, request) for request in (*owners, *attributes, 0)} == {EPERM}
+    assert {found(special["ioctl"], 3, request) for request in (0x5401, 0x541B, 0x5421, 0x5451)} == {ALLOW}
+    assert found(special["ioctl"], 3, 2**32 + 0x8901) == EPERM  # the kernel looks at 32 bits too
+    assert found(special["close_range"], 3, 9, 2) == EPERM and found(special["close_range"], 3, 9, 4) == ALLOW
     assert found(special["socketpair"], 1, 1) == found(special["socketpair"], 1, 1 | 0x80800) == ALLOW  # streams
     assert {found(special["socketpair"], *kind) for kind in ((1, 2), (1, 3), (1, 5), (2, 1), (30, 1))} == {EPERM}
     for name, flags in (("open", 1), ("openat", 2)):

@@ -153,9 +153,7 @@ def _watched(
                         verdict.sendall(word)
                 else:
                     written[process.stdout if key.fd == process.stdout.fileno() else process.stderr] += data
-            run.ended_for = _limit_met(written.values(), limits, deadline)
-            if not run.ended_for and is_full(scratch, limits.scratch_mb * 2**20, process.pid):
-                run.ended_for = f"its files took more than {limits.scratch_mb} MB, or were more than {MOST_FILES}"
+            run.ended_for = _limit_met(process.pid, written.values(), limits, scratch, deadline)
             if len(said) > most_said:
                 run.ended_for = "it wrote to the descriptor of its judge"
     run.output, run.errors = bytes(written[process.stdout]), bytes(written[process.stderr])
@@ -164,11 +162,13 @@ def _watched(
     return run, bytes(said)
 
 
-def _limit_met(written: Iterable[bytearray], limits: Limits, deadline: float) -> str:
+def _limit_met(process: int, written: Iterable[bytearray], limits: Limits, scratch: Path, deadline: float) -> str:
     if time.monotonic() > deadline:
         return f"it took longer than {limits.wall_seconds:g} s"
     if sum(map(len, written)) > limits.output_kb * 1024:
         return f"it wrote more than {limits.output_kb} KB"
+    if is_full(scratch, limits.scratch_mb * 2**20, process):
+        return f"its files took more than {limits.scratch_mb} MB, or were more than {MOST_FILES}"
     return ""
 
 

@@ -367,7 +367,7 @@ def test_a_program_ends_with_the_process_that_runs_it(tmp_path):
     text += "program = \"open('begun', 'w').close()\\nimport time\\ntime.sleep(99)\"\n"
     text += "run_program(program, Limits(wall_seconds=99.0))"
     owner = subprocess.Popen([sys.executable, "-c", text], env=os.environ | {"TMPDIR": str(tmp_path)})
-    until = time.monotonic() + 20
+    until, begun = time.monotonic() + 20, []
     while time.monotonic() < until and not (begun := list(tmp_path.glob("*/begun"))):
         time.sleep(0.05)
     assert begun

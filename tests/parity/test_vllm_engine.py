@@ -71,3 +71,17 @@ def test_the_random_state_survives_its_start(toy_dir):
     before = torch.get_rng_state()
     pair_of(RolloutKind.vllm, toy_dir("llama", max_position_embeddings=256))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_logits_that_are_not_finite_are_refused_in_words(toy_dir):
+    pair = pair_of(RolloutKind.vllm, toy_dir("llama", max_position_embeddings=256))
+    head = pair.rollout.weight_slots()["lm_head.weight"].tensor
+    kept = head[3].clone()
+    head[3] = float("nan")
+    pair.rollout.weights_changed(version=7)
+    with pytest.raises(EngineError, match=r"logits are NaN or infinite in .* \(weights of step 7\)") as caught:
+        pair.generate(PROMPTS, Sampling(ignore_eos=True))
+    assert "actor.optimizer.learning_rate" in caught.value.remedy
+    head[3] = kept
+    pair.rollout.weights_changed(version=8)
+    assert agrees(pair)

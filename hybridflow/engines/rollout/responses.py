@@ -35,9 +35,11 @@ def response_batch(ids: Ragged, logprobs: Ragged, truncated: Tensor, *, version:
 
     `response_ids` [B, (R)] with the end-of-sequence token where one was drawn, `response_mask` of ones,
     `rollout_logprobs`, `weight_version` [B], `truncated` [B] (the length limit came before an end-of-sequence), and
-    the temperature of the log-probabilities as metadata.
+    the temperature of the log-probabilities as metadata. Raises `EngineError` where a log-probability is not finite:
+    then the model's logits were not, and its tokens mean nothing.
     """
     logprobs = logprobs.to("cpu")
+    _check_finite(logprobs, version)
     return Batch.of(
         rows={
             "weight_version": truncated.new_full(truncated.shape, version, dtype=ids.offsets.dtype).cpu(),
@@ -49,4 +51,18 @@ def response_batch(ids: Ragged, logprobs: Ragged, truncated: Tensor, *, version:
             "rollout_logprobs": logprobs,
         },
         meta={"temperature": logprob_temperature(sampling)},
+    )
+
+
+def _check_finite(logprobs: Ragged, version: int) -> None:
+    finite = logprobs.values.isfinite()
+    if bool(finite.all()):
+        return
+    num_bad = sum(not bool(row.isfinite().all()) for row in logprobs.rows())
+    where = f"in {num_bad} of {len(logprobs)} responses (weights of step {version})"
+    raise EngineError(
+        f"The model's logits are NaN or infinite {where}.",
+        remedy="If training made the weights diverge, lower actor.optimizer.learning_rate and resume from an earlier"
+        " checkpoint. If no step was taken yet, the model itself is at fault: check the weights in model.path for NaN,"
+        " rms_norm_eps and rope_theta in its config.json, and try model.dtype=float32.",
     )

@@ -58,7 +58,8 @@ def draw(
 
     That is softmax(logits / temperature) in float32, restricted to top-k and top-p and renormalised where those are
     set. The token is the first whose cumulative probability exceeds the row's uniform number. At temperature 0 it is
-    the most probable one, with its log-probability at temperature 1.
+    the most probable one, with its log-probability at temperature 1. A row whose logits are not finite gets some token
+    and the log-probability NaN, which `response_batch` refuses: so no token waits for the device to be looked at.
     """
     logits = logits.float()
     if sampling.temperature == 0:
@@ -69,6 +70,7 @@ def draw(
         cumulative = logprobs.exp().cumsum(-1, dtype=torch.float64)
         # A uniform number has 52 bits, so the product stays below the total and never falls past the last token.
         tokens = torch.searchsorted(cumulative, uniforms[:, None] * cumulative[:, -1:], right=True)
+        tokens.clamp_(max=logits.shape[-1] - 1)  # NaN is found past the last token
     return tokens[:, 0], logprobs.gather(1, tokens)[:, 0]
 
 

@@ -89,7 +89,8 @@ class TrainEngine(Protocol):
     def save(self, directory: Path) -> None:
         """Writes a Hugging Face directory and the optimizer's state; every rank writes what it holds.
 
-        Of a model with a low-rank adapter, the adapter alone, in peft's format.
+        Of a model with a low-rank adapter, the adapter alone, in peft's format. Raises `EngineError` on all ranks, and
+        writes nothing, where a weight of any rank is NaN or infinite.
         """
         ...
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hybridflow.batch import Batch
 from hybridflow.engines.training.families import EngineSetup, prepared
+from hybridflow.engines.training.finite_weights import check_finite
 from hybridflow.engines.training.interface import LossFn, Part
 from hybridflow.engines.training.microbatch import MicroBatch, make_microbatches
 from hybridflow.engines.training.onloading import everything_here
@@ -108,6 +109,7 @@ class SingleEngine:
         """See `TrainEngine.save`."""
         ranks = self._setup.ranks
         with everything_here(self, self._away):
+            check_finite(self._held_shards(), ranks)
             if self._adapter is not None:
                 self._setup.save_adapter(self._adapter, self._held_shards(), directory)
             elif self._setup.has_known_names:

@@ -13,6 +13,7 @@ from hybridflow.dataflows.grpo import GRPO
 from hybridflow.dataflows.interface import Dataflow, NoSettings
 from hybridflow.dataflows.loop import Loop, Run
 from hybridflow.elastic.checkpoint import CheckpointStore
+from hybridflow.errors import WorkerError
 from hybridflow.models.tokenizers import decode_responses, load_tokenizer
 from hybridflow.observability.timers import StageTimers
 from tests.unit.dataflows.programs import Counting, Notebook, Roles, calculator_prompts, local_roles
@@ -151,3 +152,23 @@ def test_seconds_of_roles_samples_and_tokens_are_those_of_the_step(toy_dir, tmp_
     assert [sample.split for sample in run.tracker.samples[1]] == ["train"] * 3
     batch = run.dataflow.last_batch
     assert run.tracker.rows[2]["perf/total_num_tokens"] == float(batch.lengths.sum())
+
+
+class Poisoning(Counting):
+    """Makes a weight of the actor NaN in its third step."""
+
+    def step(self, prompts):
+        if self.iteration == 2:
+            with torch.no_grad():
+                next(self.engine.weight_shards()).tensor[0] = torch.nan
+        return super().step(prompts)
+
+
+def test_weights_that_are_not_finite_end_the_run_and_older_checkpoints_stay(toy_dir, tmp_path):
+    run = run_of(toy_dir(), tmp_path, Trainer(total_steps=5, eval_every=0, save_every=1), Poisoning, evaluated=False)
+    run.dataflow.engine = run.dataflow.actor.handles[0].host.workers["actor"].engine
+    with pytest.raises(WorkerError, match=r"actor\.save failed: EngineError: The weight .* became NaN") as caught:
+        Loop(run).run()
+    assert "optimizer.learning_rate" in caught.value.remedy
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step_1", "step_2"]
+    assert run.checkpoints.latest().step == 2

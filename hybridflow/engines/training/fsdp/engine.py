@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from hybridflow.batch import Batch
 from hybridflow.engines.training.families import LANGUAGE, EngineSetup, prepared
+from hybridflow.engines.training.finite_weights import check_finite
 from hybridflow.engines.training.fsdp.adapters import gathered_downs
 from hybridflow.engines.training.fsdp.binding import bind_parameter, held_shards
 from hybridflow.engines.training.fsdp.gradients import clipped_norm
@@ -127,6 +128,7 @@ class FsdpEngine:
     def save(self, directory: Path) -> None:
         """See `TrainEngine.save`."""
         with everything_here(self, self._away):
+            check_finite(self._held_shards(), self._setup.ranks)
             if self._adapter is None:
                 save_weights(directory, self._held_shards(), self._setup.ranks, write_rest=self._setup.describe)
             else:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hybridflow.batch import Batch
 from hybridflow.engines.training.families import VALUE, EngineSetup
+from hybridflow.engines.training.finite_weights import check_finite
 from hybridflow.engines.training.interface import LossFn, Part
 from hybridflow.engines.training.megatron.architecture import (
     check_model,
@@ -126,6 +127,7 @@ class MegatronEngine:
         """See `TrainEngine.save`."""
         ranks = self._setup.ranks
         with everything_here(self, self._away):
+            check_finite(self.weight_shards(), ranks)
             save_weights(directory, self.weight_shards(), ranks, write_rest=self._setup.describe)
             self._optimizer.save(directory, self._steps, ranks)
 

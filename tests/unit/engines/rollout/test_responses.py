@@ -44,3 +44,14 @@ def test_responses_carry_mask_version_and_temperature():
     assert batch.tokens("response_mask").values.tolist() == [1.0, 1.0, 1.0]
     assert batch.tokens("rollout_logprobs").lengths.tolist() == [2, 1]
     assert batch.meta == {"temperature": 0.5}
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("-inf")])
+def test_log_probabilities_that_are_not_finite_are_refused(number):
+    ids = Ragged.from_rows([torch.tensor([5, 1]), torch.tensor([7])])
+    logprobs = ids.like(torch.tensor([0.0, number, 0.0]))
+    with pytest.raises(
+        EngineError, match=r"logits are NaN or infinite in 1 of 2 responses \(weights of step 4\)"
+    ) as told:
+        response_batch(ids, logprobs, torch.tensor([False, True]), version=4, sampling=Sampling())
+    assert "actor.optimizer.learning_rate" in told.value.remedy and "model.path" in told.value.remedy

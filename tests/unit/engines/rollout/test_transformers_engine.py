@@ -147,3 +147,15 @@ def test_weights_and_responses_can_take_part_in_training_afterwards():
     assert not any(tensor.is_inference() for tensor in [*model.parameters(), *model.buffers()])
     columns = [*batch.row_columns.values(), *(ragged.values for ragged in batch.token_columns.values())]
     assert not any(column.is_inference() for column in columns)
+
+
+@pytest.mark.parametrize("weight", [float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    "sampling", [Sampling(), GREEDY, Sampling(top_k=5, top_p=0.9)], ids=["sampled", "greedy", "restricted"]
+)
+def test_a_model_whose_logits_are_not_finite_is_refused_in_words(weight, sampling):
+    model = toy_model("llama")
+    with torch.no_grad():
+        model.get_output_embeddings().weight[3, 0] = weight
+    with pytest.raises(EngineError, match="logits are NaN or infinite in .* responses"):
+        engine_of(model).generate(prompt_rows(), sampling, max_response_tokens=4, seed=0)

@@ -22,6 +22,7 @@ from hybridflow.observability.samples import Sample
 from hybridflow.observability.throughput import throughput
 from hybridflow.observability.timers import StageTimers
 from hybridflow.observability.trackers.interface import Tracker
+from hybridflow.parallel.file_records import FileRecord, all_files
 
 logger = logging.getLogger(__name__)
 
@@ -182,8 +183,11 @@ class Loop:
         run.drain_calls()
         return path
 
-    def _save_roles(self, directory: Path) -> None:
-        wait(*(role.save(directory) for role in self._run.learners.values()))
+    def _save_roles(self, directory: Path) -> dict[str, dict[str, FileRecord]]:
+        """What each role wrote."""
+        saving = {name: role.save(directory) for name, role in self._run.learners.items()}
+        wait(*saving.values())
+        return {name: all_files(written.result()) for name, written in saving.items()}
 
     def _publish(self) -> None:
         """The rollout takes the actor's weights under the version of this step."""

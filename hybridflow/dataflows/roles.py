@@ -1,5 +1,6 @@
 """The menu: what a role can do, as seen by a dataflow. Every call returns at once, with a handle or a future."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -7,6 +8,7 @@ from hybridflow.batch import Batch
 from hybridflow.controller.batch_ref import BatchRef
 from hybridflow.controller.futures import Future
 from hybridflow.observability.metrics import Metrics
+from hybridflow.parallel.file_records import Written
 
 
 class Generates(Protocol):
@@ -36,8 +38,8 @@ class Predicts(Protocol):
 class Learns(Protocol):
     """What all trained roles can do besides: save and load themselves."""
 
-    def save(self, directory: Path) -> Future[None]:
-        """Writes the role's part of a checkpoint."""
+    def save(self, directory: Path) -> Future[Written | Sequence[Written]]:
+        """Writes the role's part of a checkpoint; of several ranks each answers what it hashed."""
         ...
 
     def load(self, directory: Path) -> Future[None]:

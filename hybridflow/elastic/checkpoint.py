@@ -2,13 +2,13 @@
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from hybridflow.elastic import driver_state as json_state
 from hybridflow.elastic.faults import fault_point
-from hybridflow.elastic.manifest import MANIFEST, Manifest, verify, write_manifest
+from hybridflow.elastic.manifest import MANIFEST, Manifest, Parts, verify, write_manifest
 from hybridflow.elastic.retention import prune
 from hybridflow.elastic.storage import settle, write_aside
 from hybridflow.errors import CheckpointError
@@ -32,15 +32,24 @@ class Checkpoint:
         return self.manifest.step
 
     def driver_state(self) -> dict:
-        """The driver's state, exactly as it was given to `save`."""
+        """The driver's state, exactly as it was given to `save`, and the `step`."""
         return json_state.loads((self.path / DRIVER_STATE).read_text())
+
+    def check_parts(self, roles: Collection[str]) -> None:
+        """Raises `CheckpointError` where the checkpoint lacks the part of a role that a run is to load."""
+        missing = sorted(set(roles) - set(self.manifest.parts))
+        if missing:
+            raise CheckpointError(
+                f"{self.path} has no part of the role '{missing[0]}'; it has: {', '.join(self.manifest.parts)}.",
+                remedy="Train the roles that the run was started with, or begin anew with trainer.resume=never.",
+            )
 
 
 class CheckpointStore:
     """The checkpoints of one run.
 
         store = CheckpointStore(run_dir, keep=2)
-        store.save(40, write=lambda directory: actor.save(directory / "actor"), driver_state={"step": 40})
+        store.save(40, write=lambda directory: {"actor": all_files(actor.save(directory).result())}, driver_state={})
         checkpoint = store.latest()              # None, or verified to the last byte
 
     One process at a time writes to a run's directory.
@@ -51,21 +60,22 @@ class CheckpointStore:
         self.keep = keep
         self.world = world
 
-    def save(self, step: int, write: Callable[[Path], None], driver_state: dict) -> Path:
+    def save(self, step: int, write: Callable[[Path], Parts], driver_state: dict) -> Path:
         """Write a checkpoint and return its path; then delete those beyond `keep`.
 
-        `write` fills the directory it is given (workers save their own parts there). Until all of it is on the disk
-        the checkpoint does not exist; if anything fails, the earlier ones are as they were.
+        `write` fills the directory it is given (workers save their own parts there) and answers what each role wrote.
+        Until all of it is on the disk, and found there by this process, the checkpoint does not exist; if anything
+        fails, the earlier ones are as they were.
         """
-        state = json_state.dumps(driver_state)
+        state = json_state.dumps(driver_state | {"step": step})
         final = self.directory / f"step_{step}"
         with write_aside(final) as partial:
             fault_point("write_begun")
-            write(partial)
+            parts = write(partial)
             fault_point("parts_written")
             (partial / DRIVER_STATE).write_text(state)
             fault_point("before_manifest")
-            write_manifest(partial, step=step, world=self.world)
+            write_manifest(partial, parts, step=step, world=self.world)
         prune(self.paths(), keep=self.keep, just_written=final)
         return final
 
@@ -83,7 +93,9 @@ class CheckpointStore:
         """The checkpoint in a directory, verified to the last byte; `CheckpointError` names what is damaged."""
         if not (path / MANIFEST).exists():
             raise CheckpointError(_not_a_checkpoint(path), remedy=self._nearest(path))
-        return Checkpoint(path, verify(path))
+        checkpoint = Checkpoint(path, verify(path))
+        _check_step(checkpoint)
+        return checkpoint
 
     def paths(self) -> list[Path]:
         """The `step_N` directories, oldest first, whole or not."""
@@ -101,6 +113,17 @@ def steps_below(directory: Path) -> list[Path]:
         return []
     numbered = [(_STEP.fullmatch(path.name), path) for path in directory.iterdir() if path.is_dir()]
     return [path for _, path in sorted((int(found[1]), path) for found, path in numbered if found)]
+
+
+def _check_step(checkpoint: Checkpoint) -> None:
+    """The directory's name and the driver's state say the same step as the manifest."""
+    named, said = _STEP.fullmatch(checkpoint.path.name), checkpoint.driver_state().get("step")
+    for what, step in (("its name", int(named[1]) if named else checkpoint.step), (DRIVER_STATE, said)):
+        if step != checkpoint.step:
+            raise CheckpointError(
+                f"{checkpoint.path} is damaged: {what} says step {step}, its manifest step {checkpoint.step}.",
+                remedy="Give it back the name that it was saved under, or use another checkpoint of the run.",
+            )
 
 
 def _not_a_checkpoint(path: Path) -> str:

@@ -2,25 +2,22 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from hybridflow import __version__
 from hybridflow.errors import CheckpointError
+from hybridflow.parallel.file_records import FileRecord, files_below, record_files
 
 MANIFEST = "manifest.json"
-FORMAT = 1
+FORMAT = 2
+
+Parts = Mapping[str, Mapping[str, FileRecord]]
+"""What each role wrote: role -> path relative to the checkpoint -> what the file holds."""
 
 _OTHER = "Use another checkpoint of the run, or trainer.resume=auto, which takes the newest whole one."
-
-
-@dataclass(frozen=True)
-class FileRecord:
-    """What one file must be."""
-
-    bytes: int
-    sha256: str
 
 
 @dataclass(frozen=True)
@@ -36,62 +33,115 @@ class Manifest:
     """Version that wrote it."""
     world: int
     """Devices of the run."""
+    parts: list[str]
+    """Roles that saved themselves; the files of each lie in a directory of its name."""
     files: dict[str, FileRecord]
     """Path relative to the checkpoint -> what it must be."""
+    digest: str = ""
+    """SHA-256 of all the other fields."""
 
 
-def write_manifest(directory: Path, *, step: int, world: int) -> Manifest:
-    """Record all files below a directory in its `manifest.json`; call it last."""
-    paths = sorted(path for path in directory.rglob("*") if path.is_file() and path != directory / MANIFEST)
-    files = {str(path.relative_to(directory)): FileRecord(path.stat().st_size, _sha256(path)) for path in paths}
+def write_manifest(directory: Path, parts: Parts, *, step: int, world: int) -> Manifest:
+    """Records all files below a directory in its `manifest.json`; call it last.
+
+    The records of `parts` come from the ranks that wrote the files; only what is in none of them is hashed here.
+    Raises `CheckpointError` where a role wrote nothing, or a file that a rank wrote is not in this process's directory.
+    """
+    here = files_below(directory)
+    written = {name: record for files in parts.values() for name, record in files.items()}
+    _check_parts(directory, parts, here)
+    rest = record_files(directory, sorted(here.keys() - written.keys() - {MANIFEST}))
+    files = dict(sorted((written | rest).items()))
     created = datetime.now(UTC).isoformat(timespec="seconds")
-    manifest = Manifest(FORMAT, step, created, __version__, world, files)
-    (directory / MANIFEST).write_text(json.dumps(asdict(manifest), indent=1) + "\n")
+    manifest = Manifest(FORMAT, step, created, __version__, world, sorted(parts), files)
+    text = json.dumps(asdict(manifest) | {"digest": _digest(manifest)}, indent=1)
+    (directory / MANIFEST).write_text(text + "\n")
     return manifest
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """The manifest of a checkpoint directory."""
+    """The manifest of a checkpoint directory, once its own digest and its step are found right."""
     path = directory / MANIFEST
+    if not path.is_file():
+        raise CheckpointError(f"{directory} has no {MANIFEST}: it is not a whole checkpoint.", remedy=_OTHER)
     try:
         raw = json.loads(path.read_text())
-        if raw["format"] > FORMAT:
-            raise CheckpointError(
-                f"{path} has format {raw['format']} (written by hybridflow {raw['hybridflow']});"
-                f" hybridflow {__version__} reads up to {FORMAT}.",
-                remedy="Upgrade hybridflow.",
-            )
-        return Manifest(**raw | {"files": {name: FileRecord(**record) for name, record in raw["files"].items()}})
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{directory} has no {MANIFEST}: it is not a whole checkpoint.", remedy=_OTHER) from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        _check_format(path, raw["format"], raw["hybridflow"])
+        files = {name: FileRecord(**record) for name, record in raw["files"].items()}
+        manifest = Manifest(**raw | {"files": files})
+        if _digest(manifest) != manifest.digest:
+            raise ValueError("its own digest is not that of its contents")
+        if type(manifest.step) is not int or manifest.step < 0:
+            raise ValueError(f"step is {manifest.step!r}, not a number of steps")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged: {type(error).__name__}: {error}.", remedy=_OTHER) from error
-
-
-def verify(directory: Path, *, full: bool = True) -> Manifest:
-    """The manifest, once every file is found as recorded: its size, and with `full` its SHA-256."""
-    manifest = read_manifest(directory)
-    for name, record in manifest.files.items():
-        damage = _damage(directory / name, record, full)
-        if damage is not None:
-            raise CheckpointError(f"{directory / name} is damaged: {damage}.", remedy=_OTHER)
     return manifest
 
 
-def _damage(path: Path, record: FileRecord, full: bool) -> str | None:
+def verify(directory: Path, *, full: bool = True) -> Manifest:
+    """The manifest, once every part and file is found as recorded: its size, and with `full` its SHA-256.
+
+    All files are hashed by several threads at once.
+    """
+    manifest = read_manifest(directory)
+    for part in manifest.parts:
+        if not any(name.startswith(f"{part}/") for name in manifest.files):
+            raise CheckpointError(f"{directory} lacks the part of the role '{part}'.", remedy=_OTHER)
+    for name, record in manifest.files.items():
+        if (damage := _wrong_size(directory / name, record)) is not None:
+            raise CheckpointError(f"{directory / name} is damaged: {damage}.", remedy=_OTHER)
+    if full:
+        _check_contents(directory, manifest)
+    return manifest
+
+
+def _check_contents(directory: Path, manifest: Manifest) -> None:
+    try:
+        found = record_files(directory, manifest.files)
+    except OSError as error:
+        raise CheckpointError(f"{directory} is damaged: {error}.", remedy=_OTHER) from error
+    for name, record in manifest.files.items():
+        if found[name] != record:
+            raise CheckpointError(f"{directory / name} is damaged: its SHA-256 is not the recorded one.", remedy=_OTHER)
+
+
+def _check_parts(directory: Path, parts: Parts, here: Mapping[str, int]) -> None:
+    remedy = "Set trainer.run_dir to a directory that every node of the run shares; earlier checkpoints are untouched."
+    for role, files in parts.items():
+        if not any(name.startswith(f"{role}/") for name in files):
+            raise CheckpointError(f"The role '{role}' wrote no part of the checkpoint {directory}.", remedy=remedy)
+        for name, record in files.items():
+            if here.get(name) != record.bytes:
+                found = "it is not there" if name not in here else f"it has {here[name]} bytes there"
+                raise CheckpointError(
+                    f"The workers of '{role}' wrote {record.bytes} bytes to {directory / name}, but as the driver sees"
+                    f" that directory {found}.",
+                    remedy=remedy,
+                )
+
+
+def _check_format(path: Path, found: object, version: object) -> None:
+    if found != FORMAT or type(found) is not int:
+        raise CheckpointError(
+            f"{path} has format {found} (written by hybridflow {version}); hybridflow {__version__} reads format"
+            f" {FORMAT}.",
+            remedy="Resume with the version that wrote it, or start a new run from its model:"
+            f" model.path={path.parent}/actor/huggingface.",
+        )
+
+
+def _digest(manifest: Manifest) -> str:
+    contents = {name: value for name, value in asdict(manifest).items() if name != "digest"}
+    return hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()
+
+
+def _wrong_size(path: Path, record: FileRecord) -> str | None:
     try:
         size = path.stat().st_size
-        if size != record.bytes:
-            return f"{size} bytes instead of {record.bytes}"
-        if full and _sha256(path) != record.sha256:
-            return "its SHA-256 is not the recorded one"
     except FileNotFoundError:
         return "it is missing"
     except OSError as error:
         return str(error)
-    return None
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    if not path.is_file():
+        return "it is not a file"
+    return None if size == record.bytes else f"{size} bytes instead of {record.bytes}"

@@ -50,6 +50,7 @@ def assemble(prepared: Prepared, tracker: Tracker, timers: StageTimers, stack: E
     program.streams, program.seed = data.streams, config.trainer.seed
     program.max_response_tokens = config.data.max_response_tokens
     data = with_foreknown(program, data, prepared.directory)
+    num_devices = sum(pool_sizes(config).values())
     return Run(
         trainer=config.trainer,
         dataflow=program,
@@ -57,12 +58,12 @@ def assemble(prepared: Prepared, tracker: Tracker, timers: StageTimers, stack: E
         evaluation=_evaluation(config, program, groups, data),
         tracker=tracker,
         timers=timers,
-        checkpoints=CheckpointStore(prepared.directory, keep=config.trainer.keep_checkpoints),
+        checkpoints=CheckpointStore(prepared.directory, keep=config.trainer.keep_checkpoints, world=num_devices),
         learners={spec.name: cast(Learns, groups[spec.name]) for spec in specs if spec.is_trained},
         policies=[cast(Policy, groups[ACTOR])] if ACTOR in groups else [],
         decode=data.decode,
         drain_calls=backend.drain_calls,
-        num_devices=sum(pool_sizes(config).values()),
+        num_devices=num_devices,
         config=prepared.composed.flat(),
     )
 

@@ -1,6 +1,7 @@
 """All that can fail before the first process starts, in the order in which it can be known."""
 
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,7 +63,7 @@ def prepare(composed: Composed) -> Prepared:
 
     directory = run_dir_of(config)
     check_room(config, specs, directory)
-    checkpoint = _open_directory(composed, directory)
+    checkpoint = _open_directory(composed, directory, [spec.name for spec in specs if spec.is_trained])
     return Prepared(composed, dataflow, settings, specs, data, directory, checkpoint)
 
 
@@ -74,7 +75,7 @@ def _say_followed(composed: Composed) -> None:
             logger.info("%s=%s follows data.batch_size=%s", key, flat[key], flat[origin])
 
 
-def _open_directory(composed: Composed, directory: Path) -> Checkpoint | None:
+def _open_directory(composed: Composed, directory: Path, trained: Collection[str]) -> Checkpoint | None:
     """The run directory with its log and configuration, and the checkpoint to go on from."""
     trainer = composed.config.trainer
     claim(directory)
@@ -82,6 +83,7 @@ def _open_directory(composed: Composed, directory: Path) -> Checkpoint | None:
     checkpoint = resolve_resume(trainer.resume, store, trainer.total_steps)
     if checkpoint is not None:
         check_compatible(checkpoint.driver_state()["config"], composed.flat())
+        checkpoint.check_parts(trained)
     if checkpoint is not None and checkpoint.path.resolve().is_relative_to(directory.resolve()):
         set_later_aside(store, checkpoint)
     else:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +16,10 @@ from hybridflow.controller.protocols import BROADCAST
 from hybridflow.controller.transfer import transfer
 from hybridflow.controller.worker import Worker, WorkerContext
 from hybridflow.engines.training.interface import LossFn, Part, TrainEngine
+from hybridflow.errors import CheckpointError
 from hybridflow.observability.metrics import Measure, Metrics, Reduction, merge
+from hybridflow.parallel.collectives import Together, dealt
+from hybridflow.parallel.file_records import Written, files_below, record_files, shared_out
 from hybridflow.workers.reduction import sum_over_data
 
 STATE_FILE = "worker.json"
@@ -60,19 +64,29 @@ class ModelWorker(Worker):
         )
 
     @transfer(BROADCAST)
-    def save(self, directory: Path) -> None:
-        """Writes the model, its optimizer and the worker's state to `directory/<role>`."""
-        target = Path(directory) / self.context.role
-        target.mkdir(parents=True, exist_ok=True)
+    def save(self, directory: Path) -> Written:
+        """Writes the model, its optimizer and the worker's state to `directory/<role>`, which all ranks share.
+
+        Answers the files that this rank hashed: once all ranks have written, they divide the files among themselves.
+        """
+        target = directory / self.context.role
+        with Together(self.ranks):
+            _make(target)
         self.engine.save(target)
         self.rest()
-        if self.context.rank == 0:
-            (target / STATE_FILE).write_text(json.dumps(self.state()))
+        sizes: dict[str, int] = {}
+        with Together(self.ranks):
+            if self.context.rank == 0:
+                (target / STATE_FILE).write_text(json.dumps(self.state()))
+                sizes = files_below(target)
+        mine = dealt(shared_out(sizes, self.ranks.mesh.size), self.ranks)
+        records = record_files(target, mine, threads=self.context.threads)
+        return Written({f"{self.context.role}/{name}": record for name, record in records.items()})
 
     @transfer(BROADCAST)
     def load(self, directory: Path) -> None:
         """Reads what `save` wrote."""
-        source = Path(directory) / self.context.role
+        source = directory / self.context.role
         self.engine.load(source)
         self.rest()
         self.restore(json.loads((source / STATE_FILE).read_text()))
@@ -106,6 +120,17 @@ class ModelWorker(Worker):
     def rest(self) -> None:
         """Between calls weights and optimizer state wait in the host's memory, where the configuration says so."""
         self.engine.offload(*self._waiting)
+
+
+def _make(target: Path) -> None:
+    """Makes a role's directory in that of a checkpoint, which the driver has made where all ranks can see it."""
+    try:
+        target.mkdir(exist_ok=True)
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"{socket.gethostname()} does not see {target.parent}, which the driver has made.",
+            remedy="Set trainer.run_dir to a directory that every node of the run shares.",
+        ) from error
 
 
 def set_environment(engine: TrainingEngine) -> None:

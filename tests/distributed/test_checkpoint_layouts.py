@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from hybridflow.config.model import Dtype
 from hybridflow.config.training import TrainingEngine
 from hybridflow.elastic.checkpoint import CheckpointStore
+from hybridflow.elastic.manifest import Parts
 from hybridflow.engines.training.state_files import load_state
 from hybridflow.parallel.groups import Ranks
 from hybridflow.parallel.layout import WeightShard
@@ -28,6 +29,7 @@ from tests.parity.divided import (
     train_rank,
 )
 from tests.spmd import preload, run_ranks
+from tests.unit.elastic.parts import written_by
 
 preload("hybridflow.engines.training.megatron.engine")
 
@@ -172,11 +174,12 @@ def test_a_rank_that_dies_before_it_has_written_its_part_leaves_the_earlier_chec
     case = laid_out(case_of(toy_dir, "llama"), fsdp(2))
     store = CheckpointStore(tmp_path)
 
-    def write(directory: Path, dies: bool) -> None:
+    def write(directory: Path, dies: bool) -> Parts:
         (directory / "actor").mkdir()
         answers = run_ranks(save_and_perhaps_die, 2, case, directory, dies, may_die=True)
         if answers != ["saved", "saved"]:
             raise RuntimeError(str(answers))
+        return written_by(directory, "actor")
 
     store.save(1, lambda directory: write(directory, False), driver_state={"step": 1})
     with pytest.raises(RuntimeError, match="-9"):

@@ -74,8 +74,10 @@ def load_weights(directory: Path, shards: Iterable[WeightShard], ranks: Ranks) -
     with Together(ranks):
         if ranks.rank == 0:
             held = {name: shape for some in shapes for name, shape in some.items()}
-            _check_same_model(directory, saved_shapes(directory / MODEL_DIRECTORY), held)
-    with Together(ranks):
+            with _of_a_checkpoint():
+                saved = saved_shapes(directory / MODEL_DIRECTORY)
+            _check_same_model(directory, saved, held)
+    with Together(ranks), _of_a_checkpoint():
         read_into(directory / MODEL_DIRECTORY, own)
 
 
@@ -233,6 +235,19 @@ def _unreadable(target: Path, error: Exception) -> CheckpointError:
         f"The optimizer's state in {target} cannot be read: {error}.",
         remedy="Use another checkpoint of the run, or give its model as model.path of a new one.",
     )
+
+
+@contextmanager
+def _of_a_checkpoint() -> Iterator[None]:
+    """What is wrong with a model directory, said of a checkpoint: no setting of a model would mend it."""
+    try:
+        yield
+    except EngineError as error:
+        raise CheckpointError(
+            error.message,
+            remedy="See whether this node sees the checkpoint's files; if they are gone, use another checkpoint of the"
+            " run (trainer.resume=PATH).",
+        ) from error
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from hybridflow.elastic.checkpoint import CheckpointStore
 from hybridflow.models.heads import load_value_model
 from tests.architecture.source import ROOT
 from tests.toys import sequences
+from tests.unit.elastic.parts import written_by
 from tests.unit.engines.training.engines import language_engine, likelihood_loss, value_engine, weights
 
 LARGE_STEPS = Optimizer(learning_rate=0.05)
@@ -33,6 +34,7 @@ def run_of(tmp_path):
                 for role, engine in engines.items():
                     (directory / role).mkdir()
                     engine.save(directory / role)
+                return written_by(directory, *engines)
 
             store.save(step, write, driver_state={"step": step, "config": {"model": {"trust_remote_code": False}}})
         return tmp_path / "run"

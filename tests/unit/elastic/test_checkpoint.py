@@ -3,19 +3,24 @@
 import json
 import logging
 import math
+import os
 import random
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hybridflow.elastic import manifest
 from hybridflow.elastic.checkpoint import CheckpointStore
 from hybridflow.elastic.driver_state import dumps, loads
-from hybridflow.elastic.manifest import MANIFEST, read_manifest, verify
+from hybridflow.elastic.manifest import MANIFEST, Manifest, Parts, read_manifest, verify
 from hybridflow.errors import CheckpointError
+from hybridflow.parallel.file_records import FileRecord, record_files
+from tests.unit.elastic.parts import written_by
 from tests.unit.elastic.victim import save
 
 
@@ -30,6 +35,14 @@ def flip_a_bit(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
+
+
+def forge(path: Path, **changes: object) -> None:
+    """Changes fields of a manifest and gives it the digest that fits."""
+    raw = json.loads((path / MANIFEST).read_text()) | changes
+    files = {name: FileRecord(**record) for name, record in raw["files"].items()}
+    raw["digest"] = manifest._digest(Manifest(**raw | {"files": files}))
+    (path / MANIFEST).write_text(json.dumps(raw))
 
 
 def names(store: CheckpointStore) -> list[str]:
@@ -50,10 +63,10 @@ def test_the_latest_is_the_one_of_the_highest_step(tmp_path):
 
 def test_the_manifest_lists_every_file_and_who_wrote_it(tmp_path):
     store = store_with(tmp_path, 1)
-    manifest = read_manifest(store.paths()[0])
-    assert (manifest.step, manifest.world, manifest.format) == (1, 4, 1)
-    assert set(manifest.files) == {"actor/weights.bin", "driver.json"}
-    assert manifest.files["actor/weights.bin"].bytes == 4096
+    found = read_manifest(store.paths()[0])
+    assert (found.step, found.world, found.format, found.parts) == (1, 4, 2, ["actor"])
+    assert set(found.files) == {"actor/weights.bin", "driver.json"}
+    assert found.files["actor/weights.bin"].bytes == 4096
 
 
 def test_a_damaged_checkpoint_is_passed_over_with_a_warning_that_names_the_file(tmp_path, caplog):
@@ -78,7 +91,11 @@ def test_sizes_alone_find_a_torn_file_but_not_a_flipped_bit(tmp_path):
         verify(path, full=False)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 1}', '{"format": 1, "files": {"a": 3}}', "\x00\xff"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", '{"format": 2}', '{"format": 2, "hybridflow": "0", "files": {"a": 3}}', "\x00\xff", "[" * 200_000],
+    ids=["empty", "a brace", "a list", "no fields", "no record", "no text", "brackets"],
+)
 def test_a_damaged_manifest_is_an_error_that_names_it(text, tmp_path):
     path = store_with(tmp_path, 1).paths()[0]
     (path / MANIFEST).write_text(text)
@@ -86,12 +103,102 @@ def test_a_damaged_manifest_is_an_error_that_names_it(text, tmp_path):
         verify(path)
 
 
-def test_a_manifest_of_a_newer_format_asks_for_an_upgrade(tmp_path):
+@pytest.mark.parametrize("other", [1, 3])
+def test_a_manifest_of_another_format_names_the_version_that_reads_it_and_its_model(other, tmp_path):
     path = store_with(tmp_path, 1).paths()[0]
     raw = json.loads((path / MANIFEST).read_text())
-    (path / MANIFEST).write_text(json.dumps(raw | {"format": 2}))
-    with pytest.raises(CheckpointError, match="Upgrade hybridflow"):
+    (path / MANIFEST).write_text(json.dumps(raw | {"format": other, "hybridflow": "9.9"}))
+    with pytest.raises(CheckpointError, match=rf"format {other} \(written by hybridflow 9\.9\).*actor/huggingface"):
         verify(path)
+
+
+def test_a_bit_flipped_anywhere_in_the_manifest_is_found_or_changes_nothing(tmp_path):
+    path = store_with(tmp_path, 14).paths()[0]
+    right, text = read_manifest(path), (path / MANIFEST).read_bytes()
+    for place in range(8 * len(text)):
+        changed = bytearray(text)
+        changed[place // 8] ^= 1 << place % 8
+        (path / MANIFEST).write_bytes(changed)
+        try:
+            assert read_manifest(path) == right
+        except CheckpointError:
+            continue
+
+
+@pytest.mark.parametrize("step", ["14", None, True, -1, 14.0])
+def test_a_step_that_is_no_number_of_steps_is_refused_even_with_a_digest_that_fits(step, tmp_path):
+    path = store_with(tmp_path, 14).paths()[0]
+    forge(path, step=step)
+    with pytest.raises(CheckpointError, match=r"manifest\.json is damaged.*step is"):
+        verify(path)
+
+
+@pytest.mark.parametrize(("wrong", "what"), [("name", "its name"), ("manifest", "its name"), ("state", "driver.json")])
+def test_a_step_that_is_not_the_same_everywhere_is_refused(wrong, what, tmp_path):
+    store = store_with(tmp_path, 14)
+    path = store.paths()[0]
+    if wrong == "name":
+        path = path.rename(path.with_name("step_94"))
+    elif wrong == "manifest":
+        forge(path, step=94)
+    else:
+        (path / "driver.json").write_text(dumps({"step": 94}))
+        records = record_files(path, ["actor/weights.bin", "driver.json"])
+        forge(path, files={name: asdict(record) for name, record in records.items()})
+    with pytest.raises(CheckpointError, match=rf"{what} says step (14|94), its manifest.*name that it was saved under"):
+        store.open(path)
+    assert store.latest() is None
+
+
+def test_a_checkpoint_under_a_name_of_its_own_is_taken(tmp_path):
+    store = store_with(tmp_path, 14)
+    assert store.open(store.paths()[0].rename(tmp_path / "best")).step == 14
+
+
+def test_a_manifest_that_is_no_file_is_refused_at_once(tmp_path):
+    store = store_with(tmp_path, 1)
+    (store.paths()[0] / MANIFEST).unlink()
+    os.mkfifo(store.paths()[0] / MANIFEST)
+    assert store.latest() is None
+
+
+def test_a_checkpoint_that_lacks_a_roles_part_is_not_whole_and_keeps_nothing_from_being_kept(tmp_path, caplog):
+    store = store_with(tmp_path, 1, 2)
+    files = read_manifest(store.paths()[1]).files
+    forge(store.paths()[1], files={"driver.json": asdict(files["driver.json"])})
+    latest = store.latest()
+    assert latest is not None and latest.step == 1
+    assert "step_2 lacks the part of the role 'actor'" in caplog.text
+    store.keep = 2
+    save(store, 3)
+    assert names(store) == ["step_1", "step_2", "step_3"]
+
+
+@pytest.mark.parametrize("what", ["nothing", "elsewhere", "short"])
+def test_what_the_driver_does_not_find_as_it_was_written_is_never_published(what, tmp_path):
+    store = store_with(tmp_path / "run", 1, 2, keep=2)
+
+    def write(directory: Path) -> Parts:
+        seen_by_worker = tmp_path / "elsewhere" if what == "elsewhere" else directory
+        (seen_by_worker / "actor").mkdir(parents=True)
+        (seen_by_worker / "actor" / "weights.bin").write_bytes(b"weights")
+        parts = written_by(seen_by_worker, "actor")
+        if what == "short":
+            (directory / "actor" / "weights.bin").write_bytes(b"we")
+        return {"actor": {}} if what == "nothing" else parts
+
+    with pytest.raises(CheckpointError, match="a directory that every node of the run shares"):
+        store.save(3, write, {})
+    assert names(store) == ["step_1", "step_2"]
+    assert len(list(store.directory.iterdir())) == 2
+
+
+def test_a_run_that_trains_a_role_which_the_checkpoint_lacks_is_told_before_it_starts(tmp_path):
+    checkpoint = store_with(tmp_path, 1).latest()
+    assert checkpoint is not None
+    checkpoint.check_parts(["actor"])
+    with pytest.raises(CheckpointError, match=r"no part of the role 'critic'; it has: actor.*trainer\.resume=never"):
+        checkpoint.check_parts(["actor", "critic"])
 
 
 def test_only_the_newest_are_kept(tmp_path):
@@ -118,7 +225,7 @@ def test_damaged_ones_do_not_count_among_those_kept(tmp_path):
 def test_a_failed_save_deletes_nothing(tmp_path):
     store = store_with(tmp_path, 1, 2, keep=2)
 
-    def write(directory: Path) -> None:
+    def write(directory: Path) -> Parts:
         raise ValueError("a worker failed")
 
     with pytest.raises(ValueError, match="a worker failed"):
@@ -128,9 +235,9 @@ def test_a_failed_save_deletes_nothing(tmp_path):
 
 def test_saving_a_step_again_replaces_it(tmp_path):
     store = store_with(tmp_path, 1)
-    store.save(1, lambda directory: None, {"again": True})
+    store.save(1, lambda directory: {}, {"again": True})
     latest = store.latest()
-    assert latest is not None and latest.driver_state() == {"again": True}
+    assert latest is not None and latest.driver_state() == {"again": True, "step": 1}
 
 
 numbers = st.floats() | st.integers() | st.booleans() | st.none() | st.text() | st.binary()
@@ -166,7 +273,7 @@ def test_extreme_floats_come_back():
 @pytest.mark.parametrize("value", [{1: "int key"}, {3, 4}, object(), {"__tuple__": []}])
 def test_a_state_that_json_would_change_is_an_error_that_says_where(value, tmp_path):
     with pytest.raises(CheckpointError, match=r"state\['loader'\]\[1\].*dicts with string keys"):
-        CheckpointStore(tmp_path).save(1, lambda directory: None, {"loader": [0, value]})
+        CheckpointStore(tmp_path).save(1, lambda directory: {}, {"loader": [0, value]})
     assert not any(tmp_path.iterdir())
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from hybridflow.elastic.checkpoint import CheckpointStore
 from hybridflow.elastic.faults import VARIABLE
+from hybridflow.elastic.manifest import Parts
+from tests.unit.elastic.parts import written_by
 
 PART_BYTES = 4096
 
@@ -23,9 +25,10 @@ def contents(step: int) -> bytes:
 def save(store: CheckpointStore, step: int) -> None:
     """One checkpoint with a part in a subdirectory, and a state that names the step."""
 
-    def write(directory: Path) -> None:
+    def write(directory: Path) -> Parts:
         (directory / "actor").mkdir()
         (directory / "actor" / "weights.bin").write_bytes(contents(step))
+        return written_by(directory, "actor")
 
     store.save(step, write, {"step": step, "loss": 0.1 * step})
 

@@ -205,6 +205,14 @@ def test_state_of_another_shape_is_named(tmp_path):
     assert "model.path" in caught.value.remedy
 
 
+def test_a_checkpoint_without_its_model_is_not_blamed_on_a_setting_of_the_model(tmp_path):
+    (tmp_path / "huggingface").mkdir()
+    with pytest.raises(CheckpointError, match=r"no \.safetensors files in .*huggingface") as caught:
+        load_weights(tmp_path, shards_of("weight", "whole", 0, 1, fill=False), Ranks.alone())
+    assert "another checkpoint of the run (trainer.resume=PATH)" in caught.value.remedy
+    assert "model.path" not in caught.value.remedy
+
+
 @pytest.mark.parametrize("damage", ["numbers.json", ".metadata", "__0_0.distcp"])
 def test_state_that_cannot_be_read_is_an_error_of_ours(tmp_path, damage):
     save_all(0, 1, "whole", tmp_path)

@@ -6,6 +6,8 @@ from torch import Tensor
 
 ESTIMATORS = {"k1": "k1", "kl": "k1", "abs": "abs", "k2": "k2", "mse": "k2", "k3": "k3", "low_var_kl": "k3"}
 LOG_RATIO_BOUND = 20.0
+K3_BOUND = 10.0
+"""The largest estimate of k3, as in verl: beyond it one token would outweigh all others."""
 
 
 def kl_divergence(
@@ -13,9 +15,9 @@ def kl_divergence(
 ) -> Float[Tensor, "B R"]:
     """Per-token estimate of KL(policy || reference), with d = logprobs - ref_logprobs for tokens of the policy.
 
-    k1 (kl): d.   abs: |d|.   k2 (mse): d^2 / 2.   k3 (low_var_kl): exp(-d) - 1 + d.
+    k1 (kl): d.   abs: |d|.   k2 (mse): d^2 / 2.   k3 (low_var_kl): exp(-d) - 1 + d, at most 10.
     A suffix `+` (`k3+`) keeps the value and takes the gradient of k2: k1 and k3 are unbiased as values, but only
-    k2's gradient is an unbiased estimate of the divergence's. d is clamped to +-20, beyond which the gradient is 0.
+    k2's gradient is an unbiased estimate of the divergence's. d is clamped to +-20; beyond a clamp the gradient is 0.
 
     J. Schulman, http://joschu.net/blog/kl-approx.html; the gradients: arXiv:2505.17508.
     """
@@ -43,4 +45,4 @@ def _estimate(name: str, difference: Float[Tensor, "B R"]) -> Float[Tensor, "B R
         return difference.abs()
     if name == "k2":
         return 0.5 * difference.square()
-    return torch.expm1(-difference) + difference
+    return torch.clamp(torch.expm1(-difference) + difference, max=K3_BOUND)

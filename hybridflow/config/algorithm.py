@@ -25,8 +25,12 @@ class KL(Section):
     coefficient: float = 0.001
     """Weight of the divergence; the starting weight when `target` is set."""
 
-    estimator: str = "k1"
-    """k1, abs, k2 or k3 (also kl, mse, low_var_kl); a trailing + takes k2's gradient."""
+    estimator: str | None = None
+    """k1, abs, k2 or k3 (also kl, mse, low_var_kl), k3 at most 10 per token; a trailing + takes k2's gradient.
+    null: k1 in the reward, k3+ in the loss."""
+
+    allow_k1_loss: bool = False
+    """Permit k1 in the loss, though its gradient does not hold the policy near the reference."""
 
     target: float | None = None
     """Adapt the coefficient toward this divergence a token (Ziegler et al. 2019); null keeps it fixed."""

@@ -4,7 +4,6 @@ import difflib
 import unicodedata
 from dataclasses import dataclass
 
-from hybridflow.config.algorithm import KLPlacement
 from hybridflow.config.choices import (
     AGGREGATIONS,
     DATA_DATAFLOWS,
@@ -20,6 +19,7 @@ from hybridflow.config.correction_checks import check_correction, check_old_logp
 from hybridflow.config.data_checks import check_data
 from hybridflow.config.derived import minibatch_prompts, num_devices
 from hybridflow.config.experiment import Experiment
+from hybridflow.config.kl_checks import check_kl
 from hybridflow.config.layout_checks import check_layouts, has_critic
 from hybridflow.config.range_checks import check_ranges
 from hybridflow.config.training import Training
@@ -57,7 +57,7 @@ _WITHOUT_GROUPS = ("gae", "remax", "reinforce_plus_plus")
 def check(config: Experiment) -> None:
     """Raises `ConfigError` for the first rule that the configuration breaks."""
     check_data(config.data)
-    rules = (check_ranges, _names, _batches, _sampling, _algorithm, check_correction, check_old_logprobs)
+    rules = (check_ranges, _names, _batches, _sampling, _algorithm, check_kl, check_correction, check_old_logprobs)
     for rule in (*rules, _placement, check_layouts):
         rule(config)
 
@@ -70,7 +70,8 @@ def _names(config: Experiment) -> None:
     advantage_name(config.algorithm.advantage)
     policy_loss_name(config.algorithm.policy_loss)
     preference_loss_name(config.algorithm.preference.loss)
-    _one_of("algorithm.kl.estimator", config.algorithm.kl.estimator.removesuffix("+"), KL_ESTIMATORS)
+    if config.algorithm.kl.estimator is not None:
+        _one_of("algorithm.kl.estimator", config.algorithm.kl.estimator.removesuffix("+"), KL_ESTIMATORS)
     if not config.model.path:
         raise ConfigError("model.path is empty.", remedy="Give a Hugging Face directory, or builtin:calculator.")
     if not config.data.train_files:
@@ -129,25 +130,11 @@ def _sampling(config: Experiment) -> None:
 
 def _algorithm(config: Experiment) -> None:
     """Settings that only make sense together."""
-    algorithm = config.algorithm
-    _check_estimator(config, advantage_name(algorithm.advantage))
+    _check_estimator(config, advantage_name(config.algorithm.advantage))
     _check_pairs(config)
     _check_preference(config)
     _check_pretraining(config)
     _check_cost(config)
-    if algorithm.kl.target is not None and algorithm.kl.placement is not KLPlacement.reward:
-        raise ConfigError(
-            f"algorithm.kl.target={algorithm.kl.target:g} adapts the KL penalty in the reward, but"
-            f" algorithm.kl.placement={algorithm.kl.placement.name}.",
-            remedy="Use algorithm.kl.placement=reward, or leave the target out.",
-        )
-    sequences = config.data.batch_size * config.rollout.samples_per_prompt
-    if algorithm.kl.target is not None and 0.2 * sequences >= algorithm.kl.horizon:
-        raise ConfigError(
-            f"algorithm.kl.horizon={algorithm.kl.horizon} is too short for {sequences} sequences a step:"
-            " one step could turn the coefficient negative.",
-            remedy=f"Use {10 * sequences} or more.",
-        )
 
 
 def _check_estimator(config: Experiment, advantage: str) -> None:

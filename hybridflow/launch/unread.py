@@ -143,8 +143,13 @@ def _of_samples(algorithm: Algorithm) -> Iterator[Unread]:
         yield Unread(unread, f"algorithm.{key}={method.name} does not read it")
     if algorithm.kl.placement is KLPlacement.none:
         yield Unread(("algorithm.kl",), "algorithm.kl.placement=none looks at no reference model")
-    elif algorithm.kl.target is None:
-        yield Unread(("algorithm.kl.horizon",), "algorithm.kl.target=null keeps the coefficient as it is")
+    else:
+        if algorithm.kl.placement is KLPlacement.reward:
+            yield Unread(
+                ("algorithm.kl.allow_k1_loss",), "algorithm.kl.placement=reward puts no divergence in the loss"
+            )
+        if algorithm.kl.target is None:
+            yield Unread(("algorithm.kl.horizon",), "algorithm.kl.target=null keeps the coefficient as it is")
     correction = "algorithm.correction"
     if algorithm.correction.weights is CorrectionLevel.none:
         yield Unread((f"{correction}.upper",), f"{correction}.weights=none")

@@ -9,6 +9,7 @@ from hybridflow.algorithms.masked import masked_whiten, mean_and_variance, momen
 from hybridflow.algorithms.shaping import token_rewards
 from hybridflow.batch import Batch, Ragged
 from hybridflow.config.algorithm import KL, Algorithm, KLPlacement
+from hybridflow.config.kl_checks import kl_estimator
 from hybridflow.observability.metrics import Metrics, last, mean
 from hybridflow.workers.methods import ESTIMATOR_COLUMNS, estimator, token_numbers
 from hybridflow.workers.reduction import Reduce
@@ -81,7 +82,7 @@ class AdvantageEstimation:
             return token_rewards(scores, mask) + process
         batch.require(("old_logprobs", "ref_logprobs"), stage="advantages with algorithm.kl.placement=reward")
         logprobs, reference = batch.tokens("old_logprobs").padded(0), batch.tokens("ref_logprobs").padded(0)
-        kl = kl_divergence(logprobs, reference, estimator=self._algorithm.kl.estimator)
+        kl = kl_divergence(logprobs, reference, estimator=kl_estimator(self._algorithm.kl))
         rewards = token_rewards(scores, mask, kl=kl, kl_coefficient=self.kl_controller.coefficient)
         totals = self._reduce(torch.tensor([float((kl * mask).sum()), float(mask.sum()), len(batch)]).double())
         kl_a_token = float(totals[0] / totals[1].clamp(min=1.0))

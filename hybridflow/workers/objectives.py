@@ -17,6 +17,7 @@ from hybridflow.batch import Batch, Ragged
 from hybridflow.config.algorithm import Algorithm, KLPlacement
 from hybridflow.config.choices import is_own
 from hybridflow.config.correction_checks import is_corrected
+from hybridflow.config.kl_checks import kl_estimator
 from hybridflow.engines.training.interface import Loss, LossFn, TokenOutputs
 from hybridflow.errors import ConfigError
 from hybridflow.observability.metrics import Measure, Metrics, maximum, mean, total
@@ -82,7 +83,7 @@ def policy_objective(
         if algorithm.entropy_coefficient:
             value = value - algorithm.entropy_coefficient * summed(outputs.entropy, mask)
         if algorithm.kl.placement is KLPlacement.loss:
-            kl = kl_divergence(outputs.logprobs, columns["ref_logprobs"], estimator=algorithm.kl.estimator)
+            kl = kl_divergence(outputs.logprobs, columns["ref_logprobs"], estimator=kl_estimator(algorithm.kl))
             penalty = summed(kl, mask)
             value = value + algorithm.kl.coefficient * penalty
             sums["actor/kl_loss"] = penalty

@@ -11,7 +11,7 @@ from hybridflow.algorithms.correction import (
     within,
     without_veto,
 )
-from hybridflow.algorithms.kl import kl_divergence
+from hybridflow.algorithms.kl import clamped_log_ratio
 from hybridflow.algorithms.masked import masked_mean, moments, row_means
 from hybridflow.batch import Batch, Ragged
 from hybridflow.config.algorithm import Algorithm, Correction, CorrectionLevel
@@ -146,9 +146,10 @@ def mismatch_metrics(old: Tensor, rollout: Tensor, mask: Tensor) -> Metrics:
     if not sequences:
         return {}
     gap = row_means(rollout - old, mask)[rows]
+    log_ratio = clamped_log_ratio(old, rollout)
     of_tokens = {
-        "kl": kl_divergence(rollout, old, estimator="k1"),
-        "k3_kl": kl_divergence(rollout, old, estimator="k3"),
+        "kl": -log_ratio,
+        "k3_kl": torch.expm1(log_ratio) - log_ratio,
         "chi2_token": importance_ratio(old, rollout, mask, level="token").square() - 1.0,
     }
     of_rows = {

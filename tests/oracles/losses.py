@@ -26,4 +26,4 @@ def clipped_value_loss(value: float, old: float, target: float, clip: float | No
 def kl_divergence(logprob: float, ref: float, estimator: str) -> float:
     """Schulman's estimators, in float64."""
     d = min(max(logprob - ref, -20.0), 20.0)
-    return {"k1": d, "abs": abs(d), "k2": d * d / 2, "k3": math.exp(-d) - 1 + d}[estimator]
+    return {"k1": d, "abs": abs(d), "k2": d * d / 2, "k3": min(math.exp(-d) - 1 + d, 10.0)}[estimator]

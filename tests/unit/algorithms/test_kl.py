@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -63,6 +65,16 @@ def test_log_ratios_are_clamped_to_20(name, difference):
     near = torch.tensor([[20.0 if difference > 0 else -20.0]])
     zero = torch.zeros(1, 1)
     assert torch.equal(kl_divergence(far, zero, estimator=name), kl_divergence(near, zero, estimator=name))
+
+
+@pytest.mark.parametrize("difference", [-20.0, -3.0, 15.0, torch.inf])
+def test_one_token_far_from_the_reference_does_not_outweigh_all_others(difference):
+    logprobs = torch.tensor([[difference]], requires_grad=True)
+    for name, steepest in (("k3", math.exp(2.7)), ("k3+", 20.0)):
+        value = kl_divergence(logprobs, torch.zeros(1, 1), estimator=name)
+        assert float(value.detach()) <= 10.0
+        (slope,) = torch.autograd.grad(value.sum(), logprobs)
+        assert float(slope.abs()) <= steepest
 
 
 def test_k3_of_a_tiny_difference_is_not_lost():

@@ -124,6 +124,16 @@ CONFLICTS = [
     ),
     ({"algorithm.advantage": "grpo"}, "dataflow=ppo cannot use algorithm.advantage=grpo", "algorithm=grpo"),
     ({"dataflow": "grpo"}, "dataflow=grpo cannot use algorithm.advantage=gae", "algorithm=ppo (dataflow=ppo)"),
+    (
+        {"algorithm.kl.placement": KLPlacement.loss, "algorithm.kl.estimator": "k1"},
+        "algorithm.kl.placement=loss with algorithm.kl.estimator=k1 does not hold the policy",
+        "use k2, k1+ or k3+, whose gradient is that of the divergence. algorithm.kl.allow_k1_loss=true permits k1",
+    ),
+    (
+        {"algorithm.kl.placement": KLPlacement.loss, "algorithm.kl.estimator": "kl"},
+        "algorithm.kl.estimator=kl does not hold",
+        "k2, k1+ or k3+",
+    ),
     ({"algorithm.kl.target": 0.1}, "algorithm.kl.placement=none", "algorithm.kl.placement=reward"),
     (
         {"algorithm.kl.target": 0.1, "algorithm.kl.placement": KLPlacement.reward, "algorithm.kl.horizon": 12},
@@ -141,6 +151,10 @@ CONFLICTS = [
 FINE = [
     {},
     {"algorithm.kl.estimator": "low_var_kl+", "algorithm.kl.placement": KLPlacement.loss},
+    {"algorithm.kl.placement": KLPlacement.loss},
+    {"algorithm.kl.estimator": "k1+", "algorithm.kl.placement": KLPlacement.loss},
+    {"algorithm.kl.estimator": "k1", "algorithm.kl.placement": KLPlacement.reward},
+    {"algorithm.kl.estimator": "k1", "algorithm.kl.placement": KLPlacement.loss, "algorithm.kl.allow_k1_loss": True},
     {"trainer.threads": 1, "trainer.eval_every": 0, "trainer.save_every": 0, "actor.minibatch_size": 16},
     {"dataflow": "grpo", "algorithm.advantage": "grpo", "rollout.samples_per_prompt": 2},
     {"dataflow": "sft", "rollout.sampling.temperature": 0.0},

@@ -42,6 +42,7 @@ UNREAD = [
     ("ppo", "algorithm.preference.beta=0.5", "not from preferences"),
     ("ppo", "algorithm.kl.coefficient=0.5", "algorithm.kl.placement=none"),
     ("ppo algorithm.kl.placement=loss", "algorithm.kl.horizon=20000", "algorithm.kl.target=null"),
+    ("ppo algorithm.kl.placement=reward", "algorithm.kl.allow_k1_loss=true", "no divergence in the loss"),
     ("ppo", "algorithm.correction.upper=3.0", "algorithm.correction.weights=none"),
     ("ppo", "algorithm.correction.reject_upper=3.0", "algorithm.correction.reject=none"),
     ("ppo", "critic.parallelism.sequence_parallel=true", "critic.engine=auto"),

@@ -302,6 +302,27 @@ def test_metrics_have_the_names_that_dashboards_know():
     assert value.keys() == {"critic/vf_loss", "critic/vf_clipfrac"}
 
 
+def test_the_default_divergence_in_the_loss_pulls_toward_the_reference():
+    """Over a vocabulary summed exactly: on average the gradient is that of the divergence, which k1's is not."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(1, 9, generator=generator, dtype=torch.float64).requires_grad_()
+    reference = torch.randn(1, 9, generator=generator, dtype=torch.float64).log_softmax(1)
+    logprobs = logits.log_softmax(1)
+    (exact,) = torch.autograd.grad((logprobs.exp() * (logprobs - reference)).sum(), logits, retain_graph=True)
+    mask, nothing = torch.ones(1, 9), torch.zeros(1, 9)
+    columns = {"response_mask": mask, "advantages": nothing, "ref_logprobs": reference}
+    tie = KL(placement=KLPlacement.loss, coefficient=1.0)
+    slopes = []
+    for kl in (tie, replace(tie, estimator="k1", allow_k1_loss=True)):
+        loss_fn = policy_objective(Algorithm(kl=kl, aggregation="token-sum"), Denominators(9.0, 1.0), norm_tokens=NORM)
+        found = loss_fn(TokenOutputs(logprobs, nothing, torch.empty(0)), columns)
+        (of_each,) = torch.autograd.grad(found.value, logprobs, retain_graph=True)
+        expected = torch.autograd.grad(logprobs, logits, logprobs.detach().exp() * of_each, retain_graph=True)
+        slopes.append(expected[0])
+    torch.testing.assert_close(slopes[0], exact)
+    assert float(slopes[1].abs().max()) < 1e-12 < float(exact.abs().max())
+
+
 def test_the_policys_own_loss_is_reported_without_bonus_and_penalty():
     columns = made()
     plain_loss = whole(policy_objective(Algorithm(), denominators(columns), norm_tokens=NORM), columns)

@@ -1,0 +1,39 @@
+"""The divergence from the reference model: which estimator counts, and rules of `algorithm.kl`."""
+
+from hybridflow.config.algorithm import KL, KLPlacement
+from hybridflow.config.experiment import Experiment
+from hybridflow.errors import ConfigError
+
+KEY = "algorithm.kl"
+_WITHOUT_A_SLOPE = ("k1", "kl")
+
+
+def kl_estimator(kl: KL) -> str:
+    """The estimator in use: the configured one, else k3+ in the loss and k1 in the reward."""
+    if kl.estimator is not None:
+        return kl.estimator
+    return "k3+" if kl.placement is KLPlacement.loss else "k1"
+
+
+def check_kl(config: Experiment) -> None:
+    """Raises `ConfigError` for the first rule that the section breaks."""
+    kl = config.algorithm.kl
+    if kl.placement is KLPlacement.loss and kl.estimator in _WITHOUT_A_SLOPE and not kl.allow_k1_loss:
+        raise ConfigError(
+            f"{KEY}.placement=loss with {KEY}.estimator={kl.estimator} does not hold the policy near its reference: the"
+            " gradient of k1 is that of the log-probability alone, which is 0 on average whatever the reference says.",
+            remedy=f"Leave {KEY}.estimator out (k3+), or use k2, k1+ or k3+, whose gradient is that of the divergence."
+            f" {KEY}.allow_k1_loss=true permits k1 all the same.",
+        )
+    if kl.target is not None and kl.placement is not KLPlacement.reward:
+        raise ConfigError(
+            f"{KEY}.target={kl.target:g} adapts the KL penalty in the reward, but {KEY}.placement={kl.placement.name}.",
+            remedy=f"Use {KEY}.placement=reward, or leave the target out.",
+        )
+    sequences = config.data.batch_size * config.rollout.samples_per_prompt
+    if kl.target is not None and 0.2 * sequences >= kl.horizon:
+        raise ConfigError(
+            f"{KEY}.horizon={kl.horizon} is too short for {sequences} sequences a step:"
+            " one step could turn the coefficient negative.",
+            remedy=f"Use {10 * sequences} or more.",
+        )

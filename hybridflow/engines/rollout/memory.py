@@ -70,9 +70,14 @@ class WeightBuffer:
         return self._bytes
 
     def release(self, kept: Iterable[Tensor] = ()) -> Released:
-        """Gives back all pages without a byte of `kept`; tensors that lie elsewhere are ignored."""
+        """Gives back all pages without a byte of `kept`; tensors that lie elsewhere are ignored.
+
+        A GPU has no pages to give back: everything stays there.
+        """
         own = [tensor for tensor in kept if self._holds(tensor)]
         kept_bytes = sum(tensor.nbytes for tensor in own)
+        if self._bytes.device.type != "cpu":
+            return Released(0, kept_bytes, self.num_bytes - kept_bytes)
         pages = torch.zeros(self._bytes.numel() // _PAGE + 1, dtype=torch.int32)
         for tensor in own:
             first, last = _page_runs(tensor, self._bytes.data_ptr())

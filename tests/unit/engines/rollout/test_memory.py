@@ -115,6 +115,15 @@ def test_weights_that_cannot_be_given_back_are_told_once(caplog):
     assert "rollout.sleep" in record.getMessage() and "31 MB" in record.getMessage()
 
 
+def test_outside_the_hosts_memory_all_weights_stay_without_a_warning(caplog):
+    """On torch's meta device, which is not the host's memory either."""
+    made = [nn.Parameter(torch.empty(MB, 16, device="meta"), requires_grad=False) for _ in range(2)]
+    buffer = WeightBuffer(made)
+    released = buffer.release(kept=[made[0].data])
+    assert (released.weight_bytes, released.kept_bytes, released.left_bytes) == (0, 64 * MB, 64 * MB)
+    assert caplog.records == []
+
+
 def test_a_tensor_keeps_what_is_not_a_whole_page():
     numbers = torch.ones(5 * FLOATS)
     freed = give_back(numbers[10:-10])

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from hybridflow.config.training import Optimizer
+from hybridflow.engines.training.contiguous import contiguous
 
 
 class MasterAdamW(torch.optim.AdamW):
@@ -25,10 +26,8 @@ class MasterAdamW(torch.optim.AdamW):
         """One step along the gradients of the weights."""
         for master, weight in self.weight_of.items():
             master.grad = None if weight.grad is None else weight.grad.to(master.dtype)
-        for group in self.param_groups:
-            # torch's fused kernel writes past columns of a wider tensor, as parameters bound to a rollout can be.
-            group["fused"] = all(parameter.is_contiguous() for parameter in group["params"])
-        super().step()
+        with contiguous(parameter for group in self.param_groups for parameter in group["params"]):
+            super().step()
         for master, weight in self.weight_of.items():
             master.grad = None
             weight.copy_(master)

@@ -15,6 +15,7 @@ from megatron.core.transformer import MegatronModule, TransformerConfig
 from torch import Tensor, nn
 
 from hybridflow.config.training import Optimizer
+from hybridflow.engines.training.contiguous import contiguous
 from hybridflow.engines.training.megatron.binding import held_parameters
 from hybridflow.engines.training.megatron.flat_weights import FlatWeights
 from hybridflow.engines.training.megatron.model import Chunk
@@ -88,15 +89,14 @@ class ChunkOptimizer:
             group["lr"] = learning_rate
             group["weight_decay"] = self._settings.weight_decay * group["wd_mult"]
             if "fused" in group:
-                # torch's fused kernel takes memory as it comes, and columns of a wider slot are not one run of it.
-                group["fused"] = all(tensor.is_contiguous() for tensor in group["params"])
-                group["foreach"] = not group["fused"]
+                group["fused"], group["foreach"] = True, False
         if self._settings.max_grad_norm:
             for optimizer in self._chain.chained_optimizers:
                 moved: list[Tensor] = [*optimizer.get_parameters()]
                 clip_grad_by_total_norm_fp32(moved, self._settings.max_grad_norm, norm)
         self._flat.fill()
-        self._chain.step_with_ready_grads()
+        with contiguous(tensor for group in self._chain.param_groups for tensor in group["params"]):
+            self._chain.step_with_ready_grads()
         self._flat.empty()
 
     def state_shards(self) -> Iterator[StateShard]:

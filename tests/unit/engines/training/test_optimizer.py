@@ -85,14 +85,27 @@ def test_an_engine_in_bfloat16_trains_and_goes_on_the_same_from_a_checkpoint(toy
     assert largest_difference(weights(engine), weights(again)) == 0.0
 
 
-def test_weights_that_are_columns_of_a_wider_tensor_are_moved_and_nothing_beside_them():
-    wide = torch.full((4, 8), 7.0)
-    columns, plain = torch.nn.Parameter(torch.zeros(4, 4)), torch.nn.Parameter(torch.zeros(4, 4))
-    columns.data = wide[:, :4]
-    columns.data.zero_()
-    gradient = torch.arange(16.0).view(4, 4) - 7.5
-    for parameter in (columns, plain):
-        parameter.grad = gradient.clone()
-        optimizer_over([parameter], Optimizer(learning_rate=0.1, epsilon=1e-3)).step()
-    assert torch.equal(wide[:, 4:], torch.full((4, 4), 7.0))
-    assert torch.allclose(columns, plain, atol=1e-7)  # two kernels of torch
+def test_weights_that_are_columns_of_a_wider_tensor_are_moved_exactly_as_others_and_nothing_beside_them():
+    """Beside one another, in one group: the other parameters do not leave the fused kernel either."""
+    wide = torch.full((4, 37), 7.0)
+    columns, plain, beside = (torch.nn.Parameter(torch.zeros(4, 33)) for _ in range(3))
+    columns.data = wide[:, :33]
+    place = columns.data_ptr()
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(4, 33, generator=generator)
+    for parameter in (columns, plain, beside):
+        parameter.data.copy_(start)
+    bound = optimizer_over([columns, beside], Optimizer(learning_rate=0.1, epsilon=1e-3))
+    free = optimizer_over([plain], Optimizer(learning_rate=0.1, epsilon=1e-3))
+    for _ in range(3):
+        gradient = torch.randn(4, 33, generator=generator)
+        for parameter in (columns, plain, beside):
+            parameter.grad = gradient.clone()
+        with torch.profiler.profile() as profile:
+            bound.step()
+        kernels = {event.key for event in profile.key_averages()}
+        assert "aten::_fused_adamw_" in kernels and "aten::addcdiv_" not in kernels
+        free.step()
+    assert torch.equal(wide[:, 33:], torch.full((4, 4), 7.0))
+    assert columns.data_ptr() == place and columns.stride() == (37, 1)
+    assert torch.equal(columns, plain) and torch.equal(beside, plain)

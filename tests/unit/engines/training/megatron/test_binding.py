@@ -36,7 +36,11 @@ def bind_and_train(rank: int, case: Case, rollout_tensor: int, trained_first: bo
     names = engine.bind(slots)
     after = held(engine)
     assert all(torch.equal(after[key], tensor) for key, tensor in before.items()), "binding changed a weight"
-    torch.testing.assert_close(train(engine, case, rank), train(plain, case, rank), **TOLERANCE)
+    with torch.profiler.profile() as profile:
+        numbers = train(engine, case, rank)
+    kernels = {event.key for event in profile.key_averages()}
+    assert "aten::_fused_adamw_" in kernels and "aten::_foreach_sqrt" not in kernels, "the fused optimizer was left"
+    torch.testing.assert_close(numbers, train(plain, case, rank), **TOLERANCE)
     torch.testing.assert_close(held(engine), held(plain), **TOLERANCE)
     for shard in engine.weight_shards():
         if shard.name in names:

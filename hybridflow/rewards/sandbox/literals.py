@@ -1,9 +1,16 @@
-"""Expressions whose value is known without running a program."""
+"""Expressions whose value is known without running a program, as far as it is cheap to know.
+
+They come from data files and are evaluated in the trainer's own process, so what a few characters could make large
+(`10**10**8`, `list(range(10**9))`, `"a" * 10**9`) is measured before it is made.
+"""
 
 import ast
 import math
 import operator
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from hybridflow.rewards.sandbox.values import dict_of, frozenset_of, set_of
 
 _OPERATORS: Mapping[type[ast.AST], Callable] = {
     ast.Add: operator.add,
@@ -24,70 +31,121 @@ _OPERATORS: Mapping[type[ast.AST], Callable] = {
 }
 _MAKERS: Mapping[str, Callable] = {
     made.__name__: made
-    for made in (
-        abs,
-        bool,
-        bytes,
-        complex,
-        dict,
-        float,
-        frozenset,
-        int,
-        len,
-        list,
-        max,
-        min,
-        round,
-        set,
-        sorted,
-        str,
-        sum,
-    )
-} | {"tuple": tuple, "range": range}
+    for made in (abs, bool, bytes, complex, float, int, len, list, max, min, round, sorted, str, sum)
+} | {
+    "tuple": tuple,
+    "range": range,
+    "set": set_of,
+    "frozenset": frozenset_of,
+    "dict": dict_of,
+}
+_NUMBER = int | float | complex
 _NUMBERS = ("e", "inf", "nan", "pi", "tau")
 
 
 class NotLiteral(ValueError):
-    """An expression that is no literal."""
+    """An expression that is no literal, or one too large to be worked out."""
 
 
-def literal(node: ast.expr) -> object:
+@dataclass
+class Meter:
+    """How much operators and calls may still make: elements, characters and 30-bit digits of integers."""
+
+    left: int = 1_000_000
+
+    def take(self, size: int) -> None:
+        """Uses some of it up. Raises `NotLiteral` where there is not as much."""
+        if size > self.left:
+            raise NotLiteral(f"its value is too large: {size} parts, of {self.left} left")
+        self.left -= size
+
+
+def literal(node: ast.expr, meter: Meter) -> object:
     """The value of an expression of literals: also `-1`, `10**9 + 7`, `set([1, 2])`, `float("inf")` and `math.pi`.
 
-    Raises `NotLiteral` for all others.
+    Raises `NotLiteral` for all others, and for those that would make more than the meter has left.
     """
     match node:
         case ast.Constant(value=value) if value is not ...:
             return value
         case ast.List() | ast.Tuple() | ast.Set() | ast.Dict():
-            return _made(node)
+            return _made(node, meter)
         case ast.Attribute(value=ast.Name(id="math"), attr=name) if name in _NUMBERS:
             return vars(math)[name]
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _MAKERS:
-            return _applied(_MAKERS[name], args)
+            values = [literal(part, meter) for part in args]
+            meter.take(_size_of_call(name, values))
+            return _applied(_MAKERS[name], values)
         case ast.UnaryOp(op=op, operand=operand) if type(op) in _OPERATORS:
-            return _applied(_OPERATORS[type(op)], [operand])
+            return _applied(_OPERATORS[type(op)], [literal(operand, meter)])
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
-            return _applied(_OPERATORS[type(op)], [left, right])
+            values = [literal(left, meter), literal(right, meter)]
+            meter.take(_size_of_operation(op, *values))
+            return _applied(_OPERATORS[type(op)], values)
     raise NotLiteral(ast.dump(node)[:100])
 
 
-def _made(node: ast.List | ast.Tuple | ast.Set | ast.Dict) -> object:
+def _made(node: ast.List | ast.Tuple | ast.Set | ast.Dict, meter: Meter) -> object:
     """A list, tuple, set or dict of literals."""
     if isinstance(node, ast.Dict):
         if None in node.keys:
             raise NotLiteral("a dict in a dict")
-        return _applied(
-            lambda *parts: dict(zip(parts[::2], parts[1::2], strict=True)),
-            [part for pair in zip(node.keys, node.values, strict=True) for part in pair if part is not None],
-        )
-    kind = {ast.List: list, ast.Tuple: tuple, ast.Set: set}[type(node)]
-    return _applied(lambda *parts: kind(parts), node.elts)
+        parts = [part for pair in zip(node.keys, node.values, strict=True) for part in pair if part is not None]
+        values = [literal(part, meter) for part in parts]
+        return _applied(dict_of, [list(zip(values[::2], values[1::2], strict=True))])
+    kind = {ast.List: list, ast.Tuple: tuple, ast.Set: set_of}[type(node)]
+    return _applied(kind, [[literal(part, meter) for part in node.elts]])
 
 
-def _applied(function: Callable, nodes: list[ast.expr]) -> object:
-    values = [literal(node) for node in nodes]
+def _applied(function: Callable, values: list[object]) -> object:
     try:
         return function(*values)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise NotLiteral(str(error)) from error
+
+
+def _size_of_operation(op: ast.operator, left: object, right: object) -> int:
+    """An upper bound of how much an operation makes, and of its work. Raises `NotLiteral` where none is known."""
+    match op, left, right:
+        case ast.Mod(), str() | bytes(), _:  # "%1000000000d" % 1
+            raise NotLiteral("a formatted text")
+        case ast.Pow(), int(), int():
+            return _size(left) * (abs(right) + 1)
+        case ast.LShift(), int(), int():
+            return _size(left) + max(right, 0) // 30
+        case (ast.Mult(), int(), int()) | (ast.FloorDiv() | ast.Mod() | ast.Div(), _, _):
+            return 1 + _size(left) * _size(right)
+        case ast.Mult(), int(), _:
+            return max(left, 0) * _size(right)
+        case ast.Mult(), _, int():
+            return max(right, 0) * _size(left)
+    return _size(left) + _size(right)
+
+
+def _size_of_call(name: str, values: list[object]) -> int:
+    """The same for a call."""
+    match name, values:
+        case "bytes", [int() as length]:
+            return max(length, 0)
+        case "round", [_, int() as digits]:
+            return abs(digits)
+        case (("range" | "bool" | "len"), _):
+            return 1
+        case "sum", [list() | tuple() | set() as parts, *_] if not all(isinstance(part, _NUMBER) for part in parts):
+            raise NotLiteral("a sum of what are no numbers")
+    return sum(map(_size, values))
+
+
+def _size(value: object) -> int:
+    """How much a value holds; what stands in it twice counts twice."""
+    if isinstance(value, int):
+        return 1 + value.bit_length() // 30
+    if isinstance(value, range):
+        return max(0, (value.stop - value.start) // value.step)
+    if isinstance(value, str | bytes):
+        return 1 + len(value)
+    if isinstance(value, dict):
+        return 1 + sum(_size(key) + _size(each) for key, each in value.items())
+    if isinstance(value, list | tuple | set | frozenset):
+        return 1 + sum(map(_size, value))
+    return 1

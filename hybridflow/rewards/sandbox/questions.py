@@ -14,7 +14,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
 
-from hybridflow.rewards.sandbox.literals import NotLiteral, literal
+from hybridflow.rewards.sandbox.literals import Meter, NotLiteral, literal
 from hybridflow.rewards.sandbox.values import told_value
 
 Answers = Sequence[object]
@@ -22,6 +22,8 @@ Half = Callable[[Answers], object]
 """What is worked out here of what the program told."""
 
 RUN, ASK = "run", "ask"
+_KEPT = 100
+"""What is larger than its text by more is worked out anew each time, for thousands of tests are remembered."""
 _FAILED = (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
 _COMPARISONS: Mapping[type[ast.cmpop], Callable[..., object]] = {
     ast.Eq: operator.eq,
@@ -80,7 +82,7 @@ def question_of(test: str) -> Question:
     try:
         for statement in ast.parse(test).body:
             parting.add(statement)
-    except (_Whole, SyntaxError, ValueError, RecursionError):
+    except (_Whole, SyntaxError, ValueError, RecursionError, MemoryError):
         return Question(test)
     if not parting.num_asked:
         return Question(test)
@@ -100,6 +102,7 @@ class _Parting:
         self.num_asked = 0
         self.is_apart = False
         self._checks: dict[str, ast.FunctionDef] = {}
+        self._meter = Meter()
 
     def add(self, statement: ast.stmt) -> None:
         """One statement more. Raises `_Whole` where it judges in a way that cannot be parted."""
@@ -140,9 +143,9 @@ class _Parting:
                 return lambda answers: not condition(answers)
             case ast.Compare():
                 return self._comparison(node)
-            case ast.Call() if _is_measure(node) or _is_plain(node):
+            case ast.Call() if _is_measure(node, self._meter) or _is_plain(node, self._meter):
                 return self._value(node)
-            case _ if _is_literal(node):
+            case _ if _is_literal(node, self._meter):
                 return self._value(node)
         raise _Whole
 
@@ -150,7 +153,7 @@ class _Parting:
         """Each with the next, one of the two a literal."""
         sides = [node.left, *node.comparators]
         for left, op, right in zip(sides, node.ops, sides[1:], strict=False):
-            known = [side for side in (left, right) if _is_literal(side)]
+            known = [side for side in (left, right) if _is_literal(side, self._meter)]
             is_identity = isinstance(op, ast.Is | ast.IsNot)
             if not known or (is_identity and not any(_is_single(side) for side in known)):
                 raise _Whole
@@ -165,16 +168,20 @@ class _Parting:
 
     def _value(self, node: ast.expr) -> Half:
         """A literal, or a distance from one, worked out here; all else is asked."""
-        if _is_literal(node):
-            known = literal(node)
+        if _is_literal(node, self._meter):
+            left, known = self._meter.left, literal(node, self._meter)
+            if left - self._meter.left > _KEPT:
+                return lambda answers: literal(node, Meter())
             return lambda answers: known
         match node:
-            case ast.BinOp(left=left, op=op, right=right) if type(op) in _DISTANCES and _is_number(left, right):
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in _DISTANCES and _is_number(
+                left, right, meter=self._meter
+            ):
                 apply, first, second = _DISTANCES[type(op)], self._value(left), self._value(right)
                 return lambda answers: apply(first(answers), second(answers))
-            case ast.Call(func=func, args=args, keywords=named) if _is_measure(node):
+            case ast.Call(func=func, args=args, keywords=named) if _is_measure(node, self._meter):
                 measure, given = _MEASURES[ast.unparse(func)], [self._value(part) for part in args]
-                settings = {part.arg: literal(part.value) for part in named if part.arg}
+                settings = {part.arg: literal(part.value, self._meter) for part in named if part.arg}
                 return lambda answers: measure(*(part(answers) for part in given), **settings)
         return self._asked(node)
 
@@ -210,9 +217,9 @@ def _names(node: ast.AST) -> set[str]:
     return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
 
 
-def _is_literal(node: ast.expr) -> bool:
+def _is_literal(node: ast.expr, meter: Meter) -> bool:
     try:
-        literal(node)
+        literal(node, meter)
     except NotLiteral:
         return False
     return True
@@ -223,30 +230,30 @@ def _is_single(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, bool))
 
 
-def _is_number(*nodes: ast.expr) -> bool:
+def _is_number(*nodes: ast.expr, meter: Meter) -> bool:
     """Whether one of them is a number: what is added to it or taken from it cannot grow out of bounds."""
-    return any(_is_literal(node) and isinstance(literal(node), int | float | complex) for node in nodes)
+    return any(_is_literal(node, meter) and isinstance(literal(node, meter), int | float | complex) for node in nodes)
 
 
-def _is_measure(node: ast.Call) -> bool:
+def _is_measure(node: ast.Call, meter: Meter) -> bool:
     """A distance from something known: `abs(f(1) - 3.14)`, `math.isclose(f(1), 3.14)`."""
     name, parts = ast.unparse(node.func), node.args
     if name not in _MEASURES or any(isinstance(part, ast.Starred) for part in parts):
         return False
-    if not all(part.arg and _is_literal(part.value) for part in node.keywords):
+    if not all(part.arg and _is_literal(part.value, meter) for part in node.keywords):
         return False
-    return name != "math.isclose" or _is_number(*parts)
+    return name != "math.isclose" or _is_number(*parts, meter=meter)
 
 
-def _is_plain(node: ast.expr) -> bool:
+def _is_plain(node: ast.expr, meter: Meter) -> bool:
     """A call of the program's, `f(7)` or `Stack().is_empty()`, in which no result is held to what is expected of it."""
     match node:
         case ast.Call(func=ast.Name(), args=args, keywords=named):
-            return all(_is_literal(part) for part in [*args, *(each.value for each in named)])
+            return all(_is_literal(part, meter) for part in [*args, *(each.value for each in named)])
         case ast.Call(func=ast.Attribute(value=ast.Name() as module), args=args, keywords=named):
-            return _is_plain(ast.Call(module, args, named))
+            return _is_plain(ast.Call(module, args, named), meter)
         case ast.Call(func=ast.Attribute(value=ast.Call(args=[], keywords=[]) as made), args=args, keywords=named):
-            return _is_plain(made) and _is_plain(ast.Call(ast.Name("made"), args, named))
+            return _is_plain(made, meter) and _is_plain(ast.Call(ast.Name("made"), args, named), meter)
         case ast.Call(func=ast.Attribute(value=ast.Call() as made), args=[], keywords=[]):
-            return _is_plain(made)
+            return _is_plain(made, meter)
     return False

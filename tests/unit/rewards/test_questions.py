@@ -2,10 +2,11 @@
 
 import ast
 import json
+import time
 
 import pytest
 
-from hybridflow.rewards.sandbox.literals import NotLiteral, literal
+from hybridflow.rewards.sandbox.literals import Meter, NotLiteral, literal
 from hybridflow.rewards.sandbox.questions import question_of
 from hybridflow.rewards.sandbox.values import told_value
 
@@ -139,10 +140,60 @@ def test_what_says_no_value_is_an_error(told):
     ["-1", "[1, 'a', (2.5, None)]", "{1: {2, 3}}", "2**10 // 3", "set([1, 2])", "list(range(3))", "float('-inf')"],
 )
 def test_literals_are_known_without_a_program(text):
-    assert literal(ast.parse(text, mode="eval").body) == eval(text)
+    assert literal(ast.parse(text, mode="eval").body, Meter()) == eval(text)
 
 
 @pytest.mark.parametrize("text", ["x", "f(1)", "[x]", "{**{}}", "1 / 0", "int('x')", "...", "open('x')", "math.tan"])
 def test_all_else_is_no_literal(text):
     with pytest.raises(NotLiteral):
-        literal(ast.parse(text, mode="eval").body)
+        literal(ast.parse(text, mode="eval").body, Meter())
+
+
+LARGE = [
+    "10**10**8",
+    "-(10**10**8)",
+    "1 << 10**12",
+    "list(range(10**8))",
+    "sorted(range(10**9))",
+    "sum(range(10**9))",
+    "tuple(range(10**40))",
+    "'a' * 10**9",
+    "10**9 * [0]",
+    "[[0] * 1000] * 1000 * 1000",
+    "bytes(10**9)",
+    "round(5, -(10**9))",
+    "'%1000000000d' % 1",
+    "[" + "10**99999," * 999 + "]",
+    "sum([" + "[1]," * 99_999 + "], [])",
+    "{" + ",".join(str(i * (2**61 - 1)) for i in range(20_000)) + "}",
+    "dict([" + ",".join(f"({i * (2**61 - 1)}, 1)" for i in range(20_000)) + "])",
+]
+
+
+@pytest.mark.parametrize("text", LARGE, ids=lambda text: text[:30])
+def test_a_row_cannot_make_the_trainer_work_out_something_large(text):
+    begun = time.process_time()
+    with pytest.raises(NotLiteral):
+        literal(ast.parse(text, mode="eval").body, Meter())
+    assert not question_of(f"assert f(1) == {text}").is_parted
+    assert time.process_time() - begun < 3
+
+
+def test_many_large_literals_of_one_test_are_not_worked_out():
+    begun = time.process_time()
+    assert not question_of("assert f(1) == list(range(99_999))\n" * 1000).is_parted
+    assert time.process_time() - begun < 3
+
+
+@pytest.mark.parametrize("kind", ["set", "dict"])
+def test_told_values_that_take_long_to_compare_pass_no_test(kind):
+    question = question_of("assert f(1) != {1}")
+    numbers = [i * (2**61 - 1) for i in range(13_000)]
+    told = json.dumps([[kind, *([[n, 1] for n in numbers] if kind == "dict" else numbers)]]).encode()
+    begun = time.process_time()
+    assert not question.is_passed(told)
+    assert not question.is_passed(json.dumps([["fraction", "f" * 250_000, "e" * 250_000]]).encode())
+    assert not question.is_passed(json.dumps([["int", "f" * 250_000]]).encode())
+    assert not question.is_passed(b"[" * 250_000)
+    assert time.process_time() - begun < 2
+    assert question.is_passed(json.dumps([["set", *range(13_000)]]).encode())

@@ -1,7 +1,7 @@
 """A prompt and what is to follow it, as token ids: what demonstrations and preferences have in common."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -38,20 +38,21 @@ class TokenisedCompletions:
 
 
 def completion_token_ids(
-    demonstrations: Sequence[Demonstration], tokenizer: PreTrainedTokenizerBase
+    demonstrations: Sequence[Demonstration], tokenizer: PreTrainedTokenizerBase, ends: Collection[int] = ()
 ) -> tuple[list[list[int]], list[list[int]]]:
     """Prompts' and responses' token ids, as `tokenised_completions` makes them."""
-    found = tokenised_completions(demonstrations, tokenizer)
+    found = tokenised_completions(demonstrations, tokenizer, ends)
     return found.prompts, found.responses
 
 
 def tokenised_completions(
-    demonstrations: Sequence[Demonstration], tokenizer: PreTrainedTokenizerBase
+    demonstrations: Sequence[Demonstration], tokenizer: PreTrainedTokenizerBase, ends: Collection[int] = ()
 ) -> TokenisedCompletions:
     """Each row is tokenised as one text, cut where the tokens of what is given end and those to be learnt begin.
 
     Where a token would straddle a cut, the pieces are tokenised apart, as generation would see them. A response ends
-    with an end-of-sequence.
+    where a sampled one would: with one of `ends`, the token ids at which the model stops, or with the tokenizer's
+    end-of-sequence, which is appended where none of them is there.
     """
     eos = _end_of_sequence(tokenizer)
     all_pieces = [_pieces(demonstration, tokenizer) for demonstration in demonstrations]
@@ -72,7 +73,7 @@ def tokenised_completions(
             straddling += 1
             cut = [grown[0], *text_token_ids(pieces[1:], tokenizer, add_special_tokens=False)]
         prompt, *rest = cut
-        if rest[-1][-1:] != [eos]:
+        if not rest[-1] or rest[-1][-1] not in {eos, *ends}:
             rest[-1] = [*rest[-1], eos]
         prompts.append(prompt)
         responses.append([token for piece in rest for token in piece])

@@ -1,7 +1,7 @@
 """Demonstrations for supervised training: a prompt and the completion to learn, as token ids."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -26,7 +26,9 @@ _WHOLES = ("messages", "text", "chosen")
 _PROMPTS = ("prompt", "question", "problem", "instruction", "input")
 
 
-def load_demonstrations(files: Sequence[str], config: Data, tokenizer: PreTrainedTokenizerBase) -> Batch:
+def load_demonstrations(
+    files: Sequence[str], config: Data, tokenizer: PreTrainedTokenizerBase, ends: Collection[int] = ()
+) -> Batch:
     """`prompt_ids`, `response_ids` (the completion and an end-of-sequence), `response_mask`, `prompt`, `data_source`.
 
     The mask is 1 on what is to be learnt: the completion; every assistant turn of `messages`, whose prompt ends where
@@ -34,7 +36,7 @@ def load_demonstrations(files: Sequence[str], config: Data, tokenizer: PreTraine
     """
     if not files:
         raise DataError("No data files are named.", remedy="Set data.train_files=[path,...].")
-    return joined([_demonstrations_of(name, config, tokenizer) for name in files], files)
+    return joined([_demonstrations_of(name, config, tokenizer, ends) for name in files], files)
 
 
 def recognise_demonstrations(table: Table, config: Data) -> list[Demonstration]:
@@ -71,12 +73,12 @@ def recognise_demonstrations(table: Table, config: Data) -> list[Demonstration]:
     return found
 
 
-def _demonstrations_of(name: str, config: Data, tokenizer: PreTrainedTokenizerBase) -> Batch:
+def _demonstrations_of(name: str, config: Data, tokenizer: PreTrainedTokenizerBase, ends: Collection[int]) -> Batch:
     table = read_rows(name, config)
     demonstrations = recognise_demonstrations(table, config)
     spoken = rows_that_speak([found.completion for found in demonstrations], table)
     table, demonstrations = table.select(spoken), [demonstrations[row] for row in spoken]
-    found = tokenised_completions(demonstrations, tokenizer)
+    found = tokenised_completions(demonstrations, tokenizer, ends)
     places = [demonstration.place for demonstration in demonstrations]
     kept = rows_within_limits(found.prompts, found.responses, config, places=places)
     response_ids = ragged_ids([found.responses[row] for row in kept])

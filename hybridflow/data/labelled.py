@@ -1,7 +1,7 @@
 """Labelled responses: a prompt, a response, and whether people like it; or pairs, taken apart."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -34,14 +34,16 @@ class Labelled:
     objects: dict[str, list]
 
 
-def load_labelled(files: Sequence[str], config: Data, tokenizer: PreTrainedTokenizerBase) -> Batch:
+def load_labelled(
+    files: Sequence[str], config: Data, tokenizer: PreTrainedTokenizerBase, ends: Collection[int] = ()
+) -> Batch:
     """One row a response: `prompt_ids`, `response_ids` (with an end-of-sequence), and `is_chosen`, its label.
 
     Files of pairs give two rows a pair. Objects: `prompt`, `answer`, `data_source` and every other column.
     """
     if not files:
         raise DataError("No data files are named.", remedy="Set data.train_files=[path,...].")
-    return joined([_labelled_of(name, config, tokenizer) for name in files], files)
+    return joined([_labelled_of(name, config, tokenizer, ends) for name in files], files)
 
 
 def recognise_labelled(table: Table, config: Data) -> Labelled:
@@ -74,9 +76,9 @@ def recognise_labelled(table: Table, config: Data) -> Labelled:
     )
 
 
-def _labelled_of(name: str, config: Data, tokenizer: PreTrainedTokenizerBase) -> Batch:
+def _labelled_of(name: str, config: Data, tokenizer: PreTrainedTokenizerBase, ends: Collection[int]) -> Batch:
     found = recognise_labelled(read_rows(name, config), config)
-    prompts, responses = completion_token_ids(found.responses, tokenizer)
+    prompts, responses = completion_token_ids(found.responses, tokenizer, ends)
     kept = rows_within_limits(prompts, responses, config, places=[one.place for one in found.responses])
     return Batch.of(
         rows={"is_chosen": torch.tensor(found.labels)[kept]},

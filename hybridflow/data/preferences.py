@@ -3,7 +3,7 @@
 import logging
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -42,7 +42,9 @@ class PairRows:
     objects: dict[str, list]
 
 
-def load_preferences(files: Sequence[str], config: Data, tokenizer: PreTrainedTokenizerBase) -> Batch:
+def load_preferences(
+    files: Sequence[str], config: Data, tokenizer: PreTrainedTokenizerBase, ends: Collection[int] = ()
+) -> Batch:
     """One row a pair: `prompt_ids`, `chosen_ids`, `rejected_ids` (each with an end-of-sequence), `margin`.
 
     `ref_sums` [B, 2] are there where the data has `ref_chosen_logps` and `ref_rejected_logps`. Objects: `prompt`,
@@ -50,7 +52,7 @@ def load_preferences(files: Sequence[str], config: Data, tokenizer: PreTrainedTo
     """
     if not files:
         raise DataError("No data files are named.", remedy="Set data.train_files=[path,...].")
-    return joined([_preferences_of(name, config, tokenizer) for name in files], files)
+    return joined([_preferences_of(name, config, tokenizer, ends) for name in files], files)
 
 
 def recognise_pairs(table: Table, config: Data) -> PairRows:
@@ -97,13 +99,13 @@ def objects_beside(table: Table, config: Data, *, used: Sequence[str | None]) ->
     } | others
 
 
-def _preferences_of(name: str, config: Data, tokenizer: PreTrainedTokenizerBase) -> Batch:
+def _preferences_of(name: str, config: Data, tokenizer: PreTrainedTokenizerBase, ends: Collection[int]) -> Batch:
     found = recognise_pairs(read_rows(name, config), config)
     prompts, chosen = completion_token_ids(
-        [Demonstration(pair.prompt, pair.chosen, pair.place) for pair in found.pairs], tokenizer
+        [Demonstration(pair.prompt, pair.chosen, pair.place) for pair in found.pairs], tokenizer, ends
     )
     _, rejected = completion_token_ids(
-        [Demonstration(pair.prompt, pair.rejected, pair.place) for pair in found.pairs], tokenizer
+        [Demonstration(pair.prompt, pair.rejected, pair.place) for pair in found.pairs], tokenizer, ends
     )
     longer = [max(both, key=len) for both in zip(chosen, rejected, strict=True)]
     kept = rows_within_limits(prompts, longer, config, places=[pair.place for pair in found.pairs])

@@ -23,7 +23,8 @@ from hybridflow.dataflows.interface import Dataflow
 from hybridflow.engines.training.factory import tokenizer_directory
 from hybridflow.errors import ConfigError, DataError
 from hybridflow.launch.roles import policy_model
-from hybridflow.models.tokenizers import decode_responses, load_tokenizer
+from hybridflow.models.loading import resolve_model_path
+from hybridflow.models.tokenizers import decode_responses, eos_ids, load_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +90,8 @@ def load_data(config: Experiment, dataflow: type[Dataflow], *, is_judged: bool) 
     model = policy_model(config)
     tokenizer = with_chat_template(load_tokenizer(tokenizer_directory(model), pad_token=model.pad_token), data)
     judged_prompts = partial(load_prompts, judges_of_answers=_judges_of_answers(config))
-    readers = {**READERS, "prompts": judged_prompts}
+    ends = eos_ids(tokenizer, resolve_model_path(str(model.path)))
+    readers = {kind: partial(read, ends=ends) for kind, read in READERS.items()} | {"prompts": judged_prompts}
     read = readers[dataflow.data]
     parts = [read([name], data, tokenizer) for name in data.train_files]
     if data.system_prompt is not None and any(isinstance(p, str) for part in parts for p in part.object("prompt")):
@@ -102,7 +104,7 @@ def load_data(config: Experiment, dataflow: type[Dataflow], *, is_judged: bool) 
     streams = Streams(prompts=stream)
     if data.pretraining_files:
         plain = replace(unselected(data), train_files=data.pretraining_files, prompt_key=None, answer_key=None)
-        texts = [load_demonstrations([name], plain, tokenizer) for name in data.pretraining_files]
+        texts = [load_demonstrations([name], plain, tokenizer, ends) for name in data.pretraining_files]
         streams[PRETRAINING] = training_stream(texts, plain, seed=seed)
     held_out = None
     if dataflow.evaluate is not Dataflow.evaluate:

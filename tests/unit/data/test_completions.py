@@ -94,3 +94,13 @@ def test_masks_are_as_long_as_responses(chat_tokenizer):
     found = tokenised_completions(rows, chat_tokenizer)
     assert [len(mask) for mask in found.masks] == [len(response) for response in found.responses]
     assert torch.tensor(found.masks[2]).sum() == 3 * len("x]e")
+
+
+def test_a_turn_that_ends_as_the_model_stops_gets_no_second_end(chat_tokenizer):
+    template = "{% for m in messages %}{{ m['role'][0] + m['content'] + '|' }}{% endfor %}"
+    tokenizer = character_tokenizer(chat_template=template + "{% if add_generation_prompt %}{{ 'a' }}{% endif %}")
+    end_of_turn = tokenizer.convert_tokens_to_ids("|")
+    rows = [Demonstration(turns("hi"), "yo"), Demonstration("hi", "yo")]
+    found = tokenised_completions(rows, tokenizer, ends=(end_of_turn,))
+    assert [shown(found, tokenizer, row)[1] for row in range(2)] == ["{yo|}", "{yo<eos>}"]
+    assert shown(tokenised_completions(rows, tokenizer), tokenizer)[1] == "{yo|<eos>}"

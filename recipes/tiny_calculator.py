@@ -12,6 +12,7 @@ answers right less than half of the time: what supervised learning cannot mend a
 Every later layout fits: layers, heads and key-value heads are 4, the other sizes divide by 4 and by 64.
 """
 
+import argparse
 import json
 import random
 import shutil
@@ -110,7 +111,6 @@ def make_shape(directory: Path) -> None:
 
 def make_weights(out: Path, overrides: list[str]) -> None:
     """Fresh weights, and supervised training on the careless lessons."""
-    model = out / "model"
     torch.manual_seed(0)
     LlamaForCausalLM(make_config()).save_pretrained(out / "fresh")
     make_tokenizer(out / "fresh")
@@ -128,18 +128,21 @@ def make_weights(out: Path, overrides: list[str]) -> None:
     if status:
         sys.exit(status)
     trained = max((out / "run" / "checkpoints").glob("step_*"), key=lambda path: int(path.name.removeprefix("step_")))
-    shutil.copyfile(trained / "actor" / "huggingface" / "model.safetensors", model / "model.safetensors")
+    shutil.copyfile(trained / "actor" / "huggingface" / "model.safetensors", out / "model" / "model.safetensors")
 
 
 def main() -> None:
-    """Write everything below the directory given; further arguments are settings of the training."""
-    out = Path(sys.argv[1])
+    """Write everything below the directory given."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory", type=Path, help="where the model and the data are written")
+    parser.add_argument("overrides", nargs="*", help="settings of the training, key=value")
+    out, overrides = vars(parser.parse_args()).values()
     out.mkdir(parents=True, exist_ok=True)
     make_shape(out / "model")
     make_data(out)
     make_lessons(out)
     make_pairs(out)
-    make_weights(out, sys.argv[2:])
+    make_weights(out, overrides)
 
 
 if __name__ == "__main__":

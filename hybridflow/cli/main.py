@@ -6,25 +6,28 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from hybridflow.cli import export, show
+from hybridflow.cli import export, recipe, show
 from hybridflow.errors import HybridflowError
 from hybridflow.launch.failure import say_failure
 from hybridflow.observability.logs import configure_logging
+from hybridflow.optional import check_builds
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; the exit status: 0 done, 1 it failed, 2 it could not be read, 130 interrupted."""
     parser = argparse.ArgumentParser(
         prog="hybridflow",
-        description="What is done with runs beside training; python -m hybridflow.trainer.main_ppo --help trains.",
+        description="Everything but training, which is python -m hybridflow.trainer.main_ppo (see its --help).",
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     export.add_command(commands)
     show.add_command(commands)
+    recipe.add_command(commands)
     arguments = _parsed(parser, argv)
     console = Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
     configure_logging(None, "warning")
     try:
+        check_builds()
         arguments.run(arguments, console)
         return 0
     except HybridflowError as error:

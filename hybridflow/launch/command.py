@@ -10,6 +10,7 @@ from hybridflow.errors import ConfigError, HybridflowError
 from hybridflow.launch.compose import compose_run, parse_command_line
 from hybridflow.launch.failure import say_failure
 from hybridflow.launch.help import config_text, help_text
+from hybridflow.optional import check_builds
 
 
 def run_command(argv: Sequence[str] | None, *, program: str, config_name: str, purpose: str) -> int:
@@ -25,6 +26,7 @@ def run_command(argv: Sequence[str] | None, *, program: str, config_name: str, p
         if flags.cfg:
             sys.stdout.write(config_text(composed))
             return 0
+        check_builds()
         # Imported here, so that a wrong setting is reported before torch is loaded.
         from hybridflow.launch.execute import execute
         from hybridflow.launch.farewell import say_finished

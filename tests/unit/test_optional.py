@@ -1,12 +1,14 @@
 """Optional dependencies are found, or named with the extra that brings them."""
 
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
 from hybridflow import optional
-from hybridflow.errors import MissingExtraError
-from hybridflow.optional import check_installed, require
+from hybridflow.errors import ConfigError, MissingExtraError
+from hybridflow.optional import check_builds, check_installed, require
 
 
 def test_an_installed_module_is_given():
@@ -46,3 +48,38 @@ def test_checking_does_not_import(tmp_path, monkeypatch):
 )
 def test_the_packages_of_engines_are_known_by_their_extras(package, extra):
     assert f"pip install 'hybridflow[{extra}]'" in optional._missing(package.split(".")[0], package).remedy
+
+
+@pytest.mark.parametrize(
+    ("torch", "torchvision", "is_wrong"),
+    [
+        ("2.13.0+cpu", "0.28.0", True),
+        ("2.13.0+cpu", "0.28.0+cpu", False),
+        ("2.13.0+cpu", "9999+none", False),
+        ("2.13.0", "0.28.0", False),
+        ("2.13.0+cpu", None, False),
+    ],
+)
+def test_cuda_builds_beside_a_cpu_build_of_torch_are_named(tmp_path, monkeypatch, torch, torchvision, is_wrong):
+    for name, version in (("torch", torch), ("torchvision", torchvision)):
+        if version is not None:
+            (tmp_path / f"{name}-{version}.dist-info").mkdir()
+            (tmp_path / f"{name}-{version}.dist-info" / "METADATA").write_text(
+                f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+            )
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    if not is_wrong:
+        check_builds()
+        return
+    with pytest.raises(ConfigError, match="torchvision are builds for CUDA") as caught:
+        check_builds()
+    assert "pip uninstall -y torchvision" in caught.value.remedy
+
+
+def test_no_extra_holds_a_path_of_the_machine_that_built_the_wheel():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    needed = [
+        *project["dependencies"],
+        *(need for extra in project["optional-dependencies"].values() for need in extra),
+    ]
+    assert [need for need in needed if "@" in need or "file:" in need] == []

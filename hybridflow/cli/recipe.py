@@ -1,0 +1,59 @@
+"""`hybridflow recipe`: lists the recipes, or writes one to standard output, to be run or changed."""
+
+import argparse
+import ast
+import sys
+from importlib.resources import files
+from pathlib import Path
+
+from rich.console import Console
+
+from hybridflow.cli.export import Commands
+from hybridflow.config.nearest import did_you_mean
+from hybridflow.errors import ConfigError
+
+_EXAMPLES = """examples:
+  hybridflow recipe
+  hybridflow recipe custom_dataflow > custom_dataflow.py
+"""
+
+
+def add_command(commands: Commands) -> None:
+    """Adds `recipe` to the commands."""
+    parser = commands.add_parser(
+        "recipe",
+        help="list the recipes, or print one",
+        description="Recipes are single files to be copied and changed. Without a name, lists them.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("name", nargs="?", help="the recipe to print")
+    parser.set_defaults(run=_run)
+
+
+def recipes() -> dict[str, Path]:
+    """The recipe files by name, from the wheel or from a checkout."""
+    package = Path(str(files("hybridflow")))
+    for folder in (package / "recipes", package.parent / "recipes"):
+        if found := sorted(folder.glob("*.py")):
+            return {path.stem: path for path in found}
+    raise ConfigError(f"There are no recipes in or beside {package}.", remedy="Install hybridflow again.")
+
+
+def _run(arguments: argparse.Namespace, console: Console) -> None:
+    found = recipes()
+    if arguments.name is None:
+        width = max(map(len, found))
+        for name, path in found.items():
+            sys.stdout.write(f"{name:{width}}  {_first_line(path)}\n")
+        return
+    name = arguments.name.removesuffix(".py")
+    if name not in found:
+        raise ConfigError(
+            f"There is no recipe '{name}'.", remedy=f"{did_you_mean(name, found)}Recipes: {', '.join(found)}."
+        )
+    sys.stdout.write(found[name].read_text())
+
+
+def _first_line(path: Path) -> str:
+    return (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")[0]

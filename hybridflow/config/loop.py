@@ -48,7 +48,11 @@ class Trainer(Section):
     """Machines."""
 
     device: Device = Device.auto
-    """auto: cuda where there is one."""
+    """auto: cuda where the Ray cluster, or else this machine, has GPUs."""
+
+    start_timeout_seconds: float = 600.0
+    """Longest wait for the devices of a Ray cluster (held by other jobs, or still starting), and then for all ranks
+    to meet."""
 
     threads: int | None = None
     """CPU threads a worker process; null: on Ray the cores divided by the devices, else PyTorch's own choice."""

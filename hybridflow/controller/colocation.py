@@ -15,7 +15,7 @@ from hybridflow.batch import Batch, Ragged
 from hybridflow.controller.failures import Place, call_failed
 from hybridflow.controller.health import HostInfo
 from hybridflow.controller.packets import Column, Packet, Portion, Summary, assembled, columns_of
-from hybridflow.controller.rendezvous import Rendezvous, served_store
+from hybridflow.controller.rendezvous import START_TIMEOUT_SECONDS, Rendezvous, served_store
 from hybridflow.controller.worker import Worker, WorkerContext
 from hybridflow.errors import BatchError
 from hybridflow.parallel import ParallelMesh
@@ -60,8 +60,18 @@ NOTHING = AnswerForm(wanted=False)
 class WorkerHost:
     """The workers of one rank of a pool."""
 
-    def __init__(self, rank: int, *, device: str, node: str, threads: int | None, host: str = "127.0.0.1") -> None:
+    def __init__(
+        self,
+        rank: int,
+        *,
+        device: str,
+        node: str,
+        threads: int | None,
+        host: str = "127.0.0.1",
+        timeout_seconds: float = START_TIMEOUT_SECONDS,
+    ) -> None:
         self.host = host
+        self.timeout_seconds = timeout_seconds
         self.rank = rank
         self.device = device
         self.node = node
@@ -82,7 +92,9 @@ class WorkerHost:
     ) -> HostInfo:
         """Makes the worker of a role; all roles of the host share one rendezvous."""
         if not self.workers:
-            self.rendezvous = Rendezvous(self.rank, mesh.size, address, host=self.host)
+            self.rendezvous = Rendezvous(
+                self.rank, mesh.size, address, timeout_seconds=self.timeout_seconds, host=self.host
+            )
         context = WorkerContext(
             role, self.rank, mesh, generation_mesh, self.device, self.node, self.threads, self.rendezvous
         )

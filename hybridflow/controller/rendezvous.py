@@ -13,7 +13,8 @@ from hybridflow.errors import ResourceError
 from hybridflow.parallel.groups import Ranks
 from hybridflow.parallel.mesh import ParallelMesh
 
-JOIN_TIMEOUT_SECONDS = 120.0
+START_TIMEOUT_SECONDS = 600.0
+"""Of `trainer.start_timeout_seconds`."""
 
 
 class Rendezvous:
@@ -28,7 +29,7 @@ class Rendezvous:
         world_size: int = 1,
         address: str | None = None,
         *,
-        timeout_seconds: float = JOIN_TIMEOUT_SECONDS,
+        timeout_seconds: float = START_TIMEOUT_SECONDS,
         host: str = "127.0.0.1",
     ) -> None:
         self.host = host

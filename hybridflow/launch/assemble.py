@@ -16,9 +16,9 @@ from hybridflow.dataflows.interface import Dataflow
 from hybridflow.dataflows.loop import Run
 from hybridflow.dataflows.roles import Generates, Learns, Policy, Scores
 from hybridflow.elastic.checkpoint import CheckpointStore
+from hybridflow.launch.device import device_name
 from hybridflow.launch.driven_data import DrivenData
 from hybridflow.launch.foreknown import with_foreknown
-from hybridflow.launch.preflight import device_name
 from hybridflow.launch.prepare import Prepared
 from hybridflow.launch.roles import ACTOR, ROLLOUT, backend_kind
 from hybridflow.launch.start_roles import start_roles
@@ -36,6 +36,7 @@ def start_backend(config: Experiment) -> Backend:
         nodes=config.trainer.nodes,
         device=device_name(config),
         threads=config.trainer.threads,
+        start_timeout_seconds=config.trainer.start_timeout_seconds,
     )
 
 

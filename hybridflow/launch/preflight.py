@@ -11,14 +11,15 @@ from hybridflow.config.algorithm import Algorithm
 from hybridflow.config.choices import DATA_DATAFLOWS
 from hybridflow.config.derived import max_sequence_tokens, optimizer_steps_per_step, pool_sizes
 from hybridflow.config.experiment import Experiment
-from hybridflow.config.loop import BackendKind, Device
+from hybridflow.config.loop import BackendKind
 from hybridflow.config.reward import Reward
 from hybridflow.config.rollout import RolloutKind
 from hybridflow.config.training import Lora
 from hybridflow.controller.backends.ports import check_ports
 from hybridflow.engines.rollout.vllm.limits import check_limits
 from hybridflow.engines.training.factory import tokenizer_directory
-from hybridflow.errors import ConfigError, ResourceError
+from hybridflow.errors import ConfigError
+from hybridflow.launch.device import check_device
 from hybridflow.launch.judges import check_judge, is_served
 from hybridflow.launch.layouts import check_layouts, check_rollout_layout
 from hybridflow.launch.roles import ACTOR, RoleSpec, backend_kind, policy_model
@@ -41,11 +42,11 @@ _TRACKER_PACKAGES = ("wandb", "mlflow")
 
 def check_run(config: Experiment, specs: Sequence[RoleSpec]) -> None:
     """Raises the error that the start of the roles, or the first step, would meet."""
-    device = device_name(config)
-    _check_methods(config, specs)
-    _warn_of_idle_pools(config, specs)
     if backend_kind(config) is BackendKind.ray:
         check_ports()
+    device = check_device(config)
+    _check_methods(config, specs)
+    _warn_of_idle_pools(config, specs)
     for name in config.trainer.trackers:
         if name in _TRACKER_PACKAGES:
             check_installed(name)
@@ -121,17 +122,6 @@ def _warn_of_idle_pools(config: Experiment, specs: Sequence[RoleSpec]) -> None:
             " placement.roles.<role>=%s, or leave the pool out.",
             pool, pool_sizes(config)[pool], pool,
         )  # fmt: skip
-
-
-def device_name(config: Experiment) -> str:
-    """cpu or cuda. Raises `ResourceError` when cuda is asked for and there is none."""
-    has_cuda = torch.cuda.is_available()
-    if config.trainer.device is Device.cuda and not has_cuda:
-        raise ResourceError(
-            "trainer.device=cuda, and PyTorch finds no CUDA device here.",
-            remedy="Use trainer.device=cpu, or install a CUDA build of PyTorch and check nvidia-smi.",
-        )
-    return "cuda" if has_cuda and config.trainer.device is not Device.cpu else "cpu"
 
 
 def check_rewards(specs: Sequence[RoleSpec], columns: Collection[str]) -> None:

@@ -1,5 +1,6 @@
 """Role specifications to worker groups on a backend."""
 
+import math
 from collections.abc import Sequence
 
 from hybridflow.config.derived import pool_sizes
@@ -7,7 +8,7 @@ from hybridflow.config.experiment import Experiment
 from hybridflow.controller.backends import Backend
 from hybridflow.controller.resource_pool import ResourcePool
 from hybridflow.controller.worker_group import WorkerGroup
-from hybridflow.launch.preflight import device_name
+from hybridflow.launch.device import device_name
 from hybridflow.launch.roles import ACTOR, ROLLOUT, RoleSpec
 from hybridflow.launch.weight_link import link_weights
 
@@ -18,7 +19,10 @@ def start_roles(config: Experiment, specs: Sequence[RoleSpec], backend: Backend)
     So is the reference of a policy with a low-rank adapter.
     """
     device = device_name(config)
-    pools = {name: ResourcePool(name, size, device=device) for name, size in pool_sizes(config).items()}
+    pools = {
+        name: ResourcePool(name, size, device=device, block=_block([spec for spec in specs if spec.pool == name]))
+        for name, size in pool_sizes(config).items()
+    }
     groups = {
         spec.name: WorkerGroup(
             spec.worker_class,
@@ -41,3 +45,9 @@ def start_roles(config: Experiment, specs: Sequence[RoleSpec], backend: Backend)
     elif ACTOR in groups:
         groups[ROLLOUT] = groups[ACTOR].view(ROLLOUT)
     return groups
+
+
+def _block(specs: Sequence[RoleSpec]) -> int:
+    """How many consecutive ranks should share a node, so that no tensor-parallel group of a pool's roles spans two."""
+    meshes = [mesh for spec in specs for mesh in (spec.mesh, spec.generation_mesh) if mesh is not None]
+    return math.lcm(*(mesh.block(("tensor",)) for mesh in meshes))

@@ -76,3 +76,9 @@ class ParallelMesh:
             place = self.coordinate(rank)
             found.setdefault(tuple(place[axis] for axis in self.sizes if axis not in axes), []).append(rank)
         return sorted(found.values())
+
+    def block(self, axes: tuple[str, ...]) -> int:
+        """The smallest divisor b of `size` such that each `line` along the axes lies in one run of b ranks."""
+        lines = self.lines(axes)
+        sizes = (size for size in range(1, self.size + 1) if self.size % size == 0)
+        return next(size for size in sizes if all(min(line) // size == max(line) // size for line in lines))

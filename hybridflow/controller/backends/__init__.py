@@ -2,13 +2,20 @@
 
 from hybridflow.controller.backends.interface import Backend
 from hybridflow.controller.backends.local import LocalBackend
+from hybridflow.controller.rendezvous import START_TIMEOUT_SECONDS
 from hybridflow.errors import ConfigError
 
-__all__ = ["Backend", "make_backend"]
+__all__ = ["Backend", "make_backend", "joined_gpus"]
 
 
 def make_backend(
-    kind: str, *, devices: int = 1, nodes: int = 1, device: str = "cpu", threads: int | None = None
+    kind: str,
+    *,
+    devices: int = 1,
+    nodes: int = 1,
+    device: str = "cpu",
+    threads: int | None = None,
+    start_timeout_seconds: float = START_TIMEOUT_SECONDS,
 ) -> Backend:
     """The backend by name; `devices` a node. Ray is imported only when it is chosen."""
     if kind == "local":
@@ -16,5 +23,20 @@ def make_backend(
     if kind == "ray":
         from hybridflow.controller.backends.ray import RayBackend
 
-        return RayBackend(devices=devices, nodes=nodes, device=device, threads=threads)
+        return RayBackend(
+            devices=devices,
+            nodes=nodes,
+            device=device,
+            threads=threads,
+            start_timeout_seconds=start_timeout_seconds,
+        )
     raise ConfigError(f"There is no backend '{kind}'.", remedy="Use trainer.backend=local or ray (or auto).")
+
+
+def joined_gpus(kind: str) -> int | None:
+    """GPUs of the Ray cluster that a backend of this kind joins; None where it takes those of this machine."""
+    if kind != "ray":
+        return None
+    from hybridflow.controller.backends.ray.cluster import joined_gpus as of_cluster
+
+    return of_cluster()

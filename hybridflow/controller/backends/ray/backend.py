@@ -13,11 +13,12 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.placement_group import remove_placement_group
 
 from hybridflow.controller.backends.interface import Arguments, Handle, Pending, RoleMeshes, Stored
-from hybridflow.controller.backends.ray.cluster import start_cluster
+from hybridflow.controller.backends.ray.cluster import connect, disconnect
 from hybridflow.controller.backends.ray.host import Host, host_of
-from hybridflow.controller.backends.ray.placement import PlacedPool, placed_pool
+from hybridflow.controller.backends.ray.placement import PlacedPool, placed_pool, warn_of_divided_groups
 from hybridflow.controller.backends.ray.watch import DEATH_NOTICE_SECONDS, Watch, references_of
 from hybridflow.controller.colocation import VALUE, AnswerForm, WorkerKey
+from hybridflow.controller.rendezvous import START_TIMEOUT_SECONDS
 from hybridflow.controller.resource_pool import ResourcePool
 from hybridflow.controller.worker import Worker
 
@@ -28,13 +29,20 @@ POLL_SECONDS = 0.5
 class RayBackend:
     """Actors on a Ray cluster: that of `RAY_ADDRESS`, or one started here and ended with this backend."""
 
-    def __init__(self, *, devices: int = 1, nodes: int = 1, device: str = "cpu", threads: int | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        devices: int = 1,
+        nodes: int = 1,
+        device: str = "cpu",
+        threads: int | None = None,
+        start_timeout_seconds: float = START_TIMEOUT_SECONDS,
+    ) -> None:
         self._threads = threads or max(1, (os.cpu_count() or 1) // devices)
+        self._start_timeout_seconds = start_timeout_seconds
         self._pools: dict[ResourcePool, PlacedPool] = {}
         self._watch = Watch(self._hosts)
-        self._owns_ray = not ray.is_initialized()
-        if self._owns_ray:
-            start_cluster(devices, nodes, device)
+        self._owns_ray = connect(devices, nodes, device)
         atexit.register(self.shutdown)
 
     def spawn(
@@ -48,8 +56,11 @@ class RayBackend:
     ) -> list[Handle]:
         """One worker per device; returns while processes are still starting, so that pools start at once."""
         if pool not in self._pools:
-            self._pools[pool] = placed_pool(pool, self._pools, threads=self._threads)
+            self._pools[pool] = placed_pool(
+                pool, self._pools, threads=self._threads, start_timeout_seconds=self._start_timeout_seconds
+            )
         placed = self._pools[pool]
+        warn_of_divided_groups(role, meshes, placed.reservation.slots)
         key = WorkerKey(role, role)
         packed = ray.put(dict(kwargs))
         handles = []
@@ -126,7 +137,7 @@ class RayBackend:
                 ray.kill(host.actor)
                 placed.hosts.remove(host)
             if not placed.hosts:
-                remove_placement_group(placed.placement)
+                remove_placement_group(placed.reservation.group)
                 del self._pools[pool]
         self._watch.forget(gone)
 
@@ -137,7 +148,7 @@ class RayBackend:
         if ray.is_initialized():
             self.kill([Handle(WorkerKey("", ""), host.rank, host.pool, host) for host in hosts])
             if self._owns_ray:
-                ray.shutdown()
+                disconnect()
         self._watch.forget(hosts)
 
     def _hosts(self) -> list[Host]:

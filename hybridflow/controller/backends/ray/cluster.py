@@ -12,26 +12,74 @@ DEVICE = "hybridflow_device"
 """The custom resource of which a Ray started here has one unit per CPU device, so that any number can be had."""
 
 
-def start_cluster(devices: int, nodes: int, device: str) -> None:
-    """Connects to the cluster of RAY_ADDRESS, or starts one on this machine with virtual devices."""
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+class _Connection:
+    """What this process did to be connected."""
+
+    has_started_ray = False
+    has_joined_early = False
+
+
+def connect(devices: int, nodes: int, device: str) -> bool:
+    """Connects to the cluster of RAY_ADDRESS, or starts one on this machine with virtual devices.
+
+    Answers whether the caller is to end the connection: not where somebody else made it.
+    """
+    if ray.is_initialized():
+        is_ours, _Connection.has_joined_early = _Connection.has_joined_early, False
+        return is_ours
+    _set_environment()
     check_ports()
-    address = os.environ.get(ADDRESS)
-    if nodes > 1 and not address:
+    if os.environ.get(ADDRESS):
+        _initialized(os.environ[ADDRESS])
+        return True
+    if nodes > 1:
         raise ResourceError(
             f"trainer.nodes={nodes}, and there is no Ray cluster to find them in.",
             remedy=f"Start one (ray start --head; ray start --address=... on the other nodes) and set {ADDRESS}.",
         )
-    resources: dict[str, float] = {} if device == "cuda" else {DEVICE: devices}
-    quiet = {"logging_level": logging.ERROR, "log_to_driver": True}
+    _initialized("local", num_cpus=os.cpu_count(), resources={} if device == "cuda" else {DEVICE: devices})
+    _Connection.has_started_ray = True
+    return True
+
+
+def disconnect() -> None:
+    """Leaves the cluster, and ends it where it was started here."""
+    ray.shutdown()
+    _Connection.has_started_ray = False
+
+
+def is_joined() -> bool:
+    """Whether the cluster was there before: it may have other jobs, and may grow."""
+    return not _Connection.has_started_ray
+
+
+def joined_gpus() -> int | None:
+    """GPUs of the cluster that is joined, or would be at RAY_ADDRESS; None where Ray is to start on this machine."""
+    if not ray.is_initialized():
+        if not os.environ.get(ADDRESS):
+            return None
+        _Connection.has_joined_early = connect(0, 1, "cpu")
+    return int(ray.cluster_resources().get("GPU", 0)) if is_joined() else None
+
+
+def _set_environment() -> None:
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+
+def _initialized(address: str, *, num_cpus: int | None = None, resources: dict[str, float] | None = None) -> None:
+    """Connects to the cluster at an address, or with `local` starts one that has these resources."""
     try:
-        if address:
-            ray.init(address=address, **quiet)
-        else:
-            ray.init(address="local", num_cpus=os.cpu_count(), resources=resources, include_dashboard=False, **quiet)
+        ray.init(
+            address=address,
+            num_cpus=num_cpus,
+            resources=resources,
+            include_dashboard=False if address == "local" else None,
+            logging_level=logging.ERROR,
+            log_to_driver=True,
+        )
     except (ConnectionError, RuntimeError, OSError) as error:
-        what = f"no cluster can be joined at {ADDRESS}={address}" if address else "it could not start here"
+        what = "it could not start here" if address == "local" else f"no cluster can be joined at {ADDRESS}={address}"
         raise ResourceError(
             f"Ray: {what}: {str(error).strip().splitlines()[0]}",
             remedy="Mend what it names, or do without Ray on one device: trainer.backend=local.",

@@ -29,9 +29,16 @@ _CPU_ENVIRONMENT = {
 class RayHost(WorkerHost):
     """A worker host as an actor: it finds out its node and sends its log lines through Ray."""
 
-    def __init__(self, rank: int, *, device: str, threads: int | None) -> None:
+    def __init__(self, rank: int, *, device: str, threads: int | None, timeout_seconds: float) -> None:
         configure_logging(None, rank=rank)
-        super().__init__(rank, device=device, node=socket.gethostname(), threads=threads, host=get_node_ip_address())
+        super().__init__(
+            rank,
+            device=device,
+            node=socket.gethostname(),
+            threads=threads,
+            host=get_node_ip_address(),
+            timeout_seconds=timeout_seconds,
+        )
 
     def serve(self, host: str = "") -> str:
         """Opens the store where the ranks meet, at this node's address."""
@@ -57,8 +64,10 @@ def host_of(handle: Handle) -> Host:
     return handle.host
 
 
-def started_host(pool: ResourcePool, group: PlacementGroup, *, rank: int, bundle: int, threads: int) -> Host:
-    """The actor of one rank, starting on its bundle of the placement group.
+def started_host(
+    pool: ResourcePool, group: PlacementGroup, *, rank: int, bundle: int, threads: int, timeout_seconds: float
+) -> Host:
+    """The actor of one rank, starting on its bundle of the placement group; ranks meet within `timeout_seconds`.
 
     Actors ask for no CPU: one whose share does not fit its bundle would wait for ever without a word.
     """
@@ -77,5 +86,6 @@ def started_host(pool: ResourcePool, group: PlacementGroup, *, rank: int, bundle
         "runtime_env": {"env_vars": environment if on_gpu else environment | _CPU_ENVIRONMENT},
     }
     device, own_threads = ("cuda:0", None) if on_gpu else ("cpu", threads)
-    actor = ray.remote(RayHost).options(**options).remote(rank, device=device, threads=own_threads)
+    actor_class = ray.remote(RayHost).options(**options)
+    actor = actor_class.remote(rank, device=device, threads=own_threads, timeout_seconds=timeout_seconds)
     return Host(pool, rank, cast(ActorHandle, actor))

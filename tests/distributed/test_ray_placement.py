@@ -1,0 +1,124 @@
+"""Ranks, devices and waiting on a cluster of several nodes. In a process of its own: it needs a Ray of many nodes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.ray
+
+PROGRAM = """
+import json, logging, os, sys, threading, time
+from ray.cluster_utils import Cluster
+from ray.util.placement_group import placement_group, remove_placement_group
+from hybridflow.controller import ResourcePool
+from hybridflow.controller.backends import joined_gpus
+from hybridflow.controller.backends.ray.cluster import connect, disconnect
+from hybridflow.controller.backends.ray.placement import reserved
+from hybridflow.errors import ResourceError
+from hybridflow.launch.compose import compose_run
+from hybridflow.launch.device import check_device
+
+DEVICE = "hybridflow_device"
+found, said = {}, []
+
+class Said(logging.Handler):
+    def emit(self, record):
+        said.append(record.getMessage())
+
+logging.getLogger("hybridflow").addHandler(Said())
+logging.getLogger("hybridflow").setLevel("INFO")
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "num_gpus": 4, "resources": {DEVICE: 4}})
+for _ in range(3):
+    cluster.add_node(num_cpus=1, resources={DEVICE: 8})
+os.environ["RAY_ADDRESS"] = cluster.address
+
+def ranks(name, devices, *, block=1, seconds=60.0, keep=False):
+    reservation = reserved(ResourcePool("main", devices, block=block), [], timeout_seconds=seconds)
+    nodes = [slot.node for slot in reservation.slots]
+    found[name] = [sorted(set(nodes), key=nodes.index).index(node) for node in nodes]
+    if not keep:
+        remove_placement_group(reservation.group)
+        time.sleep(0.3)
+
+for words in ([], ["trainer.device=cuda"], ["trainer.device=cpu"]):
+    said.clear()
+    config = compose_run(["trainer.backend=ray", "trainer.devices=4", *words], config_name="ppo").config
+    found["device " + " ".join(words)] = [check_device(config), *said]
+found["early"] = connect(4, 1, "cuda")  # the backend that comes later ends the connection made for the question
+
+ranks("24", 24)
+ranks("28", 28)
+ranks("24 in blocks of 8", 24, block=8)
+ranks("16 in blocks of 4", 16, block=4)
+one_each = placement_group([{DEVICE: 1}] * 4, strategy="STRICT_SPREAD")
+one_each.wait(10)
+ranks("16 in blocks of 8, 7 free on a node", 16, block=8)
+said.clear()
+try:
+    ranks("held", 26, seconds=7.0)
+except ResourceError as error:
+    found["held"] = [str(error), *said]
+remove_placement_group(one_each)
+said.clear()
+waiting = threading.Thread(target=ranks, args=("grown to 36", 36), kwargs={"block": 4})
+waiting.start()
+time.sleep(6.5)
+cluster.add_node(num_cpus=1, resources={DEVICE: 8})
+waiting.join()
+found["grown"] = said
+disconnect()
+cluster.shutdown()
+sys.stdout.write("\\n" + json.dumps(found) + "\\n")
+"""
+
+
+@pytest.fixture(scope="module")
+def found() -> dict:
+    root = Path(__file__).resolve().parents[2]
+    environment = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(next(line for line in reversed(done.stdout.splitlines()) if line.startswith('{"device')))
+
+
+def test_above_16_devices_ranks_are_numbered_node_by_node(found):
+    assert found["24"] == [rank // 8 for rank in range(24)]
+    assert found["28"] == [rank // 8 for rank in range(28)]
+
+
+def test_blocks_stay_on_one_node_where_a_node_has_room(found):
+    assert found["24 in blocks of 8"] == [rank // 8 for rank in range(24)]
+    blocks = [set(found["16 in blocks of 4"][start : start + 4]) for start in range(0, 16, 4)]
+    assert all(len(nodes) == 1 for nodes in blocks)
+
+
+def test_where_no_node_has_room_for_a_block_devices_are_taken_one_by_one(found):
+    nodes = found["16 in blocks of 8, 7 free on a node"]
+    assert len(nodes) == 16 and max(nodes.count(node) for node in nodes) == 7
+
+
+def test_devices_held_by_another_job_are_waited_for_and_then_told_as_such(found):
+    error, waits = found["held"]
+    assert "the cluster has 28: 24 free, 0 held by other pools of this run, 4 by other jobs" in error
+    assert "trainer.start_timeout_seconds" in error
+    assert waits.startswith("pool=main waits for 26 devices (cpu), until ")
+
+
+def test_a_cluster_that_grows_is_waited_for(found):
+    assert len(found["grown to 36"]) == 36
+    assert any("waits for 36 devices" in line and "the cluster has 28" in line for line in found["grown"])
+
+
+def test_gpus_are_those_of_the_cluster_not_of_the_driver(found):
+    for words in ("", "trainer.device=cuda"):
+        device, line = found[f"device {words}"]
+        assert device == "cuda"
+        assert "devices=4 of the Ray cluster, which has 4 GPUs" in line
+    assert found["device trainer.device=cpu"][0] == "cpu"
+    assert found["early"] is True

@@ -1,6 +1,6 @@
 """Prompts for generation: read, recognised, tokenised, held to their limit, and laid out as one batch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 
 import torch
@@ -14,20 +14,28 @@ from hybridflow.data.long_rows import rows_within
 from hybridflow.data.recognition import PromptColumns, recognise_prompts
 from hybridflow.data.selection import read_rows
 from hybridflow.data.table import Table
-from hybridflow.errors import DataError
+from hybridflow.errors import DataError, RewardError
+
+RowCheck = Callable[[Mapping[str, object]], None]
 
 
 def load_prompts(
-    files: Sequence[str], config: Data, tokenizer: PreTrainedTokenizerBase, *, judges_of_answers: Sequence[str] = ()
+    files: Sequence[str],
+    config: Data,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    judges_of_answers: Sequence[str] = (),
+    row_checks: Sequence[RowCheck] = (),
 ) -> Batch:
     """The rows of the files, in order: `prompt_ids`, `prompt`, `answer`, `data_source` and every other column.
 
     `judges_of_answers` are the reward functions that can do nothing without an answer, where there are no others.
-    `uid` is added by who orders the rows.
+    Each of `row_checks` is called with the columns of each row, and raises `RewardError` for one that cannot be
+    judged: a `DataError` here, with its place. `uid` is added by who orders the rows.
     """
     if not files:
         raise DataError("No data files are named.", remedy="Set data.train_files=[path,...].")
-    return joined([_prompts_of(name, config, tokenizer, judges_of_answers) for name in files], files)
+    return joined([_prompts_of(name, config, tokenizer, judges_of_answers, row_checks) for name in files], files)
 
 
 def ragged_ids(rows: Sequence[Sequence[int]]) -> Ragged:
@@ -47,12 +55,20 @@ def check_prompts(prompts: Sequence[object], table: Table) -> None:
             )
 
 
-def _prompts_of(name: str, config: Data, tokenizer: PreTrainedTokenizerBase, judges: Sequence[str]) -> Batch:
+def _prompts_of(
+    name: str,
+    config: Data,
+    tokenizer: PreTrainedTokenizerBase,
+    judges: Sequence[str],
+    row_checks: Sequence[RowCheck],
+) -> Batch:
     table = read_rows(name, config)
     found = recognise_prompts(table, prompt_key=config.prompt_key, answer_key=config.answer_key)
     check_prompts(found.prompts, table)
     if judges:
         _check_answers(found, table, judges)
+    for check in row_checks:
+        _check_rows(found, table, check)
     prompts = [as_conversation(prompt, config) for prompt in found.prompts]
     ids = prompt_token_ids(prompts, tokenizer)
     kept = rows_within(
@@ -81,3 +97,12 @@ def _check_answers(found: PromptColumns, table: Table, judges: Sequence[str]) ->
         remedy="Name the column with data.answer_key=..., leave such rows out with data.filters, or add a reward"
         " function that does without.",
     )
+
+
+def _check_rows(found: PromptColumns, table: Table, check: RowCheck) -> None:
+    columns = {"answer": found.answers} | found.extras
+    for row in range(len(table)):
+        try:
+            check({name: values[row] for name, values in columns.items()})
+        except RewardError as error:
+            raise DataError(f"{table.place(row)}: {error.message}", remedy=error.remedy) from None

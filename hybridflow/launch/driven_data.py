@@ -25,6 +25,7 @@ from hybridflow.errors import ConfigError, DataError
 from hybridflow.launch.roles import policy_model
 from hybridflow.models.loading import resolve_model_path
 from hybridflow.models.tokenizers import decode_responses, eos_ids, load_tokenizer
+from hybridflow.rewards.factory import row_checks
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +90,9 @@ def load_data(config: Experiment, dataflow: type[Dataflow], *, is_judged: bool) 
         check_splits_named(data.eval_files, key="data.eval_files")
     model = policy_model(config)
     tokenizer = with_chat_template(load_tokenizer(tokenizer_directory(model), pad_token=model.pad_token), data)
-    judged_prompts = partial(load_prompts, judges_of_answers=_judges_of_answers(config))
+    judged_prompts = partial(
+        load_prompts, judges_of_answers=_judges_of_answers(config), row_checks=row_checks(_functions(config))
+    )
     ends = eos_ids(tokenizer, resolve_model_path(str(model.path)))
     readers = {kind: partial(read, ends=ends) for kind, read in READERS.items()} | {"prompts": judged_prompts}
     read = readers[dataflow.data]
@@ -155,6 +158,11 @@ def _measured(config: Experiment, read: Reader, tokenizer: PreTrainedTokenizerBa
             remedy="Give two rows or more (data.eval_files, data.eval_limit), or trainer.eval_every=0.",
         )
     return rows
+
+
+def _functions(config: Experiment) -> list[str]:
+    """All reward functions of the run, those of further roles too."""
+    return [*config.reward.functions, *(name for role in config.roles.values() for name in role.functions)]
 
 
 def _judges_of_answers(config: Experiment) -> list[str]:

@@ -1,12 +1,13 @@
 """Names of built-in reward functions -> what makes them. The parameters of a maker are the function's settings."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hybridflow.config.reward import Reward
 from hybridflow.errors import ConfigError
 
 Function = Callable[..., object]
+RowCheck = Callable[[Mapping[str, object]], None]
 
 
 @dataclass(frozen=True)
@@ -15,6 +16,8 @@ class BuiltIn:
 
     make: Callable[..., Function]
     is_trusted: bool = True
+    row_check: Callable[[], RowCheck] | None = None
+    """What makes a check of data rows, by their columns: it raises `RewardError` for one that cannot be judged."""
 
 
 def with_run(reward: Reward, *, max_response_tokens: int) -> Reward:
@@ -23,6 +26,12 @@ def with_run(reward: Reward, *, max_response_tokens: int) -> Reward:
         return reward
     own = {"max_response_tokens": max_response_tokens, **reward.settings.get("overlong", {})}
     return replace(reward, settings={**reward.settings, "overlong": own})
+
+
+def row_checks(functions: Sequence[str]) -> list[RowCheck]:
+    """The checks of data rows that built-in functions among these bring."""
+    makers = [BUILT_IN[name].row_check for name in functions if name in BUILT_IN]
+    return [make() for make in makers if make is not None]
 
 
 def _exact_match() -> Function:
@@ -103,6 +112,12 @@ def _code_tests(
     return CodeTestsReward(limits, max_tests=max_tests, partial=partial, workers=workers, unconfined=unconfined)
 
 
+def _code_tests_row_check() -> RowCheck:
+    from hybridflow.rewards.functions.code_tests import check_row
+
+    return check_row
+
+
 BUILT_IN: Mapping[str, BuiltIn] = {
     "exact_match": BuiltIn(_exact_match),
     "gsm8k": BuiltIn(_gsm8k),
@@ -110,6 +125,6 @@ BUILT_IN: Mapping[str, BuiltIn] = {
     "format": BuiltIn(_format, is_trusted=False),
     "length": BuiltIn(_length),
     "overlong": BuiltIn(_overlong),
-    "code_tests": BuiltIn(_code_tests),
+    "code_tests": BuiltIn(_code_tests, row_check=_code_tests_row_check),
     "reasoning_gym": BuiltIn(_reasoning_gym, is_trusted=False),
 }

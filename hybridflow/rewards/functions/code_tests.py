@@ -1,6 +1,5 @@
 """code_tests: the response's program passes the tests of its row, run where it can do no harm."""
 
-import ast
 import json
 import logging
 import os
@@ -8,10 +7,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
 
-from hybridflow.errors import RewardError
+from hybridflow.errors import ConfigError, RewardError
 from hybridflow.rewards.interface import Completion, Prompt, text_of
+from hybridflow.rewards.sandbox.idle import can_fail, is_program
 from hybridflow.rewards.sandbox.limits import Limits
 from hybridflow.rewards.sandbox.questions import question_of
 from hybridflow.rewards.sandbox.runs import Run, check_confinement, run_program
@@ -20,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 _BLOCK = re.compile(r"```(?:python|py|python3)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
 _FORM = 'Use {"inputs": [...], "outputs": [...]} (standard input and output), or a list of assert statements.'
+_WITHOUT = "A row without tests has null there and is not scored; data.filters leaves rows out."
+_COLUMNS = ("tests", "test_list", "answer")
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,11 @@ class CodeTestsReward:
         workers: int | None,
         unconfined: bool,
     ) -> None:
+        for name, value in (("max_tests", max_tests), ("workers", workers)):
+            if value is not None and value < 1:
+                raise ConfigError(
+                    f"reward.settings.code_tests.{name}={value} is too small.", remedy="Use 1 or more, or null."
+                )
         self._limits = limits
         self._max_tests = max_tests
         self._partial = partial
@@ -138,8 +144,17 @@ def same_output(run: Run, expected: str) -> bool:
     ]
 
 
+def check_row(row: Mapping[str, object]) -> None:
+    """Raises `RewardError` for a row whose tests cannot be read, or test nothing; one without tests is not scored."""
+    found = (row.get(name) for name in _COLUMNS)
+    tests_of(next((each for each in found if each is not None), None), row.get("test_setup_code"))
+
+
 def tests_of(value: object, setup: object = None) -> RowTests | None:
-    """The tests of a row, from what its column holds: JSON text of it as well. None for none."""
+    """The tests of a row, from what its column holds: JSON text of it as well. None for none.
+
+    Raises `RewardError` where they cannot be read, and where every program that loads would pass them.
+    """
     found = _parsed(value)
     if found is None:
         return None
@@ -147,38 +162,49 @@ def tests_of(value: object, setup: object = None) -> RowTests | None:
         inputs, outputs = list(found["inputs"]), list(found["outputs"])
         if len(inputs) != len(outputs) or found.get("fn_name"):
             raise _unknown(value)
-        return RowTests(pairs=tuple((_as_text(i), _as_text(o)) for i, o in zip(inputs, outputs, strict=True)))
+        pairs = tuple((_as_text(i), _as_text(o)) for i, o in zip(inputs, outputs, strict=True))
+        if not any(expected.strip() for _, expected in pairs):
+            raise _idle(value, "they expect no output of any input")
+        return RowTests(pairs=pairs)
     if isinstance(found, Mapping) and set(found) & {"tests", "test_list"}:
         return tests_of(found.get("tests", found.get("test_list")), found.get("test_setup_code", setup))
     if isinstance(found, str):
         found = [found]
-    if isinstance(found, Sequence) and found and all(isinstance(test, str) and _can_fail(test) for test in found):
-        return RowTests(statements=tuple(found), setup=str(setup or ""))
+    if isinstance(found, Sequence) and found and all(isinstance(test, str) and is_program(test) for test in found):
+        statements = _joined(found)
+        if not statements:
+            raise _idle(value, "no statement asserts anything of the program")
+        return RowTests(statements=statements, setup=str(setup or ""))
     raise _unknown(value)
+
+
+def _joined(tests: Sequence[str]) -> tuple[str, ...]:
+    """The tests; one that tests nothing by itself (`import math`) is run with the next that does."""
+    statements: list[str] = []
+    before: list[str] = []
+    for test in tests:
+        before.append(test)
+        if can_fail(test):
+            statements.append("\n".join(before))
+            before = []
+    return tuple(statements)
 
 
 def _parsed(value: object) -> object:
     if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
         try:
             return json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             return value
     return value
 
 
-@lru_cache(maxsize=4096)
-def _can_fail(test: str) -> bool:
-    """Whether a text is a statement that tests something: an answer such as `42` or `3/4` would pass every program."""
-    try:
-        body = ast.parse(test).body
-    except (SyntaxError, ValueError):
-        return False
-    is_call = (isinstance(part, ast.Call) for node in body for part in ast.walk(node))
-    return any(not isinstance(node, ast.Expr) for node in body) or any(is_call)
-
-
 def _as_text(value: object) -> str:
     return "\n".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _idle(value: object, why: str) -> RewardError:
+    return RewardError(f"Every program passes the tests {value!r:.200}: {why}.", remedy=f"{_FORM} {_WITHOUT}")
 
 
 def _unknown(value: object) -> RewardError:

@@ -8,6 +8,7 @@ import torch
 from hybridflow.config.data import Data
 from hybridflow.data import load_prompts
 from hybridflow.errors import DataError
+from hybridflow.rewards.factory import row_checks
 
 
 def written(path, rows):
@@ -100,3 +101,15 @@ def test_real_data_sets_are_recognised(tokenizer, file, rows, prompt_key):
     batch = load_prompts([str(path)], config, tokenizer)
     assert len(batch) == rows
     assert None not in batch.object("answer")
+
+
+@pytest.mark.parametrize(
+    ("tests", "said"), [(["pass"], "Every program passes the tests"), ("[" * 100_000, "cannot read the tests")]
+)
+def test_a_row_that_code_tests_cannot_judge_is_found_before_training(tmp_path, tokenizer, tests, said):
+    rows = [{"prompt": "p", "tests": each} for each in (["assert f(1) == 2"], None, tests)]
+    path = written(tmp_path / "problems.jsonl", rows)
+    with pytest.raises(DataError, match=rf"row 3 of '.*problems.jsonl': .*{said}") as caught:
+        load_prompts([path], Data(), tokenizer, row_checks=row_checks(["gsm8k", "code_tests", "own.py:f"]))
+    assert "a list of assert statements" in caught.value.remedy
+    assert len(load_prompts([path], Data(), tokenizer, row_checks=row_checks(["gsm8k"]))) == 3

@@ -59,8 +59,10 @@ def test_setup_runs_before_the_program():
         ({"inputs": [["1", "2"]], "outputs": [3]}, RowTests(pairs=(("1\n2", "3"),))),
         ("assert f(1) == 2", RowTests(statements=("assert f(1) == 2",))),
         ("check(f)", RowTests(statements=("check(f)",))),
-        (["assert True"], RowTests(statements=("assert True",))),
-        ('["assert True"]', RowTests(statements=("assert True",))),
+        (["assert f()"], RowTests(statements=("assert f()",))),
+        ('["assert f()"]', RowTests(statements=("assert f()",))),
+        (["import math", "x = 1", "assert f(x)", "pass"], RowTests(statements=("import math\nx = 1\nassert f(x)",))),
+        (["from program import f\nassert f"], RowTests(statements=("from program import f\nassert f",))),
         (
             {"test_list": ["assert g()"], "test_setup_code": "import os"},
             RowTests(statements=("assert g()",), setup="import os"),
@@ -78,6 +80,35 @@ def test_other_tests_are_an_error_that_says_the_form(value):
     with pytest.raises(RewardError, match="cannot read the tests") as caught:
         read_tests(value)
     assert '{"inputs": [...], "outputs": [...]}' in caught.value.remedy
+
+
+IDLE = [
+    {"inputs": [], "outputs": []},
+    {"inputs": ["1", "2"], "outputs": ["", " \n"]},
+    *[
+        "pass",
+        "x = 1",
+        "import math",
+        "assert True",
+        "assert 1 + 1 == 2",
+        "import math\nassert math.pi > 3",
+        "f(1) == 2",
+    ],
+    ["pass", "import math"],
+    "def check(candidate):\n    assert candidate(1) == 2",
+    "x = [y for y in range(3)]\nassert sum(x) == 3",
+]
+
+
+@pytest.mark.parametrize("partial", [False, True])
+@pytest.mark.parametrize("value", IDLE, ids=str)
+def test_tests_that_every_program_passes_are_an_error(value, partial):
+    with pytest.raises(RewardError, match="Every program passes the tests") as caught:
+        read_tests(value)
+    assert "a list of assert statements" in caught.value.remedy
+    column = [json.dumps(value) if isinstance(value, dict) else value] * 3
+    with pytest.raises(RewardError, match="Every program passes the tests"):
+        scores(["def f(x): pass"] * 3, {"answer": column}, partial=partial)
 
 
 def test_a_row_without_tests_for_programs_ends_the_run_with_the_form():

@@ -13,6 +13,7 @@ from hybridflow.batch.columns import COLUMNS
 from hybridflow.cli.drawing.svg import svg_drawing
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.fields import field_docs, type_name
+from hybridflow.config.other_names import OTHER_NAMES
 from hybridflow.launch.algorithm_table import algorithm_table
 from hybridflow.launch.compose import compose_run
 from hybridflow.launch.tracing.trace import trace_step
@@ -55,6 +56,7 @@ def on_files(files: "Files", config: "MkDocsConfig") -> "Files":
     files.append(File.generated(config, "reference/columns.md", content=columns_page()))
     files.append(File.generated(config, "reference/rewards.md", content=rewards_page()))
     files.append(File.generated(config, "reference/algorithms.md", content=algorithms_page()))
+    files.append(File.generated(config, "reference/names.md", content=names_page()))
     for name, drawing in drawings().items():
         files.append(File.generated(config, f"assets/{name}.svg", content=drawing))
     return files
@@ -75,6 +77,24 @@ def settings_page() -> str:
                 lines.append(f"| {' | '.join(cells)} |")
         lines.append("")
     return "\n".join(lines)
+
+
+def names_page() -> str:
+    """Settings of other systems, and what is set here in their place."""
+    lines = [
+        "# Names in other systems",
+        "",
+        "Generated from `hybridflow/config/other_names.py`; errors use it too. Sizes",
+    ]
+    lines += ["here are global: over all devices, for the whole batch. verl's `actor_rollout_ref.` is left out.", ""]
+    for system, names in OTHER_NAMES.items():
+        lines += [f"## {system}", "", "| there | here |", "|---|---|"]
+        lines += [f"| `{theirs}` | {_as_code(here)} |" for theirs, here in names.items()] + [""]
+    return "\n".join(lines)
+
+
+def _as_code(here: str) -> str:
+    return re.sub(r"(?<![\w`])((?:\w+\.)+[\w*]+(?:=[^ ,;]+)?|algorithm=\w+)", r"`\1`", here)
 
 
 def columns_page() -> str:

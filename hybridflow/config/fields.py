@@ -63,7 +63,7 @@ def nearest(path: str) -> str | None:
         names = {field.name: f"{head}.{field.name}" if head else field.name for field in fields(section)}
         if close := difflib.get_close_matches(last, names, n=1, cutoff=0.6):
             return names[close[0]]
-    if head and (close := difflib.get_close_matches(path, nearby, n=1, cutoff=0.75)):
+    if head and section is None and (close := difflib.get_close_matches(path, nearby, n=1, cutoff=0.75)):
         return close[0]
     by_last = {_last(key): key for key in reversed(nearby)}
     similar = difflib.get_close_matches(last, by_last, n=1, cutoff=0.6)

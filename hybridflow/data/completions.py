@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hybridflow.config.data import Data
 from hybridflow.data.chat import Message, Prompt, rendered, rendered_prompt, text_token_ids
-from hybridflow.data.long_rows import rows_within
+from hybridflow.data.long_rows import check_left, rows_within
 from hybridflow.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -93,7 +93,9 @@ def rows_within_limits(
     keys = "data.max_prompt_tokens", "data.max_response_tokens"
     short = rows_within(lengths[0], limits[0], setting=keys[0], what="prompts", drop=drop, place=place)
     within = rows_within(lengths[1], limits[1], setting=keys[1], what="completions", drop=drop, place=place)
-    return sorted(set(short) & set(within))
+    kept = sorted(set(short) & set(within))
+    check_left(len(kept), len(prompts), settings=" or ".join(keys))
+    return kept
 
 
 def _is_chat(demonstration: Demonstration) -> bool:

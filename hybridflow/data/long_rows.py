@@ -7,6 +7,9 @@ from hybridflow.errors import DataError
 
 logger = logging.getLogger(__name__)
 
+SMALLEST_SHARE = 0.05
+"""Share of the rows that must be left; fewer are taken for a limit that does not fit the data."""
+
 
 def rows_within(
     lengths: Sequence[int], limit: int, *, setting: str, what: str, drop: bool, place: Callable[[int], str]
@@ -26,9 +29,21 @@ def rows_within(
     if not drop:
         raise DataError(
             f"{found} ({detail}).",
-            remedy=f"Set {setting}={lengths[longest]}, or data.drop_long_prompts=true to leave the long ones out.",
+            remedy=f"Set {setting}={lengths[longest]} if the model reads as many, or data.drop_long_prompts=true to"
+            f" leave the {long} long ones out.",
         )
-    if not kept:
-        raise DataError(f"{found}, so none is left ({detail}).", remedy=f"Raise {setting}.")
     logger.warning("data.drop_long_prompts=true leaves out %d of %d %s %s (%s)", long, len(lengths), what, over, detail)
     return kept
+
+
+def check_left(left: int, total: int, *, settings: str) -> None:
+    """Says how many rows are within the limits where some are not; fewer than `SMALLEST_SHARE` are an error."""
+    if left == total:
+        return
+    found = f"{left} of {total} rows are left ({100 * left / total:.0f} %)"
+    if left < SMALLEST_SHARE * total:
+        raise DataError(
+            f"{found} after data.drop_long_prompts=true left out the long ones.",
+            remedy=f"Raise {settings}, or keep only the rows you mean with data.filters.",
+        )
+    logger.warning("%s", found)

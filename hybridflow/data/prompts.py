@@ -10,7 +10,7 @@ from hybridflow.batch import Batch, Ragged
 from hybridflow.config.data import Data
 from hybridflow.data.chat import as_conversation, prompt_flaw, prompt_token_ids
 from hybridflow.data.joining import joined
-from hybridflow.data.long_rows import rows_within
+from hybridflow.data.long_rows import check_left, rows_within
 from hybridflow.data.recognition import PromptColumns, recognise_prompts
 from hybridflow.data.selection import read_rows
 from hybridflow.data.table import Table
@@ -79,6 +79,7 @@ def _prompts_of(
         drop=config.drop_long_prompts,
         place=table.place,
     )
+    check_left(len(kept), len(ids), settings="data.max_prompt_tokens")
     columns = {"prompt": prompts, "answer": found.answers, "data_source": found.data_sources} | found.extras
     return Batch.of(
         tokens={"prompt_ids": ragged_ids([ids[row] for row in kept])},

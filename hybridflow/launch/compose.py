@@ -25,7 +25,7 @@ from hybridflow.config.schema import config_directory, register_schema
 from hybridflow.config.sealed import sealed
 from hybridflow.errors import ConfigError
 from hybridflow.launch.described_roles import described_roles
-from hybridflow.launch.overrides import Setting, Typed, check_switch, parse_overrides
+from hybridflow.launch.overrides import Setting, Typed, check_switch, parse_overrides, suggestion
 from hybridflow.launch.presets import preset_name
 from hybridflow.launch.said import leaves_in_files
 
@@ -250,10 +250,8 @@ def _explained(error: Exception, file: Path, choices: Sequence[str]) -> ConfigEr
     if key and fields.find(key) is not None:
         wrong = _wrong(key, cause)
         return ConfigError(f"{file}: {wrong.message}", remedy=wrong.remedy)
-    close = fields.nearest(key) if key else None
-    suggestion = f"Did you mean {close}? " if close else ""
     found = f"there is no setting '{key}'" if key else " ".join(str(cause).split())
-    return ConfigError(f"{file}: {found}.", remedy=f"{suggestion}All settings: --help.")
+    return ConfigError(f"{file}: {found}.", remedy=f"{suggestion(key) if key else ''}All settings: --help.")
 
 
 def _trainer_of(name: str) -> str | None:

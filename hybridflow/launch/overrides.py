@@ -11,6 +11,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from hybridflow.config import fields
+from hybridflow.config.other_names import said_elsewhere
 from hybridflow.errors import ConfigError
 
 GROUPS = ("algorithm", "task")
@@ -49,6 +50,14 @@ def parse_overrides(overrides: Sequence[str]) -> Typed:
         else:
             settings.extend(_leaves(key, _value(key, override, text)))
     return Typed(groups, settings)
+
+
+def suggestion(key: str) -> str:
+    """What an unknown key may have meant, with the space that follows it: another system's name, or the nearest."""
+    if elsewhere := said_elsewhere(key):
+        return f"{elsewhere} "
+    close = fields.nearest(key)
+    return f"Did you mean {close}? " if close else ""
 
 
 def shown(value: object) -> str:
@@ -99,9 +108,7 @@ def _value(key: str, override: Override | None, text: str) -> object:
     """The value; for a key that takes a list, one value or several without brackets are a list."""
     hint = fields.find(key)
     if hint is None:
-        close = fields.nearest(key)
-        suggestion = f"Did you mean {close}? " if close else ""
-        raise ConfigError(f"There is no setting '{key}'.", remedy=f"{suggestion}All settings: --help.")
+        raise ConfigError(f"There is no setting '{key}'.", remedy=f"{suggestion(key)}All settings: --help.")
     literal = text.partition("=")[2]
     if override is None:
         return [literal] if fields.is_list(hint) else literal

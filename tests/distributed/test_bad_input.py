@@ -106,7 +106,7 @@ def test_a_wrong_setting_is_told(attempt, folder, setting, found, remedy):
         (
             "data.train_files=[{}/long.jsonl]",
             "2 of 13 prompts are longer than data.max_prompt_tokens=8 tokens (the longest, row 5 of '{}/long.jsonl'",
-            "Set data.max_prompt_tokens=62, or data.drop_long_prompts=true",
+            "Set data.max_prompt_tokens=62 if the model reads as many, or data.drop_long_prompts=true",
         ),
         ("data.batch_size=80", "data.batch_size=80, but the data has 64 rows", "between 1 and 64"),
         ("data.max_prompt_tokens=255", "make 259 tokens; the model in", "Lower one of them, to 256 together"),

@@ -49,7 +49,7 @@ def test_long_prompts_are_counted_and_refused(tmp_path, tokenizer):
     assert caught.value.message == (
         f"2 of 4 prompts are longer than data.max_prompt_tokens=8 tokens (the longest, row 4 of '{path}', has 12)."
     )
-    assert caught.value.remedy.startswith("Set data.max_prompt_tokens=12, or data.drop_long_prompts=true")
+    assert caught.value.remedy.startswith("Set data.max_prompt_tokens=12 if the model reads as many, or data.drop")
 
 
 def test_long_prompts_are_left_out_when_asked_and_the_warning_counts_them(tmp_path, tokenizer, caplog):
@@ -59,11 +59,13 @@ def test_long_prompts_are_left_out_when_asked_and_the_warning_counts_them(tmp_pa
     assert (batch.object("answer"), batch.object("level")) == ([3, 4], [-3, -4])
     assert batch.tokens("prompt_ids").lengths.tolist() == [3, 4]
     assert "data.drop_long_prompts=true leaves out 2 of 4 prompts" in caplog.text
+    assert "2 of 4 rows are left (50 %)" in caplog.text
 
 
-def test_nothing_left_after_dropping_is_an_error(tmp_path, tokenizer):
-    path = written(tmp_path / "a.jsonl", [{"prompt": "xxx"}])
-    with pytest.raises(DataError, match="none is left") as caught:
+@pytest.mark.parametrize("short", [0, 4])
+def test_next_to_nothing_left_after_dropping_is_an_error(tmp_path, tokenizer, short):
+    path = written(tmp_path / "a.jsonl", [{"prompt": "x"}] * short + [{"prompt": "xxx"}] * 96)
+    with pytest.raises(DataError, match=rf"^{short} of {96 + short} rows are left \({short} %\)") as caught:
         load_prompts([path], Data(max_prompt_tokens=2, drop_long_prompts=True), tokenizer)
     assert "Raise data.max_prompt_tokens" in caught.value.remedy
 

@@ -102,6 +102,28 @@ def test_an_unknown_key_names_the_nearest(text, meant):
     assert f"Did you mean {meant}?" in caught.value.remedy
 
 
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("algorithm.adv_estimator", "verl's algorithm.adv_estimator is algorithm=NAME"),
+        ("rollout.n", "verl's rollout.n is rollout.samples_per_prompt here."),
+        ("custom_reward_function.path", "is reward.functions=[FILE.py:NAME] here."),
+        ("beta", "TRL's beta is algorithm.kl.coefficient in main_ppo"),
+        ("model_name_or_path", "TRL's model_name_or_path is model.path here."),
+    ],
+)
+def test_another_systems_setting_is_answered_with_ours(key, said):
+    with pytest.raises(ConfigError, match="There is no setting") as caught:
+        parse_overrides([f"{key}=1"])
+    assert said in caught.value.remedy and "Did you mean" not in caught.value.remedy
+
+
+def test_a_name_like_none_in_its_section_is_not_guessed():
+    with pytest.raises(ConfigError) as caught:
+        parse_overrides(["trainer.foo=1"])
+    assert caught.value.remedy == "All settings: --help."
+
+
 def test_an_unknown_key_like_no_other_leads_to_the_list_of_all():
     with pytest.raises(ConfigError, match="There is no setting 'xyzzy'") as caught:
         parse_overrides(["xyzzy=1"])

@@ -1,0 +1,36 @@
+"""Names of other systems lead to settings that exist, and are not settings here themselves."""
+
+import re
+
+import pytest
+
+from docs.reference_pages import names_page
+from hybridflow.config.fields import find
+from hybridflow.config.other_names import OTHER_NAMES, said_elsewhere
+
+ALL = [(system, theirs, here) for system, names in OTHER_NAMES.items() for theirs, here in names.items()]
+
+
+@pytest.mark.parametrize(("system", "theirs", "here"), ALL)
+def test_what_is_named_instead_exists(system, theirs, here):
+    assert find(theirs) is None
+    keys = re.findall(r"(?<![\w./\[])((?:[a-z_]+\.)+[a-z_]+)", here.replace(".*", ""))
+    keys = [key for key in keys if not key.endswith(".py")]
+    assert keys or here.startswith(("nothing", "algorithm="))
+    assert [key for key in keys if find(key) is None] == []
+
+
+def test_prefixes_and_dashes_of_other_command_lines_are_understood():
+    said = "verl's rollout.n is rollout.samples_per_prompt here."
+    assert said_elsewhere("actor_rollout_ref.rollout.n") == said_elsewhere("rollout.n") == said
+    assert (
+        said_elsewhere("n-samples-per-prompt") == "OpenRLHF's n_samples_per_prompt is rollout.samples_per_prompt here."
+    )
+    assert said_elsewhere("algorithm.filter_groups.enable") is not None
+    assert said_elsewhere("trainer.sed") is None
+
+
+def test_the_page_lists_every_name():
+    page = names_page()
+    assert all(f"| `{theirs}` |" in page for _, theirs, _ in ALL)
+    assert "| `rollout.n` | `rollout.samples_per_prompt` |" in page

@@ -1,8 +1,10 @@
 """Rank programs with a vLLM engine: what each rank holds and says, for tests to hold against transformers."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -167,3 +169,31 @@ def _layout_refusal(rank: int, directory: Path) -> str:
     except EngineError as error:
         return str(error)
     return "none"
+
+
+def seen_by_vllm(peers: int) -> list[int]:
+    """The visible indices of vLLM's logical GPUs, as its CUDA platform finds them."""
+    from vllm.platforms.interface import Platform
+
+    class Cuda(Platform):
+        device_control_env_var = "CUDA_VISIBLE_DEVICES"
+
+    return [Cuda.logical_device_id_to_visible_device_id(peer) for peer in range(peers)]
+
+
+def visible_devices(rank: int, axes: Mapping[str, int]) -> tuple[list[int], int]:
+    """A rank program: the GPUs of the rank's replica as vLLM finds them, and the rank's own place among them.
+
+    Each rank sees all four GPUs of its node, of which rank r has the one at index r.
+    """
+    from vllm.engine import arg_utils
+    from vllm.platforms.interface import Platform, set_assigned_physical_gpu_ids
+
+    from hybridflow.engines.rollout.vllm.start import replica_devices
+
+    os.environ["CUDA_VISIBLE_DEVICES"] = "2,3,6,7"
+    ids, own = replica_devices(torch.device("cuda", rank), ParallelMesh(axes).line(rank, ("pipeline", "tensor")))
+    arguments = SimpleNamespace(device_ids=ids, distributed_executor_backend="external_launcher")
+    arg_utils.current_platform = type("Cuda", (Platform,), {"device_control_env_var": "CUDA_VISIBLE_DEVICES"})
+    set_assigned_physical_gpu_ids(arg_utils.EngineArgs._resolve_device_ids(arguments))
+    return seen_by_vllm(len(ids)), own

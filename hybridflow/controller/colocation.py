@@ -111,7 +111,7 @@ class WorkerHost:
 
     def info(self) -> HostInfo:
         """Who this process is."""
-        return HostInfo(self.node, os.getpid())
+        return HostInfo(self.node, os.getpid(), self.device)
 
     def run(
         self,

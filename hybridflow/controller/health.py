@@ -13,6 +13,7 @@ class HostInfo:
 
     node: str
     pid: int
+    device: str = "cpu"
 
 
 class CallTimes:

@@ -3,8 +3,6 @@
 import logging
 from dataclasses import dataclass
 
-import torch
-
 from hybridflow.batch import Batch
 from hybridflow.config.model import Model
 from hybridflow.config.rollout import Rollout, Sampling
@@ -13,6 +11,7 @@ from hybridflow.engines.rollout.factory import make_rollout_engine
 from hybridflow.engines.training.factory import tokenizer_directory
 from hybridflow.models.loading import resolve_model_path
 from hybridflow.models.tokenizers import eos_ids, load_tokenizer
+from hybridflow.workers.model_worker import chosen_device
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +42,7 @@ class Generation:
             max_prompt_tokens=setup.max_prompt_tokens,
             max_response_tokens=setup.max_response_tokens,
             eos_token_ids=eos_ids(tokenizer, directory),
-            device=torch.device(context.device),
+            device=chosen_device(context),
             ranks=context.rendezvous.ranks(context.role, context.meshes["generation"]),
             reads_weights=False,
         )

@@ -12,12 +12,13 @@ pytestmark = pytest.mark.ray
 
 PROGRAM = """
 import json, logging, os, sys, threading, time
+import ray
 from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group, remove_placement_group
 from hybridflow.controller import ResourcePool
 from hybridflow.controller.backends import joined_gpus
 from hybridflow.controller.backends.ray.cluster import connect, disconnect
-from hybridflow.controller.backends.ray.placement import reserved
+from hybridflow.controller.backends.ray.placement import placed_pool, reserved
 from hybridflow.errors import ResourceError
 from hybridflow.launch.compose import compose_run
 from hybridflow.launch.device import check_device
@@ -70,6 +71,8 @@ time.sleep(6.5)
 cluster.add_node(num_cpus=1, resources={DEVICE: 8})
 waiting.join()
 found["grown"] = said
+placed = placed_pool(ResourcePool("gpus", 2, "cuda"), [], threads=1, start_timeout_seconds=60.0)
+found["own gpu"] = [info.device for info in ray.get([host.actor.info.remote() for host in placed.hosts])]
 disconnect()
 cluster.shutdown()
 sys.stdout.write("\\n" + json.dumps(found) + "\\n")
@@ -122,3 +125,7 @@ def test_gpus_are_those_of_the_cluster_not_of_the_driver(found):
         assert "devices=4 of the Ray cluster, which has 4 GPUs" in line
     assert found["device trainer.device=cpu"][0] == "cpu"
     assert found["early"] is True
+
+
+def test_each_rank_has_a_gpu_of_its_own_among_all_of_the_node(found):
+    assert sorted(found["own gpu"]) == ["cuda:0", "cuda:1"]

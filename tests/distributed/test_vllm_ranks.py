@@ -20,6 +20,8 @@ from tests.vllm_ranks import (
     each_model,
     own_part,
     own_rows,
+    seen_by_vllm,
+    visible_devices,
     weights_from_outside,
 )
 
@@ -126,3 +128,15 @@ def test_ranks_of_a_replica_that_were_given_different_rows_say_so(filled):
 def test_a_second_layout_in_one_process_is_refused(filled):
     for rank in filled:
         assert "rollout.parallelism" in rank["llama"]["another layout"]
+
+
+def test_vllm_finds_the_gpus_of_a_replica_among_all_of_the_node(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    with pytest.raises(IndexError):  # what its all-reduce met with one visible GPU per rank
+        seen_by_vllm(2)
+    assert run_ranks(visible_devices, 4, {"data": 2, "tensor": 2}) == [
+        ([0, 1], 0),
+        ([0, 1], 1),
+        ([2, 3], 0),
+        ([2, 3], 1),
+    ]

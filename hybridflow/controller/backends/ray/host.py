@@ -26,11 +26,21 @@ _CPU_ENVIRONMENT = {
 }
 
 
+_GPU_ENVIRONMENT = {
+    "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",  # docs/decisions/visible_gpus.md
+}
+
+
 class RayHost(WorkerHost):
     """A worker host as an actor: it finds out its node and sends its log lines through Ray."""
 
     def __init__(self, rank: int, *, device: str, threads: int | None, timeout_seconds: float) -> None:
         configure_logging(None, rank=rank)
+        if device == "cuda":
+            [given] = ray.get_runtime_context().get_accelerator_ids()["GPU"]
+            index = visible_index(given, os.environ.get("CUDA_VISIBLE_DEVICES"))
+            os.environ["LOCAL_RANK"] = str(index)  # by which libraries choose a device that nobody has chosen yet
+            device = f"cuda:{index}"
         super().__init__(
             rank,
             device=device,
@@ -43,6 +53,11 @@ class RayHost(WorkerHost):
     def serve(self, host: str = "") -> str:
         """Opens the store where the ranks meet, at this node's address."""
         return super().serve(host or get_node_ip_address())
+
+
+def visible_index(gpu: str, visible: str | None) -> int:
+    """The index by which a process sees a GPU (a number or UUID, as Ray names it); `visible`: CUDA_VISIBLE_DEVICES."""
+    return visible.split(",").index(gpu) if visible else int(gpu)
 
 
 @dataclass(eq=False)
@@ -83,9 +98,10 @@ def started_host(
         "num_cpus": 0,
         "num_gpus": 1 if on_gpu else 0,
         "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
-        "runtime_env": {"env_vars": environment if on_gpu else environment | _CPU_ENVIRONMENT},
+        "runtime_env": {"env_vars": environment | (_GPU_ENVIRONMENT if on_gpu else _CPU_ENVIRONMENT)},
     }
-    device, own_threads = ("cuda:0", None) if on_gpu else ("cpu", threads)
     actor_class = ray.remote(RayHost).options(**options)
-    actor = actor_class.remote(rank, device=device, threads=own_threads, timeout_seconds=timeout_seconds)
+    actor = actor_class.remote(
+        rank, device=pool.device, threads=None if on_gpu else threads, timeout_seconds=timeout_seconds
+    )
     return Host(pool, rank, cast(ActorHandle, actor))

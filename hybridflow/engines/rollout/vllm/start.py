@@ -1,5 +1,6 @@
 """vLLM started as a guest: its settings, its place among the ranks, and its weights in memory of ours."""
 
+import socket
 from pathlib import Path
 
 import torch
@@ -49,9 +50,10 @@ class Started:
             avoid_compilation()
             leave_memory_unbound()
         self._reads_weights = reads_weights
-        settings = _settings(rollout, is_cpu=is_cpu) | _layout(ranks)
+        device_ids, local_rank = ([], 0) if is_cpu else replica_devices(device, _replica(ranks))
+        settings = _settings(rollout, is_cpu=is_cpu) | _layout(ranks) | {"device_ids": device_ids or None}
         try:
-            with guest(), placed(_replica(ranks), device.index or 0), after_loading(self._take_weights):
+            with guest(), placed(_replica(ranks), local_rank), after_loading(self._take_weights):
                 self.llm = LLM(
                     str(directory),
                     dtype=model.dtype.name,
@@ -102,6 +104,24 @@ def _layout(ranks: Ranks) -> dict:
         "pipeline_parallel_size": pipeline,
         "distributed_executor_backend": "external_launcher",
     }
+
+
+def replica_devices(device: torch.device, replica: list[int]) -> tuple[list[int], int]:
+    """The GPUs of a replica's ranks on this node, in the order of ranks, and which of them is this rank's.
+
+    vLLM numbers a replica's GPUs from 0 and finds each by this list of indices among the visible ones. In its custom
+    all-reduce every rank asks for the GPUs of the others: with a single visible one that is an IndexError.
+    """
+    index = torch.cuda.current_device() if device.index is None else device.index
+    own = (socket.gethostname(), index)
+    places = [own] * len(replica)
+    if len(replica) > 1:
+        group = dist.new_group(replica, backend="gloo", use_local_synchronization=True)
+        assert isinstance(group, dist.ProcessGroup), f"rank {dist.get_rank()} is not among {replica}"
+        dist.all_gather_object(places, own, group=group)
+        dist.destroy_process_group(group)
+    on_node = [place for place in places if place[0] == own[0]]
+    return [index for _, index in on_node], on_node.index(own)
 
 
 def _replica(ranks: Ranks) -> list[int]:

@@ -51,7 +51,7 @@ class Started:
             leave_memory_unbound()
         self._reads_weights = reads_weights
         device_ids, local_rank = ([], 0) if is_cpu else replica_devices(device, _replica(ranks))
-        settings = _settings(rollout, is_cpu=is_cpu) | _layout(ranks) | {"device_ids": device_ids or None}
+        settings: dict = _settings(rollout, is_cpu=is_cpu) | _layout(ranks) | {"device_ids": device_ids or None}
         try:
             with guest(), placed(_replica(ranks), local_rank), after_loading(self._take_weights):
                 self.llm = LLM(

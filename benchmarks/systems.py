@@ -64,7 +64,8 @@ def cases(sizes: list[str], algorithms: list[str], rollouts: list[str], backends
     """Peers and ours in the order they are run, those to be compared next to one another.
 
     TRL is run twice with transformers generation: as it is (no old logprobs, or generation's), and with a forward pass
-    for them; its vLLM path always makes that pass. Ours makes it by default; GRPO can do without, as in TRL.
+    for them; its vLLM path always makes that pass. Ours leaves it out of GRPO by default, for a batch has one optimizer
+    step; it is run with the pass as well. PPO has KL in the reward, which reads them.
     """
     found = []
     for size in sizes:
@@ -72,9 +73,11 @@ def cases(sizes: list[str], algorithms: list[str], rollouts: list[str], backends
             found += [Case("trl", algorithm, size, "transformers", recomputes=flag) for flag in (False, True)]
             if algorithm == "grpo" and "vllm" in rollouts:
                 found.append(Case("trl", algorithm, size, "vllm"))
-            if algorithm == "grpo":
-                found += [Case("hybridflow", algorithm, size, name, backends[0], recomputes=False) for name in rollouts]
-            found += [Case("hybridflow", algorithm, size, name, backend) for name in rollouts for backend in backends]
+            by_default = algorithm == "ppo"
+            for name in rollouts:
+                found += [Case("hybridflow", algorithm, size, name, backend, by_default) for backend in backends]
+                if not by_default:
+                    found.append(Case("hybridflow", algorithm, size, name, backends[0]))
     return found
 
 
@@ -119,8 +122,8 @@ def _our_command(case: Case, workload: Workload, effort: Effort, scratch: Path) 
     }
     for role in ("actor", "critic"):
         settings |= {f"{role}.epochs": 1, f"{role}.minibatch_size": "null", f"{role}.optimizer.learning_rate": 1e-5}
-    if not case.recomputes:
-        settings["dataflow_settings.recompute_logprobs"] = "false"
+    if case.recomputes:
+        settings["algorithm.old_logprobs"] = "recompute"
     if case.algorithm == "ppo":
         settings |= {"algorithm.kl.placement": "reward", "algorithm.kl.coefficient": 0.05}
     overrides = [f"{key}={value}" for key, value in settings.items()]

@@ -39,6 +39,14 @@ class KL(Section):
     """Sequences over which the adaptive coefficient moves."""
 
 
+class OldLogprobs(Enum):
+    """Where the log-probabilities of the policy before the update come from."""
+
+    auto = "auto"
+    recompute = "recompute"
+    rollout = "rollout"
+
+
 class CorrectionLevel(Enum):
     """Of what an importance ratio is taken."""
 
@@ -77,12 +85,6 @@ class Correction(Section):
 
     veto: float | None = None
     """Leave out every response that has a token with a ratio below this, such as 1e-4; null leaves none out."""
-
-    bypass: bool = False
-    """Take the rollout's log-probabilities for the old policy's (two policies): the loss's own ratio and bounds do the
-    correcting, `weights` must be none, and a dataflow that does not compute old ones saves a pass (grpo:
-    `dataflow_settings.recompute_logprobs=false`). false: `weights` stand between the rollout and the old policy
-    (three policies, decoupled PPO)."""
 
 
 @dataclass
@@ -133,6 +135,13 @@ class Algorithm(Section):
 
     loss_settings: dict[str, Any] = field(default_factory=dict)
     """Settings of the loss's own, which are its function's keyword parameters."""
+
+    old_logprobs: OldLogprobs = OldLogprobs.auto
+    """The denominator of the loss's ratio. recompute: a forward pass of its own before the update. auto: that pass only
+    where something needs it (several optimizer steps per batch, a correction, KL in the reward, an estimator or a
+    selection of tokens that reads it), else the update's own pass, which gives the same numbers. rollout: what the
+    rollout said, so that the ratio itself corrects for a mismatch (two policies); the pass is made only for what
+    compares the two."""
 
     gamma: float = 1.0
     """Discount of later rewards."""

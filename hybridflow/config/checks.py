@@ -15,7 +15,7 @@ from hybridflow.config.choices import (
     policy_loss_name,
     preference_loss_name,
 )
-from hybridflow.config.correction_checks import check_correction, check_old_logprobs
+from hybridflow.config.correction_checks import check_correction
 from hybridflow.config.data_checks import check_data
 from hybridflow.config.derived import minibatch_prompts, num_devices
 from hybridflow.config.experiment import Experiment
@@ -57,7 +57,7 @@ _WITHOUT_GROUPS = ("gae", "remax", "reinforce_plus_plus")
 def check(config: Experiment) -> None:
     """Raises `ConfigError` for the first rule that the configuration breaks."""
     check_data(config.data)
-    rules = (check_ranges, _names, _batches, _sampling, _algorithm, check_kl, check_correction, check_old_logprobs)
+    rules = (check_ranges, _names, _batches, _sampling, _algorithm, check_kl, check_correction)
     for rule in (*rules, _placement, check_layouts):
         rule(config)
 

@@ -3,18 +3,11 @@
 import math
 from dataclasses import replace
 
-from hybridflow.config.algorithm import Correction, CorrectionLevel, KLPlacement
-from hybridflow.config.choices import advantage_name
-from hybridflow.config.derived import optimizer_steps_per_step
+from hybridflow.config.algorithm import Correction, CorrectionLevel, OldLogprobs
 from hybridflow.config.experiment import Experiment
 from hybridflow.errors import ConfigError
 
 KEY = "algorithm.correction"
-
-
-def is_corrected(correction: Correction) -> bool:
-    """Anything is done about the mismatch of rollout and training."""
-    return compares(correction) or correction.bypass
 
 
 def compares(correction: Correction) -> bool:
@@ -34,35 +27,13 @@ def check_correction(config: Experiment) -> None:
                 raise ConfigError(
                     f"{KEY}.{name} is set, and there are no weights.", remedy=f"Set {KEY}.weights=token (or sequence)."
                 )
-    elif correction.bypass:
+    elif config.algorithm.old_logprobs is OldLogprobs.rollout:
         raise ConfigError(
-            f"{KEY}.bypass=true and {KEY}.weights={weights.value}: with bypass the ratio of the loss is already that of"
-            " the policy to the rollout, and weights would count it twice.",
-            remedy=f"Use {KEY}.weights=none, or {KEY}.bypass=false. For a policy gradient with cut weights and two"
-            f" policies: {KEY}.bypass=true with algorithm.policy_loss=cispo.",
+            f"algorithm.old_logprobs=rollout with {KEY}.weights={weights.value}: the ratio of the loss is already that"
+            " of the policy to the rollout, and weights would count it twice.",
+            remedy=f"Use {KEY}.weights=none, or algorithm.old_logprobs=auto. For a policy gradient with truncated"
+            " weights: algorithm.old_logprobs=rollout with algorithm.policy_loss=cispo.",
         )
-
-
-def check_old_logprobs(config: Experiment) -> None:
-    """GRPO without `old_logprobs`: nothing in the run may need them. Raises `ConfigError` for the first that does."""
-    if config.dataflow != "grpo" or config.dataflow_settings.get("recompute_logprobs") is not False:
-        return
-    algorithm, steps = config.algorithm, optimizer_steps_per_step(config, config.actor)
-    recompute = "Use dataflow_settings.recompute_logprobs=true"
-    one_step = f"{recompute}, {KEY}.bypass=true, or actor.epochs=1 with actor.minibatch_size=null"
-    needs_a_baseline = advantage_name(algorithm.advantage) == "optimal_token_baseline"
-    for is_needed, what, remedy in (
-        (algorithm.kl.placement is KLPlacement.reward, "algorithm.kl.placement=reward", recompute),
-        (compares(algorithm.correction), f"what {KEY} compares", recompute),
-        (needs_a_baseline, "algorithm.advantage=optimal_token_baseline", recompute),
-        (steps > 1 and not algorithm.correction.bypass, f"{steps} optimizer steps a batch", one_step),
-    ):
-        if is_needed:
-            raise ConfigError(
-                "dataflow_settings.recompute_logprobs=false leaves the update without the log-probabilities of the"
-                f" policy before it, which are needed for {what}.",
-                remedy=f"{remedy}.",
-            )
 
 
 def _check_bounds(correction: Correction) -> None:

@@ -81,6 +81,7 @@ _VERL = {
     "algorithm.kl_ctrl.horizon": "algorithm.kl.horizon",
     "algorithm.norm_adv_by_std_in_grpo": "algorithm.advantage=dr_grpo where it is False",
     "algorithm.filter_groups": "algorithm=dapo with dataflow_settings.filter_metric and max_refills",
+    "algorithm.rollout_correction.bypass_mode": "algorithm.old_logprobs=rollout",
     "algorithm.rollout_correction": "algorithm.correction",
     "algorithm.pf_ppo": "algorithm=pf_ppo with dataflow_settings.weighting and power",
     "algorithm.gdpo_reward_weights": "algorithm.advantage_settings.weights",

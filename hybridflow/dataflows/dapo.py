@@ -69,9 +69,9 @@ class DAPO(Dataflow):
         gathered = self.dynamic_sampling().gather(prompts)
         batch = gathered.batch
 
-        old = self.actor.logprobs(batch)
+        old = [self.actor.logprobs(batch)] if self.wants_old_logprobs else []
         reference = [self.reference.logprobs(batch)] if self.reference else []
-        batch = batch.join(self.punished(batch), old, *reference)
+        batch = batch.join(self.punished(batch), *old, *reference)
 
         batch = self.actor.advantages(batch)
         metrics = wait(self.actor.update(batch))

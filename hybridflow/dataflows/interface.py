@@ -59,7 +59,8 @@ class Dataflow(DescribesRoles, ABC):
             def step(self, prompts): ...
 
     `iteration` counts finished steps, and `seed` is the run's: random numbers that follow from these two alone are
-    drawn again by a resumed run. `max_response_tokens` is the longest response of the run. `last_batch` is what
+    drawn again by a resumed run. `max_response_tokens` is the longest response of the run. `wants_old_logprobs` says
+    whether the configuration needs `actor.logprobs` before the update (`algorithm.old_logprobs`). `last_batch` is what
     `observe` was last shown, for the sample table. `streams` are for a step that wants more data than it is given:
     `prompts` goes on where the step's own prompts end, and `pretraining` gives batches of `data.pretraining_files`.
     """
@@ -82,6 +83,7 @@ class Dataflow(DescribesRoles, ABC):
         self.samples_per_prompt = samples_per_prompt
         self.iteration = 0
         self.seed = 0
+        self.wants_old_logprobs = True
         self.max_response_tokens: int | None = None
         self.last_batch: BatchRef | None = None
         self.streams: Mapping[str, Stream] = {}

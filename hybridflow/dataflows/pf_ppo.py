@@ -42,9 +42,9 @@ class PFPPO(PPO):
 
         scores = self.reward.score(batch)
         values = self.critic.values(batch)
-        old = self.actor.logprobs(batch)
+        old = [self.actor.logprobs(batch)] if self.wants_old_logprobs else []
         reference = [self.reference.logprobs(batch)] if self.reference else []
-        batch = batch.join(scores, values, old, *reference)
+        batch = batch.join(scores, values, *old, *reference)
 
         batch = self.critic.advantages(batch)
         chosen = self.resampled(batch)

@@ -22,9 +22,9 @@ class PPO(Dataflow):
 
         scores = self.reward.score(batch)
         values = self.critic.values(batch)
-        old = self.actor.logprobs(batch)
+        old = [self.actor.logprobs(batch)] if self.wants_old_logprobs else []
         reference = [self.reference.logprobs(batch)] if self.reference else []
-        batch = batch.join(scores, values, old, *reference)
+        batch = batch.join(scores, values, *old, *reference)
 
         batch = self.critic.advantages(batch)
         metrics = wait(self.critic.update(batch), self.actor.update(batch))

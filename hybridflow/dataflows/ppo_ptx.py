@@ -15,9 +15,9 @@ class PPOPtx(PPO):
 
         scores = self.reward.score(batch)
         values = self.critic.values(batch)
-        old = self.actor.logprobs(batch)
+        old = [self.actor.logprobs(batch)] if self.wants_old_logprobs else []
         reference = [self.reference.logprobs(batch)] if self.reference else []
-        batch = batch.join(scores, values, old, *reference)
+        batch = batch.join(scores, values, *old, *reference)
 
         batch = self.critic.advantages(batch)
         texts = self.streams["pretraining"].next()

@@ -23,9 +23,9 @@ class ReMax(Dataflow):
 
         scores = self.reward.score(batch)
         baselines = baselines_of(self.reward.score(greedy), times=self.samples_per_prompt)
-        old = self.actor.logprobs(batch)
+        old = [self.actor.logprobs(batch)] if self.wants_old_logprobs else []
         reference = [self.reference.logprobs(batch)] if self.reference else []
-        batch = batch.join(scores, baselines, old, *reference)
+        batch = batch.join(scores, baselines, *old, *reference)
 
         batch = self.actor.advantages(batch)
         metrics = wait(self.actor.update(batch))

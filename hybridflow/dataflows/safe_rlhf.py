@@ -60,10 +60,10 @@ class SafeRLHF(PPO):
         costs = self.cost.score(batch)
         values = self.critic.values(batch)
         cost_values = self.cost_critic.values(batch)
-        old = self.actor.logprobs(batch)
+        old = [self.actor.logprobs(batch)] if self.wants_old_logprobs else []
         reference = [self.reference.logprobs(batch)] if self.reference else []
-        batch = batch.join(scores, values, old, *reference)
-        costs = costs.join(cost_values, old, *reference)
+        batch = batch.join(scores, values, *old, *reference)
+        costs = costs.join(cost_values, *old, *reference)
 
         batch, costs = self.critic.advantages(batch), self.cost_critic.advantages(costs)
         multiplier = self.multiplier.raised(float(costs.row("scores").mean()))

@@ -19,6 +19,7 @@ from hybridflow.elastic.checkpoint import CheckpointStore
 from hybridflow.launch.device import device_name
 from hybridflow.launch.driven_data import DrivenData
 from hybridflow.launch.foreknown import with_foreknown
+from hybridflow.launch.old_logprobs import wants_old_logprobs
 from hybridflow.launch.prepare import Prepared
 from hybridflow.launch.roles import ACTOR, ROLLOUT, backend_kind
 from hybridflow.launch.start_roles import start_roles
@@ -49,6 +50,7 @@ def assemble(prepared: Prepared, tracker: Tracker, timers: StageTimers, stack: E
     samples_per_prompt = config.rollout.samples_per_prompt
     program = prepared.dataflow(groups, settings=prepared.settings, samples_per_prompt=samples_per_prompt)
     program.streams, program.seed = data.streams, config.trainer.seed
+    program.wants_old_logprobs = wants_old_logprobs(config)
     program.max_response_tokens = config.data.max_response_tokens
     data = with_foreknown(program, data, prepared.directory)
     num_devices = sum(pool_sizes(config).values())

@@ -8,6 +8,7 @@ from omegaconf.errors import OmegaConfBaseException
 from hybridflow.config import fields as config_fields
 from hybridflow.config.choices import is_own
 from hybridflow.config.nearest import did_you_mean
+from hybridflow.config.replaced import REPLACED
 from hybridflow.config.user_code import load_member
 from hybridflow.dataflows.dapo import DAPO
 from hybridflow.dataflows.dpo import DPO
@@ -71,9 +72,11 @@ def make_settings(dataflow: type[Dataflow], given: dict[str, object]) -> object:
     names = [field.name for field in fields(settings)]
     for name in given:
         if name not in names:
+            key = f"dataflow_settings.{name}"
             raise ConfigError(
-                f"There is no setting 'dataflow_settings.{name}'.",
-                remedy=f"{did_you_mean(name, names)}Settings of {dataflow.__name__}: {', '.join(names) or 'none'}.",
+                f"There is no setting '{key}'.",
+                remedy=REPLACED.get(key)
+                or f"{did_you_mean(name, names)}Settings of {dataflow.__name__}: {', '.join(names) or 'none'}.",
             )
     try:
         return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(settings), given))

@@ -12,6 +12,7 @@ from hydra.errors import HydraException
 
 from hybridflow.config import fields
 from hybridflow.config.other_names import said_elsewhere
+from hybridflow.config.replaced import REPLACED
 from hybridflow.errors import ConfigError
 
 GROUPS = ("algorithm", "task")
@@ -53,7 +54,10 @@ def parse_overrides(overrides: Sequence[str]) -> Typed:
 
 
 def suggestion(key: str) -> str:
-    """What an unknown key may have meant, with the space that follows it: another system's name, or the nearest."""
+    """What an unknown key may have meant, with the space that follows it: a setting that took its place, another
+    system's name, or the nearest."""
+    if key in REPLACED:
+        return f"{REPLACED[key]} "
     if elsewhere := said_elsewhere(key):
         return f"{elsewhere} "
     close = fields.nearest(key)

@@ -1,10 +1,13 @@
 """The actor: the policy being trained, and its rollout engine, in one process on one set of weights."""
 
+from collections.abc import Iterator
+from itertools import repeat
+
 import torch
 from torch import Tensor
 
 from hybridflow.batch import Batch
-from hybridflow.config.algorithm import Algorithm, KLPlacement
+from hybridflow.config.algorithm import Algorithm, KLPlacement, OldLogprobs
 from hybridflow.config.model import Dtype
 from hybridflow.controller.protocols import BROADCAST, DATA_PARALLEL, GENERATION, MINIBATCHES
 from hybridflow.controller.transfer import transfer
@@ -125,10 +128,16 @@ class ActorWorker(ModelWorker):
         if pretraining is not None:
             batch = with_texts(batch, pretraining, minibatch_rows(batch, self._setup.minibatch_sequences))
 
+        watch = self._rollout_watch(told)
+
         def objective(minibatch: Batch) -> tuple[Batch, LossFn]:
-            of_all = Denominators.of(minibatch, self.reduce)
-            norm_tokens = self._setup.max_response_tokens
-            loss_fn = policy_objective(self._algorithm, of_all, norm_tokens=norm_tokens, loss=self._loss)
+            loss_fn = policy_objective(
+                self._algorithm,
+                Denominators.of(minibatch, self.reduce),
+                norm_tokens=self._setup.max_response_tokens,
+                loss=self._loss,
+                watches_rollout=next(watch),
+            )
             if pretraining is not None:
                 coefficient = self._algorithm.pretraining_coefficient
                 loss_fn = with_pretraining(loss_fn, minibatch, self.reduce, coefficient=coefficient)
@@ -235,6 +244,16 @@ class ActorWorker(ModelWorker):
                 remedy="Update on samples of the current weights, and publish after each update.",
             )
 
+    def _rollout_watch(self, told: Metrics) -> Iterator[bool]:
+        """For each optimizer step of an update, whether it compares the policy's log-probabilities with the rollout's.
+
+        Not where `reconciled` has compared the whole batch. With `algorithm.old_logprobs=rollout` only the first step,
+        whose policy is the one that drew the samples.
+        """
+        watches = "training/rollout_logprobs_diff_max" not in told
+        yield watches
+        yield from repeat(watches and self._algorithm.old_logprobs is not OldLogprobs.rollout)
+
     def _check_old_logprobs(self, batch: Batch) -> None:
         """Without `old_logprobs` the policy is compared with itself, which is right for one optimizer step alone."""
         if "old_logprobs" in batch:
@@ -248,8 +267,8 @@ class ActorWorker(ModelWorker):
         if steps > 1:
             raise ConfigError(
                 f"The update takes {steps} optimizer steps a batch, and the batch has no old_logprobs.",
-                remedy="Call actor.logprobs in the dataflow (dataflow_settings.recompute_logprobs=true), take the"
-                " rollout's (algorithm.correction.bypass=true), or use actor.epochs=1 with actor.minibatch_size=null.",
+                remedy="Call actor.logprobs in the dataflow's step, take the rollout's"
+                " (algorithm.old_logprobs=rollout), or use actor.epochs=1 with actor.minibatch_size=null.",
             )
 
     def _compare_probabilities(self, metrics: Metrics) -> None:

@@ -76,6 +76,11 @@ class Bound:
             n for n, p in _parameters(self.method.function).items() if p.default is inspect.Parameter.empty
         )
 
+    @property
+    def prepares_from(self) -> frozenset[str]:
+        """What is named by the function that prepares its columns from the whole minibatch; nothing without one."""
+        return frozenset() if self.method.prepare is None else frozenset(_parameters(self.method.prepare))
+
     def __call__(self, offered: Mapping[str, object]) -> Tensor | tuple[Tensor, Tensor]:
         """The function's answer."""
         return called(self.method.function, {**offered, **self.settings})

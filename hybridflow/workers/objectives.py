@@ -14,9 +14,8 @@ from hybridflow.algorithms.losses.value import clipped_value_loss, value_clip_fr
 from hybridflow.algorithms.masked import masked_mean
 from hybridflow.algorithms.selection import hashed_draws
 from hybridflow.batch import Batch, Ragged
-from hybridflow.config.algorithm import Algorithm, KLPlacement
+from hybridflow.config.algorithm import Algorithm, KLPlacement, OldLogprobs
 from hybridflow.config.choices import is_own
-from hybridflow.config.correction_checks import is_corrected
 from hybridflow.config.kl_checks import kl_estimator
 from hybridflow.engines.training.interface import Loss, LossFn, TokenOutputs
 from hybridflow.errors import ConfigError
@@ -43,14 +42,20 @@ class Denominators:
 
 
 def policy_objective(
-    algorithm: Algorithm, denominators: Denominators, *, norm_tokens: float, loss: Bound | None = None
+    algorithm: Algorithm,
+    denominators: Denominators,
+    *,
+    norm_tokens: float,
+    loss: Bound | None = None,
+    watches_rollout: bool = True,
 ) -> LossFn:
     """The policy loss of the configuration, with the entropy bonus and the KL loss where the algorithm has them.
 
     Columns: `response_mask`, `advantages`, `rollout_logprobs`, `old_logprobs` (the model's own where absent: right for
     the one optimizer step of a batch), `ref_logprobs` where KL is in the loss, `correction_weights` where rollout and
     training are reconciled, and whatever the loss prepared for the minibatch. `loss` is that of the configuration,
-    where the caller has it already.
+    where the caller has it already. `watches_rollout`: the rollout's log-probabilities are compared with those of the
+    policy that drew the samples; with `algorithm.old_logprobs=rollout` these are the ones of this very pass.
     """
     loss = loss or policy_loss(algorithm)
     numbers = {"clip_low": algorithm.clip_low, "clip_high": algorithm.clip_high, "dual_clip": algorithm.dual_clip}
@@ -68,7 +73,8 @@ def policy_objective(
 
     def loss_fn(outputs: TokenOutputs, columns: Mapping[str, Tensor]) -> Loss:
         mask = columns["response_mask"]
-        old = columns["old_logprobs"] if "old_logprobs" in columns else outputs.logprobs.detach()
+        now = outputs.logprobs.detach()
+        old = columns.get("old_logprobs", now)
         known = {name: columns[name] for name in LOSS_COLUMNS if name in columns} | prepared_of(columns)
         offered = {**numbers, **known, "old_logprobs": old, "mask": mask}
         offered |= {"logprobs": outputs.logprobs, "entropy": outputs.entropy}
@@ -89,9 +95,9 @@ def policy_objective(
             sums["actor/kl_loss"] = penalty
             weighted["actor/kl_to_reference"] = masked_mean(kl.detach(), mask)
         measures = measured(weighted, mask, sums)
-        # A correction has compared all tokens, and with true log-probabilities: see `reconciled`.
-        if "rollout_logprobs" in columns and not is_corrected(algorithm.correction):
-            measures |= rollout_difference(columns["rollout_logprobs"], old, mask)
+        if watches_rollout and "rollout_logprobs" in columns:
+            drawn_by = now if algorithm.old_logprobs is OldLogprobs.rollout else old
+            measures |= rollout_difference(columns["rollout_logprobs"], drawn_by, mask)
         return Loss(value, measures)
 
     return loss_fn
@@ -115,17 +121,15 @@ def _checked(loss: Bound, answer: object, logprobs: Tensor, mask: Tensor) -> Ten
 def prepared(loss: Bound, minibatch: Batch, reduce: Reduce) -> Batch:
     """The minibatch with the columns that the loss wants and that depend on all of it, over all ranks.
 
-    Where `old_logprobs` are absent the rollout's stand for them, which are those of the same weights. `draws` are
-    random numbers for tokens that do not depend on how rows are divided.
+    `draws` are random numbers for tokens that do not depend on how rows are divided.
     """
     if loss.method.prepare is None:
         return minibatch
-    minibatch.require(("prompt_ids", "response_ids", "response_mask"), stage=f"algorithm.policy_loss={loss.name}")
+    read = [name for name in LOSS_COLUMNS if name in loss.prepares_from]
+    stage = f"algorithm.policy_loss={loss.name}"
+    minibatch.require(("prompt_ids", "response_ids", "response_mask", *read), stage=stage)
     responses = minibatch.tokens("response_mask")
     padded = {name: column.padded(0) for name, column in minibatch.token_columns.items() if name in LOSS_COLUMNS}
-    if "old_logprobs" not in padded:
-        minibatch.require(("rollout_logprobs",), stage=f"algorithm.policy_loss={loss.name} without old_logprobs")
-        padded["old_logprobs"] = padded["rollout_logprobs"]
     draws = hashed_draws(minibatch.tokens("prompt_ids").padded(0), minibatch.tokens("response_ids").padded(0))
     offered = {**padded, "mask": responses.padded(0), "draws": draws, "reduce": reduce, **loss.settings}
     columns = called(loss.method.prepare, offered)

@@ -14,8 +14,8 @@ from hybridflow.algorithms.correction import (
 from hybridflow.algorithms.kl import clamped_log_ratio
 from hybridflow.algorithms.masked import masked_mean, moments, row_means
 from hybridflow.batch import Batch, Ragged
-from hybridflow.config.algorithm import Algorithm, Correction, CorrectionLevel
-from hybridflow.config.correction_checks import compares, is_corrected
+from hybridflow.config.algorithm import Algorithm, Correction, CorrectionLevel, OldLogprobs
+from hybridflow.config.correction_checks import compares
 from hybridflow.errors import ConfigError
 from hybridflow.observability.metrics import Metrics, last, maximum, mean, minimum
 from hybridflow.workers.objectives import rollout_difference
@@ -29,13 +29,16 @@ def reconciled(batch: Batch, algorithm: Algorithm, reduce: Reduce) -> tuple[Batc
 
     `response_mask` is 0 on what is left out: with `algorithm.mask_truncated` every response that met its length limit
     (DAPO, sec. 3.4, arXiv:2503.14476), and what `algorithm.correction` rejects. `correction_weights` are added where it
-    weighs, and `old_logprobs` are the rollout's where it takes them for the old policy's.
+    weighs, and `old_logprobs` are the rollout's with `algorithm.old_logprobs=rollout`.
     """
     batch, metrics = _without_truncated(batch) if algorithm.mask_truncated else (batch, {})
-    if not is_corrected(algorithm.correction):
-        return batch, metrics
-    batch, told = _corrected(batch, algorithm.correction, reduce)
-    return batch, metrics | told
+    takes_rollouts = algorithm.old_logprobs is OldLogprobs.rollout
+    if takes_rollouts or compares(algorithm.correction):
+        batch, told = _corrected(batch, algorithm.correction, reduce)
+        metrics = metrics | told
+    if takes_rollouts:
+        batch = batch.with_columns(tokens={"old_logprobs": batch.tokens("rollout_logprobs")})
+    return batch, metrics
 
 
 def _without_truncated(batch: Batch) -> tuple[Batch, Metrics]:
@@ -47,14 +50,15 @@ def _without_truncated(batch: Batch) -> tuple[Batch, Metrics]:
 
 
 def _corrected(batch: Batch, correction: Correction, reduce: Reduce) -> tuple[Batch, Metrics]:
-    """Weights, rejection and bypass, from what training and rollout say of the same tokens."""
-    batch.require(("rollout_logprobs",), stage="actor.update with algorithm.correction")
+    """Weights and rejection, from what training and rollout say of the same tokens."""
+    batch.require(
+        ("rollout_logprobs",), stage="actor.update with algorithm.correction or algorithm.old_logprobs=rollout"
+    )
     if compares(correction) and "old_logprobs" not in batch:
         raise ConfigError(
             "algorithm.correction compares the rollout with the policy before the update, and the batch has no"
             " old_logprobs.",
-            remedy="Call actor.logprobs in the dataflow (dataflow_settings.recompute_logprobs=true); with"
-            " algorithm.correction.bypass=true alone they are not needed.",
+            remedy="Call actor.logprobs in the dataflow's step, and join its answer to the batch.",
         )
     columns: dict[str, Ragged] = {}
     metrics: Metrics = {}
@@ -71,8 +75,6 @@ def _corrected(batch: Batch, correction: Correction, reduce: Reduce) -> tuple[Ba
         kept, told = _kept(old, rollout, mask, correction, reduce)
         columns["response_mask"] = Ragged.from_padded(kept, responses.lengths)
         metrics |= told
-    if correction.bypass:
-        columns["old_logprobs"] = batch.tokens("rollout_logprobs")
     return batch.with_columns(tokens=columns), metrics
 
 

@@ -43,32 +43,35 @@ def test_a_rollout_that_agrees_has_weights_of_one(tmp_path):
 
 
 def test_two_policies_need_no_old_log_probabilities_for_several_steps(tmp_path):
-    settings = ["algorithm.correction.bypass=true", "dataflow_settings.recompute_logprobs=false", FEW_TOKENS]
-    rows = steps_of_run(tmp_path, *settings)
+    rows = steps_of_run(tmp_path, "algorithm.old_logprobs=rollout", FEW_TOKENS)
     for row in rows:
         assert "timing_s/old_log_prob" not in row
+        assert row["training/rollout_probs_diff_max"] > 1e-3
         assert row["actor/grad_norm"] > 0
 
 
-def test_two_policies_are_compared_where_a_dataflow_computes_the_old_one(tmp_path):
-    words = ["algorithm=ppo", "algorithm.correction={bypass: true, reject: geometric, reject_upper: 1.5}", FEW_TOKENS]
-    rows = steps_of_run(tmp_path, *words)
+def test_two_policies_are_compared_where_something_is_rejected(tmp_path):
+    words = ["algorithm=ppo", "algorithm.old_logprobs=rollout", FEW_TOKENS]
+    rows = steps_of_run(tmp_path, *words, "algorithm.correction={reject: geometric, reject_upper: 1.5}")
     for row in rows:
+        assert "timing_s/old_log_prob" in row
         assert row["training/rollout_probs_diff_max"] > 1e-3
         assert row["rollout_corr/rollout_rs_seq_masked_fraction"] < 1.0
         assert row["rollout_corr/kl"] > 1e-4
         assert math.isfinite(row["actor/grad_norm"])
 
 
-def test_a_correction_without_the_old_policy_is_refused(tmp_path):
-    words = [
-        "algorithm.correction.weights=token",
-        "dataflow_settings.recompute_logprobs=false",
-        "actor.minibatch_size=8",
-    ]
-    ended = run_here([*small_run(tmp_path), *STEPS, f"trainer.run_dir={tmp_path}/run", *words])
-    assert ended.status != 0
-    assert "recompute_logprobs=true" in ended.words
+def test_one_optimizer_step_needs_no_pass_of_its_own_and_learns_the_same(tmp_path):
+    found = []
+    for old in ("recompute", "auto"):
+        (tmp_path / old).mkdir()
+        rows = steps_of_run(tmp_path / old, f"algorithm.old_logprobs={old}", "actor={minibatch_size: null, epochs: 1}")
+        assert all(("timing_s/old_log_prob" in row) is (old == "recompute") for row in rows)
+        kept = [
+            {n: v for n, v in row.items() if n.startswith(("actor/", "critic/", "training/rollout"))} for row in rows
+        ]
+        found.append(kept)
+    assert found[0] == found[1]
 
 
 def test_responses_that_break_off_can_be_left_out(tmp_path):

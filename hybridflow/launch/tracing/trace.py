@@ -17,6 +17,7 @@ from hybridflow.dataflows.interface import Dataflow, role_needs
 from hybridflow.dataflows.roles import Generates
 from hybridflow.errors import ConfigError, HybridflowError
 from hybridflow.launch.dataflow import find_dataflow, make_settings
+from hybridflow.launch.old_logprobs import wants_old_logprobs
 from hybridflow.launch.roles import ACTOR, ROLLOUT, RoleSpec, plan_roles
 from hybridflow.launch.start_roles import start_roles
 from hybridflow.launch.tracing.backend import Noted, TracingBackend
@@ -60,6 +61,7 @@ def trace_step(config: Experiment) -> Trace:
     prompts = stream.next()
     try:
         program = dataflow(groups, settings=settings, samples_per_prompt=samples)
+        program.wants_old_logprobs = wants_old_logprobs(config)
         program.streams = {"prompts": stream, "pretraining": texts}
         measured(program.step(prompts), owner=f"{dataflow.__name__}.step")
     except HybridflowError:

@@ -11,6 +11,7 @@ from hybridflow.dataflows.interface import NoSettings
 from hybridflow.dataflows.ppo import PPO
 from hybridflow.dataflows.sft import SFT
 from hybridflow.errors import WorkerError
+from hybridflow.observability.metrics import plain
 from tests.unit.dataflows.programs import Roles, calculator_prompts, local_roles
 
 SAMPLES = 2
@@ -83,17 +84,26 @@ def test_the_reference_is_the_policy_at_first_and_differs_later(toy_dir, tmp_pat
     assert second[name].value > 1e-5
 
 
-def test_grpo_without_a_pass_for_old_logprobs_gives_the_same_weights(toy_dir, tmp_path):
-    found, norms = [], []
-    for recompute in (True, False):
-        roles = local_roles(toy_dir(), algorithm=GRPO_NUMBERS, rewards=[shortness(tmp_path)])
-        dataflow = program(GRPO, roles, GRPO.Settings(recompute_logprobs=recompute))
-        norms.append([step["actor/grad_norm"].value for step in steps(dataflow, toy_dir())])
+@pytest.mark.parametrize(("kind", "numbers"), [(PPO, PPO_NUMBERS), (GRPO, GRPO_NUMBERS)])
+def test_without_a_pass_for_old_logprobs_the_run_is_the_same_bit_for_bit(toy_dir, tmp_path, kind, numbers):
+    """One optimizer step per batch: the update's own forward pass has the numbers of the one that is left out."""
+    found, told = [], []
+    for wants in (True, False):
+        roles = local_roles(toy_dir(), algorithm=numbers, rewards=[shortness(tmp_path)])
+        dataflow = program(kind, roles)
+        dataflow.wants_old_logprobs = wants
+        roles.backend.drain_calls()
+        metrics = steps(dataflow, toy_dir(), 3)
+        calls = [(role, method) for role, method, _ in roles.backend.drain_calls()]
+        assert (("actor", "logprobs") in calls) is wants
+        told.append([{n: v for n, v in plain(step).items() if not n.startswith("timing_s/")} for step in metrics])
         batch = roles.groups["actor"].logprobs(dataflow.last_batch).fetch(["old_logprobs"])
         found.append(batch.tokens("old_logprobs").values)
-    assert min(norms[0]) > 0.1
-    assert norms[1] == pytest.approx(norms[0], rel=1e-4)
-    assert torch.allclose(*found, atol=1e-5)
+    assert min(step["actor/grad_norm"] for step in told[0]) > 0.1
+    for given, absent in zip(*told, strict=True):
+        assert {n: (v, absent[n]) for n, v in given.items() if absent[n] != v} == {}
+    assert 0.0 < told[1][0]["training/rollout_logprobs_diff_max"] < 1e-3
+    assert torch.equal(*found)
 
 
 def test_imitation_lowers_its_loss_and_publishes(toy_dir):

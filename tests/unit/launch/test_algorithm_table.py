@@ -68,7 +68,7 @@ def test_settings_are_shown_as_the_command_has_them():
     assert entry("Advantages", "dr_grpo").settings["algorithm.advantage_settings.divide_by_std"] is False
     gspo = compose_run(["algorithm=gspo"], config_name="ppo").config.algorithm
     assert entry("Policy losses", "gspo").settings["algorithm.clip_low"] == gspo.clip_low
-    assert entry("Dataflows", "grpo").settings == {"dataflow_settings.recompute_logprobs": True}
+    assert entry("Dataflows", "pf_ppo").settings["dataflow_settings.weighting"] == "max_random"
 
 
 def test_the_page_links_papers():

@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 
-from hybridflow.config.algorithm import KL, Algorithm, KLPlacement
+from hybridflow.config.algorithm import KL, Algorithm, KLPlacement, OldLogprobs
 from hybridflow.config.rollout import Rollout, Sampling
 from hybridflow.config.training import Optimizer, TrainingEngine
 from hybridflow.engines.training.interface import Part
@@ -150,7 +150,29 @@ def test_one_step_does_not_need_old_logprobs(toy_dir):
     batch = sampled(given)
     given.update(batch)
     absent.update(batch.only([name for name in batch.columns if name != "old_logprobs"]))
-    assert largest_difference(weights(given.engine), weights(absent.engine)) < 1e-6
+    assert largest_difference(weights(given.engine), weights(absent.engine)) == 0.0
+
+
+def test_without_old_logprobs_the_first_update_compares_its_own_pass_with_the_rollout(toy_dir):
+    worker = actor(toy_dir())
+    batch = sampled(worker)
+    absent = batch.only([name for name in batch.columns if name != "old_logprobs"])
+    with pytest.raises(StaleWeightsError, match="differs by 5.00e-01, more than 0.001") as caught:
+        worker.update(moved(absent, 0.5))
+    assert "rollout.engine=transformers" in caught.value.remedy
+
+
+def test_the_rollouts_log_probabilities_as_old_ones_are_compared_in_the_first_optimizer_step(toy_dir):
+    algorithm = Algorithm(advantage="grpo", old_logprobs=OldLogprobs.rollout)
+    worker = actor(toy_dir(), algorithm=algorithm, minibatch_sequences=3, epochs=2)
+    batch = sampled(worker)
+    absent = batch.only([name for name in batch.columns if name != "old_logprobs"])
+    metrics = worker.update(absent)
+    assert 0.0 < metrics["training/rollout_logprobs_diff_max"].value < 1e-4
+    assert metrics["actor/ppo_kl"].value != 0.0
+    stale = actor(toy_dir(), algorithm=algorithm, minibatch_sequences=3, epochs=2)
+    with pytest.raises(StaleWeightsError, match="differs by 5.00e-01, more than 0.001"):
+        stale.update(moved(sampled(stale).only(absent.columns), 0.5))
 
 
 def test_samples_of_a_policy_that_has_learnt_since_need_old_logprobs(toy_dir):

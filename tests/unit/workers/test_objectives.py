@@ -9,7 +9,7 @@ from torch import Tensor
 from hybridflow.algorithms.aggregate import MODES
 from hybridflow.algorithms.catalogue import POLICY_LOSSES
 from hybridflow.batch import Batch, Ragged
-from hybridflow.config.algorithm import KL, Algorithm, Correction, CorrectionLevel, KLPlacement
+from hybridflow.config.algorithm import KL, Algorithm, KLPlacement, OldLogprobs
 from hybridflow.engines.training.interface import Loss, LossFn, TokenOutputs
 from hybridflow.errors import BatchError
 from hybridflow.observability.metrics import merge, plain
@@ -215,17 +215,10 @@ def test_entropy_bonus_and_kl_add_the_same_to_every_loss(name, estimator):
 
 
 @pytest.mark.parametrize("name", [name for name, method in POLICY_LOSSES.items() if method.prepare is not None])
-def test_without_old_logprobs_the_rollouts_choose_what_is_prepared(name):
-    algorithm = of_every_loss(name)
-    columns = made()
-    same = columns | {"old_logprobs": columns["rollout_logprobs"]}
-    absent = {n: column for n, column in columns.items() if n != "old_logprobs"}
-    expected, found = (with_prepared(algorithm, given)["prepared/is_selected"] for given in (same, absent))
-    assert torch.equal(found, expected)
-    assert found.any()
-    neither = {n: column for n, column in absent.items() if n != "rollout_logprobs"}
-    with pytest.raises(BatchError, match=r"rollout_logprobs"):
-        with_prepared(algorithm, neither)
+def test_what_is_prepared_from_old_logprobs_asks_for_them(name):
+    absent = {n: column for n, column in made().items() if n != "old_logprobs"}
+    with pytest.raises(BatchError, match=rf"algorithm.policy_loss={name}.*old_logprobs"):
+        with_prepared(of_every_loss(name), absent)
 
 
 @pytest.mark.parametrize("name", [name for name, method in POLICY_LOSSES.items() if method.prepare is not None])
@@ -256,11 +249,20 @@ def test_every_loss_reports_what_it_watches(name):
     assert all(torch.isfinite(torch.tensor(number)) for number in plain(found).values())
 
 
-def test_a_corrected_batch_was_compared_with_the_rollout_before():
-    columns = made()
-    algorithm = Algorithm(correction=Correction(weights=CorrectionLevel.token))
-    found = whole(policy_objective(algorithm, denominators(columns), norm_tokens=NORM), columns).metrics
-    assert not [name for name in found if name.startswith("training/rollout")]
+def test_the_rollout_is_watched_where_it_is_asked():
+    columns, sizes = made(), denominators(made())
+    gaps = []
+    for old in OldLogprobs:
+        algorithm = Algorithm(old_logprobs=old)
+        quiet = policy_objective(algorithm, sizes, norm_tokens=NORM, watches_rollout=False)
+        assert not [name for name in whole(quiet, columns).metrics if name.startswith("training/rollout")]
+        told = whole(policy_objective(algorithm, sizes, norm_tokens=NORM), columns).metrics
+        gaps.append(told["training/rollout_logprobs_diff_max"].value)
+    kept = columns["response_mask"].bool()
+    of_old, of_now = (
+        float((columns[name] - columns["rollout_logprobs"])[kept].abs().max()) for name in ("old_logprobs", "logprobs")
+    )
+    assert gaps == pytest.approx([of_old, of_old, of_now])
 
 
 @pytest.mark.parametrize("split", SPLITS, ids=str)

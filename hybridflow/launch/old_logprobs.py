@@ -1,0 +1,28 @@
+"""Whether a step spends a forward pass on the policy's log-probabilities before its update."""
+
+from hybridflow.config.algorithm import KLPlacement, OldLogprobs
+from hybridflow.config.choices import DATA_DATAFLOWS
+from hybridflow.config.correction_checks import compares
+from hybridflow.config.derived import optimizer_steps_per_step
+from hybridflow.config.experiment import Experiment
+from hybridflow.workers.methods import estimator, policy_loss
+
+
+def wants_old_logprobs(config: Experiment) -> bool:
+    """Whether a step calls `actor.logprobs`, by `algorithm.old_logprobs` and by what reads the answer.
+
+    Without that call the update takes `old_logprobs` from its own forward pass, where the policy is still the old one,
+    or from the rollout. Raises `ConfigError` for an estimator or a loss that cannot be called.
+    """
+    algorithm = config.algorithm
+    if config.dataflow in DATA_DATAFLOWS or algorithm.old_logprobs is OldLogprobs.recompute:
+        return True
+    read_before = (
+        algorithm.kl.placement is KLPlacement.reward
+        or compares(algorithm.correction)
+        or bool(estimator(algorithm).parameters & {"old_logprobs", "sum_pi_squared"})
+    )
+    if algorithm.old_logprobs is OldLogprobs.rollout:
+        return read_before
+    several_steps = optimizer_steps_per_step(config, config.actor) > 1
+    return read_before or several_steps or "old_logprobs" in policy_loss(algorithm).prepares_from

@@ -1,0 +1,93 @@
+"""When a step spends a forward pass on old log-probabilities, and what becomes of the settings that said so."""
+
+import pytest
+
+from hybridflow.errors import ConfigError
+from hybridflow.launch.compose import compose_run
+from hybridflow.launch.dataflow import find_dataflow, make_settings
+from hybridflow.launch.old_logprobs import wants_old_logprobs
+from hybridflow.launch.presets import config_for
+from hybridflow.launch.tracing.trace import trace_step
+
+ONE_STEP = ("actor.minibatch_size=null", "actor.epochs=1")
+POLICIES = ("ppo", "grpo", "remax", "dapo", "pf_ppo", "ppo_ptx", "safe_rlhf")
+ROLLOUT = "algorithm.old_logprobs=rollout"
+
+
+def composed(*overrides: str, algorithm: str = "grpo"):
+    chosen = config_for(algorithm)
+    return compose_run([*chosen.overrides, *ONE_STEP, *overrides], config_name=chosen.config_name).config
+
+
+def has_the_pass(config) -> bool:
+    return ("actor", "logprobs") in {(call.role, call.method) for call in trace_step(config).calls}
+
+
+@pytest.mark.parametrize("algorithm", POLICIES)
+def test_one_optimizer_step_per_batch_needs_no_pass_in_any_dataflow(algorithm):
+    assert not has_the_pass(composed(algorithm=algorithm))
+    assert has_the_pass(composed("algorithm.old_logprobs=recompute", algorithm=algorithm))
+    assert has_the_pass(composed("actor.minibatch_size=32", algorithm=algorithm))
+    assert not has_the_pass(composed("actor.minibatch_size=32", ROLLOUT, algorithm=algorithm))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "by_auto", "by_rollout"),
+    [
+        ((), False, False),
+        (("actor.epochs=2",), True, False),
+        (("algorithm.kl.placement=loss",), False, False),
+        (("algorithm.kl.placement=reward",), True, True),
+        (("algorithm.correction.reject=geometric", "algorithm.correction.reject_upper=1.01"), True, True),
+        (("algorithm.correction.veto=1e-4",), True, True),
+        (("algorithm=optimal_token_baseline",), True, True),
+        (("algorithm=clip_cov",), True, False),
+        (("algorithm=kl_cov",), True, False),
+        (("algorithm=gspo",), False, False),
+        (("algorithm.mask_truncated=true",), False, False),
+        (("actor.lora.rank=4", "algorithm.kl.placement=loss"), False, False),
+        (("actor.parallelism.sequence=2", "actor.engine=fsdp", "trainer.devices=2"), False, False),
+    ],
+    ids=str,
+)
+def test_the_pass_is_made_where_something_reads_it_before_the_update(overrides, by_auto, by_rollout):
+    assert wants_old_logprobs(composed(*overrides)) is by_auto
+    assert wants_old_logprobs(composed(*overrides, ROLLOUT)) is by_rollout
+    assert wants_old_logprobs(composed(*overrides, "algorithm.old_logprobs=recompute"))
+
+
+def test_weights_compare_and_need_the_pass():
+    assert wants_old_logprobs(composed("algorithm.correction.weights=token"))
+
+
+def test_an_estimator_of_the_users_own_gets_what_it_names(tmp_path):
+    file = tmp_path / "own.py"
+    file.write_text(
+        "def plain(rewards, mask):\n    return rewards\n\n\n"
+        "def looks_back(rewards, mask, old_logprobs=None):\n    return rewards - old_logprobs\n"
+    )
+    assert not wants_old_logprobs(composed(f"algorithm.advantage={file}:plain"))
+    assert wants_old_logprobs(composed(f"algorithm.advantage={file}:looks_back"))
+
+
+@pytest.mark.parametrize("algorithm", ["sft", "dpo", "kto", "reward_model"])
+def test_what_samples_nothing_is_left_alone(algorithm):
+    chosen = config_for(algorithm)
+    assert wants_old_logprobs(compose_run(chosen.overrides, config_name=chosen.config_name).config)
+
+
+@pytest.mark.parametrize("text", ["algorithm.correction.bypass=true", "algorithm.correction={bypass: true}"])
+def test_the_bypass_of_old_names_its_successor(text, tmp_path):
+    with pytest.raises(ConfigError, match=r"no setting 'algorithm\.correction\.bypass'") as caught:
+        composed(text)
+    assert "algorithm.old_logprobs=rollout" in caught.value.remedy
+    (tmp_path / "team.yaml").write_text("defaults: [ppo, _self_]\nalgorithm: {correction: {bypass: true}}\n")
+    with pytest.raises(ConfigError, match=r"no setting 'algorithm\.correction\.bypass'") as caught:
+        compose_run([], config_name="team", config_dir=tmp_path)
+    assert "algorithm.old_logprobs=rollout" in caught.value.remedy
+
+
+def test_the_dataflows_setting_of_old_names_its_successor():
+    with pytest.raises(ConfigError, match=r"no setting 'dataflow_settings\.recompute_logprobs'") as caught:
+        make_settings(find_dataflow("grpo"), {"recompute_logprobs": False})
+    assert "algorithm.old_logprobs=recompute" in caught.value.remedy

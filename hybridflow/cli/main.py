@@ -4,12 +4,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from rich.console import Console
-
 from hybridflow.cli import export, recipe, show
 from hybridflow.errors import HybridflowError
 from hybridflow.launch.failure import say_failure
 from hybridflow.observability.logs import configure_logging
+from hybridflow.observability.printable import PlainConsole
 from hybridflow.optional import check_builds
 
 
@@ -24,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     show.add_command(commands)
     recipe.add_command(commands)
     arguments = _parsed(parser, argv)
-    console = Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
+    console = PlainConsole(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
     configure_logging(None, "warning")
     try:
         check_builds()

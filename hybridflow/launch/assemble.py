@@ -67,7 +67,7 @@ def assemble(prepared: Prepared, tracker: Tracker, timers: StageTimers, stack: E
         decode=data.decode,
         drain_calls=backend.drain_calls,
         num_devices=num_devices,
-        config=prepared.composed.flat(),
+        config=prepared.composed.told(),
     )
 
 

@@ -4,18 +4,17 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from rich.console import Console
-
 from hybridflow.errors import ConfigError, HybridflowError
 from hybridflow.launch.compose import compose_run, parse_command_line
 from hybridflow.launch.failure import say_failure
 from hybridflow.launch.help import config_text, help_text
+from hybridflow.observability.printable import PlainConsole
 from hybridflow.optional import check_builds
 
 
 def run_command(argv: Sequence[str] | None, *, program: str, config_name: str, purpose: str) -> int:
     """The exit status: 0 done, 1 the run failed, 2 it could not begin, 130 interrupted."""
-    console = Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
+    console = PlainConsole(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
     status = 2
     try:
         flags = parse_command_line(sys.argv[1:] if argv is None else argv, program=program, config_name=config_name)

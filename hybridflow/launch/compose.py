@@ -28,6 +28,7 @@ from hybridflow.launch.described_roles import described_roles
 from hybridflow.launch.overrides import Setting, Typed, check_switch, parse_overrides, suggestion
 from hybridflow.launch.presets import preset_name
 from hybridflow.launch.said import leaves_in_files
+from hybridflow.observability.redaction import redacted_leaves
 
 TABLES: dict[str, type | None] = {
     "roles": Role,
@@ -54,6 +55,10 @@ class Composed:
     def flat(self) -> dict[str, object]:
         """Every leaf by its dotted path, as plain values."""
         return _leaves(OmegaConf.structured(self.config))
+
+    def told(self) -> dict[str, object]:
+        """`flat` without secrets: what checkpoints and trackers keep."""
+        return redacted_leaves(self.flat())
 
 
 def compose_run(overrides: Sequence[str], *, config_name: str, config_dir: Path | None = None) -> Composed:

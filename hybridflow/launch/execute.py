@@ -42,7 +42,7 @@ def execute(prepared: Prepared, console: Console) -> Finished:
             progress,
             experiment=trainer.experiment,
             resume_after=checkpoint.step if checkpoint else None,
-            config=prepared.composed.flat(),
+            config=prepared.composed.told(),
         )
         tracker = make_trackers(trainer.trackers, tracked)
         stack.callback(tracker.close)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from itertools import groupby
+from typing import cast
 
 import yaml
 from omegaconf import OmegaConf
@@ -11,6 +12,7 @@ from hybridflow.config.schema import config_directory
 from hybridflow.launch.compose import TABLES, Composed
 from hybridflow.launch.overrides import shown
 from hybridflow.launch.presets import chooses_algorithm, presets
+from hybridflow.observability.redaction import redacted
 
 _INTRODUCTION = """usage: python -m {program} [key=value ...]
 
@@ -84,8 +86,9 @@ def _algorithms() -> str:
 
 
 def config_text(composed: Composed) -> str:
-    """The composed run as YAML, with the origin of each value as a comment."""
-    yaml = OmegaConf.to_yaml(OmegaConf.structured(composed.config))
+    """The composed run as YAML without secrets, with the origin of each value as a comment."""
+    plain = OmegaConf.to_container(OmegaConf.structured(composed.config), enum_to_str=True)
+    yaml = OmegaConf.to_yaml(OmegaConf.create(cast(dict, redacted(plain))))
     lines, path = [], []
     for line in yaml.splitlines():
         stripped = line.lstrip()

@@ -22,6 +22,7 @@ from hybridflow.launch.roles import RoleSpec, generates, plan_roles
 from hybridflow.launch.tracing.trace import check_step
 from hybridflow.launch.unread import warn_of_unread
 from hybridflow.observability.logs import configure_logging
+from hybridflow.observability.redaction import redacted_leaves
 from hybridflow.observability.trackers.factory import check_names
 
 logger = logging.getLogger(__name__)
@@ -82,7 +83,7 @@ def _open_directory(composed: Composed, directory: Path, trained: Collection[str
     store = CheckpointStore(directory, keep=trainer.keep_checkpoints)
     checkpoint = resolve_resume(trainer.resume, store, trainer.total_steps)
     if checkpoint is not None:
-        check_compatible(checkpoint.driver_state()["config"], composed.flat())
+        check_compatible(redacted_leaves(checkpoint.driver_state()["config"]), composed.told())
         checkpoint.check_parts(trained)
     if checkpoint is not None and checkpoint.path.resolve().is_relative_to(directory.resolve()):
         set_later_aside(store, checkpoint)

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import TextIO
 
 from hybridflow.errors import ConfigError, ResourceError
+from hybridflow.observability.printable import printable
+from hybridflow.observability.redaction import redacted_text
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -31,6 +33,13 @@ def configure_logging(run_dir: Path | None, level: str = "info", *, rank: int = 
         logging.getLogger(name).setLevel(own_level)
 
 
+class _SafeFormatter(logging.Formatter):
+    """Lines, tracebacks too, without secrets and without what would act on a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(redacted_text(super().format(record)))
+
+
 class _StderrHandler(logging.StreamHandler[TextIO]):
     """Writes to whatever `sys.stderr` is at that moment, so that lines pass above a live progress line."""
 
@@ -53,7 +62,7 @@ class _RunLogHandler(logging.FileHandler):
 def _stderr_handler(rank: int) -> logging.Handler:
     handler = _StderrHandler()
     handler.set_name(_HANDLER_NAMES[0])
-    handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)-7s {_rank_label(rank)}%(message)s", "%H:%M:%S"))
+    handler.setFormatter(_SafeFormatter(f"%(asctime)s %(levelname)-7s {_rank_label(rank)}%(message)s", "%H:%M:%S"))
     return handler
 
 
@@ -67,7 +76,7 @@ def _file_handler(run_dir: Path, rank: int) -> logging.Handler:
             remedy="Set trainer.run_dir to a directory you may write to, on a disk with free space.",
         ) from error
     handler.set_name(_HANDLER_NAMES[1])
-    handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)-7s {_rank_label(rank)}%(name)s %(message)s"))
+    handler.setFormatter(_SafeFormatter(f"%(asctime)s %(levelname)-7s {_rank_label(rank)}%(name)s %(message)s"))
     return handler
 
 

@@ -11,6 +11,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.text import Text
 
+from hybridflow.observability.printable import PlainConsole
 from hybridflow.observability.progress_line import ProgressState, live_line, plain_line
 
 _PLAIN_FIRST_STEPS = 3
@@ -51,7 +52,7 @@ class Progress:
     ) -> None:
         """`start_step`: steps done before this process began (a resumed run). `headlines`: metric -> label; the first
         that a step has is the number followed."""
-        self.console = console or Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
+        self.console = console or PlainConsole(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
         self._state = ProgressState(total_steps=total_steps, step=start_step)
         self._headlines = headlines
         self._is_live = _is_live_terminal(self.console) if is_live is None else is_live

@@ -12,10 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from hybridflow.observability import formatting
+from hybridflow.observability.printable import printable
 from hybridflow.observability.samples import RIGHT_AT, Pair, Sample
 
 _EDGE_SPACES = re.compile(r"^ +| +$")
-_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
 _ARROWS = str.maketrans({"\n": "\u21b5", "\t": "\u2192"})
 _CELL_PADDING = 2
 _MIN_CELLS = 8
@@ -66,11 +66,6 @@ def visible(text: str) -> str:
     return printable(text.replace("\r\n", "\n").translate(_ARROWS))
 
 
-def printable(text: str) -> str:
-    """The text with codes for what would act on a terminal or a page; line ends and tabs stay."""
-    return _UNPRINTABLE.sub(_code, text)
-
-
 def clip(text: str, cells: int, *, keep: Literal["start", "end", "both"]) -> str:
     """The text in at most `cells` terminal cells, with an ellipsis where something was cut."""
     if cell_len(text) <= cells:
@@ -78,11 +73,6 @@ def clip(text: str, cells: int, *, keep: Literal["start", "end", "both"]) -> str
     tail = {"start": 0, "end": cells - 1, "both": (cells - 1) // 2}[keep]
     start = set_cell_size(text, cells - 1 - tail)
     return f"{start}\u2026{set_cell_size(text[::-1], tail)[::-1]}"
-
-
-def _code(found: re.Match[str]) -> str:
-    number = ord(found[0])
-    return f"\\x{number:02x}" if number < 256 else f"\\u{number:04x}"
 
 
 def _table(

@@ -1,6 +1,5 @@
 """Line charts as inline SVG; the page's script adds a cross-hair with values."""
 
-import html
 import json
 import math
 from collections.abc import Sequence
@@ -8,6 +7,7 @@ from dataclasses import dataclass
 
 from hybridflow.observability import formatting
 from hybridflow.observability.report.axes import Axis, step_axis, value_axis
+from hybridflow.observability.report.escape import shown
 from hybridflow.observability.report.record import Series
 
 WIDTH, HEIGHT = 372, 188
@@ -34,9 +34,9 @@ def chart_card(chart: Chart) -> str:
     """A card: title, latest value, the chart, and a legend when there are several series."""
     latest = [each.finite[-1] for each in chart.series if each.finite]
     value = f'<span class="latest">{formatting.short(latest[0])}</span>' if latest else ""
-    note = f'<p class="note">{html.escape(chart.note)}</p>' if chart.note else ""
+    note = f'<p class="note">{shown(chart.note)}</p>' if chart.note else ""
     return (
-        f'<figure class="card chart"><figcaption>{html.escape(chart.title)}{value}</figcaption>'
+        f'<figure class="card chart"><figcaption>{shown(chart.title)}{value}</figcaption>'
         f"{note}{_legend(chart)}{line_chart(chart)}</figure>"
     )
 
@@ -51,7 +51,7 @@ def line_chart(chart: Chart) -> str:
         for place, (each, thin) in enumerate(zip(chart.series, drawn, strict=True))
     )
     return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{html.escape(chart.title)}" '
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{shown(chart.title)}" '
         f"data-chart='{_hover_data(chart, drawn, x, y)}'>{grid(x, y)}{lines}</svg>"
     )
 
@@ -110,7 +110,7 @@ def _legend(chart: Chart) -> str:
     if len(chart.series) < 2:
         return ""
     labels = short_labels([each.name for each in chart.series])
-    items = [f'<li class="c{place % COLORS}">{html.escape(label)}</li>' for place, label in enumerate(labels)]
+    items = [f'<li class="c{place % COLORS}">{shown(label)}</li>' for place, label in enumerate(labels)]
     return f'<ul class="legend">{"".join(items)}</ul>'
 
 
@@ -176,4 +176,4 @@ def _hover_data(chart: Chart, drawn: Sequence[Series], x: Axis, y: Axis) -> str:
             for label, each in zip(labels, drawn, strict=True)
         ],
     }
-    return html.escape(json.dumps(data, separators=(",", ":")))
+    return shown(json.dumps(data, separators=(",", ":")))

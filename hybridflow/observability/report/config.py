@@ -1,7 +1,8 @@
 """The configuration in the report: the text of config.yaml, with what was changed made visible."""
 
-import html
 import re
+
+from hybridflow.observability.report.escape import shown
 
 _ORIGIN = re.compile(r"^(?P<setting>.*?)\s+#\s*origin:\s*(?P<origin>.*?)\s*$")
 
@@ -26,9 +27,9 @@ def config_section(text: str) -> str:
 def _line(line: str, origin: str | None) -> str:
     found = _ORIGIN.match(line)
     if found is None or origin is None:
-        return html.escape(line)
-    mark = "" if origin == "default" else f"<em>{html.escape(origin)}</em>"
-    return f"{html.escape(found['setting'])}{mark}"
+        return shown(line)
+    mark = "" if origin == "default" else f"<em>{shown(origin)}</em>"
+    return f"{shown(found['setting'])}{mark}"
 
 
 def _origins(lines: list[str]) -> list[str | None]:

@@ -1,6 +1,5 @@
 """The page: headline numbers, curves, timing, samples, configuration; one file without outside resources."""
 
-import html
 import math
 from collections.abc import Sequence
 from importlib.resources import files
@@ -11,6 +10,7 @@ from hybridflow.observability.progress import eval_label
 from hybridflow.observability.report.catalogue import charts, other_charts
 from hybridflow.observability.report.charts import chart_card, sparkline
 from hybridflow.observability.report.config import config_section
+from hybridflow.observability.report.escape import shown
 from hybridflow.observability.report.record import RunRecord, Series, read_record
 from hybridflow.observability.report.samples import samples_section
 from hybridflow.observability.report.timing import timing_section
@@ -43,7 +43,7 @@ def report_page(record: RunRecord) -> str:
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{html.escape(record.name)} - run report</title><style>{_asset('page.css')}</style></head>"
+        f"<title>{shown(record.name)} - run report</title><style>{_asset('page.css')}</style></head>"
         f"<body><main>{body}</main><script>{_asset('page.js')}</script></body></html>\n"
     )
 
@@ -51,7 +51,7 @@ def report_page(record: RunRecord) -> str:
 def _header(record: RunRecord) -> str:
     tiles = "".join(_tiles(record))
     return (
-        f'<header><p class="eyebrow">Run report</p><h1>{html.escape(record.name)}</h1>'
+        f'<header><p class="eyebrow">Run report</p><h1>{shown(record.name)}</h1>'
         f'<p class="lead">{_sentence(record)}</p><div class="tiles">{tiles}</div></header>'
     )
 
@@ -98,7 +98,7 @@ def _change_tile(label: str, series: Series, over_steps: int, kind: str) -> str:
 
 def _tile(label: str, value: str, before: str, numbers: Sequence[float], kind: str) -> str:
     return (
-        f'<div class="tile {kind}"><p class="label">{html.escape(label)}</p><p class="value">{value}'
+        f'<div class="tile {kind}"><p class="label">{shown(label)}</p><p class="value">{value}'
         f"<small>{before}</small></p>{sparkline(numbers)}</div>"
     )
 
@@ -116,7 +116,7 @@ def _others(record: RunRecord) -> str:
         return ""
     cards = "".join(chart_card(chart) for chart in moving)
     rows = "".join(
-        f"<tr><td>{html.escape(name)}</td><td>{formatting.short(value)}</td></tr>" for name, value in constant.items()
+        f"<tr><td>{shown(name)}</td><td>{formatting.short(value)}</td></tr>" for name, value in constant.items()
     )
     table = f'<p class="note">Constant over the run</p><table class="figures">{rows}</table>' if rows else ""
     return (

@@ -1,13 +1,13 @@
 """Samples in the report: the same prompts over the evaluations, and what training saw last."""
 
-import html
 import math
 from collections.abc import Mapping, Sequence
 
 from hybridflow.observability import formatting
+from hybridflow.observability.report.escape import shown
 from hybridflow.observability.report.record import RunRecord
 from hybridflow.observability.samples import RIGHT_AT, Pair, Sample, pairs, watched
-from hybridflow.observability.tables import printable, visible
+from hybridflow.observability.tables import visible
 
 _SHORT_CHARACTERS = 24
 _FILM_STEPS = 8
@@ -130,4 +130,4 @@ def _text(text: str) -> str:
     if len(text) > _MAX_CHARACTERS:
         half = _MAX_CHARACTERS // 2
         text = f"{text[:half]} \u2026 {text[-half:]}"
-    return html.escape(printable(text))
+    return shown(text)

@@ -1,6 +1,5 @@
 """Where the time of a run went: shares of each stage, and the course of it over steps."""
 
-import html
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from itertools import pairwise
 from hybridflow.observability import formatting
 from hybridflow.observability.report.axes import Axis, step_axis, value_axis
 from hybridflow.observability.report.charts import BOTTOM, COLORS, HEIGHT, LEFT, RIGHT, TOP, grid
+from hybridflow.observability.report.escape import shown
 from hybridflow.observability.report.record import Series
 
 _STAGE_NAMES = {
@@ -65,7 +65,7 @@ def timing_section(metrics: Mapping[str, Series]) -> str:
     shares, rows = [], []
     for place, stage in enumerate(times.seconds):
         color, total = _color(stage, place), times.total(stage)
-        label = html.escape(_STAGE_NAMES.get(stage, stage.replace("_", " ")))
+        label = shown(_STAGE_NAMES.get(stage, stage.replace("_", " ")))
         share = f"{100.0 * total / whole:.1f}%"
         shares.append(f'<span class="{color}" style="flex-grow:{total / whole:.5f}" title="{label} {share}"></span>')
         rows.append(

@@ -1,0 +1,34 @@
+"""Texts of others on a terminal or a page: what would act there (escapes, bidirectional marks) is shown as a code.
+
+Prompts, responses, names of data sources and answers of servers come from outside. Log lines, the console and the
+report pass here.
+"""
+
+import re
+from collections.abc import Iterable
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+_UNPRINTABLE = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ud800-\udfff\ufeff\U000e0000-\U000e007f]"
+)
+
+
+def printable(text: str) -> str:
+    """The text with codes for what would act on a terminal or a page; line ends and tabs stay."""
+    return _UNPRINTABLE.sub(_code, text)
+
+
+class PlainConsole(Console):
+    """A console that no text can speak to: only its own styles become control sequences."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """The segments of what is printed, the texts of all made printable."""
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else printable(text), style, control)
+
+
+def _code(found: re.Match[str]) -> str:
+    number = ord(found[0])
+    return f"\\x{number:02x}" if number < 256 else f"\\u{number:04x}"

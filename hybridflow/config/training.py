@@ -98,7 +98,7 @@ class Training(Section):
     """Keep the weights in the host's memory while the role does nothing, where they are not the rollout's as well."""
 
     offload_optimizer: bool = False
-    """Keep the optimizer's state in the host's memory but for the optimizer step."""
+    """Keep the optimizer's state in the host's memory; an optimizer step brings it to the device bucket by bucket."""
 
     lora: Lora = field(default_factory=Lora)
     """Train a low-rank addition alone (single, fsdp)."""

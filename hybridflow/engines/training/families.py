@@ -14,6 +14,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from hybridflow.config.model import Model
 from hybridflow.config.paths import user_path
 from hybridflow.config.training import Training
+from hybridflow.engines.training.host_memory import HostShelf, lane_to
 from hybridflow.engines.training.outputs import LanguageOutputs, TokenModel, ValueOutputs
 from hybridflow.errors import EngineError
 from hybridflow.models.adapters.files import ADAPTER_DIRECTORY, save_adapter
@@ -96,6 +97,11 @@ class EngineSetup:
         return self.family.outline(
             self.directory, dtype=torch_dtype(self.model.dtype), trust_remote_code=self.model.trust_remote_code
         )
+
+    def shelf(self) -> HostShelf | None:
+        """Places for the engine's tensors in the host's memory; None on a CPU, which has no other memory."""
+        lane = lane_to(self.device)
+        return None if lane is None else HostShelf(lane)
 
     def add_adapter(self, model: PreTrainedModel | ValueModel) -> Adapter | None:
         """Adds the low-rank adapter that the configuration asks for to a model, in place, and freezes the rest."""

@@ -1,4 +1,4 @@
-"""Parts of an engine that come back to its device for as long as something needs them."""
+"""An engine's weights, back on its device for as long as something needs them."""
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -7,10 +7,13 @@ from hybridflow.engines.training.interface import Part, TrainEngine
 
 
 @contextmanager
-def everything_here(engine: TrainEngine, away: Collection[Part]) -> Iterator[None]:
-    """Meanwhile all parts are on the engine's device; those that are `away` now go back there afterwards."""
-    leaving = tuple(away)
-    engine.onload(*Part)
+def weights_here(engine: TrainEngine, away: Collection[Part]) -> Iterator[None]:
+    """Meanwhile the weights are on the engine's device; if they are `away` now, they go back there afterwards.
+
+    The optimizer's state stays where it is: it may not fit beside them.
+    """
+    leaving = {Part.parameters} & set(away)
+    engine.onload(Part.parameters)
     try:
         yield
     finally:

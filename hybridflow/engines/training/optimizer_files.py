@@ -51,7 +51,7 @@ def load_optimizer(
     for parameter, shards_of in trained:
         moved = copies.get(parameter, parameter)
         state = optimizer.state[moved]
-        state["step"] = torch.zeros((), dtype=torch.float32, device=moved.device)
+        state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
         for kind in (FIRST_MOMENT, SECOND_MOMENT):
             state[kind] = torch.zeros_like(moved)
             shards += [(kind, shard) for shard in shards_of(state[kind])]
@@ -62,4 +62,5 @@ def load_optimizer(
     steps = int(load_state(directory, shards, ranks, own_copies=own_copies)[STEPS])
     for state in optimizer.state.values():
         state["step"].fill_(steps)
+    optimizer.settle()
     return steps

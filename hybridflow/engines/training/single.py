@@ -13,7 +13,7 @@ from hybridflow.engines.training.families import EngineSetup, prepared
 from hybridflow.engines.training.finite_weights import check_finite
 from hybridflow.engines.training.interface import LossFn, Part
 from hybridflow.engines.training.microbatch import MicroBatch, make_microbatches
-from hybridflow.engines.training.onloading import everything_here
+from hybridflow.engines.training.onloading import weights_here
 from hybridflow.engines.training.optimizer import MasterAdamW, make_optimizer, move_optimizer
 from hybridflow.engines.training.optimizer_files import ShardsOf, load_optimizer, save_optimizer
 from hybridflow.engines.training.passes import accumulate_gradients, finite_norm, forward_pass
@@ -52,9 +52,10 @@ class SingleEngine:
         for parameter in self.model.parameters():
             if parameter.requires_grad:
                 parameter.grad_dtype = torch.float32  # micro-batches add up as if they were one
+        self._shelf = setup.shelf()
         self._made_optimizer: MasterAdamW | None = None
         self._bound: set[str] = set()
-        self._away: set[Part] = set()
+        self._away = {Part.optimizer} if setup.training.offload_optimizer else set[Part]()
         self._steps = 0
 
     def forward(self, batch: Batch, *, adapted: bool = True) -> Batch:
@@ -74,12 +75,9 @@ class SingleEngine:
         self.model.zero_grad(set_to_none=True)
         metrics = accumulate_gradients(self._outputs, batch, self._micros(batch), loss_fn)
         norm = self._clipped_grad_norm()
-        self.onload(Part.optimizer)
         self._optimizer.step()
         self.model.zero_grad(set_to_none=True)
         self._steps += 1
-        if self._training.offload_optimizer:
-            self.offload(Part.optimizer)
         return metrics | {"grad_norm": mean(norm), "lr": last(rate)}
 
     def weight_shards(self) -> Iterator[WeightShard]:
@@ -108,7 +106,7 @@ class SingleEngine:
     def save(self, directory: Path) -> None:
         """See `TrainEngine.save`."""
         ranks = self._setup.ranks
-        with everything_here(self, self._away):
+        with weights_here(self, self._away):
             check_finite(self._held_shards(), ranks)
             if self._adapter is not None:
                 self._setup.save_adapter(self._adapter, self._held_shards(), directory)
@@ -121,7 +119,7 @@ class SingleEngine:
     def load(self, directory: Path) -> None:
         """See `TrainEngine.load`."""
         ranks = self._setup.ranks
-        with everything_here(self, self._away):
+        with weights_here(self, self._away):
             if self._adapter is not None:
                 load_adapter(self._adapter, self._held_shards(), directory / ADAPTER_DIRECTORY)
             elif self._setup.has_known_names:
@@ -132,24 +130,25 @@ class SingleEngine:
 
     def offload(self, *parts: Part) -> None:
         """See `TrainEngine.offload`."""
-        self._move(set(parts) - self._away, torch.device("cpu"))
+        self._move(set(parts) - self._away, away=True)
         self._away |= set(parts)
 
     def onload(self, *parts: Part) -> None:
         """See `TrainEngine.onload`. What a method needs comes back by itself."""
-        self._move(set(parts) & self._away, self.device)
+        self._move(set(parts) & self._away, away=False)
         self._away -= set(parts)
 
-    def _move(self, parts: set[Part], device: torch.device) -> None:
-        """Not run on a GPU yet."""
-        if self.device.type == "cpu":
+    def _move(self, parts: set[Part], *, away: bool) -> None:
+        shelf = self._shelf
+        if shelf is None:
             return
         if Part.parameters in parts:
-            for name, parameter in self.model.named_parameters():
-                if name not in self._bound:
-                    parameter.data = parameter.data.to(device, copy=True)
+            free = {name: p.data for name, p in self.model.named_parameters() if name not in self._bound}
+            moved = shelf.put(free) if away else shelf.take([*free])
+            for name, memory in moved.items():
+                self.model.get_parameter(name).data = memory
         if Part.optimizer in parts and self._made_optimizer is not None:
-            move_optimizer(self._made_optimizer, device)
+            move_optimizer(self._made_optimizer, shelf, away=away)
 
     def _held_shards(self) -> Iterator[WeightShard]:
         """What it holds, an adapter's weights apart from those that they are added to."""
@@ -176,6 +175,8 @@ class SingleEngine:
         """Made when first needed: a frozen model never has one."""
         if self._made_optimizer is None:
             self._made_optimizer = make_optimizer(self.model, self._training.optimizer)
+            if Part.optimizer in self._away:
+                self._move({Part.optimizer}, away=True)
         return self._made_optimizer
 
     def _micros(self, batch: Batch) -> list[MicroBatch]:

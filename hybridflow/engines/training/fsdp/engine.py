@@ -30,7 +30,7 @@ from hybridflow.engines.training.fsdp.tensor_plan import check_layout, divide_ma
 from hybridflow.engines.training.fsdp.vocabulary import DividedLanguageOutputs
 from hybridflow.engines.training.interface import LossFn, Part
 from hybridflow.engines.training.microbatch import MicroBatch, make_microbatches
-from hybridflow.engines.training.onloading import everything_here
+from hybridflow.engines.training.onloading import weights_here
 from hybridflow.engines.training.optimizer import MasterAdamW, move_optimizer, optimizer_over
 from hybridflow.engines.training.optimizer_files import ShardsOf, load_optimizer, save_optimizer
 from hybridflow.engines.training.passes import accumulate_gradients, finite_norm, forward_pass
@@ -70,8 +70,9 @@ class FsdpEngine:
         for module in self.model.modules():
             for name, buffer in module.named_buffers(recurse=False):
                 module.register_buffer(name, buffer.to(self.device), name not in module._non_persistent_buffers_set)
+        self._shelf = setup.shelf()
         self._made_optimizer: MasterAdamW | None = None
-        self._away: set[Part] = set()
+        self._away = {Part.optimizer} if setup.training.offload_optimizer else set[Part]()
         self._steps = 0
         self._read_weights(setup.directory)
 
@@ -102,12 +103,9 @@ class FsdpEngine:
         for parameter in self._parameters:
             parameter.take_gradient()
         norm = self._clipped_grad_norm()
-        self.onload(Part.optimizer)
         self._optimizer.step()
         self._forget_gradients()
         self._steps += 1
-        if self._training.offload_optimizer:
-            self.offload(Part.optimizer)
         return metrics | {"grad_norm": mean(norm), "lr": last(rate)}
 
     def weight_shards(self) -> Iterator[WeightShard]:
@@ -127,7 +125,7 @@ class FsdpEngine:
 
     def save(self, directory: Path) -> None:
         """See `TrainEngine.save`."""
-        with everything_here(self, self._away):
+        with weights_here(self, self._away):
             check_finite(self._held_shards(), self._setup.ranks)
             if self._adapter is None:
                 save_weights(directory, self._held_shards(), self._setup.ranks, write_rest=self._setup.describe)
@@ -137,7 +135,7 @@ class FsdpEngine:
 
     def load(self, directory: Path) -> None:
         """See `TrainEngine.load`."""
-        with everything_here(self, self._away):
+        with weights_here(self, self._away):
             if self._adapter is None:
                 load_weights(directory, self._held_shards(), self._setup.ranks)
             else:
@@ -146,21 +144,21 @@ class FsdpEngine:
 
     def offload(self, *parts: Part) -> None:
         """See `TrainEngine.offload`."""
-        self._move(set(parts) - self._away, torch.device("cpu"))
+        self._move(set(parts) - self._away, away=True)
         self._away |= set(parts)
 
     def onload(self, *parts: Part) -> None:
         """See `TrainEngine.onload`. What a method needs comes back by itself."""
-        self._move(set(parts) & self._away, self.device)
+        self._move(set(parts) & self._away, away=False)
         self._away -= set(parts)
 
-    def _move(self, parts: set[Part], device: torch.device) -> None:
-        if self.device.type == "cpu":
+    def _move(self, parts: set[Part], *, away: bool) -> None:
+        if self._shelf is None:
             return
         if Part.parameters in parts:
-            move_parameters(self._parameters, device)
+            move_parameters(self._parameters, self._shelf, away=away)
         if Part.optimizer in parts and self._made_optimizer is not None:
-            move_optimizer(self._made_optimizer, device)
+            move_optimizer(self._made_optimizer, self._shelf, away=away)
 
     def _divided(self, model: PreTrainedModel | ValueModel) -> nn.Module:
         """The model as it is asked, its matrices and tokens divided as the configuration says."""
@@ -191,6 +189,8 @@ class FsdpEngine:
         """Made when first needed: a frozen model never has one."""
         if self._made_optimizer is None:
             self._made_optimizer = optimizer_over([piece for piece, _ in self._trained()], self._training.optimizer)
+            if Part.optimizer in self._away:
+                self._move({Part.optimizer}, away=True)
         return self._made_optimizer
 
     def _trained(self) -> list[tuple[Tensor, ShardsOf]]:

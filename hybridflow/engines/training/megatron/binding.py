@@ -52,23 +52,6 @@ def bind_parameters(chunks: Sequence[Chunk], slots: Mapping[str, WeightShard]) -
     return bound - left
 
 
-@torch.no_grad()
-def move_parameters(chunks: Sequence[Chunk], device: torch.device) -> None:
-    """Moves the parameters that are not bound to a device; those that lie in one memory lie alike in the new one."""
-    memories: dict[int, Tensor] = {}
-    for chunk in chunks:
-        for name, parameter in chunk.named_parameters():
-            if name in chunk.bound:
-                continue
-            old = parameter.data
-            memory = old.untyped_storage()
-            if memory.data_ptr() not in memories:
-                whole = torch.empty(0, dtype=old.dtype, device=old.device).set_(memory)
-                memories[memory.data_ptr()] = whole.to(device, copy=True)
-            new = memories[memory.data_ptr()]
-            parameter.data = new.as_strided(old.shape, old.stride(), old.storage_offset())
-
-
 def _place_in(slot: WeightShard, part: Part, parameter: nn.Parameter) -> Tensor | None:
     """Where a parameter lies in a slot; nowhere if the slot has not all of it, or is of another kind."""
     if (slot.tensor.dtype, slot.tensor.device) != (parameter.dtype, parameter.device):

@@ -17,13 +17,14 @@ from hybridflow.engines.training.megatron.architecture import (
     transformer_config,
 )
 from hybridflow.engines.training.megatron.attention import make_rotary
-from hybridflow.engines.training.megatron.binding import bind_parameters, held_shards, move_parameters
+from hybridflow.engines.training.megatron.binding import bind_parameters, held_shards
 from hybridflow.engines.training.megatron.model import make_chunks
+from hybridflow.engines.training.megatron.offloading import WaitingParameters
 from hybridflow.engines.training.megatron.optimizer import ChunkOptimizer
 from hybridflow.engines.training.megatron.pipeline import Judge, ReportT, least_micros, run_pipeline, told_by_last_stage
 from hybridflow.engines.training.megatron.process_groups import Layout
 from hybridflow.engines.training.microbatch import MicroBatch, columns_of, make_microbatches
-from hybridflow.engines.training.onloading import everything_here
+from hybridflow.engines.training.onloading import weights_here
 from hybridflow.engines.training.outputs import token_outputs
 from hybridflow.engines.training.passes import finite_norm, joined_outputs, temperature_of
 from hybridflow.engines.training.schedule import learning_rate
@@ -68,8 +69,10 @@ class MegatronEngine:
         self._layout.activate()
         with self.device:
             self.chunks = make_chunks(self._config, geometry, is_value=setup.family is VALUE)
+        self._shelf = setup.shelf()
+        self._waiting = None if self._shelf is None else WaitingParameters(self.chunks, self._shelf)
         self._made_optimizer: ChunkOptimizer | None = None
-        self._away: set[Part] = set()
+        self._away = {Part.optimizer} if setup.training.offload_optimizer else set[Part]()
         self._steps = 0
         read_into(setup.directory, self.weight_shards(), zero_if_absent=("score.weight", "score.bias"))
 
@@ -89,7 +92,7 @@ class MegatronEngine:
 
     def train_step(self, batch: Batch, loss_fn: LossFn) -> Metrics:
         """See `TrainEngine.train_step`. Raises `EngineError` when the gradient is not finite."""
-        self.onload(*Part)
+        self.onload(Part.parameters)
         optimizer = self._optimizer
         rate = learning_rate(
             self._steps, optimizer=self._training.optimizer, total_steps=self._setup.total_optimizer_steps
@@ -110,7 +113,7 @@ class MegatronEngine:
         optimizer.step(norm, learning_rate=rate)
         self._steps += 1
         if self._training.offload_optimizer:
-            self.offload(Part.optimizer)
+            optimizer.free_gradients()
         return metrics | {"grad_norm": mean(norm), "lr": last(rate)}
 
     def weight_shards(self) -> Iterator[WeightShard]:
@@ -126,7 +129,7 @@ class MegatronEngine:
     def save(self, directory: Path) -> None:
         """See `TrainEngine.save`."""
         ranks = self._setup.ranks
-        with everything_here(self, self._away):
+        with weights_here(self, self._away):
             check_finite(self.weight_shards(), ranks)
             save_weights(directory, self.weight_shards(), ranks, write_rest=self._setup.describe)
             self._optimizer.save(directory, self._steps, ranks)
@@ -134,12 +137,12 @@ class MegatronEngine:
     def load(self, directory: Path) -> None:
         """See `TrainEngine.load`."""
         ranks = self._setup.ranks
-        with everything_here(self, self._away):
+        with weights_here(self, self._away):
             load_weights(directory, self.weight_shards(), ranks)
             self._steps = self._optimizer.load(directory, ranks)
 
     def offload(self, *parts: Part) -> None:
-        """See `TrainEngine.offload`. Not run on a GPU yet."""
+        """See `TrainEngine.offload`. The memory of the gradients goes with the optimizer's state."""
         self._move(set(parts) - self._away, away=True)
         self._away |= set(parts)
 
@@ -149,13 +152,18 @@ class MegatronEngine:
         self._away -= set(parts)
 
     def _move(self, parts: set[Part], *, away: bool) -> None:
-        if self.device.type == "cpu":
+        if self._shelf is None or self._waiting is None:
             return
-        device = torch.device("cpu") if away else self.device
         if Part.parameters in parts:
-            move_parameters(self.chunks, device)
+            if away:
+                self._waiting.go()
+            else:
+                self._waiting.come()
         if Part.optimizer in parts and self._made_optimizer is not None:
-            self._made_optimizer.move(device, away=away)
+            if away:
+                self._made_optimizer.rest(self._shelf)
+            else:
+                self._made_optimizer.bring_back()
 
     @property
     def _optimizer(self) -> ChunkOptimizer:
@@ -164,6 +172,8 @@ class MegatronEngine:
             divided = self._training.parallelism.distributed_optimizer and self.mesh.axis_size("data") > 1
             self._layout.activate()
             self._made_optimizer = ChunkOptimizer(self.chunks, self._config, self._training.optimizer, divided=divided)
+            if Part.optimizer in self._away:
+                self._move({Part.optimizer}, away=True)
         return self._made_optimizer
 
     def _run(

@@ -1,5 +1,7 @@
 """The distributed optimizer's flat buffer of weights, there during an optimizer step alone."""
 
+# pyright: reportPrivateImportUsage=false
+
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -38,11 +40,15 @@ class FlatWeights:
             if parameter.dtype is torch.float32:
                 flat.copy_(parameter)
 
+    def target(self, parameter: nn.Parameter) -> Tensor:
+        """Where the values that the optimizer has found for a parameter go: the buffer, or the parameter itself."""
+        return self._flat.get(parameter, parameter).detach()
+
     @torch.no_grad()
     def empty(self) -> None:
         """Copies the moved weights into their own tensors, and frees the memory."""
-        for parameter, flat in self._flat.items():
-            parameter.copy_(flat)
+        if self._flat:
+            torch._foreach_copy_([parameter.data for parameter in self._flat], [*self._flat.values()])
         self._free()
 
     def _free(self) -> None:

@@ -1,6 +1,7 @@
 """Megatron-Core's AdamW over a rank's chunks, with its state whole on each data-parallel rank or divided over them."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -9,13 +10,17 @@ from megatron.core.distributed import (
     DistributedDataParallelConfig,
     finalize_model_grads,
 )
+from megatron.core.distributed.param_and_grad_buffer import _ParamAndGradBuffer
 from megatron.core.optimizer import ChainedOptimizer, OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.transformer import MegatronModule, TransformerConfig
 from torch import Tensor, nn
+from torch.optim import Optimizer as Adam
 
 from hybridflow.config.training import Optimizer
 from hybridflow.engines.training.contiguous import contiguous
+from hybridflow.engines.training.host_memory import HostShelf
 from hybridflow.engines.training.megatron.binding import held_parameters
 from hybridflow.engines.training.megatron.flat_weights import FlatWeights
 from hybridflow.engines.training.megatron.model import Chunk
@@ -29,6 +34,7 @@ from hybridflow.engines.training.state_files import (
     load_state,
     save_state,
 )
+from hybridflow.engines.training.streamed_state import StreamedState, narrowed
 from hybridflow.models.names.parts import views
 from hybridflow.parallel.groups import Ranks
 
@@ -69,22 +75,36 @@ class ChunkOptimizer:
         assert isinstance(made, ChainedOptimizer), f"Megatron-Core made a {type(made).__name__}"
         self._chain = made
         self._flat = FlatWeights(self.modules, own)
+        self._streamed: list[StreamedState] = []
+        """Of each optimizer of the chain, while its state waits on the host."""
 
     def zero_grad(self) -> None:
-        """Before a pass with gradients."""
+        """Before a pass with gradients. Takes the memory of the gradients again where it was given back."""
+        for buffer in self._gradient_buffers():
+            buffer.reload_from_cpu(move_params=False, move_grads=True)
         for module in self.modules:
             module.zero_grad_buffer()
         self._chain.zero_grad()
 
+    def free_gradients(self) -> None:
+        """Gives the memory of the gradients back until the next pass."""
+        self._chain.zero_grad()
+        for buffer in self._gradient_buffers():
+            buffer.offload_to_cpu(move_params=False, move_grads=True)
+
     @torch.no_grad()
     def grad_norm(self) -> float:
         """The norm of all ranks' gradients together, before clipping."""
-        self._chain.prepare_grads()
+        with self._stand_ins():
+            self._chain.prepare_grads()
         return float(self._chain.get_grad_norm())
 
     @torch.no_grad()
     def step(self, norm: float, *, learning_rate: float) -> None:
-        """One step along the gradients, clipped to the largest norm allowed; `norm` is theirs."""
+        """One step along the gradients, clipped to the largest norm allowed; `norm` is theirs.
+
+        The numbers do not depend on where the state waits.
+        """
         for group in self._chain.param_groups:
             group["lr"] = learning_rate
             group["weight_decay"] = self._settings.weight_decay * group["wd_mult"]
@@ -95,9 +115,30 @@ class ChunkOptimizer:
                 moved: list[Tensor] = [*optimizer.get_parameters()]
                 clip_grad_by_total_norm_fp32(moved, self._settings.max_grad_norm, norm)
         self._flat.fill()
-        with contiguous(tensor for group in self._chain.param_groups for tensor in group["params"]):
-            self._chain.step_with_ready_grads()
+        if self._streamed:
+            self._step_in_buckets()
+        else:
+            with contiguous(tensor for group in self._chain.param_groups for tensor in group["params"]):
+                self._chain.step_with_ready_grads()
         self._flat.empty()
+
+    def rest(self, shelf: HostShelf) -> None:
+        """Takes moments and float32 copies to the host, where `step` brings them from a bucket at a time.
+
+        Gradients are given up, and their memory is given back.
+        """
+        self.free_gradients()
+        if not self._streamed:
+            copies = [moved.tensor for moved in moved_tensors(self._chain) if moved.is_copy]
+            self._streamed = [
+                StreamedState(optimizer.optimizer, copies, shelf) for optimizer in self._chain.chained_optimizers
+            ]
+
+    def bring_back(self) -> None:
+        """Takes them to the device for good."""
+        for state in self._streamed:
+            state.bring_back()
+        self._streamed = []
 
     def state_shards(self) -> Iterator[StateShard]:
         """The state that this rank keeps, as writable views: moments once there are any, and float32 copies."""
@@ -123,19 +164,51 @@ class ChunkOptimizer:
         ]
         steps = int(load_state(directory, self.state_shards(), ranks, own_copies=uncopied)[STEPS])
         set_steps(self._chain, steps)
+        for state in self._streamed:
+            state.settle()
         return steps
 
-    def move(self, device: torch.device, *, away: bool) -> None:
-        """Moves the state to a device: away from the weights', where it leaves no gradients behind, or back."""
-        for moved in moved_tensors(self._chain):
-            if moved.is_copy:
-                moved.tensor.data = moved.tensor.data.to(device)
-            for kind, values in moved.state.items():
-                moved.state[kind] = values.to(device) if values.ndim else values
+    def _step_in_buckets(self) -> None:
+        """What `step_with_ready_grads` of the chain does, while a bucket of the state is on the device."""
+        copies = {moved.tensor: moved for moved in moved_tensors(self._chain) if moved.is_copy}
+        for optimizer, state in zip(self._chain.chained_optimizers, self._streamed, strict=True):
+            inner = optimizer.optimizer
+            counted: dict[str, int] = {}
+
+            def act(parameters: Sequence[Tensor], inner: Adam = inner, counted: dict[str, int] = counted) -> None:
+                with narrowed(inner, parameters) as groups, contiguous(parameters):
+                    inner.step()
+                for group in groups:
+                    if "step" in group:  # Transformer Engine counts steps in the groups, which are copies here
+                        counted["step"] = group["step"]
+                for moved in (copies[tensor] for tensor in parameters if tensor in copies):
+                    moved.range_of(self._flat.target(moved.parameter)).copy_(moved.tensor)
+
+            state.step(act)
+            for group in inner.param_groups:
+                group.update(counted)
+            if isinstance(optimizer, DistributedOptimizer):
+                for module in self.modules:
+                    if module in optimizer.model_chunks:
+                        module.start_param_sync()
+
+    @contextmanager
+    def _stand_ins(self) -> Iterator[None]:
+        """Meanwhile float32 copies that wait on the host seem to be on the device, so that they can have gradients."""
+        waiting = [moved for moved in moved_tensors(self._chain) if moved.is_copy] if self._streamed else []
+        places = [moved.tensor.data for moved in waiting]
+        for moved in waiting:
+            number = torch.empty((), dtype=moved.tensor.dtype, device=moved.parameter.device)
+            moved.tensor.data = number.expand(moved.tensor.shape)
+        try:
+            yield
+        finally:
+            for moved, place in zip(waiting, places, strict=True):
+                moved.tensor.data = place
+
+    def _gradient_buffers(self) -> Iterator[_ParamAndGradBuffer]:
         for module in self.modules:
-            for buffer in (*vars(module)["buffers"], *module.expert_parallel_buffers):
-                change = buffer.offload_to_cpu if away else buffer.reload_from_cpu
-                change(move_params=False, move_grads=True)
+            yield from (*vars(module)["buffers"], *module.expert_parallel_buffers)
 
 
 def _finalize(modules: list[nn.Module], tokens: Tensor | None = None, **options: object) -> None:

@@ -38,6 +38,10 @@ class Moved:
         """What AdamW keeps of the tensor; nothing before the first step."""
         return self.inner.state[self.tensor]
 
+    def range_of(self, whole: Tensor) -> Tensor:
+        """The part of a tensor of the parameter's shape that the moved tensor stands for, in the moved one's shape."""
+        return whole if self.start is None else whole.view(-1)[self.start : self.start + self.tensor.numel()]
+
     def shards(self, values: Tensor, part: Part) -> Iterator[WeightShard]:
         """Numbers of the tensor's shape as views of them, in the boxes of the weight that they belong to."""
         if self.start is None:
@@ -66,7 +70,7 @@ def set_steps(chain: ChainedOptimizer, steps: int) -> None:
         for kind in (FIRST_MOMENT, SECOND_MOMENT):
             if kind not in moved.state:
                 moved.state[kind] = torch.zeros_like(moved.tensor)
-        moved.state["step"] = torch.tensor(float(steps), device=moved.tensor.device)
+        moved.state["step"] = torch.tensor(float(steps), device=moved.parameter.device)
     for group in chain.param_groups:
         if "step" in group:
             group["step"] = steps

@@ -1,14 +1,18 @@
 """The single engine on causal models: what it computes, how it steps, what it keeps."""
 
+from collections.abc import Mapping
+
 import pytest
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from hybridflow.batch import Batch
 from hybridflow.config.algorithm import Algorithm
 from hybridflow.config.model import Dtype
 from hybridflow.config.training import Optimizer, Schedule
-from hybridflow.engines.training.interface import Loss, Part
+from hybridflow.engines.training import families
+from hybridflow.engines.training.interface import Loss, Part, TokenOutputs
 from hybridflow.errors import BatchError, EngineError
 from hybridflow.models.names.huggingface import parts_of
 from hybridflow.models.names.parts import views
@@ -24,6 +28,7 @@ from tests.unit.engines.training.engines import (
     likelihood_loss,
     weights,
 )
+from tests.unit.engines.training.late_lane import LateLane
 
 NUMBERS = ("advantages", "old_logprobs", "rollout_logprobs")
 
@@ -261,6 +266,34 @@ def test_on_a_cpu_nothing_moves_and_what_was_away_is_there_when_needed(toy_dir):
             each.train_step(sequences(seed=seed), likelihood_loss)
     assert places == [parameter.data_ptr() for parameter in engine.model.parameters()]
     assert largest_difference(weights(engine), weights(twin)) == 0.0
+
+
+def test_what_waits_on_the_host_is_not_on_the_device_in_a_pass_and_changes_no_number(toy_dir, tmp_path, monkeypatch):
+    lane = LateLane()
+    settings = {"dtype": Dtype.bfloat16, "offload_optimizer": True}
+    twin = language_engine(toy_dir(), **settings)
+    monkeypatch.setattr(families, "lane_to", lambda device: lane)
+    engine = language_engine(toy_dir(), **settings)
+
+    def loss_of(outputs: TokenOutputs, columns: Mapping[str, Tensor]) -> Loss:
+        assert all(lane.holds(master) for master in engine._optimizer.weight_of), "float32 copies are on the device"
+        return likelihood_loss(outputs, columns)
+
+    for seed in range(4):
+        # Weights that come back are NaN until they are waited for.
+        engine.offload(Part.parameters)
+        assert engine.forward(sequences(seed=seed)).tokens("logprobs").values.isfinite().all()
+        engine.train_step(sequences(seed=seed), loss_of)
+        twin.train_step(sequences(seed=seed), likelihood_loss)
+        if seed == 1:
+            engine.save(tmp_path)
+            engine = language_engine(toy_dir(seed=1), **settings)
+            engine.load(tmp_path)
+    assert largest_difference(weights(engine), weights(twin)) == 0.0
+    places = lane.reserved_bytes
+    engine.onload(*Part)
+    engine.offload(*Part)
+    assert lane.reserved_bytes == places
 
 
 def test_what_was_away_before_it_was_saved_or_loaded_is_away_again(toy_dir, tmp_path):

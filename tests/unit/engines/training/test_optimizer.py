@@ -6,9 +6,11 @@ from torch import nn
 
 from hybridflow.config.model import Dtype
 from hybridflow.config.training import Optimizer
-from hybridflow.engines.training.optimizer import make_optimizer, move_optimizer, optimizer_over
+from hybridflow.engines.training.host_memory import HostShelf
+from hybridflow.engines.training.optimizer import MasterAdamW, make_optimizer, optimizer_over
 from tests.toys import sequences
 from tests.unit.engines.training.engines import language_engine, largest_difference, likelihood_loss, weights
+from tests.unit.engines.training.late_lane import LateLane
 
 SMALL_STEPS = Optimizer(learning_rate=1e-6)
 
@@ -41,26 +43,58 @@ def test_float32_weights_are_moved_themselves():
     assert {id(p) for group in optimizer.param_groups for p in group["params"]} == set(map(id, model.parameters()))
 
 
+def steps(dtype: torch.dtype, lane: LateLane | None) -> tuple[list[torch.Tensor], MasterAdamW]:
+    """Weights after five steps, of an optimizer whose state waits on the host from the start, and comes back once."""
+    generator = torch.Generator().manual_seed(0)
+    wide = torch.randn(16, 48, generator=generator).to(dtype)
+    weights = [nn.Parameter(torch.randn(n, 32, generator=generator).to(dtype)) for n in [8] * 20 + [9]]
+    weights += [nn.Parameter(torch.randn(32, generator=generator).to(dtype)), nn.Parameter(wide[:, :32])]
+    idle = nn.Parameter(torch.ones(8, 8, dtype=dtype))
+    optimizer, shelf = optimizer_over([*weights, idle], Optimizer(learning_rate=0.1)), lane and HostShelf(lane)
+    for step in range(5):
+        if shelf is not None and step != 3:
+            optimizer.rest(shelf)
+        elif shelf is not None:
+            optimizer.bring_back()
+        for weight in weights:
+            weight.grad = torch.randn(weight.shape, generator=generator).to(dtype)
+        optimizer.step()
+    assert torch.equal(idle, torch.ones(8, 8, dtype=dtype))
+    return [*weights, wide], optimizer
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_state_that_was_moved_goes_on_the_same(dtype):
-    models = []
-    for is_moved in (False, True):
-        torch.manual_seed(0)
-        model = nn.Linear(4, 4).to(dtype)
-        optimizer = make_optimizer(model, Optimizer(learning_rate=0.1))
-        places = {id(parameter): parameter.data_ptr() for parameter in model.parameters()}
-        for step in range(3):
-            for parameter in model.parameters():
-                parameter.grad = torch.full_like(parameter, step - 0.5)
-            optimizer.step()
-            if is_moved:
-                before = [tensor.data_ptr() for state in optimizer.state.values() for tensor in state.values()]
-                move_optimizer(optimizer, torch.device("cpu"))
-                after = [tensor.data_ptr() for state in optimizer.state.values() for tensor in state.values()]
-                assert not set(before) & set(after)
-        assert places == {id(parameter): parameter.data_ptr() for parameter in model.parameters()}
-        models.append(model)
-    assert torch.equal(models[0].weight, models[1].weight)
+def test_a_state_that_waits_on_the_host_gives_the_same_numbers_with_three_buckets_on_the_device(dtype):
+    lane = LateLane(bucket_bytes=1 << 12)
+    expected, resident = steps(dtype, None)
+    weights, optimizer = steps(dtype, lane)
+    assert all(torch.equal(a, b) for a, b in zip(weights, expected, strict=True))
+    for own, other in zip(optimizer.state.values(), resident.state.values(), strict=True):
+        assert all(torch.equal(own[kind], other[kind]) for kind in other)
+    tensors = 3 if dtype is torch.bfloat16 else 2
+    sizes = [4 * tensors * parameter.numel() for group in optimizer.param_groups for parameter in group["params"]]
+    assert lane.reserved_bytes <= sum(sizes) + 256 * tensors * len(sizes)
+    before = lane.reserved_bytes, lane.here
+    lane.most = lane.here
+    for parameter in weights[:-1]:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    assert (lane.reserved_bytes, lane.here) == before
+    assert lane.most - lane.here <= 3 * max(lane.bucket_bytes, *sizes) < sum(sizes) / 2
+
+
+def test_a_step_that_fails_leaves_all_state_on_the_host():
+    lane, model = LateLane(), nn.Linear(32, 32)
+    optimizer = make_optimizer(model, SMALL_STEPS)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.rest(HostShelf(lane))
+    optimizer.step()
+    kept = {kind: tensor.clone() for kind, tensor in optimizer.state[model.weight].items()}
+    model.weight.grad = torch.ones(32, 32).to_sparse()
+    with pytest.raises(RuntimeError):
+        optimizer.step()
+    assert all(torch.equal(optimizer.state[model.weight][kind], kept[kind]) for kind in ("exp_avg", "exp_avg_sq"))
 
 
 def test_a_weight_without_a_gradient_stays():

@@ -11,17 +11,17 @@ from torch import Tensor
 from hybridflow.batch import Batch
 from hybridflow.config.model import Dtype
 from hybridflow.config.training import Optimizer, TrainingEngine
+from hybridflow.engines.training import families
 from hybridflow.engines.training.fsdp.engine import FsdpEngine
-from hybridflow.engines.training.fsdp.offloading import move_parameters
 from hybridflow.engines.training.fsdp.sharding import rows_of
 from hybridflow.engines.training.interface import Loss, Part, TrainEngine
-from hybridflow.engines.training.optimizer import move_optimizer
 from hybridflow.errors import EngineError
 from hybridflow.observability.metrics import total
 from hybridflow.parallel.layout import Box
 from tests.parity.divided import Case, assembled, copies, engine_of, global_batch, loss_of, train
 from tests.spmd import run_ranks
 from tests.toys import sequences
+from tests.unit.engines.training.late_lane import late_lane, waits
 
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True}
 
@@ -97,35 +97,38 @@ def test_ranks_with_fewer_rows_or_none_keep_step(toy_dir):
     assert first[1] == pytest.approx(even[1], rel=1e-4, abs=1e-6)
 
 
-def moved_and_not(rank: int, case: Case) -> list[list[float]]:
-    """Two steps, of one engine whose memory moves between them and of one whose memory does not."""
+def moved_and_not(rank: int, case: Case, directory: Path) -> list[list[float]]:
+    """Three steps, of one engine whose memory moves between them and of one whose memory does not.
+
+    Both are saved and made anew after the first step.
+    """
     numbers = []
     for moves in (False, True):
+        if moves:
+            families.lane_to = late_lane
         engine, own = engine_of(case, rank), []
         assert isinstance(engine, FsdpEngine)
-        for step in range(2):
+        for step in range(3):
             batch = global_batch(step, "language")
             own.append(
                 engine.train_step(batch.slice(3 * rank, 3 * rank + 3), loss_of(batch, "language"))["grad_norm"].value
             )
             own.append(sum(float(shard.tensor.double().square().sum()) for shard in engine.weight_shards()))
-            before = [shard.tensor.data_ptr() for shard in engine.weight_shards()]
             engine.offload(*Part)
-            if moves:
-                move_parameters(engine._parameters, torch.device("cpu"))
-                move_optimizer(engine._optimizer, torch.device("cpu"))
-            after = [shard.tensor.data_ptr() for shard in engine.weight_shards()]
-            assert all((old != new) is moves for old, new in zip(before, after, strict=True)), (
-                "memory and promise differ"
-            )
+            moved = [*(parameter.memory for parameter in engine._parameters), *engine._optimizer.weight_of]
+            assert all(waits(engine._shelf, memory) is moves for memory in moved if memory.numel())
+            if step == 0:
+                engine.save(directory / str(moves))
+                engine = engine_of(case, rank)
+                engine.load(directory / str(moves))
         numbers.append(own)
     return numbers
 
 
-def test_memory_may_move_between_steps_and_on_a_cpu_does_not_by_itself(toy_dir):
-    for still, moved in run_ranks(
-        moved_and_not, 2, replace(case_of(toy_dir, "qwen3", 2), settings={"offload_optimizer": True})
-    ):
+@pytest.mark.parametrize("dtype", [Dtype.float32, Dtype.bfloat16])
+def test_memory_may_move_between_steps_and_on_a_cpu_does_not_by_itself(toy_dir, tmp_path, dtype):
+    case = replace(case_of(toy_dir, "qwen3", 2), settings={"offload_optimizer": True}, dtype=dtype)
+    for still, moved in run_ranks(moved_and_not, 2, case, tmp_path):
         assert still == moved
 
 

@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 
 from hybridflow.config.model import Dtype
 from hybridflow.config.training import TrainingEngine
+from hybridflow.engines.training import families
 from hybridflow.engines.training.interface import Loss, Part
-from hybridflow.engines.training.megatron.binding import move_parameters
 from hybridflow.engines.training.megatron.engine import MegatronEngine
 from hybridflow.engines.training.megatron.stacked_linear import StackedLinear, stacked
 from hybridflow.errors import ConfigError, EngineError, HybridflowError
@@ -18,6 +18,7 @@ from hybridflow.observability.metrics import Metrics
 from hybridflow.parallel.layout import Box
 from tests.parity.divided import Case, copies, engine_of, global_batch, loss_of
 from tests.spmd import preload, run_ranks
+from tests.unit.engines.training.late_lane import late_lane, waits
 
 preload("hybridflow.engines.training.megatron.engine")
 
@@ -203,22 +204,36 @@ def forward_alone(rank: int, case: Case) -> list[float]:
     return engine_of(case, rank).forward(global_batch(0, case.kind)).tokens("logprobs").values.tolist()
 
 
-def move_between_steps(rank: int, case: Case) -> list[tuple[float, float]]:
+def move_between_steps(rank: int, case: Case, directory: Path) -> list[tuple[float, float]]:
     """Gradient norms of an engine whose memory moves between steps (here from the host to the host), and of another."""
-    still, engine, device = megatron_engine(case, rank), megatron_engine(case, rank), torch.device("cpu")
-    norms = []
+    still, norms = megatron_engine(case, rank), []
+    families.lane_to = late_lane
+    engine = megatron_engine(case, rank)
     for step in range(3):
         batch = global_batch(step, "language")
-        reports = [each.train_step(batch, loss_of(batch, "language")) for each in (still, engine)]
-        norms.append(tuple(report["grad_norm"].value for report in reports))
-        old = {parameter: parameter.data for chunk in engine.chunks for parameter in chunk.parameters()}
-        engine._optimizer.move(device, away=True)
+        loss_fn = loss_of(batch, "language")
+
+        def watched(outputs, columns, engine=engine, loss_fn=loss_fn) -> Loss:
+            moments = (shard.tensor for _, shard in engine._optimizer.state_shards())
+            assert all(waits(engine._shelf, moment) for moment in moments), "the state is on the device during a pass"
+            return loss_fn(outputs, columns)
+
+        norms.append(tuple(each.train_step(batch, watched)["grad_norm"].value for each in (still, engine)))
         for module in engine._optimizer.modules:
             assert all(buffer.grad_data.untyped_storage().nbytes() == 0 for buffer in vars(module)["buffers"])
-        move_parameters(engine.chunks, device)
-        engine._optimizer.move(device, away=False)
-        for parameter, data in old.items():
-            assert parameter.data_ptr() != data.data_ptr() and torch.equal(parameter.data, data)
+        engine.forward(batch)
+        parameters = [parameter for chunk in engine.chunks for parameter in chunk.parameters()]
+        old = [parameter.detach().clone() for parameter in parameters]
+        engine.offload(*Part)
+        assert all(waits(engine._shelf, parameter) for parameter in parameters)
+        if step == 0:
+            engine.save(directory)
+            engine = megatron_engine(case, rank)
+            engine.load(directory)
+            continue
+        engine.onload(Part.parameters)
+        assert all(map(torch.equal, parameters, old))
+        assert not any(waits(engine._shelf, parameter) for parameter in parameters)
         linears = [m for chunk in engine.chunks for m in chunk.modules() if isinstance(m, StackedLinear)]
         assert linears and all(stacked([weight.data for weight in linear.weights]) is not None for linear in linears)
     return norms
@@ -240,8 +255,13 @@ def test_what_was_away_before_it_was_saved_or_loaded_is_away_again(toy_dir, tmp_
     assert found == [set(Part), set(Part), {Part.optimizer}]
 
 
-@pytest.mark.parametrize("dtype", [Dtype.float32, Dtype.bfloat16])
-def test_memory_that_moves_away_and_back_changes_nothing(toy_dir, dtype):
-    case = replace(case_of(toy_dir("qwen3", tie_word_embeddings=True, **HEADS), 2), dtype=dtype)
-    for norms in run_ranks(move_between_steps, 2, case):
+@pytest.mark.parametrize(
+    ("dtype", "divided"),
+    [(Dtype.float32, True), (Dtype.bfloat16, True), (Dtype.float32, False), (Dtype.bfloat16, False)],
+)
+def test_memory_that_moves_away_and_back_changes_nothing(toy_dir, tmp_path, dtype, divided):
+    directory = toy_dir("qwen3", tie_word_embeddings=True, **HEADS)
+    settings = {"offload_optimizer": True}
+    case = replace(case_of(directory, 2, distributed_optimizer=divided), dtype=dtype, settings=settings)
+    for norms in run_ranks(move_between_steps, 2, case, tmp_path):
         assert all(still == moved for still, moved in norms)

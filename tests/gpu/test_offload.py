@@ -1,0 +1,100 @@
+"""State and weights that wait on the host: the same numbers, and memory of the device that others can use."""
+
+import pytest
+import torch
+from torch import nn
+
+from hybridflow.config.model import Dtype, Model
+from hybridflow.config.training import Optimizer, Training
+from hybridflow.engines.rollout.memory import WeightBuffer
+from hybridflow.engines.training import families
+from hybridflow.engines.training.factory import make_language_engine
+from hybridflow.engines.training.host_memory import HostShelf, Lane, StreamLane
+from hybridflow.engines.training.interface import Part
+from hybridflow.engines.training.optimizer import MasterAdamW, optimizer_over
+from hybridflow.engines.training.single import SingleEngine
+from hybridflow.parallel.groups import Ranks
+from tests.toys import sequences
+from tests.unit.engines.training.engines import GENTLE, likelihood_loss
+from tests.unit.engines.training.late_lane import LateLane
+
+
+def small_lane(device: torch.device) -> Lane:
+    """A lane with buckets that are small beside the state."""
+    return StreamLane(device, 1 << 18) if device.type == "cuda" else LateLane(1 << 18)
+
+
+def stepped(device: torch.device, dtype: torch.dtype, lane: Lane | None) -> tuple[list[nn.Parameter], MasterAdamW]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(256, 100)] * 20 + [(513,)] * 3
+    weights = [nn.Parameter(torch.randn(shape, generator=generator).to(device, dtype)) for shape in shapes]
+    wide = torch.randn(256, 120, generator=generator).to(device, dtype)
+    weights.append(nn.Parameter(wide[:, :100]))
+    optimizer = optimizer_over(weights, Optimizer(learning_rate=0.1))
+    if lane is not None:
+        optimizer.rest(HostShelf(lane))
+    for _ in range(4):
+        for weight in weights:
+            weight.grad = torch.randn(weight.shape, generator=generator).to(device, dtype)
+        optimizer.step()
+    return weights, optimizer
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_state_that_waits_on_the_host_gives_the_same_numbers(device, dtype):
+    expected, resident = stepped(device, dtype, None)
+    weights, optimizer = stepped(device, dtype, small_lane(device))
+    assert all(map(torch.equal, weights, expected))
+    for own, other in zip(optimizer.state.values(), resident.state.values(), strict=True):
+        assert all(torch.equal(own[kind].cpu(), other[kind].cpu()) for kind in other)
+    moments = [tensor for state in optimizer.state.values() for kind, tensor in state.items() if kind != "step"]
+    assert all(moment.device.type == "cpu" for moment in moments)
+    if device.type == "cuda":
+        assert all(moment.is_pinned() for moment in moments)
+        whole = sum(moment.nbytes for moment in moments)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        optimizer.step()
+        assert torch.cuda.memory_allocated(device) == before
+        assert torch.cuda.max_memory_allocated(device) - before < whole / 2
+
+
+def engine_on(device: torch.device, directory, **settings: object) -> SingleEngine:
+    engine = make_language_engine(
+        Model(path=str(directory), dtype=Dtype.bfloat16),
+        Training(optimizer=GENTLE, **settings),
+        total_optimizer_steps=100,
+        device=device,
+        ranks=Ranks.alone(),
+    )
+    assert isinstance(engine, SingleEngine)
+    return engine
+
+
+def test_an_engine_whose_memory_waits_on_the_host_trains_the_same(device, toy_dir, tmp_path, monkeypatch):
+    monkeypatch.setattr(families, "lane_to", lambda device: None)
+    twin = engine_on(device, toy_dir())
+    monkeypatch.setattr(families, "lane_to", small_lane)
+    engine = engine_on(device, toy_dir(), offload_optimizer=True)
+    for seed in range(3):
+        norms = []
+        for each in (engine, twin):
+            norms.append(each.train_step(sequences(seed=seed), likelihood_loss)["grad_norm"].value)
+        # One rounding of a bfloat16 weight: sums over tokens may be in another order on a GPU.
+        assert norms[0] == pytest.approx(norms[1], rel=1e-2)
+        engine.offload(*Part)
+        if device.type == "cuda":
+            assert all(parameter.device.type == "cpu" for parameter in engine.model.parameters())
+    engine.save(tmp_path)
+    again = engine_on(device, toy_dir(seed=1), offload_optimizer=True)
+    again.load(tmp_path)
+    left, right = (each.forward(sequences()).tokens("logprobs").values for each in (engine, again))
+    assert torch.allclose(left, right, atol=1e-3)
+
+
+def test_weights_of_a_rollout_engine_stay_without_a_warning_where_they_cannot_be_given_back(device, caplog):
+    buffer = WeightBuffer([nn.Parameter(torch.ones(1 << 20, 32, device=device), requires_grad=False)])
+    released = buffer.release()
+    assert (released.weight_bytes == 0) == (device.type == "cuda")
+    assert released.weight_bytes + released.left_bytes == buffer.num_bytes
+    assert caplog.records == []

@@ -14,6 +14,13 @@ class BackendKind(Enum):
     ray = "ray"
 
 
+class ResumeChanged(Enum):
+    """What becomes of a resumed run whose files have other contents than when its checkpoint was written."""
+
+    refuse = "refuse"
+    accept = "accept"
+
+
 class Device(Enum):
     """What computes."""
 
@@ -68,6 +75,9 @@ class Trainer(Section):
 
     resume: str = "auto"
     """auto: from the run directory's last whole checkpoint; never: from the start; or a checkpoint's path."""
+
+    resume_changed: ResumeChanged = ResumeChanged.refuse
+    """Whether a run is resumed when its data, models, reward functions or other code changed: refuse, or accept."""
 
     trackers: list[str] = field(default_factory=lambda: ["console", "jsonl", "tensorboard"])
     """Where metrics go: console, jsonl, tensorboard, wandb, mlflow."""

@@ -1,29 +1,42 @@
 """Prompts as token ids: text as it is, conversations through the tokenizer's own chat template."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
+from typing import TypeVar
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from hybridflow.config.data import Data
 from hybridflow.config.paths import user_path
+from hybridflow.data.watched import ROW_SECONDS, watched
 from hybridflow.errors import DataError
 
 Message = dict[str, str]
 Prompt = str | list[Message]
+T = TypeVar("T")
+R = TypeVar("R")
+
+_CHARACTERS_PER_TOKEN = 32
+"""Far more than there are in the texts of any language, but not in runs of spaces."""
+
+_OTHER_TEMPLATE = "Set data.chat_template=FILE to another template, or give texts instead of conversations."
 
 
-def prompt_token_ids(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-    """Token ids of each prompt.
+def prompt_token_ids(
+    prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, *, most_tokens: int | None = None
+) -> list[list[int]]:
+    """Token ids of each prompt, or of its beginning where that alone is longer than `most_tokens`.
 
     Text gets the special tokens that the tokenizer itself puts in front (and none behind); a conversation gets those
     of the chat template, whose generation prompt opens the reply, or whose last assistant turn is continued.
     """
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-    rendered = [rendered_prompt(prompt, tokenizer) for prompt in prompts if not isinstance(prompt, str)]
-    of_texts = iter(text_token_ids(texts, tokenizer, add_special_tokens=True))
-    of_chats = iter(text_token_ids(rendered, tokenizer, add_special_tokens=False))
+    chats = rendered_in_time(
+        lambda prompt: rendered_prompt(prompt, tokenizer), [prompt for prompt in prompts if not isinstance(prompt, str)]
+    )
+    of_texts = iter(text_token_ids(texts, tokenizer, add_special_tokens=True, most_tokens=most_tokens))
+    of_chats = iter(text_token_ids(chats, tokenizer, add_special_tokens=False, most_tokens=most_tokens))
     return [next(of_texts) if isinstance(prompt, str) else next(of_chats) for prompt in prompts]
 
 
@@ -54,16 +67,31 @@ def with_chat_template(tokenizer: PreTrainedTokenizerBase, config: Data) -> PreT
         ) from error
     chosen = copy(tokenizer)
     chosen.chat_template = template
-    rendered([{"role": "user", "content": "Hello"}], chosen, add_generation_prompt=True)
+    greeting = [{"role": "user", "content": "Hello"}]
+    rendered_in_time(lambda turns: rendered(turns, chosen, add_generation_prompt=True), [greeting])
     return chosen
 
 
+def rendered_in_time(render: Callable[[T], R], rows: Sequence[T]) -> list[R]:
+    """What the chat template makes of each row; one that loops or fills the memory is a `DataError`."""
+    return watched(render, rows, what="The chat template was given", remedy=_OTHER_TEMPLATE, seconds=ROW_SECONDS)
+
+
 def text_token_ids(
-    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, add_special_tokens: bool
+    texts: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    add_special_tokens: bool,
+    most_tokens: int | None = None,
 ) -> list[list[int]]:
-    """Token ids of each text, without the end-of-sequence token that some tokenizers append: a reply follows."""
+    """Token ids of each text, without the end-of-sequence token that some tokenizers append: a reply follows.
+
+    A text whose beginning makes more than `most_tokens` is too long whatever follows, and not tokenised further.
+    """
     if not texts:
         return []
+    if most_tokens is not None:
+        texts = [_up_to(text, most_tokens, tokenizer) for text in texts]
     ids: list[list[int]] = tokenizer(
         list(texts),
         add_special_tokens=add_special_tokens,
@@ -74,6 +102,20 @@ def text_token_ids(
     if add_special_tokens and _appends_eos(tokenizer):
         return [row[:-1] for row in ids]
     return ids
+
+
+def may_be_cut(prompt: Prompt, most_tokens: int) -> bool:
+    """Whether a prompt has so many characters that `most_tokens` may have kept it from being tokenised whole."""
+    texts = [prompt] if isinstance(prompt, str) else [str(message["content"]) for message in prompt]
+    return sum(map(len, texts)) > most_tokens * _CHARACTERS_PER_TOKEN
+
+
+def _up_to(text: str, most_tokens: int, tokenizer: PreTrainedTokenizerBase) -> str:
+    beginning = text[: most_tokens * _CHARACTERS_PER_TOKEN]
+    if len(beginning) == len(text):
+        return text
+    count = len(tokenizer(beginning, add_special_tokens=False, verbose=False)["input_ids"])
+    return beginning if count > most_tokens + 1 else text
 
 
 def rendered_prompt(conversation: Sequence[Message], tokenizer: PreTrainedTokenizerBase) -> str:
@@ -103,9 +145,11 @@ def rendered(
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
         )
-    except (TemplateError, TypeError, ValueError) as error:
+    except Exception as error:  # a template is a program
+        words = str(error) if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
         raise DataError(
-            f"The tokenizer's chat template refuses a conversation: {error}. It is: {str(list(conversation))[:200]}",
+            f"The tokenizer's chat template refuses a conversation: {words[:400].rstrip('.')}. It is:"
+            f" {str(list(conversation))[:200]}",
             remedy="Write its turns the way the model's template wants them.",
         ) from error
     assert isinstance(text, str), f"the chat template made a {type(text)}"

@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 from transformers import PreTrainedTokenizerBase
 
 from hybridflow.config.data import Data
-from hybridflow.data.chat import Message, Prompt, rendered, rendered_prompt, text_token_ids
+from hybridflow.data.chat import Message, Prompt, rendered, rendered_in_time, rendered_prompt, text_token_ids
 from hybridflow.data.long_rows import check_left, rows_within
 from hybridflow.errors import DataError
 
@@ -38,30 +38,40 @@ class TokenisedCompletions:
 
 
 def completion_token_ids(
-    demonstrations: Sequence[Demonstration], tokenizer: PreTrainedTokenizerBase, ends: Collection[int] = ()
+    demonstrations: Sequence[Demonstration],
+    tokenizer: PreTrainedTokenizerBase,
+    ends: Collection[int] = (),
+    *,
+    most_tokens: int | None = None,
 ) -> tuple[list[list[int]], list[list[int]]]:
     """Prompts' and responses' token ids, as `tokenised_completions` makes them."""
-    found = tokenised_completions(demonstrations, tokenizer, ends)
+    found = tokenised_completions(demonstrations, tokenizer, ends, most_tokens=most_tokens)
     return found.prompts, found.responses
 
 
 def tokenised_completions(
-    demonstrations: Sequence[Demonstration], tokenizer: PreTrainedTokenizerBase, ends: Collection[int] = ()
+    demonstrations: Sequence[Demonstration],
+    tokenizer: PreTrainedTokenizerBase,
+    ends: Collection[int] = (),
+    *,
+    most_tokens: int | None = None,
 ) -> TokenisedCompletions:
     """Each row is tokenised as one text, cut where the tokens of what is given end and those to be learnt begin.
 
     Where a token would straddle a cut, the pieces are tokenised apart, as generation would see them. A response ends
     where a sampled one would: with one of `ends`, the token ids at which the model stops, or with the tokenizer's
-    end-of-sequence, which is appended where none of them is there.
+    end-of-sequence, which is appended where none of them is there. Of a row whose beginning alone is longer than
+    `most_tokens` only that is tokenised.
     """
     eos = _end_of_sequence(tokenizer)
-    all_pieces = [_pieces(demonstration, tokenizer) for demonstration in demonstrations]
+    all_pieces = _all_pieces(demonstrations, tokenizer)
     prefixes = [[*accumulate(pieces)] for pieces in all_pieces]
     streams = {}
     for is_chat in (False, True):
         rows = [row for row, found in enumerate(demonstrations) if _is_chat(found) is is_chat]
         texts = [text for row in rows for text in prefixes[row]]
-        streams[is_chat] = iter(text_token_ids(texts, tokenizer, add_special_tokens=not is_chat))
+        ids = text_token_ids(texts, tokenizer, add_special_tokens=not is_chat, most_tokens=most_tokens)
+        streams[is_chat] = iter(ids)
     prompts, responses, masks = [], [], []
     straddling = 0
     for demonstration, pieces in zip(demonstrations, all_pieces, strict=True):
@@ -71,7 +81,8 @@ def tokenised_completions(
         cut = _differences(grown)
         if cut is None:
             straddling += 1
-            cut = [grown[0], *text_token_ids(pieces[1:], tokenizer, add_special_tokens=False)]
+            apart = text_token_ids(pieces[1:], tokenizer, add_special_tokens=False, most_tokens=most_tokens)
+            cut = [grown[0], *apart]
         prompt, *rest = cut
         if not rest[-1] or rest[-1][-1] not in {eos, *ends}:
             rest[-1] = [*rest[-1], eos]
@@ -81,6 +92,11 @@ def tokenised_completions(
     if straddling:
         logger.info("data rows=%d are tokenised apart: a token would straddle prompt and completion", straddling)
     return TokenisedCompletions(prompts, responses, masks)
+
+
+def longest_row_tokens(config: Data) -> int:
+    """Tokens of the longest prompt and response that the limits let stay."""
+    return config.max_prompt_tokens + config.max_response_tokens
 
 
 def rows_within_limits(
@@ -110,6 +126,13 @@ def _differences(grown: Sequence[Sequence[int]]) -> list[list[int]] | None:
             return None
         added.append([*after[len(before) :]])
     return added
+
+
+def _all_pieces(demonstrations: Sequence[Demonstration], tokenizer: PreTrainedTokenizerBase) -> list[list[str]]:
+    """The pieces of each row; conversations, which go through the chat template, are rendered in limited time."""
+    chats = [found for found in demonstrations if _is_chat(found)]
+    of_chats = iter(rendered_in_time(lambda found: _pieces(found, tokenizer), chats))
+    return [next(of_chats) if _is_chat(found) else _pieces(found, tokenizer) for found in demonstrations]
 
 
 def _pieces(demonstration: Demonstration, tokenizer: PreTrainedTokenizerBase) -> list[str]:

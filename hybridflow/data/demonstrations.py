@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from hybridflow.batch import Batch
 from hybridflow.config.data import Data
 from hybridflow.data.chat import Message, Prompt, as_conversation, prompt_flaw
-from hybridflow.data.completions import Demonstration, rows_within_limits, tokenised_completions
+from hybridflow.data.completions import Demonstration, longest_row_tokens, rows_within_limits, tokenised_completions
 from hybridflow.data.dialogues import last_reply_begins
 from hybridflow.data.joining import joined
 from hybridflow.data.prompts import check_prompts, ragged_ids
@@ -78,7 +78,8 @@ def _demonstrations_of(name: str, config: Data, tokenizer: PreTrainedTokenizerBa
     demonstrations = recognise_demonstrations(table, config)
     spoken = rows_that_speak([found.completion for found in demonstrations], table)
     table, demonstrations = table.select(spoken), [demonstrations[row] for row in spoken]
-    found = tokenised_completions(demonstrations, tokenizer, ends)
+    most = longest_row_tokens(config)
+    found = tokenised_completions(demonstrations, tokenizer, ends, most_tokens=most)
     places = [demonstration.place for demonstration in demonstrations]
     kept = rows_within_limits(found.prompts, found.responses, config, places=places)
     response_ids = ragged_ids([found.responses[row] for row in kept])

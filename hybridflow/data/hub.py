@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyarrow
-
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.paths import user_path
 from hybridflow.errors import ConfigError, DataError
@@ -60,7 +58,7 @@ def read_hub(name: str, found: HubName) -> dict[str, list]:
     datasets = require("datasets")
     try:
         return datasets.load_dataset(_place(found.path), found.config, split=found.split or "train").to_dict()
-    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError, pyarrow.ArrowException) as error:
+    except Exception as error:  # a download and files of any kind fail in as many ways
         missing = f"No such file or directory: '{name}'; nor could a dataset of that name be had from the hub"
         refused = missing if name == found.path else f"'{name}' cannot be read as a dataset"
         reason = " ".join(str(error).split())[:400] or "no reason given"
@@ -69,6 +67,11 @@ def read_hub(name: str, found: HubName) -> dict[str, list]:
             remedy=f"Correct the path, name a configuration and a split that the dataset has"
             f" ('{found.path}?config=main&split=test'), or download it and give a file of it.",
         ) from error
+
+
+def revision(found: HubName) -> str:
+    """Which revision of a dataset of the hub is read: the commit of its repository."""
+    return str(require("datasets").load_dataset_builder(found.path, found.config).hash)
 
 
 def _options(name: str, query: str) -> dict[str, str]:

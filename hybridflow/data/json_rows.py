@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from hybridflow.config.json_text import parse_json
 from hybridflow.errors import DataError
 
 Row = dict[str, object]
@@ -47,7 +48,7 @@ def _content(path: Path, name: str) -> bytes:
 
 def _parsed(text: bytes, name: str, first_line: int) -> object:
     try:
-        return json.loads(text.decode("utf-8"))
+        return parse_json(text)
     except UnicodeDecodeError as error:
         line = first_line + text.count(b"\n", 0, error.start)
         raise DataError(
@@ -61,6 +62,8 @@ def _parsed(text: bytes, name: str, first_line: int) -> object:
             f"'{name}', line {line}, column {error.colno}: not JSON ({error.msg}): {shown[0][:80]}",
             remedy="Correct or remove that line.",
         ) from error
+    except ValueError as error:
+        raise DataError(f"'{name}', line {first_line}: {error}.", remedy="Correct or remove that line.") from error
 
 
 def _row(value: object, place: str) -> Row:

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from hybridflow.batch import Batch
 from hybridflow.config.data import Data
 from hybridflow.data.chat import Prompt, as_conversation
-from hybridflow.data.completions import Demonstration, completion_token_ids, rows_within_limits
+from hybridflow.data.completions import Demonstration, completion_token_ids, longest_row_tokens, rows_within_limits
 from hybridflow.data.joining import joined
 from hybridflow.data.preferences import PROMPTS, objects_beside, recognise_pairs
 from hybridflow.data.prompts import check_prompts, ragged_ids
@@ -78,7 +78,8 @@ def recognise_labelled(table: Table, config: Data) -> Labelled:
 
 def _labelled_of(name: str, config: Data, tokenizer: PreTrainedTokenizerBase, ends: Collection[int]) -> Batch:
     found = recognise_labelled(read_rows(name, config), config)
-    prompts, responses = completion_token_ids(found.responses, tokenizer, ends)
+    most = longest_row_tokens(config)
+    prompts, responses = completion_token_ids(found.responses, tokenizer, ends, most_tokens=most)
     kept = rows_within_limits(prompts, responses, config, places=[one.place for one in found.responses])
     return Batch.of(
         rows={"is_chosen": torch.tensor(found.labels)[kept]},

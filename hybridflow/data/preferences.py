@@ -14,7 +14,7 @@ from hybridflow.batch import Batch
 from hybridflow.batch.columns import COLUMNS
 from hybridflow.config.data import Data
 from hybridflow.data.chat import as_conversation
-from hybridflow.data.completions import Demonstration, completion_token_ids, rows_within_limits
+from hybridflow.data.completions import Demonstration, completion_token_ids, longest_row_tokens, rows_within_limits
 from hybridflow.data.joining import joined
 from hybridflow.data.pair_texts import Pair, pair_of
 from hybridflow.data.prompts import ragged_ids
@@ -102,10 +102,16 @@ def objects_beside(table: Table, config: Data, *, used: Sequence[str | None]) ->
 def _preferences_of(name: str, config: Data, tokenizer: PreTrainedTokenizerBase, ends: Collection[int]) -> Batch:
     found = recognise_pairs(read_rows(name, config), config)
     prompts, chosen = completion_token_ids(
-        [Demonstration(pair.prompt, pair.chosen, pair.place) for pair in found.pairs], tokenizer, ends
+        [Demonstration(pair.prompt, pair.chosen, pair.place) for pair in found.pairs],
+        tokenizer,
+        ends,
+        most_tokens=longest_row_tokens(config),
     )
     _, rejected = completion_token_ids(
-        [Demonstration(pair.prompt, pair.rejected, pair.place) for pair in found.pairs], tokenizer, ends
+        [Demonstration(pair.prompt, pair.rejected, pair.place) for pair in found.pairs],
+        tokenizer,
+        ends,
+        most_tokens=longest_row_tokens(config),
     )
     longer = [max(both, key=len) for both in zip(chosen, rejected, strict=True)]
     kept = rows_within_limits(prompts, longer, config, places=[pair.place for pair in found.pairs])

@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hybridflow.batch import Batch, Ragged
 from hybridflow.config.data import Data
-from hybridflow.data.chat import as_conversation, prompt_flaw, prompt_token_ids
+from hybridflow.data.chat import as_conversation, may_be_cut, prompt_flaw, prompt_token_ids
 from hybridflow.data.joining import joined
 from hybridflow.data.long_rows import check_left, rows_within
 from hybridflow.data.recognition import PromptColumns, recognise_prompts
@@ -70,7 +70,7 @@ def _prompts_of(
     for check in row_checks:
         _check_rows(found, table, check)
     prompts = [as_conversation(prompt, config) for prompt in found.prompts]
-    ids = prompt_token_ids(prompts, tokenizer)
+    ids = prompt_token_ids(prompts, tokenizer, most_tokens=config.max_prompt_tokens)
     kept = rows_within(
         [len(row) for row in ids],
         config.max_prompt_tokens,
@@ -78,6 +78,7 @@ def _prompts_of(
         what="prompts",
         drop=config.drop_long_prompts,
         place=table.place,
+        at_least={row for row, prompt in enumerate(prompts) if may_be_cut(prompt, config.max_prompt_tokens)},
     )
     check_left(len(kept), len(ids), settings="data.max_prompt_tokens")
     columns = {"prompt": prompts, "answer": found.answers, "data_source": found.data_sources} | found.extras

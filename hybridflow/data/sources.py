@@ -63,8 +63,11 @@ def _read_file(path: Path, name: str) -> dict[str, list]:
 def _read_parquet(path: Path, name: str) -> dict[str, list]:
     try:
         return pyarrow.parquet.read_table(path).to_pydict()
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"'{name}' is not a readable parquet file: {error}", remedy="Write it again.") from error
+    except (pyarrow.ArrowException, OSError, ValueError, ArithmeticError) as error:
+        raise DataError(
+            f"'{name}' is not a readable parquet file: {_first_line(error)}.",
+            remedy="Write it again, with text in UTF-8 and dates between the years 1 and 9999.",
+        ) from error
 
 
 def _read_directory(path: Path, name: str) -> dict[str, list]:
@@ -85,8 +88,12 @@ def _read_directory(path: Path, name: str) -> dict[str, list]:
     datasets = require("datasets")
     try:
         return datasets.load_from_disk(str(path)).to_dict()
-    except (OSError, ValueError, pyarrow.ArrowException) as error:
+    except Exception as error:  # it may be files of any kind, which fail in as many ways
         raise DataError(f"'{name}' is a damaged Hugging Face dataset: {error}", remedy="Save it again.") from error
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0][:300].rstrip(".")
 
 
 def _nearest_path(path: Path) -> str:

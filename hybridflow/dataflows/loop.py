@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -71,6 +71,8 @@ class Run:
     drain_calls: Callable[[], Iterable[tuple[str, str, float]]]
     num_devices: int
     config: Mapping[str, object]
+    inputs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Fingerprints of the files that the run reads, by source and file."""
 
 
 @dataclass(frozen=True)
@@ -169,6 +171,7 @@ class Loop:
         run = self._run
         state = {
             "config": dict(run.config),
+            "inputs": {source: dict(files) for source, files in run.inputs.items()},
             "streams": {name: loader.state() for name, loader in run.streams.items()},
             "dataflow": run.dataflow.state(),
             "evaluation": self._evaluation,

@@ -68,6 +68,7 @@ def assemble(prepared: Prepared, tracker: Tracker, timers: StageTimers, stack: E
         drain_calls=backend.drain_calls,
         num_devices=num_devices,
         config=prepared.composed.told(),
+        inputs=prepared.inputs,
     )
 
 

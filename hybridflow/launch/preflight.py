@@ -22,6 +22,7 @@ from hybridflow.errors import ConfigError
 from hybridflow.launch.device import check_device
 from hybridflow.launch.judges import check_judge, is_served
 from hybridflow.launch.layouts import check_layouts, check_rollout_layout
+from hybridflow.launch.model_directories import check_models
 from hybridflow.launch.roles import ACTOR, RoleSpec, backend_kind, policy_model
 from hybridflow.models.adapters.lora import chosen_targets
 from hybridflow.models.geometry import read_geometry
@@ -52,6 +53,7 @@ def check_run(config: Experiment, specs: Sequence[RoleSpec]) -> None:
             check_installed(name)
     policy = policy_model(config)
     directories = {spec.name: _directory(config, spec) for spec in specs if spec.model is not None}
+    check_models({directories[spec.name]: spec.model for spec in specs if spec.model and not is_served(spec)})
     tokenizer = load_tokenizer(tokenizer_directory(policy), pad_token=policy.pad_token)
     judges = {spec.name: check_judge(config, spec).judge for spec in specs if is_served(spec)}
     for spec in specs:

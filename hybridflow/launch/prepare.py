@@ -10,12 +10,14 @@ from hybridflow.dataflows.interface import Dataflow
 from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore
 from hybridflow.elastic.claim import claim
 from hybridflow.elastic.compatibility import check_compatible
+from hybridflow.elastic.fingerprints import Fingerprints, check_unchanged
 from hybridflow.elastic.recovery import resolve_resume, set_aside, set_later_aside
 from hybridflow.launch.compose import Composed
 from hybridflow.launch.dataflow import find_dataflow, make_settings
 from hybridflow.launch.disk_space import check_room
 from hybridflow.launch.driven_data import DrivenData, load_data
 from hybridflow.launch.help import config_text
+from hybridflow.launch.inputs import fingerprints
 from hybridflow.launch.layouts import check_measured, check_prompts
 from hybridflow.launch.preflight import check_rewards, check_run
 from hybridflow.launch.roles import RoleSpec, generates, plan_roles
@@ -41,6 +43,8 @@ class Prepared:
     data: DrivenData
     directory: Path
     checkpoint: Checkpoint | None
+    inputs: Fingerprints
+    """What the files that the run reads hold, for its checkpoints."""
 
 
 def prepare(composed: Composed) -> Prepared:
@@ -64,8 +68,10 @@ def prepare(composed: Composed) -> Prepared:
 
     directory = run_dir_of(config)
     check_room(config, specs, directory)
-    checkpoint = _open_directory(composed, directory, [spec.name for spec in specs if spec.is_trained])
-    return Prepared(composed, dataflow, settings, specs, data, directory, checkpoint)
+    inputs = fingerprints(config, composed.flat(), specs)
+    trained = [spec.name for spec in specs if spec.is_trained]
+    checkpoint = _open_directory(composed, inputs, directory, trained)
+    return Prepared(composed, dataflow, settings, specs, data, directory, checkpoint, inputs)
 
 
 def _say_followed(composed: Composed) -> None:
@@ -76,14 +82,18 @@ def _say_followed(composed: Composed) -> None:
             logger.info("%s=%s follows data.batch_size=%s", key, flat[key], flat[origin])
 
 
-def _open_directory(composed: Composed, directory: Path, trained: Collection[str]) -> Checkpoint | None:
+def _open_directory(
+    composed: Composed, inputs: Fingerprints, directory: Path, trained: Collection[str]
+) -> Checkpoint | None:
     """The run directory with its log and configuration, and the checkpoint to go on from."""
     trainer = composed.config.trainer
     claim(directory)
     store = CheckpointStore(directory, keep=trainer.keep_checkpoints)
     checkpoint = resolve_resume(trainer.resume, store, trainer.total_steps)
     if checkpoint is not None:
-        check_compatible(redacted_leaves(checkpoint.driver_state()["config"]), composed.told())
+        state = checkpoint.driver_state()
+        check_compatible(redacted_leaves(state["config"]), composed.told())
+        check_unchanged(state.get("inputs", {}), inputs, trainer.resume_changed)
         checkpoint.check_parts(trained)
     if checkpoint is not None and checkpoint.path.resolve().is_relative_to(directory.resolve()):
         set_later_aside(store, checkpoint)

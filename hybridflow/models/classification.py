@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import cast
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 from transformers import (
-    AutoConfig,
     AutoModelForSequenceClassification,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -21,7 +19,8 @@ from transformers import (
 from hybridflow.batch.iterate import microbatches
 from hybridflow.batch.ragged import Ragged
 from hybridflow.errors import ConfigError, EngineError
-from hybridflow.models.loading import own_memory, quiet_transformers
+from hybridflow.models.finite import check_finite
+from hybridflow.models.loading import own_memory, quiet_transformers, read_description, told
 from hybridflow.models.names.rules import MODEL_TYPES
 from hybridflow.models.shard_files.reading import saved_shapes
 from hybridflow.models.tokenizers import pad_id
@@ -55,13 +54,7 @@ def describe_judge(directory: Path, *, key: str, trust_remote_code: bool = False
 
     A model trained here is one, and so is any `*ForSequenceClassification` with one label, or two.
     """
-    try:
-        config = AutoConfig.from_pretrained(directory, trust_remote_code=trust_remote_code, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise EngineError(
-            f"The model's description in {directory} cannot be read: {error}",
-            remedy=f"{key} must hold the config.json of a model that transformers knows.",
-        ) from error
+    config = read_description(directory, trust_remote_code=trust_remote_code)
     shapes = saved_shapes(directory) if any(directory.glob("*.safetensors")) else {}
     architectures = [str(name) for name in config.architectures or []]
     if _HEAD not in shapes and not any(name.endswith("ForSequenceClassification") for name in architectures):
@@ -152,9 +145,9 @@ def _load(judge: JudgingModel, dtype: torch.dtype, device: torch.device, trust_r
                 local_files_only=True,
                 output_loading_info=True,
             )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+    except Exception as error:  # as in `read_description`
         raise EngineError(
-            f"The reward model in {judge.directory} cannot be loaded: {error}",
+            f"The reward model in {judge.directory} cannot be loaded: {told(error)}.",
             remedy="reward.model.path must hold config.json and the weights of a sequence-classification model.",
         ) from error
     model, loading = cast(tuple[PreTrainedModel, dict[str, set[str]]], loaded)
@@ -168,6 +161,8 @@ def _load(judge: JudgingModel, dtype: torch.dtype, device: torch.device, trust_r
     if loading["unexpected_keys"]:
         names = sorted(loading["unexpected_keys"])
         logger.warning("model=%s unused_weights=%d first=%s", judge.directory, len(names), names[0])
+    for name, weight in model.named_parameters():
+        check_finite(name, weight, judge.directory)
     torch.nn.Module.to(model, device)
     own_memory(model)
     return model.eval()

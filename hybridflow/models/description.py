@@ -5,15 +5,14 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
+from transformers import GenerationConfig, PreTrainedConfig
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
     MODEL_MAPPING_NAMES,
 )
 
-from hybridflow.errors import EngineError
-from hybridflow.models.loading import copy_tokenizer, mend_generation_config
+from hybridflow.models.loading import copy_tokenizer, mend_generation_config, read_description
 
 Head = Literal["language", "value"]
 _ARCHITECTURES = {
@@ -33,13 +32,7 @@ def copy_description(
 ) -> None:
     """Writes what `transformers` would beside the weights of the model in `source`, kept in `dtype` with that head."""
     target.mkdir(parents=True, exist_ok=True)
-    try:
-        config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise EngineError(
-            f"The model's description in {source} cannot be read: {error}",
-            remedy="It must hold the config.json of a model that transformers knows.",
-        ) from error
+    config = read_description(source, trust_remote_code=trust_remote_code)
     config.dtype = str(dtype).removeprefix("torch.")
     architecture = _ARCHITECTURES[head].get(config.model_type)
     if isinstance(architecture, str):

@@ -1,13 +1,30 @@
 """The sizes of a model, read from its `config.json` without torch."""
 
-import json
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from hybridflow.config.json_text import read_json_object
 from hybridflow.errors import EngineError
 
 _QKV_BIAS_BY_DEFAULT = {"qwen2"}
 _QK_NORM = {"qwen3", "qwen3_moe"}
+_LARGEST = {
+    "hidden_size": 1 << 20,
+    "num_hidden_layers": 1 << 12,
+    "num_attention_heads": 1 << 14,
+    "num_key_value_heads": 1 << 14,
+    "head_dim": 1 << 16,
+    "intermediate_size": 1 << 22,
+    "moe_intermediate_size": 1 << 22,
+    "vocab_size": 1 << 26,
+    "max_position_embeddings": 1 << 40,
+}
+"""Sizes that are whole numbers from 1 to something far beyond any model."""
+
+_MOST_EXPERTS = 1 << 14
 _NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 
 
@@ -52,12 +69,18 @@ def read_geometry(directory: Path) -> ModelGeometry:
     """The geometry that a model directory's `config.json` describes."""
     path = directory / "config.json"
     try:
-        raw = json.loads(path.read_text())
-    except (OSError, json.JSONDecodeError) as error:
+        raw = read_json_object(path)
+    except (OSError, ValueError) as error:
         raise EngineError(
             f"The model's description {path} cannot be read: {error}", remedy="Give a Hugging Face model directory."
         ) from error
-    return geometry_of(raw | raw.get("text_config", {}), str(path))
+    return geometry_of(text_config(raw), str(path))
+
+
+def text_config(config: Mapping) -> dict:
+    """A `config.json` with the settings of its language model, where those stand apart, in place of its own."""
+    inner = config.get("text_config")
+    return {**config, **inner} if isinstance(inner, dict) else dict(config)
 
 
 def geometry_of(config: dict, name: str = "config.json") -> ModelGeometry:
@@ -68,10 +91,11 @@ def geometry_of(config: dict, name: str = "config.json") -> ModelGeometry:
             f"{name} does not say {', '.join(missing)}.",
             remedy="Use a decoder of the Llama family (Llama, Qwen2, Qwen3, Mistral, ...), whose config.json has them.",
         )
+    _check_numbers(config, name)
     kind, heads = config.get("model_type", ""), config["num_attention_heads"]
     experts = config.get("num_experts") or config.get("num_local_experts") or 0
     expert_size = config.get("moe_intermediate_size") if experts else None
-    rope = config.get("rope_parameters") or {}
+    rope = _rope(config)
     bias = config.get("attention_bias", kind in _QKV_BIAS_BY_DEFAULT)
     return ModelGeometry(
         model_type=kind,
@@ -90,4 +114,44 @@ def geometry_of(config: dict, name: str = "config.json") -> ModelGeometry:
         qk_norm=kind in _QK_NORM,
         experts=experts,
         experts_per_token=config.get("num_experts_per_tok", 0) if experts else 0,
+    )
+
+
+def _check_numbers(config: dict[str, Any], name: str) -> None:
+    """Raises `EngineError` for the first number that no model can have."""
+    for key, largest in _LARGEST.items():
+        value = config.get(key)
+        is_absent = value is None and key not in _NEEDED
+        if not is_absent and not (type(value) is int and 1 <= value <= largest):
+            raise _wrong(name, key, value, f"a whole number from 1 to {largest}")
+    for key in ("num_experts", "num_local_experts", "num_experts_per_tok"):
+        value = config.get(key)
+        if value is not None and not (type(value) is int and 0 <= value <= _MOST_EXPERTS):
+            raise _wrong(name, key, value, f"a whole number from 0 to {_MOST_EXPERTS}")
+    heads, kv_heads = config["num_attention_heads"], config.get("num_key_value_heads")
+    if kv_heads and heads % kv_heads:
+        raise _wrong(name, "num_key_value_heads", kv_heads, f"a divisor of num_attention_heads={heads}")
+    if not config.get("head_dim") and config["hidden_size"] < heads:
+        raise _wrong(name, "num_attention_heads", heads, f"at most hidden_size={config['hidden_size']}")
+    theta = _rope(config).get("rope_theta", config.get("rope_theta"))
+    if theta is not None and not (_is_finite(theta) and theta > 0):
+        raise _wrong(name, "rope_theta", theta, "a number above 0")
+    epsilon = config.get("rms_norm_eps")
+    if epsilon is not None and not (_is_finite(epsilon) and 0 <= epsilon < 1):
+        raise _wrong(name, "rms_norm_eps", epsilon, "a number from 0 to below 1")
+
+
+def _rope(config: dict[str, Any]) -> dict[str, Any]:
+    found = config.get("rope_parameters")
+    return found if isinstance(found, dict) else {}
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
+
+
+def _wrong(name: str, key: str, value: object, expected: str) -> EngineError:
+    return EngineError(
+        f"{name} says {key}={str(value)[:40]}, which is not {expected}.",
+        remedy="Give the config.json that belongs to the model's weights.",
     )

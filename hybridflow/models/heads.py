@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES
 
 from hybridflow.errors import EngineError
+from hybridflow.models.finite import check_finite
 from hybridflow.models.loading import copy_tokenizer, load_backbone, quiet_transformers
 from hybridflow.models.packed_attention import IMPLEMENTATION
 from hybridflow.models.packing import Packing
@@ -53,6 +54,7 @@ def load_value_model(
     saved = _saved_head(directory)
     if "weight" in saved and saved["weight"].shape == model.score.weight.shape:
         with torch.no_grad():
+            check_finite("score.weight", saved["weight"], directory)
             model.score.weight.copy_(saved["weight"])
             model.score.bias.copy_(saved.get("bias", torch.zeros(1)))
     return model.eval()

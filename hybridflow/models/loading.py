@@ -12,15 +12,23 @@ from typing import cast
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoModel, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.utils import logging as transformers_logging
 
 from hybridflow.config.builtin import builtin_path
+from hybridflow.config.json_text import read_json_object
 from hybridflow.config.model import Dtype
 from hybridflow.config.paths import user_path
 from hybridflow.errors import EngineError
+from hybridflow.models.finite import check_finite
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +45,8 @@ _TOKENIZER_FILES = (
     "spiece.model",
     "sentencepiece.bpe.model",
 )
+_LONGEST_REASON = 400
+_WHAT_IT_HOLDS = "model.path must hold config.json and the weights of a causal language model (model.safetensors)."
 _DTYPES = {Dtype.float32: torch.float32, Dtype.bfloat16: torch.bfloat16}
 
 
@@ -63,6 +73,25 @@ def resolve_model_path(path: str, *, key: str = "model.path") -> Path:
     if not _HUB_NAME.fullmatch(path):
         raise EngineError(f"{key}={path} does not exist.", remedy=_nearest(directory))
     return _from_hub(path, key)
+
+
+def read_description(directory: Path, *, trust_remote_code: bool = False) -> PreTrainedConfig:
+    """The configuration in a model directory, as transformers reads it; `EngineError` where it cannot."""
+    try:
+        read_json_object(directory / "config.json")
+        with quiet_transformers():
+            return AutoConfig.from_pretrained(directory, trust_remote_code=trust_remote_code, local_files_only=True)
+    except Exception as error:  # transformers checks little, and fails in as many ways as a file can be wrong
+        raise EngineError(
+            f"The model's description in {directory} cannot be read: {told(error)}.",
+            remedy=_remedy(error, "It must hold the config.json of a model that transformers knows."),
+        ) from error
+
+
+def told(error: Exception) -> str:
+    """What a library says of a file, in one line, with the kind of error where the words alone would be no sentence."""
+    words = " ".join(str(error).split())[:_LONGEST_REASON].rstrip(".")
+    return words if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: {words}"
 
 
 def load_causal_lm(
@@ -143,8 +172,10 @@ def _load(
                 local_files_only=True,
                 output_loading_info=True,
             )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise EngineError(f"The model in {directory} cannot be loaded: {error}", remedy=_remedy(error)) from error
+    except Exception as error:  # transformers checks little, and fails in as many ways as a file can be wrong
+        raise EngineError(
+            f"The model in {directory} cannot be loaded: {told(error)}.", remedy=_remedy(error, _WHAT_IT_HOLDS)
+        ) from error
     model, loading = cast(tuple[PreTrainedModel, dict[str, set[str]]], loaded)
     if loading["missing_keys"]:
         names = sorted(loading["missing_keys"])
@@ -155,6 +186,8 @@ def _load(
     if loading["unexpected_keys"] and factory is AutoModelForCausalLM:
         names = sorted(loading["unexpected_keys"])
         logger.warning("model=%s unused_weights=%d first=%s", directory, len(names), names[0])
+    for name, weight in model.named_parameters():
+        check_finite(name, weight, directory)
     nn.Module.to(model, device)
     own_memory(model)
     if model.can_generate():
@@ -162,12 +195,14 @@ def _load(
     return model.eval()
 
 
-def _remedy(error: Exception) -> str:
+def _remedy(error: Exception, otherwise: str) -> str:
     if "trust_remote_code" in str(error):
         return "Set model.trust_remote_code=true if you trust the Python code that comes with the model."
     if "size mismatch" in str(error) or "mismatched" in str(error):
         return "Its config.json does not describe its weights: give the pair that belongs together."
-    return "model.path must hold config.json and the weights of a causal language model (model.safetensors)."
+    if isinstance(error, ImportError):
+        return "Install the package that the model's config.json asks for, or give a model that does without."
+    return otherwise
 
 
 def _from_hub(name: str, key: str) -> Path:

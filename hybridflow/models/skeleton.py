@@ -5,11 +5,11 @@ from pathlib import Path
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel
 
 from hybridflow.errors import EngineError
 from hybridflow.models.heads import ValueModel
-from hybridflow.models.loading import quiet_transformers
+from hybridflow.models.loading import quiet_transformers, read_description, told
 
 
 def causal_lm_skeleton(directory: Path, *, dtype: torch.dtype, trust_remote_code: bool = False) -> PreTrainedModel:
@@ -36,13 +36,13 @@ class _EmptyOnMeta(TorchFunctionMode):
 def _skeleton(
     factory: type[AutoModel] | type[AutoModelForCausalLM], directory: Path, dtype: torch.dtype, trust_remote_code: bool
 ) -> PreTrainedModel:
+    config = read_description(directory, trust_remote_code=trust_remote_code)
     try:
-        config = AutoConfig.from_pretrained(directory, trust_remote_code=trust_remote_code, local_files_only=True)
         with quiet_transformers(), _EmptyOnMeta():
             model = factory.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # as in `read_description`
         raise EngineError(
-            f"The model in {directory} cannot be built: {error}",
+            f"The model in {directory} cannot be built: {told(error)}.",
             remedy="model.path must hold the config.json of a causal language model that transformers knows.",
         ) from error
     _forget_values(model)

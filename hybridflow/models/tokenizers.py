@@ -1,13 +1,15 @@
 """Tokenizers: loaded and checked (padding, end of sequence, vocabulary), and responses turned back into text."""
 
 import itertools
-import json
 from pathlib import Path
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from hybridflow.batch.ragged import Ragged
+from hybridflow.config.json_text import read_json_object
 from hybridflow.errors import EngineError
+from hybridflow.models.geometry import text_config
+from hybridflow.models.loading import told
 
 
 def load_tokenizer(
@@ -16,9 +18,9 @@ def load_tokenizer(
     """The tokenizer in a directory; one that cannot pad is an error unless `pad_token` names an existing token."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code, local_files_only=True)
-    except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:
+    except Exception as error:  # transformers checks little, and fails in as many ways as a file can be wrong
         raise EngineError(
-            f"No tokenizer can be loaded from {directory}: {error}",
+            f"No tokenizer can be loaded from {directory}: {told(error)}.",
             remedy="Set model.tokenizer_path to the directory that holds the tokenizer's files.",
         ) from error
     if pad_token is not None:
@@ -44,15 +46,32 @@ def eos_ids(tokenizer: PreTrainedTokenizerBase, directory: Path) -> tuple[int, .
     own = tokenizer.eos_token
     found: list[int] = [tokenizer.get_vocab()[own]] if isinstance(own, str) else []
     for name in ("generation_config.json", "config.json"):
-        path = directory / name
-        declared = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
-        found += declared if isinstance(declared, list) else [] if declared is None else [declared]
+        found += _declared_eos(directory, name)
     if not found:
         raise EngineError(
             f"Neither the tokenizer nor the model in {directory} has an end-of-sequence token: no response would end.",
             remedy="Add eos_token_id to its generation_config.json.",
         )
     return tuple(dict.fromkeys(found))
+
+
+def _declared_eos(directory: Path, name: str) -> list[int]:
+    """The end-of-sequence ids in a file of a model's directory, each one of the model's tokens."""
+    path = directory / name
+    try:
+        declared = read_json_object(path).get("eos_token_id") if path.is_file() else None
+        vocabulary = text_config(read_json_object(directory / "config.json")).get("vocab_size")
+    except (OSError, ValueError) as error:
+        raise EngineError(f"{path} cannot be read: {told(error)}.", remedy="Mend the file, or remove it.") from error
+    found = declared if isinstance(declared, list) else [] if declared is None else [declared]
+    highest = vocabulary - 1 if type(vocabulary) is int else None
+    for token in found:
+        if type(token) is not int or token < 0 or (highest is not None and token > highest):
+            raise EngineError(
+                f"{path} says eos_token_id={str(declared)[:80]}, and {str(token)[:40]!r} is no token of the model.",
+                remedy=f"Give token ids, from 0 to {'its last' if highest is None else highest}.",
+            )
+    return found
 
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, embedding_rows: int, directory: Path) -> None:

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import sys
 from collections.abc import Sequence
 from numbers import Real
 
@@ -63,7 +64,10 @@ def _number(value: object) -> float | str | None:
         return None
     if not isinstance(value, Real):
         return f"it answered {_shown(value)}, which is not a number."
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        return f"it answered a number beyond the largest float, {sys.float_info.max:.2g}."
     return number if math.isfinite(number) else f"it answered {number}."
 
 

@@ -1,6 +1,5 @@
 """Adapters on disk, as peft writes them: `adapter_config.json` and `adapter_model.safetensors`."""
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from hybridflow.config.json_text import read_json_object
 from hybridflow.errors import CheckpointError, EngineError
 from hybridflow.models.adapters.lora import DOWN, UP, Adapter, is_adapter_weight
 from hybridflow.models.adapters.merging import MergedShard
@@ -51,10 +51,10 @@ class SavedAdapter:
     def read(directory: Path) -> "SavedAdapter":
         """The adapter in a directory."""
         try:
-            found = json.loads((directory / CONFIG_FILE).read_text())
+            found = read_json_object(directory / CONFIG_FILE)
             has_head = VALUE_HEAD in (found["modules_to_save"] or ())
             return SavedAdapter(found["r"], found["lora_alpha"], tuple(sorted(found["target_modules"])), has_head)
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise EngineError(
                 f"There is no adapter to read in {directory} ({type(error).__name__}: {error}).",
                 remedy=f"It must hold {CONFIG_FILE} and {WEIGHTS_FILE}, as peft writes them.",

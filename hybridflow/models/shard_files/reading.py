@@ -1,14 +1,16 @@
 """Boxes of weights read from a Hugging Face directory, and nothing else of its files."""
 
-import json
 from collections.abc import Collection, Iterable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 
+from hybridflow.config.json_text import read_json_object
 from hybridflow.errors import EngineError
+from hybridflow.models.finite import check_finite
 from hybridflow.parallel.layout import WeightShard
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -20,8 +22,7 @@ def weight_files(directory: Path) -> dict[str, Path]:
     index = directory / INDEX_FILE
     try:
         if index.is_file():
-            names: dict[str, str] = json.loads(index.read_text())["weight_map"]
-            return {name: directory / file for name, file in names.items()}
+            return {name: directory / file for name, file in _weight_map(read_json_object(index)).items()}
         found = {}
         for path in sorted(directory.glob("*.safetensors")):
             with safe_open(path, framework="pt") as file:
@@ -68,6 +69,16 @@ def read_into(directory: Path, shards: Iterable[WeightShard], *, zero_if_absent:
         _read_file(path, pieces, zero_if_absent)
 
 
+def _weight_map(index: dict[str, Any]) -> dict[str, str]:
+    """The file of each weight by an index; a `ValueError` for what is no such table."""
+    found = index.get("weight_map")
+    if not isinstance(found, dict) or not all(isinstance(file, str) for file in found.values()):
+        raise ValueError(f"{INDEX_FILE} has no table 'weight_map' of file names")
+    if outside := next((file for file in found.values() if Path(file).name != file), None):
+        raise ValueError(f"{INDEX_FILE} names '{outside[:80]}', which is no file of the directory")
+    return found
+
+
 def _read_file(path: Path, pieces: list[tuple[str, WeightShard]], zero_if_absent: Collection[str]) -> None:
     with ExitStack() as stack:
         try:
@@ -79,6 +90,7 @@ def _read_file(path: Path, pieces: list[tuple[str, WeightShard]], zero_if_absent
                     # safetensors refuses a slice of nothing.
                     if shard.tensor.numel():
                         shard.tensor.copy_(saved[tuple(slice(low, high) for low, high in shard.layout.box)])
+                        check_finite(name, shard.tensor, path)
                 elif shard.name in zero_if_absent:
                     shard.tensor.zero_()
                 else:

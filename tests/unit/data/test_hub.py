@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hybridflow.data.hub import HubName, check_splits_named, hub_name
+from hybridflow.data.hub import HubName, check_splits_named, hub_name, revision
 from hybridflow.data.sources import read_table
 from hybridflow.errors import ConfigError, DataError
 
@@ -83,6 +83,11 @@ def test_what_was_named_is_read(sums):
         table = read_table(name)
         assert table.columns == {"question": [row], "answer": ["2"]}
         assert (table.name, table.data_source) == (name, "sums")
+
+
+def test_a_dataset_has_a_revision(sums):
+    first = revision(HubName("somebody/sums", "main"))
+    assert len(first) > 8 and revision(HubName("somebody/sums", "main")) == first
 
 
 @pytest.mark.parametrize(

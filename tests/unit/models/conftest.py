@@ -20,6 +20,10 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from tests.toys import toy_dir
+
+__all__ = ["toy_dir"]
+
 SHAPE = {
     "vocab_size": 64,
     "hidden_size": 32,

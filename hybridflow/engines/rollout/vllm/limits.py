@@ -1,9 +1,9 @@
 """What vLLM cannot do with a model on a device and in a layout, known without importing it."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from hybridflow.config.json_text import read_json_object
 from hybridflow.config.parallelism import RolloutParallelism
 from hybridflow.errors import ConfigError
 from hybridflow.models.geometry import read_geometry
@@ -20,7 +20,7 @@ CUDA_LARGEST_HEAD_SIZE = 256
 
 def check_limits(directory: Path, device: str, parallelism: RolloutParallelism) -> None:
     """Raises `ConfigError` where vLLM cannot run the model in a directory on a device ("cpu", "cuda") in a layout."""
-    if reason := unsupported_reason(json.loads((directory / "config.json").read_text()), device):
+    if reason := unsupported_reason(read_json_object(directory / "config.json"), device):
         raise ConfigError(f"rollout.engine=vllm: {reason}", remedy="Use rollout.engine=transformers for this model.")
     tensor, pipeline = parallelism.tensor, parallelism.pipeline
     if pipeline > 1 and device == "cpu":

@@ -1,6 +1,5 @@
 """vLLM's parameters under their canonical names: each rank's pieces, as views of its fused tensors."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -8,10 +7,12 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
+from hybridflow.config.json_text import read_json_object
 from hybridflow.errors import EngineError
 from hybridflow.models.geometry import ModelGeometry, read_geometry
+from hybridflow.models.loading import read_description
 from hybridflow.models.names import vllm as names
 from hybridflow.models.names.parts import Part, stacked_parts, views
 from hybridflow.models.names.rules import MODEL_TYPES, Place, canonical_weights, stage_weights, tensor_box
@@ -58,7 +59,7 @@ def held_weights(directory: Path, mesh: ParallelMesh, rank: int, *, trust_remote
 
     A model without rules of its own in `models/names` can be held whole alone.
     """
-    kind = json.loads((directory / "config.json").read_text()).get("model_type")
+    kind = read_json_object(directory / "config.json").get("model_type")
     if kind in MODEL_TYPES:
         geometry = read_geometry(directory)
         layouts = rank_layouts(geometry, mesh, rank)
@@ -100,7 +101,7 @@ def _parts_by_rule(geometry: ModelGeometry, place: Place, name: str, tensor: Ten
 
 
 def _whole_shapes(directory: Path, trust_remote_code: bool) -> dict[str, tuple[int, ...]]:
-    config = AutoConfig.from_pretrained(directory, trust_remote_code=trust_remote_code)
+    config = read_description(directory, trust_remote_code=trust_remote_code)
     with torch.device("meta"):
         skeleton = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     return {name: tuple(parameter.shape) for name, parameter in skeleton.named_parameters()}

@@ -1,7 +1,6 @@
 """A Hugging Face model's description as Megatron-Core's, and what this engine cannot compute."""
 
 from functools import partial
-from pathlib import Path
 from typing import cast
 
 import torch
@@ -14,7 +13,7 @@ from megatron.core.transformer.moe.moe_layer import MoESubmodules
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_layer import TransformerLayerSubmodules
 from torch.nn import functional as F  # noqa: N812 (its usual name)
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from hybridflow.config.parallelism import Parallelism
 from hybridflow.engines.training.megatron.attention import PackedSelfAttention
@@ -25,11 +24,6 @@ from hybridflow.models.geometry import ModelGeometry
 from hybridflow.models.names.layouts import layout_problem
 
 _RECOMPUTED = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
-
-
-def read_description(directory: Path, *, trust_remote_code: bool) -> PreTrainedConfig:
-    """The configuration of the model in a directory."""
-    return AutoConfig.from_pretrained(directory, trust_remote_code=trust_remote_code, local_files_only=True)
 
 
 def check_model(geometry: ModelGeometry, description: PreTrainedConfig, parallelism: Parallelism) -> None:

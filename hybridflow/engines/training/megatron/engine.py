@@ -13,7 +13,6 @@ from hybridflow.engines.training.interface import LossFn, Part
 from hybridflow.engines.training.megatron.architecture import (
     check_model,
     divides_tokens,
-    read_description,
     transformer_config,
 )
 from hybridflow.engines.training.megatron.attention import make_rotary
@@ -30,7 +29,7 @@ from hybridflow.engines.training.passes import finite_norm, joined_outputs, temp
 from hybridflow.engines.training.schedule import learning_rate
 from hybridflow.engines.training.state_files import load_weights, save_weights
 from hybridflow.models.geometry import read_geometry
-from hybridflow.models.loading import torch_dtype
+from hybridflow.models.loading import read_description, torch_dtype
 from hybridflow.models.shard_files import read_into
 from hybridflow.observability.metrics import Metrics, last, mean, merge
 from hybridflow.parallel.layout import WeightShard

@@ -51,7 +51,13 @@ def model_directory(path: Path, **changes: object) -> Path:
     [
         ({}, "cpu", 1, 2, ("rollout.parallelism.pipeline=2", "CPU", "rollout.parallelism.tensor")),
         ({}, "cpu", 3, 1, ("rollout.parallelism.tensor=3", "8 attention heads")),
-        ({"num_key_value_heads": 3}, "cuda", 2, 1, ("rollout.parallelism.tensor=2", "3 key-value heads")),
+        (
+            {"hidden_size": 192, "num_attention_heads": 6, "num_key_value_heads": 3},
+            "cuda",
+            2,
+            1,
+            ("rollout.parallelism.tensor=2", "3 key-value heads"),
+        ),
         ({"intermediate_size": 510}, "cuda", 4, 1, ("rollout.parallelism.tensor=4", "510")),
         ({}, "cuda", 1, 5, ("rollout.parallelism.pipeline=5", "4 layers")),
         ({"model_type": "gemma2"}, "cuda", 2, 1, ("rollout.engine=vllm", "gemma2")),

@@ -1,0 +1,76 @@
+"""Work on rows that may never end, such as a model's own chat template, in a process that can be stopped."""
+
+import multiprocessing
+import os
+import resource
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection
+from typing import NoReturn, TypeVar
+
+import psutil
+
+from hybridflow.errors import DataError, HybridflowError
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+ROW_SECONDS = 20.0
+"""How long one row may take. Rendering takes less than a thousandth of that on a slow machine."""
+
+MEMORY_BYTES = 2 << 30
+"""What the process may come to use beside what it begins with."""
+
+
+def watched(work: Callable[[T], R], rows: Sequence[T], *, what: str, remedy: str, seconds: float) -> list[R]:
+    """`work` on each row, in a copy of this process that is ended when a row takes too long or too much memory.
+
+    `what` begins the error that says so. An error of `work` is raised here; results cross a pipe, so they must be
+    picklable.
+    """
+    if not rows:
+        return []
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    process = os.fork()
+    if process == 0:
+        receiver.close()
+        _work(work, rows, sender)
+    sender.close()
+    try:
+        return list(_answers(receiver, len(rows), seconds, what, remedy))
+    finally:
+        receiver.close()
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+
+
+def _answers(receiver: Connection, count: int, seconds: float, what: str, remedy: str) -> Iterator:
+    for row in range(1, count + 1):
+        if not receiver.poll(seconds):
+            raise DataError(f"{what} row {row} and did not end in {seconds:g} seconds.", remedy=remedy)
+        try:
+            answer = receiver.recv()
+        except EOFError as error:
+            told = f"{what} row {row} and took more than {MEMORY_BYTES >> 20} MB of memory, or crashed."
+            raise DataError(told, remedy=remedy) from error
+        if isinstance(answer, HybridflowError):
+            raise answer
+        yield answer
+
+
+def _work(work: Callable[[T], R], rows: Sequence[T], sender: Connection) -> NoReturn:
+    """The child: it answers row by row, and ends without running anything that the parent registered."""
+    try:
+        limit = psutil.Process().memory_info().vms + MEMORY_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        for row in rows:
+            sender.send(_answer(work, row))
+    finally:
+        os._exit(0)
+
+
+def _answer(work: Callable[[T], R], row: T) -> R | HybridflowError:
+    try:
+        return work(row)
+    except HybridflowError as error:
+        return error

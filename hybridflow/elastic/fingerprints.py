@@ -1,0 +1,82 @@
+"""What a run's files hold, as digests that tell whether it is the same: data, models, and code of the user's."""
+
+import hashlib
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from hybridflow.config.json_text import parse_json
+from hybridflow.config.loop import ResumeChanged
+from hybridflow.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
+
+Fingerprints = Mapping[str, Mapping[str, str]]
+"""By source, as the user names it, then by file within it (an empty name for a source that is one file)."""
+
+_WHOLE_BYTES = 64 << 20
+_SAMPLE_BYTES = 4096
+_SAMPLES = 1024
+_LONGEST_HEADER = 100 << 20
+
+
+def file_fingerprint(path: Path) -> str:
+    """A digest of a file's contents.
+
+    Up to 64 MiB it is that of every byte. Of a larger file it is that of its size and of samples: of a safetensors file
+    the header, and 4 KiB at the beginning, the middle and the end of each weight; of another 1,024 parts of 4 KiB.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        if size <= _WHOLE_BYTES:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+        digest = hashlib.sha256(f"{size}".encode())
+        places = _weights(path, digest) if path.suffix == ".safetensors" else []
+        for place in places or range(0, size, max(1, size // _SAMPLES)):
+            file.seek(place)
+            digest.update(file.read(_SAMPLE_BYTES))
+    return f"sampled:{digest.hexdigest()}"
+
+
+def check_unchanged(saved: Fingerprints, now: Fingerprints, policy: ResumeChanged) -> list[str]:
+    """The files that have other contents than when a checkpoint was written; sources that only one side has are no
+    concern here.
+
+    Raises `CheckpointError` that names them, unless `trainer.resume_changed=accept`, which logs each.
+    """
+    changed = [
+        os.path.join(source, file) if file else source
+        for source in saved.keys() & now.keys()
+        for file in saved[source].keys() | now[source].keys()
+        if saved[source].get(file) != now[source].get(file)
+    ]
+    changed.sort()
+    if changed and policy is ResumeChanged.refuse:
+        raise CheckpointError(
+            f"These files have changed since the checkpoint was written: {', '.join(changed)}.",
+            remedy="Put their former contents back; or resume with those of now by trainer.resume_changed=accept, or"
+            " begin anew with trainer.resume=never.",
+        )
+    for name in changed:
+        logger.warning("resumed although '%s' has changed (trainer.resume_changed=accept)", name)
+    return changed
+
+
+def _weights(path: Path, digest: "hashlib._Hash") -> list[int]:
+    """Where to look into a safetensors file; its header goes into the digest. Nothing for a header that is none."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = file.read(length) if length <= _LONGEST_HEADER else b""
+    digest.update(header)
+    try:
+        table = parse_json(header)
+    except ValueError:
+        return []
+    places: list[int] = []
+    for weight in table.values() if isinstance(table, dict) else ():
+        span = weight.get("data_offsets") if isinstance(weight, dict) else None
+        if isinstance(span, list) and len(span) == 2 and all(type(edge) is int for edge in span):
+            begin, end = (8 + length + edge for edge in span)
+            places += [begin, (begin + end) // 2, max(begin, end - _SAMPLE_BYTES)]
+    return places

@@ -1,0 +1,67 @@
+"""A run that is resumed on files with other contents is refused, by name; or goes on, when it is told to."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.distributed.runs import run_here, small_run, steps_of
+from tests.toys import MakeToy
+
+JUDGE = "def right(completions, answer, **columns):\n    return [float(a == b) for a, b in zip(completions, answer)]\n"
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory, toy_dir: MakeToy) -> list[str]:
+    """The words of a run of two steps that has saved both; its files lie in the folder of `run`."""
+    folder = tmp_path_factory.mktemp("changed")
+    shutil.copytree(toy_dir(), folder / "model")
+    (folder / "judge.py").write_text(JUDGE)
+    words = [*small_run(folder), "algorithm=grpo", f"model.path={folder}/model", f"trainer.run_dir={folder}/run"]
+    words += [f"reward.functions={folder}/judge.py:right", "reward.processes=0", "trainer.total_steps=2"]
+    ended = run_here(words)
+    assert ended.status == 0, ended.said
+    return words
+
+
+def folder_of(words: list[str]) -> Path:
+    (run_dir,) = [word.partition("=")[2] for word in words if word.startswith("trainer.run_dir=")]
+    return Path(run_dir).parent
+
+
+def rewrite(path: Path) -> None:
+    """Other contents of the same size, and the same time of change."""
+    before, content = path.stat(), bytearray(path.read_bytes())
+    place = content.rindex(b"9") if path.suffix != ".safetensors" else len(content) - 3
+    content[place] ^= 1
+    path.write_bytes(content)
+    assert path.stat().st_size == before.st_size
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.mark.parametrize("name", ["sums.jsonl", "held_out.jsonl", "model/model.safetensors", "model/config.json"])
+def test_a_resume_on_other_contents_of_the_same_size_names_the_file(words, name):
+    folder = folder_of(words)
+    kept = (folder / name).read_bytes()
+    rewrite(folder / name) if name != "model/config.json" else (folder / name).write_bytes(kept + b" ")
+    try:
+        ended = run_here([*words, "trainer.total_steps=3"])
+    finally:
+        (folder / name).write_bytes(kept)
+    assert ended.status == 2, ended.said
+    told, _, remedy = ended.words.partition("What to do:")
+    assert f"have changed since the checkpoint was written: {folder / name}." in told
+    assert "trainer.resume_changed=accept" in remedy and "trainer.resume=never" in remedy
+    assert steps_of(folder / "run") == [0, 1, 2]
+
+
+def test_a_resume_with_another_judge_is_refused_and_accepted_when_asked(words):
+    folder = folder_of(words)
+    (folder / "judge.py").write_text(JUDGE.replace("float(a == b)", "-5.0"))
+    assert run_here([*words, "trainer.total_steps=3"]).status == 2
+    ended = run_here([*words, "trainer.total_steps=3", "trainer.resume_changed=accept"])
+    assert ended.status == 0, ended.said
+    assert f"resumed although '{folder}/judge.py' has changed" in ended.words
+    assert steps_of(folder / "run") == [0, 1, 2, 3]
+    assert run_here([*words, "trainer.total_steps=4"]).status == 0  # the checkpoint of step 3 knows the new judge

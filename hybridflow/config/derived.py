@@ -78,10 +78,10 @@ def total_optimizer_steps(config: Experiment, training: Training) -> int:
 
 
 def run_dir(config: Experiment) -> Path:
-    """The directory for everything the run writes."""
+    """The directory for everything the run writes, as an absolute path."""
     if config.trainer.run_dir:
-        return user_path(config.trainer.run_dir, key="trainer.run_dir")
-    return Path("runs", config.trainer.experiment)
+        return user_path(config.trainer.run_dir, key="trainer.run_dir").absolute()
+    return Path("runs", config.trainer.experiment).absolute()
 
 
 def is_evaluated(config: Experiment) -> bool:

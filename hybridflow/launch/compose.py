@@ -3,7 +3,7 @@
 import argparse
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException, ValidationError
 
 from hybridflow.config import fields
+from hybridflow.config.absolute_paths import with_absolute_paths
 from hybridflow.config.checks import check
 from hybridflow.config.choices import DATA_DATAFLOWS, PREFERENCE_LOSSES, PREFERENCE_SYNONYMS
 from hybridflow.config.experiment import Experiment
@@ -52,9 +53,14 @@ class Composed:
     said: frozenset[str] = frozenset()
     """Keys that the user gave, on the command line or in files of their own."""
 
+    as_written: Mapping[str, object] = field(default_factory=dict)
+    """What the user wrote where `config` has an absolute path, by dotted key."""
+
     def flat(self) -> dict[str, object]:
-        """Every leaf by its dotted path, as plain values."""
-        return _leaves(OmegaConf.structured(self.config))
+        """Every leaf by its dotted key, as plain values, and paths as they were written: so a run that is moved, or
+        submitted from another copy of its directory, keeps its settings."""
+        leaves = _leaves(OmegaConf.structured(self.config))
+        return leaves | {key: value for key, value in self.as_written.items() if key in leaves}
 
     def told(self) -> dict[str, object]:
         """`flat` without secrets: what checkpoints and trackers keep."""
@@ -85,7 +91,8 @@ def compose_run(overrides: Sequence[str], *, config_name: str, config_dir: Path 
     followed = _follow_batch_size(config, said)
     check(config)
     origins = _origins(from_files, whole, typed_keys, described) | followed
-    return Composed(sealed(config), origins, said)
+    as_written = with_absolute_paths(config)
+    return Composed(sealed(config), origins, said, as_written)
 
 
 def parse_command_line(argv: Sequence[str], *, program: str, config_name: str) -> argparse.Namespace:

@@ -36,7 +36,7 @@ def test_devices_are_those_of_all_nodes():
 
 
 def test_the_run_directory_follows_from_the_experiment_unless_it_is_given():
-    assert run_dir(Experiment(trainer=Trainer(experiment="sums"))) == Path("runs/sums")
+    assert run_dir(Experiment(trainer=Trainer(experiment="sums"))) == Path("runs/sums").absolute()
     assert run_dir(Experiment(trainer=Trainer(run_dir="/elsewhere"))) == Path("/elsewhere")
     assert run_dir(Experiment(trainer=Trainer(run_dir="~/mine"))) == Path.home() / "mine"
 

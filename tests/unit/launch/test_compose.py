@@ -282,3 +282,11 @@ def test_a_dataflow_without_a_critic_is_not_checked_for_one(tmp_path):
     assert compose(f"dataflow={tmp_path}/alone.py:Alone", *settings).config.critic.minibatch_size == 32
     with pytest.raises(ConfigError, match=r"critic.minibatch_size=32 does not divide"):
         compose(f"dataflow={tmp_path}/alone.py:Judged", *settings)
+
+
+def test_paths_are_absolute_in_the_configuration_and_as_written_where_they_are_recorded(tmp_path, monkeypatch):
+    (tmp_path / "model").mkdir()
+    monkeypatch.chdir(tmp_path)
+    composed = compose_run(["task=calculator", "model.path=model", "trainer.run_dir=out"], config_name="ppo")
+    assert (composed.config.model.path, composed.config.trainer.run_dir) == (f"{tmp_path}/model", f"{tmp_path}/out")
+    assert (composed.flat()["model.path"], composed.flat()["trainer.run_dir"]) == ("model", "out")

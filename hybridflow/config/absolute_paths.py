@@ -1,0 +1,117 @@
+"""A configuration's paths made absolute: workers run in other directories than the command, and on other nodes."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from hybridflow.config.algorithm import Algorithm, Preference
+from hybridflow.config.builtin import PREFIX
+from hybridflow.config.data import Data
+from hybridflow.config.experiment import Experiment
+from hybridflow.config.loop import Trainer
+from hybridflow.config.model import Model
+from hybridflow.config.paths import user_path
+from hybridflow.config.reward import Reward
+from hybridflow.config.roles import Role
+from hybridflow.config.section import Section
+
+_Rule = Callable[[str, str], str]
+"""From what a user wrote, and its key, to the same with an absolute path."""
+
+
+def with_absolute_paths(config: Experiment) -> dict[str, object]:
+    """Makes the paths in a configuration absolute, in place; returns what stood there before, by dotted key.
+
+    Only what exists here is changed: anything else is a name on a hub, a built-in, or a mistake that is reported in the
+    user's words. `trainer.run_dir` need not exist. Symbolic links stay: they may lead elsewhere on other nodes.
+    """
+    before: dict[str, object] = {}
+    for prefix, section in _sections(config):
+        for name, rule in _RULES.get(type(section), {}).items():
+            value, key = vars(section)[name], f"{prefix}{name}"
+            if isinstance(value, list):
+                changed: object = [rule(item, key) for item in value]
+            else:
+                changed = None if value is None else rule(value, key)
+            if changed != value:
+                before[key] = value
+                setattr(section, name, changed)
+    return before
+
+
+def code_file(setting: str, *, key: str = "") -> Path | None:
+    """The file in `path/file.py:name` (also behind `verl:` and the like); None for what is written in another form."""
+    path, colon, _ = setting.rpartition(":")
+    if not colon or not path.endswith(".py"):
+        return None
+    _, colon, rest = path.partition(":")
+    whole = user_path(path, key=key)
+    return user_path(rest, key=key) if colon and not whole.is_file() else whole
+
+
+def model_directories(config: Experiment) -> Iterator[tuple[str, Path]]:
+    """Each setting that names a directory with a model or a tokenizer on this file system, with that directory."""
+    for prefix, section in _sections(config):
+        if isinstance(section, Model):
+            for name in _RULES[Model]:
+                value = vars(section)[name]
+                if value is not None and Path(value).is_absolute():
+                    yield f"{prefix}{name}", Path(value)
+
+
+def _any(text: str, key: str) -> str:
+    return str(user_path(text, key=key).absolute())
+
+
+def _existing(text: str, key: str) -> str:
+    path = user_path(text, key=key)
+    return str(path.absolute()) if path.exists() else text
+
+
+def _data(text: str, key: str) -> str:
+    if text.startswith(PREFIX):
+        return text
+    path, mark, options = text.partition("?")
+    whole = _existing(text, key)
+    return whole if whole != text or not mark else f"{_existing(path, key)}?{options}"
+
+
+def _resume(text: str, key: str) -> str:
+    return text if text in ("auto", "never") else _existing(text, key)
+
+
+def _code(text: str, key: str) -> str:
+    file = code_file(text, key=key)
+    if file is None or not file.is_file():
+        return text
+    path, _, name = text.rpartition(":")
+    dialect = "" if user_path(path).is_file() else f"{path.partition(':')[0]}:"
+    return f"{dialect}{file.absolute()}:{name}"
+
+
+_RULES: dict[type[Section], dict[str, _Rule]] = {
+    Experiment: {"dataflow": _code},
+    Trainer: {"run_dir": _any, "resume": _resume},
+    Model: {"path": _existing, "tokenizer_path": _existing},
+    Data: {
+        "train_files": _data,
+        "eval_files": _data,
+        "pretraining_files": _data,
+        "chat_template": _existing,
+        "filters": _code,
+    },
+    Algorithm: {"advantage": _code, "policy_loss": _code},
+    Preference: {"loss": _code},
+    Reward: {"functions": _code},
+    Role: {"functions": _code},
+}
+"""Every setting that may hold a path, by the section that has it."""
+
+
+def _sections(section: Section, prefix: str = "") -> Iterator[tuple[str, Section]]:
+    """A section and all below it, with what stands before the names of its settings."""
+    yield prefix, section
+    for name, value in vars(section).items():
+        inner = value.items() if isinstance(value, dict) else [("", value)]
+        for row, item in inner:
+            if isinstance(item, Section):
+                yield from _sections(item, f"{prefix}{name}.{row}." if row else f"{prefix}{name}.")

@@ -3,12 +3,14 @@
 import hashlib
 import importlib
 import importlib.util
+import os
 import sys
 import traceback
 from collections.abc import Collection
 from pathlib import Path
 from types import ModuleType
 
+from hybridflow.config.carried_code import code_here
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.paths import user_path
 from hybridflow.errors import ConfigError
@@ -18,7 +20,8 @@ def load_member(setting: str, *, key: str) -> object:
     """What a setting names. Raises `ConfigError` in the words of `key=setting`."""
     path, colon, name = setting.rpartition(":")
     if colon and path.endswith(".py"):
-        return _member(_module_of_file(user_path(path, key=key).resolve(), setting, key), name, setting, key)
+        file = Path(os.path.abspath(user_path(path, key=key)))
+        return _member(_module_of_file(code_here(file), setting, key), name, setting, key)
     if setting.endswith(".py"):
         raise ConfigError(f"{key}={setting} names nothing in the file.", remedy=f"Write {setting}:name.")
     module, dot, name = setting.rpartition(".")

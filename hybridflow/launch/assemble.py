@@ -3,12 +3,14 @@
 import logging
 from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import cast
 
 from hybridflow.batch import Batch
 from hybridflow.config.choices import JUDGES_OF_ANSWERS
 from hybridflow.config.derived import is_evaluated, pool_sizes
 from hybridflow.config.experiment import Experiment
+from hybridflow.config.loop import BackendKind
 from hybridflow.controller.backends import Backend, make_backend
 from hybridflow.controller.worker_group import WorkerGroup
 from hybridflow.dataflows.evaluation import Evaluates, Evaluation, Evaluations, HeldOut
@@ -22,6 +24,7 @@ from hybridflow.launch.foreknown import with_foreknown
 from hybridflow.launch.old_logprobs import wants_old_logprobs
 from hybridflow.launch.prepare import Prepared
 from hybridflow.launch.roles import ACTOR, ROLLOUT, backend_kind
+from hybridflow.launch.shared_storage import meet_nodes, read_directories
 from hybridflow.launch.start_roles import start_roles
 from hybridflow.observability.timers import StageTimers
 from hybridflow.observability.trackers.interface import Tracker
@@ -46,7 +49,11 @@ def assemble(prepared: Prepared, tracker: Tracker, timers: StageTimers, stack: E
     config, specs, data = prepared.composed.config, prepared.specs, prepared.data
     backend = start_backend(config)
     stack.callback(backend.shutdown)
-    groups = start_roles(config, specs, backend)
+    meet = None
+    if backend_kind(config) is BackendKind.ray:
+        read = read_directories(config, specs, prepared.directory, prepared.checkpoint)
+        meet = partial(meet_nodes, backend, run_dir=prepared.directory, read=read)
+    groups = start_roles(config, specs, backend, meet=meet)
     samples_per_prompt = config.rollout.samples_per_prompt
     program = prepared.dataflow(groups, settings=prepared.settings, samples_per_prompt=samples_per_prompt)
     program.streams, program.seed = data.streams, config.trainer.seed

@@ -21,6 +21,7 @@ from hybridflow.launch.inputs import fingerprints
 from hybridflow.launch.layouts import check_measured, check_prompts
 from hybridflow.launch.preflight import check_rewards, check_run
 from hybridflow.launch.roles import RoleSpec, generates, plan_roles
+from hybridflow.launch.shared_storage import check_outlives_job
 from hybridflow.launch.tracing.trace import check_step
 from hybridflow.launch.unread import warn_of_unread
 from hybridflow.observability.logs import configure_logging
@@ -67,6 +68,7 @@ def prepare(composed: Composed) -> Prepared:
     check_measured(config, specs, [] if data.held_out is None else data.held_out.object("data_source"))
 
     directory = run_dir_of(config)
+    check_outlives_job(directory)
     check_room(config, specs, directory)
     inputs = fingerprints(config, composed.flat(), specs)
     trained = [spec.name for spec in specs if spec.is_trained]

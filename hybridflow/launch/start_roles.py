@@ -1,7 +1,7 @@
 """Role specifications to worker groups on a backend."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from hybridflow.config.derived import pool_sizes
 from hybridflow.config.experiment import Experiment
@@ -12,17 +12,25 @@ from hybridflow.launch.device import device_name
 from hybridflow.launch.roles import ACTOR, ROLLOUT, RoleSpec
 from hybridflow.launch.weight_link import link_weights
 
+Meet = Callable[[Mapping[str, ResourcePool]], None]
+"""Starts the processes of pools, given by the name of a role that lives in each, and checks what they see."""
 
-def start_roles(config: Experiment, specs: Sequence[RoleSpec], backend: Backend) -> dict[str, WorkerGroup]:
-    """One worker group a role, each in its pool; a rollout without a pool of its own is a view of the actor.
 
-    So is the reference of a policy with a low-rank adapter.
+def start_roles(
+    config: Experiment, specs: Sequence[RoleSpec], backend: Backend, *, meet: Meet | None = None
+) -> dict[str, WorkerGroup]:
+    """One worker group per role, each in its pool; a rollout without a pool of its own is a view of the actor.
+
+    So is the reference of a policy with a low-rank adapter. `meet` is called before the first role is started.
     """
     device = device_name(config)
     pools = {
         name: ResourcePool(name, size, device=device, block=_block([spec for spec in specs if spec.pool == name]))
         for name, size in pool_sizes(config).items()
     }
+    if meet is not None:
+        role_in = {spec.pool: spec.name for spec in reversed(specs) if spec.view_of is None}
+        meet({role: pools[pool] for pool, role in role_in.items()})
     groups = {
         spec.name: WorkerGroup(
             spec.worker_class,

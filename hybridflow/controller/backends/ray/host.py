@@ -86,7 +86,7 @@ def started_host(
 
     Actors ask for no CPU: one whose share does not fit its bundle would wait for ever without a word.
     """
-    python_path = os.pathsep.join(path for path in sys.path if path)
+    python_path = os.pathsep.join(dict.fromkeys(os.path.abspath(path) for path in sys.path))
     environment = {
         "PYTHONPATH": python_path,
         "OMP_NUM_THREADS": str(threads),

@@ -1,0 +1,84 @@
+"""The Python files that a user's functions live in, kept with the run for nodes where they are missing or differ.
+
+The driver copies the files it imported, and the modules beside them, to a folder that all nodes share; each copy stands
+below the folder at its absolute path. A worker that finds the same files at the same paths uses those, so tracebacks
+and `__file__` are as usual. Otherwise it uses the copies, for files named in settings and for imports alike.
+"""
+
+import importlib
+import os
+import shutil
+import site
+import sys
+import sysconfig
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+
+VARIABLE = "HYBRIDFLOW_CODE"
+"""In a process that uses the copies: the folder that holds them. Processes that it starts inherit it."""
+
+_OURS = Path(__file__).resolve().parents[1]
+_MOST_BYTES = 32 << 20
+
+
+def imported_user_files() -> list[Path]:
+    """The files of all modules that this process imported from outside the Python installation and this package.
+
+    With them come the other modules of the same directories, which functions may import later: at most 32 MiB in all.
+    """
+    installed = _installed_directories()
+    files = set()
+    for name, module in list(sys.modules.items()):
+        file = vars(module).get("__file__") if isinstance(module, ModuleType) and name != "__main__" else None
+        if isinstance(file, str) and file.endswith(".py") and os.path.isabs(file) and os.path.isfile(file):
+            path = Path(file)
+            if not any(path.resolve().is_relative_to(directory) for directory in installed):
+                files.add(path)
+    beside = {path for file in files for path in file.parent.glob("*.py") if path.is_file()}
+    wanted = files | beside
+    return sorted(wanted if sum(path.stat().st_size for path in wanted) <= _MOST_BYTES else files)
+
+
+def keep_code(files: Iterable[Path], folder: Path) -> None:
+    """Copies files below a folder, each at its absolute path."""
+    for file in files:
+        copy = _below(folder, file)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, copy)
+
+
+def use_code(folder: Path) -> bool:
+    """Makes this process use the copies where any of the files is missing here or differs; returns whether it does."""
+    copies = list(folder.rglob("*.py"))
+    if all(_is_same(Path("/", copy.relative_to(folder)), copy) for copy in copies):
+        return False
+    os.environ[VARIABLE] = str(folder)
+    copied = [str(_below(folder, Path(entry))) for entry in sys.path if os.path.isabs(entry)]
+    sys.path[:0] = [entry for entry in copied if os.path.isdir(entry)]
+    importlib.invalidate_caches()
+    return True
+
+
+def code_here(file: Path) -> Path:
+    """Where this process reads a file of the user's code: its copy where there is one in use, or the file itself."""
+    folder = os.environ.get(VARIABLE)
+    copy = _below(Path(folder), file) if folder else file
+    return copy if copy.is_file() else file
+
+
+def _installed_directories() -> set[Path]:
+    own = {sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), *site.getsitepackages()}
+    own.add(site.getusersitepackages())
+    return {Path(directory).resolve() for directory in own} | {_OURS}
+
+
+def _below(folder: Path, file: Path) -> Path:
+    return folder.joinpath(*file.parts[1:])
+
+
+def _is_same(file: Path, copy: Path) -> bool:
+    try:
+        return file.read_bytes() == copy.read_bytes()
+    except OSError:
+        return False

@@ -1,0 +1,130 @@
+"""What every node of a run must share: found out by a round trip through the storage, before any model is loaded.
+
+The driver writes a token into the run's directory; a process of each device reads it and writes it back; the driver
+reads that. The same processes look for the models and the checkpoint that the run reads, and adopt the user's code.
+"""
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+
+from hybridflow.config.absolute_paths import model_directories
+from hybridflow.config.carried_code import imported_user_files, keep_code
+from hybridflow.config.experiment import Experiment
+from hybridflow.controller.backends import Backend
+from hybridflow.controller.futures import wait
+from hybridflow.controller.resource_pool import ResourcePool
+from hybridflow.controller.worker_group import WorkerGroup
+from hybridflow.elastic.checkpoint import Checkpoint
+from hybridflow.elastic.storage import write_aside
+from hybridflow.errors import ConfigError, ResourceError
+from hybridflow.launch.roles import RoleSpec, policy_model
+from hybridflow.workers.lookout import TOKEN_FILE, Expected, Lookout, Sight, Sizes, read_back, sizes_of
+
+CODE_FOLDER = "code"
+"""Below the run's directory: the Python files that the user's functions live in."""
+
+_RUN_DIR = "trainer.run_dir"
+_JOB_COPY = ("runtime_resources", "working_dir_files")
+"""In the path of the copy of a working directory that Ray makes for a job, and deletes after it."""
+
+
+def check_outlives_job(directory: Path) -> None:
+    """Raises `ConfigError` for a run directory in the copy of a working directory that Ray made for a submitted job."""
+    if all(part in directory.parts for part in _JOB_COPY):
+        raise ConfigError(
+            f"{_RUN_DIR}={directory} lies in the copy of the working directory that Ray made for this job, on each node"
+            " one of its own, and deletes after it.",
+            remedy=f"Give an absolute {_RUN_DIR} on storage that all nodes share.",
+        )
+
+
+def read_directories(
+    config: Experiment, specs: Sequence[RoleSpec], run_dir: Path, checkpoint: Checkpoint | None
+) -> dict[str, tuple[Path, Sizes]]:
+    """What workers read from the file system, by the setting that names it: models, tokenizers, a checkpoint's path.
+
+    Names on a hub are left out, and so is a checkpoint in the run's own directory.
+    """
+    models = [policy_model(config), *(spec.model for spec in specs if spec.model is not None)]
+    paths = {path for model in models for path in (model.path, model.tokenizer_path)}
+    read = {key: directory for key, directory in model_directories(config) if str(directory) in paths}
+    if checkpoint is not None and not checkpoint.path.resolve().is_relative_to(run_dir.resolve()):
+        read["trainer.resume"] = checkpoint.path
+    return {key: (directory, sizes_of(directory)) for key, directory in read.items()}
+
+
+def meet_nodes(
+    backend: Backend, pools: Mapping[str, ResourcePool], run_dir: Path, read: Mapping[str, tuple[Path, Sizes]]
+) -> None:
+    """Starts the pools' processes and raises `ResourceError` for the first that does not see what the driver sees.
+
+    `pools` are by the name of a role that will live there.
+    """
+    code = run_dir / CODE_FOLDER
+    with write_aside(code) as partial:
+        keep_code(imported_user_files(), partial)
+    with _meeting(run_dir) as (meeting, token):
+        expected = Expected(meeting, token, read, code, Path.cwd())
+        groups = [WorkerGroup(Lookout, pool, backend, role=role) for role, pool in pools.items()]
+        looks = [group.look(expected) for group in groups]
+        wait(*looks)
+        sights = [sight for look in looks for sight in _each(look.result())]
+        problems = _problems(sights, meeting, token)
+    if problems:
+        raise _unseen(problems, run_dir, read)
+
+
+@contextmanager
+def _meeting(run_dir: Path) -> Iterator[tuple[Path, str]]:
+    """A directory in the run's for the time of a meeting, with a token in it."""
+    token = secrets.token_hex(16)
+    meeting = run_dir / f".meeting-{token[:8]}"
+    meeting.mkdir()
+    try:
+        with (meeting / TOKEN_FILE).open("w") as file:
+            file.write(token)
+            file.flush()
+            os.fsync(file.fileno())
+        yield meeting, token
+    finally:
+        shutil.rmtree(meeting, ignore_errors=True)
+
+
+def _problems(sights: Sequence[Sight], meeting: Path, token: str) -> list[tuple[str, str, str]]:
+    """Node, setting and what is wrong, of each node once."""
+    found = {sight.node: (sight.node, *problem) for sight in reversed(sights) for problem in sight.problems.items()}
+    if found:
+        return list(found.values())
+    with ThreadPoolExecutor(max_workers=min(32, len(sights))) as threads:
+        unread = list(threads.map(lambda sight: read_back(meeting / sight.answer, token), sights))
+    written = {
+        sight.node: (sight.node, _RUN_DIR, f"what it wrote is not here: {problem}")
+        for sight, problem in zip(sights, unread, strict=True)
+        if problem is not None
+    }
+    return list(written.values())
+
+
+def _unseen(
+    problems: Sequence[tuple[str, str, str]], run_dir: Path, read: Mapping[str, tuple[Path, Sizes]]
+) -> ResourceError:
+    node, key, what = problems[0]
+    others = [name for name, _, _ in problems[1:]]
+    more = f" Nor do {', '.join(others[:4])}{' and others' if others[4:] else ''}." if others else ""
+    path = run_dir if key == _RUN_DIR else read[key][0]
+    share = f"Set {key} to a directory on storage that all nodes mount under the same path"
+    copy = "" if key == _RUN_DIR else ", or copy it to that path on every node"
+    hub = "; a name on the Hugging Face hub is downloaded by each node" if key.endswith("model.path") else ""
+    return ResourceError(
+        f"The node {node} does not see {key}={path} as the driver does: {what}.{more}", remedy=f"{share}{copy}{hub}."
+    )
+
+
+def _each(answer: object) -> list[Sight]:
+    return cast(list[Sight], answer if isinstance(answer, list) else [answer])

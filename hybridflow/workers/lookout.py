@@ -1,0 +1,108 @@
+"""What a process of a run sees of the storage that all nodes must share, told before anything else is started."""
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hybridflow.config.carried_code import use_code
+from hybridflow.controller.protocols import BROADCAST
+from hybridflow.controller.transfer import transfer
+from hybridflow.controller.worker import Worker
+
+TOKEN_FILE = "driver"
+PATIENCE_SECONDS = 5.0
+"""How long a file that another node has written may take to be seen here."""
+
+Sizes = Mapping[str, int]
+"""Names of the files of a directory, and their bytes."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the driver has written and what it reads, which every process must find under the same paths."""
+
+    meeting: Path
+    """A directory in the run's, where the driver wrote `token` to a file and every process writes it back."""
+
+    token: str
+    directories: Mapping[str, tuple[Path, Sizes]]
+    """What the run reads, by the setting that names it: the directory, and the files that the driver finds there."""
+
+    code: Path
+    """The copies of the user's code."""
+
+    working_directory: Path
+    """The driver's: relative paths in the user's own functions mean the same here, where the directory exists."""
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What one process found."""
+
+    node: str
+    answer: str
+    """The file of the meeting directory that it wrote the token to."""
+
+    problems: Mapping[str, str]
+    """What is wrong, by the setting that names the path; `trainer.run_dir` for the meeting itself."""
+
+
+class Lookout(Worker):
+    """Looks at the run's storage from one process."""
+
+    @transfer(BROADCAST)
+    def look(self, expected: Expected) -> Sight:
+        """Reads the driver's token and writes it back, looks for what the run reads, and adopts the user's code."""
+        answer = f"{self.context.role}-{self.context.rank}"
+        found = _exchange(expected, answer)
+        problems = {} if found is None else {"trainer.run_dir": found}
+        for key, (directory, sizes) in expected.directories.items():
+            if (found := missing_from(directory, sizes)) is not None:
+                problems[key] = found
+        if not problems:
+            use_code(expected.code)
+            if expected.working_directory.is_dir():
+                os.chdir(expected.working_directory)
+        return Sight(self.context.node, answer, problems)
+
+
+def sizes_of(directory: Path) -> dict[str, int]:
+    """The files directly in a directory, but for hidden ones, and their bytes."""
+    found = sorted(path for path in directory.iterdir() if path.is_file() and not path.name.startswith("."))
+    return {path.name: path.stat().st_size for path in found}
+
+
+def missing_from(directory: Path, sizes: Sizes) -> str | None:
+    """What a directory lacks of the files that it should have, in words; None where all are there."""
+    try:
+        here = sizes_of(directory)
+    except OSError as error:
+        return error.strerror or str(error)
+    for name, size in sizes.items():
+        if here.get(name) != size:
+            return f"{name} is missing" if name not in here else f"{name} has {here[name]} bytes instead of {size}"
+    return None
+
+
+def read_back(file: Path, token: str) -> str | None:
+    """What is wrong with a file that another process has written the token to; it is given a few seconds to appear."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            return None if file.read_text() == token else f"{file} holds something else"
+        except OSError as error:
+            if time.monotonic() > deadline:
+                return f"{file}: {error.strerror or error}"
+        time.sleep(0.1)
+
+
+def _exchange(expected: Expected, answer: str) -> str | None:
+    if (unread := read_back(expected.meeting / TOKEN_FILE, expected.token)) is not None:
+        return unread
+    try:
+        (expected.meeting / answer).write_text(expected.token)
+    except OSError as error:
+        return f"{expected.meeting / answer} cannot be written: {error.strerror or error}"
+    return None

@@ -1,5 +1,10 @@
 """Every exception of the house. Each says what was found and expected, and carries a `remedy`: what to do about it."""
 
+import json
+
+LONGEST_TEXT = 8_000
+"""Characters of each text of an error that ranks tell one another; the rest is cut off."""
+
 
 class HybridflowError(Exception):
     """Base of all errors a user, a file or a cluster can cause."""
@@ -81,3 +86,42 @@ class WorkerError(HybridflowError):
 
 class WorkerDied(WorkerError):
     """A worker process ended without an answer: killed, out of memory, or its node was lost."""
+
+
+_KINDS: dict[str, type[HybridflowError]] = {
+    kind.__name__: kind
+    for kind in (
+        ConfigError,
+        DataError,
+        RewardError,
+        BatchError,
+        EngineError,
+        StaleWeightsError,
+        CheckpointError,
+        MissingExtraError,
+        ResourceError,
+        HybridflowError,
+    )
+}
+
+
+def error_text(error: HybridflowError) -> str:
+    """An error as JSON, so that ranks can tell one another of it without sending code.
+
+    The place and the traceback of a `WorkerError` are left out.
+    """
+    kind = next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _KINDS)
+    told = {"kind": kind, "message": error.message[:LONGEST_TEXT], "remedy": error.remedy[:LONGEST_TEXT]}
+    return json.dumps(told)
+
+
+def error_from(text: str) -> HybridflowError:
+    """The error of `error_text`. Raises ValueError for anything else."""
+    try:
+        told = json.loads(text)
+        kind, message, remedy = _KINDS[told["kind"]], told["message"], told["remedy"]
+    except (KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"not an error: {text[:80]!r}") from error
+    if not isinstance(message, str) or not isinstance(remedy, str):
+        raise ValueError(f"not an error: {text[:80]!r}")
+    return kind(message[:LONGEST_TEXT], remedy=remedy[:LONGEST_TEXT])

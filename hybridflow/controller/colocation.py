@@ -15,7 +15,8 @@ from hybridflow.batch import Batch, Ragged
 from hybridflow.controller.failures import Place, call_failed
 from hybridflow.controller.health import HostInfo
 from hybridflow.controller.packets import Column, Packet, Portion, Summary, assembled, columns_of
-from hybridflow.controller.rendezvous import START_TIMEOUT_SECONDS, Rendezvous, served_store
+from hybridflow.controller.rendezvous import START_TIMEOUT_SECONDS, Rendezvous
+from hybridflow.controller.signed_store import StoreAddress, served_store
 from hybridflow.controller.worker import Worker, WorkerContext
 from hybridflow.errors import BatchError
 from hybridflow.parallel import ParallelMesh
@@ -88,7 +89,7 @@ class WorkerHost:
         mesh: ParallelMesh,
         generation_mesh: ParallelMesh | None,
         kwargs: Mapping[str, object],
-        address: str | None,
+        address: StoreAddress | None,
     ) -> HostInfo:
         """Makes the worker of a role; all roles of the host share one rendezvous."""
         if not self.workers:
@@ -104,10 +105,10 @@ class WorkerHost:
             raise call_failed(error, Place(role, self.rank, self.node, "__init__")) from error
         return self.info()
 
-    def serve(self, host: str) -> str:
-        """Opens the store where the ranks of the pool meet; its address."""
-        self.store, address = served_store(host)
-        return address
+    def serve(self) -> StoreAddress:
+        """Opens the store where the ranks of the pool meet, at this node's address."""
+        self.store = served_store(self.host)
+        return self.store.address
 
     def info(self) -> HostInfo:
         """Who this process is."""

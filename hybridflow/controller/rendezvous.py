@@ -4,11 +4,12 @@
 
 import os
 import time
-from datetime import timedelta
 
+import psutil
 import torch
 import torch.distributed as dist
 
+from hybridflow.controller.signed_store import StoreAddress, connected_store, served_store
 from hybridflow.errors import ResourceError
 from hybridflow.parallel.groups import Ranks
 from hybridflow.parallel.mesh import ParallelMesh
@@ -20,14 +21,15 @@ START_TIMEOUT_SECONDS = 600.0
 class Rendezvous:
     """One rank's way into the process group of its pool. `Rendezvous()` is that of a process alone.
 
-    The driver gives every rank the address where the first one serves; nothing is opened before `process_group`.
+    The driver gives every rank the address where the first one serves; nothing is opened before `process_group`. All
+    sockets listen at `host` alone, and the secret in the address signs what stands in the store.
     """
 
     def __init__(
         self,
         rank: int = 0,
         world_size: int = 1,
-        address: str | None = None,
+        address: StoreAddress | None = None,
         *,
         timeout_seconds: float = START_TIMEOUT_SECONDS,
         host: str = "127.0.0.1",
@@ -42,6 +44,7 @@ class Rendezvous:
     def process_group(self, role: str) -> dist.ProcessGroup:
         """The default group of torch.distributed over all ranks (gloo, and NCCL for GPU tensors), made at first use."""
         if not dist.is_initialized():
+            _gloo_listens_at(self.host)
             backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
             dist.init_process_group(
                 backend, store=dist.PrefixStore("group", self._store(role)), rank=self.rank, world_size=self.world_size
@@ -58,15 +61,13 @@ class Rendezvous:
             self._ranks[mesh] = Ranks(self.rank, mesh)
         return self._ranks[mesh]
 
-    def serve_link(self) -> str:
+    def serve_link(self) -> StoreAddress:
         """Opens a store where ranks of this pool and of another can meet, at this node's address."""
-        self._link = dist.TCPStore(self.host, 0, is_master=True, wait_for_workers=False)
-        return f"{self.host}:{self._link.port}"
+        return served_store(self.host).address
 
-    def link(self, address: str) -> dist.Store:
+    def link(self, address: StoreAddress) -> dist.Store:
         """The store at an address that `serve_link` gave."""
-        host, _, port = address.rpartition(":")
-        return _connected(host, int(port), None, self.timeout_seconds)
+        return self._connected(address)
 
     def _store(self, role: str) -> dist.Store:
         if self.world_size == 1:
@@ -76,39 +77,22 @@ class Rendezvous:
                 f"The {self.world_size} ranks of '{role}' run one after another in this process and cannot meet.",
                 remedy="Use trainer.backend=ray for several ranks, or one device.",
             )
-        store = _client(self.address, self.world_size, self.timeout_seconds)
+        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = self.address.host, str(self.address.port)
+        store = self._connected(self.address)
         _join(store, self.rank, self.world_size, role=role, timeout_seconds=self.timeout_seconds)
         return store
 
-
-def served_store(host: str, *, port: int = 0) -> tuple[dist.TCPStore, str]:
-    """A store served by this process, and its address; port 0 takes any free one."""
-    try:
-        store = dist.TCPStore(host, port, is_master=True, wait_for_workers=False)
-    except (RuntimeError, OSError) as error:
-        raise ResourceError(
-            f"The ranks cannot meet at {host}:{port}: {str(error).splitlines()[0]}.",
-            remedy="End the process that holds the port, or use port 0 for any free one.",
-        ) from error
-    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = host, str(store.port)
-    return store, f"{host}:{store.port}"
+    def _connected(self, address: StoreAddress) -> dist.Store:
+        _gloo_listens_at(self.host)
+        return connected_store(address, self.timeout_seconds)
 
 
-def _client(address: str, world_size: int, timeout_seconds: float) -> dist.TCPStore:
-    host, _, port = address.rpartition(":")
-    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = host, port
-    return _connected(host, int(port), world_size, timeout_seconds)
-
-
-def _connected(host: str, port: int, world_size: int | None, timeout_seconds: float) -> dist.TCPStore:
-    timeout = timedelta(seconds=timeout_seconds)
-    try:
-        return dist.TCPStore(host, port, world_size, is_master=False, wait_for_workers=False, timeout=timeout)
-    except (RuntimeError, OSError) as error:
-        raise ResourceError(
-            f"Rank 0 does not answer at {host}:{port}: {str(error).splitlines()[0]}.",
-            remedy="See whether the first rank's process is alive and the nodes reach one another.",
-        ) from error
+def _gloo_listens_at(host: str) -> None:
+    """Has gloo's sockets listen at this address alone, unless the user names an interface."""
+    for interface, addresses in psutil.net_if_addrs().items():
+        if any(known.address == host for known in addresses):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+            return
 
 
 def _join(store: dist.Store, rank: int, world_size: int, *, role: str, timeout_seconds: float) -> None:

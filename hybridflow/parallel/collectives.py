@@ -1,32 +1,82 @@
-"""Objects gathered and dealt out over the ranks of a mesh, and steps that fail on all ranks when they fail on one."""
+"""Plain data gathered and dealt out over ranks, and steps that fail on all ranks when they fail on one.
 
+torch's own collectives for objects unpickle whatever a connection brings, and so run it. What travels here is bytes, or
+JSON, which can do nothing; one message has at most `MOST_BYTES`.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import TypeVar, cast
+from typing import TypeAlias
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from hybridflow.errors import EngineError, HybridflowError
+from hybridflow.errors import EngineError, HybridflowError, error_from, error_text
 from hybridflow.parallel.groups import Ranks
 
-ItemT = TypeVar("ItemT")
+MOST_BYTES = 1 << 30
+
+Plain: TypeAlias = "bool | int | float | str | Sequence[Plain] | Mapping[str, Plain] | None"
+"""What JSON can say. Tuples arrive as lists."""
 
 
-def gathered(item: ItemT, ranks: Ranks) -> list[ItemT]:
+def gathered(item: Plain, ranks: Ranks) -> list:
     """On rank 0 what every rank gave, by rank; nothing on the others."""
+    own = json.dumps(item)
     if ranks.mesh.size == 1:
-        return [item]
-    items: list[ItemT | None] = [None for _ in range(ranks.mesh.size)]
-    dist.gather_object(item, items if ranks.rank == 0 else None)
-    return cast(list[ItemT], items) if ranks.rank == 0 else []
+        return [json.loads(own)]
+    sent, sizes = _padded(own.encode(), None)
+    parts = [torch.empty_like(sent) for _ in sizes] if ranks.rank == 0 else None
+    dist.gather(sent, parts)
+    return [json.loads(_cut(part, size)) for part, size in zip(parts or (), sizes if parts else (), strict=True)]
 
 
-def dealt(items: list[ItemT], ranks: Ranks) -> ItemT:
-    """The item of this rank, of those that rank 0 gave, one for each."""
+def dealt(items: Sequence[Plain], ranks: Ranks) -> list:
+    """The item of this rank (a list), of those that rank 0 gave, one for each."""
+    texts = [json.dumps(item).encode() for item in items]
     if ranks.mesh.size == 1:
-        return items[0]
-    mine: list[ItemT | None] = [None]
-    dist.scatter_object_list(mine, items if ranks.rank == 0 else None)
-    return cast(ItemT, mine[0])
+        return json.loads(texts[0])
+    sizes = torch.tensor([len(text) for text in texts] if ranks.rank == 0 else [0] * ranks.mesh.size)
+    dist.broadcast(sizes, 0)
+    longest = checked_size(int(sizes.max()))
+    mine = torch.empty(longest, dtype=torch.uint8)
+    dist.scatter(mine, [_filled(text, longest) for text in texts] if ranks.rank == 0 else None)
+    return json.loads(_cut(mine, int(sizes[ranks.rank])))
+
+
+def told_by_all(message: bytes, group: dist.ProcessGroup | None) -> list[bytes]:
+    """What every rank of a group gave, by rank, on all of them; None is all ranks."""
+    sent, sizes = _padded(message, group)
+    if not sent.numel():
+        return [b""] * len(sizes)
+    parts = [torch.empty_like(sent) for _ in sizes]
+    dist.all_gather(parts, sent, group=group)
+    return [_cut(part, size) for part, size in zip(parts, sizes, strict=True)]
+
+
+def told_by_one(message: bytes, group: dist.ProcessGroup, *, source: int) -> bytes:
+    """What the rank `source` (of the group) gave, on all ranks of the group."""
+    size = torch.tensor([len(message)])
+    dist.broadcast(size, group=group, group_src=source)
+    own = (
+        _filled(message, checked_size(int(size)))
+        if group.rank() == source
+        else torch.empty(int(size), dtype=torch.uint8)
+    )
+    dist.broadcast(own, group=group, group_src=source)
+    return _cut(own, len(own))
+
+
+def checked_size(size: int) -> int:
+    """The size of a message that a rank announces; raises where no message is as long."""
+    if 0 <= size <= MOST_BYTES:
+        return size
+    raise EngineError(
+        f"A rank announces a message of {size} bytes; at most {MOST_BYTES} are taken.",
+        remedy="See whether strangers reach the ranks' ports (docs/how_to/security.md).",
+    )
 
 
 class Together:
@@ -51,11 +101,10 @@ class Together:
         """Waits for the others, and raises the first rank's error where this rank has none of its own."""
         if self._ranks.mesh.size == 1 or not (error is None or isinstance(error, Exception)):
             return
-        told: list[HybridflowError | None] = [None] * self._ranks.mesh.size
-        dist.all_gather_object(told, None if error is None else self._told(error))
-        first = next((failure for failure in told if failure is not None), None)
+        told = told_by_all(b"" if error is None else error_text(self._told(error)).encode(), None)
+        first = next((failure for failure in told if failure), None)
         if error is None and first is not None:
-            raise first
+            raise error_from(first.decode())
 
     def _told(self, error: Exception) -> HybridflowError:
         if isinstance(error, HybridflowError):
@@ -63,3 +112,19 @@ class Together:
         return EngineError(
             f"Rank {self._ranks.rank} failed: {type(error).__name__}: {error}.", remedy="See the log of that rank."
         )
+
+
+def _padded(message: bytes, group: dist.ProcessGroup | None) -> tuple[Tensor, list[int]]:
+    """A message as long as the longest of the group, and the length of each rank's."""
+    sizes = [torch.empty(1, dtype=torch.int64) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(sizes, torch.tensor([len(message)]), group=group)
+    lengths = [int(size) for size in sizes]
+    return _filled(message, checked_size(max(lengths))), lengths
+
+
+def _filled(message: bytes, size: int) -> Tensor:
+    return torch.frombuffer(bytearray(message.ljust(size, b"\0")), dtype=torch.uint8) if size else torch.empty(0)
+
+
+def _cut(part: Tensor, size: int) -> bytes:
+    return part[:size].numpy().tobytes()

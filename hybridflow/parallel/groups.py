@@ -1,5 +1,6 @@
 """The process groups of a mesh: one for each line of ranks along some of its axes."""
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -53,9 +54,9 @@ class Ranks:
         group = self.group(*axes)
         if group is None:
             return number
-        numbers: list[int] = [0] * group.size()
-        dist.all_gather_object(numbers, number, group=group)
-        return max(numbers)
+        largest = torch.tensor([number])
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+        return int(largest)
 
     def barrier(self) -> None:
         """Waits until every rank of the mesh has come."""

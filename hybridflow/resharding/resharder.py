@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from hybridflow.config.rollout import Transfer
 from hybridflow.errors import EngineError, HybridflowError
+from hybridflow.parallel.collectives import Plain
 from hybridflow.parallel.layout import WeightShard
 from hybridflow.resharding.executors.factory import ExecutorSetup, executor_kind, make_executor
 from hybridflow.resharding.executors.interface import Executor, Formats, TransferReport
@@ -38,6 +39,22 @@ class _Member(NamedTuple):
     neighbour: int | None
     holds: tuple[tuple[Holding, torch.dtype], ...]
     wants: tuple[tuple[Holding, torch.dtype], ...]
+
+    @property
+    def said(self) -> Plain:
+        """As plain data."""
+        return (self.node, self.neighbour, *([(*held, str(dtype)) for held, dtype in all_] for all_ in self[2:]))
+
+    @staticmethod
+    def read(node: str, neighbour: int | None, holds: list, wants: list) -> "_Member":
+        """What `said` said."""
+        return _Member(node, neighbour, tuple(map(_holding, holds)), tuple(map(_holding, wants)))
+
+
+def _holding(said: list) -> tuple[Holding, torch.dtype]:
+    name, shape, box, itemsize, dtype = said
+    formats = {str(known): known for known in (torch.float64, torch.float32, torch.float16, torch.bfloat16)}
+    return Holding(name, tuple(shape), tuple((low, high) for low, high in box), itemsize), formats[dtype]
 
 
 class Resharder:
@@ -88,7 +105,7 @@ class Resharder:
         stage, transport = "the set-up of weight transfers", self._transport
         self._roll.meet(stage)
         try:
-            members: list[_Member] = transport.gather_objects(own)
+            members = [_Member.read(*said) for said in transport.gather_plain(own.said)]
             self._roll.names = [f"rank {rank} ({member.node})" for rank, member in enumerate(members)]
             formats = _formats(members)
             nodes = [member.node for member in members]

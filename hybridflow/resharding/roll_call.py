@@ -2,13 +2,12 @@
 
 # pyright: reportPrivateImportUsage=false
 
-import pickle
 import time
 from collections.abc import Iterable, Sequence
 
 import torch.distributed as dist
 
-from hybridflow.errors import HybridflowError, ResourceError
+from hybridflow.errors import HybridflowError, ResourceError, error_from, error_text
 
 SHORTEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.0002, 0.02
 """Between two questions to the store."""
@@ -17,7 +16,7 @@ GRACE_SECONDS = 2.0
 """How long ranks that are alive may take to sign, once one of them has lost another."""
 
 REMEDY = "See that rank's log: it ended, or hangs. If it is only slow, raise rollout.transfer.timeout_seconds."
-EVERYBODY_CAME = b""
+EVERYBODY_CAME = "everybody came"
 
 
 class RollCall:
@@ -48,7 +47,7 @@ class RollCall:
                 self._publish(EVERYBODY_CAME)
             if not self._is_decided(time.monotonic() + self._timeout_seconds):
                 late = f"did not come to {stage} within {self._timeout_seconds:g} s"
-                self._publish(pickle.dumps(self._missing(self._unsigned(), late)))
+                self._publish(error_text(self._missing(self._unsigned(), late)))
             self._raise_verdict()
             self._forget()
         except dist.DistNetworkError as error:
@@ -69,7 +68,7 @@ class RollCall:
             self._is_decided(time.monotonic() + GRACE_SECONDS)
             unsigned = self._unsigned()
             missing = [peer for peer in unsigned if peer in set(peers)] or unsigned
-            self._publish(pickle.dumps(self._missing(missing, f"left {stage} unfinished ({reason})")))
+            self._publish(error_text(self._missing(missing, f"left {stage} unfinished ({reason})")))
             return self._verdict()
         except dist.DistNetworkError as error:
             gone = _store_gone(stage)
@@ -79,7 +78,7 @@ class RollCall:
     def fail(self, error: HybridflowError) -> None:
         """Signs that this rank failed: all others raise `error`."""
         self._sign()
-        self._publish(pickle.dumps(error))
+        self._publish(error_text(error))
 
     def _sign(self) -> None:
         self._store.set(self._key(str(self._rank)), "")
@@ -87,9 +86,9 @@ class RollCall:
     def _unsigned(self) -> list[int]:
         return [rank for rank in range(len(self.names)) if not self._store.check([self._key(str(rank))])]
 
-    def _publish(self, verdict: bytes) -> None:
+    def _publish(self, verdict: str) -> None:
         """Settles how the stage ends, for all ranks, unless it is settled; the first verdict holds."""
-        self._store.compare_set(self._key("verdict"), "", "v" + verdict.hex())
+        self._store.compare_set(self._key("verdict"), "", verdict)
 
     def _is_decided(self, deadline: float) -> bool:
         """Waits for the verdict; by asking again, since a store that waits cannot be interrupted."""
@@ -102,15 +101,20 @@ class RollCall:
         return True
 
     def _raise_verdict(self) -> None:
-        verdict = self._read()
-        if verdict != EVERYBODY_CAME:
-            raise pickle.loads(verdict)
+        if self._store.get(self._key("verdict")) != EVERYBODY_CAME.encode():
+            raise self._verdict()
 
     def _verdict(self) -> HybridflowError:
-        return pickle.loads(self._read())
-
-    def _read(self) -> bytes:
-        return bytes.fromhex(self._store.get(self._key("verdict")).decode()[1:])
+        """What a rank said of this stage: text alone, so that nothing in the store can run as code."""
+        found = self._store.get(self._key("verdict"))
+        try:
+            return error_from(found.decode())
+        except ValueError:
+            return ResourceError(
+                f"The store where the ranks meet holds {len(found)} bytes under '{self._key('verdict')}' that no rank"
+                " of this run wrote.",
+                remedy="Keep strangers off the network between the nodes (docs/how_to/security.md), then resume.",
+            )
 
     def _missing(self, ranks: list[int], what: str) -> ResourceError:
         if not ranks:

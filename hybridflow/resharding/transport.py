@@ -2,7 +2,8 @@
 
 # pyright: reportPrivateImportUsage=false
 
-import pickle
+import hashlib
+import json
 import time
 import uuid
 from collections.abc import Sequence
@@ -14,9 +15,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hybridflow.parallel.collectives import Plain, checked_size, told_by_one
 from hybridflow.resharding.roll_call import GRACE_SECONDS, RollCall
 
 POLL_SECONDS = 0.0005
+DIGEST_BYTES = 32
 
 
 class LostPeer(Exception):
@@ -44,6 +47,10 @@ class Group(Protocol):
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor]) -> dist.Work:
         """Begins to gather tensors of one shape."""
+        ...
+
+    def allreduce(self, tensors: list[Tensor]) -> dist.Work:
+        """Begins to add up one tensor over all ranks, in place."""
         ...
 
     def _allgather_base(self, output: Tensor, given: Tensor) -> dist.Work: ...
@@ -128,23 +135,38 @@ class Transport:
         except (RuntimeError, TimeoutError) as error:
             raise LostPeer(peers, _first_line(error)) from error
 
-    def gather_objects(self, value: object) -> list:
-        """The value of every rank, in order of ranks; anything that can be pickled."""
+    def gather_plain(self, value: Plain) -> list:
+        """The value of every rank, in order of ranks; tuples arrive as lists."""
+        return [json.loads(message) for message in self.gather_messages(json.dumps(value).encode())]
+
+    def gather_messages(self, message: bytes) -> list[bytes]:
+        """The message of every rank, in order of ranks. What several ranks say alike travels once, and is one object.
+
+        A rank receives `DIGEST_BYTES` and 8 more of every rank, and the different messages twice.
+        """
         if self.group is None:
-            return [value]
-        own = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8).to(self.device)
-        lengths = [int(length) for length in self._all_gather(torch.tensor([len(own)], device=self.device))]
-        padded = torch.zeros(max(lengths), dtype=torch.uint8, device=self.device)
-        padded[: len(own)] = own
-        parts = self._all_gather(padded)
-        return [
-            pickle.loads(part[:length].cpu().numpy().tobytes()) for part, length in zip(parts, lengths, strict=True)
-        ]
+            return [message]
+        head = hashlib.sha256(message).digest() + len(message).to_bytes(8, "little")
+        heads = [part.cpu().numpy().tobytes() for part in self._all_gather(self._bytes(head))]
+        first = {head: rank for rank, head in reversed(list(enumerate(heads)))}
+        lengths = {head: int.from_bytes(head[DIGEST_BYTES:], "little") for head in sorted(first, key=first.__getitem__)}
+        everything = torch.zeros(checked_size(sum(lengths.values())), dtype=torch.uint8, device=self.device)
+        parts = dict(zip(lengths, everything.split(list(lengths.values())), strict=True))
+        if first[head] == self.rank and message:
+            parts[head].copy_(self._bytes(message))
+        if len(everything):
+            # each byte is one rank's, and zero on all others
+            self.wait(self.group.allreduce([everything]), tuple(range(self.size)), self.deadline())
+        told = {head: part.cpu().numpy().tobytes() for head, part in parts.items()}
+        return [told[head] for head in heads]
 
     def abort(self) -> None:
         """Breaks this rank's connections, so that whoever waits for it stops waiting. Nothing can be sent any more."""
         if self.group is not None:
             self.group.abort()
+
+    def _bytes(self, data: bytes) -> Tensor:
+        return torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.device)
 
     def _all_gather(self, tensor: Tensor) -> list[Tensor]:
         assert self.group is not None
@@ -180,9 +202,8 @@ def joint_group(
 
 def group_within(world: dist.ProcessGroup, *, timeout_seconds: float, device: torch.device | str) -> Transport:
     """A transport over the ranks of a process group, which goes on to work when a transfer fails."""
-    name = [uuid.uuid4().hex]
-    dist.broadcast_object_list(name, group_src=0, group=world)
-    store = dist.PrefixStore(f"resharding/{name[0]}", world.get_group_store())
+    name = told_by_one(uuid.uuid4().hex.encode(), world, source=0).decode()
+    store = dist.PrefixStore(f"resharding/{name}", world.get_group_store())
     return joint_group(store, world.rank(), world.size(), timeout_seconds=timeout_seconds, device=device)
 
 

@@ -10,6 +10,7 @@ from hybridflow.batch import Batch
 from hybridflow.config.algorithm import Algorithm, KLPlacement, OldLogprobs
 from hybridflow.config.model import Dtype
 from hybridflow.controller.protocols import BROADCAST, DATA_PARALLEL, GENERATION, MINIBATCHES
+from hybridflow.controller.signed_store import StoreAddress
 from hybridflow.controller.transfer import transfer
 from hybridflow.controller.worker import WorkerContext
 from hybridflow.engines.training.factory import make_language_engine
@@ -198,12 +199,12 @@ class ActorWorker(ModelWorker):
             self.rest()
 
     @transfer(BROADCAST)
-    def serve_weights(self) -> str | None:
+    def serve_weights(self) -> StoreAddress | None:
         """The address where a rollout in another pool meets these ranks."""
         return self.context.rendezvous.serve_link() if self.context.rank == 0 else None
 
     @transfer(BROADCAST)
-    def join_rollout(self, address: str, sizes: tuple[int, int]) -> None:
+    def join_rollout(self, address: StoreAddress, sizes: tuple[int, int]) -> None:
         """Meets the ranks of a rollout in another pool; `sizes` are the ranks of the actor and of the rollout."""
         assert self._rollout_setup is not None, "this actor was made without a rollout"
         config = self._rollout_setup.rollout.transfer

@@ -2,6 +2,7 @@
 
 from hybridflow.batch import Batch
 from hybridflow.controller.protocols import BROADCAST, GENERATION
+from hybridflow.controller.signed_store import StoreAddress
 from hybridflow.controller.transfer import transfer
 from hybridflow.controller.worker import Worker, WorkerContext
 from hybridflow.resharding.resharder import Resharder, joint_group
@@ -28,7 +29,7 @@ class RolloutWorker(Worker):
         return True
 
     @transfer(BROADCAST)
-    def join_actor(self, address: str, sizes: tuple[int, int]) -> None:
+    def join_actor(self, address: StoreAddress, sizes: tuple[int, int]) -> None:
         """Meets the actor's ranks at a store of theirs; `sizes` are the ranks of the actor and of the rollout."""
         num_sources, num_destinations = sizes
         transfer_config = self._setup.rollout.transfer

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.architecture import imports, shape, words
+from tests.architecture import imports, shape, untrusted, words
 from tests.architecture.source import ROOT, Rule, Violation, parsed, python_files
 from tests.architecture.waivers import WAIVERS_FILE, stale, unwaived, waivers
 
@@ -28,6 +28,7 @@ RULES: tuple[tuple[Rule, tuple[str, ...]], ...] = (
     (imports.imports_at_the_top, PACKAGE),
     (imports.heavy_imports_by_name, PACKAGE),
     (imports.no_mocks, ("tests/",)),
+    (untrusted.no_code_from_data, PACKAGE),
 )
 
 LONG_FUNCTION = "def f():\n" + "    x = 1\n" * 60
@@ -80,6 +81,22 @@ COUNTER_EXAMPLES: tuple[tuple[Rule, str, str, str], ...] = (
     (imports.imports_at_the_top, "hybridflow/room/a.py", INNER_IMPORT, "hybridflow/room/a.py:f"),
     (imports.no_mocks, "tests/unit/test_a.py", "from unittest.mock import patch", "tests/unit/test_a.py"),
     (imports.no_mocks, "tests/unit/test_a.py", "import unittest.mock", "tests/unit/test_a.py"),
+    (untrusted.no_code_from_data, "hybridflow/a.py", "import pickle", "hybridflow/a.py:pickle"),
+    (untrusted.no_code_from_data, "hybridflow/a.py", "from pickle import loads", "hybridflow/a.py:pickle"),
+    (
+        untrusted.no_code_from_data,
+        "hybridflow/a.py",
+        "from torch.distributed.checkpoint.state_dict_loader import load",
+        "hybridflow/a.py:torch.distributed.checkpoint",
+    ),
+    (untrusted.no_code_from_data, "hybridflow/a.py", "torch.load('x')", "hybridflow/a.py:torch.load"),
+    (untrusted.no_code_from_data, "hybridflow/a.py", "np.load('x', allow_pickle=True)", "hybridflow/a.py:np.load"),
+    (
+        untrusted.no_code_from_data,
+        "hybridflow/a.py",
+        "dist.all_gather_object(told, own)",
+        "hybridflow/a.py:all_gather_object",
+    ),
     (imports.heavy_imports_by_name, "hybridflow/launch/a.py", "require('ray')", "hybridflow/launch/a.py:ray"),
     (
         imports.heavy_imports_by_name,

@@ -73,7 +73,7 @@ def load_weights(directory: Path, shards: Iterable[WeightShard], ranks: Ranks) -
     shapes = gathered({shard.name: shard.layout.shape for shard in own}, ranks)
     with Together(ranks):
         if ranks.rank == 0:
-            held = {name: shape for some in shapes for name, shape in some.items()}
+            held = {name: tuple(shape) for some in shapes for name, shape in some.items()}
             with _of_a_checkpoint():
                 saved = saved_shapes(directory / MODEL_DIRECTORY)
             _check_same_model(directory, saved, held)

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from hybridflow.models.shard_files.files import (
 )
 from hybridflow.models.shard_files.reading import INDEX_FILE
 from hybridflow.parallel.boxes import covers, volume
-from hybridflow.parallel.collectives import Together, dealt, gathered
+from hybridflow.parallel.collectives import Plain, Together, dealt, gathered
 from hybridflow.parallel.groups import Ranks
 from hybridflow.parallel.layout import Box, TensorLayout, WeightShard
 
@@ -36,9 +37,18 @@ class _Piece:
     dtype: str
     layout: TensorLayout
 
+    @property
+    def said(self) -> Plain:
+        """As ranks tell one another of it."""
+        return self.name, self.dtype, self.layout.shape, self.layout.box
 
-@dataclass(frozen=True)
-class _Task:
+    @staticmethod
+    def read(name: str, dtype: str, shape: list[int], box: list[list[int]]) -> "_Piece":
+        """What `said` said."""
+        return _Piece(name, dtype, TensorLayout(tuple(shape), tuple((low, high) for low, high in box)))
+
+
+class _Task(NamedTuple):
     """What a rank is to write: its shard of that number, of a weight that begins at `offset` of `file`."""
 
     shard: int
@@ -68,14 +78,14 @@ def save_directory(
         _Piece(shard.name, _DTYPES[dtype_of(shard.name) if dtype_of else shard.tensor.dtype], shard.layout)
         for shard in own
     ]
-    everyones = gathered(pieces, ranks)
+    everyones = [[_Piece.read(*said) for said in told] for told in gathered([piece.said for piece in pieces], ranks)]
     tasks: list[list[_Task]] = []
     with Together(ranks):
         if ranks.rank == 0:
             directory.mkdir(parents=True, exist_ok=True)
             tasks = _begun(everyones, directory, largest_file_bytes)
             write_rest(directory)
-    mine = dealt(tasks, ranks)
+    mine = [_Task(*task) for task in dealt(tasks, ranks)]
     with Together(ranks):
         _write(own, mine, directory)
 

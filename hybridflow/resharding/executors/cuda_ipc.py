@@ -4,33 +4,80 @@ Not run on a GPU yet.
 """
 
 import time
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import cast
 
 import torch
-from torch import Tensor
-from torch.multiprocessing.reductions import reduce_tensor
+from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
 from hybridflow.errors import ResourceError
+from hybridflow.parallel.collectives import Plain
 from hybridflow.parallel.layout import TensorLayout, WeightShard
 from hybridflow.resharding.executors.interface import TransferReport
 from hybridflow.resharding.executors.local import keep
 from hybridflow.resharding.transport import Transport
 from hybridflow.resharding.views import HeldWeights, OwnPieces
 
-DEVICE_ARGUMENT = 6
-"""Of torch's `rebuild_cuda_tensor`: the number of the GPU, which differs where processes see different GPUs."""
 
-
-class _Handle(NamedTuple):
+@dataclass(frozen=True)
+class Handle:
     """A trained weight as another process can map it."""
 
     name: str
     layout: TensorLayout
     device: str
     """The GPU's own name, the same in all processes."""
-    rebuild: Callable[..., Tensor]
     arguments: tuple
+    """Of torch's `rebuild_cuda_tensor`, from the tensor's size on, without its types and the number of the GPU."""
+
+    @staticmethod
+    def of(shard: WeightShard) -> "Handle":
+        """The handle of a shard on a GPU."""
+        tensor = shard.tensor.detach()
+        _, arguments = reduce_tensor(tensor)
+        _, size, stride, offset, _, _, _, *memory = cast(tuple, arguments)
+        device = str(torch.cuda.get_device_properties(tensor.device).uuid)
+        return Handle(shard.name, shard.layout, device, (tuple(size), tuple(stride), offset, shard.dtype, *memory))
+
+    @property
+    def said(self) -> Plain:
+        """As ranks tell one another of it: numbers and text, nothing that could run."""
+        size, stride, offset, dtype, *memory = self.arguments
+        bytes_as_text: list[Plain] = [{"hex": value.hex()} if isinstance(value, bytes) else value for value in memory]
+        format_name = str(dtype).removeprefix("torch.")
+        return (
+            self.name,
+            (self.layout.shape, self.layout.box),
+            self.device,
+            (size, stride, offset, format_name, *bytes_as_text),
+        )
+
+    @staticmethod
+    def read(name: str, layout: list, device: str, arguments: list) -> "Handle":
+        """What `said` said."""
+        shape, box = layout
+        size, stride, offset, format_name, *memory = arguments
+        found = [bytes.fromhex(value["hex"]) if isinstance(value, dict) else value for value in memory]
+        return Handle(
+            name,
+            TensorLayout(tuple(shape), tuple((low, high) for low, high in box)),
+            device,
+            (tuple(size), tuple(stride), offset, _FORMATS[format_name], *found),
+        )
+
+    def opened(self) -> WeightShard:
+        """The shard, mapped into this process."""
+        size, stride, offset, dtype, *memory = self.arguments
+        number = _local_number(self.device)
+        storage = torch.storage.TypedStorage
+        tensor = rebuild_cuda_tensor(torch.Tensor, size, stride, offset, storage, dtype, number, *memory)
+        return WeightShard(self.name, tensor, self.layout)
+
+
+_FORMATS = {
+    str(dtype).removeprefix("torch."): dtype for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+}
 
 
 class CudaIpcExecutor:
@@ -49,7 +96,7 @@ class CudaIpcExecutor:
         held_shards, wanted = tuple(source), HeldWeights(destination)
         sent = {piece.name for piece in self._own.sent}
         torch.cuda.synchronize(self._transport.device)  # the last optimizer step has been written
-        handles = self._transport.gather_objects([_handle(shard) for shard in held_shards if shard.name in sent])
+        handles = self._transport.gather_plain([Handle.of(shard).said for shard in held_shards if shard.name in sent])
         kept = keep(self._own.kept, HeldWeights(held_shards), wanted)
         received = self._own.received
         mapped = {
@@ -60,23 +107,14 @@ class CudaIpcExecutor:
             wanted.view(piece).copy_(mapped[piece.source].view(piece))
         torch.cuda.synchronize(self._transport.device)
         del mapped  # sources may not reuse memory that is mapped elsewhere
-        self._transport.gather_objects(None)  # nobody trains on before all have read
+        self._transport.gather_plain(None)  # nobody trains on before all have read
         return TransferReport(self._own.bytes_received, *kept, 0, time.perf_counter() - began)
 
 
-def _handle(shard: WeightShard) -> _Handle:
-    tensor = shard.tensor.detach()
-    rebuild, arguments = reduce_tensor(tensor)
-    device = str(torch.cuda.get_device_properties(tensor.device).uuid)
-    return _Handle(shard.name, shard.layout, device, rebuild, arguments)
-
-
-def _opened(handles: Iterable[_Handle], names: set[str]) -> Iterable[WeightShard]:
-    for handle in handles:
+def _opened(told: Iterable[list], names: set[str]) -> Iterable[WeightShard]:
+    for handle in (Handle.read(*said) for said in told):
         if handle.name in names:
-            number = _local_number(handle.device)
-            arguments = (*handle.arguments[:DEVICE_ARGUMENT], number, *handle.arguments[DEVICE_ARGUMENT + 1 :])
-            yield WeightShard(handle.name, handle.rebuild(*arguments), handle.layout)
+            yield handle.opened()
 
 
 def _local_number(device: str) -> int:

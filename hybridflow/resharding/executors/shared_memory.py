@@ -4,6 +4,7 @@ import mmap
 import os
 import time
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -21,6 +22,15 @@ from hybridflow.resharding.views import HeldWeights, OwnPieces
 
 SHEET_BYTES = 4 << 20
 """Written at once and then read, which is fastest while it is in the processor's cache."""
+
+
+class Place(NamedTuple):
+    """Where a rank's memory is: its process, the file descriptor there, and the size in bytes."""
+
+    rank: int
+    process: int
+    descriptor: int
+    size: int
 
 
 def sheets_of(sent: Iterable[Piece], *, sheet_bytes: int) -> list[Sheet]:
@@ -127,9 +137,9 @@ class SharedMemoryExecutor:
         try:
             os.ftruncate(handle, size)
             memory = {self._transport.rank: _mapped(handle, size)}
-            paths = self._transport.gather_objects((f"/proc/{os.getpid()}/fd/{handle}", size))
-            failure = self._open([(source, *paths[source]) for source in self._sources], memory)
-            failures = [found for found in self._transport.gather_objects(failure) if found]
+            places = self._transport.gather_plain((os.getpid(), handle, size))
+            failure = self._open([Place(source, *map(int, places[source])) for source in self._sources], memory)
+            failures = [found for found in self._transport.gather_plain(failure) if found]
         finally:
             os.close(handle)
         if failures:
@@ -139,11 +149,11 @@ class SharedMemoryExecutor:
             )
         return memory
 
-    def _open(self, paths: Sequence[tuple[int, str, int]], memory: dict[int, Tensor]) -> str | None:
+    def _open(self, places: Sequence[Place], memory: dict[int, Tensor]) -> str | None:
         """Adds the memory of other ranks; what went wrong, or None."""
-        for source, path, size in paths:
+        for source, process, descriptor, size in places:
             try:
-                handle = os.open(path, os.O_RDWR)
+                handle = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR)
             except OSError as error:
                 return f"rank {self._transport.rank} cannot open memory of rank {source}: {error}"
             memory[source] = _mapped(handle, size)

@@ -5,15 +5,16 @@ import socket
 import pytest
 import torch.distributed as dist
 
-from hybridflow.controller.rendezvous import Rendezvous, served_store
+from hybridflow.controller.rendezvous import Rendezvous
+from hybridflow.controller.signed_store import StoreAddress, served_store
 from hybridflow.errors import ResourceError
 
 
 def test_ranks_that_do_not_come_are_named():
-    store, address = served_store("127.0.0.1")
+    store = served_store("127.0.0.1")
     store.set("joined/2", "1")
     with pytest.raises(ResourceError, match=r"Ranks \[1, 3\] of 'critic' did not join.*same method on every rank"):
-        Rendezvous(0, 4, address, timeout_seconds=0.1).process_group("critic")
+        Rendezvous(0, 4, store.address, timeout_seconds=0.1).process_group("critic")
     assert not dist.is_initialized()
 
 
@@ -22,12 +23,12 @@ def test_a_store_that_is_not_served_is_named():
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with pytest.raises(ResourceError, match=rf"Rank 0 does not answer at 127\.0\.0\.1:{port}"):
-        Rendezvous(1, 2, f"127.0.0.1:{port}", timeout_seconds=0.2).process_group("critic")
+        Rendezvous(1, 2, StoreAddress("127.0.0.1", port, b"secret"), timeout_seconds=0.2).process_group("critic")
 
 
 def test_a_port_in_use_is_named():
     with socket.socket() as taken:
-        taken.bind(("", 0))
+        taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(ResourceError, match=rf"cannot meet at 127\.0\.0\.1:{port}.*port 0"):
@@ -35,8 +36,8 @@ def test_a_port_in_use_is_named():
 
 
 def test_two_stores_take_different_ports():
-    (_, one), (_, two) = served_store("127.0.0.1"), served_store("127.0.0.1")
-    assert one != two
+    one, two = served_store("127.0.0.1"), served_store("127.0.0.1")
+    assert one.address.port != two.address.port and one.address.secret != two.address.secret
 
 
 def test_ranks_of_the_local_backend_cannot_meet():

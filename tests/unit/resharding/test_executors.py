@@ -1,11 +1,14 @@
 """Every executor brings every piece of any plan to its place, in any bucket, and counts the bytes of the plan."""
 
+import json
+
 import pytest
 import torch
 
 from hybridflow.config.rollout import TransferKind
 from hybridflow.errors import ConfigError, EngineError
 from hybridflow.parallel.layout import TensorLayout, WeightShard
+from hybridflow.resharding.executors.cuda_ipc import Handle
 from hybridflow.resharding.executors.factory import ExecutorSetup, executor_kind, make_executor
 from hybridflow.resharding.executors.local import LocalExecutor, copy_all
 from hybridflow.resharding.holdings import holdings_of
@@ -145,6 +148,12 @@ def test_local_refuses_what_has_to_travel():
 def test_executors_of_one_machine_refuse_several(kind):
     with pytest.raises(ConfigError, match=rf"executor={kind.name} needs all ranks on one machine; they are on a, b"):
         make_executor(setup(kind, nodes=("a", "b")))
+
+
+def test_a_handle_of_a_gpus_memory_travels_as_plain_data():
+    memory = (b"handle\x00\xff", 4096, 512, False, b"counter", 64, b"event", True)
+    handle = Handle("w", TensorLayout((4, 3), ((2, 4), (0, 3))), "GPU-1", ((2, 3), (3, 1), 7, torch.bfloat16, *memory))
+    assert Handle.read(*json.loads(json.dumps(handle.said))) == handle
 
 
 def test_cuda_ipc_refuses_a_cpu():

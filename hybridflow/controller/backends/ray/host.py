@@ -50,10 +50,6 @@ class RayHost(WorkerHost):
             timeout_seconds=timeout_seconds,
         )
 
-    def serve(self, host: str = "") -> str:
-        """Opens the store where the ranks meet, at this node's address."""
-        return super().serve(host or get_node_ip_address())
-
 
 def visible_index(gpu: str, visible: str | None) -> int:
     """The index by which a process sees a GPU (a number or UUID, as Ray names it); `visible`: CUDA_VISIBLE_DEVICES."""

@@ -34,6 +34,7 @@ from vllm.v1.sample import sampler
 from vllm.v1.worker import gpu_worker
 
 from hybridflow.errors import EngineError
+from hybridflow.parallel.collectives import told_by_one
 
 _SHARED_MEMORY = Path("/dev/shm")
 
@@ -185,9 +186,8 @@ def _own_segments() -> Iterator[None]:
 
     def group_name(communicator: cpu_communicator.CpuCommunicator) -> str:
         if id(communicator) not in names:
-            name = [f"hybridflow-{uuid.uuid4().hex}"]
-            dist.broadcast_object_list(name, src=communicator.ranks[0], group=communicator.cpu_group)
-            names[id(communicator)] = name[0]
+            name = f"hybridflow-{uuid.uuid4().hex}".encode()
+            names[id(communicator)] = told_by_one(name, communicator.cpu_group, source=0).decode()
         return names[id(communicator)]
 
     try:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from hybridflow.batch import Batch
 from hybridflow.config.model import Model
@@ -23,6 +22,7 @@ from hybridflow.engines.rollout.vllm.requests import answers, sampling_params, t
 from hybridflow.engines.rollout.vllm.start import Started
 from hybridflow.engines.rollout.vllm.weights import held_weights, slots_of
 from hybridflow.errors import EngineError
+from hybridflow.parallel.collectives import told_by_all
 from hybridflow.parallel.groups import Ranks
 from hybridflow.parallel.layout import WeightShard
 
@@ -134,11 +134,8 @@ class VllmEngine:
         """Ranks of a replica that went different ways would wait for one another until a timeout."""
         if not self._is_divided:
             return
-        own = hashlib.sha256(repr((parts, self._readiness.version)).encode()).hexdigest()
-        group = replica_group()
-        found = [""] * group.size()
-        dist.all_gather_object(found, own, group=group)
-        if len(set(found)) > 1:
+        own = hashlib.sha256(repr((parts, self._readiness.version)).encode()).digest()
+        if len(set(told_by_all(own, replica_group()))) > 1:
             raise EngineError(
                 "The ranks of one rollout replica were given different prompts, settings or weight versions.",
                 remedy="Send all ranks that differ in tensor or pipeline alone the same rows, in the same order.",

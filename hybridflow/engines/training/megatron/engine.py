@@ -20,7 +20,14 @@ from hybridflow.engines.training.megatron.binding import bind_parameters, held_s
 from hybridflow.engines.training.megatron.model import make_chunks
 from hybridflow.engines.training.megatron.offloading import WaitingParameters
 from hybridflow.engines.training.megatron.optimizer import ChunkOptimizer
-from hybridflow.engines.training.megatron.pipeline import Judge, ReportT, least_micros, run_pipeline, told_by_last_stage
+from hybridflow.engines.training.megatron.pipeline import (
+    Judge,
+    ReportT,
+    least_micros,
+    metrics_of_last_stage,
+    outputs_of_last_stage,
+    run_pipeline,
+)
 from hybridflow.engines.training.megatron.process_groups import Layout
 from hybridflow.engines.training.microbatch import MicroBatch, columns_of, make_microbatches
 from hybridflow.engines.training.onloading import weights_here
@@ -86,7 +93,7 @@ class MegatronEngine:
             return next(iter(outputs.values())).sum(), told
 
         micros = self._micros(batch)
-        outputs = told_by_last_stage(self._run(micros, judge, batch, with_gradient=False))
+        outputs = outputs_of_last_stage(self._run(micros, judge, batch, with_gradient=False))
         return joined_outputs(zip(micros, outputs, strict=True))
 
     def train_step(self, batch: Batch, loss_fn: LossFn) -> Metrics:
@@ -107,7 +114,7 @@ class MegatronEngine:
 
         optimizer.zero_grad()
         reports = self._run(self._micros(batch), judge, batch, with_gradient=True)
-        metrics = told_by_last_stage(merge(reports))
+        metrics = metrics_of_last_stage(merge(reports))
         norm = finite_norm(optimizer.grad_norm(), step=self._steps + 1)
         optimizer.step(norm, learning_rate=rate)
         self._steps += 1

@@ -1,6 +1,7 @@
 """Micro-batches through the stages of a pipeline: one forward, one backward in turn (1F1B), or forward alone."""
 
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import torch
@@ -8,11 +9,14 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.pipeline_parallel import get_forward_backward_func
+from safetensors.torch import load, save
 from torch import Tensor
 
 from hybridflow.engines.training.megatron.attention import Rotary
 from hybridflow.engines.training.megatron.model import Chunk
 from hybridflow.engines.training.microbatch import MicroBatch
+from hybridflow.observability.metrics import Measure, Metrics, Reduction
+from hybridflow.parallel.collectives import told_by_one
 
 ReportT = TypeVar("ReportT")
 
@@ -70,12 +74,25 @@ def unwrapped(module: Chunk | DistributedDataParallel) -> Chunk:
     return chunk
 
 
-def told_by_last_stage(message: ReportT) -> ReportT:
-    """What the last stage gave, on all stages."""
+def outputs_of_last_stage(outputs: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
+    """What the last stage gave for each micro-batch, on all stages."""
+    own = {f"{number}/{name}": flat for number, named in enumerate(outputs) for name, flat in named.items()}
+    found: dict[int, dict[str, Tensor]] = {}
+    for key, flat in load(_told_by_last_stage(save(own))).items():
+        number, _, name = key.partition("/")
+        found.setdefault(int(number), {})[name] = flat
+    return [found[number] for number in sorted(found)]
+
+
+def metrics_of_last_stage(metrics: Metrics) -> Metrics:
+    """What the last stage measured, on all stages."""
+    own = {name: (measure.value, measure.weight, measure.reduction) for name, measure in metrics.items()}
+    told = json.loads(_told_by_last_stage(json.dumps(own).encode()))
+    return {name: Measure(value, weight, Reduction(reduction)) for name, (value, weight, reduction) in told.items()}
+
+
+def _told_by_last_stage(message: bytes) -> bytes:
+    """The last stage's message, on all stages: as bytes, because nothing that the network says may run as code."""
     group = parallel_state.get_pipeline_model_parallel_group()
     assert isinstance(group, dist.ProcessGroup), f"no pipeline group: {group}"
-    if group.size() == 1:
-        return message
-    box = [message]
-    dist.broadcast_object_list(box, src=parallel_state.get_pipeline_model_parallel_last_rank(), group=group)
-    return box[0]
+    return message if group.size() == 1 else told_by_one(message, group, source=group.size() - 1)

@@ -1,0 +1,157 @@
+"""A store whose values are signed: what a stranger writes into it is refused before anybody reads it.
+
+torch's TCPStore asks nobody who they are. Whoever reaches its port can list its keys and overwrite them: the addresses
+at which gloo's ranks connect, for instance. Here every value carries an HMAC-SHA256 of its key and itself under a
+secret that only the ranks of a pool have; they get it through the driver.
+"""
+
+# pyright: reportPrivateImportUsage=false
+
+import hashlib
+import hmac
+import secrets
+import socket
+from datetime import timedelta
+from typing import NamedTuple
+
+import torch.distributed as dist
+
+from hybridflow.errors import ResourceError
+
+SIGNATURE_BYTES = 32
+
+
+class StoreAddress(NamedTuple):
+    """Where a store is served, and the secret of those who may write to it. Its text leaves the secret out."""
+
+    host: str
+    port: int
+    secret: bytes
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    __repr__ = __str__
+
+
+_kept: list[dist.Store] = []
+
+
+class SignedStore(dist.Store):
+    """A store whose values are signed on the way in and checked on the way out.
+
+    Reading a value that nobody with the secret wrote raises a ResourceError. Counters (`add`) are not signed: a
+    stranger can change one, and so end the run early or make it wait, but not have anything of theirs read.
+
+    torch calls a store written in Python by these methods' names, `deleteKey` and `getNumKeys` included. It does not
+    keep the Python half of one alive, so all of them live as long as their process.
+    """
+
+    def __init__(self, store: dist.Store, address: StoreAddress) -> None:
+        super().__init__()
+        self._store = store
+        self.address = address
+        _kept.append(self)
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Signs a value and puts it under a key."""
+        self._store.set(key, self._signed(key, value))  # pyright: ignore[reportArgumentType]
+
+    def get(self, key: str) -> bytes:
+        """The value of a key, as soon as there is one."""
+        return self._checked(key, self._store.get(key))
+
+    def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
+        """Replaces `expected_value` ("" for a key that does not exist yet); returns the value that stands then."""
+        before = self._signed(key, expected_value) if expected_value else b""
+        after = self._store.compare_set(key, before, self._signed(key, desired_value))  # pyright: ignore[reportArgumentType]
+        return self._checked(key, after) if after else b""
+
+    def add(self, key: str, value: int) -> int:
+        """Adds to a counter; its value afterwards."""
+        return self._store.add(key, value)
+
+    def check(self, keys: list[str]) -> bool:
+        """All the keys exist."""
+        return self._store.check(keys)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Waits until all the keys exist."""
+        if timeout is None:
+            self._store.wait(keys)
+        else:
+            self._store.wait(keys, timeout)
+
+    def delete_key(self, key: str) -> bool:
+        """Deletes a key; whether it was there."""
+        return self._store.delete_key(key)
+
+    deleteKey = delete_key  # noqa: N815
+
+    def num_keys(self) -> int:
+        """How many keys there are."""
+        return self._store.num_keys()
+
+    getNumKeys = num_keys  # noqa: N815
+
+    def clone(self) -> "SignedStore":
+        """The same store."""
+        return self
+
+    def has_extended_api(self) -> bool:
+        """It has no queues and no lists."""
+        return False
+
+    hasExtendedApi = has_extended_api  # noqa: N815
+
+    def _signed(self, key: str, value: str | bytes) -> bytes:
+        data = value.encode() if isinstance(value, str) else value
+        return self._signature(key, data) + data
+
+    def _checked(self, key: str, found: bytes) -> bytes:
+        signature, data = found[:SIGNATURE_BYTES], found[SIGNATURE_BYTES:]
+        if hmac.compare_digest(signature, self._signature(key, data)):
+            return data
+        raise ResourceError(
+            f"The store at {self.address}, where the ranks of this run meet, holds {len(found)} bytes under '{key}'"
+            " that none of them wrote.",
+            remedy="Another program writes to the run's port: keep strangers off the network between the nodes"
+            " (docs/how_to/security.md), then resume from the last checkpoint.",
+        )
+
+    def _signature(self, key: str, data: bytes) -> bytes:
+        return hmac.digest(self.address.secret, f"{len(key)}:{key}:".encode() + data, hashlib.sha256)
+
+
+def served_store(host: str, *, port: int = 0) -> SignedStore:
+    """A store served by this process at one address of its machine, not at all of them; port 0 takes any free one."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        with socket.socket(family, socket.SOCK_STREAM) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((host, port))
+            listener.listen(socket.SOMAXCONN)
+            port = listener.getsockname()[1]
+            store = dist.TCPStore(
+                host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.fileno()
+            )
+            listener.detach()  # it is the store's now
+    except (RuntimeError, OSError) as error:
+        raise ResourceError(
+            f"The ranks cannot meet at {host}:{port}: {str(error).splitlines()[0]}.",
+            remedy="End the process that holds the port, or use port 0 for any free one.",
+        ) from error
+    return SignedStore(store, StoreAddress(host, port, secrets.token_bytes(32)))
+
+
+def connected_store(address: StoreAddress, timeout_seconds: float) -> SignedStore:
+    """The store that another process serves at an address."""
+    host, port, timeout = address.host, address.port, timedelta(seconds=timeout_seconds)
+    try:
+        store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
+    except (RuntimeError, OSError) as error:
+        raise ResourceError(
+            f"Rank 0 does not answer at {address}: {str(error).splitlines()[0]}.",
+            remedy="See whether the first rank's process is alive and the nodes reach one another.",
+        ) from error
+    return SignedStore(store, address)

@@ -168,7 +168,7 @@ def test_a_torn_last_line_is_forgotten(command, whole):
 def test_a_damaged_checkpoint_is_passed_over_and_told(command, whole):
     run = command("grpo")
     assert run.start(kill_at="step_done:5").status == KILLED
-    (run.run_dir / "checkpoints" / "step_4" / "actor" / "optimizer" / "__0_0.distcp").write_bytes(b"torn")
+    (run.run_dir / "checkpoints" / "step_4" / "actor" / "optimizer" / "model.safetensors").write_bytes(b"torn")
     ended = run.start()
     assert "step_4 is passed over" in ended.words
     assert "4 bytes instead of" in ended.words

@@ -2,42 +2,23 @@
 
     actor/huggingface/   the weights, as `models/shard_files` writes them; or
     actor/adapter/       a low-rank adapter alone, as `models/adapters` writes it
-    actor/optimizer/     moments, and float32 copies of weights held in fewer bits, in a distributed checkpoint of
-                         torch's, as `<kind>.<canonical name of the weight>`; and numbers.json
+    actor/optimizer/     moments, and float32 copies of weights held in fewer bits, in safetensors files, as
+                         `<kind>.<canonical name of the weight>`; and numbers.json
 
-A rank writes and reads the boxes that it holds; boxes that several ranks hold are written once.
+A rank writes and reads the boxes that it holds; boxes that several ranks hold are written once. Neither safetensors nor
+JSON can hold code, so a checkpoint from elsewhere may be read.
 """
 
 import json
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from pickle import UnpicklingError
-
-import torch
-from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import (
-    STORAGE_TYPES,
-    ChunkStorageMetadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
-from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, TensorWriteData, WriteItem, WriteItemType
-from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 
 from hybridflow.errors import CheckpointError, EngineError
 from hybridflow.models.adapters.files import ADAPTER_DIRECTORY, read_adapter
 from hybridflow.models.shard_files import read_into, save_directory
 from hybridflow.models.shard_files.reading import saved_shapes
 from hybridflow.models.shard_files.writing import DtypeOf
-from hybridflow.parallel.boxes import volume
 from hybridflow.parallel.collectives import Together, gathered
 from hybridflow.parallel.groups import Ranks
 from hybridflow.parallel.layout import WeightShard
@@ -51,6 +32,9 @@ StateShard = tuple[str, WeightShard]
 """What a piece of state is (a moment, or the float32 copy), and the piece, under the name of its weight."""
 
 Shape = tuple[int, ...]
+
+_PICKLED_METADATA = ".metadata"
+"""Of the distributed checkpoints of torch that earlier versions wrote."""
 
 _SAME_MODEL = "Resume with the model the run was started with (model.path, critic.model.path)."
 
@@ -83,13 +67,11 @@ def load_weights(directory: Path, shards: Iterable[WeightShard], ranks: Ranks) -
 
 def save_state(directory: Path, shards: Iterable[StateShard], numbers: Mapping[str, int | float], ranks: Ranks) -> None:
     """Writes the optimizer's state that all ranks hold together, and numbers that are the same on all of them."""
-    target = directory / STATE_DIRECTORY
-    with Together(ranks):
-        if ranks.rank == 0:
-            target.mkdir(parents=True, exist_ok=True)
-            (target / NUMBERS_FILE).write_text(json.dumps(dict(numbers)))
-    with _in_our_words(target):
-        save({}, checkpoint_id=target, planner=_SavePlanner(shards), no_dist=ranks.mesh.size == 1)
+
+    def write_numbers(target: Path) -> None:
+        (target / NUMBERS_FILE).write_text(json.dumps(dict(numbers)))
+
+    save_directory(_keyed(shards), directory / STATE_DIRECTORY, ranks, write_rest=write_numbers)
 
 
 def load_state(
@@ -119,81 +101,18 @@ def load_state(
         present = [shard for shard in wanted if _key(*shard) in saved]
         for kind, shard in present:
             _check_shape(directory, kind, shard, saved[_key(kind, shard)])
-    with _in_our_words(target):
-        load({}, checkpoint_id=target, planner=_LoadPlanner(present), no_dist=ranks.mesh.size == 1)
+        with _in_our_words(target):
+            read_into(target, _keyed(present))
     return numbers
 
 
-class _SavePlanner(DefaultSavePlanner):
-    """Writes the boxes of shards, whatever they are views of."""
-
-    def __init__(self, shards: Iterable[StateShard]) -> None:
-        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self._shards = _by_place(shards)
-
-    def create_local_plan(self) -> SavePlan:
-        items = [
-            WriteItem(
-                index=index,
-                type=WriteItemType.SHARD,
-                tensor_data=TensorWriteData(
-                    chunk=_chunk(shard),
-                    properties=TensorProperties.create_from_tensor(shard.tensor),
-                    size=torch.Size(shard.layout.shape),
-                ),
-            )
-            for index, shard in self._shards.items()
-        ]
-        self.plan = SavePlan(items)
-        return self.plan
-
-    def lookup_object(self, index: MetadataIndex) -> Tensor:
-        return self._shards[index].tensor.detach()
-
-
-class _LoadPlanner(DefaultLoadPlanner):
-    """Reads the boxes of shards out of whatever boxes were saved."""
-
-    def __init__(self, shards: Iterable[StateShard]) -> None:
-        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self._shards = _by_place(shards)
-
-    def create_local_plan(self) -> LoadPlan:
-        assert self.metadata is not None
-        wanted: dict[str, list[ChunkStorageMetadata]] = {}
-        for index, shard in self._shards.items():
-            wanted.setdefault(index.fqn, []).append(_chunk(shard))
-        saved = self.metadata.state_dict_metadata
-        items = []
-        for key, chunks in wanted.items():
-            tensor = saved[key]
-            assert isinstance(tensor, TensorStorageMetadata), key
-            items += create_read_items_for_chunk_list(key, tensor, chunks)
-        return LoadPlan(items)
-
-    def lookup_tensor(self, index: MetadataIndex) -> Tensor:
-        return self._shards[index].tensor
-
-
-def _by_place(shards: Iterable[StateShard]) -> dict[MetadataIndex, WeightShard]:
-    """The shards that hold something, by key and first index: that is how a checkpoint tells boxes apart."""
-    found: dict[MetadataIndex, WeightShard] = {}
-    for kind, shard in shards:
-        if not volume(shard.layout.box):
-            continue
-        index = MetadataIndex(_key(kind, shard), [low for low, _ in shard.layout.box])
-        assert index not in found, f"a rank holds {index.fqn} twice at {index.offset}"
-        found[index] = shard
-    return found
+def _keyed(shards: Iterable[StateShard]) -> list[WeightShard]:
+    """The pieces under the names that their tensors have in the files."""
+    return [WeightShard(_key(kind, shard), shard.tensor, shard.layout) for kind, shard in shards]
 
 
 def _key(kind: str, shard: WeightShard) -> str:
     return f"{kind}.{shard.name}"
-
-
-def _chunk(shard: WeightShard) -> ChunkStorageMetadata:
-    offsets = torch.Size([low for low, _ in shard.layout.box])
-    return ChunkStorageMetadata(offsets, torch.Size(shard.layout.local_shape))
 
 
 def _check_same_model(directory: Path, saved: Mapping[str, Shape], held: Mapping[str, Shape]) -> None:
@@ -206,11 +125,10 @@ def _check_same_model(directory: Path, saved: Mapping[str, Shape], held: Mapping
             )
 
 
-def _check_shape(directory: Path, kind: str, shard: WeightShard, saved: object) -> None:
-    assert isinstance(saved, TensorStorageMetadata), kind
-    if tuple(saved.size) != shard.layout.shape:
+def _check_shape(directory: Path, kind: str, shard: WeightShard, saved: Shape) -> None:
+    if saved != shard.layout.shape:
         raise EngineError(
-            f"The checkpoint {directory} is of another model: {kind} of '{shard.name}' is {tuple(saved.size)} there"
+            f"The checkpoint {directory} is of another model: {kind} of '{shard.name}' is {saved} there"
             f" and {shard.layout.shape} here.",
             remedy=_SAME_MODEL,
         )
@@ -218,21 +136,24 @@ def _check_shape(directory: Path, kind: str, shard: WeightShard, saved: object) 
 
 def _numbers(target: Path) -> dict[str, int | float]:
     try:
-        return json.loads((target / NUMBERS_FILE).read_text())
-    except (OSError, ValueError) as error:
+        numbers = json.loads((target / NUMBERS_FILE).read_text())
+    except (OSError, ValueError, RecursionError) as error:
         raise _unreadable(target, error) from error
+    if not isinstance(numbers, dict) or not all(isinstance(number, int | float) for number in numbers.values()):
+        raise _unreadable(target, f"{NUMBERS_FILE} must name numbers")
+    return numbers
 
 
-def _saved_tensors(target: Path) -> dict[str, STORAGE_TYPES]:
-    try:
-        return FileSystemReader(target).read_metadata().state_dict_metadata
-    except (OSError, EOFError, UnpicklingError) as error:
-        raise _unreadable(target, error) from error
+def _saved_tensors(target: Path) -> dict[str, Shape]:
+    if (target / _PICKLED_METADATA).exists():
+        raise _unreadable(target, f"{_PICKLED_METADATA} is torch's format, which can hold code, and is not opened")
+    with _in_our_words(target):
+        return saved_shapes(target)
 
 
-def _unreadable(target: Path, error: Exception) -> CheckpointError:
+def _unreadable(target: Path, why: object) -> CheckpointError:
     return CheckpointError(
-        f"The optimizer's state in {target} cannot be read: {error}.",
+        f"The optimizer's state in {target} cannot be read: {why}.",
         remedy="Use another checkpoint of the run, or give its model as model.path of a new one.",
     )
 
@@ -252,15 +173,8 @@ def _of_a_checkpoint() -> Iterator[None]:
 
 @contextmanager
 def _in_our_words(target: Path) -> Iterator[None]:
-    """torch's failure, which is not an Exception, as an error of ours with the first rank's cause."""
+    """What is wrong with a directory of weights, said of the optimizer's state."""
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-            yield
-    except CheckpointException as error:
-        rank, (cause, _) = next(iter(error.failures.items()))
-        raise CheckpointError(
-            f"The optimizer's state in {target} could not be written or read:"
-            f" rank {rank}: {type(cause).__name__}: {cause}.",
-            remedy="Use another checkpoint of the run, or a directory that can be written.",
-        ) from cause
+        yield
+    except EngineError as error:
+        raise _unreadable(target, error.message.rstrip(".")) from error

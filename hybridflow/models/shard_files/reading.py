@@ -23,13 +23,13 @@ def weight_files(directory: Path) -> dict[str, Path]:
     try:
         if index.is_file():
             return {name: directory / file for name, file in _weight_map(read_json_object(index)).items()}
-        found = {}
-        for path in sorted(directory.glob("*.safetensors")):
+        found, paths = {}, sorted(directory.glob("*.safetensors"))
+        for path in paths:
             with safe_open(path, framework="pt") as file:
                 found |= dict.fromkeys(file.keys(), path)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise EngineError(f"The weights in {directory} cannot be read: {error}", remedy=_GIVE_ANOTHER) from error
-    if not found:
+    if not paths:
         raise EngineError(f"There are no .safetensors files in {directory}.", remedy=_GIVE_ANOTHER)
     return found
 

@@ -1,11 +1,13 @@
 """An engine's state saved in one layout and read in another is the same, number for number."""
 
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
+from hybridflow.elastic.checkpoint import CheckpointStore
 from hybridflow.engines.training.state_files import (
     FIRST_MOMENT,
     MASTER,
@@ -137,7 +139,7 @@ def test_a_view_into_a_larger_tensor_is_saved_and_filled_as_it_is(tmp_path):
     load_state(tmp_path, [(FIRST_MOMENT, view)], Ranks.alone())
     assert torch.equal(held[:, 1:3], before[:, 1:3])
     assert held.sum() == before[:, 1:3].sum()
-    files = sum(path.stat().st_size for path in (tmp_path / "optimizer").glob("*.distcp"))
+    files = sum(path.stat().st_size for path in (tmp_path / "optimizer").glob("*.safetensors"))
     assert files < 4000
 
 
@@ -213,13 +215,49 @@ def test_a_checkpoint_without_its_model_is_not_blamed_on_a_setting_of_the_model(
     assert "model.path" not in caught.value.remedy
 
 
-@pytest.mark.parametrize("damage", ["numbers.json", ".metadata", "__0_0.distcp"])
+@pytest.mark.parametrize("damage", ["numbers.json", "safetensors"])
 def test_state_that_cannot_be_read_is_an_error_of_ours(tmp_path, damage):
     save_all(0, 1, "whole", tmp_path)
-    (tmp_path / "optimizer" / damage).unlink()
+    next((tmp_path / "optimizer").glob(f"*{damage}")).unlink()
     with pytest.raises(CheckpointError, match=f"optimizer's state in .*{damage}") as caught:
         load_state(tmp_path, state_of("whole", 0, 1, fill=False), Ranks.alone())
     assert "another checkpoint" in caught.value.remedy
+
+
+class Payload:
+    """Unpickled, it leaves a mark on the disk."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self):
+        return Path.touch, (self.mark,)
+
+
+@pytest.mark.parametrize("place", [".metadata", "model.safetensors", "numbers.json"])
+def test_a_checkpoint_made_to_run_code_runs_none_though_its_manifest_fits(tmp_path, place):
+    mark = tmp_path / "mark"
+    store = CheckpointStore(tmp_path / "run")
+
+    def write(directory: Path) -> None:
+        save_all(0, 1, "whole", directory / "actor")
+        (directory / "actor" / "optimizer" / place).write_bytes(pickle.dumps(Payload(mark)))
+
+    store.save(1, write, {"step": 1})
+    checkpoint = store.latest()
+    assert checkpoint is not None
+    with pytest.raises(CheckpointError, match="optimizer's state in .*cannot be read") as caught:
+        load_state(checkpoint.path / "actor", state_of("whole", 0, 1, fill=False), Ranks.alone())
+    assert "another checkpoint" in caught.value.remedy
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("numbers", ["[" * 200_000, '["steps"]', '{"steps": "3"}'])
+def test_numbers_of_another_form_are_an_error_of_ours(tmp_path, numbers):
+    save_all(0, 1, "whole", tmp_path)
+    (tmp_path / "optimizer" / "numbers.json").write_text(numbers)
+    with pytest.raises(CheckpointError, match="optimizer's state in .*cannot be read"):
+        load_state(tmp_path, state_of("whole", 0, 1, fill=False), Ranks.alone())
 
 
 def load_what_one_rank_cannot_read(rank: int, directory: Path) -> str:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from hybridflow.config.model import Dtype
 from hybridflow.config.training import TrainingEngine
 from hybridflow.elastic.checkpoint import CheckpointStore
 from hybridflow.elastic.manifest import Parts
 from hybridflow.engines.training.state_files import load_state
+from hybridflow.models.shard_files.reading import saved_shapes
 from hybridflow.parallel.groups import Ranks
 from hybridflow.parallel.layout import WeightShard
 from tests.parity.divided import (
@@ -62,8 +62,8 @@ def case_of(toy_dir, architecture: str, **settings: object) -> Case:
 
 def state_of(checkpoint: Path) -> dict[str, torch.Tensor]:
     """Everything that a checkpoint holds of an optimizer, whole, by kind and weight."""
-    saved = FileSystemReader(checkpoint / "optimizer").read_metadata().state_dict_metadata
-    tensors = {key: torch.full(tuple(tensor.size), torch.nan) for key, tensor in saved.items()}
+    saved = saved_shapes(checkpoint / "optimizer")
+    tensors = {key: torch.full(shape, torch.nan) for key, shape in saved.items()}
     shards = [(key.partition(".")[0], WeightShard.full(key.partition(".")[2], t)) for key, t in tensors.items()]
     return tensors | {"steps": torch.tensor(load_state(checkpoint, shards, Ranks.alone())["steps"])}
 

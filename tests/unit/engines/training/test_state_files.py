@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from hybridflow.elastic.checkpoint import CheckpointStore
+from hybridflow.elastic.manifest import Parts
 from hybridflow.engines.training.state_files import (
     FIRST_MOMENT,
     MASTER,
@@ -24,6 +25,7 @@ from hybridflow.parallel.groups import Ranks
 from hybridflow.parallel.layout import Box, TensorLayout, WeightShard
 from hybridflow.parallel.mesh import ParallelMesh
 from tests.spmd import run_ranks
+from tests.unit.elastic.parts import written_by
 
 WEIGHTS = {
     "model.embed.weight": (7, 4),
@@ -239,9 +241,10 @@ def test_a_checkpoint_made_to_run_code_runs_none_though_its_manifest_fits(tmp_pa
     mark = tmp_path / "mark"
     store = CheckpointStore(tmp_path / "run")
 
-    def write(directory: Path) -> None:
+    def write(directory: Path) -> Parts:
         save_all(0, 1, "whole", directory / "actor")
         (directory / "actor" / "optimizer" / place).write_bytes(pickle.dumps(Payload(mark)))
+        return written_by(directory, "actor")
 
     store.save(1, write, {"step": 1})
     checkpoint = store.latest()

@@ -47,6 +47,8 @@ class Case:
     steps: int = 5
     settings: dict[str, object] = field(default_factory=dict)
     dtype: Dtype = Dtype.float32
+    with_padding: bool = False
+    """The padding token stands among the tokens of prompts and responses, as one that is sampled or ends turns."""
     lost_rows: int = 0
     """Rows of each batch that nobody is given."""
     first_step: int = 0
@@ -132,6 +134,15 @@ def global_batch(seed: int, kind: str) -> Batch:
     return batch.with_columns(tokens={"values": values, "returns": returns})
 
 
+def with_padding_among(batch: Batch) -> Batch:
+    """The batch with every fourth of its kinds of tokens become the padding token (0)."""
+    names = ("prompt_ids", "response_ids")
+    columns = {name: batch.tokens(name) for name in names}
+    changed = {n: c.like(torch.where(c.values % 4 == 0, 0, c.values)) for n, c in columns.items()}
+    assert all((column.values == 0).any() for column in changed.values())
+    return batch.with_columns(tokens=changed)
+
+
 def loss_of(batch: Batch, kind: str) -> LossFn:
     """The loss of a whole batch, by its denominators."""
     if kind == "language":
@@ -155,6 +166,7 @@ def train_rank(rank: int, case: Case) -> bytes:
         engine.load(case.resume_from)
     for step in range(case.first_step, case.first_step + case.steps):
         batch = global_batch(step, case.kind)
+        batch = with_padding_among(batch) if case.with_padding else batch
         kept = batch.slice(0, len(batch) - case.lost_rows)
         rows = own_rows(kept, mesh.index_along(rank, ("data",)), mesh.axis_size("data"))
         trained.outputs.append(engine.forward(rows).tokens(name).values)

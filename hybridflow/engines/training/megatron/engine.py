@@ -74,7 +74,12 @@ class MegatronEngine:
         self._layout = Layout.of(parallelism)
         self._layout.activate()
         with self.device:
-            self.chunks = make_chunks(self._config, geometry, is_value=setup.family is VALUE)
+            self.chunks = make_chunks(
+                self._config,
+                geometry,
+                is_value=setup.family is VALUE,
+                padding_token=description.get_text_config().pad_token_id,
+            )
         self._shelf = setup.shelf()
         self._waiting = None if self._shelf is None else WaitingParameters(self.chunks, self._shelf)
         self._made_optimizer: ChunkOptimizer | None = None

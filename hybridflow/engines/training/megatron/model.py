@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.tensor_parallel import (
@@ -42,6 +42,7 @@ class Chunk(GPTModel):
         layers: Sequence[int],
         *,
         is_value: bool,
+        padding_token: int | None,
         virtual_stage: int | None,
     ) -> None:
         is_last = layers[-1] == geometry.layers - 1
@@ -57,6 +58,7 @@ class Chunk(GPTModel):
             vp_stage=virtual_stage,
         )
         self._vocabulary = geometry.vocab
+        self._padding_token = padding_token
         self._group = tensor_group()
         self.bound: set[str] = set()
         self.score = None
@@ -77,8 +79,21 @@ class Chunk(GPTModel):
 
         With sequence parallelism they are those of this rank's share of the N tokens.
         """
-        embedded = self.embedding(input_ids=micro.input_ids[None], position_ids=None) if self.pre_process else None
+        embedded = self._embedded(micro.input_ids) if self.pre_process else None
         return self.decoder(hidden_states=embedded, attention_mask=None, packed_seq_params=tokens)
+
+    def _embedded(self, ids: Int[Tensor, " N"]) -> Float[Tensor, "N 1 H"]:
+        """The tokens' embeddings, where the padding token's gets no gradient, as in transformers (`padding_idx`).
+
+        There its row is 0, and the first norm would multiply its gradient by 1 / sqrt(epsilon).
+        """
+        embedded = self.embedding(input_ids=ids[None], position_ids=None)
+        if self._padding_token is None:
+            return embedded
+        is_padding = ids == self._padding_token
+        if self.config.sequence_parallel:
+            is_padding = is_padding.chunk(self._group.size())[self._group.rank()]
+        return torch.where(is_padding[:, None, None], embedded.detach(), embedded)
 
     def outputs(
         self, hidden: Float[Tensor, "N 1 H"], micro: MicroBatch, temperature: float
@@ -117,13 +132,22 @@ class Chunk(GPTModel):
         return hidden[:, 0]
 
 
-def make_chunks(config: TransformerConfig, geometry: ModelGeometry, *, is_value: bool) -> list[Chunk]:
+def make_chunks(
+    config: TransformerConfig, geometry: ModelGeometry, *, is_value: bool, padding_token: int | None
+) -> list[Chunk]:
     """This rank's chunks, without values; the layout's process groups are active."""
     virtual = config.virtual_pipeline_model_parallel_size or 1
     rank = parallel_state.get_pipeline_model_parallel_rank()
     stages = stage_layers(geometry.layers, rank, config.pipeline_model_parallel_size, virtual)
     return [
-        Chunk(config, geometry, layers, is_value=is_value, virtual_stage=stage if virtual > 1 else None)
+        Chunk(
+            config,
+            geometry,
+            layers,
+            is_value=is_value,
+            padding_token=padding_token,
+            virtual_stage=stage if virtual > 1 else None,
+        )
         for stage, layers in enumerate(stages)
     ]
 

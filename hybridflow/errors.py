@@ -41,6 +41,10 @@ class RewardError(HybridflowError):
     """A reward function that failed, or answered in a shape or with values that cannot be used."""
 
 
+class RewardUnavailable(RewardError):
+    """A reward's server that is not there or overloaded: to ask it for one sample at a time would not help."""
+
+
 class BatchError(HybridflowError):
     """A batch that lacks a column, lost or repeated a prompt, or whose columns do not fit together."""
 

@@ -127,11 +127,13 @@ def _warn_of_idle_pools(config: Experiment, specs: Sequence[RoleSpec]) -> None:
 
 
 def check_rewards(specs: Sequence[RoleSpec], columns: Collection[str]) -> None:
-    """Finds the reward functions, and the data's columns that they ask for."""
+    """Finds the reward functions, the data's columns that they ask for, and the servers among them."""
     rewards = [reward for spec in specs if isinstance(reward := spec.kwargs.get("reward"), Reward)]
     for reward in rewards:
         if reward.functions or reward.model.path is None:
-            RewardScorer(reward).check_columns(columns)
+            scorer = RewardScorer(reward)
+            scorer.check_columns(columns)
+            scorer.check_servers()
     check_settings(rewards)
 
 

@@ -14,7 +14,7 @@ from hybridflow.rewards.tracing import described
 
 @dataclass(frozen=True)
 class BoundReward:
-    """`setting` is what the user wrote in reward.functions, `label` the short name that metrics carry.
+    """`setting` is what the user wrote in reward.functions, without secrets, `label` the short name that metrics carry.
 
     `is_trusted`: it answers soon and cannot bring its process down, so that it needs none of its own.
     """
@@ -42,7 +42,7 @@ class BoundReward:
         try:
             return self.dialect.call(self.function, self.parameters, samples)
         except RewardError as error:  # a function of ours, which knows better what to do
-            raise RewardError(f"{error.message} {error.remedy}", remedy=error.remedy) from None
+            raise type(error)(f"{error.message} {error.remedy}", remedy=error.remedy) from None
         except (Exception, SystemExit) as error:
             raise RewardError(
                 f"it raised {described(error)}.", remedy="Mend the function; for a sample it cannot score, return None."

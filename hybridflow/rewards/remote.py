@@ -2,18 +2,24 @@
 
 import json
 import logging
-import urllib.error
-import urllib.request
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 
-from hybridflow.errors import ConfigError, RewardError
+from hybridflow.errors import ConfigError, RewardError, RewardUnavailable
+from hybridflow.observability.redaction import redacted_text
+from hybridflow.rewards.requests import RequestLimits, posted, unreachable
 
 logger = logging.getLogger(__name__)
 
 _MOST_CONCURRENT = 8
+_CONNECT_SECONDS = 5.0
 _REMEDY = 'A server answers {"rewards": [...]} with one number, or null, for each of "query"; see docs/how_to.'
+_WHEN_DOWN = (
+    "Start the server again and repeat the command, which goes on from the last checkpoint; to wait longer for one that"
+    " restarts, raise reward.settings.NAME.attempts or retry_seconds."
+)
 
 
 def is_address(setting: str) -> bool:
@@ -24,7 +30,10 @@ def is_address(setting: str) -> bool:
 class RemoteReward:
     """POSTs `{"query", "prompts", "labels"}` and reads `{"rewards"}`, beside which `extra_logs` may stand.
 
-    Each request goes to the next of the addresses; one that fails goes to the one after, up to `attempts` times.
+    Each request goes to the next of the addresses; where that fails, to the one after. Where none of them could be
+    reached, or all were overloaded, it waits `retry_seconds`, then 4 times as long and so on, and asks each again, up
+    to `attempts` times. `request_seconds` is for a whole request, from the connection to the last byte of its answer,
+    which may have `answer_mb` MiB.
     """
 
     def __init__(
@@ -32,26 +41,37 @@ class RemoteReward:
         addresses: str,
         batch_size: int | None = None,
         request_seconds: float = 60.0,
-        attempts: int = 3,
+        attempts: int = 5,
+        retry_seconds: float = 1.0,
+        answer_mb: int = 64,
         headers: dict | None = None,
     ) -> None:
         self._addresses = addresses.split()
         self._batch_size = batch_size
-        self._seconds = request_seconds
+        self._limits = RequestLimits(request_seconds, answer_mb * 2**20)
         self._attempts = attempts
+        self._retry_seconds = retry_seconds
         self._headers = {"Content-Type": "application/json"} | {str(k): str(v) for k, v in (headers or {}).items()}
         self._turn = 0
-        for address in self._addresses:
-            if not is_address(address):
-                raise ConfigError(
-                    f"reward.functions: '{address}' is no address.",
-                    remedy="Write http://host:port/path; with several, put spaces between them.",
-                )
-        if attempts < 1 or not request_seconds > 0 or (batch_size is not None and batch_size < 1):
+        _check_addresses(self._addresses)
+        if min(attempts, answer_mb, batch_size or 1) < 1 or not request_seconds > 0 or not retry_seconds >= 0:
             raise ConfigError(
-                f"reward.functions: settings of '{addresses}' are out of range.",
-                remedy="attempts and batch_size are 1 or more, request_seconds is above 0.",
+                f"reward.functions: settings of '{redacted_text(addresses)}' are out of range.",
+                remedy="attempts, batch_size and answer_mb are 1 or more, request_seconds is above 0, retry_seconds is"
+                " 0 or more.",
             )
+
+    def check_reachable(self) -> None:
+        """Raises `ConfigError` where no server listens at any of the addresses; warns of those where none does."""
+        flaws = {address: flaw for address in self._addresses if (flaw := unreachable(address, _CONNECT_SECONDS))}
+        told = "; ".join(f"{redacted_text(address)}: {flaw}" for address, flaw in flaws.items())
+        if len(flaws) == len(self._addresses):
+            raise ConfigError(
+                f"reward.functions names a server that cannot be reached: {told}.",
+                remedy="Start it first, or correct the address; it must be reachable from this machine.",
+            )
+        if told:
+            logger.warning("reward.functions: servers that cannot be reached yet: %s", told)
 
     def __call__(self, queries: list[str], prompts: list[str], labels: list) -> dict[str, object]:
         """The rewards of all samples, and what the server logged beside them."""
@@ -71,28 +91,33 @@ class RemoteReward:
 
     def _answer(self, body: Mapping[str, list], turn: int) -> tuple[list, dict[str, list]]:
         """The answer of the first server, from that of this turn on, that has one."""
-        found = []
+        at = turn % len(self._addresses)
+        addresses = [*self._addresses[at:], *self._addresses[:at]]
+        found: list[str] = []
         for attempt in range(self._attempts):
-            address = self._addresses[(turn + attempt) % len(self._addresses)]
-            try:
-                return _read(self._posted(address, body), len(body["query"]))
-            except (OSError, RewardError) as error:
-                found.append(f"{address}: {_said(error)}")
-                logger.warning("reward=%s attempt=%d of %d failed: %s", address, attempt + 1, self._attempts, found[-1])
-        raise RewardError(f"No server answered. {'; '.join(dict.fromkeys(found))}", remedy=_REMEDY)
-
-    def _posted(self, address: str, body: Mapping[str, list]) -> bytes:
-        data = json.dumps(body, default=str).encode()
-        request = urllib.request.Request(address, data=data, headers=self._headers, method="POST")
-        with urllib.request.urlopen(request, timeout=self._seconds) as answer:
-            return answer.read()
+            is_down = True
+            for address in addresses:
+                try:
+                    return _read(posted(address, body, self._headers, self._limits), len(body["query"]))
+                except RewardError as error:
+                    is_down &= isinstance(error, RewardUnavailable)
+                    found.append(f"{redacted_text(address)}: {error.message}")
+                    logger.warning("reward=%s attempt=%d of %d failed", found[-1], attempt + 1, self._attempts)
+            if not is_down:  # it says the same again
+                raise RewardError(f"No server answered well. {'; '.join(dict.fromkeys(found))}", remedy=_REMEDY)
+            if attempt + 1 < self._attempts:
+                time.sleep(self._retry_seconds * 4**attempt)
+        raise RewardUnavailable(
+            f"No server answered in {self._attempts} attempts. {'; '.join(dict.fromkeys(found))}", remedy=_WHEN_DOWN
+        )
 
 
 def _read(answer: bytes, num_samples: int) -> tuple[list, dict[str, list]]:
     try:
         found = json.loads(answer)
-    except ValueError as error:
-        raise RewardError(f"it answered {answer[:200]!r}, which is not JSON.", remedy=_REMEDY) from error
+    except (ValueError, RecursionError) as error:
+        why = "is nested too deep" if isinstance(error, RecursionError) else "is not JSON"
+        raise RewardError(f"it answered {answer[:200]!r}, which {why}.", remedy=_REMEDY) from error
     rewards = found.get("rewards") if isinstance(found, dict) else None
     if not isinstance(rewards, list) or len(rewards) != num_samples:
         shown = answer[:200].decode(errors="replace")
@@ -108,11 +133,18 @@ def _alone(reward: object) -> object:
     return reward[0] if isinstance(reward, list) and len(reward) == 1 else reward
 
 
-def _said(error: Exception) -> str:
-    if isinstance(error, urllib.error.HTTPError):
-        body = error.read(300).decode(errors="replace").strip()
-        return f"status {error.code} {error.reason}{f', and it said: {body}' if body else ''}"
-    return error.message if isinstance(error, RewardError) else f"{type(error).__name__}: {error}"
+def _check_addresses(addresses: list[str]) -> None:
+    for address in addresses:
+        if not is_address(address):
+            raise ConfigError(
+                f"reward.functions: '{redacted_text(address)}' is no address.",
+                remedy="Write http://host:port/path; with several, put spaces between them.",
+            )
+        if "@" in address.split("://", 1)[1].partition("/")[0]:
+            raise ConfigError(
+                f"reward.functions: '{redacted_text(address)}' holds a name and password.",
+                remedy="Send them as a header: reward.settings.NAME.headers={Authorization: ${oc.env:VARIABLE}}.",
+            )
 
 
 def address_label(setting: str) -> str:

@@ -9,6 +9,7 @@ from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.reward import Reward
 from hybridflow.config.user_code import load_member
 from hybridflow.errors import ConfigError
+from hybridflow.observability.redaction import redacted_text
 from hybridflow.rewards.bound import BoundReward
 from hybridflow.rewards.dialects import DIALECTS, Dialect, dialect_named, dialect_of, fits
 from hybridflow.rewards.factory import BUILT_IN
@@ -67,9 +68,8 @@ def _resolved(setting: str, label: str, given: object) -> BoundReward:
     key = f"reward.settings.{label}"
     if is_address(setting):
         settings = checked_settings(RemoteReward.__init__, given, key=key, names=parameter_names(RemoteReward)[1:])
-        return _bound(
-            setting, label, _made(RemoteReward, setting, settings), dialect_named("openrlhf"), {}, is_trusted=True
-        )
+        remote = _made(RemoteReward, setting, settings)
+        return _bound(redacted_text(setting), label, remote, dialect_named("openrlhf"), {}, is_trusted=True)
     if setting in BUILT_IN:
         entry = BUILT_IN[setting]
         settings = checked_settings(entry.make, given, key=key, names=parameter_names(entry.make))

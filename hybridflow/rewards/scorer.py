@@ -15,6 +15,7 @@ from hybridflow.observability.metrics import Metrics, mean, total
 from hybridflow.rewards.combine import as_columns, preferred, weighted_sum
 from hybridflow.rewards.dialects import FILTER_SCORES, as_list
 from hybridflow.rewards.interface import Failure, Outcome, Prompt, Samples
+from hybridflow.rewards.remote import RemoteReward
 from hybridflow.rewards.resolve import resolve_functions
 from hybridflow.rewards.runners.choice import make_runner
 from hybridflow.rewards.runners.interface import Runner
@@ -73,6 +74,12 @@ class RewardScorer:
                     remedy=f"{did_you_mean(name, columns)}The columns are: {', '.join(columns)}. Rename the parameter "
                     "or the column, or give the parameter a default.",
                 )
+
+    def check_servers(self) -> None:
+        """Raises `ConfigError` where a function is a server's and none of its addresses can be reached."""
+        for function in self.functions:
+            if isinstance(function.function, RemoteReward):
+                function.function.check_reachable()
 
     def start(self) -> None:
         """Begins what takes time to begin, such as processes; `score` does it too."""

@@ -116,8 +116,17 @@ class Board:
                 tally.extras.setdefault(name, [None] * len(self._samples))[chunk.start : chunk.stop] = values
         self._alone_is_done(chunk, has_failed=bool(outcome.failures))
 
-    def failed(self, chunk: Chunk, reason: str, trace: str = "", *, by_raising: bool = False) -> None:
-        """A chunk was not scored: its samples are tried one by one, and a sample alone has failed."""
+    def failed(
+        self, chunk: Chunk, reason: str, trace: str = "", *, by_raising: bool = False, of_all: bool = False
+    ) -> None:
+        """A chunk was not scored: its samples are tried one by one, and a sample alone has failed.
+
+        `of_all`: each has failed, for a reason that is none of theirs.
+        """
+        if of_all and len(chunk) > 1:
+            for row in range(chunk.start, chunk.stop):
+                self._fail(chunk.function, row, reason, trace)
+            return
         if len(chunk) == 1:
             self._fail(chunk.function, chunk.start, reason, trace)
             self._alone_is_done(chunk, has_failed=True)

@@ -37,6 +37,8 @@ class Raised:
 
     message: str
     trace: str
+    of_all: bool = False
+    """For no sample of its own: none would fare better alone."""
 
 
 Answer = Ready | Unusable | Raised | Outcome

@@ -15,7 +15,7 @@ import struct
 import sys
 from multiprocessing.connection import Connection
 
-from hybridflow.errors import ConfigError, RewardError
+from hybridflow.errors import ConfigError, RewardError, RewardUnavailable
 from hybridflow.rewards.interface import Samples
 from hybridflow.rewards.outcomes import checked, trace_of
 from hybridflow.rewards.resolve import resolve_functions
@@ -115,7 +115,7 @@ def _serve(connection: Connection, setup: Setup) -> None:
         try:
             answer: Answer = checked(function, samples, function(samples))
         except RewardError as error:
-            answer = Raised(error.message, trace_of(error))
+            answer = Raised(error.message, trace_of(error), isinstance(error, RewardUnavailable))
         connection.send(answer)
 
 

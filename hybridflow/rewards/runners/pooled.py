@@ -95,7 +95,7 @@ class PooledRunner:
         assert chunk is not None, "an answer that nobody asked for"
         process.chunk = None
         if isinstance(answer, Raised):
-            board.failed(chunk, answer.message, answer.trace, by_raising=True)
+            board.failed(chunk, answer.message, answer.trace, by_raising=True, of_all=answer.of_all)
         else:
             board.answered(chunk, answer)
 

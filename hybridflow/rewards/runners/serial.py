@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from hybridflow.errors import RewardError
+from hybridflow.errors import RewardError, RewardUnavailable
 from hybridflow.rewards.bound import BoundReward
 from hybridflow.rewards.interface import Outcome, Samples
 from hybridflow.rewards.outcomes import all_failed, checked, failure, trace_of
@@ -42,6 +42,8 @@ def outcome_of(function: BoundReward, samples: Samples, *, allowed_failures: int
     """What one function makes of the samples: each a finite score, None, or a failure with its reason."""
     try:
         answers = function(samples)
+    except RewardUnavailable as error:
+        return all_failed(function, samples, error.message)
     except RewardError as error:
         logger.warning("reward=%s raised; its samples are scored one by one to find which it fails for", function.label)
         return _one_by_one(function, samples, error, allowed_failures)

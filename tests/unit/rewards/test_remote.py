@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -39,11 +40,39 @@ class Handler(BaseHTTPRequestHandler):
         }
         if self.path == "/slow":
             time.sleep(1.0)
-        status = 503 if self.path == "/broken" else 200
+        if self.path == "/waking" and len(self.server.asked) < 3:
+            self.send_error(503)
+            return
+        if self.path in ("/trickle", "/headers", "/moved", "/huge", "/deep"):
+            self.misbehave()
+            return
+        status = 500 if self.path == "/broken" else 200
         text = json.dumps(answers.get(self.path, answers["/good"])) if status == 200 else "the model is still loading"
         self.send_response(status)
         self.end_headers()
         self.wfile.write((text if self.path != "/words" else "hello").encode())
+
+    def misbehave(self):
+        if self.path == "/headers":
+            self.wfile.write(b"HTTP/1.0 200 OK\r\nX-Slow: ")
+        elif self.path == "/moved":
+            self.send_response(302)
+            self.send_header("Location", "/good")
+            self.end_headers()
+        else:
+            self.send_response(200)
+            self.end_headers()
+        with suppress(OSError):
+            if self.path in ("/trickle", "/headers"):
+                for _ in range(50):
+                    self.wfile.write(b" ")
+                    self.wfile.flush()
+                    time.sleep(0.1)
+            elif self.path == "/huge":
+                for _ in range(50):
+                    self.wfile.write(b" " * 2**20)
+            elif self.path == "/deep":
+                self.wfile.write(b"[" * 100_000)
 
     def log_message(self, format, *args):
         """Says nothing."""
@@ -105,13 +134,13 @@ def test_the_next_address_is_asked_where_one_fails(address, asked, bad, caplog):
     found = scored(f"{address}/{bad} {address}/good", settings={bad: {"request_seconds": 0.3}})
     assert found.scores.tolist() == [1.0, 0.0, 1.0]
     assert [path for path, _, _ in asked] == [f"/{bad}", "/good"]
-    assert f"/{bad} attempt=1 of 3 failed" in caplog.text
+    assert f"/{bad}: " in caplog.text and "attempt=1 of 5 failed" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("bad", "said"),
     [
-        ("broken", "status 503 Service Unavailable, and it said: the model is still loading"),
+        ("broken", "status 500 Internal Server Error, and it said: the model is still loading"),
         ("short", "without 'rewards' for 3 samples"),
         ("words", "b'hello', which is not JSON"),
         ("slow", "timed out"),
@@ -120,14 +149,75 @@ def test_the_next_address_is_asked_where_one_fails(address, asked, bad, caplog):
 def test_when_none_answers_the_error_says_what_they_said(address, bad, said):
     with pytest.raises(RewardError, match="failed on sample 0: No server answered") as caught:
         scored(f"{address}/{bad}", settings={bad: {"attempts": 1, "request_seconds": 0.3}})
-    assert f"/{bad}" in caught.value.message and "A server answers" in caught.value.message
+    advice = "Start the server again" if bad == "slow" else "A server answers"
+    assert f"/{bad}" in caught.value.message and advice in caught.value.message
     assert "line" not in caught.value.message  # where in the package it was noticed helps nobody
     assert (said in caught.value.message) or (said.replace("3", "1") in caught.value.message)
 
 
 def test_a_server_that_is_not_there_is_an_error():
     with pytest.raises(RewardError, match="refused"):
-        scored("http://127.0.0.1:9/reward")
+        scored("http://127.0.0.1:9/reward", settings={"reward": {"retry_seconds": 0}})
+
+
+def test_a_server_that_restarts_is_waited_for(address, asked):
+    begun = time.monotonic()
+    found = scored(f"{address}/waking", settings={"waking": {"retry_seconds": 0.1}})
+    assert found.scores.tolist() == [1.0, 0.0, 1.0]
+    assert len(asked) == 3
+    assert time.monotonic() - begun > 0.1 + 0.4  # each wait is 4 times the one before
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+def test_a_server_that_is_down_is_not_asked_for_each_sample_alone(processes, caplog):
+    settings = {"reward": {"retry_seconds": 0.01, "attempts": 3}}
+    with pytest.raises(RewardError, match="No server answered in 3 attempts") as caught:
+        scored("http://127.0.0.1:9/reward", settings=settings, processes=processes)
+    assert "one by one" not in caplog.text
+    assert processes or caplog.text.count("attempt=") == 3
+    assert "reward.settings.NAME.attempts or retry_seconds" in caught.value.message
+
+
+def test_a_server_is_looked_for_before_anything_is_loaded(address, caplog):
+    RewardScorer(Reward(functions=[f"{address}/good"])).check_servers()
+    with pytest.raises(ConfigError, match=r"http://127.0.0.1:9/r\?token=\*\*\*: .*refused") as caught:
+        RewardScorer(Reward(functions=["http://127.0.0.1:9/r?token=s3cr3t"])).check_servers()
+    assert "Start it first" in caught.value.remedy
+    RewardScorer(Reward(functions=[f"http://127.0.0.1:9/r {address}/good"])).check_servers()
+    assert "servers that cannot be reached yet: http://127.0.0.1:9/r" in caplog.text
+
+
+@pytest.mark.parametrize("path", ["trickle", "headers"])
+def test_a_request_has_a_total_time(address, path):
+    begun = time.monotonic()
+    with pytest.raises(RewardError, match="had not answered in full after request_seconds=0.5"):
+        scored(f"{address}/{path}", settings={path: {"request_seconds": 0.5, "attempts": 1}})
+    assert time.monotonic() - begun < 3
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("huge", "its answer has more than 1 MiB"),
+        ("deep", "which is nested too deep"),
+        ("moved", "status 302 Found, and it said: go to /good; name that address if it is right"),
+    ],
+)
+def test_answers_that_take_much_or_lead_elsewhere_are_errors(address, asked, path, said):
+    settings = {path: {"answer_mb": 1, "headers": {"Authorization": "Bearer x"}}}
+    with pytest.raises(RewardError, match="No server answered well") as caught:
+        scored(f"{address}/{path}", settings=settings)
+    assert said in caught.value.message
+    assert {path for path, _, _ in asked} == {f"/{path}"}
+
+
+def test_errors_do_not_tell_the_secrets_of_an_address(caplog):
+    with pytest.raises(RewardError) as caught:
+        scored("http://127.0.0.1:9/r?token=s3cr3t", settings={"r": {"attempts": 1}})
+    assert "s3cr3t" not in caught.value.message + caplog.text
+    with pytest.raises(ConfigError, match="holds a name and password") as refused:
+        scored("http://me:s3cr3t@127.0.0.1:9/reward")
+    assert "s3cr3t" not in str(refused.value) and "headers" in refused.value.remedy
 
 
 def test_addresses_and_their_settings_are_checked():

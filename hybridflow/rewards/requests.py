@@ -1,0 +1,157 @@
+"""One request to a server, held to a total time and to a size of its answer."""
+
+import functools
+import http.client
+import json
+import socket
+import threading
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from hybridflow.errors import RewardError, RewardUnavailable
+
+_OVERLOADED = (408, 425, 429, 502, 503, 504)
+_REMEDY = (
+    "Look at the server's own log; reward.settings.NAME.request_seconds and answer_mb are what a request may take."
+)
+
+
+@dataclass(frozen=True)
+class RequestLimits:
+    """For a whole request, and for the body of its answer."""
+
+    seconds: float
+    answer_bytes: int
+
+
+def posted(address: str, body: object, headers: Mapping[str, str], limits: RequestLimits) -> bytes:
+    """The answer's body. Raises `RewardUnavailable`, or `RewardError` for an answer that is no good.
+
+    Redirections are not followed: what is sent, and its Authorization, is for the server of this address alone.
+    """
+    data = json.dumps(body, default=str).encode()
+    request = urllib.request.Request(address, data=data, headers=dict(headers), method="POST")
+    watch = _Watch()
+    opener = urllib.request.build_opener(_Handler(watch), _SecureHandler(watch), _NoRedirect())
+    with watch.ending_after(limits.seconds):
+        try:
+            with opener.open(request, timeout=limits.seconds) as answer:
+                found = answer.read(limits.answer_bytes + 1)
+        except urllib.error.HTTPError as error:
+            raise _refusal(error, watch) from error
+        except (OSError, http.client.HTTPException) as error:
+            reason = error.reason if isinstance(error, urllib.error.URLError) else error
+            said = str(reason) or type(reason).__name__
+            is_late = watch.has_ended or isinstance(reason, TimeoutError)
+            raise RewardUnavailable(_late(limits) if is_late else said, remedy=_REMEDY) from error
+    if watch.has_ended:
+        raise RewardUnavailable(_late(limits), remedy=_REMEDY)
+    if len(found) > limits.answer_bytes:
+        raise RewardError(f"its answer has more than {limits.answer_bytes // 2**20} MiB.", remedy=_REMEDY)
+    return found
+
+
+def unreachable(address: str, seconds: float) -> str:
+    """Why no connection can be made to an address; empty where one can, or where a proxy stands between."""
+    parts = urllib.parse.urlsplit(address)
+    host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+    if parts.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(host):
+        return ""
+    try:
+        socket.create_connection((host, port), timeout=seconds).close()
+    except OSError as error:
+        return str(error) or type(error).__name__
+    return ""
+
+
+class _Watch:
+    """The socket of a request, shut down when its time is over, whatever is being waited for then."""
+
+    def __init__(self) -> None:
+        self.has_ended = False
+        self._socket: socket.socket | None = None
+
+    def hold(self, connected: socket.socket) -> None:
+        """The socket is there."""
+        self._socket = connected
+
+    @contextmanager
+    def ending_after(self, seconds: float) -> Iterator[None]:
+        """For as long as this lasts, but no longer than these seconds."""
+        timer = threading.Timer(seconds, self._end)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _end(self) -> None:
+        self.has_ended = True
+        if self._socket is not None:
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+
+class _Connection(http.client.HTTPConnection):
+    def __init__(self, *args, watch: _Watch, **settings) -> None:
+        super().__init__(*args, **settings)
+        self._watch = watch
+
+    def connect(self) -> None:
+        super().connect()
+        self._watch.hold(self.sock)
+
+
+class _SecureConnection(http.client.HTTPSConnection):
+    def __init__(self, *args, watch: _Watch, **settings) -> None:
+        super().__init__(*args, **settings)
+        self._watch = watch
+
+    def connect(self) -> None:
+        super().connect()
+        self._watch.hold(self.sock)
+
+
+class _Handler(urllib.request.HTTPHandler):
+    def __init__(self, watch: _Watch) -> None:
+        super().__init__()
+        self._made = functools.partial(_Connection, watch=watch)
+
+    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(self._made, req)
+
+
+class _SecureHandler(urllib.request.HTTPSHandler):
+    def __init__(self, watch: _Watch) -> None:
+        super().__init__()
+        self._made = functools.partial(_SecureConnection, watch=watch)
+
+    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(self._made, req)
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Leaves an answer that redirects to be the error that its status says."""
+
+    def redirect_request(self, req, fp, code, msg, headers, newurl) -> None:
+        return None
+
+
+def _refusal(error: urllib.error.HTTPError, watch: _Watch) -> RewardError:
+    said = ""
+    with suppress(OSError, http.client.HTTPException):
+        said = error.read(300).decode(errors="replace").strip()
+    if 300 <= error.code < 400:
+        said = f"go to {error.headers.get('Location')}; name that address if it is right"
+    told = f"status {error.code} {error.reason}{f', and it said: {said}' if said else ''}"
+    kind = RewardUnavailable if error.code in _OVERLOADED or watch.has_ended else RewardError
+    return kind(told, remedy=_REMEDY)
+
+
+def _late(limits: RequestLimits) -> str:
+    return f"it had not answered in full after request_seconds={limits.seconds:g} (timed out)"

@@ -20,6 +20,8 @@ COLUMNS = {"answer": ["2", "4", "6"]}
 class Handler(BaseHTTPRequestHandler):
     """Answers as its path says, and notes what it was asked."""
 
+    server: "Server"
+
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.asked.append((self.path, body, dict(self.headers)))
@@ -78,9 +80,15 @@ class Handler(BaseHTTPRequestHandler):
         """Says nothing."""
 
 
+class Server(ThreadingHTTPServer):
+    """Keeps what it was asked: path, body and headers."""
+
+    asked: list
+
+
 @pytest.fixture(scope="module")
 def server():
-    found = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    found = Server(("127.0.0.1", 0), Handler)
     threading.Thread(target=found.serve_forever, daemon=True).start()
     yield found
     found.shutdown()

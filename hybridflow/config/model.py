@@ -26,8 +26,9 @@ class Model(Section):
     pad_token: str | None = None
     """A token to pad with, for a tokenizer that has none; its end-of-sequence token is a common choice."""
 
-    dtype: Dtype = Dtype.float32
-    """Number format of weights and activations; bfloat16 is faster on GPUs; training keeps float32 copies."""
+    dtype: Dtype | None = None
+    """Number format of weights and activations; null: bfloat16 on GPUs, float32 on CPUs. Training in bfloat16 keeps
+    float32 copies of the weights."""
 
     trust_remote_code: bool = False
     """Run Python code that comes with the model. Only for models you trust."""

@@ -6,6 +6,9 @@ from enum import Enum
 from hybridflow.config.parallelism import RolloutParallelism
 from hybridflow.config.section import Section
 
+DEFAULT_SEQUENCES, DEFAULT_SEQUENCES_ON_GPUS = 256, 1024
+"""`rollout.max_sequences` where it is null; the second for vLLM on a GPU."""
+
 
 class RolloutKind(Enum):
     """The machine that generates."""
@@ -77,8 +80,9 @@ class Vllm(Section):
 class Rollout(Section):
     """The rollout role."""
 
-    engine: RolloutKind = RolloutKind.transformers
-    """transformers runs everywhere; vllm needs an extra and is faster on larger models."""
+    engine: RolloutKind | None = None
+    """transformers runs everywhere; vllm needs an extra and is faster on larger models. null: vllm on GPUs where it is
+    installed, and wherever `parallelism` divides the model; else transformers."""
 
     parallelism: RolloutParallelism = field(default_factory=RolloutParallelism)
     """How the generating model is spread over devices."""
@@ -95,8 +99,8 @@ class Rollout(Section):
     eval_samples_per_prompt: int = 1
     """Responses a prompt in evaluation; their mean is reported, and of several the best (pass@N)."""
 
-    max_sequences: int = 256
-    """Responses generated at once on one device; the rest wait."""
+    max_sequences: int | None = None
+    """Responses generated at once on one device; the rest wait. null: 1024 for vllm on a GPU, else 256."""
 
     sleep: bool | None = None
     """Give back the memory of its cache and, on CPUs, of weights that training does not share, while other roles

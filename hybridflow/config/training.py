@@ -91,8 +91,8 @@ class Training(Section):
     epochs: int = 1
     """Passes over each batch."""
 
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, about a third more time."""
+    gradient_checkpointing: bool | None = None
+    """Recompute activations in the backward pass: less memory, about a third more time; null: on GPUs."""
 
     offload_parameters: bool = False
     """Keep the weights in the host's memory while the role does nothing, where they are not the rollout's as well."""

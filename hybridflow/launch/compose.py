@@ -45,8 +45,8 @@ TABLES: dict[str, type | None] = {
 
 @dataclass(frozen=True)
 class Composed:
-    """A configuration, and where each value comes from: `default`, `dataflow` (its class), `file`, `command line`, or
-    `data.batch_size` (a minibatch size of the package's own files that follows the user's batch size)."""
+    """A configuration, and where each value comes from: `default`, `dataflow` (its class), `file`, `command line`,
+    `data.batch_size` (a minibatch size of the package's own files that follows the user's batch size), or `device`."""
 
     config: Experiment
     origins: Mapping[str, str]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from hybridflow.config.derived import pool_sizes
 from hybridflow.config.experiment import Experiment
+from hybridflow.config.rollout import RolloutKind
 from hybridflow.config.training import TrainingEngine
 from hybridflow.controller.protocols import GENERATION, num_parts
 from hybridflow.errors import ConfigError
@@ -35,8 +36,8 @@ def check_layouts(config: Experiment, specs: Sequence[RoleSpec], directories: Ma
 def check_rollout_layout(config: Experiment, geometry: ModelGeometry) -> None:
     """Raises `ConfigError` where the rollout engine cannot divide the policy so."""
     sizes = config.rollout.parallelism
-    engine = config.rollout.engine.value
-    problem = layout_problem(geometry, engine=engine, tensor=sizes.tensor, pipeline=sizes.pipeline)
+    engine = config.rollout.engine or RolloutKind.transformers
+    problem = layout_problem(geometry, engine=engine.value, tensor=sizes.tensor, pipeline=sizes.pipeline)
     if problem:
         raise ConfigError(f"rollout.parallelism.{problem}.", remedy=f"Use a size that fits: {_sizes(geometry)}.")
 

@@ -22,6 +22,7 @@ from hybridflow.errors import ConfigError
 from hybridflow.launch.device import check_device
 from hybridflow.launch.judges import check_judge, is_served
 from hybridflow.launch.layouts import check_layouts, check_rollout_layout
+from hybridflow.launch.memory_estimate import check_memory, local_device_bytes
 from hybridflow.launch.model_directories import check_models
 from hybridflow.launch.roles import ACTOR, RoleSpec, backend_kind, policy_model
 from hybridflow.models.adapters.lora import chosen_targets
@@ -41,11 +42,15 @@ logger = logging.getLogger(__name__)
 _TRACKER_PACKAGES = ("wandb", "mlflow")
 
 
-def check_run(config: Experiment, specs: Sequence[RoleSpec]) -> None:
-    """Raises the error that the start of the roles, or the first step, would meet."""
+def find_device(config: Experiment) -> str:
+    """The device that the run computes on, `cpu` or `cuda`. Raises `ResourceError` where it is not there."""
     if backend_kind(config) is BackendKind.ray:
         check_ports()
-    device = check_device(config)
+    return check_device(config)
+
+
+def check_run(config: Experiment, specs: Sequence[RoleSpec], device: str = "cpu") -> None:
+    """Raises the error that the start of the roles, or the first step, would meet."""
     _check_methods(config, specs)
     _warn_of_idle_pools(config, specs)
     for name in config.trainer.trackers:
@@ -71,6 +76,7 @@ def check_run(config: Experiment, specs: Sequence[RoleSpec]) -> None:
     if config.rollout.engine is RolloutKind.vllm:
         check_installed("vllm")  # importing it takes seconds, and is the rollout engine's to do, in its own way
         check_limits(directory, device, config.rollout.parallelism)
+    check_memory(config, specs, device=device, device_bytes=local_device_bytes())
 
 
 def _check_methods(config: Experiment, specs: Sequence[RoleSpec]) -> None:

@@ -14,12 +14,13 @@ from hybridflow.elastic.fingerprints import Fingerprints, check_unchanged
 from hybridflow.elastic.recovery import resolve_resume, set_aside, set_later_aside
 from hybridflow.launch.compose import Composed
 from hybridflow.launch.dataflow import find_dataflow, make_settings
+from hybridflow.launch.device_defaults import with_device_defaults
 from hybridflow.launch.disk_space import check_room
 from hybridflow.launch.driven_data import DrivenData, load_data
 from hybridflow.launch.help import config_text
 from hybridflow.launch.inputs import fingerprints
 from hybridflow.launch.layouts import check_measured, check_prompts
-from hybridflow.launch.preflight import check_rewards, check_run
+from hybridflow.launch.preflight import check_rewards, check_run, find_device
 from hybridflow.launch.roles import RoleSpec, generates, plan_roles
 from hybridflow.launch.shared_storage import check_outlives_job
 from hybridflow.launch.tracing.trace import check_step
@@ -51,12 +52,14 @@ class Prepared:
 def prepare(composed: Composed) -> Prepared:
     """Checks what was composed against models, data and functions; only then the run directory is touched."""
     configure_logging(None)
+    check_names(composed.config.trainer.trackers)
+    device = find_device(composed.config)
+    composed = with_device_defaults(composed, device)
     config = composed.config
-    check_names(config.trainer.trackers)
     dataflow = find_dataflow(config.dataflow)
     settings = make_settings(dataflow, config.dataflow_settings)
     specs = plan_roles(config, dataflow)
-    check_run(config, specs)
+    check_run(config, specs, device)
     warn_of_unread(composed, specs)
     _say_followed(composed)
     check_step(config)

@@ -95,7 +95,7 @@ def _of_rollout(config: Experiment, specs: Sequence[RoleSpec]) -> Iterator[Unrea
             " rollout.eval_samples_per_prompt say",
         )
     if config.rollout.engine is not RolloutKind.vllm:
-        yield Unread(("rollout.vllm",), f"rollout.engine={config.rollout.engine.name}")
+        yield Unread(("rollout.vllm",), "rollout.engine=transformers")
     names = {spec.name for spec in specs} | ({ROLLOUT} if has_rollout else set())
     for role in sorted(set(config.placement.roles) - names):
         yield Unread((f"placement.roles.{role}",), f"this run has no role '{role}'")

@@ -12,6 +12,11 @@ def parameter_count(model: ModelGeometry) -> int:
     return model.layers * layer + embeddings + model.hidden
 
 
+def expert_parameter_count(model: ModelGeometry) -> int:
+    """Parameters of all experts, which expert parallelism divides; 0 for a dense model."""
+    return model.layers * model.experts * _mlp_weights(model)
+
+
 def weight_bytes(model: ModelGeometry, *, bytes_per_parameter: int = 4) -> int:
     """Bytes of the weights."""
     return parameter_count(model) * bytes_per_parameter

@@ -50,9 +50,9 @@ _WHAT_IT_HOLDS = "model.path must hold config.json and the weights of a causal l
 _DTYPES = {Dtype.float32: torch.float32, Dtype.bfloat16: torch.bfloat16}
 
 
-def torch_dtype(dtype: Dtype) -> torch.dtype:
-    """The configuration's number format as torch's."""
-    return _DTYPES[dtype]
+def torch_dtype(dtype: Dtype | None) -> torch.dtype:
+    """The configuration's number format as torch's; None is float32."""
+    return _DTYPES[dtype or Dtype.float32]
 
 
 def resolve_model_path(path: str, *, key: str = "model.path") -> Path:

@@ -281,7 +281,7 @@ class ActorWorker(ModelWorker):
         rollout = self._rollout_setup.rollout
         if is_restricted(rollout.sampling):
             return
-        exact = self._setup.model.dtype is Dtype.float32
+        exact = self._setup.model.dtype is not Dtype.bfloat16
         bound = rollout.max_logprob_difference or (1e-3 if exact else 0.5)
         if largest.value > bound:
             raise StaleWeightsError(

@@ -59,7 +59,7 @@ REFUSED = [
         "rollout.parallelism.pipeline=1",
     ),
     (
-        ["trainer.devices=2", "rollout.parallelism.tensor=2"],
+        ["trainer.devices=2", "rollout.engine=transformers", "rollout.parallelism.tensor=2"],
         "rollout.parallelism.tensor=2, but rollout.engine=transformers holds a whole model on each device",
         "rollout.engine=vllm",
     ),

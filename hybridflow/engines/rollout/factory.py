@@ -3,7 +3,7 @@
 import torch
 
 from hybridflow.config.model import Model
-from hybridflow.config.rollout import Rollout, RolloutKind
+from hybridflow.config.rollout import DEFAULT_SEQUENCES, Rollout, RolloutKind
 from hybridflow.engines.rollout.interface import RolloutEngine
 from hybridflow.models.loading import load_causal_lm, resolve_model_path, torch_dtype
 from hybridflow.parallel.groups import Ranks
@@ -51,7 +51,7 @@ def make_rollout_engine(
         load_causal_lm(
             directory, dtype=torch_dtype(model.dtype), device=device, trust_remote_code=model.trust_remote_code
         ),
-        max_sequences=rollout.max_sequences,
+        max_sequences=rollout.max_sequences or DEFAULT_SEQUENCES,
         eos_token_ids=eos_token_ids,
         mesh=ranks.mesh,
     )

@@ -8,6 +8,8 @@ from dataclasses import replace
 from inspect import getdoc, getsourcefile
 from pathlib import Path
 
+import torch
+
 from hybridflow.config.choices import is_own
 from hybridflow.config.derived import pool_of, pool_sizes
 from hybridflow.config.experiment import Experiment
@@ -17,6 +19,7 @@ from hybridflow.dataflows.interface import Dataflow, role_needs
 from hybridflow.dataflows.roles import Generates
 from hybridflow.errors import ConfigError, HybridflowError
 from hybridflow.launch.dataflow import find_dataflow, make_settings
+from hybridflow.launch.device_defaults import resolved
 from hybridflow.launch.old_logprobs import wants_old_logprobs
 from hybridflow.launch.roles import ACTOR, ROLLOUT, RoleSpec, plan_roles
 from hybridflow.launch.start_roles import start_roles
@@ -50,6 +53,7 @@ def check_step(config: Experiment) -> None:
 
 def trace_step(config: Experiment) -> Trace:
     """Follows one step of the configuration's dataflow. Starts no worker, reads no data and no model."""
+    config = resolved(config, "cuda" if torch.cuda.is_available() else "cpu")
     dataflow = find_dataflow(config.dataflow)
     settings = make_settings(dataflow, config.dataflow_settings)
     specs = plan_roles(config, dataflow)
@@ -143,7 +147,7 @@ def _roles(config: Experiment, dataflow: type[Dataflow], specs: Sequence[RoleSpe
     for name, need in role_needs(dataflow).items():
         kind, spec = need.kind.__name__, of_name.get(name)
         if spec is None and need.kind is Generates and ACTOR in of_name and _generates(of_name[ACTOR]):
-            engine = f"{config.rollout.engine.name}, in {ACTOR}"
+            engine = f"{_rollout_engine(config)}, in {ACTOR}"
             layout = _replicas(of_name[ACTOR].generation_mesh)
             roles.append(TracedRole(name, kind, pool_of(config, ROLLOUT), engine, layout))
         elif spec is None:
@@ -163,7 +167,12 @@ def _engine(config: Experiment, spec: RoleSpec) -> str:
         return f"in {spec.view_of}, without its adapter"
     if spec.training is not None:
         return spec.training.engine.name
-    return config.rollout.engine.name if spec.model is not None else "functions"
+    return _rollout_engine(config) if spec.model is not None else "functions"
+
+
+def _rollout_engine(config: Experiment) -> str:
+    assert config.rollout.engine is not None, "the device's defaults are not filled in"
+    return config.rollout.engine.name
 
 
 def _layout(config: Experiment, spec: RoleSpec) -> dict[str, int]:

@@ -77,7 +77,7 @@ REFUSED = [
     ),
     ({**MEGATRON, "actor.lora.rank": 8}, "actor.engine=megatron trains no adapters", "actor.engine=fsdp"),
     (
-        {"rollout.parallelism.tensor": 2, "trainer.devices": 2},
+        {"rollout.engine": RolloutKind.transformers, "rollout.parallelism.tensor": 2, "trainer.devices": 2},
         "rollout.parallelism.tensor=2, but rollout.engine=transformers",
         "rollout.engine=vllm",
     ),

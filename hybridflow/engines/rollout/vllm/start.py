@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch import nn
 from vllm import LLM
 
-from hybridflow.config.model import Model
-from hybridflow.config.rollout import Rollout
+from hybridflow.config.model import Dtype, Model
+from hybridflow.config.rollout import DEFAULT_SEQUENCES, Rollout
 from hybridflow.engines.rollout.memory import WeightBuffer
 from hybridflow.engines.rollout.vllm.compat import (
     after_loading,
@@ -58,7 +58,7 @@ class Started:
             with guest(), placed(_replica(ranks), local_rank), after_loading(self._take_weights):
                 self.llm = LLM(
                     str(directory),
-                    dtype=model.dtype.name,
+                    dtype="bfloat16" if model.dtype is Dtype.bfloat16 else "float32",
                     trust_remote_code=model.trust_remote_code,
                     skip_tokenizer_init=True,
                     max_model_len=limit_tokens,
@@ -81,7 +81,7 @@ def _settings(rollout: Rollout, *, is_cpu: bool) -> dict:
     config = rollout.vllm
     cache_mb = config.kv_cache_mb or (DEFAULT_CPU_CACHE_MB if is_cpu else None)
     return {
-        "max_num_seqs": rollout.max_sequences,
+        "max_num_seqs": rollout.max_sequences or DEFAULT_SEQUENCES,
         "logprobs_mode": "processed_logprobs",
         "disable_log_stats": True,
         "use_tqdm_on_load": False,

@@ -67,7 +67,7 @@ class MegatronEngine:
             description,
             parallelism,
             dtype=torch_dtype(setup.model.dtype),
-            recompute=setup.training.gradient_checkpointing,
+            recompute=bool(setup.training.gradient_checkpointing),
         )
         self._multiple = parallelism.tensor if divides_tokens(geometry, parallelism) else 1
         self._rotary = make_rotary(description, self.device)

@@ -1,0 +1,65 @@
+"""Settings whose default depends on the device: filled in once the device is known."""
+
+import logging
+from dataclasses import fields, is_dataclass, replace
+from importlib.util import find_spec
+
+from hybridflow.config.experiment import Experiment
+from hybridflow.config.model import Dtype, Model
+from hybridflow.config.rollout import DEFAULT_SEQUENCES, DEFAULT_SEQUENCES_ON_GPUS, Rollout, RolloutKind
+from hybridflow.config.sealed import sealed
+from hybridflow.config.section import Section
+from hybridflow.config.training import Training
+from hybridflow.launch.compose import Composed
+
+logger = logging.getLogger(__name__)
+
+DEVICE_ORIGIN = "device"
+"""The origin of a value that follows from the device."""
+
+
+def with_device_defaults(composed: Composed, device: str) -> Composed:
+    """The same run with every default that depends on the device (`cpu` or `cuda`) filled in, and said on GPUs."""
+    config = resolved(composed.config, device)
+    before, after = composed.flat(), Composed(config, {}).flat()
+    chosen = {key: value for key, value in after.items() if key in before and before[key] != value}
+    if device == "cuda":
+        rollout = None if config.rollout.engine is None else config.rollout.engine.name
+        logger.info(
+            "defaults on a GPU: model.dtype=%s actor.gradient_checkpointing=%s rollout.engine=%s",
+            after["model.dtype"], str(after["actor.gradient_checkpointing"]).lower(), rollout,
+        )  # fmt: skip
+    return Composed(config, {**composed.origins, **dict.fromkeys(chosen, DEVICE_ORIGIN)}, composed.said)
+
+
+def resolved(config: Experiment, device: str) -> Experiment:
+    """The configuration with null replaced: on GPUs bfloat16, gradient checkpointing, and vLLM where it is installed.
+
+    On CPUs float32, no checkpointing, and transformers. A rollout that divides its model is vLLM on both.
+    """
+    on_gpu = device == "cuda"
+    sizes = config.rollout.parallelism
+    uses_vllm = sizes.tensor * sizes.pipeline > 1 or (on_gpu and find_spec("vllm") is not None)
+    is_vllm = config.rollout.engine is RolloutKind.vllm or (config.rollout.engine is None and uses_vllm)
+    defaults = {
+        (Model, "dtype"): Dtype.bfloat16 if on_gpu else Dtype.float32,
+        (Training, "gradient_checkpointing"): on_gpu,
+        (Rollout, "engine"): RolloutKind.vllm if uses_vllm else RolloutKind.transformers,
+        (Rollout, "max_sequences"): DEFAULT_SEQUENCES_ON_GPUS if on_gpu and is_vllm else DEFAULT_SEQUENCES,
+    }
+    filled = _filled(config, defaults)
+    assert isinstance(filled, Experiment), f"made a {type(filled)}"
+    return sealed(filled)
+
+
+def _filled(value: object, defaults: dict[tuple[type, str], object]) -> object:
+    """A section with its nulls, and those of the sections in it, replaced by the defaults of their fields."""
+    if isinstance(value, dict):
+        return {name: _filled(item, defaults) for name, item in value.items()}
+    if not (isinstance(value, Section) and is_dataclass(value)):
+        return value
+    found = {field.name: _filled(vars(value)[field.name], defaults) for field in fields(value)}
+    found |= {
+        name: default for (kind, name), default in defaults.items() if kind is type(value) and found[name] is None
+    }
+    return replace(value, **found)

@@ -1,0 +1,65 @@
+"""Defaults that follow from the device: what is chosen, what is kept, and that a start on a GPU says so."""
+
+import logging
+
+import pytest
+
+from hybridflow.config.model import Dtype
+from hybridflow.config.rollout import RolloutKind
+from hybridflow.errors import ConfigError
+from hybridflow.launch import device_defaults
+from hybridflow.launch.compose import compose_run
+from hybridflow.launch.device_defaults import resolved, with_device_defaults
+
+
+def composed(*overrides: str):
+    return compose_run(overrides, config_name="ppo")
+
+
+@pytest.fixture(params=[True, False], ids=["with vllm", "without vllm"])
+def has_vllm(request, monkeypatch):
+    monkeypatch.setattr(device_defaults, "find_spec", lambda name: object() if request.param else None)
+    return request.param
+
+
+def test_a_gpu_computes_in_bfloat16_with_checkpointing_and_vllm_where_it_is_there(has_vllm):
+    config = resolved(composed().config, "cuda")
+    assert {config.model.dtype, config.actor.model.dtype, config.reward.model.dtype} == {Dtype.bfloat16}
+    assert config.actor.gradient_checkpointing is config.critic.gradient_checkpointing is True
+    assert config.rollout.engine is (RolloutKind.vllm if has_vllm else RolloutKind.transformers)
+    assert config.rollout.max_sequences == (1024 if has_vllm else 256)
+
+
+def test_a_cpu_computes_in_float32_without_them(has_vllm):
+    config = resolved(composed().config, "cpu")
+    assert (config.model.dtype, config.actor.gradient_checkpointing) == (Dtype.float32, False)
+    assert config.rollout.engine is RolloutKind.transformers
+
+
+def test_a_rollout_that_is_divided_is_vllm_everywhere():
+    config = composed("trainer.devices=2", "rollout.parallelism.tensor=2").config
+    assert resolved(config, "cpu").rollout.engine is RolloutKind.vllm
+
+
+def test_what_the_user_says_is_kept(has_vllm):
+    typed = ["model.dtype=float32", "actor.gradient_checkpointing=false", "rollout.engine=transformers"]
+    config = resolved(composed(*typed).config, "cuda")
+    assert (config.model.dtype, config.actor.gradient_checkpointing) == (Dtype.float32, False)
+    assert config.rollout.engine is RolloutKind.transformers
+    assert config.critic.gradient_checkpointing is True
+
+
+def test_the_origin_of_what_was_filled_in_is_the_device_and_a_gpu_says_it(has_vllm, caplog):
+    with caplog.at_level(logging.INFO, logger="hybridflow"):
+        run = with_device_defaults(composed("model.dtype=float32"), "cuda")
+    assert run.origins["model.dtype"] == "command line"
+    assert run.origins["actor.gradient_checkpointing"] == run.origins["rollout.engine"] == "device"
+    assert run.origins.keys() == run.flat().keys()
+    engine = "vllm" if has_vllm else "transformers"
+    said = f"model.dtype=float32 actor.gradient_checkpointing=true rollout.engine={engine}"
+    assert said in caplog.text
+
+
+def test_the_result_is_sealed():
+    with pytest.raises(ConfigError):
+        resolved(composed().config, "cpu").model.dtype = Dtype.bfloat16

@@ -129,3 +129,9 @@ def error_from(text: str) -> HybridflowError:
     if not isinstance(message, str) or not isinstance(remedy, str):
         raise ValueError(f"not an error: {text[:80]!r}")
     return kind(message[:LONGEST_TEXT], remedy=remedy[:LONGEST_TEXT])
+
+
+def explained(error: HybridflowError) -> HybridflowError:
+    """The error to show: the house's own one behind a worker's failure, where there is one, else the error itself."""
+    cause = error.__cause__
+    return cause if isinstance(error, WorkerError) and isinstance(cause, HybridflowError) else error

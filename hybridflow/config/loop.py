@@ -73,6 +73,10 @@ class Trainer(Section):
     keep_checkpoints: int = 2
     """Latest checkpoints to keep."""
 
+    stop_seconds: float = 25.0
+    """At SIGTERM or the first Ctrl-C: seconds within which a checkpoint is saved. A step that ends in time is finished,
+    another one abandoned. Clusters often kill 30 seconds after SIGTERM."""
+
     resume: str = "auto"
     """auto: from the run directory's last whole checkpoint; never: from the start; or a checkpoint's path."""
 

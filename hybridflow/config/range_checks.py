@@ -64,6 +64,7 @@ RANGES: Mapping[str, Range] = {
     **dict.fromkeys(("trainer.total_steps", "trainer.devices", "trainer.nodes", "trainer.threads"), _ONE),
     **dict.fromkeys(("trainer.keep_checkpoints", "trainer.sample_rows"), _ONE),
     **dict.fromkeys(("trainer.seed", "trainer.eval_every", "trainer.save_every", "trainer.samples_every"), _ZERO),
+    "trainer.stop_seconds": _ABOVE_0,
     **dict.fromkeys(("data.batch_size", "data.eval_limit"), _ONE),
     **dict.fromkeys(("data.max_prompt_tokens", "data.max_response_tokens"), _ONE),
     **{f"{role}.{name}": fitting for role in ("actor", "critic") for name, fitting in _TRAINED.items()},

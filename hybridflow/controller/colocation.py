@@ -7,6 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -45,6 +46,9 @@ class AnswerForm:
     keeps_rows: bool = True
     """The answer must have the rows of the batch it was made from."""
 
+    changes: bool = True
+    """The call may change what a checkpoint holds (see `TransferSpec.changes`)."""
+
     @property
     def objects(self) -> int:
         """How many objects a call returns: a value, or a summary, one packet a column and one for the rest."""
@@ -55,7 +59,6 @@ Timed = list
 """The small part of an answer, and the seconds its call took in the worker. Ray sends a list faster than a tuple."""
 
 VALUE = AnswerForm()
-NOTHING = AnswerForm(wanted=False)
 
 
 class WorkerHost:
@@ -78,6 +81,7 @@ class WorkerHost:
         self.node = node
         self.threads = threads
         self.workers: dict[str, Worker] = {}
+        self._changes_begun = 0
         self.rendezvous = Rendezvous(rank)
         if threads is not None:
             torch.set_num_threads(threads)
@@ -97,7 +101,15 @@ class WorkerHost:
                 self.rank, mesh.size, address, timeout_seconds=self.timeout_seconds, host=self.host
             )
         context = WorkerContext(
-            role, self.rank, mesh, generation_mesh, self.device, self.node, self.threads, self.rendezvous
+            role,
+            self.rank,
+            mesh,
+            generation_mesh,
+            self.device,
+            self.node,
+            self.threads,
+            self.rendezvous,
+            self.interruptible,
         )
         try:
             self.workers[role] = worker_class(context, **kwargs)
@@ -113,6 +125,14 @@ class WorkerHost:
     def info(self) -> HostInfo:
         """Who this process is."""
         return HostInfo(self.node, os.getpid(), self.device)
+
+    def changes_begun(self) -> int:
+        """How many calls that may change what a checkpoint holds have begun here."""
+        return self._changes_begun
+
+    def interruptible(self) -> AbstractContextManager[None]:
+        """A block that may be left at any point when its call is abandoned; see `WorkerContext.interruptible`."""
+        return nullcontext()
 
     def run(
         self,
@@ -130,6 +150,7 @@ class WorkerHost:
         """
         started = time.perf_counter()
         worker, role, method = target
+        self._changes_begun += form.changes
         try:
             given: list[Batch] = []
             stage = f"{role}.{method}"

@@ -33,6 +33,10 @@ class TransferSpec:
     """Columns that further batches must have and that travel of them; they then have rows of their own, divided by
     themselves. Empty: all batches of a call have the same rows and are divided alike."""
 
+    changes: bool = True
+    """Whether the method may change what a checkpoint holds of the worker. A step that is left before such a method has
+    begun leaves no trace."""
+
     @property
     def wanted(self) -> tuple[str, ...] | None:
         """The columns that travel; None for all."""
@@ -46,13 +50,15 @@ def transfer(
     optional: tuple[str, ...] = (),
     provides: tuple[str, ...] = (),
     beside: tuple[str, ...] = (),
+    changes: bool = True,
 ) -> Callable[[Method], Method]:
     """Attaches a `TransferSpec` to a method; the method itself is not changed.
 
-        @transfer(DATA_PARALLEL, requires=("prompt_ids", "response_ids"), provides=("values",))
+        @transfer(DATA_PARALLEL, requires=("prompt_ids", "response_ids"), provides=("values",), changes=False)
         def values(self, batch: Batch) -> Batch: ...
 
     A method with `provides` returns a `Batch` of the rows it was given; its answer stays where it was made.
+    With `changes=False` it says that it changes nothing that a checkpoint holds.
     """
     if not isinstance(protocol, TransferProtocol):
         _check_custom(protocol)
@@ -63,7 +69,7 @@ def transfer(
                 f"@transfer({word}={columns!r}) is not a tuple of column names.",
                 remedy=f"Write the names in a tuple: {word}=('prompt_ids',).",
             )
-    spec = TransferSpec(protocol, requires, optional, provides, beside)
+    spec = TransferSpec(protocol, requires, optional, provides, beside, changes)
 
     def attach(method: Method) -> Method:
         _check_method(method, provides)

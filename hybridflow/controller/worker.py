@@ -1,6 +1,7 @@
 """What runs on one rank of a role."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch.distributed as dist
@@ -25,6 +26,9 @@ class WorkerContext:
     node: str = "local"
     threads: int | None = None
     rendezvous: Rendezvous = field(default_factory=Rendezvous)
+    interruptible: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Makes a block that `KeyboardInterrupt` may end anywhere when the run stops: for long work that changes nothing
+    that a checkpoint holds, and in which no other rank waits for this one."""
 
     @property
     def world_size(self) -> int:

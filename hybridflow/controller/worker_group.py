@@ -8,7 +8,7 @@ from torch import Tensor
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.controller.backends.interface import Backend, Handle, Pending, RoleMeshes
 from hybridflow.controller.batch_ref import BatchRef, View
-from hybridflow.controller.colocation import NOTHING, VALUE, AnswerForm, WorkerKey
+from hybridflow.controller.colocation import VALUE, AnswerForm, WorkerKey
 from hybridflow.controller.dispatch import Call, Dispatch, dispatched
 from hybridflow.controller.futures import Future, combined
 from hybridflow.controller.protocols import TransferProtocol
@@ -142,15 +142,19 @@ class _BoundMethod:
         self._spec = spec
         protocol = spec.protocol
         self._mesh = group.meshes[protocol.mesh if isinstance(protocol, TransferProtocol) else "training"]
+        self._value = VALUE if spec.changes else AnswerForm(changes=False)
+        self._nothing = AnswerForm(wanted=False, changes=spec.changes)
 
     def __call__(self, *args: object, **kwargs: object) -> Future | BatchRef:
         group, spec = self._group, self._spec
         call = Call(group.role, self._name, spec, args, kwargs)
         dispatch = dispatched(call, self._mesh, group.backend, minibatch_rows=group.minibatch_rows)
-        form = AnswerForm(provides=spec.provides, keeps_rows=dispatch.keeps_rows) if spec.provides else VALUE
+        form = self._value
+        if spec.provides:
+            form = AnswerForm(provides=spec.provides, keeps_rows=dispatch.keeps_rows, changes=spec.changes)
         answering = set(dispatch.answering)
         calls = [
-            group.backend.call(handle, self._name, arguments, form if rank in answering else NOTHING)
+            group.backend.call(handle, self._name, arguments, form if rank in answering else self._nothing)
             for rank, (handle, arguments) in enumerate(zip(group.handles, dispatch.arguments, strict=True))
         ]
         if spec.provides:

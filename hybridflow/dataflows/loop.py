@@ -3,12 +3,14 @@
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from hybridflow.batch import Batch
 from hybridflow.config.loop import Trainer
+from hybridflow.controller.backends.interface import Abandons
 from hybridflow.controller.futures import wait
 from hybridflow.dataflows.evaluation import Decode, Evaluates, samples_of
 from hybridflow.dataflows.interface import Dataflow
@@ -16,8 +18,9 @@ from hybridflow.dataflows.roles import Learns, Policy
 from hybridflow.dataflows.stages import stage_name
 from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore
 from hybridflow.elastic.faults import fault_point
+from hybridflow.elastic.stopping import Abandoned, Stop
 from hybridflow.observability.memory import memory_metrics
-from hybridflow.observability.metrics import Metrics, last, measured, plain
+from hybridflow.observability.metrics import Metrics, last, plain
 from hybridflow.observability.samples import Sample
 from hybridflow.observability.throughput import throughput
 from hybridflow.observability.timers import StageTimers
@@ -54,7 +57,10 @@ class Loader(Protocol):
 
 @dataclass(frozen=True)
 class Run:
-    """What the loop drives. `drain_calls` gives (role, method, seconds) of the calls that ended since last asked."""
+    """What the loop drives. `drain_calls` gives (role, method, seconds) of the calls that ended since last asked.
+
+    `calls` are those under way, `stop` knows when the run is to end, `report` writes the page of what was logged.
+    """
 
     trainer: Trainer
     dataflow: Dataflow
@@ -71,8 +77,23 @@ class Run:
     drain_calls: Callable[[], Iterable[tuple[str, str, float]]]
     num_devices: int
     config: Mapping[str, object]
+    calls: Abandons
     inputs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Fingerprints of the files that the run reads, by source and file."""
+    stop: Stop = field(default_factory=Stop)
+    report: Callable[[], None] = lambda: None
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """How a run ended before its last step: by which signal, and what is saved."""
+
+    by: str
+    saved_step: int
+    """The step of the last checkpoint; 0 for none."""
+
+    abandoned: str = ""
+    """What was left half way, in words."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +103,7 @@ class Outcome:
     steps: int
     evaluation: dict[str, float]
     checkpoint: Path | None
+    stopped: Stopped | None = None
 
 
 class Loop:
@@ -95,7 +117,13 @@ class Loop:
         self._run = run
         self._step = 0
         self._checkpoint: Path | None = None
+        self._checkpoint_step = 0
         self._evaluation: dict[str, float] = {}
+        self._unlogged: dict[str, float] | None = None
+        self._position: dict[str, object] = {}
+        self._step_seconds: float | None = None
+        self._evaluation_seconds: float | None = None
+        self._abandoned = ""
         self.first_evaluation: dict[str, float] = {}
 
     def resume(self, checkpoint: Checkpoint) -> None:
@@ -107,40 +135,65 @@ class Loop:
         self._run.dataflow.restore(state["dataflow"])
         self._evaluation, self.first_evaluation = state["evaluation"], state["first_evaluation"]
         self._step, self._checkpoint = checkpoint.step, checkpoint.path
+        self._checkpoint_step, self._unlogged = checkpoint.step, state.get("unlogged")
         self._publish()
         logger.info("resumed checkpoint=%s step=%d", checkpoint.path, checkpoint.step)
 
     def run(self) -> Outcome:
-        """Trains to the end; every step is reported, and the last one evaluated and saved."""
-        trainer = self._run.trainer
+        """Trains to the end, or until it is asked to stop; every step is reported, the last one evaluated and saved.
+
+        Of a step that is abandoned nothing is kept: the checkpoint is of the step before, and where roles have already
+        changed, there is none.
+        """
+        try:
+            self._train()
+        except Abandoned:
+            is_evaluating = self._unlogged is not None
+            self._abandoned = f"the evaluation of step {self._step}" if is_evaluating else f"step {self._step + 1}"
+            if self._run.calls.abandon(self._run.stop.seconds_left):
+                self._save_once()
+        return Outcome(self._step, self._evaluation, self._checkpoint, self._how_it_stopped())
+
+    def _train(self) -> None:
+        run, stop = self._run, self._run.stop
         if self._step == 0:
             self._publish()
-            if evaluated := self._evaluate(0):
-                self._run.tracker.log(0, plain(evaluated))
-            self._run.timers.reset()
-        while self._step < trainer.total_steps:
-            metrics = self._one_step()
-            is_last = self._step == trainer.total_steps
-            if _is_due(trainer.eval_every, self._step, is_last=is_last):
-                metrics |= self._evaluate(self._step)
-            metrics |= self._run.timers.metrics() | memory_metrics()
-            self._run.timers.reset()
-            # Logged before it is saved, so that no resumed run lacks this row; saving counts in the next one.
-            self._run.tracker.log(self._step, plain(metrics))
+            self._unlogged = {}
+            self._evaluate(0)
+            self._log_step()
+        elif self._unlogged is not None:
+            self._evaluate(self._step)
+            self._log_step()
+        run.timers.reset()
+        while self._step < run.trainer.total_steps and not stop.signal:
+            self._unlogged = plain(self._one_step() | run.timers.metrics() | memory_metrics())
+            run.timers.reset()
+            is_last = self._step == run.trainer.total_steps
+            is_evaluated = run.evaluation is not None and _is_due(run.trainer.eval_every, self._step, is_last=is_last)
+            if not (is_evaluated and stop.signal):
+                if is_evaluated:
+                    self._evaluate(self._step)
+                self._log_step()
             fault_point("step_done")
-            if _is_due(trainer.save_every, self._step, is_last=is_last):
-                self._checkpoint = self._save()
-        return Outcome(self._step, self._evaluation, self._checkpoint)
+            if stop.signal or _is_due(run.trainer.save_every, self._step, is_last=is_last):
+                self._save_once()
+            if is_evaluated or self._checkpoint_step == self._step:
+                run.report()
 
     def _one_step(self) -> Metrics:
         run, dataflow = self._run, self._run.dataflow
+        self._position = self._where_data_is()
+        run.calls.mark()
         started = time.perf_counter()
         dataflow.iteration = self._step
         epoch = run.streams[PROMPTS].epoch
-        with run.timers.stage("step"):
+        abandonable = run.stop.abandonable(run.calls.is_changing, usual_seconds=self._step_seconds)
+        with run.timers.stage("step"), abandonable:
             prompts = run.streams[PROMPTS].next()
-            metrics = measured(dataflow.step(prompts), owner=f"{type(dataflow).__name__}.step")
+            metrics = dataflow.step(prompts)
         self._step += 1
+        self._position = self._where_data_is()
+        self._step_seconds = time.perf_counter() - started
         for role, method, seconds in run.drain_calls():
             run.timers.add(stage_name(role, method), seconds)
         metrics |= {"training/global_step": last(self._step), "training/epoch": last(epoch)}
@@ -150,16 +203,31 @@ class Loop:
             run.tracker.log_samples(self._step, self._training_samples())
         return metrics
 
-    def _evaluate(self, step: int) -> Metrics:
-        if self._run.evaluation is None or not self._run.trainer.eval_every:
-            return {}
-        with self._run.timers.stage("testing"):
-            metrics, samples = self._run.evaluation.run()
-        self._run.drain_calls()
-        self._run.tracker.log_samples(step, samples)
+    def _evaluate(self, step: int) -> None:
+        """Adds what an evaluation finds to the row that is not logged yet."""
+        run, started = self._run, time.perf_counter()
+        if run.evaluation is None or not run.trainer.eval_every:
+            return
+        run.calls.mark()
+        abandonable = run.stop.abandonable(run.calls.is_changing, usual_seconds=self._evaluation_seconds)
+        with run.timers.stage("testing"), abandonable:
+            metrics, samples = run.evaluation.run()
+        self._evaluation_seconds = time.perf_counter() - started
+        run.drain_calls()
+        run.tracker.log_samples(step, samples)
         self._evaluation = plain(metrics)
         self.first_evaluation = self.first_evaluation or self._evaluation
-        return metrics
+        self._unlogged = (self._unlogged or {}) | self._evaluation
+
+    def _log_step(self) -> None:
+        """Logs the row of the step: before it is saved, so that no resumed run lacks it; saving counts in the next."""
+        run, row = self._run, self._unlogged or {}
+        if self._step:
+            row |= plain(run.timers.metrics())
+        if row:
+            run.tracker.log(self._step, row)
+        run.timers.reset()
+        self._unlogged = None
 
     def _training_samples(self) -> list[Sample]:
         batch = self._run.dataflow.last_batch
@@ -167,24 +235,36 @@ class Loop:
         rows = batch.take(range(min(self._run.trainer.sample_rows, len(batch)))).fetch()
         return samples_of(rows, self._run.decode, split="train")
 
-    def _save(self) -> Path:
+    def _save_once(self) -> None:
+        """A checkpoint of the finished steps, unless there is one, or none, or nothing is to be saved."""
         run = self._run
+        if not run.trainer.save_every or self._step in (0, self._checkpoint_step):
+            return
         state = {
             "config": dict(run.config),
             "inputs": {source: dict(files) for source, files in run.inputs.items()},
-            "streams": {name: loader.state() for name, loader in run.streams.items()},
-            "dataflow": run.dataflow.state(),
+            **self._position,
             "evaluation": self._evaluation,
             "first_evaluation": self.first_evaluation,
+            "unlogged": self._unlogged,
         }
+        started = time.perf_counter()
         with run.timers.stage("save_checkpoint"):
-            path = run.checkpoints.save(
-                self._step,
-                self._save_roles,
-                driver_state=state,
-            )
+            self._checkpoint = run.checkpoints.save(self._step, self._save_roles, driver_state=state)
+        run.stop.save_seconds = time.perf_counter() - started
+        self._checkpoint_step = self._step
         run.drain_calls()
-        return path
+
+    def _where_data_is(self) -> dict[str, object]:
+        """The driver's own part of the state between two steps, which the next step does not change."""
+        streams = {name: loader.state() for name, loader in self._run.streams.items()}
+        return deepcopy({"streams": streams, "dataflow": self._run.dataflow.state()})
+
+    def _how_it_stopped(self) -> Stopped | None:
+        asked, trainer = self._run.stop.signal, self._run.trainer
+        if asked is None or (self._step == trainer.total_steps and self._unlogged is None):
+            return None
+        return Stopped(asked.name, self._checkpoint_step, self._abandoned)
 
     def _save_roles(self, directory: Path) -> dict[str, dict[str, FileRecord]]:
         """What each role wrote."""

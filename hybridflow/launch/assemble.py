@@ -1,7 +1,7 @@
 """A checked configuration to a running system: the only file that sees every room."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from typing import cast
@@ -18,6 +18,7 @@ from hybridflow.dataflows.interface import Dataflow
 from hybridflow.dataflows.loop import Run
 from hybridflow.dataflows.roles import Generates, Learns, Policy, Scores
 from hybridflow.elastic.checkpoint import CheckpointStore
+from hybridflow.elastic.stopping import Stop
 from hybridflow.launch.device import device_name
 from hybridflow.launch.driven_data import DrivenData
 from hybridflow.launch.foreknown import with_foreknown
@@ -32,8 +33,8 @@ from hybridflow.observability.trackers.interface import Tracker
 logger = logging.getLogger(__name__)
 
 
-def start_backend(config: Experiment) -> Backend:
-    """The backend the configuration asks for."""
+def start_backend(config: Experiment, stop: Stop) -> Backend:
+    """The backend the configuration asks for; while the driver waits for workers, it looks whether it must stop."""
     return make_backend(
         backend_kind(config).name,
         devices=config.trainer.devices,
@@ -41,13 +42,22 @@ def start_backend(config: Experiment) -> Backend:
         device=device_name(config),
         threads=config.trainer.threads,
         start_timeout_seconds=config.trainer.start_timeout_seconds,
+        while_waiting=stop.check,
     )
 
 
-def assemble(prepared: Prepared, tracker: Tracker, timers: StageTimers, stack: ExitStack) -> Run:
+def assemble(
+    prepared: Prepared,
+    tracker: Tracker,
+    timers: StageTimers,
+    stack: ExitStack,
+    *,
+    stop: Stop,
+    report: Callable[[], None],
+) -> Run:
     """Starts backend and roles, and ties them to the loop; what is started ends with the stack."""
     config, specs, data = prepared.composed.config, prepared.specs, prepared.data
-    backend = start_backend(config)
+    backend = start_backend(config, stop)
     stack.callback(backend.shutdown)
     meet = None
     if backend_kind(config) is BackendKind.ray:
@@ -76,6 +86,9 @@ def assemble(prepared: Prepared, tracker: Tracker, timers: StageTimers, stack: E
         num_devices=num_devices,
         config=prepared.composed.told(),
         inputs=prepared.inputs,
+        calls=backend,
+        stop=stop,
+        report=report,
     )
 
 

@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from hybridflow.elastic.stopping import Stop
 from hybridflow.errors import ConfigError, HybridflowError
 from hybridflow.launch.compose import compose_run, parse_command_line
 from hybridflow.launch.failure import say_failure
@@ -13,9 +14,15 @@ from hybridflow.optional import check_builds
 
 
 def run_command(argv: Sequence[str] | None, *, program: str, config_name: str, purpose: str) -> int:
-    """The exit status: 0 done, 1 the run failed, 2 it could not begin, 130 interrupted."""
+    """The exit status: 0 done, 1 the run failed, 2 it could not begin, 130 stopped by SIGINT, 143 by SIGTERM."""
+    stop = Stop()
+    with stop.handled():
+        return _run_command(argv, stop, program=program, config_name=config_name, purpose=purpose)
+
+
+def _run_command(argv: Sequence[str] | None, stop: Stop, *, program: str, config_name: str, purpose: str) -> int:
     console = PlainConsole(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
-    status = 2
+    prepared = None
     try:
         flags = parse_command_line(sys.argv[1:] if argv is None else argv, program=program, config_name=config_name)
         if flags.help:
@@ -28,19 +35,23 @@ def run_command(argv: Sequence[str] | None, *, program: str, config_name: str, p
         check_builds()
         # Imported here, so that a wrong setting is reported before torch is loaded.
         from hybridflow.launch.execute import execute
-        from hybridflow.launch.farewell import say_finished
+        from hybridflow.launch.farewell import say_finished, say_stopped_at_once
         from hybridflow.launch.prepare import prepare
 
         prepared = prepare(composed)
-        status = 1
-        say_finished(execute(prepared, console), console)
-        return 0
+        try:
+            finished = execute(prepared, console, stop)
+        except KeyboardInterrupt:
+            say_stopped_at_once(prepared.directory, console)
+            return stop.status
+        say_finished(finished, console)
+        return 0 if finished.outcome.stopped is None else stop.status
     except HybridflowError as error:
-        say_failure(console, error)
-        return status
+        say_failure(console, error, report=None if prepared is None else prepared.directory / "report.html")
+        return 2 if prepared is None else 1
     except KeyboardInterrupt:
-        console.print("\n[yellow]interrupted[/]  The same command goes on from the last checkpoint.")
-        return 130
+        console.print("\n[bold yellow]interrupted[/]  before the run began")
+        return stop.status
 
 
 def _help(flags: argparse.Namespace, *, program: str, purpose: str) -> str:

@@ -1,16 +1,22 @@
-"""One run from beginning to end: training, report."""
+"""One run from beginning to end: training, and a report however it ends."""
 
 import logging
+import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
+from hybridflow.controller.backends.local import LocalBackend
 from hybridflow.dataflows.loop import Loop, Outcome
 from hybridflow.elastic.claim import release
+from hybridflow.elastic.stopping import Stop
+from hybridflow.errors import HybridflowError, explained
 from hybridflow.launch.assemble import assemble
 from hybridflow.launch.prepare import Prepared
+from hybridflow.observability.ending import Ending, forget_ending, write_ending
+from hybridflow.observability.logs import log_to_file
 from hybridflow.observability.progress import Progress
 from hybridflow.observability.report import write_report
 from hybridflow.observability.timers import StageTimers
@@ -18,10 +24,13 @@ from hybridflow.observability.trackers.factory import TrackedRun, make_trackers
 
 logger = logging.getLogger(__name__)
 
+_MOST_SHARE_OF_TIME = 0.02
+"""Of a run's time, at most so much goes into reports written on the way."""
+
 
 @dataclass(frozen=True)
 class Finished:
-    """A run that ended well: its outcome, its directory, and its report where the run left a record to make one of."""
+    """A run that came to its end or was asked to stop: its outcome, its directory, and its report, where it has one."""
 
     outcome: Outcome
     run_dir: Path
@@ -29,8 +38,36 @@ class Finished:
     first_evaluation: dict[str, float]
 
 
-def execute(prepared: Prepared, console: Console) -> Finished:
-    """Runs what was prepared, from the checkpoint where there is one."""
+def execute(prepared: Prepared, console: Console, stop: Stop | None = None) -> Finished:
+    """Runs what was prepared, from the checkpoint where there is one. The report is written however the run ends."""
+    reporting = _Reporting(prepared)
+    try:
+        outcome, first_evaluation = _trained(prepared, console, stop or Stop(), reporting)
+    except BaseException as error:
+        reporting.end(_ending_of(error))
+        raise
+    report = reporting.end(ending_of(outcome))
+    return Finished(outcome, prepared.directory, report, first_evaluation)
+
+
+def ending_of(outcome: Outcome) -> Ending:
+    """How a run ended that raised nothing, in a sentence that begins with what is saved."""
+    stopped, steps = outcome.stopped, f"{outcome.steps} step{'' if outcome.steps == 1 else 's'}"
+    if stopped is None:
+        return Ending("done", steps)
+    left = f" {stopped.abandoned} was abandoned." if stopped.abandoned else ""
+    if stopped.saved_step == 0:
+        return Ending("interrupted", f"no checkpoint yet: the same command begins anew.{left}")
+    if stopped.saved_step == outcome.steps:
+        return Ending("interrupted", f"saved step {outcome.steps}: the same command resumes from it.{left}")
+    return Ending(
+        "interrupted",
+        f"step {outcome.steps} is not saved: the same command resumes from the last checkpoint,"
+        f" step {stopped.saved_step}.{left}",
+    )
+
+
+def _trained(prepared: Prepared, console: Console, stop: Stop, reporting: "_Reporting") -> tuple[Outcome, dict]:
     trainer, checkpoint = prepared.composed.config.trainer, prepared.checkpoint
     with ExitStack() as stack:
         stack.callback(release, prepared.directory)
@@ -42,24 +79,58 @@ def execute(prepared: Prepared, console: Console) -> Finished:
             progress,
             experiment=trainer.experiment,
             resume_after=checkpoint.step if checkpoint else None,
+            is_last_unlogged=checkpoint is not None and checkpoint.driver_state().get("unlogged") is not None,
             config=prepared.composed.told(),
         )
         tracker = make_trackers(trainer.trackers, tracked)
         stack.callback(tracker.close)
-        loop = Loop(assemble(prepared, tracker, timers, stack))
+        run = assemble(prepared, tracker, timers, stack, stop=stop, report=reporting.on_the_way)
+        loop = Loop(run)
         if checkpoint is not None:
             loop.resume(checkpoint)
-        outcome = loop.run()
-    return Finished(outcome, prepared.directory, _report(prepared), loop.first_evaluation)
+        with stop.gracefully(trainer.stop_seconds, in_process=isinstance(run.calls, LocalBackend)):
+            return loop.run(), loop.first_evaluation
 
 
-def _report(prepared: Prepared) -> Path | None:
-    """The page; a run that has come to its end does not fail for want of it."""
-    if "jsonl" not in prepared.composed.config.trainer.trackers:
-        logger.warning("trainer.trackers is without jsonl, so there is no record to make report.html of")
-        return None
-    try:
-        return write_report(prepared.directory)
-    except OSError as error:
-        logger.warning("report.html could not be written: %s", error)
-        return None
+def _ending_of(error: BaseException) -> Ending:
+    if isinstance(error, KeyboardInterrupt):
+        return Ending("interrupted", "stopped at once, without a checkpoint of the step under way")
+    if isinstance(error, HybridflowError):
+        told = explained(error)
+        return Ending("failed", f"{type(told).__name__}: {told.message} What to do: {told.remedy}")
+    return Ending("failed", f"{type(error).__name__}: {error}")
+
+
+class _Reporting:
+    """Writes the page: now and then while the run goes on, and at its end, which also run.log is told."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        self._directory = prepared.directory
+        self._has_record = "jsonl" in prepared.composed.config.trainer.trackers
+        self._next_at = time.monotonic()
+        forget_ending(prepared.directory)
+        if not self._has_record:
+            logger.warning("trainer.trackers is without jsonl, so there is no record to make report.html of")
+
+    def on_the_way(self) -> None:
+        """Writes the page, unless that would take too much of the run's time."""
+        began = time.monotonic()
+        if began >= self._next_at:
+            self._write()
+            self._next_at = time.monotonic() + (time.monotonic() - began) / _MOST_SHARE_OF_TIME
+
+    def end(self, ending: Ending) -> Path | None:
+        """The page with how the run ended; a run that has come to its end does not fail for want of it."""
+        log_to_file(logging.ERROR if ending.how == "failed" else logging.INFO, f"{ending.how}: {ending.said}")
+        if self._directory.is_dir():
+            write_ending(self._directory, ending)
+        return self._write()
+
+    def _write(self) -> Path | None:
+        if not self._has_record or not (self._directory / "metrics.jsonl").is_file():
+            return None
+        try:
+            return write_report(self._directory)
+        except OSError as error:
+            logger.warning("report.html could not be written: %s", error)
+            return None

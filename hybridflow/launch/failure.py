@@ -1,19 +1,22 @@
 """A failure as a person at a terminal reads it."""
 
+from pathlib import Path
+
 from rich.console import Console
 from rich.text import Text
 
-from hybridflow.errors import HybridflowError, WorkerError
+from hybridflow.errors import HybridflowError, WorkerError, explained
 from hybridflow.observability.redaction import redacted_text
 
 
-def say_failure(console: Console, error: HybridflowError) -> None:
+def say_failure(console: Console, error: HybridflowError, *, report: Path | None = None) -> None:
     """What was found and what to do; of a failure in a worker also where, and its traceback where we cannot explain."""
-    cause = error.__cause__
-    told = cause if isinstance(error, WorkerError) and isinstance(cause, HybridflowError) else error
+    told = explained(error)
     console.print(Text.assemble((f"{type(told).__name__}: ", "bold red"), redacted_text(told.message)))
     console.print(Text.assemble(("What to do: ", "bold"), redacted_text(told.remedy)))
     if isinstance(error, WorkerError):
         console.print(Text(f"role={error.role} rank={error.rank} node={error.node} method={error.method}", "bold"))
         if told is error:
             console.print(Text(redacted_text(error.worker_traceback.rstrip()), "dim"))
+    if report is not None and report.is_file():
+        console.print(f"  report      {report}", soft_wrap=True)

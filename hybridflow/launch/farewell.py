@@ -5,14 +5,16 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from hybridflow.launch.execute import Finished
+from hybridflow.elastic.checkpoint import CheckpointStore
+from hybridflow.launch.execute import Finished, ending_of
 from hybridflow.observability.progress import eval_label
 
 
 def say_finished(finished: Finished, console: Console) -> None:
-    """How the evaluation went from first to last, the report, and the checkpoint."""
-    outcome = finished.outcome
-    console.print(Text.assemble(("done", "bold green"), f"  {outcome.steps} steps"))
+    """How it ended, how the evaluation went from first to last, the report, and the checkpoint."""
+    outcome, ending = finished.outcome, ending_of(finished.outcome)
+    colour = "bold green" if ending.how == "done" else "bold yellow"
+    console.print(Text.assemble((ending.how, colour), f"  {ending.said}"), soft_wrap=True)
     for name, value in outcome.evaluation.items():
         line = Text.assemble(f"  {eval_label(name)}  ", (f"{value:.3f}", "bold"))
         if name in finished.first_evaluation:
@@ -23,6 +25,14 @@ def say_finished(finished: Finished, console: Console) -> None:
     if outcome.checkpoint is not None:
         console.print(f"  checkpoint  {outcome.checkpoint}", soft_wrap=True)
         _say_model(outcome.checkpoint, console)
+
+
+def say_stopped_at_once(run_dir: Path, console: Console) -> None:
+    """What is left of a run that was stopped before its first step, or by a second signal."""
+    saved = CheckpointStore(run_dir).paths()
+    last = f"the same command resumes from the last checkpoint, {saved[-1]}" if saved else ""
+    said = last or "no checkpoint yet: the same command begins anew"
+    console.print(Text.assemble(("\ninterrupted", "bold yellow"), f"  {said}"), soft_wrap=True)
 
 
 def _say_model(checkpoint: Path, console: Console) -> None:

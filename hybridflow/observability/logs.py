@@ -33,6 +33,13 @@ def configure_logging(run_dir: Path | None, level: str = "info", *, rank: int = 
         logging.getLogger(name).setLevel(own_level)
 
 
+def log_to_file(level: int, message: str) -> None:
+    """One line in run.log alone, of what the terminal is told otherwise."""
+    for handler in logging.getLogger().handlers:
+        if handler.get_name() == _HANDLER_NAMES[1]:
+            handler.handle(logging.LogRecord(__name__, level, __file__, 0, message, None, None))
+
+
 class _SafeFormatter(logging.Formatter):
     """Lines, tracebacks too, without secrets and without what would act on a terminal."""
 

@@ -65,7 +65,11 @@ class ActorWorker(ModelWorker):
         self._sender: Resharder | None = None
         self._sent: Metrics = {}
 
-    @transfer(GENERATION, provides=("response_ids", "response_mask", "rollout_logprobs", "weight_version", "truncated"))
+    @transfer(
+        GENERATION,
+        provides=("response_ids", "response_mask", "rollout_logprobs", "weight_version", "truncated"),
+        changes=False,
+    )
     def generate(self, prompts: Batch, purpose: str = "train") -> Batch:
         """One response a prompt. `purpose` chooses how tokens are drawn: train, eval or greedy."""
         if not self._is_published:
@@ -76,7 +80,7 @@ class ActorWorker(ModelWorker):
         assert self.rollout is not None, "this actor was made without a rollout"
         return self.rollout.generate(prompts, purpose)
 
-    @transfer(DATA_PARALLEL, requires=("prompt_ids", "response_ids"), provides=("old_logprobs",))
+    @transfer(DATA_PARALLEL, requires=("prompt_ids", "response_ids"), provides=("old_logprobs",), changes=False)
     def logprobs(self, batch: Batch) -> Batch:
         """`old_logprobs`: the policy's log-probabilities before the update, at the sampling temperature.
 
@@ -89,7 +93,7 @@ class ActorWorker(ModelWorker):
         squares = told.tokens("sum_pi_squared")
         return Batch.of(tokens={"old_logprobs": told.tokens("logprobs"), "sum_pi_squared": squares})
 
-    @transfer(DATA_PARALLEL, requires=("prompt_ids", "response_ids"), provides=("ref_logprobs",))
+    @transfer(DATA_PARALLEL, requires=("prompt_ids", "response_ids"), provides=("ref_logprobs",), changes=False)
     def reference_logprobs(self, batch: Batch) -> Batch:
         """`ref_logprobs` without a reference of its own: what the policy says with its low-rank adapter off."""
         assert self._setup.training.lora.rank, "without an adapter the policy would be its own reference"
@@ -165,7 +169,7 @@ class ActorWorker(ModelWorker):
         self._is_published = False
         return self.train(batch, self._setup, self._preferences, prefix="actor") | self._drain_transfer()
 
-    @transfer(DATA_PARALLEL, requires=PREFERENCE_COLUMNS, optional=PREFERENCE_OPTIONS)
+    @transfer(DATA_PARALLEL, requires=PREFERENCE_COLUMNS, optional=PREFERENCE_OPTIONS, changes=False)
     def assess(self, batch: Batch) -> Metrics:
         """What `prefer` would report of the rows, or `imitate` where none is preferred; they teach nothing."""
         if "is_chosen" in batch:
@@ -177,7 +181,7 @@ class ActorWorker(ModelWorker):
         self.rest()
         return metrics
 
-    @transfer(DATA_PARALLEL, requires=("advantages",), provides=("advantages",))
+    @transfer(DATA_PARALLEL, requires=("advantages",), provides=("advantages",), changes=False)
     def mix(self, batch: Batch, other: Batch, multiplier: float) -> Batch:
         """`advantages` (A - m A') / (1 + m): those of the batch less m times those of the other, of the same rows.
 
@@ -187,7 +191,7 @@ class ActorWorker(ModelWorker):
         mixed = (own.values - multiplier * others.values) / (1.0 + multiplier)
         return Batch.of(tokens={"advantages": own.like(mixed)})
 
-    @transfer(BROADCAST)
+    @transfer(BROADCAST, changes=False)
     def publish_weights(self, version: int) -> None:
         """Makes the trained weights those of the rollout, under a version."""
         self._version = version
@@ -198,7 +202,7 @@ class ActorWorker(ModelWorker):
             self._sent = _of_sender(self._sender.transfer(version).metrics(), self._sender.plan)
             self.rest()
 
-    @transfer(BROADCAST)
+    @transfer(BROADCAST, changes=False)
     def serve_weights(self) -> StoreAddress | None:
         """The address where a rollout in another pool meets these ranks."""
         return self.context.rendezvous.serve_link() if self.context.rank == 0 else None

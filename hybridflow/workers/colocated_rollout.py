@@ -75,17 +75,24 @@ class ColocatedRollout:
             self._is_asleep = False
         if self._is_due:
             self._take_weights()
-        answer = self._generation.generate(prompts, purpose)
-        if self._is_sleeper:
-            self._generation.engine.sleep(self._trained.weight_shards())
-            self._rest()
-            self._is_asleep = self._is_due = True
+        try:
+            answer = self._generation.generate(prompts, purpose)
+        except KeyboardInterrupt:
+            self._lie_down()  # a generation that was abandoned leaves its memory to what saves the weights
+            raise
+        self._lie_down()
         return answer
 
     def drain_metrics(self) -> Metrics:
         """Metrics of the last transfer, once."""
         metrics, self._metrics = self._metrics, {}
         return metrics
+
+    def _lie_down(self) -> None:
+        if self._is_sleeper:
+            self._generation.engine.sleep(self._trained.weight_shards())
+            self._rest()
+            self._is_asleep = self._is_due = True
 
     def _take_weights(self) -> None:
         self._generation.engine.weights_changing()

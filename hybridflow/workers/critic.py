@@ -26,7 +26,7 @@ class CriticWorker(ModelWorker):
         self.engine = self.started(make_value_engine, setup)
         self._estimation = AdvantageEstimation(algorithm, self.reduce)
 
-    @transfer(DATA_PARALLEL, requires=("prompt_ids", "response_ids"), provides=("values",))
+    @transfer(DATA_PARALLEL, requires=("prompt_ids", "response_ids"), provides=("values",), changes=False)
     def values(self, batch: Batch) -> Batch:
         """`values`: of the state before each response token."""
         return Batch.of(tokens={"values": self.predict(batch, "values")})

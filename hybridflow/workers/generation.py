@@ -1,6 +1,7 @@
 """What a rollout does on one rank, whoever owns its weights: responses to prompts, under the run's sampling."""
 
 import logging
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from hybridflow.batch import Batch
@@ -35,6 +36,7 @@ class Generation:
     def __init__(self, context: WorkerContext, setup: RolloutSetup) -> None:
         directory = resolve_model_path(str(setup.model.path))
         tokenizer = load_tokenizer(tokenizer_directory(setup.model), pad_token=setup.model.pad_token)
+        self._context = context
         self._setup = setup
         self.engine = make_rollout_engine(
             setup.model,
@@ -59,9 +61,12 @@ class Generation:
         }
         # Evaluation draws its own numbers, the same at each evaluation, so that two of them differ by weights alone.
         seed = setup.seed if purpose == "train" else setup.seed + 1
-        return self.engine.generate(
-            prompts, samplings[purpose], max_response_tokens=setup.max_response_tokens, seed=seed
-        )
+        # The ranks of a divided replica take each token together: none may leave the others.
+        is_alone = self.engine.mesh.count_along(("pipeline", "tensor")) == 1
+        with self._context.interruptible() if is_alone else nullcontext():
+            return self.engine.generate(
+                prompts, samplings[purpose], max_response_tokens=setup.max_response_tokens, seed=seed
+            )
 
 
 def is_restricted(sampling: Sampling) -> bool:

@@ -43,13 +43,13 @@ class JudgeWorker(ModelWorker):
 
         return self.train(batch, self._setup, objective, prefix="reward_model")
 
-    @transfer(DATA_PARALLEL, requires=("uid", *_PAIR))
+    @transfer(DATA_PARALLEL, requires=("uid", *_PAIR), changes=False)
     def assess(self, batch: Batch) -> Metrics:
         """The same of pairs that teach nothing; of each rank its own, averaged by pairs."""
         loss, metrics = ranked(self._judged(batch), batch.row_columns, self._preference)
         return metrics | {"train/loss": mean(float(loss.mean()), len(loss))}
 
-    @transfer(DATA_PARALLEL, requires=("prompt_ids", "response_ids"), provides=("scores",))
+    @transfer(DATA_PARALLEL, requires=("prompt_ids", "response_ids"), provides=("scores",), changes=False)
     def score(self, batch: Batch) -> Batch:
         """`scores` [B]: what the model, as it is, says of each response."""
         return Batch.of(rows={"scores": self._judged(batch)})

@@ -63,7 +63,7 @@ class ModelWorker(Worker):
             ranks=self.ranks,
         )
 
-    @transfer(BROADCAST)
+    @transfer(BROADCAST, changes=False)
     def save(self, directory: Path) -> Written:
         """Writes the model, its optimizer and the worker's state to `directory/<role>`, which all ranks share.
 

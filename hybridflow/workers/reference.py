@@ -25,7 +25,7 @@ class ReferenceWorker(Worker):
         )
         self._is_offloaded = training.offload_parameters
 
-    @transfer(DATA_PARALLEL, requires=("prompt_ids", "response_ids"), provides=("ref_logprobs",))
+    @transfer(DATA_PARALLEL, requires=("prompt_ids", "response_ids"), provides=("ref_logprobs",), changes=False)
     def logprobs(self, batch: Batch) -> Batch:
         """`ref_logprobs`: the reference's log-probabilities of the same tokens, at the sampling temperature."""
         logprobs = self._engine.forward(batch).tokens("logprobs")

@@ -22,7 +22,7 @@ class RewardFunctionWorker(Worker):
         self._scorer.start()
         self._tokenizer = load_tokenizer(tokenizer_directory(model), pad_token=model.pad_token)
 
-    @transfer(DATA_PARALLEL, provides=("scores",))
+    @transfer(DATA_PARALLEL, provides=("scores",), changes=False)
     def score(self, batch: Batch) -> Batch:
         """`scores` [B], and one column `rewards/<function>` [B] a function (NaN where it did not score).
 
@@ -34,9 +34,10 @@ class RewardFunctionWorker(Worker):
         """
         completions = decode_responses(self._tokenizer, batch.tokens("response_ids"))
         columns = {name: values for name, values in batch.objects.items() if name != "prompt"}
-        scored = self._scorer.score(
-            batch.object("prompt"), completions, columns, completion_ids=batch.tokens("response_ids").rows()
-        )
+        with self.context.interruptible():
+            scored = self._scorer.score(
+                batch.object("prompt"), completions, columns, completion_ids=batch.tokens("response_ids").rows()
+            )
         rows = {f"rewards/{name}": column for name, column in scored.columns.items()}
         rows["components"] = torch.stack(list(scored.columns.values()), 1)
         if scored.filter_scores is not None:

@@ -82,7 +82,7 @@ class RewardModelWorker(Worker):
         wants_functions = bool(reward.functions) and does_answer
         self._functions = RewardFunctionWorker(context, reward=reward, model=policy) if wants_functions else None
 
-    @transfer(DATA_PARALLEL, provides=("scores",))
+    @transfer(DATA_PARALLEL, provides=("scores",), changes=False)
     def score(self, batch: Batch) -> Batch:
         """`scores` [B]: `reward.model_weight` times the model's score, and the functions' weighted sum.
 

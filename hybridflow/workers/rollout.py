@@ -23,7 +23,7 @@ class RolloutWorker(Worker):
         self._generation = Generation(context, setup)
         self._resharder: Resharder | None = None
 
-    @transfer(BROADCAST)
+    @transfer(BROADCAST, changes=False)
     def is_ready(self) -> bool:
         """An answer comes once the engine has started, which may take longer than a transfer may."""
         return True
@@ -43,7 +43,7 @@ class RolloutWorker(Worker):
         slots = self._generation.engine.weight_slots()
         self._resharder = Resharder(None, slots, group=group, node=self.context.node, transfer=transfer_config)
 
-    @transfer(BROADCAST)
+    @transfer(BROADCAST, changes=False)
     def receive_weights(self, version: int) -> None:
         """Takes the weights that the actor sends."""
         assert self._resharder is not None, "the rollout has not joined the actor"
@@ -51,7 +51,11 @@ class RolloutWorker(Worker):
         self._resharder.transfer(version)
         self._generation.engine.weights_changed(version=version)
 
-    @transfer(GENERATION, provides=("response_ids", "response_mask", "rollout_logprobs", "weight_version", "truncated"))
+    @transfer(
+        GENERATION,
+        provides=("response_ids", "response_mask", "rollout_logprobs", "weight_version", "truncated"),
+        changes=False,
+    )
     def generate(self, prompts: Batch, purpose: str = "train") -> Batch:
         """One response a prompt. `purpose` chooses how tokens are drawn: train, eval or greedy."""
         return self._generation.generate(prompts, purpose)

@@ -54,6 +54,7 @@ def _run(settings: Sequence[str], environment: Mapping[str, str], said: str) -> 
     for stream in (1, 2):
         os.dup2(file, stream)
     os.environ.update(environment)
+    os.environ["HYBRIDFLOW_TEST_DRIVER"] = str(os.getpid())
     # A shell starts what it puts in the background with Ctrl-C ignored, and that is inherited.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

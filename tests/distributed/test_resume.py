@@ -1,7 +1,6 @@
 """A run killed at any moment and started again with the same words is the run that was never killed."""
 
 import os
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,50 +8,9 @@ from pathlib import Path
 import pytest
 
 from hybridflow.elastic.claim import claim, release
-from hybridflow.elastic.faults import VARIABLE
 from tests.distributed.processes import Processes
-from tests.distributed.runs import Ended, Row, metric_rows, reproducible, sample_rows, small_run, steps_of
-
-KILLED = -signal.SIGKILL
-ALGORITHMS = {
-    "ppo": ["algorithm=ppo", "algorithm.kl={placement: reward, coefficient: 0.1, target: 0.02, horizon: 1000}"],
-    "grpo": ["algorithm=grpo"],
-}
-JUDGE = '''
-import os, pathlib, signal, time
-
-trap, calls = pathlib.Path({trap!r}), 0
-
-def right(completions, answer, **columns):
-    """1 for the right answer; signals its process in the call whose number stands in the trap."""
-    global calls
-    calls += 1
-    number, name = trap.read_text().split() if trap.exists() else (0, "")
-    if int(number) == calls:
-        trap.with_name("killed").write_text(f"{{os.getpid()}} {{time.time()}}")
-        os.kill(os.getpid(), signal.Signals[name])
-    return [float(text == wanted) for text, wanted in zip(completions, answer)]
-'''
-
-
-class Command:
-    """The words of one run of six steps, with a checkpoint every second, and its directory."""
-
-    def __init__(self, processes: Processes, folder: Path, *words: str, name: str = "run") -> None:
-        self.run_dir, self.trap = folder / name, folder / "trap"
-        (folder / "judge.py").write_text(JUDGE.format(trap=str(self.trap)))
-        run = [f"trainer={{total_steps: 6, run_dir: {self.run_dir}}}", f"reward.functions={folder}/judge.py:right"]
-        run += ["reward.processes=0"]  # the judge ends the process that it is in: the worker's own
-        self._words, self._processes = [*small_run(folder), *run, *words], processes
-
-    def start(self, *more: str, kill_at: str = "") -> Ended:
-        """Runs it to its end."""
-        return self._processes.run([*self._words, *more], **({VARIABLE: kill_at} if kill_at else {}))
-
-    def rows(self) -> list[Row]:
-        """What the same seed must give again."""
-        return reproducible(metric_rows(self.run_dir))
-
+from tests.distributed.runs import metric_rows, sample_rows, steps_of
+from tests.distributed.trapped import ALGORITHMS, KILLED, Command
 
 MakeCommand = Callable[..., Command]
 
@@ -102,24 +60,12 @@ def test_a_run_killed_and_started_again_gives_the_same_rows(command, whole, algo
 @pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
 def test_a_run_killed_in_the_middle_of_a_step_gives_the_same_rows(command, whole, algorithm):
     run = command(algorithm)
-    run.trap.write_text("6 SIGKILL")  # judged so far: held-out prompts, two steps, held-out prompts, a step
+    run.trap.write_text("6 SIGKILL 0")  # judged so far: held-out prompts, two steps, held-out prompts, a step
     assert run.start().status == KILLED
     assert steps_of(run.run_dir) == [0, 1, 2, 3]
     run.trap.unlink()
     assert run.start().status == 0
     assert run.rows() == whole[algorithm].rows()
-
-
-def test_a_run_interrupted_from_the_keyboard_says_how_it_goes_on(command, whole):
-    run = command("grpo")
-    run.trap.write_text("6 SIGINT")
-    ended = run.start()
-    assert ended.status == 130
-    assert "interrupted The same command goes on from the last checkpoint." in ended.words
-    assert "Traceback" not in ended.said
-    run.trap.unlink()
-    assert run.start().status == 0
-    assert run.rows() == whole["grpo"].rows()
 
 
 def test_a_directory_that_another_process_writes_is_left_alone(command):
@@ -222,9 +168,9 @@ def test_a_checkpoint_of_another_run_begins_a_directory_of_its_own(command, whol
 @pytest.mark.ray
 def test_a_ray_worker_that_is_killed_ends_the_run_by_name_and_the_same_words_go_on(command, whole):
     run = command("grpo")
-    run.trap.write_text("6 SIGKILL")
+    run.trap.write_text("6 SIGKILL 0")
     ended = run.start("trainer.backend=ray")
-    pid, killed_at = (run.trap.with_name("killed")).read_text().split()
+    pid, killed_at, *_ = (run.trap.with_name("killed")).read_text().split()
     assert time.time() - float(killed_at) < 20.0
     assert ended.status == 1
     assert f"pid {pid} on {os.uname().nodename}" in ended.words

@@ -1,5 +1,7 @@
 """Where workers run: `local`, in this process, or `ray`, one process a device. Read `interface.py` first."""
 
+from collections.abc import Callable
+
 from hybridflow.controller.backends.interface import Backend
 from hybridflow.controller.backends.local import LocalBackend
 from hybridflow.controller.rendezvous import START_TIMEOUT_SECONDS
@@ -16,8 +18,12 @@ def make_backend(
     device: str = "cpu",
     threads: int | None = None,
     start_timeout_seconds: float = START_TIMEOUT_SECONDS,
+    while_waiting: Callable[[], None] = lambda: None,
 ) -> Backend:
-    """The backend by name; `devices` a node. Ray is imported only when it is chosen."""
+    """The backend by name; `devices` per node. Ray is imported only when it is chosen.
+
+    `while_waiting` is called about twice a second while workers in other processes are waited for.
+    """
     if kind == "local":
         return LocalBackend(threads=threads)
     if kind == "ray":
@@ -29,6 +35,7 @@ def make_backend(
             device=device,
             threads=threads,
             start_timeout_seconds=start_timeout_seconds,
+            while_waiting=while_waiting,
         )
     raise ConfigError(f"There is no backend '{kind}'.", remedy="Use trainer.backend=local or ray (or auto).")
 

@@ -43,6 +43,8 @@ class Pending:
 
     packets: tuple[Stored, ...] = ()
     done: bool = False
+    changes: bool = True
+    """It may change what a checkpoint holds of its worker."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,26 @@ class ObjectStore(Protocol):
         ...
 
 
-class Backend(ObjectStore, Protocol):
+class Abandons(Protocol):
+    """What leaves a step of a run half way, so that the state before it can be saved."""
+
+    def mark(self) -> None:
+        """A step begins: all calls that may change what a checkpoint holds have been made and waited for."""
+        ...
+
+    def is_changing(self) -> bool:
+        """Whether a call that may change what a checkpoint holds may have begun since `mark`."""
+        ...
+
+    def abandon(self, seconds: float) -> bool:
+        """Drops all calls under way, and waits at most so long until the workers are free for others.
+
+        Whether they are, and hold what they held at `mark`.
+        """
+        ...
+
+
+class Backend(ObjectStore, Abandons, Protocol):
     """Where workers run. The first failure of any call is raised by `call` or `wait`, whichever comes first."""
 
     def spawn(

@@ -18,6 +18,7 @@ class LocalBackend:
         self._threads = threads
         self._hosts: dict[ResourcePool, list[WorkerHost]] = {}
         self._times = CallTimes()
+        self._marked = 0
 
     def spawn(
         self,
@@ -67,6 +68,18 @@ class LocalBackend:
         """Role, method and seconds in it since this was last asked; of several ranks, those of the busiest."""
         return self._times.drain()
 
+    def mark(self) -> None:
+        """Notes how many changes have begun."""
+        self._marked = self._changes_begun()
+
+    def is_changing(self) -> bool:
+        """Whether one has begun since."""
+        return self._changes_begun() != self._marked
+
+    def abandon(self, seconds: float) -> bool:
+        """The call under way was left by an exception; whether nothing has changed since `mark`."""
+        return not self.is_changing()
+
     def dead(self) -> list[Handle]:
         """None: the workers live as long as this process."""
         return []
@@ -79,6 +92,9 @@ class LocalBackend:
     def shutdown(self) -> None:
         """Forgets all workers."""
         self._hosts.clear()
+
+    def _changes_begun(self) -> int:
+        return sum(host.changes_begun() for hosts in self._hosts.values() for host in hosts)
 
     def _host(self, pool: ResourcePool, rank: int) -> WorkerHost:
         device = f"cuda:{rank}" if pool.device == "cuda" else pool.device

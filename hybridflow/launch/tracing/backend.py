@@ -110,6 +110,17 @@ class TracingBackend:
         self._awaited.update(makers - {DRIVER})
         return list(stored)
 
+    def mark(self) -> None:
+        """Nothing is abandoned here."""
+
+    def is_changing(self) -> bool:
+        """Nothing changes."""
+        return False
+
+    def abandon(self, seconds: float) -> bool:
+        """Nothing is under way."""
+        return True
+
     def drain_calls(self) -> list[tuple[str, str, float]]:
         """Nothing took any time."""
         return []

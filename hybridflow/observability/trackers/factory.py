@@ -19,13 +19,15 @@ class TrackedRun:
     """What trackers need to know of a run.
 
     `resume_after`: the last step of an earlier process that this one continues; -1 when it continues one that never
-    reached a checkpoint; None for a new run. `config` is shown by trackers that keep settings.
+    reached a checkpoint; None for a new run. `is_last_unlogged`: the metrics of that step are still to come.
+    `config` is shown by trackers that keep settings.
     """
 
     run_dir: Path
     progress: Progress
     experiment: str = "hybridflow"
     resume_after: int | None = None
+    is_last_unlogged: bool = False
     config: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -48,7 +50,7 @@ def check_names(names: Sequence[str]) -> None:
 def _jsonl(run: TrackedRun) -> Tracker:
     from hybridflow.observability.trackers.jsonl import JsonlTracker
 
-    return JsonlTracker(run.run_dir, resume_after=run.resume_after)
+    return JsonlTracker(run.run_dir, resume_after=run.resume_after, is_last_unlogged=run.is_last_unlogged)
 
 
 def _console(run: TrackedRun) -> Tracker:

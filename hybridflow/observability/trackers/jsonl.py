@@ -19,14 +19,15 @@ class JsonlTracker:
 
     `resume_after` is the last step to keep (-1: none): later and torn lines are dropped, so that a resumed run
     leaves no step twice. None is a new run: files of an earlier one in the same directory are set aside.
+    With `is_last_unlogged` that step's metrics will be logged again, so they are dropped too.
     """
 
-    def __init__(self, run_dir: Path, *, resume_after: int | None = None) -> None:
+    def __init__(self, run_dir: Path, *, resume_after: int | None = None, is_last_unlogged: bool = False) -> None:
         run_dir.mkdir(parents=True, exist_ok=True)
-        paths = [run_dir / METRICS_FILE, run_dir / SAMPLES_FILE]
-        for path in paths:
-            _prepare(path, resume_after)
-        self._metrics, self._samples = (JsonLinesFile(path) for path in paths)
+        metrics, samples = run_dir / METRICS_FILE, run_dir / SAMPLES_FILE
+        _prepare(metrics, resume_after if resume_after is None else resume_after - is_last_unlogged)
+        _prepare(samples, resume_after)
+        self._metrics, self._samples = JsonLinesFile(metrics), JsonLinesFile(samples)
         self._warned: set[str] = set()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:

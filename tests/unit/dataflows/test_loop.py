@@ -1,5 +1,6 @@
 """The loop: what it does when, and going on where it was."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from hybridflow.dataflows.grpo import GRPO
 from hybridflow.dataflows.interface import Dataflow, NoSettings
 from hybridflow.dataflows.loop import Loop, Run
 from hybridflow.elastic.checkpoint import CheckpointStore
+from hybridflow.elastic.stopping import Abandoned
 from hybridflow.errors import WorkerError
 from hybridflow.models.tokenizers import decode_responses, load_tokenizer
 from hybridflow.observability.timers import StageTimers
@@ -46,6 +48,7 @@ def run_of(directory, run_dir: Path, trainer: Trainer, kind: type[Dataflow] = Co
         drain_calls=roles.backend.drain_calls,
         num_devices=1,
         config={"trainer.seed": 0},
+        calls=roles.backend,
     )
 
 
@@ -172,3 +175,33 @@ def test_weights_that_are_not_finite_end_the_run_and_older_checkpoints_stay(toy_
     assert "optimizer.learning_rate" in caught.value.remedy
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step_1", "step_2"]
     assert run.checkpoints.latest().step == 2
+
+
+class Leaving(Counting):
+    """Is told to stop in its third step, before or after the actor has learnt in it, and leaves the step."""
+
+    def step(self, prompts):
+        metrics = super().step(prompts)
+        if self.iteration == 2:
+            if self.learns:
+                answers = prompts.tokens("prompt_ids")
+                mask = answers.like(torch.ones(len(answers.values)))
+                self.actor.imitate(
+                    prompts.with_columns(tokens={"response_ids": answers, "response_mask": mask})
+                ).result()
+            self.stop.signal = signal.SIGTERM
+            raise Abandoned
+        return metrics
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_an_abandoned_step_is_never_saved_half_done(toy_dir, tmp_path, learns):
+    run = run_of(toy_dir(), tmp_path, Trainer(total_steps=5, eval_every=0, save_every=9), Leaving, evaluated=False)
+    run.dataflow.learns, run.dataflow.stop = learns, run.stop
+    outcome = Loop(run).run()
+    assert outcome.steps == 2 and outcome.stopped.abandoned == "step 3"
+    assert outcome.stopped.saved_step == (0 if learns else 2)
+    assert saved(run) == ([] if learns else ["step_2"])
+    if not learns:  # the prompts of the third step are still to come
+        state = run.checkpoints.latest().driver_state()
+        assert state["dataflow"]["total"] == run.tracker.rows[2]["total"] != run.dataflow.total

@@ -6,7 +6,7 @@ through this process's memory: faster than a shared-memory object, and bounded h
 
 import atexit
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
@@ -37,7 +37,10 @@ class RayBackend:
         device: str = "cpu",
         threads: int | None = None,
         start_timeout_seconds: float = START_TIMEOUT_SECONDS,
+        while_waiting: Callable[[], None] = lambda: None,
     ) -> None:
+        """`while_waiting` is called about twice a second while the driver waits for workers; it may raise."""
+        self._while_waiting = while_waiting
         self._threads = threads or max(1, (os.cpu_count() or 1) // devices)
         self._start_timeout_seconds = start_timeout_seconds
         self._pools: dict[ResourcePool, PlacedPool] = {}
@@ -87,7 +90,8 @@ class RayBackend:
             sent = run if form.objects == 1 else run.options(num_returns=form.objects)
             answer = sent.remote(target, form, arguments.args, arguments.kwargs, *arguments.stored)
             value, packets = (answer[0], tuple(answer[1:])) if form.objects > 1 else (answer, ())
-        pending = Pending(handle, method, value, packets)
+        host.num_changes += form.changes
+        pending = Pending(handle, method, value, packets, changes=form.changes)
         self._watch.add(pending)
         return pending
 
@@ -100,6 +104,7 @@ class RayBackend:
             except GetTimeoutError:
                 self._watch.look_at_calls()
                 self._watch.look_at_processes(seconds=0.0)
+                self._while_waiting()
             except RayError as error:
                 self._watch.look_at_calls()
                 failure = self._watch.translated(error)
@@ -112,17 +117,52 @@ class RayBackend:
 
     def get(self, stored: Sequence[Stored]) -> list[object]:
         """Values from the object store; tensors alias shared memory."""
-        try:
-            return ray.get(references_of(stored))
-        except RayError as error:
-            self._watch.look_at_calls()
-            failure = self._watch.translated(error)
-            raise failure from failure.__cause__
+        references = references_of(stored)
+        while True:
+            try:
+                return ray.get(references, timeout=POLL_SECONDS)
+            except GetTimeoutError:
+                self._while_waiting()
+            except RayError as error:
+                self._watch.look_at_calls()
+                failure = self._watch.translated(error)
+                raise failure from failure.__cause__
 
     def drain_calls(self) -> list[tuple[str, str, float]]:
         """Role, method and seconds in it, on its busiest rank, of the calls that ended since this was last asked."""
         self._watch.look_at_calls()
         return self._watch.times.drain()
+
+    def mark(self) -> None:
+        """Notes how many changes each process was asked for."""
+        for host in self._hosts():
+            host.marked_changes = host.num_changes
+
+    def is_changing(self) -> bool:
+        """Whether a change made since `mark` is no longer in its process's queue, or is the first there."""
+        self._watch.look_at_calls()
+        for host in self._hosts():
+            queue = self._watch.queue_of(host)
+            if (queue and queue[0].changes) or sum(
+                call.changes for call in queue
+            ) < host.num_changes - host.marked_changes:
+                return True
+        return False
+
+    def abandon(self, seconds: float) -> bool:
+        """Cancels what is in the queues, and asks each process how many changes it has begun after all."""
+        hosts = self._hosts()
+        for host in hosts:
+            for call in self._watch.queue_of(host):
+                ray.cancel(references_of([call.value])[0])
+        self._watch.forget(hosts)
+        asked = {host.actor.changes_begun.remote(): host for host in hosts}
+        answered, late = ray.wait(list(asked), num_returns=len(asked), timeout=seconds)
+        if late:
+            return False
+        for host in hosts:
+            host.num_changes = host.marked_changes
+        return all(ray.get(reference) == asked[reference].marked_changes for reference in answered)
 
     def dead(self) -> list[Handle]:
         """Workers whose process has ended; takes up to a second when some are busy."""

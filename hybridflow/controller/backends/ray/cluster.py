@@ -2,6 +2,10 @@
 
 import logging
 import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import ray
 
@@ -70,17 +74,29 @@ def _set_environment() -> None:
 def _initialized(address: str, *, num_cpus: int | None = None, resources: dict[str, float] | None = None) -> None:
     """Connects to the cluster at an address, or with `local` starts one that has these resources."""
     try:
-        ray.init(
-            address=address,
-            num_cpus=num_cpus,
-            resources=resources,
-            include_dashboard=False if address == "local" else None,
-            logging_level=logging.ERROR,
-            log_to_driver=True,
-        )
+        with _own_sigterm():
+            ray.init(
+                address=address,
+                num_cpus=num_cpus,
+                resources=resources,
+                include_dashboard=False if address == "local" else None,
+                logging_level=logging.ERROR,
+                log_to_driver=True,
+            )
     except (ConnectionError, RuntimeError, OSError) as error:
         what = "it could not start here" if address == "local" else f"no cluster can be joined at {ADDRESS}={address}"
         raise ResourceError(
             f"Ray: {what}: {str(error).strip().splitlines()[0]}",
             remedy="Mend what it names, or do without Ray on one device: trainer.backend=local.",
         ) from error
+
+
+@contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Keeps this process's handler of SIGTERM: Ray's own, in Python and in C++, end the driver at once."""
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if handler is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)

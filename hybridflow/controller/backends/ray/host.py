@@ -1,8 +1,13 @@
 """The process of one rank as a Ray actor, and what the driver knows of it."""
 
+import _thread
 import os
+import signal
 import socket
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -19,6 +24,7 @@ from hybridflow.controller.resource_pool import ResourcePool
 from hybridflow.errors import WorkerDied
 from hybridflow.observability.logs import configure_logging
 
+_LOOK_SECONDS = 0.2
 _CPU_ENVIRONMENT = {
     "TORCHDYNAMO_DISABLE": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -49,6 +55,33 @@ class RayHost(WorkerHost):
             host=get_node_ip_address(),
             timeout_seconds=timeout_seconds,
         )
+        self._is_interruptible = False
+        signal.signal(signal.SIGURG, self._leave_if_cancelled)
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """A block that the cancellation of its call ends with `KeyboardInterrupt`.
+
+        Ray sets a flag, which the thread of the call alone can read: it is made to look a few times a second.
+        """
+        ended = threading.Event()
+        threading.Thread(target=_look_now_and_then, args=(ended,), daemon=True).start()
+        try:
+            self._is_interruptible = True
+            yield
+        finally:
+            self._is_interruptible = False
+            ended.set()
+
+    def _leave_if_cancelled(self, *_: object) -> None:
+        if self._is_interruptible and ray.get_runtime_context().is_canceled():
+            self._is_interruptible = False
+            raise KeyboardInterrupt
+
+
+def _look_now_and_then(ended: threading.Event) -> None:
+    while not ended.wait(_LOOK_SECONDS):
+        _thread.interrupt_main(signal.SIGURG)
 
 
 def visible_index(gpu: str, visible: str | None) -> int:
@@ -67,6 +100,11 @@ class Host:
     info: HostInfo | None = None
     sign_of_life: ray.ObjectRef | None = None
     died: WorkerDied | None = None
+    num_changes: int = 0
+    """Calls made to it that may change what a checkpoint holds."""
+
+    marked_changes: int = 0
+    """How many of them had been made when the step began."""
 
 
 def host_of(handle: Handle) -> Host:

@@ -36,6 +36,10 @@ class Watch:
         gone = {id(host) for host in hosts}
         self._calls = {ref: call for ref, call in self._calls.items() if id(call.handle.host) not in gone}
 
+    def queue_of(self, host: Host) -> list[Pending]:
+        """The calls to a process that have not ended as far as is known, in the order in which it carries them out."""
+        return [call for call in self._calls.values() if call.handle.host is host]
+
     def note(self, calls: Sequence[Pending], answers: Sequence[object]) -> None:
         """Calls have ended well. Those made before them that nobody waited for are looked at too."""
         own = {call for call in calls if call.value in self._calls}

@@ -1,0 +1,132 @@
+"""SIGTERM and Ctrl-C: a run ends between two steps, saves, reports, and the same words go on as if nothing had been."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.distributed.processes import Processes
+from tests.distributed.runs import Ended, steps_of
+from tests.distributed.trapped import ALGORITHMS, Command
+
+# Calls of the reward function: held-out prompts, steps 1 and 2, held-out prompts, steps 3 and 4, held-out prompts, ...
+IN_STEP_1, AFTER_STEP_2, IN_STEP_3 = 2, 4, 5
+
+
+@pytest.fixture
+def run(processes: Processes, tmp_path: Path) -> Command:
+    """A run whose reward function sets the trap off."""
+    return Command(processes, tmp_path, *ALGORITHMS["grpo"])
+
+
+@pytest.fixture(scope="module")
+def whole(processes: Processes, tmp_path_factory: pytest.TempPathFactory) -> Command:
+    """The run that nothing stopped."""
+    run = Command(processes, tmp_path_factory.mktemp("whole"), *ALGORITHMS["grpo"])
+    assert run.start().status == 0
+    return run
+
+
+def stopped(run: Command, call: int, signals: str, *words: str, seconds: int = 0) -> Ended:
+    """The run, signalled in a call of its reward function, which then takes so many seconds more."""
+    run.trap.write_text(f"{call} {signals} {seconds}")
+    ended = run.start(*words)
+    run.trap.unlink()
+    assert "Traceback" not in ended.said, ended.said
+    assert not list(run.run_dir.glob("checkpoints/.*"))
+    return ended
+
+
+def ending(run: Command) -> dict[str, str]:
+    assert "<h1>" in (run.run_dir / "report.html").read_text()
+    return json.loads((run.run_dir / "ending.json").read_text())
+
+
+@pytest.mark.parametrize(("name", "status"), [("SIGTERM", 143), ("SIGINT", 130)])
+def test_a_step_that_ends_soon_is_finished_and_saved(run, whole, name, status):
+    ended = stopped(run, IN_STEP_3, name)
+    assert ended.status == status
+    assert "interrupted saved step 3: the same command resumes from it." in ended.words
+    assert (
+        f"{name}: the step is finished or abandoned and then saved, within 25 s (trainer.stop_seconds)" in ended.words
+    )
+    assert steps_of(run.run_dir) == [0, 1, 2, 3]
+    assert ending(run) == {"how": "interrupted", "said": "saved step 3: the same command resumes from it."}
+    assert "interrupted: saved step 3" in (run.run_dir / "run.log").read_text()
+    assert run.start().status == 0
+    assert run.rows() == whole.rows()
+    assert ending(run) == {"how": "done", "said": "6 steps"}
+
+
+def test_a_step_that_would_take_too_long_is_abandoned_and_the_one_before_saved(run, whole):
+    began = time.time()
+    ended = stopped(run, IN_STEP_3, "SIGTERM", "trainer={stop_seconds: 2, save_every: 50}", seconds=120)
+    assert ended.status == 143
+    assert time.time() - began < 90
+    assert "saved step 2: the same command resumes from it. step 3 was abandoned." in ended.words
+    assert steps_of(run.run_dir) == [0, 1, 2]
+    assert run.start().status == 0
+    assert run.rows() == whole.rows()
+
+
+def test_an_evaluation_that_was_abandoned_is_made_up_for_when_the_run_goes_on(run, whole):
+    ended = stopped(run, AFTER_STEP_2, "SIGTERM", "trainer.stop_seconds=2", seconds=120)
+    assert ended.status == 143
+    assert "saved step 2: the same command resumes from it. the evaluation of step 2 was abandoned." in ended.words
+    assert steps_of(run.run_dir) == [0, 1]
+    assert run.start().status == 0
+    assert run.rows() == whole.rows()
+
+
+def test_without_a_finished_step_there_is_no_checkpoint(run):
+    ended = stopped(run, IN_STEP_1, "SIGINT", "trainer.stop_seconds=1", seconds=120)
+    assert ended.status == 130
+    assert "interrupted no checkpoint yet: the same command begins anew. step 1 was abandoned." in ended.words
+    assert not (run.run_dir / "checkpoints").exists() or not list((run.run_dir / "checkpoints").iterdir())
+
+
+def test_a_second_signal_stops_at_once(run, whole):
+    ended = stopped(run, IN_STEP_3, "SIGINT,SIGINT", seconds=120)
+    assert ended.status == 130
+    saved = run.run_dir / "checkpoints" / "step_2"
+    assert f"interrupted the same command resumes from the last checkpoint, {saved}" in ended.words
+    assert ending(run)["said"] == "stopped at once, without a checkpoint of the step under way"
+    assert run.start().status == 0
+    assert run.rows() == whole.rows()
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(("name", "status", "seconds", "saved"), [("SIGTERM", 143, 120, 2), ("SIGINT", 130, 0, 3)])
+def test_on_ray_the_driver_stops_alike_and_leaves_no_process(run, whole, name, status, seconds, saved):
+    words = ["trainer={backend: ray, stop_seconds: 10}", "trainer.save_every=50"]
+    ended = stopped(run, IN_STEP_3, name, *words, seconds=seconds)
+    assert ended.status == status, ended.said
+    assert f"interrupted saved step {saved}: the same command resumes from it." in ended.words
+    assert "SIGABRT" not in ended.said and "stack trace" not in ended.said.lower()
+    _, _, group, drivers_group = run.trap.with_name("killed").read_text().split()
+    assert group != drivers_group  # what a terminal sends reaches the driver alone
+    assert processes_left(run) == []
+    assert ending(run)["how"] == "interrupted"
+    assert run.start().status == 0
+    assert run.rows() == whole.rows()
+
+
+def processes_left(run: Command) -> list[str]:
+    """Processes that were started for the run and are still there, after up to 20 seconds."""
+    for _ in range(40):
+        left = [process.name() for process in psutil.process_iter() if str(run.run_dir) in words_of(process)]
+        if not left:
+            break
+        time.sleep(0.5)
+    return left
+
+
+def words_of(process: psutil.Process) -> str:
+    try:
+        environment = process.environ().get("HYBRIDFLOW_TEST_RUN", "")
+    except (psutil.Error, OSError):
+        return ""
+    return environment if process.pid != os.getpid() else ""

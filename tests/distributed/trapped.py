@@ -1,0 +1,56 @@
+"""Runs of six steps that signal themselves in a chosen call of their reward function."""
+
+import signal
+from pathlib import Path
+
+from hybridflow.elastic.faults import VARIABLE
+from tests.distributed.processes import Processes
+from tests.distributed.runs import Ended, Row, metric_rows, reproducible, small_run
+
+KILLED = -signal.SIGKILL
+ALGORITHMS = {
+    "ppo": ["algorithm=ppo", "algorithm.kl={placement: reward, coefficient: 0.1, target: 0.02, horizon: 1000}"],
+    "grpo": ["algorithm=grpo"],
+}
+JUDGE = '''
+import os, pathlib, signal, time
+
+trap, calls = pathlib.Path({trap!r}), 0
+
+def right(completions, answer, **columns):
+    """1 for the right answer; in the call whose number stands in the trap it signals and then takes its time.
+
+    SIGKILL goes to its own process, other signals to the driver; several names are sent one after the other.
+    """
+    global calls
+    calls += 1
+    number, names, seconds = trap.read_text().split() if trap.exists() else (0, "", 0)
+    if int(number) == calls:
+        driver = int(os.environ["HYBRIDFLOW_TEST_DRIVER"])
+        trap.with_name("killed").write_text(f"{{os.getpid()}} {{time.time()}} {{os.getpgid(0)}} {{os.getpgid(driver)}}")
+        for name in names.split(","):
+            os.kill(os.getpid() if name == "SIGKILL" else driver, signal.Signals[name])
+        for _ in range(100 * int(seconds)):
+            time.sleep(0.01)
+    return [float(text == wanted) for text, wanted in zip(completions, answer)]
+'''
+
+
+class Command:
+    """The words of one run of six steps, with a checkpoint every second, and its directory."""
+
+    def __init__(self, processes: Processes, folder: Path, *words: str, name: str = "run") -> None:
+        self.run_dir, self.trap = folder / name, folder / "trap"
+        (folder / "judge.py").write_text(JUDGE.format(trap=str(self.trap)))
+        run = [f"trainer={{total_steps: 6, run_dir: {self.run_dir}}}", f"reward.functions={folder}/judge.py:right"]
+        run += ["reward.processes=0"]  # the judge ends the process that it is in: the worker's own
+        self._words, self._processes = [*small_run(folder), *run, *words], processes
+
+    def start(self, *more: str, kill_at: str = "") -> Ended:
+        """Runs it to its end."""
+        environment = {"HYBRIDFLOW_TEST_RUN": str(self.run_dir)} | ({VARIABLE: kill_at} if kill_at else {})
+        return self._processes.run([*self._words, *more], **environment)
+
+    def rows(self) -> list[Row]:
+        """What the same seed must give again."""
+        return reproducible(metric_rows(self.run_dir))

@@ -1,0 +1,71 @@
+"""When work is left and when it is finished, once a signal has come."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from hybridflow.elastic.stopping import Abandoned, Stop
+
+
+def stopped_in(stop: Stop, *, changing: bool, usual: float | None, seconds: float, takes: float) -> float:
+    """Seconds until work that takes so many is left by `Abandoned`; raises TimeoutError where it goes on to its end."""
+    began = time.monotonic()
+    with (
+        stop.handled(),
+        stop.gracefully(seconds, in_process=True),
+        stop.abandonable(lambda: changing, usual_seconds=usual),
+    ):
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            while time.monotonic() < began + takes:
+                time.sleep(0.01)
+        except Abandoned:
+            return time.monotonic() - began
+    raise TimeoutError
+
+
+def test_work_that_would_not_end_in_time_is_left_at_once():
+    assert stopped_in(Stop(), changing=False, usual=100.0, seconds=25.0, takes=9.0) < 2.0
+
+
+def test_work_that_ends_in_time_is_finished():
+    with pytest.raises(TimeoutError):
+        stopped_in(Stop(), changing=False, usual=0.5, seconds=25.0, takes=0.5)
+
+
+def test_work_that_has_begun_to_change_something_is_finished():
+    with pytest.raises(TimeoutError):
+        stopped_in(Stop(), changing=True, usual=100.0, seconds=25.0, takes=0.5)
+
+
+def test_work_that_changes_something_is_left_when_time_is_up():
+    assert 1.0 < stopped_in(Stop(), changing=True, usual=100.0, seconds=2.0, takes=9.0) < 6.0
+
+
+def test_work_of_which_nothing_is_known_gets_half_of_the_time():
+    assert 0.5 < stopped_in(Stop(), changing=False, usual=None, seconds=2.0, takes=9.0) < 5.0
+
+
+def test_a_checkpoint_is_given_the_time_that_the_last_one_took():
+    stop = Stop()
+    stop.save_seconds = 8.0
+    assert stopped_in(stop, changing=True, usual=1.0, seconds=10.0, takes=9.0) < 2.0
+
+
+def test_the_second_signal_raises_and_handlers_are_put_back():
+    before, stop = signal.getsignal(signal.SIGINT), Stop()
+    with stop.handled(), stop.gracefully(25.0, in_process=True):
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.signal is signal.SIGINT and stop.status == 130
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert signal.getsignal(signal.SIGINT) is before and stop.status == 130
+
+
+def test_before_the_first_step_the_first_signal_raises():
+    stop = Stop()
+    with stop.handled(), pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert stop.status == 143

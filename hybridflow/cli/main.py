@@ -4,7 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from hybridflow.cli import export, recipe, show
+from hybridflow.cli import export, recipe, report, show
 from hybridflow.errors import HybridflowError
 from hybridflow.launch.failure import say_failure
 from hybridflow.observability.logs import configure_logging
@@ -22,6 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     export.add_command(commands)
     show.add_command(commands)
     recipe.add_command(commands)
+    report.add_command(commands)
     arguments = _parsed(parser, argv)
     console = PlainConsole(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
     configure_logging(None, "warning")

@@ -18,6 +18,7 @@ from hybridflow.launch.prepare import Prepared
 from hybridflow.observability.ending import Ending, forget_ending, write_ending
 from hybridflow.observability.logs import log_to_file
 from hybridflow.observability.progress import Progress
+from hybridflow.observability.redaction import redacted_text
 from hybridflow.observability.report import write_report
 from hybridflow.observability.timers import StageTimers
 from hybridflow.observability.trackers.factory import TrackedRun, make_trackers
@@ -97,8 +98,10 @@ def _ending_of(error: BaseException) -> Ending:
         return Ending("interrupted", "stopped at once, without a checkpoint of the step under way")
     if isinstance(error, HybridflowError):
         told = explained(error)
-        return Ending("failed", f"{type(told).__name__}: {told.message} What to do: {told.remedy}")
-    return Ending("failed", f"{type(error).__name__}: {error}")
+        said = f"{type(told).__name__}: {told.message} What to do: {told.remedy}"
+    else:
+        said = f"{type(error).__name__}: {error}"
+    return Ending("failed", redacted_text(said))
 
 
 class _Reporting:

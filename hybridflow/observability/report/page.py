@@ -52,7 +52,7 @@ def _header(record: RunRecord) -> str:
     tiles = "".join(_tiles(record))
     return (
         f'<header><p class="eyebrow">Run report</p><h1>{shown(record.name)}</h1>'
-        f'<p class="lead">{_sentence(record)}</p><div class="tiles">{tiles}</div></header>'
+        f'<p class="lead">{_sentence(record)}</p>{_ending(record)}<div class="tiles">{tiles}</div></header>'
     )
 
 
@@ -61,6 +61,15 @@ def _sentence(record: RunRecord) -> str:
     steps = f"{record.last_step} step{'' if record.last_step == 1 else 's'}"
     took = f" in {formatting.spoken_duration(seconds)}" if seconds else ""
     return f"{steps}{took}, last written {record.written:%Y-%m-%d %H:%M}"
+
+
+def _ending(record: RunRecord) -> str:
+    """How the run ended, where that is more than its number of steps."""
+    ending = record.ending
+    if ending is None or ending.how == "done":
+        return ""
+    said = f"<strong>{shown(ending.how)}</strong> {shown(ending.said)}"
+    return f'<p class="ending {shown(ending.how)}">{said}</p>'
 
 
 def _time_names(record: RunRecord) -> list[str]:

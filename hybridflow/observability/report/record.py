@@ -7,6 +7,7 @@ from datetime import datetime
 from pathlib import Path
 
 from hybridflow.errors import DataError
+from hybridflow.observability.ending import Ending, read_ending
 from hybridflow.observability.jsonlines import Json, read_rows
 from hybridflow.observability.samples import Sample, sample_of_row
 
@@ -34,6 +35,8 @@ class RunRecord:
     samples: Mapping[int, list[Sample]]
     config_text: str
     written: datetime
+    ending: Ending | None = None
+    """How the run ended; None while it runs."""
 
     @property
     def last_step(self) -> int:
@@ -68,6 +71,7 @@ def read_record(run_dir: Path) -> RunRecord:
         samples=_read_samples(run_dir / "samples.jsonl"),
         config_text=config_path.read_text(encoding="utf-8") if config_path.is_file() else "",
         written=datetime.fromtimestamp(path.stat().st_mtime),
+        ending=read_ending(run_dir),
     )
 
 

@@ -215,3 +215,18 @@ def test_a_data_file_without_rows_is_status_2_and_touches_nothing(words, capsys)
     assert main_ppo.main(argv) == 2
     assert "What to do:" in capsys.readouterr().err
     assert not (words.folder / "none").exists()
+
+
+def test_a_run_that_fails_leaves_a_report_and_its_error_in_run_log(words):
+    words.fail_after(3)
+    with pytest.raises(WorkerError):
+        words.run("failed")
+    directory = words.folder / "failed"
+    page, log = (directory / "report.html").read_text(), (directory / "run.log").read_text()
+    assert "<strong>failed</strong>" in page and "the trap" in page
+    assert " ERROR " in log.splitlines()[-1] and "the trap" in log.splitlines()[-1]
+    assert "What to do: " in log.splitlines()[-1]
+    words.repair()
+    words.run("failed")
+    assert 'class="ending' not in (directory / "report.html").read_text()
+    assert (directory / "run.log").read_text().splitlines()[-1].endswith("done: 4 steps")

@@ -150,10 +150,14 @@ class RayBackend:
         return False
 
     def abandon(self, seconds: float) -> bool:
-        """Cancels what is in the queues, and asks each process how many changes it has begun after all."""
+        """Cancels what each process is at, and asks it how many changes it has begun after all.
+
+        What waits for the answers of cancelled calls fails without them. It is not cancelled itself: an actor would
+        wait half a minute for a call that was cancelled before it was sent.
+        """
         hosts = self._hosts()
         for host in hosts:
-            for call in self._watch.queue_of(host):
+            for call in self._watch.queue_of(host)[:1]:
                 ray.cancel(references_of([call.value])[0])
         self._watch.forget(hosts)
         asked = {host.actor.changes_begun.remote(): host for host in hosts}

@@ -1,0 +1,35 @@
+"""`hybridflow report RUN_DIR`: the page of a run, at any time."""
+
+import argparse
+from pathlib import Path
+
+from rich.console import Console
+
+from hybridflow.cli.export import Commands
+
+_EXAMPLES = """examples:
+  hybridflow report runs/calculator                 while it runs, or after it was killed
+  hybridflow report runs/first runs/second          one page in each directory
+"""
+
+
+def add_command(commands: Commands) -> None:
+    """Adds `report` to the commands."""
+    parser = commands.add_parser(
+        "report",
+        help="write the page of a run",
+        description="Writes report.html into the directory of a run, from what it has logged so far: curves, where the"
+        " time went, samples, and how the run ended. A run writes it at each evaluation and checkpoint, and when it"
+        " ends; this command is for the time in between, and for runs that were killed.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run_dirs", metavar="RUN_DIR", type=Path, nargs="+", help="a run's directory")
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace, console: Console) -> None:
+    from hybridflow.observability.report import write_report
+
+    for run_dir in arguments.run_dirs:
+        console.print(str(write_report(run_dir)), soft_wrap=True)

@@ -160,13 +160,13 @@ class RayBackend:
             for call in self._watch.queue_of(host)[:1]:
                 ray.cancel(references_of([call.value])[0])
         self._watch.forget(hosts)
-        asked = {host.actor.changes_begun.remote(): host for host in hosts}
-        answered, late = ray.wait(list(asked), num_returns=len(asked), timeout=seconds)
-        if late:
+        asked = [host.actor.changes_begun.remote() for host in hosts]
+        answered, _ = ray.wait(asked, num_returns=len(asked), timeout=seconds)
+        if len(answered) < len(asked):
             return False
         for host in hosts:
             host.num_changes = host.marked_changes
-        return all(ray.get(reference) == asked[reference].marked_changes for reference in answered)
+        return ray.get(asked) == [host.marked_changes for host in hosts]
 
     def dead(self) -> list[Handle]:
         """Workers whose process has ended; takes up to a second when some are busy."""

@@ -34,10 +34,10 @@ def configure_logging(run_dir: Path | None, level: str = "info", *, rank: int = 
 
 
 def log_to_file(level: int, message: str) -> None:
-    """One line in run.log alone, of what the terminal is told otherwise."""
+    """One line in run.log alone, of what the terminal is told otherwise; line ends in the message become spaces."""
     for handler in logging.getLogger().handlers:
         if handler.get_name() == _HANDLER_NAMES[1]:
-            handler.handle(logging.LogRecord(__name__, level, __file__, 0, message, None, None))
+            handler.handle(logging.LogRecord(__name__, level, __file__, 0, " ".join(message.split()), None, None))
 
 
 class _SafeFormatter(logging.Formatter):

@@ -160,7 +160,7 @@ class RayBackend:
             for call in self._watch.queue_of(host)[:1]:
                 ray.cancel(references_of([call.value])[0])
         self._watch.forget(hosts)
-        asked = [host.actor.changes_begun.remote() for host in hosts]
+        asked: list[ray.ObjectRef] = [host.actor.changes_begun.remote() for host in hosts]
         answered, _ = ray.wait(asked, num_returns=len(asked), timeout=seconds)
         if len(answered) < len(asked):
             return False

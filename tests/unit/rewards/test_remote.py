@@ -20,9 +20,8 @@ COLUMNS = {"answer": ["2", "4", "6"]}
 class Handler(BaseHTTPRequestHandler):
     """Answers as its path says, and notes what it was asked."""
 
-    server: "Server"
-
     def do_POST(self):
+        assert isinstance(self.server, Server)
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.asked.append((self.path, body, dict(self.headers)))
         rewards = [

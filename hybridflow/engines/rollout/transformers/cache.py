@@ -44,6 +44,10 @@ class GrowingLayer(DynamicLayer):
         """Tokens so far."""
         return self._tokens
 
+    def used(self) -> tuple[Tensor, Tensor]:
+        """Keys and values of the tokens so far, as views."""
+        return self._key_buffer[:, :, : self._tokens], self._value_buffer[:, :, : self._tokens]
+
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keeps the rows at the given positions, in that order; a position may come several times."""
         self._key_buffer = self._key_buffer[:, :, : self._tokens].index_select(0, indices)

@@ -1,6 +1,7 @@
 """The decoding loop: prompts are read once, then a token is drawn for every unfinished row at a time."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from jaxtyping import Float, Float64, Int64
@@ -10,7 +11,8 @@ from transformers import Cache, PreTrainedModel
 from hybridflow.batch import Ragged
 from hybridflow.config.rollout import Sampling
 from hybridflow.engines.rollout.sampling import draw
-from hybridflow.engines.rollout.transformers.cache import growing_cache
+from hybridflow.engines.rollout.transformers.cache import GrowingLayer, growing_cache
+from hybridflow.engines.rollout.transformers.fixed import LOOK_EVERY_TOKENS, FixedMemory, FixedStep, Prompts
 
 COMPACT_BELOW = 0.75
 """Finished rows leave the batch once fewer than this fraction of its rows go on; leaving copies the cache."""
@@ -62,6 +64,20 @@ class _Reader:
         self._positions = self._positions[rows]
         self._mask = None if self._mask is None else self._mask[rows]
 
+    def state(self) -> Prompts:
+        """What was read so far."""
+        memories: list[Tensor] = []
+        for layer in self._cache.layers:
+            assert isinstance(layer, GrowingLayer)
+            memories += layer.used()
+        rows, _, tokens, _ = memories[0].shape
+        mask = torch.ones(rows, tokens, device=self._positions.device) if self._mask is None else self._mask
+        return Prompts(memories, mask.bool(), self._positions)
+
+    def forget(self) -> None:
+        """Gives up the memory of what was read."""
+        self._cache = Cache(layers=[])
+
     def _forward(self, ids: Tensor, positions: Tensor) -> Tensor:
         outputs = self._model(
             input_ids=ids,
@@ -74,6 +90,78 @@ class _Reader:
         return outputs.logits[:, -1]
 
 
+class DecodeStep(Protocol):
+    """Rows under way, a token at a time. See `GrowingStep`, which is the plain one, and `FixedStep`."""
+
+    span: int
+    """Tokens between two looks at which rows go on."""
+
+    def begin(self, logits: Tensor) -> None:
+        """Draws the first token of each row, from the logits [B, V] after its prompt."""
+        ...
+
+    def advance(self) -> None:
+        """Reads the token that was drawn last, and draws the next one."""
+        ...
+
+    def look(self) -> Tensor | None:
+        """Which of the rows under way go on, now or a little earlier; None where that is not known yet."""
+        ...
+
+    def keep(self, rows: Int64[Tensor, " K"]) -> None:
+        """Finished rows may leave: goes on with the given ones of the rows last told of, and perhaps with others."""
+        ...
+
+    def results(self) -> tuple[Tensor, Tensor]:
+        """Tokens and log-probabilities of all rows [B, R]."""
+        ...
+
+
+class GrowingStep:
+    """Runs the model as it is, on a cache that grows with each token; a `DecodeStep`."""
+
+    def __init__(
+        self, reader: _Reader, uniforms: Float64[Tensor, "B R"], sampling: Sampling, ends: Int64[Tensor, " E"]
+    ) -> None:
+        self.span = 1 if uniforms.device.type == "cpu" else LOOK_EVERY_TOKENS
+        self._reader = reader
+        self._uniforms = uniforms
+        self._sampling = sampling
+        self._ends = ends
+        self._tokens = torch.zeros(uniforms.shape, dtype=torch.int64, device=uniforms.device)
+        self._logprobs = torch.zeros(uniforms.shape, dtype=torch.float32, device=uniforms.device)
+        self._rows = torch.arange(len(uniforms), device=uniforms.device)
+        self._is_going = torch.ones_like(self._rows, dtype=torch.bool)
+        self._drawn = self._rows
+        self._position = 0
+
+    def begin(self, logits: Tensor) -> None:
+        """See `DecodeStep.begin`."""
+        rows, position = self._rows, self._position
+        self._drawn, logprobs = draw(logits, self._uniforms[rows, position], self._sampling)
+        self._tokens[rows, position], self._logprobs[rows, position] = self._drawn, logprobs
+        if len(self._ends):
+            self._is_going &= ~torch.isin(self._drawn, self._ends)
+        self._position += 1
+
+    def advance(self) -> None:
+        """See `DecodeStep.advance`."""
+        self.begin(self._reader.read(self._drawn))
+
+    def look(self) -> Tensor:
+        """See `DecodeStep.look`: now."""
+        return self._is_going
+
+    def keep(self, rows: Int64[Tensor, " K"]) -> None:
+        """See `DecodeStep.keep`."""
+        self._reader.keep(rows)
+        self._rows, self._drawn, self._is_going = self._rows[rows], self._drawn[rows], self._is_going[rows]
+
+    def results(self) -> tuple[Tensor, Tensor]:
+        """See `DecodeStep.results`."""
+        return self._tokens, self._logprobs
+
+
 @torch.inference_mode()
 def decode(
     model: PreTrainedModel,
@@ -82,35 +170,36 @@ def decode(
     sampling: Sampling,
     *,
     eos_token_ids: tuple[int, ...],
+    memory: FixedMemory | None = None,
 ) -> Decoded:
     """At most R tokens a row, R being the width of `uniforms`; a row ends with one of `eos_token_ids`, if any.
 
-    In inference mode, 8 % faster than without gradients alone on a small model: what is given back must be copied
-    before it can take part in training. The parameters, perhaps shared with a model that is trained, stay as they are.
+    With a `memory`, tokens are drawn at fixed addresses, for CUDA graphs. In inference mode, 8 % faster than without
+    gradients alone on a small model: what is given back must be copied before it can take part in training. The
+    parameters, perhaps shared with a model that is trained, stay as they are.
     """
     budget, device = uniforms.shape[1], model.device
-    reader = _Reader(model, prompts, int(prompts.lengths.max()) + budget)
+    reader = _Reader(model, prompts, int(prompts.lengths.max()) + (budget if memory is None else 0))
     uniforms, ends = uniforms.to(device), torch.tensor(eos_token_ids, dtype=torch.int64, device=device)
-    tokens = torch.zeros(uniforms.shape, dtype=torch.int64, device=device)
-    logprobs = torch.zeros(uniforms.shape, dtype=torch.float32, device=device)
-    rows = torch.arange(len(prompts), device=device)
-    is_going = torch.ones_like(rows, dtype=torch.bool)
     logits = reader.read_prompts()
-    for position in range(budget):
-        drawn, drawn_logprobs = draw(logits, uniforms[rows, position], sampling)
-        tokens[rows, position], logprobs[rows, position] = drawn, drawn_logprobs
-        if position + 1 == budget:
-            break
-        if len(ends):
-            is_going &= ~torch.isin(drawn, ends)
-            num_going = int(is_going.sum())
+    step: DecodeStep
+    if memory is None:
+        step = GrowingStep(reader, uniforms, sampling, ends)
+    else:
+        memory.prepare(reader.state(), uniforms, sampling, ends)
+        step = FixedStep(memory, reader.state(), len(prompts))
+        reader.forget()
+    step.begin(logits)
+    for position in range(1, budget):
+        if len(ends) and position % step.span == 0:
+            is_going = step.look()
+            num_going = -1 if is_going is None else int(is_going.sum())
             if num_going == 0:
                 break
-            if num_going < COMPACT_BELOW * len(rows):
-                kept = is_going.nonzero()[:, 0]
-                reader.keep(kept)
-                rows, drawn, is_going = rows[kept], drawn[kept], is_going[kept]
-        logits = reader.read(drawn)
+            if is_going is not None and num_going < COMPACT_BELOW * len(is_going):
+                step.keep(is_going.nonzero()[:, 0])
+        step.advance()
+    tokens, logprobs = step.results()
     is_end = torch.isin(tokens, ends)
     truncated = ~is_end.any(1)
     # The first of several ends counts: a finished row draws on until it leaves the batch.

@@ -12,8 +12,10 @@ from hybridflow.engines.rollout.readiness import BEING_WRITTEN, GIVEN_BACK, Read
 from hybridflow.engines.rollout.responses import checked_prompts, response_batch
 from hybridflow.engines.rollout.sampling import row_keys, uniform_draws
 from hybridflow.engines.rollout.slots import write_shards
-from hybridflow.engines.rollout.transformers.attention import use_decoding_attention
+from hybridflow.engines.rollout.transformers.attention import IMPLEMENTATION, use_decoding_attention
 from hybridflow.engines.rollout.transformers.decode import decode
+from hybridflow.engines.rollout.transformers.fixed import FixedMemory
+from hybridflow.engines.rollout.transformers.graphs import Graphs, can_be_captured, run_plainly
 from hybridflow.errors import EngineError
 from hybridflow.models.names.huggingface import parts_of
 from hybridflow.models.names.parts import views
@@ -27,7 +29,8 @@ class TransformersEngine:
     """A Hugging Face causal language model on one device; implements `RolloutEngine`.
 
     The slots are the model's own parameters, so a training engine that binds to them leaves one copy of the weights.
-    Nothing is kept between two calls of `generate` but the weights, so only they have memory to give back.
+    On a CPU nothing is kept between two calls of `generate` but the weights, so only they have memory to give back.
+    On a GPU keys, values and CUDA graphs are kept from call to call until the engine sleeps.
     """
 
     def __init__(
@@ -49,6 +52,8 @@ class TransformersEngine:
         self._max_sequences = max_sequences
         self._eos_token_ids = eos_token_ids
         self._readiness = Readiness()
+        use_decoding_attention(model)
+        self._memory = _fixed_memory(model)
         text = model.config.get_text_config().to_dict()
         self._limit_tokens: int = text.get("max_position_embeddings") or 1 << 30
         if foreign := set(text.get("layer_types") or ()) - _CACHED_LAYERS:
@@ -56,7 +61,6 @@ class TransformersEngine:
                 f"rollout.engine=transformers keeps keys and values; the model has layers of {sorted(foreign)}.",
                 remedy="Use rollout.engine=vllm for this model.",
             )
-        use_decoding_attention(model)
 
     def generate(self, prompts: Batch, sampling: Sampling, *, max_response_tokens: int, seed: int) -> Batch:
         """See `RolloutEngine.generate`; `max_sequences` rows at once, the rest wait."""
@@ -68,7 +72,14 @@ class TransformersEngine:
         tokens, logprobs, truncated = [Ragged.from_rows([], torch.int64)], [Ragged.from_rows([], torch.float32)], []
         for start in range(0, len(prompts), self._max_sequences):
             stop = min(start + self._max_sequences, len(prompts))
-            decoded = decode(self._model, ids.slice(start, stop), uniforms[start:stop], sampling, eos_token_ids=ends)
+            decoded = decode(
+                self._model,
+                ids.slice(start, stop),
+                uniforms[start:stop],
+                sampling,
+                eos_token_ids=ends,
+                memory=self._memory,
+            )
             lengths = decoded.lengths.cpu()
             tokens.append(Ragged.from_padded(decoded.tokens.cpu(), lengths))
             logprobs.append(Ragged.from_padded(decoded.logprobs.cpu(), lengths))
@@ -104,6 +115,8 @@ class TransformersEngine:
         if released.weight_bytes:
             self._readiness.lose_weights(GIVEN_BACK)
         if self._model.device.type == "cuda":
+            self._memory = None  # before the new one: its graphs and its cache go with it
+            self._memory = _fixed_memory(self._model)
             torch.cuda.empty_cache()
         self._readiness.is_asleep = True
         return released
@@ -111,3 +124,11 @@ class TransformersEngine:
     def wake(self) -> None:
         """See `RolloutEngine.wake`; pages come back as they are written."""
         self._readiness.is_asleep = False
+
+
+def _fixed_memory(model: PreTrainedModel) -> FixedMemory | None:
+    """On a GPU, memory for decoding with CUDA graphs; for attention that we do not know, and on a CPU, none."""
+    if model.device.type != "cuda" or model.config._attn_implementation != IMPLEMENTATION:
+        return None
+    is_captured = can_be_captured(model)
+    return FixedMemory(model, lambda: Graphs(model.device) if is_captured else run_plainly)

@@ -1,0 +1,137 @@
+"""Decoding at fixed addresses, in buckets, against the plain loop."""
+
+from collections.abc import Callable, Hashable
+from itertools import pairwise
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from hybridflow.batch import Batch
+from hybridflow.config.rollout import Sampling
+from hybridflow.engines.rollout.sampling import row_keys, uniform_draws
+from hybridflow.engines.rollout.transformers.attention import use_decoding_attention
+from hybridflow.engines.rollout.transformers.decode import Decoded, decode
+from hybridflow.engines.rollout.transformers.fixed import FixedMemory, bucket_of
+from hybridflow.engines.rollout.transformers.graphs import can_be_captured, run_plainly
+from tests.toys import toy_model
+from tests.unit.engines.rollout.rows import prompt_rows
+from tests.unit.engines.rollout.test_transformers_engine import window_model
+
+EXACT = 1e-5
+"""float32: sums over masked places as well, in another order; another token's differs by 1e-1 and more."""
+
+
+class Watched:
+    """Runs steps plainly, and notes of which kinds."""
+
+    def __init__(self) -> None:
+        self.kinds: list[Hashable] = []
+
+    def __call__(self, key: Hashable, step: Callable[[], None]) -> None:
+        self.kinds.append(key)
+        step()
+
+
+def decoder(model: PreTrainedModel) -> PreTrainedModel:
+    model = model.eval().requires_grad_(False)
+    use_decoding_attention(model)
+    return model
+
+
+def drawn(
+    model: PreTrainedModel, prompts: Batch, tokens: int, sampling: Sampling, ends: tuple[int, ...], memory=None
+) -> Decoded:
+    uniforms = uniform_draws(row_keys(3, prompts.row("uid"), prompts.row("sample_index")), tokens)
+    return decode(model, prompts.tokens("prompt_ids"), uniforms, sampling, eos_token_ids=ends, memory=memory)
+
+
+def assert_same(found: Decoded, expected: Decoded) -> None:
+    assert torch.equal(found.lengths, expected.lengths)
+    assert torch.equal(found.truncated, expected.truncated)
+    within = torch.arange(expected.tokens.shape[1]) < expected.lengths[:, None]
+    assert torch.equal(found.tokens[within], expected.tokens[within])
+    assert float((found.logprobs - expected.logprobs)[within].abs().max()) < EXACT
+
+
+@pytest.mark.parametrize(
+    "sampling", [Sampling(), Sampling(temperature=0.0), Sampling(temperature=0.7, top_k=9, top_p=0.8)], ids=str
+)
+@pytest.mark.parametrize("make", ["llama", "qwen2", "qwen3", "qwen3_moe", "window"])
+def test_steps_at_fixed_addresses_draw_what_the_plain_loop_draws(make, sampling):
+    model = decoder(window_model() if make == "window" else toy_model(make))
+    prompts = prompt_rows(samples=4)
+    expected = drawn(model, prompts, 50, sampling, (1, 9))
+    memory = FixedMemory(model, lambda: run_plainly)
+    for _ in range(2):
+        assert_same(drawn(model, prompts, 50, sampling, (1, 9), memory), expected)
+
+
+def test_rows_leave_for_smaller_buckets_tokens_get_more_room_and_memory_is_laid_out_anew():
+    model, runs = decoder(toy_model("llama", max_position_embeddings=512)), []
+    memory = FixedMemory(model, lambda: runs.append(Watched()) or runs[-1])
+    prompts = prompt_rows(lengths=(100, 3, 60, 118, 7), samples=8)
+    ends = tuple(range(1, 4))
+    expected = drawn(model, prompts, 150, Sampling(), ends)
+    assert_same(drawn(model, prompts, 150, Sampling(), ends, memory), expected)
+    kinds = list(dict.fromkeys(runs[-1].kinds))
+    assert kinds[0] == (48, 128) and len({kind[0] for kind in kinds}) > 3
+    assert {kind[1] for kind in kinds} >= {128, 256}
+    assert all(left[0] >= right[0] and left[1] <= right[1] for left, right in pairwise(kinds))
+    # Flags come a look late, and a finished row stays for a look more at most.
+    assert len(runs[-1].kinds) <= int(expected.lengths.max()) + 2 * 16
+    before = [region.data_ptr() for region in memory._regions]
+    few = prompts.slice(0, 8)
+    assert_same(drawn(model, few, 150, Sampling(), ends, memory), drawn(model, few, 150, Sampling(), ends))
+    assert [region.data_ptr() for region in memory._regions] == before and len(runs) == 2
+
+
+def test_a_step_does_nothing_on_the_host():
+    """What a graph would replay: the second step, recorded, runs no operation that brings a number to the host."""
+    model = decoder(toy_model("llama"))
+    seen: list[set[str]] = []
+
+    def run(key: Hashable, step: Callable[[], None]) -> None:
+        with torch.profiler.profile() as profile:
+            step()
+        seen.append({event.key for event in profile.key_averages()})
+
+    memory = FixedMemory(model, lambda: run)
+    drawn(model, prompt_rows(), 3, Sampling(temperature=0.7, top_k=9, top_p=0.8), (1, 9), memory)
+    brought = {"aten::_local_scalar_dense", "aten::item", "aten::nonzero", "aten::is_nonzero", "aten::_unique2"}
+    assert len(seen) == 2 and not brought & seen[1]
+
+
+def test_buckets_are_at_most_half_as_large_again():
+    assert sorted({bucket_of(n) for n in range(1, 257)}) == [
+        1,
+        2,
+        3,
+        4,
+        6,
+        8,
+        12,
+        16,
+        24,
+        32,
+        48,
+        64,
+        96,
+        128,
+        192,
+        256,
+    ]
+    assert [bucket_of(n, 128) for n in (1, 128, 129, 257, 385, 513)] == [128, 128, 256, 384, 512, 768]
+
+
+def test_models_whose_steps_need_the_host_are_not_captured():
+    assert can_be_captured(toy_model("qwen3"))
+    assert not can_be_captured(toy_model("qwen3_moe"))
+
+
+def test_no_answer_of_one_token_or_without_ends_is_lost():
+    model = decoder(toy_model("llama"))
+    memory = FixedMemory(model, lambda: run_plainly)
+    for tokens, ends in ((1, (1,)), (20, ())):
+        expected = drawn(model, prompt_rows(), tokens, Sampling(), ends)
+        assert_same(drawn(model, prompt_rows(), tokens, Sampling(), ends, memory), expected)

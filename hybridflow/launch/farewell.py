@@ -21,10 +21,17 @@ def say_finished(finished: Finished, console: Console) -> None:
             line.append(f"  from {finished.first_evaluation[name]:.3f}", "dim")
         console.print(line)
     if finished.report is not None:
-        console.print(f"  report      {finished.report}", soft_wrap=True)
+        console.print(f"  report      {_from_here(finished.report)}", soft_wrap=True)
     if outcome.checkpoint is not None:
-        console.print(f"  checkpoint  {outcome.checkpoint}", soft_wrap=True)
-        _say_model(outcome.checkpoint, console)
+        checkpoint = _from_here(outcome.checkpoint)
+        console.print(f"  checkpoint  {checkpoint}", soft_wrap=True)
+        _say_model(checkpoint, console)
+
+
+def _from_here(path: Path) -> Path:
+    """The path as it is shortest to type: relative to the current directory where it lies below that."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def say_stopped_at_once(run_dir: Path, console: Console) -> None:

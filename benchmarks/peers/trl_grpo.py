@@ -32,28 +32,30 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rollout", choices=("transformers", "vllm"), default="transformers")
     parser.add_argument("--recompute", action="store_true", help="old logprobs by a forward pass of their own")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda computes in bfloat16")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if options.rollout == "vllm":
         prepare_vllm()
     with tempfile.TemporaryDirectory() as scratch:
-        seconds = step_seconds(options, settings(scratch, options.steps, is_vllm=options.rollout == "vllm"))
+        seconds = step_seconds(options, settings(scratch, options))
     sys.stdout.write(json.dumps({"seconds": seconds, "threads": torch.get_num_threads()}) + "\n")
 
 
-def settings(directory: str, steps: int, *, is_vllm: bool) -> trl.GRPOConfig:
+def settings(directory: str, options: argparse.Namespace) -> trl.GRPOConfig:
     """TRL's configuration of the workload's GRPO step."""
+    is_vllm, is_cpu = options.rollout == "vllm", options.device == "cpu"
     return trl.GRPOConfig(
         output_dir=directory,
-        use_cpu=True,
-        bf16=False,
+        use_cpu=is_cpu,
+        bf16=not is_cpu,
         gradient_checkpointing=False,
         per_device_train_batch_size=SEQUENCES,
         gradient_accumulation_steps=1,
         num_generations=SAMPLES_PER_PROMPT,
         max_completion_length=RESPONSE_TOKENS,
         generation_kwargs={"ignore_eos": True} if is_vllm else {"min_new_tokens": RESPONSE_TOKENS},
-        max_steps=steps,
+        max_steps=options.steps,
         learning_rate=1e-5,
         lr_scheduler_type="constant",
         beta=0.0,

@@ -73,7 +73,7 @@ METHODS = (
     Method("sapo", steps=140, settings=SLOWER),
     Method("gmpo"),
     Method("clip_cov"),
-    Method("kl_cov", steps=120),
+    Method("kl_cov", steps=120, settings=("algorithm.loss_settings.fraction=0.05",)),
     Method("dppo_tv"),
     Method("dppo_kl"),
     Method("dro"),

@@ -23,9 +23,9 @@ def aggregate(
     seq-mean-token-sum: sum / num_sequences.   seq-mean-token-mean: sum of the rows' means / num_sequences (GRPO).
     seq-mean-token-sum-norm: sum / num_sequences / norm_tokens, the longest response allowed, say (Dr. GRPO).
 
-    The denominators are those of the whole optimizer step, with mask 1 only (a sequence without such a token does not
-    count): then the results of micro-batches and ranks, and their gradients, add up to the whole batch's. An engine
-    that averages gradients over ranks multiplies by their number.
+    The denominators are those of the whole optimizer step: tokens whose mask is 1, and all sequences, those without
+    such a token too, as in TRL and verl's workers. Then the results of micro-batches and ranks, and their gradients,
+    add up to the whole batch's. An engine that averages gradients over ranks multiplies by their number.
     DAPO, sec. 3.3 (arXiv:2503.14476); GRPO, eq. 3 (arXiv:2402.03300); Dr. GRPO, sec. 3.2 (arXiv:2503.20783).
     """
     if mode not in MODES:

@@ -24,11 +24,16 @@ from hybridflow.workers.methods import LOSS_COLUMNS, Bound, called, policy_loss,
 from hybridflow.workers.reduction import Reduce, itself
 
 PREPARED = "prepared/"
+IS_TEXT = "is_text"
+"""Where a minibatch has texts of pretraining among its rows: which rows are such texts, and no samples."""
 
 
 @dataclass(frozen=True)
 class Denominators:
-    """Tokens that count and sequences that hold one, over the whole optimizer step."""
+    """Tokens that count, and all sampled sequences, over the whole optimizer step.
+
+    A sequence of which nothing counts is one of them, so that the scale of a loss does not depend on what is masked.
+    """
 
     num_tokens: float
     num_sequences: float
@@ -36,8 +41,9 @@ class Denominators:
     @staticmethod
     def of(batch: Batch, reduce: Reduce = itself) -> "Denominators":
         """Those of a batch of which this rank has some rows, by its `response_mask`."""
-        per_row = batch.tokens("response_mask").row_sums()
-        tokens, sequences = reduce(torch.stack([per_row.sum(), (per_row > 0).sum()]).double()).tolist()
+        sequences = (~batch.row(IS_TEXT)).sum() if IS_TEXT in batch else torch.tensor(len(batch))
+        counted = batch.tokens("response_mask").values.sum()
+        tokens, sequences = reduce(torch.stack([counted, sequences]).double()).tolist()
         return Denominators(tokens, sequences)
 
 

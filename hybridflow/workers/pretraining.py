@@ -9,7 +9,7 @@ from hybridflow.algorithms.aggregate import aggregate
 from hybridflow.algorithms.losses.supervised import negative_log_likelihood
 from hybridflow.batch import Batch, Ragged
 from hybridflow.engines.training.interface import Loss, LossFn, TokenOutputs
-from hybridflow.workers.objectives import measured
+from hybridflow.workers.objectives import IS_TEXT, measured
 from hybridflow.workers.reduction import Reduce
 
 PRETRAINING_COLUMNS = ("prompt_ids", "response_ids", "response_mask")
@@ -22,11 +22,14 @@ def with_texts(batch: Batch, texts: Batch, rows: Sequence[int]) -> Batch:
     """Each minibatch of the batch (of so many rows) followed by its share of the texts, as the metadata then says.
 
     `pretraining_mask` is 1 where the texts' loss counts, `response_mask` where the policy's does; columns that texts
-    lack are 0 there.
+    lack are 0 there. `is_text` says which rows are texts.
     """
     given = texts.meta.get("minibatch_rows")
     share = given if isinstance(given, tuple) else _equal_sizes(len(texts), len(rows))
-    policy = batch.with_columns(tokens={MASK: _zeros(batch.tokens("response_mask"))})
+    policy = batch.with_columns(
+        rows={IS_TEXT: torch.zeros(len(batch), dtype=torch.bool)},
+        tokens={MASK: _zeros(batch.tokens("response_mask"))},
+    )
     beside = _filled(texts.only(PRETRAINING_COLUMNS), policy)
     parts = [part for pair in zip(policy.split(rows), beside.split(share), strict=True) for part in pair]
     sizes = tuple(own + other for own, other in zip(rows, share, strict=True))
@@ -60,6 +63,7 @@ def _filled(texts: Batch, policy: Batch) -> Batch:
         if name not in tokens:
             shape = (len(masks.values), *column.values.shape[1:])
             tokens[name] = masks.like(column.values.new_zeros(shape))
+    rows[IS_TEXT] = torch.ones(len(texts), dtype=torch.bool)
     objects = {name: [None] * len(texts) for name in policy.objects}
     return Batch.of(rows=rows, tokens=tokens, objects=objects)
 

@@ -12,16 +12,14 @@ def kept(values: Rows, mask: Rows) -> list[list[float]]:
 
 
 def aggregate(values: Rows, mask: Rows, mode: str, norm_tokens: float) -> float:
-    """The aggregate of a whole batch; rows without any token do not count as sequences."""
-    rows = [row for row in kept(values, mask) if row]
+    """The aggregate of a whole batch; rows without any token are 0, and count as sequences all the same."""
+    rows = kept(values, mask)
     sums = [math.fsum(row) for row in rows]
-    if not rows:
-        return 0.0
     return {
         "token-sum": math.fsum(sums),
-        "token-mean": math.fsum(sums) / sum(map(len, rows)),
+        "token-mean": math.fsum(sums) / max(1, sum(map(len, rows))),
         "seq-mean-token-sum": statistics.fmean(sums),
-        "seq-mean-token-mean": statistics.fmean([statistics.fmean(row) for row in rows]),
+        "seq-mean-token-mean": statistics.fmean([statistics.fmean(row) if row else 0.0 for row in rows]),
         "seq-mean-token-sum-norm": statistics.fmean(sums) / norm_tokens,
     }[mode]
 

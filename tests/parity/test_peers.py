@@ -91,7 +91,7 @@ def aggregated(algorithm: Algorithm) -> Callable[[Columns], Tensor]:
 
 def total(values: Tensor, mask: Tensor, mode: str) -> Tensor:
     """The aggregate of a batch that is the whole of it."""
-    tokens, sequences = float(mask.sum()), float((mask.sum(1) > 0).sum())
+    tokens, sequences = float(mask.sum()), len(mask)
     return aggregate(values, mask, mode=mode, num_tokens=tokens, num_sequences=sequences, norm_tokens=mask.shape[1])
 
 

@@ -344,8 +344,26 @@ def test_the_difference_from_the_rollout_is_that_of_probabilities_where_the_mask
     assert found["training/rollout_logprobs_diff_max"] == pytest.approx(0.22314, rel=1e-4)
 
 
-def test_denominators_count_tokens_and_the_sequences_that_have_one():
+def test_denominators_count_tokens_and_all_sequences():
     columns = made()
     found = denominators(columns)
-    assert found.num_tokens == float(columns["response_mask"].sum())
-    assert found.num_sequences == ROWS - 1
+    assert not columns["response_mask"][2].any()
+    assert found == Denominators(float(columns["response_mask"].sum()), float(ROWS))
+    batch = Batch.of(tokens={"response_mask": Ragged.from_rows(list(columns["response_mask"]), torch.float32)})
+    programs = [lambda reduce, part=part: Denominators.of(part, reduce) for part in batch.split([1, 2, 3])]
+    assert on_ranks(programs) == [found] * 3
+
+
+@pytest.mark.parametrize("mode", [mode for mode in MODES if mode.startswith("seq-mean")])
+def test_what_is_masked_does_not_change_the_scale_of_the_others(mode):
+    """A row's share of a seq-mean loss is the same, whatever is left out of other rows (mask_truncated, rejection)."""
+    algorithm, slopes = Algorithm(aggregation=mode), []
+    for masked in ([], [1], [1, 3, 5]):
+        columns = made()
+        columns["response_mask"][masked] = 0.0
+        columns["logprobs"].requires_grad_()
+        loss = whole(policy_objective(algorithm, denominators(columns), norm_tokens=NORM), columns)
+        slopes.append(torch.autograd.grad(loss.value, columns["logprobs"])[0][0])
+    assert float(slopes[0].abs().max()) > 0
+    assert torch.equal(slopes[0], slopes[1])
+    assert torch.equal(slopes[0], slopes[2])

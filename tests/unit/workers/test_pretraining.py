@@ -5,6 +5,7 @@ import torch
 
 from hybridflow.config.algorithm import Algorithm
 from hybridflow.config.training import Optimizer
+from hybridflow.workers.objectives import Denominators
 from hybridflow.workers.pretraining import with_texts
 from tests.toys import numbers_like, sequences
 from tests.unit.engines.training.engines import largest_difference, weights
@@ -75,6 +76,8 @@ def test_every_minibatch_has_its_share_of_the_texts(toy_dir):
     assert batch.meta["minibatch_rows"] == (4, 4, 3)
     samples = batch.tokens("response_mask").row_sums() > 0
     assert samples.tolist() == [True, True, False, False] * 2 + [True, True, False]
+    assert torch.equal(batch.row("is_text"), ~samples)
+    assert Denominators.of(batch).num_sequences == 6
     both = batch.tokens("response_mask").values * batch.tokens("pretraining_mask").values
     assert float(both.abs().sum()) == 0.0
     assert batch.tokens("pretraining_mask").values.sum() == texts().tokens("response_mask").values.sum()

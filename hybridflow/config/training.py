@@ -48,7 +48,7 @@ class Optimizer(Section):
     """Gradients are scaled down to this global norm; 0 turns clipping off."""
 
     warmup_steps: int = 0
-    """Optimizer steps over which the learning rate rises linearly from 0."""
+    """Optimizer steps over which the learning rate rises linearly; the first has the rate peak / warmup_steps."""
 
     schedule: Schedule = Schedule.constant
     """What follows the warm-up; linear and cosine end at 0 after the run's last optimizer step."""

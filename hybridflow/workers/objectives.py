@@ -19,7 +19,7 @@ from hybridflow.config.choices import is_own
 from hybridflow.config.kl_checks import kl_estimator
 from hybridflow.engines.training.interface import Loss, LossFn, TokenOutputs
 from hybridflow.errors import ConfigError
-from hybridflow.observability.metrics import Measure, Metrics, maximum, mean, total
+from hybridflow.observability.metrics import Measure, Metrics, last, maximum, mean, total
 from hybridflow.workers.methods import LOSS_COLUMNS, Bound, called, policy_loss, token_numbers
 from hybridflow.workers.reduction import Reduce, itself
 
@@ -68,14 +68,7 @@ def policy_objective(
     mode = algorithm.aggregation or loss.method.aggregation
 
     def summed(values: Tensor, mask: Tensor) -> Tensor:
-        return aggregate(
-            values,
-            mask,
-            mode=mode,
-            num_tokens=denominators.num_tokens,
-            num_sequences=denominators.num_sequences,
-            norm_tokens=norm_tokens,
-        )
+        return aggregate(values, mask, mode=mode, norm_tokens=norm_tokens, **vars(denominators))
 
     def loss_fn(outputs: TokenOutputs, columns: Mapping[str, Tensor]) -> Loss:
         mask = columns["response_mask"]
@@ -101,6 +94,8 @@ def policy_objective(
             sums["actor/kl_loss"] = penalty
             weighted["actor/kl_to_reference"] = masked_mean(kl.detach(), mask)
         measures = measured(weighted, mask, sums)
+        if algorithm.kl.placement is KLPlacement.loss:
+            measures["actor/kl_coef"] = last(algorithm.kl.coefficient)
         if watches_rollout and "rollout_logprobs" in columns:
             drawn_by = now if algorithm.old_logprobs is OldLogprobs.rollout else old
             measures |= rollout_difference(columns["rollout_logprobs"], drawn_by, mask)
@@ -160,7 +155,7 @@ def value_objective(algorithm: Algorithm, denominators: Denominators) -> LossFn:
             num_tokens=denominators.num_tokens,
             num_sequences=denominators.num_sequences,
         )
-        weighted = {}
+        weighted = {"critic/vpred_mean": masked_mean(outputs.values.detach(), mask)}
         if algorithm.value_clip is not None:
             weighted["critic/vf_clipfrac"] = value_clip_fraction(
                 outputs.values, old, returns, mask, clip=algorithm.value_clip

@@ -4,24 +4,21 @@ import torch
 from torch import Tensor
 
 from hybridflow.algorithms.correction import (
-    effective_sample_fraction,
     importance_ratio,
     importance_weights,
     mean_weight,
     within,
     without_veto,
 )
-from hybridflow.algorithms.kl import clamped_log_ratio
-from hybridflow.algorithms.masked import masked_mean, moments, row_means
+from hybridflow.algorithms.masked import masked_mean
 from hybridflow.batch import Batch, Ragged
 from hybridflow.config.algorithm import Algorithm, Correction, CorrectionLevel, OldLogprobs
 from hybridflow.config.correction_checks import compares
 from hybridflow.errors import ConfigError
-from hybridflow.observability.metrics import Metrics, last, maximum, mean, minimum
+from hybridflow.observability.metrics import Metrics, last, mean
+from hybridflow.workers.correction_metrics import PREFIX, mismatch_metrics, rejection_metrics, weight_metrics
 from hybridflow.workers.objectives import rollout_difference
 from hybridflow.workers.reduction import Reduce
-
-PREFIX = "rollout_corr"
 
 
 def reconciled(batch: Batch, algorithm: Algorithm, reduce: Reduce) -> tuple[Batch, Metrics]:
@@ -84,23 +81,11 @@ def _weights(
     level = correction.weights.value
     ratio = importance_ratio(old, rollout, mask, level=level)
     weights = importance_weights(ratio, upper=correction.upper, lower=correction.lower)
-    bounds = {"high": ratio > correction.upper}
-    if correction.lower is not None:
-        bounds["low"] = ratio < correction.lower
-    count, name = float(mask.sum()), f"{PREFIX}/rollout_is"
-    of_all = reduce(moments(weights, mask))
-    metrics: Metrics = {f"{name}_mean": mean(float(masked_mean(weights, mask)), count)}
-    metrics |= {
-        f"{name}_ratio_fraction_{n}": mean(float(masked_mean(b.float(), mask)), count) for n, b in bounds.items()
-    }
-    metrics[f"{name}_eff_sample_size"] = last(float(effective_sample_fraction(of_all)))
-    chosen = weights[mask.bool()]
-    if len(chosen):
-        metrics |= {f"{name}_max": maximum(float(chosen.max())), f"{name}_min": minimum(float(chosen.min()))}
+    metrics = weight_metrics(weights, ratio, mask, lower=correction.lower, upper=correction.upper, reduce=reduce)
     if correction.normalize:
         factor = mean_weight(weights, mask, level=level, reduce=reduce)
         weights = weights / factor
-        metrics[f"{name}_batch_norm_factor"] = last(float(factor))
+        metrics[f"{PREFIX}/rollout_is_batch_norm_factor"] = last(float(factor))
     return weights, metrics
 
 
@@ -108,11 +93,13 @@ def _kept(old: Tensor, rollout: Tensor, mask: Tensor, correction: Correction, re
     """The mask without what is rejected. Raises `ConfigError` where nothing of the batch is left, on any rank."""
     if correction.reject is CorrectionLevel.none and correction.veto is None:
         return mask, {}
-    kept = mask.bool()
+    kept, metrics = mask.bool(), {}
     if correction.reject is not CorrectionLevel.none:
         ratio = importance_ratio(old, rollout, mask, level=correction.reject.value)
         lower = 1.0 / correction.reject_upper if correction.reject_lower is None else correction.reject_lower
-        kept = kept & within(ratio, lower=lower, upper=correction.reject_upper)
+        bounds = {"lower": lower, "upper": correction.reject_upper}
+        kept = kept & within(ratio, **bounds)
+        metrics = rejection_metrics(ratio, mask, level=correction.reject.value, **bounds, reduce=reduce)
     if correction.veto is not None:
         own = importance_ratio(old, rollout, mask, level="token")
         kept = kept & without_veto(own, mask, smallest=correction.veto)
@@ -127,7 +114,7 @@ def _kept(old: Tensor, rollout: Tensor, mask: Tensor, correction: Correction, re
         )
     rows = mask.bool().any(1)
     touched = (result != mask).any(1)[rows]
-    return result, {
+    return result, metrics | {
         f"{PREFIX}/rollout_rs_masked_fraction": mean(
             1.0 - float(masked_mean(kept.float(), mask)) if rows.any() else 0.0, float(mask.sum())
         ),
@@ -135,30 +122,3 @@ def _kept(old: Tensor, rollout: Tensor, mask: Tensor, correction: Correction, re
             float(touched.float().mean()) if len(touched) else 0.0, len(touched)
         ),
     }
-
-
-def mismatch_metrics(old: Tensor, rollout: Tensor, mask: Tensor) -> Metrics:
-    """How far training is from the rollout, under the names that verl gives the numbers: `rollout_corr/*`.
-
-    kl and k3_kl estimate KL(rollout || training) a token; log_ppl_diff is by how much training finds a response less
-    likely, a token on average, and ppl_ratio its exponential; chi2 are E[ratio^2] - 1, of tokens and of sequences.
-    """
-    rows = mask.bool().any(1)
-    tokens, sequences = float(mask.sum()), float(rows.sum())
-    if not sequences:
-        return {}
-    gap = row_means(rollout - old, mask)[rows]
-    log_ratio = clamped_log_ratio(old, rollout)
-    of_tokens = {
-        "kl": -log_ratio,
-        "k3_kl": torch.expm1(log_ratio) - log_ratio,
-        "chi2_token": importance_ratio(old, rollout, mask, level="token").square() - 1.0,
-    }
-    of_rows = {
-        "log_ppl_diff": gap,
-        "log_ppl_abs_diff": gap.abs(),
-        "ppl_ratio": gap.exp(),
-        "chi2_seq": importance_ratio(old, rollout, mask, level="sequence")[rows, 0].square() - 1.0,
-    }
-    metrics = {f"{PREFIX}/{n}": mean(float(masked_mean(v, mask)), tokens) for n, v in of_tokens.items()}
-    return metrics | {f"{PREFIX}/{n}": mean(float(v.mean()), sequences) for n, v in of_rows.items()}

@@ -50,7 +50,15 @@ def mismatch(old: Rows, rollout: Rows) -> dict[str, float]:
     gaps = [row for row in gaps if row]
     flat = [gap for row in gaps for gap in row]
     behind = [-statistics.fmean(row) for row in gaps]
+    surprise = {
+        name: [-statistics.fmean(row) for row in rows if row]
+        for name, rows in (("training", old), ("rollout", rollout))
+    }
     return {
+        **{f"{name}_log_ppl": statistics.fmean(rows) for name, rows in surprise.items()},
+        **{f"{name}_ppl": statistics.fmean(map(math.exp, rows)) for name, rows in surprise.items()},
+        "log_ppl_diff_max": max(behind),
+        "log_ppl_diff_min": min(behind),
         "kl": -statistics.fmean(flat),
         "k3_kl": statistics.fmean([math.exp(gap) - gap - 1 for gap in flat]),
         "chi2_token": statistics.fmean([math.exp(2 * gap) for gap in flat]) - 1,
@@ -58,4 +66,20 @@ def mismatch(old: Rows, rollout: Rows) -> dict[str, float]:
         "log_ppl_abs_diff": statistics.fmean([abs(gap) for gap in behind]),
         "ppl_ratio": statistics.fmean([math.exp(gap) for gap in behind]),
         "chi2_seq": statistics.fmean([math.exp(2 * math.fsum(row)) for row in gaps]) - 1,
+    }
+
+
+def spread(values: Rows, judged: Rows, low: float, high: float, ideal: float) -> dict[str, float]:
+    """Of tokens clamped to bounds the deviation, and of the rows' means the numbers of `*_seq_*`."""
+    full, judges = [row for row in values if row], [statistics.fmean(row) for row in judged if row]
+    means = [statistics.fmean(row) for row in full]
+    return {
+        "std": statistics.pstdev([min(max(value, low), high) for row in full for value in row]),
+        "seq_mean": statistics.fmean(means),
+        "seq_std": statistics.stdev(means),
+        "seq_max": max(means),
+        "seq_min": min(means),
+        "seq_max_deviation": max(abs(value - ideal) for value in means),
+        "seq_fraction_high": statistics.fmean([value > high for value in judges]),
+        "seq_fraction_low": statistics.fmean([value < low for value in judges]),
     }

@@ -297,11 +297,14 @@ def test_metrics_have_the_names_that_dashboards_know():
     columns = made()
     algorithm = POLICIES["KL in the loss"][0]
     found = whole(policy_objective(algorithm, denominators(columns), norm_tokens=NORM), columns).metrics
-    expected = {"pg_loss", "pg_clipfrac", "ppo_kl", "entropy", "kl_loss"}
+    expected = {"pg_loss", "pg_clipfrac", "ppo_kl", "entropy", "kl_loss", "kl_coef"}
     assert {f"actor/{name}" for name in expected} <= found.keys()
     assert {"training/rollout_probs_diff_max", "training/rollout_probs_diff_mean"} <= found.keys()
     value = whole(value_objective(Algorithm(), denominators(columns)), columns).metrics
-    assert value.keys() == {"critic/vf_loss", "critic/vf_clipfrac"}
+    assert value.keys() == {"critic/vf_loss", "critic/vf_clipfrac", "critic/vpred_mean"}
+    kept = columns["new_values"][columns["response_mask"].bool()]
+    assert value["critic/vpred_mean"].value == pytest.approx(float(kept.mean()), abs=1e-6)
+    assert found["actor/kl_coef"].value == algorithm.kl.coefficient
 
 
 def test_the_default_divergence_in_the_loss_pulls_toward_the_reference():

@@ -1,5 +1,6 @@
 """What a batch loses before the policy learns from it, and what is said of that."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -92,6 +93,13 @@ def test_weights_are_the_oracles(level, upper, lower, normalize):
     assert metrics["rollout_corr/rollout_is_max"].value == pytest.approx(max(map(max, expected)), rel=1e-4)
     assert ("rollout_corr/rollout_is_batch_norm_factor" in metrics) == normalize
     assert ("rollout_corr/rollout_is_ratio_fraction_low" in metrics) == (lower is not None)
+    assert ("rollout_corr/rollout_is_oob_ratio" in metrics) == (lower is not None)
+    told = plain(metrics)
+    if lower is not None:
+        outside = [not lower <= ratio <= upper for row in ratios for ratio in row]
+        assert told["rollout_corr/rollout_is_oob_ratio"] == pytest.approx(sum(outside) / len(outside), abs=1e-6)
+    for name, number in oracle.spread(expected, ratios, lower or 1 / upper, upper, 1.0).items():
+        assert told[f"rollout_corr/rollout_is_{name}"] == pytest.approx(number, rel=1e-3, abs=1e-5), name
 
 
 @pytest.mark.parametrize(
@@ -105,6 +113,17 @@ def test_what_is_rejected_is_the_oracles(level, upper, veto):
     old, rollout = rows_of(batch, "old_logprobs"), rows_of(batch, "rollout_logprobs")
     expected = oracle.kept(old, rollout, None if level is None else level.value, (1 / upper, upper), veto)
     assert [[bool(m) for m in row] for row in rows_of(found, "response_mask")] == expected
+    if level is not None:
+        kind = {LEVEL.token: "token_k1", LEVEL.sequence: "seq_sum_k1", LEVEL.geometric: "seq_mean_k1"}[level]
+        judged = [[-math.log(ratio) for ratio in row] for row in oracle.ratios(old, rollout, level.value)]
+        told = plain(metrics)
+        for name, number in oracle.spread(judged, judged, -math.log(upper), math.log(upper), 0.0).items():
+            assert told[f"rollout_corr/rollout_rs_{kind}_{name}"] == pytest.approx(number, rel=1e-3, abs=1e-5), name
+        units = [row if level is LEVEL.token else row[:1] for row in judged]
+        flat = [number for row in units for number in row]
+        assert told[f"rollout_corr/rollout_rs_{kind}_max"] == pytest.approx(max(flat), abs=1e-5)
+        high = sum(number > math.log(upper) for number in flat) / len(flat)
+        assert told[f"rollout_corr/rollout_rs_{kind}_fraction_high"] == pytest.approx(high, abs=1e-6)
     if level is not None or veto is not None:
         flat = [flag for row in expected for flag in row]
         fraction = metrics["rollout_corr/rollout_rs_masked_fraction"].value

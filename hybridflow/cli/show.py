@@ -7,6 +7,7 @@ from rich.console import Console
 
 from hybridflow.cli.export import Commands
 from hybridflow.errors import ConfigError
+from hybridflow.observability.printable import PlainConsole
 
 _EXAMPLES = """examples:
   hybridflow show                                  PPO, as main_ppo runs it without arguments
@@ -44,7 +45,7 @@ def _run(arguments: argparse.Namespace, console: Console) -> None:
         from hybridflow.cli.drawing.table import text_tables
         from hybridflow.launch.algorithm_table import algorithm_table
 
-        Console(highlight=False).print(text_tables(algorithm_table()))
+        PlainConsole(highlight=False).print(text_tables(algorithm_table()))
         return
     from hybridflow.launch.compose import compose_run
     from hybridflow.launch.presets import config_for
@@ -61,7 +62,7 @@ def _run(arguments: argparse.Namespace, console: Console) -> None:
     from hybridflow.launch.tracing.trace import trace_step
 
     trace = trace_step(composed.config)
-    Console(highlight=False).print(text_drawing(trace))
+    PlainConsole(highlight=False).print(text_drawing(trace))
     if arguments.svg is not None:
         _write(arguments.svg, svg_drawing(trace))
         console.print(f"{arguments.svg}", soft_wrap=True)

@@ -1,0 +1,106 @@
+"""Secrets of a configuration stay out of what a run writes down, and a resumed run still knows its settings."""
+
+import json
+import logging
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from rich.console import Console
+
+from hybridflow.elastic.compatibility import check_compatible
+from hybridflow.launch.compose import compose_run
+from hybridflow.launch.execute import execute
+from hybridflow.launch.help import config_text
+from hybridflow.launch.prepare import prepare
+from hybridflow.observability.redaction import redacted_leaves
+
+SETTINGS = [
+    "reward.functions=['http://127.0.0.1:9/score?token=s3cr3t-address']",
+    "reward.settings.score.headers={Authorization: 's3cr3t-header', Accept: a/b}",
+    "reward.settings.score.attempts=2",
+    "trainer.experiment=${oc.env:WANDB_API_KEY}",
+]
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "s3cr3t-variable")
+
+
+def composed(*overrides):
+    return compose_run([*SETTINGS, *overrides], config_name="ppo")
+
+
+def test_they_reach_functions_and_nothing_that_is_written():
+    found = composed()
+    assert found.config.trainer.experiment == "s3cr3t-variable"
+    assert found.config.reward.settings["score"]["headers"]["Authorization"] == "s3cr3t-header"
+    text = config_text(found)
+    assert "s3cr3t" not in text and "s3cr3t" not in json.dumps(found.told(), default=str)
+    assert "token=***" in text and "Accept: a/b" in text and "attempts: 2" in text
+    assert text.count("# origin: ") > 100
+
+
+def test_a_resumed_run_compares_what_it_may_know(caplog):
+    saved = composed().told()
+    with caplog.at_level(logging.INFO):
+        assert check_compatible(redacted_leaves(saved), composed().told()) == []
+        other_secret = composed("reward.settings.score.headers={Authorization: other, Accept: a/b}")
+        assert check_compatible(redacted_leaves(saved), other_secret.told()) == []
+        changes = check_compatible(
+            redacted_leaves(composed().flat()), composed("reward.settings.score.attempts=3").told()
+        )
+    assert [change.key for change in changes] == ["reward.settings.score.attempts"]
+    assert "s3cr3t" not in caplog.text
+
+
+class Judge(BaseHTTPRequestHandler):
+    """Gives each sample 1, and asks for the header."""
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.send_response(200 if self.headers["Authorization"].startswith("s3cr3t") else 403)
+        self.end_headers()
+        self.wfile.write(json.dumps({"rewards": [float(len(text)) for text in body["query"]]}).encode())
+
+    def log_message(self, format, *args):
+        """Says nothing."""
+
+
+@pytest.fixture
+def address():
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Judge)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/score?token=s3cr3t-address"
+    server.shutdown()
+    server.server_close()
+
+
+def test_no_file_of_a_run_holds_them_and_it_resumes_with_others(toy_dir, tmp_path, address, capfd):
+    data = tmp_path / "sums.jsonl"
+    data.write_text("".join(json.dumps({"prompt": f"{n}+1=", "answer": str(n + 1)}) + "\n" for n in range(8)))
+    run_dir = tmp_path / "run"
+
+    def run(steps, header):
+        words = [
+            "algorithm=grpo",
+            f"model.path={toy_dir()}",
+            f"data.train_files={data}",
+            "data={batch_size: 4, max_prompt_tokens: 8, max_response_tokens: 6}",
+            "rollout.samples_per_prompt=2",
+            f"reward.functions=['{address}']",
+            f"reward.settings.score.headers={{Authorization: {header}}}",
+            "trainer.experiment=${oc.env:WANDB_API_KEY}",
+            f"trainer={{total_steps: {steps}, save_every: 1, backend: local, device: cpu, threads: 1}}",
+            f"trainer.run_dir={run_dir}",
+        ]
+        return execute(prepare(compose_run(words, config_name="ppo")), Console())
+
+    run(1, "s3cr3t-first")
+    assert run(2, "s3cr3t-second").outcome.steps == 2
+    found = [path for path in run_dir.rglob("*") if path.is_file() and b"s3cr3t" in path.read_bytes()]
+    assert found == []
+    shown = capfd.readouterr()
+    assert "s3cr3t" not in shown.out + shown.err
+    assert {"config.yaml", "run.log", "metrics.jsonl", "report.html"} <= {path.name for path in run_dir.iterdir()}

@@ -17,6 +17,7 @@ from hybridflow.dataflows.interface import Dataflow
 from hybridflow.dataflows.roles import Learns, Policy
 from hybridflow.dataflows.stages import stage_name
 from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore
+from hybridflow.elastic.claim import check_in_place
 from hybridflow.elastic.faults import fault_point
 from hybridflow.elastic.stopping import Abandoned, Stop
 from hybridflow.observability.memory import memory_metrics
@@ -194,6 +195,7 @@ class Loop:
         self._step += 1
         self._position = self._where_data_is()
         self._step_seconds = time.perf_counter() - started
+        check_in_place(run.checkpoints.run_dir)
         for role, method, seconds in run.drain_calls():
             run.timers.add(stage_name(role, method), seconds)
         metrics |= {"training/global_step": last(self._step), "training/epoch": last(epoch)}
@@ -213,6 +215,7 @@ class Loop:
         with run.timers.stage("testing"), abandonable:
             metrics, samples = run.evaluation.run()
         self._evaluation_seconds = time.perf_counter() - started
+        check_in_place(run.checkpoints.run_dir)
         run.drain_calls()
         run.tracker.log_samples(step, samples)
         self._evaluation = plain(metrics)
@@ -248,6 +251,7 @@ class Loop:
             "first_evaluation": self.first_evaluation,
             "unlogged": self._unlogged,
         }
+        check_in_place(run.checkpoints.run_dir)
         started = time.perf_counter()
         with run.timers.stage("save_checkpoint"):
             self._checkpoint = run.checkpoints.save(self._step, self._save_roles, driver_state=state)

@@ -56,6 +56,7 @@ class CheckpointStore:
     """
 
     def __init__(self, run_dir: Path, *, keep: int = 2, world: int = 1) -> None:
+        self.run_dir = run_dir
         self.directory = run_dir / "checkpoints"
         self.keep = keep
         self.world = world

@@ -34,9 +34,24 @@ def claim(run_dir: Path) -> None:
         ) from error
     except OSError as error:
         logger.debug("run_dir=%s cannot be locked: %s", run_dir, error)
-        os.close(descriptor)
-    else:
-        _held[run_dir.absolute()] = descriptor
+    _held[run_dir.absolute()] = descriptor
+
+
+def check_in_place(run_dir: Path) -> None:
+    """Raises `ResourceError` where a directory that this process claimed was deleted or moved away meanwhile."""
+    descriptor = _held.get(run_dir.absolute())
+    if descriptor is None:
+        return
+    try:
+        is_there = os.path.samestat(os.fstat(descriptor), run_dir.stat())
+    except FileNotFoundError:
+        is_there = False
+    if not is_there:
+        raise ResourceError(
+            f"trainer.run_dir={run_dir} was deleted or moved while the run was writing to it; the run ends here.",
+            remedy="Start the same command again: it begins anew, or resumes from the last checkpoint if you first move"
+            " the directory back.",
+        )
 
 
 def release(run_dir: Path) -> None:

@@ -130,3 +130,20 @@ def words_of(process: psutil.Process) -> str:
     except (psutil.Error, OSError):
         return ""
     return environment if process.pid != os.getpid() else ""
+
+
+@pytest.mark.parametrize("how", ["delete", "move"])
+def test_a_run_directory_that_is_gone_ends_the_run_at_the_next_write(run, how, tmp_path):
+    aside = tmp_path / "aside"
+    run.trap.write_text(f"{IN_STEP_3} {how}:{run.run_dir}:{aside} 0")
+    ended = run.start("trainer.trackers=[console, jsonl, tensorboard]")
+    assert ended.status == 1, ended.said
+    assert f"trainer.run_dir={run.run_dir} was deleted or moved while the run was writing to it" in ended.words
+    assert "if you first move the directory back" in ended.words
+    assert "Traceback" not in ended.said and "Exception in thread" not in ended.said
+    assert not run.run_dir.exists()
+    if how == "move":
+        run.trap.unlink()
+        os.rename(aside, run.run_dir)
+        assert run.start().status == 0
+        assert steps_of(run.run_dir) == [0, 1, 2, 3, 4, 5, 6]

@@ -13,7 +13,7 @@ ALGORITHMS = {
     "grpo": ["algorithm=grpo"],
 }
 JUDGE = '''
-import os, pathlib, signal, time
+import os, pathlib, shutil, signal, time
 
 trap, calls = pathlib.Path({trap!r}), 0
 
@@ -21,6 +21,7 @@ def right(completions, answer, **columns):
     """1 for the right answer; in the call whose number stands in the trap it signals and then takes its time.
 
     SIGKILL goes to its own process, other signals to the driver; several names are sent one after the other.
+    `delete:PATH` and `move:PATH:TO` do so to a directory.
     """
     global calls
     calls += 1
@@ -28,7 +29,12 @@ def right(completions, answer, **columns):
     if int(number) == calls:
         driver = int(os.environ["HYBRIDFLOW_TEST_DRIVER"])
         trap.with_name("killed").write_text(f"{{os.getpid()}} {{time.time()}} {{os.getpgid(0)}} {{os.getpgid(driver)}}")
-        for name in names.split(","):
+        what, *paths = names.split(":")
+        if what == "delete":
+            shutil.rmtree(paths[0])
+        elif what == "move":
+            os.rename(*paths)
+        for name in names.split(",") if not paths else []:
             os.kill(os.getpid() if name == "SIGKILL" else driver, signal.Signals[name])
         for _ in range(100 * int(seconds)):
             time.sleep(0.01)

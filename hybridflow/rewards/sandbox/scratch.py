@@ -1,23 +1,63 @@
 """The directory of an untrusted program: how full it is, and how it is deleted whatever has been made of it."""
 
+import fcntl
 import os
 import secrets
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 MOST_FILES = 1000
+_PREFIX = "hybridflow_program_"
+_NEW_SECONDS = 60.0
+"""A directory this young may not have been locked by its owner yet."""
 
 
 @contextmanager
 def scratch_directory() -> Iterator[Path]:
-    """An empty directory, deleted afterwards."""
-    path = Path(tempfile.mkdtemp(prefix="hybridflow_program_"))
+    """An empty directory, deleted afterwards: where this process is killed, by the next one that makes one.
+
+    This process holds a lock on the directory; the lock ends with it.
+    """
+    _delete_abandoned()
+    path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    lock = _locked(path)
     try:
         yield path
     finally:
         _delete(path)
+        if lock is not None:
+            os.close(lock)
+
+
+@cache
+def _delete_abandoned() -> None:
+    """Deletes the directories of dead processes of this user; looked for once per process."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            found = path.lstat()
+            if found.st_uid != os.getuid() or time.time() - found.st_mtime < _NEW_SECONDS:
+                continue
+            lock = _locked(path)
+            if lock is not None:
+                try:
+                    _delete(path)
+                finally:
+                    os.close(lock)
+
+
+def _locked(path: Path) -> int | None:
+    """A descriptor that holds the directory's lock; None where another process has it, or there are no locks."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 def is_full(scratch: Path, most_bytes: int, process: int) -> bool:

@@ -198,7 +198,7 @@ def test_deleted_files_that_are_let_go_do_not_count():
 def test_nothing_of_a_run_stays():
     before = set(Path(tempfile.gettempdir()).glob("hybridflow_program_*"))
     run_program("import os; os.makedirs('a/b'); open('a/b/c', 'w').write('x'); os.setsid()", SHORT)
-    assert set(Path(tempfile.gettempdir()).glob("hybridflow_program_*")) == before
+    assert set(Path(tempfile.gettempdir()).glob("hybridflow_program_*")) <= before
 
 
 def test_nothing_stays_of_folders_that_are_deep_or_closed():
@@ -208,7 +208,7 @@ def test_nothing_stays_of_folders_that_are_deep_or_closed():
     )
     program += "os.symlink('/etc', 'link')\nfor _ in range(2000): os.mkdir('d'); os.symlink('/', 'l'); os.chdir('d')"
     run_program(program, SHORT)
-    assert set(Path(tempfile.gettempdir()).glob("hybridflow_program_*")) == before
+    assert set(Path(tempfile.gettempdir()).glob("hybridflow_program_*")) <= before
 
 
 def test_what_a_program_says_to_its_judge_is_limited():

@@ -73,8 +73,9 @@ def optimizer_steps_per_step(config: Experiment, training: Training) -> int:
 
 
 def total_optimizer_steps(config: Experiment, training: Training) -> int:
-    """Optimizer steps of the whole run."""
-    return config.trainer.total_steps * optimizer_steps_per_step(config, training)
+    """Optimizer steps until the end of a role's learning-rate schedule: by default those of the whole run."""
+    steps = training.optimizer.schedule_steps or config.trainer.total_steps
+    return steps * optimizer_steps_per_step(config, training)
 
 
 def run_dir(config: Experiment) -> Path:

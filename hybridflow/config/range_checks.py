@@ -47,6 +47,7 @@ _TRAINED: Mapping[str, Range] = {
     "optimizer.epsilon": _ABOVE_0,
     "optimizer.max_grad_norm": _NOT_BELOW_0,
     "optimizer.warmup_steps": _ZERO,
+    "optimizer.schedule_steps": _ONE,
 }
 _SAMPLING: Mapping[str, Range] = {"temperature": _NOT_BELOW_0, "top_p": _SHARE, "top_k": _ZERO}
 _PREFERENCE: Mapping[str, Range] = {

@@ -51,7 +51,11 @@ class Optimizer(Section):
     """Optimizer steps over which the learning rate rises linearly; the first has the rate peak / warmup_steps."""
 
     schedule: Schedule = Schedule.constant
-    """What follows the warm-up; linear and cosine end at 0 after the run's last optimizer step."""
+    """What follows the warm-up; linear and cosine fall to 0 at the end of step `schedule_steps`."""
+
+    schedule_steps: int | None = None
+    """Training steps until the schedule's end; null: trainer.total_steps at the run's first start. Kept when the run is
+    resumed, so that another trainer.total_steps does not move the learning rate."""
 
 
 @dataclass

@@ -108,6 +108,15 @@ class CheckpointStore:
         return f"{advice}. Nearest: {inside[-1]}." if inside else f"{advice}."
 
 
+def saved_config(path: Path) -> dict[str, object]:
+    """The settings of a checkpoint, unverified; none where they cannot be read."""
+    try:
+        found = json_state.loads((path / DRIVER_STATE).read_text()).get("config")
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def steps_below(directory: Path) -> list[Path]:
     """The `step_N` directories below a directory, by step."""
     if not directory.is_dir():

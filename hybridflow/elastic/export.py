@@ -88,7 +88,10 @@ def _checkpoint(run_dir: Path, step: int | None) -> Checkpoint:
         runs = [path.parent.parent for path in sorted(run_dir.glob("*/checkpoints/step_*")) if path.is_dir()]
         nearest = f" Runs below it: {', '.join(map(str, dict.fromkeys(runs)))}." if runs else ""
         told = "has no whole checkpoint" if steps_below(store.directory) else "has no checkpoint"
-        raise CheckpointError(f"The run in {run_dir} {told}.", remedy=f"Give a run's directory (runs/NAME).{nearest}")
+        advice = "Give the directory of a run (runs/NAME)"
+        if (run_dir / "metrics.jsonl").is_file() or (run_dir / "run.log").is_file():
+            advice += " that has saved: a run writes a checkpoint every trainer.save_every steps, with 0 none at all"
+        raise CheckpointError(f"The run in {run_dir} {told}.", remedy=f"{advice}.{nearest}")
     return found
 
 

@@ -29,7 +29,7 @@ def with_device_defaults(composed: Composed, device: str) -> Composed:
             "defaults on a GPU: model.dtype=%s actor.gradient_checkpointing=%s rollout.engine=%s",
             after["model.dtype"], str(after["actor.gradient_checkpointing"]).lower(), rollout,
         )  # fmt: skip
-    return Composed(config, {**composed.origins, **dict.fromkeys(chosen, DEVICE_ORIGIN)}, composed.said)
+    return replace(composed, config=config, origins={**composed.origins, **dict.fromkeys(chosen, DEVICE_ORIGIN)})
 
 
 def resolved(config: Experiment, device: str) -> Experiment:

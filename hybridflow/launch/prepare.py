@@ -18,6 +18,7 @@ from hybridflow.launch.device_defaults import with_device_defaults
 from hybridflow.launch.disk_space import check_room
 from hybridflow.launch.driven_data import DrivenData, load_data
 from hybridflow.launch.help import config_text
+from hybridflow.launch.horizon import check_horizon, with_schedule_steps
 from hybridflow.launch.inputs import fingerprints
 from hybridflow.launch.layouts import check_measured, check_prompts
 from hybridflow.launch.preflight import check_rewards, check_run, find_device
@@ -54,12 +55,15 @@ def prepare(composed: Composed) -> Prepared:
     configure_logging(None)
     check_names(composed.config.trainer.trackers)
     device = find_device(composed.config)
-    composed = with_device_defaults(composed, device)
+    composed = with_schedule_steps(with_device_defaults(composed, device))
     config = composed.config
     dataflow = find_dataflow(config.dataflow)
     settings = make_settings(dataflow, config.dataflow_settings)
     specs = plan_roles(config, dataflow)
     check_run(config, specs, device)
+    check_horizon(config, [spec.name for spec in specs if spec.is_trained])
+    if not config.trainer.save_every:
+        logger.warning("trainer.save_every=0: no checkpoint is written, so the trained model is not kept")
     warn_of_unread(composed, specs)
     _say_followed(composed)
     check_step(config)

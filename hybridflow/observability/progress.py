@@ -17,6 +17,9 @@ from hybridflow.observability.progress_line import ProgressState, live_line, pla
 _PLAIN_FIRST_STEPS = 3
 _PLAIN_EVERY_SECONDS = 5.0
 _RECENT_STEPS = 20
+_APART = ("testing", "save_checkpoint")
+"""Stages that are no part of a step: seconds per step leave them out, the time left counts them at their average."""
+
 _HEADLINES = {"critic/score/mean": "score", "train/loss": "loss"}
 _ACCURACY = "rewards/accuracies"
 """How often what is preferred has the higher reward: shown beside the headline."""
@@ -60,8 +63,11 @@ class Progress:
         self._live: Live | None = None
         self._is_shown = False
         self._first_step = start_step + 1
+        self._apart_since: float | None = None
+        self._apart_seconds = 0.0
         self._ends: deque[float] = deque([clock()], maxlen=_RECENT_STEPS + 1)
         self._printed_at = -math.inf
+        self._says_all_steps = True
         self._first_eval: dict[str, float] = {}
 
     def recall(self, history: Iterable[Mapping[str, object]]) -> None:
@@ -75,7 +81,7 @@ class Progress:
         """Begin to show; the clock of the first step starts here."""
         self._is_shown = True
         self._ends.clear()
-        self._ends.append(self._clock())
+        self._ends.append(self._trained_seconds())
         if self._is_live:
             self._live = Live(self, console=self.console, refresh_per_second=2.0, redirect_stdout=sys.stdout.isatty())
             self._live.start()
@@ -83,16 +89,21 @@ class Progress:
     def stage(self, name: str | None) -> None:
         """Show what is being done now; see `StageTimers(on_stage=...)`."""
         self._state.stage = None if name == "step" else name
+        if self._apart_since is not None:
+            self._apart_seconds += self._clock() - self._apart_since
+        self._apart_since = self._clock() if name in _APART else None
         if name == "step" and self._state.step < self._first_step:
+            self._apart_seconds = 0.0
             self._ends.clear()
-            self._ends.append(self._clock())
+            self._ends.append(self._trained_seconds())
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
         """A step has ended with these metrics."""
         state = self._state
-        elapsed = self._clock() - self._ends[-1]
-        self._ends.append(self._clock())
+        elapsed = self._trained_seconds() - self._ends[-1]
+        self._ends.append(self._trained_seconds())
         state.step = step
+        state.apart_per_step = self._apart_seconds / max(1, step - self._first_step + 1)
         state.seconds_per_step = (self._ends[-1] - self._ends[0]) / max(1, len(self._ends) - 1)
         state.accuracy = metrics.get(_ACCURACY, math.nan)
         state.response_length = metrics.get("response_length/mean", math.nan)
@@ -131,6 +142,16 @@ class Progress:
         if is_early or is_due or state.step >= state.total_steps:
             self._printed_at = now
             self.console.print(Text(plain_line(state)))
+        elif self._says_all_steps:
+            self._says_all_steps = False
+            self.console.print(
+                Text(f"(from here on a line every {_PLAIN_EVERY_SECONDS:g} s; metrics.jsonl has all steps)")
+            )
+
+    def _trained_seconds(self) -> float:
+        """The clock without what evaluations and checkpoints took."""
+        apart = 0.0 if self._apart_since is None else self._clock() - self._apart_since
+        return self._clock() - self._apart_seconds - apart
 
     def _evaluation_line(self, step: int, current: Mapping[str, float]) -> Text:
         line = Text.assemble(("eval", "bold magenta"), f"  step {step:>{len(str(self._state.total_steps))}}")

@@ -24,12 +24,17 @@ class ProgressState:
     response_length: float = math.nan
     tokens_per_second: float = math.nan
     seconds_per_step: float = math.nan
+    """Of training alone."""
+
+    apart_per_step: float = 0.0
+    """What evaluations and checkpoints took so far, divided by the steps."""
+
     stage: str | None = None
 
     @property
     def seconds_left(self) -> float:
-        """Steps left times recent seconds a step."""
-        return (self.total_steps - self.step) * self.seconds_per_step
+        """Steps left times recent seconds per step, with evaluations and checkpoints at their average."""
+        return (self.total_steps - self.step) * (self.seconds_per_step + self.apart_per_step)
 
     @property
     def score(self) -> float:

@@ -8,7 +8,8 @@ import torch
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hybridflow.errors import CheckpointError, WorkerError
+from hybridflow.elastic.export import export_model
+from hybridflow.errors import CheckpointError, ConfigError, WorkerError
 from hybridflow.launch.compose import compose_run
 from hybridflow.launch.execute import Finished, execute
 from hybridflow.launch.prepare import prepare
@@ -230,3 +231,29 @@ def test_a_run_that_fails_leaves_a_report_and_its_error_in_run_log(words):
     words.run("failed")
     assert 'class="ending' not in (directory / "report.html").read_text()
     assert (directory / "run.log").read_text().splitlines()[-1].endswith("done: 4 steps")
+
+
+def test_the_learning_rate_goes_on_as_it_began_whatever_the_total_steps_are(words):
+    linear = ["actor.optimizer.schedule=linear", "trainer.save_every=1"]
+    whole = rows(words.run("whole", *linear))
+    assert whole[4]["actor/lr"] == pytest.approx(0.01 / 4)
+    words.fail_after(2)
+    with pytest.raises(WorkerError):
+        words.run("resumed", *linear)
+    words.repair()
+    assert rows(words.run("resumed", *linear, "trainer.total_steps=3"))[3]["actor/lr"] == whole[3]["actor/lr"]
+    with pytest.raises(ConfigError, match=r"total_steps=6 goes beyond actor\.optimizer\.schedule_steps=4") as caught:
+        words.run("resumed", *linear, "trainer.total_steps=6")
+    assert "the learning rate is 0 from step 5 on" in caught.value.message
+    assert "schedule_steps=6: the rate is then 0.00333 at step 5 and falls to 0 at step 6" in caught.value.remedy
+    assert "actor.optimizer.schedule=constant: 0.01 throughout" in caught.value.remedy
+    longer = rows(words.run("resumed", *linear, "trainer.total_steps=6", "actor.optimizer.schedule_steps=6"))
+    assert longer[5]["actor/lr"] == pytest.approx(0.01 * 2 / 6)
+
+
+def test_a_run_that_saves_nothing_says_so_at_the_start_and_when_it_is_exported(words, caplog, tmp_path):
+    run = words.run("unsaved", "trainer.save_every=0", "trainer.total_steps=1")
+    assert "trainer.save_every=0: no checkpoint is written" in caplog.text
+    with pytest.raises(CheckpointError, match="has no checkpoint") as caught:
+        export_model(run.run_dir, tmp_path / "out")
+    assert "a run writes a checkpoint every trainer.save_every steps, with 0 none at all" in caught.value.remedy

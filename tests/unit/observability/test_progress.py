@@ -41,8 +41,26 @@ def _run(progress, clock, steps, seconds):
 def test_plain_lines_come_at_the_first_three_steps_then_every_five_seconds_and_at_the_last():
     progress, clock, file = _plain(20)
     _run(progress, clock, range(1, 21), 1.0)
-    shown = [int(line.split("/")[0].removeprefix("step")) for line in file.getvalue().splitlines()]
-    assert shown == [1, 2, 3, 8, 13, 18, 20]
+    lines = file.getvalue().splitlines()
+    assert lines.pop(3) == "(from here on a line every 5 s; metrics.jsonl has all steps)"
+    assert [int(line.split("/")[0].removeprefix("step")) for line in lines] == [1, 2, 3, 8, 13, 18, 20]
+
+
+def test_seconds_per_step_are_of_training_and_the_time_left_counts_the_rest_too():
+    progress, clock, file = _plain(100)
+    for step in range(1, 5):
+        progress.stage("step")
+        clock.now += 2.0
+        progress.stage(None)
+        progress.stage("testing")
+        clock.now += 10.0
+        progress.stage(None)
+        progress.update(step, _metrics())
+        progress.stage("save_checkpoint")
+        clock.now += 8.0
+        progress.stage(None)
+    # So far four evaluations and three checkpoints: 16 s per step, beside 2 s of training.
+    assert file.getvalue().splitlines()[-1].endswith("2.00 s/step  eta 28:48")
 
 
 def test_plain_lines_are_aligned():

@@ -60,7 +60,7 @@ def test_seconds_per_step_are_of_training_and_the_time_left_counts_the_rest_too(
         clock.now += 8.0
         progress.stage(None)
     # So far four evaluations and three checkpoints: 16 s per step, beside 2 s of training.
-    assert file.getvalue().splitlines()[-1].endswith("2.00 s/step  eta 28:48")
+    assert file.getvalue().splitlines()[-1].endswith("    2 s/step  eta 28:48")
 
 
 def test_plain_lines_are_aligned():

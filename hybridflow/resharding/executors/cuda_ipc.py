@@ -4,12 +4,13 @@ Not run on a GPU yet.
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import cast
 
 import torch
-from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef, rebuild_cuda_tensor, reduce_tensor
 
 from hybridflow.errors import ResourceError
 from hybridflow.parallel.collectives import Plain
@@ -32,13 +33,12 @@ class Handle:
     """Of torch's `rebuild_cuda_tensor`, from the tensor's size on, without its types and the number of the GPU."""
 
     @staticmethod
-    def of(shard: WeightShard) -> "Handle":
-        """The handle of a shard on a GPU."""
+    def of(shard: WeightShard, memory: tuple) -> "Handle":
+        """The handle of a shard on a GPU; `memory` is that of the storage it lies in."""
         tensor = shard.tensor.detach()
-        _, arguments = reduce_tensor(tensor)
-        _, size, stride, offset, _, _, _, *memory = cast(tuple, arguments)
         device = str(torch.cuda.get_device_properties(tensor.device).uuid)
-        return Handle(shard.name, shard.layout, device, (tuple(size), tuple(stride), offset, shard.dtype, *memory))
+        place = tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.dtype
+        return Handle(shard.name, shard.layout, device, (*place, *memory))
 
     @property
     def said(self) -> Plain:
@@ -75,9 +75,38 @@ class Handle:
         return WeightShard(self.name, tensor, self.layout)
 
 
+_MEMORY_ARGUMENTS = 7
+"""Of torch's `rebuild_cuda_tensor`, those from here on are the same for all tensors of a storage."""
+
 _FORMATS = {
     str(dtype).removeprefix("torch."): dtype for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 }
+
+
+def memory_handle(tensor: Tensor) -> tuple:
+    """What other processes need to map the storage of a tensor: torch's handles, sizes and counters."""
+    _, arguments = reduce_tensor(tensor)
+    return cast(tuple, arguments)[_MEMORY_ARGUMENTS:]
+
+
+class SharedMemories:
+    """The handles of storages, each made once for as long as the storage lives and stays where it is.
+
+    With every handle torch adds a counter and an event to the storage, and gives them back only with the storage.
+    """
+
+    def __init__(self, make_handle: Callable[[Tensor], tuple] = memory_handle) -> None:
+        self._make_handle = make_handle
+        self._known: dict[tuple[StorageWeakRef, int], tuple] = {}
+
+    def handle(self, tensor: Tensor) -> tuple:
+        """The handle of the storage that a tensor lies in."""
+        storage = tensor.untyped_storage()
+        key = StorageWeakRef(storage), storage.data_ptr()
+        if key not in self._known:
+            self._known = {place: handle for place, handle in self._known.items() if not place[0].expired()}
+            self._known[key] = self._make_handle(tensor.detach())
+        return self._known[key]
 
 
 class CudaIpcExecutor:
@@ -87,16 +116,19 @@ class CudaIpcExecutor:
     are told at every transfer, since an engine may have moved its weights; the memory stays mapped only while it lasts.
     """
 
-    def __init__(self, transport: Transport, own: OwnPieces) -> None:
+    def __init__(self, transport: Transport, own: OwnPieces, device: torch.device) -> None:
         self._transport = transport
         self._own = own
+        self._device = device
+        self._memories = SharedMemories()
 
     def run(self, source: Iterable[WeightShard], destination: Iterable[WeightShard]) -> TransferReport:
         began = time.perf_counter()
         held_shards, wanted = tuple(source), HeldWeights(destination)
         sent = {piece.name for piece in self._own.sent}
-        torch.cuda.synchronize(self._transport.device)  # the last optimizer step has been written
-        handles = self._transport.gather_plain([Handle.of(shard).said for shard in held_shards if shard.name in sent])
+        torch.cuda.synchronize(self._device)  # the last optimizer step has been written
+        told = [Handle.of(s, self._memories.handle(s.tensor)).said for s in held_shards if s.name in sent]
+        handles = self._transport.gather_plain(told)
         kept = keep(self._own.kept, HeldWeights(held_shards), wanted)
         received = self._own.received
         mapped = {
@@ -105,7 +137,7 @@ class CudaIpcExecutor:
         }
         for piece in received:
             wanted.view(piece).copy_(mapped[piece.source].view(piece))
-        torch.cuda.synchronize(self._transport.device)
+        torch.cuda.synchronize(self._device)
         del mapped  # sources may not reuse memory that is mapped elsewhere
         self._transport.gather_plain(None)  # nobody trains on before all have read
         return TransferReport(self._own.bytes_received, *kept, 0, time.perf_counter() - began)

@@ -77,7 +77,7 @@ def _cuda_ipc(setup: ExecutorSetup) -> Executor:
             f" {setup.transport.device.type.upper()}.",
             remedy="Use rollout.transfer.executor=shared_memory, or auto.",
         )
-    return CudaIpcExecutor(setup.transport, setup.own)
+    return CudaIpcExecutor(setup.transport, setup.own, setup.transport.device)
 
 
 def _require_one_machine(setup: ExecutorSetup) -> None:

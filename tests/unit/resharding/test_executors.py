@@ -1,19 +1,21 @@
 """Every executor brings every piece of any plan to its place, in any bucket, and counts the bytes of the plan."""
 
 import json
+import time
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from hybridflow.config.rollout import TransferKind
 from hybridflow.errors import ConfigError, EngineError
 from hybridflow.parallel.layout import TensorLayout, WeightShard
-from hybridflow.resharding.executors.cuda_ipc import Handle
+from hybridflow.resharding.executors.cuda_ipc import Handle, SharedMemories
 from hybridflow.resharding.executors.factory import ExecutorSetup, executor_kind, make_executor
 from hybridflow.resharding.executors.local import LocalExecutor, copy_all
 from hybridflow.resharding.holdings import holdings_of
 from hybridflow.resharding.plan import make_plan
-from hybridflow.resharding.transport import Transport
+from hybridflow.resharding.transport import Transport, _poll, group_within
 from hybridflow.resharding.views import OwnPieces
 from tests.spmd import run_ranks
 from tests.unit.resharding.random_weights import random_weights
@@ -160,3 +162,41 @@ def test_cuda_ipc_refuses_a_cpu():
     with pytest.raises(ConfigError, match="these ranks are on a CPU") as caught:
         make_executor(setup(TransferKind.cuda_ipc))
     assert "shared_memory" in caught.value.remedy
+
+
+def test_the_memory_of_weights_is_shared_once_as_long_as_it_stays_where_it_is():
+    made: list[int] = []
+
+    def make(tensor: torch.Tensor) -> tuple:
+        made.append(tensor.untyped_storage().data_ptr())
+        return (len(made),)
+
+    memories = SharedMemories(make)
+    buffer, other = torch.zeros(64), torch.zeros(8)
+    for _ in range(3):
+        assert [memories.handle(tensor) for tensor in (buffer[:8], buffer[8:], other)] == [(1,), (1,), (2,)]
+    del other
+    assert memories.handle(torch.zeros(8)) == (3,)
+    assert len(memories._known) == 2
+    buffer.untyped_storage().resize_(1 << 22)
+    assert memories.handle(buffer) == (4,)
+
+
+def poll_works(rank: int) -> None:
+    """Polls a work that ends well, and one whose peer is gone."""
+    assert dist.group.WORLD is not None
+    transport = group_within(dist.group.WORLD, timeout_seconds=60.0, device="cpu")
+    assert transport.group is not None
+    mine = torch.ones(4, dtype=torch.uint8)
+    _poll(transport.group.allreduce([mine]), time.monotonic() + 30)
+    assert mine.tolist() == [2] * 4
+    if rank == 1:
+        transport.abort()
+        return
+    with pytest.raises(RuntimeError):
+        _poll(transport.group.allreduce([mine]), time.monotonic() + 30)
+
+
+def test_a_polled_work_raises_what_went_wrong_and_torch_does_not_warn(capfd):
+    run_ranks(poll_works, 2, may_die=True)
+    assert "deprecated" not in capfd.readouterr().err

@@ -1,6 +1,6 @@
 """The host's memory, where tensors of a device wait: reserved once, filled and read beside what the device computes."""
 
-import logging
+import mmap
 import weakref
 from collections.abc import Hashable, Mapping, Sequence
 from types import ModuleType
@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-logger = logging.getLogger(__name__)
+from hybridflow.errors import EngineError
 
 BUCKET_BYTES = 256 << 20
 """Copied at once by default: enough to reach the full speed of the bus, few milliseconds of it."""
@@ -84,19 +84,22 @@ class StreamLane:
     def reserve(self, num_bytes: int) -> Tensor:
         """See `Lane.reserve`.
 
-        torch's own allocator of page-locked memory rounds sizes up to powers of two, so pages are locked here.
+        torch's own allocator of page-locked memory rounds sizes up to powers of two, so pages are locked here. Nobody
+        else's memory lies in them, for CUDA refuses to lock a page twice.
         """
-        memory = torch.empty(num_bytes, dtype=torch.uint8)
-        failure = num_bytes and int(_runtime().cudaHostRegister(memory.data_ptr(), num_bytes, 0))
-        if failure:
-            logger.warning(
-                "offload: %d MB of the host's memory cannot be page-locked (CUDA error %d): copies will be slow",
-                num_bytes >> 20,
-                failure,
+        whole_pages = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        room = torch.empty(whole_pages + mmap.PAGESIZE, dtype=torch.uint8)
+        start = -room.data_ptr() % mmap.PAGESIZE
+        memory = room[start : start + whole_pages]
+        if failure := num_bytes and int(_runtime().cudaHostRegister(memory.data_ptr(), whole_pages, 0)):
+            raise EngineError(
+                f"{whole_pages >> 20} MB of the host's memory cannot be page-locked (CUDA error {failure}).",
+                remedy="Give the process more of the host's memory, or leave out offload_optimizer and"
+                " offload_parameters.",
             )
-        elif num_bytes:
+        if num_bytes:
             self._locked.append(memory)
-        return memory
+        return memory[:num_bytes]
 
     def start(self, pairs: Sequence[tuple[Tensor, Tensor]], *, outward: bool) -> StreamJourney:
         """See `Lane.start`."""

@@ -1,19 +1,24 @@
-"""Seconds to plan a transition of large models on many ranks, from what every rank holds and wants.
+"""Seconds and bytes to plan a transition of large models on many ranks: what each rank of a run hears and works out.
 
-    python benchmarks/planning.py [--repeats 5]
+    python benchmarks/planning.py [--repeats 3] [--only TEXT] [--record]
 
-One process, no tensors: the layouts are made from the models' sizes, then planned, each case several times without the
-cache; the table shows the quickest, in seconds of the process. `pieces` are what one rank receives.
+One process, no tensors: the layouts are made from the models' sizes. Every rank writes messages of its own; one rank
+then does what each rank of a run does. `MiB received` is all that it hears. `exchange s` is declaring what it holds,
+writing its messages and reading everybody's; `plan s` is the plan without the cache; `own part s` lists what it
+receives, sends and keeps, of which `pieces` are received. Seconds are of the process, the least of several.
 """
 
 import argparse
+import gc
+import json
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
+from benchmarks.record import HERE, write_record
 from hybridflow.models.geometry import ModelGeometry
 from hybridflow.models.names.rules import (
     Place,
@@ -25,9 +30,12 @@ from hybridflow.models.names.rules import (
     tensor_box,
 )
 from hybridflow.parallel import ParallelMesh
-from hybridflow.resharding import Holding, make_plan
+from hybridflow.resharding import Holding
 from hybridflow.resharding.grouping import generation_mesh, micro_data_groups
-from hybridflow.resharding.plan import forget_plans
+from hybridflow.resharding.members import Member, formats_of, members_from, neighbours_of, travelling
+from hybridflow.resharding.plan import ReshardPlan, forget_plans, make_plan
+from hybridflow.resharding.rosters import Declared
+from hybridflow.resharding.transport import exchange_bytes
 
 LLAMA_70B = ModelGeometry(
     model_type="llama",
@@ -60,9 +68,16 @@ QWEN3_30B_A3B = replace(
     experts=128,
     experts_per_token=8,
 )
-DEVICES_PER_NODE = 8
+MOE_671B = replace(QWEN3_30B_A3B, hidden=7168, layers=60, heads=128, kv_heads=8, intermediate=2048, experts=256)
+"""As many weights, and about as many bytes, as the largest open mixtures of experts."""
 
-Layout = list[list[Holding]]
+DEVICES_PER_NODE = 8
+MIB = 1 << 20
+
+Layout = Callable[[int], list[Holding]]
+"""What a rank holds or wants."""
+
+ResultT = TypeVar("ResultT")
 
 
 class Case(NamedTuple):
@@ -76,17 +91,45 @@ class Case(NamedTuple):
     tensor: int
 
 
+class Heard(NamedTuple):
+    """What one rank hears of all: their rosters of weights held and wanted, and the part that is each rank's own."""
+
+    rosters: tuple[list[bytes], list[bytes]]
+    own: list[bytes]
+
+
+class Measured(NamedTuple):
+    """A line of the table."""
+
+    name: str
+    weights: int
+    classes: int
+    mib_received: float
+    exchange_seconds: float
+    plan_seconds: float
+    own_part_seconds: float
+    pieces: int
+    gigabytes: float
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Plans every case and shows the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=5)
-    repeats = parser.parse_args(argv).repeats
-    sys.stdout.write(
-        f"{'':44}{'weights':>9}{'layouts':>9}{'plan s':>9}{'own part s':>12}{'pieces':>9}{'GB a rank':>11}\n"
-    )
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--only", default="", help="cases whose name has this in it")
+    parser.add_argument("--record", action="store_true", help="write benchmarks/results/planning-<time>.json")
+    options = parser.parse_args(argv)
+    heads = ("weights", "classes", "MiB received", "exchange s", "plan s", "own part s", "pieces", "GB a rank")
+    sys.stdout.write(f"{'':46}" + "".join(f"{head:>14}" for head in heads) + "\n")
+    found = []
     for case in cases():
-        sys.stdout.write(measured(case, repeats) + "\n")
-        sys.stdout.flush()
+        if options.only in case.name:
+            found.append(measured(case, options.repeats))
+            sys.stdout.write(line(found[-1]) + "\n")
+            sys.stdout.flush()
+    if options.record:
+        path = HERE / "results" / f"planning-{time.strftime('%Y-%m-%d-%H%M')}.json"
+        write_record(path, ["numpy"], {"planning": [row._asdict() for row in found]})
     return 0
 
 
@@ -99,38 +142,111 @@ def cases() -> list[Case]:
     return [
         Case("70B, megatron 8-8-16 -> vllm 4", LLAMA_70B, "megatron", mesh(16, 8, 8), 1, 4),
         Case("70B, megatron 8-8-16 -> vllm 8", LLAMA_70B, "megatron", mesh(16, 8, 8), 1, 8),
+        Case("70B, megatron 8-8-64 -> vllm 8", LLAMA_70B, "megatron", mesh(64, 8, 8), 1, 8),
         Case("70B, fsdp 1024 -> vllm 8", LLAMA_70B, "fsdp", mesh(1024, 1, 1), 1, 8),
+        Case("70B, fsdp 4096 -> vllm 8", LLAMA_70B, "fsdp", mesh(4096, 1, 1), 1, 8),
         Case("30B-A3B, megatron 1-4-16, expert 8 -> vllm 4", QWEN3_30B_A3B, "megatron", mesh(16, 1, 4), 8, 4),
         Case("30B-A3B, fsdp 64 -> vllm 4", QWEN3_30B_A3B, "fsdp", mesh(64, 1, 1), 1, 4),
+        Case("671B, megatron 4-8-32, expert 32 -> vllm 32", MOE_671B, "megatron", mesh(32, 4, 8), 32, 32),
     ]
 
 
-def measured(case: Case, repeats: int) -> str:
+def measured(case: Case, repeats: int) -> Measured:
     """A line of the table."""
+    told = messages(case)
+    rank = len(told.own) // 2 + 1
+    received = sum(exchange_bytes(said) for said in (*told.rosters, told.own))
+    own = tellers(case)(rank)
+    seconds = [timed_rank(own, told, rank) for _ in range(repeats)]
+    plan = planned(exchanged(own, told))
+    assert plan.bytes_received(rank) == plan.lower_bound(rank), "a rank receives what it does not hold"
+    return Measured(
+        name=case.name,
+        weights=sum(len(route.weights.names) for route in plan.routes),
+        classes=len(plan.routes),
+        mib_received=received / MIB,
+        exchange_seconds=min(each[0] for each in seconds),
+        plan_seconds=min(each[1] for each in seconds),
+        own_part_seconds=min(each[2] for each in seconds),
+        pieces=len(plan.received_by(rank)),
+        gigabytes=plan.bytes_received(rank) / 1e9,
+    )
+
+
+def timed_rank(own: Callable[[], Member], told: Heard, rank: int) -> tuple[float, float, float]:
+    """Seconds in which a rank exchanges, plans and lists its own part."""
+    gc.collect()
+    exchange, members = timed(lambda: exchanged(own, told))
+    planning, plan = timed(lambda: planned(members))
+    listing, _ = timed(lambda: (plan.received_by(rank), plan.sent_by(rank), plan.kept_by(rank)))
+    return exchange, planning, listing
+
+
+def line(row: Measured) -> str:
+    """The line as text."""
+    numbers = "".join(f"{number:>14.2f}" if isinstance(number, float) else f"{number:>14}" for number in row[1:])
+    return f"{row.name:46}{numbers}"
+
+
+def exchanged(own: Callable[[], Member], told: Heard) -> list[Member]:
+    """What a rank does before it plans: says its part, and reads everybody's."""
+    member = own()
+    json.dumps(member.own).encode()
+    assert all(message in said for message, said in zip(member.messages, told.rosters, strict=True))
+    return members_from(told.rosters, [json.loads(message) for message in told.own])
+
+
+def planned(members: Sequence[Member]) -> ReshardPlan:
+    """The plan of a rank, made anew."""
+    forget_plans()
+    formats = formats_of(members)
+    return make_plan(
+        travelling([member.holds for member in members], formats),
+        travelling([member.wants for member in members], formats),
+        nodes=[member.node for member in members],
+        neighbours=neighbours_of(members),
+    )
+
+
+def messages(case: Case) -> Heard:
+    """What all ranks say, each in bytes of its own; those that are alike arrive as one, as in `gather_messages`."""
+    teller = tellers(case)
+    held: list[bytes] = []
+    wanted: list[bytes] = []
+    own: list[bytes] = []
+    arrived: dict[bytes, bytes] = {}
+    for rank in range(case.training.size):
+        member = teller(rank)()
+        for said, message in zip((held, wanted), member.messages, strict=True):
+            said.append(arrived.setdefault(message, message))
+        own.append(json.dumps(member.own).encode())
+    return Heard((held, wanted), own)
+
+
+def tellers(case: Case) -> Callable[[int], Callable[[], Member]]:
+    """For a rank, what makes its `Member` from lists of its own."""
     generating = generation_mesh(case.training, engine=case.engine, replicas=1, tensor=case.tensor, pipeline=1)
+    group = {rank: number for number, ranks in enumerate(micro_data_groups(generating)) for rank in ranks}
     sources = megatron(case) if case.engine == "megatron" else fsdp(case)
     destinations = rollout(case, generating)
-    group = {rank: number for number, ranks in enumerate(micro_data_groups(generating)) for rank in ranks}
-    neighbours = [group[rank] for rank in range(generating.size)]
-    nodes = [f"node{rank // DEVICES_PER_NODE}" for rank in range(generating.size)]
-    seconds = []
-    for _ in range(repeats):
-        forget_plans()
-        seconds.append(timed(lambda: make_plan(sources, destinations, nodes=nodes, neighbours=neighbours)))
-    plan = make_plan(sources, destinations, nodes=nodes, neighbours=neighbours)
-    rank = generating.size // 2 + 1
-    own = timed(lambda: (plan.received_by(rank), plan.sent_by(rank), plan.kept_by(rank)))
-    pieces, gigabytes = len(plan.received_by(rank)), plan.bytes_received(rank) / 1e9
-    assert plan.bytes_received(rank) == plan.lower_bound(rank), "a rank receives what it does not hold"
-    counts = f"{sum(len(route.weights.names) for route in plan.routes):>9}{len(plan.routes):>9}"
-    return f"{case.name:44}{counts}{min(seconds):>9.2f}{own:>12.2f}{pieces:>9}{gigabytes:>11.2f}"
+
+    def of_rank(rank: int) -> Callable[[], Member]:
+        held, wanted = sources(rank), destinations(rank)
+        return lambda: Member(f"node{rank // DEVICES_PER_NODE}", group[rank], declared(held), declared(wanted))
+
+    return of_rank
 
 
-def timed(work: Callable[[], object]) -> float:
-    """Seconds of this process that it takes."""
+def declared(holdings: Sequence[Holding]) -> Declared:
+    """What a rank tells of some holdings in bfloat16."""
+    return Declared.of((name, "bfloat16", shape, box) for name, shape, box, _ in holdings)
+
+
+def timed(work: Callable[[], ResultT]) -> tuple[float, ResultT]:
+    """Seconds of this process that it takes, and what comes of it."""
     began = time.process_time()
-    work()
-    return time.process_time() - began
+    result = work()
+    return time.process_time() - began, result
 
 
 def megatron(case: Case) -> Layout:
@@ -146,22 +262,29 @@ def megatron(case: Case) -> Layout:
         own = [spec for spec in specs if expert_of(spec) is None or expert_of(spec) in experts]
         return cut(own, geometry, Place(tensor, sizes["tensor"]))
 
-    places = map(case.training.coordinate, range(case.training.size))
-    return [held(at["pipeline"], at["tensor"], at["data"] % case.expert) for at in places]
+    def of_rank(rank: int) -> list[Holding]:
+        at = case.training.coordinate(rank)
+        return list(held(at["pipeline"], at["tensor"], at["data"] % case.expert))
+
+    return of_rank
 
 
 def fsdp(case: Case) -> Layout:
     """What FSDP's ranks hold: a chunk of rows of everything."""
     ranks = case.training.size
     specs = canonical_weights(case.geometry).values()
-    return [[chunk(spec, rank, ranks) for spec in specs] for rank in range(ranks)]
+    return lambda rank: [chunk(spec, rank, ranks) for spec in specs]
 
 
 def rollout(case: Case, mesh: ParallelMesh) -> Layout:
     """What vLLM's ranks want."""
     specs = list(canonical_weights(case.geometry).values())
-    wanted = [cut(specs, case.geometry, Place(rank, case.tensor)) for rank in range(case.tensor)]
-    return [wanted[mesh.coordinate(rank)["tensor"]] for rank in range(mesh.size)]
+
+    @cache
+    def wanted(tensor: int) -> list[Holding]:
+        return cut(specs, case.geometry, Place(tensor, case.tensor))
+
+    return lambda rank: list(wanted(mesh.coordinate(rank)["tensor"]))
 
 
 def cut(specs: Sequence[WeightSpec], geometry: ModelGeometry, place: Place) -> list[Holding]:

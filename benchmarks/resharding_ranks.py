@@ -120,8 +120,8 @@ def measured(rank: int, options: argparse.Namespace) -> dict:
     )
     case = Case(options.case, MODELS[options.model], sizes.engine, mesh, 1, sizes.generation_tensor)
     generating = generation_mesh(mesh, engine=sizes.engine, replicas=1, tensor=sizes.generation_tensor, pipeline=1)
-    trained = megatron(case) if sizes.engine == "megatron" else fsdp(case)
-    wanted = rollout(case, generating)
+    trained = list(map(megatron(case) if sizes.engine == "megatron" else fsdp(case), range(size)))
+    wanted = list(map(rollout(case, generating), range(size)))
     slots = [_shard(holding, torch.zeros(_shape(holding), dtype=dtype)) for holding in wanted[rank]]
     bound, apart = _bound(trained[rank], slots), [_shard(h, torch.zeros(_shape(h), dtype=dtype)) for h in trained[rank]]
     neighbour = next(number for number, ranks in enumerate(micro_data_groups(generating)) if rank in ranks)

@@ -9,24 +9,18 @@ from typing import NamedTuple, NoReturn
 from hybridflow.errors import EngineError
 from hybridflow.parallel.boxes import are_disjoint, box_text, volume
 from hybridflow.parallel.layout import Box
-from hybridflow.resharding.holdings import Holding
+from hybridflow.resharding.rosters import Kind, Ranked, Roster
 from hybridflow.resharding.routes import Located, WeightClass
 
-Ranked = tuple[tuple[Holding, ...], ...]
-"""Holdings of each rank."""
-
-_Kind = tuple[tuple[int, ...], int]
-"""Shape and bytes an element."""
-
-_Column = tuple[int, tuple[Box, ...]]
-"""The number of a layout, and for each of its patterns the box of one weight."""
+_Column = tuple[int, int]
+"""The number of a layout, and a slot of its roster: where one weight lies on all ranks of the layout."""
 
 
 class _Layout(NamedTuple):
-    """Ranks that name the same weights in the same order. Ranks with the same boxes too are one pattern."""
+    """Ranks with one roster. Those with the same boxes too are one pattern."""
 
     boxes: list[tuple[Box, ...]]
-    """Of all weights; an entry a pattern."""
+    """Of all slots; an entry a pattern."""
 
     ranks: list[list[int]]
     """An entry a pattern."""
@@ -36,7 +30,7 @@ def classify(sources: Ranked, destinations: Ranked) -> list[WeightClass]:
     """The wanted weights by how they lie, large ones first; weights that nobody wants are left out."""
     held, held_layouts = _by_name(sources, "holds")
     wanted, wanted_layouts = _by_name(destinations, "needs")
-    alike: dict[tuple[_Kind, tuple[_Column, ...], tuple[_Column, ...]], list[tuple[int, str]]] = defaultdict(list)
+    alike: dict[tuple[Kind, tuple[_Column, ...], tuple[_Column, ...]], list[tuple[int, str]]] = defaultdict(list)
     for place, (name, (kind, columns)) in enumerate(wanted.items()):
         if name not in held:
             _refuse_unheld(name, sources)
@@ -59,47 +53,44 @@ def classify(sources: Ranked, destinations: Ranked) -> list[WeightClass]:
     return sorted(filled, key=lambda weights: (-math.prod(weights.shape), weights.places))
 
 
-def _by_name(ranked: Ranked, verb: str) -> tuple[dict[str, tuple[_Kind, list[_Column]]], list[_Layout]]:
-    """The kind and the columns of each weight, by columns rather than by holdings: a thousand ranks have millions."""
-    patterns: dict[tuple[Holding, ...], list[int]] = {}
-    for rank, holdings in enumerate(ranked):
-        patterns.setdefault(holdings, []).append(rank)
-    layouts: dict[tuple[tuple[str, ...], tuple[_Kind, ...]], _Layout] = {}
-    for holdings, ranks in patterns.items():
-        if holdings:
-            names, shapes, boxes, itemsizes = zip(*holdings, strict=True)
-            layout = layouts.setdefault((names, tuple(zip(shapes, itemsizes, strict=True))), _Layout([], []))
-            layout.boxes.append(boxes)
-            layout.ranks.append(ranks)
-    found: dict[str, tuple[_Kind, list[_Column]]] = {}
-    for number, ((names, kinds), layout) in enumerate(layouts.items()):
-        for name, kind, boxes in zip(names, kinds, zip(*layout.boxes, strict=True), strict=True):
+def _by_name(ranked: Ranked, verb: str) -> tuple[dict[str, tuple[Kind, list[_Column]]], list[_Layout]]:
+    """The kind and the columns of each weight, by slots rather than by holdings: a thousand ranks have millions."""
+    patterns: dict[Roster, dict[tuple[Box, ...], list[int]]] = {}
+    for rank, own in enumerate(ranked):
+        if own.roster.names:
+            patterns.setdefault(own.roster, {}).setdefault(own.boxes, []).append(rank)
+    layouts = [_Layout(list(of_boxes), list(of_boxes.values())) for of_boxes in patterns.values()]
+    found: dict[str, tuple[Kind, list[_Column]]] = {}
+    for number, roster in enumerate(patterns):
+        for name, slot in zip(roster.names, roster.slots, strict=True):
+            kind = roster.kinds[slot]
             known, columns = found.setdefault(name, (kind, []))
             if known != kind:
-                _refuse_disagreement(name, known, kind, f"rank {layout.ranks[0][0]} {verb}")
-            columns.append((number, boxes))
-    return found, list(layouts.values())
+                _refuse_disagreement(name, known, kind, f"rank {layouts[number].ranks[0][0]} {verb}")
+            columns.append((number, slot))
+    return found, layouts
 
 
 def _located(columns: Iterable[_Column], layouts: Sequence[_Layout]) -> Located:
     """The boxes that are not empty, in order, each with its ranks."""
     ranks: dict[Box, set[int]] = defaultdict(set)
-    for number, boxes in columns:
-        for box, own in zip(boxes, layouts[number].ranks, strict=True):
-            if volume(box):
-                ranks[box].update(own)
+    for number, slot in columns:
+        for boxes, own in zip(layouts[number].boxes, layouts[number].ranks, strict=True):
+            if volume(boxes[slot]):
+                ranks[boxes[slot]].update(own)
     return tuple((box, tuple(sorted(ranks[box]))) for box in sorted(ranks))
 
 
 def _located_once(name: str, columns: Sequence[_Column], layouts: Sequence[_Layout]) -> Located:
     """The same, where no rank may name an index twice."""
-    by_layout: dict[int, list[tuple[Box, ...]]] = defaultdict(list)
-    for number, boxes in columns:
-        by_layout[number].append(boxes)
-    for number, several in by_layout.items():
-        if len(several) == 1:
+    by_layout: dict[int, list[int]] = defaultdict(list)
+    for number, slot in columns:
+        by_layout[number].append(slot)
+    for number, slots in by_layout.items():
+        if len(slots) == 1:
             continue
-        for own, ranks in zip(zip(*several, strict=True), layouts[number].ranks, strict=True):
+        for boxes, ranks in zip(layouts[number].boxes, layouts[number].ranks, strict=True):
+            own = [boxes[slot] for slot in slots]
             if not are_disjoint(own):
                 raise EngineError(
                     f"Rank {ranks[0]} needs parts of '{name}' twice: {', '.join(map(box_text, own))}.",
@@ -109,7 +100,7 @@ def _located_once(name: str, columns: Sequence[_Column], layouts: Sequence[_Layo
 
 
 def _refuse_unheld(name: str, sources: Ranked) -> NoReturn:
-    names = {holding.name for holdings in sources for holding in holdings}
+    names = {name for holdings in sources for name in holdings.roster.names}
     close = difflib.get_close_matches(name, names, n=1)
     hint = f" The nearest name is '{close[0]}'." if close else ""
     raise EngineError(
@@ -118,13 +109,13 @@ def _refuse_unheld(name: str, sources: Ranked) -> NoReturn:
     )
 
 
-def _refuse_disagreement(name: str, first: _Kind, second: _Kind, where: str) -> NoReturn:
+def _refuse_disagreement(name: str, first: Kind, second: Kind, where: str) -> NoReturn:
     raise EngineError(
         f"The weight '{name}' is {_kind_text(first)} on one side, and {where} it as {_kind_text(second)}.",
         remedy="Load both engines from the same model.path, in the same number format (model.dtype).",
     )
 
 
-def _kind_text(kind: _Kind) -> str:
+def _kind_text(kind: Kind) -> str:
     shape, itemsize = kind
     return f"{list(shape)} of {itemsize} bytes an element"

@@ -62,9 +62,9 @@ def link_bytes(plan: ReshardPlan, nodes: Sequence[str]) -> list[LinkBytes]:
     totals = np.zeros((3, plan.size), dtype=np.int64)
     for route in plan.routes:
         row, source, weights = route.entries()
-        destination = route.destination[row]
+        destination = route.rows.destinations(row)
         link = np.where(source == destination, 0, np.where(node[source] == node[destination], 1, 2))
-        nbytes = route.nbytes[route.region[row]] * weights
+        nbytes = route.nbytes[route.rows.regions(row)] * weights
         totals += np.bincount(link * plan.size + destination, nbytes, 3 * plan.size).astype(np.int64).reshape(3, -1)
     return [LinkBytes(*column) for column in totals.T.tolist()]
 

@@ -7,11 +7,14 @@ then from its node, then from the rank that sends least so far. So a rank receiv
     plan.received_by(2)    # pieces, in the order in which every rank handles them
 """
 
+import gc
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import repeat
 from operator import itemgetter
 from typing import Literal, NamedTuple
 
@@ -20,8 +23,9 @@ from numpy.typing import NDArray
 
 from hybridflow.parallel.boxes import uncovered, volume
 from hybridflow.parallel.layout import Box
-from hybridflow.resharding.classes import Ranked, classify
+from hybridflow.resharding.classes import classify
 from hybridflow.resharding.holdings import Holding, Piece
+from hybridflow.resharding.rosters import NOTHING, Ranked, RankHoldings, ranked
 from hybridflow.resharding.routes import Ints, Route, World, make_route
 
 Bools = NDArray[np.bool_]
@@ -55,7 +59,7 @@ class ReshardPlan:
     @property
     def pieces(self) -> list[Piece]:
         """All pieces, those that stay included; for plans small enough to list."""
-        return _pieces((route, np.arange(len(route.destination))) for route in self.routes)
+        return _pieces((route, route.rows.all) for route in self.routes)
 
     def received_by(self, rank: int) -> tuple[Piece, ...]:
         """What comes to a rank from others."""
@@ -78,8 +82,8 @@ class ReshardPlan:
         gathered: dict[tuple[int, ...], list[tuple[Route, Ints]]] = defaultdict(list)
         left: list[tuple[Route, Ints]] = []
         for route in self.routes:
-            rows = np.arange(len(route.destination)) if rank is None else route.rows_about(rank)
-            left.append((route, rows[~np.isin(route.destination[rows], route.gathering_ranks)]))
+            rows = route.rows.all if rank is None else route.rows_about(rank)
+            left.append((route, rows[~np.isin(route.rows.destinations(rows), route.gathering_ranks)]))
             for ranks, rows in route.gathered:
                 if rank is None or rank in ranks:
                     gathered[ranks].append((route, rows))
@@ -134,7 +138,8 @@ class ReshardPlan:
         digest = hashlib.sha256(repr(self.size).encode())
         for route in self.routes:
             digest.update(repr((route.weights, route.boxes)).encode())
-            for numbers in (route.region, route.destination, route.turn, route.first, route.candidates):
+            choices = route.choices
+            for numbers in (choices.turn, choices.first, choices.candidates) if choices else ():
                 digest.update(numbers.tobytes())
         return digest.hexdigest()[:16]
 
@@ -143,7 +148,8 @@ class ReshardPlan:
         if (part, rank) not in self._listed:
             rows_of = Route.rows_from if part == "sent" else Route.rows_to
             selected = ((route, rows_of(route, rank)) for route in self.routes)
-            self._listed[part, rank] = tuple(_pieces(selected, _OWN[part](rank)))
+            with _collector_paused():
+                self._listed[part, rank] = tuple(_pieces(selected, _OWN[part](rank)))
         return self._listed[part, rank]
 
     @cached_property
@@ -167,8 +173,8 @@ class ReshardPlan:
 
 
 def make_plan(
-    sources: Sequence[Sequence[Holding]],
-    destinations: Sequence[Sequence[Holding]],
+    sources: Sequence[Sequence[Holding] | RankHoldings],
+    destinations: Sequence[Sequence[Holding] | RankHoldings],
     *,
     nodes: Sequence[str] | None = None,
     neighbours: Sequence[int] | None = None,
@@ -180,8 +186,8 @@ def make_plan(
     micro-data-parallel group.
     """
     return _plan(
-        tuple(map(tuple, sources)),
-        tuple(map(tuple, destinations)),
+        ranked(sources),
+        ranked(destinations),
         None if nodes is None else tuple(nodes),
         None if neighbours is None else tuple(neighbours),
     )
@@ -197,13 +203,25 @@ def _plan(
     sources: Ranked, destinations: Ranked, nodes: tuple[str, ...] | None, neighbours: tuple[int, ...] | None
 ) -> ReshardPlan:
     size = max(len(sources), len(destinations))
-    sources += ((),) * (size - len(sources))
-    destinations += ((),) * (size - len(destinations))
+    sources += (NOTHING,) * (size - len(sources))
+    destinations += (NOTHING,) * (size - len(destinations))
     for named in (nodes, neighbours):
         assert named is None or len(named) == size, f"{named} does not name {size} ranks"
     world, load = World.of(size, nodes, neighbours), np.zeros(size, dtype=np.int64)
     routes = tuple(make_route(weights, world, load) for weights in classify(sources, destinations))
     return ReshardPlan(sources, destinations, routes)
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Without Python's search for cycles: it goes through millions of new pieces again and again, and finds none."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _megabytes(nbytes: int) -> str:
@@ -227,11 +245,22 @@ def _pieces(selected: Iterable[tuple[Route, Ints]], chosen: Callable[[Ints, Ints
     of_weight: list[tuple[int, list[Piece]]] = []
     for route, rows in selected:
         weights, ordered = route.weights, route.in_order(rows)
-        boxes = [route.boxes[region] for region in route.region[ordered].tolist()]
-        destinations = route.destination[ordered]
+        boxes = [route.boxes[region] for region in route.rows.regions(ordered).tolist()]
+        ways = _ways(route, ordered, boxes, 0, chosen)
         for number, (name, place) in enumerate(zip(weights.names, weights.places, strict=True)):
-            sources = route.sources(ordered, number)
-            kept = np.arange(len(ordered)) if chosen is None else np.flatnonzero(chosen(sources, destinations))
-            ways = zip(kept.tolist(), sources[kept].tolist(), destinations[kept].tolist(), strict=True)
-            of_weight.append((place, [Piece(name, boxes[i], start, end, weights.itemsize) for i, start, end in ways]))
+            if number and not route.is_fixed:
+                ways = _ways(route, ordered, boxes, number, chosen)
+            pieces = map(Piece._make, zip(repeat(name), *ways, repeat(weights.itemsize)))
+            of_weight.append((place, list(pieces)))
     return [piece for _, pieces in sorted(of_weight, key=itemgetter(0)) for piece in pieces]
+
+
+def _ways(
+    route: Route, rows: Ints, boxes: list[Box], number: int, chosen: Callable[[Ints, Ints], Bools] | None
+) -> tuple[list[Box], list[int], list[int]]:
+    """Box, source and destination of the chosen rows, for the `number`-th weight of the class."""
+    sources, destinations = route.sources(rows, number), route.rows.destinations(rows)
+    if chosen is None:
+        return boxes, sources.tolist(), destinations.tolist()
+    kept = np.flatnonzero(chosen(sources, destinations))
+    return [boxes[row] for row in kept.tolist()], sources[kept].tolist(), destinations[kept].tolist()

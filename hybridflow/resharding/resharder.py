@@ -6,18 +6,16 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from hybridflow.config.rollout import Transfer
 from hybridflow.errors import EngineError, HybridflowError
-from hybridflow.parallel.collectives import Plain
 from hybridflow.parallel.layout import WeightShard
 from hybridflow.resharding.executors.factory import ExecutorSetup, executor_kind, make_executor
-from hybridflow.resharding.executors.interface import Executor, Formats, TransferReport
-from hybridflow.resharding.holdings import Holding
+from hybridflow.resharding.executors.interface import Executor, TransferReport
+from hybridflow.resharding.members import Member, declared, formats_of, neighbours_of, told_by_all, travelling
 from hybridflow.resharding.plan import ReshardPlan, make_plan
 from hybridflow.resharding.roll_call import RollCall
 from hybridflow.resharding.transport import LostPeer, Transport, group_within, joint_group
@@ -30,31 +28,6 @@ BYTES_OF_A_MB = 1 << 20
 
 WeightSource = Callable[[], Iterable[WeightShard]]
 """What a rank holds now: a training engine's `weight_shards`."""
-
-
-class _Member(NamedTuple):
-    """What a rank tells the others."""
-
-    node: str
-    neighbour: int | None
-    holds: tuple[tuple[Holding, torch.dtype], ...]
-    wants: tuple[tuple[Holding, torch.dtype], ...]
-
-    @property
-    def said(self) -> Plain:
-        """As plain data."""
-        return (self.node, self.neighbour, *([(*held, str(dtype)) for held, dtype in all_] for all_ in self[2:]))
-
-    @staticmethod
-    def read(node: str, neighbour: int | None, holds: list, wants: list) -> "_Member":
-        """What `said` said."""
-        return _Member(node, neighbour, tuple(map(_holding, holds)), tuple(map(_holding, wants)))
-
-
-def _holding(said: list) -> tuple[Holding, torch.dtype]:
-    name, shape, box, itemsize, dtype = said
-    formats = {str(known): known for known in (torch.float64, torch.float32, torch.float16, torch.bfloat16)}
-    return Holding(name, tuple(shape), tuple((low, high) for low, high in box), itemsize), formats[dtype]
 
 
 class Resharder:
@@ -98,22 +71,22 @@ class Resharder:
         )
         self._version: int | None = None
         self._failure: str | None = None
-        own = _Member(node or socket.gethostname(), neighbour, _described(self._source()), _described(self._slots))
+        own = Member(node or socket.gethostname(), neighbour, declared(self._source()), declared(self._slots))
         self._set_up(own, transfer, make)
 
-    def _set_up(self, own: _Member, transfer: Transfer, make: Callable[[ExecutorSetup], Executor]) -> None:
+    def _set_up(self, own: Member, transfer: Transfer, make: Callable[[ExecutorSetup], Executor]) -> None:
         stage, transport = "the set-up of weight transfers", self._transport
         self._roll.meet(stage)
         try:
-            members = [_Member.read(*said) for said in transport.gather_plain(own.said)]
+            members = told_by_all(transport, own)
             self._roll.names = [f"rank {rank} ({member.node})" for rank, member in enumerate(members)]
-            formats = _formats(members)
+            formats = formats_of(members)
             nodes = [member.node for member in members]
             self.plan: ReshardPlan = make_plan(
-                [_holdings(member.holds, formats) for member in members],
-                [_holdings(member.wants, formats) for member in members],
+                travelling([member.holds for member in members], formats),
+                travelling([member.wants for member in members], formats),
                 nodes=nodes,
-                neighbours=_neighbours(members),
+                neighbours=neighbours_of(members),
             )
             bucket_bytes = transfer.bucket_mb * BYTES_OF_A_MB
             own_pieces = OwnPieces(self.plan, transport.rank)
@@ -201,40 +174,6 @@ def _transport(
     if isinstance(group, Transport):
         return group
     return group_within(group, timeout_seconds=transfer.timeout_seconds, device=device)
-
-
-def _described(shards: Iterable[WeightShard]) -> tuple[tuple[Holding, torch.dtype], ...]:
-    return tuple(
-        (Holding(shard.name, shard.layout.shape, shard.layout.box, shard.dtype.itemsize), shard.dtype)
-        for shard in shards
-    )
-
-
-def _formats(members: Sequence[_Member]) -> Formats:
-    """The number format of each wanted weight."""
-    formats: dict[str, torch.dtype] = {}
-    for rank, member in enumerate(members):
-        for wanted, dtype in member.wants:
-            if formats.setdefault(wanted.name, dtype) != dtype:
-                raise EngineError(
-                    f"Rank {rank} generates with '{wanted.name}' in {dtype}, others in {formats[wanted.name]}.",
-                    remedy="Give all ranks of the rollout the same model.dtype.",
-                )
-    return formats
-
-
-def _holdings(described: Iterable[tuple[Holding, torch.dtype]], formats: Formats) -> list[Holding]:
-    """Holdings in the format in which they travel; what nobody wants is left out."""
-    return [
-        holding._replace(itemsize=formats[holding.name].itemsize) for holding, _ in described if holding.name in formats
-    ]
-
-
-def _neighbours(members: Sequence[_Member]) -> list[int] | None:
-    """The neighbourhood of each rank; those without are their own."""
-    if all(member.neighbour is None for member in members):
-        return None
-    return [-1 - rank if member.neighbour is None else member.neighbour for rank, member in enumerate(members)]
 
 
 def _told(error: BaseException, rank: str, stage: str) -> HybridflowError:

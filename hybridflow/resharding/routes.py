@@ -3,7 +3,8 @@
 A *class* is the weights that lie alike: same shape, same boxes on the same ranks. The cells of a class are its source
 boxes (or their common refinement where they overlap), each with its holders; a *region* is a cell inside a box that is
 wanted; a *row* is a region and a rank that wants it. A row has one or more candidates, the holders nearest to the rank,
-and takes them in turn from weight to weight, so that a thousand equal layers load all of them alike.
+and takes them in turn from weight to weight, so that a thousand equal layers load all of them alike. Where every cell
+has one holder there is nothing to choose, and a rank lists its own rows alone.
 """
 
 from collections import defaultdict
@@ -52,8 +53,79 @@ class World:
 
 
 @dataclass(frozen=True, eq=False)
+class Rows:
+    """The rows of a class: for each wanted box, for each rank that wants it, its regions in order.
+
+    Rows are numbers. What they stand for is worked out when it is asked for: with thousands of shards there are
+    millions of rows, of which a rank needs its own.
+    """
+
+    box: Ints
+    """Of each region: the number of the wanted box that it is part of, ascending."""
+
+    wanted: Ints
+    """For each wish: the number of a wanted box, ascending, ..."""
+
+    ranks: Ints
+    """... and a rank that wants it."""
+
+    @cached_property
+    def regions_of_box(self) -> tuple[Ints, Ints]:
+        """The first region of each wanted box, and how many there are."""
+        numbers = np.arange(self.wanted[-1] + 1 if len(self.wanted) else 0)
+        first = np.searchsorted(self.box, numbers)
+        return first, np.searchsorted(self.box, numbers, side="right") - first
+
+    @cached_property
+    def first(self) -> Ints:
+        """The first row of each wish, and the number of all rows at the end."""
+        return np.concatenate(([0], np.cumsum(self.regions_of_box[1][self.wanted])))
+
+    @property
+    def all(self) -> Ints:
+        """Every row."""
+        return np.arange(self.first[-1])
+
+    def regions(self, rows: Ints) -> Ints:
+        """The region of each of some rows."""
+        wish = self._wish(rows)
+        return self.regions_of_box[0][self.wanted[wish]] + rows - self.first[wish]
+
+    def destinations(self, rows: Ints) -> Ints:
+        """The rank that wants each of some rows."""
+        return self.ranks[self._wish(rows)]
+
+    def to(self, rank: int) -> Ints:
+        """The rows of what a rank wants."""
+        wishes = np.flatnonzero(self.ranks == rank)
+        return _ranges(self.first[wishes], self.first[wishes + 1])
+
+    def about(self, regions: Ints) -> Ints:
+        """The rows of some regions, for all ranks that want them."""
+        first, _ = self.regions_of_box
+        boxes = self.box[regions]
+        low, high = (np.searchsorted(self.wanted, boxes, side=side) for side in ("left", "right"))
+        inside = np.repeat(regions - first[boxes], high - low)
+        return np.sort(self.first[_ranges(low, high)] + inside)
+
+    def _wish(self, rows: Ints) -> Ints:
+        return np.searchsorted(self.first, rows, side="right") - 1
+
+
+@dataclass(frozen=True, eq=False)
+class Choices:
+    """Of rows that several ranks could send: row i of the class's k-th weight comes from candidate (turn[i] + k)."""
+
+    turn: Ints
+    first: Ints
+    """Where a row's candidates begin in `candidates`; one more at the end."""
+
+    candidates: Ints
+
+
+@dataclass(frozen=True, eq=False)
 class Route:
-    """The rows of one class. Row i of the class's k-th weight comes from candidate (turn[i] + k) mod its number."""
+    """The rows of one class, and where each comes from: the one rank that holds its region, or one of several."""
 
     weights: WeightClass
     boxes: tuple[Box, ...]
@@ -62,31 +134,35 @@ class Route:
     nbytes: Ints
     """Of the regions."""
 
-    region: Ints
-    destination: Ints
-    turn: Ints
-    first: Ints
-    """Where a row's candidates begin in `candidates`; one more at the end."""
+    rows: Rows
+    holder: Ints | None
+    """Of each region, where each has one holder."""
 
-    candidates: Ints
+    choices: Choices | None
+    """Where regions have several."""
 
     @property
     def is_fixed(self) -> bool:
         """Every row has one candidate, so that all weights of the class travel alike."""
-        return len(self.candidates) == len(self.destination)
+        return self.choices is None or len(self.choices.candidates) == len(self.choices.turn)
 
     def sources(self, rows: Ints, number: int) -> Ints:
         """The sources of some rows for the `number`-th weight of the class."""
-        first = self.first[rows]
-        return self.candidates[first + (self.turn[rows] + number) % (self.first[rows + 1] - first)]
+        if self.holder is not None:
+            return self.holder[self.rows.regions(rows)]
+        turn, first, candidates = self._choices
+        return candidates[first[rows] + (turn[rows] + number) % (first[rows + 1] - first[rows])]
 
     def rows_to(self, rank: int) -> Ints:
         """The rows of what a rank wants."""
-        return np.flatnonzero(self.destination == rank)
+        return self.rows.to(rank)
 
     def rows_from(self, rank: int) -> Ints:
         """The rows of what a rank is a candidate for."""
-        return np.unique(np.searchsorted(self.first, np.flatnonzero(self.candidates == rank), side="right") - 1)
+        if self.holder is not None:
+            return self.rows.about(np.flatnonzero(self.holder == rank))
+        _, first, candidates = self._choices
+        return np.unique(np.searchsorted(first, np.flatnonzero(candidates == rank), side="right") - 1)
 
     def rows_about(self, rank: int) -> Ints:
         """The rows of what a rank wants, or is a candidate for."""
@@ -94,7 +170,7 @@ class Route:
 
     def in_order(self, rows: Ints) -> Ints:
         """The rows by box, then by destination."""
-        return rows[np.lexsort((self.destination[rows], self.region_order[self.region[rows]]))]
+        return rows[np.lexsort((self.rows.destinations(rows), self.region_order[self.rows.regions(rows)]))]
 
     @cached_property
     def gathered(self) -> tuple[tuple[tuple[int, ...], Ints], ...]:
@@ -102,17 +178,22 @@ class Route:
 
         Such ranks want the same regions from the same sources, all of which are among themselves.
         """
-        order = np.argsort(self.destination, kind="stable")
-        rows_of = np.split(order, np.flatnonzero(np.diff(self.destination[order])) + 1)
-        alike: dict[tuple[bytes, bytes], list[Ints]] = defaultdict(list)
-        for rows in rows_of:
-            if (self.first[rows + 1] - self.first[rows] == 1).all():
-                alike[self.region[rows].tobytes(), self.candidates[self.first[rows]].tobytes()].append(rows)
+        order = np.argsort(self.rows.ranks, kind="stable")
+        ranks, first = np.unique(self.rows.ranks[order], return_index=True)
+        same_boxes: dict[bytes, list[int]] = defaultdict(list)
+        for rank, wishes in zip(ranks.tolist(), np.split(order, first[1:]), strict=True):
+            same_boxes[self.rows.wanted[wishes].tobytes()].append(rank)
+        alike: dict[tuple[bytes, bytes], list[int]] = defaultdict(list)
+        for boxes, several in same_boxes.items():
+            for rank in several if self.holder is None else several[:1]:
+                sources = self._only_sources(self.rows_to(rank))
+                if sources is not None:
+                    alike[boxes, sources.tobytes()] += [rank] if self.holder is None else several
         found = []
-        for members in alike.values():
-            ranks = tuple(self.destination[[rows[0] for rows in members]].tolist())
-            if len(ranks) > 1 and np.isin(self.candidates[self.first[members[0]]], ranks).all():
-                found.append((ranks, members[0]))
+        for members in sorted(alike.values()):
+            rows = self.rows_to(members[0])
+            if len(members) > 1 and np.isin(self.sources(rows, 0), members).all():
+                found.append((tuple(members), rows))
         return tuple(found)
 
     @cached_property
@@ -128,40 +209,61 @@ class Route:
 
     def entries(self) -> tuple[Ints, Ints, Ints]:
         """Every (row, candidate), and for how many of the class's weights that candidate is the source."""
-        if self.is_fixed:
-            return np.arange(len(self.candidates)), self.candidates, np.full_like(self.turn, len(self.weights.names))
-        counts = np.diff(self.first)
+        if self.holder is not None:
+            rows = self.rows.all
+            return rows, self.sources(rows, 0), np.full_like(rows, len(self.weights.names))
+        turn, first, candidates = self._choices
+        counts = np.diff(first)
         row = np.repeat(np.arange(len(counts)), counts)
-        place = np.arange(len(self.candidates)) - self.first[row]
-        number = (place - self.turn[row]) % counts[row]  # the first weight that comes from this candidate
-        return row, self.candidates, (len(self.weights.names) - number + counts[row] - 1) // counts[row]
+        place = np.arange(len(candidates)) - first[row]
+        number = (place - turn[row]) % counts[row]  # the first weight that comes from this candidate
+        return row, candidates, (len(self.weights.names) - number + counts[row] - 1) // counts[row]
 
     def bytes_by(self, *, size: int, by_source: bool, is_moving: bool = True) -> Ints:
         """Bytes that move between `size` ranks, or that stay, by the rank that holds them or by the one that wants."""
+        if self.holder is not None:
+            return self._bytes_of_holders(self.holder, size, by_source, is_moving)
         row, source, weights = self.entries()
-        destination = self.destination[row]
-        nbytes = self.nbytes[self.region[row]] * weights * ((source != destination) == is_moving)
-        # bincount adds in float64: exact below 2 ** 53 bytes, and ten times as fast as add.at
-        return np.bincount(source if by_source else destination, nbytes, size).astype(np.int64)
+        destination = self.rows.destinations(row)
+        nbytes = self.nbytes[self.rows.regions(row)] * weights * ((source != destination) == is_moving)
+        return _sums(source if by_source else destination, nbytes, size)
+
+    def _bytes_of_holders(self, holder: Ints, size: int, by_source: bool, is_moving: bool) -> Ints:
+        """The same without listing rows: each region stays on its holder if that wants it, and goes to all others."""
+        box, wanted, ranks = self.rows.box, self.rows.wanted, self.rows.ranks
+        nbytes = self.nbytes * len(self.weights.names)
+        stays = np.isin(box * size + holder, wanted * size + ranks)
+        kept = _sums(holder, nbytes * stays, size)
+        if not is_moving:
+            return kept
+        if by_source:
+            return _sums(holder, nbytes * (np.bincount(wanted, minlength=box.max(initial=-1) + 1)[box] - stays), size)
+        return _sums(ranks, _sums(box, nbytes, wanted.max(initial=-1) + 1)[wanted], size) - kept
+
+    def _only_sources(self, rows: Ints) -> Ints | None:
+        """The sources of rows of which each has one candidate; None where one has several."""
+        if self.choices is not None and (np.diff(self.choices.first)[rows] != 1).any():
+            return None
+        return self.sources(rows, 0)
+
+    @property
+    def _choices(self) -> tuple[Ints, Ints, Ints]:
+        assert self.choices is not None, "regions have one holder, or several"
+        return self.choices.turn, self.choices.first, self.choices.candidates
 
 
 def make_route(weights: WeightClass, world: World, load: Ints) -> Route:
     """The rows of a class; `load`, the bytes each rank sends so far, says which candidates come first, and grows."""
     held = _disjoint(weights.held)
-    boxes, cell, wanted = _regions(weights, held)
-    destination, region = _rows(weights.wanted, wanted)
-    turn, first, candidates = _candidates(destination, cell[region], held, world, load)
+    boxes, cell, box = _regions(weights, held)
+    counts = [len(ranks) for _, ranks in weights.wanted]
+    ranks = np.array([rank for _, own in weights.wanted for rank in own], dtype=np.int64)
+    rows = Rows(box, np.repeat(np.arange(len(counts)), counts), ranks)
+    most = max(len(ranks) for _, ranks in held)
+    holder = np.array([ranks[0] for _, ranks in held], dtype=np.int64)[cell] if most == 1 else None
+    choices = None if most == 1 else _choices(rows, cell, _by_load(held, most, load), world)
     volumes = np.array([volume(box) for box in boxes], dtype=np.int64)
-    route = Route(
-        weights=weights,
-        boxes=boxes,
-        nbytes=volumes * weights.itemsize,
-        region=region,
-        destination=destination,
-        turn=turn,
-        first=first,
-        candidates=candidates,
-    )
+    route = Route(weights, boxes, volumes * weights.itemsize, rows, holder, choices)
     load += route.bytes_by(size=len(load), by_source=True)
     return route
 
@@ -195,28 +297,15 @@ def _regions(weights: WeightClass, held: Located) -> tuple[tuple[Box, ...], Ints
     return boxes, cell, wanted
 
 
-def _rows(wanted: Located, wanted_of_region: Ints) -> tuple[Ints, Ints]:
-    """The destination and the region of each row."""
-    ends = np.searchsorted(wanted_of_region, np.arange(len(wanted) + 1))
-    destinations, regions = [], []
-    for number, (_, ranks) in enumerate(wanted):
-        own = np.arange(ends[number], ends[number + 1])
-        destinations.append(np.repeat(np.asarray(ranks, dtype=np.int64), len(own)))
-        regions.append(np.tile(own, len(ranks)))
-    return np.concatenate(destinations), np.concatenate(regions)
-
-
-def _candidates(destination: Ints, cell: Ints, held: Located, world: World, load: Ints) -> tuple[Ints, Ints, Ints]:
-    """Each row's turn, where its candidates begin, and all candidates: the holders of its cell in the nearest tier.
+def _choices(rows: Rows, cell: Ints, holders_of_cell: Ints, world: World) -> Choices:
+    """Each row's turn and its candidates: the holders of its cell in the nearest tier.
 
     Tiers: the rank itself, its neighbours, its node, everybody. Rows that choose from the same holders take them in
     turn, beginning with the one that sends least so far.
     """
-    most = max(len(ranks) for _, ranks in held)
-    if most == 1:
-        only = np.array([ranks[0] for _, ranks in held], dtype=np.int64)
-        return np.zeros_like(destination), np.arange(len(destination) + 1), only[cell]
-    holders = _by_load(held, most, load)[cell]
+    every = rows.all
+    destination, cell = rows.destinations(every), cell[rows.regions(every)]
+    holders = holders_of_cell[cell]
     safe = np.maximum(holders, 0)
     tier = np.full(holders.shape, 3, dtype=np.int8)
     tier[world.nodes[safe] == world.nodes[destination][:, None]] = 2
@@ -229,7 +318,7 @@ def _candidates(destination: Ints, cell: Ints, held: Located, world: World, load
     nothing = np.zeros_like(destination)
     places = (destination, world.neighbours[destination], world.nodes[destination], nothing)
     key = (cell * 4 + nearest) * len(world.nodes) + np.choose(nearest, places)
-    return _turns(key), first, holders[is_candidate]
+    return Choices(_turns(key), first, holders[is_candidate])
 
 
 def _by_load(held: Located, most: int, load: Ints) -> Ints:
@@ -248,6 +337,18 @@ def _turns(keys: Ints) -> Ints:
     turns = np.empty_like(keys)
     turns[order] = np.arange(len(keys)) - np.searchsorted(ordered, ordered)
     return turns
+
+
+def _ranges(low: Ints, high: Ints) -> Ints:
+    """All numbers of several half-open ranges, one range after the other."""
+    counts = high - low
+    ends = np.cumsum(counts)
+    return np.arange(counts.sum()) + np.repeat(low - ends + counts, counts)
+
+
+def _sums(places: Ints, amounts: Ints, size: int) -> Ints:
+    """The sum of the amounts at each place. bincount adds in float64: exact below 2 ** 53, and faster than add.at."""
+    return np.bincount(places, amounts, size).astype(np.int64)
 
 
 def _numbered(labels: Sequence[Hashable]) -> Ints:

@@ -145,7 +145,7 @@ class Transport:
     def gather_messages(self, message: bytes) -> list[bytes]:
         """The message of every rank, in order of ranks. What several ranks say alike travels once, and is one object.
 
-        A rank receives `DIGEST_BYTES` and 8 more of every rank, and the different messages twice.
+        See `exchange_bytes` for what a rank receives.
         """
         if self.group is None:
             return [message]
@@ -176,6 +176,14 @@ class Transport:
         parts = [torch.empty_like(tensor) for _ in range(self.size)]
         self.wait(self.group.allgather([parts], [tensor]), tuple(range(self.size)), self.deadline())
         return parts
+
+
+def exchange_bytes(messages: Sequence[bytes]) -> int:
+    """What each rank receives of `gather_messages`, where these are the messages of all ranks.
+
+    A digest and a length of every rank, and every different message twice: once as it is added up, and once as a sum.
+    """
+    return len(messages) * (DIGEST_BYTES + 8) + 2 * sum(map(len, set(messages)))
 
 
 def joint_group(

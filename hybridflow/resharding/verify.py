@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hybridflow.errors import StaleWeightsError
-from hybridflow.parallel.boxes import box_text, volume
+from hybridflow.parallel.boxes import box_text
 from hybridflow.parallel.layout import Box, WeightShard
 from hybridflow.resharding.checksum import checksum
 from hybridflow.resharding.executors.interface import Formats
@@ -31,7 +31,7 @@ class Verification:
         self._transport = transport
         self._formats = formats
         sent = max(plan.bytes_sent(rank) for rank in range(plan.size))
-        wanted = max(sum(volume(part.box) * part.itemsize for part in parts) for parts in plan.destinations)
+        wanted = max(plan.bytes_received(rank) + plan.bytes_kept(rank) for rank in range(plan.size))
         self._rounds = max(1, -(-max(sent, wanted) // WHOLE_BYTES))
 
     def check(self, source: Iterable[WeightShard], destination: Iterable[WeightShard], *, version: int) -> int:

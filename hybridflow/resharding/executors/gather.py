@@ -174,8 +174,7 @@ def _stacked(pieces: Sequence[Piece]) -> Piece:
 def _is_slot(piece: Piece, ranks: Iterable[int], plan: ReshardPlan) -> bool:
     """Every rank wants the piece as one."""
     return all(
-        any(wanted.name == piece.name and contains(wanted.box, piece.box) for wanted in plan.destinations[rank])
-        for rank in ranks
+        any(contains(wanted, piece.box) for wanted in plan.destinations[rank].boxes_of(piece.name)) for rank in ranks
     )
 
 

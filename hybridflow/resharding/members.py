@@ -1,0 +1,92 @@
+"""What the ranks of a transfer tell one another before they plan it: where each is, what it holds and what it wants."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from hybridflow.errors import EngineError
+from hybridflow.parallel.collectives import Plain
+from hybridflow.parallel.layout import WeightShard
+from hybridflow.resharding.executors.interface import Formats
+from hybridflow.resharding.rosters import Declared, RankHoldings, Travelling, read_boxes, read_roster
+from hybridflow.resharding.transport import Transport
+
+_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+}
+
+
+class Member(NamedTuple):
+    """What a rank tells the others."""
+
+    node: str
+    neighbour: int | None
+    """The number of its micro-data-parallel group."""
+    holds: Declared
+    wants: Declared
+
+    @property
+    def messages(self) -> tuple[bytes, bytes]:
+        """The rosters of what it holds and wants: many ranks have them alike."""
+        return self.holds.roster_message, self.wants.roster_message
+
+    @property
+    def own(self) -> Plain:
+        """The rest, which is the rank's own."""
+        return self.node, self.neighbour, self.holds.boxes, self.wants.boxes
+
+
+def declared(shards: Iterable[WeightShard]) -> Declared:
+    """What a rank tells of its shards."""
+    names = {dtype: name for name, dtype in _DTYPES.items()}
+    return Declared.of((shard.name, names[shard.dtype], shard.layout.shape, shard.layout.box) for shard in shards)
+
+
+def told_by_all(transport: Transport, own: Member) -> list[Member]:
+    """What every rank tells; called on all ranks together."""
+    rosters = [transport.gather_messages(message) for message in own.messages]
+    return members_from(rosters, transport.gather_plain(own.own))
+
+
+def members_from(rosters: Sequence[Sequence[bytes]], of_rank: Sequence[Sequence]) -> list[Member]:
+    """From each rank's rosters (of what it holds, of what it wants) and its own part, as they arrive.
+
+    Rosters that are alike are read once.
+    """
+    read = {message: read_roster(message) for messages in rosters for message in dict.fromkeys(messages)}
+    members = []
+    for (node, neighbour, held_boxes, wanted_boxes), held, wanted in zip(of_rank, *rosters, strict=True):
+        holds = read[held]._replace(boxes=read_boxes(held_boxes))
+        members.append(Member(node, neighbour, holds, read[wanted]._replace(boxes=read_boxes(wanted_boxes))))
+    return members
+
+
+def formats_of(members: Sequence[Member]) -> Formats:
+    """The number format of each wanted weight; raises where two ranks want it in different ones."""
+    said: dict[str, str] = {}
+    rosters = {id(member.wants.names): (rank, member.wants) for rank, member in reversed(list(enumerate(members)))}
+    for rank, wants in sorted(rosters.values(), key=lambda entry: entry[0]):
+        for name, slot in zip(wants.names, wants.slots, strict=True):
+            dtype = wants.kinds[slot][1]
+            if said.setdefault(name, dtype) != dtype:
+                raise EngineError(
+                    f"Rank {rank} generates with '{name}' in torch.{dtype}, others in torch.{said[name]}.",
+                    remedy="Give all ranks of the rollout the same model.dtype.",
+                )
+    return {name: _DTYPES[dtype] for name, dtype in said.items()}
+
+
+def travelling(told: Sequence[Declared], formats: Formats) -> list[RankHoldings]:
+    """Holdings in the format in which they travel; what nobody wants is left out."""
+    itemsizes = {name: dtype.itemsize for name, dtype in formats.items()}
+    rosters = {id(own.names): own for own in told}
+    found = {key: Travelling.of(own, itemsizes) for key, own in rosters.items()}
+    return [found[id(own.names)].on(own.boxes) for own in told]
+
+
+def neighbours_of(members: Sequence[Member]) -> list[int] | None:
+    """The neighbourhood of each rank; those without are their own."""
+    if all(member.neighbour is None for member in members):
+        return None
+    return [-1 - rank if member.neighbour is None else member.neighbour for rank, member in enumerate(members)]

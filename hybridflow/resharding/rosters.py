@@ -1,0 +1,150 @@
+"""What a rank holds or wants, said in few bytes: which weights lie alike, and the box of each such set.
+
+A model of 46,623 weights has a few dozen different boxes on a rank. A *roster* names the weights in their order, and
+for each the *slot* it is in: weights of one slot have one shape, one number format and one box. Ranks of one stage have
+the same roster, which travels once however many they are; only the boxes of the slots, a few hundred bytes, are a
+rank's own. From the two, any rank works out what any other holds when it is asked for. Layouts without regularity have
+many slots, and are still said exactly. Imports without torch.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+from hybridflow.parallel.layout import Box
+from hybridflow.resharding.holdings import Holding
+
+Kind = tuple[tuple[int, ...], int]
+"""Shape of a weight, and bytes an element."""
+
+
+@dataclass(frozen=True)
+class Roster:
+    """Weights in order, the slot of each, and the kind of each slot."""
+
+    names: tuple[str, ...]
+    slots: tuple[int, ...]
+    kinds: tuple[Kind, ...]
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.names, self.slots, self.kinds))
+
+    @cached_property
+    def slots_of(self) -> Mapping[str, tuple[int, ...]]:
+        """The slots of each name: several where a rank has it in several pieces."""
+        found: dict[str, tuple[int, ...]] = {}
+        for name, slot in zip(self.names, self.slots, strict=True):
+            found[name] = (*found.get(name, ()), slot)
+        return found
+
+
+@dataclass(frozen=True)
+class RankHoldings:
+    """What one rank holds or wants: a roster, and the box of each of its slots. Iterated, it is a list of holdings."""
+
+    roster: Roster
+    boxes: tuple[Box, ...]
+
+    def __iter__(self) -> Iterator[Holding]:
+        roster = self.roster
+        for name, slot in zip(roster.names, roster.slots, strict=True):
+            shape, itemsize = roster.kinds[slot]
+            yield Holding(name, shape, self.boxes[slot], itemsize)
+
+    def boxes_of(self, name: str) -> list[Box]:
+        """The boxes of one weight."""
+        return [self.boxes[slot] for slot in self.roster.slots_of.get(name, ())]
+
+
+Ranked = tuple[RankHoldings, ...]
+"""Of each rank."""
+
+NOTHING = RankHoldings(Roster((), (), ()), ())
+
+
+def ranked(lists: Iterable[Sequence[Holding] | RankHoldings]) -> Ranked:
+    """The holdings of each rank; what several ranks have alike is one object."""
+    rosters: dict[Roster, Roster] = {}
+    known: dict[int, RankHoldings] = {}
+    found = []
+    for own in lists:
+        if id(own) not in known:
+            made = own if isinstance(own, RankHoldings) else _compressed(own)
+            known[id(own)] = replace(made, roster=rosters.setdefault(made.roster, made.roster))
+        found.append((own, known[id(own)]))  # `own` lives on, so that no other object gets its id
+    return tuple(holdings for _, holdings in found)
+
+
+class Declared(NamedTuple):
+    """What a rank tells the others that it holds or wants."""
+
+    names: Sequence[str]
+    slots: Sequence[int]
+    """The slot of each name."""
+    kinds: Sequence[tuple[tuple[int, ...], str]]
+    """Shape and number format of each slot."""
+    boxes: Sequence[Box]
+    """Of each slot: a rank's own."""
+
+    @staticmethod
+    def of(weights: Iterable[tuple[str, str, tuple[int, ...], Box]]) -> "Declared":
+        """From the name, number format, shape and box of each weight."""
+        names, slots, numbers = [], [], {}
+        for name, dtype, shape, box in weights:
+            names.append(name)
+            slots.append(numbers.setdefault((shape, dtype, box), len(numbers)))
+        return Declared(names, slots, [slot[:2] for slot in numbers], [slot[2] for slot in numbers])
+
+    @property
+    def roster_message(self) -> bytes:
+        """All but the boxes, as bytes: the same on every rank with the same weights in the same slots."""
+        return json.dumps([self.names, self.slots, self.kinds], separators=(",", ":")).encode()
+
+
+def read_roster(message: bytes) -> Declared:
+    """What `roster_message` says; the boxes are told apart."""
+    names, slots, kinds = json.loads(message)
+    return Declared(names, slots, [(tuple(shape), dtype) for shape, dtype in kinds], [])
+
+
+def read_boxes(said: Iterable[Iterable[Sequence[int]]]) -> tuple[Box, ...]:
+    """Boxes as JSON tells them."""
+    return tuple([tuple([(low, high) for low, high in box]) for box in said])
+
+
+class Travelling(NamedTuple):
+    """A roster as it travels: what nobody wants is left out, and elements have the size they have where they go."""
+
+    roster: Roster
+    chosen: tuple[int, ...]
+    """The slot, as declared, of each slot of the roster."""
+
+    @staticmethod
+    def of(declared: Declared, itemsizes: Mapping[str, int]) -> "Travelling":
+        """With the bytes an element of each wanted weight."""
+        names, slots, numbers = [], [], {}
+        for name, slot in zip(declared.names, declared.slots, strict=True):
+            if name in itemsizes:
+                names.append(name)
+                slots.append(numbers.setdefault((slot, itemsizes[name]), len(numbers)))
+        kinds = tuple((declared.kinds[slot][0], itemsize) for slot, itemsize in numbers)
+        return Travelling(Roster(tuple(names), tuple(slots), kinds), tuple(slot for slot, _ in numbers))
+
+    def on(self, boxes: Sequence[Box]) -> RankHoldings:
+        """What a rank with these boxes, as declared, has."""
+        return RankHoldings(self.roster, tuple([boxes[slot] for slot in self.chosen]))
+
+
+def _compressed(holdings: Iterable[Holding]) -> RankHoldings:
+    names, slots, numbers = [], [], {}
+    for name, shape, box, itemsize in holdings:
+        names.append(name)
+        slots.append(numbers.setdefault(((shape, itemsize), box), len(numbers)))
+    roster = Roster(tuple(names), tuple(slots), tuple(kind for kind, _ in numbers))
+    return RankHoldings(roster, tuple(box for _, box in numbers))

@@ -92,14 +92,8 @@ def text_token_ids(
         return []
     if most_tokens is not None:
         texts = [_up_to(text, most_tokens, tokenizer) for text in texts]
-    ids: list[list[int]] = tokenizer(
-        list(texts),
-        add_special_tokens=add_special_tokens,
-        return_attention_mask=False,
-        return_token_type_ids=False,
-        verbose=False,
-    )["input_ids"]
-    if add_special_tokens and _appends_eos(tokenizer):
+    ids = _ids_of(list(texts), tokenizer, add_special_tokens=add_special_tokens)
+    if add_special_tokens and _appends_eos(tokenizer, texts):
         return [row[:-1] for row in ids]
     return ids
 
@@ -114,8 +108,24 @@ def _up_to(text: str, most_tokens: int, tokenizer: PreTrainedTokenizerBase) -> s
     beginning = text[: most_tokens * _CHARACTERS_PER_TOKEN]
     if len(beginning) == len(text):
         return text
-    count = len(tokenizer(beginning, add_special_tokens=False, verbose=False)["input_ids"])
-    return beginning if count > most_tokens + 1 else text
+    (ids,) = _ids_of([beginning], tokenizer, add_special_tokens=False)
+    return beginning if len(ids) > most_tokens + 1 else text
+
+
+def _ids_of(texts: list[str], tokenizer: PreTrainedTokenizerBase, *, add_special_tokens: bool) -> list[list[int]]:
+    try:
+        return tokenizer(
+            texts,
+            add_special_tokens=add_special_tokens,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            verbose=False,
+        )["input_ids"]
+    except Exception as error:  # tokenizers raises no other kind, for example for a character that it does not know
+        raise DataError(
+            f"The tokenizer cannot read a text: {type(error).__name__}: {str(error)[:300].rstrip('.')}.",
+            remedy="Set model.tokenizer_path to a tokenizer that knows all characters of the data.",
+        ) from error
 
 
 def rendered_prompt(conversation: Sequence[Message], tokenizer: PreTrainedTokenizerBase) -> str:
@@ -170,6 +180,8 @@ def prompt_flaw(prompt: object) -> str | None:
     return None
 
 
-def _appends_eos(tokenizer: PreTrainedTokenizerBase) -> bool:
-    probe: list[int] = tokenizer("a", return_attention_mask=False)["input_ids"]
-    return tokenizer.eos_token_id is not None and probe[-1:] == [tokenizer.eos_token_id]
+def _appends_eos(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> bool:
+    """Asked with a character that the tokenizer has read; it need not know any other."""
+    probe = next((text[:1] for text in texts if text), "a")
+    (ids,) = _ids_of([probe], tokenizer, add_special_tokens=True)
+    return tokenizer.eos_token_id is not None and ids[-1:] == [tokenizer.eos_token_id]

@@ -11,20 +11,22 @@ from hybridflow.errors import EngineError
 
 _QKV_BIAS_BY_DEFAULT = {"qwen2"}
 _QK_NORM = {"qwen3", "qwen3_moe"}
-_LARGEST = {
-    "hidden_size": 1 << 20,
-    "num_hidden_layers": 1 << 12,
-    "num_attention_heads": 1 << 14,
-    "num_key_value_heads": 1 << 14,
-    "head_dim": 1 << 16,
-    "intermediate_size": 1 << 22,
-    "moe_intermediate_size": 1 << 22,
-    "vocab_size": 1 << 26,
-    "max_position_embeddings": 1 << 40,
+_SIZES = {
+    "hidden_size": (1, 1 << 20),
+    "num_hidden_layers": (1, 1 << 12),
+    "num_attention_heads": (1, 1 << 14),
+    "num_key_value_heads": (1, 1 << 14),
+    "head_dim": (1, 1 << 16),
+    "intermediate_size": (1, 1 << 22),
+    "moe_intermediate_size": (1, 1 << 22),
+    "vocab_size": (1, 1 << 26),
+    "max_position_embeddings": (1, 1 << 40),
+    "num_experts": (0, 1 << 14),
+    "num_local_experts": (0, 1 << 14),
+    "num_experts_per_tok": (0, 1 << 14),
 }
-"""Sizes that are whole numbers from 1 to something far beyond any model."""
+"""Where whole numbers lie; the upper ends are far beyond any model."""
 
-_MOST_EXPERTS = 1 << 14
 _NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 
 
@@ -119,15 +121,13 @@ def geometry_of(config: dict, name: str = "config.json") -> ModelGeometry:
 
 def _check_numbers(config: dict[str, Any], name: str) -> None:
     """Raises `EngineError` for the first number that no model can have."""
-    for key, largest in _LARGEST.items():
+    for key, (smallest, largest) in _SIZES.items():
         value = config.get(key)
         is_absent = value is None and key not in _NEEDED
-        if not is_absent and not (type(value) is int and 1 <= value <= largest):
-            raise _wrong(name, key, value, f"a whole number from 1 to {largest}")
-    for key in ("num_experts", "num_local_experts", "num_experts_per_tok"):
-        value = config.get(key)
-        if value is not None and not (type(value) is int and 0 <= value <= _MOST_EXPERTS):
-            raise _wrong(name, key, value, f"a whole number from 0 to {_MOST_EXPERTS}")
+        if not is_absent and not (type(value) is int and smallest <= value <= largest):
+            raise _wrong(name, key, value, f"a whole number from {smallest} to {largest}")
+    if not isinstance(config.get("model_type", ""), str):
+        raise _wrong(name, "model_type", config["model_type"], "text")
     heads, kv_heads = config["num_attention_heads"], config.get("num_key_value_heads")
     if kv_heads and heads % kv_heads:
         raise _wrong(name, "num_key_value_heads", kv_heads, f"a divisor of num_attention_heads={heads}")

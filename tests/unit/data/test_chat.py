@@ -1,4 +1,6 @@
 import pytest
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
 from hybridflow.config.data import Data
 from hybridflow.data.chat import as_conversation, prompt_flaw, prompt_token_ids, with_chat_template
@@ -111,3 +113,19 @@ def test_a_template_that_cannot_be_used_is_an_error(tmp_path, chat_tokenizer, co
     with pytest.raises(DataError, match=found) as caught:
         with_chat_template(chat_tokenizer, Data(chat_template=str(tmp_path / "own.jinja")))
     assert caught.value.remedy
+
+
+def test_a_character_that_the_tokenizer_does_not_know_is_told_where_it_has_no_token_for_one():
+    inner = Tokenizer(models.WordLevel({"a": 0, "</s>": 1}, unk_token="<unk>"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="</s>")
+    with pytest.raises(DataError, match="The tokenizer cannot read a text: .*UNK") as caught:
+        prompt_token_ids(["b"], tokenizer)
+    assert "model.tokenizer_path" in caught.value.remedy
+
+
+def test_a_text_that_is_far_too_long_is_not_tokenised_to_its_end(tokenizer):
+    text = "1+1" * 5_000_000
+    (ids,) = prompt_token_ids([text], tokenizer, most_tokens=8)
+    assert 8 < len(ids) < 1000
+    words = "ab" * 100
+    assert prompt_token_ids([words], tokenizer, most_tokens=8) == prompt_token_ids([words], tokenizer)

@@ -50,6 +50,7 @@ def write(path: Path, **changes: object) -> None:
         ({"dtype": "evil"}, "cannot be"),
         ({"hidden_act": "evil"}, "cannot be"),
         ({"model_type": "evil"}, "evil"),
+        ({"model_type": ["llama"]}, r"model_type=\['llama'\], which is not text"),
         ({"eos_token_id": 10**6}, "eos_token_id=1000000, and '1000000' is no token of the model"),
         ({"eos_token_id": "</s>"}, "'eos_token_id' with value '</s>'"),
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, r"are quantised \(bitsandbytes\)"),

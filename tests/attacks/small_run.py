@@ -3,7 +3,22 @@
 import json
 from pathlib import Path
 
+import transformers.models.llama.modeling_llama
+
+import hybridflow.engines.rollout.transformers.engine
+import hybridflow.engines.training.single
+import hybridflow.launch.execute
+import hybridflow.launch.farewell
 from hybridflow.trainer import main_dpo, main_kto, main_ppo, main_reward_model, main_sft
+
+IMPORTED = (
+    hybridflow.engines.rollout.transformers.engine,
+    hybridflow.engines.training.single,
+    hybridflow.launch.execute,
+    hybridflow.launch.farewell,
+    transformers.models.llama.modeling_llama,
+)
+"""What a run imports late, so that forked cases need not."""
 
 MAINS = {
     "ppo": main_ppo.main,
@@ -14,7 +29,7 @@ MAINS = {
 }
 _WORDS = [
     "trainer={total_steps: 1, save_every: 1, eval_every: 0, samples_every: 1, threads: 1, device: cpu}",
-    "trainer={backend: local, run_dir: run}",
+    "trainer={backend: local, run_dir: run, trackers: [console]}",
     "data={batch_size: 2, max_prompt_tokens: 64, max_response_tokens: 16}",
     "actor={minibatch_size: null}",
 ]

@@ -56,14 +56,19 @@ def tried(case: Case, *, limit_seconds: float) -> Verdict:
     return Verdict(case.name, _kind(status, said), seconds, said[-_SHOWN_CHARACTERS:])
 
 
-def report(corpus: str, cases: Sequence[Case], *, limit_seconds: float, workers: int = 2) -> list[Verdict]:
-    """Tries all cases, prints a line of figures and what each traceback and hang said, and returns the verdicts."""
+def report(
+    corpus: str, cases: Sequence[Case], *, limit_seconds: float, show: bool = False, workers: int = 2
+) -> list[Verdict]:
+    """Tries all cases and returns the verdicts; prints what each traceback and hang said (with `show`, every case), and
+    a line of figures last."""
+    found = []
     with ThreadPoolExecutor(workers) as pool:
-        found = list(pool.map(lambda case: tried(case, limit_seconds=limit_seconds), cases))
+        for verdict in pool.map(lambda case: tried(case, limit_seconds=limit_seconds), cases):
+            found.append(verdict)
+            if show or verdict.kind in ("traceback", "hang"):
+                head = f"--- {verdict.kind} after {verdict.seconds:.1f} s: {verdict.name}"
+                print(f"{head}\n{verdict.said}\n", flush=True)
     counts = Counter(verdict.kind for verdict in found)
-    for verdict in found:
-        if verdict.kind in ("traceback", "hang"):
-            print(f"--- {verdict.kind} after {verdict.seconds:.1f} s: {verdict.name}\n{verdict.said}\n")
     slowest = max(found, key=lambda verdict: verdict.seconds)
     print("| corpus | n | " + " | ".join(KINDS) + " | slowest |")
     print(f"| {corpus} | {len(found)} | " + " | ".join(str(counts[kind]) for kind in KINDS), end="")
@@ -75,15 +80,14 @@ def command(corpus: str, cases: Callable[[int], list[Case]], *, count: int, limi
     """What `python -m tests.attacks.<corpus>` does; the status is 1 where a case ended in a traceback or not at all."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--count", type=int, default=count, help="the first so many cases")
+    parser.add_argument("--count", type=int, default=count, help="how many cases")
+    parser.add_argument("--first", type=int, default=0, help="the number of the first case")
     parser.add_argument("--only", default="", help="the cases whose names contain this")
     parser.add_argument("--show", action="store_true", help="print what every case said")
     chosen = parser.parse_args()
-    selected = [case for case in cases(chosen.seed)[: chosen.count] if chosen.only in case.name]
-    found = report(corpus, selected, limit_seconds=limit_seconds)
-    if chosen.show:
-        for verdict in found:
-            print(f"--- {verdict.kind}: {verdict.name}\n{verdict.said}")
+    part = cases(chosen.seed)[chosen.first : chosen.first + chosen.count]
+    selected = [case for case in part if chosen.only in case.name]
+    found = report(corpus, selected, limit_seconds=limit_seconds, show=chosen.show)
     return int(any(verdict.kind in ("traceback", "hang") for verdict in found))
 
 

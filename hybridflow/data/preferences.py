@@ -1,7 +1,6 @@
 """Preferences: a prompt with the response that people prefer and the one that they do not, as token ids."""
 
 import logging
-import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +28,7 @@ logger = logging.getLogger(__name__)
 PROMPTS = ("prompt", "question", "instruction", "problem", "input")
 """Columns that may hold the prompt."""
 
+_LARGEST = torch.finfo(torch.float32).max
 _REFERENCE = ("ref_chosen_logps", "ref_rejected_logps")
 
 
@@ -170,7 +170,7 @@ def _reference(table: Table) -> Tensor | None:
 
 
 def _number(value: object, name: str, place: str) -> float:
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST:
         return float(value)
     raise DataError(
         f"'{name}' in {place} is no number: {str(value)[:40]!r}.",

@@ -2,7 +2,7 @@
 
 import inspect
 import logging
-import math
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -100,7 +100,7 @@ def _with_difficulties(table: Table, key: str) -> Table:
     """The table with the numbers under the key itself, which may reach into a column of objects by a dot."""
     values = column(table, key, key="data.difficulty_key")
     for row, value in enumerate(values):
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < sys.float_info.max:
             raise DataError(
                 f"data.difficulty_key={key}: {table.place(row)} has {value!r}, which is no number.",
                 remedy="Give every row a number (larger is harder), or leave such rows out with data.filters.",

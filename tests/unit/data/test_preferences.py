@@ -6,8 +6,9 @@ import pytest
 from hybridflow.config.data import Data
 from hybridflow.data.labelled import load_labelled
 from hybridflow.data.pair_texts import common_beginning
-from hybridflow.data.preferences import load_preferences
+from hybridflow.data.preferences import load_preferences, recognise_pairs
 from hybridflow.data.prompts import load_prompts
+from hybridflow.data.table import Table
 from hybridflow.errors import DataError
 
 USER, GOOD, BAD = ({"role": r, "content": c} for r, c in (("user", "hi"), ("assistant", "yo"), ("assistant", "no")))
@@ -283,3 +284,11 @@ def test_one_label_alone_is_told(tmp_path, tokenizer, caplog):
             tmp_path / "a.jsonl", tokenizer, [{"prompt": "a", "completion": "b", "label": 1}] * 2, load=load_labelled
         )
     assert "label=true in every row" in caplog.text
+
+
+@pytest.mark.parametrize("margin", [10**400, 1e39, float("nan")])
+def test_a_margin_beyond_float32_is_told(margin):
+    table = Table("pairs.jsonl", "pairs", {"prompt": ["a"], "chosen": ["b"], "rejected": ["c"], "margin": [margin]})
+    with pytest.raises(DataError, match="'margin' in row 1 of 'pairs.jsonl' is no number") as caught:
+        recognise_pairs(table, Data())
+    assert "Give a number in every row" in caught.value.remedy

@@ -143,3 +143,11 @@ def test_one_uid_for_two_rows_is_an_error(tmp_path):
     with pytest.raises(DataError, match=r"Rows 1 and 3 of '.*a.jsonl' have the same uid, 4") as caught:
         read_rows(str(tmp_path / "a.jsonl"), Data())
     assert "Remove the duplicates" in caught.value.remedy
+
+
+@pytest.mark.parametrize("level", [10**400, float("nan"), "3"])
+def test_a_difficulty_that_is_no_finite_number_is_told(folder, level):
+    (folder / "hard.jsonl").write_text(json.dumps({"prompt": "a", "level": level}) + "\n")
+    with pytest.raises(DataError, match=r"row 1 of .*hard\.jsonl' has .*, which is no number") as caught:
+        read_rows(str(folder / "hard.jsonl"), Data(difficulty_key="level"))
+    assert "Give every row a number" in caught.value.remedy

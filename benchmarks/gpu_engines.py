@@ -51,11 +51,11 @@ def packed_attention_beside_blocks(case: Case) -> list[Row]:
     packing = Packing(tuple(lengths), case.device)
     exact = packed_attention(query, key, value, packing)
     halves = [part.bfloat16().requires_grad_() for part in (query, key, value)]
-    difference = float((packed_attention(*halves, packing).float() - exact).abs().max())
+    difference = float((packed_attention(halves[0], halves[1], halves[2], packing).float() - exact).abs().max())
 
     def both_ways(parts: list[torch.Tensor]) -> Callable[[], None]:
         def call() -> None:
-            packed_attention(*parts, packing).sum().backward()
+            packed_attention(parts[0], parts[1], parts[2], packing).sum().backward()
 
         return call
 

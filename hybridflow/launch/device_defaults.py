@@ -21,7 +21,7 @@ DEVICE_ORIGIN = "device"
 def with_device_defaults(composed: Composed, device: str) -> Composed:
     """The same run with every default that depends on the device (`cpu` or `cuda`) filled in, and said on GPUs."""
     config = resolved(composed.config, device)
-    before, after = composed.flat(), Composed(config, {}).flat()
+    before, after = composed.flat(), replace(composed, config=config).flat()
     chosen = {key: value for key, value in after.items() if key in before and before[key] != value}
     if device == "cuda":
         rollout = None if config.rollout.engine is None else config.rollout.engine.name

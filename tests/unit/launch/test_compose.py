@@ -14,6 +14,7 @@ from hybridflow.config.schema import config_directory
 from hybridflow.errors import ConfigError
 from hybridflow.launch.compose import Composed, compose_run, parse_command_line
 from hybridflow.launch.dataflow import DATAFLOWS
+from hybridflow.launch.device_defaults import with_device_defaults
 from hybridflow.launch.presets import SYNONYMS, preset_name, presets
 
 
@@ -289,4 +290,5 @@ def test_paths_are_absolute_in_the_configuration_and_as_written_where_they_are_r
     monkeypatch.chdir(tmp_path)
     composed = compose_run(["task=calculator", "model.path=model", "trainer.run_dir=out"], config_name="ppo")
     assert (composed.config.model.path, composed.config.trainer.run_dir) == (f"{tmp_path}/model", f"{tmp_path}/out")
-    assert (composed.flat()["model.path"], composed.flat()["trainer.run_dir"]) == ("model", "out")
+    for recorded in (composed, with_device_defaults(composed, "cpu")):
+        assert (recorded.flat()["model.path"], recorded.flat()["trainer.run_dir"]) == ("model", "out")

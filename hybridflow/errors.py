@@ -88,6 +88,10 @@ class WorkerError(HybridflowError):
         return f"{self.message} [{place}] {self.remedy}{trace}"
 
 
+class WorkerHangs(WorkerError):
+    """A worker process gives no sign of life, although nothing says that it has ended."""
+
+
 class WorkerDied(WorkerError):
     """A worker process ended without an answer: killed, out of memory, or its node was lost."""
 

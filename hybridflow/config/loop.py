@@ -61,6 +61,9 @@ class Trainer(Section):
     """Longest wait for the devices of a Ray cluster (held by other jobs, or still starting), and then for all ranks
     to meet."""
 
+    hang_timeout_seconds: float = 45.0
+    """How long a worker process on Ray may be without a heartbeat, which stops when native code holds Python's lock."""
+
     threads: int | None = None
     """CPU threads a worker process; null: on Ray the cores divided by the devices, else PyTorch's own choice."""
 

@@ -69,7 +69,7 @@ RANGES: Mapping[str, Range] = {
     **dict.fromkeys(("data.batch_size", "data.eval_limit"), _ONE),
     **dict.fromkeys(("data.max_prompt_tokens", "data.max_response_tokens"), _ONE),
     **{f"{role}.{name}": fitting for role in ("actor", "critic") for name, fitting in _TRAINED.items()},
-    "trainer.start_timeout_seconds": _ABOVE_0,
+    **dict.fromkeys(("trainer.start_timeout_seconds", "trainer.hang_timeout_seconds"), _ABOVE_0),
     "rollout.samples_per_prompt": _ONE,
     **{f"rollout.sampling.{name}": fitting for name, fitting in _SAMPLING.items()},
     **{f"rollout.eval_sampling.{name}": fitting for name, fitting in _SAMPLING.items()},

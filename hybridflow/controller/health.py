@@ -4,7 +4,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hybridflow.errors import WorkerDied
+from hybridflow.errors import ResourceError, WorkerDied, WorkerHangs
+
+HANG_TIMEOUT_SECONDS = 45.0
+"""Of `trainer.hang_timeout_seconds`."""
 
 
 @dataclass(frozen=True)
@@ -33,30 +36,67 @@ class CallTimes:
         return drained
 
 
-def death(
-    *,
-    pool: str,
-    roles: Sequence[str],
-    rank: int,
-    info: HostInfo | None,
-    methods: Sequence[str],
-    reason: str,
-    report: str = "",
-) -> WorkerDied:
-    """The error that names a dead process: its roles, rank, node, pid, the calls that wait for it, and any report."""
-    role = "+".join(dict.fromkeys(roles)) or pool
-    pending = ", ".join(dict.fromkeys(methods))
-    process = f"pid {info.pid} on {info.node}" if info else "before it had started"
-    doing = f"while {pending} waited for it" if pending else "while idle"
+@dataclass(frozen=True)
+class Process:
+    """A process as errors name it: its roles, its place, and the calls that wait for it."""
+
+    pool: str
+    roles: Sequence[str]
+    rank: int
+    info: HostInfo | None
+    methods: Sequence[str]
+
+    @property
+    def role(self) -> str:
+        """All its roles."""
+        return "+".join(dict.fromkeys(self.roles)) or self.pool
+
+    @property
+    def waiting(self) -> str:
+        """The calls that wait for it."""
+        return ", ".join(dict.fromkeys(self.methods))
+
+    def __str__(self) -> str:
+        place = f"pid {self.info.pid} on {self.info.node}" if self.info else "before it had started"
+        return f"The process of rank {self.rank} of '{self.role}' (pool '{self.pool}', {place})"
+
+    def place(self) -> dict:
+        """The fields of a `WorkerError`."""
+        node = self.info.node if self.info else "unknown"
+        return {"role": self.role, "rank": self.rank, "node": node, "method": self.waiting or "(none)"}
+
+
+def death(process: Process, reason: str, *, report: str = "") -> WorkerDied:
+    """The error that names a dead process, the calls that wait for it, and any report."""
+    doing = f"while {process.waiting} waited for it" if process.methods else "while idle"
     return WorkerDied(
-        f"The process of rank {rank} of '{role}' (pool '{pool}', {process}) ended {doing}: {reason}.",
+        f"{process} ended {doing}: {reason}.",
         remedy="It was killed, ran out of memory or crashed: see the log above and the kernel's log (dmesg), "
         "then start the run again; it goes on from the last checkpoint.",
-        role=role,
-        rank=rank,
-        node=info.node if info else "unknown",
-        method=pending or "(none)",
+        **process.place(),
         worker_traceback=report,
+    )
+
+
+def hang(process: Process, silent_seconds: float) -> WorkerHangs:
+    """The error that names a process without a sign of life, and the calls that wait for it."""
+    doing = f", and {process.waiting} waits for it" if process.methods else ""
+    look = f"py-spy dump --pid {process.info.pid} on {process.info.node}" if process.info else "its node"
+    return WorkerHangs(
+        f"{process} does not answer: no heartbeat for {silent_seconds:.0f} s{doing}.",
+        remedy=f"It is stopped, its node is cut off, or native code in it does not let Python's other threads run: see "
+        f"{look}. Then start the run again; it goes on from the last checkpoint. For native code that takes longer, "
+        "raise trainer.hang_timeout_seconds.",
+        **process.place(),
+    )
+
+
+def head_lost(address: str, silent_seconds: float) -> ResourceError:
+    """The error for a cluster whose head does not answer."""
+    return ResourceError(
+        f"The head of the Ray cluster (GCS at {address}) has not answered for {silent_seconds:.0f} s.",
+        remedy="See whether its process and node are alive and can be reached (ray status), start the cluster again if "
+        "they are not, and then the run: it goes on from the last checkpoint.",
     )
 
 

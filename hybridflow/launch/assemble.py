@@ -43,6 +43,7 @@ def start_backend(config: Experiment, stop: Stop) -> Backend:
         threads=config.trainer.threads,
         start_timeout_seconds=config.trainer.start_timeout_seconds,
         while_waiting=stop.check,
+        hang_timeout_seconds=config.trainer.hang_timeout_seconds,
     )
 
 

@@ -19,6 +19,7 @@ from hybridflow.controller import ResourcePool
 from hybridflow.controller.backends import joined_gpus
 from hybridflow.controller.backends.ray.cluster import connect, disconnect
 from hybridflow.controller.backends.ray.placement import placed_pool, reserved
+from hybridflow.controller.backends.ray.pulse import Pulse
 from hybridflow.errors import ResourceError
 from hybridflow.launch.compose import compose_run
 from hybridflow.launch.device import check_device
@@ -71,7 +72,7 @@ time.sleep(6.5)
 cluster.add_node(num_cpus=1, resources={DEVICE: 8})
 waiting.join()
 found["grown"] = said
-placed = placed_pool(ResourcePool("gpus", 2, "cuda"), [], threads=1, start_timeout_seconds=60.0)
+placed = placed_pool(ResourcePool("gpus", 2, "cuda"), [], Pulse(), threads=1, start_timeout_seconds=60.0)
 found["own gpu"] = [info.device for info in ray.get([host.actor.info.remote() for host in placed.hosts])]
 disconnect()
 cluster.shutdown()

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from hybridflow.controller.backends.interface import Backend
 from hybridflow.controller.backends.local import LocalBackend
+from hybridflow.controller.health import HANG_TIMEOUT_SECONDS
 from hybridflow.controller.rendezvous import START_TIMEOUT_SECONDS
 from hybridflow.errors import ConfigError
 
@@ -19,6 +20,7 @@ def make_backend(
     threads: int | None = None,
     start_timeout_seconds: float = START_TIMEOUT_SECONDS,
     while_waiting: Callable[[], None] = lambda: None,
+    hang_timeout_seconds: float = HANG_TIMEOUT_SECONDS,
 ) -> Backend:
     """The backend by name; `devices` per node. Ray is imported only when it is chosen.
 
@@ -36,6 +38,7 @@ def make_backend(
             threads=threads,
             start_timeout_seconds=start_timeout_seconds,
             while_waiting=while_waiting,
+            hang_timeout_seconds=hang_timeout_seconds,
         )
     raise ConfigError(f"There is no backend '{kind}'.", remedy="Use trainer.backend=local or ray (or auto).")
 

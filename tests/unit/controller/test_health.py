@@ -5,8 +5,19 @@ import pickle
 import pytest
 
 from hybridflow.controller import make_backend
-from hybridflow.controller.health import CallTimes, HostInfo, backend_failure, death, how_it_ended
-from hybridflow.errors import ConfigError, WorkerDied
+from hybridflow.controller.health import (
+    CallTimes,
+    HostInfo,
+    Process,
+    backend_failure,
+    death,
+    hang,
+    head_lost,
+    how_it_ended,
+)
+from hybridflow.errors import ConfigError, WorkerDied, WorkerHangs
+
+PROCESS = Process("main", ["actor", "critic"], 1, HostInfo("node7", 4242), ["actor.update", "critic.values"])
 
 
 def test_the_busiest_rank_counts():
@@ -19,14 +30,7 @@ def test_the_busiest_rank_counts():
 
 
 def test_a_death_names_process_and_calls_and_survives_pickling():
-    error = death(
-        pool="main",
-        roles=["actor", "critic"],
-        rank=1,
-        info=HostInfo("node7", 4242),
-        methods=["actor.update", "critic.values"],
-        reason="it received SIGKILL",
-    )
+    error = death(PROCESS, "it received SIGKILL")
     for found in (error, pickle.loads(pickle.dumps(error))):
         assert isinstance(found, WorkerDied)
         assert "rank 1 of 'actor+critic'" in str(found)
@@ -34,6 +38,20 @@ def test_a_death_names_process_and_calls_and_survives_pickling():
         assert "actor.update, critic.values" in str(found)
         assert "SIGKILL" in str(found)
         assert "dmesg" in found.remedy
+
+
+def test_a_hang_is_not_told_as_a_death():
+    error = pickle.loads(pickle.dumps(hang(PROCESS, 46.2)))
+    assert isinstance(error, WorkerHangs)
+    assert "pid 4242 on node7) does not answer: no heartbeat for 46 s, and actor.update, critic.values" in str(error)
+    assert "ended" not in error.message and "out of memory" not in str(error)
+    assert "py-spy dump --pid 4242 on node7" in error.remedy and "trainer.hang_timeout_seconds" in error.remedy
+
+
+def test_a_lost_head_is_told_with_what_to_do():
+    error = head_lost("10.0.0.1:6379", 31.0)
+    assert "GCS at 10.0.0.1:6379) has not answered for 31 s" in str(error)
+    assert "ray status" in error.remedy and "last checkpoint" in error.remedy
 
 
 def test_a_backend_that_is_not_there_is_named():

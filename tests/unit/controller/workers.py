@@ -163,6 +163,13 @@ class Talker(Worker):
         return start, time.time()
 
     @transfer(BROADCAST)
+    def compute(self, seconds: float) -> None:
+        """Python that never waits: other threads run only because it is interrupted."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            sum(range(100_000))
+
+    @transfer(BROADCAST)
     def fail(self, on_rank: int) -> None:
         if self.context.rank == on_rank:
             raise ZeroDivisionError("no such number")

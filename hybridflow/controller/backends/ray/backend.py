@@ -13,11 +13,13 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.placement_group import remove_placement_group
 
 from hybridflow.controller.backends.interface import Arguments, Handle, Pending, RoleMeshes, Stored
-from hybridflow.controller.backends.ray.cluster import connect, disconnect
+from hybridflow.controller.backends.ray.cluster import abandon, connect, disconnect
 from hybridflow.controller.backends.ray.host import Host, host_of
 from hybridflow.controller.backends.ray.placement import PlacedPool, placed_pool, warn_of_divided_groups
-from hybridflow.controller.backends.ray.watch import DEATH_NOTICE_SECONDS, Watch, references_of
+from hybridflow.controller.backends.ray.pulse import Pulse
+from hybridflow.controller.backends.ray.watch import DEATH_NOTICE_SECONDS, Patience, Watch, references_of
 from hybridflow.controller.colocation import VALUE, AnswerForm, WorkerKey
+from hybridflow.controller.health import HANG_TIMEOUT_SECONDS
 from hybridflow.controller.rendezvous import START_TIMEOUT_SECONDS
 from hybridflow.controller.resource_pool import ResourcePool
 from hybridflow.controller.worker import Worker
@@ -38,14 +40,16 @@ class RayBackend:
         threads: int | None = None,
         start_timeout_seconds: float = START_TIMEOUT_SECONDS,
         while_waiting: Callable[[], None] = lambda: None,
+        hang_timeout_seconds: float = HANG_TIMEOUT_SECONDS,
     ) -> None:
         """`while_waiting` is called about twice a second while the driver waits for workers; it may raise."""
         self._while_waiting = while_waiting
         self._threads = threads or max(1, (os.cpu_count() or 1) // devices)
         self._start_timeout_seconds = start_timeout_seconds
         self._pools: dict[ResourcePool, PlacedPool] = {}
-        self._watch = Watch(self._hosts)
         self._owns_ray = connect(devices, nodes, device)
+        self._pulse = Pulse()
+        self._watch = Watch(self._hosts, self._pulse, Patience(start_timeout_seconds, hang_timeout_seconds))
         atexit.register(self.shutdown)
 
     def spawn(
@@ -60,7 +64,11 @@ class RayBackend:
         """One worker per device; returns while processes are still starting, so that pools start at once."""
         if pool not in self._pools:
             self._pools[pool] = placed_pool(
-                pool, self._pools, threads=self._threads, start_timeout_seconds=self._start_timeout_seconds
+                pool,
+                self._pools,
+                self._pulse,
+                threads=self._threads,
+                start_timeout_seconds=self._start_timeout_seconds,
             )
         placed = self._pools[pool]
         warn_of_divided_groups(role, meshes, placed.reservation.slots)
@@ -97,6 +105,7 @@ class RayBackend:
 
     def wait(self, pending: Sequence[Pending]) -> list[object]:
         """The values; every half second, and at every failure, all calls and all processes are looked at."""
+        self._watch.look_at_silence()
         while awaited := [call for call in dict.fromkeys(pending) if not call.done]:
             try:
                 answers = ray.get(references_of([call.value for call in awaited]), timeout=POLL_SECONDS)
@@ -105,6 +114,7 @@ class RayBackend:
                 self._watch.look_at_calls()
                 self._watch.look_at_processes(seconds=0.0)
                 self._while_waiting()
+                self._watch.look_at_silence()
             except RayError as error:
                 self._watch.look_at_calls()
                 failure = self._watch.translated(error)
@@ -189,11 +199,16 @@ class RayBackend:
         """Ends all actors, and Ray where it was started here."""
         atexit.unregister(self.shutdown)
         hosts = self._hosts()
-        if ray.is_initialized():
-            self.kill([Handle(WorkerKey("", ""), host.rank, host.pool, host) for host in hosts])
-            if self._owns_ray:
-                disconnect()
         self._watch.forget(hosts)
+        if not ray.is_initialized():
+            return
+        self._pulse.close()
+        if self._pulse.is_head_lost():
+            abandon()
+            return
+        self.kill([Handle(WorkerKey("", ""), host.rank, host.pool, host) for host in hosts])
+        if self._owns_ray:
+            disconnect()
 
     def _hosts(self) -> list[Host]:
         return [host for placed in self._pools.values() for host in placed.hosts]

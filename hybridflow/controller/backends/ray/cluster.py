@@ -1,13 +1,16 @@
 """The Ray cluster of a run: joined at RAY_ADDRESS, or started on this machine."""
 
+import atexit
 import logging
 import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
+import psutil
 import ray
+from ray._private import ray_constants
 
 from hybridflow.controller.backends.ports import ADDRESS, check_ports
 from hybridflow.errors import ResourceError
@@ -52,6 +55,20 @@ def disconnect() -> None:
     _Connection.has_started_ray = False
 
 
+def abandon() -> None:
+    """Leaves a cluster whose head does not answer, without asking it: Ray itself would wait for the answer.
+
+    A head of our own is ended, so that Ray finds it gone and ends the rest. What another one started ends there.
+    """
+    if is_joined():
+        atexit.unregister(ray.shutdown)
+        return
+    for child in psutil.Process().children():
+        if child.name() == "gcs_server":
+            child.kill()
+    disconnect()
+
+
 def is_joined() -> bool:
     """Whether the cluster was there before: it may have other jobs, and may grow."""
     return not _Connection.has_started_ray
@@ -74,7 +91,7 @@ def _set_environment() -> None:
 def _initialized(address: str, *, num_cpus: int | None = None, resources: dict[str, float] | None = None) -> None:
     """Connects to the cluster at an address, or with `local` starts one that has these resources."""
     try:
-        with _own_sigterm():
+        with _own_sigterm(), _on_loopback() if address == "local" else nullcontext():
             ray.init(
                 address=address,
                 num_cpus=num_cpus,
@@ -100,3 +117,19 @@ def _own_sigterm() -> Iterator[None]:
     finally:
         if handler is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Around the start of a cluster of this machine alone: Ray's processes listen at 127.0.0.1, and nowhere else.
+
+    Ray has it for systems with a firewall that asks: a switch that is read at its import, and again by its processes.
+    """
+    name, is_cluster = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, ray_constants.ENABLE_RAY_CLUSTER
+    before = os.environ.get(name)
+    os.environ[name], ray_constants.ENABLE_RAY_CLUSTER = "0", False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = is_cluster
+        os.environ.pop(name) if before is None else os.environ.update({name: before})

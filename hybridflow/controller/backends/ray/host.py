@@ -18,6 +18,7 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from hybridflow.controller.backends.interface import Handle
+from hybridflow.controller.backends.ray.pulse import start_beating
 from hybridflow.controller.colocation import WorkerHost, WorkerKey
 from hybridflow.controller.health import HostInfo
 from hybridflow.controller.resource_pool import ResourcePool
@@ -40,8 +41,9 @@ _GPU_ENVIRONMENT = {
 class RayHost(WorkerHost):
     """A worker host as an actor: it finds out its node and sends its log lines through Ray."""
 
-    def __init__(self, rank: int, *, device: str, threads: int | None, timeout_seconds: float) -> None:
+    def __init__(self, rank: int, *, device: str, threads: int | None, timeout_seconds: float, heart: str) -> None:
         configure_logging(None, rank=rank)
+        start_beating(heart)
         if device == "cuda":
             [given] = ray.get_runtime_context().get_accelerator_ids()["GPU"]
             index = visible_index(given, os.environ.get("CUDA_VISIBLE_DEVICES"))
@@ -96,6 +98,9 @@ class Host:
     pool: ResourcePool
     rank: int
     actor: ActorHandle
+    heart: str
+    """The key of its heartbeat."""
+
     keys: list[WorkerKey] = field(default_factory=list)
     info: HostInfo | None = None
     sign_of_life: ray.ObjectRef | None = None
@@ -114,7 +119,14 @@ def host_of(handle: Handle) -> Host:
 
 
 def started_host(
-    pool: ResourcePool, group: PlacementGroup, *, rank: int, bundle: int, threads: int, timeout_seconds: float
+    pool: ResourcePool,
+    group: PlacementGroup,
+    *,
+    rank: int,
+    bundle: int,
+    threads: int,
+    timeout_seconds: float,
+    heart: str,
 ) -> Host:
     """The actor of one rank, starting on its bundle of the placement group; ranks meet within `timeout_seconds`.
 
@@ -135,7 +147,8 @@ def started_host(
         "runtime_env": {"env_vars": environment | (_GPU_ENVIRONMENT if on_gpu else _CPU_ENVIRONMENT)},
     }
     actor_class = ray.remote(RayHost).options(**options)
+    own_threads = None if on_gpu else threads
     actor = actor_class.remote(
-        rank, device=pool.device, threads=None if on_gpu else threads, timeout_seconds=timeout_seconds
+        rank, device=pool.device, threads=own_threads, timeout_seconds=timeout_seconds, heart=heart
     )
-    return Host(pool, rank, cast(ActorHandle, actor))
+    return Host(pool, rank, cast(ActorHandle, actor), heart)

@@ -23,6 +23,7 @@ from hybridflow.controller.backends.interface import RoleMeshes
 from hybridflow.controller.backends.ray.cluster import DEVICE, is_joined
 from hybridflow.controller.backends.ray.host import Host, started_host
 from hybridflow.controller.backends.ray.order import Slot, divided_groups, slots_by_rank
+from hybridflow.controller.backends.ray.pulse import Pulse
 from hybridflow.controller.resource_pool import ResourcePool, Supply, too_few_devices
 
 logger = logging.getLogger(__name__)
@@ -51,7 +52,7 @@ class PlacedPool:
 
 
 def placed_pool(
-    pool: ResourcePool, others: Iterable[ResourcePool], *, threads: int, start_timeout_seconds: float
+    pool: ResourcePool, others: Iterable[ResourcePool], pulse: Pulse, *, threads: int, start_timeout_seconds: float
 ) -> PlacedPool:
     """The pool's devices, reserved beside those of the other pools, and an actor on each, starting."""
     reservation = reserved(pool, others, timeout_seconds=start_timeout_seconds)
@@ -63,6 +64,7 @@ def placed_pool(
             bundle=slot.bundle,
             threads=threads,
             timeout_seconds=start_timeout_seconds,
+            heart=pulse.new_key(),
         )
         for rank, slot in enumerate(reservation.slots)
     ]

@@ -1,26 +1,52 @@
 """The calls under way and the processes that carry them out: every failure is found here, and put in words."""
 
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from hybridflow.controller.backends.interface import Pending, Stored
 from hybridflow.controller.backends.ray.host import Host, host_of
+from hybridflow.controller.backends.ray.pulse import Pulse
 from hybridflow.controller.failures import CallFailed
-from hybridflow.controller.health import CallTimes, HostInfo, backend_failure, death, how_it_ended
+from hybridflow.controller.health import (
+    HANG_TIMEOUT_SECONDS,
+    CallTimes,
+    HostInfo,
+    Process,
+    backend_failure,
+    death,
+    hang,
+    head_lost,
+    how_it_ended,
+)
+from hybridflow.controller.rendezvous import START_TIMEOUT_SECONDS
 from hybridflow.errors import WorkerDied, WorkerError
 
 DEATH_NOTICE_SECONDS = 1.0
+_LOOK_SECONDS = 1.0
 _MOST_UNSEEN_CALLS = 256
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a process may be without a heartbeat: while it makes a worker, and later."""
+
+    starting_seconds: float = START_TIMEOUT_SECONDS
+    running_seconds: float = HANG_TIMEOUT_SECONDS
 
 
 class Watch:
     """What is under way. `hosts` gives the processes of all pools, now."""
 
-    def __init__(self, hosts: Callable[[], Sequence[Host]]) -> None:
+    def __init__(self, hosts: Callable[[], Sequence[Host]], pulse: Pulse, patience: Patience) -> None:
         self.times = CallTimes()
         self._hosts = hosts
+        self._pulse = pulse
+        self._patience = patience
+        self._looked_at = 0.0
         self._calls: dict[Stored, Pending] = {}
         self._most_unseen_calls = _MOST_UNSEEN_CALLS
 
@@ -76,6 +102,23 @@ class Watch:
             if host.died is not None:
                 self._calls.clear()
                 raise host.died
+
+    def look_at_silence(self) -> None:
+        """Raises the loss of the cluster's head, or the hang of any process; cheap enough for every wait."""
+        if time.monotonic() - self._looked_at < _LOOK_SECONDS:
+            return
+        self._looked_at = time.monotonic()
+        if self._pulse.is_head_lost():
+            self._calls.clear()
+            raise head_lost(self._pulse.head, self._pulse.head_silent_seconds())
+        silent = {host: self._pulse.silent_seconds(host.heart) for host in self._hosts()}
+        for host, seconds in silent.items():
+            if seconds > self._patience.running_seconds:
+                process = self._process(host)
+                is_starting = any(method.endswith(".__init__") for method in process.methods)
+                if not is_starting or seconds > self._patience.starting_seconds:
+                    self._calls.clear()
+                    raise hang(process, seconds)
 
     def ask_for_signs_of_life(self, *, seconds: float) -> None:
         """A question waits in the queue of a busy actor, but that to a dead one fails at once."""
@@ -137,16 +180,13 @@ class Watch:
             self.look_at_processes(seconds=DEATH_NOTICE_SECONDS)
 
     def _death(self, host: Host, error: RayActorError) -> WorkerDied:
+        report = str(error) if "creation task" in str(error) else ""
+        return death(self._process(host), how_it_ended(str(error)), report=report)
+
+    def _process(self, host: Host) -> Process:
         waiting = [call for call in self._calls.values() if call.handle.host is host]
-        return death(
-            pool=host.pool.name,
-            roles=[key.role for key in host.keys],
-            rank=host.rank,
-            info=host.info,
-            methods=[f"{call.handle.key.role}.{call.method}" for call in waiting],
-            reason=how_it_ended(str(error)),
-            report=str(error) if "creation task" in str(error) else "",
-        )
+        methods = [f"{call.handle.key.role}.{call.method}" for call in waiting]
+        return Process(host.pool.name, [key.role for key in host.keys], host.rank, host.info, methods)
 
 
 def references_of(stored: Sequence[Stored]) -> list[ray.ObjectRef]:

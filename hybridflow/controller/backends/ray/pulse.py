@@ -1,0 +1,101 @@
+"""Signs of life beside the calls: heartbeats of worker processes, and answers of the cluster's head.
+
+An actor answers no question while it computes, so its silence says nothing. Each worker process therefore has a thread
+that counts in the store of the cluster's head (GCS), and the driver has one that reads. A process that is stopped, or
+that holds Python's lock, counts no further; one that computes, or waits for another rank, does. Where the store itself
+does not answer the head is lost: Ray would end the driver, without a word, after 60 s.
+"""
+
+import threading
+import time
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass
+
+import ray
+from ray.exceptions import RayError
+from ray.experimental.internal_kv import internal_kv_get_gcs_client
+
+BEAT_SECONDS = 5.0
+HEAD_TIMEOUT_SECONDS = 30.0
+"""How long the head may be silent: longer than its restart takes, and well below Ray's 60 s."""
+
+_NAMESPACE = b"hybridflow"
+_RPC_SECONDS = 5.0
+
+
+def start_beating(key: str) -> None:
+    """Starts the thread that counts under a key, for as long as this process runs."""
+    threading.Thread(target=_beat, args=(key.encode(),), name="heartbeat", daemon=True).start()
+
+
+@dataclass(slots=True)
+class _Heart:
+    """The last count of a process, and the seconds in which the driver looked and found no other."""
+
+    count: bytes | None = None
+    silent_seconds: float = 0.0
+
+
+class Pulse:
+    """The driver's thread that reads the counts. What it has found is told at once, without waiting."""
+
+    def __init__(self) -> None:
+        self.head = ray.get_runtime_context().gcs_address
+        self._prefix = f"beat-{uuid.uuid4().hex}-"
+        self._hearts: dict[str, _Heart] = {}
+        self._answered_at = time.monotonic()
+        self._is_closed = threading.Event()
+        threading.Thread(target=self._look, name="pulse", daemon=True).start()
+
+    def new_key(self) -> str:
+        """A key for a process that is about to start."""
+        key = f"{self._prefix}{len(self._hearts)}"
+        self._hearts[key] = _Heart()
+        return key
+
+    def silent_seconds(self, key: str) -> float:
+        """How long a process has not counted; 0 before its first count."""
+        heart = self._hearts[key]
+        return heart.silent_seconds if heart.count is not None else 0.0
+
+    def head_silent_seconds(self) -> float:
+        """How long the cluster's head has not answered."""
+        return time.monotonic() - self._answered_at
+
+    def is_head_lost(self) -> bool:
+        """Whether the head has been silent for too long."""
+        return self.head_silent_seconds() > HEAD_TIMEOUT_SECONDS
+
+    def close(self) -> None:
+        """Ends the thread, and deletes the counts where the head answers."""
+        self._is_closed.set()
+        store = internal_kv_get_gcs_client()
+        if store is not None and not self.is_head_lost():
+            with suppress(RayError):
+                store.internal_kv_del(self._prefix.encode(), True, _NAMESPACE, _RPC_SECONDS)
+
+    def _look(self) -> None:
+        while not self._is_closed.wait(BEAT_SECONDS) and (store := internal_kv_get_gcs_client()) is not None:
+            hearts = dict(self._hearts)
+            keys = [key.encode() for key in hearts]
+            try:
+                counts = store.internal_kv_multi_get([*keys, b"head"], _NAMESPACE, _RPC_SECONDS)
+            except RayError:
+                continue
+            now = time.monotonic()
+            # Where this thread or the head was silent for long, a process is charged two rounds of it.
+            passed, self._answered_at = min(now - self._answered_at, 2 * BEAT_SECONDS), now
+            for key, heart in zip(keys, hearts.values(), strict=True):
+                count = counts.get(key)
+                heart.silent_seconds = heart.silent_seconds + passed if count == heart.count else 0.0
+                heart.count = count
+
+
+def _beat(key: bytes) -> None:
+    count = 0
+    while (store := internal_kv_get_gcs_client()) is not None:
+        count += 1
+        with suppress(RayError):
+            store.internal_kv_put(key, str(count).encode(), True, _NAMESPACE, _RPC_SECONDS)
+        time.sleep(BEAT_SECONDS)

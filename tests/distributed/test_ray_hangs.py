@@ -1,0 +1,44 @@
+"""A process that is stopped is found by its heartbeat, and told apart from one that computes and one that is dead."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from hybridflow.controller import ResourcePool, WorkerGroup, make_backend
+from hybridflow.errors import WorkerHangs
+from tests.unit.controller.workers import Talker
+
+pytestmark = pytest.mark.ray
+HANG_SECONDS = 10.0
+
+
+@pytest.fixture
+def group(ray_backend) -> Iterator[WorkerGroup]:
+    """Two workers of a second backend on the session's Ray, with less patience."""
+    backend = make_backend("ray", devices=2, threads=1, hang_timeout_seconds=HANG_SECONDS)
+    yield WorkerGroup(Talker, ResourcePool("hanging", 2), backend, role="talker")
+    backend.shutdown()
+
+
+def test_a_stopped_process_hangs_a_computing_one_does_not(group):
+    group.total(1.0).result()
+    pids = group.pid().result()
+    group.compute(HANG_SECONDS + 6.0).result()
+    call = group.total_after(60.0)  # rank 0 waits for rank 1 in a collective
+    time.sleep(0.5)
+    os.kill(pids[1], signal.SIGSTOP)
+    started = time.perf_counter()
+    try:
+        with pytest.raises(WorkerHangs) as caught:
+            call.result()
+    finally:
+        os.kill(pids[1], signal.SIGKILL)
+    assert time.perf_counter() - started < HANG_SECONDS + 20.0
+    error = caught.value
+    assert (error.role, error.rank, error.method) == ("talker", 1, "talker.total_after")
+    assert f"rank 1 of 'talker' (pool 'hanging', pid {pids[1]} on " in error.message
+    assert "does not answer: no heartbeat for" in error.message
+    assert f"py-spy dump --pid {pids[1]}" in error.remedy

@@ -27,6 +27,7 @@ from hybridflow.errors import WorkerDied, WorkerError
 
 DEATH_NOTICE_SECONDS = 1.0
 _LOOK_SECONDS = 1.0
+_DEATH_BEHIND_SECONDS = 3.0
 _MOST_UNSEEN_CALLS = 256
 
 
@@ -176,8 +177,11 @@ class Watch:
     def _look_for_death_behind(self, error: WorkerError) -> None:
         """A rank whose peer died fails too, with a broken connection: the peer's death is what to say."""
         failed = [host for host in self._hosts() if any(error.role == key.role for key in host.keys)]
-        if any(host.pool.devices > 1 for host in failed):
-            self.look_at_processes(seconds=DEATH_NOTICE_SECONDS)
+        until = time.monotonic() + _DEATH_BEHIND_SECONDS
+        while any(host.pool.devices > 1 for host in failed) and time.monotonic() < until:
+            self.look_at_processes(seconds=_LOOK_SECONDS / 2)
+            if all(host.sign_of_life is None for host in failed):
+                return
 
     def _death(self, host: Host, error: RayActorError) -> WorkerDied:
         report = str(error) if "creation task" in str(error) else ""

@@ -1,4 +1,4 @@
-"""A head of the cluster that does not answer ends the driver in words, before Ray ends it without. Minutes of waiting."""
+"""A head of the cluster that does not answer ends the driver in words, before Ray ends it without."""
 
 import os
 import subprocess

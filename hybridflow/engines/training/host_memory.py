@@ -2,7 +2,7 @@
 
 import mmap
 import weakref
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import ModuleType
 from typing import Protocol, TypeVar
 
@@ -82,21 +82,8 @@ class StreamLane:
         weakref.finalize(self, _unlock, self._locked).atexit = False
 
     def reserve(self, num_bytes: int) -> Tensor:
-        """See `Lane.reserve`.
-
-        torch's own allocator of page-locked memory rounds sizes up to powers of two, so pages are locked here. Nobody
-        else's memory lies in them, for CUDA refuses to lock a page twice.
-        """
-        whole_pages = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        room = torch.empty(whole_pages + mmap.PAGESIZE, dtype=torch.uint8)
-        start = -room.data_ptr() % mmap.PAGESIZE
-        memory = room[start : start + whole_pages]
-        if failure := num_bytes and int(_runtime().cudaHostRegister(memory.data_ptr(), whole_pages, 0)):
-            raise EngineError(
-                f"{whole_pages >> 20} MB of the host's memory cannot be page-locked (CUDA error {failure}).",
-                remedy="Give the process more of the host's memory, or leave out offload_optimizer and"
-                " offload_parameters.",
-            )
+        """See `Lane.reserve`. torch's own allocator of page-locked memory rounds sizes up to powers of two."""
+        memory = locked_pages(num_bytes, lambda start, size: int(_runtime().cudaHostRegister(start, size, 0)))
         if num_bytes:
             self._locked.append(memory)
         return memory[:num_bytes]
@@ -153,6 +140,23 @@ class HostShelf:
         here, journey = self.fetch(keys)
         journey.join()
         return here
+
+
+def locked_pages(num_bytes: int, lock: Callable[[int, int], int]) -> Tensor:
+    """Whole pages of the host's memory, which nobody else's memory lies in: CUDA refuses to lock a page twice.
+
+    `lock` is given their address and size, and answers with an error number or 0. Raises `EngineError` for the former.
+    """
+    size = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    room = torch.empty(size + mmap.PAGESIZE, dtype=torch.uint8)
+    start = -room.data_ptr() % mmap.PAGESIZE
+    memory = room[start : start + size]
+    if failure := size and lock(memory.data_ptr(), size):
+        raise EngineError(
+            f"{size >> 20} MB of the host's memory cannot be page-locked (CUDA error {failure}).",
+            remedy="Give the process more of the host's memory, or leave out offload_optimizer and offload_parameters.",
+        )
+    return memory
 
 
 def lane_to(device: torch.device) -> Lane | None:

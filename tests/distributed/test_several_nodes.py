@@ -26,7 +26,7 @@ SMALL = [
     "trainer={trackers: [jsonl], eval_every: 0, threads: 1, save_every: 1}",
     "data={batch_size: 4, max_response_tokens: 4}",
     *("task=calculator", "algorithm=grpo", "rollout.samples_per_prompt=2"),
-    *("actor.minibatch_size=4", "actor.engine=fsdp"),
+    *("actor.minibatch_size=4", "actor.engine=fsdp", "actor.optimizer.schedule=constant"),
 ]
 
 

@@ -32,18 +32,19 @@ def row_keys(seed: int, uid: Int64[Tensor, " B"], sample_index: Int64[Tensor, " 
 
 
 def uniform_draws(keys: Int64[Tensor, " B"], num_positions: int) -> Float64[Tensor, "B R"]:
-    """Numbers in [0, 1), one a row and position: the sequence of SplitMix64 that begins at each key.
+    """Numbers in [0, 1) for the first `num_positions` response tokens of each row: see `uniforms_at`."""
+    return uniforms_at(keys[:, None], torch.arange(num_positions))
+
+
+def uniforms_at(keys: Int64[Tensor, "*B"], positions: Int64[Tensor, "*R"]) -> Float64[Tensor, "..."]:
+    """Numbers in [0, 1), one for each key and response position (from 0), broadcast against one another.
+
+    The numbers of a key are the sequence of SplitMix64 that begins at it.
 
     Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (OOPSLA 2014).
     """
-    positions = torch.arange(1, num_positions + 1)
-    words = _mixed(keys[:, None] + positions * _STEP)
+    words = _mixed(keys + (positions + 1) * _STEP)
     return _shifted(words, 64 - _UNIFORM_BITS).double() * 2.0**-_UNIFORM_BITS
-
-
-def request_seeds(keys: Int64[Tensor, " B"]) -> list[int]:
-    """Non-negative 63-bit seeds, for an engine that draws by itself."""
-    return _shifted(_mixed(keys + _STEP), 1).tolist()
 
 
 def logprob_temperature(sampling: Sampling) -> float:

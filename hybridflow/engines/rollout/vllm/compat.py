@@ -30,9 +30,14 @@ from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedE
 from vllm.model_executor.layers.fused_moe.oracle import unquantized as expert_kernels
 from vllm.model_executor.model_loader import dummy_loader
 from vllm.v1.engine import core
+from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 from vllm.v1.sample import sampler
+from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.worker import gpu_worker
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
+from hybridflow.config.rollout import Sampling
+from hybridflow.engines.rollout.sampling import draw, uniforms_at
 from hybridflow.errors import EngineError
 from hybridflow.parallel.collectives import told_by_one
 
@@ -76,6 +81,64 @@ class PlainExperts(CPUUnquantizedExperts):
         output.copy_(total)
 
 
+class RowSampler(sampler.Sampler):
+    """Draws the next token of all requests at once, from each request's row key and its position in the response.
+
+    vLLM's own sampler draws a seeded request from a generator of its own, row by row. This one applies the same
+    function to the same numbers as the transformers rollout, so that both engines draw the same tokens.
+    """
+
+    def __init__(self, runner: GPUModelRunner) -> None:
+        super().__init__("processed_logprobs")
+        self._runner = runner
+        self._requests: list[str] = []
+        self._sampling = Sampling()
+        self._keys = self._prompt_lengths = torch.empty(0, dtype=torch.int64)
+
+    def forward(
+        self, logits: Tensor, sampling_metadata: SamplingMetadata, *args: object, **kwargs: object
+    ) -> SamplerOutput:
+        """A token for each row of `logits` [requests, vocab], and its log-probability; no rank is computed."""
+        self._read_requests(logits.device)
+        # A prompt that is not finished yet draws at a negative position, and vLLM throws the token away.
+        positions = self._runner.seq_lens[: len(logits)].long() - self._prompt_lengths
+        tokens, logprobs = draw(logits, uniforms_at(self._keys, positions), self._sampling)
+        column = tokens.int()[:, None]
+        return SamplerOutput(column, LogprobsTensors(column, logprobs[:, None], torch.zeros_like(tokens.int())))
+
+    def _read_requests(self, device: torch.device) -> None:
+        """Reads keys and lengths where the requests in the batch, or their order, have changed."""
+        requests = self._runner.input_batch.req_ids
+        if requests == self._requests:
+            return
+        self._requests = list(requests)
+        keys = []
+        for name in requests:
+            params = self._runner.requests[name].sampling_params
+            assert params is not None and params.extra_args is not None, f"request {name} has no row key"
+            keys.append(params.extra_args["row_key"])
+            self._sampling = params.extra_args["sampling"]  # one for all rows of a `generate`
+        lengths = self._runner.input_batch.num_prompt_tokens[: len(requests)]
+        self._keys = torch.tensor(keys, device=device)
+        self._prompt_lengths = torch.from_numpy(lengths.astype("int64")).to(device)
+
+
+def draw_all_rows_at_once(llm: LLM) -> bool:
+    """Installs `RowSampler`, and says so; False where vLLM's model runner needs none.
+
+    Its second runner, which it uses on GPUs unless the model is divided into pipeline stages, draws all rows in one
+    kernel, from each request's seed and position.
+    """
+    if llm.llm_engine.vllm_config.use_v2_model_runner:
+        return False
+
+    def install(worker: gpu_worker.Worker) -> None:
+        worker.model_runner.sampler = RowSampler(worker.model_runner)
+
+    llm.collective_rpc(install)
+    return True
+
+
 def keep_plain_weights() -> None:
     """Makes CPU layers multiply with their own weights.
 
@@ -91,10 +154,9 @@ def keep_plain_weights() -> None:
 
 
 def avoid_compilation() -> None:
-    """Leaves uncompiled what vLLM compiles even when told not to: 2 to 10 s each, at the first token, on a CPU."""
-    for module, name in ((sampler, "batched_count_greater_than"), (embedding, "get_masked_input_and_mask")):
-        function = vars(module)[name]
-        module.__dict__[name] = inspect.unwrap(function)
+    """Leaves uncompiled what vLLM compiles even when told not to: 2 to 10 s at the first token, on a CPU."""
+    name = "get_masked_input_and_mask"
+    embedding.__dict__[name] = inspect.unwrap(vars(embedding)[name])
 
 
 def leave_memory_unbound() -> None:

@@ -14,9 +14,9 @@ from hybridflow.config.rollout import Rollout, Sampling
 from hybridflow.engines.rollout.memory import Released, give_back, trim_heap
 from hybridflow.engines.rollout.readiness import BEING_WRITTEN, GIVEN_BACK, UNWRITTEN, Readiness
 from hybridflow.engines.rollout.responses import checked_prompts, response_batch
-from hybridflow.engines.rollout.sampling import request_seeds, row_keys
+from hybridflow.engines.rollout.sampling import row_keys
 from hybridflow.engines.rollout.slots import write_shards
-from hybridflow.engines.rollout.vllm.compat import cache_tensors, replica_group
+from hybridflow.engines.rollout.vllm.compat import cache_tensors, draw_all_rows_at_once, replica_group
 from hybridflow.engines.rollout.vllm.limits import check_limits
 from hybridflow.engines.rollout.vllm.requests import answers, sampling_params, token_prompts
 from hybridflow.engines.rollout.vllm.start import Started
@@ -65,6 +65,7 @@ class VllmEngine:
             reads_weights=reads_weights,
         )
         self._llm, self._buffer = started.llm, started.buffer
+        self._draws_rows = draw_all_rows_at_once(self._llm)
         self._slots = slots_of(started.model, held.parts_of, held.layouts)
         self._elsewhere = held.elsewhere
         self._readiness = Readiness(None if reads_weights else UNWRITTEN)
@@ -76,14 +77,16 @@ class VllmEngine:
         """See `RolloutEngine.generate`. Raises where the ranks of a replica were given different rows."""
         self._readiness.check()
         ids = checked_prompts(prompts, max_response_tokens=max_response_tokens, limit_tokens=self._limit_tokens)
-        seeds = request_seeds(row_keys(seed, prompts.row("uid"), prompts.row("sample_index")))
-        self._check_same(ids.values.numpy().tobytes(), ids.offsets.tolist(), seeds, sampling, max_response_tokens)
+        keys = row_keys(seed, prompts.row("uid"), prompts.row("sample_index")).tolist()
+        self._check_same(ids.values.numpy().tobytes(), ids.offsets.tolist(), keys, sampling, max_response_tokens)
         params = sampling_params(
-            sampling, seeds, max_response_tokens=max_response_tokens, eos_token_ids=self._eos_token_ids
+            sampling,
+            keys,
+            max_response_tokens=max_response_tokens,
+            eos_token_ids=self._eos_token_ids,
+            seeded=not self._draws_rows,
         )
-        # vLLM draws from the process's generator too, although every request has its own.
-        with torch.random.fork_rng(devices=[]):
-            outputs = self._llm.generate(token_prompts(ids), params, use_tqdm=False) if seeds else []
+        outputs = self._llm.generate(token_prompts(ids), params, use_tqdm=False) if keys else []
         tokens, logprobs, truncated = answers(outputs)
         return response_batch(tokens, logprobs, truncated, version=self._readiness.version, sampling=sampling)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hybridflow.config.rollout import Sampling
-from hybridflow.engines.rollout.sampling import draw, logprob_temperature, request_seeds, row_keys, uniform_draws
+from hybridflow.engines.rollout.sampling import draw, logprob_temperature, row_keys, uniform_draws, uniforms_at
 from tests.oracles import sampling as oracle
 
 UIDS = torch.tensor([0, 1, 7, 2**40])
@@ -42,10 +42,9 @@ def test_siblings_are_uncorrelated():
     assert abs(float(torch.corrcoef(torch.stack([first, second]))[0, 1])) < 4 / math.sqrt(2000)
 
 
-def test_request_seeds_are_distinct_and_fit_63_bits():
-    seeds = request_seeds(row_keys(0, torch.arange(1000), torch.zeros(1000, dtype=torch.int64)))
-    assert len(set(seeds)) == 1000
-    assert all(0 <= seed < 2**63 for seed in seeds)
+def test_numbers_at_single_positions_are_those_of_the_whole_sequence():
+    keys, positions = row_keys(0, UIDS, SAMPLES), torch.tensor([3, 0, 7, 1])
+    assert torch.equal(uniforms_at(keys, positions), uniform_draws(keys, 8).gather(1, positions[:, None])[:, 0])
 
 
 @pytest.mark.parametrize(

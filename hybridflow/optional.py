@@ -50,9 +50,9 @@ def check_builds() -> None:
     wrong = [name for name, build in found.items() if build and "+" not in build]
     if wrong:
         raise ConfigError(
-            f"torch is a build for CPUs ({_version('torch')}), and {', '.join(wrong)} are builds for CUDA, which cannot"
-            " be imported beside it.",
-            remedy=f"hybridflow does not use them: pip uninstall -y {' '.join(wrong)}",
+            f"torch is a CPU build ({_version('torch')}), but CUDA builds are installed of {', '.join(wrong)}. These"
+            " cannot be imported together with it.",
+            remedy=f"hybridflow does not need them: pip uninstall -y {' '.join(wrong)}",
         )
 
 

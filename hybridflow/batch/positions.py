@@ -20,12 +20,12 @@ def row_positions(rows: Tensor | Sequence[int] | Sequence[bool], count: int) -> 
         if chosen.shape != (count,):
             raise BatchError(
                 f"A mask of shape {list(chosen.shape)} cannot choose rows of a batch of {count}.",
-                remedy=f"Give one truth value per row, {count} in all, or the positions of the rows.",
+                remedy=f"Give one boolean per row, {count} in all, or the positions of the rows.",
             )
         return chosen.nonzero().flatten()
     if chosen.dtype.is_floating_point and chosen.numel():
         raise BatchError(
-            f"Rows were chosen by numbers of type {str(chosen.dtype).removeprefix('torch.')}.",
+            f"Rows cannot be chosen by numbers of type {str(chosen.dtype).removeprefix('torch.')}.",
             remedy="Give integer positions, or a boolean mask such as batch.row('scores') > 0.",
         )
     return chosen.to(torch.int64)

@@ -137,11 +137,11 @@ class Algorithm(Section):
     """Settings of the loss's own, which are its function's keyword parameters."""
 
     old_logprobs: OldLogprobs = OldLogprobs.auto
-    """The denominator of the loss's ratio. recompute: a forward pass of its own before the update. auto: that pass only
-    where something needs it (several optimizer steps per batch, a correction, KL in the reward, an estimator or a
-    selection of tokens that reads it), else the update's own pass, which gives the same numbers. rollout: what the
-    rollout said, so that the ratio itself corrects for a mismatch (two policies); the pass is made only for what
-    compares the two."""
+    """The denominator of the loss's ratio. recompute: from a separate forward pass before the update. auto: from that
+    pass only where something needs it (several optimizer steps per batch, a correction, KL in the reward, an estimator
+    or a selection of tokens that reads it), else from the update's own pass, which gives the same numbers. rollout:
+    from the rollout, so that the ratio itself corrects for a mismatch (two policies); the separate pass is made only
+    where the two are compared."""
 
     gamma: float = 1.0
     """Discount of later rewards."""

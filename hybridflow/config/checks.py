@@ -80,7 +80,7 @@ def _names(config: Experiment) -> None:
     if weights and len(weights) != len(functions):
         raise ConfigError(
             f"reward.weights has {len(weights)} numbers for {len(functions)} reward.functions.",
-            remedy="Give one weight a function, or none at all.",
+            remedy="Give one weight per function, or none at all.",
         )
 
 
@@ -88,7 +88,7 @@ def _check_experiment(name: str) -> None:
     """The name of the run is that of its directory, and of nothing outside `runs/`."""
     fault = None
     if not name.strip() or name in (".", ".."):
-        fault = "is no name"
+        fault = "is not a name"
     elif "/" in name or "\\" in name:
         fault = "is a path"
     elif any(unicodedata.category(character) in _NOT_PRINTED for character in name):
@@ -99,8 +99,8 @@ def _check_experiment(name: str) -> None:
         shown = ascii(name)[1:-1]
         raise ConfigError(
             f"trainer.experiment={shown[:_LONGEST_NAME]}{'...' * (len(shown) > _LONGEST_NAME)} {fault}.",
-            remedy=f"Use a plain name of at most {_LONGEST_NAME} characters, such as gsm8k_ppo; trainer.run_dir takes"
-            " a path.",
+            remedy=f"Use a plain name of at most {_LONGEST_NAME} characters, such as gsm8k_ppo; write paths as"
+            " trainer.run_dir.",
         )
 
 

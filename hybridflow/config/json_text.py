@@ -65,4 +65,4 @@ def _check_surrogates(found: object) -> None:
         json.dumps(found, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         code = ord(error.object[error.start])
-        raise ValueError(f"\\u{code:04x} is half of a surrogate pair, and no character") from error
+        raise ValueError(f"\\u{code:04x} is half of a surrogate pair, not a character") from error

@@ -33,7 +33,7 @@ def check_kl(config: Experiment) -> None:
     sequences = config.data.batch_size * config.rollout.samples_per_prompt
     if kl.target is not None and 0.2 * sequences >= kl.horizon:
         raise ConfigError(
-            f"{KEY}.horizon={kl.horizon} is too short for {sequences} sequences a step:"
+            f"{KEY}.horizon={kl.horizon} is too short for {sequences} sequences per step:"
             " one step could turn the coefficient negative.",
             remedy=f"Use {10 * sequences} or more.",
         )

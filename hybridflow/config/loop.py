@@ -46,10 +46,10 @@ class Trainer(Section):
     """Directory for everything the run writes; null means `runs/<experiment>`."""
 
     backend: BackendKind = BackendKind.auto
-    """local: workers in this process; ray: one process a device; auto: local for one device, else ray."""
+    """local: workers in this process; ray: one process per device; auto: local for one device, else ray."""
 
     devices: int = 1
-    """Devices a node."""
+    """Devices per node."""
 
     nodes: int = 1
     """Machines."""
@@ -62,10 +62,10 @@ class Trainer(Section):
     to meet."""
 
     hang_timeout_seconds: float = 45.0
-    """How long a worker process on Ray may be without a heartbeat, which stops when native code holds Python's lock."""
+    """Longest time without a heartbeat of a worker process on Ray. Native code that holds Python's lock stops them."""
 
     threads: int | None = None
-    """CPU threads a worker process; null: on Ray the cores divided by the devices, else PyTorch's own choice."""
+    """CPU threads per worker process; null: on Ray the cores divided by the devices, else PyTorch's own choice."""
 
     eval_every: int = 25
     """Steps between evaluations; also before the first step and after the last. 0 turns it off."""
@@ -77,8 +77,8 @@ class Trainer(Section):
     """Latest checkpoints to keep."""
 
     stop_seconds: float = 25.0
-    """At SIGTERM or the first Ctrl-C: seconds within which a checkpoint is saved. A step that ends in time is finished,
-    another one abandoned. Clusters often kill 30 seconds after SIGTERM."""
+    """Seconds from SIGTERM or the first Ctrl-C until a checkpoint is saved. A step that would end in time is finished,
+    any other is abandoned. Clusters often kill 30 seconds after SIGTERM."""
 
     resume: str = "auto"
     """auto: from the run directory's last whole checkpoint; never: from the start; or a checkpoint's path."""

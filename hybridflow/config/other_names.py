@@ -1,5 +1,7 @@
 """What other systems call a setting, and what is set here instead: for errors, and for the reference page of names."""
 
+_NOTHING = "nothing: "
+
 _VERL = {
     "actor.strategy": "actor.engine",
     "actor.ppo_mini_batch_size": "actor.minibatch_size, in prompts of the whole run",
@@ -189,10 +191,13 @@ OTHER_NAMES = {"verl": _VERL, "TRL": _TRL, "OpenRLHF": _OPENRLHF}
 
 
 def said_elsewhere(key: str) -> str | None:
-    """`verl's rollout.n is rollout.samples_per_prompt here.` for another system's setting, else None."""
+    """`Instead of verl's rollout.n, use rollout.samples_per_prompt.` for another system's setting, else None."""
     name = key.removeprefix("actor_rollout_ref.").replace("-", "_")
     for system, names in OTHER_NAMES.items():
         known = [other for other in names if name == other or name.startswith(f"{other}.")]
         if known:
-            return f"{system}'s {known[0]} is {names[known[0]]} here."
+            here = names[known[0]]
+            if here.startswith(_NOTHING):
+                return f"{system}'s {known[0]} has no counterpart: {here.removeprefix(_NOTHING)}."
+            return f"Instead of {system}'s {known[0]}, use {here}."
     return None

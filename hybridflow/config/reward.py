@@ -18,7 +18,7 @@ class Reward(Section):
     several that take turns with spaces between). `verl:path/reward.py:f` says which signature to call it by."""
 
     weights: list[float] = field(default_factory=list)
-    """One weight a function; empty means 1 each."""
+    """One weight per function; empty means 1 each."""
 
     settings: dict[str, Any] = field(default_factory=dict)
     """Settings of functions by their short names: `reward.settings.overlong.buffer_tokens=64`."""
@@ -55,4 +55,4 @@ class Reward(Section):
     """How the reward model is spread over the devices of its pool."""
 
     microbatch_tokens: int = 8192
-    """Tokens a forward pass of the reward model on each device."""
+    """Tokens per forward pass of the reward model on each device."""

@@ -41,7 +41,7 @@ class Role(Section):
     """Reward functions, for the kinds reward_function and reward_model."""
 
     weights: list[float] = field(default_factory=list)
-    """One weight a function; empty means 1 each."""
+    """One weight per function; empty means 1 each."""
 
     process: bool = False
     """The reward model judges every token, for the kind reward_model."""

@@ -88,7 +88,7 @@ class Rollout(Section):
     """How the generating model is spread over devices."""
 
     samples_per_prompt: int = 1
-    """Responses a prompt (GRPO's group size)."""
+    """Responses per prompt (GRPO's group size)."""
 
     sampling: Sampling = field(default_factory=Sampling)
     """How training responses are drawn."""
@@ -97,14 +97,14 @@ class Rollout(Section):
     """How evaluation responses are drawn."""
 
     eval_samples_per_prompt: int = 1
-    """Responses a prompt in evaluation; their mean is reported, and of several the best (pass@N)."""
+    """Responses per prompt in evaluation; their mean is reported, and with several also the best (pass@N)."""
 
     max_sequences: int | None = None
     """Responses generated at once on one device; the rest wait. null: 1024 for vllm on a GPU, else 256."""
 
     sleep: bool | None = None
     """Give back the memory of its cache and, on CPUs, of weights that training does not share, while other roles
-    work; null: on GPUs. Waking costs a transfer of weights."""
+    work; null: true on GPUs. Waking costs a transfer of weights."""
 
     max_logprob_difference: float | None = None
     """The first step stops when rollout and training differ by more on any token; null: 1e-3 in float32, 0.5 else."""

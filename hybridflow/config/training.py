@@ -90,13 +90,13 @@ class Training(Section):
     """Prompts an optimizer step, over all devices; null takes the whole batch in one step."""
 
     microbatch_tokens: int = 8192
-    """Tokens a forward pass on each device. Lower it when memory runs out; results do not change."""
+    """Tokens per forward pass on each device. Lower it when memory runs out; results do not change."""
 
     epochs: int = 1
     """Passes over each batch."""
 
     gradient_checkpointing: bool | None = None
-    """Recompute activations in the backward pass: less memory, about a third more time; null: on GPUs."""
+    """Recompute activations in the backward pass: less memory, about a third more time; null: true on GPUs."""
 
     offload_parameters: bool = False
     """Keep the weights in the host's memory while the role does nothing, where they are not the rollout's as well."""

@@ -72,7 +72,7 @@ def death(process: Process, reason: str, *, report: str = "") -> WorkerDied:
     return WorkerDied(
         f"{process} ended {doing}: {reason}.",
         remedy="It was killed, ran out of memory or crashed: see the log above and the kernel's log (dmesg), "
-        "then start the run again; it goes on from the last checkpoint.",
+        "then start the run again; it resumes from the last checkpoint.",
         **process.place(),
         worker_traceback=report,
     )
@@ -85,7 +85,7 @@ def hang(process: Process, silent_seconds: float) -> WorkerHangs:
     return WorkerHangs(
         f"{process} does not answer: no heartbeat for {silent_seconds:.0f} s{doing}.",
         remedy=f"It is stopped, its node is cut off, or native code in it does not let Python's other threads run: see "
-        f"{look}. Then start the run again; it goes on from the last checkpoint. For native code that takes longer, "
+        f"{look}. Then start the run again; it resumes from the last checkpoint. For native code that takes longer, "
         "raise trainer.hang_timeout_seconds.",
         **process.place(),
     )
@@ -96,7 +96,7 @@ def head_lost(address: str, silent_seconds: float) -> ResourceError:
     return ResourceError(
         f"The head of the Ray cluster (GCS at {address}) has not answered for {silent_seconds:.0f} s.",
         remedy="See whether its process and node are alive and can be reached (ray status), start the cluster again if "
-        "they are not, and then the run: it goes on from the last checkpoint.",
+        "they are not, and then the run: it resumes from the last checkpoint.",
     )
 
 

@@ -152,6 +152,6 @@ def connected_store(address: StoreAddress, timeout_seconds: float) -> SignedStor
     except (RuntimeError, OSError) as error:
         raise ResourceError(
             f"Rank 0 does not answer at {address}: {str(error).splitlines()[0]}.",
-            remedy="See whether the first rank's process is alive and the nodes reach one another.",
+            remedy="Check that the first rank's process is alive and that the nodes can reach one another.",
         ) from error
     return SignedStore(store, address)

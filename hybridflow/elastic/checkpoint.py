@@ -132,7 +132,7 @@ def _check_step(checkpoint: Checkpoint) -> None:
         if step != checkpoint.step:
             raise CheckpointError(
                 f"{checkpoint.path} is damaged: {what} says step {step}, its manifest step {checkpoint.step}.",
-                remedy="Give it back the name that it was saved under, or use another checkpoint of the run.",
+                remedy="Rename it to the name under which it was saved, or use another checkpoint of the run.",
             )
 
 

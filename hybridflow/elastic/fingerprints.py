@@ -55,8 +55,8 @@ def check_unchanged(saved: Fingerprints, now: Fingerprints, policy: ResumeChange
     if changed and policy is ResumeChanged.refuse:
         raise CheckpointError(
             f"These files have changed since the checkpoint was written: {', '.join(changed)}.",
-            remedy="Put their former contents back; or resume with those of now by trainer.resume_changed=accept, or"
-            " begin anew with trainer.resume=never.",
+            remedy="Restore their former contents, resume with the present ones (trainer.resume_changed=accept), or"
+            " begin anew (trainer.resume=never).",
         )
     for name in changed:
         logger.warning("resumed although '%s' has changed (trainer.resume_changed=accept)", name)

@@ -112,10 +112,10 @@ def _check_parts(directory: Path, parts: Parts, here: Mapping[str, int]) -> None
             raise CheckpointError(f"The role '{role}' wrote no part of the checkpoint {directory}.", remedy=remedy)
         for name, record in files.items():
             if here.get(name) != record.bytes:
-                found = "it is not there" if name not in here else f"it has {here[name]} bytes there"
+                found = "the file is missing" if name not in here else f"the file has {here[name]} bytes"
                 raise CheckpointError(
-                    f"The workers of '{role}' wrote {record.bytes} bytes to {directory / name}, but as the driver sees"
-                    f" that directory {found}.",
+                    f"The workers of '{role}' wrote {record.bytes} bytes to {directory / name}, but the driver sees"
+                    f" another directory there: {found}.",
                     remedy=remedy,
                 )
 

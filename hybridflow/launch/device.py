@@ -35,7 +35,7 @@ def device_name(config: Experiment) -> str:
 
 
 def check_device(config: Experiment) -> str:
-    """`device_name`, told in the log. Raises `ResourceError` where this machine has fewer GPUs than the run takes."""
+    """`device_name`, which is logged. Raises `ResourceError` where this machine has fewer GPUs than the run needs."""
     device, wanted = device_name(config), num_devices(config)
     num_gpus = None if device == "cpu" else joined_gpus(backend_kind(config).name)
     where = "this machine" if num_gpus is None else f"the Ray cluster, which has {num_gpus} GPUs"

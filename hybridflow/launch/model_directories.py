@@ -37,7 +37,7 @@ def _check(directory: Path, model: Model) -> None:
         name = method.get("quant_method") if isinstance(method, dict) else None
         raise EngineError(
             f"The weights in {directory} are quantised ({name or 'quantization_config in its config.json'}).",
-            remedy="Give the model in float32, bfloat16 or float16: quantised weights are neither trained nor divided.",
+            remedy="Use the model in float32, bfloat16 or float16; quantised weights cannot be trained or divided.",
         )
     causal_lm_skeleton(directory, dtype=torch_dtype(model.dtype), trust_remote_code=model.trust_remote_code)
     _warn_of_layers(directory, layers)

@@ -96,8 +96,8 @@ def _parsed(text: str) -> tuple[str, Override | None]:
 def _malformed(text: str) -> ConfigError:
     return ConfigError(
         f"'{text}' is not a setting.",
-        remedy="Write key=value; quote values with spaces or commas: 'key=\"a, b\"'; lists as key=[a,b], and in them"
-        " what has spaces or an = in quotes: 'key=[\"a?b=1\",c]'.",
+        remedy="Write key=value. Quote values with spaces or commas: 'key=\"a, b\"'. Write lists as key=[a,b], and"
+        " quote elements with spaces or an =: 'key=[\"a?b=1\",c]'.",
     )
 
 

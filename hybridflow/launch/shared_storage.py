@@ -38,8 +38,8 @@ def check_outlives_job(directory: Path) -> None:
     """Raises `ConfigError` for a run directory in the copy of a working directory that Ray made for a submitted job."""
     if all(part in directory.parts for part in _JOB_COPY):
         raise ConfigError(
-            f"{_RUN_DIR}={directory} lies in the copy of the working directory that Ray made for this job, on each node"
-            " one of its own, and deletes after it.",
+            f"{_RUN_DIR}={directory} lies in the copy of the working directory that Ray makes on each node for this"
+            " job and deletes afterwards.",
             remedy=f"Give an absolute {_RUN_DIR} on storage that all nodes share.",
         )
 

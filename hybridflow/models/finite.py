@@ -22,5 +22,5 @@ def check_finite(name: str, weight: Tensor, place: Path) -> None:
     if not (math.isfinite(low) and math.isfinite(high)):
         raise EngineError(
             f"The weight '{name}' in {place} is not finite: it has NaN or infinite elements.",
-            remedy="The file is damaged, or was saved by a training that diverged: give another.",
+            remedy="The file is damaged, or comes from a run that diverged; use other weights.",
         )

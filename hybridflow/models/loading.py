@@ -201,7 +201,7 @@ def _remedy(error: Exception, otherwise: str) -> str:
     if "size mismatch" in str(error) or "mismatched" in str(error):
         return "Its config.json does not describe its weights: give the pair that belongs together."
     if isinstance(error, ImportError):
-        return "Install the package that the model's config.json asks for, or give a model that does without."
+        return "Install the package that the model's config.json asks for, or use a model that does not need it."
     return otherwise
 
 

@@ -62,14 +62,14 @@ def _declared_eos(directory: Path, name: str) -> list[int]:
         declared = read_json_object(path).get("eos_token_id") if path.is_file() else None
         vocabulary = text_config(read_json_object(directory / "config.json")).get("vocab_size")
     except (OSError, ValueError) as error:
-        raise EngineError(f"{path} cannot be read: {told(error)}.", remedy="Mend the file, or remove it.") from error
+        raise EngineError(f"{path} cannot be read: {told(error)}.", remedy="Correct the file, or remove it.") from error
     found = declared if isinstance(declared, list) else [] if declared is None else [declared]
     highest = vocabulary - 1 if type(vocabulary) is int else None
     for token in found:
         if type(token) is not int or token < 0 or (highest is not None and token > highest):
             raise EngineError(
-                f"{path} says eos_token_id={str(declared)[:80]}, and {str(token)[:40]!r} is no token of the model.",
-                remedy=f"Give token ids, from 0 to {'its last' if highest is None else highest}.",
+                f"{path} says eos_token_id={str(declared)[:80]}, but {str(token)[:40]!r} is not a token of the model.",
+                remedy=f"Use token ids from 0 to {'the last of the vocabulary' if highest is None else highest}.",
             )
     return found
 

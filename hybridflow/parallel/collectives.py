@@ -74,8 +74,8 @@ def checked_size(size: int) -> int:
     if 0 <= size <= MOST_BYTES:
         return size
     raise EngineError(
-        f"A rank announces a message of {size} bytes; at most {MOST_BYTES} are taken.",
-        remedy="See whether strangers reach the ranks' ports (docs/how_to/security.md).",
+        f"A rank announced a message of {size} bytes; at most {MOST_BYTES} are accepted.",
+        remedy="Check whether strangers can reach the ranks' ports (docs/how_to/security.md).",
     )
 
 

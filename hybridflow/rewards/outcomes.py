@@ -67,7 +67,7 @@ def _number(value: object) -> float | str | None:
     try:
         number = float(value)
     except OverflowError:
-        return f"it answered a number beyond the largest float, {sys.float_info.max:.2g}."
+        return f"it returned a number beyond the largest float, {sys.float_info.max:.2g}."
     return number if math.isfinite(number) else f"it answered {number}."
 
 

@@ -17,8 +17,8 @@ _MOST_CONCURRENT = 8
 _CONNECT_SECONDS = 5.0
 _REMEDY = 'A server answers {"rewards": [...]} with one number, or null, for each of "query"; see docs/how_to.'
 _WHEN_DOWN = (
-    "Start the server again and repeat the command, which goes on from the last checkpoint; to wait longer for one that"
-    " restarts, raise reward.settings.NAME.attempts or retry_seconds."
+    "Start the server again and repeat the command, which resumes from the last checkpoint. To wait longer for a server"
+    " that restarts, raise reward.settings.NAME.attempts or retry_seconds."
 )
 
 
@@ -57,8 +57,8 @@ class RemoteReward:
         if min(attempts, answer_mb, batch_size or 1) < 1 or not request_seconds > 0 or not retry_seconds >= 0:
             raise ConfigError(
                 f"reward.functions: settings of '{redacted_text(addresses)}' are out of range.",
-                remedy="attempts, batch_size and answer_mb are 1 or more, request_seconds is above 0, retry_seconds is"
-                " 0 or more.",
+                remedy="Use 1 or more for attempts, batch_size and answer_mb, more than 0 for request_seconds, and 0 or"
+                " more for retry_seconds.",
             )
 
     def check_reachable(self) -> None:
@@ -104,7 +104,7 @@ class RemoteReward:
                     found.append(f"{redacted_text(address)}: {error.message}")
                     logger.warning("reward=%s attempt=%d of %d failed", found[-1], attempt + 1, self._attempts)
             if not is_down:  # it says the same again
-                raise RewardError(f"No server answered well. {'; '.join(dict.fromkeys(found))}", remedy=_REMEDY)
+                raise RewardError(f"No server gave a usable answer. {'; '.join(dict.fromkeys(found))}", remedy=_REMEDY)
             if attempt + 1 < self._attempts:
                 time.sleep(self._retry_seconds * 4**attempt)
         raise RewardUnavailable(
@@ -137,12 +137,12 @@ def _check_addresses(addresses: list[str]) -> None:
     for address in addresses:
         if not is_address(address):
             raise ConfigError(
-                f"reward.functions: '{redacted_text(address)}' is no address.",
-                remedy="Write http://host:port/path; with several, put spaces between them.",
+                f"reward.functions: '{redacted_text(address)}' is not an address.",
+                remedy="Write http://host:port/path; separate several with spaces.",
             )
         if "@" in address.split("://", 1)[1].partition("/")[0]:
             raise ConfigError(
-                f"reward.functions: '{redacted_text(address)}' holds a name and password.",
+                f"reward.functions: '{redacted_text(address)}' contains a name and password.",
                 remedy="Send them as a header: reward.settings.NAME.headers={Authorization: ${oc.env:VARIABLE}}.",
             )
 

@@ -15,9 +15,7 @@ from dataclasses import dataclass
 from hybridflow.errors import RewardError, RewardUnavailable
 
 _OVERLOADED = (408, 425, 429, 502, 503, 504)
-_REMEDY = (
-    "Look at the server's own log; reward.settings.NAME.request_seconds and answer_mb are what a request may take."
-)
+_REMEDY = "Look at the server's log. reward.settings.NAME.request_seconds and answer_mb set the limits of a request."
 
 
 @dataclass(frozen=True)

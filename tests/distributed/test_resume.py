@@ -176,7 +176,7 @@ def test_a_ray_worker_that_is_killed_ends_the_run_by_name_and_the_same_words_go_
     assert f"pid {pid} on {os.uname().nodename}" in ended.words
     assert "WorkerDied: The process of rank 0 of 'actor+reward'" in ended.words
     assert f"role=actor+reward rank=0 node={os.uname().nodename}" in ended.words
-    assert "it goes on from the last checkpoint" in ended.words
+    assert "it resumes from the last checkpoint" in ended.words
     assert steps_of(run.run_dir) == [0, 1, 2, 3]
     run.trap.unlink()
     ended = run.start("trainer.backend=ray")

@@ -166,7 +166,7 @@ def _of_a_checkpoint() -> Iterator[None]:
     except EngineError as error:
         raise CheckpointError(
             error.message,
-            remedy="See whether this node sees the checkpoint's files; if they are gone, use another checkpoint of the"
+            remedy="Check that this node sees the checkpoint's files; if they are gone, use another checkpoint of the"
             " run (trainer.resume=PATH).",
         ) from error
 

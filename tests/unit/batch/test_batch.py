@@ -133,7 +133,7 @@ def test_a_mask_selects_the_rows_that_are_true(mask):
 def test_a_mask_of_another_length_is_refused(mask):
     with pytest.raises(BatchError, match=r"mask of shape .* batch of 4") as caught:
         batch_of([[1], [2], [3], [4]]).select(torch.tensor(mask, dtype=torch.bool))
-    assert "one truth value per row, 4 in all" in caught.value.remedy
+    assert "one boolean per row, 4 in all" in caught.value.remedy
 
 
 def test_rows_chosen_by_fractions_are_refused():

@@ -21,10 +21,11 @@ def test_what_is_named_instead_exists(system, theirs, here):
 
 
 def test_prefixes_and_dashes_of_other_command_lines_are_understood():
-    said = "verl's rollout.n is rollout.samples_per_prompt here."
+    said = "Instead of verl's rollout.n, use rollout.samples_per_prompt."
     assert said_elsewhere("actor_rollout_ref.rollout.n") == said_elsewhere("rollout.n") == said
     assert (
-        said_elsewhere("n-samples-per-prompt") == "OpenRLHF's n_samples_per_prompt is rollout.samples_per_prompt here."
+        said_elsewhere("n-samples-per-prompt")
+        == "Instead of OpenRLHF's n_samples_per_prompt, use rollout.samples_per_prompt."
     )
     assert said_elsewhere("algorithm.filter_groups.enable") is not None
     assert said_elsewhere("trainer.sed") is None

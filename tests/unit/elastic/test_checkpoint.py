@@ -145,7 +145,9 @@ def test_a_step_that_is_not_the_same_everywhere_is_refused(wrong, what, tmp_path
         (path / "driver.json").write_text(dumps({"step": 94}))
         records = record_files(path, ["actor/weights.bin", "driver.json"])
         forge(path, files={name: asdict(record) for name, record in records.items()})
-    with pytest.raises(CheckpointError, match=rf"{what} says step (14|94), its manifest.*name that it was saved under"):
+    with pytest.raises(
+        CheckpointError, match=rf"{what} says step (14|94), its manifest.*name under which it was saved"
+    ):
         store.open(path)
     assert store.latest() is None
 

@@ -256,4 +256,4 @@ def test_a_run_that_saves_nothing_says_so_at_the_start_and_when_it_is_exported(w
     assert "trainer.save_every=0: no checkpoint is written" in caplog.text
     with pytest.raises(CheckpointError, match="has no checkpoint") as caught:
         export_model(run.run_dir, tmp_path / "out")
-    assert "a run writes a checkpoint every trainer.save_every steps, with 0 none at all" in caught.value.remedy
+    assert "a run does so every trainer.save_every steps, and with 0 never" in caught.value.remedy

@@ -105,11 +105,12 @@ def test_an_unknown_key_names_the_nearest(text, meant):
 @pytest.mark.parametrize(
     ("key", "said"),
     [
-        ("algorithm.adv_estimator", "verl's algorithm.adv_estimator is algorithm=NAME"),
-        ("rollout.n", "verl's rollout.n is rollout.samples_per_prompt here."),
-        ("custom_reward_function.path", "is reward.functions=[FILE.py:NAME] here."),
-        ("beta", "TRL's beta is algorithm.kl.coefficient in main_ppo"),
-        ("model_name_or_path", "TRL's model_name_or_path is model.path here."),
+        ("algorithm.adv_estimator", "Instead of verl's algorithm.adv_estimator, use algorithm=NAME"),
+        ("rollout.n", "Instead of verl's rollout.n, use rollout.samples_per_prompt."),
+        ("custom_reward_function.path", "use reward.functions=[FILE.py:NAME]."),
+        ("actor.megatron.context_parallel_size", "has no counterpart: there is no context parallelism."),
+        ("beta", "Instead of TRL's beta, use algorithm.kl.coefficient in main_ppo"),
+        ("model_name_or_path", "Instead of TRL's model_name_or_path, use model.path."),
     ],
 )
 def test_another_systems_setting_is_answered_with_ours(key, said):
@@ -172,4 +173,4 @@ def test_what_has_an_equals_sign_of_its_own_is_quoted_in_a_list():
     assert setting.value == [name]
     with pytest.raises(ConfigError, match="is not a setting") as caught:
         parse_overrides([f"data.train_files=[{name}]"])
-    assert "an = in quotes" in caught.value.remedy
+    assert "quote elements with spaces or an =" in caught.value.remedy

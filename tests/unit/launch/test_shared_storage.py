@@ -86,6 +86,8 @@ def test_only_what_the_roles_read_from_this_file_system_is_looked_for(model, run
 
 def test_a_run_directory_in_a_submitted_jobs_copy_of_its_working_directory_is_refused(tmp_path):
     copy = tmp_path / "session" / "runtime_resources" / "working_dir_files" / "_ray_pkg_1"
-    with pytest.raises(ConfigError, match="Ray made for this job.*absolute trainer.run_dir on storage that all nodes"):
+    with pytest.raises(
+        ConfigError, match="Ray makes on each node for this job.*absolute trainer.run_dir on storage that all nodes"
+    ):
         check_outlives_job(copy / "runs" / "first")
     check_outlives_job(tmp_path / "runs" / "first")

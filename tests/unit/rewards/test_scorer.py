@@ -83,7 +83,7 @@ def test_a_function_that_raises_is_named_with_the_sample_it_raised_for(make_scor
     [
         ("[1.0, float('nan'), 1.0, 1.0]", 1, "it answered nan."),
         ("[1.0, 1.0, 1.0, float('inf')]", 3, "it answered inf."),
-        ("[1.0, 1.0, 10**400, 1.0]", 2, "it answered a number beyond the largest float, 1.8e+308."),
+        ("[1.0, 1.0, 10**400, 1.0]", 2, "it returned a number beyond the largest float, 1.8e+308."),
         ("[1.0, 'good', 1.0, 1.0]", 1, "it answered 'good' (a str), which is not a number."),
         ("[1.0, 1.0, [1.0, 2.0], 1.0]", 2, "it answered [1.0, 2.0] (a list), which is not a number."),
         ("[1.0, 1.0]", 0, "it answered 2 scores for 4 samples."),

@@ -104,7 +104,7 @@ def _initialized(address: str, *, num_cpus: int | None = None, resources: dict[s
         what = "it could not start here" if address == "local" else f"no cluster can be joined at {ADDRESS}={address}"
         raise ResourceError(
             f"Ray: {what}: {str(error).strip().splitlines()[0]}",
-            remedy="Mend what it names, or do without Ray on one device: trainer.backend=local.",
+            remedy="Fix what Ray names, or use one device without Ray: trainer.backend=local.",
         ) from error
 
 

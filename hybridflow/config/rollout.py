@@ -67,10 +67,10 @@ class Vllm(Section):
     """Settings of the vLLM engine alone."""
 
     kv_cache_mb: int | None = None
-    """Memory for keys and values; null means 256 MB on a CPU and `gpu_memory_fraction` on a GPU."""
+    """Memory for keys and values; null means 256 MB on a CPU, and what `gpu_memory_fraction` leaves on a GPU."""
 
     gpu_memory_fraction: float = 0.4
-    """Share of a GPU's memory that vLLM may use, weights included."""
+    """Share of a GPU's memory for vLLM's weights, working memory and cache, whichever role starts first."""
 
     enforce_eager: bool | None = None
     """Skip graph capture; null means yes on a CPU, no on a GPU."""

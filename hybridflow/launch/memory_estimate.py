@@ -15,6 +15,7 @@ from hybridflow.config.experiment import Experiment
 from hybridflow.config.model import Dtype
 from hybridflow.config.rollout import DEFAULT_SEQUENCES, RolloutKind
 from hybridflow.config.training import Training, TrainingEngine
+from hybridflow.engines.rollout.vllm.memory import VllmMemory, check_cache, plan_memory
 from hybridflow.errors import ResourceError
 from hybridflow.launch.roles import ACTOR, ROLLOUT, RoleSpec, policy_model
 from hybridflow.models.accounting import expert_parameter_count, kv_cache_bytes_per_token, parameter_count
@@ -26,6 +27,9 @@ logger = logging.getLogger(__name__)
 GIB = 1 << 30
 TOLERANCE = 1.1
 """An estimate must exceed the device's memory by this factor to be refused."""
+
+GENERATING = "generating"
+"""Name of the phase in which the rollout answers."""
 
 _LOGITS_CHUNK = 1 << 28
 _LOGITS_BYTES = 12
@@ -95,6 +99,9 @@ def check_memory(config: Experiment, specs: Sequence[RoleSpec], *, device: str, 
                 f" {_gib(device_bytes)} GiB: {peak.largest}.",
                 remedy=_remedy(config, specs, pool),
             )
+        generates = any(phase.name == GENERATING for phase in phases)
+        if generates and config.rollout.engine is RolloutKind.vllm and device_bytes is not None:
+            check_cache(_vllm_memory(config, device_bytes), config.rollout)
 
 
 def local_device_bytes() -> int | None:
@@ -114,9 +121,9 @@ def memory_phases(config: Experiment, specs: Sequence[RoleSpec], pool: str, *, d
         resident[f"optimizer of {load.name}"] = 0.0 if load.training.offload_optimizer else load.state
     phases = []
     if rollout is not None:
-        weights, cache = rollout
+        weights, working, cache = rollout
         resident["weights of the rollout"] = weights
-        phases.append(Phase("generating", resident | {"cache": cache}))
+        phases.append(Phase(GENERATING, resident | {"cache": cache, "working memory of the rollout": working}))
         if config.rollout.sleep is False:
             resident["cache"] = cache
     return phases + [_phase_of(load, resident) for load in loads]
@@ -198,23 +205,36 @@ def _working(
 
 def _rollout(
     config: Experiment, specs: Sequence[RoleSpec], pool: str, device_bytes: int | None
-) -> tuple[float, float] | None:
-    """Weights and cache of the rollout in a pool, in bytes; None where it does not generate."""
+) -> tuple[float, float, float] | None:
+    """Weights, working memory and cache of the rollout in a pool, in bytes; None where it does not generate."""
     generates = [s for s in specs if s.generation_mesh is not None or s.name == ROLLOUT]
     if not generates or pool_of(config, ROLLOUT) != pool:
         return None
     model, sizes = policy_model(config), config.rollout.parallelism
     geometry = read_geometry(resolve_model_path(str(model.path)))
     size = 2 if model.dtype is Dtype.bfloat16 else 4
+    tokens = max_sequence_tokens(config)
     weights = parameter_count(geometry) * size / (sizes.tensor * sizes.pipeline)
-    vllm = config.rollout.vllm
     if config.rollout.engine is RolloutKind.vllm:
-        share = 0.0 if device_bytes is None else max(0.0, vllm.gpu_memory_fraction * device_bytes - weights)
-        return weights, float(vllm.kv_cache_mb << 20) if vllm.kv_cache_mb else share
+        planned = None if device_bytes is None else _vllm_memory(config, device_bytes)
+        return (weights, 0.0, 0.0) if planned is None else (weights, planned.working, max(0, planned.cache))
     replicas = pool_sizes(config)[pool]
     at_once = config.rollout.max_sequences or DEFAULT_SEQUENCES
     rows = min(at_once, config.data.batch_size * config.rollout.samples_per_prompt / replicas)
-    return weights, rows * max_sequence_tokens(config) * kv_cache_bytes_per_token(geometry, bytes_per_value=size)
+    return weights, 0.0, rows * tokens * kv_cache_bytes_per_token(geometry, bytes_per_value=size)
+
+
+def _vllm_memory(config: Experiment, device_bytes: int) -> VllmMemory:
+    """What vLLM will hold on each device."""
+    model = policy_model(config)
+    geometry = read_geometry(resolve_model_path(str(model.path)))
+    return plan_memory(
+        geometry,
+        model.dtype,
+        config.rollout,
+        device_bytes=device_bytes,
+        sequence_tokens=max_sequence_tokens(config),
+    )
 
 
 def _remedy(config: Experiment, specs: Sequence[RoleSpec], pool: str) -> str:

@@ -2,17 +2,19 @@
 
 import json
 import logging
+from pathlib import Path
 
 import pytest
 
 from hybridflow.dataflows.grpo import GRPO
 from hybridflow.dataflows.ppo import PPO
+from hybridflow.engines.rollout.vllm.memory import gpu_memory
 from hybridflow.errors import ResourceError
 from hybridflow.launch import device_defaults
 from hybridflow.launch.compose import compose_run
 from hybridflow.launch.device_defaults import resolved
 from hybridflow.launch.memory_estimate import GIB, check_memory, memory_phases
-from hybridflow.launch.roles import plan_roles
+from hybridflow.launch.roles import plan_roles, policy_model
 
 QWEN_7B = {
     "model_type": "qwen2", "hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28,
@@ -105,3 +107,21 @@ def test_on_a_cpu_and_on_cards_of_unknown_size_nothing_is_refused(planned, caplo
         assert not caplog.records
         check_memory(config, specs, device="cuda", device_bytes=None)
     assert "estimated in GiB: generating" in caplog.text
+
+
+def test_the_cache_of_the_estimate_is_the_one_that_vllm_is_given(planned):
+    config, specs = planned()
+    generating = peak(config, specs, "generating")
+    model = policy_model(config)
+    given = gpu_memory(Path(str(model.path)), model, config.rollout, device_bytes=CARD, limit_tokens=1024)
+    assert given["kv_cache_memory_bytes"] == generating.parts["cache"] > 8 * GIB
+    assert given["gpu_memory_utilization"] * CARD < GIB  # free memory at its start decides nothing
+    rollout = [generating.parts[part] for part in ("weights of the rollout", "working memory of the rollout", "cache")]
+    assert sum(rollout) == 0.4 * CARD
+
+
+def test_a_fraction_without_room_for_a_cache_is_refused(planned):
+    config, specs = planned("rollout.vllm.gpu_memory_fraction=0.2")
+    with pytest.raises(ResourceError, match="gpu_memory_fraction=0.2 leaves no cache") as caught:
+        check_memory(config, specs, device="cuda", device_bytes=CARD)
+    assert "Raise rollout.vllm.gpu_memory_fraction" in caught.value.remedy

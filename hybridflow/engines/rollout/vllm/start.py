@@ -21,6 +21,7 @@ from hybridflow.engines.rollout.vllm.compat import (
     leave_memory_unbound,
     placed,
 )
+from hybridflow.engines.rollout.vllm.memory import gpu_memory
 from hybridflow.errors import EngineError
 from hybridflow.parallel.collectives import told_by_all
 from hybridflow.parallel.groups import Ranks
@@ -54,6 +55,9 @@ class Started:
         self._reads_weights = reads_weights
         device_ids, local_rank = ([], 0) if is_cpu else replica_devices(device, _replica(ranks))
         settings: dict = _settings(rollout, is_cpu=is_cpu) | _layout(ranks) | {"device_ids": device_ids or None}
+        if not is_cpu:
+            device_bytes = torch.cuda.get_device_properties(device).total_memory
+            settings |= gpu_memory(directory, model, rollout, device_bytes=device_bytes, limit_tokens=limit_tokens)
         try:
             with guest(), placed(_replica(ranks), local_rank), after_loading(self._take_weights):
                 self.llm = LLM(
@@ -79,7 +83,7 @@ class Started:
 
 def _settings(rollout: Rollout, *, is_cpu: bool) -> dict:
     config = rollout.vllm
-    cache_mb = config.kv_cache_mb or (DEFAULT_CPU_CACHE_MB if is_cpu else None)
+    cache_mb = config.kv_cache_mb or DEFAULT_CPU_CACHE_MB
     return {
         "max_num_seqs": rollout.max_sequences or DEFAULT_SEQUENCES,
         "logprobs_mode": "processed_logprobs",
@@ -88,8 +92,7 @@ def _settings(rollout: Rollout, *, is_cpu: bool) -> dict:
         "seed": 0,
         "enforce_eager": is_cpu if config.enforce_eager is None else config.enforce_eager,
         "block_size": CPU_BLOCK_TOKENS if is_cpu else None,
-        "kv_cache_memory_bytes": cache_mb << 20 if cache_mb else None,
-        "gpu_memory_utilization": config.gpu_memory_fraction,
+        "kv_cache_memory_bytes": cache_mb << 20,  # of a CPU
         "enable_sleep_mode": not is_cpu,
         # The backend that keeps experts as they are loaded; the others reorder them, and could not be written in place.
         "moe_backend": "auto" if is_cpu else "triton",

@@ -1,0 +1,108 @@
+"""How vLLM's share of a GPU divides into weights, working memory and cache, known without importing it.
+
+vLLM would measure: it refuses to start where less than its share is free, so what fits would depend on which role
+started first. Here the division follows from the sizes of the model and the settings alone.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hybridflow.config.model import Dtype, Model
+from hybridflow.config.rollout import DEFAULT_SEQUENCES, Rollout
+from hybridflow.errors import ResourceError
+from hybridflow.models.accounting import kv_cache_bytes_per_token, weight_bytes
+from hybridflow.models.geometry import ModelGeometry, read_geometry
+
+PREFILL_TOKENS = 8192
+"""Tokens of prompts that vLLM reads per step on a GPU."""
+
+_LOGIT_BYTES, _LOGIT_BYTES_WITH_STAGES = 12, 24
+"""Of a logit while a token is drawn: the model's and two copies in float32. With pipeline stages `RowSampler` draws,
+which makes three copies in float32 and one in float64."""
+
+_GRAPH_BYTES = 1 << 30
+"""Of CUDA graphs: their memory pool and buffers, for models of several layers."""
+
+_LEAST_FREE_SHARE = 0.01
+"""Share of a GPU that must be free when vLLM starts; what it then allocates is planned beforehand."""
+
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class VllmMemory:
+    """What vLLM holds on each device, in bytes."""
+
+    weights: int
+    working: int
+    """Activations of the longest step, logits and CUDA graphs."""
+
+    cache: int
+    """Keys and values: what is left; negative where nothing is."""
+
+    sequence: int
+    """Keys and values of one sequence of the greatest length."""
+
+
+def prefill_tokens(rollout: Rollout) -> int:
+    """Tokens in the longest step: those of prompts, or one per sequence."""
+    return max(PREFILL_TOKENS, rollout.max_sequences or DEFAULT_SEQUENCES)
+
+
+def plan_memory(
+    geometry: ModelGeometry, dtype: Dtype | None, rollout: Rollout, *, device_bytes: int, sequence_tokens: int
+) -> VllmMemory:
+    """The division of `rollout.vllm.gpu_memory_fraction` of a device; `kv_cache_mb` overrides the cache."""
+    size = 2 if dtype is Dtype.bfloat16 else 4
+    sizes, vllm = rollout.parallelism, rollout.vllm
+    shards = sizes.tensor * sizes.pipeline
+    weights = weight_bytes(geometry, bytes_per_parameter=size) // shards
+    working = _working_bytes(geometry, size, rollout)
+    left = int(vllm.gpu_memory_fraction * device_bytes) - weights - working
+    copies = max(1, sizes.tensor // geometry.kv_heads)  # ranks that hold the same heads
+    token = kv_cache_bytes_per_token(geometry, bytes_per_value=size) * copies // shards
+    return VllmMemory(weights, working, vllm.kv_cache_mb << 20 if vllm.kv_cache_mb else left, sequence_tokens * token)
+
+
+def check_cache(planned: VllmMemory, rollout: Rollout) -> None:
+    """Raises `ResourceError` where `gpu_memory_fraction` leaves no cache for one sequence."""
+    if rollout.vllm.kv_cache_mb or planned.cache >= planned.sequence:
+        return
+    raise ResourceError(
+        f"rollout.vllm.gpu_memory_fraction={rollout.vllm.gpu_memory_fraction:g} leaves no cache: it is"
+        f" {(planned.weights + planned.working + planned.cache) / _GIB:.1f} GiB of each device, of which weights take"
+        f" {planned.weights / _GIB:.1f}, working memory {planned.working / _GIB:.1f}, and one sequence of the greatest"
+        f" length {planned.sequence / _GIB:.1f}.",
+        remedy="Raise rollout.vllm.gpu_memory_fraction, lower rollout.max_sequences, or divide the model with"
+        " rollout.parallelism.tensor.",
+    )
+
+
+def gpu_memory(directory: Path, model: Model, rollout: Rollout, *, device_bytes: int, limit_tokens: int) -> dict:
+    """vLLM's settings that give it the planned cache, in whatever order the roles of a process start.
+
+    With an explicit cache, `gpu_memory_utilization` decides nothing but how much must be free at the start. Raises
+    `ResourceError` where the cache would hold no sequence of `limit_tokens`.
+    """
+    planned = plan_memory(
+        read_geometry(directory), model.dtype, rollout, device_bytes=device_bytes, sequence_tokens=limit_tokens
+    )
+    check_cache(planned, rollout)
+    return {
+        "kv_cache_memory_bytes": planned.cache,
+        "gpu_memory_utilization": _LEAST_FREE_SHARE,
+        "max_num_batched_tokens": prefill_tokens(rollout),
+    }
+
+
+def _working_bytes(geometry: ModelGeometry, size: int, rollout: Rollout) -> int:
+    """Of the longest step: one layer's activations, and the logits of all sequences."""
+    tensor = rollout.parallelism.tensor
+    mlp = 3 * geometry.intermediate * max(geometry.experts_per_token, 1)
+    attention = 2 * geometry.query_width + 2 * geometry.kv_width
+    copies = 2 * max(geometry.experts_per_token, 1)  # of the hidden states: the residual, and what each expert reads
+    layer = copies * geometry.hidden + max(mlp, attention) // tensor
+    per_logit = _LOGIT_BYTES if rollout.parallelism.pipeline == 1 else _LOGIT_BYTES_WITH_STAGES
+    logits = (rollout.max_sequences or DEFAULT_SEQUENCES) * geometry.vocab * per_logit
+    graphs = 0 if rollout.vllm.enforce_eager else _GRAPH_BYTES
+    return prefill_tokens(rollout) * layer * size + logits + graphs

@@ -210,18 +210,17 @@ def _rollout(
     generates = [s for s in specs if s.generation_mesh is not None or s.name == ROLLOUT]
     if not generates or pool_of(config, ROLLOUT) != pool:
         return None
+    if config.rollout.engine is RolloutKind.vllm:
+        planned = _vllm_memory(config, device_bytes or 0)
+        return planned.weights, planned.working, max(0, planned.cache)
     model, sizes = policy_model(config), config.rollout.parallelism
     geometry = read_geometry(resolve_model_path(str(model.path)))
     size = 2 if model.dtype is Dtype.bfloat16 else 4
-    tokens = max_sequence_tokens(config)
     weights = parameter_count(geometry) * size / (sizes.tensor * sizes.pipeline)
-    if config.rollout.engine is RolloutKind.vllm:
-        planned = None if device_bytes is None else _vllm_memory(config, device_bytes)
-        return (weights, 0.0, 0.0) if planned is None else (weights, planned.working, max(0, planned.cache))
     replicas = pool_sizes(config)[pool]
     at_once = config.rollout.max_sequences or DEFAULT_SEQUENCES
     rows = min(at_once, config.data.batch_size * config.rollout.samples_per_prompt / replicas)
-    return weights, 0.0, rows * tokens * kv_cache_bytes_per_token(geometry, bytes_per_value=size)
+    return weights, 0.0, rows * max_sequence_tokens(config) * kv_cache_bytes_per_token(geometry, bytes_per_value=size)
 
 
 def _vllm_memory(config: Experiment, device_bytes: int) -> VllmMemory:

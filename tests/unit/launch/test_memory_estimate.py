@@ -125,3 +125,9 @@ def test_a_fraction_without_room_for_a_cache_is_refused(planned):
     with pytest.raises(ResourceError, match="gpu_memory_fraction=0.2 leaves no cache") as caught:
         check_memory(config, specs, device="cuda", device_bytes=CARD)
     assert "Raise rollout.vllm.gpu_memory_fraction" in caught.value.remedy
+
+
+def test_on_a_card_of_unknown_size_a_given_cache_is_counted(planned):
+    config, specs = planned("rollout.vllm.kv_cache_mb=300")
+    generating = memory_phases(config, specs, "main", device_bytes=None)[0]
+    assert generating.parts["cache"] == 300 << 20

@@ -37,7 +37,7 @@ def test_a_model_is_refused_by_each_way_of_reading_it(poisoned):
     ):
         with pytest.raises(EngineError, match=r"down_proj\.weight' in .* is not finite") as caught:
             read()
-        assert "give another" in caught.value.remedy
+        assert "use other weights" in caught.value.remedy
 
 
 def test_what_is_finite_or_no_float_passes(tmp_path):

@@ -1,5 +1,7 @@
 """Attention over sequences laid end to end: no padding, and no mask over all tokens."""
 
+import inspect
+from functools import partial
 from typing import TypedDict, Unpack
 
 import torch
@@ -31,6 +33,9 @@ _WITHOUT_EFFECT = {
     "use_cache",
 }
 """What layers say beside: models are in evaluation mode, and windows are read from the masks."""
+_VARLEN_GROUPS = "enable_gqa" in inspect.signature(varlen_attn).parameters
+"""Whether FlashAttention repeats key-value heads by itself: from torch 2.12 on."""
+
 _FLASH_DTYPES = (torch.bfloat16, torch.float16)
 _FLASH_HEAD_SIZE = 256
 
@@ -64,13 +69,7 @@ def packed_attention(
         window = None
     plain = softcap is None and sinks is None
     if plain and _flash_can(query, value):
-        left = -1 if window is None else window - 1
-        ends, longest = packing.cu_seqlens, packing.max_seqlen
-        attended = varlen_attn(
-            query, key, value, ends, ends, longest, longest, scale=scaling, window_size=(left, 0), enable_gqa=True
-        )
-        assert isinstance(attended, Tensor), "only asked for the output"
-        return attended
+        return _flash(query, key, value, packing, scaling=scaling, left=-1 if window is None else window - 1)
     blocks = packing.blocks
     pieces = [query, key, value]
     if blocks.take is not None:
@@ -162,6 +161,19 @@ def attend(
         sinks=asked.get("s_aux"),
     )
     return attended[None], None
+
+
+def _flash(query: Tensor, key: Tensor, value: Tensor, packing: Packing, *, scaling: float | None, left: int) -> Tensor:
+    """Causal FlashAttention; a token attends to `left` tokens before it, and to all for -1."""
+    ends, longest = packing.cu_seqlens, packing.max_seqlen
+    run = partial(varlen_attn, scale=scaling, window_size=(left, 0))
+    if _VARLEN_GROUPS:
+        run = partial(run, enable_gqa=True)
+    else:
+        key, value = (part.repeat_interleave(query.shape[1] // key.shape[1], 1) for part in (key, value))
+    attended = run(query, key, value, ends, ends, longest, longest)
+    assert isinstance(attended, Tensor), "only asked for the output"
+    return attended
 
 
 def _flash_can(query: Tensor, value: Tensor) -> bool:

@@ -8,6 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, BertConfig, FalconConfig, Gemma2Config, GptOssConfig, MambaConfig
 
 from hybridflow.errors import EngineError
+from hybridflow.models import packed_attention as packed
 from hybridflow.models.heads import packed_hidden_states
 from hybridflow.models.packed_attention import packed_attention, use_packed_attention
 from hybridflow.models.packing import Packing
@@ -188,3 +189,22 @@ def test_the_implementation_is_not_saved_with_the_model(tmp_path):
     use_packed_attention(model)
     model.save_pretrained(tmp_path)
     assert "hybridflow" not in (tmp_path / "config.json").read_text()
+
+
+@pytest.mark.parametrize("groups_itself", [True, False])
+def test_flash_attention_is_given_heads_as_its_version_takes_them(monkeypatch, groups_itself):
+    """torch's kernel needs a GPU; what it is called with does not."""
+    called = {}
+
+    def kernel(query, key, value, *ends, scale, window_size, **more):
+        called.update(heads=(query.shape[1], key.shape[1], value.shape[1]), window=window_size, more=more)
+        return query
+
+    monkeypatch.setattr(packed, "varlen_attn", kernel)
+    monkeypatch.setattr(packed, "_VARLEN_GROUPS", groups_itself)
+    monkeypatch.setattr(packed, "_flash_can", lambda query, value: True)
+    query, key, value = torch.randn(8, 4, 16), torch.randn(8, 2, 16), torch.randn(8, 2, 16)
+    packed_attention(query, key, value, Packing((3, 5), CPU), window=2)
+    assert called["window"] == (1, 0)
+    assert called["heads"] == ((4, 2, 2) if groups_itself else (4, 4, 4))
+    assert called["more"] == ({"enable_gqa": True} if groups_itself else {})

@@ -10,6 +10,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from hybridflow import __version__
+
 logger = logging.getLogger(__name__)
 
 HERE = Path(__file__).resolve().parent
@@ -35,7 +37,7 @@ def write_record(path: Path, packages: Sequence[str], measured: dict[str, Any]) 
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {
         "machine": {"platform": platform.platform(), "cores": os.cpu_count(), "load_after": os.getloadavg()},
-        "versions": {name: version(name) for name in ("hybridflow", "torch", *packages)},
+        "versions": {"hybridflow": __version__} | {name: version(name) for name in ("torch", *packages)},
         **measured,
     }
     path.write_text(json.dumps(content, indent=1) + "\n")

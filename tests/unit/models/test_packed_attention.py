@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, BertConfig, FalconConfig, Gemma2Config, GptOssConfig, MambaConfig
 
 from hybridflow.errors import EngineError
-from hybridflow.models import packed_attention as packed
+from hybridflow.models import packed_attention as attention_module
 from hybridflow.models.heads import packed_hidden_states
 from hybridflow.models.packed_attention import packed_attention, use_packed_attention
 from hybridflow.models.packing import Packing
@@ -200,9 +200,9 @@ def test_flash_attention_is_given_heads_as_its_version_takes_them(monkeypatch, g
         called.update(heads=(query.shape[1], key.shape[1], value.shape[1]), window=window_size, more=more)
         return query
 
-    monkeypatch.setattr(packed, "varlen_attn", kernel)
-    monkeypatch.setattr(packed, "_VARLEN_GROUPS", groups_itself)
-    monkeypatch.setattr(packed, "_flash_can", lambda query, value: True)
+    monkeypatch.setattr(attention_module, "varlen_attn", kernel)
+    monkeypatch.setattr(attention_module, "_VARLEN_GROUPS", groups_itself)
+    monkeypatch.setattr(attention_module, "_flash_can", lambda query, value: True)
     query, key, value = torch.randn(8, 4, 16), torch.randn(8, 2, 16), torch.randn(8, 2, 16)
     packed_attention(query, key, value, Packing((3, 5), CPU), window=2)
     assert called["window"] == (1, 0)

@@ -50,15 +50,15 @@ def with_foreknown(program: Dataflow, data: DrivenData, directory: Path) -> Driv
             ",".join(found["train"] or ()), sum(map(len, tables.values())), time.perf_counter() - started,
             directory / FOLDER,
         )  # fmt: skip
-    rows, tokens = _apart(found["train"] or {})
+    rows, tokens = apart(found["train"] or {})
     data.streams["prompts"].add_columns(rows, tokens)
     if data.held_out is None:
         return data
-    rows, tokens = _apart(found["held_out"] or {})
+    rows, tokens = apart(found["held_out"] or {})
     return replace(data, held_out=data.held_out.with_columns(rows=rows, tokens=tokens))
 
 
-def _apart(columns: Columns) -> tuple[dict[str, Tensor], dict[str, Ragged]]:
+def apart(columns: Columns) -> tuple[dict[str, Tensor], dict[str, Ragged]]:
     """Columns of rows, and of tokens."""
     rows = {name: column for name, column in columns.items() if isinstance(column, Tensor)}
     return rows, {name: column for name, column in columns.items() if isinstance(column, Ragged)}
@@ -69,15 +69,15 @@ def _worked_out(program: Dataflow, table: Batch) -> Columns:
     table = table.with_columns(rows={"uid": torch.arange(len(table))})
     count = -(-len(table) // _ROWS_AT_ONCE)
     parts = [program.foreknown(table.select(rows)) for rows in torch.arange(len(table)).tensor_split(count)]
-    apart = [_apart(part) for part in parts]
-    rows = {name: torch.cat([part[name] for part, _ in apart]) for name in apart[0][0]}
-    return rows | {name: Ragged.concat([part[name] for _, part in apart]) for name in apart[0][1]}
+    kinds = [apart(part) for part in parts]
+    rows = {name: torch.cat([part[name] for part, _ in kinds]) for name in kinds[0][0]}
+    return rows | {name: Ragged.concat([part[name] for _, part in kinds]) for name in kinds[0][1]}
 
 
 def _keep(folder: Path, found: dict[str, tuple[Batch, Columns]]) -> None:
     with write_aside(folder) as partial:
         for name, (table, columns) in found.items():
-            rows, tokens = _apart(columns)
+            rows, tokens = apart(columns)
             for column, ids in tokens.items():
                 rows |= {column: ids.values, column + _OFFSETS: ids.offsets}
             save_file(rows, partial / f"{name}.safetensors", metadata={"rows": _fingerprint(table)})

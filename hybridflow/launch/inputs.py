@@ -2,7 +2,8 @@
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from hybridflow.config.builtin import PREFIX, builtin_path
@@ -13,6 +14,7 @@ from hybridflow.config.paths import user_path
 from hybridflow.data.hub import hub_name, revision
 from hybridflow.data.reasoning_tasks import TASK_PREFIX
 from hybridflow.elastic.fingerprints import Fingerprints, file_fingerprint
+from hybridflow.launch.compose import Composed
 from hybridflow.launch.roles import RoleSpec
 from hybridflow.models.loading import resolve_model_path
 
@@ -20,8 +22,12 @@ _CODE = re.compile(r"(?:\w+:)?(?P<file>.+\.py):\w+")
 _MODEL_FILES = (".json", ".safetensors", ".bin", ".model", ".txt", ".jinja", ".tiktoken", ".py")
 
 
-def fingerprints(config: Experiment, flat: Mapping[str, object], specs: Sequence[RoleSpec]) -> Fingerprints:
-    """The fingerprints of all files that the run reads; `flat` are its settings by dotted key."""
+def fingerprints(composed: Composed, specs: Sequence[RoleSpec]) -> Fingerprints:
+    """The fingerprints of all files that the run reads, under the names that the user wrote.
+
+    So a run that is resumed from another copy of its directory is compared with the files that it reads there.
+    """
+    config, written = composed.config, _written(composed)
     found = {name: dict(_of_data(name)) for name in _data_files(config)}
     for spec in specs:
         for path in () if spec.model is None else (spec.model.path, spec.model.tokenizer_path):
@@ -29,9 +35,21 @@ def fingerprints(config: Experiment, flat: Mapping[str, object], specs: Sequence
                 found[path] = dict(_of_directory(resolve_model_path(path), suffixes=_MODEL_FILES))
     template = config.data.chat_template
     named = [] if template is None else [template]
-    for name in [*named, *_code_files(flat.values())]:
+    for name in [*named, *_code_files(composed.flat().values())]:
         found[name] = {"": file_fingerprint(user_path(name))}
-    return found
+    return {written.get(name, name): files for name, files in found.items()}
+
+
+def _written(composed: Composed) -> dict[object, str]:
+    """What the user wrote for each absolute path in the configuration."""
+    leaves = replace(composed, as_written={}).flat()
+    names: dict[object, str] = {}
+    for key, text in composed.as_written.items():
+        here = leaves[key]
+        names |= (
+            zip(here, text, strict=True) if isinstance(here, list) and isinstance(text, list) else {here: str(text)}
+        )
+    return names
 
 
 def _data_files(config: Experiment) -> list[str]:

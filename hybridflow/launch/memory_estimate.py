@@ -5,7 +5,7 @@ formula for decoders of the Llama family, in which a layer keeps 6 hidden + 3 qu
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -76,15 +76,18 @@ class _Load:
     is_trained: bool
 
 
-def check_memory(config: Experiment, specs: Sequence[RoleSpec], *, device: str, device_bytes: int | None) -> None:
+def check_memory(
+    config: Experiment, specs: Sequence[RoleSpec], *, device: str, device_bytes: int | None, whole: Collection[str] = ()
+) -> None:
     """Says what each phase takes on a GPU; raises `ResourceError` for one that cannot fit into `device_bytes`.
 
-    None is a device of unknown size, for which nothing is refused.
+    None is a device of unknown size, for which nothing is refused. `whole` are the judges that `transformers` runs:
+    models of any family, of which only the weights count.
     """
     if device != "cuda":
         return
     for pool in pool_sizes(config):
-        phases = memory_phases(config, specs, pool, device_bytes=device_bytes)
+        phases = memory_phases(config, specs, pool, device_bytes=device_bytes, whole=whole)
         if not phases:
             continue
         peak = max(phases, key=lambda phase: phase.total)
@@ -109,9 +112,12 @@ def local_device_bytes() -> int | None:
     return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
 
 
-def memory_phases(config: Experiment, specs: Sequence[RoleSpec], pool: str, *, device_bytes: int | None) -> list[Phase]:
-    """The phases of a step in a pool, on its fullest device."""
-    loads = [_load(config, spec) for spec in specs if spec.pool == pool and spec.training and spec.view_of is None]
+def memory_phases(
+    config: Experiment, specs: Sequence[RoleSpec], pool: str, *, device_bytes: int | None, whole: Collection[str] = ()
+) -> list[Phase]:
+    """The phases of a step in a pool, on its fullest device; see `check_memory`."""
+    here = [spec for spec in specs if spec.pool == pool and spec.training and spec.view_of is None]
+    loads = [_load_of_judge(spec) if spec.name in whole else _load(config, spec) for spec in here]
     rollout = _rollout(config, specs, pool, device_bytes)
     resident: dict[str, float] = {}
     for load in loads:
@@ -162,6 +168,15 @@ def _load(config: Experiment, spec: RoleSpec) -> _Load:
         training=spec.training,
         is_trained=spec.is_trained,
     )
+
+
+def _load_of_judge(spec: RoleSpec) -> _Load:
+    """A judge that runs whole on each device: its weights as they are in its files."""
+    assert spec.training is not None and spec.model is not None, f"{spec.name} runs no model"
+    directory = resolve_model_path(str(spec.model.path))
+    files = [*directory.glob("*.safetensors")] or [*directory.glob("*.bin")]
+    weights = float(sum(file.stat().st_size for file in files))
+    return _Load(spec.name, weights, 0.0, 0.0, {}, spec.training, is_trained=False)
 
 
 _AXES = ("data", "pipeline", "sequence", "tensor")

@@ -24,7 +24,7 @@ from hybridflow.launch.judges import check_judge, is_served
 from hybridflow.launch.layouts import check_layouts, check_rollout_layout
 from hybridflow.launch.memory_estimate import check_memory, local_device_bytes
 from hybridflow.launch.model_directories import check_models
-from hybridflow.launch.roles import ACTOR, RoleSpec, backend_kind, policy_model
+from hybridflow.launch.roles import ACTOR, ROLLOUT, RoleSpec, backend_kind, policy_model
 from hybridflow.models.adapters.lora import chosen_targets
 from hybridflow.models.geometry import read_geometry
 from hybridflow.models.loading import resolve_model_path
@@ -73,10 +73,11 @@ def check_run(config: Experiment, specs: Sequence[RoleSpec], device: str = "cpu"
         if spec.training is not None and spec.training.lora.rank:
             _check_adapter(spec, spec.training.lora, directories[spec.name])
     check_rollout_layout(config, read_geometry(directory))
-    if config.rollout.engine is RolloutKind.vllm:
+    is_generating = any(spec.name == ROLLOUT or spec.generation_mesh is not None for spec in specs)
+    if is_generating and config.rollout.engine is RolloutKind.vllm:
         check_installed("vllm")  # importing it takes seconds, and is the rollout engine's to do, in its own way
         check_limits(directory, device, config.rollout.parallelism)
-    check_memory(config, specs, device=device, device_bytes=local_device_bytes())
+    check_memory(config, specs, device=device, device_bytes=local_device_bytes(), whole=whole)
 
 
 def _check_methods(config: Experiment, specs: Sequence[RoleSpec]) -> None:

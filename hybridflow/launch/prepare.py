@@ -66,9 +66,9 @@ def prepare(composed: Composed) -> Prepared:
         logger.warning("trainer.save_every=0: no checkpoint is written, so the trained model is not kept")
     warn_of_unread(composed, specs)
     _say_followed(composed)
-    check_step(config)
     is_judged = generates(config, dataflow) and "reward" in {spec.name for spec in specs}
     data = load_data(config, dataflow, is_judged=is_judged)
+    check_step(config, data.streams["prompts"].peek())
     check_rewards(specs, data.judged_columns)
     questions = 0 if data.questions is None else len(data.questions)
     check_prompts(config, specs, trains_on_prompts=dataflow.data == "prompts", held_out=questions)
@@ -77,7 +77,7 @@ def prepare(composed: Composed) -> Prepared:
     directory = run_dir_of(config)
     check_outlives_job(directory)
     check_room(config, specs, directory)
-    inputs = fingerprints(config, composed.flat(), specs)
+    inputs = fingerprints(composed, specs)
     trained = [spec.name for spec in specs if spec.is_trained]
     checkpoint = _open_directory(composed, inputs, directory, trained)
     return Prepared(composed, dataflow, settings, specs, data, directory, checkpoint, inputs)

@@ -21,7 +21,7 @@ class Ending:
 def write_ending(run_dir: Path, ending: Ending) -> None:
     """Keeps how the run ended; a directory that cannot be written takes nothing, with a warning."""
     try:
-        (run_dir / ENDING_FILE).write_text(json.dumps(asdict(ending), ensure_ascii=False) + "\n", encoding="utf-8")
+        (run_dir / ENDING_FILE).write_text(json.dumps(asdict(ending)) + "\n", encoding="utf-8")
     except OSError as error:
         logger.warning("file=%s could not be written: %s", run_dir / ENDING_FILE, error)
 

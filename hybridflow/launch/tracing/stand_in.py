@@ -80,10 +80,14 @@ def made_up(names: Iterable[str], given: Batch | None, *, start: int = 0) -> Bat
 
 
 class MadeUpStream:
-    """An endless stream of batches of one kind of data."""
+    """An endless stream of batches of one kind of data.
 
-    def __init__(self, data: str) -> None:
+    `rows` are some of the run's own data, whose further columns every batch has too.
+    """
+
+    def __init__(self, data: str, rows: Batch | None = None) -> None:
         self._data = data
+        self._rows = None if rows is None else rows.select([place % len(rows) for place in range(PROMPTS)])
         self._position = 0
         self.columns: tuple[str, ...] = ()
         """Those of what it gave; none before it gave anything."""
@@ -93,6 +97,7 @@ class MadeUpStream:
         start, self._position = self._position, self._position + PROMPTS
         columns = ("prompt_ids", "prompt", "answer", "data_source", *_OF_DATA.get(self._data, ()))
         batch = made_up(columns, None).with_columns(rows={"uid": torch.arange(start, self._position)})
+        batch = batch if self._rows is None else self._rows.join(batch)
         self.columns = tuple(batch.columns)
         return batch
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from hybridflow.batch import Batch
 from hybridflow.config.choices import is_own
 from hybridflow.config.derived import pool_of, pool_sizes
 from hybridflow.config.experiment import Experiment
@@ -20,6 +21,7 @@ from hybridflow.dataflows.roles import Generates
 from hybridflow.errors import ConfigError, HybridflowError
 from hybridflow.launch.dataflow import find_dataflow, make_settings
 from hybridflow.launch.device_defaults import resolved
+from hybridflow.launch.foreknown import apart
 from hybridflow.launch.old_logprobs import wants_old_logprobs
 from hybridflow.launch.roles import ACTOR, ROLLOUT, RoleSpec, plan_roles
 from hybridflow.launch.start_roles import start_roles
@@ -41,18 +43,21 @@ class NotFollowedError(ConfigError):
     """A step that fails on made-up answers. It may still work on real ones."""
 
 
-def check_step(config: Experiment) -> None:
-    """Raises `ConfigError` for a user's own dataflow whose first step cannot work."""
+def check_step(config: Experiment, rows: Batch) -> None:
+    """Raises `ConfigError` for a user's own dataflow whose first step cannot work; `rows` are some of its data."""
     if not is_own(config.dataflow):
         return
     try:
-        trace_step(config)
+        trace_step(config, rows)
     except NotFollowedError as error:
         logger.info("The step was not checked before the start: %s", error.message)
 
 
-def trace_step(config: Experiment) -> Trace:
-    """Follows one step of the configuration's dataflow. Starts no worker, reads no data and no model."""
+def trace_step(config: Experiment, rows: Batch | None = None) -> Trace:
+    """Follows one step of the configuration's dataflow. Starts no worker, reads no data and no model.
+
+    `rows` are some of the run's own data, where they have been read: the step finds their further columns.
+    """
     config = resolved(config, "cuda" if torch.cuda.is_available() else "cpu")
     dataflow = find_dataflow(config.dataflow)
     settings = make_settings(dataflow, config.dataflow_settings)
@@ -60,13 +65,17 @@ def trace_step(config: Experiment) -> Trace:
     backend = TracingBackend()
     groups = start_roles(_on_one_device_a_pool(config), [_without_layout(spec) for spec in specs], backend)
     backend.forget()
-    stream, texts = MadeUpStream(dataflow.data), MadeUpStream("demonstrations")
+    stream, texts = MadeUpStream(dataflow.data, rows), MadeUpStream("demonstrations")
     samples = min(config.rollout.samples_per_prompt, MOST_SAMPLES)
     prompts = stream.next()
     try:
         program = dataflow(groups, settings=settings, samples_per_prompt=samples)
         program.wants_old_logprobs = wants_old_logprobs(config)
         program.streams = {"prompts": stream, "pretraining": texts}
+        if is_own(config.dataflow):
+            known, told = apart(program.foreknown(prompts))
+            prompts = prompts.with_columns(rows=known, tokens=told)
+            backend.forget()
         measured(program.step(prompts), owner=f"{dataflow.__name__}.step")
     except HybridflowError:
         raise

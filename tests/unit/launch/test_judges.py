@@ -2,12 +2,16 @@
 
 import logging
 
+from transformers import DistilBertConfig, DistilBertForSequenceClassification
+
 from hybridflow.config.training import TrainingEngine
 from hybridflow.dataflows.grpo import GRPO
 from hybridflow.dataflows.interface import Dataflow
 from hybridflow.dataflows.reward_model import RewardModeling
 from hybridflow.dataflows.roles import Generates, Policy, Scores
 from hybridflow.launch.compose import compose_run
+from hybridflow.launch.device_defaults import resolved
+from hybridflow.launch.memory_estimate import memory_phases
 from hybridflow.launch.preflight import check_run
 from hybridflow.launch.roles import RoleSpec, plan_roles
 from hybridflow.workers.judge import JudgeWorker
@@ -81,3 +85,17 @@ def test_an_engine_that_does_nothing_and_a_length_that_may_be_too_short_are_told
     assert engine.startswith("reward.engine=fsdp is without effect")
     assert "make 40 tokens; the model of reward reads 20 of its own" in length
     assert "runs_on=transformers" in line
+
+
+def test_on_a_gpu_a_judge_of_another_family_counts_with_its_weights(tmp_path):
+    encoder = make_encoder(tmp_path)
+    sizes = DistilBertConfig(vocab_size=64, dim=32, n_layers=2, n_heads=2, hidden_dim=64, max_position_embeddings=64)
+    sizes.num_labels = 1
+    DistilBertForSequenceClassification(sizes).save_pretrained(encoder)  # names its sizes as no decoder does
+    words = ["algorithm=grpo", "reward.functions=[]", f"reward.model.path={encoder}", "rollout.engine=transformers"]
+    config = resolved(compose_run(words, config_name="ppo").config, "cuda")
+    specs = plan_roles(config, GRPO)
+    check_run(config, specs, "cuda")
+    phases = memory_phases(config, specs, "main", device_bytes=None, whole=["reward"])
+    (judging,) = (phase for phase in phases if phase.name == "running reward")
+    assert judging.parts["weights of reward"] == (encoder / "model.safetensors").stat().st_size

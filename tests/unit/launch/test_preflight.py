@@ -4,10 +4,13 @@ import logging
 
 import pytest
 
+from hybridflow.config.rollout import RolloutKind
 from hybridflow.dataflows.grpo import GRPO
 from hybridflow.errors import ConfigError
+from hybridflow.launch import device_defaults
 from hybridflow.launch.compose import compose_run
 from hybridflow.launch.dataflow import find_dataflow
+from hybridflow.launch.device_defaults import resolved
 from hybridflow.launch.preflight import check_run
 from hybridflow.launch.roles import plan_roles
 
@@ -55,3 +58,12 @@ def test_a_setting_that_a_preference_loss_does_not_have_is_refused():
     with pytest.raises(ConfigError, match=r"algorithm\.loss_settings\.temper") as caught:
         check_run(config, plan_roles(config, find_dataflow("dpo")))
     assert "none" in caught.value.remedy
+
+
+def test_vllm_need_not_know_the_model_of_a_run_that_generates_nothing(toy_dir, monkeypatch):
+    monkeypatch.setattr(device_defaults, "find_spec", lambda name: object())  # as where vLLM is installed
+    data = "data={train_files: [texts.jsonl], max_prompt_tokens: 8, max_response_tokens: 4}"
+    words = [f"model.path={toy_dir(head_dim=20)}", data]
+    config = resolved(compose_run(words, config_name="sft").config, "cuda")
+    assert config.rollout.engine is RolloutKind.vllm
+    check_run(config, plan_roles(config, find_dataflow("sft")), "cuda")

@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import pytest
+import torch
 
+from hybridflow.batch import Batch
 from hybridflow.config.choices import DATA_DATAFLOWS
 from hybridflow.config.experiment import Experiment
 from hybridflow.errors import BatchError, ConfigError
@@ -181,6 +183,7 @@ metrics = self.actor.update(batch).result()
 self.actor.publish_weights(version=self.iteration + 1)
 return metrics | self.observe(prompts, batch) | {'mine/best': 0.5}"""
 RLOO = "algorithm.advantage=rloo"
+ROWS = Batch.of(rows={"uid": torch.arange(2)}, objects={"prompt": ["1+1=", "9+9="], "level": ["easy", "hard"]})
 
 
 def test_a_step_with_a_plain_number_among_its_metrics_is_fine(tmp_path, caplog):
@@ -201,7 +204,10 @@ def test_a_step_with_a_plain_number_among_its_metrics_is_fine(tmp_path, caplog):
 )  # fmt: skip
 def test_a_step_that_cannot_work_is_refused_before_it_costs_anything(tmp_path, line, instead, message, remedy):
     file = own(tmp_path, STEP.replace(line, instead))
-    for check in (lambda name: traced(RLOO, dataflow=name), lambda name: check_step(composed(RLOO, dataflow=name))):
+    for check in (
+        lambda name: traced(RLOO, dataflow=name),
+        lambda name: check_step(composed(RLOO, dataflow=name), ROWS),
+    ):
         with pytest.raises(ConfigError) as caught:
             check(f"{file}:Mine")
         assert message in caught.value.message
@@ -229,7 +235,25 @@ def test_an_annotation_that_names_nothing_is_an_error_of_ours(tmp_path):
 
 def test_a_step_that_made_up_answers_break_does_not_stop_a_run(tmp_path):
     file = own(tmp_path, "return {'x': 1 / 0}")
-    check_step(composed(dataflow=f"{file}:Mine"))
+    check_step(composed(dataflow=f"{file}:Mine"), ROWS)
+
+
+def test_a_step_may_read_what_its_dataflow_worked_out_before(tmp_path):
+    first = "assert (prompts.row('level') == 2 * prompts.row('uid')).all()\n"
+    path = Path(own(tmp_path, first + STEP))
+    worked_out = "\n    def foreknown(self, rows):\n        return {'level': 2 * rows.row('uid')}\n"
+    path.write_text(path.read_text().replace("    def step", f"{worked_out}\n    def step", 1))
+    check_step(composed(RLOO, dataflow=f"{path}:Mine"), ROWS)
+
+
+def test_a_step_may_read_further_columns_of_the_data(tmp_path):
+    levels = "assert prompts.object('level') == ['easy', 'hard', 'easy', 'hard']\n"
+    file = own(tmp_path, levels + STEP)
+    check_step(composed(RLOO, dataflow=f"{file}:Mine"), ROWS)
+    with pytest.raises(BatchError, match="needs the columns \\['colour'\\]"):
+        check_step(
+            composed(RLOO, dataflow=f"{own(tmp_path / 'other', levels.replace('level', 'colour') + STEP)}:Mine"), ROWS
+        )
 
 
 def test_times_follow_needs_and_places():

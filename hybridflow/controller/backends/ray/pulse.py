@@ -37,6 +37,26 @@ class _Heart:
     silent_seconds: float = 0.0
 
 
+class Silence:
+    """How long something that is asked every few seconds has not answered.
+
+    Between two looks at most two rounds of questions count: a process that was stopped, and goes on, asked nothing
+    meanwhile.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._answered_at = self._looked_at = now
+        self._seconds = 0.0
+
+    def look(self, answered_at: float, now: float) -> float:
+        """The seconds of silence until now; `answered_at` is when the last answer came, on the same clock."""
+        if answered_at > self._answered_at:
+            self._answered_at, self._seconds = answered_at, 0.0
+        self._seconds += min(now - max(self._looked_at, answered_at), 2 * BEAT_SECONDS)
+        self._looked_at = now
+        return self._seconds
+
+
 class Pulse:
     """The driver's thread that reads the counts. What it has found is told at once, without waiting."""
 
@@ -45,6 +65,7 @@ class Pulse:
         self._prefix = f"beat-{uuid.uuid4().hex}-"
         self._hearts: dict[str, _Heart] = {}
         self._answered_at = time.monotonic()
+        self._silence = Silence(self._answered_at)
         self._is_closed = threading.Event()
         threading.Thread(target=self._look, name="pulse", daemon=True).start()
 
@@ -60,8 +81,8 @@ class Pulse:
         return heart.silent_seconds if heart.count is not None else 0.0
 
     def head_silent_seconds(self) -> float:
-        """How long the cluster's head has not answered."""
-        return time.monotonic() - self._answered_at
+        """How long the cluster's head has not answered; the driver looks once a second while it waits."""
+        return self._silence.look(self._answered_at, time.monotonic())
 
     def is_head_lost(self) -> bool:
         """Whether the head has been silent for too long."""

@@ -40,15 +40,14 @@ def fingerprints(composed: Composed, specs: Sequence[RoleSpec]) -> Fingerprints:
     return {written.get(name, name): files for name, files in found.items()}
 
 
-def _written(composed: Composed) -> dict[object, str]:
+def _written(composed: Composed) -> dict[str, str]:
     """What the user wrote for each absolute path in the configuration."""
     leaves = replace(composed, as_written={}).flat()
-    names: dict[object, str] = {}
+    names: dict[str, str] = {}
     for key, text in composed.as_written.items():
         here = leaves[key]
-        names |= (
-            zip(here, text, strict=True) if isinstance(here, list) and isinstance(text, list) else {here: str(text)}
-        )
+        pairs = zip(here, text, strict=True) if isinstance(here, list) and isinstance(text, list) else [(here, text)]
+        names |= {str(path): str(word) for path, word in pairs}
     return names
 
 

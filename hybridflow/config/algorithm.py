@@ -131,7 +131,7 @@ class Algorithm(Section):
     """Settings of the estimator's own, which are its function's keyword parameters."""
 
     policy_loss: str = "ppo"
-    """The policy's loss a token; or your own function, as `file.py:f` or `my_package.f`."""
+    """The policy's loss per token; or your own function, as `file.py:f` or `my_package.f`."""
 
     loss_settings: dict[str, Any] = field(default_factory=dict)
     """Settings of the loss's own, which are its function's keyword parameters."""

@@ -55,7 +55,8 @@ def check_unchanged(saved: Fingerprints, now: Fingerprints, policy: ResumeChange
     if changed and policy is ResumeChanged.refuse:
         raise CheckpointError(
             f"These files have changed since the checkpoint was written: {', '.join(changed)}.",
-            remedy="Restore their former contents, resume with the present ones (trainer.resume_changed=accept), or"
+            remedy="Restore their former contents, resume with the present ones"
+            " (trainer.resume_changed=accept; training data must still have as many rows), or"
             " begin anew (trainer.resume=never).",
         )
     for name in changed:

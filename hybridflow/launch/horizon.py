@@ -56,11 +56,11 @@ def check_horizon(config: Experiment, trained: Collection[str]) -> None:
                 f"trainer.total_steps={total} goes beyond {key}={horizon}: with {name}.optimizer.schedule="
                 f"{optimizer.schedule.name} the learning rate is 0 from step {horizon + 1} on.",
                 remedy=f"Set {key}={total}: the rate is then {_rate(config, training, other, horizon):.3g} at step"
-                f" {horizon + 1} and falls to 0 at step {total}. Or set {name}.optimizer.schedule=constant:"
+                f" {horizon + 1} and falls to 0 after step {total}. Or set {name}.optimizer.schedule=constant:"
                 f" {optimizer.learning_rate:.3g} throughout.",
             )
         logger.info(
-            "%s=%d: the learning rate of the last step, %d, is %.3g; with %s=%d it would fall to 0 there",
+            "%s=%d: the learning rate of the last step, %d, is %.3g; with %s=%d it would fall to 0 after that",
             key, horizon, total, _rate(config, training, optimizer, total - 1), key, total,
         )  # fmt: skip
 

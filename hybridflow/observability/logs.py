@@ -1,7 +1,9 @@
-"""Log records: one plain line an event, to stderr and to the run directory's run.log."""
+"""Log records: one plain line per event, to stderr and to the run directory's run.log."""
 
+import copy
 import logging
 import sys
+from collections import deque
 from pathlib import Path
 from typing import TextIO
 
@@ -12,21 +14,29 @@ from hybridflow.observability.redaction import redacted_text
 LEVELS = ("debug", "info", "warning", "error")
 
 _OWN_LOGGERS = ("hybridflow", "__main__")
-_HANDLER_NAMES = ("hybridflow.stderr", "hybridflow.file")
+_HANDLER_NAMES = ("hybridflow.stderr", "hybridflow.file", "hybridflow.held")
+_MOST_HELD = 200
 
 
 def configure_logging(run_dir: Path | None, level: str = "info", *, rank: int = 0) -> None:
     """Send log records to stderr and, with a `run_dir`, to `run_dir/run.log`; calling again replaces what was set.
 
+    Records sent before there was a `run_dir` are held (the latest 200) and written first, so run.log also has the start.
     `level` holds for our own loggers on rank 0; other ranks, and other packages, say WARNING and up.
     """
     if level not in LEVELS:
         raise ConfigError(f"There is no log level '{level}'.", remedy=f"Use one of: {', '.join(LEVELS)}.")
     root = logging.getLogger()
+    held = [record for handler in root.handlers if isinstance(handler, _HeldHandler) for record in handler.records]
     _remove_own_handlers(root)
     root.addHandler(_stderr_handler(rank))
-    if run_dir is not None:
-        root.addHandler(_file_handler(run_dir, rank))
+    if run_dir is None:
+        root.addHandler(_HeldHandler())
+    else:
+        to_file = _file_handler(run_dir, rank)
+        root.addHandler(to_file)
+        for record in held:
+            to_file.handle(record)
     root.setLevel(logging.WARNING)
     own_level = max(logging.getLevelNamesMapping()[level.upper()], logging.WARNING if rank else logging.NOTSET)
     for name in _OWN_LOGGERS:
@@ -56,6 +66,20 @@ class _StderrHandler(logging.StreamHandler[TextIO]):
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
         super().emit(record)
+
+
+class _HeldHandler(logging.Handler):
+    """Keeps the latest records for a run.log that is not there yet, as text, so that no argument is kept alive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.set_name(_HANDLER_NAMES[2])
+        self.records: deque[logging.LogRecord] = deque(maxlen=_MOST_HELD)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        kept = copy.copy(record)
+        kept.msg, kept.args, kept.exc_info = record.getMessage(), None, None  # a traceback is in exc_text by now
+        self.records.append(kept)
 
 
 class _RunLogHandler(logging.FileHandler):

@@ -271,7 +271,7 @@ class ActorWorker(ModelWorker):
         steps = self._setup.training.epochs * num_minibatches(batch, self._setup.minibatch_sequences)
         if steps > 1:
             raise ConfigError(
-                f"The update takes {steps} optimizer steps a batch, and the batch has no old_logprobs.",
+                f"The update takes {steps} optimizer steps per batch, and the batch has no old_logprobs.",
                 remedy="Call actor.logprobs in the dataflow's step, take the rollout's"
                 " (algorithm.old_logprobs=rollout), or use actor.epochs=1 with actor.minibatch_size=null.",
             )

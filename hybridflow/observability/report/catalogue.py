@@ -22,7 +22,7 @@ _ENTRIES = (
     _Entry("Loss", r"(?:.+/)?loss", "Mean loss."),
     _Entry("Preferences", r"rewards/(?:accuracies|margins|chosen|rejected)|val-core/.+/margin", "Of both responses."),
     _Entry("KL", r"actor/(?:ppo_kl|kl_loss|kl|kl_to_reference|reward_kl_penalty)", "Against rollout and reference."),
-    _Entry("Entropy", r"actor/entropy(?:_loss)?", "Nats a token; a collapse to zero ends exploration."),
+    _Entry("Entropy", r"actor/entropy(?:_loss)?", "Nats per token; a collapse to zero ends exploration."),
     _Entry("Response length", r"response_length/(?:mean|max|min)", "Tokens."),
     _Entry("Policy loss", r"actor/pg_loss", "Clipped surrogate."),
     _Entry("Value loss", r"critic/vf_loss", "Squared error of the critic."),
@@ -34,7 +34,7 @@ _ENTRIES = (
         "Difference in token probabilities between the two engines.", is_log=True,
     ),
     _Entry("Learning rates", r"(?:actor|critic)/lr", ""),
-    _Entry("Throughput", r"perf/throughput", "Tokens a second and device."),
+    _Entry("Throughput", r"perf/throughput", "Tokens per second and device."),
 )  # fmt: skip
 
 _NOT_CHARTED = re.compile(r"timing_s/.*|training/global_step")

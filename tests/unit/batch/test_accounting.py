@@ -18,6 +18,7 @@ def test_a_lost_prompt_is_named():
     with pytest.raises(BatchError, match=r"'filter' lost 1 rows \(uids \[7\]\)") as caught:
         check_accounted(ENTERED, torch.tensor([3, 9]), samples_per_prompt=1, stage="filter")
     assert "exactly once" in caught.value.remedy
+    assert "all rows that it generated to self.observe" in caught.value.remedy
 
 
 def test_a_duplicated_prompt_is_named():

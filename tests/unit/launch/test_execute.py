@@ -245,7 +245,7 @@ def test_the_learning_rate_goes_on_as_it_began_whatever_the_total_steps_are(word
     with pytest.raises(ConfigError, match=r"total_steps=6 goes beyond actor\.optimizer\.schedule_steps=4") as caught:
         words.run("resumed", *linear, "trainer.total_steps=6")
     assert "the learning rate is 0 from step 5 on" in caught.value.message
-    assert "schedule_steps=6: the rate is then 0.00333 at step 5 and falls to 0 at step 6" in caught.value.remedy
+    assert "schedule_steps=6: the rate is then 0.00333 at step 5 and falls to 0 after step 6" in caught.value.remedy
     assert "actor.optimizer.schedule=constant: 0.01 throughout" in caught.value.remedy
     longer = rows(words.run("resumed", *linear, "trainer.total_steps=6", "actor.optimizer.schedule_steps=6"))
     assert longer[5]["actor/lr"] == pytest.approx(0.01 * 2 / 6)

@@ -29,6 +29,24 @@ def test_an_event_is_one_line_on_stderr_and_in_the_run_log(tmp_path, capsys):
     assert "INFO    hybridflow.data prompts=10 dropped=2" in (tmp_path / "run.log").read_text()
 
 
+def test_the_run_log_begins_with_what_was_said_before_it_was_there(tmp_path):
+    configure_logging(None, "info")
+    logging.getLogger("hybridflow.data").warning("rows=%d", 3)
+    try:
+        raise ValueError("traced")
+    except ValueError:
+        logging.getLogger("hybridflow.data").exception("odd")
+    configure_logging(tmp_path, "info")
+    logging.getLogger("hybridflow.data").info("later")
+    lines = (tmp_path / "run.log").read_text().splitlines()
+    assert lines[0].endswith("WARNING hybridflow.data rows=3")
+    assert "ValueError: traced" in lines
+    assert lines[-1].endswith("INFO    hybridflow.data later")
+    configure_logging(None, "info")
+    configure_logging(tmp_path / "next", "info")
+    assert (tmp_path / "next" / "run.log").read_text() == ""
+
+
 def test_configuring_again_does_not_repeat_lines(tmp_path, capsys):
     configure_logging(tmp_path, "info")
     configure_logging(tmp_path, "info")

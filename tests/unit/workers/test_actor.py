@@ -140,7 +140,7 @@ def test_a_loss_is_averaged_over_optimizer_steps(toy_dir):
 def test_several_steps_without_old_logprobs_are_refused(toy_dir):
     worker = actor(toy_dir(), epochs=2)
     batch = sampled(worker)
-    with pytest.raises(ConfigError, match="2 optimizer steps a batch") as caught:
+    with pytest.raises(ConfigError, match="2 optimizer steps per batch") as caught:
         worker.update(batch.only([name for name in batch.columns if name != "old_logprobs"]))
     assert "actor.epochs=1" in caught.value.remedy
 

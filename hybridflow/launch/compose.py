@@ -109,6 +109,8 @@ def parse_command_line(argv: Sequence[str], *, program: str, config_name: str) -
     except argparse.ArgumentError as error:
         raise ConfigError(f"{str(error).removeprefix('argument ')}.", remedy=remedy) from error
     if unknown:
+        key, equals, value = unknown[0].lstrip("-").partition("=")
+        remedy = f"Settings are written key=value, without dashes: {key}={value if equals else 'VALUE'}; see --help."
         raise ConfigError(f"There is no option {unknown[0]}.", remedy=remedy)
     return known
 

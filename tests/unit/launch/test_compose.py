@@ -259,6 +259,12 @@ def test_a_wrong_option_is_an_error_with_a_remedy(argv):
     assert "key=value, without dashes" in caught.value.remedy
 
 
+def test_a_setting_with_dashes_is_told_as_it_must_be_written():
+    with pytest.raises(ConfigError, match="no option --trainer.seed=3") as caught:
+        parse_command_line(["--trainer.seed=3"], program="p", config_name="ppo")
+    assert "without dashes: trainer.seed=3;" in caught.value.remedy
+
+
 @pytest.mark.parametrize(("batch_size", "minibatch"), [(4, 4), (48, 24), (64, 32), (100, 25), (7, 7)])
 def test_the_presets_minibatch_follows_a_batch_size_that_is_typed(batch_size, minibatch):
     composed = compose(f"data.batch_size={batch_size}")

@@ -21,7 +21,7 @@ _MOST_HELD = 200
 def configure_logging(run_dir: Path | None, level: str = "info", *, rank: int = 0) -> None:
     """Send log records to stderr and, with a `run_dir`, to `run_dir/run.log`; calling again replaces what was set.
 
-    Records sent before there was a `run_dir` are held (the latest 200) and written first, so run.log also has the start.
+    Records sent before there was a `run_dir` are held (the latest 200) and written first: run.log has the start too.
     `level` holds for our own loggers on rank 0; other ranks, and other packages, say WARNING and up.
     """
     if level not in LEVELS:

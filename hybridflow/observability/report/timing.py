@@ -76,7 +76,8 @@ def timing_section(metrics: Mapping[str, Series]) -> str:
         '<section><h2>Where the time went</h2><div class="card timing">'
         f'<div class="shares">{"".join(shares)}</div><div class="columns"><table class="figures"><thead><tr><th>stage'
         f"</th><th>s / step</th><th>total</th><th>share</th></tr></thead><tbody>{''.join(rows)}</tbody></table>"
-        f'<figure class="chart"><p class="note">Seconds per step</p>{stacked_bars(times)}</figure></div></div></section>'
+        f'<figure class="chart"><p class="note">Seconds per step</p>{stacked_bars(times)}</figure>'
+        "</div></div></section>"
     )
 
 

@@ -55,6 +55,7 @@ class Rendezvous:
 
     def ranks(self, role: str, mesh: ParallelMesh) -> Ranks:
         """This rank's place in a mesh over the pool: one object for all roles laid out alike, which share groups."""
+        _gloo_listens_at(self.host)  # also for the groups that Megatron-Core and vLLM open for one rank
         if mesh.size > 1:
             self.process_group(role)
         if mesh not in self._ranks:

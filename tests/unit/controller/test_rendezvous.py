@@ -1,13 +1,16 @@
 """Ranks that meet: those that do not come are named."""
 
+import os
 import socket
 
+import psutil
 import pytest
 import torch.distributed as dist
 
 from hybridflow.controller.rendezvous import Rendezvous
 from hybridflow.controller.signed_store import StoreAddress, served_store
 from hybridflow.errors import ResourceError
+from hybridflow.parallel import ParallelMesh
 
 
 def test_ranks_that_do_not_come_are_named():
@@ -43,3 +46,10 @@ def test_two_stores_take_different_ports():
 def test_ranks_of_the_local_backend_cannot_meet():
     with pytest.raises(ResourceError, match=r"2 ranks of 'critic'.*trainer\.backend=ray"):
         Rendezvous(0, 2).process_group("critic")
+
+
+def test_groups_that_an_engine_opens_for_one_rank_listen_on_the_loopback_interface(monkeypatch):
+    monkeypatch.setattr(os, "environ", {name: value for name, value in os.environ.items() if name[:4] != "GLOO"})
+    Rendezvous().ranks("actor", ParallelMesh({"data": 1}))
+    interface = os.environ["GLOO_SOCKET_IFNAME"]
+    assert "127.0.0.1" in [address.address for address in psutil.net_if_addrs()[interface]]

@@ -108,10 +108,14 @@ class Stop:
         work = self._work
         if self.signal is None or work is None:
             return
+        is_changing = work.is_changing()
         to_save = _SHARE_TO_SAVE * (self._deadline - self._asked_at)
-        latest = self._deadline - (to_save if self.save_seconds is None else 1.5 * self.save_seconds)
+        if self.save_seconds is not None:
+            # An update that is left cannot be saved at all: it may take all but the time of a checkpoint.
+            to_save = self.save_seconds * (1.0 if is_changing else 1.5)
+        latest = self._deadline - to_save
         if time.monotonic() < latest:
-            if work.is_changing():
+            if is_changing:
                 return  # once begun, an update is worth its end
             usual = work.usual_seconds
             if usual is not None and work.began + usual < latest:

@@ -58,7 +58,8 @@ def trace_step(config: Experiment, rows: Batch | None = None) -> Trace:
 
     `rows` are some of the run's own data, where they have been read: the step finds their further columns.
     """
-    config = resolved(config, "cuda" if torch.cuda.is_available() else "cpu")
+    is_on_gpu = config.trainer.device is not Device.cpu and torch.cuda.is_available()
+    config = resolved(config, "cuda" if is_on_gpu else "cpu")
     dataflow = find_dataflow(config.dataflow)
     settings = make_settings(dataflow, config.dataflow_settings)
     specs = plan_roles(config, dataflow)

@@ -51,7 +51,13 @@ def test_work_of_which_nothing_is_known_gets_half_of_the_time():
 def test_a_checkpoint_is_given_the_time_that_the_last_one_took():
     stop = Stop()
     stop.save_seconds = 8.0
-    assert stopped_in(stop, changing=True, usual=1.0, seconds=10.0, takes=9.0) < 2.0
+    assert stopped_in(stop, changing=False, usual=1.0, seconds=10.0, takes=9.0) < 2.0
+
+
+def test_a_change_under_way_is_finished_where_a_checkpoint_still_fits_behind_it():
+    stop = Stop()
+    stop.save_seconds = 8.0
+    assert 1.9 < stopped_in(stop, changing=True, usual=100.0, seconds=10.0, takes=9.0) < 5.0
 
 
 def test_the_second_signal_raises_and_handlers_are_put_back():

@@ -9,6 +9,7 @@ from hybridflow.batch import Batch
 from hybridflow.config.choices import DATA_DATAFLOWS
 from hybridflow.config.experiment import Experiment
 from hybridflow.errors import BatchError, ConfigError
+from hybridflow.launch import device_defaults
 from hybridflow.launch.compose import compose_run
 from hybridflow.launch.dataflow import DATAFLOWS
 from hybridflow.launch.presets import config_for
@@ -152,6 +153,16 @@ def test_a_dataflow_of_the_users_own_runs_on_made_up_answers(tmp_path):
     assert [call.name for call in trace.calls][:3] == ["rollout.generate", "reward.score", "actor.imitate"]
     assert trace.title == "mine.py:Imitation"
     assert [call.time for call in trace.calls] == [1, 2, 3, 4]
+
+
+def test_a_drawing_for_a_cpu_has_the_engines_of_a_cpu_on_a_machine_with_gpus(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(device_defaults, "find_spec", lambda name: object())  # as where vLLM is installed
+    engines = []
+    for device in ("cpu", "auto"):
+        roles = traced(f"trainer.device={device}", dataflow="grpo").roles
+        engines += [role.engine for role in roles if role.name == "rollout"]
+    assert engines == ["transformers, in actor", "vllm, in actor"]
 
 
 def test_what_the_driver_makes_is_told_from_the_data(tmp_path):

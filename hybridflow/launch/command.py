@@ -22,7 +22,7 @@ def run_command(argv: Sequence[str] | None, *, program: str, config_name: str, p
 
 def _run_command(argv: Sequence[str] | None, stop: Stop, *, program: str, config_name: str, purpose: str) -> int:
     console = PlainConsole(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
-    prepared = None
+    prepared = finished = None
     try:
         flags = parse_command_line(sys.argv[1:] if argv is None else argv, program=program, config_name=config_name)
         if flags.help:
@@ -50,7 +50,8 @@ def _run_command(argv: Sequence[str] | None, stop: Stop, *, program: str, config
         say_failure(console, error, report=None if prepared is None else prepared.directory / "report.html")
         return 2 if prepared is None else 1
     except KeyboardInterrupt:
-        console.print("\n[bold yellow]interrupted[/]  before the run began")
+        when = "before the run began" if finished is None else "after the run had ended: all of it is written"
+        console.print(f"\n[bold yellow]interrupted[/]  {when}")
         return stop.status
 
 

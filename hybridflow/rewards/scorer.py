@@ -144,8 +144,8 @@ class RewardScorer:
                 f"The reward function {failures[0]}\n"
                 f"Samples failed so far: {self._num_failures}, the last of them among {num_samples}; "
                 f"reward.error_budget={self._budget}.",
-                remedy="Mend the function; for a sample it cannot score, let it return None (another must then score "
-                "it); or let N samples of a run fail with reward.error_budget=N.",
+                remedy="Mend the function or the server; for a sample it cannot score, let it answer None (another "
+                "must then score it); or let N samples of a run fail with reward.error_budget=N.",
             )
         for failure in failures:
             logger.warning("reward failures=%d reward.error_budget=%d: %s", self._num_failures, self._budget, failure)

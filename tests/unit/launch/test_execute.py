@@ -1,6 +1,10 @@
 """Whole runs of a few steps on a toy model, from the command's words to the run directory."""
 
 import json
+import os
+import signal
+import sys
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -257,3 +261,21 @@ def test_a_run_that_saves_nothing_says_so_at_the_start_and_when_it_is_exported(w
     with pytest.raises(CheckpointError, match="has no checkpoint") as caught:
         export_model(run.run_dir, tmp_path / "out")
     assert "a run does so every trainer.save_every steps, and with 0 never" in caught.value.remedy
+
+
+class _InterruptedAtTheEnd(StringIO):
+    """A terminal at which Ctrl-C is pressed as soon as it shows that the run is done."""
+
+    def write(self, text: str) -> int:
+        written = super().write(text)
+        if "done  " in text and self.getvalue().count("done  ") == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        return written
+
+
+def test_ctrl_c_while_the_last_lines_are_written_is_not_called_before_the_run(words, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", terminal := _InterruptedAtTheEnd())
+    argv = [*words.common, "algorithm=grpo", "trainer.total_steps=1", f"trainer.run_dir={words.folder / 'last'}"]
+    assert main_ppo.main(argv) == 130
+    assert "interrupted  after the run had ended: all of it is written" in terminal.getvalue()
+    assert (words.folder / "last" / "checkpoints" / "step_1" / "manifest.json").is_file()

@@ -75,7 +75,7 @@ def test_a_function_that_raises_is_named_with_the_sample_it_raised_for(make_scor
     assert "reward.py:f' failed on sample 2: it raised ValueError: no c, please (reward.py, line 6)." in message
     assert "prompt:     'p2'" in message and "completion: 'ccc'" in message
     assert 'raise ValueError("no c, please")' in message
-    assert "reward.error_budget" in caught.value.remedy
+    assert "reward.error_budget" in caught.value.remedy and "or the server" in caught.value.remedy
 
 
 @pytest.mark.parametrize(

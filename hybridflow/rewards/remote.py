@@ -123,7 +123,8 @@ def _read(answer: bytes, num_samples: int) -> tuple[list, dict[str, list]]:
         shown = answer[:200].decode(errors="replace")
         raise RewardError(f"it answered {shown}, without 'rewards' for {num_samples} samples.", remedy=_REMEDY)
     rewards = [_alone(reward) for reward in rewards]
-    logs = dict(found.get("extra_logs") or {}) | {"scores": found.get("scores")}
+    extra = found.get("extra_logs")
+    logs = (extra if isinstance(extra, dict) else {}) | {"scores": found.get("scores")}
     whole = {str(k): v for k, v in logs.items() if isinstance(v, list) and len(v) == num_samples}
     return rewards, whole
 

@@ -35,6 +35,7 @@ class Handler(BaseHTTPRequestHandler):
                 "scores": [0.0, *rewards[1:]],
                 "extra_logs": {"half": [r / 2 for r in rewards]},
             },
+            "/lists": {"rewards": rewards, "extra_logs": [1, 2, 3]},
             "/null": {"rewards": [None, *rewards[1:]]},
             "/short": {"rewards": rewards[:1]},
             "/other": {"reward": 1},
@@ -110,7 +111,7 @@ def scored(functions, **settings):
     return scorer.score(PROMPTS, COMPLETIONS, COLUMNS)
 
 
-@pytest.mark.parametrize("path", ["good", "nested", "rich"])
+@pytest.mark.parametrize("path", ["good", "nested", "rich", "lists"])
 def test_a_server_is_asked_and_answers_as_openrlhfs_do(address, asked, path):
     found = scored(f"{address}/{path}")
     assert found.scores.tolist() == [1.0, 0.0, 1.0]

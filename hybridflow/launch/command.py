@@ -22,7 +22,7 @@ def run_command(argv: Sequence[str] | None, *, program: str, config_name: str, p
 
 def _run_command(argv: Sequence[str] | None, stop: Stop, *, program: str, config_name: str, purpose: str) -> int:
     console = PlainConsole(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
-    prepared = finished = None
+    finished = None
     try:
         flags = parse_command_line(sys.argv[1:] if argv is None else argv, program=program, config_name=config_name)
         if flags.help:
@@ -35,7 +35,7 @@ def _run_command(argv: Sequence[str] | None, stop: Stop, *, program: str, config
         check_builds()
         # Imported here, so that a wrong setting is reported before torch is loaded.
         from hybridflow.launch.execute import execute
-        from hybridflow.launch.farewell import say_finished, say_stopped_at_once
+        from hybridflow.launch.farewell import say_finished, say_kept, say_stopped_at_once
         from hybridflow.launch.prepare import prepare
 
         prepared = prepare(composed)
@@ -44,11 +44,15 @@ def _run_command(argv: Sequence[str] | None, stop: Stop, *, program: str, config
         except KeyboardInterrupt:
             say_stopped_at_once(prepared.directory, console)
             return stop.status
+        except HybridflowError as error:
+            say_failure(console, error, report=prepared.directory / "report.html")
+            say_kept(prepared.directory, console)
+            return 1
         say_finished(finished, console)
         return 0 if finished.outcome.stopped is None else stop.status
     except HybridflowError as error:
-        say_failure(console, error, report=None if prepared is None else prepared.directory / "report.html")
-        return 2 if prepared is None else 1
+        say_failure(console, error)
+        return 2
     except KeyboardInterrupt:
         when = "before the run began" if finished is None else "after the run had ended: all of it is written"
         console.print(f"\n[bold yellow]interrupted[/]  {when}")

@@ -42,6 +42,13 @@ def say_stopped_at_once(run_dir: Path, console: Console) -> None:
     console.print(Text.assemble(("\ninterrupted", "bold yellow"), f"  {said}"), soft_wrap=True)
 
 
+def say_kept(run_dir: Path, console: Console) -> None:
+    """The last checkpoint of a run that failed, and how to go on from it."""
+    if saved := CheckpointStore(run_dir).paths():
+        how = "the same command resumes from it; if you change code or data, add trainer.resume_changed=accept"
+        console.print(f"  checkpoint  {_from_here(saved[-1])}  ({how})", soft_wrap=True)
+
+
 def _say_model(checkpoint: Path, console: Console) -> None:
     """Where the trained model is, and what reads it."""
     judge = checkpoint / "reward_model"

@@ -205,13 +205,15 @@ def test_a_users_dataflow_with_roles_and_settings_of_its_own_runs(words):
 
 
 def test_a_failure_in_a_worker_is_status_1_with_its_place(words, capsys):
-    words.fail_after(steps=1)
+    words.fail_after(steps=3)
     argv = [*words.common, "algorithm=grpo", f"trainer.run_dir={words.folder / 'broken'}"]
     assert main_ppo.main(argv) == 1
     shown = capsys.readouterr().err
     assert "the trap" in shown
     assert "role=reward rank=0" in shown
     assert "method=score" in shown
+    assert f"checkpoint  {words.folder}/broken/checkpoints/step_2  (the same command resumes from it; " in shown
+    assert "trainer.resume_changed=accept" in shown
 
 
 def test_a_data_file_without_rows_is_status_2_and_touches_nothing(words, capsys):

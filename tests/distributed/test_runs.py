@@ -58,6 +58,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 def test_everything_is_there(finished):
     found = {path.name for path in finished.directory.iterdir()}
     wanted = {"config.yaml", "metrics.jsonl", "samples.jsonl", "checkpoints", "report.html", "tensorboard", "run.log"}
+    wanted.add("ending.json")
     assert found == wanted
     assert {path.name for path in (finished.directory / "checkpoints").iterdir()} == {"step_2", "step_4"}
 
@@ -67,11 +68,12 @@ def test_the_configuration_says_where_each_value_comes_from(finished):
     config = yaml.safe_load(text)
     assert config["trainer"]["total_steps"] == 4
     assert config["algorithm"]["kl"] == {
-        "placement": "reward", "coefficient": 0.05, "estimator": "k1", "target": None, "horizon": 10000
+        "placement": "reward", "coefficient": 0.05, "estimator": None, "allow_k1_loss": False, "target": None,
+        "horizon": 10000,
     }  # fmt: skip
     assert re.search(r"^  total_steps: 4  # origin: command line$", text, re.MULTILINE)
     assert re.search(r"^dataflow: ppo  # origin: (file|default)$", text, re.MULTILINE)
-    assert re.search(r"^    estimator: k1  # origin: default$", text, re.MULTILINE)
+    assert re.search(r"^    estimator: null  # origin: default$", text, re.MULTILINE)
     leaves = [line for line in text.splitlines() if re.search(r": \S", line) and not line.lstrip().startswith("- ")]
     assert [line for line in leaves if "# origin: " not in line] == []
 
@@ -170,8 +172,13 @@ def test_a_run_without_a_record_ends_well_and_says_what_is_missing(tmp_path):
     ended = run_here([*small_run(tmp_path), *words])
     assert ended.status == 0, ended.said
     assert "trainer.trackers is without jsonl, so there is no record to make report.html of" in ended.words
-    assert {path.name for path in (tmp_path / "run").iterdir()} == {"checkpoints", "config.yaml", "run.log"}
-    assert "checkpoint" in ended.words.partition("done 1 steps")[2]
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {
+        "checkpoints",
+        "config.yaml",
+        "ending.json",
+        "run.log",
+    }
+    assert "checkpoint" in ended.words.partition("done 1 step")[2]
 
 
 @pytest.mark.parametrize("flags", [["--help"], ["--cfg", "job", "actor.optimizer.learning_rate=5e-7"]])

@@ -73,5 +73,7 @@ def test_a_marked_answer_is_one_line_with_a_number():
 
 def test_without_model_and_data_it_explains_itself(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
     monkeypatch.setattr(sys, "argv", ["grpo_gsm8k.py", "--cpu"])
-    assert grpo_gsm8k.main() == 2
-    assert "Give the model's directory and the folder with GSM8K." in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        grpo_gsm8k.main()
+    assert ended.value.code == 2
+    assert "the following arguments are required: model, data" in capsys.readouterr().err

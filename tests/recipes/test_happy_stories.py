@@ -75,5 +75,7 @@ def test_the_held_out_hero_is_in_no_training_prompt(tmp_path):
 
 def test_without_a_model_it_explains_itself(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["happy_stories.py"])
-    assert happy_stories.main() == 2
-    assert "Give the model's directory." in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        happy_stories.main()
+    assert ended.value.code == 2
+    assert "the following arguments are required: model" in capsys.readouterr().err

@@ -176,7 +176,7 @@ def test_a_row_cannot_make_the_trainer_work_out_something_large(text):
     with pytest.raises(NotLiteral):
         literal(ast.parse(text, mode="eval").body, Meter())
     assert not question_of(f"assert f(1) == {text}").is_parted
-    assert time.process_time() - begun < 3
+    assert time.process_time() - begun < 20  # seconds of processor; worked out, they take minutes or all memory
 
 
 def test_many_large_literals_of_one_test_are_not_worked_out():

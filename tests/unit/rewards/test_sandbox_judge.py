@@ -80,7 +80,8 @@ def test_a_program_does_not_pass_by(name):
 @pytest.mark.parametrize("cheat", [GETS_THE_WORD, WALKS_ITS_STACK])
 def test_a_test_that_is_not_parted_can_be_forged(cheat):
     whole = ["assert double(2) == double(1) + 2"]
-    assert run_program(cheat % "b'1',", SHORT, tests=whole).passed == [True]
+    roomy = Limits(cpu_seconds=5, wall_seconds=20)  # on a busy machine too
+    assert run_program(cheat % "b'1',", roomy, tests=whole).passed == [True]
 
 
 def test_what_is_expected_is_not_in_the_process_of_the_program():

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hybridflow.config.derived import run_dir as run_dir_of
+from hybridflow.config.layout_checks import has_critic
 from hybridflow.dataflows.interface import Dataflow
 from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore
 from hybridflow.elastic.claim import claim
@@ -65,7 +66,7 @@ def prepare(composed: Composed) -> Prepared:
     if not config.trainer.save_every:
         logger.warning("trainer.save_every=0: no checkpoint is written, so the trained model is not kept")
     warn_of_unread(composed, specs)
-    _say_followed(composed)
+    warn_of_followed(composed)
     is_judged = generates(config, dataflow) and "reward" in {spec.name for spec in specs}
     data = load_data(config, dataflow, is_judged=is_judged)
     check_step(config, data.streams["prompts"].peek())
@@ -83,12 +84,17 @@ def prepare(composed: Composed) -> Prepared:
     return Prepared(composed, dataflow, settings, specs, data, directory, checkpoint, inputs)
 
 
-def _say_followed(composed: Composed) -> None:
-    """Says which minibatch sizes follow the batch size that the user gave."""
+def warn_of_followed(composed: Composed) -> None:
+    """Warns of minibatch sizes that follow the batch size that the user gave: learning rates do not."""
     flat = composed.flat()
     for key, origin in composed.origins.items():
-        if origin == "data.batch_size":
-            logger.info("%s=%s follows data.batch_size=%s", key, flat[key], flat[origin])
+        role = key.partition(".")[0]
+        if origin == "data.batch_size" and (role != "critic" or has_critic(composed.config)):
+            rate = f"{role}.optimizer.learning_rate"
+            logger.warning(
+                "%s=%s follows data.batch_size=%s; %s=%s was chosen for larger minibatches, and may be too high",
+                key, flat[key], flat[origin], rate, flat[rate],
+            )  # fmt: skip
 
 
 def _open_directory(

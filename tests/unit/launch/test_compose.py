@@ -15,6 +15,7 @@ from hybridflow.errors import ConfigError
 from hybridflow.launch.compose import Composed, compose_run, parse_command_line
 from hybridflow.launch.dataflow import DATAFLOWS
 from hybridflow.launch.device_defaults import with_device_defaults
+from hybridflow.launch.prepare import warn_of_followed
 from hybridflow.launch.presets import SYNONYMS, preset_name, presets
 
 
@@ -298,3 +299,14 @@ def test_paths_are_absolute_in_the_configuration_and_as_written_where_they_are_r
     assert (composed.config.model.path, composed.config.trainer.run_dir) == (f"{tmp_path}/model", f"{tmp_path}/out")
     for recorded in (composed, with_device_defaults(composed, "cpu")):
         assert (recorded.flat()["model.path"], recorded.flat()["trainer.run_dir"]) == ("model", "out")
+
+
+def test_minibatches_that_follow_are_warned_of_with_the_learning_rate_that_stays(caplog):
+    warn_of_followed(compose("data.batch_size=64"))
+    assert not caplog.records
+    warn_of_followed(compose("data.batch_size=8"))
+    assert "actor.minibatch_size=8 follows data.batch_size=8; actor.optimizer.learning_rate=0.0003 was" in caplog.text
+    assert "critic.minibatch_size=8 follows" in caplog.text
+    caplog.clear()
+    warn_of_followed(compose("algorithm=grpo", "data.batch_size=8"))
+    assert "critic" not in caplog.text and "actor.minibatch_size=8 follows" in caplog.text

@@ -24,7 +24,7 @@ LATE = {
 }
 _ASKS = """
 import os
-for n in range(3, 64):
+for n in range(3, 4096):
     try:
         os.write(n, b"?")
         word = os.read(n, 32)

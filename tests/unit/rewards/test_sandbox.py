@@ -212,7 +212,7 @@ def test_nothing_stays_of_folders_that_are_deep_or_closed():
 
 
 def test_what_a_program_says_to_its_judge_is_limited():
-    program = "import os\nwhile True:\n    for n in range(3, 64):\n        try: os.write(n, bytes(9999))\n"
+    program = "import os\nwhile True:\n    for n in range(3, 4096):\n        try: os.write(n, bytes(9999))\n"
     program += "        except OSError: pass"
     roomy = Limits(cpu_seconds=10, wall_seconds=30, memory_mb=256, scratch_mb=2, output_kb=16)  # on a busy machine too
     assert "descriptor of its judge" in run_program(program, roomy, tests=TESTS).ended_for

@@ -18,7 +18,7 @@ CHEATS = {
     "leaves politely": "raise SystemExit(0)",
     "leaves in the test": "import os\ndef double(x): os._exit(0)",
     "says that it passed": "print('?' + '1' * 100)\ndouble = None",
-    "says so to every descriptor": "import os\nfor n in range(3, 64):\n    try: os.write(n, b'1111')\n"
+    "says so to every descriptor": "import os\nfor n in range(3, 4096):\n    try: os.write(n, b'1111')\n"
     "    except OSError: pass\ndouble = None",
     "replaces exit": "import os, sys\nsys.exit = os._exit = lambda *a: None\ndef double(x): return 0",
     "replaces builtins": "import builtins\nbuiltins.exec = builtins.compile = lambda *a, **k: None\n"
@@ -35,7 +35,7 @@ CHEATS = {
 
 GETS_THE_WORD = """
 import os
-for n in range(3, 64):
+for n in range(3, 4096):
     try:
         os.write(n, b"?")
         word = os.read(n, 32)

@@ -1,5 +1,7 @@
 """Weights are checked before they are saved: a checkpoint with NaN in it would be resumed from for ever."""
 
+# pyright: reportPrivateImportUsage=false
+
 from collections import defaultdict
 from collections.abc import Iterable
 

@@ -18,7 +18,12 @@ from hybridflow.config.training import Training, TrainingEngine
 from hybridflow.engines.rollout.vllm.memory import VllmMemory, check_cache, plan_memory
 from hybridflow.errors import ResourceError
 from hybridflow.launch.roles import ACTOR, ROLLOUT, RoleSpec, policy_model
-from hybridflow.models.accounting import expert_parameter_count, kv_cache_bytes_per_token, parameter_count
+from hybridflow.models.accounting import (
+    expert_parameter_count,
+    kv_cache_bytes_per_token,
+    parameter_count,
+    value_bytes,
+)
 from hybridflow.models.geometry import ModelGeometry, read_geometry
 from hybridflow.models.loading import resolve_model_path
 
@@ -151,7 +156,7 @@ def _phase_of(load: _Load, resident: Mapping[str, float]) -> Phase:
 def _load(config: Experiment, spec: RoleSpec) -> _Load:
     assert spec.training is not None and spec.model is not None, f"{spec.name} runs no model"
     geometry = read_geometry(resolve_model_path(str(spec.model.path)))
-    size = 2 if spec.model.dtype is Dtype.bfloat16 else 4
+    size = value_bytes(spec.model.dtype)
     mesh = {axis: 1 if spec.mesh is None else spec.mesh.axis_size(axis) for axis in _AXES}
     if spec.mesh is None:
         mesh["data"] = pool_sizes(config)[spec.pool]
@@ -230,7 +235,7 @@ def _rollout(
         return planned.weights, planned.working, max(0, planned.cache)
     model, sizes = policy_model(config), config.rollout.parallelism
     geometry = read_geometry(resolve_model_path(str(model.path)))
-    size = 2 if model.dtype is Dtype.bfloat16 else 4
+    size = value_bytes(model.dtype)
     weights = parameter_count(geometry) * size / (sizes.tensor * sizes.pipeline)
     replicas = pool_sizes(config)[pool]
     at_once = config.rollout.max_sequences or DEFAULT_SEQUENCES

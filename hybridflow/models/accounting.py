@@ -1,6 +1,12 @@
 """What a model costs, from its geometry: parameters, bytes, floating-point operations. Without torch."""
 
+from hybridflow.config.model import Dtype
 from hybridflow.models.geometry import ModelGeometry
+
+
+def value_bytes(dtype: Dtype | None) -> int:
+    """Bytes of one weight or activation; None is float32."""
+    return 2 if dtype is Dtype.bfloat16 else 4
 
 
 def parameter_count(model: ModelGeometry) -> int:

@@ -34,7 +34,7 @@ def posted(address: str, body: object, headers: Mapping[str, str], limits: Reque
     data = json.dumps(body, default=str).encode()
     request = urllib.request.Request(address, data=data, headers=dict(headers), method="POST")
     watch = _Watch()
-    opener = urllib.request.build_opener(_Handler(watch), _SecureHandler(watch), _NoRedirect())
+    opener = urllib.request.build_opener(_Handler(watch), _NoRedirect())
     with watch.ending_after(limits.seconds):
         try:
             with opener.open(request, timeout=limits.seconds) as answer:
@@ -105,32 +105,22 @@ class _Connection(http.client.HTTPConnection):
         self._watch.hold(self.sock)
 
 
-class _SecureConnection(http.client.HTTPSConnection):
-    def __init__(self, *args, watch: _Watch, **settings) -> None:
-        super().__init__(*args, **settings)
+class _SecureConnection(_Connection, http.client.HTTPSConnection):
+    """The same over TLS."""
+
+
+class _Handler(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
+    """Opens connections whose sockets the watch holds."""
+
+    def __init__(self, watch: _Watch) -> None:
+        super().__init__()
         self._watch = watch
 
-    def connect(self) -> None:
-        super().connect()
-        self._watch.hold(self.sock)
-
-
-class _Handler(urllib.request.HTTPHandler):
-    def __init__(self, watch: _Watch) -> None:
-        super().__init__()
-        self._made = functools.partial(_Connection, watch=watch)
-
     def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(self._made, req)
-
-
-class _SecureHandler(urllib.request.HTTPSHandler):
-    def __init__(self, watch: _Watch) -> None:
-        super().__init__()
-        self._made = functools.partial(_SecureConnection, watch=watch)
+        return self.do_open(functools.partial(_Connection, watch=self._watch), req)
 
     def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(self._made, req)
+        return self.do_open(functools.partial(_SecureConnection, watch=self._watch), req)
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

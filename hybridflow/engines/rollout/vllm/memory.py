@@ -10,7 +10,7 @@ from pathlib import Path
 from hybridflow.config.model import Dtype, Model
 from hybridflow.config.rollout import DEFAULT_SEQUENCES, Rollout
 from hybridflow.errors import ResourceError
-from hybridflow.models.accounting import kv_cache_bytes_per_token, weight_bytes
+from hybridflow.models.accounting import kv_cache_bytes_per_token, value_bytes, weight_bytes
 from hybridflow.models.geometry import ModelGeometry, read_geometry
 
 PREFILL_TOKENS = 8192
@@ -53,7 +53,7 @@ def plan_memory(
     geometry: ModelGeometry, dtype: Dtype | None, rollout: Rollout, *, device_bytes: int, sequence_tokens: int
 ) -> VllmMemory:
     """The division of `rollout.vllm.gpu_memory_fraction` of a device; `kv_cache_mb` overrides the cache."""
-    size = 2 if dtype is Dtype.bfloat16 else 4
+    size = value_bytes(dtype)
     sizes, vllm = rollout.parallelism, rollout.vllm
     shards = sizes.tensor * sizes.pipeline
     weights = weight_bytes(geometry, bytes_per_parameter=size) // shards

@@ -84,7 +84,8 @@ class Trainer(Section):
     """auto: from the run directory's last whole checkpoint; never: from the start; or a checkpoint's path."""
 
     resume_changed: ResumeChanged = ResumeChanged.refuse
-    """Whether a run is resumed when its data, models, reward functions or other code changed: refuse, or accept."""
+    """Whether a run is resumed when its data (or its number of rows), models, reward functions or other code changed:
+    refuse, or accept."""
 
     trackers: list[str] = field(default_factory=lambda: ["console", "jsonl", "tensorboard"])
     """Where metrics go: console, jsonl, tensorboard, wandb, mlflow."""

@@ -10,7 +10,7 @@ from hybridflow.batch import Batch, Ragged
 from hybridflow.config.data import Data
 from hybridflow.data.joining import joined
 from hybridflow.data.order import Epochs, GrowingWindow, Mixture, Order
-from hybridflow.errors import CheckpointError, DataError
+from hybridflow.errors import DataError
 
 logger = logging.getLogger(__name__)
 
@@ -81,12 +81,7 @@ class PromptLoader:
         return {"position": self._position, "rows": len(self._table)}
 
     def restore(self, state: dict[str, int]) -> None:
-        """Go on from a saved state; the data must have as many rows as it had then."""
-        if state["rows"] != len(self._table):
-            raise CheckpointError(
-                f"The data has {len(self._table)} rows; when the checkpoint was written it had {state['rows']}.",
-                remedy="Give the data of then (data.train_files), or start anew with trainer.resume=never.",
-            )
+        """Goes on from the position of a saved state, in the order of the present rows, however many they are."""
         self._position = state["position"]
 
 

@@ -1,12 +1,9 @@
 """Which settings may change when a run is resumed, and which would make the checkpoint mean something else."""
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hybridflow.errors import CheckpointError
-
-logger = logging.getLogger(__name__)
 
 FIXED = (
     "model.path",
@@ -66,7 +63,7 @@ def compare(saved: Mapping[str, object], now: Mapping[str, object]) -> list[Chan
 
 
 def check_compatible(saved: Mapping[str, object], now: Mapping[str, object]) -> list[Change]:
-    """Raise `CheckpointError` if a setting of `FIXED` changed; log each other change as one line, and return them."""
+    """The settings that changed since a checkpoint was written. Raises `CheckpointError` if one of `FIXED` did."""
     changes = compare(saved, now)
     # One that the checkpoint does not know yet, and that is still empty, is as it was.
     fixed = [change for change in changes if change.key in FIXED and (change.saved or change.now)]
@@ -77,6 +74,4 @@ def check_compatible(saved: Mapping[str, object], now: Mapping[str, object]) -> 
             remedy="Set them back to resume, or begin anew with trainer.resume=never (the old run is set aside);"
             " model.path may then be the checkpoint's actor/huggingface.",
         )
-    for change in changes:
-        logger.info("resumed with %s=%r (was %r)", change.key, change.now, change.saved)
     return changes

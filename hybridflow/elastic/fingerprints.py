@@ -1,7 +1,6 @@
 """What a run's files hold, as digests that tell whether it is the same: data, models, and code of the user's."""
 
 import hashlib
-import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,8 +8,6 @@ from pathlib import Path
 from hybridflow.config.json_text import parse_json
 from hybridflow.config.loop import ResumeChanged
 from hybridflow.errors import CheckpointError
-
-logger = logging.getLogger(__name__)
 
 Fingerprints = Mapping[str, Mapping[str, str]]
 """By source, as the user names it, then by file within it (an empty name for a source that is one file)."""
@@ -43,7 +40,7 @@ def check_unchanged(saved: Fingerprints, now: Fingerprints, policy: ResumeChange
     """The files that have other contents than when a checkpoint was written; sources that only one side has are no
     concern here.
 
-    Raises `CheckpointError` that names them, unless `trainer.resume_changed=accept`, which logs each.
+    Raises `CheckpointError` that names them, unless `trainer.resume_changed=accept`.
     """
     changed = [
         os.path.join(source, file) if file else source
@@ -55,12 +52,9 @@ def check_unchanged(saved: Fingerprints, now: Fingerprints, policy: ResumeChange
     if changed and policy is ResumeChanged.refuse:
         raise CheckpointError(
             f"These files have changed since the checkpoint was written: {', '.join(changed)}.",
-            remedy="Restore their former contents, resume with the present ones"
-            " (trainer.resume_changed=accept; training data must still have as many rows), or"
+            remedy="Restore their former contents, resume with the present ones (trainer.resume_changed=accept), or"
             " begin anew (trainer.resume=never).",
         )
-    for name in changed:
-        logger.warning("resumed although '%s' has changed (trainer.resume_changed=accept)", name)
     return changed
 
 

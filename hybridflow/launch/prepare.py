@@ -10,8 +10,7 @@ from hybridflow.config.layout_checks import has_critic
 from hybridflow.dataflows.interface import Dataflow
 from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore
 from hybridflow.elastic.claim import claim
-from hybridflow.elastic.compatibility import check_compatible
-from hybridflow.elastic.fingerprints import Fingerprints, check_unchanged
+from hybridflow.elastic.fingerprints import Fingerprints
 from hybridflow.elastic.recovery import resolve_resume, set_aside, set_later_aside
 from hybridflow.launch.compose import Composed
 from hybridflow.launch.dataflow import find_dataflow, make_settings
@@ -23,12 +22,12 @@ from hybridflow.launch.horizon import check_horizon, with_schedule_steps
 from hybridflow.launch.inputs import fingerprints
 from hybridflow.launch.layouts import check_measured, check_prompts
 from hybridflow.launch.preflight import check_rewards, check_run, find_device
+from hybridflow.launch.resumption import Changes, check_resumable
 from hybridflow.launch.roles import RoleSpec, generates, plan_roles
 from hybridflow.launch.shared_storage import check_outlives_job
 from hybridflow.launch.tracing.trace import check_step
 from hybridflow.launch.unread import warn_of_unread
 from hybridflow.observability.logs import configure_logging
-from hybridflow.observability.redaction import redacted_leaves
 from hybridflow.observability.trackers.factory import check_names
 
 logger = logging.getLogger(__name__)
@@ -80,7 +79,7 @@ def prepare(composed: Composed) -> Prepared:
     check_room(config, specs, directory)
     inputs = fingerprints(composed, specs)
     trained = [spec.name for spec in specs if spec.is_trained]
-    checkpoint = _open_directory(composed, inputs, directory, trained)
+    checkpoint = _open_directory(composed, inputs, directory, data, trained)
     return Prepared(composed, dataflow, settings, specs, data, directory, checkpoint, inputs)
 
 
@@ -98,23 +97,22 @@ def warn_of_followed(composed: Composed) -> None:
 
 
 def _open_directory(
-    composed: Composed, inputs: Fingerprints, directory: Path, trained: Collection[str]
+    composed: Composed, inputs: Fingerprints, directory: Path, data: DrivenData, trained: Collection[str]
 ) -> Checkpoint | None:
     """The run directory with its log and configuration, and the checkpoint to go on from."""
     trainer = composed.config.trainer
     claim(directory)
     store = CheckpointStore(directory, keep=trainer.keep_checkpoints)
     checkpoint = resolve_resume(trainer.resume, store, trainer.total_steps)
+    changes = Changes()
     if checkpoint is not None:
-        state = checkpoint.driver_state()
-        check_compatible(redacted_leaves(state["config"]), composed.told())
-        check_unchanged(state.get("inputs", {}), inputs, trainer.resume_changed)
-        checkpoint.check_parts(trained)
+        changes = check_resumable(checkpoint, composed, inputs, data.streams, trained)
     if checkpoint is not None and checkpoint.path.resolve().is_relative_to(directory.resolve()):
         set_later_aside(store, checkpoint)
     else:
         set_aside(directory)  # what is there has another history
     configure_logging(directory)
     claim(directory)
+    changes.log()
     (directory / CONFIG_FILE).write_text(config_text(composed))
     return checkpoint

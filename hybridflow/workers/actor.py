@@ -15,11 +15,12 @@ from hybridflow.controller.transfer import transfer
 from hybridflow.controller.worker import WorkerContext
 from hybridflow.engines.training.factory import make_language_engine
 from hybridflow.engines.training.interface import WITH_SQUARES, LossFn, TokenOutputs
-from hybridflow.errors import ConfigError, StaleWeightsError
+from hybridflow.errors import StaleWeightsError
 from hybridflow.observability.metrics import Metrics, Reduction, last
 from hybridflow.resharding.plan import ReshardPlan
 from hybridflow.resharding.resharder import Resharder, joint_group
 from hybridflow.workers.colocated_rollout import ColocatedRollout
+from hybridflow.workers.comparison import check_one_step, check_unlearned
 from hybridflow.workers.estimation import AdvantageEstimation
 from hybridflow.workers.generation import RolloutSetup, is_restricted
 from hybridflow.workers.methods import ESTIMATOR_COLUMNS, LOSS_COLUMNS, policy_loss
@@ -263,18 +264,8 @@ class ActorWorker(ModelWorker):
         """Without `old_logprobs` the policy is compared with itself, which is right for one optimizer step alone."""
         if "old_logprobs" in batch:
             return
-        if not self._is_published:
-            raise ConfigError(
-                "The policy has learnt since its samples were drawn, and the batch has no old_logprobs.",
-                remedy="Call actor.logprobs before the dataflow's first update, imitate or prefer of a step.",
-            )
-        steps = self._setup.training.epochs * num_minibatches(batch, self._setup.minibatch_sequences)
-        if steps > 1:
-            raise ConfigError(
-                f"The update takes {steps} optimizer steps per batch, and the batch has no old_logprobs.",
-                remedy="Call actor.logprobs in the dataflow's step, take the rollout's"
-                " (algorithm.old_logprobs=rollout), or use actor.epochs=1 with actor.minibatch_size=null.",
-            )
+        check_unlearned(not self._is_published)
+        check_one_step(self._setup.training.epochs * num_minibatches(batch, self._setup.minibatch_sequences))
 
     def _compare_probabilities(self, metrics: Metrics) -> None:
         """At the first update of a run: rollout and training must give the same tokens the same log-probabilities."""

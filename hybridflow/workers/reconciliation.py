@@ -16,6 +16,7 @@ from hybridflow.config.algorithm import Algorithm, Correction, CorrectionLevel, 
 from hybridflow.config.correction_checks import compares
 from hybridflow.errors import ConfigError
 from hybridflow.observability.metrics import Metrics, last, mean
+from hybridflow.workers.comparison import check_corrected
 from hybridflow.workers.correction_metrics import PREFIX, mismatch_metrics, rejection_metrics, weight_metrics
 from hybridflow.workers.objectives import rollout_difference
 from hybridflow.workers.reduction import Reduce
@@ -51,12 +52,7 @@ def _corrected(batch: Batch, correction: Correction, reduce: Reduce) -> tuple[Ba
     batch.require(
         ("rollout_logprobs",), stage="actor.update with algorithm.correction or algorithm.old_logprobs=rollout"
     )
-    if compares(correction) and "old_logprobs" not in batch:
-        raise ConfigError(
-            "algorithm.correction compares the rollout with the policy before the update, and the batch has no"
-            " old_logprobs.",
-            remedy="Call actor.logprobs in the dataflow's step, and join its answer to the batch.",
-        )
+    check_corrected(compares(correction) and "old_logprobs" not in batch)
     columns: dict[str, Ragged] = {}
     metrics: Metrics = {}
     if "old_logprobs" in batch:

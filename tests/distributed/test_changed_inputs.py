@@ -62,6 +62,23 @@ def test_a_resume_with_another_judge_is_refused_and_accepted_when_asked(words):
     assert run_here([*words, "trainer.total_steps=3"]).status == 2
     ended = run_here([*words, "trainer.total_steps=3", "trainer.resume_changed=accept"])
     assert ended.status == 0, ended.said
-    assert f"resumed although '{folder}/judge.py' has changed" in ended.words
+    assert f"resuming although '{folder}/judge.py' has changed" in ended.words
     assert steps_of(folder / "run") == [0, 1, 2, 3]
     assert run_here([*words, "trainer.total_steps=4"]).status == 0  # the checkpoint of step 3 knows the new judge
+
+
+def test_a_resume_on_fewer_rows_is_refused_before_anything_loads_and_goes_on_when_asked(words):
+    fewer, before = [*words, "trainer.total_steps=5", "data.max_rows=24"], steps_of(folder_of(words) / "run")
+    refused = run_here([*fewer, "trainer.resume_changed=refuse"])
+    assert refused.status == 2, refused.said
+    assert "data.train_files gives 24 rows; when the checkpoint was written it gave 64." in refused.words
+    assert "trainer.resume_changed=accept" in refused.words.partition("What to do:")[2]
+    assert "resuming with" not in refused.words
+    assert steps_of(folder_of(words) / "run") == before
+    ended = run_here([*fewer, "trainer.resume_changed=accept"])
+    assert ended.status == 0, ended.said
+    handed_out = 8 * before[-1]
+    where = f"at row {handed_out % 24 + 1} of epoch {handed_out // 24}"
+    assert f"resuming with 24 rows of data.train_files (there were 64): {handed_out} rows" in ended.words
+    assert where in ended.words and "resuming with data.max_rows=24 (was None)" in ended.words
+    assert steps_of(folder_of(words) / "run") == [*before, before[-1] + 1]

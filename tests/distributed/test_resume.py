@@ -140,7 +140,7 @@ def test_a_finished_run_goes_on_when_it_may_do_more_steps(command):
     run.start("trainer.total_steps=4")
     ended = run.start()
     assert ended.status == 0
-    assert "resumed with trainer.total_steps=6 (was 4)" in ended.words
+    assert "resuming with trainer.total_steps=6 (was 4)" in ended.words
     longer.start()
     assert run.rows() == longer.rows()
 

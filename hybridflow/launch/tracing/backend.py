@@ -7,7 +7,7 @@ from hybridflow.config.reward import Reward
 from hybridflow.controller.backends.interface import Arguments, Handle, Pending, RoleMeshes, Stored
 from hybridflow.controller.backends.local import LocalBackend
 from hybridflow.controller.colocation import VALUE, AnswerForm
-from hybridflow.controller.packets import Packet, Portion, Summary
+from hybridflow.controller.packets import Packet, Portion, Summary, chosen
 from hybridflow.controller.resource_pool import ResourcePool
 from hybridflow.controller.worker import Worker
 from hybridflow.launch.tracing.graph import DRIVER
@@ -35,6 +35,12 @@ class Noted:
 
     awaited: frozenset[int]
     """Calls that the driver waited for before this one."""
+
+    rows: int
+    """Rows of the first batch that travels to it; 0 without one."""
+
+    plain: tuple[object, ...]
+    """Arguments that are no batches, in order."""
 
 
 class TracingBackend:
@@ -78,7 +84,8 @@ class TracingBackend:
             assert isinstance(packet, Packet), f"a {type(packet)} among the packets"
             self._makers[id(packet)] = (packet, number)
         self._numbers[id(pending)] = (pending, number)
-        portions = [v for v in (*arguments.args, *arguments.kwargs.values()) if isinstance(v, Portion)]
+        given = (*arguments.args, *arguments.kwargs.values())
+        portions = [value for value in given if isinstance(value, Portion)]
         self.calls.append(
             Noted(
                 handle.key.role,
@@ -89,6 +96,8 @@ class TracingBackend:
                 takes_all=any(portion.wanted is None for portion in portions),
                 adds=_added(pending.value, form),
                 awaited=frozenset(self._awaited),
+                rows=_num_rows(portions[0], arguments.stored) if portions else 0,
+                plain=tuple(value for value in given if not isinstance(value, Portion)),
             )
         )
         return pending
@@ -148,6 +157,17 @@ class TracingBackend:
                 names = [name for name in packet.columns if portion.wanted is None or name in portion.wanted]
                 found.setdefault(maker, {}).update(dict.fromkeys(names))
         return {maker: tuple(names) for maker, names in sorted(found.items())}
+
+
+def _num_rows(portion: Portion, stored: Sequence[Stored]) -> int:
+    """Rows of a portion: those that it takes of each shard."""
+    count = 0
+    for take in portion.tables[0].takes:
+        packet = stored[take.slots[0]]
+        assert isinstance(packet, Packet), f"slot {take.slots[0]} holds {type(packet)}"
+        column = chosen(next(iter(packet.columns.values())), take.rows)
+        count += len(column)
+    return count
 
 
 def _added(answer: object, form: AnswerForm) -> tuple[str, ...]:

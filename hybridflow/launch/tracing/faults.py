@@ -3,17 +3,23 @@
 import logging
 from collections.abc import Sequence
 
+from hybridflow.config.algorithm import OldLogprobs
 from hybridflow.config.choices import is_own
+from hybridflow.config.correction_checks import compares
+from hybridflow.config.derived import optimizer_steps_per_step
 from hybridflow.config.experiment import Experiment
 from hybridflow.dataflows.interface import Dataflow
 from hybridflow.errors import ConfigError
 from hybridflow.launch.roles import ACTOR
 from hybridflow.launch.tracing.backend import Noted
+from hybridflow.launch.tracing.stand_in import PROMPTS
+from hybridflow.workers.comparison import check_corrected, check_one_step, check_unlearned
 from hybridflow.workers.methods import ESTIMATOR_COLUMNS, estimator
 
 logger = logging.getLogger(__name__)
 
 _LEARNS = ("update", "imitate", "prefer")
+_PUBLISH = "self.actor.publish_weights(version=self.iteration + 1)"
 
 
 def check_followed(config: Experiment, program: Dataflow, calls: Sequence[Noted]) -> None:
@@ -22,26 +28,61 @@ def check_followed(config: Experiment, program: Dataflow, calls: Sequence[Noted]
     `program` has run one step, which made `calls`.
     """
     name = f"dataflow={config.dataflow}"
-    _check_published(name, calls)
+    _check_published(name, program, calls)
     if is_own(config.dataflow):
         _check_estimator(config, name, calls)
+        _check_old_logprobs(config, program, calls)
     if program.data == "prompts" and program.last_batch is None:
         logger.warning(
             "%s: the step never calls self.observe(prompts, batch), so neither scores nor lengths are reported", name
         )
 
 
-def _check_published(name: str, calls: Sequence[Noted]) -> None:
-    """A policy that generates publishes its weights after it has learned."""
-    methods = [call.method for call in calls if call.role == ACTOR]
-    learned = [index for index, method in enumerate(methods) if method in _LEARNS]
-    generates = any(call.method == "generate" for call in calls)
-    if generates and learned and "publish_weights" not in methods[learned[-1] :]:
+def _check_published(name: str, program: Dataflow, calls: Sequence[Noted]) -> None:
+    """A policy that generates publishes its weights after it has learned, under a version of their own."""
+    own = [call for call in calls if call.role == ACTOR]
+    learned = [index for index, call in enumerate(own) if call.method in _LEARNS]
+    if not learned or not any(call.method == "generate" for call in calls):
+        return
+    published = [call for call in own[learned[-1] :] if call.method == "publish_weights"]
+    if not published:
         raise ConfigError(
-            f"{name}: the step calls actor.{methods[learned[-1]]} and does not publish the new weights, so the next"
+            f"{name}: the step calls actor.{own[learned[-1]].method} and does not publish the new weights, so the next"
             " step would sample from the old ones.",
-            remedy="End the step with self.actor.publish_weights(version=self.iteration + 1).",
+            remedy=f"End the step with {_PUBLISH}.",
         )
+    (version,) = published[-1].plain
+    if not isinstance(version, int) or version <= program.iteration:
+        raise ConfigError(
+            f"{name}: with self.iteration={program.iteration} the step publishes its new weights as version={version},"
+            " which is the version of the weights that it began with.",
+            remedy=f"Write {_PUBLISH}.",
+        )
+
+
+def _check_old_logprobs(config: Experiment, program: Dataflow, calls: Sequence[Noted]) -> None:
+    """Every update has the log-probabilities of the policy of before, or does not need them."""
+    takes_rollouts = config.algorithm.old_logprobs is OldLogprobs.rollout
+    has_learned = False
+    for call in calls:
+        if call.role != ACTOR:
+            continue
+        if call.method == "update" and "old_logprobs" not in _taken(call):
+            check_corrected(compares(config.algorithm.correction))
+            if not takes_rollouts:
+                check_unlearned(has_learned)
+                check_one_step(_optimizer_steps(config, program, call))
+        has_learned = call.method in _LEARNS or (has_learned and call.method != "publish_weights")
+
+
+def _optimizer_steps(config: Experiment, program: Dataflow, update: Noted) -> int:
+    """Those that the run's update takes at least: minibatches of a part of the rows are known by the run alone."""
+    all_rows = PROMPTS * (program.rows_per_prompt or program.samples_per_prompt)
+    return optimizer_steps_per_step(config, config.actor) if update.rows >= all_rows else config.actor.epochs
+
+
+def _taken(call: Noted) -> set[str]:
+    return {column for columns in call.takes.values() for column in columns}
 
 
 def _check_estimator(config: Experiment, name: str, calls: Sequence[Noted]) -> None:
@@ -49,8 +90,7 @@ def _check_estimator(config: Experiment, name: str, calls: Sequence[Noted]) -> N
     bound = estimator(config.algorithm)
     needed = [column for column in ESTIMATOR_COLUMNS if column in bound.needs]
     for call in calls:
-        taken = {column for columns in call.takes.values() for column in columns}
-        missing = [column for column in needed if column not in taken]
+        missing = [column for column in needed if column not in _taken(call)]
         if call.method == "advantages" and missing:
             raise ConfigError(
                 f"{name}: algorithm.advantage={bound.name} needs the column '{missing[0]}', and no call before"

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hybridflow.batch import Batch, Ragged
 from hybridflow.data import PromptLoader, eval_batches
 from hybridflow.data.order import Epochs, epoch_order
-from hybridflow.errors import CheckpointError, DataError
+from hybridflow.errors import DataError
 
 
 def table(rows):
@@ -102,10 +102,13 @@ def test_epochs_are_counted():
     assert (source.position, source.epoch) == (9, 2)
 
 
-def test_other_data_than_that_of_the_checkpoint_is_an_error():
-    with pytest.raises(CheckpointError, match=r"has 5 rows; .* it had 6") as caught:
-        loader(5, 2).restore(loader(6, 2).state())
-    assert "trainer.resume=never" in caught.value.remedy
+def test_a_stream_of_more_rows_goes_on_where_the_position_is_in_their_order():
+    before = loader(4, 2, shuffle=False)
+    drawn(before, 3)
+    resumed = loader(5, 2, shuffle=False)
+    resumed.restore(before.state())
+    assert drawn(resumed, 2) == ([1, 2, 3, 4], [6, 7, 8, 9])
+    assert resumed.epoch == 2
 
 
 @pytest.mark.parametrize("batch_size", [0, 6])

@@ -1,7 +1,6 @@
 """Secrets of a configuration stay out of what a run writes down, and a resumed run still knows its settings."""
 
 import json
-import logging
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -42,17 +41,14 @@ def test_they_reach_functions_and_nothing_that_is_written():
     assert text.count("# origin: ") > 100
 
 
-def test_a_resumed_run_compares_what_it_may_know(caplog):
+def test_a_resumed_run_compares_what_it_may_know():
     saved = composed().told()
-    with caplog.at_level(logging.INFO):
-        assert check_compatible(redacted_leaves(saved), composed().told()) == []
-        other_secret = composed("reward.settings.score.headers={Authorization: other, Accept: a/b}")
-        assert check_compatible(redacted_leaves(saved), other_secret.told()) == []
-        changes = check_compatible(
-            redacted_leaves(composed().flat()), composed("reward.settings.score.attempts=3").told()
-        )
+    assert check_compatible(redacted_leaves(saved), composed().told()) == []
+    other_secret = composed("reward.settings.score.headers={Authorization: other, Accept: a/b}")
+    assert check_compatible(redacted_leaves(saved), other_secret.told()) == []
+    changes = check_compatible(redacted_leaves(composed().flat()), composed("reward.settings.score.attempts=3").told())
     assert [change.key for change in changes] == ["reward.settings.score.attempts"]
-    assert "s3cr3t" not in caplog.text
+    assert "s3cr3t" not in str(changes)
 
 
 class Judge(BaseHTTPRequestHandler):

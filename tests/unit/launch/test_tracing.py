@@ -211,6 +211,10 @@ def test_a_step_with_a_plain_number_among_its_metrics_is_fine(tmp_path, caplog):
             "self.actor.publish_weights(version=self.iteration + 1)", "pass",
             "calls actor.update and does not publish", "self.actor.publish_weights(version=self.iteration + 1)",
         ),
+        (
+            "version=self.iteration + 1", "version=self.iteration",
+            "publishes its new weights as version=0", "Write self.actor.publish_weights(version=self.iteration + 1).",
+        ),
     ],
 )  # fmt: skip
 def test_a_step_that_cannot_work_is_refused_before_it_costs_anything(tmp_path, line, instead, message, remedy):
@@ -223,6 +227,47 @@ def test_a_step_that_cannot_work_is_refused_before_it_costs_anything(tmp_path, l
             check(f"{file}:Mine")
         assert message in caught.value.message
         assert remedy in caught.value.remedy
+
+
+WITHOUT_LOGPROBS = STEP.replace(", self.actor.logprobs(batch)", "")
+ONE_STEP = ("actor.minibatch_size=null", "actor.epochs=1")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message", "remedy"),
+    [
+        (("data.batch_size=8", "actor.minibatch_size=4", "actor.epochs=1"), "takes 2 optimizer steps", "=null"),
+        (
+            ("actor.minibatch_size=null", "actor.epochs=3"),
+            "takes 3 optimizer steps",
+            "join(self.actor.logprobs(batch))",
+        ),
+        ((*ONE_STEP, "algorithm.correction.veto=1e-4"), "compares the rollout with the policy", "Call actor.logprobs"),
+    ],
+)
+def test_a_step_without_the_log_probabilities_that_its_update_needs_is_refused(tmp_path, overrides, message, remedy):
+    file = own(tmp_path, WITHOUT_LOGPROBS)
+    with pytest.raises(ConfigError, match=message) as caught:
+        check_step(composed(RLOO, *overrides, dataflow=f"{file}:Mine"), ROWS)
+    assert remedy in caught.value.remedy
+    check_step(composed(RLOO, *overrides, dataflow=f"{own(tmp_path / 'whole', STEP)}:Mine"), ROWS)
+
+
+def test_a_step_without_log_probabilities_is_fine_where_nothing_needs_them(tmp_path):
+    file = own(tmp_path, WITHOUT_LOGPROBS)
+    check_step(composed(RLOO, *ONE_STEP, dataflow=f"{file}:Mine"), ROWS)
+    several = ("data.batch_size=8", "actor.minibatch_size=4", "actor.epochs=1")
+    check_step(composed(RLOO, *several, "algorithm.old_logprobs=rollout", dataflow=f"{file}:Mine"), ROWS)
+    first = WITHOUT_LOGPROBS.replace("self.actor.update(batch)", "self.actor.update(batch.take([0, 1]))")
+    check_step(composed(RLOO, *several, dataflow=f"{own(tmp_path / 'few', first)}:Mine"), ROWS)
+
+
+def test_a_second_update_of_the_same_samples_needs_the_log_probabilities_of_before(tmp_path):
+    again = "self.actor.update(batch).result()\nmetrics = self.actor.update"
+    file = own(tmp_path, WITHOUT_LOGPROBS.replace("metrics = self.actor.update", again))
+    with pytest.raises(ConfigError, match="has learned since its samples were drawn") as caught:
+        check_step(composed(RLOO, *ONE_STEP, dataflow=f"{file}:Mine"), ROWS)
+    assert "before the dataflow's first update" in caught.value.remedy
 
 
 def test_an_estimator_that_needs_a_critic_is_refused_without_one(tmp_path):

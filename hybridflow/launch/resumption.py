@@ -1,0 +1,80 @@
+"""What has changed since a checkpoint was written: refused before anything is loaded, or said once the run resumes."""
+
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from hybridflow.config.loop import ResumeChanged
+from hybridflow.data.loader import PromptLoader
+from hybridflow.elastic.checkpoint import Checkpoint
+from hybridflow.elastic.compatibility import check_compatible
+from hybridflow.elastic.fingerprints import Fingerprints, check_unchanged
+from hybridflow.errors import CheckpointError
+from hybridflow.launch.compose import Composed
+from hybridflow.launch.driven_data import PRETRAINING
+from hybridflow.observability.redaction import redacted_leaves
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What a resumed run does differently, in lines of the log: `notes` are settings, `warnings` are contents."""
+
+    notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def log(self) -> None:
+        """Says it, once nothing refuses the resume any more."""
+        for note in self.notes:
+            logger.info("%s", note)
+        for warning in self.warnings:
+            logger.warning("%s (trainer.resume_changed=accept)", warning)
+
+
+def check_resumable(
+    checkpoint: Checkpoint,
+    composed: Composed,
+    inputs: Fingerprints,
+    streams: Mapping[str, PromptLoader],
+    trained: Collection[str],
+) -> Changes:
+    """What has changed since the checkpoint. Raises `CheckpointError` for what keeps the run from resuming."""
+    policy, state = composed.config.trainer.resume_changed, checkpoint.driver_state()
+    settings = check_compatible(redacted_leaves(state["config"]), composed.told())
+    files = check_unchanged(state.get("inputs", {}), inputs, policy)
+    rows = changed_rows(state["streams"], streams, policy)
+    checkpoint.check_parts(trained)
+    return Changes(
+        notes=[f"resuming with {change.key}={change.now!r} (was {change.saved!r})" for change in settings],
+        warnings=[*(f"resuming although '{name}' has changed" for name in files), *rows],
+    )
+
+
+def changed_rows(
+    saved: Mapping[str, Mapping[str, int]], streams: Mapping[str, PromptLoader], policy: ResumeChanged
+) -> list[str]:
+    """For each stream that has another number of rows than in the checkpoint, where it goes on.
+
+    A stream keeps its position: the number of rows that it has handed out. The order of the present rows says which
+    rows follow. Raises `CheckpointError`, unless the policy is `accept`.
+    """
+    found = []
+    for name, stream in streams.items():
+        rows, before = len(stream), saved[name]["rows"]
+        if rows == before:
+            continue
+        key = "data.pretraining_files" if name == PRETRAINING else "data.train_files"
+        if policy is ResumeChanged.refuse:
+            raise CheckpointError(
+                f"{key} gives {rows} rows; when the checkpoint was written it gave {before}.",
+                remedy="Restore the data, or the settings that choose rows from it (data.filters, data.max_rows); go on"
+                " with the present rows (trainer.resume_changed=accept); or begin anew (trainer.resume=never).",
+            )
+        epoch, place = divmod(saved[name]["position"], rows)
+        found.append(
+            f"resuming with {rows} rows of {key} (there were {before}): {saved[name]['position']} rows were handed out,"
+            f" so the run goes on at row {place + 1} of epoch {epoch} in the order of the present rows; in this epoch"
+            " some rows may come a second time and others not at all"
+        )
+    return found

@@ -16,7 +16,7 @@ from hybridflow.batch import Batch, Ragged
 from hybridflow.controller.failures import Place, call_failed
 from hybridflow.controller.health import HostInfo
 from hybridflow.controller.packets import Column, Packet, Portion, Summary, assembled, columns_of
-from hybridflow.controller.rendezvous import START_TIMEOUT_SECONDS, Rendezvous
+from hybridflow.controller.rendezvous import START_TIMEOUT_SECONDS, Rendezvous, let_gloo_listen_at
 from hybridflow.controller.signed_store import StoreAddress, served_store
 from hybridflow.controller.worker import Worker, WorkerContext
 from hybridflow.errors import BatchError
@@ -83,6 +83,7 @@ class WorkerHost:
         self.workers: dict[str, Worker] = {}
         self._changes_begun = 0
         self.rendezvous = Rendezvous(rank)
+        let_gloo_listen_at(host)  # also for the groups that Megatron-Core and vLLM make
         if threads is not None:
             torch.set_num_threads(threads)
 

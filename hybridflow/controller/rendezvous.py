@@ -21,8 +21,8 @@ START_TIMEOUT_SECONDS = 600.0
 class Rendezvous:
     """One rank's way into the process group of its pool. `Rendezvous()` is that of a process alone.
 
-    The driver gives every rank the address where the first one serves; nothing is opened before `process_group`. All
-    sockets listen at `host` alone, and the secret in the address signs what stands in the store.
+    The driver gives every rank the address where the first one serves; nothing is opened before `process_group`. Stores
+    listen at `host` alone, and the secret in the address signs their values.
     """
 
     def __init__(
@@ -44,7 +44,6 @@ class Rendezvous:
     def process_group(self, role: str) -> dist.ProcessGroup:
         """The default group of torch.distributed over all ranks (gloo, and NCCL for GPU tensors), made at first use."""
         if not dist.is_initialized():
-            _gloo_listens_at(self.host)
             backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
             dist.init_process_group(
                 backend, store=dist.PrefixStore("group", self._store(role)), rank=self.rank, world_size=self.world_size
@@ -55,7 +54,6 @@ class Rendezvous:
 
     def ranks(self, role: str, mesh: ParallelMesh) -> Ranks:
         """This rank's place in a mesh over the pool: one object for all roles laid out alike, which share groups."""
-        _gloo_listens_at(self.host)  # also for the groups that Megatron-Core and vLLM open for one rank
         if mesh.size > 1:
             self.process_group(role)
         if mesh not in self._ranks:
@@ -68,7 +66,7 @@ class Rendezvous:
 
     def link(self, address: StoreAddress) -> dist.Store:
         """The store at an address that `serve_link` gave."""
-        return self._connected(address)
+        return connected_store(address, self.timeout_seconds)
 
     def _store(self, role: str) -> dist.Store:
         if self.world_size == 1:
@@ -78,18 +76,13 @@ class Rendezvous:
                 f"The {self.world_size} ranks of '{role}' run one after another in this process and cannot meet.",
                 remedy="Use trainer.backend=ray for several ranks, or one device.",
             )
-        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = self.address.host, str(self.address.port)
-        store = self._connected(self.address)
+        store = connected_store(self.address, self.timeout_seconds)
         _join(store, self.rank, self.world_size, role=role, timeout_seconds=self.timeout_seconds)
         return store
 
-    def _connected(self, address: StoreAddress) -> dist.Store:
-        _gloo_listens_at(self.host)
-        return connected_store(address, self.timeout_seconds)
 
-
-def _gloo_listens_at(host: str) -> None:
-    """Has gloo's sockets listen at this address alone, unless the user names an interface."""
+def let_gloo_listen_at(host: str) -> None:
+    """Makes gloo listen at this address alone, unless the user names an interface. For the whole process."""
     for interface, addresses in psutil.net_if_addrs().items():
         if any(known.address == host for known in addresses):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)

@@ -10,7 +10,7 @@ from torch import Tensor
 from hybridflow.batch import Batch, Ragged
 from hybridflow.dataflows.interface import Dataflow
 from hybridflow.dataflows.roles import Generates, Scores
-from hybridflow.observability.metrics import Metrics, mean
+from hybridflow.observability.metrics import Metrics, mean, measured
 from hybridflow.observability.samples import Sample
 from hybridflow.rewards.answers import expected_answer
 
@@ -35,7 +35,8 @@ class HeldOut:
 
     def run(self) -> tuple[Metrics, list[Sample]]:
         """The dataflow's own metrics."""
-        return self.dataflow.evaluate(self.batch) or {}, []
+        owner = f"{type(self.dataflow).__name__}.evaluate"
+        return measured(self.dataflow.evaluate(self.batch) or {}, owner=owner), []
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from hybridflow.elastic.claim import check_in_place
 from hybridflow.elastic.faults import fault_point
 from hybridflow.elastic.stopping import Abandoned, Stop
 from hybridflow.observability.memory import memory_metrics
-from hybridflow.observability.metrics import Metrics, last, plain
+from hybridflow.observability.metrics import Metrics, last, measured, plain
 from hybridflow.observability.samples import Sample
 from hybridflow.observability.throughput import throughput
 from hybridflow.observability.timers import StageTimers
@@ -191,7 +191,7 @@ class Loop:
         abandonable = run.stop.abandonable(run.calls.is_changing, usual_seconds=self._step_seconds)
         with run.timers.stage("step"), abandonable:
             prompts = run.streams[PROMPTS].next()
-            metrics = dataflow.step(prompts)
+            metrics = measured(dataflow.step(prompts), owner=f"{type(dataflow).__name__}.step")
         self._step += 1
         self._position = self._where_data_is()
         self._step_seconds = time.perf_counter() - started

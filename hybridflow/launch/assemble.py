@@ -19,7 +19,6 @@ from hybridflow.dataflows.loop import Run
 from hybridflow.dataflows.roles import Generates, Learns, Policy, Scores
 from hybridflow.elastic.checkpoint import CheckpointStore
 from hybridflow.elastic.stopping import Stop
-from hybridflow.launch.device import device_name
 from hybridflow.launch.driven_data import DrivenData
 from hybridflow.launch.foreknown import with_foreknown
 from hybridflow.launch.old_logprobs import wants_old_logprobs
@@ -39,7 +38,7 @@ def start_backend(config: Experiment, stop: Stop) -> Backend:
         backend_kind(config).name,
         devices=config.trainer.devices,
         nodes=config.trainer.nodes,
-        device=device_name(config),
+        device=config.trainer.device.name,
         threads=config.trainer.threads,
         start_timeout_seconds=config.trainer.start_timeout_seconds,
         while_waiting=stop.check,

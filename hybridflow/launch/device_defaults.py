@@ -5,6 +5,7 @@ from dataclasses import fields, is_dataclass, replace
 from importlib.util import find_spec
 
 from hybridflow.config.experiment import Experiment
+from hybridflow.config.loop import Device
 from hybridflow.config.model import Dtype, Model
 from hybridflow.config.rollout import DEFAULT_SEQUENCES, DEFAULT_SEQUENCES_ON_GPUS, Rollout, RolloutKind
 from hybridflow.config.sealed import sealed
@@ -19,7 +20,7 @@ DEVICE_ORIGIN = "device"
 
 
 def with_device_defaults(composed: Composed, device: str) -> Composed:
-    """The same run with every default that depends on the device (`cpu` or `cuda`) filled in, and said on GPUs."""
+    """The same run with every default that depends on the device (`cpu` or `cuda`) filled in; logged on GPUs."""
     config = resolved(composed.config, device)
     before, after = composed.flat(), replace(composed, config=config).flat()
     chosen = {key: value for key, value in after.items() if key in before and before[key] != value}
@@ -35,7 +36,8 @@ def with_device_defaults(composed: Composed, device: str) -> Composed:
 def resolved(config: Experiment, device: str) -> Experiment:
     """The configuration with null replaced: on GPUs bfloat16, gradient checkpointing, and vLLM where it is installed.
 
-    On CPUs float32, no checkpointing, and transformers. A rollout that divides its model is vLLM on both.
+    On CPUs float32, no checkpointing, and transformers. A rollout that divides its model uses vLLM on both.
+    `trainer.device` becomes the device, if it was `auto`.
     """
     on_gpu = device == "cuda"
     sizes = config.rollout.parallelism
@@ -49,7 +51,7 @@ def resolved(config: Experiment, device: str) -> Experiment:
     }
     filled = _filled(config, defaults)
     assert isinstance(filled, Experiment), f"made a {type(filled)}"
-    return sealed(filled)
+    return sealed(replace(filled, trainer=replace(filled.trainer, device=Device[device])))
 
 
 def _filled(value: object, defaults: dict[tuple[type, str], object]) -> object:

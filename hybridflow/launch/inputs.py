@@ -2,8 +2,9 @@
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from hybridflow.config.builtin import PREFIX, builtin_path
@@ -17,6 +18,10 @@ from hybridflow.elastic.fingerprints import Fingerprints, file_fingerprint
 from hybridflow.launch.compose import Composed
 from hybridflow.launch.roles import RoleSpec
 from hybridflow.models.loading import resolve_model_path
+from hybridflow.parallel.file_records import in_threads
+
+Digest = Callable[[], str]
+"""Computes the fingerprint of one file, or asks the hub for the revision of a dataset."""
 
 _CODE = re.compile(r"(?:\w+:)?(?P<file>.+\.py):\w+")
 _MODEL_FILES = (".json", ".safetensors", ".bin", ".model", ".txt", ".jinja", ".tiktoken", ".py")
@@ -28,7 +33,7 @@ def fingerprints(composed: Composed, specs: Sequence[RoleSpec]) -> Fingerprints:
     So a run that is resumed from another copy of its directory is compared with the files that it reads there.
     """
     config, written = composed.config, _written(composed)
-    found = {name: dict(_of_data(name)) for name in _data_files(config)}
+    found: dict[str, dict[str, Digest]] = {name: dict(_of_data(name)) for name in _data_files(config)}
     for spec in specs:
         for path in () if spec.model is None else (spec.model.path, spec.model.tokenizer_path):
             if path is not None:
@@ -36,8 +41,9 @@ def fingerprints(composed: Composed, specs: Sequence[RoleSpec]) -> Fingerprints:
     template = config.data.chat_template
     named = [] if template is None else [template]
     for name in [*named, *_code_files(composed.flat().values())]:
-        found[name] = {"": file_fingerprint(user_path(name))}
-    return {written.get(name, name): files for name, files in found.items()}
+        found[name] = {"": partial(file_fingerprint, user_path(name))}
+    digests = iter(in_threads(lambda digest: digest(), [each for files in found.values() for each in files.values()]))
+    return {written.get(name, name): {file: next(digests) for file in files} for name, files in found.items()}
 
 
 def _written(composed: Composed) -> dict[str, str]:
@@ -56,7 +62,7 @@ def _data_files(config: Experiment) -> list[str]:
     return [*data.train_files, *data.pretraining_files, *(data.eval_files if is_evaluated(config) else [])]
 
 
-def _of_data(name: str) -> Iterator[tuple[str, str]]:
+def _of_data(name: str) -> Iterator[tuple[str, Digest]]:
     if name.startswith(TASK_PREFIX):
         return
     dataset = hub_name(name)
@@ -64,16 +70,16 @@ def _of_data(name: str) -> Iterator[tuple[str, str]]:
     if path.is_dir():
         yield from _of_directory(path)
     elif path.is_file():
-        yield "", file_fingerprint(path)
+        yield "", partial(file_fingerprint, path)
     elif dataset is not None:
-        yield "", revision(dataset)
+        yield "", partial(revision, dataset)
 
 
-def _of_directory(directory: Path, suffixes: Sequence[str] = ()) -> Iterator[tuple[str, str]]:
+def _of_directory(directory: Path, suffixes: Sequence[str] = ()) -> Iterator[tuple[str, Digest]]:
     """Each file; below the directory as well, unless suffixes say what counts in the directory itself."""
     for path in sorted(directory.iterdir() if suffixes else directory.rglob("*")):
         if path.is_file() and (not suffixes or path.suffix in suffixes):
-            yield str(path.relative_to(directory)), file_fingerprint(path)
+            yield str(path.relative_to(directory)), partial(file_fingerprint, path)
 
 
 def _code_files(values: Iterable[object]) -> Iterator[str]:

@@ -11,20 +11,17 @@ from hybridflow.config.algorithm import Algorithm
 from hybridflow.config.choices import DATA_DATAFLOWS
 from hybridflow.config.derived import max_sequence_tokens, optimizer_steps_per_step, pool_sizes
 from hybridflow.config.experiment import Experiment
-from hybridflow.config.loop import BackendKind
 from hybridflow.config.reward import Reward
 from hybridflow.config.rollout import RolloutKind
 from hybridflow.config.training import Lora
-from hybridflow.controller.backends.ports import check_ports
 from hybridflow.engines.rollout.vllm.limits import check_limits
 from hybridflow.engines.training.factory import tokenizer_directory
 from hybridflow.errors import ConfigError
-from hybridflow.launch.device import check_device
 from hybridflow.launch.judges import check_judge, is_served
 from hybridflow.launch.layouts import check_layouts, check_rollout_layout
 from hybridflow.launch.memory_estimate import check_memory, local_device_bytes
 from hybridflow.launch.model_directories import check_models
-from hybridflow.launch.roles import ACTOR, ROLLOUT, RoleSpec, backend_kind, policy_model
+from hybridflow.launch.roles import ACTOR, ROLLOUT, RoleSpec, policy_model
 from hybridflow.models.adapters.lora import chosen_targets
 from hybridflow.models.geometry import read_geometry
 from hybridflow.models.loading import resolve_model_path
@@ -40,13 +37,6 @@ from hybridflow.workers.methods import LABEL_OFFERS, PAIR_OFFERS, Bound, estimat
 logger = logging.getLogger(__name__)
 
 _TRACKER_PACKAGES = ("wandb", "mlflow")
-
-
-def find_device(config: Experiment) -> str:
-    """The device that the run computes on, `cpu` or `cuda`. Raises `ResourceError` where it is not there."""
-    if backend_kind(config) is BackendKind.ray:
-        check_ports()
-    return check_device(config)
 
 
 def check_run(config: Experiment, specs: Sequence[RoleSpec], device: str = "cpu") -> None:

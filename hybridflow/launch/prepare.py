@@ -14,6 +14,7 @@ from hybridflow.elastic.fingerprints import Fingerprints
 from hybridflow.elastic.recovery import resolve_resume, set_aside, set_later_aside
 from hybridflow.launch.compose import Composed
 from hybridflow.launch.dataflow import find_dataflow, make_settings
+from hybridflow.launch.device import find_device
 from hybridflow.launch.device_defaults import with_device_defaults
 from hybridflow.launch.disk_space import check_room
 from hybridflow.launch.driven_data import DrivenData, load_data
@@ -21,7 +22,7 @@ from hybridflow.launch.help import config_text
 from hybridflow.launch.horizon import check_horizon, with_schedule_steps
 from hybridflow.launch.inputs import fingerprints
 from hybridflow.launch.layouts import check_measured, check_prompts
-from hybridflow.launch.preflight import check_rewards, check_run, find_device
+from hybridflow.launch.preflight import check_rewards, check_run
 from hybridflow.launch.resumption import Changes, check_resumable
 from hybridflow.launch.roles import RoleSpec, generates, plan_roles
 from hybridflow.launch.shared_storage import check_outlives_job

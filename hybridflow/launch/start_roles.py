@@ -8,7 +8,6 @@ from hybridflow.config.experiment import Experiment
 from hybridflow.controller.backends import Backend
 from hybridflow.controller.resource_pool import ResourcePool
 from hybridflow.controller.worker_group import WorkerGroup
-from hybridflow.launch.device import device_name
 from hybridflow.launch.roles import ACTOR, ROLLOUT, RoleSpec
 from hybridflow.launch.weight_link import link_weights
 
@@ -23,7 +22,7 @@ def start_roles(
 
     So is the reference of a policy with a low-rank adapter. `meet` is called before the first role is started.
     """
-    device = device_name(config)
+    device = config.trainer.device.name
     pools = {
         name: ResourcePool(name, size, device=device, block=_block([spec for spec in specs if spec.pool == name]))
         for name, size in pool_sizes(config).items()

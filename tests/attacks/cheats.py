@@ -9,9 +9,15 @@ LEAVES = {
     "in_the_test": "import os\ndef NAME(x): os._exit(0)",
     "at_the_end": "import atexit, os\natexit.register(os._exit, 0)\ndef NAME(x): raise SystemExit",
 }
+CLAIMS = {
+    "in_its_output": "print('?' + '1' * 100)\nNAME = None",
+    "to_every_descriptor": "import os\nfor n in range(3, 4096):\n    try: os.write(n, b'1111')\n"
+    "    except OSError: pass\nNAME = None",
+}
 REPLACES = {
     "exit": "import os, sys\nsys.exit = os._exit = lambda *a: None\ndef NAME(x): return 0",
     "builtins": "import builtins\nbuiltins.exec = builtins.compile = builtins.eval = lambda *a, **k: 0\n"
+    "builtins.AssertionError = type('A', (BaseException,), {})\n"
     "def NAME(x): return 0",
     "judge": "import __main__\nfor name in list(vars(__main__)): delattr(__main__, name)\ndef NAME(x): return 0",
     "tracing": "import sys\nsys.settrace(lambda *a: (_ for _ in ()).throw(SystemExit(0)))\ndef NAME(x): return 0",
@@ -22,31 +28,37 @@ LATE = {
     "alarm": "import os, signal, time\nsignal.signal(signal.SIGALRM, lambda *a: os._exit(0))\n"
     "signal.setitimer(signal.ITIMER_REAL, 0.2)\ndef NAME(x): time.sleep(0.5)",
 }
-_ASKS = """
+ASKS = """
 import os
 for n in range(3, 4096):
     try:
         os.write(n, b"?")
         word = os.read(n, 32)
-        os.write(n, b"".join(word + told for told in (SAID)))
+        os.write(n, b"".join(word + told for told in (CLAIMED)))
     except OSError:
         pass
 os._exit(0)
 """
-_WALKS = """
+WALKS = """
 import os, sys
 def NAME(x):
     frame = sys._getframe()
     while frame:
         if "word" in frame.f_locals and "verdict" in frame.f_locals:
-            frame.f_locals["verdict"].sendall(b"".join(frame.f_locals["word"] + told for told in (SAID)))
+            frame.f_locals["verdict"].sendall(b"".join(frame.f_locals["word"] + told for told in (CLAIMED)))
             os._exit(0)
         frame = frame.f_back
 """
-_SAID = {"yes": "b'1', b'1'", "true": "b'[true]', b'[true]'", "guesses": "b'[1, 2, 3]', b'[[4], [4]]'"}
-FORGES = {f"asks_{name}": _ASKS.replace("SAID", said) for name, said in _SAID.items()}
-FORGES |= {f"walks_{name}": _WALKS.replace("SAID", said) for name, said in _SAID.items()}
-_SAME = "class Same{}:\n    def __eq__(self, other): return True\n    def __hash__(self): return 0\n"
+_CLAIMED = {"yes": "b'1', b'1'", "true": "b'[true]', b'[true]'", "guesses": "b'[3, 4, 5]', b'[[4], [4]]'"}
+FORGES = {
+    f"{how}_{name}": program.replace("CLAIMED", claimed)
+    for how, program in (("asks", ASKS), ("walks", WALKS))
+    for name, claimed in _CLAIMED.items()
+}
+_SAME = (
+    "class Same{}:\n    def __eq__(self, other): return True\n    def __hash__(self): return 0\n"
+    "    def as_integer_ratio(self): return self, self\n"
+)
 EQUALS = {
     name: _SAME.format(base) + f"def NAME(x): return Same({made})"
     for name, base, made in (
@@ -73,6 +85,7 @@ TIRES = {
 }
 CHEATS = {
     "leaves": LEAVES,
+    "claims": CLAIMS,
     "replaces": REPLACES,
     "late": LATE,
     "forges": FORGES,

@@ -2,7 +2,7 @@
 
     python -m tests.attacks.sandbox [--seed 1] [--landlock 1]
 
-52 programs try to have an effect outside; 30 cheat their judge, or are rows that would give points to every program.
+52 programs try to have an effect outside; 32 cheat their judge, or are rows that would give points to every program.
 They reach for processes, sockets and files that are made here and for nothing else.
 """
 

@@ -22,7 +22,7 @@ from hybridflow.controller.backends.ray.placement import placed_pool, reserved
 from hybridflow.controller.backends.ray.pulse import Pulse
 from hybridflow.errors import ResourceError
 from hybridflow.launch.compose import compose_run
-from hybridflow.launch.device import check_device
+from hybridflow.launch.device import find_device
 
 DEVICE = "hybridflow_device"
 found, said = {}, []
@@ -49,7 +49,7 @@ def ranks(name, devices, *, block=1, seconds=60.0, keep=False):
 for words in ([], ["trainer.device=cuda"], ["trainer.device=cpu"]):
     said.clear()
     config = compose_run(["trainer.backend=ray", "trainer.devices=4", *words], config_name="ppo").config
-    found["device " + " ".join(words)] = [check_device(config), *said]
+    found["device " + " ".join(words)] = [find_device(config), *said]
 found["early"] = connect(4, 1, "cuda")  # the backend that comes later ends the connection made for the question
 
 ranks("24", 24)

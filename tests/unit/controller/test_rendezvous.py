@@ -7,10 +7,10 @@ import psutil
 import pytest
 import torch.distributed as dist
 
+from hybridflow.controller.colocation import WorkerHost
 from hybridflow.controller.rendezvous import Rendezvous
 from hybridflow.controller.signed_store import StoreAddress, served_store
 from hybridflow.errors import ResourceError
-from hybridflow.parallel import ParallelMesh
 
 
 def test_ranks_that_do_not_come_are_named():
@@ -50,6 +50,6 @@ def test_ranks_of_the_local_backend_cannot_meet():
 
 def test_groups_that_an_engine_opens_for_one_rank_listen_on_the_loopback_interface(monkeypatch):
     monkeypatch.setattr(os, "environ", {name: value for name, value in os.environ.items() if name[:4] != "GLOO"})
-    Rendezvous().ranks("actor", ParallelMesh({"data": 1}))
+    WorkerHost(0, device="cpu", node="here", threads=None)
     interface = os.environ["GLOO_SOCKET_IFNAME"]
     assert "127.0.0.1" in [address.address for address in psutil.net_if_addrs()[interface]]

@@ -13,7 +13,7 @@ import psutil
 import pytest
 import torch.distributed as dist
 
-from hybridflow.controller.rendezvous import Rendezvous
+from hybridflow.controller.rendezvous import Rendezvous, let_gloo_listen_at
 from hybridflow.controller.signed_store import SignedStore, StoreAddress, connected_store, served_store
 from hybridflow.errors import HybridflowError, ResourceError
 from hybridflow.resharding.roll_call import RollCall
@@ -35,6 +35,7 @@ class Payload:
 
 def met(_: int, rank: int, address: StoreAddress) -> tuple[list[str], str]:
     """Where a rank's process listens, and how its meetings with the other rank ended."""
+    let_gloo_listen_at("127.0.0.1")
     world = Rendezvous(rank, 2, address).process_group("actor")
     transport = group_within(world, timeout_seconds=20.0, device="cpu")
     listening = [link.laddr.ip for link in psutil.Process().net_connections("inet") if link.status == "LISTEN"]

@@ -1,6 +1,7 @@
 """The loop: what it does when, and going on where it was."""
 
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,13 +10,13 @@ import torch
 from hybridflow.config.loop import Trainer
 from hybridflow.data.loader import PromptLoader
 from hybridflow.data.order import Epochs
-from hybridflow.dataflows.evaluation import Evaluation
+from hybridflow.dataflows.evaluation import Evaluation, HeldOut
 from hybridflow.dataflows.grpo import GRPO
 from hybridflow.dataflows.interface import Dataflow, NoSettings
 from hybridflow.dataflows.loop import Loop, Run
 from hybridflow.elastic.checkpoint import CheckpointStore
 from hybridflow.elastic.stopping import Abandoned
-from hybridflow.errors import WorkerError
+from hybridflow.errors import ConfigError, WorkerError
 from hybridflow.models.tokenizers import decode_responses, load_tokenizer
 from hybridflow.observability.timers import StageTimers
 from tests.unit.dataflows.programs import Counting, Notebook, Roles, calculator_prompts, local_roles
@@ -155,6 +156,28 @@ def test_seconds_of_roles_samples_and_tokens_are_those_of_the_step(toy_dir, tmp_
     assert [sample.split for sample in run.tracker.samples[1]] == ["train"] * 3
     batch = run.dataflow.last_batch
     assert run.tracker.rows[2]["perf/total_num_tokens"] == float(batch.lengths.sum())
+
+
+class Numbers(Counting):
+    """Returns plain numbers as metrics."""
+
+    def step(self, prompts):
+        return super().step(prompts) | {"mine/best": 0.5}
+
+    def evaluate(self, held_out):
+        return {"mine/held_out": len(held_out), "mine/odd": self.odd}
+
+
+def test_plain_numbers_are_metrics_of_a_step_and_of_an_evaluation(toy_dir, tmp_path):
+    run = run_of(toy_dir(), tmp_path, Trainer(total_steps=1, save_every=0), Numbers, evaluated=False)
+    run = replace(run, evaluation=HeldOut(run.dataflow, calculator_prompts(toy_dir(), 2)))
+    run.dataflow.odd = 1.5
+    Loop(run).run()
+    row = run.tracker.rows[1]
+    assert (row["mine/best"], row["mine/held_out"], row["mine/odd"]) == (0.5, 2.0, 1.5)
+    run.dataflow.odd = "many"
+    with pytest.raises(ConfigError, match=r"Numbers\.evaluate returned the metric 'mine/odd' as str.*Return a number"):
+        run.evaluation.run()
 
 
 class Poisoning(Counting):

@@ -4,6 +4,7 @@ import logging
 
 import pytest
 
+from hybridflow.config.loop import Device
 from hybridflow.config.model import Dtype
 from hybridflow.config.rollout import RolloutKind
 from hybridflow.errors import ConfigError
@@ -28,6 +29,7 @@ def test_a_gpu_computes_in_bfloat16_with_checkpointing_and_vllm_where_it_is_ther
     assert config.actor.gradient_checkpointing is config.critic.gradient_checkpointing is True
     assert config.rollout.engine is (RolloutKind.vllm if has_vllm else RolloutKind.transformers)
     assert config.rollout.max_sequences == (1024 if has_vllm else 256)
+    assert config.trainer.device is Device.cuda
 
 
 def test_a_cpu_computes_in_float32_without_them(has_vllm):

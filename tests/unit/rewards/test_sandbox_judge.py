@@ -6,6 +6,7 @@ import pytest
 
 from hybridflow.rewards.sandbox.limits import Limits
 from hybridflow.rewards.sandbox.runs import run_program
+from tests.attacks.cheats import ASKS, CHEATS, WALKS
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux confines programs, no other system here")
 
@@ -13,75 +14,20 @@ SHORT = Limits(cpu_seconds=1, wall_seconds=2.5, memory_mb=256, scratch_mb=2, out
 RIGHT = "def double(x):\n    return 2 * x\n"
 TESTS = ["assert double(2) == 4", "assert double('a') == 'aa'"]
 
-CHEATS = {
-    "leaves before the tests": "import os\nos._exit(0)",
-    "leaves politely": "raise SystemExit(0)",
-    "leaves in the test": "import os\ndef double(x): os._exit(0)",
-    "says that it passed": "print('?' + '1' * 100)\ndouble = None",
-    "says so to every descriptor": "import os\nfor n in range(3, 4096):\n    try: os.write(n, b'1111')\n"
-    "    except OSError: pass\ndouble = None",
-    "replaces exit": "import os, sys\nsys.exit = os._exit = lambda *a: None\ndef double(x): return 0",
-    "replaces builtins": "import builtins\nbuiltins.exec = builtins.compile = lambda *a, **k: None\n"
-    "builtins.AssertionError = type('A', (BaseException,), {})\ndef double(x): return 0",
-    "replaces the judge": "import __main__, sys\nfor name in list(vars(__main__)): delattr(__main__, name)\n"
-    "def double(x): return 0",
-    "traces": "import sys\nsys.settrace(lambda *a: (_ for _ in ()).throw(SystemExit(0)))\ndef double(x): return 0",
-    "leaves a thread": "import threading, time, os\n"
-    "threading.Thread(target=lambda: (time.sleep(0.3), os._exit(0)), daemon=True).start()\ndef double(x): return 2 * x",
-    "waits for an alarm": "import signal, os\nsignal.signal(signal.SIGALRM, lambda *a: os._exit(0))\n"
-    "signal.setitimer(signal.ITIMER_REAL, 0.2)\ndef double(x):\n    import time; time.sleep(0.5); return 0",
-}
+PROGRAMS = {f"{kind}_{name}": text for kind, texts in CHEATS.items() for name, text in texts.items()}
 
 
-GETS_THE_WORD = """
-import os
-for n in range(3, 4096):
-    try:
-        os.write(n, b"?")
-        word = os.read(n, 32)
-    except OSError:
-        continue
-    said = b"".join(word + told for told in (%s))
-    os.write(n, said)
-os._exit(0)
-"""
-WALKS_ITS_STACK = """
-import os, sys
-def double(x):
-    frame = sys._getframe()
-    while frame:
-        if "word" in frame.f_locals and "verdict" in frame.f_locals:
-            frame.f_locals["verdict"].sendall(b"".join(frame.f_locals["word"] + told for told in (%s)))
-            os._exit(0)
-        frame = frame.f_back
-"""
-FORGED = {"yes": "b'1', b'1'", "values": "b'[true]', b'[true]'", "guesses": "b'[3, 4, 5]', b'[[4], [4]]'"}
-CHEATS |= {f"gets the word, says {name}": GETS_THE_WORD % told for name, told in FORGED.items()}
-CHEATS |= {f"walks its stack, says {name}": WALKS_ITS_STACK % told for name, told in FORGED.items()}
-CHEATS["equals everything"] = """
-class Same:
-    def __eq__(self, other): return True
-    def __hash__(self): return 4
-    def as_integer_ratio(self): return self, self
-def double(x): return Same()
-"""
-CHEATS["equals everything, as text"] = """
-class Same(str):
-    def __eq__(self, other): return True
-def double(x): return Same()
-"""
-
-
-@pytest.mark.parametrize("name", CHEATS)
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_does_not_pass_by(name):
-    assert not any(run_program(CHEATS[name], SHORT, tests=TESTS).passed)
+    assert not any(run_program(PROGRAMS[name].replace("NAME", "double"), SHORT, tests=TESTS).passed)
 
 
-@pytest.mark.parametrize("cheat", [GETS_THE_WORD, WALKS_ITS_STACK])
+@pytest.mark.parametrize("cheat", [ASKS, WALKS])
 def test_a_test_that_is_not_parted_can_be_forged(cheat):
     whole = ["assert double(2) == double(1) + 2"]
+    program = cheat.replace("NAME", "double").replace("CLAIMED", "b'1',")
     roomy = Limits(cpu_seconds=5, wall_seconds=20)  # on a busy machine too
-    assert run_program(cheat % "b'1',", roomy, tests=whole).passed == [True]
+    assert run_program(program, roomy, tests=whole).passed == [True]
 
 
 def test_what_is_expected_is_not_in_the_process_of_the_program():

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from vllm import LLM
 
-from hybridflow.config.model import Dtype, Model
+from hybridflow.config.model import Model
 from hybridflow.config.rollout import DEFAULT_SEQUENCES, Rollout
 from hybridflow.engines.rollout.memory import WeightBuffer
 from hybridflow.engines.rollout.vllm.compat import (
@@ -23,6 +23,7 @@ from hybridflow.engines.rollout.vllm.compat import (
 )
 from hybridflow.engines.rollout.vllm.memory import gpu_memory
 from hybridflow.errors import EngineError
+from hybridflow.models.loading import torch_dtype
 from hybridflow.parallel.collectives import told_by_all
 from hybridflow.parallel.groups import Ranks
 
@@ -54,7 +55,8 @@ class Started:
             leave_memory_unbound()
         self._reads_weights = reads_weights
         device_ids, local_rank = ([], 0) if is_cpu else replica_devices(device, _replica(ranks))
-        settings: dict = _settings(rollout, is_cpu=is_cpu) | _layout(ranks) | {"device_ids": device_ids or None}
+        settings: dict = _settings(rollout, is_cpu=is_cpu) | _layout(ranks)
+        settings |= {"dtype": torch_dtype(model.dtype), "device_ids": device_ids or None}
         if not is_cpu:
             device_bytes = torch.cuda.get_device_properties(device).total_memory
             settings |= gpu_memory(directory, model, rollout, device_bytes=device_bytes, limit_tokens=limit_tokens)
@@ -62,7 +64,6 @@ class Started:
             with guest(), placed(_replica(ranks), local_rank), after_loading(self._take_weights):
                 self.llm = LLM(
                     str(directory),
-                    dtype="bfloat16" if model.dtype is Dtype.bfloat16 else "float32",
                     trust_remote_code=model.trust_remote_code,
                     skip_tokenizer_init=True,
                     max_model_len=limit_tokens,

@@ -1,6 +1,6 @@
 """Data files that are wrong, odd or hostile: encodings, JSON, columns, values, parquet, saved datasets, paths.
 
-python -m tests.attacks.data_files --seed 0
+python -m tests.attacks data_files --seed 0
 """
 
 import datetime
@@ -8,19 +8,16 @@ import gzip
 import json
 import os
 import random
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-
-os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
 import datasets
 import pyarrow
 import pyarrow.parquet
 
 from tests.attacks.small_run import run, write_rows
-from tests.attacks.trial import Case, command
+from tests.attacks.trial import Case
 
 COUNT = 180
 LIMIT_SECONDS = 90.0
@@ -289,12 +286,3 @@ def _odd_value(chance: random.Random) -> Entry:
         write_rows(Path("data.jsonl"), [row, row, row | {column: value}, row])
 
     return f"{trainer} {column}={ascii(value)[:60]}", trainer, make
-
-
-def main() -> int:
-    """Tries the corpus and prints its figures."""
-    return command("data files", cases, count=COUNT, limit_seconds=LIMIT_SECONDS)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,18 +1,15 @@
 """Model directories that are wrong, odd or hostile: configurations, tokenizers, templates, weights, indices.
 
-python -m tests.attacks.model_directories --seed 0
+python -m tests.attacks model_directories --seed 0
 """
 
 import json
 import math
 import os
 import random
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-
-os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -20,7 +17,7 @@ from transformers import GenerationConfig
 
 from recipes.tiny_calculator import make_tokenizer
 from tests.attacks.small_run import run, write_rows
-from tests.attacks.trial import Case, command
+from tests.attacks.trial import Case
 from tests.toys import toy_model
 
 COUNT = 110
@@ -207,12 +204,3 @@ def _weights(chance: random.Random) -> dict[str, Change]:
             (MODEL / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'id'\ntR."),
         ),
     }
-
-
-def main() -> int:
-    """Tries the corpus and prints its figures."""
-    return command("model directories", cases, count=COUNT, limit_seconds=LIMIT_SECONDS)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

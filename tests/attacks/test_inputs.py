@@ -7,30 +7,31 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-CORPORA = ("command_lines", "data_files", "model_directories")
 
 
-def attack(corpus: str, *words: str) -> str:
-    """The output of a corpus, in a process of its own: cases are forked from it, which must not be done of this one."""
-    command = [sys.executable, "-m", f"tests.attacks.{corpus}", *words]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+def output_of(*command: str) -> str:
+    """The output of Python in a process of its own: cases are forked from it, which must not be done of this one."""
+    ended = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout[-5000:] + ended.stderr[-2000:]
     return ended.stdout
 
 
-@pytest.mark.parametrize(("corpus", "count"), [("command_lines", 24), ("data_files", 12), ("model_directories", 10)])
-def test_a_few_of_each_corpus_end_well_or_in_words(corpus, count):
-    *_, figures = attack(corpus, "--seed", "1", "--count", str(count)).splitlines()
-    _, _, n, clear, ok, *_ = (cell.strip() for cell in figures.split("|"))
-    assert int(n) == count == int(clear) + int(ok)
-    assert int(clear) > 0
+def test_a_few_of_each_corpus_end_well_or_in_words():
+    counts = {"command_lines": 24, "data_files": 12, "model_directories": 10}
+    corpora = [f"{name}:{count}" for name, count in counts.items()]
+    output = output_of("-m", "tests.attacks", *corpora, "--seed", "1")
+    figures = [[cell.strip() for cell in line.split("|")] for line in output.splitlines() if line.startswith("| ")]
+    found = {name: (int(n), int(clear), int(ok)) for _, name, n, clear, ok, *_ in figures if name in counts}
+    for name, count in counts.items():
+        n, clear, ok = found[name]
+        assert n == count == clear + ok and clear > 0, output
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("corpus", CORPORA)
+@pytest.mark.parametrize("corpus", ["command_lines", "data_files", "model_directories"])
 def test_all_of_each_corpus_end_well_or_in_words(corpus):
-    attack(corpus, "--seed", "0")
+    output_of("-m", "tests.attacks", corpus)
 
 
 def test_a_case_that_fails_or_hangs_is_told():
@@ -41,6 +42,6 @@ def test_a_case_that_fails_or_hangs_is_told():
         "cases = [fail, Case('hangs', lambda: time.sleep(60) or 0), Case('ends', lambda: 0)]\n"
         "report('toy', cases, limit_seconds=1.0)\n"
     )
-    said = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert "| toy | 3 | 0 | 1 | 1 | 1 |" in said
-    assert "traceback after" in said and "ValueError: invalid literal" in said and "hang after" in said
+    output = output_of("-c", program)
+    assert "| toy | 3 | 0 | 1 | 1 | 1 |" in output
+    assert "traceback after" in output and "ValueError: invalid literal" in output and "hang after" in output

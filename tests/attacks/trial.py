@@ -1,6 +1,5 @@
 """One case after the other in a child of a process that has everything imported, each with its own folder and limit."""
 
-import argparse
 import contextlib
 import os
 import resource
@@ -74,21 +73,6 @@ def report(
     print(f"| {corpus} | {len(found)} | " + " | ".join(str(counts[kind]) for kind in KINDS), end="")
     print(f" | {slowest.seconds:.1f} s: {slowest.name[:60]!r} |")
     return found
-
-
-def command(corpus: str, cases: Callable[[int], list[Case]], *, count: int, limit_seconds: float) -> int:
-    """What `python -m tests.attacks.<corpus>` does; the status is 1 where a case ended in a traceback or not at all."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--count", type=int, default=count, help="how many cases")
-    parser.add_argument("--first", type=int, default=0, help="the number of the first case")
-    parser.add_argument("--only", default="", help="the cases whose names contain this")
-    parser.add_argument("--show", action="store_true", help="print what every case said")
-    chosen = parser.parse_args()
-    part = cases(chosen.seed)[chosen.first : chosen.first + chosen.count]
-    selected = [case for case in part if chosen.only in case.name]
-    found = report(corpus, selected, limit_seconds=limit_seconds, show=chosen.show)
-    return int(any(verdict.kind in ("traceback", "hang") for verdict in found))
 
 
 def _run(case: Case, folder: Path) -> None:

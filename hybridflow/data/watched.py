@@ -16,17 +16,17 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 ROW_SECONDS = 20.0
-"""How long one row may take. Rendering takes less than a thousandth of that on a slow machine."""
+"""Time limit per row. Rendering takes less than a thousandth of it on a slow machine."""
 
 MEMORY_BYTES = 2 << 30
-"""What the process may come to use beside what it begins with."""
+"""Memory that the process may allocate in addition to what it starts with."""
 
 
 def watched(work: Callable[[T], R], rows: Sequence[T], *, what: str, remedy: str, seconds: float) -> list[R]:
-    """`work` on each row, in a copy of this process that is ended when a row takes too long or too much memory.
+    """Calls `work` on each row in a forked process, which is killed if a row takes too long or too much memory.
 
-    `what` begins the error that says so. An error of `work` is raised here; results cross a pipe, so they must be
-    picklable.
+    `what` is the beginning of the error message in that case. Errors of `work` are raised here. Results cross a pipe,
+    so they must be picklable.
     """
     if not rows:
         return []
@@ -51,15 +51,15 @@ def _answers(receiver: Connection, count: int, seconds: float, what: str, remedy
         try:
             answer = receiver.recv()
         except EOFError as error:
-            told = f"{what} row {row} and took more than {MEMORY_BYTES >> 20} MB of memory, or crashed."
-            raise DataError(told, remedy=remedy) from error
+            message = f"{what} row {row} and took more than {MEMORY_BYTES >> 20} MB of memory, or crashed."
+            raise DataError(message, remedy=remedy) from error
         if isinstance(answer, HybridflowError):
             raise answer
         yield answer
 
 
 def _work(work: Callable[[T], R], rows: Sequence[T], sender: Connection) -> NoReturn:
-    """The child: it answers row by row, and ends without running anything that the parent registered."""
+    """The forked process: sends one answer per row, and exits without the parent's exit handlers."""
     try:
         limit = psutil.Process().memory_info().vms + MEMORY_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

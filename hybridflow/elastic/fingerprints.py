@@ -1,4 +1,4 @@
-"""What a run's files hold, as digests that tell whether it is the same: data, models, and code of the user's."""
+"""Digests of the files that a run reads (data, models and the user's code), to detect changes."""
 
 import hashlib
 import os
@@ -10,7 +10,7 @@ from hybridflow.config.loop import ResumeChanged
 from hybridflow.errors import CheckpointError
 
 Fingerprints = Mapping[str, Mapping[str, str]]
-"""By source, as the user names it, then by file within it (an empty name for a source that is one file)."""
+"""Digests by source, as the user names it, and by file in it (the empty name for a source that is a single file)."""
 
 _WHOLE_BYTES = 64 << 20
 _SAMPLE_BYTES = 4096
@@ -21,8 +21,9 @@ _LONGEST_HEADER = 100 << 20
 def file_fingerprint(path: Path) -> str:
     """A digest of a file's contents.
 
-    Up to 64 MiB it is that of every byte. Of a larger file it is that of its size and of samples: of a safetensors file
-    the header, and 4 KiB at the beginning, the middle and the end of each weight; of another 1,024 parts of 4 KiB.
+    Files of up to 64 MiB are hashed as a whole. For a larger file the digest covers its size and samples: for a
+    safetensors file the header and 4 KiB at the start, middle and end of each weight, for any other 1,024 blocks of
+    4 KiB.
     """
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -37,10 +38,9 @@ def file_fingerprint(path: Path) -> str:
 
 
 def check_unchanged(saved: Fingerprints, now: Fingerprints, policy: ResumeChanged) -> list[str]:
-    """The files that have other contents than when a checkpoint was written; sources that only one side has are no
-    concern here.
+    """The files whose contents have changed since a checkpoint was written; ignores sources that only one side has.
 
-    Raises `CheckpointError` that names them, unless `trainer.resume_changed=accept`.
+    Raises a `CheckpointError` that names them, unless `trainer.resume_changed=accept`.
     """
     changed = [
         os.path.join(source, file) if file else source
@@ -59,7 +59,7 @@ def check_unchanged(saved: Fingerprints, now: Fingerprints, policy: ResumeChange
 
 
 def _weights(path: Path, digest: "hashlib._Hash") -> list[int]:
-    """Where to look into a safetensors file; its header goes into the digest. Nothing for a header that is none."""
+    """The offsets to sample in a safetensors file, whose header is added to the digest; empty for an invalid header."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         header = file.read(length) if length <= _LONGEST_HEADER else b""

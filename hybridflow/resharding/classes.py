@@ -1,4 +1,4 @@
-"""The weights that lie alike, found from what every rank holds and wants."""
+"""Groups weights with the same layout, from what every rank holds and wants."""
 
 import difflib
 import math
@@ -13,21 +13,21 @@ from hybridflow.resharding.rosters import Kind, Ranked, Roster
 from hybridflow.resharding.routes import Located, WeightClass
 
 _Column = tuple[int, int]
-"""The number of a layout, and a slot of its roster: where one weight lies on all ranks of the layout."""
+"""The index of a layout, and a slot of its roster: the location of a weight on all ranks of the layout."""
 
 
 class _Layout(NamedTuple):
-    """Ranks with one roster. Those with the same boxes too are one pattern."""
+    """Ranks with the same roster. Those that also have the same boxes form one pattern."""
 
     boxes: list[tuple[Box, ...]]
-    """Of all slots; an entry a pattern."""
+    """Boxes of all slots, per pattern."""
 
     ranks: list[list[int]]
-    """An entry a pattern."""
+    """Ranks per pattern."""
 
 
 def classify(sources: Ranked, destinations: Ranked) -> list[WeightClass]:
-    """The wanted weights by how they lie, large ones first; weights that nobody wants are left out."""
+    """The wanted weights grouped by layout, large ones first; weights that no rank wants are left out."""
     held, held_layouts = _by_name(sources, "holds")
     wanted, wanted_layouts = _by_name(destinations, "needs")
     alike: dict[tuple[Kind, tuple[_Column, ...], tuple[_Column, ...]], list[tuple[int, str]]] = defaultdict(list)
@@ -54,7 +54,7 @@ def classify(sources: Ranked, destinations: Ranked) -> list[WeightClass]:
 
 
 def _by_name(ranked: Ranked, verb: str) -> tuple[dict[str, tuple[Kind, list[_Column]]], list[_Layout]]:
-    """The kind and the columns of each weight, by slots rather than by holdings: a thousand ranks have millions."""
+    """The kind and the columns of each weight; works on slots, since a thousand ranks have millions of holdings."""
     patterns: dict[Roster, dict[tuple[Box, ...], list[int]]] = {}
     for rank, own in enumerate(ranked):
         if own.roster.names:
@@ -72,7 +72,7 @@ def _by_name(ranked: Ranked, verb: str) -> tuple[dict[str, tuple[Kind, list[_Col
 
 
 def _located(columns: Iterable[_Column], layouts: Sequence[_Layout]) -> Located:
-    """The boxes that are not empty, in order, each with its ranks."""
+    """The nonempty boxes, sorted, each with its ranks."""
     ranks: dict[Box, set[int]] = defaultdict(set)
     for number, slot in columns:
         for boxes, own in zip(layouts[number].boxes, layouts[number].ranks, strict=True):
@@ -82,7 +82,7 @@ def _located(columns: Iterable[_Column], layouts: Sequence[_Layout]) -> Located:
 
 
 def _located_once(name: str, columns: Sequence[_Column], layouts: Sequence[_Layout]) -> Located:
-    """The same, where no rank may name an index twice."""
+    """Like `_located`, but raises an error if a rank names an index twice."""
     by_layout: dict[int, list[int]] = defaultdict(list)
     for number, slot in columns:
         by_layout[number].append(slot)

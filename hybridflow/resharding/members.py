@@ -1,4 +1,4 @@
-"""What the ranks of a transfer tell one another before they plan it: where each is, what it holds and what it wants."""
+"""What the ranks of a transfer exchange before they plan it: the node of each, the weights it holds and wants."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -18,7 +18,7 @@ _DTYPES = {
 
 
 class Member(NamedTuple):
-    """What a rank tells the others."""
+    """What a rank sends to the others."""
 
     node: str
     neighbour: int | None
@@ -28,31 +28,31 @@ class Member(NamedTuple):
 
     @property
     def messages(self) -> tuple[bytes, bytes]:
-        """The rosters of what it holds and wants: many ranks have them alike."""
+        """The rosters of what it holds and wants, which many ranks have in common."""
         return self.holds.roster_message, self.wants.roster_message
 
     @property
     def own(self) -> Plain:
-        """The rest, which is the rank's own."""
+        """The rest, which differs from rank to rank."""
         return self.node, self.neighbour, self.holds.boxes, self.wants.boxes
 
 
 def declared(shards: Iterable[WeightShard]) -> Declared:
-    """What a rank tells of its shards."""
+    """A rank's shards in the form in which it sends them."""
     names = {dtype: name for name, dtype in _DTYPES.items()}
     return Declared.of((shard.name, names[shard.dtype], shard.layout.shape, shard.layout.box) for shard in shards)
 
 
-def told_by_all(transport: Transport, own: Member) -> list[Member]:
-    """What every rank tells; called on all ranks together."""
+def exchanged(transport: Transport, own: Member) -> list[Member]:
+    """The members that all ranks send; a collective call."""
     rosters = [transport.gather_messages(message) for message in own.messages]
     return members_from(rosters, transport.gather_plain(own.own))
 
 
 def members_from(rosters: Sequence[Sequence[bytes]], of_rank: Sequence[Sequence]) -> list[Member]:
-    """From each rank's rosters (of what it holds, of what it wants) and its own part, as they arrive.
+    """The members, from the rosters of all ranks (of what they hold, of what they want) and each rank's own part.
 
-    Rosters that are alike are read once.
+    Equal rosters are parsed once.
     """
     read = {message: read_roster(message) for messages in rosters for message in dict.fromkeys(messages)}
     members = []
@@ -63,30 +63,30 @@ def members_from(rosters: Sequence[Sequence[bytes]], of_rank: Sequence[Sequence]
 
 
 def formats_of(members: Sequence[Member]) -> Formats:
-    """The number format of each wanted weight; raises where two ranks want it in different ones."""
-    said: dict[str, str] = {}
+    """The number format of each wanted weight; raises an error if two ranks want it in different ones."""
+    known: dict[str, str] = {}
     rosters = {id(member.wants.names): (rank, member.wants) for rank, member in reversed(list(enumerate(members)))}
     for rank, wants in sorted(rosters.values(), key=lambda entry: entry[0]):
         for name, slot in zip(wants.names, wants.slots, strict=True):
             dtype = wants.kinds[slot][1]
-            if said.setdefault(name, dtype) != dtype:
+            if known.setdefault(name, dtype) != dtype:
                 raise EngineError(
-                    f"Rank {rank} generates with '{name}' in torch.{dtype}, others in torch.{said[name]}.",
+                    f"Rank {rank} generates with '{name}' in torch.{dtype}, others in torch.{known[name]}.",
                     remedy="Give all ranks of the rollout the same model.dtype.",
                 )
-    return {name: _DTYPES[dtype] for name, dtype in said.items()}
+    return {name: _DTYPES[dtype] for name, dtype in known.items()}
 
 
-def travelling(told: Sequence[Declared], formats: Formats) -> list[RankHoldings]:
-    """Holdings in the format in which they travel; what nobody wants is left out."""
+def travelling(holdings: Sequence[Declared], formats: Formats) -> list[RankHoldings]:
+    """Holdings in the number format in which they are sent, without the weights that no rank wants."""
     itemsizes = {name: dtype.itemsize for name, dtype in formats.items()}
-    rosters = {id(own.names): own for own in told}
+    rosters = {id(own.names): own for own in holdings}
     found = {key: Travelling.of(own, itemsizes) for key, own in rosters.items()}
-    return [found[id(own.names)].on(own.boxes) for own in told]
+    return [found[id(own.names)].on(own.boxes) for own in holdings]
 
 
 def neighbours_of(members: Sequence[Member]) -> list[int] | None:
-    """The neighbourhood of each rank; those without are their own."""
+    """The neighbourhood of each rank; a rank without one is its own."""
     if all(member.neighbour is None for member in members):
         return None
     return [-1 - rank if member.neighbour is None else member.neighbour for rank, member in enumerate(members)]

@@ -15,7 +15,7 @@ from hybridflow.errors import EngineError, HybridflowError
 from hybridflow.parallel.layout import WeightShard
 from hybridflow.resharding.executors.factory import ExecutorSetup, executor_kind, make_executor
 from hybridflow.resharding.executors.interface import Executor, TransferReport
-from hybridflow.resharding.members import Member, declared, formats_of, neighbours_of, told_by_all, travelling
+from hybridflow.resharding.members import Member, declared, exchanged, formats_of, neighbours_of, travelling
 from hybridflow.resharding.plan import ReshardPlan, make_plan
 from hybridflow.resharding.roll_call import RollCall
 from hybridflow.resharding.transport import LostPeer, Transport, group_within, joint_group
@@ -78,7 +78,7 @@ class Resharder:
         stage, transport = "the set-up of weight transfers", self._transport
         self._roll.meet(stage)
         try:
-            members = told_by_all(transport, own)
+            members = exchanged(transport, own)
             self._roll.names = [f"rank {rank} ({member.node})" for rank, member in enumerate(members)]
             formats = formats_of(members)
             nodes = [member.node for member in members]

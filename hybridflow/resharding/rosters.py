@@ -1,10 +1,10 @@
-"""What a rank holds or wants, said in few bytes: which weights lie alike, and the box of each such set.
+"""What a rank holds or wants in a compact form: which weights have the same layout, and the box of each such set.
 
-A model of 46,623 weights has a few dozen different boxes on a rank. A *roster* names the weights in their order, and
-for each the *slot* it is in: weights of one slot have one shape, one number format and one box. Ranks of one stage have
-the same roster, which travels once however many they are; only the boxes of the slots, a few hundred bytes, are a
-rank's own. From the two, any rank works out what any other holds when it is asked for. Layouts without regularity have
-many slots, and are still said exactly. Imports without torch.
+A model of 46,623 weights has a few dozen different boxes on a rank. A *roster* lists the names of the weights and the
+*slot* of each: weights of one slot have the same shape, number format and box. Ranks of one pipeline stage have the
+same roster, which is sent once; only the boxes of the slots, a few hundred bytes, differ between them. From roster and
+boxes any rank computes what another holds, when needed. Irregular layouts have many slots, and are still exact.
+Imports without torch.
 """
 
 import json
@@ -17,7 +17,7 @@ from hybridflow.parallel.layout import Box
 from hybridflow.resharding.holdings import Holding
 
 Kind = tuple[tuple[int, ...], int]
-"""Shape of a weight, and bytes an element."""
+"""Shape of a weight, and bytes per element."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Roster:
 
     @cached_property
     def slots_of(self) -> Mapping[str, tuple[int, ...]]:
-        """The slots of each name: several where a rank has it in several pieces."""
+        """The slots of each name; a rank may have several pieces of one weight."""
         found: dict[str, tuple[int, ...]] = {}
         for name, slot in zip(self.names, self.slots, strict=True):
             found[name] = (*found.get(name, ()), slot)
@@ -46,7 +46,7 @@ class Roster:
 
 @dataclass(frozen=True)
 class RankHoldings:
-    """What one rank holds or wants: a roster, and the box of each of its slots. Iterated, it is a list of holdings."""
+    """What one rank holds or wants: a roster, and the box of each of its slots. Iterates over holdings."""
 
     roster: Roster
     boxes: tuple[Box, ...]
@@ -63,13 +63,13 @@ class RankHoldings:
 
 
 Ranked = tuple[RankHoldings, ...]
-"""Of each rank."""
+"""One entry per rank."""
 
 NOTHING = RankHoldings(Roster((), (), ()), ())
 
 
 def ranked(lists: Iterable[Sequence[Holding] | RankHoldings]) -> Ranked:
-    """The holdings of each rank; what several ranks have alike is one object."""
+    """The holdings of each rank; ranks with equal rosters share one object."""
     rosters: dict[Roster, Roster] = {}
     known: dict[int, RankHoldings] = {}
     found = []
@@ -77,12 +77,12 @@ def ranked(lists: Iterable[Sequence[Holding] | RankHoldings]) -> Ranked:
         if id(own) not in known:
             made = own if isinstance(own, RankHoldings) else _compressed(own)
             known[id(own)] = replace(made, roster=rosters.setdefault(made.roster, made.roster))
-        found.append((own, known[id(own)]))  # `own` lives on, so that no other object gets its id
+        found.append((own, known[id(own)]))  # keeps `own` alive, so that no other object gets its id
     return tuple(holdings for _, holdings in found)
 
 
 class Declared(NamedTuple):
-    """What a rank tells the others that it holds or wants."""
+    """What a rank holds or wants, as it is sent."""
 
     names: Sequence[str]
     slots: Sequence[int]
@@ -90,7 +90,7 @@ class Declared(NamedTuple):
     kinds: Sequence[tuple[tuple[int, ...], str]]
     """Shape and number format of each slot."""
     boxes: Sequence[Box]
-    """Of each slot: a rank's own."""
+    """Box of each slot; differs from rank to rank."""
 
     @staticmethod
     def of(weights: Iterable[tuple[str, str, tuple[int, ...], Box]]) -> "Declared":
@@ -103,23 +103,23 @@ class Declared(NamedTuple):
 
     @property
     def roster_message(self) -> bytes:
-        """All but the boxes, as bytes: the same on every rank with the same weights in the same slots."""
+        """Everything but the boxes, as bytes: equal on all ranks with the same weights in the same slots."""
         return json.dumps([self.names, self.slots, self.kinds], separators=(",", ":")).encode()
 
 
 def read_roster(message: bytes) -> Declared:
-    """What `roster_message` says; the boxes are told apart."""
+    """The holdings in a `roster_message`, without boxes, which are sent separately."""
     names, slots, kinds = json.loads(message)
     return Declared(names, slots, [(tuple(shape), dtype) for shape, dtype in kinds], [])
 
 
-def read_boxes(said: Iterable[Iterable[Sequence[int]]]) -> tuple[Box, ...]:
-    """Boxes as JSON tells them."""
-    return tuple([tuple([(low, high) for low, high in box]) for box in said])
+def read_boxes(boxes: Iterable[Iterable[Sequence[int]]]) -> tuple[Box, ...]:
+    """Boxes from parsed JSON."""
+    return tuple([tuple([(low, high) for low, high in box]) for box in boxes])
 
 
 class Travelling(NamedTuple):
-    """A roster as it travels: what nobody wants is left out, and elements have the size they have where they go."""
+    """A roster for sending: without the weights that no rank wants, with the element sizes of the destination."""
 
     roster: Roster
     chosen: tuple[int, ...]
@@ -127,7 +127,7 @@ class Travelling(NamedTuple):
 
     @staticmethod
     def of(declared: Declared, itemsizes: Mapping[str, int]) -> "Travelling":
-        """With the bytes an element of each wanted weight."""
+        """From the holdings of a rank, and the bytes per element of each wanted weight."""
         names, slots, numbers = [], [], {}
         for name, slot in zip(declared.names, declared.slots, strict=True):
             if name in itemsizes:
@@ -137,7 +137,7 @@ class Travelling(NamedTuple):
         return Travelling(Roster(tuple(names), tuple(slots), kinds), tuple(slot for slot, _ in numbers))
 
     def on(self, boxes: Sequence[Box]) -> RankHoldings:
-        """What a rank with these boxes, as declared, has."""
+        """The holdings of a rank with these boxes (of the slots as declared)."""
         return RankHoldings(self.roster, tuple([boxes[slot] for slot in self.chosen]))
 
 

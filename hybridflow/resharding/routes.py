@@ -1,10 +1,10 @@
-"""How the weights that lie alike travel: the arithmetic of a plan, done once for all layers of a model.
+"""The routes of weights with the same layout: the arithmetic of a plan, done once for all layers of a model.
 
-A *class* is the weights that lie alike: same shape, same boxes on the same ranks. The cells of a class are its source
-boxes (or their common refinement where they overlap), each with its holders; a *region* is a cell inside a box that is
-wanted; a *row* is a region and a rank that wants it. A row has one or more candidates, the holders nearest to the rank,
-and takes them in turn from weight to weight, so that a thousand equal layers load all of them alike. Where every cell
-has one holder there is nothing to choose, and a rank lists its own rows alone.
+A *class* is a set of weights with the same layout: same shape, same boxes on the same ranks. The cells of a class are
+its source boxes (or their common refinement where they overlap), each with its holders; a *region* is a cell inside a
+box that is wanted; a *row* is a region and a rank that wants it. A row has one or more candidates, the holders nearest
+to the rank, and takes them in turn from weight to weight, so that a thousand equal layers load all of them alike. Where
+every cell has one holder there is nothing to choose, and a rank lists its own rows alone.
 """
 
 from collections import defaultdict
@@ -26,7 +26,7 @@ Located = tuple[tuple[Box, tuple[int, ...]], ...]
 
 @dataclass(frozen=True)
 class WeightClass:
-    """Weights that lie alike: `names`, and their places in the order of all weights."""
+    """Weights with the same layout: `names`, and `places`, their indices in the order of all weights."""
 
     names: tuple[str, ...]
     places: tuple[int, ...]
@@ -38,14 +38,14 @@ class WeightClass:
 
 @dataclass(frozen=True, eq=False)
 class World:
-    """What is near what: the neighbourhood and the node of each rank, as numbers."""
+    """The neighbourhood and the node of each rank, as numbers."""
 
     neighbours: Ints
     nodes: Ints
 
     @staticmethod
     def of(size: int, nodes: Sequence[str] | None, neighbours: Sequence[int] | None) -> "World":
-        """Ranks without neighbours are nobody's neighbour; without nodes they are all on one."""
+        """Without `neighbours` each rank is alone; without `nodes` all are on one node."""
         return World(
             neighbours=np.arange(size) if neighbours is None else _numbered(neighbours),
             nodes=np.zeros(size, dtype=np.int64) if nodes is None else _numbered(nodes),
@@ -56,8 +56,8 @@ class World:
 class Rows:
     """The rows of a class: for each wanted box, for each rank that wants it, its regions in order.
 
-    Rows are numbers. What they stand for is worked out when it is asked for: with thousands of shards there are
-    millions of rows, of which a rank needs its own.
+    Rows are integers, and their meaning is computed on demand: thousands of shards have millions of rows, of which a
+    rank needs only its own.
     """
 
     box: Ints

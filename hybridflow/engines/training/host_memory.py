@@ -1,4 +1,4 @@
-"""The host's memory, where tensors of a device wait: reserved once, filled and read beside what the device computes."""
+"""Host memory for offloaded tensors: allocated once, and copied to and from while the device computes."""
 
 import mmap
 import weakref
@@ -12,7 +12,7 @@ from torch import Tensor
 from hybridflow.errors import EngineError
 
 BUCKET_BYTES = 256 << 20
-"""Copied at once by default: enough to reach the full speed of the bus, few milliseconds of it."""
+"""Default size of a copy: large enough for the full bandwidth of the bus, which takes a few milliseconds."""
 
 _ALIGNMENT = 256
 
@@ -20,19 +20,19 @@ KeyT = TypeVar("KeyT", bound=Hashable)
 
 
 class Journey(Protocol):
-    """Copies under way. Whoever holds one keeps the memory of both ends."""
+    """Copies in flight. A journey keeps the source and target memory alive."""
 
     def join(self) -> None:
-        """What the device is told to compute from now on waits for the copies; the host does not."""
+        """Makes the device's work queued from now on wait for the copies; the host does not wait."""
         ...
 
     def wait(self) -> None:
-        """Returns when the copies are done."""
+        """Blocks the host until the copies are done."""
         ...
 
 
 class Lane(Protocol):
-    """The way between the memory of a device and the host's.
+    """Copies between the memory of a device and the host's.
 
     host = lane.reserve(tensor.nbytes).view(tensor.dtype)
     lane.start([(host, tensor)], outward=True).wait()
@@ -40,16 +40,16 @@ class Lane(Protocol):
 
     device: torch.device
     bucket_bytes: int
-    """How much is best under way at once."""
+    """The best size of a copy."""
 
     def reserve(self, num_bytes: int) -> Tensor:
-        """Bytes of the host's memory, not initialised, that the device can reach by itself."""
+        """Uninitialised host memory that the device can access directly."""
         ...
 
     def start(self, pairs: Sequence[tuple[Tensor, Tensor]], *, outward: bool) -> Journey:
-        """Begins to copy to the first tensor of each pair from the second, after what was queued on the device so far.
+        """Starts to copy the second tensor of each pair to the first, after the work queued on the device so far.
 
-        `outward` is from the device to the host. Copies in both directions run at the same time.
+        `outward` means from the device to the host. Copies in both directions run concurrently.
         """
         ...
 
@@ -72,7 +72,7 @@ class StreamJourney:
 
 
 class StreamLane:
-    """Between a GPU and page-locked memory, on one stream for each direction (not run on a GPU yet); a `Lane`."""
+    """Copies between a GPU and page-locked memory, with one stream per direction; a `Lane`. Not run on a GPU yet."""
 
     def __init__(self, device: torch.device, bucket_bytes: int = BUCKET_BYTES) -> None:
         self.device = device
@@ -100,7 +100,7 @@ class StreamLane:
 
 
 class HostShelf:
-    """Places in the host's memory for tensors by key, made when a key first comes and kept for the next time.
+    """Host memory for tensors by key, allocated when a key is first used and kept for the next time.
 
     shelf = HostShelf(lane)
     parameter.data = shelf.put({"weight": parameter.data})["weight"]      # now on the host
@@ -112,7 +112,7 @@ class HostShelf:
         self._places: dict[Hashable, Tensor] = {}
 
     def reserve(self, tensors: Mapping[KeyT, Tensor]) -> dict[KeyT, Tensor]:
-        """The places of tensors, which keep their shape and format; nothing is copied."""
+        """The host memory of tensors, in their shape and format; copies nothing."""
         new = {key: tensor for key, tensor in tensors.items() if key not in self._places}
         starts, end = [], 0
         for tensor in new.values():
@@ -124,28 +124,28 @@ class HostShelf:
         return {key: self._places[key] for key in tensors}
 
     def put(self, tensors: Mapping[KeyT, Tensor]) -> dict[KeyT, Tensor]:
-        """Copies tensors to their places, and returns these once the values are there. Some may be already."""
+        """Copies tensors to the host and returns the copies when they are complete. Skips tensors already there."""
         places = self.reserve(tensors)
         elsewhere = {key: tensor for key, tensor in tensors.items() if not _is_same_memory(tensor, places[key])}
         self.lane.start([(places[key], tensor) for key, tensor in elsewhere.items()], outward=True).wait()
         return places
 
     def fetch(self, keys: Sequence[KeyT]) -> tuple[dict[KeyT, Tensor], Journey]:
-        """New tensors on the device, and the journey on which their values come."""
+        """New tensors on the device, and the journey that fills them."""
         here = {key: torch.empty_like(self._places[key], device=self.lane.device) for key in keys}
         return here, self.lane.start([(here[key], self._places[key]) for key in keys], outward=False)
 
     def take(self, keys: Sequence[KeyT]) -> dict[KeyT, Tensor]:
-        """New tensors on the device with the values of the places; what is computed from now on waits for them."""
+        """New tensors on the device with the values on the host; work queued from now on waits for the copies."""
         here, journey = self.fetch(keys)
         journey.join()
         return here
 
 
 def locked_pages(num_bytes: int, lock: Callable[[int, int], int]) -> Tensor:
-    """Whole pages of the host's memory, which nobody else's memory lies in: CUDA refuses to lock a page twice.
+    """Whole pages of host memory, shared with no other tensor: CUDA refuses to lock a page twice.
 
-    `lock` is given their address and size, and answers with an error number or 0. Raises `EngineError` for the former.
+    `lock` takes their address and size, and returns 0 or an error number, for which an `EngineError` is raised.
     """
     size = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
     room = torch.empty(size + mmap.PAGESIZE, dtype=torch.uint8)
@@ -175,6 +175,6 @@ def _runtime() -> ModuleType:
 
 
 def _unlock(locked: list[Tensor]) -> None:
-    """Unlocks pages before their memory can be freed, which holding the tensors until now made sure of."""
+    """Unlocks pages before their memory is freed; `locked` keeps the memory alive until then."""
     for memory in locked:
         _runtime().cudaHostUnregister(memory.data_ptr())

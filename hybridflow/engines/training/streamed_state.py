@@ -1,4 +1,4 @@
-"""An optimizer's state in the host's memory, which comes to the device bucket by bucket for a step."""
+"""An optimizer's state in host memory, copied to the device bucket by bucket for a step."""
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -11,15 +11,15 @@ from torch.optim import Optimizer
 from hybridflow.engines.training.host_memory import HostShelf, Journey
 
 _Key = tuple[Tensor, str | None]
-"""A parameter of the optimizer, and which tensor of its state; None is the parameter's own memory."""
+"""A parameter of the optimizer, and the key of a tensor in its state; None is the parameter itself."""
 
 
 class StreamedState:
     """The moments of an optimizer's parameters, and the parameters that are float32 copies, on the host.
 
-    While a bucket is stepped on, the next one comes and the one before leaves, so that three buckets of the state are
-    on the device at once. A parameter's state is never divided: one that is larger than a bucket is one by itself.
-    Numbers that an optimizer keeps for each parameter, such as torch's count of steps, stay on the device.
+    While one bucket is stepped, the next is copied to the device and the previous one back, so that three buckets are
+    on the device at once. A parameter's state is never divided: if it exceeds the size of a bucket, it is a bucket of
+    its own. Scalars that an optimizer keeps for each parameter, such as torch's step count, stay on the device.
 
         state = StreamedState(optimizer, copies, shelf)
         state.step(lambda parameters: move(parameters))      # once for each bucket, with its state on the device
@@ -33,12 +33,12 @@ class StreamedState:
         self.settle()
 
     def settle(self) -> None:
-        """Puts all state where it waits, wherever it is now: new, or just filled from a checkpoint."""
+        """Moves all state to the host, wherever it is: new state, or state just loaded from a checkpoint."""
         for bucket in self._buckets():
             self._place(self._shelf.put(self._state_of(bucket)))
 
     def bring_back(self) -> None:
-        """Puts all state on the device."""
+        """Moves all state to the device."""
         for bucket in self._buckets():
             self._place(self._shelf.take([*self._state_of(bucket)]))
 
@@ -46,7 +46,7 @@ class StreamedState:
     def step(self, act: Callable[[Sequence[Tensor]], None]) -> None:
         """Calls `act` with the parameters of each bucket while their state is on the device.
 
-        State that `act` makes is taken to the host with the rest. All of it is there again on return.
+        State that `act` creates is moved to the host with the rest. On return all state is on the host.
         """
         buckets = [*self._buckets()]
         leaving: deque[Journey] = deque()
@@ -68,7 +68,7 @@ class StreamedState:
                 journey.wait()
 
     def _buckets(self) -> Iterator[list[Tensor]]:
-        """Parameters in the order of the optimizer, as many at once as the lane likes to copy; one at least."""
+        """Parameters in the order of the optimizer, in buckets of about the lane's size and at least one parameter."""
         bucket: list[Tensor] = []
         size = 0
         for group in self._optimizer.param_groups:
@@ -95,7 +95,7 @@ class StreamedState:
         return self._shelf.fetch([*self._state_of(bucket)])
 
     def _left(self, bucket: Sequence[Tensor]) -> Journey:
-        """Begins to take the bucket's state to the host, where the optimizer finds it from now on."""
+        """Starts to copy the bucket's state to the host, and makes the optimizer refer to it there."""
         state = self._state_of(bucket)
         places = self._shelf.reserve(state)
         journey = self._shelf.lane.start([(places[key], state[key]) for key in state], outward=True)
@@ -112,7 +112,7 @@ class StreamedState:
 
 @contextmanager
 def narrowed(optimizer: Optimizer, parameters: Sequence[Tensor]) -> Iterator[list[dict]]:
-    """Meanwhile an optimizer has these parameters alone, in copies of its groups, which are given."""
+    """Restricts an optimizer to some parameters for the block; yields the restricted copies of its groups."""
     groups, wanted = optimizer.param_groups, set(parameters)
     narrow = [{**group, "params": [p for p in group["params"] if p in wanted]} for group in groups]
     optimizer.param_groups = [group for group in narrow if group["params"]]

@@ -25,7 +25,7 @@ from hybridflow.controller.resource_pool import ResourcePool
 from hybridflow.controller.worker import Worker
 
 POLL_SECONDS = 0.5
-"""How long a wait goes without looking at calls and processes it does not wait for."""
+"""Interval at which a wait checks the calls and processes that it does not wait for."""
 
 
 class RayBackend:
@@ -42,7 +42,7 @@ class RayBackend:
         while_waiting: Callable[[], None] = lambda: None,
         hang_timeout_seconds: float = HANG_TIMEOUT_SECONDS,
     ) -> None:
-        """`while_waiting` is called about twice a second while the driver waits for workers; it may raise."""
+        """`while_waiting` is called about twice a second while the driver waits for workers, and may raise an error."""
         self._while_waiting = while_waiting
         self._threads = threads or max(1, (os.cpu_count() or 1) // devices)
         self._start_timeout_seconds = start_timeout_seconds
@@ -86,7 +86,7 @@ class RayBackend:
         return handles
 
     def call(self, handle: Handle, method: str, arguments: Arguments, form: AnswerForm = VALUE) -> Pending:
-        """Sends the call to the actor; what it must read are references, resolved where it runs."""
+        """Sends the call to the actor; stored arguments are references, which are resolved there."""
         host, key = host_of(handle), handle.key
         if host.died is not None:
             raise host.died
@@ -104,7 +104,7 @@ class RayBackend:
         return pending
 
     def wait(self, pending: Sequence[Pending]) -> list[object]:
-        """The values; every half second, and at every failure, all calls and all processes are looked at."""
+        """The values; checks all calls and processes every half second and at every failure."""
         self._watch.look_at_silence()
         while awaited := [call for call in dict.fromkeys(pending) if not call.done]:
             try:
@@ -139,17 +139,17 @@ class RayBackend:
                 raise failure from failure.__cause__
 
     def drain_calls(self) -> list[tuple[str, str, float]]:
-        """Role, method and seconds in it, on its busiest rank, of the calls that ended since this was last asked."""
+        """Role, method and seconds (on the slowest rank) of the calls that have ended since the last call of this."""
         self._watch.look_at_calls()
         return self._watch.times.drain()
 
     def mark(self) -> None:
-        """Notes how many changes each process was asked for."""
+        """Records how many changing calls each process has been sent."""
         for host in self._hosts():
             host.marked_changes = host.num_changes
 
     def is_changing(self) -> bool:
-        """Whether a change made since `mark` is no longer in its process's queue, or is the first there."""
+        """Whether a changing call made since `mark` has left its process's queue, or is the first in it."""
         self._watch.look_at_calls()
         for host in self._hosts():
             queue = self._watch.queue_of(host)
@@ -160,10 +160,10 @@ class RayBackend:
         return False
 
     def abandon(self, seconds: float) -> bool:
-        """Cancels what each process is at, and asks it how many changes it has begun after all.
+        """Cancels the running call of each process, and checks that it has begun no changing call.
 
-        What waits for the answers of cancelled calls fails without them. It is not cancelled itself: an actor would
-        wait half a minute for a call that was cancelled before it was sent.
+        Calls that depend on cancelled ones fail. They are not cancelled themselves: an actor would wait half a minute
+        for a call that was cancelled before it was sent.
         """
         hosts = self._hosts()
         for host in hosts:
@@ -179,12 +179,12 @@ class RayBackend:
         return ray.get(asked) == [host.marked_changes for host in hosts]
 
     def dead(self) -> list[Handle]:
-        """Workers whose process has ended; takes up to a second when some are busy."""
+        """Workers whose process has ended; takes up to a second if some are busy."""
         self._watch.ask_for_signs_of_life(seconds=DEATH_NOTICE_SECONDS)
         return [Handle(key, host.rank, host.pool, host) for host in self._hosts() if host.died for key in host.keys]
 
     def kill(self, handles: Sequence[Handle]) -> None:
-        """Ends the actors of these workers; a pool without actors gives its devices back."""
+        """Ends the actors of these workers; a pool without actors releases its devices."""
         gone = [host_of(handle) for handle in handles]
         for pool, placed in list(self._pools.items()):
             for host in [host for host in placed.hosts if host in gone]:

@@ -39,7 +39,7 @@ _GPU_ENVIRONMENT = {
 
 
 class RayHost(WorkerHost):
-    """A worker host as an actor: it finds out its node and sends its log lines through Ray."""
+    """A worker host as an actor: it determines its node and sends its log lines through Ray."""
 
     def __init__(self, rank: int, *, device: str, threads: int | None, timeout_seconds: float, heart: str) -> None:
         configure_logging(None, rank=rank)
@@ -47,7 +47,7 @@ class RayHost(WorkerHost):
         if device == "cuda":
             [given] = ray.get_runtime_context().get_accelerator_ids()["GPU"]
             index = visible_index(given, os.environ.get("CUDA_VISIBLE_DEVICES"))
-            os.environ["LOCAL_RANK"] = str(index)  # by which libraries choose a device that nobody has chosen yet
+            os.environ["LOCAL_RANK"] = str(index)  # some libraries choose their device by it
             device = f"cuda:{index}"
         super().__init__(
             rank,
@@ -62,9 +62,9 @@ class RayHost(WorkerHost):
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """A block that the cancellation of its call ends with `KeyboardInterrupt`.
+        """A block that ends with `KeyboardInterrupt` if its call is cancelled.
 
-        Ray sets a flag, which the thread of the call alone can read: it is made to look a few times a second.
+        Ray sets a flag that only the thread of the call can read; a signal makes it check a few times per second.
         """
         ended = threading.Event()
         threading.Thread(target=_look_now_and_then, args=(ended,), daemon=True).start()

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
 _QUIET_SECONDS = 5.0
-"""How long a pool waits before it says so, or, where free devices form no whole blocks, takes them one by one."""
+"""Seconds until a waiting pool logs it, or takes devices one by one if the free ones form no whole blocks."""
 
 
 @dataclass
@@ -72,10 +72,10 @@ def placed_pool(
 
 
 def reserved(pool: ResourcePool, others: Iterable[ResourcePool], *, timeout_seconds: float) -> Reservation:
-    """The pool's devices, waited for as long as `timeout_seconds` where a cluster may still give them.
+    """Reserves the pool's devices; waits up to `timeout_seconds` for a cluster that may still provide them.
 
-    A pending placement group is what Ray's autoscaler acts on. Raises `ResourceError`: at once where Ray was started
-    here and the machine has too few devices, else after the timeout.
+    A pending placement group is what Ray's autoscaler acts on. Raises `ResourceError`: immediately if Ray was started
+    here and the machine has too few devices, otherwise after the timeout.
     """
     others, resource = list(others), _resource(pool)
     supply = _supply(pool, resource, others)
@@ -103,7 +103,7 @@ def reserved(pool: ResourcePool, others: Iterable[ResourcePool], *, timeout_seco
 
 
 def warn_of_divided_groups(role: str, meshes: RoleMeshes, slots: Sequence[Slot]) -> None:
-    """Says which tensor-parallel groups of a role span nodes: they exchange activations at every layer."""
+    """Warns of the tensor-parallel groups of a role that span nodes: they exchange activations at every layer."""
     nodes = [slot.node for slot in slots]
     for what, mesh in (("training", meshes.training), ("generation", meshes.generation or meshes.training)):
         divided = divided_groups(mesh, nodes)

@@ -1,9 +1,10 @@
-"""Signs of life beside the calls: heartbeats of worker processes, and answers of the cluster's head.
+"""Liveness checks independent of calls: heartbeats of worker processes, and responses of the cluster's head.
 
-An actor answers no question while it computes, so its silence says nothing. Each worker process therefore has a thread
-that counts in the store of the cluster's head (GCS), and the driver has one that reads. A process that is stopped, or
-that holds Python's lock, counts no further; one that computes, or waits for another rank, does. Where the store itself
-does not answer the head is lost: Ray would end the driver, without a word, after 60 s.
+An actor does not respond while it computes, so a pending call proves nothing. Each worker process therefore runs a
+thread that increments a counter in the store of the cluster's head (GCS), and the driver runs one that reads them. The
+counter of a process that is stopped, or that holds Python's lock, stands still; that of a process that computes or
+waits for another rank does not. If the store does not respond, the head is lost; Ray itself would end the driver after
+60 s without a message.
 """
 
 import threading
@@ -18,30 +19,30 @@ from ray.experimental.internal_kv import internal_kv_get_gcs_client
 
 BEAT_SECONDS = 5.0
 HEAD_TIMEOUT_SECONDS = 30.0
-"""How long the head may be silent: longer than its restart takes, and well below Ray's 60 s."""
+"""Longest silence of the head: longer than its restart takes, and well below Ray's 60 s."""
 
 _NAMESPACE = b"hybridflow"
 _RPC_SECONDS = 5.0
 
 
 def start_beating(key: str) -> None:
-    """Starts the thread that counts under a key, for as long as this process runs."""
+    """Starts the thread that increments the counter of a key until this process ends."""
     threading.Thread(target=_beat, args=(key.encode(),), name="heartbeat", daemon=True).start()
 
 
 @dataclass(slots=True)
 class _Heart:
-    """The last count of a process, and the seconds in which the driver looked and found no other."""
+    """The last count of a process, and for how many seconds the driver has read the same count."""
 
     count: bytes | None = None
     silent_seconds: float = 0.0
 
 
 class Silence:
-    """How long something that is asked every few seconds has not answered.
+    """For how long something that is polled every few seconds has not responded.
 
-    Between two looks at most two rounds of questions count: a process that was stopped, and goes on, asked nothing
-    meanwhile.
+    Between two looks at most two polling intervals count: a process that was stopped and resumed polled nothing
+    in between.
     """
 
     def __init__(self, now: float) -> None:
@@ -49,7 +50,7 @@ class Silence:
         self._seconds = 0.0
 
     def look(self, answered_at: float, now: float) -> float:
-        """The seconds of silence until now; `answered_at` is when the last answer came, on the same clock."""
+        """The seconds of silence until now; `answered_at` is the time of the last response, on the same clock."""
         if answered_at > self._answered_at:
             self._answered_at, self._seconds = answered_at, 0.0
         self._seconds += min(now - max(self._looked_at, answered_at), 2 * BEAT_SECONDS)
@@ -58,7 +59,7 @@ class Silence:
 
 
 class Pulse:
-    """The driver's thread that reads the counts. What it has found is told at once, without waiting."""
+    """The driver's thread that reads the counters. Its methods return what it has found, without waiting."""
 
     def __init__(self) -> None:
         self.head = ray.get_runtime_context().gcs_address
@@ -76,12 +77,12 @@ class Pulse:
         return key
 
     def silent_seconds(self, key: str) -> float:
-        """How long a process has not counted; 0 before its first count."""
+        """For how long the counter of a process has stood still; 0 before its first count."""
         heart = self._hearts[key]
         return heart.silent_seconds if heart.count is not None else 0.0
 
     def head_silent_seconds(self) -> float:
-        """How long the cluster's head has not answered; the driver looks once a second while it waits."""
+        """For how long the cluster's head has not responded; the driver checks once a second while it waits."""
         return self._silence.look(self._answered_at, time.monotonic())
 
     def is_head_lost(self) -> bool:
@@ -89,7 +90,7 @@ class Pulse:
         return self.head_silent_seconds() > HEAD_TIMEOUT_SECONDS
 
     def close(self) -> None:
-        """Ends the thread, and deletes the counts where the head answers."""
+        """Ends the thread, and deletes the counters if the head responds."""
         self._is_closed.set()
         store = internal_kv_get_gcs_client()
         if store is not None and not self.is_head_lost():
@@ -105,7 +106,7 @@ class Pulse:
             except RayError:
                 continue
             now = time.monotonic()
-            # Where this thread or the head was silent for long, a process is charged two rounds of it.
+            # If this thread or the head was silent for long, at most two intervals count against a process.
             passed, self._answered_at = min(now - self._answered_at, 2 * BEAT_SECONDS), now
             for key, heart in zip(keys, hearts.values(), strict=True):
                 count = counts.get(key)

@@ -1,4 +1,4 @@
-"""The calls under way and the processes that carry them out: every failure is found here, and put in words."""
+"""The pending calls and the processes that execute them: detects and reports every failure."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -33,14 +33,14 @@ _MOST_UNSEEN_CALLS = 256
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a process may be without a heartbeat: while it makes a worker, and later."""
+    """Longest time without a heartbeat, while a process constructs a worker and afterwards."""
 
     starting_seconds: float = START_TIMEOUT_SECONDS
     running_seconds: float = HANG_TIMEOUT_SECONDS
 
 
 class Watch:
-    """What is under way. `hosts` gives the processes of all pools, now."""
+    """The pending calls. `hosts` returns the current processes of all pools."""
 
     def __init__(self, hosts: Callable[[], Sequence[Host]], pulse: Pulse, patience: Patience) -> None:
         self.times = CallTimes()
@@ -52,23 +52,23 @@ class Watch:
         self._most_unseen_calls = _MOST_UNSEEN_CALLS
 
     def add(self, call: Pending) -> None:
-        """A call has been made; from time to time those that nobody waits for are looked at."""
+        """Registers a call; from time to time this also checks the calls that nobody waits for."""
         self._calls[call.value] = call
         if len(self._calls) > self._most_unseen_calls:
             self.look_at_calls()
             self._most_unseen_calls = max(_MOST_UNSEEN_CALLS, 2 * len(self._calls))
 
     def forget(self, hosts: Sequence[Host]) -> None:
-        """The calls of some processes are no longer watched."""
+        """Drops the calls of some processes."""
         gone = {id(host) for host in hosts}
         self._calls = {ref: call for ref, call in self._calls.items() if id(call.handle.host) not in gone}
 
     def queue_of(self, host: Host) -> list[Pending]:
-        """The calls to a process that have not ended as far as is known, in the order in which it carries them out."""
+        """The calls to a process that are not known to have ended, in the order of their execution."""
         return [call for call in self._calls.values() if call.handle.host is host]
 
     def note(self, calls: Sequence[Pending], answers: Sequence[object]) -> None:
-        """Calls have ended well. Those made before them that nobody waited for are looked at too."""
+        """Records that calls have succeeded. Also checks the earlier calls that nobody waited for."""
         own = {call for call in calls if call.value in self._calls}
         earlier: list[Pending] = []
         for call in self._calls.values():
@@ -83,7 +83,7 @@ class Watch:
         self.look_at_calls(earlier)
 
     def look_at_calls(self, among: Sequence[Pending] | None = None) -> None:
-        """Notes the calls that have ended, and raises the failure of the one that was made first."""
+        """Records the calls that have ended, and raises the failure of the earliest one."""
         watched = {call.value: call for call in (self._calls.values() if among is None else among)}
         if not watched:
             return
@@ -97,7 +97,7 @@ class Watch:
                 raise failure from failure.__cause__
 
     def look_at_processes(self, *, seconds: float) -> None:
-        """Raises the death of any process."""
+        """Raises an error if a process has died."""
         self.ask_for_signs_of_life(seconds=seconds)
         for host in self._hosts():
             if host.died is not None:
@@ -105,7 +105,7 @@ class Watch:
                 raise host.died
 
     def look_at_silence(self) -> None:
-        """Raises the loss of the cluster's head, or the hang of any process; cheap enough for every wait."""
+        """Raises an error if the cluster's head is lost or a process hangs; cheap enough for every wait."""
         if time.monotonic() - self._looked_at < _LOOK_SECONDS:
             return
         self._looked_at = time.monotonic()
@@ -122,7 +122,7 @@ class Watch:
                     raise hang(process, seconds)
 
     def ask_for_signs_of_life(self, *, seconds: float) -> None:
-        """A question waits in the queue of a busy actor, but that to a dead one fails at once."""
+        """Pings all processes: the ping of a busy actor waits in its queue, that of a dead one fails at once."""
         hosts = self._hosts()
         for host in hosts:
             host.sign_of_life = host.sign_of_life or host.actor.info.remote()
@@ -139,7 +139,7 @@ class Watch:
                 host.died = self._death(host, error)
 
     def translated(self, error: RayError, failed: Pending | None = None) -> Exception:
-        """Ray's error in the words of the house. It ends what was under way: those calls are no longer watched."""
+        """Ray's error as one of this package's; drops all pending calls."""
         if isinstance(error, RayTaskError) and isinstance(error.cause, CallFailed):
             self._look_for_death_behind(error.cause.error)
             self._calls.clear()
@@ -165,7 +165,7 @@ class Watch:
         )
 
     def _note(self, call: Pending, answer: object) -> None:
-        """A call has ended well: it is no longer watched, and its time is kept."""
+        """Records that a call has succeeded, and its duration."""
         self._calls.pop(call.value, None)
         call.done = True
         call.value, seconds = answer if isinstance(answer, list) else (answer, 0.0)
@@ -175,7 +175,7 @@ class Watch:
             self.times.add(call.handle.key.role, call.method, call.handle.rank, seconds)
 
     def _look_for_death_behind(self, error: WorkerError) -> None:
-        """A rank whose peer died fails too, with a broken connection: the peer's death is what to say."""
+        """Raises the death of a peer, if there is one: it makes other ranks fail with a broken connection."""
         failed = [host for host in self._hosts() if any(error.role == key.role for key in host.keys)]
         until = time.monotonic() + _DEATH_BEHIND_SECONDS
         while any(host.pool.devices > 1 for host in failed) and time.monotonic() < until:
@@ -194,7 +194,7 @@ class Watch:
 
 
 def references_of(stored: Sequence[Stored]) -> list[ray.ObjectRef]:
-    """Stored values, as the references that they are on Ray."""
+    """Stored values as Ray's object references."""
     references = [reference for reference in stored if isinstance(reference, ray.ObjectRef)]
     assert len(references) == len(stored), f"not all are references: {stored}"
     return references

@@ -1,4 +1,4 @@
-"""Decoding at fixed addresses, for CUDA graphs: memory for the longest case, and steps in buckets of sizes."""
+"""Decoding at fixed addresses, for CUDA graphs: memory for the largest case, and steps in buckets of sizes."""
 
 from collections.abc import Callable, Hashable
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from hybridflow.config.rollout import Sampling
 from hybridflow.engines.rollout.sampling import draw
 
 Run = Callable[[Hashable, Callable[[], None]], None]
-"""Runs a step of a kind, which the key names: as it is, or as a graph captured from it."""
+"""Runs the step that the key identifies: eagerly, or as a graph captured from it."""
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -22,14 +22,14 @@ LOOK_EVERY_TOKENS = 16
 
 
 class Shape(NamedTuple):
-    """The sizes of a step: rows that are decoded together, and tokens that each has room for."""
+    """The sizes of a step: the number of rows decoded together, and the capacity of each in tokens."""
 
     rows: int
     tokens: int
 
 
 class Prompts(NamedTuple):
-    """What was read of the prompts: keys and values in turn, layer by layer [B, heads, P, size], and where they lie."""
+    """Keys and values of the prompts, alternating, layer by layer [B, heads, P, size], with mask and positions."""
 
     memories: list[Tensor]
     mask: Bool[Tensor, "B P"]
@@ -48,7 +48,7 @@ def bucket_of(number: int, smallest: int = 1) -> int:
 
 
 class _FixedLayer(DynamicLayer):
-    """One layer's keys and values in memory that does not move; a tensor says where the next token is written."""
+    """One layer's keys and values at a fixed address; the tensor `place` holds the position of the next token."""
 
     def __init__(self, keys: Tensor, values: Tensor, place: Tensor) -> None:
         super().__init__()
@@ -59,14 +59,14 @@ class _FixedLayer(DynamicLayer):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Writes one token a row; returns all memory, of which the mask leaves out what holds no token."""
+        """Writes one token per row and returns the whole memory; the mask excludes positions without a token."""
         self._keys.index_copy_(2, self._place, key_states)
         self._values.index_copy_(2, self._place, value_states)
         return self._keys, self._values
 
 
 class _Frame:
-    """The tensors of a step of one shape. Rows that are nobody's fill it up, and write to the result's last row."""
+    """The tensors of a step of one shape. Unused rows are padding, which writes to the last row of the result."""
 
     def __init__(self, shape: Shape, memories: list[Tensor], device: torch.device) -> None:
         self.shape = shape
@@ -83,10 +83,9 @@ class _Frame:
 
 
 class FixedMemory:
-    """The memory of `FixedStep` and what was made for it, kept between calls as long as sizes and sampling stay.
+    """The memory of `FixedStep` and the frames in it, kept between calls as long as sizes and sampling stay the same.
 
-    It holds keys and values of as many rows and tokens as any call had so far, so a rollout engine drops it to give
-    memory back.
+    It has room for the keys and values of the largest call so far. A rollout engine drops it to release memory.
     """
 
     def __init__(self, model: PreTrainedModel, make_run: Callable[[], Run]) -> None:
@@ -104,7 +103,7 @@ class FixedMemory:
     def prepare(
         self, prompts: Prompts, uniforms: Float64[Tensor, "B R"], sampling: Sampling, ends: Int64[Tensor, " E"]
     ) -> None:
-        """Makes room for a call, and forgets frames where they were made for something else."""
+        """Allocates memory for a call, and drops frames that were made for other sizes or settings."""
         rows, budget = uniforms.shape
         width = prompts.mask.shape[1]
         largest = Shape(
@@ -160,7 +159,7 @@ class FixedMemory:
         self.draw(frame, outputs.logits[:, -1])
 
     def draw(self, frame: _Frame, logits: Tensor) -> None:
-        """Draws a token a row, and writes down what the next step starts from."""
+        """Draws a token per row, and stores the inputs of the next step."""
         at = frame.rows * self.uniforms.shape[1] + frame.step
         drawn, logprobs = draw(logits, self.uniforms.view(-1)[at], self.sampling)
         self.tokens.view(-1).index_copy_(0, at, drawn)
@@ -178,10 +177,10 @@ class FixedMemory:
 
 
 class FixedStep:
-    """Rows under way in a `FixedMemory`; a `DecodeStep`.
+    """Unfinished rows in a `FixedMemory`; implements `DecodeStep`.
 
-    Rows that are finished leave when those that go on fit a smaller bucket; tokens get more room as they need it. The
-    host learns which rows go on one look late, so that the device always has work queued.
+    Finished rows are removed when the others fit a smaller bucket; the capacity in tokens grows as needed. The host
+    reads which rows are unfinished one look late, so that the device always has work queued.
     """
 
     span = LOOK_EVERY_TOKENS
@@ -213,13 +212,13 @@ class FixedStep:
         self._used_tokens += 1
 
     def look(self) -> Bool[Tensor, " K"] | None:
-        """Which rows went on at the look before, on the host; None at the first look after rows have left."""
-        told = None
+        """Which rows were unfinished at the previous look, on the host; None at the first look after a removal."""
+        found = None
         if self._pending is not None:
             flags, done = self._pending
             if done is not None:
                 done.synchronize()
-            told = flags
+            found = flags
         going = self._frame.is_going[: self._num_left]
         if going.device.type == "cuda":
             flags = torch.empty(going.shape, dtype=torch.bool, pin_memory=True)
@@ -229,10 +228,10 @@ class FixedStep:
             self._pending = flags, done
         else:
             self._pending = going.clone(), None
-        return told
+        return found
 
     def keep(self, rows: Int64[Tensor, " K"]) -> None:
-        """Goes on with the given rows alone, if they fit a smaller bucket."""
+        """Continues with the given rows alone, if they fit a smaller bucket."""
         if bucket_of(len(rows)) < self._frame.shape.rows:
             self._num_left = len(rows)
             self._change(rows.to(self._frame.ids.device))
@@ -246,7 +245,7 @@ class FixedStep:
         return Shape(bucket_of(num_rows), bucket_of(self._used_tokens + 1, SMALLEST_LENGTH))
 
     def _change(self, rows: Int64[Tensor, " K"]) -> None:
-        """Moves rows to the frame that they now need; between two frames the same memory is laid out anew."""
+        """Moves rows to the frame of the shape that they need now. Frames share memory, each with its own layout."""
         old, used = self._frame, self._used_tokens
         memories = self._memory.memories(old.shape)
         new = self._frame = self._memory.frame(self._shape(len(rows)))
@@ -271,9 +270,9 @@ class FixedStep:
         frame.place.fill_(self._used_tokens)
 
     def _write(self, sources: list[Tensor], rows: Tensor | None = None) -> None:
-        """Fills the frame's memory, which may be the sources' own in another layout, layer by layer.
+        """Fills the frame's memory layer by layer; the sources may be the same memory in another layout.
 
-        Zeros are where no token is: what is masked is multiplied by zero, and must be finite.
+        Positions without a token are set to zero: masked values are multiplied by zero, so they must be finite.
         """
         used = self._used_tokens
         for number, target in enumerate(self._memory.memories(self._frame.shape)):

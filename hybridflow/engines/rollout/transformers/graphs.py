@@ -1,4 +1,4 @@
-"""Steps as CUDA graphs: one launch for all kernels of a step, where a launch for each would keep the GPU waiting."""
+"""Steps as CUDA graphs: all kernels of a step in one launch, since separate launches would leave the GPU idle."""
 
 import logging
 from collections.abc import Callable, Hashable
@@ -12,10 +12,10 @@ _ROTATIONS_READ_BY_THE_HOST = {"dynamic", "longrope"}
 
 
 class Graphs:
-    """Runs a step of each kind as it is the first time, captures it the second time, and replays it from then on.
+    """Runs each step eagerly the first time, captures it the second time, and replays it from then on.
 
-    The first run is the warm-up that CUDA asks for. Graphs share one memory pool, since only one runs at a time. A
-    step must do all its work on the device, in tensors that stay where they are. Not run on a GPU yet.
+    The first run is the warm-up that CUDA requires. Graphs share one memory pool, since only one runs at a time. A step
+    must do all its work on the device, in tensors whose addresses do not change. Not run on a GPU yet.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -27,11 +27,11 @@ class Graphs:
 
     @property
     def num_captured(self) -> int:
-        """Kinds of steps that are replayed."""
+        """How many steps have been captured."""
         return len(self._graphs)
 
     def __call__(self, key: Hashable, step: Callable[[], None]) -> None:
-        """Runs a step; the same key means the same tensors."""
+        """Runs a step; steps with the same key must use the same tensors."""
         if key not in self._graphs and (
             key not in self._warm or not self._is_capturing or not self._captured(key, step)
         ):
@@ -52,7 +52,7 @@ class Graphs:
         except RuntimeError as error:
             self._is_capturing = False
             logger.warning(
-                "rollout.engine=transformers: no CUDA graph can be captured of this model, decoding is slower: %s",
+                "rollout.engine=transformers: this model cannot be captured as a CUDA graph, so decoding is slower: %s",
                 str(error).partition("\n")[0],
             )
             return False
@@ -61,12 +61,12 @@ class Graphs:
 
 
 def run_plainly(key: Hashable, step: Callable[[], None]) -> None:
-    """Runs a step as it is, every time."""
+    """Runs a step eagerly."""
     step()
 
 
 def can_be_captured(model: PreTrainedModel) -> bool:
-    """Whether a step of the model runs without the host: not of experts, nor of rotations that depend on lengths."""
+    """Whether a step of the model needs no host: false for experts, and for rotations that depend on lengths."""
     text = model.config.get_text_config().to_dict()
     has_experts = any(text.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
     kinds = {kind for module in model.modules() if isinstance(kind := vars(module).get("rope_type"), str)}

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -43,14 +43,11 @@ class Chain:
     problems: list[str] = field(default_factory=list)
 
 
-def cases(seed: int, *, count: int, longest_seconds: float) -> list[list[float]]:
-    """Chains of three to six interruptions, `count` in all: seconds after the start at which each one comes."""
-    source, chains, left = random.Random(seed), [], count
-    while left:
-        size = min(source.randint(3, 6), left)
-        chains.append([source.uniform(0.5, longest_seconds) for _ in range(size)])
-        left -= size
-    return chains
+def cases(seed: int, *, longest_seconds: float) -> Iterator[list[float]]:
+    """Chains of three to six interruptions without end: seconds after the start at which each one comes."""
+    source = random.Random(seed)
+    while True:
+        yield [source.uniform(0.5, longest_seconds) for _ in range(source.randint(3, 6))]
 
 
 def command(run_dir: Path) -> list[str]:
@@ -63,20 +60,30 @@ def run_chain(run_dir: Path, moments: Sequence[float], wanted: signal.Signals) -
     chain, left = Chain(), list(moments)
     while True:
         process = subprocess.Popen(command(run_dir), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        try:
-            said, _ = process.communicate(timeout=left.pop(0) if left else 300.0)
-        except subprocess.TimeoutExpired:
+        limit, is_last = (left.pop(0), False) if left else (300.0, True)
+        said = _said(process, limit)
+        if said is None and not is_last:
             process.send_signal(wanted)
             chain.interruptions += 1
-            process.communicate(timeout=60.0)
-            chain.statuses.append(process.returncode)
-            if chain.interruptions > len(moments):
-                chain.problems.append("the run did not end within 300 s")
-                return chain
-            continue
-        if process.returncode:
+            if _said(process, 60.0) is not None:
+                chain.statuses.append(process.returncode)
+                continue
+            chain.problems.append(f"the run went on for 60 s after {wanted.name}")
+        elif said is None:
+            chain.problems.append("the run did not end within 300 s")
+        elif process.returncode:
             chain.problems.append(f"exit status {process.returncode}: {said[-600:]}")
+        process.kill()
+        process.wait()
         return chain
+
+
+def _said(process: subprocess.Popen[str], limit_seconds: float) -> str | None:
+    """The output of a process that ends within the limit."""
+    try:
+        return process.communicate(timeout=limit_seconds)[0]
+    except subprocess.TimeoutExpired:
+        return None
 
 
 def outcome(run_dir: Path) -> dict[str, str]:
@@ -106,16 +113,22 @@ def left_behind(run_dir: Path) -> list[str]:
 
 
 def attack(kind: signal.Signals, count: int, *, seed: int, scratch: Path) -> list[Chain]:
-    """Chains of interruptions, `count` in all where runs last long enough, compared with a run that was left alone."""
+    """Chains until `count` interruptions have come while a run was under way, compared with a run that was left alone.
+
+    A run that ends before its moment ends its chain, and the moment does not count.
+    """
     plain = scratch / "plain"
     started = time.perf_counter()
     if not plain.exists():
         subprocess.run(command(plain), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     longest = time.perf_counter() - started
-    expected, chains = outcome(plain), []
-    for number, moments in enumerate(cases(seed, count=count, longest_seconds=longest)):
+    expected, chains, left = outcome(plain), [], count
+    for number, moments in enumerate(cases(seed, longest_seconds=longest)):
+        if left == 0:
+            break
         run_dir = scratch / f"{kind.name.lower()}_{number}"
-        chain = run_chain(run_dir, moments, kind)
+        chain = run_chain(run_dir, moments[:left], kind)
+        left -= chain.interruptions
         time.sleep(0.5)
         if not chain.problems:
             found = outcome(run_dir)

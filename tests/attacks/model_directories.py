@@ -20,7 +20,7 @@ from tests.attacks.small_run import run, write_rows
 from tests.attacks.trial import Case
 from tests.toys import toy_model
 
-COUNT = 110
+COUNT = 150
 LIMIT_SECONDS = 90.0
 MODEL = Path("model")
 CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG = (
@@ -28,15 +28,47 @@ CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG = (
 )
 WEIGHTS, INDEX = MODEL / "model.safetensors", MODEL / "model.safetensors.index.json"
 Change = Callable[[], object]
+VALUES: list[object] = [
+    None,
+    True,
+    False,
+    0,
+    -1,
+    1,
+    3,
+    10**6,
+    10**18,
+    10**30,
+    0.5,
+    -1e308,
+    math.nan,
+    math.inf,
+    "",
+    "x",
+    "\x00",
+    "\ud800",
+    "../../x",
+    "os.system",
+    [],
+    [None],
+    [[1]],
+    ["x"] * 3,
+    {},
+    {"x": 1},
+    {"": None},
+    {"__class__": "os.system"},
+]
 
 
 def cases(seed: int) -> list[Case]:
     """The corpus of a seed."""
     chance = random.Random(seed)
     found = {**_configs(), **_files(chance), **_generation(), **_tokenizers(), **_templates(), **_weights(chance)}
+    while len(found) < COUNT:
+        name, change = _odd_value(chance)
+        found[name] = change
     names = [*found]
     chance.shuffle(names)
-    assert len(names) >= COUNT, f"{len(names)} cases"
     return [Case(name, partial(_attempt, found[name], is_chat=name.startswith("template"))) for name in names]
 
 
@@ -138,6 +170,22 @@ def _tokenizers() -> dict[str, Change]:
             ],
         ),
     }
+
+
+def _odd_value(chance: random.Random) -> tuple[str, Change]:
+    """One setting that stands in one of the JSON files, or inside one of its settings, with a value at random."""
+    path = chance.choice((CONFIG, CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG))
+    place, is_inside = chance.random(), chance.random() < 0.3
+    value = chance.choice(VALUES)
+
+    def change() -> None:
+        content = json.loads(path.read_text())
+        inner = [found for found in content.values() if isinstance(found, dict) and found]
+        table = inner[int(place * len(inner))] if inner and is_inside else content
+        table[[*table][int(place * len(table))]] = value
+        path.write_text(json.dumps(content))
+
+    return f"odd {path.name} {place:.3f}{' inside' * is_inside} {json.dumps(value)[:40]}", change
 
 
 def _templates() -> dict[str, Change]:

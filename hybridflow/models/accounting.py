@@ -28,11 +28,6 @@ def weight_bytes(model: ModelGeometry, *, bytes_per_parameter: int = 4) -> int:
     return parameter_count(model) * bytes_per_parameter
 
 
-def training_state_bytes(model: ModelGeometry, *, bytes_per_parameter: int = 4) -> int:
-    """Bytes of weights, gradients and AdamW's two moments, all in one number format."""
-    return 4 * weight_bytes(model, bytes_per_parameter=bytes_per_parameter)
-
-
 def kv_cache_bytes_per_token(model: ModelGeometry, *, bytes_per_value: int = 4) -> int:
     """Bytes of keys and values that generation keeps for each token."""
     return 2 * model.layers * model.kv_width * bytes_per_value

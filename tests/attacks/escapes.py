@@ -9,6 +9,11 @@ FILES = {
     "read_environment": "print(open(f'/proc/{{os.getppid()}}/environ').read())",
     "list": "print(os.listdir({folder!r}))",
     "list_root": "print(os.listdir('/'))",
+    "shared_memory": "open('/dev/shm/{word}', 'w').close(); os.unlink('/dev/shm/{word}')",
+    "folder_above": "os.mkdir('../{word}'); os.rmdir('../{word}')",
+    "anonymous": "assert library.memfd_create(b'x', 0) >= 0",
+    "reserve": "os.posix_fallocate(os.open('x', os.O_RDWR | os.O_CREAT), 0, 4096)",
+    "python": "os.truncate(sys.executable, 0)",
     "overwrite": "open({file!r}, 'r+b').write(b'x')",
     "append": "open({file!r}, 'ab').write(b'x')",
     "create": "open({folder!r} + '/{word}', 'w').close()",
@@ -23,25 +28,37 @@ FILES = {
 ATTRIBUTES = {
     "mode": "os.chmod({file!r}, 0o777)",
     "flags": "f = open(os.__file__); fcntl.ioctl(f, 0x40086602, fcntl.ioctl(f, 0x80086601, bytes(8)))",
+    "mode_above": "os.chmod('..', 0o777)",
+    "project": "fcntl.ioctl(open(os.__file__), 0x401C5820, bytes(28))",
     "lock": "fcntl.flock(open(os.__file__), fcntl.LOCK_SH | fcntl.LOCK_NB)",
 }
 NETWORK = {
     "tcp": "socket.create_connection(('127.0.0.1', {port}), 2)",
     "udp": "socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', {port}))",
+    "internet": "socket.socket()",
+    "http": "import urllib.request; urllib.request.urlopen('http://127.0.0.1:{port}', timeout=2)",
+    "descriptors": "a, b = socket.socketpair(); socket.send_fds(a, [b'x'], [1])",
     "netlink": "socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)",
     "unix": "socket.socket(socket.AF_UNIX).connect({unix!r})",
     "datagrams": "a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM); a.sendto(b'x', '\\0{word}')",
 }
 PROCESSES = {
     "fork": "os.fork() or os._exit(0)",
+    "forks": "while True: os.fork()",
+    "subprocess": "import subprocess; subprocess.Popen(['sleep', '100'], start_new_session=True)",
+    "multiprocessing": "import multiprocessing; multiprocessing.Process(target=print).start()",
     "clone": "pid = library.syscall(56, 17, 0, 0, 0, 0); pid == 0 and os._exit(0); assert pid > 0",
     "execute": "os.execv(sys.executable, [sys.executable, '-c', 'print(\"OP\" + \"EN\")'])",
     "kill": "os.kill({victim}, {signal})",
     "kill_all": "os.kill(-1, 0)",
+    "kill_init": "os.kill(1, 0)",
+    "kill_parent": "os.kill(os.getppid(), 9)",
     "kill_thread": "assert library.syscall(234, {victim}, {victim}, {signal}) == 0",
     "trace": "assert library.ptrace(0x4206, {victim}, 0, 0) == 0",
     "read_memory": "assert library.syscall(310, {victim}, 0, 0, 0, 0, 0) == 0",
     "open_memory": "open('/proc/{victim}/mem', 'rb')",
+    "priority": "os.setpriority(os.PRIO_PROCESS, {victim}, 19)",
+    "segments": "library.shmctl(0, 0, None); assert ctypes.get_errno() != 1",
     "handle": "assert library.syscall(434, {victim}, 0) >= 0",
 }
 _OWNED = """
@@ -60,6 +77,8 @@ KERNEL = {
     "namespace": "assert library.unshare(0x10000000) == 0",
     "user": "os.setuid(os.getuid() + {number})",
     "limits": "resource.prlimit({victim}, resource.RLIMIT_NOFILE, ({number}, {number}))",
+    "own_limits": "resource.setrlimit(resource.RLIMIT_CPU, (99, 99))",
+    "parent_death": "assert library.prctl(1, 0) == 0",
     "affinity": "os.sched_setaffinity({victim}, {{0}})",
     "io_uring": "assert library.syscall(425, 8, bytes(120)) >= 0",
     "other_numbers": "assert library.syscall(0x40000000 + 39) > 0",
@@ -95,7 +114,9 @@ KINDS = {
     "kernel": KERNEL,
     "limits": LIMITS,
 }
-_IMPORTS = "import ctypes, fcntl, mmap, os, resource, socket, struct, sys, time\nlibrary = ctypes.CDLL(None)\n"
+_IMPORTS = (
+    "import ctypes, fcntl, mmap, os, resource, socket, struct, sys, time\nlibrary = ctypes.CDLL(None, use_errno=True)\n"
+)
 
 
 def programs(rng: random.Random) -> Iterator[tuple[str, str, str]]:

@@ -2,7 +2,7 @@
 
     python -m tests.attacks.sandbox [--seed 1] [--landlock 1]
 
-52 programs try to have an effect outside; 32 cheat their judge, or are rows that would give points to every program.
+Some programs try to have an effect outside; others cheat their judge, or are rows that would give points to any.
 They reach for processes, sockets and files that are made here and for nothing else.
 """
 
@@ -42,6 +42,9 @@ class Case:
     program: str = ""
     tests: Sequence[str] | None = None
     row: object = None
+
+    def __str__(self) -> str:
+        return f"{self.kind}_{self.name}"
 
 
 def cases(seed: int) -> list[Case]:

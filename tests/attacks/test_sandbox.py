@@ -1,12 +1,12 @@
-"""A few attacks of each kind on every run of the tests, all of them among the slow ones."""
+"""Attacks on the sandbox and its judge: those that end soon on every run of the tests, all among the slow ones."""
 
 import platform
-import random
 import sys
 
 import pytest
 
 from hybridflow.rewards.sandbox import runs
+from tests.attacks.escapes import KINDS
 from tests.attacks.sandbox import cases, is_refused, table
 
 pytestmark = pytest.mark.skipif(
@@ -20,21 +20,24 @@ def landlock(request, monkeypatch):
     monkeypatch.setattr(runs, "_LANDLOCK_VERSION", request.param)
 
 
-def test_there_are_as_many_as_were_tried_before():
-    found = cases(1)
-    assert sum(case.tests is None and case.row is None for case in found) == 52 and len(found) == 84
+CASES = cases(1)
+FOR_LONG = ("time", "processor", "memory", "many_files", "open_files", "mapped_files")
+
+
+def test_the_seed_chooses_the_programs():
     assert [case.program for case in cases(2)] == [case.program for case in cases(2)]
-    assert [case.program for case in cases(2)] != [case.program for case in found]
+    assert [case.program for case in cases(2)] != [case.program for case in CASES]
 
 
-def test_some_of_each_kind_are_refused():
-    seed = 7
-    chosen, rng = [], random.Random(seed)
-    for kind in dict.fromkeys(case.kind for case in cases(seed)):
-        own = [case for case in cases(seed) if case.kind == kind and case.name not in ("time", "processor")]
-        chosen += rng.sample(own, min(2, len(own)))
-    results = {case: is_refused(case) for case in chosen}
-    assert all(results.values()), table(results)
+@pytest.mark.parametrize("landlock", [1], indirect=True)  # forbids least
+@pytest.mark.parametrize("case", [case for case in CASES if case.kind in KINDS and case.name not in FOR_LONG], ids=str)
+def test_a_program_has_no_effect_outside(case, landlock):
+    assert is_refused(case)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.kind not in KINDS], ids=str)
+def test_a_program_does_not_deceive_its_judge(case):
+    assert is_refused(case)
 
 
 OPEN_WITHOUT = [

@@ -1,14 +1,13 @@
 """The plain executor: copies between what is in this process, piece by piece."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from hybridflow.errors import EngineError
 from hybridflow.parallel.boxes import box_text
 from hybridflow.parallel.layout import WeightShard
 from hybridflow.resharding.executors.interface import TransferReport
 from hybridflow.resharding.holdings import Piece
-from hybridflow.resharding.plan import ReshardPlan
 from hybridflow.resharding.views import HeldWeights, OwnPieces, is_in_place
 
 
@@ -41,13 +40,3 @@ def keep(pieces: Iterable[Piece], source: HeldWeights, destination: HeldWeights)
             wanted.copy_(given)
             copied += piece.nbytes
     return copied, aliased
-
-
-def copy_all(
-    plan: ReshardPlan, sources: Sequence[Iterable[WeightShard]], destinations: Sequence[Iterable[WeightShard]]
-) -> None:
-    """Carries out a whole plan where all its ranks are in this process: the reference for the other executors."""
-    held = [HeldWeights(shards) for shards in sources]
-    wanted = [HeldWeights(shards) for shards in destinations]
-    for piece in plan.pieces:
-        wanted[piece.destination].view(piece).copy_(held[piece.source].view(piece))

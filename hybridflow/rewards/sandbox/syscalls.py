@@ -66,7 +66,7 @@ def filter_of(machine: str = platform.machine()) -> list[Instruction] | None:
     if machine not in _ARCHITECTURES or not sys.platform.startswith("linux"):
         return None
     numbers = denied_numbers(machine)
-    special = _parsed(_WITH_CONDITIONS, machine)
+    special = special_numbers(machine)
     instructions: list[Instruction] = [
         [_LOAD, 0, 0, _ARCHITECTURE],
         [_EQUAL, 1, 0, _ARCHITECTURES[machine]],
@@ -119,24 +119,16 @@ def _returning(test: Instruction, answer: int) -> list[Instruction]:
     return [[code, 0, 1, k], [_RETURN, 0, 0, answer]]
 
 
-def _judged(number: int, argument: int, tests: Sequence[Instruction]) -> list[Instruction]:
-    """For the call of this number: allowed where the tests of the argument fall through, else EPERM."""
-    body: list[Instruction] = [
-        [_LOAD, 0, 0, _ARGUMENTS + argument * 8],
-        *tests,
-        [_RETURN, 0, 0, _ALLOW],
-        [_RETURN, 0, 0, _EPERM],
-    ]
+def _judged(
+    number: int, argument: int, tests: Sequence[Instruction], *, passed: int = _ALLOW, jumped: int = _EPERM
+) -> list[Instruction]:
+    """For the call of this number: one answer if the tests of the argument fall through, the other if they jump."""
+    load: Instruction = [_LOAD, 0, 0, _ARGUMENTS + argument * 8]
+    body: list[Instruction] = [load, *tests, [_RETURN, 0, 0, passed], [_RETURN, 0, 0, jumped]]
     return [[_EQUAL, 0, len(body), number], *body]
 
 
 def _only(number: int, argument: int, values: Sequence[int]) -> list[Instruction]:
-    """For the call of this number: allowed where the argument is one of the values, else EPERM."""
+    """For the call of this number: allowed if the argument is one of the values, else EPERM."""
     tests: list[Instruction] = [[_EQUAL, len(values) - at, 0, value] for at, value in enumerate(values)]
-    body: list[Instruction] = [
-        [_LOAD, 0, 0, _ARGUMENTS + argument * 8],
-        *tests,
-        [_RETURN, 0, 0, _EPERM],
-        [_RETURN, 0, 0, _ALLOW],
-    ]
-    return [[_EQUAL, 0, len(body), number], *body]
+    return _judged(number, argument, tests, passed=_EPERM, jumped=_ALLOW)

@@ -12,11 +12,11 @@ from hybridflow.errors import ConfigError, EngineError
 from hybridflow.parallel.layout import TensorLayout, WeightShard
 from hybridflow.resharding.executors.cuda_ipc import Handle, SharedMemories
 from hybridflow.resharding.executors.factory import ExecutorSetup, executor_kind, make_executor
-from hybridflow.resharding.executors.local import LocalExecutor, copy_all
+from hybridflow.resharding.executors.local import LocalExecutor
 from hybridflow.resharding.holdings import holdings_of
 from hybridflow.resharding.plan import make_plan
 from hybridflow.resharding.transport import Transport, _poll, group_within
-from hybridflow.resharding.views import OwnPieces
+from hybridflow.resharding.views import HeldWeights, OwnPieces
 from tests.spmd import run_ranks
 from tests.unit.resharding.random_weights import random_weights
 from tests.unit.resharding.resharding_programs import Sized, aliased, nested, random_plans
@@ -39,7 +39,9 @@ def test_local_fills_every_slot_of_a_plan(seed):
     held = [[shard for weight in weights for shard in weight.trained(rank)] for rank in range(3)]
     slots = [[shard for weight in weights for shard in weight.slots(rank)] for rank in range(3)]
     plan = make_plan([holdings_of(shards) for shards in held], [holdings_of(shards) for shards in slots])
-    copy_all(plan, held, slots)
+    sources, destinations = [HeldWeights(shards) for shards in held], [HeldWeights(shards) for shards in slots]
+    for piece in plan.pieces:
+        destinations[piece.destination].view(piece).copy_(sources[piece.source].view(piece))
     assert all(weight.is_there(slots[rank]) for weight in weights for rank in range(3))
 
 

@@ -6,20 +6,13 @@ import pytest
 
 from hybridflow.rewards.sandbox.limits import Limits
 from hybridflow.rewards.sandbox.runs import run_program
-from tests.attacks.cheats import ASKS, CHEATS, WALKS
+from tests.attacks.cheats import ASKS, WALKS
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux confines programs, no other system here")
 
 SHORT = Limits(cpu_seconds=1, wall_seconds=2.5, memory_mb=256, scratch_mb=2, output_kb=16)
 RIGHT = "def double(x):\n    return 2 * x\n"
 TESTS = ["assert double(2) == 4", "assert double('a') == 'aa'"]
-
-PROGRAMS = {f"{kind}_{name}": text for kind, texts in CHEATS.items() for name, text in texts.items()}
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_does_not_pass_by(name):
-    assert not any(run_program(PROGRAMS[name].replace("NAME", "double"), SHORT, tests=TESTS).passed)
 
 
 @pytest.mark.parametrize("cheat", [ASKS, WALKS])

@@ -1,14 +1,14 @@
-"""JSON from files and programs of others: parsed within limits, so that whatever cannot be used is a `ValueError`."""
+"""JSON from untrusted files and programs, parsed within limits: invalid input always raises a `ValueError`."""
 
 import json
 import re
 from pathlib import Path
 
 DEEPEST = 64
-"""Levels of lists and objects within one another."""
+"""Deepest nesting of lists and objects."""
 
 LARGEST_BYTES = 1 << 28
-"""Of a file that describes a model or an adapter."""
+"""Largest file that describes a model or an adapter."""
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -16,9 +16,9 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 def parse_json(text: bytes) -> object:
     """The value of a JSON text in UTF-8.
 
-    Raises a `ValueError` that says what is wrong: `UnicodeDecodeError` and `json.JSONDecodeError` with their places;
-    a plain one for values nested more than `DEEPEST` levels deep, numbers of thousands of digits, and half a
-    surrogate pair, which no UTF-8 text can hold.
+    Raises a `ValueError`: `UnicodeDecodeError` and `json.JSONDecodeError` with their positions, a plain one for values
+    nested more than `DEEPEST` levels deep, numbers of thousands of digits, and half a surrogate pair, which UTF-8
+    cannot represent.
     """
     try:
         found = json.loads(text.decode("utf-8"))

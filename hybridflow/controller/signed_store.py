@@ -1,8 +1,8 @@
-"""A store whose values are signed: what a stranger writes into it is refused before anybody reads it.
+"""A store whose values are signed, so that values written by others are rejected.
 
-torch's TCPStore asks nobody who they are. Whoever reaches its port can list its keys and overwrite them: the addresses
-at which gloo's ranks connect, for instance. Here every value carries an HMAC-SHA256 of its key and itself under a
-secret that only the ranks of a pool have; they get it through the driver.
+torch's TCPStore has no authentication. Anyone who can reach its port can list its keys and overwrite them, such as the
+addresses at which gloo's ranks connect. Here every value carries an HMAC-SHA256 of its key and itself under a secret
+that only the ranks of a pool have; they receive it from the driver.
 """
 
 # pyright: reportPrivateImportUsage=false
@@ -22,7 +22,7 @@ SIGNATURE_BYTES = 32
 
 
 class StoreAddress(NamedTuple):
-    """Where a store is served, and the secret of those who may write to it. Its text leaves the secret out."""
+    """Where a store is served, and the secret for writing to it. `str` and `repr` omit the secret."""
 
     host: str
     port: int
@@ -38,13 +38,13 @@ _kept: list[dist.Store] = []
 
 
 class SignedStore(dist.Store):
-    """A store whose values are signed on the way in and checked on the way out.
+    """A store that signs values when they are set and verifies them when they are read.
 
-    Reading a value that nobody with the secret wrote raises a ResourceError. Counters (`add`) are not signed: a
-    stranger can change one, and so end the run early or make it wait, but not have anything of theirs read.
+    Reading a value without a valid signature raises a ResourceError. Counters (`add`) are not signed: an attacker can
+    change one, and so end the run early or make it wait, but cannot make a rank read other data.
 
-    torch calls a store written in Python by these methods' names, `deleteKey` and `getNumKeys` included. It does not
-    keep the Python half of one alive, so all of them live as long as their process.
+    torch calls a store written in Python by these method names, including `deleteKey` and `getNumKeys`. It does not
+    keep the Python object alive, so stores are kept until the process ends.
     """
 
     def __init__(self, store: dist.Store, address: StoreAddress) -> None:
@@ -58,11 +58,11 @@ class SignedStore(dist.Store):
         self._store.set(key, self._signed(key, value))  # pyright: ignore[reportArgumentType]
 
     def get(self, key: str) -> bytes:
-        """The value of a key, as soon as there is one."""
+        """The value of a key; waits until there is one."""
         return self._checked(key, self._store.get(key))
 
     def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
-        """Replaces `expected_value` ("" for a key that does not exist yet); returns the value that stands then."""
+        """Replaces `expected_value` ("" for a missing key) by `desired_value`; returns the value stored then."""
         before = self._signed(key, expected_value) if expected_value else b""
         after = self._store.compare_set(key, before, self._signed(key, desired_value))  # pyright: ignore[reportArgumentType]
         return self._checked(key, after) if after else b""
@@ -83,7 +83,7 @@ class SignedStore(dist.Store):
             self._store.wait(keys, timeout)
 
     def delete_key(self, key: str) -> bool:
-        """Deletes a key; whether it was there."""
+        """Deletes a key; returns whether it existed."""
         return self._store.delete_key(key)
 
     deleteKey = delete_key  # noqa: N815
@@ -99,7 +99,7 @@ class SignedStore(dist.Store):
         return self
 
     def has_extended_api(self) -> bool:
-        """It has no queues and no lists."""
+        """Whether the store has queues and lists: it has none."""
         return False
 
     hasExtendedApi = has_extended_api  # noqa: N815
@@ -124,7 +124,7 @@ class SignedStore(dist.Store):
 
 
 def served_store(host: str, *, port: int = 0) -> SignedStore:
-    """A store served by this process at one address of its machine, not at all of them; port 0 takes any free one."""
+    """A store served by this process, at this address alone; port 0 chooses a free port."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         with socket.socket(family, socket.SOCK_STREAM) as listener:
@@ -135,7 +135,7 @@ def served_store(host: str, *, port: int = 0) -> SignedStore:
             store = dist.TCPStore(
                 host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.fileno()
             )
-            listener.detach()  # it is the store's now
+            listener.detach()  # the store owns it now
     except (RuntimeError, OSError) as error:
         raise ResourceError(
             f"The ranks cannot meet at {host}:{port}: {str(error).splitlines()[0]}.",

@@ -1,4 +1,4 @@
-"""How a run ends at SIGTERM or Ctrl-C: between two steps, with a checkpoint; at a second signal at once."""
+"""Stops a run at SIGTERM or Ctrl-C: between two steps with a checkpoint, or immediately at a second signal."""
 
 import logging
 import os
@@ -13,19 +13,19 @@ from types import FrameType
 logger = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_LOOK = signal.SIGURG  # nobody else's business, and ignored where nobody handles it
+_LOOK = signal.SIGURG  # not used otherwise, and ignored by default
 _LOOK_SECONDS = 0.25
 _SHARE_TO_SAVE = 0.2
-"""Share of the time that is left to a checkpoint as long as none was timed."""
+"""Share of the remaining time that is reserved for a checkpoint until one has been timed."""
 
 
 class Abandoned(KeyboardInterrupt):
-    """The step under way is left, because it would not end in time."""
+    """The current step is abandoned, because it would not end in time."""
 
 
 @dataclass
 class _Work:
-    """What is under way that may be left: when it began, how long it takes as a rule, and whether it leaves traces."""
+    """Work that may be abandoned: when it began, how long it usually takes, and whether it changes state."""
 
     began: float
     usual_seconds: float | None
@@ -33,11 +33,11 @@ class _Work:
 
 
 class Stop:
-    """The first SIGTERM or SIGINT asks for an end, the second raises `KeyboardInterrupt`, the third ends the process.
+    """The first SIGTERM or SIGINT requests a stop, the second raises `KeyboardInterrupt`, the third ends the process.
 
-    States: as Python has it -> `handled`: the first signal raises `KeyboardInterrupt` -> `gracefully`: it makes
-    `signal` true, and work within `abandonable` is left by `Abandoned` where it would not end in time, or goes on to
-    its end where it would, or where it has begun to change what a checkpoint holds.
+    States: Python's own handlers -> `handled`: the first signal raises `KeyboardInterrupt` -> `gracefully`: the first
+    signal sets `signal`. Work within `abandonable` then continues if it will end in time or has begun to change what a
+    checkpoint holds; otherwise it is interrupted by `Abandoned`.
 
         stop = Stop()
         with stop.handled(), stop.gracefully(25.0, in_process=True):
@@ -49,7 +49,7 @@ class Stop:
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
         self.save_seconds: float | None = None
-        """How long a checkpoint takes, once one was written."""
+        """How long the last checkpoint took; None before the first."""
         self._seconds: float | None = None
         self._in_process = False
         self._deadline = 0.0
@@ -59,17 +59,17 @@ class Stop:
 
     @property
     def status(self) -> int:
-        """The exit status of a process that the signal ended: 130 for SIGINT, 143 for SIGTERM."""
+        """The exit status of a process ended by the signal: 130 for SIGINT, 143 for SIGTERM."""
         return 128 + (self.signal or signal.SIGINT)
 
     @property
     def seconds_left(self) -> float:
-        """Until the deadline; at least one."""
+        """Seconds until the deadline, at least one."""
         return max(1.0, self._deadline - time.monotonic())
 
     @contextmanager
     def handled(self) -> Iterator[None]:
-        """Both signals come here meanwhile. In a thread that is not the main one nothing is handled."""
+        """Handles both signals in the block. Does nothing in a thread other than the main one."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -83,10 +83,10 @@ class Stop:
 
     @contextmanager
     def gracefully(self, seconds: float, *, in_process: bool) -> Iterator[None]:
-        """Meanwhile the first signal raises nothing: within so many seconds the run is to end by itself.
+        """In the block the first signal raises nothing: the run must end by itself within so many seconds.
 
-        `in_process`: the work is done in this process, which is looked at from outside; else whoever waits for it calls
-        `check` now and then.
+        `in_process`: the work is done in this process, and a thread triggers `check`; otherwise the code that waits for
+        the work must call `check` regularly.
         """
         self._seconds, self._in_process = seconds, in_process
         try:
@@ -96,7 +96,7 @@ class Stop:
 
     @contextmanager
     def abandonable(self, is_changing: Callable[[], bool], *, usual_seconds: float | None) -> Iterator[None]:
-        """Work that may be left as long as nothing is changing."""
+        """A block that may be abandoned while `is_changing` is false."""
         self._work = _Work(time.monotonic(), usual_seconds, is_changing)
         try:
             yield
@@ -104,19 +104,19 @@ class Stop:
             self._work = None
 
     def check(self) -> None:
-        """Raises `Abandoned` where a signal has come and the work under way would not end in time."""
+        """Raises `Abandoned` if a signal has arrived and the current work would not end in time."""
         work = self._work
         if self.signal is None or work is None:
             return
         is_changing = work.is_changing()
         to_save = _SHARE_TO_SAVE * (self._deadline - self._asked_at)
         if self.save_seconds is not None:
-            # An update that is left cannot be saved at all: it may take all but the time of a checkpoint.
+            # An abandoned update cannot be saved at all, so it may use all time but that of a checkpoint.
             to_save = self.save_seconds * (1.0 if is_changing else 1.5)
         latest = self._deadline - to_save
         if time.monotonic() < latest:
             if is_changing:
-                return  # once begun, an update is worth its end
+                return  # finish an update that has begun
             usual = work.usual_seconds
             if usual is not None and work.began + usual < latest:
                 return

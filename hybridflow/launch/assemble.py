@@ -84,7 +84,7 @@ def assemble(
         decode=data.decode,
         drain_calls=backend.drain_calls,
         num_devices=num_devices,
-        config=prepared.composed.told(),
+        config=prepared.composed.redacted(),
         inputs=prepared.inputs,
         calls=backend,
         stop=stop,

@@ -62,7 +62,7 @@ class Composed:
         leaves = _leaves(OmegaConf.structured(self.config))
         return leaves | {key: value for key, value in self.as_written.items() if key in leaves}
 
-    def told(self) -> dict[str, object]:
+    def redacted(self) -> dict[str, object]:
         """`flat` without secrets: what checkpoints and trackers keep."""
         return redacted_leaves(self.flat())
 

@@ -81,7 +81,7 @@ def _trained(prepared: Prepared, console: Console, stop: Stop, reporting: "_Repo
             experiment=trainer.experiment,
             resume_after=checkpoint.step if checkpoint else None,
             is_last_unlogged=checkpoint is not None and checkpoint.driver_state().get("unlogged") is not None,
-            config=prepared.composed.told(),
+            config=prepared.composed.redacted(),
         )
         tracker = make_trackers(trainer.trackers, tracked)
         stack.callback(tracker.close)

@@ -41,7 +41,7 @@ def check_resumable(
 ) -> Changes:
     """What has changed since the checkpoint. Raises `CheckpointError` for what keeps the run from resuming."""
     policy, state = composed.config.trainer.resume_changed, checkpoint.driver_state()
-    settings = check_compatible(redacted_leaves(state["config"]), composed.told())
+    settings = check_compatible(redacted_leaves(state["config"]), composed.redacted())
     files = check_unchanged(state.get("inputs", {}), inputs, policy)
     rows = changed_rows(state["streams"], streams, policy)
     checkpoint.check_parts(trained)

@@ -1,4 +1,4 @@
-"""What every node of a run must share: found out by a round trip through the storage, before any model is loaded.
+"""Checks that all nodes of a run share its storage by a round trip through it, before any model is loaded.
 
 The driver writes a token into the run's directory; a process of each device reads it and writes it back; the driver
 reads that. The same processes look for the models and the checkpoint that the run reads, and adopt the user's code.
@@ -8,7 +8,6 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
@@ -24,6 +23,7 @@ from hybridflow.elastic.checkpoint import Checkpoint
 from hybridflow.elastic.storage import write_aside
 from hybridflow.errors import ConfigError, ResourceError
 from hybridflow.launch.roles import RoleSpec, policy_model
+from hybridflow.parallel.file_records import in_threads
 from hybridflow.workers.lookout import TOKEN_FILE, Expected, Lookout, Sight, Sizes, read_back, sizes_of
 
 CODE_FOLDER = "code"
@@ -31,7 +31,7 @@ CODE_FOLDER = "code"
 
 _RUN_DIR = "trainer.run_dir"
 _JOB_COPY = ("runtime_resources", "working_dir_files")
-"""In the path of the copy of a working directory that Ray makes for a job, and deletes after it."""
+"""Parts of the path of the working directory that Ray creates for a job and deletes after it."""
 
 
 def check_outlives_job(directory: Path) -> None:
@@ -82,7 +82,7 @@ def meet_nodes(
 
 @contextmanager
 def _meeting(run_dir: Path) -> Iterator[tuple[Path, str]]:
-    """A directory in the run's for the time of a meeting, with a token in it."""
+    """A temporary directory in the run directory with a file that holds a token; yields the directory and the token."""
     token = secrets.token_hex(16)
     meeting = run_dir / f".meeting-{token[:8]}"
     meeting.mkdir()
@@ -97,12 +97,11 @@ def _meeting(run_dir: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _problems(sights: Sequence[Sight], meeting: Path, token: str) -> list[tuple[str, str, str]]:
-    """Node, setting and what is wrong, of each node once."""
+    """Node, setting and description of a problem, at most one per node."""
     found = {sight.node: (sight.node, *problem) for sight in reversed(sights) for problem in sight.problems.items()}
     if found:
         return list(found.values())
-    with ThreadPoolExecutor(max_workers=min(32, len(sights))) as threads:
-        unread = list(threads.map(lambda sight: read_back(meeting / sight.answer, token), sights))
+    unread = in_threads(lambda sight: read_back(meeting / sight.answer, token), sights, threads=32)
     written = {
         sight.node: (sight.node, _RUN_DIR, f"what it wrote is not here: {problem}")
         for sight, problem in zip(sights, unread, strict=True)

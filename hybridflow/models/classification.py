@@ -20,7 +20,7 @@ from hybridflow.batch.iterate import microbatches
 from hybridflow.batch.ragged import Ragged
 from hybridflow.errors import ConfigError, EngineError
 from hybridflow.models.finite import check_finite
-from hybridflow.models.loading import own_memory, quiet_transformers, read_description, told
+from hybridflow.models.loading import one_line, own_memory, quiet_transformers, read_description
 from hybridflow.models.names.rules import MODEL_TYPES
 from hybridflow.models.shard_files.reading import saved_shapes
 from hybridflow.models.tokenizers import pad_id
@@ -147,7 +147,7 @@ def _load(judge: JudgingModel, dtype: torch.dtype, device: torch.device, trust_r
             )
     except Exception as error:  # as in `read_description`
         raise EngineError(
-            f"The reward model in {judge.directory} cannot be loaded: {told(error)}.",
+            f"The reward model in {judge.directory} cannot be loaded: {one_line(error)}.",
             remedy="reward.model.path must hold config.json and the weights of a sequence-classification model.",
         ) from error
     model, loading = cast(tuple[PreTrainedModel, dict[str, set[str]]], loaded)

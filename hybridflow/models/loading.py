@@ -83,13 +83,13 @@ def read_description(directory: Path, *, trust_remote_code: bool = False) -> Pre
             return AutoConfig.from_pretrained(directory, trust_remote_code=trust_remote_code, local_files_only=True)
     except Exception as error:  # transformers checks little, and fails in as many ways as a file can be wrong
         raise EngineError(
-            f"The model's description in {directory} cannot be read: {told(error)}.",
+            f"The model's description in {directory} cannot be read: {one_line(error)}.",
             remedy=_remedy(error, "It must hold the config.json of a model that transformers knows."),
         ) from error
 
 
-def told(error: Exception) -> str:
-    """What a library says of a file, in one line, with the kind of error where the words alone would be no sentence."""
+def one_line(error: Exception) -> str:
+    """A library's error message in one line, with the error's type unless the message reads well without it."""
     words = " ".join(str(error).split())[:_LONGEST_REASON].rstrip(".")
     return words if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: {words}"
 
@@ -174,7 +174,7 @@ def _load(
             )
     except Exception as error:  # transformers checks little, and fails in as many ways as a file can be wrong
         raise EngineError(
-            f"The model in {directory} cannot be loaded: {told(error)}.", remedy=_remedy(error, _WHAT_IT_HOLDS)
+            f"The model in {directory} cannot be loaded: {one_line(error)}.", remedy=_remedy(error, _WHAT_IT_HOLDS)
         ) from error
     model, loading = cast(tuple[PreTrainedModel, dict[str, set[str]]], loaded)
     if loading["missing_keys"]:

@@ -9,7 +9,7 @@ from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel
 
 from hybridflow.errors import EngineError
 from hybridflow.models.heads import ValueModel
-from hybridflow.models.loading import quiet_transformers, read_description, told
+from hybridflow.models.loading import one_line, quiet_transformers, read_description
 
 
 def causal_lm_skeleton(directory: Path, *, dtype: torch.dtype, trust_remote_code: bool = False) -> PreTrainedModel:
@@ -42,7 +42,7 @@ def _skeleton(
             model = factory.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
     except Exception as error:  # as in `read_description`
         raise EngineError(
-            f"The model in {directory} cannot be built: {told(error)}.",
+            f"The model in {directory} cannot be built: {one_line(error)}.",
             remedy="model.path must hold the config.json of a causal language model that transformers knows.",
         ) from error
     _forget_values(model)

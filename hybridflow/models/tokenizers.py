@@ -9,7 +9,7 @@ from hybridflow.batch.ragged import Ragged
 from hybridflow.config.json_text import read_json_object
 from hybridflow.errors import EngineError
 from hybridflow.models.geometry import text_config
-from hybridflow.models.loading import told
+from hybridflow.models.loading import one_line
 
 
 def load_tokenizer(
@@ -20,7 +20,7 @@ def load_tokenizer(
         tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code, local_files_only=True)
     except Exception as error:  # transformers checks little, and fails in as many ways as a file can be wrong
         raise EngineError(
-            f"No tokenizer can be loaded from {directory}: {told(error)}.",
+            f"No tokenizer can be loaded from {directory}: {one_line(error)}.",
             remedy="Set model.tokenizer_path to the directory that holds the tokenizer's files.",
         ) from error
     if pad_token is not None:
@@ -62,7 +62,9 @@ def _declared_eos(directory: Path, name: str) -> list[int]:
         declared = read_json_object(path).get("eos_token_id") if path.is_file() else None
         vocabulary = text_config(read_json_object(directory / "config.json")).get("vocab_size")
     except (OSError, ValueError) as error:
-        raise EngineError(f"{path} cannot be read: {told(error)}.", remedy="Correct the file, or remove it.") from error
+        raise EngineError(
+            f"{path} cannot be read: {one_line(error)}.", remedy="Correct the file, or remove it."
+        ) from error
     found = declared if isinstance(declared, list) else [] if declared is None else [declared]
     highest = vocabulary - 1 if type(vocabulary) is int else None
     for token in found:

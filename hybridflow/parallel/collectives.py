@@ -1,7 +1,7 @@
-"""Plain data gathered and dealt out over ranks, and steps that fail on all ranks when they fail on one.
+"""Collectives for plain data, and steps that fail on all ranks if they fail on one.
 
-torch's own collectives for objects unpickle whatever a connection brings, and so run it. What travels here is bytes, or
-JSON, which can do nothing; one message has at most `MOST_BYTES`.
+torch's own collectives for objects unpickle what they receive, which can execute code. These send bytes, or JSON, which
+cannot; a message has at most `MOST_BYTES`.
 """
 
 import json
@@ -19,11 +19,11 @@ from hybridflow.parallel.groups import Ranks
 MOST_BYTES = 1 << 30
 
 Plain: TypeAlias = "bool | int | float | str | Sequence[Plain] | Mapping[str, Plain] | None"
-"""What JSON can say. Tuples arrive as lists."""
+"""Values that JSON can represent. Tuples are received as lists."""
 
 
 def gathered(item: Plain, ranks: Ranks) -> list:
-    """On rank 0 what every rank gave, by rank; nothing on the others."""
+    """The items of all ranks on rank 0, in the order of ranks; an empty list on the others."""
     own = json.dumps(item)
     if ranks.mesh.size == 1:
         return [json.loads(own)]
@@ -34,7 +34,7 @@ def gathered(item: Plain, ranks: Ranks) -> list:
 
 
 def dealt(items: Sequence[Plain], ranks: Ranks) -> list:
-    """The item of this rank (a list), of those that rank 0 gave, one for each."""
+    """Scatters the items of rank 0, one (a list) per rank; returns this rank's."""
     texts = [json.dumps(item).encode() for item in items]
     if ranks.mesh.size == 1:
         return json.loads(texts[0])
@@ -46,8 +46,8 @@ def dealt(items: Sequence[Plain], ranks: Ranks) -> list:
     return json.loads(_cut(mine, int(sizes[ranks.rank])))
 
 
-def told_by_all(message: bytes, group: dist.ProcessGroup | None) -> list[bytes]:
-    """What every rank of a group gave, by rank, on all of them; None is all ranks."""
+def all_gathered(message: bytes, group: dist.ProcessGroup | None) -> list[bytes]:
+    """The messages of all ranks of a group, in the order of ranks, on every rank; None is the default group."""
     sent, sizes = _padded(message, group)
     if not sent.numel():
         return [b""] * len(sizes)
@@ -56,8 +56,8 @@ def told_by_all(message: bytes, group: dist.ProcessGroup | None) -> list[bytes]:
     return [_cut(part, size) for part, size in zip(parts, sizes, strict=True)]
 
 
-def told_by_one(message: bytes, group: dist.ProcessGroup, *, source: int) -> bytes:
-    """What the rank `source` (of the group) gave, on all ranks of the group."""
+def broadcast_from(message: bytes, group: dist.ProcessGroup, *, source: int) -> bytes:
+    """The message of the rank `source` (its number in the group), on all ranks of the group."""
     size = torch.tensor([len(message)])
     dist.broadcast(size, group=group, group_src=source)
     own = (
@@ -70,7 +70,7 @@ def told_by_one(message: bytes, group: dist.ProcessGroup, *, source: int) -> byt
 
 
 def checked_size(size: int) -> int:
-    """The size of a message that a rank announces; raises where no message is as long."""
+    """The size of a message that a rank announces; raises `EngineError` if it exceeds `MOST_BYTES`."""
     if 0 <= size <= MOST_BYTES:
         return size
     raise EngineError(
@@ -80,13 +80,13 @@ def checked_size(size: int) -> int:
 
 
 class Together:
-    """A step that all ranks take: where it fails on one it fails on all, with that rank's error; nobody waits in vain.
+    """A step of all ranks: if it fails on one, it fails on all with that rank's error, and no rank waits forever.
 
         with Together(ranks):
             write_own_part()
         # here every rank has written its part
 
-    Ranks do not talk to one another inside the block.
+    The block must not communicate with other ranks.
     """
 
     def __init__(self, ranks: Ranks) -> None:
@@ -98,15 +98,15 @@ class Together:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Waits for the others, and raises the first rank's error where this rank has none of its own."""
+        """Waits for the others, and raises the first rank's error if this rank has none of its own."""
         if self._ranks.mesh.size == 1 or not (error is None or isinstance(error, Exception)):
             return
-        told = told_by_all(b"" if error is None else error_text(self._told(error)).encode(), None)
-        first = next((failure for failure in told if failure), None)
+        failures = all_gathered(b"" if error is None else error_text(self._ours(error)).encode(), None)
+        first = next((failure for failure in failures if failure), None)
         if error is None and first is not None:
             raise error_from(first.decode())
 
-    def _told(self, error: Exception) -> HybridflowError:
+    def _ours(self, error: Exception) -> HybridflowError:
         if isinstance(error, HybridflowError):
             return error
         return EngineError(
@@ -115,7 +115,7 @@ class Together:
 
 
 def _padded(message: bytes, group: dist.ProcessGroup | None) -> tuple[Tensor, list[int]]:
-    """A message as long as the longest of the group, and the length of each rank's."""
+    """A message padded to the longest of the group, and the length of each rank's."""
     sizes = [torch.empty(1, dtype=torch.int64) for _ in range(dist.get_world_size(group))]
     dist.all_gather(sizes, torch.tensor([len(message)]), group=group)
     lengths = [int(size) for size in sizes]

@@ -1,4 +1,4 @@
-"""One request to a server, held to a total time and to a size of its answer."""
+"""A request to a server, with limits on its total time and on the size of the response."""
 
 import functools
 import http.client
@@ -20,16 +20,16 @@ _REMEDY = "Look at the server's log. reward.settings.NAME.request_seconds and an
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """For a whole request, and for the body of its answer."""
+    """Limits of a whole request, and of the body of its response."""
 
     seconds: float
     answer_bytes: int
 
 
 def posted(address: str, body: object, headers: Mapping[str, str], limits: RequestLimits) -> bytes:
-    """The answer's body. Raises `RewardUnavailable`, or `RewardError` for an answer that is no good.
+    """The body of the response. Raises `RewardUnavailable`, or `RewardError` for a response that cannot be used.
 
-    Redirections are not followed: what is sent, and its Authorization, is for the server of this address alone.
+    Redirects are not followed: the request and its Authorization are meant for this server alone.
     """
     data = json.dumps(body, default=str).encode()
     request = urllib.request.Request(address, data=data, headers=dict(headers), method="POST")
@@ -54,7 +54,7 @@ def posted(address: str, body: object, headers: Mapping[str, str], limits: Reque
 
 
 def unreachable(address: str, seconds: float) -> str:
-    """Why no connection can be made to an address; empty where one can, or where a proxy stands between."""
+    """Why an address cannot be connected to; empty if it can be, or if a proxy is used for it."""
     parts = urllib.parse.urlsplit(address)
     host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
     if parts.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(host):
@@ -67,19 +67,19 @@ def unreachable(address: str, seconds: float) -> str:
 
 
 class _Watch:
-    """The socket of a request, shut down when its time is over, whatever is being waited for then."""
+    """Shuts down the socket of a request when its time is over."""
 
     def __init__(self) -> None:
         self.has_ended = False
         self._socket: socket.socket | None = None
 
     def hold(self, connected: socket.socket) -> None:
-        """The socket is there."""
+        """Registers the socket."""
         self._socket = connected
 
     @contextmanager
     def ending_after(self, seconds: float) -> Iterator[None]:
-        """For as long as this lasts, but no longer than these seconds."""
+        """Limits the block to so many seconds."""
         timer = threading.Timer(seconds, self._end)
         timer.daemon = True
         timer.start()
@@ -110,7 +110,7 @@ class _SecureConnection(_Connection, http.client.HTTPSConnection):
 
 
 class _Handler(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
-    """Opens connections whose sockets the watch holds."""
+    """Opens connections whose sockets are registered with the watch."""
 
     def __init__(self, watch: _Watch) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class _Handler(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Leaves an answer that redirects to be the error that its status says."""
+    """Turns a redirect into an HTTP error."""
 
     def redirect_request(self, req, fp, code, msg, headers, newurl) -> None:
         return None

@@ -1,4 +1,4 @@
-"""What a process of a run sees of the storage that all nodes must share, told before anything else is started."""
+"""Checks, in each process of a run and before anything else starts, the storage that all nodes must share."""
 
 import os
 import time
@@ -13,48 +13,48 @@ from hybridflow.controller.worker import Worker
 
 TOKEN_FILE = "driver"
 PATIENCE_SECONDS = 5.0
-"""How long a file that another node has written may take to be seen here."""
+"""How long a file written on another node may take to become visible here."""
 
 Sizes = Mapping[str, int]
-"""Names of the files of a directory, and their bytes."""
+"""Names of the files in a directory, and their sizes in bytes."""
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What the driver has written and what it reads, which every process must find under the same paths."""
+    """The files that the driver has written or reads, which every process must find at the same paths."""
 
     meeting: Path
-    """A directory in the run's, where the driver wrote `token` to a file and every process writes it back."""
+    """A directory in the run directory: the driver wrote `token` to a file in it, and every process writes it back."""
 
     token: str
     directories: Mapping[str, tuple[Path, Sizes]]
-    """What the run reads, by the setting that names it: the directory, and the files that the driver finds there."""
+    """The directories that the run reads, by the setting that names them, with the files that the driver sees there."""
 
     code: Path
     """The copies of the user's code."""
 
     working_directory: Path
-    """The driver's: relative paths in the user's own functions mean the same here, where the directory exists."""
+    """The driver's. Processes change to it if it exists, for relative paths in the user's functions."""
 
 
 @dataclass(frozen=True)
 class Sight:
-    """What one process found."""
+    """The result of the check in one process."""
 
     node: str
     answer: str
-    """The file of the meeting directory that it wrote the token to."""
+    """The file in the meeting directory to which it wrote the token."""
 
     problems: Mapping[str, str]
-    """What is wrong, by the setting that names the path; `trainer.run_dir` for the meeting itself."""
+    """Problems by the setting that names the path; `trainer.run_dir` for the meeting directory."""
 
 
 class Lookout(Worker):
-    """Looks at the run's storage from one process."""
+    """Checks the run's storage from one process."""
 
     @transfer(BROADCAST)
     def look(self, expected: Expected) -> Sight:
-        """Reads the driver's token and writes it back, looks for what the run reads, and adopts the user's code."""
+        """Reads the driver's token and writes it back, checks what the run reads, and uses the user's code."""
         answer = f"{self.context.role}-{self.context.rank}"
         found = _exchange(expected, answer)
         problems = {} if found is None else {"trainer.run_dir": found}
@@ -69,13 +69,13 @@ class Lookout(Worker):
 
 
 def sizes_of(directory: Path) -> dict[str, int]:
-    """The files directly in a directory, but for hidden ones, and their bytes."""
+    """The files directly in a directory, except hidden ones, and their sizes in bytes."""
     found = sorted(path for path in directory.iterdir() if path.is_file() and not path.name.startswith("."))
     return {path.name: path.stat().st_size for path in found}
 
 
 def missing_from(directory: Path, sizes: Sizes) -> str | None:
-    """What a directory lacks of the files that it should have, in words; None where all are there."""
+    """A description of the first missing or different file of a directory; None if there is none."""
     try:
         here = sizes_of(directory)
     except OSError as error:
@@ -87,7 +87,7 @@ def missing_from(directory: Path, sizes: Sizes) -> str | None:
 
 
 def read_back(file: Path, token: str) -> str | None:
-    """What is wrong with a file that another process has written the token to; it is given a few seconds to appear."""
+    """What is wrong with a file to which another process wrote the token; waits a few seconds for it to appear."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:

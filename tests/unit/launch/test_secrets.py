@@ -36,17 +36,19 @@ def test_they_reach_functions_and_nothing_that_is_written():
     assert found.config.trainer.experiment == "s3cr3t-variable"
     assert found.config.reward.settings["score"]["headers"]["Authorization"] == "s3cr3t-header"
     text = config_text(found)
-    assert "s3cr3t" not in text and "s3cr3t" not in json.dumps(found.told(), default=str)
+    assert "s3cr3t" not in text and "s3cr3t" not in json.dumps(found.redacted(), default=str)
     assert "token=***" in text and "Accept: a/b" in text and "attempts: 2" in text
     assert text.count("# origin: ") > 100
 
 
 def test_a_resumed_run_compares_what_it_may_know():
-    saved = composed().told()
-    assert check_compatible(redacted_leaves(saved), composed().told()) == []
+    saved = composed().redacted()
+    assert check_compatible(redacted_leaves(saved), composed().redacted()) == []
     other_secret = composed("reward.settings.score.headers={Authorization: other, Accept: a/b}")
-    assert check_compatible(redacted_leaves(saved), other_secret.told()) == []
-    changes = check_compatible(redacted_leaves(composed().flat()), composed("reward.settings.score.attempts=3").told())
+    assert check_compatible(redacted_leaves(saved), other_secret.redacted()) == []
+    changes = check_compatible(
+        redacted_leaves(composed().flat()), composed("reward.settings.score.attempts=3").redacted()
+    )
     assert [change.key for change in changes] == ["reward.settings.score.attempts"]
     assert "s3cr3t" not in str(changes)
 

@@ -39,7 +39,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from hybridflow.config.rollout import Sampling
 from hybridflow.engines.rollout.sampling import draw, uniforms_at
 from hybridflow.errors import EngineError
-from hybridflow.parallel.collectives import told_by_one
+from hybridflow.parallel.collectives import broadcast_from
 
 _SHARED_MEMORY = Path("/dev/shm")
 
@@ -249,7 +249,7 @@ def _own_segments() -> Iterator[None]:
     def group_name(communicator: cpu_communicator.CpuCommunicator) -> str:
         if id(communicator) not in names:
             name = f"hybridflow-{uuid.uuid4().hex}".encode()
-            names[id(communicator)] = told_by_one(name, communicator.cpu_group, source=0).decode()
+            names[id(communicator)] = broadcast_from(name, communicator.cpu_group, source=0).decode()
         return names[id(communicator)]
 
     try:

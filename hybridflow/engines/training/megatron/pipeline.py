@@ -16,7 +16,7 @@ from hybridflow.engines.training.megatron.attention import Rotary
 from hybridflow.engines.training.megatron.model import Chunk
 from hybridflow.engines.training.microbatch import MicroBatch
 from hybridflow.observability.metrics import Measure, Metrics, Reduction
-from hybridflow.parallel.collectives import told_by_one
+from hybridflow.parallel.collectives import broadcast_from
 
 ReportT = TypeVar("ReportT")
 
@@ -78,7 +78,7 @@ def outputs_of_last_stage(outputs: Sequence[Mapping[str, Tensor]]) -> list[dict[
     """What the last stage gave for each micro-batch, on all stages."""
     own = {f"{number}/{name}": flat for number, named in enumerate(outputs) for name, flat in named.items()}
     found: dict[int, dict[str, Tensor]] = {}
-    for key, flat in load(_told_by_last_stage(save(own))).items():
+    for key, flat in load(_from_last_stage(save(own))).items():
         number, _, name = key.partition("/")
         found.setdefault(int(number), {})[name] = flat
     return [found[number] for number in sorted(found)]
@@ -87,12 +87,12 @@ def outputs_of_last_stage(outputs: Sequence[Mapping[str, Tensor]]) -> list[dict[
 def metrics_of_last_stage(metrics: Metrics) -> Metrics:
     """What the last stage measured, on all stages."""
     own = {name: (measure.value, measure.weight, measure.reduction) for name, measure in metrics.items()}
-    told = json.loads(_told_by_last_stage(json.dumps(own).encode()))
+    told = json.loads(_from_last_stage(json.dumps(own).encode()))
     return {name: Measure(value, weight, Reduction(reduction)) for name, (value, weight, reduction) in told.items()}
 
 
-def _told_by_last_stage(message: bytes) -> bytes:
+def _from_last_stage(message: bytes) -> bytes:
     """The last stage's message, on all stages: as bytes, because nothing that the network says may run as code."""
     group = parallel_state.get_pipeline_model_parallel_group()
     assert isinstance(group, dist.ProcessGroup), f"no pipeline group: {group}"
-    return message if group.size() == 1 else told_by_one(message, group, source=group.size() - 1)
+    return message if group.size() == 1 else broadcast_from(message, group, source=group.size() - 1)

@@ -29,12 +29,8 @@ KEYS = [
     *fields.keys(Pool, "placement.pools.a."),
 ]
 TABLE_KEYS = (
-    "dataflow_settings.x",
-    "reward.settings.x",
-    "placement.roles.critic",
-    "algorithm.loss_settings.x",
-    "roles.a",
-)
+    "dataflow_settings.x", "reward.settings.x", "placement.roles.critic", "algorithm.loss_settings.x", "roles.a",
+)  # fmt: skip
 # fmt: off
 NUMBERS = [
     "0", "1", "-1", "2", "3", "7", "8", "64", "10000000000", "1000000000000000000000000000000",
@@ -182,20 +178,9 @@ def _table(chance: random.Random) -> str:
 
 def _group(chance: random.Random) -> str:
     names = (
-        *presets(),
-        *SYNONYMS,
-        "none",
-        "",
-        "x",
-        "ppo,grpo",
-        "[ppo]",
-        "null",
-        "../ppo",
-        "ppo.yaml",
-        "ppo ",
-        "PPO",
+        *presets(), *SYNONYMS, "none", "", "x", "ppo,grpo", "[ppo]", "null", "../ppo", "ppo.yaml", "ppo ", "PPO",
         "1",
-    )
+    )  # fmt: skip
     return f"{chance.choice(('algorithm', 'algorithm', 'task', '+algorithm', 'task@a'))}={chance.choice(names)}"
 
 

@@ -140,29 +140,13 @@ def _json(chance: random.Random) -> list[Entry]:
     inside = [b'{"prompt": "1", "answer": %s}\n' % value for value in deep.values()]
     objects = b'{"a":' * 5000 + b"1" + b"}" * 5000
     texts = [
-        b"null",
-        b"1",
-        b'"text"',
-        b"[]",
-        b"{}",
-        b"true",
-        b"NaN",
-        b"[1,2]",
-        b'{"prompt": "1",}',
-        b"{'prompt': '1'}",
-        b'{"prompt": "1"} {"prompt": "2"}',
-        b"// comment",
-        b'{"prompt": 01}',
-        b'{"prompt": "\t"}',
-        b'{"prompt": "\\x"}',
-        b'{"prompt": "1", "prompt": ["x"]}',
-        b'{"": "1"}',
-        b'{"prompt": "a\\ud800b", "answer": "2"}',
-        b'{"prompt": "1", "answer": "\\udc00"}',
-        b'{"prompt": "\\ud83d\\ude00", "answer": "2"}',
-        b'{"prompt": "1", "answer": 1e999}',
+        b"null", b"1", b'"text"', b"[]", b"{}", b"true", b"NaN", b"[1,2]", b'{"prompt": "1",}', b"{'prompt': '1'}",
+        b'{"prompt": "1"} {"prompt": "2"}', b"// comment", b'{"prompt": 01}', b'{"prompt": "\t"}',
+        b'{"prompt": "\\x"}', b'{"prompt": "1", "prompt": ["x"]}', b'{"": "1"}',
+        b'{"prompt": "a\\ud800b", "answer": "2"}', b'{"prompt": "1", "answer": "\\udc00"}',
+        b'{"prompt": "\\ud83d\\ude00", "answer": "2"}', b'{"prompt": "1", "answer": 1e999}',
         b'{"prompt": "1", "answer": -Infinity}',
-    ]
+    ]  # fmt: skip
     return [
         *(_content(f"nested {len(text) // 2}", text, file) for text in deep.values() for file in ("data.json",)),
         *(_content(f"nested inside {len(text)}", text * 4) for text in inside),
@@ -242,32 +226,11 @@ def _paths(chance: random.Random) -> list[Entry]:
         return "pipe.jsonl"
 
     names = [
-        "gone.jsonl",
-        "a" * 5000,
-        "/".join(["a" * 200] * 40),
-        "~nobodyx/a.jsonl",
-        "~",
-        ".",
-        "/",
-        "",
-        " ",
-        "a\nb.jsonl",
-        "/dev/zero",
-        "/proc/self/mem",
-        "owner/name",
-        "owner/name?split=x",
-        "builtin:",
-        "builtin:../x",
-        "builtin:calculator/x",
-        "reasoning_gym:",
-        "reasoning_gym:x",
-        "reasoning_gym:leg_counting?size=x",
-        "*.jsonl",
-        "a?b=c",
-        "file:///x",
-        "https://example.org/a.jsonl",
-        "\u202e.jsonl",
-    ]
+        "gone.jsonl", "a" * 5000, "/".join(["a" * 200] * 40), "~nobodyx/a.jsonl", "~", ".", "/", "", " ",
+        "a\nb.jsonl", "/dev/zero", "/proc/self/mem", "owner/name", "owner/name?split=x", "builtin:", "builtin:../x",
+        "builtin:calculator/x", "reasoning_gym:", "reasoning_gym:x", "reasoning_gym:leg_counting?size=x", "*.jsonl",
+        "a?b=c", "file:///x", "https://example.org/a.jsonl", "\u202e.jsonl",
+    ]  # fmt: skip
     return [
         *((f"path {name[:60]!r}", "ppo", partial(str, name)) for name in names),
         ("a link to itself", "ppo", link),

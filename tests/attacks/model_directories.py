@@ -191,22 +191,11 @@ def _odd_value(chance: random.Random) -> tuple[str, Change]:
 def _templates() -> dict[str, Change]:
     loop = "{% for i in range(90000) %}{% for j in range(90000) %}{% set x = j %}{% endfor %}{% endfor %}"
     texts = [
-        "{{ range(10**8) | list }}",
-        "{{ 1/0 }}",
-        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-        loop,
-        "{{ 'x' * 10**9 }}",
-        "{{ 10 ** (10 ** 8) }}",
-        "{% for %}",
-        "{{ messages.__class__.__mro__ }}",
-        "{{ ''.__class__.__base__.__subclasses__() }}",
-        "{% include '/etc/passwd' %}",
-        "{{ raise_exception('no') }}",
-        "{{ cycler.__init__.__globals__.os.system('id') }}",
-        "",
-        "{{ messages[9].content }}",
-        "plain",
-    ]
+        "{{ range(10**8) | list }}", "{{ 1/0 }}", "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", loop,
+        "{{ 'x' * 10**9 }}", "{{ 10 ** (10 ** 8) }}", "{% for %}", "{{ messages.__class__.__mro__ }}",
+        "{{ ''.__class__.__base__.__subclasses__() }}", "{% include '/etc/passwd' %}", "{{ raise_exception('no') }}",
+        "{{ cycler.__init__.__globals__.os.system('id') }}", "", "{{ messages[9].content }}", "plain",
+    ]  # fmt: skip
     write = (MODEL / "chat_template.jinja").write_text
     return {f"template {text[:60]!r}": partial(write, text) for text in texts}
 

@@ -40,7 +40,7 @@ class Finished:
 
 
 def execute(prepared: Prepared, console: Console, stop: Stop | None = None) -> Finished:
-    """Runs what was prepared, from the checkpoint where there is one. The report is written however the run ends."""
+    """Executes the run, from its checkpoint if there is one. The report is written however the run ends."""
     reporting = _Reporting(prepared)
     try:
         outcome, first_evaluation = _trained(prepared, console, stop or Stop(), reporting)
@@ -105,7 +105,7 @@ def _ending_of(error: BaseException) -> Ending:
 
 
 class _Reporting:
-    """Writes the page: now and then while the run goes on, and at its end, which also run.log is told."""
+    """Writes the report during the run and at its end, and the end to run.log as well."""
 
     def __init__(self, prepared: Prepared) -> None:
         self._directory = prepared.directory
@@ -116,14 +116,14 @@ class _Reporting:
             logger.warning("trainer.trackers is without jsonl, so there is no record to make report.html of")
 
     def on_the_way(self) -> None:
-        """Writes the page, unless that would take too much of the run's time."""
+        """Writes the report, unless that would take too much of the run's time."""
         began = time.monotonic()
         if began >= self._next_at:
             self._write()
             self._next_at = time.monotonic() + (time.monotonic() - began) / _MOST_SHARE_OF_TIME
 
     def end(self, ending: Ending) -> Path | None:
-        """The page with how the run ended; a run that has come to its end does not fail for want of it."""
+        """Writes the report with the ending; a failure to write it does not make the run fail."""
         log_to_file(logging.ERROR if ending.how == "failed" else logging.INFO, f"{ending.how}: {ending.said}")
         if self._directory.is_dir():
             write_ending(self._directory, ending)

@@ -1,4 +1,4 @@
-"""How a run ended, kept in its directory for the report: done, interrupted, or failed with which error."""
+"""How a run ended (done, interrupted, or failed with an error), stored in its directory for the report."""
 
 import json
 import logging
@@ -12,14 +12,14 @@ ENDING_FILE = "ending.json"
 
 @dataclass(frozen=True)
 class Ending:
-    """One way to end: `done`, `interrupted` or `failed`, and a sentence about it."""
+    """How a run ended: `done`, `interrupted` or `failed`, with a sentence."""
 
     how: str
     said: str
 
 
 def write_ending(run_dir: Path, ending: Ending) -> None:
-    """Keeps how the run ended; a directory that cannot be written takes nothing, with a warning."""
+    """Stores how the run ended; logs a warning if the directory cannot be written."""
     try:
         (run_dir / ENDING_FILE).write_text(json.dumps(asdict(ending)) + "\n", encoding="utf-8")
     except OSError as error:
@@ -27,7 +27,7 @@ def write_ending(run_dir: Path, ending: Ending) -> None:
 
 
 def read_ending(run_dir: Path) -> Ending | None:
-    """How the run ended; None while it runs, or where it was killed."""
+    """How the run ended; None if it is still running or was killed."""
     try:
         found = json.loads((run_dir / ENDING_FILE).read_text(encoding="utf-8"))
         return Ending(str(found["how"]), str(found["said"]))
@@ -36,5 +36,5 @@ def read_ending(run_dir: Path) -> Ending | None:
 
 
 def forget_ending(run_dir: Path) -> None:
-    """The run goes on."""
+    """Deletes the ending of a run that continues."""
     (run_dir / ENDING_FILE).unlink(missing_ok=True)

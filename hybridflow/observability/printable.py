@@ -1,7 +1,7 @@
-"""Texts of others on a terminal or a page: what would act there (escapes, bidirectional marks) is shown as a code.
+"""Shows control characters (escape sequences, bidirectional marks) in untrusted text as codes.
 
-Prompts, responses, names of data sources and answers of servers come from outside. Log lines, the console and the
-report pass here.
+Prompts, responses, names of data sources and responses of servers are untrusted. Log lines, the console and the report
+use this module.
 """
 
 import re
@@ -16,15 +16,15 @@ _UNPRINTABLE = re.compile(
 
 
 def printable(text: str) -> str:
-    """The text with codes for what would act on a terminal or a page; line ends and tabs stay."""
+    """The text with codes in place of control characters, except line ends and tabs."""
     return _UNPRINTABLE.sub(_code, text)
 
 
 class PlainConsole(Console):
-    """A console that no text can speak to: only its own styles become control sequences."""
+    """A console that never prints control sequences from text, only those of its own styles."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """The segments of what is printed, the texts of all made printable."""
+        """The segments to print, with printable text."""
         for text, style, control in super().render(renderable, options):
             yield Segment(text if control else printable(text), style, control)
 

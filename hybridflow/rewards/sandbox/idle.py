@@ -1,21 +1,21 @@
-"""Tests that test nothing: `pass`, `x = 1` and `assert True` pass every program."""
+"""Detects tests that every program passes, such as `pass`, `x = 1` and `assert True`."""
 
 import ast
 import builtins
 from functools import lru_cache
 
 LONGEST_TEST = 1_000_000
-"""Characters; the trainer's process reads every test."""
+"""Longest test in characters; the trainer's process parses every test."""
 
 _REACHING = {"exec", "eval", "globals", "locals", "vars", "getattr", "__import__"}
-"""Built-in functions by which a test may come to the program's names without writing them."""
+"""Built-in functions through which a test may reach the program's names without naming them."""
 
 _BUILT_IN = set(dir(builtins)) - _REACHING
 
 
 @lru_cache(maxsize=4096)
 def is_program(test: str) -> bool:
-    """Whether a text is code that does something: answers such as `42`, `3/4` or `Paris` are not."""
+    """Whether a text is a program rather than an answer such as `42`, `3/4` or `Paris`."""
     body = _body(test)
     is_call = (isinstance(part, ast.Call) for node in body for part in ast.walk(node))
     return any(not isinstance(node, ast.Expr) for node in body) or any(is_call)
@@ -23,9 +23,9 @@ def is_program(test: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def can_fail(test: str) -> bool:
-    """Whether a test can tell programs apart: it asserts, raises or calls something, and names what it does not make.
+    """Whether a test can fail: it asserts, raises or calls something, and uses a name that it does not define.
 
-    A comparison that stands alone (`f(1) == 2`) is none: nothing is made of what comes out.
+    A comparison by itself (`f(1) == 2`) cannot fail, since its result is not used.
     """
     doing = [node for node in _body(test) if not isinstance(node, ast.Expr) or isinstance(node.value, ast.Call)]
     parts = [part for node in doing for part in ast.walk(node)]
@@ -36,7 +36,7 @@ def can_fail(test: str) -> bool:
 
 
 def _made(parts: list[ast.AST]) -> set[str]:
-    """Names that a test itself gives a meaning; imports from `program` are the program's."""
+    """Names that a test defines itself; imports from `program` belong to the program."""
     made: set[str] = set()
     for part in parts:
         match part:

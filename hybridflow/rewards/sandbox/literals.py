@@ -1,7 +1,7 @@
-"""Expressions whose value is known without running a program, as far as it is cheap to know.
+"""Evaluates expressions of literals, without running a program and within limits.
 
-They come from data files and are evaluated in the trainer's own process, so what a few characters could make large
-(`10**10**8`, `list(range(10**9))`, `"a" * 10**9`) is measured before it is made.
+They come from data files and are evaluated in the trainer's own process, so the size of a result that a few characters
+could make large (`10**10**8`, `list(range(10**9))`, `"a" * 10**9`) is computed before the result.
 """
 
 import ast
@@ -44,17 +44,17 @@ _NUMBERS = ("e", "inf", "nan", "pi", "tau")
 
 
 class NotLiteral(ValueError):
-    """An expression that is no literal, or one too large to be worked out."""
+    """An expression that is not a literal, or whose value is too large."""
 
 
 @dataclass
 class Meter:
-    """How much operators and calls may still make: elements, characters and 30-bit digits of integers."""
+    """How much operators and calls may still create: elements, characters and 30-bit digits of integers."""
 
     left: int = 1_000_000
 
     def take(self, size: int) -> None:
-        """Uses some of it up. Raises `NotLiteral` where there is not as much."""
+        """Consumes part of the limit. Raises `NotLiteral` if too little is left."""
         if size > self.left:
             raise NotLiteral(f"its value is too large: {size} parts, of {self.left} left")
         self.left -= size
@@ -63,7 +63,7 @@ class Meter:
 def literal(node: ast.expr, meter: Meter) -> object:
     """The value of an expression of literals: also `-1`, `10**9 + 7`, `set([1, 2])`, `float("inf")` and `math.pi`.
 
-    Raises `NotLiteral` for all others, and for those that would make more than the meter has left.
+    Raises `NotLiteral` for other expressions, and for values larger than the meter has left.
     """
     match node:
         case ast.Constant(value=value) if value is not ...:
@@ -105,7 +105,7 @@ def _applied(function: Callable, values: list[object]) -> object:
 
 
 def _size_of_operation(op: ast.operator, left: object, right: object) -> int:
-    """An upper bound of how much an operation makes, and of its work. Raises `NotLiteral` where none is known."""
+    """An upper bound of the size of an operation's result and of its cost. Raises `NotLiteral` if none is known."""
     match op, left, right:
         case ast.Mod(), str() | bytes(), _:  # "%1000000000d" % 1
             raise NotLiteral("a formatted text")
@@ -123,7 +123,7 @@ def _size_of_operation(op: ast.operator, left: object, right: object) -> int:
 
 
 def _size_of_call(name: str, values: list[object]) -> int:
-    """The same for a call."""
+    """An upper bound of the size of a call's result."""
     match name, values:
         case "bytes", [int() as length]:
             return max(length, 0)
@@ -137,7 +137,7 @@ def _size_of_call(name: str, values: list[object]) -> int:
 
 
 def _size(value: object) -> int:
-    """How much a value holds; what stands in it twice counts twice."""
+    """The size of a value; elements that occur twice count twice."""
     if isinstance(value, int):
         return 1 + value.bit_length() // 30
     if isinstance(value, range):

@@ -1,4 +1,4 @@
-"""The directory of an untrusted program: how full it is, and how it is deleted whatever has been made of it."""
+"""The directory of an untrusted program: how full it is, and how it is deleted in any state."""
 
 import fcntl
 import os
@@ -18,9 +18,9 @@ _NEW_SECONDS = 60.0
 
 @contextmanager
 def scratch_directory() -> Iterator[Path]:
-    """An empty directory, deleted afterwards: where this process is killed, by the next one that makes one.
+    """An empty directory, deleted on exit; if this process is killed, the next one that calls this deletes it.
 
-    This process holds a lock on the directory; the lock ends with it.
+    This process holds a lock on the directory, which ends with the process.
     """
     _delete_abandoned()
     path = Path(tempfile.mkdtemp(prefix=_PREFIX))
@@ -35,7 +35,7 @@ def scratch_directory() -> Iterator[Path]:
 
 @cache
 def _delete_abandoned() -> None:
-    """Deletes the directories of dead processes of this user; looked for once per process."""
+    """Deletes the directories of this user's dead processes, once per process."""
     for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with suppress(OSError):
             found = path.lstat()
@@ -50,7 +50,7 @@ def _delete_abandoned() -> None:
 
 
 def _locked(path: Path) -> int | None:
-    """A descriptor that holds the directory's lock; None where another process has it, or there are no locks."""
+    """A descriptor that holds the directory's lock; None if another process has it, or if it cannot be locked."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -63,9 +63,8 @@ def _locked(path: Path) -> int | None:
 def is_full(scratch: Path, most_bytes: int, process: int) -> bool:
     """Whether the files of a process's directory take more than these bytes or are more than `MOST_FILES`.
 
-    Deleted files that the process keeps open count too, and so do those that it keeps mapped. The size of one that is
-    only mapped cannot be read without privileges: it counts as `most_bytes`. Folders that cannot be looked into count
-    as full.
+    Deleted files that the process keeps open or mapped count as well. The size of a file that is only mapped cannot be
+    read without privileges, so it counts as `most_bytes`. Directories that cannot be listed count as full.
     """
     kept = _kept_bytes(process, os.path.realpath(scratch), most_bytes)
     linked = _linked_bytes(scratch, most_bytes)
@@ -73,7 +72,7 @@ def is_full(scratch: Path, most_bytes: int, process: int) -> bool:
 
 
 def _linked_bytes(scratch: Path, most_bytes: int) -> int | None:
-    """Bytes of all files that have a name, as far as `most_bytes`; None beyond `MOST_FILES`, or where it is closed."""
+    """Bytes of all named files, up to `most_bytes`; None beyond `MOST_FILES` or if a directory cannot be listed."""
     total = count = 0
     folders = [str(scratch)]
     while folders:
@@ -121,13 +120,13 @@ def _listed(folder: str) -> list[str]:
 
 
 def _delete(top: Path) -> None:
-    """Deletes a directory. Folders in folders are moved up first, so neither a path nor the stack grows with depth."""
+    """Deletes a directory. Nested directories are moved up first, so that paths and stack do not grow with depth."""
     moved, count = secrets.token_hex(8), 0
     while found := list(os.scandir(top)):
         for entry in found:
             for inner in _opened(entry) if entry.is_dir(follow_symlinks=False) else []:
                 if inner.is_dir(follow_symlinks=False):
-                    os.chmod(inner.path, 0o700)  # to move a folder takes the right to write in it
+                    os.chmod(inner.path, 0o700)  # moving a directory requires write permission on it
                     os.rename(inner.path, top / f"{moved}_{count}")
                     count += 1
                 else:

@@ -16,11 +16,11 @@ from hybridflow.controller.backends.ports import ADDRESS, check_ports
 from hybridflow.errors import ResourceError
 
 DEVICE = "hybridflow_device"
-"""The custom resource of which a Ray started here has one unit per CPU device, so that any number can be had."""
+"""Custom resource with one unit per CPU device of a Ray started here, so that any number of devices is available."""
 
 
 class _Connection:
-    """What this process did to be connected."""
+    """How this process was connected."""
 
     has_started_ray = False
     has_joined_early = False
@@ -29,7 +29,7 @@ class _Connection:
 def connect(devices: int, nodes: int, device: str) -> bool:
     """Connects to the cluster of RAY_ADDRESS, or starts one on this machine with virtual devices.
 
-    Answers whether the caller is to end the connection: not where somebody else made it.
+    Returns whether the caller must end the connection; not if it existed before.
     """
     if ray.is_initialized():
         is_ours, _Connection.has_joined_early = _Connection.has_joined_early, False
@@ -50,15 +50,15 @@ def connect(devices: int, nodes: int, device: str) -> bool:
 
 
 def disconnect() -> None:
-    """Leaves the cluster, and ends it where it was started here."""
+    """Leaves the cluster, and stops it if it was started here."""
     ray.shutdown()
     _Connection.has_started_ray = False
 
 
 def abandon() -> None:
-    """Leaves a cluster whose head does not answer, without asking it: Ray itself would wait for the answer.
+    """Leaves a cluster whose head does not respond; Ray itself would wait for a response.
 
-    A head of our own is ended, so that Ray finds it gone and ends the rest. What another one started ends there.
+    A head that was started here is killed, so that Ray notices and stops the rest. Another cluster is left alone.
     """
     if is_joined():
         atexit.unregister(ray.shutdown)
@@ -70,12 +70,12 @@ def abandon() -> None:
 
 
 def is_joined() -> bool:
-    """Whether the cluster was there before: it may have other jobs, and may grow."""
+    """Whether the cluster was started elsewhere: it may have other jobs, and may grow."""
     return not _Connection.has_started_ray
 
 
 def joined_gpus() -> int | None:
-    """GPUs of the cluster that is joined, or would be at RAY_ADDRESS; None where Ray is to start on this machine."""
+    """GPUs of the cluster at RAY_ADDRESS, which is joined if necessary; None if Ray will start on this machine."""
     if not ray.is_initialized():
         if not os.environ.get(ADDRESS):
             return None
@@ -110,7 +110,7 @@ def _initialized(address: str, *, num_cpus: int | None = None, resources: dict[s
 
 @contextmanager
 def _own_sigterm() -> Iterator[None]:
-    """Keeps this process's handler of SIGTERM: Ray's own, in Python and in C++, end the driver at once."""
+    """Keeps this process's handler of SIGTERM: Ray's own handlers end the driver immediately."""
     handler = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -121,9 +121,9 @@ def _own_sigterm() -> Iterator[None]:
 
 @contextmanager
 def _on_loopback() -> Iterator[None]:
-    """Around the start of a cluster of this machine alone: Ray's processes listen at 127.0.0.1, and nowhere else.
+    """Makes Ray's processes listen at 127.0.0.1 only, for a cluster of this machine alone.
 
-    Ray has it for systems with a firewall that asks: a switch that is read at its import, and again by its processes.
+    Ray provides this for systems whose firewall prompts: a switch that it reads at import and in its processes.
     """
     name, is_cluster = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, ray_constants.ENABLE_RAY_CLUSTER
     before = os.environ.get(name)

@@ -1,4 +1,4 @@
-"""A configuration's paths made absolute: workers run in other directories than the command, and on other nodes."""
+"""Makes the paths in a configuration absolute: workers run in other directories and on other nodes."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,14 +15,14 @@ from hybridflow.config.roles import Role
 from hybridflow.config.section import Section
 
 _Rule = Callable[[str, str], str]
-"""From what a user wrote, and its key, to the same with an absolute path."""
+"""Makes the path in a value absolute; the second argument is the setting's key."""
 
 
 def with_absolute_paths(config: Experiment) -> dict[str, object]:
-    """Makes the paths in a configuration absolute, in place; returns what stood there before, by dotted key.
+    """Makes the paths in a configuration absolute, in place; returns the previous values by dotted key.
 
-    Only what exists here is changed: anything else is a name on a hub, a built-in, or a mistake that is reported in the
-    user's words. `trainer.run_dir` need not exist. Symbolic links stay: they may lead elsewhere on other nodes.
+    Changes only paths that exist: anything else is a name on a hub, a built-in, or a mistake, which is reported as the
+    user wrote it. `trainer.run_dir` need not exist. Symbolic links are kept: they may differ on other nodes.
     """
     before: dict[str, object] = {}
     for prefix, section in _sections(config):
@@ -39,7 +39,7 @@ def with_absolute_paths(config: Experiment) -> dict[str, object]:
 
 
 def code_file(setting: str, *, key: str = "") -> Path | None:
-    """The file in `path/file.py:name` (also behind `verl:` and the like); None for what is written in another form."""
+    """The file in `path/file.py:name`, optionally after a prefix such as `verl:`; None for other forms."""
     path, colon, _ = setting.rpartition(":")
     if not colon or not path.endswith(".py"):
         return None
@@ -49,7 +49,7 @@ def code_file(setting: str, *, key: str = "") -> Path | None:
 
 
 def model_directories(config: Experiment) -> Iterator[tuple[str, Path]]:
-    """Each setting that names a directory with a model or a tokenizer on this file system, with that directory."""
+    """Each setting that names a local directory with a model or a tokenizer, with that directory."""
     for prefix, section in _sections(config):
         if isinstance(section, Model):
             for name in _RULES[Model]:
@@ -108,7 +108,7 @@ _RULES: dict[type[Section], dict[str, _Rule]] = {
 
 
 def _sections(section: Section, prefix: str = "") -> Iterator[tuple[str, Section]]:
-    """A section and all below it, with what stands before the names of its settings."""
+    """A section and its subsections, each with the prefix of its keys."""
     yield prefix, section
     for name, value in vars(section).items():
         inner = value.items() if isinstance(value, dict) else [("", value)]

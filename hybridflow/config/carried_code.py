@@ -1,8 +1,8 @@
-"""The Python files that a user's functions live in, kept with the run for nodes where they are missing or differ.
+"""Copies of the Python files of a user's functions, for nodes where these files are missing or differ.
 
-The driver copies the files it imported, and the modules beside them, to a folder that all nodes share; each copy stands
-below the folder at its absolute path. A worker that finds the same files at the same paths uses those, so tracebacks
-and `__file__` are as usual. Otherwise it uses the copies, for files named in settings and for imports alike.
+The driver copies the files that it imported, and the modules in the same directories, to a folder that all nodes share;
+each copy is below the folder at its absolute path. A worker that has the same files at the same paths uses those, so
+that tracebacks and `__file__` are as usual. Otherwise it uses the copies, for files in settings and for imports.
 """
 
 import importlib
@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 
 VARIABLE = "HYBRIDFLOW_CODE"
-"""In a process that uses the copies: the folder that holds them. Processes that it starts inherit it."""
+"""Environment variable with the folder of the copies, in a process that uses them; inherited by its children."""
 
 _OURS = Path(__file__).resolve().parents[1]
 _MOST_BYTES = 32 << 20
@@ -25,7 +25,7 @@ _MOST_BYTES = 32 << 20
 def imported_user_files() -> list[Path]:
     """The files of all modules that this process imported from outside the Python installation and this package.
 
-    With them come the other modules of the same directories, which functions may import later: at most 32 MiB in all.
+    Includes the other modules of the same directories, which functions may import later, up to 32 MiB in total.
     """
     installed = _installed_directories()
     files = set()
@@ -49,7 +49,7 @@ def keep_code(files: Iterable[Path], folder: Path) -> None:
 
 
 def use_code(folder: Path) -> bool:
-    """Makes this process use the copies where any of the files is missing here or differs; returns whether it does."""
+    """Makes this process use the copies if any of the files is missing here or differs; returns whether it does."""
     copies = list(folder.rglob("*.py"))
     if all(_is_same(Path("/", copy.relative_to(folder)), copy) for copy in copies):
         return False
@@ -61,7 +61,7 @@ def use_code(folder: Path) -> bool:
 
 
 def code_here(file: Path) -> Path:
-    """Where this process reads a file of the user's code: its copy where there is one in use, or the file itself."""
+    """The path from which this process reads a file of the user's code: the copy if it is in use, or the file."""
     folder = os.environ.get(VARIABLE)
     copy = _below(Path(folder), file) if folder else file
     return copy if copy.is_file() else file

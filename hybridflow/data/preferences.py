@@ -129,7 +129,7 @@ def _preferences_of(name: str, config: Data, tokenizer: PreTrainedTokenizerBase,
 
 
 def _learnable(pairs: Sequence[Pair], table: Table) -> list[int]:
-    """Positions of the pairs that say something; what is left out, and what is there twice, is told."""
+    """Positions of the pairs with different, nonblank responses; logs those left out and those that occur twice."""
     even = [row for row, pair in enumerate(pairs) if pair.is_even]
     blank = [row for row, pair in enumerate(pairs) if pair.is_blank and not pair.is_even]
     for what, rows in (("both responses are the same", even), ("a response is blank", blank)):

@@ -1,4 +1,4 @@
-"""Settings whose default depends on the device: filled in once the device is known."""
+"""Fills in the settings whose default depends on the device, once the device is known."""
 
 import logging
 from dataclasses import fields, is_dataclass, replace

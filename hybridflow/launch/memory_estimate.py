@@ -1,7 +1,7 @@
-"""How much memory each phase of a step takes on one device, from the sizes of the models: printed and checked early.
+"""Estimates the memory of each phase of a step on one device from the sizes of the models, before the run starts.
 
-An estimate, not a measurement: weights, optimizer, gradients and caches follow from the layout; activations from a
-formula for decoders of the Llama family, in which a layer keeps 6 hidden + 3 query + 5 intermediate values per token.
+Weights, optimizer, gradients and caches follow from the layout; activations from a formula for decoders of the Llama
+family, in which a layer stores 6 hidden + 3 query + 5 intermediate values per token.
 """
 
 import logging
@@ -31,42 +31,42 @@ logger = logging.getLogger(__name__)
 
 GIB = 1 << 30
 TOLERANCE = 1.1
-"""An estimate must exceed the device's memory by this factor to be refused."""
+"""A run is refused if an estimate exceeds the device's memory by this factor."""
 
 GENERATING = "generating"
-"""Name of the phase in which the rollout answers."""
+"""Name of the phase in which the rollout generates."""
 
 _LOGITS_CHUNK = 1 << 28
 _LOGITS_BYTES = 12
-"""Of a logit in float32, its exponential and its gradient; at most `_LOGITS_CHUNK` of them exist at once."""
+"""A logit in float32, its exponential and its gradient; at most `_LOGITS_CHUNK` logits exist at once."""
 
 
 _OFFLOADED_BUCKETS_BYTES = 3 * 256 << 20
-"""An offloaded optimizer is stepped in buckets: one arrives, one is stepped on, one leaves."""
+"""An offloaded optimizer has three buckets on the device: one arriving, one being stepped, one leaving."""
 
 
 @dataclass(frozen=True)
 class Phase:
-    """One phase of a step on one device: what is in memory, in bytes."""
+    """One phase of a step on one device: the contents of its memory, in bytes."""
 
     name: str
     parts: Mapping[str, float]
 
     @property
     def total(self) -> float:
-        """Bytes in all."""
+        """Total bytes."""
         return sum(self.parts.values())
 
     @property
     def largest(self) -> str:
-        """`activations 54.7, weights 14.2, ...`: the parts above a twentieth of the whole, in GiB."""
+        """`activations 54.7, weights 14.2, ...`: the parts above a twentieth of the total, in GiB."""
         parts = sorted(self.parts.items(), key=lambda part: -part[1])
         return ", ".join(f"{name} {_gib(size)}" for name, size in parts if size >= self.total / 20)
 
 
 @dataclass(frozen=True)
 class _Load:
-    """What one role takes on one device, in bytes."""
+    """Memory of one role on one device, in bytes."""
 
     name: str
     weights: float
@@ -84,10 +84,10 @@ class _Load:
 def check_memory(
     config: Experiment, specs: Sequence[RoleSpec], *, device: str, device_bytes: int | None, whole: Collection[str] = ()
 ) -> None:
-    """Says what each phase takes on a GPU; raises `ResourceError` for one that cannot fit into `device_bytes`.
+    """Logs the memory of each phase on a GPU; raises `ResourceError` for one that cannot fit into `device_bytes`.
 
-    None is a device of unknown size, for which nothing is refused. `whole` are the judges that `transformers` runs:
-    models of any family, of which only the weights count.
+    None means a device of unknown size, for which nothing is refused. `whole` are the judges that `transformers` runs:
+    models of any family, of which only the weights are counted.
     """
     if device != "cuda":
         return
@@ -113,7 +113,7 @@ def check_memory(
 
 
 def local_device_bytes() -> int | None:
-    """Memory of this machine's first GPU; None where there is none, as on the driver of another machine's cluster."""
+    """Memory of this machine's first GPU; None if there is none, as on a driver that joins a remote cluster."""
     return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
 
 
@@ -141,7 +141,7 @@ def memory_phases(
 
 
 def _phase_of(load: _Load, resident: Mapping[str, float]) -> Phase:
-    """The phase in which one role computes."""
+    """The phase of one role's computation."""
     own = dict(resident)
     if load.training.offload_parameters:
         own[f"weights of {load.name}"] = load.weights
@@ -176,7 +176,7 @@ def _load(config: Experiment, spec: RoleSpec) -> _Load:
 
 
 def _load_of_judge(spec: RoleSpec) -> _Load:
-    """A judge that runs whole on each device: its weights as they are in its files."""
+    """The load of a judge that is not divided: the size of its weight files."""
     assert spec.training is not None and spec.model is not None, f"{spec.name} runs no model"
     directory = resolve_model_path(str(spec.model.path))
     files = [*directory.glob("*.safetensors")] or [*directory.glob("*.bin")]
@@ -188,7 +188,7 @@ _AXES = ("data", "pipeline", "sequence", "tensor")
 
 
 def _shards(training: Training, mesh: Mapping[str, int]) -> tuple[int, int]:
-    """Over how many devices the weights are divided, and the optimizer's state."""
+    """The number of devices over which the weights and the optimizer's state are divided."""
     if training.engine is TrainingEngine.megatron:
         model = mesh["tensor"] * mesh["pipeline"]
         return model, model * (mesh["data"] if training.parallelism.distributed_optimizer else 1)
@@ -226,7 +226,7 @@ def _working(
 def _rollout(
     config: Experiment, specs: Sequence[RoleSpec], pool: str, device_bytes: int | None
 ) -> tuple[float, float, float] | None:
-    """Weights, working memory and cache of the rollout in a pool, in bytes; None where it does not generate."""
+    """Weights, working memory and cache of the rollout in a pool, in bytes; None if it does not generate there."""
     generates = [s for s in specs if s.generation_mesh is not None or s.name == ROLLOUT]
     if not generates or pool_of(config, ROLLOUT) != pool:
         return None
@@ -244,7 +244,7 @@ def _rollout(
 
 
 def _vllm_memory(config: Experiment, device_bytes: int) -> VllmMemory:
-    """What vLLM will hold on each device."""
+    """vLLM's memory on each device."""
     model = policy_model(config)
     geometry = read_geometry(resolve_model_path(str(model.path)))
     return plan_memory(
@@ -257,7 +257,7 @@ def _vllm_memory(config: Experiment, device_bytes: int) -> VllmMemory:
 
 
 def _remedy(config: Experiment, specs: Sequence[RoleSpec], pool: str) -> str:
-    """The settings that would lower the peak, the cheapest first."""
+    """The settings that lower the peak, the cheapest first."""
     trained = [spec for spec in specs if spec.pool == pool and spec.is_trained and spec.training is not None]
     advice = []
     if policy_model(config).dtype is Dtype.float32:

@@ -1,4 +1,4 @@
-"""Whether a model can be made of what its directory holds, as far as that is known without reading its weights."""
+"""Checks that a model can be built from its directory, without reading its weights."""
 
 import logging
 import re
@@ -21,10 +21,9 @@ _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 def check_models(models: Mapping[Path, Model]) -> None:
     """Checks each model by its directory.
 
-    Raises `EngineError` for a description that transformers makes no model of, and for weights that are quantised.
-
-    Layers that the weights have and the description does not are named in a warning. The modules are made without
-    memory, so this takes as long for a large model as for a small one.
+    Raises `EngineError` for a description from which transformers cannot build a model, and for quantised weights.
+    Warns of layers that are in the weights but not in the description. The modules are built without memory, so this
+    takes no longer for a large model.
     """
     for directory, model in models.items():
         _check(directory, model)
@@ -44,7 +43,7 @@ def _check(directory: Path, model: Model) -> None:
 
 
 def _warn_of_layers(directory: Path, layers: int) -> None:
-    """Weights of layers that are never read; a few behind the last are those that predict further tokens (MTP)."""
+    """Warns of layers that are never read; those after the last may predict further tokens (MTP)."""
     if not any(directory.glob("*.safetensors")):
         return
     numbers = {int(found[1]) for name in saved_shapes(directory) if (found := _LAYER.search(name))}

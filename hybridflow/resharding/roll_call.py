@@ -105,7 +105,7 @@ class RollCall:
             raise self._verdict()
 
     def _verdict(self) -> HybridflowError:
-        """What a rank said of this stage: text alone, so that nothing in the store can run as code."""
+        """The verdict on this stage, parsed from text, so that nothing in the store can run as code."""
         found = self._store.get(self._key("verdict"))
         try:
             return error_from(found.decode())

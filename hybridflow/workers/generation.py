@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RolloutSetup:
-    """What a rollout is told."""
+    """The settings of a rollout."""
 
     rollout: Rollout
     model: Model

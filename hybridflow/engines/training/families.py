@@ -69,7 +69,7 @@ VALUE = Family(
 
 @dataclass(frozen=True)
 class EngineSetup:
-    """What every engine is told."""
+    """The settings of every engine."""
 
     family: Family
     model: Model

@@ -1,12 +1,12 @@
-"""A training engine's state in files that any engine in any layout reads back.
+"""Saves a training engine's state in files that any engine in any layout can load.
 
     actor/huggingface/   the weights, as `models/shard_files` writes them; or
     actor/adapter/       a low-rank adapter alone, as `models/adapters` writes it
-    actor/optimizer/     moments, and float32 copies of weights held in fewer bits, in safetensors files, as
+    actor/optimizer/     moments, and float32 copies of weights in lower precision, in safetensors files, as
                          `<kind>.<canonical name of the weight>`; and numbers.json
 
 A rank writes and reads the boxes that it holds; boxes that several ranks hold are written once. Neither safetensors nor
-JSON can hold code, so a checkpoint from elsewhere may be read.
+JSON can contain code, so a checkpoint from an untrusted source is safe to load.
 """
 
 import json
@@ -29,7 +29,7 @@ NUMBERS_FILE = "numbers.json"
 FIRST_MOMENT, SECOND_MOMENT, MASTER = "exp_avg", "exp_avg_sq", "master"
 
 StateShard = tuple[str, WeightShard]
-"""What a piece of state is (a moment, or the float32 copy), and the piece, under the name of its weight."""
+"""The kind of a piece of state (a moment, or the float32 copy), and the piece under the name of its weight."""
 
 Shape = tuple[int, ...]
 
@@ -160,7 +160,7 @@ def _unreadable(target: Path, why: object) -> CheckpointError:
 
 @contextmanager
 def _of_a_checkpoint() -> Iterator[None]:
-    """What is wrong with a model directory, said of a checkpoint: no setting of a model would mend it."""
+    """Reports an error in a model directory as one in a checkpoint, with a remedy for a checkpoint."""
     try:
         yield
     except EngineError as error:
@@ -173,7 +173,7 @@ def _of_a_checkpoint() -> Iterator[None]:
 
 @contextmanager
 def _in_our_words(target: Path) -> Iterator[None]:
-    """What is wrong with a directory of weights, said of the optimizer's state."""
+    """Reports an error in a directory of weights as one in the optimizer's state."""
     try:
         yield
     except EngineError as error:

@@ -7,5 +7,5 @@ from hybridflow.observability.redaction import redacted_text
 
 
 def shown(text: str) -> str:
-    """The text as HTML that neither acts nor tells secrets."""
+    """The text as HTML, with control characters and secrets removed."""
     return html.escape(printable(redacted_text(text)))

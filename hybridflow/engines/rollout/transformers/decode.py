@@ -29,7 +29,7 @@ class Decoded:
 
 
 class _Reader:
-    """A model and what it has read so far: gives the logits of the next token, and forgets rows that are finished."""
+    """A model and its cache: computes the logits of the next token, and drops finished rows."""
 
     def __init__(self, model: PreTrainedModel, prompts: Ragged, limit_tokens: int) -> None:
         self._model = model
@@ -52,20 +52,20 @@ class _Reader:
         return logits
 
     def read(self, tokens: Int64[Tensor, " B"]) -> Tensor:
-        """Logits [B, V] after one more token a row."""
+        """Logits [B, V] after one more token per row."""
         self._positions = self._positions + 1
         if self._mask is not None:
             self._mask = torch.cat([self._mask, self._mask.new_ones(len(self._mask), 1)], 1)
         return self._forward(tokens[:, None], self._positions)
 
     def keep(self, rows: Int64[Tensor, " K"]) -> None:
-        """Goes on with the given rows alone."""
+        """Continues with the given rows alone."""
         self._cache.batch_select_indices(rows)
         self._positions = self._positions[rows]
         self._mask = None if self._mask is None else self._mask[rows]
 
     def state(self) -> Prompts:
-        """What was read so far."""
+        """Keys and values read so far."""
         memories: list[Tensor] = []
         for layer in self._cache.layers:
             assert isinstance(layer, GrowingLayer)
@@ -75,7 +75,7 @@ class _Reader:
         return Prompts(memories, mask.bool(), self._positions)
 
     def forget(self) -> None:
-        """Gives up the memory of what was read."""
+        """Releases the memory of the keys and values."""
         self._cache = Cache(layers=[])
 
     def _forward(self, ids: Tensor, positions: Tensor) -> Tensor:
@@ -91,10 +91,10 @@ class _Reader:
 
 
 class DecodeStep(Protocol):
-    """Rows under way, a token at a time. See `GrowingStep`, which is the plain one, and `FixedStep`."""
+    """Decodes unfinished rows token by token; see `GrowingStep`, the plain one, and `FixedStep`."""
 
     span: int
-    """Tokens between two looks at which rows go on."""
+    """Tokens between two looks at which rows are unfinished."""
 
     def begin(self, logits: Tensor) -> None:
         """Draws the first token of each row, from the logits [B, V] after its prompt."""
@@ -105,11 +105,11 @@ class DecodeStep(Protocol):
         ...
 
     def look(self) -> Tensor | None:
-        """Which of the rows under way go on, now or a little earlier; None where that is not known yet."""
+        """Which rows are unfinished, now or a little earlier; None if that is not known yet."""
         ...
 
     def keep(self, rows: Int64[Tensor, " K"]) -> None:
-        """Finished rows may leave: goes on with the given ones of the rows last told of, and perhaps with others."""
+        """Continues with the given rows (indices into the last `look`); may drop the others, which are finished."""
         ...
 
     def results(self) -> tuple[Tensor, Tensor]:
@@ -118,7 +118,7 @@ class DecodeStep(Protocol):
 
 
 class GrowingStep:
-    """Runs the model as it is, on a cache that grows with each token; a `DecodeStep`."""
+    """Runs the model eagerly, on a cache that grows with each token; a `DecodeStep`."""
 
     def __init__(
         self, reader: _Reader, uniforms: Float64[Tensor, "B R"], sampling: Sampling, ends: Int64[Tensor, " E"]

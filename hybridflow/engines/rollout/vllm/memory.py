@@ -1,6 +1,6 @@
-"""How vLLM's share of a GPU divides into weights, working memory and cache, known without importing it.
+"""Divides vLLM's share of a GPU into weights, working memory and cache, without importing vLLM.
 
-vLLM would measure: it refuses to start where less than its share is free, so what fits would depend on which role
+vLLM itself measures: it refuses to start if less than its share is free, so the result would depend on which role
 started first. Here the division follows from the sizes of the model and the settings alone.
 """
 
@@ -17,11 +17,11 @@ PREFILL_TOKENS = 8192
 """Tokens of prompts that vLLM reads per step on a GPU."""
 
 _LOGIT_BYTES, _LOGIT_BYTES_WITH_STAGES = 12, 24
-"""Of a logit while a token is drawn: the model's and two copies in float32. With pipeline stages `RowSampler` draws,
-which makes three copies in float32 and one in float64."""
+"""Bytes per logit while a token is drawn: the model's and two float32 copies. With pipeline stages `RowSampler` draws,
+which makes three float32 copies and one in float64."""
 
 _GRAPH_BYTES = 1 << 30
-"""Of CUDA graphs: their memory pool and buffers, for models of several layers."""
+"""Memory pool and buffers of CUDA graphs, for models of several layers."""
 
 _LEAST_FREE_SHARE = 0.01
 """Share of a GPU that must be free when vLLM starts; what it then allocates is planned beforehand."""
@@ -31,21 +31,21 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True)
 class VllmMemory:
-    """What vLLM holds on each device, in bytes."""
+    """vLLM's memory on each device, in bytes."""
 
     weights: int
     working: int
     """Activations of the longest step, logits and CUDA graphs."""
 
     cache: int
-    """Keys and values: what is left; negative where nothing is."""
+    """Keys and values: the rest; negative if nothing is left."""
 
     sequence: int
-    """Keys and values of one sequence of the greatest length."""
+    """Keys and values of one sequence of the maximum length."""
 
 
 def prefill_tokens(rollout: Rollout) -> int:
-    """Tokens in the longest step: those of prompts, or one per sequence."""
+    """Tokens in the largest step: those of prompts, or one per sequence."""
     return max(PREFILL_TOKENS, rollout.max_sequences or DEFAULT_SEQUENCES)
 
 
@@ -65,7 +65,7 @@ def plan_memory(
 
 
 def check_cache(planned: VllmMemory, rollout: Rollout) -> None:
-    """Raises `ResourceError` where `gpu_memory_fraction` leaves no cache for one sequence."""
+    """Raises `ResourceError` if `gpu_memory_fraction` leaves no cache for one sequence."""
     if rollout.vllm.kv_cache_mb or planned.cache >= planned.sequence:
         return
     raise ResourceError(
@@ -81,8 +81,8 @@ def check_cache(planned: VllmMemory, rollout: Rollout) -> None:
 def gpu_memory(directory: Path, model: Model, rollout: Rollout, *, device_bytes: int, limit_tokens: int) -> dict:
     """vLLM's settings that give it the planned cache, in whatever order the roles of a process start.
 
-    With an explicit cache, `gpu_memory_utilization` decides nothing but how much must be free at the start. Raises
-    `ResourceError` where the cache would hold no sequence of `limit_tokens`.
+    With an explicit cache, `gpu_memory_utilization` only decides how much must be free at the start. Raises
+    `ResourceError` if the cache cannot hold a sequence of `limit_tokens`.
     """
     planned = plan_memory(
         read_geometry(directory), model.dtype, rollout, device_bytes=device_bytes, sequence_tokens=limit_tokens
@@ -96,7 +96,7 @@ def gpu_memory(directory: Path, model: Model, rollout: Rollout, *, device_bytes:
 
 
 def _working_bytes(geometry: ModelGeometry, size: int, rollout: Rollout) -> int:
-    """Of the longest step: one layer's activations, and the logits of all sequences."""
+    """Working memory of the largest step: one layer's activations, and the logits of all sequences."""
     tensor = rollout.parallelism.tensor
     mlp = 3 * geometry.intermediate * max(geometry.experts_per_token, 1)
     attention = 2 * geometry.query_width + 2 * geometry.kv_width

@@ -15,6 +15,7 @@ WHOLE_FILES = {
         "parity/test_megatron_engine.py",
         "parity/test_megatron_checkpoints.py",
         "distributed/test_checkpoint_layouts.py",
+        "gpu/test_experts.py",
     ],
     "lora": [
         "unit/engines/training/test_lora.py",

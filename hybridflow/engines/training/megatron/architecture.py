@@ -17,6 +17,7 @@ from transformers import PreTrainedConfig
 
 from hybridflow.config.parallelism import Parallelism
 from hybridflow.engines.training.megatron.attention import PackedSelfAttention
+from hybridflow.engines.training.megatron.experts import GroupedExperts
 from hybridflow.engines.training.megatron.normalization import RmsNorm
 from hybridflow.engines.training.megatron.stacked_linear import StackedLinear
 from hybridflow.errors import ConfigError, EngineError
@@ -61,8 +62,12 @@ def transformer_config(
     *,
     dtype: torch.dtype,
     recompute: bool,
+    fused_activation: bool,
 ) -> TransformerConfig:
-    """What Megatron-Core is told. Losses are summed, not averaged, and nothing is dropped out."""
+    """What Megatron-Core is told. Losses are summed, not averaged, and nothing is dropped out.
+
+    `fused_activation` is SwiGLU as one kernel each way, which `torch.compile` makes.
+    """
     virtual = parallelism.virtual_pipeline if parallelism.virtual_pipeline > 1 else None
     return TransformerConfig(
         num_layers=geometry.layers,
@@ -100,7 +105,7 @@ def transformer_config(
         apply_rope_fusion=False,
         masked_softmax_fusion=False,
         bias_dropout_fusion=False,
-        bias_activation_fusion=False,
+        bias_activation_fusion=fused_activation,
         # Megatron-Core wants this dispatcher of dense models as well, where lengths vary.
         moe_token_dispatcher_type="alltoall",
         **(_experts(geometry, description, parallelism) if geometry.experts else {}),
@@ -134,6 +139,7 @@ def decoder_spec(geometry: ModelGeometry, layers: int) -> TransformerBlockSubmod
     mlp = cast(ModuleSpec, layer.mlp)
     if geometry.experts:
         mlp = cast(ModuleSpec, cast(MoESubmodules, mlp.submodules).experts)
+        mlp.module = GroupedExperts
     cast(MLPSubmodules, mlp.submodules).linear_fc1 = ModuleSpec(StackedLinear, params={"proportions": (1, 1)})
     return TransformerBlockSubmodules(layer_specs=[spec] * layers, layer_norm=ModuleSpec(RmsNorm))
 
@@ -149,7 +155,7 @@ def _experts(
         "moe_router_load_balancing_type": "none",
         "moe_aux_loss_coeff": 0.0,
         "moe_router_pre_softmax": not description.to_dict()["norm_topk_prob"],
-        "moe_grouped_gemm": False,
+        "moe_grouped_gemm": False,  # that is TransformerEngine's; ours is `GroupedExperts`
         "moe_permute_fusion": False,
         "expert_model_parallel_size": parallelism.expert,
         "expert_tensor_parallel_size": parallelism.tensor,

@@ -68,6 +68,7 @@ class MegatronEngine:
             parallelism,
             dtype=torch_dtype(setup.model.dtype),
             recompute=bool(setup.training.gradient_checkpointing),
+            fused_activation=self.device.type == "cuda",
         )
         self._multiple = parallelism.tensor if divides_tokens(geometry, parallelism) else 1
         self._rotary = make_rotary(description, self.device)
@@ -118,7 +119,8 @@ class MegatronEngine:
             return loss.value, loss.metrics
 
         optimizer.zero_grad()
-        reports = self._run(self._micros(batch), judge, batch, with_gradient=True)
+        with optimizer.reducing():
+            reports = self._run(self._micros(batch), judge, batch, with_gradient=True)
         metrics = metrics_of_last_stage(merge(reports))
         norm = finite_norm(optimizer.grad_norm(), step=self._steps + 1)
         optimizer.step(norm, learning_rate=rate)
@@ -180,9 +182,15 @@ class MegatronEngine:
     def _optimizer(self) -> ChunkOptimizer:
         """Made when first needed: a frozen model never has one."""
         if self._made_optimizer is None:
-            divided = self._training.parallelism.distributed_optimizer and self.mesh.axis_size("data") > 1
+            replicas = self.mesh.axis_size("data")
             self._layout.activate()
-            self._made_optimizer = ChunkOptimizer(self.chunks, self._config, self._training.optimizer, divided=divided)
+            self._made_optimizer = ChunkOptimizer(
+                self.chunks,
+                self._config,
+                self._training.optimizer,
+                divided=self._training.parallelism.distributed_optimizer and replicas > 1,
+                replicas=replicas,
+            )
             if Part.optimizer in self._away:
                 self._move({Part.optimizer}, away=True)
         return self._made_optimizer

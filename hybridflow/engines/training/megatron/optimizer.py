@@ -1,15 +1,11 @@
 """Megatron-Core's AdamW over a rank's chunks, with its state whole on each data-parallel rank or divided over them."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import torch
-from megatron.core.distributed import (
-    DistributedDataParallel,
-    DistributedDataParallelConfig,
-    finalize_model_grads,
-)
+from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
 from megatron.core.distributed.param_and_grad_buffer import _ParamAndGradBuffer
 from megatron.core.optimizer import ChainedOptimizer, OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
@@ -25,6 +21,7 @@ from hybridflow.engines.training.megatron.binding import held_parameters
 from hybridflow.engines.training.megatron.flat_weights import FlatWeights
 from hybridflow.engines.training.megatron.model import Chunk
 from hybridflow.engines.training.megatron.optimizer_state import moved_tensors, set_steps
+from hybridflow.engines.training.megatron.reduction import reducing, reduction_config
 from hybridflow.engines.training.optimizer_files import STEPS
 from hybridflow.engines.training.state_files import (
     FIRST_MOMENT,
@@ -43,20 +40,25 @@ class ChunkOptimizer:
     """Gradients in float32, their norm, and AdamW's step; weight decay is on matrices alone.
 
     `divided` is Megatron-Core's distributed optimizer (ZeRO-1, arXiv:1910.02054): each data-parallel rank reduces,
-    moves and keeps the state of a range of all weights, and gathers the others' ranges after the step.
+    moves and keeps the state of a range of all weights, and gathers the others' ranges after the step. `replicas` is
+    the number of data-parallel ranks.
 
         optimizer.zero_grad()
-        run_pipeline(optimizer.modules, ...)
+        with optimizer.reducing():
+            run_pipeline(optimizer.modules, ..., with_gradient=True)
         norm = optimizer.grad_norm()
         optimizer.step(norm, learning_rate=1e-6)
     """
 
-    def __init__(self, chunks: Sequence[Chunk], config: TransformerConfig, settings: Optimizer, *, divided: bool):
+    def __init__(
+        self, chunks: Sequence[Chunk], config: TransformerConfig, settings: Optimizer, *, divided: bool, replicas: int
+    ) -> None:
         self._part_of = dict(held_parameters(chunks))
         own = {parameter: parameter.data for parameter in self._part_of}
-        reduction = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=divided)
+        reduction = reduction_config(divided=divided, replicas=replicas)
         self.modules = [DistributedDataParallel(config, reduction, chunk) for chunk in chunks]
         config.finalize_model_grads_func = _finalize
+        self._model_config = config
         self._settings = settings
         self._config = OptimizerConfig(
             optimizer="adam",
@@ -85,6 +87,10 @@ class ChunkOptimizer:
         for module in self.modules:
             module.zero_grad_buffer()
         self._chain.zero_grad()
+
+    def reducing(self) -> AbstractContextManager[None]:
+        """Within it, gradients are summed over data-parallel ranks while the backward pass goes on."""
+        return reducing(self._model_config, self.modules)
 
     def free_gradients(self) -> None:
         """Gives the memory of the gradients back until the next pass."""

@@ -10,6 +10,7 @@ from hybridflow.batch import Batch
 from hybridflow.engines.training.families import VALUE, EngineSetup
 from hybridflow.engines.training.finite_weights import check_finite
 from hybridflow.engines.training.interface import LossFn, Part
+from hybridflow.engines.training.megatron.activation import has_fused_activation
 from hybridflow.engines.training.megatron.architecture import (
     check_model,
     divides_tokens,
@@ -68,7 +69,7 @@ class MegatronEngine:
             parallelism,
             dtype=torch_dtype(setup.model.dtype),
             recompute=bool(setup.training.gradient_checkpointing),
-            fused_activation=self.device.type == "cuda",
+            fused_activation=has_fused_activation(self.device),
         )
         self._multiple = parallelism.tensor if divides_tokens(geometry, parallelism) else 1
         self._rotary = make_rotary(description, self.device)

@@ -1,21 +1,22 @@
 """Experts of a mixture in grouped products (`torch.nn.functional.grouped_mm`) instead of one after the other."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from jaxtyping import Float, Int
 from megatron.core.fusions.fused_bias_swiglu import weighted_bias_swiglu_impl
 from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel import RowParallelLinear
 from megatron.core.transformer import TransformerConfig
-from megatron.core.transformer.mlp import MLPSubmodules
+from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.moe.experts import SequentialMLP
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F  # noqa: N812 (its usual name)
 
-from hybridflow.engines.training.megatron.stacked_linear import stacked
+from hybridflow.engines.training.megatron.stacked_linear import StackedLinear, stacked
 
 _ALIGNMENT = 16
 """Bytes; the start of every row must be a multiple of it for `grouped_mm`."""
@@ -54,7 +55,7 @@ class GroupedExperts(SequentialMLP):
         for weights in (self._gates_and_ups(), self._downs()):
             _lay_together(weights)
 
-    def forward(
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, tokens: Float[Tensor, "N H"], tokens_per_expert: Int[Tensor, " E"], probs: Float[Tensor, " N"]
     ) -> tuple[Float[Tensor, "N H"], None]:
         """What the experts add, weighted by `probs`; rows are ordered by expert. No bias is left to be added."""
@@ -72,10 +73,13 @@ class GroupedExperts(SequentialMLP):
         return _product(inner, ends, lying[1], second), None
 
     def _gates_and_ups(self) -> list[nn.Parameter]:
-        return [weight for expert in self.local_experts for weight in expert.linear_fc1.weights]
+        return [weight for expert in self._experts() for weight in cast(StackedLinear, expert.linear_fc1).weights]
 
     def _downs(self) -> list[nn.Parameter]:
-        return [expert.linear_fc2.weight for expert in self.local_experts]
+        return [cast(RowParallelLinear, expert.linear_fc2).weight for expert in self._experts()]
+
+    def _experts(self) -> Iterator[MLP]:
+        return iter(cast(Iterable[MLP], self.local_experts))
 
     def _matrices(self, weights: Sequence[Tensor]) -> list[Matrices] | None:
         addresses = tuple(weight.data_ptr() for weight in weights)

@@ -1,15 +1,17 @@
 """Grouped experts: the products and gradients of experts one by one, wherever their weights lie."""
 
+import logging
 import pickle
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._inductor import config as inductor
 from torch.nn import functional as F  # noqa: N812 (its usual name)
 
 from hybridflow.config.training import TrainingEngine
+from hybridflow.engines.training.megatron import activation, experts
 from hybridflow.engines.training.megatron import engine as megatron
-from hybridflow.engines.training.megatron import experts
 from hybridflow.engines.training.megatron.experts import matrices
 from tests.parity.divided import Case, copies, engine_of, global_batch, loss_of, mesh_of, own_rows
 from tests.spmd import preload, run_ranks
@@ -104,3 +106,18 @@ def test_training_is_that_of_experts_one_by_one_and_of_a_plain_activation(toy_di
         for name, weight in weights.items():
             torch.testing.assert_close(weight, plain_weights[name], rtol=0, atol=1e-6, msg=str(name))
     assert {calls > 0 for *_, calls in found} == {architecture == "qwen3_moe"}
+
+
+def compiled_without_a_compiler(rank: int) -> tuple[bool, str]:
+    """Whether SwiGLU can be compiled where the compiler is not there, and what is logged."""
+    inductor.cpp.cxx = (None, "/absent/compiler")
+    inductor.force_disable_caches = True
+    records: list[logging.LogRecord] = []
+    activation.logger.addFilter(lambda record: records.append(record) is not None)
+    return activation.can_compile_activation(torch.device("cpu")), " ".join(each.getMessage() for each in records)
+
+
+def test_without_a_compiler_the_activation_is_not_fused_and_the_log_says_why():
+    ((can, words),) = run_ranks(compiled_without_a_compiler, 1)
+    assert not can
+    assert "SwiGLU in separate kernels" in words and "/absent/compiler" in words

@@ -44,10 +44,10 @@ def trained(rank: int, case: Case, overlapped: bool) -> bytes:
     finish = wrapper.finish_grad_sync
     step = 0
 
-    def watched(module, **options: bool) -> None:
-        own = [*module.bucket_groups, *module.expert_parallel_bucket_groups]
+    def watched(self, force_all_reduce: bool | None = False) -> None:
+        own = [*self.bucket_groups, *self.expert_parallel_bucket_groups]
         seen.early[step] += sum(group.grad_reduce_handle is not None for group in own)
-        finish(module, **options)
+        finish(self, force_all_reduce)
 
     wrapper.finish_grad_sync = watched
     for step in range(3):

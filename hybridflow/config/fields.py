@@ -3,7 +3,8 @@
 import ast
 import difflib
 import inspect
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -52,26 +53,69 @@ def find(path: str, root: object = Experiment) -> object | None:
 
 
 def nearest(path: str) -> str | None:
-    """The known key most like an unknown one: by initials (`lr`), in its section, by whole path, or by last part."""
+    """The known key most like an unknown one: by initials (`lr`), in its section, by whole path, by the words in it, by
+    the last part, or because its documentation speaks of the last part."""
     head, _, last = path.rpartition(".")
     section = find(head) if head else Experiment
     nearby = sorted((key.path for key in keys()), key=lambda key: not key.startswith(f"{head}."))
     for key in nearby:
         if "".join(word[0] for word in _last(key).split("_")) == last:
             return key
+    if not head and (same := [key for key in nearby if _last(key) == last]):
+        return same[0]
     if is_dataclass(section):
         names = {field.name: f"{head}.{field.name}" if head else field.name for field in fields(section)}
         if close := difflib.get_close_matches(last, names, n=1, cutoff=0.6):
             return names[close[0]]
     if head and section is None and (close := difflib.get_close_matches(path, nearby, n=1, cutoff=0.75)):
         return close[0]
+    if shared := _nearest_by_words(path, nearby):
+        return shared
     by_last = {_last(key): key for key in reversed(nearby)}
-    similar = difflib.get_close_matches(last, by_last, n=1, cutoff=0.6)
-    return by_last[similar[0]] if similar else None
+    if similar := difflib.get_close_matches(last, by_last, n=1, cutoff=0.72):
+        return by_last[similar[0]]
+    documented = [key.path for key in keys() if key.path.startswith(f"{head}.") and last in _words(key.doc)]
+    return documented[0] if head and documented else None
+
+
+def _nearest_by_words(path: str, nearby: Sequence[str]) -> str | None:
+    """The key with the most words of the path, in any order: `kl_coef` is `algorithm.kl.coefficient`.
+
+    A word is as good as its beginning; at least one is of both last parts, and most of all words are of both paths.
+    """
+    typed = _words(path)
+    best, most = None, 0.55
+    for key in nearby:
+        if not _common(_words(_last(path)), _words(_last(key))):
+            continue
+        words = _words(key)
+        share = 2 * _common(typed, words) / (len(typed) + len(words))
+        if share > most:
+            best, most = key, share
+    return best
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"[a-z0-9]+", text.lower()))
+
+
+def _common(some: set[str], others: set[str]) -> int:
+    """Words of the one that are words of the other, or begin one, or begin with one."""
+    return sum(any(_is_beginning(word, other) or _is_beginning(other, word) for other in others) for word in some)
+
+
+def _is_beginning(short: str, word: str) -> bool:
+    return word == short or (len(short) > 2 and word.startswith(short))
 
 
 def _last(path: str) -> str:
     return path.rpartition(".")[2]
+
+
+def names_in(path: str) -> list[str]:
+    """The names that a section has; none for what is no section."""
+    section = find(path)
+    return [field.name for field in fields(section)] if isinstance(section, type) and is_dataclass(section) else []
 
 
 def is_list(hint: object) -> bool:

@@ -130,6 +130,7 @@ _TRL = {
     "reward_weights": "reward.weights",
     "reward_funcs": "reward.functions",
     "use_vllm": "rollout.engine=vllm",
+    "vllm_mode": "nothing: vLLM runs beside the actor, or in devices of its own by placement.roles.rollout=POOL",
     "vllm_gpu_memory_utilization": "rollout.vllm.gpu_memory_fraction",
     "vllm_tensor_parallel_size": "rollout.parallelism.tensor",
     "temperature": "rollout.sampling.temperature",

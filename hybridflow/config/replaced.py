@@ -8,3 +8,10 @@ REPLACED: Mapping[str, str] = {
     " false).",
 }
 """What to write instead, by the key of old."""
+
+
+def replacement(key: str) -> str | None:
+    """What to write instead of a key that once was one, in whatever section it is looked for."""
+    last = key.rpartition(".")[2]
+    found = [remedy for old, remedy in REPLACED.items() if old.rpartition(".")[2] == last]
+    return REPLACED.get(key) or (found[0] if found else None)

@@ -21,7 +21,8 @@ class Reward(Section):
     """One weight per function; empty means 1 each."""
 
     settings: dict[str, Any] = field(default_factory=dict)
-    """Settings of functions by their short names: `reward.settings.overlong.buffer_tokens=64`."""
+    """Settings of functions by their short names: `reward.settings.overlong.buffer_tokens=64`, or of addresses, such as
+    their headers: `reward.settings.NAME.headers={Authorization: ...}`."""
 
     error_budget: int = 0
     """Samples whose reward may fail, on each rank that scores, before the run stops; failures are counted and shown."""

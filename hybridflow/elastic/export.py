@@ -3,11 +3,12 @@
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
+import yaml
 from safetensors import safe_open
 from torch import Tensor
 
@@ -57,7 +58,7 @@ def export_model(
         model = source / MODEL_DIRECTORY
         if not model.is_dir():
             model = target / ".merged"
-            _merge(source / ADAPTER_DIRECTORY, model, base_model, config.get("model.tokenizer_path"), trusts)
+            _merge(source / ADAPTER_DIRECTORY, model, base_model, _tokenizer_path(checkpoint, config), trusts)
         if dtype is None:
             shutil.copytree(model, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".merged"))
         else:
@@ -93,6 +94,15 @@ def _checkpoint(run_dir: Path, step: int | None) -> Checkpoint:
             advice += " that has saved a checkpoint: a run does so every trainer.save_every steps, and with 0 never"
         raise CheckpointError(f"The run in {run_dir} {told}.", remedy=f"{advice}.{nearest}")
     return found
+
+
+def _tokenizer_path(checkpoint: Checkpoint, config: Mapping[str, object]) -> object:
+    """Where the run had its tokenizer: checkpoints keep the path as it was written, the run's config.yaml whole."""
+    written = config.get("model.tokenizer_path")
+    of_run = checkpoint.path.parent.parent / "config.yaml"
+    if not written or not of_run.is_file():
+        return written
+    return flat(yaml.safe_load(of_run.read_text())).get("model.tokenizer_path") or written
 
 
 def _merge(adapter: Path, target: Path, base_model: str | None, tokenizer: object, trust_remote_code: bool) -> None:

@@ -4,9 +4,12 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from rich.console import Console
+from rich.text import Text
+
 from hybridflow.elastic.stopping import Stop
 from hybridflow.errors import ConfigError, HybridflowError
-from hybridflow.launch.compose import compose_run, parse_command_line
+from hybridflow.launch.compose import Composed, compose_run, parse_command_line
 from hybridflow.launch.failure import say_failure
 from hybridflow.launch.help import config_text, help_text
 from hybridflow.observability.printable import PlainConsole
@@ -33,6 +36,7 @@ def _run_command(argv: Sequence[str] | None, stop: Stop, *, program: str, config
             sys.stdout.write(config_text(composed))
             return 0
         check_builds()
+        _say_start(composed, console)
         # Imported here, so that a wrong setting is reported before torch is loaded.
         from hybridflow.launch.execute import execute
         from hybridflow.launch.farewell import say_finished, say_kept, say_stopped_at_once
@@ -57,6 +61,13 @@ def _run_command(argv: Sequence[str] | None, stop: Stop, *, program: str, config
         when = "before the run began" if finished is None else "after the run had ended: all of it is written"
         console.print(f"\n[bold yellow]interrupted[/]  {when}")
         return stop.status
+
+
+def _say_start(composed: Composed, console: Console) -> None:
+    """The first line, at once: the libraries that come next take seconds to load."""
+    config = composed.config
+    what = f"{config.dataflow.rpartition('/')[2]}  {config.trainer.experiment}  {config.trainer.total_steps} steps"
+    console.print(Text.assemble(("starting", "bold"), f"  {what}"), soft_wrap=True)
 
 
 def _help(flags: argparse.Namespace, *, program: str, purpose: str) -> str:

@@ -16,9 +16,11 @@ from omegaconf.errors import OmegaConfBaseException, ValidationError
 
 from hybridflow.config import fields
 from hybridflow.config.absolute_paths import with_absolute_paths
+from hybridflow.config.algorithm import KLPlacement
 from hybridflow.config.checks import check
 from hybridflow.config.choices import DATA_DATAFLOWS, PREFERENCE_LOSSES, PREFERENCE_SYNONYMS
 from hybridflow.config.experiment import Experiment
+from hybridflow.config.kl_checks import kl_estimator
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.placement import Pool
 from hybridflow.config.roles import Role
@@ -46,7 +48,8 @@ TABLES: dict[str, type | None] = {
 @dataclass(frozen=True)
 class Composed:
     """A configuration, and where each value comes from: `default`, `dataflow` (its class), `file`, `command line`,
-    `data.batch_size` (a minibatch size of the package's own files that follows the user's batch size), or `device`."""
+    `data.batch_size` (a minibatch size of the package's own files that follows the user's batch size),
+    `algorithm.kl.placement` (the estimator that it implies), or `device`."""
 
     config: Experiment
     origins: Mapping[str, str]
@@ -90,6 +93,7 @@ def compose_run(overrides: Sequence[str], *, config_name: str, config_dir: Path 
     said = in_files.union(typed_keys)
     followed = _follow_batch_size(config, said)
     check(config)
+    followed |= _choose_kl_estimator(config)
     origins = _origins(from_files, whole, typed_keys, described) | followed
     as_written = with_absolute_paths(config)
     return Composed(sealed(config), origins, said, as_written)
@@ -135,6 +139,15 @@ def _follow_batch_size(config: Experiment, said: frozenset[str]) -> dict[str, st
             training.minibatch_size = max(d for d in range(1, min(size, batch_size) + 1) if batch_size % d == 0)
             origins[key] = "data.batch_size"
     return origins
+
+
+def _choose_kl_estimator(config: Experiment) -> dict[str, str]:
+    """Fills in the estimator that the placement of the divergence implies. Returns its origin where it was null."""
+    kl = config.algorithm.kl
+    if kl.placement is KLPlacement.none or kl.estimator is not None:
+        return {}
+    kl.estimator = kl_estimator(kl)
+    return {"algorithm.kl.estimator": "algorithm.kl.placement"}
 
 
 def _task_left_out(typed: Typed, file: Path) -> list[str]:

@@ -8,7 +8,7 @@ from omegaconf.errors import OmegaConfBaseException
 from hybridflow.config import fields as config_fields
 from hybridflow.config.choices import is_own
 from hybridflow.config.nearest import did_you_mean
-from hybridflow.config.replaced import REPLACED
+from hybridflow.config.replaced import replacement
 from hybridflow.config.user_code import load_member
 from hybridflow.dataflows.dapo import DAPO
 from hybridflow.dataflows.dpo import DPO
@@ -75,7 +75,7 @@ def make_settings(dataflow: type[Dataflow], given: dict[str, object]) -> object:
             key = f"dataflow_settings.{name}"
             raise ConfigError(
                 f"There is no setting '{key}'.",
-                remedy=REPLACED.get(key)
+                remedy=replacement(key)
                 or f"{did_you_mean(name, names)}Settings of {dataflow.__name__}: {', '.join(names) or 'none'}.",
             )
     try:

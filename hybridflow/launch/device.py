@@ -1,6 +1,7 @@
 """What the run computes on: the devices of the Ray cluster that it joins, else those of this machine."""
 
 import logging
+import os
 
 import torch
 
@@ -23,7 +24,7 @@ def find_device(config: Experiment) -> str:
     """
     kind = backend_kind(config)
     if kind is BackendKind.ray:
-        check_ports()
+        check_ports(config.trainer.nodes)
     num_gpus = None if config.trainer.device is Device.cpu else joined_gpus(kind.name)
     device, wanted = _device(config.trainer.device, num_gpus), num_devices(config)
     if device == "cuda" and num_gpus is None and wanted > torch.cuda.device_count():
@@ -33,6 +34,8 @@ def find_device(config: Experiment) -> str:
         )
     is_cluster = device == "cuda" and num_gpus is not None
     where = f"the Ray cluster, which has {num_gpus} GPUs" if is_cluster else "this machine"
+    if kind is BackendKind.ray and device == "cpu" and os.environ.get(ADDRESS):
+        where = f"the Ray cluster at {ADDRESS}={os.environ[ADDRESS]}"
     logger.info("device=%s (trainer.device=%s) devices=%d of %s", device, config.trainer.device.name, wanted, where)
     return device
 

@@ -1,7 +1,8 @@
 """What the driver itself holds of the data."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -96,7 +97,8 @@ def load_data(config: Experiment, dataflow: type[Dataflow], *, is_judged: bool) 
     ends = eos_ids(tokenizer, resolve_model_path(str(model.path)))
     readers = {kind: partial(read, ends=ends) for kind, read in READERS.items()} | {"prompts": judged_prompts}
     read = readers[dataflow.data]
-    parts = [read([name], data, tokenizer) for name in data.train_files]
+    with _told_as("data.train_files"):
+        parts = [read([name], data, tokenizer) for name in data.train_files]
     if data.system_prompt is not None and any(isinstance(p, str) for part in parts for p in part.object("prompt")):
         logger.warning("data.system_prompt is without effect on prompts that are texts; set data.as_chat=true")
     stream = training_stream(parts, data, seed=seed)
@@ -107,7 +109,8 @@ def load_data(config: Experiment, dataflow: type[Dataflow], *, is_judged: bool) 
     streams = Streams(prompts=stream)
     if data.pretraining_files:
         plain = replace(unselected(data), train_files=data.pretraining_files, prompt_key=None, answer_key=None)
-        texts = [load_demonstrations([name], plain, tokenizer, ends) for name in data.pretraining_files]
+        with _told_as("data.pretraining_files"):
+            texts = [load_demonstrations([name], plain, tokenizer, ends) for name in data.pretraining_files]
         streams[PRETRAINING] = training_stream(texts, plain, seed=seed)
     held_out = None
     if dataflow.evaluate is not Dataflow.evaluate:
@@ -115,11 +118,23 @@ def load_data(config: Experiment, dataflow: type[Dataflow], *, is_judged: bool) 
     return DrivenData(streams, questions, held_out, tokenizer, common)
 
 
+@contextmanager
+def _told_as(key: str) -> Iterator[None]:
+    """What is wrong with data files names the setting that lists them."""
+    try:
+        yield
+    except DataError as error:
+        if key in error.message:
+            raise
+        raise DataError(f"{key}: {error.message}", remedy=error.remedy) from error
+
+
 def _held_out(config: Experiment, read: Reader, tokenizer: PreTrainedTokenizerBase) -> Batch | None:
     """The first rows of the evaluation files."""
     if not is_evaluated(config):
         return None
-    table = read(config.data.eval_files, unselected(config.data), tokenizer)
+    with _told_as("data.eval_files"):
+        table = read(config.data.eval_files, unselected(config.data), tokenizer)
     return next(iter(eval_batches(table, len(table), limit=config.data.eval_limit)))
 
 

@@ -134,6 +134,6 @@ class _Reporting:
             return None
         try:
             return write_report(self._directory)
-        except OSError as error:
-            logger.warning("report.html could not be written: %s", error)
+        except Exception as error:  # noqa: BLE001 (whatever it is, it must not take the place of the run's outcome)
+            logger.warning("report.html could not be written: %s: %s", type(error).__name__, error)
             return None

@@ -37,9 +37,14 @@ def _from_here(path: Path) -> Path:
 def say_stopped_at_once(run_dir: Path, console: Console) -> None:
     """What is left of a run that was stopped before its first step, or by a second signal."""
     saved = CheckpointStore(run_dir).paths()
-    last = f"the same command resumes from the last checkpoint, {saved[-1]}" if saved else ""
-    said = last or "no checkpoint yet: the same command begins anew"
+    last = f"step {saved[-1].name.removeprefix('step_')}" if saved else ""
+    resumes = f"the same command resumes from the last checkpoint, {last}"
+    said = resumes if saved else "no checkpoint yet: the same command begins anew"
     console.print(Text.assemble(("\ninterrupted", "bold yellow"), f"  {said}"), soft_wrap=True)
+    if (report := run_dir / "report.html").is_file():
+        console.print(f"  report      {_from_here(report)}", soft_wrap=True)
+    if saved:
+        console.print(f"  checkpoint  {_from_here(saved[-1])}", soft_wrap=True)
 
 
 def say_kept(run_dir: Path, console: Console) -> None:

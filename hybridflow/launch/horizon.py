@@ -36,33 +36,36 @@ def with_schedule_steps(composed: Composed) -> Composed:
 
 
 def check_horizon(config: Experiment, trained: Collection[str]) -> None:
-    """Raises `ConfigError` where steps lie beyond the end of a schedule; logs the last rate where it ends elsewhere.
+    """Raises `ConfigError` that names every role whose schedule ends before the run; logs the last rate of others.
 
     `trained` are the names of the roles that learn; all but critics learn as the section `actor` says.
     """
     learns = {"critic" if name.endswith("critic") else "actor" for name in trained}
-    for name in _SECTIONS:
-        if name not in learns:
-            continue
+    total, found, remedies = config.trainer.total_steps, [], []
+    for name in [section for section in _SECTIONS if section in learns]:
         training = training_of(config, name)
-        optimizer, total = training.optimizer, config.trainer.total_steps
+        optimizer, key = training.optimizer, f"{name}.optimizer.schedule_steps"
         horizon = optimizer.schedule_steps or total
         if optimizer.schedule is Schedule.constant or horizon == total:
             continue
-        key = f"{name}.optimizer.schedule_steps"
         if horizon < total:
             other = replace(optimizer, schedule_steps=total)
-            raise ConfigError(
+            found.append(
                 f"trainer.total_steps={total} goes beyond {key}={horizon}: with {name}.optimizer.schedule="
-                f"{optimizer.schedule.name} the learning rate is 0 from step {horizon + 1} on.",
-                remedy=f"Set {key}={total}: the rate is then {_rate(config, training, other, horizon):.3g} at step"
-                f" {horizon + 1} and falls to 0 after step {total}. Or set {name}.optimizer.schedule=constant:"
-                f" {optimizer.learning_rate:.3g} throughout.",
+                f"{optimizer.schedule.name} the learning rate is 0 from step {horizon + 1} on."
             )
+            remedies.append(
+                f"Set {key}={total}: the rate is then {_rate(config, training, other, horizon):.3g} at step"
+                f" {horizon + 1} and falls to 0 after step {total}. Or set {name}.optimizer.schedule=constant:"
+                f" {optimizer.learning_rate:.3g} throughout."
+            )
+            continue
         logger.info(
             "%s=%d: the learning rate of the last step, %d, is %.3g; with %s=%d it would fall to 0 after that",
             key, horizon, total, _rate(config, training, optimizer, total - 1), key, total,
         )  # fmt: skip
+    if found:
+        raise ConfigError(" ".join(found), remedy=" ".join(remedies))
 
 
 def _saved(config: Experiment) -> dict[str, object]:

@@ -12,11 +12,14 @@ from hydra.errors import HydraException
 
 from hybridflow.config import fields
 from hybridflow.config.other_names import said_elsewhere
-from hybridflow.config.replaced import REPLACED
+from hybridflow.config.replaced import replacement
 from hybridflow.errors import ConfigError
 
 GROUPS = ("algorithm", "task")
 """Keys that choose a set of settings, from the files in a directory of that name."""
+
+_FOLLOWED = {"reference": "actor", "ref": "actor"}
+"""Names of the reference, and the section that says how it is run."""
 
 _LITERAL = re.compile(r"[^\"'\[\]{}$,]+")
 """Text that can only mean itself, though Hydra's grammar has no place for it: `~/runs`, `lr=1e-5`."""
@@ -56,12 +59,22 @@ def parse_overrides(overrides: Sequence[str]) -> Typed:
 def suggestion(key: str) -> str:
     """What an unknown key may have meant, with the space that follows it: a setting that took its place, another
     system's name, or the nearest."""
-    if key in REPLACED:
-        return f"{REPLACED[key]} "
-    if elsewhere := said_elsewhere(key):
-        return f"{elsewhere} "
-    close = fields.nearest(key)
-    return f"Did you mean {close}? " if close else ""
+    if known := replacement(key) or said_elsewhere(key) or _of_followed_role(key):
+        return f"{known} "
+    if close := fields.nearest(key):
+        return f"Did you mean {close}? "
+    section = key.rpartition(".")[0]
+    if section in GROUPS:
+        return f"Did you mean {section}=NAME? "
+    names = fields.names_in(section)
+    return f"Settings of {section}: {', '.join(names)}. " if section and names else ""
+
+
+def _of_followed_role(key: str) -> str | None:
+    """Of the reference, which has no section of its own, the setting that it follows."""
+    role, _, rest = key.partition(".")
+    followed = f"{_FOLLOWED.get(role)}.{rest}"
+    return f"The reference follows {followed}." if role in _FOLLOWED and fields.find(followed) is not None else None
 
 
 def shown(value: object) -> str:

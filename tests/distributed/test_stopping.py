@@ -92,7 +92,8 @@ def test_a_second_signal_stops_at_once(run, whole):
     ended = stopped(run, IN_STEP_3, "SIGINT,SIGINT", seconds=120)
     assert ended.status == 130
     saved = run.run_dir / "checkpoints" / "step_2"
-    assert f"interrupted the same command resumes from the last checkpoint, {saved}" in ended.words
+    assert "interrupted the same command resumes from the last checkpoint, step 2" in ended.words
+    assert f"report {run.run_dir / 'report.html'} checkpoint {saved}" in ended.words
     assert ending(run)["said"] == "stopped at once, without a checkpoint of the step under way"
     assert run.start().status == 0
     assert run.rows() == whole.rows()

@@ -16,17 +16,22 @@ _GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0,
 _SETTINGS_FRAME = 4
 
 
-def check_ports() -> None:
-    """Raises `ResourceError` when no Ray answers at RAY_ADDRESS, or the port that a new one is to take is taken."""
+def check_ports(nodes: int) -> None:
+    """Raises `ResourceError` when no Ray answers at RAY_ADDRESS, or the port that a new one is to take is taken.
+
+    Only a run on one node (`trainer.nodes`) can do without a cluster.
+    """
     host, colon, port = os.environ.get(ADDRESS, "").removeprefix("ray://").rpartition(":")
     if colon and port.isdigit():
-        _check_answers(host, int(port))
+        _check_answers(host, int(port), nodes)
     wanted = os.environ.get(STORE_PORT, "")
     if not os.environ.get(ADDRESS) and wanted.isdigit() and int(wanted):
         _check_free(int(wanted))
 
 
-def _check_answers(host: str, port: int) -> None:
+def _check_answers(host: str, port: int, nodes: int) -> None:
+    alone = f", or unset {ADDRESS}: then a Ray of this run's own is started" if nodes == 1 else ""
+    needed = "" if nodes == 1 else f" A run on trainer.nodes={nodes} needs a cluster that is already running."
     try:
         with socket.create_connection((host, port), timeout=_TIMEOUT_SECONDS) as connection:
             connection.sendall(_GREETING)
@@ -36,14 +41,12 @@ def _check_answers(host: str, port: int) -> None:
     except OSError as error:
         raise ResourceError(
             f"{ADDRESS}={host}:{port}, and nothing answers there: {error.strerror or error}.",
-            remedy=f"Start a cluster there (ray start --head --port={port}), correct {ADDRESS}, or unset it: "
-            "then a Ray of this run's own is started.",
+            remedy=f"Start a cluster there (ray start --head --port={port}), correct {ADDRESS}{alone}.{needed}",
         ) from error
     if len(header) < 9 or header[3] != _SETTINGS_FRAME:
         raise ResourceError(
             f"{ADDRESS}={host}:{port}, and the port is in use by something that is not Ray.",
-            remedy=f"Give the address that 'ray start --head' printed, or unset {ADDRESS}: "
-            "then a Ray of this run's own is started.",
+            remedy=f"Give the address that 'ray start --head' printed{alone}.{needed}",
         )
 
 

@@ -4,7 +4,7 @@ import logging
 import math
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from inspect import getdoc, getsourcefile
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from hybridflow.config.choices import is_own
 from hybridflow.config.derived import pool_of, pool_sizes
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.loop import Device
+from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.placement import Placement, Pool
 from hybridflow.dataflows.interface import Dataflow, role_needs
 from hybridflow.dataflows.roles import Generates
@@ -80,6 +81,8 @@ def trace_step(config: Experiment, rows: Batch | None = None) -> Trace:
         measured(program.step(prompts), owner=f"{dataflow.__name__}.step")
     except HybridflowError:
         raise
+    except AttributeError as error:
+        raise _misspelt(config.dataflow, dataflow, settings, error) from error
     except Exception as error:
         raise _cannot_follow(config.dataflow, dataflow, error) from error
     check_followed(config, program, backend.calls)
@@ -203,12 +206,30 @@ def _axes(sizes: Mapping[str, int]) -> dict[str, int]:
     return {axis: size for axis, size in sizes.items() if size > 1}
 
 
-def _cannot_follow(name: str, dataflow: type[Dataflow], error: Exception) -> NotFollowedError:
+def _misspelt(name: str, dataflow: type[Dataflow], settings: object, error: AttributeError) -> ConfigError:
+    """What is wrong where a setting or a role is read that the dataflow does not have: true of real answers too."""
+    if error.obj is settings:
+        known, read = [field.name for field in fields(dataflow.Settings)], "self.settings"
+    elif isinstance(error.obj, dataflow):
+        known, read = [*role_needs(dataflow), *vars(error.obj)], "self"
+    else:
+        return _cannot_follow(name, dataflow, error)
+    return ConfigError(
+        f"dataflow={name}: it reads {read}.{error.name}, which is not there{_place(dataflow, error)}.",
+        remedy=f"{did_you_mean(error.name or '', known)}There is: {', '.join(dict.fromkeys(known)) or 'nothing'}.",
+    )
+
+
+def _place(dataflow: type[Dataflow], error: Exception) -> str:
+    """The innermost line of the dataflow's own file that an error came through."""
     file = getsourcefile(dataflow)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+
+
+def _cannot_follow(name: str, dataflow: type[Dataflow], error: Exception) -> NotFollowedError:
     return NotFollowedError(
-        f"dataflow={name}: its step cannot be followed: {type(error).__name__}: {error}{place}.",
+        f"dataflow={name}: its step cannot be followed: {type(error).__name__}: {error}{_place(dataflow, error)}.",
         remedy="A drawing runs `step` once on made-up prompts, with made-up answers and no metrics. Mend the step; if"
         " it is right, let it not fail where a metric is missing or a column of the data is not there.",
     )

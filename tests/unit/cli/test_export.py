@@ -26,7 +26,7 @@ LARGE_STEPS = Optimizer(learning_rate=0.05)
 def run_of(tmp_path):
     """A function: engines by role and step -> a run's directory with their checkpoints."""
 
-    def save(steps: dict[int, dict]):
+    def save(steps: dict[int, dict], **model: str):
         store = CheckpointStore(tmp_path / "run")
         for step, engines in steps.items():
 
@@ -36,7 +36,8 @@ def run_of(tmp_path):
                     engine.save(directory / role)
                 return written_by(directory, *engines)
 
-            store.save(step, write, driver_state={"step": step, "config": {"model": {"trust_remote_code": False}}})
+            config = {"model": {"trust_remote_code": False, **model}}
+            store.save(step, write, driver_state={"step": step, "config": config})
         return tmp_path / "run"
 
     return save
@@ -155,6 +156,15 @@ def test_what_cannot_be_exported_is_said_with_what_to_do(toy_dir, run_of, tmp_pa
     assert main(["export", *(argument.format(**places) for argument in arguments)]) == 1
     assert words.format(**places) in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "out").exists()
+
+
+def test_a_tokenizer_named_by_a_relative_path_is_found_from_anywhere(toy_dir, run_of, tmp_path, monkeypatch):
+    engine = language_engine(toy_dir(), lora=Lora(rank=4))
+    run_dir = run_of({1: {"actor": engine}}, tokenizer_path="its_tokenizer")
+    (run_dir / "config.yaml").write_text(f"model:\n  tokenizer_path: {toy_dir()}\n")
+    monkeypatch.chdir(tmp_path)
+    assert main(["export", str(run_dir), str(tmp_path / "out")]) == 0
+    assert AutoTokenizer.from_pretrained(tmp_path / "out")("1+2").input_ids
 
 
 def test_a_base_model_that_has_gone_is_named_with_the_option_that_gives_it(toy_dir, run_of, tmp_path, capsys):

@@ -57,6 +57,13 @@ def test_what_is_no_key_is_not_found(path):
         ("roles.judge.model.pth", "roles.judge.model.path"),
         ("placement.pools.main.device", "placement.pools.main.devices"),
         ("critic.optimizer.learning_rat", "critic.optimizer.learning_rate"),
+        ("actor.max_tokens_per_microbatch", "actor.microbatch_tokens"),
+        ("algorithm.kl_coef", "algorithm.kl.coefficient"),
+        ("reward.headers", "reward.settings"),
+        ("trainer.output_dir", "trainer.run_dir"),
+        ("nodes", "trainer.nodes"),
+        ("train_files", "data.train_files"),
+        ("rollout.mode", None),
     ],
 )
 def test_the_nearest_key_is_the_one_meant(typed, meant):

@@ -80,6 +80,18 @@ def test_files_of_the_package_stay_short():
     assert [path.name for path in files if len(path.read_text().splitlines()) >= 40] == []
 
 
+@pytest.mark.parametrize(
+    ("placement", "estimator", "origin"),
+    [("none", None, "default"), ("loss", "k3+", "algorithm.kl.placement"), ("reward", "k1", "algorithm.kl.placement")],
+)
+def test_the_estimator_that_the_placement_of_the_divergence_implies_is_written_down(placement, estimator, origin):
+    composed = compose("algorithm=grpo", f"algorithm.kl.placement={placement}")
+    assert composed.told()["algorithm.kl.estimator"] == estimator
+    assert composed.origins["algorithm.kl.estimator"] == origin
+    typed = compose("algorithm=grpo", f"algorithm.kl.placement={placement}", "algorithm.kl.estimator=k2")
+    assert typed.told()["algorithm.kl.estimator"] == "k2"
+
+
 def test_the_origin_of_each_value_is_known():
     composed = compose("algorithm=grpo", "trainer.seed=0", "data.batch_size=128")
     assert composed.origins["trainer.seed"] == "command line"

@@ -10,6 +10,7 @@ from hybridflow.config.rollout import RolloutKind
 from hybridflow.errors import ConfigError
 from hybridflow.launch import device_defaults
 from hybridflow.launch.compose import compose_run
+from hybridflow.launch.device import find_device
 from hybridflow.launch.device_defaults import resolved, with_device_defaults
 
 
@@ -65,3 +66,14 @@ def test_the_origin_of_what_was_filled_in_is_the_device_and_a_gpu_says_it(has_vl
 def test_the_result_is_sealed():
     with pytest.raises(ConfigError):
         resolved(composed().config, "cpu").model.dtype = Dtype.bfloat16
+
+
+def test_the_devices_of_a_joined_cluster_are_not_called_those_of_this_machine(monkeypatch, caplog):
+    config = compose_run(["trainer.backend=ray", "trainer.device=cpu", "trainer.devices=2"], config_name="ppo").config
+    with caplog.at_level(logging.INFO):
+        monkeypatch.setenv("RAY_ADDRESS", "auto")
+        assert find_device(config) == "cpu"
+        assert "devices=2 of the Ray cluster at RAY_ADDRESS=auto" in caplog.text
+        monkeypatch.delenv("RAY_ADDRESS")
+        find_device(config)
+    assert "devices=2 of this machine" in caplog.text

@@ -51,6 +51,14 @@ def test_a_stream_that_has_no_files_says_which_setting_names_them(tmp_path):
     assert "prompts, pretraining" in caught.value.remedy
 
 
+@pytest.mark.parametrize("setting", ["train_files", "eval_files", "pretraining_files"])
+def test_a_missing_file_is_told_with_the_setting_that_names_it(tmp_path, setting):
+    config = experiment(tmp_path, **{setting: [str(tmp_path / "sumz.jsonl")]})
+    with pytest.raises(DataError, match=rf"data\.{setting}: No such file or directory: .*sumz\.jsonl") as caught:
+        load_data(config, GRPO, is_judged=True)
+    assert "Did you mean 'sums.jsonl'?" in caught.value.remedy
+
+
 def test_held_out_rows_are_measured_and_answered_where_both_can_be(tmp_path):
     held_out = written(tmp_path / "held_out.jsonl", SUMS[:3])
     config = experiment(tmp_path, eval_files=[held_out], max_rows=5, difficulty_key="level")

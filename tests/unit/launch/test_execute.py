@@ -15,8 +15,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from hybridflow.elastic.export import export_model
 from hybridflow.errors import CheckpointError, ConfigError, WorkerError
 from hybridflow.launch.compose import compose_run
-from hybridflow.launch.execute import Finished, execute
-from hybridflow.launch.prepare import prepare
+from hybridflow.launch.execute import Finished, _Reporting, execute
+from hybridflow.launch.prepare import Prepared, prepare
+from hybridflow.observability.ending import Ending
 from hybridflow.trainer import main_ppo
 from tests.toys import MakeToy
 
@@ -84,8 +85,12 @@ class Words:
 
     def run(self, name: str, *overrides: str, dataflow: str = "algorithm=grpo") -> Finished:
         """One run in a directory of its own."""
+        return execute(self.prepared(name, *overrides, dataflow=dataflow), Console(quiet=True))
+
+    def prepared(self, name: str, *overrides: str, dataflow: str = "algorithm=grpo") -> Prepared:
+        """A run in a directory of its own that may start."""
         words = [*self.common, dataflow, f"trainer.run_dir={self.folder / name}", *overrides]
-        return execute(prepare(compose_run(words, config_name="ppo")), Console(quiet=True))
+        return prepare(compose_run(words, config_name="ppo"))
 
     def fail_after(self, steps: int) -> None:
         """The reward function will raise in the step after so many."""
@@ -224,6 +229,15 @@ def test_a_data_file_without_rows_is_status_2_and_touches_nothing(words, capsys)
     assert not (words.folder / "none").exists()
 
 
+def test_a_report_that_cannot_be_made_does_not_hide_how_the_run_ended(words, caplog):
+    prepared = words.prepared("unreadable")
+    (prepared.directory / "metrics.jsonl").write_text('{"step": 1}\n')
+    (prepared.directory / "config.yaml").write_bytes(b"\xff\xfe")
+    with caplog.at_level("WARNING"):
+        assert _Reporting(prepared).end(Ending("failed", "the run's own error")) is None
+    assert "report.html could not be written: " in caplog.text
+
+
 def test_a_run_that_fails_leaves_a_report_and_its_error_in_run_log(words):
     words.fail_after(3)
     with pytest.raises(WorkerError):
@@ -279,5 +293,6 @@ def test_ctrl_c_while_the_last_lines_are_written_is_not_called_before_the_run(wo
     monkeypatch.setattr(sys, "stderr", terminal := _InterruptedAtTheEnd())
     argv = [*words.common, "algorithm=grpo", "trainer.total_steps=1", f"trainer.run_dir={words.folder / 'last'}"]
     assert main_ppo.main(argv) == 130
+    assert terminal.getvalue().startswith("starting  grpo  ")
     assert "interrupted  after the run had ended: all of it is written" in terminal.getvalue()
     assert (words.folder / "last" / "checkpoints" / "step_1" / "manifest.json").is_file()

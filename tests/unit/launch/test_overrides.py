@@ -105,6 +105,23 @@ def test_an_unknown_key_names_the_nearest(text, meant):
 @pytest.mark.parametrize(
     ("key", "said"),
     [
+        ("reference.microbatch_tokens", "The reference follows actor.microbatch_tokens."),
+        ("algorithm.recompute_logprobs", "Use algorithm.old_logprobs=recompute, which took its place"),
+        ("recompute_logprobs", "Use algorithm.old_logprobs=recompute, which took its place"),
+        ("algorithm.name", "Did you mean algorithm=NAME?"),
+        ("vllm_mode", "placement.roles.rollout=POOL"),
+        ("rollout.vllm.mode", "Settings of rollout.vllm: kv_cache_mb, "),
+    ],
+)
+def test_an_unknown_key_says_where_its_setting_went(key, said):
+    with pytest.raises(ConfigError, match="There is no setting") as caught:
+        parse_overrides([f"{key}=1"])
+    assert said in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
         ("algorithm.adv_estimator", "Instead of verl's algorithm.adv_estimator, use algorithm=NAME"),
         ("rollout.n", "Instead of verl's rollout.n, use rollout.samples_per_prompt."),
         ("custom_reward_function.path", "use reward.functions=[FILE.py:NAME]."),
@@ -122,7 +139,8 @@ def test_another_systems_setting_is_answered_with_ours(key, said):
 def test_a_name_like_none_in_its_section_is_not_guessed():
     with pytest.raises(ConfigError) as caught:
         parse_overrides(["trainer.foo=1"])
-    assert caught.value.remedy == "All settings: --help."
+    assert "Did you mean" not in caught.value.remedy
+    assert caught.value.remedy.startswith("Settings of trainer: total_steps, seed, ")
 
 
 def test_an_unknown_key_like_no_other_leads_to_the_list_of_all():

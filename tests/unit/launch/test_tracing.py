@@ -270,6 +270,23 @@ def test_a_second_update_of_the_same_samples_needs_the_log_probabilities_of_befo
     assert "before the dataflow's first update" in caught.value.remedy
 
 
+@pytest.mark.parametrize(
+    ("read", "message", "remedy"),
+    [
+        ("self.settings.bonsu", r"reads self\.settings\.bonsu, .*\(mine\.py, line", "Did you mean 'bonus'?"),
+        ("self.rewrad", r"reads self\.rewrad, which is not there", "Did you mean 'reward'?"),
+    ],
+)
+def test_a_misspelt_setting_or_role_of_the_step_is_refused_before_the_run(tmp_path, read, message, remedy):
+    path = Path(own(tmp_path, f"{read}\n{STEP}"))
+    settings = "\n    @dataclass\n    class Settings:\n        bonus: float = 0.5\n"
+    mine = path.read_text().replace("    def step", f"{settings}\n    def step", 1)
+    path.write_text(f"from dataclasses import dataclass\n{mine}")
+    with pytest.raises(ConfigError, match=message) as caught:
+        check_step(composed(RLOO, dataflow=f"{path}:Mine"), ROWS)
+    assert remedy in caught.value.remedy
+
+
 def test_an_estimator_that_needs_a_critic_is_refused_without_one(tmp_path):
     with pytest.raises(ConfigError, match="algorithm.advantage=gae needs the column 'values'") as caught:
         traced("algorithm.advantage=gae", dataflow=f"{own(tmp_path, STEP)}:Mine")

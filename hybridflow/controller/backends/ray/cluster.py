@@ -35,7 +35,7 @@ def connect(devices: int, nodes: int, device: str) -> bool:
         is_ours, _Connection.has_joined_early = _Connection.has_joined_early, False
         return is_ours
     _set_environment()
-    check_ports()
+    check_ports(nodes)
     if os.environ.get(ADDRESS):
         _initialized(os.environ[ADDRESS])
         return True

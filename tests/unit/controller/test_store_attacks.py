@@ -17,7 +17,7 @@ from hybridflow.controller.rendezvous import Rendezvous, let_gloo_listen_at
 from hybridflow.controller.signed_store import SignedStore, StoreAddress, connected_store, served_store
 from hybridflow.errors import HybridflowError, ResourceError
 from hybridflow.resharding.roll_call import RollCall
-from hybridflow.resharding.transport import group_within
+from hybridflow.resharding.transport import LostPeer, group_within
 from tests.spmd import run_ranks
 
 STAGES = 40
@@ -43,7 +43,11 @@ def met(_: int, rank: int, address: StoreAddress) -> tuple[list[str], str]:
     try:
         for stage in range(STAGES):
             roll.meet(f"stage {stage}")
-            assert transport.gather_plain([rank, stage]) == [[0, stage], [1, stage]]
+            try:
+                assert transport.gather_plain([rank, stage]) == [[0, stage], [1, stage]]
+            except LostPeer as error:  # the other rank has already read the stranger's verdict
+                roll.sign_lost()
+                raise roll.lost(f"stage {stage}", error.peers, error.reason) from error
             time.sleep(0.05)
     except HybridflowError as error:
         return listening, f"{type(error).__name__}: {error}"

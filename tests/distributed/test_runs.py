@@ -68,12 +68,12 @@ def test_the_configuration_says_where_each_value_comes_from(finished):
     config = yaml.safe_load(text)
     assert config["trainer"]["total_steps"] == 4
     assert config["algorithm"]["kl"] == {
-        "placement": "reward", "coefficient": 0.05, "estimator": None, "allow_k1_loss": False, "target": None,
+        "placement": "reward", "coefficient": 0.05, "estimator": "k1", "allow_k1_loss": False, "target": None,
         "horizon": 10000,
     }  # fmt: skip
     assert re.search(r"^  total_steps: 4  # origin: command line$", text, re.MULTILINE)
     assert re.search(r"^dataflow: ppo  # origin: (file|default)$", text, re.MULTILINE)
-    assert re.search(r"^    estimator: null  # origin: default$", text, re.MULTILINE)
+    assert re.search(r"^    estimator: k1  # origin: algorithm\.kl\.placement$", text, re.MULTILINE)
     leaves = [line for line in text.splitlines() if re.search(r": \S", line) and not line.lstrip().startswith("- ")]
     assert [line for line in leaves if "# origin: " not in line] == []
 

@@ -63,9 +63,9 @@ class Measured:
 def cases(sizes: list[str], algorithms: list[str], rollouts: list[str], backends: list[str]) -> list[Case]:
     """Peers and ours in the order they are run, those to be compared next to one another.
 
-    TRL is run twice with transformers generation: as it is (no old logprobs, or generation's), and with a forward pass
-    for them; its vLLM path always makes that pass. Ours leaves it out of GRPO by default, for a batch has one optimizer
-    step; it is run with the pass as well. PPO has KL in the reward, which reads them.
+    Each system is run twice: as it is by default (no old logprobs in GRPO, generation's in PPO, whose KL penalty in the
+    reward reads them), and with a forward pass for them. TRL's vLLM path always makes that pass, as does our PPO with
+    vLLM.
     """
     found = []
     for size in sizes:
@@ -73,10 +73,10 @@ def cases(sizes: list[str], algorithms: list[str], rollouts: list[str], backends
             found += [Case("trl", algorithm, size, "transformers", recomputes=flag) for flag in (False, True)]
             if algorithm == "grpo" and "vllm" in rollouts:
                 found.append(Case("trl", algorithm, size, "vllm"))
-            by_default = algorithm == "ppo"
             for name in rollouts:
-                found += [Case("hybridflow", algorithm, size, name, backend, by_default) for backend in backends]
-                if not by_default:
+                always = algorithm == "ppo" and name == "vllm"
+                found += [Case("hybridflow", algorithm, size, name, backend, always) for backend in backends]
+                if not always:
                     found.append(Case("hybridflow", algorithm, size, name, backends[0]))
     return found
 

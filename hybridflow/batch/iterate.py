@@ -1,28 +1,49 @@
 """Micro-batches by token budget."""
 
+import math
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 ROWS_TOGETHER = "rows_together"
 """In a batch's metadata: so many adjacent rows are always in one micro-batch, in their order (the two of a pair)."""
 
+_SLACKS = 4
+"""Steps from an equal share of the tokens to that share plus the longest unit, a capacity that always suffices."""
+
 
 def microbatches(lengths: Tensor, *, budget_tokens: int, together: int = 1) -> list[Tensor]:
     """Row positions of each micro-batch: the sum of its rows' tokens stays within the budget.
 
-    Units of `together` adjacent rows stay whole and in order. Units of like length go together, the longest first; one
-    longer than the budget goes alone. Every row appears once; the order is deterministic. `lengths` [B] are tokens a
-    row.
+    Units of `together` adjacent rows stay whole and in order. Units of similar length share a micro-batch, the longest
+    first; one longer than the budget has a micro-batch of its own. There are as few micro-batches as this order allows,
+    with about the same number of tokens. Every row appears once; the order is deterministic. `lengths` [B] are tokens
+    per row.
     """
     assert len(lengths) % together == 0, f"{len(lengths)} rows are not units of {together}"
     units = lengths.view(-1, together).sum(1)
-    order = torch.argsort(units, descending=True, stable=True)
-    parts: list[list[int]] = [[]]
+    longest_first = torch.argsort(units, descending=True, stable=True)
+    sizes = units[longest_first].tolist()
+    parts = _filled(sizes, budget_tokens)
+    for slack in range(_SLACKS) if len(parts) > 1 else ():
+        capacity = math.ceil(sum(sizes) / len(parts) + slack / _SLACKS * sizes[0])
+        evened = _filled(sizes, min(capacity, budget_tokens))
+        if len(evened) == len(parts):
+            parts = evened
+            break
+    rows = longest_first[:, None] * together + torch.arange(together)
+    return [part.flatten() for part in rows.split(parts)]
+
+
+def _filled(sizes: Sequence[int], capacity: int) -> list[int]:
+    """How many units each micro-batch has when each takes, in order, what its capacity holds, and at least one."""
+    counts: list[int] = []
     total = 0
-    for index, length in zip(order.tolist(), units[order].tolist(), strict=True):
-        if parts[-1] and total + length > budget_tokens:
-            parts.append([])
+    for size in sizes:
+        if not counts or total + size > capacity:
+            counts.append(0)
             total = 0
-        parts[-1].extend(range(index * together, (index + 1) * together))
-        total += length
-    return [torch.tensor(part, dtype=torch.int64) for part in parts if part]
+        counts[-1] += 1
+        total += size
+    return counts

@@ -5,6 +5,8 @@ from hybridflow.config.choices import DATA_DATAFLOWS
 from hybridflow.config.correction_checks import compares
 from hybridflow.config.derived import optimizer_steps_per_step
 from hybridflow.config.experiment import Experiment
+from hybridflow.config.rollout import RolloutKind
+from hybridflow.config.training import TrainingEngine
 from hybridflow.workers.methods import estimator, policy_loss
 
 
@@ -18,7 +20,7 @@ def wants_old_logprobs(config: Experiment) -> bool:
     if config.dataflow in DATA_DATAFLOWS or algorithm.old_logprobs is OldLogprobs.recompute:
         return True
     read_before = (
-        algorithm.kl.placement is KLPlacement.reward
+        (algorithm.kl.placement is KLPlacement.reward and not _kl_reads_rollout(config))
         or compares(algorithm.correction)
         or bool(estimator(algorithm).parameters & {"old_logprobs", "sum_pi_squared"})
     )
@@ -26,3 +28,15 @@ def wants_old_logprobs(config: Experiment) -> bool:
         return read_before
     several_steps = optimizer_steps_per_step(config, config.actor) > 1
     return read_before or several_steps or "old_logprobs" in policy_loss(algorithm).prepares_from
+
+
+def _kl_reads_rollout(config: Experiment) -> bool:
+    """Whether the KL penalty in the reward reads generation's log-probabilities in place of `old_logprobs`.
+
+    Where the configuration says so, and by default where the model that generates has the code, the weights and the
+    number format of the model that trains.
+    """
+    same_model = (
+        config.rollout.engine is RolloutKind.transformers and config.actor.engine is not TrainingEngine.megatron
+    )
+    return same_model or config.algorithm.old_logprobs is OldLogprobs.rollout

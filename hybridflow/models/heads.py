@@ -108,7 +108,7 @@ def packed_hidden_states(
     padded = input_ids if rectangle.take is None else input_ids[rectangle.take]
     positions = torch.arange(shape[1], device=input_ids.device)[None]
     hidden = hidden_states(model, padded.view(shape), positions).flatten(0, 1)
-    return hidden if rectangle.back is None else hidden[rectangle.back]
+    return hidden if rectangle.back is None else hidden.index_select(0, rectangle.back)
 
 
 def logits_of(model: PreTrainedModel, hidden: Float[Tensor, "*N H"]) -> Float[Tensor, "*N V"]:

@@ -103,7 +103,7 @@ class ActorWorker(ModelWorker):
     @transfer(
         DATA_PARALLEL,
         requires=("uid", "response_mask", "scores"),
-        optional=(*ESTIMATOR_COLUMNS, "token_scores"),
+        optional=(*ESTIMATOR_COLUMNS, "rollout_logprobs", "token_scores"),
         provides=("rewards", "advantages"),
     )
     def advantages(self, batch: Batch) -> Batch:

@@ -34,7 +34,7 @@ class CriticWorker(ModelWorker):
     @transfer(
         DATA_PARALLEL,
         requires=("uid", "response_mask", "scores", "values"),
-        optional=(*ESTIMATOR_COLUMNS, "token_scores"),
+        optional=(*ESTIMATOR_COLUMNS, "rollout_logprobs", "token_scores"),
         provides=("rewards", "advantages", "returns"),
     )
     def advantages(self, batch: Batch) -> Batch:

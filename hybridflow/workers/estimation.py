@@ -80,8 +80,9 @@ class AdvantageEstimation:
             scores = scores - process.sum(1)  # what is not of a token falls to the last
         if self._algorithm.kl.placement is not KLPlacement.reward:
             return token_rewards(scores, mask) + process
-        batch.require(("old_logprobs", "ref_logprobs"), stage="advantages with algorithm.kl.placement=reward")
-        logprobs, reference = batch.tokens("old_logprobs").padded(0), batch.tokens("ref_logprobs").padded(0)
+        policy = "old_logprobs" if "old_logprobs" in batch else "rollout_logprobs"
+        batch.require((policy, "ref_logprobs"), stage="advantages with algorithm.kl.placement=reward")
+        logprobs, reference = batch.tokens(policy).padded(0), batch.tokens("ref_logprobs").padded(0)
         kl = kl_divergence(logprobs, reference, estimator=kl_estimator(self._algorithm.kl))
         rewards = token_rewards(scores, mask, kl=kl, kl_coefficient=self.kl_controller.coefficient)
         totals = self._reduce(torch.tensor([float((kl * mask).sum()), float(mask.sum()), len(batch)]).double())

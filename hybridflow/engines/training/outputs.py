@@ -28,7 +28,7 @@ class LanguageOutputs(nn.Module):
 
     def forward(self, micro: MicroBatch, temperature: float) -> dict[str, Tensor]:
         """Log-probability and entropy of softmax(logits / temperature), and its sum of squares where asked; float32."""
-        hidden = packed_hidden_states(self.model, micro.input_ids, micro.packing)[micro.predicts]
+        hidden = packed_hidden_states(self.model, micro.input_ids, micro.packing).index_select(0, micro.predicts)
 
         def of_chunk(hidden: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
             logits = logits_of(self.model, hidden)
@@ -51,7 +51,7 @@ class ValueOutputs(nn.Module):
     def forward(self, micro: MicroBatch, temperature: float) -> dict[str, Tensor]:
         """`values` [M], float32; the temperature has no say."""
         hidden = packed_hidden_states(self.model, micro.input_ids, micro.packing)
-        return {"values": self.model.values(hidden[micro.predicts])}
+        return {"values": self.model.values(hidden.index_select(0, micro.predicts))}
 
 
 TokenModel = nn.Module

@@ -1,7 +1,5 @@
 """Micro-batches: every row once, within the budget."""
 
-from itertools import pairwise
-
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,15 +23,25 @@ def test_the_tokens_of_a_microbatch_stay_within_the_budget(lengths, budget):
 
 
 @given(lengths_of_rows, st.integers(1, 100))
-def test_two_neighbours_would_not_fit_together(lengths, budget):
+def test_microbatches_are_few_and_even(lengths, budget):
     parts = microbatches(torch.tensor(lengths, dtype=torch.int64), budget_tokens=budget)
-    sums = [sum(lengths[row] for row in part.tolist()) for part in parts]
-    assert all(left + right > budget for left, right in pairwise(sums))
+    full: list[int] = []
+    for length in sorted(lengths, reverse=True):
+        if full and full[-1] + length <= budget:
+            full[-1] += length
+        else:
+            full.append(length)
+    assert len(parts) == len(full)
+    if len(parts) > 1 and max(lengths) <= budget:
+        share = sum(lengths) / len(parts)
+        assert all(sum(lengths[row] for row in part.tolist()) <= share + max(lengths) + 1 for part in parts)
 
 
-def test_rows_of_like_length_go_together():
-    parts = microbatches(torch.tensor([2, 9, 2, 9]), budget_tokens=18)
-    assert [part.tolist() for part in parts] == [[1, 3], [0, 2]]
+def test_rows_of_similar_length_go_together_and_tokens_are_divided_evenly():
+    parts = microbatches(torch.tensor([2, 9, 2, 9, 3, 3]), budget_tokens=20)
+    assert [part.tolist() for part in parts] == [[1, 3], [4, 5, 0, 2]]
+    parts = microbatches(torch.full((12,), 5), budget_tokens=40)
+    assert [len(part) for part in parts] == [6, 6]
 
 
 def test_a_row_longer_than_the_budget_goes_alone():

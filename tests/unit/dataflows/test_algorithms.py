@@ -106,6 +106,19 @@ def test_without_a_pass_for_old_logprobs_the_run_is_the_same_bit_for_bit(toy_dir
     assert torch.equal(*found)
 
 
+def test_without_that_pass_a_kl_penalty_in_the_reward_reads_the_rollouts_logprobs(toy_dir, tmp_path):
+    numbers = replace(PPO_NUMBERS, kl=KL(placement=KLPlacement.reward, coefficient=0.5))
+    told = []
+    for wants in (True, False):
+        roles = local_roles(toy_dir(), algorithm=numbers, rewards=[shortness(tmp_path)])
+        dataflow = PPO(roles.groups, settings=PPO.Settings(), samples_per_prompt=SAMPLES)
+        dataflow.wants_old_logprobs = wants
+        told.append(plain(steps(dataflow, toy_dir(), 3)[-1]))
+    for name in ("actor/reward_kl_penalty", "critic/rewards/mean", "actor/pg_loss", "actor/grad_norm"):
+        assert told[1][name] == pytest.approx(told[0][name], rel=1e-3, abs=1e-5), name
+    assert told[0]["actor/reward_kl_penalty"] > 1e-5
+
+
 def test_imitation_lowers_its_loss_and_publishes(toy_dir):
     roles = local_roles(toy_dir())
     prompts = calculator_prompts(toy_dir())

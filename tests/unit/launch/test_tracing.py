@@ -103,7 +103,8 @@ def test_a_call_takes_the_columns_it_asks_for_from_those_who_made_them():
     calls = {call.name: call for call in traced(dataflow="ppo").calls}
     advantages, update = calls["critic.advantages"], calls["actor.update"]
     assert advantages.takes == {
-        DRIVER: ("uid",), 1: ("response_mask",), 2: ("scores",), 3: ("values",), 4: ("old_logprobs",),
+        DRIVER: ("uid",), 1: ("response_mask", "rollout_logprobs"),
+        2: ("scores",), 3: ("values",), 4: ("old_logprobs",),
     }  # fmt: skip
     assert advantages.adds == ("rewards", "advantages", "returns")
     assert update.takes[5] == ("rewards", "advantages")

@@ -23,7 +23,7 @@ class DividedLanguageOutputs(nn.Module):
 
     def forward(self, micro: MicroBatch, temperature: float) -> dict[str, Tensor]:
         """Log-probability and entropy of softmax(logits / temperature), and its sum of squares where asked; float32."""
-        hidden = packed_hidden_states(self.model, micro.input_ids, micro.packing)[micro.predicts]
+        hidden = packed_hidden_states(self.model, micro.input_ids, micro.packing).index_select(0, micro.predicts)
 
         def of_chunk(hidden: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
             return vocabulary_parallel_outputs(

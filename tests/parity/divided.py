@@ -31,8 +31,10 @@ ALGORITHM = Algorithm(clip_low=0.2, clip_high=0.3, entropy_coefficient=0.05, val
 TOLERANCE = {"numbers": 5e-5, "outputs": 5e-5, "weights": 2e-6}
 """float32 sums in another order, through five steps; a lost row or token moves a weight by 1e-3."""
 
-BFLOAT16_TOLERANCE = {"numbers": 0.1, "outputs": 0.25, "weights": 0.008}
-"""Weights near 1 are 0.004 apart in bfloat16, and losses are of the size of 0.3."""
+BFLOAT16_TOLERANCE = {"numbers": 0.1, "outputs": 0.25, "weights": 0.012}
+"""Two bfloat16 trainings cannot agree better than either agrees with float32, and one device is 0.0093 away from its
+own float32 training in the worst weight (1.0 and the next bfloat16 number, 1.0078, are nearly as far apart). A lost row
+moves a weight by 0.06 under the policy's loss and by 0.025 under the critic's."""
 
 
 @dataclass(frozen=True)

@@ -93,10 +93,18 @@ def test_ranks_that_divide_tokens_keep_to_a_models_windows(toy_dir, plain, archi
     assert_equal(train(case), plain(case))
 
 
-def test_the_tolerance_would_show_a_lost_row(toy_dir, plain):
-    case = sharded(toy_dir, "llama", "language", 1, {})
+@pytest.mark.parametrize(
+    ("architecture", "kind", "dtype", "limit"),
+    [
+        ("llama", "language", Dtype.float32, 100 * TOLERANCE["weights"]),
+        ("qwen3", "language", Dtype.bfloat16, 1.5 * BFLOAT16_TOLERANCE["weights"]),
+        ("qwen3", "value", Dtype.bfloat16, 1.5 * BFLOAT16_TOLERANCE["weights"]),
+    ],
+)
+def test_the_tolerance_would_show_a_lost_row(toy_dir, plain, architecture, kind, dtype, limit):
+    case = replace(sharded(toy_dir, architecture, kind, 1, {}), dtype=dtype)
     lost, whole = train(replace(case, lost_rows=1)).weights, plain(case).weights
-    assert max(float((lost[name] - whole[name]).abs().max()) for name in whole) > 100 * TOLERANCE["weights"]
+    assert max(float((lost[name] - whole[name]).abs().max()) for name in whole) > limit
 
 
 @pytest.mark.parametrize(

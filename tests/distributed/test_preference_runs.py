@@ -223,8 +223,11 @@ def test_two_devices_learn_what_one_learns(tmp_path, layout, command):
     expected, _ = rows_of(one, *words, command=command)
     spread = ["trainer={backend: ray, devices: 2}", layout]
     found, _ = rows_of(two, *words, *spread, command=command)
+    names = ("train/loss", "rewards/chosen", "val-core/held_out/loss", "actor/grad_norm")
+    assert set(names) <= set().union(*expected)
     for ours, theirs in zip(found, expected, strict=True):
-        for name in ("train/loss", "rewards/chosen", "val-core/held_out/loss", "actor/grad_norm"):
+        for name in names:
+            assert (name in ours) == (name in theirs), name
             assert ours.get(name, 0.0) == pytest.approx(theirs.get(name, 0.0), rel=1e-3, abs=1e-5), name
 
 

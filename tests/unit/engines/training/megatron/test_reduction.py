@@ -1,4 +1,4 @@
-"""Gradients summed bucket by bucket during the backward pass are those summed after it, bit for bit."""
+"""Gradients summed in buckets during the backward pass give the numbers of sums after it."""
 
 import pickle
 from collections import Counter
@@ -78,7 +78,7 @@ def groups_of(engine: MegatronEngine) -> list[object]:
         ("qwen3_moe", 4, {"expert": 2}, {}),
     ],
 )
-def test_sums_under_way_during_the_backward_pass_change_no_bit(toy_dir, architecture, ranks, sizes, settings):
+def test_sums_under_way_during_the_backward_pass_give_the_same_numbers(toy_dir, architecture, ranks, sizes, settings):
     directory = toy_dir(architecture, tie_word_embeddings=architecture == "qwen3", **HEADS)
     case = Case(directory, ranks, TrainingEngine.megatron, sizes, settings={"microbatch_tokens": 12, **settings})
     found, expected = ([pickle.loads(each) for each in run_ranks(trained, ranks, case, on)] for on in (True, False))

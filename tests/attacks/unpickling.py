@@ -1,9 +1,9 @@
-"""A live Ray run under watch: who unpickles, who listens where, and whether what it writes holds a pickle.
+"""A Ray run under watch: who unpickles, who listens where, and whether a file that it writes is a pickle.
 
     python -m tests.attacks.unpickling [--steps 4] [--resumed] [SETTING...]
 
-Every process of the run has `watched/sitecustomize.py`. With `--resumed` the same command goes on from its checkpoint
-to twice as many steps. Settings are added to those of a PPO run on two ranks, whose rewards are scored in processes.
+Every process of the run loads `watched/sitecustomize.py`. With `--resumed`, the same command then goes on from its
+checkpoint to twice as many steps. The run is PPO on two FSDP ranks; settings on the command line are added to it.
 """
 
 import argparse
@@ -27,52 +27,43 @@ from tests.distributed.runs import small_run
 
 ROOT = Path(__file__).parents[2]
 RAY = ["trainer.backend=ray", "trainer.devices=2", "actor.engine=fsdp", "reward.processes=1"]
-OWN = ("hybridflow", "tests", "recipes", "benchmarks")
-_SCORES = (
-    "def score(completions, answer, **columns):\n    return [float(a == b) for a, b in zip(completions, answer)]\n"
-)
 
 
 @dataclass
 class Watched:
     """What was seen of a run."""
 
-    callers: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Processes in which a pickle was read, by package and by the file and function that read it."""
+    callers: Counter[str] = field(default_factory=Counter)
+    """Number of processes in which each caller, given as `file:function`, read a pickle."""
 
     listeners: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Listening sockets by the process's name and by address, at the moment when most were open."""
-
-    pickles: list[Path] = field(default_factory=list)
-    """Files of the run directory that are pickles."""
+    """Most ports on which processes of one name listened at one address at the same time."""
 
     files: int = 0
-    """Files of the run directory."""
+    pickles: list[Path] = field(default_factory=list)
+    """Files of the run directory: how many, and those that are pickles."""
 
     def ours(self) -> set[str]:
-        """The callers that belong to hybridflow."""
-        return {caller for package, caller in self.callers if package in OWN}
+        """Our own files that read pickles."""
+        return {file for file in (caller.partition(":")[0] for caller in self.callers) if file.startswith("hybridflow")}
 
     def problems(self) -> list[str]:
         """What must not be."""
-        found = [
-            f"{caller} unpickles" for caller in sorted(self.ours()) if caller.partition(":")[0] not in MAY_UNPICKLE
-        ]
-        found += [f"{name} listens at {address}" for name, address in self.listeners if not _is_loopback(address)]
+        found = [f"{file} unpickles" for file in sorted(self.ours() - MAY_UNPICKLE.keys())]
+        for name, address in self.listeners:
+            if not ipaddress.ip_address(address.removeprefix("::ffff:")).is_loopback:
+                found.append(f"{name} listens at {address}")
         return found + [f"{path} is a pickle" for path in self.pickles]
 
 
 def watch(folder: Path, settings: Sequence[str] = (), *, steps: int = 4, is_resumed: bool = False) -> Watched:
-    """Runs the command in `folder`, where everything it writes and says stays, and answers what was seen."""
+    """Runs the command in `folder`, where everything it writes and says stays, and returns what was seen."""
     (folder / "log").mkdir()
-    (folder / "score.py").write_text(_SCORES)
-    words = [*small_run(folder), *RAY, f"trainer.run_dir={folder}/run", f"reward.functions=[{folder}/score.py:score]"]
-    found = Watched()
+    words, found = [*small_run(folder), *RAY, f"trainer.run_dir={folder}/run"], Watched()
     for last in (steps, 2 * steps) if is_resumed else (steps,):
         _run([*words, *settings, f"trainer.total_steps={last}"], folder, found)
     for path in (folder / "log").iterdir():
-        callers = {line.removeprefix(f"{ROOT}{os.sep}") for line in path.read_text().splitlines()}
-        found.callers.update((caller.partition(os.sep)[0], caller) for caller in callers)
+        found.callers.update({line.removeprefix(f"{ROOT}{os.sep}") for line in path.read_text().splitlines()})
     files = [path for path in (folder / "run").rglob("*") if path.is_file()]
     found.files, found.pickles = len(files), [path for path in files if is_pickle(path)]
     return found
@@ -88,8 +79,7 @@ def _run(words: Sequence[str], folder: Path, found: Watched) -> None:
         subprocess.Popen(command, env=environment, stdout=said, stderr=said) as run,
     ):
         while run.poll() is None:
-            listeners = Counter(_listeners(psutil.Process(run.pid)))
-            found.listeners = max(found.listeners, listeners, key=Counter.total)
+            found.listeners |= Counter(_listeners(psutil.Process(run.pid)))
             time.sleep(0.5)
     if run.returncode:
         raise RuntimeError(f"status {run.returncode}: {(folder / 'said').read_text()[-3000:]}")
@@ -98,35 +88,26 @@ def _run(words: Sequence[str], folder: Path, found: Watched) -> None:
 def _listeners(driver: psutil.Process) -> Iterator[tuple[str, str]]:
     for process in (driver, *driver.children(recursive=True)):
         try:
-            connections = process.net_connections(kind="inet")
-            name = process.name()
-        except psutil.Error:
+            name, connections = process.name(), process.net_connections(kind="inet")
+        except psutil.Error:  # it has ended
             continue
-        for connection in connections:
-            if connection.status == psutil.CONN_LISTEN:
-                yield name, connection.laddr.ip
-
-
-def _is_loopback(address: str) -> bool:
-    return ipaddress.ip_address(address.removeprefix("::ffff:")).is_loopback
+        yield from ((name, each.laddr.ip) for each in connections if each.status == psutil.CONN_LISTEN)
 
 
 def is_pickle(path: Path) -> bool:
-    """Whether an unpickler would read the whole file, or an entry of it where it is an archive as torch's are."""
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            return any(_is_pickle(archive.read(name)) for name in archive.namelist())
-    return _is_pickle(path.read_bytes())
+    """Whether an unpickler would read the whole file, or an entry of it if it is an archive, as torch's files are."""
+    if not zipfile.is_zipfile(path):
+        return _is_read_whole(path.read_bytes())
+    with zipfile.ZipFile(path) as archive:
+        return any(_is_read_whole(archive.read(name)) for name in archive.namelist())
 
 
-def _is_pickle(content: bytes) -> bool:
+def _is_read_whole(content: bytes) -> bool:
     try:
-        for operation, _, place in pickletools.genops(content):
-            if operation.name == "STOP":
-                return place is not None and place + 1 == len(content)
+        *_, (_, _, last) = pickletools.genops(content)
     except Exception:  # noqa: BLE001 (whatever it trips over: no pickle)
         return False
-    return False
+    return last == len(content) - 1
 
 
 def main() -> int:
@@ -137,10 +118,10 @@ def main() -> int:
     options, settings = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as folder:
         found = watch(Path(folder), settings, steps=options.steps, is_resumed=options.resumed)
-    for (package, caller), count in sorted(found.callers.items()):
-        print(f"{package:16} unpickles in {count:2} processes: {caller}")
+    for caller, count in sorted(found.callers.items()):
+        print(f"{count:3} processes unpickle in {caller}")
     for (name, address), count in sorted(found.listeners.items()):
-        print(f"{name:16} listens on {count:2} ports at {address}")
+        print(f"{count:3} ports of {name} at {address}")
     print(f"{found.files} files, {len(found.pickles)} of them pickles")
     print("\n".join(problems := found.problems()) or "0 problems")
     return int(bool(problems))

@@ -12,13 +12,16 @@ import sysconfig
 
 _PACKAGES = sysconfig.get_path("purelib") + os.sep
 _STANDARD = (sysconfig.get_path("stdlib") + os.sep, "<frozen ", "<string>", __file__)
+_ON_BEHALF = tuple(f"{_PACKAGES}{name}{os.sep}" for name in ("torch", "numpy"))
+"""Libraries that read pickles for whoever calls them: the caller counts."""
+
 _seen: set[str] = set()
 
 
 def _note() -> None:
-    """Writes down the innermost caller outside the standard library, with its function."""
+    """Writes down the innermost caller outside the standard library, torch and numpy, with its function."""
     frame = sys._getframe(2)
-    while frame.f_back and _is_standard(frame.f_code.co_filename):
+    while frame.f_back and _is_passed(frame.f_code.co_filename):
         frame = frame.f_back
     line = f"{frame.f_code.co_filename.removeprefix(_PACKAGES)}:{frame.f_code.co_name}"
     if line in _seen:
@@ -29,8 +32,8 @@ def _note() -> None:
         file.write(line + "\n")
 
 
-def _is_standard(file: str) -> bool:
-    return file.startswith(_STANDARD) and not file.startswith(_PACKAGES)
+def _is_passed(file: str) -> bool:
+    return file.startswith(_ON_BEHALF) or (file.startswith(_STANDARD) and not file.startswith(_PACKAGES))
 
 
 def _hook(event: str, _: tuple[object, ...]) -> None:

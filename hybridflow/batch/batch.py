@@ -1,19 +1,16 @@
-"""Batch: rows of sequences as a TensorDict, with object columns and metadata beside it."""
+"""Batch: rows of sequences as named columns, and metadata of the whole batch."""
 
-import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
 from hybridflow.batch import wire
+from hybridflow.batch.column import Column, Rows, by_kind, chosen, concatenated
 from hybridflow.batch.positions import row_positions
 from hybridflow.batch.ragged import Ragged
 from hybridflow.errors import BatchError
-
-# The first jagged tensor makes torch log advice that concerns its own developers.
-logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
 
 Meta = wire.Meta
 
@@ -21,22 +18,24 @@ Meta = wire.Meta
 class Batch:
     """B rows on the CPU. Nothing is changed in place: every method returns a new Batch that may share storage.
 
-    Row columns are dense [B, ...] tensors, token columns are jagged [B, (tokens)], both in one TensorDict;
-    object columns are lists of B Python values; `meta` holds numbers that belong to the whole batch.
+    Row columns are dense [B, ...] tensors, token columns are ragged [B, (tokens)], object columns are lists of B Python
+    values; `meta` holds numbers that belong to the whole batch.
 
         batch = Batch.of(rows={"uid": uid}, tokens={"prompt_ids": ragged}, objects={"answer": answers})
         batch = batch.repeat(4).with_columns(rows={"scores": scores})
     """
 
-    __slots__ = ("meta", "objects", "tensordict")
+    __slots__ = ("_size", "by_name", "meta")
 
-    def __init__(self, tensordict: TensorDict, objects: Mapping[str, list] | None = None, meta: Meta | None = None):
-        self.tensordict = tensordict
-        self.objects = dict(objects or {})
+    def __init__(self, by_name: Mapping[str, Column], meta: Meta | None = None, *, size: int | None = None) -> None:
+        """`by_name` are all columns; `size` is the number of rows, which a batch without columns cannot tell."""
+        self.by_name = dict(by_name)
         self.meta: Meta = dict(meta or {})
-        for name, values in self.objects.items():
-            if len(values) != len(self):
-                raise _misfit(name, len(values), len(self))
+        sizes = {name: len(column) for name, column in self.by_name.items()}
+        self._size = next(iter(sizes.values()), 0) if size is None else size
+        for name, found in sizes.items():
+            if found != self._size:
+                raise _misfit(name, found, self._size)
 
     @staticmethod
     def of(
@@ -47,20 +46,13 @@ class Batch:
         meta: Meta | None = None,
     ) -> "Batch":
         """A batch from its columns; all must have the same number of rows."""
-        rows, tokens, objects = rows or {}, tokens or {}, objects or {}
-        sizes = {name: len(column) for group in (rows, tokens, objects) for name, column in group.items()}
-        size = next(iter(sizes.values()), 0)
-        for name, rows_found in sizes.items():
-            if rows_found != size:
-                raise _misfit(name, rows_found, size)
-        tensors = dict(rows) | {name: _jagged(ragged) for name, ragged in tokens.items()}
-        return Batch(TensorDict(tensors, batch_size=[size]), dict(objects), meta)
+        return Batch(_named(rows, tokens, objects), meta)
 
     def __len__(self) -> int:
-        return self.tensordict.batch_size[0]
+        return self._size
 
     def __contains__(self, column: str) -> bool:
-        return column in self.objects or column in self.tensordict.keys()  # noqa: SIM118 (a TensorDict is no dict)
+        return column in self.by_name
 
     def __repr__(self) -> str:
         return f"Batch({len(self)} rows: {', '.join(self.columns)})"
@@ -68,32 +60,50 @@ class Batch:
     @property
     def columns(self) -> list[str]:
         """Names of all columns."""
-        return [*map(str, self.tensordict.keys()), *self.objects]
+        return [*self.by_name]
 
     @property
     def row_columns(self) -> dict[str, Tensor]:
         """The dense columns."""
-        return {name: column for name, column in self._tensors() if not column.is_nested}
+        return by_kind(self.by_name)[0]
 
     @property
     def token_columns(self) -> dict[str, Ragged]:
         """The ragged columns."""
-        return {name: _ragged(column) for name, column in self._tensors() if column.is_nested}
+        return by_kind(self.by_name)[1]
+
+    @property
+    def objects(self) -> dict[str, list]:
+        """The columns of Python values."""
+        return by_kind(self.by_name)[2]
 
     def row(self, name: str) -> Tensor:
         """A dense column [B, ...]."""
         self.require((name,), stage="read")
-        return self.tensordict.get(name)
+        column = self.by_name[name]
+        assert isinstance(column, Tensor), f"'{name}' is not a row column"
+        return column
 
     def tokens(self, name: str) -> Ragged:
         """A ragged column."""
         self.require((name,), stage="read")
-        return _ragged(self.tensordict.get(name))
+        column = self.by_name[name]
+        assert isinstance(column, Ragged), f"'{name}' is not a token column"
+        return column
 
     def object(self, name: str) -> list:
         """An object column."""
         self.require((name,), stage="read")
-        return self.objects[name]
+        column = self.by_name[name]
+        assert isinstance(column, list), f"'{name}' is not an object column"
+        return column
+
+    def to_tensordict(self) -> TensorDict:
+        """The row columns, and the token columns as jagged tensors, which share their storage with this batch."""
+        tensors: dict[str, Tensor] = dict(self.row_columns)
+        for name, ragged in self.token_columns.items():
+            tensors[name] = torch.nested.nested_tensor_from_jagged(ragged.values, ragged.offsets)
+        return TensorDict(tensors, batch_size=[len(self)])
 
     def require(self, columns: Iterable[str], *, stage: str) -> None:
         """Raises `BatchError` naming the stage and the columns it lacks."""
@@ -113,37 +123,24 @@ class Batch:
         meta: Meta | None = None,
     ) -> "Batch":
         """This batch with columns added or replaced, whatever kind the replaced ones are of."""
-        given = {*(rows or {}), *(tokens or {}), *(objects or {})}
-        return Batch.of(
-            rows={n: c for n, c in self.row_columns.items() if n not in given} | dict(rows or {}),
-            tokens={n: c for n, c in self.token_columns.items() if n not in given} | dict(tokens or {}),
-            objects={n: c for n, c in self.objects.items() if n not in given} | dict(objects or {}),
-            meta=self.meta | (meta or {}),
-        )
+        added = _named(rows, tokens, objects)
+        return Batch(self.by_name | added, self.meta | (meta or {}), size=len(self) if self.by_name else None)
 
     def join(self, *others: "Batch") -> "Batch":
         """Columns of several batches of the same rows side by side; a later column replaces an earlier one."""
-        joined = self
+        columns, meta = dict(self.by_name), dict(self.meta)
         for other in others:
-            joined = joined.with_columns(
-                rows=other.row_columns, tokens=other.token_columns, objects=other.objects, meta=other.meta
-            )
-        return joined
+            columns |= other.by_name
+            meta |= other.meta
+        return Batch(columns, meta, size=len(self) if self.by_name else None)
 
     def only(self, columns: Iterable[str]) -> "Batch":
         """The named columns that this batch has."""
-        wanted = [name for name in columns if name in self]
-        tensordict = self.tensordict.select(*(name for name in wanted if name not in self.objects))
-        return Batch(tensordict, {name: self.objects[name] for name in wanted if name in self.objects}, self.meta)
+        return Batch({name: self.by_name[name] for name in columns if name in self}, self.meta, size=len(self))
 
     def slice(self, start: int, stop: int) -> "Batch":
         """Rows start..stop-1; tensors are views."""
-        return Batch.of(
-            rows={name: column[start:stop] for name, column in self.row_columns.items()},
-            tokens={name: column.slice(start, stop) for name, column in self.token_columns.items()},
-            objects={name: column[start:stop] for name, column in self.objects.items()},
-            meta=self.meta,
-        )
+        return self._rows((start, stop), len(range(len(self))[start:stop]))
 
     def select(self, rows: Tensor | Sequence[int] | Sequence[bool]) -> "Batch":
         """The rows at the given positions [K], in that order, or where a boolean mask [B] is True; copied.
@@ -151,13 +148,7 @@ class Batch:
         Raises `BatchError` for a mask of another length.
         """
         index = row_positions(rows, len(self))
-        positions = index.tolist()
-        return Batch.of(
-            rows={name: column[index] for name, column in self.row_columns.items()},
-            tokens={name: column.select(index) for name, column in self.token_columns.items()},
-            objects={name: [column[i] for i in positions] for name, column in self.objects.items()},
-            meta=self.meta,
-        )
+        return self._rows(index, len(index))
 
     def repeat(self, times: int) -> "Batch":
         """Each row `times` times, siblings adjacent, numbered by `sample_index`."""
@@ -185,36 +176,32 @@ class Batch:
                     f"Batches with different columns cannot be concatenated: {first.columns} and {part.columns}.",
                     remedy="Select the common columns first: batch.only([...]).",
                 )
-        return Batch.of(
-            rows={name: torch.cat([part.row(name) for part in parts]) for name in first.row_columns},
-            tokens={name: Ragged.concat([part.tokens(name) for part in parts]) for name in first.token_columns},
-            objects={name: [v for part in parts for v in part.objects[name]] for name in first.objects},
-            meta={key: value for part in parts for key, value in part.meta.items()},
+        return Batch(
+            {name: concatenated([part.by_name[name] for part in parts]) for name in first.by_name},
+            {key: value for part in parts for key, value in part.meta.items()},
+            size=sum(map(len, parts)),
         )
 
-    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
-        for name, column in self.tensordict.items():
-            assert isinstance(column, Tensor), f"the column '{name}' is a {type(column)}"
-            yield str(name), column
+    def _rows(self, rows: Rows, count: int) -> "Batch":
+        return Batch({name: chosen(column, rows) for name, column in self.by_name.items()}, self.meta, size=count)
 
-    def _kinds(self) -> tuple[set[str], ...]:
-        return set(self.row_columns), set(self.token_columns), set(self.objects)
+    def _kinds(self) -> dict[str, type]:
+        return {name: type(column) for name, column in self.by_name.items()}
 
     def __reduce__(self):
-        return _rebuild, wire.pack(self.row_columns, self.token_columns, self.objects, self.meta)
+        return _rebuild, (len(self), *wire.pack(self.by_name, self.meta))
 
 
-def _rebuild(*parts) -> Batch:
-    rows, tokens, objects, meta = wire.unpack(*parts)
-    return Batch.of(rows=rows, tokens=tokens, objects=objects, meta=meta)
+def _rebuild(size: int, *parts) -> Batch:
+    columns, meta = wire.unpack(*parts)
+    return Batch(columns, meta, size=size)
 
 
-def _jagged(ragged: Ragged) -> Tensor:
-    return torch.nested.nested_tensor_from_jagged(ragged.values, ragged.offsets)
-
-
-def _ragged(column: Tensor) -> Ragged:
-    return Ragged(column.values(), column.offsets())  # pyright: ignore[reportAttributeAccessIssue]
+def _named(
+    rows: Mapping[str, Tensor] | None, tokens: Mapping[str, Ragged] | None, objects: Mapping[str, list] | None
+) -> dict[str, Column]:
+    dense = {name: torch.as_tensor(column) for name, column in (rows or {}).items()}
+    return {**dense, **(tokens or {}), **(objects or {})}
 
 
 def _misfit(name: str, found: int, expected: int) -> BatchError:

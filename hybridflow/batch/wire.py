@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hybridflow.batch.column import Column, by_kind
 from hybridflow.batch.ragged import Ragged
 
 Payload = tuple[np.ndarray, str, tuple[int, ...]]
@@ -19,9 +20,13 @@ Meta = dict[str, float | int | str | bool | tuple[int, ...]]
 
 
 def pack(
-    rows: Mapping[str, Tensor], tokens: Mapping[str, Ragged], objects: Mapping[str, list], meta: Meta
+    columns: Mapping[str, Column], meta: Meta
 ) -> tuple[dict[str, Payload], dict[str, tuple[Payload, Payload]], dict[str, list], Meta]:
-    """The parts of a batch with every tensor as (bytes, dtype, shape). Equal offsets are written once by pickle."""
+    """A batch's row, token and object columns and its metadata, every tensor as (bytes, dtype, shape).
+
+    Equal offsets are written once by pickle.
+    """
+    rows, tokens, objects = by_kind(columns)
     offsets: dict[tuple[int, int], Payload] = {}
     packed = {}
     for name, column in tokens.items():
@@ -29,7 +34,7 @@ def pack(
         if key not in offsets:
             offsets[key] = as_bytes(column.offsets)
         packed[name] = (as_bytes(column.values), offsets[key])
-    return {name: as_bytes(column) for name, column in rows.items()}, packed, dict(objects), dict(meta)
+    return {name: as_bytes(column) for name, column in rows.items()}, packed, objects, dict(meta)
 
 
 def unpack(
@@ -37,15 +42,15 @@ def unpack(
     tokens: Mapping[str, tuple[Payload, Payload]],
     objects: dict[str, list],
     meta: Meta,
-) -> tuple[dict[str, Tensor], dict[str, Ragged], dict[str, list], Meta]:
-    """The parts that `pack` turned to bytes; tensors alias the received memory."""
+) -> tuple[dict[str, Column], Meta]:
+    """The columns and the metadata of `pack`; tensors alias the received memory."""
     offsets: dict[int, Tensor] = {}
     ragged = {}
     for name, (values, ends) in tokens.items():
         if id(ends[0]) not in offsets:
             offsets[id(ends[0])] = from_bytes(ends)
         ragged[name] = Ragged(from_bytes(values), offsets[id(ends[0])])
-    return {name: from_bytes(column) for name, column in rows.items()}, ragged, objects, meta
+    return {**{name: from_bytes(column) for name, column in rows.items()}, **ragged, **objects}, meta
 
 
 def as_bytes(tensor: Tensor) -> Payload:

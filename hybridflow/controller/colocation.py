@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import torch
 
 from hybridflow.batch import Batch, Ragged
+from hybridflow.batch.column import Column
 from hybridflow.controller.failures import Place, call_failed
 from hybridflow.controller.health import HostInfo
-from hybridflow.controller.packets import Column, Packet, Portion, Summary, assembled, columns_of
+from hybridflow.controller.packets import Packet, Portion, Summary, assembled
 from hybridflow.controller.rendezvous import START_TIMEOUT_SECONDS, Rendezvous, let_gloo_listen_at
 from hybridflow.controller.signed_store import StoreAddress, served_store
 from hybridflow.controller.worker import Worker, WorkerContext
@@ -190,10 +191,10 @@ def _answered(answer: object, form: AnswerForm, given: Batch | None) -> tuple[ob
             remedy="Return a Batch with these columns, one row for each row it was given.",
         )
     _check(answer, form, given)
-    before = columns_of(given) if given is not None else {}
+    before = given.by_name if given is not None else {}
     declared: dict[str, Column] = {}
     rest: dict[str, Column] = {}
-    for name, column in columns_of(answer).items():
+    for name, column in answer.by_name.items():
         if name in form.provides:
             declared[name] = column
         elif name not in before or not _same(column, before[name]):

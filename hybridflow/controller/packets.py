@@ -4,16 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from hybridflow.batch import Batch, Ragged, wire
+from hybridflow.batch import Batch, wire
 from hybridflow.batch.batch import Meta
+from hybridflow.batch.column import Column, Rows, by_kind, chosen, concatenated
 from hybridflow.errors import BatchError
-
-Column = Tensor | Ragged | list
-Rows = tuple[int, int] | np.ndarray | None
-"""Rows of a shard: start and stop, positions, or None for all."""
 
 
 class Packet:
@@ -26,8 +22,7 @@ class Packet:
         self.meta = meta
 
     def __reduce__(self):
-        rows, tokens, objects = by_kind(self.columns)
-        return _unpacked, wire.pack(rows, tokens, objects, self.meta)
+        return _unpacked, wire.pack(self.columns, self.meta)
 
 
 @dataclass(frozen=True)
@@ -114,47 +109,9 @@ def assembled(portion: Portion, stored: Sequence[object], *, stage: str) -> Batc
             shards.append(shard)
         for name in _same_names(shards):
             columns[name] = chosen(concatenated([shard[name] for shard in shards]), table.order)
-    rows, tokens, objects = by_kind(columns)
-    batch = Batch.of(rows=rows, tokens=tokens, objects=objects, meta=meta | portion.meta)
+    batch = Batch(columns, meta | portion.meta)
     batch.require(portion.required, stage=stage)
     return batch
-
-
-def columns_of(batch: Batch) -> dict[str, Column]:
-    """All columns of a batch."""
-    return {**batch.row_columns, **batch.token_columns, **batch.objects}
-
-
-def by_kind(columns: Mapping[str, Column]) -> tuple[dict[str, Tensor], dict[str, Ragged], dict[str, list]]:
-    """Row, token and object columns apart."""
-    rows = {name: column for name, column in columns.items() if isinstance(column, Tensor)}
-    tokens = {name: column for name, column in columns.items() if isinstance(column, Ragged)}
-    objects = {name: column for name, column in columns.items() if isinstance(column, list)}
-    return rows, tokens, objects
-
-
-def chosen(column: Column, rows: Rows) -> Column:
-    """Some rows of a column: itself for all, a view for a range, a copy for positions."""
-    if rows is None:
-        return column
-    if isinstance(rows, tuple):
-        start, stop = rows
-        return column.slice(start, stop) if isinstance(column, Ragged) else column[start:stop]
-    if isinstance(column, list):
-        return [column[row] for row in rows.tolist()]
-    index = torch.tensor(rows, dtype=torch.int64)
-    return column.select(index) if isinstance(column, Ragged) else column[index]
-
-
-def concatenated(parts: Sequence[Column]) -> Column:
-    """Columns end to end; a single one is itself."""
-    if len(parts) == 1:
-        return parts[0]
-    tensors = [part for part in parts if isinstance(part, Tensor)]
-    ragged = [part for part in parts if isinstance(part, Ragged)]
-    if tensors:
-        return torch.cat(tensors)
-    return Ragged.concat(ragged) if ragged else [value for part in parts if isinstance(part, list) for value in part]
 
 
 def _same_names(shards: Sequence[Mapping[str, Column]]) -> list[str]:
@@ -169,8 +126,7 @@ def _same_names(shards: Sequence[Mapping[str, Column]]) -> list[str]:
 
 
 def _unpacked(rows, tokens, objects, meta: Meta) -> Packet:
-    row_columns, ragged, lists, _ = wire.unpack(rows, tokens, objects, {})
-    return Packet({**row_columns, **ragged, **lists}, meta)
+    return Packet(*wire.unpack(rows, tokens, objects, meta))
 
 
 def _unpacked_summary(rows, columns, lengths, scalars, meta) -> Summary:

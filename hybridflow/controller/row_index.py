@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hybridflow.controller.packets import Rows
+from hybridflow.batch.column import Rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from hybridflow.batch import Batch
 from hybridflow.controller.backends.interface import Backend, Pending, Stored
-from hybridflow.controller.packets import Packet, Summary, columns_of
+from hybridflow.controller.packets import Packet, Summary
 
 
 class Table(Protocol):
@@ -52,7 +52,7 @@ class DriverTable:
     """A batch of this process: a column is stored for workers when it is first asked for."""
 
     def __init__(self, batch: Batch, backend: Backend) -> None:
-        self._columns = columns_of(batch)
+        self._columns = batch.by_name
         self._summary = Summary.of(self._columns, len(batch), batch.meta)
         self._backend = backend
         self._stored: dict[str, Stored] = {}

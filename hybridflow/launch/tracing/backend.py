@@ -3,11 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from hybridflow.batch.column import chosen
 from hybridflow.config.reward import Reward
 from hybridflow.controller.backends.interface import Arguments, Handle, Pending, RoleMeshes, Stored
 from hybridflow.controller.backends.local import LocalBackend
 from hybridflow.controller.colocation import VALUE, AnswerForm
-from hybridflow.controller.packets import Packet, Portion, Summary, chosen
+from hybridflow.controller.packets import Packet, Portion, Summary
 from hybridflow.controller.resource_pool import ResourcePool
 from hybridflow.controller.worker import Worker
 from hybridflow.launch.tracing.graph import DRIVER

@@ -141,3 +141,12 @@ def test_rows_chosen_by_fractions_are_refused():
         batch_of([[1], [2]]).select(torch.tensor([0.0, 1.0]))
     assert "boolean mask" in caught.value.remedy
     assert len(batch_of([[1], [2]]).select([])) == 0
+
+
+def test_a_tensordict_shares_the_storage_of_row_and_token_columns():
+    tokens = Ragged.from_rows([[1], [2, 3]])
+    batch = Batch.of(rows={"uid": torch.arange(2)}, tokens={"prompt_ids": tokens}, objects={"answer": ["a", "b"]})
+    found = batch.to_tensordict()
+    assert found.batch_size == (2,) and set(found.keys()) == {"uid", "prompt_ids"}
+    assert [row.tolist() for row in found["prompt_ids"].unbind()] == [[1], [2, 3]]
+    assert found["prompt_ids"].values().data_ptr() == tokens.values.data_ptr()

@@ -181,7 +181,7 @@ def test_samples_of_a_policy_that_has_learnt_since_need_old_logprobs(toy_dir):
     worker.publish_weights(version=1)
     batch = sampled(worker)
     worker.imitate(batch)
-    with pytest.raises(ConfigError, match=r"learnt since .* no old_logprobs") as caught:
+    with pytest.raises(ConfigError, match=r"learned since .* no old_logprobs") as caught:
         worker.update(batch.only([name for name in batch.columns if name != "old_logprobs"]))
     assert "Call actor.logprobs before" in caught.value.remedy
     assert worker.update(batch)["actor/ppo_kl"].value != 0.0

@@ -42,7 +42,7 @@ def test_without_arguments_ppo_is_drawn(capsys):
     assert main(["show"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("ppo")
-    assert re.search(r"5 +5 critic.advantages +takes uid . response_mask \(1\) . scores \(2\)", shown)
+    assert re.search(r"5 +5 critic.advantages +takes uid . response_mask rollout_logprobs \(1\)", shown)
     assert "adds  rewards advantages returns" in shown
     assert "after 6, 7" in shown
     assert "these \nwould run at once: 2 3 4; 6 7" in shown

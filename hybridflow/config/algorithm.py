@@ -139,10 +139,11 @@ class Algorithm(Section):
     old_logprobs: OldLogprobs = OldLogprobs.auto
     """The denominator of the loss's ratio. recompute: from a separate forward pass before the update. auto: from that
     pass only where something needs it (several optimizer steps per batch, a correction, an estimator or a selection of
-    tokens that reads it, KL in the reward unless rollout.engine=transformers), else from the update's own pass, which
-    gives the same numbers. rollout: from the rollout, so that the ratio itself corrects for a mismatch (two policies);
-    the separate pass is made only where the two are compared. Without the pass, KL in the reward reads the rollout's
-    log-probabilities."""
+    tokens that reads it, KL in the reward), else from the update's own pass, which gives the same numbers. KL in the
+    reward reads the rollout's log-probabilities instead where the rollout computes them with the training model's code
+    and weights (rollout.engine=transformers, actor.engine=single or fsdp, no LoRA) and samples from all tokens
+    (top_p=1, top_k=0). rollout: from the rollout, so that the ratio itself corrects for a mismatch (two policies); the
+    separate pass is made only where the two are compared, and for KL in the reward with top_p or top_k."""
 
     gamma: float = 1.0
     """Discount of later rewards."""

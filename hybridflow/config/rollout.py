@@ -61,6 +61,11 @@ class Sampling(Section):
     ignore_eos: bool = False
     """Go on to the length limit whatever is drawn; for benchmarks."""
 
+    @property
+    def is_restricted(self) -> bool:
+        """Whether some tokens cannot be drawn, so that log-probabilities are renormalised over the others."""
+        return self.top_p < 1.0 or self.top_k > 0
+
 
 @dataclass
 class Vllm(Section):

@@ -20,7 +20,7 @@ def wants_old_logprobs(config: Experiment) -> bool:
     if config.dataflow in DATA_DATAFLOWS or algorithm.old_logprobs is OldLogprobs.recompute:
         return True
     read_before = (
-        (algorithm.kl.placement is KLPlacement.reward and not _kl_reads_rollout(config))
+        (algorithm.kl.placement is KLPlacement.reward and not kl_reads_rollout(config))
         or compares(algorithm.correction)
         or bool(estimator(algorithm).parameters & {"old_logprobs", "sum_pi_squared"})
     )
@@ -30,13 +30,17 @@ def wants_old_logprobs(config: Experiment) -> bool:
     return read_before or several_steps or "old_logprobs" in policy_loss(algorithm).prepares_from
 
 
-def _kl_reads_rollout(config: Experiment) -> bool:
-    """Whether the KL penalty in the reward reads generation's log-probabilities in place of `old_logprobs`.
+def kl_reads_rollout(config: Experiment) -> bool:
+    """Whether a KL penalty in the reward may read the rollout's log-probabilities in place of `old_logprobs`.
 
-    Where the configuration says so, and by default where the model that generates has the code, the weights and the
-    number format of the model that trains.
+    By default where the rollout generates with the code and the weights that train. Never where its log-probabilities
+    are those of a renormalised distribution (`top_p`, `top_k`).
     """
+    if config.rollout.sampling.is_restricted:
+        return False
     same_model = (
-        config.rollout.engine is RolloutKind.transformers and config.actor.engine is not TrainingEngine.megatron
+        config.rollout.engine is RolloutKind.transformers
+        and config.actor.engine is not TrainingEngine.megatron
+        and config.actor.lora.rank == 0
     )
     return same_model or config.algorithm.old_logprobs is OldLogprobs.rollout

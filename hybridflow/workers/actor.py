@@ -22,7 +22,7 @@ from hybridflow.resharding.resharder import Resharder, joint_group
 from hybridflow.workers.colocated_rollout import ColocatedRollout
 from hybridflow.workers.comparison import check_one_step, check_unlearned
 from hybridflow.workers.estimation import AdvantageEstimation
-from hybridflow.workers.generation import RolloutSetup, is_restricted
+from hybridflow.workers.generation import RolloutSetup
 from hybridflow.workers.methods import ESTIMATOR_COLUMNS, LOSS_COLUMNS, policy_loss
 from hybridflow.workers.model_worker import ModelWorker, TrainingSetup, minibatch_rows, num_minibatches
 from hybridflow.workers.objectives import Denominators, policy_objective, prepared, supervised_objective
@@ -274,7 +274,7 @@ class ActorWorker(ModelWorker):
             return
         self._has_compared = True
         rollout = self._rollout_setup.rollout
-        if is_restricted(rollout.sampling):
+        if rollout.sampling.is_restricted:
             return
         exact = self._setup.model.dtype is not Dtype.bfloat16
         bound = rollout.max_logprob_difference or (1e-3 if exact else 0.5)

@@ -69,13 +69,8 @@ class Generation:
             )
 
 
-def is_restricted(sampling: Sampling) -> bool:
-    """Some tokens cannot be drawn, so that log-probabilities are of those that can alone."""
-    return sampling.top_p < 1.0 or sampling.top_k > 0
-
-
 def _warn_of_restricted_sampling(sampling: Sampling) -> None:
-    if is_restricted(sampling):
+    if sampling.is_restricted:
         logger.warning(
             "rollout.sampling.top_p=%g rollout.sampling.top_k=%d: the rollout's log-probabilities are of the tokens"
             " kept alone, so they are not compared with the actor's; draw from all (top_p=1 top_k=0), or correct"

@@ -3,13 +3,14 @@
 import logging
 from collections.abc import Sequence
 
-from hybridflow.config.algorithm import OldLogprobs
+from hybridflow.config.algorithm import KLPlacement, OldLogprobs
 from hybridflow.config.choices import is_own
 from hybridflow.config.correction_checks import compares
 from hybridflow.config.derived import optimizer_steps_per_step
 from hybridflow.config.experiment import Experiment
 from hybridflow.dataflows.interface import Dataflow
 from hybridflow.errors import ConfigError
+from hybridflow.launch.old_logprobs import kl_reads_rollout
 from hybridflow.launch.roles import ACTOR
 from hybridflow.launch.tracing.backend import Noted
 from hybridflow.launch.tracing.stand_in import PROMPTS
@@ -63,8 +64,15 @@ def _check_published(name: str, program: Dataflow, calls: Sequence[Noted]) -> No
 def _check_old_logprobs(config: Experiment, program: Dataflow, calls: Sequence[Noted]) -> None:
     """Every update has the log-probabilities of the policy of before, or does not need them."""
     takes_rollouts = config.algorithm.old_logprobs is OldLogprobs.rollout
+    needs_for_kl = config.algorithm.kl.placement is KLPlacement.reward and not kl_reads_rollout(config)
     has_learned = False
     for call in calls:
+        if call.method == "advantages" and needs_for_kl and "old_logprobs" not in _taken(call):
+            raise ConfigError(
+                "algorithm.kl.placement=reward needs the column 'old_logprobs', and no call before"
+                f" {call.role}.advantages adds it.",
+                remedy="Add it in the dataflow's step: batch = batch.join(self.actor.logprobs(batch)).",
+            )
         if call.role != ACTOR:
             continue
         if call.method == "update" and "old_logprobs" not in _taken(call):

@@ -20,13 +20,14 @@ from hybridflow.launch.tracing.trace import check_step, trace_step
 POOLS = ["trainer.devices=3", "placement.pools.train.devices=2", "placement.pools.judge.devices=1"]
 MINE = """
 from hybridflow.dataflows.interface import Dataflow
-from hybridflow.dataflows.roles import Generates, Policy, Scores
+from hybridflow.dataflows.roles import Generates, Policy, Predicts, Scores
 
 
 class Mine(Dataflow):
     actor: Policy
     rollout: Generates
     reward: Scores
+    reference: Predicts | None
 
     def step(self, prompts):
 {body}
@@ -177,7 +178,7 @@ def test_a_step_that_breaks_is_told_with_its_line_and_what_to_do(tmp_path):
     with pytest.raises(ConfigError) as caught:
         traced(dataflow=f"{file}:Mine")
     assert "its step cannot be followed: AttributeError" in caught.value.message
-    assert "(mine.py, line 13)" in caught.value.message
+    assert "(mine.py, line 14)" in caught.value.message
     assert "made-up prompts" in caught.value.remedy
 
 
@@ -261,6 +262,31 @@ def test_a_step_without_log_probabilities_is_fine_where_nothing_needs_them(tmp_p
     check_step(composed(RLOO, *several, "algorithm.old_logprobs=rollout", dataflow=f"{file}:Mine"), ROWS)
     first = WITHOUT_LOGPROBS.replace("self.actor.update(batch)", "self.actor.update(batch.take([0, 1]))")
     check_step(composed(RLOO, *several, dataflow=f"{own(tmp_path / 'few', first)}:Mine"), ROWS)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "is_fine"),
+    [
+        (("rollout.engine=transformers",), True),
+        (("rollout.engine=transformers", "rollout.sampling.top_p=0.9"), False),
+        (("rollout.engine=vllm",), False),
+        (("rollout.engine=vllm", "algorithm.old_logprobs=rollout"), True),
+    ],
+    ids=str,
+)
+def test_a_kl_penalty_in_the_reward_reads_the_rollout_only_where_that_is_right(tmp_path, overrides, is_fine):
+    step = WITHOUT_LOGPROBS.replace(
+        "self.reward.score(batch)", "self.reward.score(batch), self.reference.logprobs(batch)"
+    )
+    config = composed(
+        RLOO, *ONE_STEP, "algorithm.kl.placement=reward", *overrides, dataflow=f"{own(tmp_path, step)}:Mine"
+    )
+    if is_fine:
+        check_step(config, ROWS)
+        return
+    with pytest.raises(ConfigError, match="placement=reward needs the column 'old_logprobs'") as caught:
+        check_step(config, ROWS)
+    assert "batch.join(self.actor.logprobs(batch))" in caught.value.remedy
 
 
 def test_a_second_update_of_the_same_samples_needs_the_log_probabilities_of_before(tmp_path):

@@ -34,6 +34,14 @@ _FROM_0_TO_1 = _number("from 0 to 1", lambda v: 0 <= v <= 1)
 _FROM_0_TO_BELOW_1 = _number("from 0 to below 1", lambda v: 0 <= v < 1)
 _SHARE = _number("above 0 and up to 1", lambda v: 0 < v <= 1)
 _LEARNING_RATE = _number("from 0 to 1: AdamW moves every weight by about as much in each step", lambda v: 0 <= v <= 1)
+_EPSILON = _number(
+    "of 1e-20 or more: below it, AdamW in float32 divides 0 by 0, or moves a weight without bound", lambda v: v >= 1e-20
+)
+_TEMPERATURE = _number(
+    "of 0.01 or more, or 0 for the most probable token: logits divided by less lose their differences to overflow or"
+    " leave one token",
+    lambda v: v == 0 or v >= 0.01,
+)
 
 _TRAINED: Mapping[str, Range] = {
     "minibatch_size": _ONE,
@@ -44,12 +52,12 @@ _TRAINED: Mapping[str, Range] = {
     "optimizer.weight_decay": _NOT_BELOW_0,
     "optimizer.beta1": _FROM_0_TO_BELOW_1,
     "optimizer.beta2": _FROM_0_TO_BELOW_1,
-    "optimizer.epsilon": _ABOVE_0,
+    "optimizer.epsilon": _EPSILON,
     "optimizer.max_grad_norm": _NOT_BELOW_0,
     "optimizer.warmup_steps": _ZERO,
     "optimizer.schedule_steps": _ONE,
 }
-_SAMPLING: Mapping[str, Range] = {"temperature": _NOT_BELOW_0, "top_p": _SHARE, "top_k": _ZERO}
+_SAMPLING: Mapping[str, Range] = {"temperature": _TEMPERATURE, "top_p": _SHARE, "top_k": _ZERO}
 _PREFERENCE: Mapping[str, Range] = {
     "beta": _ABOVE_0,
     "label_smoothing": _number("from 0 to below 0.5, where labels would say nothing",

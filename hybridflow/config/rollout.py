@@ -50,7 +50,7 @@ class Sampling(Section):
     """How the next token is drawn."""
 
     temperature: float = 1.0
-    """Divides the logits; 0 takes the most probable token."""
+    """Divides the logits; at least 0.01, or 0 for the most probable token."""
 
     top_p: float = 1.0
     """Draw from the smallest set of tokens with at least this probability; 1 draws from all."""

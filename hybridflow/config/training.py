@@ -42,7 +42,7 @@ class Optimizer(Section):
     """Decay of the second moment."""
 
     epsilon: float = 1e-8
-    """Added to the root of the second moment."""
+    """Added to the root of the second moment; at least 1e-20."""
 
     max_grad_norm: float = 1.0
     """Gradients are scaled down to this global norm; 0 turns clipping off."""

@@ -56,6 +56,12 @@ OUT_OF_RANGE = [
     ("actor.optimizer.learning_rate", 1.5),
     ("actor.optimizer.beta1", 1.0),
     ("critic.optimizer.epsilon", 0.0),
+    ("actor.optimizer.epsilon", 1e-300),
+    ("actor.optimizer.epsilon", 1e-21),
+    ("rollout.sampling.temperature", 1e-38),
+    ("rollout.sampling.temperature", 1e-20),
+    ("rollout.sampling.temperature", 0.009),
+    ("rollout.eval_sampling.temperature", 1e-20),
 ]
 
 
@@ -121,6 +127,11 @@ def test_a_negative_size_is_too_small(key):
 @pytest.mark.parametrize(("key", "value"), OUT_OF_RANGE)
 def test_a_number_out_of_range_is_named_with_its_range(key, value):
     assert _refused(key, value).startswith("Use a number")
+
+
+def test_the_smallest_temperature_and_epsilon_fit():
+    check(experiment({"rollout.sampling.temperature": 0.01, "rollout.eval_sampling.temperature": 0.0}))
+    check(experiment({"actor.optimizer.epsilon": 1e-20}))
 
 
 def test_every_number_of_preferences_has_a_range_of_its_own():

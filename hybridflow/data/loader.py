@@ -80,6 +80,10 @@ class PromptLoader:
         """Where the stream stands, for a checkpoint."""
         return {"position": self._position, "rows": len(self._table)}
 
+    def place(self, position: int) -> str:
+        """In words, where the stream goes on in the present rows after `position` rows were handed out."""
+        return self._order.place(position)
+
     def restore(self, state: dict[str, int]) -> None:
         """Goes on from the position of a saved state, in the order of the present rows, however many they are."""
         self._position = state["position"]

@@ -12,12 +12,18 @@ from torch import Tensor
 _BLOCK = 1024
 """Positions of a mixture that are drawn together."""
 
+_PARTLY = "some rows may come a second time and others not at all"
+
 
 class Order(Protocol):
     """The rows at some positions of an endless stream."""
 
     def rows(self, start: int, stop: int) -> Tensor:
         """Rows at positions start..stop-1, [stop - start]."""
+        ...
+
+    def place(self, position: int) -> str:
+        """In words, where a stream goes on after `position` rows, some of which were in the order of other data."""
         ...
 
 
@@ -39,6 +45,11 @@ class Epochs:
         first, last = start // self.num_rows, max(start, stop - 1) // self.num_rows
         stream = torch.cat([self._epoch(epoch) for epoch in range(first, last + 1)])
         return stream[start - first * self.num_rows : stop - first * self.num_rows]
+
+    def place(self, position: int) -> str:
+        """The row and epoch that come next."""
+        epoch, row = divmod(position, self.num_rows)
+        return f"row {row + 1} of epoch {epoch} in the order of the present rows; in this epoch {_PARTLY}"
 
     def _epoch(self, epoch: int) -> Tensor:
         if self._latest[0] != epoch:
@@ -72,6 +83,17 @@ class Mixture:
             parts.append(self._of_block(block, start - block * _BLOCK, end - block * _BLOCK))
             start = end
         return torch.cat(parts)
+
+    def place(self, position: int) -> str:
+        """The draw that comes next, and how many there were from each file."""
+        block = position // _BLOCK
+        files = self._draws(block)[: position - block * _BLOCK]
+        here = torch.bincount(files, minlength=len(self._files)).tolist()
+        drawn = ", ".join(str(a + b) for a, b in zip(self._before(block), here, strict=True))
+        return (
+            f"draw {position + 1} of data.mixture (draws so far, by file: {drawn}), and each file goes on after as many"
+            f" rows in the order of its present rows; in the current pass over a file {_PARTLY}"
+        )
 
     def _of_block(self, block: int, start: int, stop: int) -> Tensor:
         files, before = self._draws(block), self._before(block)
@@ -118,6 +140,15 @@ class GrowingWindow:
         window = min(num_rows, max(batch, math.ceil(num_rows * stop / self._positions)))
         drawn = torch.randperm(window, generator=_generator(f"{self._seed}/window/{start}"))
         return self._easiest[drawn[:batch]]
+
+    def place(self, position: int) -> str:
+        """The row of the curriculum, or of the epochs after it, that comes next."""
+        if position >= self._positions:
+            return f"{self._epochs.place(position - self._positions)} (epochs count from the end of the curriculum)"
+        return (
+            f"row {position + 1} of the {self._positions} of data.curriculum_steps, which are drawn from ever more of"
+            " the easiest present rows"
+        )
 
 
 def epoch_order(num_rows: int, *, seed: int | str, epoch: int, shuffle: bool) -> Tensor:

@@ -71,10 +71,9 @@ def changed_rows(
                 remedy="Restore the data, or the settings that choose rows from it (data.filters, data.max_rows); go on"
                 " with the present rows (trainer.resume_changed=accept); or begin anew (trainer.resume=never).",
             )
-        epoch, place = divmod(saved[name]["position"], rows)
+        position = saved[name]["position"]
         found.append(
-            f"resuming with {rows} rows of {key} (there were {before}): {saved[name]['position']} rows were handed out,"
-            f" so the run goes on at row {place + 1} of epoch {epoch} in the order of the present rows; in this epoch"
-            " some rows may come a second time and others not at all"
+            f"resuming with {rows} rows of {key} (there were {before}): {position} rows were handed out, so the run"
+            f" goes on at {stream.place(position)}"
         )
     return found

@@ -6,14 +6,14 @@ import torch
 from hybridflow.batch import Batch, Ragged
 from hybridflow.config.loop import ResumeChanged
 from hybridflow.data.loader import PromptLoader
-from hybridflow.data.order import Epochs
+from hybridflow.data.order import Epochs, GrowingWindow, Mixture, Order
 from hybridflow.errors import CheckpointError
 from hybridflow.launch.resumption import changed_rows
 
 
-def stream(rows):
+def stream(rows: int, order: Order | None = None) -> PromptLoader:
     ids = Ragged.from_rows([[row] for row in range(rows)], torch.int64)
-    return PromptLoader(Batch.of(tokens={"prompt_ids": ids}), 2, Epochs(rows, 0, shuffle=False))
+    return PromptLoader(Batch.of(tokens={"prompt_ids": ids}), 2, order or Epochs(rows, 0, shuffle=False))
 
 
 SAVED = {"prompts": {"position": 8, "rows": 5}, "pretraining": {"position": 2, "rows": 4}}
@@ -41,3 +41,36 @@ def test_accepted_rows_are_told_with_the_row_that_the_stream_gives_next():
     resumed.restore(SAVED["prompts"])
     assert resumed.next().tokens("prompt_ids").values.tolist() == [2, 3]
     assert resumed.epoch == 1
+
+
+def told_and_next(order: Order, rows: int, position: int) -> tuple[str, list[int]]:
+    """What an accepted resume says of the position, and the rows that come next."""
+    saved, resumed = {"prompts": {"position": position, "rows": rows - 2}}, stream(rows, order)
+    (told,) = changed_rows(saved, {"prompts": resumed}, ResumeChanged.accept)
+    resumed.restore(saved["prompts"])
+    return told.partition(" so the run goes on at ")[2], resumed.next().tokens("prompt_ids").values.tolist()
+
+
+@pytest.mark.parametrize("position", [2, 120, 3000])
+def test_the_rows_of_a_mixture_are_told_by_the_draws_from_each_file(position):
+    def mixture() -> Mixture:
+        files = [Epochs(12, "0/file 0", shuffle=False), Epochs(90, "0/file 1", shuffle=False)]
+        return Mixture(files, [12, 90], [0.9, 0.1], 0)
+
+    earlier = mixture().rows(0, position)
+    first, second = int((earlier < 12).sum()), int((earlier >= 12).sum())
+    told, following = told_and_next(mixture(), 102, position)
+    assert told.startswith(f"draw {position + 1} of data.mixture (draws so far, by file: {first}, {second})")
+    assert "epoch" not in told
+    assert following[0] == (first % 12 if following[0] < 12 else 12 + second % 90)
+
+
+def test_the_rows_of_a_curriculum_are_told_by_its_length_and_those_after_it_by_epochs():
+    def window() -> GrowingWindow:
+        return GrowingWindow(Epochs(10, 0, shuffle=False), torch.arange(10.0), 40, 0)
+
+    told, _ = told_and_next(window(), 10, 16)
+    assert told.startswith("row 17 of the 40 of data.curriculum_steps") and "epoch" not in told
+    told, following = told_and_next(window(), 10, 54)
+    assert told.startswith("row 5 of epoch 1 in the order of the present rows") and "end of the curriculum" in told
+    assert following == [4, 5]

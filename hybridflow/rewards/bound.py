@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from hybridflow.errors import RewardError
 from hybridflow.rewards.dialects import Answers, Dialect
+from hybridflow.rewards.forks import ending_forks
 from hybridflow.rewards.interface import Samples
 from hybridflow.rewards.signatures import Parameters
 from hybridflow.rewards.tracing import described
@@ -38,9 +39,14 @@ class BoundReward:
         return inspect.iscoroutinefunction(inner if inspect.isroutine(inner) else type(inner).__call__)
 
     def __call__(self, samples: Samples) -> Answers:
-        """The function's answers to some samples; whatever it raises, SystemExit too, becomes a `RewardError`."""
+        """The function's answers to some samples; whatever it raises, SystemExit too, becomes a `RewardError`.
+
+        The function gets containers of its own, so it cannot change the samples. A process that it forks ends where
+        the function returns.
+        """
         try:
-            return self.dialect.call(self.function, self.parameters, samples)
+            with ending_forks():
+                return self.dialect.call(self.function, self.parameters, samples.copied())
         except RewardError as error:  # a function of ours, which knows better what to do
             raise type(error)(f"{error.message} {error.remedy}", remedy=error.remedy) from None
         except (Exception, SystemExit) as error:

@@ -10,6 +10,7 @@ from numbers import Real
 from typing import Protocol, runtime_checkable
 
 from hybridflow.observability.metrics import Metrics, mean
+from hybridflow.rewards.forks import ending_forks
 from hybridflow.rewards.interface import Prompt, Samples, text_of
 from hybridflow.rewards.signatures import Parameters
 
@@ -213,7 +214,8 @@ def _answer_of_each(function: Function, parameters: Parameters, **columns: list)
 def _awaited(results: Sequence[object]) -> list:
     async def gathered() -> list:
         async def one(result: object) -> object:
-            return await result if inspect.isawaitable(result) else result
+            with ending_forks():
+                return await result if inspect.isawaitable(result) else result
 
         return await asyncio.gather(*(one(result) for result in results))
 

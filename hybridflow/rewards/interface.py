@@ -1,6 +1,7 @@
 """What a reward function is given and answers, and what is known of each sample it was asked about."""
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -43,6 +44,15 @@ class Samples:
             self.completions[start:stop],
             {name: values[start:stop] for name, values in self.columns.items()},
             None if self.completion_ids is None else self.completion_ids[start:stop],
+        )
+
+    def copied(self) -> "Samples":
+        """The same samples in containers of their own; samples share none, even where rows of the data are repeated."""
+        return Samples(
+            [deepcopy(prompt) for prompt in self.prompts],
+            list(self.completions),
+            {name: [deepcopy(value) for value in values] for name, values in self.columns.items()},
+            None if self.completion_ids is None else [list(row) for row in self.completion_ids],
         )
 
 

@@ -13,6 +13,7 @@ from hybridflow.observability.redaction import redacted_text
 from hybridflow.rewards.bound import BoundReward
 from hybridflow.rewards.dialects import DIALECTS, Dialect, dialect_named, dialect_of, fits
 from hybridflow.rewards.factory import BUILT_IN
+from hybridflow.rewards.forks import ending_forks
 from hybridflow.rewards.remote import RemoteReward, address_label, is_address
 from hybridflow.rewards.settings import checked_settings, parameter_names
 from hybridflow.rewards.signatures import Parameters, parameters_of
@@ -126,7 +127,8 @@ def _own_function(path: str, setting: str) -> Function:
             remedy=f"{did_you_mean(path, BUILT_IN)}Built in are: {', '.join(BUILT_IN)}. Your own are named "
             "my_package.rewards.f or path/reward.py:f.",
         )
-    member = load_member(path, key=_KEY)
+    with ending_forks():
+        member = load_member(path, key=_KEY)
     if inspect.isclass(member):
         try:
             member = member()

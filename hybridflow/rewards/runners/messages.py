@@ -42,3 +42,4 @@ class Raised:
 
 
 Answer = Ready | Unusable | Raised | Outcome
+"""Sent in a pair with the number of the question: 0 for whether the functions are there, then 1, 2, ..."""

@@ -102,12 +102,12 @@ def _serve(connection: Connection, setup: Setup) -> None:
     try:
         functions = resolve_functions(setup.config)
     except ConfigError as error:
-        connection.send(Unusable(error.message))
+        connection.send((0, Unusable(error.message)))
         return
-    connection.send(Ready())
+    connection.send((0, Ready()))
     while True:
         try:
-            index, samples = connection.recv()
+            number, index, samples = connection.recv()
         except EOFError:
             return
         assert isinstance(samples, Samples)
@@ -116,7 +116,7 @@ def _serve(connection: Connection, setup: Setup) -> None:
             answer: Answer = checked(function, samples, function(samples))
         except RewardError as error:
             answer = Raised(error.message, trace_of(error), isinstance(error, RewardUnavailable))
-        connection.send(answer)
+        connection.send((number, answer))
 
 
 if __name__ == "__main__":

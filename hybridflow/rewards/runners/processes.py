@@ -44,6 +44,8 @@ class PoolProcess:
         self.is_ready = False
         self.chunk: Chunk | None = None
         self._bytes_at_start = 0
+        self._question = 0
+        self._function = 0
 
     @property
     def is_idle(self) -> bool:
@@ -61,17 +63,26 @@ class PoolProcess:
     def give(self, chunk: Chunk, function: int, samples: Samples, *, seconds: float) -> None:
         """Gives it samples to score by one of the functions; should it be dead, `receive` says so."""
         self.chunk, self.deadline = chunk, time.monotonic() + seconds
+        self._question, self._function = self._question + 1, function
         try:
-            self.connection.send((function, samples))
+            self.connection.send((self._question, function, samples))
         except OSError:
             logger.debug("a reward process died while idle")
 
     def receive(self) -> Ready | Raised | Outcome | None:
-        """What it says; None when it is dead."""
+        """What it says; None when it is dead. Raises `RewardError` for anything but the answer to the last question."""
         try:
-            answer = self.connection.recv()
+            said = self.connection.recv()
         except (EOFError, OSError):
             return None
+        number, answer = said if isinstance(said, tuple) and len(said) == 2 else (None, said)
+        if number != self._question:
+            raise RewardError(
+                f"The process of the reward function '{self._nursery.labels[self._function]}' sent answer {number}"
+                f" where answer {self._question} was expected, so scores cannot be told apart.",
+                remedy="Something that the function started writes to the connection of its process. Start programs"
+                " with subprocess or multiprocessing, and end each process that os.fork() makes with os._exit().",
+            )
         if isinstance(answer, Unusable):
             raise RewardError(
                 f"A process of the pool cannot load the reward functions: {answer.reason}",

@@ -190,3 +190,40 @@ def test_the_serial_runner_is_the_default_and_another_can_take_its_place(make_sc
 
     scorer = RewardScorer(Reward(functions=["exact_match"]), runner=Halves())
     assert scorer.score(["p"], ["c"], {"answer": ["c"]}).scores.tolist() == [0.5]
+
+
+EATERS = """
+def eats(prompts, completions, tests, answer, **columns):
+    scores = []
+    for prompt, held in zip(prompts, tests):
+        scores.append(float(len(held) + len(prompt)))
+        held.pop()
+        prompt.append({"role": "user", "content": "more"})
+    completions.reverse()
+    answer.reverse()
+    return scores
+
+def next(prompts, completions, tests, answer, **columns):
+    return [float(text[0]["content"] == wanted) + len(prompt) + len(held)
+            for prompt, text, wanted, held in zip(prompts, completions, answer, tests)]
+
+def of_one(data_source, solution_str, ground_truth, extra_info):
+    return len(extra_info["left"]) - len([extra_info["left"].pop()])
+"""
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+def test_a_function_changes_neither_the_data_nor_what_others_get(make_scorer, processes):
+    scorer = make_scorer(EATERS, ("eats", "next", "of_one"), processes=processes)
+    prompt, tests, info = [{"role": "user", "content": "p"}], [[1], [2], [3]], {"left": [1, 2, 3]}
+    texts, answers = ["d", "c", "b", "a"], ["d", "c", "b", "a"]
+    columns = {"tests": [tests] * 4, "answer": answers, "extra_info": [info] * 4}
+    for _ in range(2):
+        scored = scorer.score([prompt] * 4, texts, columns)
+        assert {name: column.tolist() for name, column in scored.columns.items()} == {
+            "eats": [4.0] * 4,
+            "next": [5.0] * 4,
+            "of_one": [2.0] * 4,
+        }
+    assert (len(prompt), len(tests), info) == (1, 3, {"left": [1, 2, 3]})
+    assert texts == answers == ["d", "c", "b", "a"]

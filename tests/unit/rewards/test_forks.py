@@ -1,0 +1,73 @@
+"""A reward function that forks is answered for by its own process alone."""
+
+import os
+
+import pytest
+
+from hybridflow.config.reward import Reward
+from hybridflow.errors import RewardError
+from hybridflow.rewards.scorer import RewardScorer
+
+FORKING = """
+import gc, os
+from multiprocessing.connection import Connection
+
+def returns(completions, **columns):
+    child = os.fork()
+    if child == 0:
+        return [-1.0] * len(completions)
+    os.waitpid(child, 0)
+    return [float(len(text)) for text in completions]
+
+def raises(completions, **columns):
+    if os.fork() == 0:
+        raise OSError("the log is full")
+    return [float(len(text)) for text in completions]
+
+async def waits(completions, **columns):
+    if os.fork() == 0:
+        return [-1.0] * len(completions)
+    return [float(len(text)) for text in completions]
+
+def of_one(data_source, solution_str, ground_truth):
+    if os.fork() == 0:
+        raise SystemExit
+    return float(len(solution_str))
+
+def writes(completions, **columns):
+    for found in gc.get_objects():
+        if isinstance(found, Connection):
+            found.send((7, None))
+    return [1.0] * len(completions)
+"""
+NAMES = ["returns", "raises", "waits", "of_one"]
+
+
+@pytest.fixture
+def forking(tmp_path):
+    (tmp_path / "forking.py").write_text(FORKING)
+    return tmp_path / "forking.py"
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+def test_a_forked_process_never_answers_for_the_function(forking, tmp_path, processes):
+    us, returned = os.getpid(), tmp_path / "returned"
+    scorer = RewardScorer(Reward(functions=[f"{forking}:{name}" for name in NAMES], processes=processes))
+    prompts = [f"p{index // 2}" for index in range(40)]
+    for step in range(3):
+        completions = ["x" * (index + 50 * step) for index in range(40)]
+        scored = scorer.score(prompts, completions, {})
+        if os.getpid() != us:
+            returned.touch()
+            os._exit(9)  # it must not go on as a second pytest
+        expected = [float(len(text)) for text in completions]
+        assert {name: column.tolist() for name, column in scored.columns.items()} == dict.fromkeys(NAMES, expected)
+        assert scored.failures == []
+    assert not returned.exists()  # `returns` waited for its children
+
+
+def test_an_answer_to_another_question_is_an_error_that_names_the_function(forking):
+    scorer = RewardScorer(Reward(functions=[f"{forking}:writes"], processes=1))
+    with pytest.raises(RewardError, match="reward function 'writes' sent answer 7 where answer 1 was expected") as told:
+        scorer.score(["p"], ["c"], {})
+    assert "os._exit()" in told.value.remedy

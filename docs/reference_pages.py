@@ -94,7 +94,7 @@ def names_page() -> str:
 
 
 def _as_code(here: str) -> str:
-    return re.sub(r"(?<![\w`])((?:\w+\.)+[\w*]+(?:=[^ ,;]+)?|algorithm=\w+)", r"`\1`", here)
+    return re.sub(r"(?<![\w`])((?:\w+\.)+[\w*]+(?:=(?:\[[^\]]*\]|[^ ,;]+))?|algorithm=\w+)", r"`\1`", here)
 
 
 def columns_page() -> str:

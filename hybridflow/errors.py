@@ -3,7 +3,7 @@
 import json
 
 LONGEST_TEXT = 8_000
-"""Characters of each text of an error that ranks tell one another; the rest is cut off."""
+"""Characters of each text of an error as sent between ranks; the rest is cut off."""
 
 
 class HybridflowError(Exception):

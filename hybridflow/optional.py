@@ -71,5 +71,5 @@ def _remedy(module: str) -> str:
     extras = _EXTRA_OF_MODULE.get(module) or _EXTRA_OF_MODULE.get(module.split(".")[0])
     if extras is None:
         return f"Install it: pip install {module.split('.')[0]}"
-    commands = " or ".join(f"pip install 'hybridflow[{extra}]'" for extra in extras)
-    return f"Install it: {commands}."
+    commands = " or ".join(f"pip install '.[{extra}]'" for extra in extras)
+    return f"Install it in a checkout of hybridflow: {commands}."

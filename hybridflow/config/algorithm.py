@@ -33,7 +33,7 @@ class KL(Section):
     """Permit k1 in the loss, though its gradient does not hold the policy near the reference."""
 
     target: float | None = None
-    """Adapt the coefficient toward this divergence a token (Ziegler et al. 2019); null keeps it fixed."""
+    """Adapt the coefficient toward this divergence per token (Ziegler et al. 2019); null keeps it fixed."""
 
     horizon: int = 10000
     """Sequences over which the adaptive coefficient moves."""
@@ -124,8 +124,8 @@ class Algorithm(Section):
     """The algorithm's numbers; `algorithm=ppo`, `algorithm=grpo` and others choose sets of them."""
 
     advantage: str = "gae"
-    """The estimator: gae needs a critic, most others compare the samples of one prompt (docs/reference/algorithms.md);
-    or your own function, as `file.py:f` or `my_package.f`."""
+    """The estimator: gae needs a critic, most others compare the samples of one prompt
+    (`hybridflow show --algorithms` lists them); or your own function, as `file.py:f` or `my_package.f`."""
 
     advantage_settings: dict[str, Any] = field(default_factory=dict)
     """Settings of the estimator's own, which are its function's keyword parameters."""

@@ -17,10 +17,10 @@ class Data(Section):
     """Held-out rows, of a dataset with its split named; an empty list turns evaluation off."""
 
     batch_size: int = 64
-    """Prompts a training step, over all devices."""
+    """Prompts per training step, over all devices."""
 
     eval_limit: int | None = 256
-    """Rows an evaluation, from the first; null takes all."""
+    """Rows per evaluation, from the first; null takes all."""
 
     max_prompt_tokens: int = 512
     """Longest prompt."""

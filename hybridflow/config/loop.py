@@ -55,7 +55,7 @@ class Trainer(Section):
     """Machines."""
 
     device: Device = Device.auto
-    """auto: cuda where the Ray cluster, or else this machine, has GPUs."""
+    """auto: cuda if the Ray cluster (or, without one, this machine) has GPUs."""
 
     start_timeout_seconds: float = 600.0
     """Longest wait for the devices of a Ray cluster (held by other jobs, or still starting), and then for all ranks

@@ -1,13 +1,13 @@
-"""Settings that others took the place of."""
+"""Settings that others replaced."""
 
 from collections.abc import Mapping
 
 REPLACED: Mapping[str, str] = {
-    "algorithm.correction.bypass": "Use algorithm.old_logprobs=rollout, which took its place (auto for false).",
-    "dataflow_settings.recompute_logprobs": "Use algorithm.old_logprobs=recompute, which took its place (auto for"
-    " false).",
+    "algorithm.correction.bypass": "Use algorithm.old_logprobs=rollout, which replaced it (use auto instead of false).",
+    "dataflow_settings.recompute_logprobs": "Use algorithm.old_logprobs=recompute, which replaced it (use auto"
+    " instead of false).",
 }
-"""What to write instead, by the key of old."""
+"""What to write instead, by the old key."""
 
 
 def replacement(key: str) -> str | None:

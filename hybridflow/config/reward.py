@@ -38,7 +38,7 @@ class Reward(Section):
 
     memory_mb: int | None = 4096
     """Memory that such a process, with what it starts itself, may come to use beside what it begins with, looked at ten
-    times a second; null sets no limit. What is reserved and not touched, as torch does, and files do not count."""
+    times a second; null sets no limit. Memory that is reserved but unused, and mapped files, do not count."""
 
     model: Model = field(default_factory=Model)
     """A reward model: trained by main_reward_model, or any Hugging Face sequence-classification model."""

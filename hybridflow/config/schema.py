@@ -25,5 +25,5 @@ def config_directory() -> Path:
         if (candidate / "ppo.yaml").is_file():
             return candidate
     raise ConfigError(
-        f"No trainer_configs/ in or beside {package}.", remedy="Install hybridflow again: pip install hybridflow."
+        f"No trainer_configs/ in or beside {package}.", remedy="Install hybridflow again, in a checkout: pip install ."
     )

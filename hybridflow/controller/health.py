@@ -84,7 +84,7 @@ def hang(process: Process, silent_seconds: float) -> WorkerHangs:
     look = f"py-spy dump --pid {process.info.pid} on {process.info.node}" if process.info else "its node"
     return WorkerHangs(
         f"{process} does not answer: no heartbeat for {silent_seconds:.0f} s{doing}.",
-        remedy=f"It is stopped, its node is cut off, or native code in it does not let Python's other threads run: see "
+        remedy=f"It is stopped, its node is cut off, or native code in it holds the GIL: see "
         f"{look}. Then start the run again; it resumes from the last checkpoint. For native code that takes longer, "
         "raise trainer.hang_timeout_seconds.",
         **process.place(),
@@ -95,8 +95,8 @@ def head_lost(address: str, silent_seconds: float) -> ResourceError:
     """The error for a cluster whose head does not answer."""
     return ResourceError(
         f"The head of the Ray cluster (GCS at {address}) has not answered for {silent_seconds:.0f} s.",
-        remedy="See whether its process and node are alive and can be reached (ray status), start the cluster again if "
-        "they are not, and then the run: it resumes from the last checkpoint.",
+        remedy="Check whether its process and node are alive and can be reached (ray status), start the cluster again "
+        "if they are not, and then the run: it resumes from the last checkpoint.",
     )
 
 

@@ -68,7 +68,7 @@ def recognise_labelled(table: Table, config: Data) -> Labelled:
     if len(set(labels)) == 1:
         logger.warning("data=%s label=%s in every row", table.name, str(labels[0]).lower())
     logger.info(
-        "data=%s rows=%d recognised=%s, %s, label read_as=labelled responses",
+        "data=%s rows=%d recognised=%s,%s,label read_as=labelled_responses",
         table.name, len(table), prompt_name, completion_name,
     )  # fmt: skip
     return Labelled(

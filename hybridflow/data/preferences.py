@@ -77,7 +77,7 @@ def recognise_pairs(table: Table, config: Data) -> PairRows:
     objects = objects_beside(table, config, used=(prompt_name, "chosen", "rejected", *_REFERENCE))
     logger.info(
         "data=%s rows=%d recognised=%s prompt=%s chosen=chosen rejected=rejected beside=%s read_as=pairs",
-        table.name, len(table), _name_of_layout(pairs[0], prompt_name), prompt_name or "common beginning",
+        table.name, len(table), _name_of_layout(pairs[0], prompt_name), prompt_name or "common_beginning",
         ",".join(name for name in objects if name not in ("answer", "data_source")) or "-",
     )  # fmt: skip
     return PairRows(
@@ -182,5 +182,5 @@ def _name_of_layout(pair: Pair, prompt_name: str | None) -> str:
     if isinstance(pair.prompt, list):
         return "conversations"
     if prompt_name is not None:
-        return "prompt, chosen, rejected"
-    return "HH texts" if "\n\nHuman:" in pair.prompt else "texts with a common prompt"
+        return "prompt,chosen,rejected"
+    return "hh_texts" if "\n\nHuman:" in pair.prompt else "texts_with_a_common_prompt"

@@ -33,7 +33,7 @@ LAYOUTS = (
     Layout("verl", ("prompt", "reward_model"), "prompt", ("reward_model.ground_truth",)),
     Layout("SkyRL", ("prompt", "reward_spec"), "prompt", ("reward_spec.ground_truth",)),
     Layout("DeepSpeed-Chat", ("prompt", "chosen", "rejected"), "prompt", ("answer",)),
-    Layout("TRL prompt", ("prompt",), "prompt"),
+    Layout("trl_prompt", ("prompt",), "prompt"),
     Layout("GSM8K", ("question",), "question"),
     Layout("MATH", ("problem",), "problem"),
     Layout("OpenRLHF", ("input",), "input", ("label", *_ANSWERS)),
@@ -66,7 +66,7 @@ def recognise_prompts(table: Table, *, prompt_key: str | None = None, answer_key
     if layout.name in ("messages", "HH"):
         prompts, replies = zip(*(_before_last_reply(conversation) for conversation in prompts), strict=True)
         if answer_name is None and layout.name == "messages":
-            answer_name, answers = "last assistant turn", list(replies)
+            answer_name, answers = "last_assistant_turn", list(replies)
     sources = table.columns.get("data_source", [None] * len(table))
     data_sources = [table.data_source if source is None else str(source) for source in sources]
     extras = _extras(table, {prompt_key or layout.prompt, answer_name, "data_source"})

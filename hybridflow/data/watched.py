@@ -1,5 +1,6 @@
 """Work on rows that may never end, such as a model's own chat template, in a process that can be stopped."""
 
+import json
 import multiprocessing
 import os
 import resource
@@ -25,8 +26,8 @@ MEMORY_BYTES = 2 << 30
 def watched(work: Callable[[T], R], rows: Sequence[T], *, what: str, remedy: str, seconds: float) -> list[R]:
     """Calls `work` on each row in a forked process, which is killed if a row takes too long or too much memory.
 
-    `what` is the beginning of the error message in that case. Errors of `work` are raised here. Results cross a pipe,
-    so they must be picklable.
+    `what` is the beginning of the error message in that case. Errors of `work` are raised here as `DataError`. Results
+    cross a pipe as JSON, so that nothing that the rows make of that process is unpickled here; tuples become lists.
     """
     if not rows:
         return []
@@ -49,13 +50,13 @@ def _answers(receiver: Connection, count: int, seconds: float, what: str, remedy
         if not receiver.poll(seconds):
             raise DataError(f"{what} row {row} and did not end in {seconds:g} seconds.", remedy=remedy)
         try:
-            answer = receiver.recv()
-        except EOFError as error:
+            answer = json.loads(receiver.recv_bytes())
+        except (EOFError, ValueError) as error:
             message = f"{what} row {row} and took more than {MEMORY_BYTES >> 20} MB of memory, or crashed."
             raise DataError(message, remedy=remedy) from error
-        if isinstance(answer, HybridflowError):
-            raise answer
-        yield answer
+        if "error" in answer:
+            raise DataError(answer["error"], remedy=answer["remedy"])
+        yield answer["result"]
 
 
 def _work(work: Callable[[T], R], rows: Sequence[T], sender: Connection) -> NoReturn:
@@ -64,13 +65,13 @@ def _work(work: Callable[[T], R], rows: Sequence[T], sender: Connection) -> NoRe
         limit = psutil.Process().memory_info().vms + MEMORY_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         for row in rows:
-            sender.send(_answer(work, row))
+            sender.send_bytes(json.dumps(_answer(work, row)).encode())
     finally:
         os._exit(0)
 
 
-def _answer(work: Callable[[T], R], row: T) -> R | HybridflowError:
+def _answer(work: Callable[[T], R], row: T) -> dict[str, R | str]:
     try:
-        return work(row)
+        return {"result": work(row)}
     except HybridflowError as error:
-        return error
+        return {"error": error.message, "remedy": error.remedy}

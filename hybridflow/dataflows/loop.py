@@ -239,7 +239,7 @@ class Loop:
         return samples_of(rows, self._run.decode, split="train")
 
     def _save_once(self) -> None:
-        """A checkpoint of the finished steps, unless there is one, or none, or nothing is to be saved."""
+        """Saves a checkpoint unless this step has one, no step has finished, or saving is off."""
         run = self._run
         if not run.trainer.save_every or self._step in (0, self._checkpoint_step):
             return

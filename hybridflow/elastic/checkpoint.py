@@ -41,7 +41,7 @@ class Checkpoint:
         if missing:
             raise CheckpointError(
                 f"{self.path} has no part of the role '{missing[0]}'; it has: {', '.join(self.manifest.parts)}.",
-                remedy="Train the roles that the run was started with, or begin anew with trainer.resume=never.",
+                remedy="Train the roles that the run was started with, or start over with trainer.resume=never.",
             )
 
 

@@ -49,7 +49,7 @@ def check_in_place(run_dir: Path) -> None:
     if not is_there:
         raise ResourceError(
             f"trainer.run_dir={run_dir} was deleted or moved while the run was writing to it; the run ends here.",
-            remedy="Start the same command again: it begins anew, or resumes from the last checkpoint if you first move"
+            remedy="Start the same command again: it starts over, or resumes from the last checkpoint if you first move"
             " the directory back.",
         )
 

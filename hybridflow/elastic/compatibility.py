@@ -71,7 +71,7 @@ def check_compatible(saved: Mapping[str, object], now: Mapping[str, object]) -> 
         told = "; ".join(f"{change.key} was {change.saved!r} and is {change.now!r}" for change in fixed)
         raise CheckpointError(
             f"The checkpoint was made with other settings: {told}.",
-            remedy="Set them back to resume, or begin anew with trainer.resume=never (the old run is set aside);"
+            remedy="Set them back to resume, or start over with trainer.resume=never (the old run is set aside);"
             " model.path may then be the checkpoint's actor/huggingface.",
         )
     return changes

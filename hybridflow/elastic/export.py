@@ -91,7 +91,7 @@ def _checkpoint(run_dir: Path, step: int | None) -> Checkpoint:
         told = "has no whole checkpoint" if steps_below(store.directory) else "has no checkpoint"
         advice = "Give the directory of a run (runs/NAME)"
         if (run_dir / "metrics.jsonl").is_file() or (run_dir / "run.log").is_file():
-            advice += " that has saved a checkpoint: a run does so every trainer.save_every steps, and with 0 never"
+            advice += " that has saved a checkpoint. Runs save every trainer.save_every steps; 0 disables saving"
         raise CheckpointError(f"The run in {run_dir} {told}.", remedy=f"{advice}.{nearest}")
     return found
 

@@ -52,8 +52,8 @@ def check_unchanged(saved: Fingerprints, now: Fingerprints, policy: ResumeChange
     if changed and policy is ResumeChanged.refuse:
         raise CheckpointError(
             f"These files have changed since the checkpoint was written: {', '.join(changed)}.",
-            remedy="Restore their former contents, resume with the present ones (trainer.resume_changed=accept), or"
-            " begin anew (trainer.resume=never).",
+            remedy="Restore their previous contents, resume with the present ones (trainer.resume_changed=accept), or"
+            " start over (trainer.resume=never).",
         )
     return changed
 

@@ -70,7 +70,7 @@ def read_manifest(directory: Path) -> Manifest:
         files = {name: FileRecord(**record) for name, record in raw["files"].items()}
         manifest = Manifest(**raw | {"files": files})
         if _digest(manifest) != manifest.digest:
-            raise ValueError("its own digest is not that of its contents")
+            raise ValueError("its digest does not match its contents")
         if type(manifest.step) is not int or manifest.step < 0:
             raise ValueError(f"step is {manifest.step!r}, not a number of steps")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -26,7 +26,7 @@ def resolve_resume(resume: str, store: CheckpointStore, total_steps: int) -> Che
     if checkpoint.step > total_steps:
         raise CheckpointError(
             f"{checkpoint.path} is at step {checkpoint.step}, beyond trainer.total_steps={total_steps}.",
-            remedy=f"Set trainer.total_steps above {checkpoint.step}, or trainer.resume=never to begin anew.",
+            remedy=f"Set trainer.total_steps above {checkpoint.step}, or trainer.resume=never to start over.",
         )
     if checkpoint.step == total_steps:
         logger.warning(

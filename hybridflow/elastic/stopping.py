@@ -36,11 +36,12 @@ class Stop:
     """The first SIGTERM or SIGINT requests a stop, the second raises `KeyboardInterrupt`, the third ends the process.
 
     States: Python's own handlers -> `handled`: the first signal raises `KeyboardInterrupt` -> `gracefully`: the first
-    signal sets `signal`. Work within `abandonable` then continues if it will end in time or has begun to change what a
-    checkpoint holds; otherwise it is interrupted by `Abandoned`.
+    signal sets `signal`. Work within `abandonable` then continues if it will end in time; otherwise it is interrupted
+    by `Abandoned`. Work that has begun to change what a checkpoint holds may use all the remaining time except that of
+    a checkpoint, because nothing of it can be saved if it is interrupted.
 
         stop = Stop()
-        with stop.handled(), stop.gracefully(25.0, in_process=True):
+        with stop.handled(), stop.gracefully(25.0, in_process=True, saves=True):
             while not stop.signal:
                 with stop.abandonable(is_changing, usual_seconds=12.0):
                     step()
@@ -52,6 +53,7 @@ class Stop:
         """How long the last checkpoint took; None before the first."""
         self._seconds: float | None = None
         self._in_process = False
+        self._saves = True
         self._deadline = 0.0
         self._asked_at = 0.0
         self._has_raised = False
@@ -82,13 +84,13 @@ class Stop:
                 signal.signal(number, handler)
 
     @contextmanager
-    def gracefully(self, seconds: float, *, in_process: bool) -> Iterator[None]:
-        """In the block the first signal raises nothing: the run must end by itself within so many seconds.
+    def gracefully(self, seconds: float, *, in_process: bool, saves: bool) -> Iterator[None]:
+        """In the block the first signal raises nothing: the run must end by itself within `seconds`.
 
         `in_process`: the work is done in this process, and a thread triggers `check`; otherwise the code that waits for
-        the work must call `check` regularly.
+        the work must call `check` regularly. `saves`: the run saves a checkpoint when it stops, as the log then says.
         """
-        self._seconds, self._in_process = seconds, in_process
+        self._seconds, self._in_process, self._saves = seconds, in_process, saves
         try:
             yield
         finally:
@@ -96,7 +98,10 @@ class Stop:
 
     @contextmanager
     def abandonable(self, is_changing: Callable[[], bool], *, usual_seconds: float | None) -> Iterator[None]:
-        """A block that may be abandoned while `is_changing` is false."""
+        """A block that may be abandoned; while `is_changing` is true, only when just the time of a checkpoint is left.
+
+        `usual_seconds` is how long the block usually takes, None if that is unknown.
+        """
         self._work = _Work(time.monotonic(), usual_seconds, is_changing)
         try:
             yield
@@ -111,7 +116,7 @@ class Stop:
         is_changing = work.is_changing()
         to_save = _SHARE_TO_SAVE * (self._deadline - self._asked_at)
         if self.save_seconds is not None:
-            # An abandoned update cannot be saved at all, so it may use all time but that of a checkpoint.
+            # An abandoned update is lost, so it may use all the remaining time except that of a checkpoint.
             to_save = self.save_seconds * (1.0 if is_changing else 1.5)
         latest = self._deadline - to_save
         if time.monotonic() < latest:
@@ -143,8 +148,8 @@ class Stop:
     def _look(self, asked: signal.Signals, seconds: float) -> None:
         """Says what goes on, where a handler must not; then has the main thread look at its work now and then."""
         logger.warning(
-            "%s: the step is finished or abandoned and then saved, within %g s (trainer.stop_seconds);"
-            " a second signal stops at once.", asked.name, seconds,
+            "%s: finishing or abandoning the current step%s, within %g s (trainer.stop_seconds); a second signal stops"
+            " at once.", asked.name, ", then saving a checkpoint" if self._saves else "", seconds,
         )  # fmt: skip
         main = threading.main_thread().ident
         while self._in_process and self._seconds is not None and main is not None:

@@ -49,7 +49,8 @@ TABLES: dict[str, type | None] = {
 class Composed:
     """A configuration, and where each value comes from: `default`, `dataflow` (its class), `file`, `command line`,
     `data.batch_size` (a minibatch size of the package's own files that follows the user's batch size),
-    `algorithm.kl.placement` (the estimator that it implies), or `device`."""
+    `algorithm.kl.placement` (the estimator that it implies), `trainer.total_steps` (the length of a learning-rate
+    schedule), or `device`."""
 
     config: Experiment
     origins: Mapping[str, str]
@@ -217,7 +218,7 @@ def _described(from_files: DictConfig, settings: Sequence[Setting]) -> dict[str,
 
 
 def _without_other_kinds(config: DictConfig, settings: Sequence[Setting]) -> DictConfig:
-    """A role that is typed to be of another kind begins anew: what is said of it fits the kind that it was."""
+    """Roles that get another kind start from its defaults: their other settings fit the kind that they were."""
     kinds = {name: s.value for s in settings for name in config.roles if s.key == f"roles.{name}.kind"}
     kept = [name for name, role in config.roles.items() if kinds.get(name, role.kind.name) == role.kind.name]
     if len(kept) == len(config.roles):

@@ -8,8 +8,8 @@ import torch
 from hybridflow.config.derived import num_devices
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.loop import BackendKind, Device
-from hybridflow.controller.backends import joined_gpus
-from hybridflow.controller.backends.ports import ADDRESS, check_ports
+from hybridflow.controller.backends import check_cluster, joined_gpus
+from hybridflow.controller.backends.ports import ADDRESS
 from hybridflow.errors import ResourceError
 from hybridflow.launch.roles import backend_kind
 
@@ -17,14 +17,13 @@ logger = logging.getLogger(__name__)
 
 
 def find_device(config: Experiment) -> str:
-    """The device that `trainer.device` chooses, `cpu` or `cuda`; it is logged.
+    """The device that `trainer.device` chooses, `cpu` or `cuda`. Logs the choice.
 
-    Raises `ResourceError` if cuda is required and there is none, if this machine has fewer GPUs than the run needs, or
-    if another program holds a port that Ray needs.
+    Raises `ResourceError` if cuda is required and there is none, if this machine has fewer GPUs than the run needs, if
+    a run on several nodes has no Ray cluster, or if another program holds a port that Ray needs.
     """
     kind = backend_kind(config)
-    if kind is BackendKind.ray:
-        check_ports(config.trainer.nodes)
+    check_cluster(kind.name, config.trainer.nodes)
     num_gpus = None if config.trainer.device is Device.cpu else joined_gpus(kind.name)
     device, wanted = _device(config.trainer.device, num_gpus), num_devices(config)
     if device == "cuda" and num_gpus is None and wanted > torch.cuda.device_count():
@@ -32,12 +31,20 @@ def find_device(config: Experiment) -> str:
             f"trainer.devices={config.trainer.devices}, and this machine has {torch.cuda.device_count()} GPUs.",
             remedy=f"Lower trainer.devices, set {ADDRESS} to a cluster with more, or use trainer.device=cpu.",
         )
-    is_cluster = device == "cuda" and num_gpus is not None
-    where = f"the Ray cluster, which has {num_gpus} GPUs" if is_cluster else "this machine"
-    if kind is BackendKind.ray and device == "cpu" and os.environ.get(ADDRESS):
-        where = f"the Ray cluster at {ADDRESS}={os.environ[ADDRESS]}"
-    logger.info("device=%s (trainer.device=%s) devices=%d of %s", device, config.trainer.device.name, wanted, where)
+    where = _where(kind, device, wanted, num_gpus)
+    logger.info("device=%s (trainer.device=%s): %s", device, config.trainer.device.name, where)
     return device
+
+
+def _where(kind: BackendKind, device: str, wanted: int, num_gpus: int | None) -> str:
+    """`4 GPUs of this machine`, or where else the `wanted` devices are; a CPU device is one process."""
+    if device == "cuda":
+        gpus = f"{wanted} GPU{'' if wanted == 1 else 's'}"
+        return f"{gpus} of this machine" if num_gpus is None else f"{gpus} of the {num_gpus} in the Ray cluster"
+    processes = f"{wanted} process{'' if wanted == 1 else 'es'}"
+    if kind is BackendKind.ray and os.environ.get(ADDRESS):
+        return f"{processes} on the Ray cluster at {ADDRESS}={os.environ[ADDRESS]}"
+    return f"{processes} on this machine"
 
 
 def _device(wanted: Device, num_gpus: int | None) -> str:

@@ -20,7 +20,7 @@ DEVICE_ORIGIN = "device"
 
 
 def with_device_defaults(composed: Composed, device: str) -> Composed:
-    """The same run with every default that depends on the device (`cpu` or `cuda`) filled in; logged on GPUs."""
+    """The same run with every default that depends on the device (`cpu` or `cuda`). Logs the choice on GPUs."""
     config = resolved(composed.config, device)
     before, after = composed.flat(), replace(composed, config=config).flat()
     chosen = {key: value for key, value in after.items() if key in before and before[key] != value}

@@ -38,7 +38,7 @@ def check_room(config: Experiment, specs: Sequence[RoleSpec], directory: Path) -
         writes = f"{checkpoints} checkpoint{'s' * (checkpoints > 1)} of {_megabytes(size)}" if checkpoints else "logs"
         raise ResourceError(
             f"The disk of trainer.run_dir={directory} is too full: {_megabytes(free)} are free, and the run writes"
-            f" {writes}, {_megabytes(needed)} in all, before it deletes any.",
+            f" {writes}, {_megabytes(needed)} in total before it deletes old ones.",
             remedy="Free space there, set trainer.run_dir to a larger disk, or lower trainer.keep_checkpoints="
             f"{config.trainer.keep_checkpoints}; trainer.save_every=0 saves nothing.",
         )

@@ -58,7 +58,7 @@ def ending_of(outcome: Outcome) -> Ending:
         return Ending("done", steps)
     left = f" {stopped.abandoned} was abandoned." if stopped.abandoned else ""
     if stopped.saved_step == 0:
-        return Ending("interrupted", f"no checkpoint yet: the same command begins anew.{left}")
+        return Ending("interrupted", f"No checkpoint was saved. The same command starts from the beginning.{left}")
     if stopped.saved_step == outcome.steps:
         return Ending("interrupted", f"saved step {outcome.steps}: the same command resumes from it.{left}")
     return Ending(
@@ -89,7 +89,8 @@ def _trained(prepared: Prepared, console: Console, stop: Stop, reporting: "_Repo
         loop = Loop(run)
         if checkpoint is not None:
             loop.resume(checkpoint)
-        with stop.gracefully(trainer.stop_seconds, in_process=isinstance(run.calls, LocalBackend)):
+        is_local, saves = isinstance(run.calls, LocalBackend), trainer.save_every > 0
+        with stop.gracefully(trainer.stop_seconds, in_process=is_local, saves=saves):
             return loop.run(), loop.first_evaluation
 
 

@@ -39,7 +39,7 @@ def say_stopped_at_once(run_dir: Path, console: Console) -> None:
     saved = CheckpointStore(run_dir).paths()
     last = f"step {saved[-1].name.removeprefix('step_')}" if saved else ""
     resumes = f"the same command resumes from the last checkpoint, {last}"
-    said = resumes if saved else "no checkpoint yet: the same command begins anew"
+    said = resumes if saved else "No checkpoint was saved. The same command starts from the beginning."
     console.print(Text.assemble(("\ninterrupted", "bold yellow"), f"  {said}"), soft_wrap=True)
     if (report := run_dir / "report.html").is_file():
         console.print(f"  report      {_from_here(report)}", soft_wrap=True)

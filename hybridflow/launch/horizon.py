@@ -69,7 +69,7 @@ def check_horizon(config: Experiment, trained: Collection[str]) -> None:
 
 
 def _saved(config: Experiment) -> dict[str, object]:
-    """The settings of the run that is resumed; nothing where it begins anew."""
+    """The settings of the run that is resumed; nothing where it starts over."""
     if config.trainer.resume == "never":
         return {}
     if config.trainer.resume == "auto":
@@ -78,7 +78,7 @@ def _saved(config: Experiment) -> dict[str, object]:
 
 
 def _rate(config: Experiment, training: Training, optimizer: Optimizer, step: int) -> float:
-    """The learning rate of the first optimizer step after so many training steps."""
+    """The learning rate of the first optimizer step after `step` training steps."""
     training = replace(training, optimizer=optimizer)
     return learning_rate(
         step * optimizer_steps_per_step(config, training),

@@ -48,7 +48,7 @@ class Prepared:
     directory: Path
     checkpoint: Checkpoint | None
     inputs: Fingerprints
-    """What the files that the run reads hold, for its checkpoints."""
+    """Fingerprints of the files that the run reads, for its checkpoints."""
 
 
 def prepare(composed: Composed) -> Prepared:
@@ -85,14 +85,14 @@ def prepare(composed: Composed) -> Prepared:
 
 
 def warn_of_followed(composed: Composed) -> None:
-    """Warns of minibatch sizes that follow the batch size that the user gave: learning rates do not."""
+    """Warns of minibatch sizes that were set to the user's batch size: learning rates do not follow."""
     flat = composed.flat()
     for key, origin in composed.origins.items():
         role = key.partition(".")[0]
         if origin == "data.batch_size" and (role != "critic" or has_critic(composed.config)):
             rate = f"{role}.optimizer.learning_rate"
             logger.warning(
-                "%s=%s follows data.batch_size=%s; %s=%s was chosen for larger minibatches, and may be too high",
+                "%s=%s was set to data.batch_size=%s; %s=%s was chosen for larger minibatches, and may be too high",
                 key, flat[key], flat[origin], rate, flat[rate],
             )  # fmt: skip
 

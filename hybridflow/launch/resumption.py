@@ -19,7 +19,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Changes:
-    """What a resumed run does differently, in lines of the log: `notes` are settings, `warnings` are contents."""
+    """What differs from the run that wrote the checkpoint, as log lines: changed settings are `notes`, changed contents
+    `warnings`."""
 
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -69,7 +70,7 @@ def changed_rows(
             raise CheckpointError(
                 f"{key} gives {rows} rows; when the checkpoint was written it gave {before}.",
                 remedy="Restore the data, or the settings that choose rows from it (data.filters, data.max_rows); go on"
-                " with the present rows (trainer.resume_changed=accept); or begin anew (trainer.resume=never).",
+                " with the present rows (trainer.resume_changed=accept); or start over (trainer.resume=never).",
             )
         position = saved[name]["position"]
         found.append(

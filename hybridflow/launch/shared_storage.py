@@ -103,7 +103,7 @@ def _problems(sights: Sequence[Sight], meeting: Path, token: str) -> list[tuple[
         return list(found.values())
     unread = in_threads(lambda sight: read_back(meeting / sight.answer, token), sights, threads=32)
     written = {
-        sight.node: (sight.node, _RUN_DIR, f"what it wrote is not here: {problem}")
+        sight.node: (sight.node, _RUN_DIR, f"the driver cannot see what it wrote: {problem}")
         for sight, problem in zip(sights, unread, strict=True)
         if problem is not None
     }

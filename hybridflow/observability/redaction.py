@@ -19,7 +19,17 @@ _SHORTEST = 8
 
 _USER = re.compile(r"(\w+://)[^/\s'\"@]+@")
 _PARAMETER = re.compile(rf"([?&](?:[\w-]*[_-])?(?:{_NAMES}|token|key|sig|signature)=)[^&\s'\"#]+", re.IGNORECASE)
-_HEADER = re.compile(r"(authorization['\"]?\s*[:=]\s*['\"]?)(?:(?:bearer|basic|token)\s+)?[^'\",}\s]+", re.IGNORECASE)
+_SCHEME = r"(?:bearer|basic|token)\s+"
+_PROSE = rf"(?!(?<!['\"])(?!{_SCHEME})(?-i:[a-z]{{1,7}})(?![^\s,.;]))"
+"""Not a short lowercase word without quotes, such as the `use` of `no authorization: use ray`."""
+
+_REFERENCE = r"(?!\$\{oc\.env:\w+\})"
+"""Not the name of an environment variable that holds the secret."""
+
+_HEADER = re.compile(
+    rf"(authorization['\"]?\s*[:=]\s*['\"]?){_PROSE}(?:{_SCHEME})?+{_REFERENCE}(?:\$\{{[^}}]*\}}|[^'\",}}\s]+)",
+    re.IGNORECASE,
+)
 _BEARER = re.compile(r"\b(bearer\s+)[\w.~+/=-]{8,}", re.IGNORECASE)
 _OPEN_HEADERS = ("content-type", "accept", "user-agent")
 
@@ -38,7 +48,7 @@ def redacted_text(text: str) -> str:
 
 
 def redacted(value: object, name: str = "") -> object:
-    """A nested configuration without secrets: what stands under a secret's name, or is one."""
+    """A nested configuration without secrets: values under secret names, and secret values."""
     if isinstance(value, Mapping):
         return {key: redacted(inner, f"{name}.{key}") for key, inner in value.items()}
     if isinstance(value, list | tuple):

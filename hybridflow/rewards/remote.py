@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from itertools import chain
 
 from hybridflow.errors import ConfigError, RewardError, RewardUnavailable
@@ -15,7 +16,10 @@ logger = logging.getLogger(__name__)
 
 _MOST_CONCURRENT = 8
 _CONNECT_SECONDS = 5.0
-_REMEDY = 'A server answers {"rewards": [...]} with one number, or null, for each of "query"; see docs/how_to.'
+_REMEDY = (
+    'A server answers {"rewards": [...]} with one number, or null, for each of "query"; see'
+    " docs/how_to/custom_reward.md."
+)
 _WHEN_DOWN = (
     "Start the server again and repeat the command, which resumes from the last checkpoint. To wait longer for a server"
     " that restarts, raise reward.settings.NAME.attempts or retry_seconds."
@@ -126,7 +130,20 @@ def _read(answer: bytes, num_samples: int) -> tuple[list, dict[str, list]]:
     extra = found.get("extra_logs")
     logs = (extra if isinstance(extra, dict) else {}) | {"scores": found.get("scores")}
     whole = {str(k): v for k, v in logs.items() if isinstance(v, list) and len(v) == num_samples}
+    left_out = [str(name) for name, log in logs.items() if log is not None and str(name) not in whole]
+    left_out += [] if extra is None or isinstance(extra, dict) else ["extra_logs"]
+    if left_out:
+        _warn_of_left_out(", ".join(left_out))
     return rewards, whole
+
+
+@cache
+def _warn_of_left_out(names: str) -> None:
+    """Once, because a server makes the same mistake in every answer."""
+    logger.warning(
+        "reward server: %s left out: 'scores' must have one value per query, and 'extra_logs' must be an object of such"
+        " lists", names,
+    )  # fmt: skip
 
 
 def _alone(reward: object) -> object:

@@ -79,7 +79,7 @@ class _Watch:
 
     @contextmanager
     def ending_after(self, seconds: float) -> Iterator[None]:
-        """Limits the block to so many seconds."""
+        """Ends the connection if the block takes longer than `seconds`."""
         timer = threading.Timer(seconds, self._end)
         timer.daemon = True
         timer.start()

@@ -144,7 +144,7 @@ class RewardScorer:
                 f"The reward function {failures[0]}\n"
                 f"Samples failed so far: {self._num_failures}, the last of them among {num_samples}; "
                 f"reward.error_budget={self._budget}.",
-                remedy="Mend the function or the server; for a sample it cannot score, let it answer None (another "
+                remedy="Fix the function or the server; for a sample it cannot score, return None (another function "
                 "must then score it); or let N samples of a run fail with reward.error_budget=N.",
             )
         for failure in failures:

@@ -1,6 +1,7 @@
 """The actor: the policy being trained, and its rollout engine, in one process on one set of weights."""
 
 from collections.abc import Iterator
+from functools import cached_property
 from itertools import repeat
 
 import torch
@@ -23,7 +24,7 @@ from hybridflow.workers.colocated_rollout import ColocatedRollout
 from hybridflow.workers.comparison import check_one_step, check_unlearned
 from hybridflow.workers.estimation import AdvantageEstimation
 from hybridflow.workers.generation import RolloutSetup
-from hybridflow.workers.methods import ESTIMATOR_COLUMNS, LOSS_COLUMNS, policy_loss
+from hybridflow.workers.methods import ESTIMATOR_COLUMNS, LOSS_COLUMNS, Bound, policy_loss
 from hybridflow.workers.model_worker import ModelWorker, TrainingSetup, minibatch_rows, num_minibatches
 from hybridflow.workers.objectives import Denominators, policy_objective, prepared, supervised_objective
 from hybridflow.workers.preferences import (
@@ -53,7 +54,6 @@ class ActorWorker(ModelWorker):
         self._rollout_setup = rollout
         self.engine = self.started(make_language_engine, setup)
         self._estimation = AdvantageEstimation(algorithm, self.reduce)
-        self._loss = policy_loss(algorithm)
         self._preferences = PreferenceObjective(algorithm, self.reduce, self._logprobs)
         self._version = 0
         self._is_published = True
@@ -65,6 +65,11 @@ class ActorWorker(ModelWorker):
         )
         self._sender: Resharder | None = None
         self._sent: Metrics = {}
+
+    @cached_property
+    def _loss(self) -> Bound:
+        """Bound by the first `update`: in a preference dataflow `algorithm.loss_settings` are those of another loss."""
+        return policy_loss(self._algorithm)
 
     @transfer(
         GENERATION,

@@ -1,4 +1,4 @@
-"""What a batch without `old_logprobs` cannot teach: the update refuses it, and so does the check before a run."""
+"""Checks for batches without `old_logprobs`."""
 
 from hybridflow.errors import ConfigError
 

@@ -72,9 +72,9 @@ class Generation:
 def _warn_of_restricted_sampling(sampling: Sampling) -> None:
     if sampling.is_restricted:
         logger.warning(
-            "rollout.sampling.top_p=%g rollout.sampling.top_k=%d: the rollout's log-probabilities are of the tokens"
-            " kept alone, so they are not compared with the actor's; draw from all (top_p=1 top_k=0), or correct"
-            " the loss with importance weights (algorithm.correction.weights=token).",
+            "rollout.sampling.top_p=%g rollout.sampling.top_k=%d: the rollout's log-probabilities are"
+            " renormalised over the kept tokens, so they are not compared with the actor's; draw from all tokens"
+            " (top_p=1 top_k=0), or correct the loss with importance weights (algorithm.correction.weights=token).",
             sampling.top_p,
             sampling.top_k,
         )

@@ -19,7 +19,7 @@ MASK = "pretraining_mask"
 
 
 def with_texts(batch: Batch, texts: Batch, rows: Sequence[int]) -> Batch:
-    """Each minibatch of the batch (of so many rows) followed by its share of the texts, as the metadata then says.
+    """Each minibatch of the batch (of `rows` rows) followed by its share of the texts, as the metadata then says.
 
     `pretraining_mask` is 1 where the texts' loss counts, `response_mask` where the policy's does; columns that texts
     lack are 0 there. `is_text` says which rows are texts.

@@ -97,6 +97,7 @@ COUNTER_EXAMPLES: tuple[tuple[Rule, str, str, str], ...] = (
         "dist.all_gather_object(told, own)",
         "hybridflow/a.py:all_gather_object",
     ),
+    (untrusted.no_code_from_data, "hybridflow/a.py", "receiver.recv()", "hybridflow/a.py:Connection.recv"),
     (imports.heavy_imports_by_name, "hybridflow/launch/a.py", "require('ray')", "hybridflow/launch/a.py:ray"),
     (
         imports.heavy_imports_by_name,

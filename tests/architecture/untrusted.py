@@ -21,7 +21,7 @@ OBJECT_COLLECTIVES = {
 
 
 def no_code_from_data(source: SourceFile) -> Iterator[Violation]:
-    """No pickle, no torch.load without weights_only, no collectives of objects: these run what they read."""
+    """No pickle, no torch.load without weights_only, and nothing that receives objects: these run what they read."""
     if source.path in MAY_UNPICKLE:
         return
     for node in ast.walk(source.tree):
@@ -46,6 +46,8 @@ def _called(node: ast.AST) -> Iterator[str]:
         return
     said = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
     name = ast.unparse(node.func)
+    if name.endswith(".recv") and not node.args:  # of a multiprocessing connection: a socket's has a size
+        yield "Connection.recv"
     if name.rpartition(".")[2] in OBJECT_COLLECTIVES:
         yield name.rpartition(".")[2]
     if name == "torch.load" and said.get("weights_only") != "True":

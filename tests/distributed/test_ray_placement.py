@@ -123,7 +123,7 @@ def test_gpus_are_those_of_the_cluster_not_of_the_driver(found):
     for words in ("", "trainer.device=cuda"):
         device, line = found[f"device {words}"]
         assert device == "cuda"
-        assert "devices=4 of the Ray cluster, which has 4 GPUs" in line
+        assert "4 GPUs of the 4 in the Ray cluster" in line
     assert found["device trainer.device=cpu"][0] == "cpu"
     assert found["early"] is True
 

@@ -50,9 +50,8 @@ def test_a_step_that_ends_soon_is_finished_and_saved(run, whole, name, status):
     ended = stopped(run, IN_STEP_3, name)
     assert ended.status == status
     assert "interrupted saved step 3: the same command resumes from it." in ended.words
-    assert (
-        f"{name}: the step is finished or abandoned and then saved, within 25 s (trainer.stop_seconds)" in ended.words
-    )
+    saving = "finishing or abandoning the current step, then saving a checkpoint"
+    assert f"{name}: {saving}, within 25 s (trainer.stop_seconds)" in ended.words
     assert steps_of(run.run_dir) == [0, 1, 2, 3]
     assert ending(run) == {"how": "interrupted", "said": "saved step 3: the same command resumes from it."}
     assert "interrupted: saved step 3" in (run.run_dir / "run.log").read_text()
@@ -84,7 +83,10 @@ def test_an_evaluation_that_was_abandoned_is_made_up_for_when_the_run_goes_on(ru
 def test_without_a_finished_step_there_is_no_checkpoint(run):
     ended = stopped(run, IN_STEP_1, "SIGINT", "trainer.stop_seconds=1", seconds=120)
     assert ended.status == 130
-    assert "interrupted no checkpoint yet: the same command begins anew. step 1 was abandoned." in ended.words
+    assert (
+        "interrupted No checkpoint was saved. The same command starts from the beginning. step 1 was abandoned."
+        in ended.words
+    )
     assert not (run.run_dir / "checkpoints").exists() or not list((run.run_dir / "checkpoints").iterdir())
 
 

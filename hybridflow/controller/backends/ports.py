@@ -17,7 +17,7 @@ _SETTINGS_FRAME = 4
 
 
 def check_ports(nodes: int) -> None:
-    """Raises `ResourceError` when no Ray answers at RAY_ADDRESS, or the port that a new one is to take is taken.
+    """Raises `ResourceError` if no Ray answers at RAY_ADDRESS, or if the port for a new Ray is in use.
 
     Only a run on one node (`trainer.nodes`) can do without a cluster.
     """
@@ -40,7 +40,7 @@ def _check_answers(host: str, port: int, nodes: int) -> None:
         header = b""
     except OSError as error:
         raise ResourceError(
-            f"{ADDRESS}={host}:{port}, and nothing answers there: {error.strerror or error}.",
+            f"{ADDRESS}={host}:{port}, and no process is listening there: {error.strerror or error}.",
             remedy=f"Start a cluster there (ray start --head --port={port}), correct {ADDRESS}{alone}.{needed}",
         ) from error
     if len(header) < 9 or header[3] != _SETTINGS_FRAME:

@@ -1,4 +1,4 @@
-"""Weights are checked before they are saved: a checkpoint with NaN in it would be resumed from for ever."""
+"""Weights are checked before they are saved: a checkpoint with NaN in it would be resumed from forever."""
 
 # pyright: reportPrivateImportUsage=false
 

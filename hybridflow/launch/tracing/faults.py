@@ -56,7 +56,7 @@ def _check_published(name: str, program: Dataflow, calls: Sequence[Noted]) -> No
     if not isinstance(version, int) or version <= program.iteration:
         raise ConfigError(
             f"{name}: with self.iteration={program.iteration} the step publishes its new weights as version={version},"
-            " which is the version of the weights that it began with.",
+            " which is already the current version.",
             remedy=f"Write {_PUBLISH}.",
         )
 

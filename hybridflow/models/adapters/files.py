@@ -94,7 +94,7 @@ def load_adapter(adapter: Adapter, shards: Iterable[WeightShard], directory: Pat
     if not (directory / CONFIG_FILE).is_file():
         raise CheckpointError(
             f"{directory.parent} holds no adapter: it was written by a run without lora.rank.",
-            remedy="Resume with lora.rank=0, or begin anew from its huggingface/ directory as model.path.",
+            remedy="Resume with lora.rank=0, or start over from its huggingface/ directory as model.path.",
         )
     saved, own = SavedAdapter.read(directory), SavedAdapter.of(adapter)
     if saved != own:

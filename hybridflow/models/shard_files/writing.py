@@ -39,7 +39,7 @@ class _Piece:
 
     @property
     def said(self) -> Plain:
-        """As ranks tell one another of it."""
+        """As sent between ranks."""
         return self.name, self.dtype, self.layout.shape, self.layout.box
 
     @staticmethod

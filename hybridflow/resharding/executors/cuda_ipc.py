@@ -42,7 +42,7 @@ class Handle:
 
     @property
     def said(self) -> Plain:
-        """As ranks tell one another of it: numbers and text, nothing that could run."""
+        """As sent between ranks: numbers and text, nothing that could run."""
         size, stride, offset, dtype, *memory = self.arguments
         bytes_as_text: list[Plain] = [{"hex": value.hex()} if isinstance(value, bytes) else value for value in memory]
         format_name = str(dtype).removeprefix("torch.")

@@ -23,7 +23,8 @@ Half = Callable[[Answers], object]
 
 RUN, ASK = "run", "ask"
 _KEPT = 100
-"""What is larger than its text by more is worked out anew each time, for thousands of tests are remembered."""
+"""Largest size of a cached value, above that of its text. Larger values are recomputed each time, because thousands
+of tests are cached."""
 _FAILED = (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
 _COMPARISONS: Mapping[type[ast.cmpop], Callable[..., object]] = {
     ast.Eq: operator.eq,

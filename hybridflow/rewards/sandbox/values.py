@@ -12,7 +12,7 @@ _LONGEST_RANGE = 100_000
 _LONGEST_INTEGER, _LONGEST_FRACTION = 25_000, 2_500
 """Hexadecimal digits: 100,000 bits, and 10,000 in each half of a fraction, where a common divisor is looked for."""
 _MOST_OF_ONE_HASH = 100
-"""Members of a set that share a hash are compared each with each, and integers that do are easily had."""
+"""Members of a set that share a hash are compared each with each, and such integers are easy to construct."""
 
 
 def told_value(told: object) -> object:

@@ -34,4 +34,5 @@ def test_prefixes_and_dashes_of_other_command_lines_are_understood():
 def test_the_page_lists_every_name():
     page = names_page()
     assert all(f"| `{theirs}` |" in page for _, theirs, _ in ALL)
+    assert "| `use_wandb` | `trainer.trackers=[console,jsonl,wandb]` |" in page
     assert "| `rollout.n` | `rollout.samples_per_prompt` |" in page

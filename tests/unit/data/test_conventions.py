@@ -41,12 +41,12 @@ SKYRL = {"data_source": "gsm8k", "prompt": [USER], "reward_spec": {"method": "ru
 @pytest.mark.parametrize(
     ("name", "row", "layout", "prompt", "beside"),
     [
-        ("trl.jsonl", {"prompt": "1+1=", "solution": "2"}, "TRL prompt", "1+1=", ("2", "trl")),
-        ("trl.parquet", {"prompt": [USER], "answer": "2"}, "TRL prompt", [USER], ("2", "trl")),
+        ("trl.jsonl", {"prompt": "1+1=", "solution": "2"}, "trl_prompt", "1+1=", ("2", "trl")),
+        ("trl.parquet", {"prompt": [USER], "answer": "2"}, "trl_prompt", [USER], ("2", "trl")),
         ("verl.parquet", VERL, "verl", [USER], ("2", "openai/gsm8k")),
         ("skyrl.parquet", SKYRL, "SkyRL", [USER], ("2", "gsm8k")),
         ("open.jsonl", {"input": "1+1=", "label": "2"}, "OpenRLHF", "1+1=", ("2", "open")),
-        ("slime.jsonl.gz", {"prompt": [USER], "label": "2", "metadata": {}}, "TRL prompt", [USER], ("2", "slime")),
+        ("slime.jsonl.gz", {"prompt": [USER], "label": "2", "metadata": {}}, "trl_prompt", [USER], ("2", "slime")),
         ("gsm8k.json", {"question": "1+1?", "answer": GSM8K}, "GSM8K", "1+1?", (GSM8K, "gsm8k")),
         ("ds.json", {"prompt": "1+1=", "chosen": "2", "rejected": "3"}, "DeepSpeed-Chat", "1+1=", (None, "ds")),
         ("chat.jsonl", {"messages": [USER, REPLY]}, "messages", [USER], ("2", "chat")),

@@ -264,7 +264,7 @@ def test_a_file_read_in_two_ways_says_which_is_which(tmp_path, tokenizer, caplog
     caplog.set_level(logging.INFO, logger="hybridflow")
     file = written(tmp_path / "a.jsonl", [{"prompt": "a", "chosen": "b", "rejected": "c"}])
     for load, reading in (
-        (load_prompts, "recognised=DeepSpeed-Chat"), (load_preferences, "recognised=prompt, chosen, rejected"),
+        (load_prompts, "recognised=DeepSpeed-Chat"), (load_preferences, "recognised=prompt,chosen,rejected"),
     ):  # fmt: skip
         caplog.clear()
         load([file], Data(), tokenizer)

@@ -1,7 +1,9 @@
 """Work that loops or fills the memory is stopped, and told with its row."""
 
 import os
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -44,6 +46,22 @@ def test_work_that_does_not_end_is_ended():
         processes += watched(last, range(9), **(WORDS | {"seconds": 0.5}))
     assert caught.value.remedy == "Take another."
     assert time.monotonic() - started < 30
+
+
+def test_what_took_the_process_over_cannot_have_its_parent_unpickle_anything(tmp_path):
+    class Attack:
+        def __reduce__(self):
+            return Path.mkdir, (tmp_path / "unpickled",)
+
+    def forge(row: int) -> None:
+        frame = sys._getframe()
+        while "sender" not in frame.f_locals and frame.f_back is not None:
+            frame = frame.f_back
+        frame.f_locals["sender"].send(Attack())
+
+    with pytest.raises(DataError, match="row 1 .* crashed"):
+        watched(forge, [0], **WORDS)
+    assert not list(tmp_path.iterdir())
 
 
 def test_work_that_fills_the_memory_is_ended(monkeypatch):

@@ -14,7 +14,7 @@ def stopped_in(stop: Stop, *, changing: bool, usual: float | None, seconds: floa
     began = time.monotonic()
     with (
         stop.handled(),
-        stop.gracefully(seconds, in_process=True),
+        stop.gracefully(seconds, in_process=True, saves=True),
         stop.abandonable(lambda: changing, usual_seconds=usual),
     ):
         try:
@@ -62,7 +62,7 @@ def test_a_change_under_way_is_finished_where_a_checkpoint_still_fits_behind_it(
 
 def test_the_second_signal_raises_and_handlers_are_put_back():
     before, stop = signal.getsignal(signal.SIGINT), Stop()
-    with stop.handled(), stop.gracefully(25.0, in_process=True):
+    with stop.handled(), stop.gracefully(25.0, in_process=True, saves=True):
         os.kill(os.getpid(), signal.SIGINT)
         assert stop.signal is signal.SIGINT and stop.status == 130
         with pytest.raises(KeyboardInterrupt):
@@ -75,3 +75,18 @@ def test_before_the_first_step_the_first_signal_raises():
     with stop.handled(), pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGTERM)
     assert stop.status == 143
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_the_log_promises_a_checkpoint_only_where_the_run_saves_one(saves, caplog):
+    stop = Stop()
+    with stop.handled(), stop.gracefully(25.0, in_process=True, saves=saves):
+        os.kill(os.getpid(), signal.SIGTERM)
+        until = time.monotonic() + 10.0
+        while not caplog.messages and time.monotonic() < until:
+            time.sleep(0.01)
+    saving = ", then saving a checkpoint" if saves else ""
+    assert caplog.messages == [
+        f"SIGTERM: finishing or abandoning the current step{saving}, within 25 s (trainer.stop_seconds);"
+        " a second signal stops at once."
+    ]

@@ -86,10 +86,10 @@ def test_files_of_the_package_stay_short():
 )
 def test_the_estimator_that_the_placement_of_the_divergence_implies_is_written_down(placement, estimator, origin):
     composed = compose("algorithm=grpo", f"algorithm.kl.placement={placement}")
-    assert composed.told()["algorithm.kl.estimator"] == estimator
+    assert composed.flat()["algorithm.kl.estimator"] == estimator
     assert composed.origins["algorithm.kl.estimator"] == origin
     typed = compose("algorithm=grpo", f"algorithm.kl.placement={placement}", "algorithm.kl.estimator=k2")
-    assert typed.told()["algorithm.kl.estimator"] == "k2"
+    assert typed.flat()["algorithm.kl.estimator"] == "k2"
 
 
 def test_the_origin_of_each_value_is_known():
@@ -317,8 +317,10 @@ def test_minibatches_that_follow_are_warned_of_with_the_learning_rate_that_stays
     warn_of_followed(compose("data.batch_size=64"))
     assert not caplog.records
     warn_of_followed(compose("data.batch_size=8"))
-    assert "actor.minibatch_size=8 follows data.batch_size=8; actor.optimizer.learning_rate=0.0003 was" in caplog.text
-    assert "critic.minibatch_size=8 follows" in caplog.text
+    assert (
+        "actor.minibatch_size=8 was set to data.batch_size=8; actor.optimizer.learning_rate=0.0003 was" in caplog.text
+    )
+    assert "critic.minibatch_size=8 was set" in caplog.text
     caplog.clear()
     warn_of_followed(compose("algorithm=grpo", "data.batch_size=8"))
-    assert "critic" not in caplog.text and "actor.minibatch_size=8 follows" in caplog.text
+    assert "critic" not in caplog.text and "actor.minibatch_size=8 was set" in caplog.text

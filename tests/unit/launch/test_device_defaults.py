@@ -7,7 +7,7 @@ import pytest
 from hybridflow.config.loop import Device
 from hybridflow.config.model import Dtype
 from hybridflow.config.rollout import RolloutKind
-from hybridflow.errors import ConfigError
+from hybridflow.errors import ConfigError, ResourceError
 from hybridflow.launch import device_defaults
 from hybridflow.launch.compose import compose_run
 from hybridflow.launch.device import find_device
@@ -73,7 +73,14 @@ def test_the_devices_of_a_joined_cluster_are_not_called_those_of_this_machine(mo
     with caplog.at_level(logging.INFO):
         monkeypatch.setenv("RAY_ADDRESS", "auto")
         assert find_device(config) == "cpu"
-        assert "devices=2 of the Ray cluster at RAY_ADDRESS=auto" in caplog.text
+        assert "2 processes on the Ray cluster at RAY_ADDRESS=auto" in caplog.text
         monkeypatch.delenv("RAY_ADDRESS")
         find_device(config)
-    assert "devices=2 of this machine" in caplog.text
+    assert "device=cpu (trainer.device=cpu): 2 processes on this machine" in caplog.text
+
+
+def test_a_run_on_several_nodes_without_a_cluster_is_refused_at_once(monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(ResourceError, match="trainer.nodes=2, and RAY_ADDRESS is not set") as caught:
+        find_device(compose_run(["trainer.nodes=2"], config_name="ppo").config)
+    assert "ray start --head" in caught.value.remedy

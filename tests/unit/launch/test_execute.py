@@ -276,7 +276,7 @@ def test_a_run_that_saves_nothing_says_so_at_the_start_and_when_it_is_exported(w
     assert "trainer.save_every=0: no checkpoint is written" in caplog.text
     with pytest.raises(CheckpointError, match="has no checkpoint") as caught:
         export_model(run.run_dir, tmp_path / "out")
-    assert "a run does so every trainer.save_every steps, and with 0 never" in caught.value.remedy
+    assert "Runs save every trainer.save_every steps; 0 disables saving." in caught.value.remedy
 
 
 class _InterruptedAtTheEnd(StringIO):

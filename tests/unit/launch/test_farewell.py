@@ -31,4 +31,4 @@ def test_a_run_stopped_at_once_names_its_report_and_its_last_checkpoint(tmp_path
 
 
 def test_without_either_it_begins_anew(tmp_path):
-    assert said(tmp_path).split("  ", 1)[1] == "no checkpoint yet: the same command begins anew\n"
+    assert said(tmp_path).split("  ", 1)[1] == "No checkpoint was saved. The same command starts from the beginning.\n"

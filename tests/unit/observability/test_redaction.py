@@ -12,6 +12,8 @@ SECRETS = [
     "http://host/score?X-Amz-Signature=s3cr3tpw",
     "{'Authorization': 'Bearer s3cr3tpw'}",
     "headers.Authorization=Basic s3cr3tpw",
+    "Authorization: s3cr3tpw",
+    "headers={Authorization: ${oc.env:TOKEN_OF_MINE,s3cr3tpw}}",
     "sent with bearer s3cr3tpw.abc",
     "the variable's value s3cr3t-of-environment, wherever it is",
 ]
@@ -32,6 +34,9 @@ def test_texts_tell_no_secrets(text, monkeypatch):
         "model.pad_token=<pad> data.answer_key=solution microbatch_tokens=8192",
         "Basic settings of a bearer of news; user@example.com",
         "the token 'abc' is not in the vocabulary",
+        "reward.settings.NAME.headers={Authorization: ${oc.env:VARIABLE}}.",
+        'headers={Authorization: "Bearer ${oc.env:MY_TOKEN}"}',
+        "no authorization: use ray",
     ],
 )
 def test_other_texts_stay_as_they_are(text, monkeypatch):

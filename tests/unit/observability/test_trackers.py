@@ -209,4 +209,4 @@ def test_a_missing_tracking_package_names_its_extra(tmp_path, monkeypatch, name)
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(MissingExtraError, match=name) as caught:
         make_trackers([name], TrackedRun(tmp_path, _progress()))
-    assert f"hybridflow[{name}]" in caught.value.remedy
+    assert f".[{name}]" in caught.value.remedy

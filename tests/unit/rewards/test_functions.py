@@ -93,7 +93,7 @@ def test_an_extra_that_is_missing_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "math_verify", None)
     with pytest.raises(MissingExtraError) as caught:
         RewardScorer(Reward(functions=["math"]))
-    assert "pip install 'hybridflow[math]'" in caught.value.remedy
+    assert "pip install '.[math]'" in caught.value.remedy
 
 
 def test_reasoning_gym_asks_the_tasks_own_scorer(monkeypatch):

@@ -112,11 +112,12 @@ def scored(functions, **settings):
 
 
 @pytest.mark.parametrize("path", ["good", "nested", "rich", "lists"])
-def test_a_server_is_asked_and_answers_as_openrlhfs_do(address, asked, path):
+def test_a_server_is_asked_and_answers_as_openrlhfs_do(address, asked, path, caplog):
     found = scored(f"{address}/{path}")
     assert found.scores.tolist() == [1.0, 0.0, 1.0]
     assert plain(found.metrics)[f"rewards/{path}/mean"] == pytest.approx(2 / 3)
     body = asked[0][1]
+    assert ("extra_logs left out" in caplog.text) is (path == "lists")
     assert body == {"query": ["1+1=2", "2+2=5", "3+3=6"], "prompts": PROMPTS, "labels": ["2", "4", "6"]}
     if path == "rich":
         assert plain(found.metrics)["rewards/rich/half"] == pytest.approx(1 / 3)

@@ -132,6 +132,10 @@ def test_a_loss_of_ones_own(toy_dir, tmp_path):
     ratios = torch.tensor(log_ratios(worker, batch)).view(-1, 2)
     expected = (-0.1 * (ratios[:, 0] - ratios[:, 1]) + batch.row("margin")[::2]).exp().mean()
     assert plain(worker.assess(batch))["train/loss"] == pytest.approx(float(expected), rel=1e-4)
+    preference = Preference(loss=f"{file}:exponential")
+    worker = actor(toy_dir(), algorithm=Algorithm(preference=preference, loss_settings={"temper": 0.5}))
+    expected = (-0.1 * 0.5 * (ratios[:, 0] - ratios[:, 1]) + batch.row("margin")[::2]).exp().mean()
+    assert plain(worker.assess(batch))["train/loss"] == pytest.approx(float(expected), rel=1e-4)
     with pytest.raises(ConfigError, match="not one number for each of 6") as caught:
         worker_of(toy_dir(), loss=f"{file}:averaged").assess(batch)
     assert "neither summed nor averaged" in caught.value.remedy

@@ -26,6 +26,16 @@ class _Connection:
     has_joined_early = False
 
 
+def check_cluster(nodes: int) -> None:
+    """Raises `ResourceError` if a run on several nodes has no cluster, or if the ports of Ray cannot be used."""
+    if nodes > 1 and not ray.is_initialized() and not os.environ.get(ADDRESS):
+        raise ResourceError(
+            f"trainer.nodes={nodes}, and {ADDRESS} is not set, so there is no cluster to run on.",
+            remedy=f"Start one (ray start --head; ray start --address=... on the other nodes) and set {ADDRESS}.",
+        )
+    check_ports(nodes)
+
+
 def connect(devices: int, nodes: int, device: str) -> bool:
     """Connects to the cluster of RAY_ADDRESS, or starts one on this machine with virtual devices.
 
@@ -35,15 +45,10 @@ def connect(devices: int, nodes: int, device: str) -> bool:
         is_ours, _Connection.has_joined_early = _Connection.has_joined_early, False
         return is_ours
     _set_environment()
-    check_ports(nodes)
+    check_cluster(nodes)
     if os.environ.get(ADDRESS):
         _initialized(os.environ[ADDRESS])
         return True
-    if nodes > 1:
-        raise ResourceError(
-            f"trainer.nodes={nodes}, and there is no Ray cluster to find them in.",
-            remedy=f"Start one (ray start --head; ray start --address=... on the other nodes) and set {ADDRESS}.",
-        )
     _initialized("local", num_cpus=os.cpu_count(), resources={} if device == "cuda" else {DEVICE: devices})
     _Connection.has_started_ray = True
     return True

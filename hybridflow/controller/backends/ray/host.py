@@ -130,7 +130,7 @@ def started_host(
 ) -> Host:
     """The actor of one rank, starting on its bundle of the placement group; ranks meet within `timeout_seconds`.
 
-    Actors ask for no CPU: one whose share does not fit its bundle would wait for ever without a word.
+    Actors ask for no CPU: one whose share does not fit its bundle would wait forever silently.
     """
     python_path = os.pathsep.join(dict.fromkeys(os.path.abspath(path) for path in sys.path))
     environment = {

@@ -64,7 +64,7 @@ def transformer_config(
     recompute: bool,
     fused_activation: bool,
 ) -> TransformerConfig:
-    """What Megatron-Core is told. Losses are summed, not averaged, and nothing is dropped out.
+    """Megatron-Core's configuration. Losses are summed, not averaged, and nothing is dropped out.
 
     `fused_activation` is SwiGLU as one kernel each way, which `torch.compile` makes.
     """

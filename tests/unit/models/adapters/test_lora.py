@@ -72,4 +72,4 @@ def test_without_peft_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(MissingExtraError, match="peft") as caught:
         Adapter(toy_model("llama"), Lora(rank=2))
-    assert "hybridflow[lora]" in caught.value.remedy
+    assert ".[lora]" in caught.value.remedy

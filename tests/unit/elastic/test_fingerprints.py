@@ -1,8 +1,8 @@
-"""Digests of files: of every byte of a small one, of each weight of a large one."""
+"""Digests of files: of every byte, up to a size beyond which samples and the date stand for them."""
+
+import os
 
 import pytest
-import torch
-from safetensors.torch import save_file
 
 from hybridflow.config.loop import ResumeChanged
 from hybridflow.elastic import fingerprints
@@ -20,35 +20,35 @@ def test_each_byte_of_a_small_file_counts(tmp_path):
     assert file_fingerprint(tmp_path / "a") == whole
 
 
-@pytest.fixture
-def weights(tmp_path, monkeypatch):
-    """A function: weights -> the fingerprint of a file of them, which counts as large."""
+def test_any_byte_of_a_file_of_many_megabytes_counts(tmp_path):
+    line = b'{"prompt": "1+1=", "answer": "2"}\n'
+    count = (80 << 20) // len(line)
+    path = tmp_path / "large.jsonl"
+    path.write_bytes(line * count)
+    whole = file_fingerprint(path)
+    with path.open("r+b") as file:
+        file.seek(len(line) * (count // 2 + 1000) + line.index(b"2"))
+        file.write(b"3")
+    assert file_fingerprint(path) != whole
+
+
+def test_a_file_too_large_to_hash_whole_is_sampled_from_start_to_end_and_dated(tmp_path, monkeypatch):
     monkeypatch.setattr(fingerprints, "_WHOLE_BYTES", 1000)
+    monkeypatch.setattr(fingerprints, "_BLOCK_BYTES", 16)
+    path, size = tmp_path / "pytorch_model.bin", 1 << 20
 
-    def fingerprint(named: dict[str, torch.Tensor]) -> str:
-        save_file(named, tmp_path / "model.safetensors")
-        return file_fingerprint(tmp_path / "model.safetensors")
+    def fingerprint(content: bytes, modified: int = 5) -> str:
+        path.write_bytes(content)
+        os.utime(path, ns=(modified, modified))
+        return file_fingerprint(path)
 
-    return fingerprint
-
-
-def test_each_weight_of_a_large_file_counts_and_so_does_its_name(weights):
-    named = {f"layers.{number}": torch.full((64, 128), float(number)) for number in range(40)}
-    whole = weights(named)
-    assert whole.startswith("sampled:") and weights(named) == whole
-    for name in named:
-        assert weights(named | {name: named[name] + 1e-3}) != whole
-    renamed = {name.replace("layers.3", "layers.x"): weight for name, weight in named.items()}
-    assert weights(renamed) != whole
-
-
-def test_a_large_file_of_another_kind_is_sampled_all_over(tmp_path, monkeypatch):
-    monkeypatch.setattr(fingerprints, "_WHOLE_BYTES", 1000)
-    for name in ("pytorch_model.bin", "broken.safetensors"):
-        (tmp_path / name).write_bytes(bytes(1 << 20))
-        whole = file_fingerprint(tmp_path / name)
-        (tmp_path / name).write_bytes(bytes(1 << 19) + b"\1" * (1 << 19))
-        assert file_fingerprint(tmp_path / name) != whole
+    whole = fingerprint(bytes(size))
+    assert whole.startswith("sampled:") and fingerprint(bytes(size)) == whole
+    assert fingerprint(bytes(size), modified=6) != whole
+    assert fingerprint(bytes(size + 1)) != whole
+    for place in range(0, size, size // 64):
+        assert fingerprint(bytes(place) + b"\1" * 256 + bytes(size - place - 256)) != whole
+    assert fingerprint(bytes(size - 1) + b"\1") != whole
 
 
 def test_changed_added_and_removed_files_are_named_and_new_sources_are_not():

@@ -1,8 +1,10 @@
 """Which settings may change when a run is resumed, and which would make the checkpoint mean something else."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from hybridflow.config.loop import ResumeChanged
 from hybridflow.errors import CheckpointError
 
 FIXED = (
@@ -34,6 +36,15 @@ FIXED = (
 )
 """Settings on which the saved weights, data position or random states depend."""
 
+_INPUTS = re.compile(
+    r"data\.(filters|max_rows|chat_template|system_prompt|as_chat)"
+    r"|reward\.functions|reward\.model\.(path|tokenizer_path|pad_token)"
+    r"|roles\..+\.(functions|model\.(path|tokenizer_path|pad_token))"
+)
+"""Settings that choose which rows, prompts and rewards a run has: they may change where files may."""
+
+_CODE = re.compile(r"(\w+:)?.+\.py:\w+")
+
 
 @dataclass(frozen=True)
 class Change:
@@ -42,6 +53,16 @@ class Change:
     key: str
     saved: object
     now: object
+
+    @property
+    def is_of_inputs(self) -> bool:
+        """Whether the setting chooses inputs: rows, prompts, rewards, or code in a file (`path/file.py:name`)."""
+        found = [word for value in (self.saved, self.now) for word in (value if isinstance(value, list) else [value])]
+        named = any(isinstance(word, str) and _CODE.fullmatch(word) for word in found)
+        return named or _INPUTS.fullmatch(self.key) is not None
+
+    def __str__(self) -> str:
+        return f"{self.key} was {self.saved!r} and is {self.now!r}"
 
 
 def flat(config: Mapping[str, object]) -> dict[str, object]:
@@ -62,16 +83,27 @@ def compare(saved: Mapping[str, object], now: Mapping[str, object]) -> list[Chan
     return [Change(key, before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)]
 
 
-def check_compatible(saved: Mapping[str, object], now: Mapping[str, object]) -> list[Change]:
-    """The settings that changed since a checkpoint was written. Raises `CheckpointError` if one of `FIXED` did."""
+def check_compatible(
+    saved: Mapping[str, object], now: Mapping[str, object], policy: ResumeChanged = ResumeChanged.refuse
+) -> list[Change]:
+    """The settings that changed since a checkpoint was written.
+
+    Raises `CheckpointError` if one of `FIXED` did, or one that chooses inputs, unless `trainer.resume_changed=accept`.
+    """
     changes = compare(saved, now)
     # One that the checkpoint does not know yet, and that is still empty, is as it was.
-    fixed = [change for change in changes if change.key in FIXED and (change.saved or change.now)]
-    if fixed:
-        told = "; ".join(f"{change.key} was {change.saved!r} and is {change.now!r}" for change in fixed)
+    known = [change for change in changes if change.saved or change.now]
+    if fixed := [change for change in known if change.key in FIXED]:
         raise CheckpointError(
-            f"The checkpoint was made with other settings: {told}.",
+            f"The checkpoint was made with other settings: {'; '.join(map(str, fixed))}.",
             remedy="Set them back to resume, or start over with trainer.resume=never (the old run is set aside);"
             " model.path may then be the checkpoint's actor/huggingface.",
+        )
+    inputs = [change for change in known if change.is_of_inputs]
+    if inputs and policy is ResumeChanged.refuse:
+        raise CheckpointError(
+            f"The checkpoint was made with other inputs: {'; '.join(map(str, inputs))}.",
+            remedy="Set them back to resume, resume with the present ones (trainer.resume_changed=accept), or start"
+            " over (trainer.resume=never).",
         )
     return changes

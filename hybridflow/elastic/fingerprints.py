@@ -35,7 +35,9 @@ def file_fingerprint(path: Path) -> str:
 
 
 def check_unchanged(saved: Fingerprints, now: Fingerprints, policy: ResumeChanged) -> list[str]:
-    """The files whose contents have changed since a checkpoint was written; ignores sources that only one side has.
+    """The files whose contents have changed since a checkpoint was written.
+
+    Ignores sources that only one side has: there a setting has changed, which `check_compatible` judges.
 
     Raises a `CheckpointError` that names them, unless `trainer.resume_changed=accept`.
     """

@@ -42,13 +42,18 @@ def check_resumable(
 ) -> Changes:
     """What has changed since the checkpoint. Raises `CheckpointError` for what keeps the run from resuming."""
     policy, state = composed.config.trainer.resume_changed, checkpoint.driver_state()
-    settings = check_compatible(redacted_leaves(state["config"]), composed.redacted())
+    settings = check_compatible(redacted_leaves(state["config"]), composed.redacted(), policy)
     files = check_unchanged(state.get("inputs", {}), inputs, policy)
     rows = changed_rows(state["streams"], streams, policy)
     checkpoint.check_parts(trained)
+    said = [(change, f"resuming with {change.key}={change.now!r} (was {change.saved!r})") for change in settings]
     return Changes(
-        notes=[f"resuming with {change.key}={change.now!r} (was {change.saved!r})" for change in settings],
-        warnings=[*(f"resuming although '{name}' has changed" for name in files), *rows],
+        notes=[words for change, words in said if not change.is_of_inputs],
+        warnings=[
+            *(words for change, words in said if change.is_of_inputs),
+            *(f"resuming although '{name}' has changed" for name in files),
+            *rows,
+        ],
     )
 
 

@@ -67,11 +67,20 @@ def test_a_resume_with_another_judge_is_refused_and_accepted_when_asked(words):
     assert run_here([*words, "trainer.total_steps=4"]).status == 0  # the checkpoint of step 3 knows the new judge
 
 
+def test_a_resume_with_a_judge_in_another_file_is_refused_as_one_with_a_changed_file_is(words):
+    folder = folder_of(words)
+    (folder / "other.py").write_text(JUDGE.replace("float(a == b)", "-5.0"))
+    ended = run_here([*words, f"reward.functions={folder}/other.py:right", "trainer.total_steps=6"])
+    assert ended.status == 2, ended.said
+    assert "The checkpoint was made with other inputs: reward.functions was [" in ended.words
+    assert "trainer.resume_changed=accept" in ended.words.partition("What to do:")[2]
+
+
 def test_a_resume_on_fewer_rows_is_refused_before_anything_loads_and_goes_on_when_asked(words):
     fewer, before = [*words, "trainer.total_steps=5", "data.max_rows=24"], steps_of(folder_of(words) / "run")
     refused = run_here([*fewer, "trainer.resume_changed=refuse"])
     assert refused.status == 2, refused.said
-    assert "data.train_files gives 24 rows; when the checkpoint was written it gave 64." in refused.words
+    assert "The checkpoint was made with other inputs: data.max_rows was None and is 24." in refused.words
     assert "trainer.resume_changed=accept" in refused.words.partition("What to do:")[2]
     assert "resuming with" not in refused.words
     assert steps_of(folder_of(words) / "run") == before

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from hybridflow.config.experiment import Experiment
+from hybridflow.config.loop import ResumeChanged
 from hybridflow.elastic.checkpoint import CheckpointStore
 from hybridflow.elastic.compatibility import FIXED, Change, check_compatible, compare, flat
 from hybridflow.elastic.recovery import resolve_resume, set_aside, set_later_aside
@@ -119,6 +120,43 @@ def test_settings_that_may_change_are_answered():
 def test_settings_the_checkpoint_depends_on_may_not_change(change, words):
     with pytest.raises(CheckpointError, match=words + r".*trainer\.resume=never"):
         check_compatible(CONFIG, CONFIG | change)
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "value"),
+    [
+        ("data", "filters", ["fl.py:high"]),
+        ("data", "max_rows", 5),
+        ("data", "chat_template", "b.jinja"),
+        ("data", "system_prompt", "Be brief."),
+        ("data", "as_chat", True),
+        ("reward", "functions", ["rb.py:score"]),
+        ("reward", "model", {"path": "other"}),
+        ("roles", "judge", {"functions": ["rb.py:score"]}),
+        ("algorithm", "policy_loss", "own.py:loss"),
+    ],
+)
+def test_settings_that_choose_inputs_change_only_when_that_is_accepted(section, name, value):
+    now = CONFIG | {section: {name: value}}
+    with pytest.raises(CheckpointError, match=rf"other inputs: {section}\.{name}.* was None and is ") as caught:
+        check_compatible(CONFIG, now)
+    assert "trainer.resume_changed=accept" in caught.value.remedy and "trainer.resume=never" in caught.value.remedy
+    changes = check_compatible(CONFIG, now, ResumeChanged.accept)
+    assert [change.key.startswith(f"{section}.{name}") for change in changes if change.now] == [True]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"reward": {"weights": [2.0], "settings": {"score": {"attempts": 3}}}},
+        {"algorithm": {"policy_loss": "gspo", "kl": {"coefficient": 0.1}}},
+        {"actor": {"optimizer": {"learning_rate": 1e-6}}},
+        {"data": {"eval_files": ["held_out.jsonl"], "eval_limit": 8}},
+        {"rollout": {"sampling": {"temperature": 0.9}}},
+    ],
+)
+def test_settings_of_training_may_change_by_intent(change):
+    assert check_compatible(CONFIG, CONFIG | change)
 
 
 def test_an_empty_setting_that_the_checkpoint_does_not_know_is_no_change():

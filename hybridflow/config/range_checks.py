@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from hybridflow.config.experiment import Experiment
+from hybridflow.config.reward import LARGEST_SCORE
 from hybridflow.errors import ConfigError
 
 
@@ -30,6 +31,7 @@ _ANY = _number("that is finite", lambda v: True)
 _NOT_BELOW_0 = _number("of 0 or more", lambda v: v >= 0)
 _ABOVE_0 = _number("above 0", lambda v: v > 0)
 _ABOVE_0_OR_NULL = _number("above 0, or null", lambda v: v > 0)
+_OF_SCORES = _number("from -3.4e38 to 3.4e38, which float32 can hold", lambda v: abs(v) <= LARGEST_SCORE)
 _FROM_0_TO_1 = _number("from 0 to 1", lambda v: 0 <= v <= 1)
 _FROM_0_TO_BELOW_1 = _number("from 0 to below 1", lambda v: 0 <= v < 1)
 _SHARE = _number("above 0 and up to 1", lambda v: 0 < v <= 1)
@@ -102,7 +104,7 @@ RANGES: Mapping[str, Range] = {
     "reward.processes": _ZERO,
     "reward.timeout_seconds": _ABOVE_0,
     "reward.memory_mb": _ONE,
-    "reward.model_weight": _ANY,
+    "reward.model_weight": _OF_SCORES,
     "reward.microbatch_tokens": _ONE,
 }
 """Numbers that stand alone. Those of `data`, of layouts, of pools and of `algorithm.correction` have checks of their
@@ -124,3 +126,6 @@ def _numbers(config: Experiment) -> Iterator[tuple[str, float | None, Range]]:
             value = vars(value)[name]
         assert value is None or isinstance(value, int | float), f"{key} is no number: {value!r}"
         yield key, value, fitting
+    weights = {f"roles.{name}.weights": role.weights for name, role in config.roles.items()}
+    for key, values in {"reward.weights": config.reward.weights, **weights}.items():
+        yield from ((key, value, _OF_SCORES) for value in values)

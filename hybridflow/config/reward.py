@@ -8,6 +8,9 @@ from hybridflow.config.parallelism import Parallelism
 from hybridflow.config.section import Section
 from hybridflow.config.training import TrainingEngine
 
+LARGEST_SCORE = (2 - 2**-23) * 2.0**127
+"""The largest number of float32, in which scores and their weights are held: about 3.4e38."""
+
 
 @dataclass
 class Reward(Section):

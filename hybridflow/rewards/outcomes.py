@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from numbers import Real
 
+from hybridflow.config.reward import LARGEST_SCORE
 from hybridflow.errors import RewardError
 from hybridflow.rewards.bound import BoundReward
 from hybridflow.rewards.dialects import Answers, Listable, as_list
@@ -56,7 +57,7 @@ def indices_of(failures: Sequence[Failure]) -> list[int]:
 
 
 def _number(value: object) -> float | str | None:
-    """A finite number or None; otherwise, what is wrong with the value."""
+    """A finite number that float32 can hold, or None; otherwise, what is wrong with the value."""
     if isinstance(value, Listable) and not isinstance(value, Real):
         found = as_list(value)
         value = found[0] if len(found) == 1 else found
@@ -68,6 +69,8 @@ def _number(value: object) -> float | str | None:
         number = float(value)
     except OverflowError:
         return f"it returned a number beyond the largest float, {sys.float_info.max:.2g}."
+    if math.isfinite(number) and abs(number) > LARGEST_SCORE:
+        return f"it answered {number:g}, which is beyond float32."
     return number if math.isfinite(number) else f"it answered {number}."
 
 

@@ -102,10 +102,10 @@ class RewardScorer:
         scores, unscored = weighted_sum(table, self._weights)
         failures = [failure for outcome in outcomes for failure in outcome.failures]
         self._spend(failures, len(samples))
-        left_out = self._left_out(samples, unscored, failures)
+        left_out = self._left_out(samples, unscored, failures) + self._beyond(samples, scores)
         self._spend(left_out, len(samples))
         return Scored(
-            scores=scores,
+            scores=torch.where(scores.isfinite(), scores, 0.0),
             columns=dict(zip(self.names, table, strict=True)),
             metrics=self._metrics(outcomes),
             failures=failures + left_out,
@@ -128,13 +128,18 @@ class RewardScorer:
         if not self._is_alone:
             return []
         failed = {failure.index for failure in failures}
-        names = ", ".join(function.setting for function in self.functions)
         reason = "no function scored it: each answered None."
-        return [
-            Failure(names, index, reason, samples.prompts[index], samples.completions[index])
-            for index in torch.nonzero(unscored).flatten().tolist()
-            if index not in failed
-        ]
+        missing = [index for index in torch.nonzero(unscored).flatten().tolist() if index not in failed]
+        return self._of_all_functions(samples, missing, reason)
+
+    def _beyond(self, samples: Samples, scores: Tensor) -> list[Failure]:
+        """Samples whose scores are finite, and their weighted sum is not."""
+        found = torch.nonzero(~scores.isfinite()).flatten().tolist()
+        return self._of_all_functions(samples, found, "the weighted sum of its scores is beyond float32.")
+
+    def _of_all_functions(self, samples: Samples, indices: Sequence[int], reason: str) -> list[Failure]:
+        names = ", ".join(function.setting for function in self.functions)
+        return [Failure(names, index, reason, samples.prompts[index], samples.completions[index]) for index in indices]
 
     def _spend(self, failures: Sequence[Failure], num_samples: int) -> None:
         """Count failures, say each, and raise past the budget."""
@@ -170,6 +175,4 @@ def _checked_weights(config: Reward) -> list[float]:
             f"reward.weights has {len(weights)} numbers for {len(config.functions)} functions.",
             remedy="Give one weight a function, or none for 1 each.",
         )
-    if not all(math.isfinite(weight) for weight in weights):
-        raise ConfigError(f"reward.weights={weights} are not all numbers.", remedy="Give finite numbers.")
     return weights

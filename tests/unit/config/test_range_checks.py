@@ -129,6 +129,18 @@ def test_a_number_out_of_range_is_named_with_its_range(key, value):
     assert _refused(key, value).startswith("Use a number")
 
 
+@pytest.mark.parametrize("value", [1e300, -1e39, math.nan, math.inf])
+def test_weights_of_scores_are_numbers_that_float32_can_hold(value):
+    functions = {"reward.functions": ["exact_match", "gsm8k"]}
+    check(experiment({**functions, "reward.weights": [3e38, -1.0]}))
+    for key in ("reward.weights", "roles.judge.weights"):
+        with pytest.raises(ConfigError) as caught:
+            check(experiment({**_around(), **functions, key: [1.0, value]}))
+        assert f"{key}={value:g} is out of range" in caught.value.message
+        assert "float32" in caught.value.remedy
+    assert "float32" in _refused("reward.model_weight", 1e39)
+
+
 def test_the_smallest_temperature_and_epsilon_fit():
     check(experiment({"rollout.sampling.temperature": 0.01, "rollout.eval_sampling.temperature": 0.0}))
     check(experiment({"actor.optimizer.epsilon": 1e-20}))

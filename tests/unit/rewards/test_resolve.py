@@ -134,10 +134,9 @@ def test_a_required_column_the_data_lacks_is_named_before_anything_is_scored(tmp
     scorer.check_columns(["solutoin"])
 
 
-@pytest.mark.parametrize("weights", [[1.0, 2.0], [float("nan")]])
-def test_weights_that_do_not_fit_are_an_error(weights):
+def test_weights_that_do_not_fit_are_an_error():
     with pytest.raises(ConfigError, match=r"reward.weights") as caught:
-        RewardScorer(Reward(functions=["exact_match"], weights=weights))
+        RewardScorer(Reward(functions=["exact_match"], weights=[1.0, 2.0]))
     assert caught.value.remedy
 
 

@@ -45,7 +45,7 @@ class Method:
 
 
 SLOWER = ("actor.optimizer.learning_rate=1e-4",)
-"""For losses that do not stop at a bound: at the task's rate four optimizer steps a batch take the policy too far."""
+"""For losses that do not stop at a bound: at the task's rate four optimizer steps per batch take the policy too far."""
 
 METHODS = (
     Method("gae", preset="ppo", steps=100, seeds=3),

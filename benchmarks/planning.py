@@ -119,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="cases whose name has this in it")
     parser.add_argument("--record", action="store_true", help="write benchmarks/results/planning-<time>.json")
     options = parser.parse_args(argv)
-    heads = ("weights", "classes", "MiB received", "exchange s", "plan s", "own part s", "pieces", "GB a rank")
+    heads = ("weights", "classes", "MiB received", "exchange s", "plan s", "own part s", "pieces", "GB per rank")
     sys.stdout.write(f"{'':46}" + "".join(f"{head:>14}" for head in heads) + "\n")
     found = []
     for case in cases():

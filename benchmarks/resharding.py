@@ -75,7 +75,7 @@ def table(reports: list[Report]) -> str:
     lines = [
         f"Transition of weights, {os.cpu_count()} cores ({platform.machine()}), load {min(loads):.1f}-{max(loads):.1f}",
         "",
-        _line("MiB a rank", "model", "received", "bound", "in place", "copied", "by others"),
+        _line("MiB per rank", "model", "received", "bound", "in place", "copied", "by others"),
     ]
     for report in reports:
         reported = [report["ways"][way]["report"] for way in ("in place", "copied")]

@@ -19,7 +19,7 @@ WIDTHS = (6, 6, 11, 13, 8, 14, 8, 8, 10, 7, 9, 11)
 
 @dataclass(frozen=True)
 class Row:
-    """One case: median and smallest seconds a step, and how many times faster it is than TRL.
+    """One case: median and smallest seconds per step, and how many times faster it is than TRL.
 
     `times_trl_alike` compares with TRL making the same recomputations, with the same generation where TRL has it;
     `times_trl_fastest` with TRL's fastest way of doing the algorithm. None for TRL's own rows.

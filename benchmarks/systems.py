@@ -1,4 +1,4 @@
-"""The systems measured on workload W: the command that runs each of them, and how its seconds a step are read."""
+"""The systems measured on workload W: the command that runs each of them, and how its seconds per step are read."""
 
 import json
 import os
@@ -45,7 +45,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is run: optimizer steps a process, threads of each, and seconds after which it is given up."""
+    """How much is run: optimizer steps per process, threads of each, and seconds after which it is given up."""
 
     steps: int
     threads: int

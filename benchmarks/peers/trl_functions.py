@@ -59,7 +59,7 @@ def trainer(**settings: object) -> SimpleNamespace:
 
 
 def policy_losses() -> dict[str, Call]:
-    """Losses of GRPOTrainer, with one advantage a sequence (the first token's)."""
+    """Losses of GRPOTrainer, with one advantage per sequence (the first token's)."""
 
     def loss(loss_type: str, level: str = "token", **settings: object) -> Call:
         def call(batch: Batch) -> Tensor:

@@ -206,5 +206,5 @@ def _named(
 
 def _misfit(name: str, found: int, expected: int) -> BatchError:
     return BatchError(
-        f"Column '{name}' has {found} rows, the batch has {expected}.", remedy="Give every column one value a row."
+        f"Column '{name}' has {found} rows, the batch has {expected}.", remedy="Give every column one value per row."
     )

@@ -1,6 +1,6 @@
 """The vocabulary: every column's name, kind, dtype, meaning and producer.
 
-Kinds: `row` has one value a sequence; `tokens` one a token, ragged, aligned with the token it describes;
+Kinds: `row` has one value per sequence; `tokens` one per token, ragged, aligned with the token it describes;
 `object` is a Python list.
 """
 

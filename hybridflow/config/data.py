@@ -41,7 +41,7 @@ class Data(Section):
     """Column that holds the answer, where it is not recognised."""
 
     mixture: list[float] = field(default_factory=list)
-    """Shares in which rows of `train_files` are drawn, one number a file ([0.7,0.3]); empty lays them end to end."""
+    """Shares in which rows of `train_files` are drawn, one number per file ([0.7,0.3]); empty lays them end to end."""
 
     filters: list[str] = field(default_factory=list)
     """Functions (`path/filters.py:f`, `my_lib.f`) that answer whether a row of `train_files` stays.

@@ -32,7 +32,7 @@ def _check_mixture(data: Data) -> None:
     if len(mixture) != len(data.train_files):
         raise ConfigError(
             f"data.mixture has {len(mixture)} numbers for {len(data.train_files)} data.train_files.",
-            remedy="Give one number a file, or leave it empty to lay the files end to end.",
+            remedy="Give one number per file, or leave it empty to lay the files end to end.",
         )
     if not all(math.isfinite(share) and share > 0 for share in mixture):
         raise ConfigError(

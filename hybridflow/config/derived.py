@@ -68,7 +68,7 @@ def minibatch_prompts(config: Experiment, training: Training) -> int:
 
 
 def optimizer_steps_per_step(config: Experiment, training: Training) -> int:
-    """Optimizer steps a training step."""
+    """Optimizer steps per training step."""
     return training.epochs * (config.data.batch_size // minibatch_prompts(config, training))
 
 

@@ -134,7 +134,7 @@ class BatchRef:
         return torch.stack(known).sum(0)
 
     def row(self, name: str) -> Tensor:
-        """A column of one number a row [B], which the driver knows without moving tokens."""
+        """A column of one number per row [B], which the driver knows without moving tokens."""
         return self._number(name, "scalars")
 
     def tokens_of(self, name: str) -> Tensor:

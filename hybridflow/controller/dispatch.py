@@ -120,7 +120,7 @@ def _by_users_protocol(
         if len(parts) != mesh.size or not all(isinstance(part, BatchRef) for part in parts):
             raise BatchError(
                 f"{type(protocol).__name__}.distribute gave {len(parts)} parts of '{call.name}' for {mesh.size} ranks.",
-                remedy="Return one BatchRef a rank, in the order of ranks: [batch.take(rows) for rows in ...].",
+                remedy="Return one BatchRef per rank, in the order of ranks: [batch.take(rows) for rows in ...].",
             )
         given.append(parts)
         return parts
@@ -163,7 +163,7 @@ def _arguments(
             return value
         if not isinstance(value, list | tuple) or len(value) != of:
             raise BatchError(
-                f"'{call.name}' takes one input a rank, but was given {type(value).__name__} for its {of} ranks.",
+                f"'{call.name}' takes one input per rank, but was given {type(value).__name__} for its {of} ranks.",
                 remedy=f"Give each argument as a list of {of} values, or a batch to divide.",
             )
         entry = value[part]
@@ -177,7 +177,7 @@ def _arguments(
 
 
 def _accepted(value: object, call: Call, backend: Backend) -> object:
-    """A batch of this process becomes a reference, also in a list with one value a rank; other values pass."""
+    """A batch of this process becomes a reference, also in a list with one value per rank; other values pass."""
     if isinstance(value, Future):
         raise BatchError(
             f"'{call.name}' was given the future of a plain value.", remedy="Pass future.result() instead."

@@ -35,7 +35,7 @@ class Summary:
     """Tokens a row [B] of each token column."""
 
     scalars: Mapping[str, Tensor]
-    """Row columns of one number a row [B]."""
+    """Row columns of one number per row [B]."""
 
     meta: Meta
 

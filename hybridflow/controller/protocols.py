@@ -39,7 +39,7 @@ class CustomProtocol(Protocol):
         ...
 
     def collect(self, answers: Sequence[object], mesh: ParallelMesh) -> object:
-        """What the caller receives of one answer a rank: a reference each where the method provides columns."""
+        """What the caller receives of one answer per rank: a reference each where the method provides columns."""
         ...
 
 
@@ -50,7 +50,7 @@ DATA_PARALLEL = TransferProtocol(split=("data",), answer={"tensor": 0, "sequence
 """A part to every data-parallel group, an answer from each. Paper: 3D_PROTO; on a 1-D mesh, DP_PROTO."""
 
 MINIBATCHES = TransferProtocol(split=("data",), answer={"tensor": 0, "sequence": 0, "pipeline": -1}, by_minibatch=True)
-"""As DATA_PARALLEL, for methods that take an optimizer step a minibatch."""
+"""As DATA_PARALLEL, for methods that take one optimizer step per minibatch."""
 
 GENERATION = TransferProtocol(split=("data", "micro_data"), answer={"tensor": 0, "pipeline": -1}, mesh="generation")
 """A part to every generation replica, an answer from each. Paper: 3D_ALL_MICRO_DP."""
@@ -59,7 +59,7 @@ STAGES = TransferProtocol(split=(), answer={"tensor": 0, "sequence": 0, "data": 
 """The whole batch to every rank, an answer from each pipeline stage. Paper: 3D_PP_ONLY."""
 
 PER_RANK = TransferProtocol(split=("rank",), answer={})
-"""The caller gives one input a rank, or a batch to divide over all. Paper: ALL_TO_ALL."""
+"""The caller gives one input per rank, or a batch to divide over all. Paper: ALL_TO_ALL."""
 
 _PARTS_OF_AXIS = {"micro_data": ("micro_pipeline", "micro_tensor")}
 

@@ -9,7 +9,7 @@ from hybridflow.errors import ConfigError, ResourceError
 class ResourcePool:
     """Some devices of the cluster (HybridFlow, sec. 4.1).
 
-    Roles given the same instance are colocated: they share one process a device, and their calls run in call order.
+    Roles given the same instance are colocated: they share one process per device, and their calls run in call order.
     Different instances never overlap, and their calls run at once.
     """
 

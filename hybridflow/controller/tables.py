@@ -81,7 +81,7 @@ class DriverTable:
 
 
 class StageTable:
-    """The answers of one stage, one shard a call."""
+    """The answers of one stage, one shard per call."""
 
     def __init__(
         self, calls: Sequence[Pending], declared: tuple[str, ...], sizes: list[int] | None, backend: Backend

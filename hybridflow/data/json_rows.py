@@ -15,7 +15,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def read_json_lines(path: Path, name: str) -> list[Row]:
-    """One row a line; blank lines are passed over. A line that is a string becomes a row with the column `text`."""
+    """One row per line; blank lines are skipped. A line that is a string becomes a row with the column `text`."""
     rows = []
     for number, line in enumerate(_content(path, name).splitlines(), start=1):
         if line.strip():

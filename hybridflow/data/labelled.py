@@ -37,9 +37,9 @@ class Labelled:
 def load_labelled(
     files: Sequence[str], config: Data, tokenizer: PreTrainedTokenizerBase, ends: Collection[int] = ()
 ) -> Batch:
-    """One row a response: `prompt_ids`, `response_ids` (with an end-of-sequence), and `is_chosen`, its label.
+    """One row per response: `prompt_ids`, `response_ids` (with an end-of-sequence), and `is_chosen`, its label.
 
-    Files of pairs give two rows a pair. Objects: `prompt`, `answer`, `data_source` and every other column.
+    Files of pairs give two rows per pair. Objects: `prompt`, `answer`, `data_source` and every other column.
     """
     if not files:
         raise DataError("No data files are named.", remedy="Set data.train_files=[path,...].")

@@ -45,7 +45,7 @@ class PairRows:
 def load_preferences(
     files: Sequence[str], config: Data, tokenizer: PreTrainedTokenizerBase, ends: Collection[int] = ()
 ) -> Batch:
-    """One row a pair: `prompt_ids`, `chosen_ids`, `rejected_ids` (each with an end-of-sequence), `margin`.
+    """One row per pair: `prompt_ids`, `chosen_ids`, `rejected_ids` (each with an end-of-sequence), `margin`.
 
     `ref_sums` [B, 2] are there where the data has `ref_chosen_logps` and `ref_rejected_logps`. Objects: `prompt`,
     `answer`, `data_source` and every other column.

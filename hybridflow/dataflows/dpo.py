@@ -15,7 +15,7 @@ from hybridflow.observability.metrics import Metrics
 
 
 class DPO(Dataflow):
-    """One step on pairs of responses a batch; a rollout and a reward only serve the evaluation."""
+    """One step per batch of response pairs; a rollout and a reward only serve the evaluation."""
 
     data = "preferences"
     rows_per_prompt = 2

@@ -105,7 +105,7 @@ class DynamicSampling:
         if without_signal:
             logger.warning(
                 "dataflow_settings.max_refills=%d: after so many further batches %d of %d groups still have equal"
-                " scores and teach nothing; use harder or easier prompts, or more samples a prompt.",
+                " scores and teach nothing; use harder or easier prompts, or more samples per prompt.",
                 self._max_refills, without_signal, wanted,
             )  # fmt: skip
         numbers = {

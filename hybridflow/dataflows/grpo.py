@@ -8,7 +8,7 @@ from hybridflow.observability.metrics import Metrics
 
 
 class GRPO(Dataflow):
-    """Sample a group a prompt, judge, compare within the group, improve, publish."""
+    """Sample one group per prompt, judge, compare within the group, improve, publish."""
 
     actor: Policy
     rollout: Generates

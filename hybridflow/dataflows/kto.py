@@ -18,7 +18,7 @@ from hybridflow.observability.metrics import Metrics
 
 
 class KTO(Dataflow):
-    """One step on labelled responses a batch; a rollout and a reward only serve the evaluation."""
+    """One step on labelled responses per batch; a rollout and a reward only serve the evaluation."""
 
     data = "labelled"
     rows_per_prompt = 2
@@ -63,7 +63,7 @@ class KTO(Dataflow):
 
 
 def with_mismatched(labelled: Batch) -> Batch:
-    """Two rows a response: itself, and behind it one to another prompt, to estimate KTO's z0 from.
+    """Two rows per response: itself, and behind it one to another prompt, to estimate KTO's z0 from.
 
     It is that of `mismatched_ids`, or another of the batch. `ref_sums` [2 B] are there where the rows have them.
     """

@@ -16,7 +16,7 @@ def reference_sums(rows: Batch, actor: Policy, reference: Predicts | None) -> Te
 
 
 def rows_of_pairs(pairs: Batch) -> Batch:
-    """Two rows a pair: `prompt_ids`, `response_ids`, `response_mask`, `is_chosen`, `margin` and the pair's `uid`.
+    """Two rows per pair: `prompt_ids`, `response_ids`, `response_mask`, `is_chosen`, `margin` and the pair's `uid`.
 
     `ref_sums` [2 B] from the pairs' [B, 2], where the data has them. What the batch says of itself keeps the two rows
     of a pair in one micro-batch; a division over ranks keeps rows of one `uid` together anyway.

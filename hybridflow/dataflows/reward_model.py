@@ -10,7 +10,7 @@ from hybridflow.observability.metrics import Metrics
 
 
 class RewardModeling(Dataflow):
-    """One ranking step a batch of pairs; held-out pairs say how often the chosen response scores higher."""
+    """One ranking step per batch of pairs; held-out pairs say how often the chosen response scores higher."""
 
     data = "preferences"
     rows_per_prompt = 2

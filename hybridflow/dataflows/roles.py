@@ -20,7 +20,7 @@ class Generates(Protocol):
 
 
 class Scores(Protocol):
-    """A judge: one number a response."""
+    """A judge: one number per response."""
 
     def score(self, batch: Batch | BatchRef) -> BatchRef:
         """The batch, with `scores` and a column `rewards/<function>` a function or model."""

@@ -11,7 +11,7 @@ from hybridflow.observability.metrics import Metrics, last
 
 
 class SFT(Dataflow):
-    """One supervised step a batch; a rollout and a reward only serve the evaluation."""
+    """One supervised step per batch; a rollout and a reward only serve the evaluation."""
 
     data = "demonstrations"
     rows_per_prompt = 1

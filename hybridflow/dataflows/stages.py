@@ -38,7 +38,7 @@ def stage_name(role: str, method: str) -> str:
 
 
 def batch_metrics(batch: BatchRef) -> Metrics:
-    """Scores and lengths of a batch, from the numbers a row that the driver knows."""
+    """Scores and lengths of a batch, from the numbers per row that the driver knows."""
     prompts, responses = batch.tokens_of("prompt_ids"), batch.tokens_of("response_ids")
     scores, uids = batch.row("scores"), batch.row("uid")
     metrics = summary("critic/score", scores.tolist())

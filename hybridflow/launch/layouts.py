@@ -62,7 +62,7 @@ def check_prompts(config: Experiment, specs: Sequence[RoleSpec], *, trains_on_pr
 def check_measured(config: Experiment, specs: Sequence[RoleSpec], sources: Sequence[str]) -> None:
     """Raises `ConfigError` for the first source whose held-out rows are too few for the ranks that measure them.
 
-    `sources` has one entry a row; each source is measured by itself.
+    `sources` has one entry per row; each source is measured by itself.
     """
     for source, rows in Counter(sources).items():
         for spec in specs:

@@ -110,7 +110,7 @@ def _check_weights(config: Experiment, weights: object) -> None:
     if isinstance(weights, list) and weights and len(weights) != len(judges):
         raise ConfigError(
             f"algorithm.advantage_settings.weights={weights} for {len(judges)} rewards: {', '.join(judges)}.",
-            remedy="Give one weight a reward, in this order, or none for 1 each.",
+            remedy="Give one weight per reward, in this order, or none for 1 each.",
         )
 
 

@@ -17,7 +17,7 @@ from hybridflow.models.packing import Packing
 
 
 class ValueModel(nn.Module):
-    """A causal language model's backbone and a linear head: one value a token, in float32.
+    """A causal language model's backbone and a linear head: one value per token, in float32.
 
     Saved as Hugging Face's token classification with one label (`score.weight`, `score.bias`), so that
     `AutoModelForTokenClassification` reads it, and a critic or reward model saved that way can be read here.

@@ -30,7 +30,7 @@ _PART_NAME = re.compile(r"val-aux/(?P<source>.+)/(?P<what>[^/]+)/mean")
 
 
 class Progress:
-    """Shows step k of N, time left, the headline metric with its history, response length and tokens a second.
+    """Shows step k of N, time left, the headline metric with its history, response length and tokens per second.
 
     Where a step learns from preferences, their accuracy stands beside the headline.
 

@@ -22,7 +22,7 @@ _MIN_CELLS = 8
 
 
 def sample_table(samples: Sequence[Sample], *, console: Console, title: str) -> Group:
-    """One row a sample; the response green and marked when right, red when wrong."""
+    """One row per sample; a right response is green and marked, a wrong one red."""
     columns = {
         "prompt": [visible(sample.prompt) for sample in samples],
         "response": [visible(sample.response) for sample in samples],

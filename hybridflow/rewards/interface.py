@@ -16,7 +16,7 @@ class RewardFunction(Protocol):
     """The native signature, which is TRL's; `dialects.py` adapts the others.
 
     `completions` are texts, or conversations of one assistant message where the prompt is a conversation. Every
-    column of the data arrives under its name, one value a sample; `answer` and `data_source` are always there. None
+    column of the data arrives under its name, one value per sample; `answer` and `data_source` are always there. None
     in the answer means that this function does not score that sample.
     """
 

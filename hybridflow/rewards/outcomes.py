@@ -78,7 +78,9 @@ def _whole(function: BoundReward, samples: Samples, answers: Answers) -> dict[st
     """The columns the function reported that have a value for each sample."""
     short = [name for name, values in answers.extras.items() if len(values) != len(samples)]
     if short:
-        logger.warning("reward=%s columns=%s have not one value a sample: left out", function.label, ",".join(short))
+        logger.warning(
+            "reward=%s columns=%s do not have one value per sample: left out", function.label, ",".join(short)
+        )
     return {name: values for name, values in answers.extras.items() if name not in short}
 
 

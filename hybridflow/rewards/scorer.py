@@ -92,7 +92,7 @@ class RewardScorer:
         columns: Mapping[str, list],
         completion_ids: Sequence[Sequence[int] | Tensor] | None = None,
     ) -> Scored:
-        """Scores of B samples; `columns` are the data's, one value a sample. Ids reach functions that name them."""
+        """Scores of B samples; `columns` are the data's, one value per sample. Ids reach functions that name them."""
         wanted = any("completion_ids" in function.parameters.named for function in self.functions)
         ids = [as_list(row) for row in completion_ids] if wanted and completion_ids is not None else None
         samples = Samples(list(prompts), list(completions), columns, ids)

@@ -77,7 +77,7 @@ class ActorWorker(ModelWorker):
         changes=False,
     )
     def generate(self, prompts: Batch, purpose: str = "train") -> Batch:
-        """One response a prompt. `purpose` chooses how tokens are drawn: train, eval or greedy."""
+        """One response per prompt. `purpose` chooses how tokens are drawn: train, eval or greedy."""
         if not self._is_published:
             raise StaleWeightsError(
                 "The actor was updated, but its weights were not published to the rollout.",

@@ -69,7 +69,7 @@ class ColocatedRollout:
             self._take_weights()
 
     def generate(self, prompts: Batch, purpose: str) -> Batch:
-        """One response a prompt, from the published weights."""
+        """One response per prompt, from the published weights."""
         if self._is_asleep:
             self._generation.engine.wake()
             self._is_asleep = False

@@ -52,7 +52,7 @@ class Generation:
             _warn_of_restricted_sampling(setup.rollout.sampling)
 
     def generate(self, prompts: Batch, purpose: str) -> Batch:
-        """One response a prompt. `purpose` chooses how tokens are drawn: train, eval or greedy."""
+        """One response per prompt. `purpose` chooses how tokens are drawn: train, eval or greedy."""
         setup = self._setup
         samplings = {
             "train": setup.rollout.sampling,

@@ -13,7 +13,7 @@ from hybridflow.engines.training.interface import TrainEngine
 
 
 def read_whole(batch: Batch) -> Batch:
-    """The batch as an engine gives one value a row for it: what it asks of the model is a dummy behind all tokens."""
+    """The batch as an engine gives one value per row for it: what it asks of the model is a dummy behind all tokens."""
     sequences = interleaved(batch.tokens("prompt_ids"), batch.tokens("response_ids"))
     return Batch.of(rows=batch.row_columns, tokens=_asked(sequences), meta=batch.meta)
 

@@ -15,7 +15,7 @@ Message = Mapping[str, str]
 def reread(
     batch: Batch, *, writer: PreTrainedTokenizerBase, reader: PreTrainedTokenizerBase, is_decoder: bool
 ) -> Ragged:
-    """Prompts and responses as one sequence a row in the reader's tokens.
+    """Prompts and responses as one sequence per row in the reader's tokens.
 
     A conversation goes through the reader's own chat template, which closes the reply, also one that broke off; without
     a template its turns are laid one below the other. Text is read as it is, with the special tokens that the reader

@@ -57,5 +57,5 @@ class RolloutWorker(Worker):
         changes=False,
     )
     def generate(self, prompts: Batch, purpose: str = "train") -> Batch:
-        """One response a prompt. `purpose` chooses how tokens are drawn: train, eval or greedy."""
+        """One response per prompt. `purpose` chooses how tokens are drawn: train, eval or greedy."""
         return self._generation.generate(prompts, purpose)

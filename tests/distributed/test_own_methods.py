@@ -77,7 +77,7 @@ def attempt(tmp_path: Path) -> Try:
         (
             ["algorithm=gdpo", "algorithm.advantage_settings.weights=[1.0,2.0]"],
             "weights=[1.0, 2.0] for 1 rewards: exact_match",
-            "Give one weight a reward",
+            "Give one weight per reward",
         ),
         (
             ["algorithm=gdpo", "algorithm.kl.placement=reward"],

@@ -52,7 +52,7 @@ def test_dpo_begins_at_log_two_and_pulls_the_pairs_apart(tmp_path):
 
 def test_minibatches_and_epochs_count_pairs(tmp_path):
     rows, _ = rows_of(tmp_path, "actor.minibatch_size=4", "actor.epochs=2", "trainer={eval_every: 0, total_steps: 1}")
-    # Four optimizer steps a batch: only the first of them is at log two.
+    # Four optimizer steps per batch: only the first of them is at log two.
     assert LOG_TWO - 0.2 < rows[-1]["train/loss"] < LOG_TWO - 1e-4
 
 

@@ -20,7 +20,7 @@ def gspo(
     """Per-token loss -min(s A, clip(s, 1 - clip_low, 1 + clip_high) A), s the geometric mean of a row's token ratios.
 
     GSPO, eq. 5 and 7 (arXiv:2507.18071), in the form of its GSPO-token (eq. 14): as a number s is the row's on each
-    token, and the gradient of a token's loss is s A times that of its own log-probability. With one advantage a row
+    token, and the gradient of a token's loss is s A times that of its own log-probability. With one advantage per row
     and `seq-mean-token-mean` that is GSPO's gradient. Its bounds are far tighter than those of single tokens: 3e-4
     and 4e-4 in the paper.
     """

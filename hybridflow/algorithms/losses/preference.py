@@ -1,7 +1,7 @@
 """Losses of pairs of responses to one prompt, of which people prefer one (w) to the other (l).
 
 `ratios` [N] are sums over a response's tokens of log pi - log pi_ref, `means` [N] the mean log pi of its tokens.
-Each function gives one loss a pair; none averages.
+Each function gives one loss per pair; none averages.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Where boxes and wires of a drawing lie: a row a role, a column a time, wires in the corridors between them."""
+"""Where boxes and wires of a drawing lie: one row per role, one column per time, wires in corridors between them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

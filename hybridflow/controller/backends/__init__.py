@@ -1,4 +1,4 @@
-"""Where workers run: `local`, in this process, or `ray`, one process a device. Read `interface.py` first."""
+"""Where workers run: `local`, in this process, or `ray`, one process per device. Read `interface.py` first."""
 
 from collections.abc import Callable
 

@@ -30,7 +30,7 @@ class RolloutEngine(Protocol):
     mesh: ParallelMesh
 
     def generate(self, prompts: Batch, sampling: Sampling, *, max_response_tokens: int, seed: int) -> Batch:
-        """One response a row, as new columns alone (see `responses.py`), rows in the order of `prompts`.
+        """One response per row, as new columns alone (see `responses.py`), rows in the order of `prompts`.
 
         What a row draws depends on its prompt and on (seed, uid, sample_index) alone, not on its neighbours, nor on
         the number of replicas.

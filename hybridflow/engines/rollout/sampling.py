@@ -1,4 +1,4 @@
-"""How a token is drawn: one uniform number a row and position, inverted through the cumulative probabilities.
+"""How a token is drawn: one uniform number per row and position, inverted through the cumulative probabilities.
 
 The numbers are a hash of (seed, uid, sample_index, position), so a row draws the same whatever else is in its batch,
 in whatever order, and on however many replicas the batch is divided. No generator has a state to save.
@@ -55,7 +55,7 @@ def logprob_temperature(sampling: Sampling) -> float:
 def draw(
     logits: Float[Tensor, "B V"], uniforms: Float64[Tensor, " B"], sampling: Sampling
 ) -> tuple[Int64[Tensor, " B"], Float32[Tensor, " B"]]:
-    """A token a row, and its log-probability under the distribution it was drawn from.
+    """One token per row, and its log-probability under the distribution it was drawn from.
 
     That is softmax(logits / temperature) in float32, restricted to top-k and top-p and renormalised where those are
     set. The token is the first whose cumulative probability exceeds the row's uniform number. At temperature 0 it is

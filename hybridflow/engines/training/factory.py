@@ -24,7 +24,7 @@ def make_language_engine(
 def make_value_engine(
     model: Model, training: Training, *, total_optimizer_steps: int, device: torch.device, ranks: Ranks
 ) -> TrainEngine:
-    """An engine for a value model: one number a token. Called on all ranks together."""
+    """An engine for a value model: one number per token. Called on all ranks together."""
     return _made(EngineSetup(VALUE, model, training, total_optimizer_steps, device, ranks))
 
 

@@ -16,7 +16,7 @@ backward pass. Large enough that the products by the head run as fast as in one 
 def recomputed_in_chunks(
     function: Callable[..., tuple[Tensor, ...]], *per_token: Float[Tensor, "M ..."], chunk_tokens: int
 ) -> tuple[Tensor, ...]:
-    """`function(*per_token)`, which gives one number a token and output, worked out `chunk_tokens` tokens at a time.
+    """`function(*per_token)`, which gives one number per token and output, worked out `chunk_tokens` tokens at a time.
 
     What `function` keeps for its gradient is dropped and made again in the backward pass (arXiv:1604.06174). Where one
     chunk is enough, or no gradient is wanted, nothing is done twice.

@@ -45,7 +45,7 @@ class Noted:
 
 
 class TracingBackend:
-    """Calls are answered by stand-ins in this process, one rank a role, and noted in `calls`."""
+    """Calls are answered by stand-ins in this process, one rank per role, and noted in `calls`."""
 
     def __init__(self) -> None:
         self._local = LocalBackend()

@@ -37,7 +37,7 @@ from hybridflow.parallel import ParallelMesh
 logger = logging.getLogger(__name__)
 
 MOST_SAMPLES = 4
-"""A drawing of 16 samples a prompt would not say more."""
+"""A drawing of 16 samples per prompt would not say more."""
 
 
 class NotFollowedError(ConfigError):

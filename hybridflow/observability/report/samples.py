@@ -54,7 +54,7 @@ def _summary(compared: Sequence[Pair], first: int, last: int) -> str:
 
 
 def _film(evaluated: Mapping[int, list[Sample]]) -> str:
-    """A row a prompt, a column an evaluation: short answers seen changing."""
+    """One row per prompt, one column per evaluation: short answers seen changing."""
     steps = _spread(sorted(evaluated), _FILM_STEPS)
     followed = watched(evaluated[steps[0]], _FILM_ROWS)
     by_step = {step: {(s.uid, s.prompt): s for s in reversed(evaluated[step])} for step in steps}

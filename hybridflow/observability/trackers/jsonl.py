@@ -36,7 +36,7 @@ class JsonlTracker:
         self._metrics.append({"step": step, **metrics})
 
     def log_samples(self, step: int, rows: Sequence[Sample]) -> None:
-        """Append one line a sample."""
+        """Append one line per sample."""
         for sample in rows:
             self._samples.append(sample.row(step))
 

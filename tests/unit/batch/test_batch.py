@@ -94,7 +94,7 @@ def test_a_column_with_another_number_of_rows_is_named(column):
     name = next(iter(next(iter(column.values()))))
     with pytest.raises(BatchError, match=f"'{name}' has 3 rows, the batch has 2") as caught:
         batch_of([[1], [2]]).with_columns(**column)
-    assert "one value a row" in caught.value.remedy
+    assert "one value per row" in caught.value.remedy
 
 
 def test_batches_with_different_columns_are_not_concatenated():

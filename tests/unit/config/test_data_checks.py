@@ -8,7 +8,7 @@ from hybridflow.errors import ConfigError
 @pytest.mark.parametrize(
     ("settings", "found", "remedy"),
     [
-        ({"mixture": [1.0]}, "1 numbers for 2 data.train_files", "one number a file"),
+        ({"mixture": [1.0]}, "1 numbers for 2 data.train_files", "one number per file"),
         ({"mixture": [0.7, 0.0]}, "not above 0", "[0.7,0.3]"),
         ({"mixture": [0.7, float("nan")]}, "not above 0", "[0.7,0.3]"),
         ({"max_rows": 0}, "data.max_rows=0", "1 or more"),

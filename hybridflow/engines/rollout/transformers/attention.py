@@ -1,4 +1,4 @@
-"""Attention for decoding: one query a row, against grouped keys and values that are not repeated."""
+"""Attention for decoding: one query per row, against grouped keys and values that are not repeated."""
 
 import torch
 from torch import Tensor, nn

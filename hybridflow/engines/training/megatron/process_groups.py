@@ -1,6 +1,6 @@
 """Megatron-Core's process groups for one layout.
 
-Megatron-Core keeps them in global variables, one layout a process. Several engines of different layouts live in one
+Megatron-Core keeps them in global variables, one layout per process. Several engines of different layouts live in one
 process here, so the variables of each layout are kept, and put in place before an engine calls Megatron-Core.
 """
 

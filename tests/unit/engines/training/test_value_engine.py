@@ -1,4 +1,4 @@
-"""The single engine on value models: one number a token, of the state before it."""
+"""The single engine on value models: one number per token, of the state before it."""
 
 import copy
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from hybridflow.elastic import driver_state as json_state
 from hybridflow.elastic.faults import fault_point
 from hybridflow.elastic.manifest import MANIFEST, Manifest, Parts, verify, write_manifest
-from hybridflow.elastic.retention import prune
+from hybridflow.elastic.retention import is_whole, prune
 from hybridflow.elastic.storage import settle, write_aside
 from hybridflow.errors import CheckpointError
 
@@ -81,14 +81,17 @@ class CheckpointStore:
         return final
 
     def latest(self) -> Checkpoint | None:
-        """The newest whole checkpoint; damaged ones are passed over with a warning that says why."""
-        settle(self.directory)
+        """The newest whole checkpoint; damaged ones are passed over with a warning that says why. Changes nothing."""
         for path in reversed(self.paths()):
             try:
                 return self.open(path)
             except CheckpointError as error:
                 logger.warning("checkpoint=%s is passed over: %s", path, error.message)
         return None
+
+    def settle(self) -> None:
+        """Finish what a killed save left behind; only for the process that claimed the run's directory."""
+        settle(self.directory)
 
     def open(self, path: Path) -> Checkpoint:
         """The checkpoint in a directory, verified to the last byte; `CheckpointError` names what is damaged."""
@@ -101,6 +104,10 @@ class CheckpointStore:
     def paths(self) -> list[Path]:
         """The `step_N` directories, oldest first, whole or not."""
         return steps_below(self.directory)
+
+    def newest_whole(self) -> Path | None:
+        """The newest checkpoint whose files have their sizes; their contents are not read."""
+        return next((path for path in reversed(self.paths()) if is_whole(path)), None)
 
     def _nearest(self, path: Path) -> str:
         inside = steps_below(path) or steps_below(path / "checkpoints") or steps_below(path.parent) or self.paths()

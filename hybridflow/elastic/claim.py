@@ -3,25 +3,49 @@
 import fcntl
 import logging
 import os
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from hybridflow.errors import ResourceError
 
 logger = logging.getLogger(__name__)
 
-_held: dict[Path, int] = {}
-"""Descriptors of the directories that this process holds, by the path they were claimed under."""
+
+@dataclass(frozen=True)
+class _Held:
+    """A directory that this process has locked, and whether it also made it."""
+
+    descriptor: int
+    is_new: bool
+
+
+_held: dict[Path, _Held] = {}
+"""The directories that this process holds, by the path they were claimed under."""
 
 
 def claim(run_dir: Path) -> None:
-    """Takes the directory for this process, until `release`; raises `ResourceError` when another one has it.
+    """Makes the directory and takes it for this process, until `release`.
 
-    A directory that is not there yet is nobody's: claim it again once it is made. Where a file system knows no locks,
-    nothing is locked.
+    Raises `ResourceError` when another process has it. Where a file system knows no locks, nothing is locked. A
+    directory that cannot be made is not claimed: writing run.log into it fails, and says why.
     """
     release(run_dir)
-    if not run_dir.is_dir():
-        return
+    while True:
+        try:
+            is_new = not run_dir.exists()
+            run_dir.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            return
+        with suppress(FileNotFoundError):  # renamed or removed by its holder since: it is made again
+            descriptor = _locked(run_dir)
+            if _is_at(descriptor, run_dir):
+                _held[run_dir.absolute()] = _Held(descriptor, is_new)
+                return
+            os.close(descriptor)
+
+
+def _locked(run_dir: Path) -> int:
     descriptor = os.open(run_dir, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -34,19 +58,21 @@ def claim(run_dir: Path) -> None:
         ) from error
     except OSError as error:
         logger.debug("run_dir=%s cannot be locked: %s", run_dir, error)
-    _held[run_dir.absolute()] = descriptor
+    return descriptor
+
+
+def _is_at(descriptor: int, run_dir: Path) -> bool:
+    """Whether a directory is still the one at this path, not deleted or renamed since it was opened."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), run_dir.stat())
+    except FileNotFoundError:
+        return False
 
 
 def check_in_place(run_dir: Path) -> None:
     """Raises `ResourceError` where a directory that this process claimed was deleted or moved away meanwhile."""
-    descriptor = _held.get(run_dir.absolute())
-    if descriptor is None:
-        return
-    try:
-        is_there = os.path.samestat(os.fstat(descriptor), run_dir.stat())
-    except FileNotFoundError:
-        is_there = False
-    if not is_there:
+    held = _held.get(run_dir.absolute())
+    if held is not None and not _is_at(held.descriptor, run_dir):
         raise ResourceError(
             f"trainer.run_dir={run_dir} was deleted or moved while the run was writing to it; the run ends here.",
             remedy="Start the same command again: it starts over, or resumes from the last checkpoint if you first move"
@@ -55,7 +81,11 @@ def check_in_place(run_dir: Path) -> None:
 
 
 def release(run_dir: Path) -> None:
-    """Gives the directory back, where this process has it."""
-    descriptor = _held.pop(run_dir.absolute(), None)
-    if descriptor is not None:
-        os.close(descriptor)
+    """Gives the directory back, where this process has it; one that it made and wrote nothing into is removed."""
+    held = _held.pop(run_dir.absolute(), None)
+    if held is None:
+        return
+    if held.is_new and _is_at(held.descriptor, run_dir):
+        with suppress(OSError):  # it is not empty
+            run_dir.rmdir()
+    os.close(held.descriptor)

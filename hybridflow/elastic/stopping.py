@@ -1,4 +1,4 @@
-"""Stops a run at SIGTERM or Ctrl-C: between two steps with a checkpoint, or immediately at a second signal."""
+"""Stops a run at SIGTERM, Ctrl-C or SIGHUP: between two steps with a checkpoint, or at once at a second signal."""
 
 import logging
 import os
@@ -12,7 +12,7 @@ from types import FrameType
 
 logger = logging.getLogger(__name__)
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LOOK = signal.SIGURG  # not used otherwise, and ignored by default
 _LOOK_SECONDS = 0.25
 _SHARE_TO_SAVE = 0.2
@@ -33,7 +33,7 @@ class _Work:
 
 
 class Stop:
-    """The first SIGTERM or SIGINT requests a stop, the second raises `KeyboardInterrupt`, the third ends the process.
+    """The first SIGTERM, SIGINT or SIGHUP requests a stop, the second raises `KeyboardInterrupt`, the third exits.
 
     States: Python's own handlers -> `handled`: the first signal raises `KeyboardInterrupt` -> `gracefully`: the first
     signal sets `signal`. Work within `abandonable` then continues if it will end in time; otherwise it is interrupted
@@ -61,7 +61,7 @@ class Stop:
 
     @property
     def status(self) -> int:
-        """The exit status of a process ended by the signal: 130 for SIGINT, 143 for SIGTERM."""
+        """The exit status of a process ended by the signal: 130 for SIGINT, 143 for SIGTERM, 129 for SIGHUP."""
         return 128 + (self.signal or signal.SIGINT)
 
     @property
@@ -71,11 +71,15 @@ class Stop:
 
     @contextmanager
     def handled(self) -> Iterator[None]:
-        """Handles both signals in the block. Does nothing in a thread other than the main one."""
+        """Handles the signals in the block. Does nothing in a thread other than the main one.
+
+        A SIGHUP that is ignored already (nohup) stays ignored.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+        numbers = [n for n in _SIGNALS if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, self._on_signal) for number in numbers}
         before[_LOOK] = signal.signal(_LOOK, lambda *_: self.check())
         try:
             yield

@@ -1,6 +1,6 @@
 """Directories that appear whole or not at all: written aside, flushed to the disk, renamed."""
 
-import errno
+import logging
 import os
 import re
 import shutil
@@ -14,10 +14,11 @@ import psutil
 
 from hybridflow.elastic.faults import fault_point
 from hybridflow.errors import CheckpointError, HybridflowError, ResourceError
+from hybridflow.observability.full_disk import why_full
+
+logger = logging.getLogger(__name__)
 
 _ASIDE = re.compile(r"\.(?P<name>.+)\.(?P<kind>partial|replaced|deleted)-(?P<host>.+)-(?P<pid>\d+)")
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-_FULL_WORDS = ("No space left on device", "os error 28", "Disk quota exceeded")
 _NEARLY_NOTHING_BYTES = 1 << 20
 _ABANDONED_SECONDS = 24 * 3600
 
@@ -47,31 +48,45 @@ def write_aside(final: Path) -> Iterator[Path]:
 
 
 def delete(directory: Path) -> None:
-    """Remove a directory; killed in between, it is gone under its name, and `settle` removes the rest."""
+    """Remove a directory, or a symbolic link but not its target. Raises `OSError`.
+
+    Killed in between, it is gone under its name, and `settle` removes the rest.
+    """
     doomed = _aside(directory, "deleted")
     fault_point("before_delete")
-    try:
-        os.rename(directory, doomed)
-        fault_point("during_delete")
-        shutil.rmtree(doomed)
-    except OSError as error:
-        raise CheckpointError(
-            f"{directory} could not be deleted: {error}.",
-            remedy="Make it writable, or raise trainer.keep_checkpoints so that it may stay.",
-        ) from error
+    os.rename(directory, doomed)
+    fault_point("during_delete")
+    _remove(doomed)
 
 
 def settle(directory: Path) -> None:
-    """Finish what dead processes left below `directory`: bring back what was being replaced, remove the rest."""
+    """Finish what dead processes left below `directory`: bring back what was being replaced, remove the rest.
+
+    Only for the process that writes to `directory`: another one, in a container with process numbers of its own, cannot
+    tell whether a writer is alive. What can be neither brought back nor removed is warned of.
+    """
     for leftover in sorted(directory.glob(".*")):
         found = _ASIDE.fullmatch(leftover.name)
-        if found is None or not _is_abandoned(leftover, found["host"], int(found["pid"])):
+        if found is None:
             continue
         final = directory / found["name"]
-        if found["kind"] == "replaced" and not final.exists():
-            os.rename(leftover, final)
-        else:
-            shutil.rmtree(leftover)
+        try:
+            if not _is_abandoned(leftover, found["host"], int(found["pid"])):
+                continue
+            if found["kind"] == "replaced" and not final.exists():
+                os.rename(leftover, final)
+            else:
+                _remove(leftover)
+        except OSError as error:
+            logger.warning("leftover=%s of an earlier save could not be removed: %s", leftover, error)
+
+
+def _remove(path: Path) -> None:
+    """Remove a directory with what is in it; of a symbolic link the link alone."""
+    if path.is_symlink():
+        path.unlink()
+    else:
+        shutil.rmtree(path)
 
 
 def _aside(final: Path, kind: str) -> Path:
@@ -80,7 +95,7 @@ def _aside(final: Path, kind: str) -> Path:
 
 def _is_abandoned(leftover: Path, host: str, pid: int) -> bool:
     """Whether its writer is gone; a process that began after the last write only inherited the number."""
-    written = leftover.stat().st_mtime
+    written = leftover.lstat().st_mtime
     if host != socket.gethostname():
         return time.time() - written > _ABANDONED_SECONDS
     if pid == os.getpid():
@@ -93,7 +108,7 @@ def _is_abandoned(leftover: Path, host: str, pid: int) -> bool:
 
 def _put_in_place(partial: Path, final: Path) -> None:
     """Rename; an older directory of that name steps aside first and is deleted after."""
-    replaced = _aside(final, "replaced") if final.exists() else None
+    replaced = _aside(final, "replaced") if os.path.lexists(final) else None
     if replaced is not None:
         os.rename(final, replaced)
         fault_point("between_renames")
@@ -101,7 +116,10 @@ def _put_in_place(partial: Path, final: Path) -> None:
     _flush(final.parent)
     fault_point("after_rename")
     if replaced is not None:
-        shutil.rmtree(replaced)
+        try:
+            _remove(replaced)
+        except OSError as error:
+            logger.warning("leftover=%s, which %s replaces, could not be removed: %s", replaced, final.name, error)
 
 
 def _flush_tree(directory: Path) -> None:
@@ -123,12 +141,12 @@ def _explained(error: BaseException, final: Path, partial: Path) -> BaseExceptio
     """The error in our words where the file system is to blame, else the error itself."""
     existing = next(path for path in (partial, *partial.parents) if path.is_dir())
     free = shutil.disk_usage(existing).free
-    if _is_disk_full(error, free):
+    if (why := _why_full(error, free)) is not None:
         written = sum(path.stat().st_size for path in partial.rglob("*") if path.is_file())
         return ResourceError(
-            f"The disk is full: {final} could not be written ({written} bytes were, {free} are free in {existing}).",
-            remedy="Free space there, lower trainer.keep_checkpoints, or set trainer.run_dir to a larger disk;"
-            " earlier checkpoints are untouched and trainer.resume=auto goes on from them.",
+            f"{why}: {final} could not be written ({written} bytes were, {free} are free in {existing}).",
+            remedy="Free space there, raise the limit, lower trainer.keep_checkpoints, or set trainer.run_dir to a"
+            " larger disk; earlier checkpoints are untouched and trainer.resume=auto goes on from them.",
         )
     if isinstance(error, OSError):
         return CheckpointError(
@@ -138,13 +156,12 @@ def _explained(error: BaseException, final: Path, partial: Path) -> BaseExceptio
     return error
 
 
-def _is_disk_full(error: BaseException, free_bytes: int) -> bool:
+def _why_full(error: BaseException, free_bytes: int) -> str | None:
     """Libraries tell it in their own ways: an error number, words, or (torch.save) only that writing failed."""
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, OSError) and cause.errno in _FULL:
-            return True
-        if any(words in str(cause) for words in _FULL_WORDS):
-            return True
+        if (why := why_full(cause)) is not None:
+            return why
         cause = cause.__cause__ or cause.__context__
-    return isinstance(error, RuntimeError | HybridflowError) and free_bytes < _NEARLY_NOTHING_BYTES
+    is_silent = isinstance(error, RuntimeError | HybridflowError) and free_bytes < _NEARLY_NOTHING_BYTES
+    return "The disk is full" if is_silent else None

@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
 
 from rich.console import Console
 from rich.text import Text
@@ -12,14 +13,15 @@ from hybridflow.errors import ConfigError, HybridflowError
 from hybridflow.launch.compose import Composed, compose_run, parse_command_line
 from hybridflow.launch.failure import say_failure
 from hybridflow.launch.help import config_text, help_text
+from hybridflow.observability.lasting import lasting
 from hybridflow.observability.printable import PlainConsole
 from hybridflow.optional import check_builds
 
 
 def run_command(argv: Sequence[str] | None, *, program: str, config_name: str, purpose: str) -> int:
-    """The exit status: 0 done, 1 the run failed, 2 it could not begin, 130 stopped by SIGINT, 143 by SIGTERM."""
+    """The exit status: 0 done, 1 failed, 2 could not begin, 130, 143 or 129 stopped by SIGINT, SIGTERM or SIGHUP."""
     stop = Stop()
-    with stop.handled():
+    with stop.handled(), redirect_stderr(lasting(sys.stderr)):
         return _run_command(argv, stop, program=program, config_name=config_name, purpose=purpose)
 
 
@@ -42,16 +44,17 @@ def _run_command(argv: Sequence[str] | None, stop: Stop, *, program: str, config
         from hybridflow.launch.farewell import say_finished, say_kept, say_stopped_at_once
         from hybridflow.launch.prepare import prepare
 
-        prepared = prepare(composed)
-        try:
-            finished = execute(prepared, console, stop)
-        except KeyboardInterrupt:
-            say_stopped_at_once(prepared.directory, console)
-            return stop.status
-        except HybridflowError as error:
-            say_failure(console, error, report=prepared.directory / "report.html")
-            say_kept(prepared.directory, console)
-            return 1
+        with redirect_stdout(lasting(sys.stdout)):  # what user code prints
+            prepared = prepare(composed)
+            try:
+                finished = execute(prepared, console, stop)
+            except KeyboardInterrupt:
+                say_stopped_at_once(prepared.directory, console)
+                return stop.status
+            except HybridflowError as error:
+                say_failure(console, error, report=prepared.directory / "report.html")
+                say_kept(prepared.directory, console)
+                return 1
         say_finished(finished, console)
         return 0 if finished.outcome.stopped is None else stop.status
     except HybridflowError as error:

@@ -22,6 +22,7 @@ from hybridflow.observability.redaction import redacted_text
 from hybridflow.observability.report import write_report
 from hybridflow.observability.timers import StageTimers
 from hybridflow.observability.trackers.factory import TrackedRun, make_trackers
+from hybridflow.observability.trackers.jsonl import METRICS_FILE
 
 logger = logging.getLogger(__name__)
 
@@ -128,10 +129,12 @@ class _Reporting:
         log_to_file(logging.ERROR if ending.how == "failed" else logging.INFO, f"{ending.how}: {ending.said}")
         if self._directory.is_dir():
             write_ending(self._directory, ending)
+        if self._has_record and not (self._directory / METRICS_FILE).is_file():
+            logger.warning("file=%s is gone, so no report.html is written", self._directory / METRICS_FILE)
         return self._write()
 
     def _write(self) -> Path | None:
-        if not self._has_record or not (self._directory / "metrics.jsonl").is_file():
+        if not self._has_record or not (self._directory / METRICS_FILE).is_file():
             return None
         try:
             return write_report(self._directory)

@@ -36,22 +36,22 @@ def _from_here(path: Path) -> Path:
 
 def say_stopped_at_once(run_dir: Path, console: Console) -> None:
     """What is left of a run that was stopped before its first step, or by a second signal."""
-    saved = CheckpointStore(run_dir).paths()
-    last = f"step {saved[-1].name.removeprefix('step_')}" if saved else ""
-    resumes = f"the same command resumes from the last checkpoint, {last}"
-    said = resumes if saved else "No checkpoint was saved. The same command starts from the beginning."
+    saved = CheckpointStore(run_dir).newest_whole()
+    said = "No checkpoint was saved. The same command starts from the beginning."
+    if saved is not None:
+        said = f"the same command resumes from the last checkpoint, step {saved.name.removeprefix('step_')}"
     console.print(Text.assemble(("\ninterrupted", "bold yellow"), f"  {said}"), soft_wrap=True)
     if (report := run_dir / "report.html").is_file():
         console.print(f"  report      {_from_here(report)}", soft_wrap=True)
-    if saved:
-        console.print(f"  checkpoint  {_from_here(saved[-1])}", soft_wrap=True)
+    if saved is not None:
+        console.print(f"  checkpoint  {_from_here(saved)}", soft_wrap=True)
 
 
 def say_kept(run_dir: Path, console: Console) -> None:
-    """The last checkpoint of a run that failed, and how to go on from it."""
-    if saved := CheckpointStore(run_dir).paths():
+    """The last whole checkpoint of a run that failed, and how to go on from it."""
+    if saved := CheckpointStore(run_dir).newest_whole():
         how = "the same command resumes from it; if you change code or data, add trainer.resume_changed=accept"
-        console.print(f"  checkpoint  {_from_here(saved[-1])}  ({how})", soft_wrap=True)
+        console.print(f"  checkpoint  {_from_here(saved)}  ({how})", soft_wrap=True)
 
 
 def _say_model(checkpoint: Path, console: Console) -> None:

@@ -9,7 +9,7 @@ from hybridflow.config.derived import run_dir as run_dir_of
 from hybridflow.config.layout_checks import has_critic
 from hybridflow.dataflows.interface import Dataflow
 from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore
-from hybridflow.elastic.claim import claim
+from hybridflow.elastic.claim import claim, release
 from hybridflow.elastic.fingerprints import Fingerprints
 from hybridflow.elastic.recovery import resolve_resume, set_aside, set_later_aside
 from hybridflow.launch.compose import Composed
@@ -100,20 +100,30 @@ def warn_of_followed(composed: Composed) -> None:
 def _open_directory(
     composed: Composed, inputs: Fingerprints, directory: Path, data: DrivenData, trained: Collection[str]
 ) -> Checkpoint | None:
-    """The run directory with its log and configuration, and the checkpoint to go on from."""
-    trainer = composed.config.trainer
+    """The run directory, claimed for this process, with its log and configuration, and the checkpoint to go on from."""
     claim(directory)
+    try:
+        return _opened_directory(composed, inputs, directory, data, trained)
+    except BaseException:
+        release(directory)
+        raise
+
+
+def _opened_directory(
+    composed: Composed, inputs: Fingerprints, directory: Path, data: DrivenData, trained: Collection[str]
+) -> Checkpoint | None:
+    trainer = composed.config.trainer
     store = CheckpointStore(directory, keep=trainer.keep_checkpoints)
+    store.settle()
     checkpoint = resolve_resume(trainer.resume, store, trainer.total_steps)
     changes = Changes()
     if checkpoint is not None:
         changes = check_resumable(checkpoint, composed, inputs, data.streams, trained)
     if checkpoint is not None and checkpoint.path.resolve().is_relative_to(directory.resolve()):
         set_later_aside(store, checkpoint)
-    else:
-        set_aside(directory)  # what is there has another history
+    elif set_aside(directory) is not None:  # what was there has another history
+        claim(directory)
     configure_logging(directory)
-    claim(directory)
     changes.log()
     (directory / CONFIG_FILE).write_text(config_text(composed))
     return checkpoint

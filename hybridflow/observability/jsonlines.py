@@ -1,6 +1,5 @@
 """JSON lines on disk that survive a killed run: whole lines appended, a torn last line cut, later steps forgotten."""
 
-import errno
 import json
 import logging
 import math
@@ -9,18 +8,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from hybridflow.errors import ResourceError
+from hybridflow.observability.full_disk import why_full
 
 logger = logging.getLogger(__name__)
 
 Json = str | int | float | bool | None
 
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-
 
 class JsonLinesFile:
     """A file of one JSON object a line, opened to append; each line reaches the operating system before `append` ends.
 
-    Bytes are written unbuffered, so a process killed at any moment leaves at most one torn line, the last.
+    Bytes are written unbuffered, so a process killed at any moment leaves at most one torn line, the last. If the file
+    is deleted, moved or replaced meanwhile, it is opened again, with a warning that earlier lines are gone.
     """
 
     def __init__(self, path: Path) -> None:
@@ -30,6 +29,7 @@ class JsonLinesFile:
     def append(self, row: Mapping[str, Json]) -> None:
         """Write one line. Numbers that are not finite become null; a full disk raises `ResourceError`."""
         finite = {name: _finite(value) for name, value in row.items()}
+        self._reopen_if_gone()
         line = memoryview((json.dumps(finite, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8", "replace"))
         try:
             while line:
@@ -37,6 +37,19 @@ class JsonLinesFile:
         except OSError as error:
             _raise_if_full(error, self.path)
             raise
+
+    def _reopen_if_gone(self) -> None:
+        try:
+            is_there = os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
+        except FileNotFoundError:
+            is_there = False
+        if not is_there:
+            self._file.close()
+            self._file = self.path.open("ab", buffering=0)
+            logger.warning(
+                "file=%s was deleted or moved while the run was writing to it: it goes on there, without the rows"
+                " written before.", self.path,
+            )  # fmt: skip
 
     def close(self) -> None:
         """Close the file; nothing is waiting to be written."""
@@ -105,9 +118,9 @@ def _finite(value: Json) -> Json:
 
 
 def _raise_if_full(error: OSError, path: Path) -> None:
-    if error.errno in _DISK_FULL:
+    if (why := why_full(error)) is not None:
         raise ResourceError(
-            f"The disk is full: '{path}' could not be written ({os.strerror(error.errno)}).",
-            remedy="Free some space, or set trainer.run_dir to another disk, and start again: "
+            f"{why}: '{path}' could not be written ({error.strerror or error}).",
+            remedy="Free some space, raise the limit, or set trainer.run_dir to another disk, and start again: "
             "trainer.resume=auto continues from the last checkpoint.",
         ) from error

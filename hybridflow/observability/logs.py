@@ -43,11 +43,15 @@ def configure_logging(run_dir: Path | None, level: str = "info", *, rank: int = 
         logging.getLogger(name).setLevel(own_level)
 
 
-def log_to_file(level: int, message: str) -> None:
-    """One line in run.log alone, of what the terminal is told otherwise; line ends in the message become spaces."""
-    for handler in logging.getLogger().handlers:
-        if handler.get_name() == _HANDLER_NAMES[1]:
-            handler.handle(logging.LogRecord(__name__, level, __file__, 0, " ".join(message.split()), None, None))
+def log_to_file(level: int, message: str) -> bool:
+    """One line in run.log alone, now or once it is there; False before `configure_logging`, when it goes nowhere.
+
+    For what the terminal is told otherwise, or cannot be told. Line ends in the message become spaces.
+    """
+    handlers = [handler for handler in logging.getLogger().handlers if handler.get_name() in _HANDLER_NAMES[1:]]
+    for handler in handlers:
+        handler.handle(logging.LogRecord(__name__, level, __file__, 0, " ".join(message.split()), None, None))
+    return bool(handlers)
 
 
 class _SafeFormatter(logging.Formatter):

@@ -5,6 +5,7 @@ import logging
 import math
 import os
 import random
+import socket
 import subprocess
 import sys
 from dataclasses import asdict
@@ -282,3 +283,51 @@ def test_a_state_that_json_would_change_is_an_error_that_says_where(value, tmp_p
 def test_checkpoints_need_neither_torch_nor_ray():
     code = "import sys, hybridflow.elastic; sys.exit(bool({'torch', 'ray'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_an_expired_symbolic_link_goes_without_its_target(tmp_path, caplog):
+    store = store_with(tmp_path / "run", 1, keep=1)
+    moved = store.paths()[0].rename(tmp_path / "moved")
+    (store.directory / "step_1").symlink_to(moved)
+    with caplog.at_level("INFO"):
+        save(store, 2)
+    assert names(store) == ["step_2"]
+    assert [path.name for path in store.directory.iterdir()] == ["step_2"]
+    assert store.open(moved.rename(tmp_path / "step_1")).step == 1
+    assert f"step_1 was a symbolic link: the link is deleted, {moved} stays" in caplog.text
+
+
+def test_a_checkpoint_that_cannot_be_deleted_stays_with_a_warning(tmp_path, caplog):
+    """A directory in which something is mounted can neither be renamed away nor emptied."""
+    script = tmp_path / "save.py"
+    script.write_text(
+        "from pathlib import Path\n"
+        "from hybridflow.elastic.checkpoint import CheckpointStore\n"
+        "from tests.unit.elastic.victim import save\n"
+        f"store = CheckpointStore(Path({str(tmp_path)!r}), keep=1)\n"
+        "save(store, 2)\nsave(store, 3)\n"
+    )
+    store = store_with(tmp_path, 1)
+    first, root = store.paths()[0], Path(__file__).parents[3]
+    mount = f"mount --bind {first} {first}"
+    if subprocess.run(["unshare", "-rm", "sh", "-c", mount], capture_output=True, check=False).returncode:
+        pytest.skip("no right to mount")
+    command = f"{mount} && cd {root} && PYTHONPATH={root} {sys.executable} {script}"
+    done = subprocess.run(["unshare", "-rm", "sh", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"checkpoint={first} could not be deleted: [Errno 16]" in done.stderr
+    assert names(store) == ["step_1", "step_3"]
+
+
+def test_a_reader_leaves_a_save_under_way_alone(tmp_path):
+    """Whatever a process elsewhere can tell of the writer: here its number is that of no process."""
+    store = store_with(tmp_path, 1)
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    writing = store.directory / f".step_2.partial-{socket.gethostname()}-{dead.pid}"
+    writing.mkdir()
+    latest = CheckpointStore(tmp_path).latest()
+    assert latest is not None and latest.step == 1
+    assert writing.is_dir()
+    store.settle()
+    assert not writing.exists()

@@ -41,6 +41,7 @@ def run_victim() -> Iterator[Run]:
 
 def assert_whole(run_dir: Path, step: int) -> None:
     store = CheckpointStore(run_dir, keep=2)
+    store.settle()
     checkpoint = store.latest()
     assert checkpoint is not None
     assert checkpoint.step == step

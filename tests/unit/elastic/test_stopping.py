@@ -90,3 +90,23 @@ def test_the_log_promises_a_checkpoint_only_where_the_run_saves_one(saves, caplo
         f"SIGTERM: finishing or abandoning the current step{saving}, within 25 s (trainer.stop_seconds);"
         " a second signal stops at once."
     ]
+
+
+def test_a_closed_terminal_asks_for_a_stop_as_sigterm_does():
+    stop = Stop()
+    with stop.handled(), stop.gracefully(25.0, in_process=True):
+        os.kill(os.getpid(), signal.SIGHUP)
+    assert stop.signal is signal.SIGHUP
+    assert stop.status == 129
+
+
+def test_a_hangup_that_nohup_ignores_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    stop = Stop()
+    try:
+        with stop.handled(), stop.gracefully(25.0, in_process=True):
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert stop.signal is None

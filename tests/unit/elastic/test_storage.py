@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hybridflow.elastic.storage import settle, write_aside
-from hybridflow.errors import CheckpointError, ResourceError
+from hybridflow.errors import CheckpointError, EngineError, ResourceError
 
 ROOT = Path(__file__).parents[3]
 A_DEAD_PROCESS = subprocess.Popen([sys.executable, "-c", ""])
@@ -87,12 +87,22 @@ def test_what_was_being_replaced_comes_back_only_if_its_successor_did_not(tmp_pa
     assert not any((tmp_path / "step_2").iterdir())
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_is_named_with_its_free_bytes_and_a_remedy(number, tmp_path):
-    words = r"disk is full: .*step_1.*5 bytes were, \d+ are free.*keep_checkpoints"
+@pytest.mark.parametrize("tells", ["by number", "in words"])
+@pytest.mark.parametrize(
+    ("number", "why"),
+    [
+        (errno.ENOSPC, "The disk is full"),
+        (errno.EDQUOT, "The disk quota is used up"),
+        (errno.EFBIG, r"The file is too large for .*\(ulimit -f\)"),
+    ],
+)
+def test_a_file_system_that_takes_no_more_is_named_with_its_free_bytes_and_a_remedy(number, why, tells, tmp_path):
+    words = rf"{why}: .*step_1.*5 bytes were, \d+ are free.*raise the limit, lower trainer.keep_checkpoints"
     with pytest.raises(ResourceError, match=words), write_aside(tmp_path / "step_1") as partial:
         (partial / "file").write_text("begun")
-        raise OSError(number, os.strerror(number))
+        if tells == "by number":
+            raise OSError(number, os.strerror(number))
+        raise EngineError(f"actor.save failed: OSError: [Errno {number}] {os.strerror(number)}", remedy="See there.")
     assert not any(tmp_path.iterdir())
 
 
@@ -148,3 +158,17 @@ def test_writing_removes_what_the_dead_left(tmp_path):
         assert partial == own
         assert not any(partial.iterdir())
     assert not dead.exists()
+
+
+def test_a_leftover_that_cannot_be_removed_is_warned_of(tmp_path, caplog):
+    """One is a symbolic link, which goes without its target; the other is a file, which is no leftover of ours."""
+    target = tmp_path / "elsewhere"
+    target.mkdir()
+    link = tmp_path / f".step_1.deleted-{os.uname().nodename}-{A_DEAD_PROCESS.pid}"
+    link.symlink_to(target)
+    kept = tmp_path / f".step_2.partial-{os.uname().nodename}-{A_DEAD_PROCESS.pid}"
+    kept.write_text("not a directory, which rmtree refuses")
+    settle(tmp_path)
+    assert target.is_dir() and not link.is_symlink()
+    assert kept.exists()
+    assert f"leftover={kept} of an earlier save could not be removed" in caplog.text

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 from io import StringIO
 from pathlib import Path
@@ -12,8 +13,11 @@ import torch
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore
 from hybridflow.elastic.export import export_model
+from hybridflow.elastic.recovery import resolve_resume
 from hybridflow.errors import CheckpointError, ConfigError, WorkerError
+from hybridflow.launch import prepare as prepare_module
 from hybridflow.launch.compose import compose_run
 from hybridflow.launch.execute import Finished, _Reporting, execute
 from hybridflow.launch.prepare import Prepared, prepare
@@ -236,6 +240,32 @@ def test_a_report_that_cannot_be_made_does_not_hide_how_the_run_ended(words, cap
     with caplog.at_level("WARNING"):
         assert _Reporting(prepared).end(Ending("failed", "the run's own error")) is None
     assert "report.html could not be written: " in caplog.text
+
+
+def test_a_record_that_is_gone_at_the_end_is_said_to_be(words, caplog):
+    prepared = words.prepared("gone")
+    with caplog.at_level("WARNING"):
+        assert _Reporting(prepared).end(Ending("done", "25 steps")) is None
+    assert f"file={prepared.directory}/metrics.jsonl is gone, so no report.html is written" in caplog.text
+
+
+def test_the_same_command_twice_is_refused_while_the_first_is_still_reading_its_checkpoint(words, monkeypatch):
+    """The first makes its directory only after it has verified `trainer.resume`; the second starts meanwhile."""
+    first = words.run("whole").outcome.checkpoint.parent / "step_2"
+    twice = [f"trainer.resume={first}", *words.common, "algorithm=grpo", f"trainer.run_dir={words.folder / 'twice'}"]
+    code = f"import sys; from hybridflow.trainer.main_ppo import main; sys.exit(main({twice!r}))"
+    second: list[subprocess.CompletedProcess[str]] = []
+
+    def slow(resume: str, store: CheckpointStore, total_steps: int) -> Checkpoint | None:
+        second.append(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False))
+        return resolve_resume(resume, store, total_steps)
+
+    monkeypatch.setattr(prepare_module, "resolve_resume", slow)
+    prepared = words.prepared("twice", f"trainer.resume={first}")
+    assert second[0].returncode == 2
+    assert "is being written by another process" in " ".join(second[0].stderr.split())
+    assert not (words.folder / "twice.1").exists()
+    assert execute(prepared, Console(quiet=True)).outcome.steps == 4
 
 
 def test_a_run_that_fails_leaves_a_report_and_its_error_in_run_log(words):

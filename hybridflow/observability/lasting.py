@@ -1,0 +1,56 @@
+"""Standard streams that cannot end a run: once their pipe or terminal is gone, they drop what is written."""
+
+import io
+import logging
+import os
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, TextIO
+
+from hybridflow.observability.logs import log_to_file
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+
+def lasting(stream: TextIO | None) -> TextIO:
+    """A stream on the same descriptor whose writes never fail; run.log says when it was lost.
+
+    Only for a standard stream of this process; any other (a notebook's, a test's) is returned as it is. Without a
+    stream (`2>&-`) everything is dropped.
+    """
+    if stream is None:
+        return open(os.devnull, "w", encoding="utf-8")
+    if stream not in (sys.__stdout__, sys.__stderr__):
+        return stream
+    with suppress(OSError):
+        stream.flush()
+    raw = _LastingFile(stream.fileno(), "wb", closefd=False)
+    is_error = stream is sys.__stderr__
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw),
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=is_error or raw.isatty(),
+        write_through=is_error,
+    )
+
+
+class _LastingFile(io.FileIO):
+    """A descriptor to write to; from the first failed write it leads to /dev/null."""
+
+    _lost: str | None = None
+
+    def write(self, data: "ReadableBuffer") -> int:
+        """Writes bytes; returns how many were written or, once the descriptor is lost, dropped."""
+        try:
+            return super().write(data)
+        except OSError as error:
+            self._lost = f"the console can no longer be written ({error.strerror}): the run goes on without it"
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.fileno())
+            os.close(nowhere)
+            return memoryview(data).nbytes
+        finally:
+            if self._lost is not None and log_to_file(logging.WARNING, self._lost):
+                self._lost = None

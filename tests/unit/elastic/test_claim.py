@@ -1,0 +1,70 @@
+"""One process at a time has a run's directory, from before its checkpoints are read until the run ends."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from hybridflow.elastic.claim import check_in_place, claim, release
+from hybridflow.errors import ResourceError
+
+_HOLDER = """
+import sys
+from pathlib import Path
+from hybridflow.elastic.claim import claim, release
+claim(Path(sys.argv[1]))
+print("claimed", flush=True)
+sys.stdin.readline()
+release(Path(sys.argv[1]))
+"""
+
+
+@contextmanager
+def held_elsewhere(run_dir: Path) -> Iterator[None]:
+    """Another process has the directory in the block."""
+    command = [sys.executable, "-c", _HOLDER, str(run_dir)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "claimed\n"
+        yield
+        holder.communicate("\n")
+
+
+def test_a_directory_that_was_not_there_is_claimed_too_and_goes_if_nothing_is_written(tmp_path):
+    run_dir = tmp_path / "runs" / "new"
+    with held_elsewhere(run_dir), pytest.raises(ResourceError, match="is being written by another process"):
+        claim(run_dir)
+    assert not run_dir.exists()
+    claim(run_dir)
+    (run_dir / "run.log").write_text("")
+    release(run_dir)
+    assert (run_dir / "run.log").is_file()
+
+
+def test_a_directory_that_was_there_stays_though_it_is_empty(tmp_path):
+    claim(tmp_path)
+    release(tmp_path)
+    assert tmp_path.is_dir()
+
+
+def test_a_directory_renamed_by_its_holder_can_be_claimed_anew(tmp_path):
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    claim(run_dir)
+    run_dir.rename(tmp_path / "run.1")
+    with pytest.raises(ResourceError, match="was deleted or moved"):
+        check_in_place(run_dir)
+    claim(run_dir)
+    check_in_place(run_dir)
+    with held_elsewhere(tmp_path / "run.1"):
+        release(run_dir)
+
+
+def test_a_directory_that_cannot_be_made_is_left_to_the_log_to_name(tmp_path):
+    (tmp_path / "file").write_text("")
+    claim(tmp_path / "file" / "run")
+    claim(tmp_path / "file")
+    check_in_place(tmp_path / "file")

@@ -71,7 +71,7 @@ def _names(config: Experiment) -> None:
     policy_loss_name(config.algorithm.policy_loss)
     preference_loss_name(config.algorithm.preference.loss)
     if config.algorithm.kl.estimator is not None:
-        _one_of("algorithm.kl.estimator", config.algorithm.kl.estimator.removesuffix("+"), KL_ESTIMATORS)
+        _one_of("algorithm.kl.estimator", config.algorithm.kl.estimator, KL_ESTIMATORS)
     if not config.model.path:
         raise ConfigError("model.path is empty.", remedy="Give a Hugging Face directory, or builtin:calculator.")
     if not config.data.train_files:

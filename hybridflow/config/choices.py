@@ -53,7 +53,9 @@ JUDGES_OF_ANSWERS = ("exact_match", "gsm8k", "math")
 """Reward functions of ours that compare a response with the row's answer, and can do nothing without one."""
 
 AGGREGATIONS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
-KL_ESTIMATORS = ("k1", "kl", "abs", "k2", "mse", "k3", "low_var_kl")
+_KL_VALUES = ("k1", "kl", "abs", "k2", "mse", "k3", "low_var_kl")
+KL_ESTIMATORS = (*_KL_VALUES, *(f"{value}+" for value in _KL_VALUES))
+"""Estimators of the divergence; with a `+`, those whose gradient is that of k2."""
 
 ADVANTAGE_SYNONYMS: Mapping[str, str] = {
     "group_norm": "grpo",

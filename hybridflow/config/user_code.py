@@ -59,7 +59,9 @@ def user_frames(error: BaseException, *, callers: Collection[str]) -> list[trace
 def _module_of_file(file: Path, setting: str, key: str) -> ModuleType:
     if not file.is_file():
         others = sorted(found.name for found in file.parent.glob("*.py")) if file.parent.is_dir() else []
-        hint = did_you_mean(file.name, others) or (f"'{file.parent}' has: {', '.join(others[:8])}. " if others else "")
+        hint = did_you_mean(file.name, others, ending=".py") or (
+            f"'{file.parent}' has: {', '.join(others[:8])}. " if others else ""
+        )
         raise ConfigError(f"{key}={setting}: there is no file '{file}'.", remedy=f"{hint}Check the path.")
     name = f"hybridflow_user_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
     if name in sys.modules:

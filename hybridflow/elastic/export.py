@@ -82,8 +82,16 @@ def _checkpoint(run_dir: Path, step: int | None) -> Checkpoint:
     store = CheckpointStore(run_dir)
     if (run_dir / MANIFEST).is_file() and step is None:
         return store.open(run_dir)
-    if step is not None:
-        return store.open(store.directory / f"step_{step}")
+    whole = [path for path in store.paths() if (path / MANIFEST).is_file()]
+    if step is not None and whole:
+        path = store.directory / f"step_{step}"
+        if path in whole:
+            return store.open(path)
+        steps = ", ".join(path.name.removeprefix("step_") for path in whole)
+        raise CheckpointError(
+            f"The run in {run_dir} has no checkpoint of step {step}.",
+            remedy=f"Use --step with one of: {steps}. A run keeps its last trainer.keep_checkpoints checkpoints.",
+        )
     found = store.latest()
     if found is None:
         runs = [path.parent.parent for path in sorted(run_dir.glob("*/checkpoints/step_*")) if path.is_dir()]

@@ -69,7 +69,8 @@ def _run_command(argv: Sequence[str] | None, stop: Stop, *, program: str, config
 def _say_start(composed: Composed, console: Console) -> None:
     """The first line, at once: the libraries that come next take seconds to load."""
     config = composed.config
-    what = f"{config.dataflow.rpartition('/')[2]}  {config.trainer.experiment}  {config.trainer.total_steps} steps"
+    steps = f"{config.trainer.total_steps} step{'' if config.trainer.total_steps == 1 else 's'}"
+    what = f"{config.dataflow.rpartition('/')[2]}  {config.trainer.experiment}  {steps}"
     console.print(Text.assemble(("starting", "bold"), f"  {what}"), soft_wrap=True)
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import copy
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -43,6 +44,9 @@ TABLES: dict[str, type | None] = {
     "reward.settings": None,
 }
 """Tables whose rows the user names, and the section that a row is."""
+
+_NOT_A_CHOICE = re.compile(r"Invalid value '(?P<value>.*)', expected one of \[(?P<choices>.*)\]")
+"""What OmegaConf says of a value that its enumeration does not have."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +119,11 @@ def parse_command_line(argv: Sequence[str], *, program: str, config_name: str) -
         raise ConfigError(f"{str(error).removeprefix('argument ')}.", remedy=remedy) from error
     if unknown:
         key, equals, value = unknown[0].lstrip("-").partition("=")
-        remedy = f"Settings are written key=value, without dashes: {key}={value if equals else 'VALUE'}; see --help."
+        if fields.find(key) is None:
+            remedy = f"{suggestion(key)}{remedy}"
+        else:
+            written = f"{key}={value if equals else 'VALUE'}"
+            remedy = f"Settings are written key=value, without dashes: {written}; see --help."
         raise ConfigError(f"There is no option {unknown[0]}.", remedy=remedy)
     return known
 
@@ -292,6 +300,10 @@ def _trainer_of(name: str) -> str | None:
 
 
 def _wrong(key: str, error: BaseException) -> ConfigError:
+    if choice := _NOT_A_CHOICE.match(_first_line(error)):
+        value, choices = choice["value"], choice["choices"].split(", ")
+        said = f"{key} must be {fields.type_name(fields.find(key))}."
+        return ConfigError(f"{key}={value} is unknown.", remedy=f"{did_you_mean(value, choices)}{said}")
     kind = "has the wrong type" if isinstance(error, ValidationError) else "cannot be set"
     return ConfigError(
         f"{key} {kind}: {_first_line(error)}.", remedy=f"{key} takes {fields.type_name(fields.find(key))}."

@@ -81,7 +81,7 @@ def assert_refused(ended: Ended, folder: Path, found: str, remedy: str) -> None:
         ),
         ("trainer.steps=5", "There is no setting 'trainer.steps'", "Did you mean trainer."),
         ("data.batch_size=many", "data.batch_size has the wrong type: Value 'many'", "takes a whole number"),
-        ("trainer.device=gpu", "trainer.device has the wrong type", "one of: auto, cpu, cuda"),
+        ("trainer.device=gpu", "trainer.device=gpu is unknown", "must be one of: auto, cpu, cuda"),
         ("algorithm=pro", "There is no algorithm=pro", "Did you mean 'ppo'?"),
         ("trainer.trackers=[jsonl,tensorbord]", "names 'tensorbord'", "Did you mean 'tensorboard'?"),
         ("actor.minibatch_size=3", "actor.minibatch_size=3 does not divide data.batch_size=8", "Use 2, or another"),

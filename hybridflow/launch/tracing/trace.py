@@ -5,7 +5,7 @@ import math
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from inspect import getdoc, getsourcefile
+from inspect import cleandoc, getsourcefile
 from pathlib import Path
 
 import torch
@@ -88,7 +88,7 @@ def trace_step(config: Experiment, rows: Batch | None = None) -> Trace:
     check_followed(config, program, backend.calls)
     return Trace(
         title=config.dataflow.rpartition("/")[2],
-        purpose=(getdoc(dataflow) or dataflow.__name__).partition("\n")[0],
+        purpose=cleandoc(dataflow.__doc__ or "").partition("\n")[0],
         calls=_calls(backend.calls),
         roles=tuple(_roles(config, dataflow, specs)),
         pools=pool_sizes(config),

@@ -146,7 +146,7 @@ def test_an_adapter_is_added_to_the_model_it_was_trained_on(toy_dir, run_of, tmp
             ["{run}", "{tmp}/out", "--role", "critic"],
             "no model of a role 'critic'. What to do: Use --role with one of: ['actor']",
         ),
-        (["{run}", "{tmp}/out", "--step", "3"], "Nearest: {run}/checkpoints/step_1"),
+        (["{run}", "{tmp}/out", "--step", "3"], "no checkpoint of step 3. What to do: Use --step with one of: 1."),
         (["{run}", "{run}"], "is there already, and not an empty directory. What to do: Name a new one"),
         (["{run}", "{run}/checkpoints/step_1/driver.json/out"], "could not be written"),
     ],

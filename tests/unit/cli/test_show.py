@@ -105,6 +105,16 @@ def test_boxes_and_wires_stay_apart():
                 assert is_clear or max(y1, y2) <= box.y or min(y1, y2) >= box.y + box.height
 
 
+def test_a_class_without_a_docstring_is_drawn_without_a_description(tmp_path, capsys):
+    (tmp_path / "mine.py").write_text(
+        "from hybridflow.dataflows.grpo import GRPO\n\n\nclass Bare(GRPO):\n    pass\n\n\n"
+        'class Told(Bare):\n    """\n    In a word.\n\n    More.\n    """\n'
+    )
+    for name, first_line in (("Bare", "mine.py:Bare"), ("Told", "mine.py:Told  In a word.")):
+        assert main(["show", "--dataflow", f"{tmp_path}/mine.py:{name}", "algorithm=grpo"]) == 0
+        assert capsys.readouterr().out.splitlines()[0].rstrip() == first_line
+
+
 def test_a_page_is_the_same_every_time():
     config = compose_run([], config_name="ppo").config
     assert svg_drawing(trace_step(config)) == svg_drawing(trace_step(config))

@@ -21,6 +21,8 @@ CONFLICTS = [
         "Did you mean token-mean?",
     ),
     ({"algorithm.kl.estimator": "k4"}, "algorithm.kl.estimator=k4 is unknown", "Choose from: k1, kl, abs"),
+    ({"algorithm.kl.estimator": "k3++"}, "algorithm.kl.estimator=k3++ is unknown", "Did you mean k3+? Choose from: k1"),
+    ({"algorithm.kl.estimator": "k4+"}, "algorithm.kl.estimator=k4+ is unknown", "low_var_kl, k1+, kl+"),
     ({"model.path": None}, "model.path is empty", "builtin:calculator"),
     ({"trainer.experiment": "../../x"}, "trainer.experiment=../../x is a path", "write paths as trainer.run_dir"),
     ({"trainer.experiment": "a\\b"}, "is a path", "a plain name"),
@@ -179,7 +181,7 @@ def test_what_can_work_passes(settings):
 
 def test_names_of_choices_are_those_that_the_algorithms_know():
     assert set(AGGREGATIONS) == set(MODES)
-    assert set(KL_ESTIMATORS) == set(ESTIMATORS)
+    assert set(KL_ESTIMATORS) == {name + suffix for name in ESTIMATORS for suffix in ("", "+")}
 
 
 def test_a_dataflow_of_ones_own_may_use_texts_without_a_weight():

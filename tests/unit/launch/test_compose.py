@@ -1,5 +1,6 @@
 """The command line to a checked, sealed configuration."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -153,9 +154,15 @@ def test_what_is_composed_is_sealed():
         ("model.trust_remote_code=2", "model.trust_remote_code=2 has the wrong type", "takes true or false"),
         ("data.drop_long_prompts=-5", "data.drop_long_prompts=-5 has the wrong type", "takes true or false"),
         ("roles.judge={process: 1}", "roles.judge.process=1 has the wrong type", "takes true or false"),
-        ("trainer.backend=locl", "trainer.backend has the wrong type", "one of: auto, local, ray"),
+        (
+            "trainer.backend=locl",
+            "trainer.backend=locl is unknown",
+            "Did you mean 'local'? trainer.backend must be one",
+        ),
+        ("algorithm.kl.placement=both", "placement=both is unknown", "must be one of: none, reward, loss."),
+        ("model.dtype=5", "model.dtype=5 is unknown", "model.dtype must be one of: "),
         ("algorithm.advantage=gea", "algorithm.advantage=gea is unknown", "Did you mean 'gae'?"),
-        ("roles.judge.kind=judge", "roles.judge.kind has the wrong type", "one of: reference, reward_function"),
+        ("roles.judge.kind=judge", "roles.judge.kind=judge is unknown", "must be one of: reference, reward_function"),
         ("placement.pools.a.devices=x", "placement.pools.a.devices has the wrong type", "takes a whole number"),
         ("reward.weights=[heavy]", "reward.weights has the wrong type", "takes a list, each a number"),
         ("trainer.seed=${trainer.sed}", "trainer.seed cannot be set: Interpolation key", "takes a whole number"),
@@ -270,6 +277,20 @@ def test_a_wrong_option_is_an_error_with_a_remedy(argv):
     with pytest.raises(ConfigError, match="option|choice|argument") as caught:
         parse_command_line(argv, program="p", config_name="ppo")
     assert "key=value, without dashes" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("argv", "name"),
+    [
+        (["--num_generations", "4"], "Instead of TRL's num_generations, use rollout.samples_per_prompt. Settings are"),
+        (["--num-generations=4"], "use rollout.samples_per_prompt. Settings are"),
+        (["--trainer.sed", "3"], "Did you mean trainer.seed? Settings are"),
+    ],
+)
+def test_an_option_that_is_no_setting_is_answered_with_the_setting(argv, name):
+    with pytest.raises(ConfigError, match=f"no option {argv[0]}") as caught:
+        parse_command_line(argv, program="p", config_name="ppo")
+    assert name in caught.value.remedy and not re.search("num.generations=|VALUE", caught.value.remedy)
 
 
 def test_a_setting_with_dashes_is_told_as_it_must_be_written():

@@ -324,5 +324,6 @@ def test_ctrl_c_while_the_last_lines_are_written_is_not_called_before_the_run(wo
     argv = [*words.common, "algorithm=grpo", "trainer.total_steps=1", f"trainer.run_dir={words.folder / 'last'}"]
     assert main_ppo.main(argv) == 130
     assert terminal.getvalue().startswith("starting  grpo  ")
+    assert terminal.getvalue().partition("\n")[0].endswith("  1 step")
     assert "interrupted  after the run had ended: all of it is written" in terminal.getvalue()
     assert (words.folder / "last" / "checkpoints" / "step_1" / "manifest.json").is_file()

@@ -70,6 +70,12 @@ def test_a_missing_file_is_answered_with_the_nearest(tmp_path):
     assert "there is no file" in error.message and "Did you mean 'reward.py'?" in error.remedy
 
 
+def test_a_missing_file_is_not_answered_with_one_that_shares_only_the_ending(tmp_path):
+    written(tmp_path / "halves.py", LENGTHS)
+    error = refused(f"{tmp_path}/nofile.py:lengths")
+    assert error.remedy == f"'{tmp_path}' has: halves.py. Check the path."
+
+
 def test_a_missing_function_is_answered_with_the_nearest(tmp_path):
     path = written(tmp_path / "reward.py", LENGTHS)
     error = refused(f"{path}:length")

@@ -49,7 +49,9 @@ class Epochs:
     def place(self, position: int) -> str:
         """The row and epoch that come next."""
         epoch, row = divmod(position, self.num_rows)
-        return f"row {row + 1} of epoch {epoch} in the order of the present rows; in this epoch {_PARTLY}"
+        return (
+            f"row {row} of epoch {epoch} (both count from 0) in the order of the present rows; in this epoch {_PARTLY}"
+        )
 
     def _epoch(self, epoch: int) -> Tensor:
         if self._latest[0] != epoch:
@@ -91,8 +93,8 @@ class Mixture:
         here = torch.bincount(files, minlength=len(self._files)).tolist()
         drawn = ", ".join(str(a + b) for a, b in zip(self._before(block), here, strict=True))
         return (
-            f"draw {position + 1} of data.mixture (draws so far, by file: {drawn}), and each file goes on after as many"
-            f" rows in the order of its present rows; in the current pass over a file {_PARTLY}"
+            f"draw {position} (counted from 0) of data.mixture (draws so far, by file: {drawn}), and each"
+            f" file goes on after as many rows in the order of its present rows; in the current pass over a file {_PARTLY}"
         )
 
     def _of_block(self, block: int, start: int, stop: int) -> Tensor:
@@ -146,8 +148,8 @@ class GrowingWindow:
         if position >= self._positions:
             return f"{self._epochs.place(position - self._positions)} (epochs count from the end of the curriculum)"
         return (
-            f"row {position + 1} of the {self._positions} of data.curriculum_steps, which are drawn from ever more of"
-            " the easiest present rows"
+            f"row {position} (counted from 0) of the {self._positions} of data.curriculum_steps, which are"
+            " drawn from ever more of the easiest present rows"
         )
 
 

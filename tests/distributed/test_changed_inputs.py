@@ -87,7 +87,7 @@ def test_a_resume_on_fewer_rows_is_refused_before_anything_loads_and_goes_on_whe
     ended = run_here([*fewer, "trainer.resume_changed=accept"])
     assert ended.status == 0, ended.said
     handed_out = 8 * before[-1]
-    where = f"at row {handed_out % 24 + 1} of epoch {handed_out // 24}"
+    where = f"at row {handed_out % 24} of epoch {handed_out // 24}"
     assert f"resuming with 24 rows of data.train_files (there were 64): {handed_out} rows" in ended.words
     assert where in ended.words and "resuming with data.max_rows=24 (was None)" in ended.words
     assert steps_of(folder_of(words) / "run") == [*before, before[-1] + 1]

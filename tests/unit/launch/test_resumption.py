@@ -37,7 +37,7 @@ def test_accepted_rows_are_told_with_the_row_that_the_stream_gives_next():
     resumed = stream(6)
     (told,) = changed_rows(SAVED, {"prompts": resumed}, ResumeChanged.accept)
     assert "resuming with 6 rows of data.train_files (there were 5): 8 rows were handed out" in told
-    assert "at row 3 of epoch 1" in told
+    assert "at row 2 of epoch 1 (both count from 0)" in told
     resumed.restore(SAVED["prompts"])
     assert resumed.next().tokens("prompt_ids").values.tolist() == [2, 3]
     assert resumed.epoch == 1
@@ -60,7 +60,9 @@ def test_the_rows_of_a_mixture_are_told_by_the_draws_from_each_file(position):
     earlier = mixture().rows(0, position)
     first, second = int((earlier < 12).sum()), int((earlier >= 12).sum())
     told, following = told_and_next(mixture(), 102, position)
-    assert told.startswith(f"draw {position + 1} of data.mixture (draws so far, by file: {first}, {second})")
+    assert told.startswith(
+        f"draw {position} (counted from 0) of data.mixture (draws so far, by file: {first}, {second})"
+    )
     assert "epoch" not in told
     assert following[0] == (first % 12 if following[0] < 12 else 12 + second % 90)
 
@@ -70,7 +72,10 @@ def test_the_rows_of_a_curriculum_are_told_by_its_length_and_those_after_it_by_e
         return GrowingWindow(Epochs(10, 0, shuffle=False), torch.arange(10.0), 40, 0)
 
     told, _ = told_and_next(window(), 10, 16)
-    assert told.startswith("row 17 of the 40 of data.curriculum_steps") and "epoch" not in told
+    assert told.startswith("row 16 (counted from 0) of the 40 of data.curriculum_steps") and "epoch" not in told
     told, following = told_and_next(window(), 10, 54)
-    assert told.startswith("row 5 of epoch 1 in the order of the present rows") and "end of the curriculum" in told
+    assert (
+        told.startswith("row 4 of epoch 1 (both count from 0) in the order of the present rows")
+        and "end of the curriculum" in told
+    )
     assert following == [4, 5]

@@ -94,7 +94,8 @@ class Mixture:
         drawn = ", ".join(str(a + b) for a, b in zip(self._before(block), here, strict=True))
         return (
             f"draw {position} (counted from 0) of data.mixture (draws so far, by file: {drawn}), and each"
-            f" file goes on after as many rows in the order of its present rows; in the current pass over a file {_PARTLY}"
+            f" file goes on after as many rows in the order of its present rows; in the current pass over a file"
+            f" {_PARTLY}"
         )
 
     def _of_block(self, block: int, start: int, stop: int) -> Tensor:

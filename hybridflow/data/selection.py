@@ -74,7 +74,7 @@ def _stays(function: Callable[..., object], wanted: list[str], table: Table, row
     except Exception as error:
         raise DataError(
             f"data.filters: {setting} raised {type(error).__name__}: {error}, for {place}.",
-            remedy="Mend the function, or let it answer False for such a row.",
+            remedy="Fix the function, or return False for such a row.",
         ) from error
     if not isinstance(answer, bool):
         raise DataError(

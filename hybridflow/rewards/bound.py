@@ -51,5 +51,5 @@ class BoundReward:
             raise type(error)(f"{error.message} {error.remedy}", remedy=error.remedy) from None
         except (Exception, SystemExit) as error:
             raise RewardError(
-                f"it raised {described(error)}.", remedy="Mend the function; for a sample it cannot score, return None."
+                f"it raised {described(error)}.", remedy="Fix the function; for a sample it cannot score, return None."
             ) from error

@@ -88,7 +88,7 @@ def test_a_function_that_cannot_be_used_is_told_with_the_sample(judge, tmp_path,
     assert found.format(8 if eval_every else 16) in ended.words
     assert "prompt: '" in ended.words
     assert "completion: '" in ended.words
-    assert "What to do: Mend the function" in ended.words
+    assert "What to do: Fix the function" in ended.words
     assert "reward.error_budget=N" in ended.words
     assert "role=reward rank=0" in ended.words
     assert metric_rows(tmp_path / "run") == []
@@ -124,7 +124,7 @@ def test_a_function_that_hangs_or_crashes_ends_the_run_by_itself_alone(judge, tm
     assert f"RewardError: The reward function '{tmp_path}/judges.py:{name}'" in ended.words
     assert found in ended.words
     assert "prompt: '" in ended.words and "completion: '" in ended.words
-    assert "What to do: Mend the function" in ended.words
+    assert "What to do: Fix the function" in ended.words
     assert metric_rows(tmp_path / "run") == []
 
 

@@ -230,6 +230,6 @@ def _place(dataflow: type[Dataflow], error: Exception) -> str:
 def _cannot_follow(name: str, dataflow: type[Dataflow], error: Exception) -> NotFollowedError:
     return NotFollowedError(
         f"dataflow={name}: its step cannot be followed: {type(error).__name__}: {error}{_place(dataflow, error)}.",
-        remedy="A drawing runs `step` once on made-up prompts, with made-up answers and no metrics. Mend the step; if"
+        remedy="A drawing runs `step` once on made-up prompts, with made-up answers and no metrics. Fix the step; if"
         " it is right, let it not fail where a metric is missing or a column of the data is not there.",
     )

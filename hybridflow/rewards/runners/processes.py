@@ -86,7 +86,7 @@ class PoolProcess:
         if isinstance(answer, Unusable):
             raise RewardError(
                 f"A process of the pool cannot load the reward functions: {answer.reason}",
-                remedy="Mend what keeps them from being imported there, or use reward.processes=0.",
+                remedy="Fix what keeps them from being imported there, or use reward.processes=0.",
             )
         assert isinstance(answer, Ready | Raised | Outcome), f"not an answer: {answer!r}"
         return answer

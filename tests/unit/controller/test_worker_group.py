@@ -132,7 +132,7 @@ def test_per_rank_takes_one_input_a_rank_or_divides_a_batch():
     assert talker.add([1, 2, 3], right=[10, 20, 30]).result() == [11, 22, 33]
     assert talker.rows(prompts(rows=3, siblings=2)).result() == [2, 2, 2]
     assert talker.rows([prompts(rows=n, siblings=1) for n in (1, 2, 3)]).result() == [1, 2, 3]
-    with pytest.raises(BatchError, match=r"one input a rank.*list of 3"):
+    with pytest.raises(BatchError, match=r"one input per rank.*list of 3"):
         talker.add([1, 2], right=[1, 2, 3])
 
 

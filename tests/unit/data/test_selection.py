@@ -74,7 +74,7 @@ def test_later_errors_name_the_row_of_the_file(folder, tokenizer):
 @pytest.mark.parametrize(
     ("name", "found", "remedy"),
     [
-        ("fails", "raised ZeroDivisionError: division by zero, for row 2 of '{}/a.jsonl'", "Mend the function"),
+        ("fails", "raised ZeroDivisionError: division by zero, for row 2 of '{}/a.jsonl'", "Fix the function"),
         ("counts", "answered 1 (a int) for row 1 of '{}/a.jsonl'", "bool(...)"),
         ("nothing", "leaves none of the 5 rows of '{}/a.jsonl'", "True for a row that stays"),
         ("asks", "wants a column 'promt', which '{}/a.jsonl' does not have", "Did you mean 'prompt'?"),

@@ -106,8 +106,8 @@ def test_an_unknown_key_names_the_nearest(text, meant):
     ("key", "said"),
     [
         ("reference.microbatch_tokens", "The reference follows actor.microbatch_tokens."),
-        ("algorithm.recompute_logprobs", "Use algorithm.old_logprobs=recompute, which took its place"),
-        ("recompute_logprobs", "Use algorithm.old_logprobs=recompute, which took its place"),
+        ("algorithm.recompute_logprobs", "Use algorithm.old_logprobs=recompute, which replaced it"),
+        ("recompute_logprobs", "Use algorithm.old_logprobs=recompute, which replaced it"),
         ("algorithm.name", "Did you mean algorithm=NAME?"),
         ("vllm_mode", "placement.roles.rollout=POOL"),
         ("rollout.vllm.mode", "Settings of rollout.vllm: kv_cache_mb, "),

@@ -5,6 +5,7 @@ each copy is below the folder at its absolute path. A worker that has the same f
 that tracebacks and `__file__` are as usual. Otherwise it uses the copies, for files in settings and for imports.
 """
 
+import hashlib
 import importlib
 import os
 import shutil
@@ -12,6 +13,7 @@ import site
 import sys
 import sysconfig
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -27,17 +29,18 @@ def imported_user_files() -> list[Path]:
 
     Includes the other modules of the same directories, which functions may import later, up to 32 MiB in total.
     """
-    installed = _installed_directories()
-    files = set()
-    for name, module in list(sys.modules.items()):
-        file = vars(module).get("__file__") if isinstance(module, ModuleType) and name != "__main__" else None
-        if isinstance(file, str) and file.endswith(".py") and os.path.isabs(file) and os.path.isfile(file):
-            path = Path(file)
-            if not any(path.resolve().is_relative_to(directory) for directory in installed):
-                files.add(path)
+    files = _files_of_modules()
     beside = {path for file in files for path in file.parent.glob("*.py") if path.is_file()}
     wanted = files | beside
     return sorted(wanted if sum(path.stat().st_size for path in wanted) <= _MOST_BYTES else files)
+
+
+def imported_code() -> dict[str, str]:
+    """The SHA-256 of each file that this process imported from outside the Python installation and this package.
+
+    Each file is read once, at the first call after its import: later changes of the file do not count.
+    """
+    return {str(file): _digest(file) for file in _files_of_modules()}
 
 
 def keep_code(files: Iterable[Path], folder: Path) -> None:
@@ -65,6 +68,23 @@ def code_here(file: Path) -> Path:
     folder = os.environ.get(VARIABLE)
     copy = _below(Path(folder), file) if folder else file
     return copy if copy.is_file() else file
+
+
+def _files_of_modules() -> set[Path]:
+    installed = _installed_directories()
+    files = set()
+    for name, module in list(sys.modules.items()):
+        file = vars(module).get("__file__") if isinstance(module, ModuleType) and name != "__main__" else None
+        if isinstance(file, str) and file.endswith(".py") and os.path.isabs(file) and os.path.isfile(file):
+            path = Path(file)
+            if not any(path.resolve().is_relative_to(directory) for directory in installed):
+                files.add(path)
+    return files
+
+
+@cache
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def _installed_directories() -> set[Path]:

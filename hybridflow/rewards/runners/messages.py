@@ -23,6 +23,9 @@ class Setup:
 class Ready:
     """The functions are there."""
 
+    code: dict[str, str]
+    """The user's files that were imported for them, with their SHA-256."""
+
 
 @dataclass(frozen=True)
 class Unusable:

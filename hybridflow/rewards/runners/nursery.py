@@ -15,6 +15,7 @@ import struct
 import sys
 from multiprocessing.connection import Connection
 
+from hybridflow.config.carried_code import imported_code
 from hybridflow.errors import ConfigError, RewardError, RewardUnavailable
 from hybridflow.rewards.interface import Samples
 from hybridflow.rewards.outcomes import checked, trace_of
@@ -104,7 +105,7 @@ def _serve(connection: Connection, setup: Setup) -> None:
     except ConfigError as error:
         connection.send((0, Unusable(error.message)))
         return
-    connection.send((0, Ready()))
+    connection.send((0, Ready(imported_code())))
     while True:
         try:
             number, index, samples = connection.recv()

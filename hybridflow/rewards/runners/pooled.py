@@ -22,7 +22,7 @@ class PooledRunner:
 
     A chunk may take `reward.timeout_seconds` for each of its samples. A process that takes longer, that comes to use
     more than `reward.memory_mb` beside what it began with, or that ends, is replaced. Functions are found anew in each
-    process, by what the user wrote, so none has to be picklable.
+    process, by what the user wrote, so none has to be picklable; code that changed meanwhile is an error.
 
         runner = PooledRunner(config.reward, processes=4)
         outcomes = runner.run(functions, samples, allowed_failures=0)
@@ -81,7 +81,7 @@ class PooledRunner:
     def _take(self, process: PoolProcess, board: Board) -> None:
         answer, chunk = process.receive(), process.chunk
         if isinstance(answer, Ready):
-            process.become_ready()
+            process.become_ready(answer.code)
             return
         if answer is None:
             end = self._replace(process)

@@ -11,6 +11,7 @@ import time
 import weakref
 from multiprocessing.connection import Connection
 
+from hybridflow.config.carried_code import imported_code
 from hybridflow.config.reward import Reward
 from hybridflow.errors import RewardError
 from hybridflow.rewards.interface import Outcome, Samples
@@ -52,8 +53,9 @@ class PoolProcess:
         """Whether it can be given a chunk."""
         return self.is_ready and self.chunk is None
 
-    def become_ready(self) -> None:
-        """It has loaded the functions; what it uses from now on is theirs."""
+    def become_ready(self, code: dict[str, str]) -> None:
+        """It has loaded the functions from this code; the memory that it takes from now on is theirs."""
+        self._nursery.check_code(code)
         self.is_ready, self._bytes_at_start = True, used_bytes(self._id)
 
     def added_bytes(self) -> int:
@@ -106,6 +108,7 @@ class Nursery:
     def __init__(self, config: Reward) -> None:
         self._setup = Setup(config, [path for path in sys.path if path])
         self.labels = labels_of(config)
+        self._code = imported_code()
         self._control: socket.socket | None = None
         self._close = lambda: None
 
@@ -130,6 +133,17 @@ class Nursery:
     def beget(self) -> PoolProcess:
         """A new process, starting."""
         return PoolProcess(self)
+
+    def check_code(self, code: dict[str, str]) -> None:
+        """Raises `RewardError` where a process has imported other code than this one, or than another of the pool."""
+        changed = sorted(file for file, digest in code.items() if self._code.setdefault(file, digest) != digest)
+        if changed:
+            raise RewardError(
+                f"A new process of the reward functions loaded code that has changed since the run began:"
+                f" {', '.join(changed)}.",
+                remedy="Restore the former contents and resume the run, or resume it with the present ones:"
+                " trainer.resume_changed=accept.",
+            )
 
     def command(self, letter: bytes, number: int, sent: socket.socket | None = None) -> int:
         """Sends a command; the number that it answers."""

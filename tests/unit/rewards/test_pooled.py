@@ -213,6 +213,27 @@ def test_a_function_that_only_the_driver_can_import_is_told(judges, tmp_path):
     assert "reward.processes=0" in caught.value.remedy
 
 
+@pytest.mark.parametrize("edited", ["reward", "rule_of_edited_reward"])
+def test_code_that_is_edited_during_a_run_is_an_error_when_a_process_is_replaced(tmp_path, monkeypatch, edited):
+    reward, rule = tmp_path / "reward.py", tmp_path / "rule_of_edited_reward.py"
+    reward.write_text(
+        "import os\nfrom rule_of_edited_reward import score\n"
+        "def f(completions, **columns):\n"
+        "    return [os._exit(3) if text == 'die' else score(text) for text in completions]\n"
+    )
+    rule.write_text("def score(text):\n    return 1.0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    scorer = RewardScorer(Reward(functions=[f"{reward}:f"], error_budget=1))
+    prompts = [f"p{index}" for index in range(4)]
+    assert scorer.score(prompts, list("abcd"), {}).scores.tolist() == [1.0] * 4
+    changed = tmp_path / f"{edited}.py"
+    changed.write_text(changed.read_text() + "# another version\n")
+    assert scorer.score(prompts, list("abcd"), {}).scores.tolist() == [1.0] * 4
+    with pytest.raises(RewardError, match="code that has changed since the run began") as caught:
+        scorer.score(prompts, ["a", "die", "c", "d"], {})
+    assert str(changed) in caught.value.message and "trainer.resume_changed=accept" in caught.value.remedy
+
+
 def test_chunks_are_cut_between_prompts_only(judges):
     config = Reward(functions=[f"{judges}:{name}" for name in ("lengths", "of_one", "waits")])
     whole, each, waits = resolve_functions(config)

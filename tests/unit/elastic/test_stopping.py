@@ -94,7 +94,7 @@ def test_the_log_promises_a_checkpoint_only_where_the_run_saves_one(saves, caplo
 
 def test_a_closed_terminal_asks_for_a_stop_as_sigterm_does():
     stop = Stop()
-    with stop.handled(), stop.gracefully(25.0, in_process=True):
+    with stop.handled(), stop.gracefully(25.0, in_process=True, saves=True):
         os.kill(os.getpid(), signal.SIGHUP)
     assert stop.signal is signal.SIGHUP
     assert stop.status == 129
@@ -104,7 +104,7 @@ def test_a_hangup_that_nohup_ignores_stays_ignored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     stop = Stop()
     try:
-        with stop.handled(), stop.gracefully(25.0, in_process=True):
+        with stop.handled(), stop.gracefully(25.0, in_process=True, saves=True):
             os.kill(os.getpid(), signal.SIGHUP)
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:

@@ -100,6 +100,16 @@ def head_lost(address: str, silent_seconds: float) -> ResourceError:
     )
 
 
+def ray_ended() -> ResourceError:
+    """The error for a Ray that the driver started and that has ended."""
+    return ResourceError(
+        "Ray, which this run started, has ended: its gcs_server or raylet is gone, so nothing more can be computed"
+        " or saved.",
+        remedy="Look for what ended it: a batch system or service manager that signals every process of a job (signal"
+        " the driver alone), or a lack of memory. Then start the same command again.",
+    )
+
+
 def how_it_ended(report: str) -> str:
     """The one line of a backend's report on a dead process that says how it ended."""
     lines = [line.strip() for line in report.splitlines() if line.strip()] or ["no reason given"]

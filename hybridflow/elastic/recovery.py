@@ -16,7 +16,7 @@ _OF_A_RUN = ("checkpoints", "config.yaml", "metrics.jsonl", "run.log")
 def resolve_resume(resume: str, store: CheckpointStore, total_steps: int) -> Checkpoint | None:
     """The checkpoint that `trainer.resume` means: auto (the newest whole one), never (none), or a path.
 
-    A run that has done all its steps gives its last checkpoint with a warning; one that has done more is an error.
+    A run that has done more steps than that is an error.
     """
     if resume == "never":
         return None
@@ -28,6 +28,11 @@ def resolve_resume(resume: str, store: CheckpointStore, total_steps: int) -> Che
             f"{checkpoint.path} is at step {checkpoint.step}, beyond trainer.total_steps={total_steps}.",
             remedy=f"Set trainer.total_steps above {checkpoint.step}, or trainer.resume=never to start over.",
         )
+    return checkpoint
+
+
+def warn_of_complete(checkpoint: Checkpoint, total_steps: int) -> None:
+    """Warns of a run that has done all its steps, once nothing else keeps it from resuming."""
     if checkpoint.step == total_steps:
         logger.warning(
             "checkpoint=%s has all of trainer.total_steps=%d: raise it to go on, or set trainer.resume=never to begin"
@@ -35,7 +40,6 @@ def resolve_resume(resume: str, store: CheckpointStore, total_steps: int) -> Che
             checkpoint.path,
             total_steps,
         )
-    return checkpoint
 
 
 def set_aside(run_dir: Path) -> Path | None:

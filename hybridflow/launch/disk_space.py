@@ -1,6 +1,9 @@
 """Room on the disk for what a run writes, looked at before it starts rather than at its first checkpoint."""
 
+import errno
+import os
 import shutil
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,6 +34,7 @@ def check_room(config: Experiment, specs: Sequence[RoleSpec], directory: Path) -
     nearest = next(path for path in (directory, *directory.absolute().parents) if path.exists())
     if not nearest.is_dir():
         return  # it cannot be a run directory, as its opening will tell
+    _check_directories(directory, nearest)
     free = shutil.disk_usage(nearest).free
     checkpoints, size = _further_checkpoints(config.trainer, directory), sum(map(_saved_bytes, specs))
     needed = _LOGS_BYTES + checkpoints * size
@@ -42,6 +46,20 @@ def check_room(config: Experiment, specs: Sequence[RoleSpec], directory: Path) -
             remedy="Free space there, set trainer.run_dir to a larger disk, or lower trainer.keep_checkpoints="
             f"{config.trainer.keep_checkpoints}; trainer.save_every=0 saves nothing.",
         )
+
+
+def _check_directories(directory: Path, nearest: Path) -> None:
+    """Raises `ResourceError` where no directory can be made (as in /proc), which a full disk does not explain."""
+    try:
+        os.rmdir(tempfile.mkdtemp(prefix=".hybridflow-", dir=nearest))
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return
+        raise ResourceError(
+            f"The run directory '{directory}' cannot be written: {error.strerror or error}, for a new directory in"
+            f" {nearest}.",
+            remedy="Set trainer.run_dir to a directory you may write to, on a disk with free space.",
+        ) from error
 
 
 def _further_checkpoints(trainer: Trainer, directory: Path) -> int:

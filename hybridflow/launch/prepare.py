@@ -11,7 +11,7 @@ from hybridflow.dataflows.interface import Dataflow
 from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore
 from hybridflow.elastic.claim import claim, release
 from hybridflow.elastic.fingerprints import Fingerprints
-from hybridflow.elastic.recovery import resolve_resume, set_aside, set_later_aside
+from hybridflow.elastic.recovery import resolve_resume, set_aside, set_later_aside, warn_of_complete
 from hybridflow.launch.compose import Composed
 from hybridflow.launch.dataflow import find_dataflow, make_settings
 from hybridflow.launch.device import find_device
@@ -119,6 +119,7 @@ def _opened_directory(
     changes = Changes()
     if checkpoint is not None:
         changes = check_resumable(checkpoint, composed, inputs, data.streams, trained)
+        warn_of_complete(checkpoint, trainer.total_steps)
     if checkpoint is not None and checkpoint.path.resolve().is_relative_to(directory.resolve()):
         set_later_aside(store, checkpoint)
     elif set_aside(directory) is not None:  # what was there has another history

@@ -50,6 +50,7 @@ def started(folder: Path) -> Iterator[Processes]:
 def _run(settings: Sequence[str], environment: Mapping[str, str], said: str) -> int:
     from hybridflow.trainer import main_ppo
 
+    os.setsid()  # as a shell does: a signal to the group of the run is none to the tests
     file = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (1, 2):
         os.dup2(file, stream)

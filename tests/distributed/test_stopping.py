@@ -102,7 +102,9 @@ def test_a_second_signal_stops_at_once(run, whole):
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize(("name", "status", "seconds", "saved"), [("SIGTERM", 143, 120, 2), ("SIGINT", 130, 0, 3)])
+@pytest.mark.parametrize(
+    ("name", "status", "seconds", "saved"), [("group:SIGTERM", 143, 120, 2), ("SIGINT", 130, 0, 3)]
+)
 def test_on_ray_the_driver_stops_alike_and_leaves_no_process(run, whole, name, status, seconds, saved):
     words = ["trainer={backend: ray, stop_seconds: 10}", "trainer.save_every=50"]
     ended = stopped(run, IN_STEP_3, name, *words, seconds=seconds)

@@ -21,7 +21,7 @@ def right(completions, answer, **columns):
     """1 for the right answer; in the call whose number stands in the trap it signals and then takes its time.
 
     SIGKILL goes to its own process, other signals to the driver; several names are sent one after the other.
-    `delete:PATH` and `move:PATH:TO` do so to a directory.
+    `group:NAME` goes to the driver's process group; `delete:PATH` and `move:PATH:TO` do so to a directory.
     """
     global calls
     calls += 1
@@ -34,6 +34,8 @@ def right(completions, answer, **columns):
             shutil.rmtree(paths[0])
         elif what == "move":
             os.rename(*paths)
+        elif what == "group":
+            os.killpg(os.getpgid(driver), signal.Signals[paths[0]])
         for name in names.split(",") if not paths else []:
             os.kill(os.getpid() if name == "SIGKILL" else driver, signal.Signals[name])
         for _ in range(100 * int(seconds)):

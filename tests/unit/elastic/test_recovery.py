@@ -9,7 +9,7 @@ from hybridflow.config.experiment import Experiment
 from hybridflow.config.loop import ResumeChanged
 from hybridflow.elastic.checkpoint import CheckpointStore
 from hybridflow.elastic.compatibility import FIXED, Change, check_compatible, compare, flat
-from hybridflow.elastic.recovery import resolve_resume, set_aside, set_later_aside
+from hybridflow.elastic.recovery import resolve_resume, set_aside, set_later_aside, warn_of_complete
 from hybridflow.errors import CheckpointError
 from tests.unit.elastic.victim import save
 
@@ -59,6 +59,8 @@ def test_a_path_that_is_no_checkpoint_names_the_nearest(path, tmp_path):
 def test_a_finished_run_is_told_how_to_go_on(tmp_path, caplog):
     finished = resolve_resume("auto", store_with(tmp_path, 5), 5)
     assert finished is not None and finished.step == 5
+    assert "raise it" not in caplog.text
+    warn_of_complete(finished, 5)
     assert "trainer.total_steps=5: raise it" in caplog.text
 
 

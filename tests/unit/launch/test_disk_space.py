@@ -80,3 +80,9 @@ def test_weights_in_bfloat16_are_saved_beside_their_float32_copies(toy_dir, tmp_
     free_checkpoints(1, bytes_per_parameter=13)
     with pytest.raises(ResourceError, match="writes 1 checkpoint of"):
         room(toy_dir(), tmp_path, *settings)
+
+
+def test_where_no_directory_can_be_made_the_disk_is_not_called_full(toy_dir):
+    with pytest.raises(ResourceError, match="'/proc/x' cannot be written: .* for a new directory in /proc") as caught:
+        room(toy_dir(), Path("/proc/x"))
+    assert "Set trainer.run_dir to a directory you may write to" in caught.value.remedy

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 
 import psutil
 import ray
@@ -19,11 +19,17 @@ DEVICE = "hybridflow_device"
 """Custom resource with one unit per CPU device of a Ray started here, so that any number of devices is available."""
 
 
+_VITAL = ("gcs_server", "raylet")
+
+
 class _Connection:
     """How this process was connected."""
 
     has_started_ray = False
     has_joined_early = False
+    is_starting_ray = False
+    processes: tuple[psutil.Process, ...] = ()
+    """Ray's head (GCS) and raylet, if they were started here."""
 
 
 def check_cluster(nodes: int) -> None:
@@ -51,27 +57,41 @@ def connect(devices: int, nodes: int, device: str) -> bool:
         return True
     _initialized("local", num_cpus=os.cpu_count(), resources={} if device == "cuda" else {DEVICE: devices})
     _Connection.has_started_ray = True
+    children = psutil.Process().children()
+    _Connection.processes = tuple(child for child in children if child.name() in _VITAL)
     return True
 
 
 def disconnect() -> None:
     """Leaves the cluster, and stops it if it was started here."""
     ray.shutdown()
-    _Connection.has_started_ray = False
+    _Connection.has_started_ray, _Connection.processes = False, ()
 
 
 def abandon() -> None:
     """Leaves a cluster whose head does not respond; Ray itself would wait for a response.
 
-    A head that was started here is killed, so that Ray notices and stops the rest. Another cluster is left alone.
+    Processes that were started here are killed, so that Ray notices and stops the rest. Another cluster is left alone.
     """
     if is_joined():
         atexit.unregister(ray.shutdown)
         return
-    for child in psutil.Process().children():
-        if child.name() == "gcs_server":
-            child.kill()
+    for process in _Connection.processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
     disconnect()
+
+
+def has_ray_ended() -> bool:
+    """Whether Ray was started here and one of its vital processes has ended, which takes no waiting to find out."""
+    return any(_has_ended(process) for process in _Connection.processes)
+
+
+def _has_ended(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def is_joined() -> bool:
@@ -96,7 +116,7 @@ def _set_environment() -> None:
 def _initialized(address: str, *, num_cpus: int | None = None, resources: dict[str, float] | None = None) -> None:
     """Connects to the cluster at an address, or with `local` starts one that has these resources."""
     try:
-        with _own_signals(), _on_loopback() if address == "local" else nullcontext():
+        with _own_signals(), _on_loopback() if address == "local" else nullcontext(), _in_sessions_of_their_own():
             ray.init(
                 address=address,
                 num_cpus=num_cpus,
@@ -146,3 +166,25 @@ def _on_loopback() -> Iterator[None]:
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = is_cluster
         os.environ.pop(name) if before is None else os.environ.update({name: before})
+
+
+@contextmanager
+def _in_sessions_of_their_own() -> Iterator[None]:
+    """Starts Ray's processes outside this process's group, which a terminal, `timeout` or a batch system signals whole.
+
+    This process then finishes its step and saves while Ray still runs. The kernel kills Ray's processes if this process
+    dies: Ray asks for that itself.
+    """
+    _Connection.is_starting_ray = True
+    try:
+        yield
+    finally:
+        _Connection.is_starting_ray = False
+
+
+def _leave_session() -> None:
+    if _Connection.is_starting_ray:
+        os.setsid()
+
+
+os.register_at_fork(after_in_child=_leave_session)

@@ -17,6 +17,8 @@ import ray
 from ray.exceptions import RayError
 from ray.experimental.internal_kv import internal_kv_get_gcs_client
 
+from hybridflow.controller.backends.ray.cluster import has_ray_ended
+
 BEAT_SECONDS = 5.0
 HEAD_TIMEOUT_SECONDS = 30.0
 """Longest silence of the head: longer than its restart takes, and well below Ray's 60 s."""
@@ -86,8 +88,8 @@ class Pulse:
         return self._silence.look(self._answered_at, time.monotonic())
 
     def is_head_lost(self) -> bool:
-        """Whether the head has been silent for too long."""
-        return self.head_silent_seconds() > HEAD_TIMEOUT_SECONDS
+        """Whether the head has been silent for too long, or Ray has ended on this machine."""
+        return has_ray_ended() or self.head_silent_seconds() > HEAD_TIMEOUT_SECONDS
 
     def close(self) -> None:
         """Ends the thread, and deletes the counters if the head responds."""

@@ -8,6 +8,7 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from hybridflow.controller.backends.interface import Pending, Stored
+from hybridflow.controller.backends.ray.cluster import has_ray_ended
 from hybridflow.controller.backends.ray.host import Host, host_of
 from hybridflow.controller.backends.ray.pulse import Pulse
 from hybridflow.controller.failures import CallFailed
@@ -21,6 +22,7 @@ from hybridflow.controller.health import (
     hang,
     head_lost,
     how_it_ended,
+    ray_ended,
 )
 from hybridflow.controller.rendezvous import START_TIMEOUT_SECONDS
 from hybridflow.errors import WorkerDied, WorkerError
@@ -111,7 +113,7 @@ class Watch:
         self._looked_at = time.monotonic()
         if self._pulse.is_head_lost():
             self._calls.clear()
-            raise head_lost(self._pulse.head, self._pulse.head_silent_seconds())
+            raise ray_ended() if has_ray_ended() else head_lost(self._pulse.head, self._pulse.head_silent_seconds())
         silent = {host: self._pulse.silent_seconds(host.heart) for host in self._hosts()}
         for host, seconds in silent.items():
             if seconds > self._patience.running_seconds:

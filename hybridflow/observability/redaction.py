@@ -3,59 +3,89 @@
 Whatever is written down or shown passes here: config.yaml, checkpoints, trackers, the report, log lines and errors.
 """
 
+import json
 import os
 import re
 from collections.abc import Mapping
+from urllib.parse import quote, quote_plus
 
 REDACTED = "***"
 
-_KEY = r"(?:api|access|private|secret|auth)[_-]?key(?:[_-]id)?"
-_NAMES = rf"(?:{_KEY}|secret|password|passwd|authorization|credentials?|cookie)"
-_TOKEN = r"(?<!pad[_-])(?<!bos[_-])(?<!eos[_-])token"
-_NAME = re.compile(rf"(?:^|[_-])(?:{_NAMES}|{_TOKEN})$", re.IGNORECASE)
-_VARIABLE = re.compile(r"(?:^|_)(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|ACCESS_KEY_ID)$", re.IGNORECASE)
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_SECRET = frozenset((
+    "secret", "password", "passwd", "passphrase", "passcode", "pwd", "authorization", "credential", "cookie",
+    "bearer", "apikey", "accesskey", "secretkey", "privatekey", "authkey", "apitoken", "accesstoken", "authtoken",
+))  # fmt: skip
+_KEYS = frozenset((
+    "api", "access", "private", "secret", "auth", "encryption", "signing", "ssh", "master", "account", "subscription",
+    "license",
+))  # fmt: skip
+_OWNERS = frozenset((
+    "db", "database", "user", "admin", "root", "login", "smtp", "mail", "ftp", "http", "proxy", "redis", "mysql",
+    "postgres", "pg",
+))  # fmt: skip
+_HOSTS = frozenset((
+    "github", "gh", "gitlab", "azure", "ado", "bitbucket",
+))  # fmt: skip
+_VOCABULARY = frozenset((
+    "pad", "bos", "eos", "unk", "sep", "cls", "mask", "stop", "start", "end", "image", "audio", "video", "special",
+    "extra", "per", "max", "min", "num", "first", "last", "next", "new", "think", "prompt", "response",
+))  # fmt: skip
+_GRANTS = frozenset((
+    "api", "access", "auth", "hf", "hub", "bearer", "refresh", "session", "security", "secret", "private", "bot",
+    "github", "gitlab", "user", "id",
+))  # fmt: skip
 _SHORTEST = 8
 """Characters of an environment variable's value; a shorter one would be found in half of all words."""
 
-_USER = re.compile(r"(\w+://)[^/\s'\"@]+@")
-_PARAMETER = re.compile(rf"([?&](?:[\w-]*[_-])?(?:{_NAMES}|token|key|sig|signature)=)[^&\s'\"#]+", re.IGNORECASE)
-_SCHEME = r"(?:bearer|basic|token)\s+"
+_PORT = r"(?!\d{1,5}(?:[/?#'\",;)\]}\s]|$))"
+_USER = re.compile(rf"(\b\w+://)(?:[^\s/@'\":\[]*:{_PORT}[^\s@]+@(?:[^\s/?#@'\"]*@)*|[^/\s'\"@]+@)")
+_PARAMETER = re.compile(r"(?<=[?&])([\w-]+)=[^&\s'\"#]+")
+_SCHEME = r"(?:bearer|basic|digest|token)\s+"
 _PROSE = rf"(?!(?<!['\"])(?!{_SCHEME})(?-i:[a-z]{{1,7}})(?![^\s,.;]))"
 """Not a short lowercase word without quotes, such as the `use` of `no authorization: use ray`."""
 
 _REFERENCE = r"(?!\$\{oc\.env:\w+\})"
 """Not the name of an environment variable that holds the secret."""
 
-_HEADER = re.compile(
-    rf"(authorization['\"]?\s*[:=]\s*['\"]?){_PROSE}(?:{_SCHEME})?+{_REFERENCE}(?:\$\{{[^}}]*\}}|[^'\",}}\s]+)",
+_HEAD = re.compile(
+    r"(?:(?<![\w-])--(?P<flag>[\w-]+)\s+|(?<![\w-])(?P<name>[A-Za-z][\w-]*)(?P<sign>['\"]?\s*[:=]\s*))['\"]?"
+)
+_VALUE = re.compile(
+    rf"{_PROSE}(?:{_SCHEME})?+{_REFERENCE}"
+    r"(?:\$\{[^}]*\}|\[[^\]]*\]|\{[^}]*\}|(?<=')[^'\n]+|(?<=\")[^\"\n]+|[^'\",}\s]+)",
     re.IGNORECASE,
 )
+_COOKIES = re.compile(rf"{_PROSE}{_REFERENCE}[^'\"\n]+", re.IGNORECASE)
 _BEARER = re.compile(r"\b(bearer\s+)[\w.~+/=-]{8,}", re.IGNORECASE)
 _OPEN_HEADERS = ("content-type", "accept", "user-agent")
 
 
 def redacted_text(text: str) -> str:
-    """A text without passwords and tokens of addresses, Authorization headers, and values of secret variables.
+    """A text without the passwords and tokens of addresses, the values of settings and headers with secret names such
+    as `Authorization` or `api_key`, and the values of secret variables, also as `repr`, JSON and URLs write them.
 
-    Secret are environment variables with names such as WANDB_API_KEY, HF_TOKEN or DB_PASSWORD.
+    Environment variables are secret by their names: WANDB_API_KEY, HF_TOKEN, DB_PASS or GITHUB_PAT.
     """
     text = _USER.sub(rf"\1{REDACTED}@", text)
-    for pattern in (_PARAMETER, _HEADER, _BEARER):
-        text = pattern.sub(rf"\1{REDACTED}", text)
+    text = _PARAMETER.sub(lambda found: f"{found[1]}={REDACTED}" if _is_parameter(found[1]) else found[0], text)
+    text = _BEARER.sub(rf"\1{REDACTED}", _without_assigned(text))
     for value in _secret_values():
         text = text.replace(value, REDACTED)
     return text
 
 
 def redacted(value: object, name: str = "") -> object:
-    """A nested configuration without secrets: values under secret names, and secret values."""
+    """A nested configuration without secrets: everything below secret names, and secret values."""
     if isinstance(value, Mapping):
         return {key: redacted(inner, f"{name}.{key}") for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [redacted(inner, name) for inner in value]
-    if not isinstance(value, str):
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
         return value
-    return REDACTED if value and _is_secret(name) else redacted_text(value)
+    if value != "" and _is_secret(name) and (isinstance(value, str) or not _counts_tokens(name)):
+        return REDACTED
+    return redacted_text(value) if isinstance(value, str) else value
 
 
 def redacted_leaves(leaves: Mapping[str, object]) -> dict[str, object]:
@@ -63,11 +93,65 @@ def redacted_leaves(leaves: Mapping[str, object]) -> dict[str, object]:
     return {path: redacted(value, path) for path, value in leaves.items()}
 
 
+def _without_assigned(text: str) -> str:
+    """The text without what follows secret names: `name=value`, `name: value`, `'name': 'value'`, `--name value`."""
+    parts, at = [], 0
+    for head in _HEAD.finditer(text):
+        name = head["flag"] or head["name"]
+        is_word = name.lower() in ("token", "tokens") and head["sign"] not in ("=", "':", '":', "': ", '": ')
+        if head.start() < at or is_word or not _is_secret_name(name):
+            continue
+        value = (_COOKIES if name.lower().endswith("cookie") else _VALUE).match(text, head.end())
+        if value:
+            parts.append(f"{text[at : head.end()]}{REDACTED}")
+            at = value.end()
+    return "".join(parts) + text[at:]
+
+
+def _words(name: str) -> list[str]:
+    """The words of `api_key`, `API-Key` or `apiKey2` in lower case, without numbers and an `id` at the end."""
+    words = [word.lower() for word in _WORD.findall(name)]
+    while words and (words[-1].isdigit() or (words[-1] == "id" and "key" in words[-2:-1])):
+        words.pop()
+    return words
+
+
+def _is_secret_name(name: str) -> bool:
+    before, last = ["", "", *_words(name)][-2:]
+    one = last if last == "pass" else last.removesuffix("s")
+    if last == "tokens":
+        return before == "" or before in _GRANTS
+    qualified = {"key": _KEYS, "pass": _OWNERS, "pat": _HOSTS}
+    return one in _SECRET or (one == "token" and before not in _VOCABULARY) or before in qualified.get(one, ())
+
+
 def _is_secret(path: str) -> bool:
     *sections, name = path.split(".")
-    return bool(_NAME.search(name)) or ("headers" in sections and name.lower() not in _OPEN_HEADERS)
+    is_header = "headers" in sections and name.lower() not in _OPEN_HEADERS
+    return is_header or any(_is_secret_name(part) for part in (*sections, name))
+
+
+def _counts_tokens(path: str) -> bool:
+    """Whether a number of this name is one of tokens: `token` or `tokens` says nothing more."""
+    return path.rpartition(".")[2].lower() in ("token", "tokens")
+
+
+def _is_parameter(name: str) -> bool:
+    return _is_secret_name(name) or _words(name)[-1:] in (["key"], ["sig"], ["signature"])
+
+
+def _is_variable(name: str) -> bool:
+    """An environment variable that holds a secret: any `..._KEY` or `..._PASS`, but not the directory `PWD`."""
+    words = _words(name)
+    last = words[-1].removesuffix("s") if words else ""
+    return name != "PWD" and (last in ("key", "token", "pas", "pat", "auth") or _is_secret_name(name))
 
 
 def _secret_values() -> list[str]:
-    found = {value for name, value in os.environ.items() if len(value) >= _SHORTEST and _VARIABLE.search(name)}
-    return sorted(found, key=len, reverse=True)
+    """What secret variables hold, the longest first, in each form in which a text may have it."""
+    forms: set[str] = set()
+    for name, value in os.environ.items():
+        if len(value) >= _SHORTEST and _is_variable(name):
+            forms |= {value, repr(value)[1:-1], json.dumps(value)[1:-1], quote(value), quote(value, safe="")}
+            forms |= {quote_plus(value), *(line for line in value.splitlines() if not line.startswith("-----"))}
+    return sorted((form for form in forms if len(form) >= _SHORTEST), key=len, reverse=True)

@@ -1,7 +1,13 @@
 """Secrets stay in the process."""
 
+import json
+from dataclasses import asdict
+from urllib.parse import quote
+
 import pytest
 
+from hybridflow.config.experiment import Experiment
+from hybridflow.elastic.compatibility import flat
 from hybridflow.observability.redaction import redacted, redacted_leaves, redacted_text
 
 SECRETS = [
@@ -14,6 +20,16 @@ SECRETS = [
     "headers.Authorization=Basic s3cr3tpw",
     "Authorization: s3cr3tpw",
     "headers={Authorization: ${oc.env:TOKEN_OF_MINE,s3cr3tpw}}",
+    "https://user:s3cr3t/pw@host/x",
+    "https://user:pw@s3cr3t@host/",
+    "postgres://u:p's3cr3t@h/db",
+    "X-API-Key: s3cr3tpw1",
+    "x-api-key='s3cr3t pw'",
+    "Cookie: session=s3cr3tpw; other=s3cr3t",
+    "Proxy-Authorization: Basic s3cr3tpw==",
+    "{'api_key': 's3cr3t', 'max_tokens': 5}",
+    "settings={api_keys: [s3cr3t-1, s3cr3t-2], clientSecret: s3cr3t3}",
+    "--password s3cr3tpw",
     "sent with bearer s3cr3tpw.abc",
     "the variable's value s3cr3t-of-environment, wherever it is",
 ]
@@ -37,6 +53,9 @@ def test_texts_tell_no_secrets(text, monkeypatch):
         "reward.settings.NAME.headers={Authorization: ${oc.env:VARIABLE}}.",
         'headers={Authorization: "Bearer ${oc.env:MY_TOKEN}"}',
         "no authorization: use ray",
+        "https://host:8000/score?mail=a@b http://host:80 http://[::1]:8000/x@y",
+        "max_tokens=8192 token_scores=[1.0] tokenizer_path=a/b passk=4 compass=north forward_pass=3",
+        "unknown token: <x>; token = tokens[0]; password: must be text",
     ],
 )
 def test_other_texts_stay_as_they_are(text, monkeypatch):
@@ -70,3 +89,35 @@ def test_a_configuration_without_its_secrets():
         "model.pad_token": "<pad>",
     }
     assert list(redacted_leaves(leaves).values()) == ["***", "***", "<pad>"]
+
+
+@pytest.mark.parametrize("name", ["OPENAI_APIKEY", "DB_PASS", "GITHUB_PAT", "AWS_SESSION_TOKEN", "PRIVATE_KEY"])
+def test_the_values_of_secret_variables_are_found_in_every_form(name, monkeypatch):
+    value = "s3cr3t-one/with+signs\ns3cr3t-line 'two'\ns3cr3t-line-three"
+    monkeypatch.setenv(name, value)
+    monkeypatch.setenv("GIT_ASKPASS", "/usr/bin/askpass")
+    forms = [value, repr(value), json.dumps(value), quote(value, safe=""), quote(value), "s3cr3t-line-three alone"]
+    assert [redacted_text(form) for form in forms if "s3cr3t" in redacted_text(form)] == []
+    assert redacted_text("/usr/bin/askpass") == "/usr/bin/askpass"
+
+
+def test_everything_below_a_secret_name_is_hidden_and_other_names_are_not():
+    secret: dict[str, object] = {
+        "api_keys": ["s3cr3t", "s3cr3t"], "password": 735577001, "clientSecret": "s3cr3t", "accessToken": "s3cr3t",
+        "db": "postgres://u:s3cr3t/pw@h/d", "token": {"value": "s3cr3t"}, "credentials": {"user": {"pin": 735577001}},
+        "password2": "s3cr3t", "access_key_id": "s3cr3t", "tokens": ["s3cr3t"], "pwd": "s3cr3t", "db_pass": "s3cr3t",
+    }  # fmt: skip
+    harmless: dict[str, object] = {
+        "max_tokens": 5, "tokenizer_path": "a/b", "token_scores": [1.0], "passk": 4, "compass": "north", "tokens": 9,
+        "bypass": "yes", "first_pass": "x", "stop_tokens": ["</s>"], "answer_key": "solution", "use_password": True,
+    }  # fmt: skip
+    shown = str(redacted({"dataflow_settings": secret}))
+    assert "s3cr3t" not in shown and "735577001" not in shown
+    leaves = flat({"dataflow_settings": secret})
+    assert "s3cr3t" not in str(redacted_leaves(leaves)) and "735577001" not in str(redacted_leaves(leaves))
+    assert redacted({"dataflow_settings": harmless}) == {"dataflow_settings": harmless}
+
+
+def test_no_setting_of_the_schema_has_a_secret_name():
+    leaves = dict.fromkeys(flat(asdict(Experiment())), 1)
+    assert redacted_leaves(leaves) == leaves

@@ -39,7 +39,7 @@ _SHORTEST = 8
 """Characters of an environment variable's value; a shorter one would be found in half of all words."""
 
 _PORT = r"(?!\d{1,5}(?:[/?#'\",;)\]}\s]|$))"
-_USER = re.compile(rf"(\b\w+://)(?:[^\s/@'\":\[]*:{_PORT}[^\s@]+@(?:[^\s/?#@'\"]*@)*|[^/\s'\"@]+@)")
+_USER = re.compile(rf"(\b\w+://)(?:[^\s/@'\":\[]*:{_PORT}[^\s@]{{1,512}}@(?:[^\s/?#@'\"]*@)*|[^/\s'\"@]+@)")
 _PARAMETER = re.compile(r"(?<=[?&])([\w-]+)=[^&\s'\"#]+")
 _SCHEME = r"(?:bearer|basic|digest|token)\s+"
 _PROSE = rf"(?!(?<!['\"])(?!{_SCHEME})(?-i:[a-z]{{1,7}})(?![^\s,.;]))"

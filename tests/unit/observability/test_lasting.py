@@ -64,3 +64,9 @@ def test_a_console_that_can_be_written_shows_every_line(tmp_path):
     assert done.stderr.startswith("before there is a log\nline 0\nline 1\nline 2\n")
     assert done.stderr.endswith("the run goes on\nthe last line\n")
     assert "console" not in Path(tmp_path, "run.log").read_text()
+
+
+def test_a_command_keeps_its_exit_status_though_nobody_can_read_it():
+    command = [sys.executable, "-m", "hybridflow.trainer.main_ppo", "trainer.no_such_setting=1"]
+    with open("/dev/full", "w") as full:
+        assert subprocess.run(command, stdout=full, stderr=full, check=False).returncode == 2

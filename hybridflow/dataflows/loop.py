@@ -83,6 +83,8 @@ class Run:
     """Fingerprints of the files that the run reads, by source and file."""
     stop: Stop = field(default_factory=Stop)
     report: Callable[[], None] = lambda: None
+    begun: Callable[[], None] = lambda: None
+    """Called once the roles have started and have their weights, before the first evaluation or step."""
 
 
 @dataclass(frozen=True)
@@ -159,12 +161,15 @@ class Loop:
         run, stop = self._run, self._run.stop
         if self._step == 0:
             self._publish()
+            run.begun()
             self._unlogged = {}
             self._evaluate(0)
             self._log_step()
-        elif self._unlogged is not None:
-            self._evaluate(self._step)
-            self._log_step()
+        else:
+            run.begun()
+            if self._unlogged is not None:
+                self._evaluate(self._step)
+                self._log_step()
         run.timers.reset()
         while self._step < run.trainer.total_steps and not stop.signal:
             self._unlogged = plain(self._one_step() | run.timers.metrics() | memory_metrics())

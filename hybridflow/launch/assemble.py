@@ -54,6 +54,7 @@ def assemble(
     *,
     stop: Stop,
     report: Callable[[], None],
+    begun: Callable[[], None],
 ) -> Run:
     """Starts backend and roles, and ties them to the loop; what is started ends with the stack."""
     config, specs, data = prepared.composed.config, prepared.specs, prepared.data
@@ -89,6 +90,7 @@ def assemble(
         calls=backend,
         stop=stop,
         report=report,
+        begun=begun,
     )
 
 

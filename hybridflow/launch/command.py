@@ -41,7 +41,7 @@ def _run_command(argv: Sequence[str] | None, stop: Stop, *, program: str, config
         _say_start(composed, console)
         # Imported here, so that a wrong setting is reported before torch is loaded.
         from hybridflow.launch.execute import execute
-        from hybridflow.launch.farewell import say_finished, say_kept, say_stopped_at_once
+        from hybridflow.launch.farewell import say_finished, say_kept, say_restored, say_stopped_at_once
         from hybridflow.launch.prepare import prepare
 
         with redirect_stdout(lasting(sys.stdout)):  # what user code prints
@@ -52,8 +52,9 @@ def _run_command(argv: Sequence[str] | None, stop: Stop, *, program: str, config
                 say_stopped_at_once(prepared.directory, console)
                 return stop.status
             except HybridflowError as error:
-                say_failure(console, error, report=prepared.directory / "report.html")
-                say_kept(prepared.directory, console)
+                restored = prepared.earlier.is_restored
+                say_failure(console, error, report=None if restored else prepared.directory / "report.html")
+                (say_restored if restored else say_kept)(prepared.directory, console)
                 return 1
         say_finished(finished, console)
         return 0 if finished.outcome.stopped is None else stop.status

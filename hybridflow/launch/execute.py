@@ -46,7 +46,9 @@ def execute(prepared: Prepared, console: Console, stop: Stop | None = None) -> F
     try:
         outcome, first_evaluation = _trained(prepared, console, stop or Stop(), reporting)
     except BaseException as error:
-        reporting.end(_ending_of(error))
+        ending = _ending_of(error)
+        if not reporting.leave(ending):
+            reporting.end(ending)
         raise
     report = reporting.end(ending_of(outcome))
     return Finished(outcome, prepared.directory, report, first_evaluation)
@@ -86,7 +88,7 @@ def _trained(prepared: Prepared, console: Console, stop: Stop, reporting: "_Repo
         )
         tracker = make_trackers(trainer.trackers, tracked)
         stack.callback(tracker.close)
-        run = assemble(prepared, tracker, timers, stack, stop=stop, report=reporting.on_the_way)
+        run = assemble(prepared, tracker, timers, stack, stop=stop, report=reporting.on_the_way, begun=reporting.begin)
         loop = Loop(run)
         if checkpoint is not None:
             loop.resume(checkpoint)
@@ -106,6 +108,10 @@ def _ending_of(error: BaseException) -> Ending:
     return Ending("failed", redacted_text(said))
 
 
+def _log_ending(ending: Ending) -> None:
+    log_to_file(logging.ERROR if ending.how == "failed" else logging.INFO, f"{ending.how}: {ending.said}")
+
+
 class _Reporting:
     """Writes the report during the run and at its end, and the end to run.log as well."""
 
@@ -113,9 +119,20 @@ class _Reporting:
         self._directory = prepared.directory
         self._has_record = "jsonl" in prepared.composed.config.trainer.trackers
         self._next_at = time.monotonic()
-        forget_ending(prepared.directory)
+        self._earlier = prepared.earlier
         if not self._has_record:
             logger.warning("trainer.trackers is without jsonl, so there is no record to make report.html of")
+
+    def begin(self) -> None:
+        """Forgets the ending of the earlier run in the directory, which the run goes on from or replaces."""
+        self._earlier.has_begun = True
+        forget_ending(self._directory)
+
+    def leave(self, ending: Ending) -> bool:
+        """Logs how a run that could not begin ended, and puts an earlier run back; returns whether it did."""
+        if self._earlier.can_be_restored:
+            _log_ending(ending)
+        return self._earlier.restore()
 
     def on_the_way(self) -> None:
         """Writes the report, unless that would take too much of the run's time."""
@@ -126,7 +143,7 @@ class _Reporting:
 
     def end(self, ending: Ending) -> Path | None:
         """Writes the report with the ending; a failure to write it does not make the run fail."""
-        log_to_file(logging.ERROR if ending.how == "failed" else logging.INFO, f"{ending.how}: {ending.said}")
+        _log_ending(ending)
         if self._directory.is_dir():
             write_ending(self._directory, ending)
         if self._has_record and not (self._directory / METRICS_FILE).is_file():

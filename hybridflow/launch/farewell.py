@@ -54,6 +54,11 @@ def say_kept(run_dir: Path, console: Console) -> None:
         console.print(f"  checkpoint  {_from_here(saved)}  ({how})", soft_wrap=True)
 
 
+def say_restored(run_dir: Path, console: Console) -> None:
+    """What a run that failed before its first step leaves: the earlier run of its directory."""
+    console.print(f"  run_dir     {_from_here(run_dir)}  (the earlier run in it is as it was)", soft_wrap=True)
+
+
 def _say_model(checkpoint: Path, console: Console) -> None:
     """Where the trained model is, and what reads it."""
     judge = checkpoint / "reward_model"

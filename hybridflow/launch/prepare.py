@@ -18,6 +18,7 @@ from hybridflow.launch.device import find_device
 from hybridflow.launch.device_defaults import with_device_defaults
 from hybridflow.launch.disk_space import check_room
 from hybridflow.launch.driven_data import DrivenData, load_data
+from hybridflow.launch.earlier_run import EarlierRun
 from hybridflow.launch.help import config_text
 from hybridflow.launch.horizon import check_horizon, with_schedule_steps
 from hybridflow.launch.inputs import fingerprints
@@ -49,6 +50,8 @@ class Prepared:
     checkpoint: Checkpoint | None
     inputs: Fingerprints
     """Fingerprints of the files that the run reads, for its checkpoints."""
+    earlier: EarlierRun
+    """What was in the directory, to be put back if the run cannot begin."""
 
 
 def prepare(composed: Composed) -> Prepared:
@@ -80,8 +83,8 @@ def prepare(composed: Composed) -> Prepared:
     check_room(config, specs, directory)
     inputs = fingerprints(composed, specs)
     trained = [spec.name for spec in specs if spec.is_trained]
-    checkpoint = _open_directory(composed, inputs, directory, data, trained)
-    return Prepared(composed, dataflow, settings, specs, data, directory, checkpoint, inputs)
+    checkpoint, earlier = _open_directory(composed, inputs, directory, data, trained)
+    return Prepared(composed, dataflow, settings, specs, data, directory, checkpoint, inputs, earlier)
 
 
 def warn_of_followed(composed: Composed) -> None:
@@ -99,8 +102,11 @@ def warn_of_followed(composed: Composed) -> None:
 
 def _open_directory(
     composed: Composed, inputs: Fingerprints, directory: Path, data: DrivenData, trained: Collection[str]
-) -> Checkpoint | None:
-    """The run directory, claimed for this process, with its log and configuration, and the checkpoint to go on from."""
+) -> tuple[Checkpoint | None, EarlierRun]:
+    """Opens the run directory, claimed for this process, with its log and configuration.
+
+    Returns the checkpoint to resume from, and what was in the directory.
+    """
     claim(directory)
     try:
         return _opened_directory(composed, inputs, directory, data, trained)
@@ -111,20 +117,22 @@ def _open_directory(
 
 def _opened_directory(
     composed: Composed, inputs: Fingerprints, directory: Path, data: DrivenData, trained: Collection[str]
-) -> Checkpoint | None:
+) -> tuple[Checkpoint | None, EarlierRun]:
     trainer = composed.config.trainer
     store = CheckpointStore(directory, keep=trainer.keep_checkpoints)
     store.settle()
     checkpoint = resolve_resume(trainer.resume, store, trainer.total_steps)
-    changes = Changes()
+    changes, earlier = Changes(), EarlierRun(directory)
     if checkpoint is not None:
         changes = check_resumable(checkpoint, composed, inputs, data.streams, trained)
         warn_of_complete(checkpoint, trainer.total_steps)
     if checkpoint is not None and checkpoint.path.resolve().is_relative_to(directory.resolve()):
-        set_later_aside(store, checkpoint)
-    elif set_aside(directory) is not None:  # what was there has another history
+        earlier.later = set_later_aside(store, checkpoint)
+        earlier.files = {path: path.read_bytes() for path in [directory / CONFIG_FILE] if path.is_file()}
+    elif (aside := set_aside(directory)) is not None:  # what was there has another history
+        earlier.aside = aside
         claim(directory)
     configure_logging(directory)
     changes.log()
     (directory / CONFIG_FILE).write_text(config_text(composed))
-    return checkpoint
+    return checkpoint, earlier

@@ -1,0 +1,60 @@
+"""The earlier run of a run directory: it stays as it was if the new run fails before its first step."""
+
+import logging
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hybridflow.observability.logs import configure_logging
+
+logger = logging.getLogger(__name__)
+
+_LOG = "run.log"
+
+
+@dataclass
+class EarlierRun:
+    """What the start of a run has changed in its directory, so that a failed start can undo it.
+
+    `aside` is where the earlier run was moved, `later` are checkpoints that were renamed, and `files` are files that
+    the start overwrites.
+    """
+
+    directory: Path
+    aside: Path | None = None
+    later: Sequence[Path] = ()
+    files: dict[Path, bytes] = field(default_factory=dict)
+    has_begun: bool = False
+    is_restored: bool = False
+
+    @property
+    def can_be_restored(self) -> bool:
+        """Whether there was an earlier run and the new one has not begun."""
+        return not self.has_begun and bool(self.aside or self.files)
+
+    def restore(self) -> bool:
+        """Puts the earlier run back unless the new one has begun; returns whether there was one to put back."""
+        if not self.can_be_restored:
+            return False
+        try:
+            self._restore()
+        except OSError as error:
+            logger.warning("run_dir=%s: its earlier run could not be put back: %s", self.directory, error)
+            return False
+        self.is_restored = True
+        return True
+
+    def _restore(self) -> None:
+        for path in self.later:
+            os.rename(path, path.with_suffix(""))
+        for path, content in self.files.items():
+            path.write_bytes(content)
+        if self.aside is not None:
+            configure_logging(None)  # closes run.log, which moves to the end of the earlier one
+            said = (self.directory / _LOG).read_text(encoding="utf-8")
+            shutil.rmtree(self.directory)
+            os.rename(self.aside, self.directory)
+            with (self.directory / _LOG).open("a", encoding="utf-8") as log:
+                log.write(said)

@@ -101,12 +101,14 @@ class Stopped:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: its steps, the last evaluation, and where the last checkpoint is."""
+    """How a run ended: its steps, the last evaluation, the steps of the first and the last evaluation, and where the
+    last checkpoint is."""
 
     steps: int
     evaluation: dict[str, float]
     checkpoint: Path | None
     stopped: Stopped | None = None
+    evaluated: tuple[int, int] = (0, 0)
 
 
 class Loop:
@@ -127,6 +129,7 @@ class Loop:
         self._step_seconds: float | None = None
         self._evaluation_seconds: float | None = None
         self._abandoned = ""
+        self._evaluated = (0, 0)
         self.first_evaluation: dict[str, float] = {}
 
     def resume(self, checkpoint: Checkpoint) -> None:
@@ -137,6 +140,8 @@ class Loop:
             loader.restore(state["streams"][name])
         self._run.dataflow.restore(state["dataflow"])
         self._evaluation, self.first_evaluation = state["evaluation"], state["first_evaluation"]
+        first, last_evaluated = state.get("evaluated", (0, checkpoint.step))
+        self._evaluated = (first, last_evaluated)
         self._step, self._checkpoint = checkpoint.step, checkpoint.path
         self._checkpoint_step, self._unlogged = checkpoint.step, state.get("unlogged")
         self._publish()
@@ -155,7 +160,7 @@ class Loop:
             self._abandoned = f"the evaluation of step {self._step}" if is_evaluating else f"step {self._step + 1}"
             if self._run.calls.abandon(self._run.stop.seconds_left):
                 self._save_once()
-        return Outcome(self._step, self._evaluation, self._checkpoint, self._how_it_stopped())
+        return Outcome(self._step, self._evaluation, self._checkpoint, self._how_it_stopped(), self._evaluated)
 
     def _train(self) -> None:
         run, stop = self._run, self._run.stop
@@ -223,6 +228,7 @@ class Loop:
         check_in_place(run.checkpoints.run_dir)
         run.drain_calls()
         run.tracker.log_samples(step, samples)
+        self._evaluated = (self._evaluated[0] if self.first_evaluation else step, step)
         self._evaluation = plain(metrics)
         self.first_evaluation = self.first_evaluation or self._evaluation
         self._unlogged = (self._unlogged or {}) | self._evaluation
@@ -254,6 +260,7 @@ class Loop:
             **self._position,
             "evaluation": self._evaluation,
             "first_evaluation": self.first_evaluation,
+            "evaluated": list(self._evaluated),
             "unlogged": self._unlogged,
         }
         check_in_place(run.checkpoints.run_dir)

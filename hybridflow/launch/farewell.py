@@ -1,10 +1,12 @@
 """The last lines of a run: what came of it, and where everything is."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
+from hybridflow.dataflows.loop import Outcome
 from hybridflow.elastic.checkpoint import CheckpointStore
 from hybridflow.launch.execute import Finished, ending_of
 from hybridflow.observability.progress import eval_label
@@ -15,17 +17,25 @@ def say_finished(finished: Finished, console: Console) -> None:
     outcome, ending = finished.outcome, ending_of(finished.outcome)
     colour = "bold green" if ending.how == "done" else "bold yellow"
     console.print(Text.assemble((ending.how, colour), f"  {ending.said}"), soft_wrap=True)
-    for name, value in outcome.evaluation.items():
-        line = Text.assemble(f"  {eval_label(name)}  ", (f"{value:.3f}", "bold"))
-        if name in finished.first_evaluation:
-            line.append(f"  from {finished.first_evaluation[name]:.3f}", "dim")
-        console.print(line)
+    _say_evaluations(outcome, finished.first_evaluation, console)
     if finished.report is not None:
         console.print(f"  report      {_from_here(finished.report)}", soft_wrap=True)
     if outcome.checkpoint is not None:
         checkpoint = _from_here(outcome.checkpoint)
         console.print(f"  checkpoint  {checkpoint}", soft_wrap=True)
         _say_model(checkpoint, console)
+
+
+def _say_evaluations(outcome: Outcome, first_evaluation: Mapping[str, float], console: Console) -> None:
+    """`acc  0.594 at step 25, from 0.438`; without the step where the last step was evaluated."""
+    first, last = outcome.evaluated
+    is_only = first == last
+    at = f" at step {last}" if is_only or last != outcome.steps else ""
+    for name, value in outcome.evaluation.items():
+        line = Text.assemble(f"  {eval_label(name)}  ", (f"{value:.3f}", "bold"), (at, "dim"))
+        if name in first_evaluation and not is_only:
+            line.append(f"{', ' if at else '  '}from {first_evaluation[name]:.3f}", "dim")
+        console.print(line)
 
 
 def _from_here(path: Path) -> Path:

@@ -1,13 +1,34 @@
 """Whether a step spends a forward pass on the policy's log-probabilities before its update."""
 
+import logging
+
 from hybridflow.config.algorithm import KLPlacement, OldLogprobs
-from hybridflow.config.choices import DATA_DATAFLOWS
+from hybridflow.config.choices import DATA_DATAFLOWS, is_own
 from hybridflow.config.correction_checks import compares
 from hybridflow.config.derived import optimizer_steps_per_step
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.rollout import RolloutKind
 from hybridflow.config.training import TrainingEngine
 from hybridflow.workers.methods import estimator, policy_loss
+
+logger = logging.getLogger(__name__)
+
+
+def say_old_logprobs(config: Experiment) -> None:
+    """Logs what `algorithm.old_logprobs=auto` became; nothing where the user chose or the dataflow is their own."""
+    if (
+        config.algorithm.old_logprobs is not OldLogprobs.auto
+        or config.dataflow in DATA_DATAFLOWS
+        or is_own(config.dataflow)
+    ):
+        return
+    if wants_old_logprobs(config):
+        chosen = "a forward pass of the actor before the update"
+    elif config.algorithm.kl.placement is KLPlacement.reward:
+        chosen = "no forward pass before the update; the KL penalty in the reward takes those of the rollout"
+    else:
+        chosen = "no forward pass before the update, which takes its own"
+    logger.info("algorithm.old_logprobs=auto: %s", chosen)
 
 
 def wants_old_logprobs(config: Experiment) -> bool:

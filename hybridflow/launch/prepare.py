@@ -23,6 +23,7 @@ from hybridflow.launch.help import config_text
 from hybridflow.launch.horizon import check_horizon, with_schedule_steps
 from hybridflow.launch.inputs import fingerprints
 from hybridflow.launch.layouts import check_measured, check_prompts
+from hybridflow.launch.old_logprobs import say_old_logprobs
 from hybridflow.launch.preflight import check_rewards, check_run
 from hybridflow.launch.resumption import Changes, check_resumable
 from hybridflow.launch.roles import RoleSpec, generates, plan_roles
@@ -70,6 +71,7 @@ def prepare(composed: Composed) -> Prepared:
         logger.warning("trainer.save_every=0: no checkpoint is written, so the trained model is not kept")
     warn_of_unread(composed, specs)
     warn_of_followed(composed)
+    say_old_logprobs(config)
     is_judged = generates(config, dataflow) and "reward" in {spec.name for spec in specs}
     data = load_data(config, dataflow, is_judged=is_judged)
     check_step(config, data.streams["prompts"].peek())

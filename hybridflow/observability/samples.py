@@ -8,7 +8,10 @@ from typing import Literal
 from hybridflow.observability.jsonlines import Json
 
 RIGHT_AT = 0.5
-"""From this score on a response counts as right."""
+"""From this score on a response counts as right, also where scores are graded."""
+
+RIGHT_MEANS = f"right: a score of {RIGHT_AT:g} or more"
+"""What `right` means, for headings."""
 
 
 @dataclass(frozen=True)

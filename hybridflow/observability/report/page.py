@@ -79,7 +79,7 @@ def _time_names(record: RunRecord) -> list[str]:
 def _tiles(record: RunRecord) -> list[str]:
     metrics = record.metrics
     evaluations = [series for name, series in metrics.items() if name.startswith("val-core/")]
-    tiles = [_change_tile(eval_label(series.name), series, 1, "hero") for series in evaluations[:_MAX_EVAL_TILES]]
+    tiles = [_evaluation_tile(series, record.last_step) for series in evaluations[:_MAX_EVAL_TILES]]
     for label, name in (
         ("score in training", "critic/score/mean"),
         ("loss", "train/loss"),
@@ -87,22 +87,34 @@ def _tiles(record: RunRecord) -> list[str]:
         ("entropy", "actor/entropy"),
     ):
         if name in metrics:
-            tiles.append(_change_tile(label, metrics[name], _HEADLINE_STEPS, ""))
+            tiles.append(_change_tile(label, metrics[name]))
     if "perf/throughput" in metrics and metrics["perf/throughput"].finite:
         rates = metrics["perf/throughput"].finite
         tiles.append(_tile("tokens / s", formatting.count(math.fsum(rates) / len(rates)), "", rates, ""))
     return tiles
 
 
-def _change_tile(label: str, series: Series, over_steps: int, kind: str) -> str:
-    """First and last value of a metric, each the mean of some steps where one step is noisy."""
+def _evaluation_tile(series: Series, last_step: int) -> str:
+    """The last evaluation beside the first, with its step where later steps were not evaluated."""
+    found = [(step, value) for step, value in zip(series.steps, series.values, strict=True) if math.isfinite(value)]
+    if not found:
+        return ""
+    step, value = found[-1]
+    said = [f"at step {step}"] if len(found) == 1 or step != last_step else []
+    said += [f"from {formatting.short(found[0][1])}"] if len(found) > 1 else []
+    return _tile(eval_label(series.name), formatting.short(value), ", ".join(said), series.finite, "hero")
+
+
+def _change_tile(label: str, series: Series) -> str:
+    """The beginning and the end of a metric, each the mean of some steps, because one step is noisy."""
     numbers = series.finite
     if not numbers:
         return ""
-    over = max(1, min(over_steps, len(numbers) // 2))
+    over = max(1, min(_HEADLINE_STEPS, len(numbers) // 2))
     first, last = math.fsum(numbers[:over]) / over, math.fsum(numbers[-over:]) / over
     before = f"from {formatting.short(first)}" if len(numbers) > 1 else ""
-    return _tile(label, formatting.short(last), before, numbers, kind)
+    means = f" (means of {over} steps)" if over > 1 else ""
+    return _tile(label, formatting.short(last), f"{before}{means}", numbers, "")
 
 
 def _tile(label: str, value: str, before: str, numbers: Sequence[float], kind: str) -> str:

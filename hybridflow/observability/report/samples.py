@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from hybridflow.observability import formatting
 from hybridflow.observability.report.escape import shown
 from hybridflow.observability.report.record import RunRecord
-from hybridflow.observability.samples import RIGHT_AT, Pair, Sample, pairs, watched
+from hybridflow.observability.samples import RIGHT_AT, RIGHT_MEANS, Pair, Sample, pairs, watched
 from hybridflow.observability.tables import visible
 
 _SHORT_CHARACTERS = 24
@@ -49,7 +49,7 @@ def _summary(compared: Sequence[Pair], first: int, last: int) -> str:
     wrong = sum(pair.turned_wrong for pair in compared)
     return (
         f'<p class="note">Of {len(compared)} evaluation prompts kept, <b class="right">{right} turned right</b> and '
-        f'<b class="wrong">{wrong} turned wrong</b> between step {first} and step {last}.</p>'
+        f'<b class="wrong">{wrong} turned wrong</b> between step {first} and step {last} ({RIGHT_MEANS}).</p>'
     )
 
 

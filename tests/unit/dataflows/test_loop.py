@@ -131,6 +131,7 @@ def test_a_resumed_loop_goes_on_as_if_it_had_never_stopped(finished, toy_dir, tm
             name: expected[name] for name in ("total", "training/epoch")
         }
     assert evaluated(again) == [4, 5]
+    assert outcome.evaluated == (0, 5)
     assert loop.first_evaluation == finished.tracker.rows[0]
     assert outcome.steps == 5
 
@@ -142,7 +143,7 @@ def test_a_run_that_is_complete_is_only_reported(finished, toy_dir, tmp_path):
     outcome = loop.run()
     assert again.tracker.rows == {}
     assert outcome.checkpoint == tmp_path / "checkpoints" / "step_5"
-    assert outcome.evaluation
+    assert outcome.evaluation and outcome.evaluated == (0, 5)
 
 
 def test_seconds_of_roles_samples_and_tokens_are_those_of_the_step(toy_dir, tmp_path):

@@ -1,11 +1,14 @@
-"""The last lines of a run that was stopped at once."""
+"""The last lines of a run: its evaluations, and what is left of one that was stopped at once."""
 
 from io import StringIO
 
+import pytest
 from rich.console import Console
 
+from hybridflow.dataflows.loop import Outcome
 from hybridflow.elastic.checkpoint import CheckpointStore
-from hybridflow.launch.farewell import say_kept, say_stopped_at_once
+from hybridflow.launch.execute import Finished
+from hybridflow.launch.farewell import say_finished, say_kept, say_stopped_at_once
 from tests.unit.elastic.parts import written_by
 
 
@@ -38,3 +41,20 @@ def test_a_run_stopped_at_once_names_its_report_and_its_last_whole_checkpoint(tm
 
 def test_without_either_it_begins_anew(tmp_path):
     assert said(tmp_path).split("  ", 1)[1] == "No checkpoint was saved. The same command starts from the beginning.\n"
+
+
+@pytest.mark.parametrize(
+    ("evaluated", "value", "line"),
+    [
+        ((0, 30), 0.594, "sums exact match  0.594  from 0.438"),
+        ((0, 25), 0.594, "sums exact match  0.594 at step 25, from 0.438"),
+        ((0, 0), 0.438, "sums exact match  0.438 at step 0"),
+        ((30, 30), 0.438, "sums exact match  0.438 at step 30"),
+    ],
+)
+def test_the_last_evaluation_is_said_with_its_step_unless_it_is_the_last_of_several(tmp_path, evaluated, value, line):
+    name = "val-core/sums/acc/mean@1"
+    outcome = Outcome(30, {name: value}, None, None, evaluated)
+    text = StringIO()
+    say_finished(Finished(outcome, tmp_path, None, {name: 0.438}), Console(file=text, width=200))
+    assert text.getvalue().splitlines()[1].strip() == line

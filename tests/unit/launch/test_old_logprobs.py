@@ -5,7 +5,7 @@ import pytest
 from hybridflow.errors import ConfigError
 from hybridflow.launch.compose import compose_run
 from hybridflow.launch.dataflow import find_dataflow, make_settings
-from hybridflow.launch.old_logprobs import wants_old_logprobs
+from hybridflow.launch.old_logprobs import say_old_logprobs, wants_old_logprobs
 from hybridflow.launch.presets import config_for
 from hybridflow.launch.tracing.trace import trace_step
 
@@ -97,3 +97,25 @@ def test_the_dataflows_setting_of_old_names_its_successor():
     with pytest.raises(ConfigError, match=r"no setting 'dataflow_settings\.recompute_logprobs'") as caught:
         make_settings(find_dataflow("grpo"), {"recompute_logprobs": False})
     assert "algorithm.old_logprobs=recompute" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (("actor.epochs=2",), "a forward pass of the actor before the update"),
+        (
+            ("algorithm.kl.placement=reward", "rollout.engine=transformers"),
+            "no forward pass before the update; the KL penalty in the reward takes those of the rollout",
+        ),
+        ((), "no forward pass before the update, which takes its own"),
+        ((ROLLOUT,), None),
+        (("algorithm.old_logprobs=recompute",), None),
+    ],
+    ids=str,
+)
+def test_the_log_says_what_auto_became(overrides, line, caplog):
+    caplog.set_level("INFO", "hybridflow")
+    say_old_logprobs(composed(*overrides))
+    assert [record.getMessage() for record in caplog.records] == (
+        [] if line is None else [f"algorithm.old_logprobs=auto: {line}"]
+    )

@@ -80,7 +80,20 @@ def test_the_report_shows_first_and_last_evaluation_stages_samples_and_settings(
     assert "40 steps in 1 min 20 s" in page
     for part in ("generate", "update actor", "other", "my/own", "1 turned right", "total_steps: 40", "command line"):
         assert part in page
+    assert "step 40 (right: a score of 0.5 or more)" in page
     assert '<span class="chip wrong" title="score 0">45</span>' in page
+
+
+def test_a_tile_says_which_step_was_evaluated_last_and_over_how_many_steps_a_mean_is(tmp_path):
+    rows = [{"step": step, "critic/score/mean": step / 20} for step in range(1, 13)]
+    rows = [{"step": 0, "val-core/sums/acc/mean@1": 0.4}, *rows]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = write_report(tmp_path).read_text()
+    assert "0.400<small>at step 0</small>" in page
+    assert "0.500<small>from 0.150 (means of 5 steps)</small>" in page
+    rows[10]["val-core/sums/acc/mean@1"] = 0.6
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert "0.600<small>at step 10, from 0.400</small>" in write_report(tmp_path).read_text()
 
 
 @pytest.mark.parametrize("response", ["<script>alert(1)</script>", "<script>alert(1)</script>" * 200])

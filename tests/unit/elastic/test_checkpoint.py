@@ -289,7 +289,7 @@ def test_an_expired_symbolic_link_goes_without_its_target(tmp_path, caplog):
     store = store_with(tmp_path / "run", 1, keep=1)
     moved = store.paths()[0].rename(tmp_path / "moved")
     (store.directory / "step_1").symlink_to(moved)
-    with caplog.at_level("INFO"):
+    with caplog.at_level("INFO", logger="hybridflow"):
         save(store, 2)
     assert names(store) == ["step_2"]
     assert [path.name for path in store.directory.iterdir()] == ["step_2"]

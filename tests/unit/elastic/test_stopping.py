@@ -93,9 +93,13 @@ def test_the_log_promises_a_checkpoint_only_where_the_run_saves_one(saves, caplo
 
 
 def test_a_closed_terminal_asks_for_a_stop_as_sigterm_does():
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
     stop = Stop()
-    with stop.handled(), stop.gracefully(25.0, in_process=True, saves=True):
-        os.kill(os.getpid(), signal.SIGHUP)
+    try:
+        with stop.handled(), stop.gracefully(25.0, in_process=True, saves=True):
+            os.kill(os.getpid(), signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
     assert stop.signal is signal.SIGHUP
     assert stop.status == 129
 

@@ -1,5 +1,7 @@
 """Signatures of `hybridflow.algorithms` as checks, the same examples on every run, and skips for absent extras."""
 
+import logging
+from collections.abc import Iterator
 from importlib.util import find_spec
 
 import hypothesis
@@ -39,6 +41,16 @@ jaxtyping.install_import_hook(
 # The same examples on every run, and no time limit for one: the machine may be busy.
 hypothesis.settings.register_profile("house", derandomize=True, deadline=None, max_examples=50)
 hypothesis.settings.load_profile("house")
+
+
+@pytest.fixture(autouse=True)
+def log_levels_of_before() -> Iterator[None]:
+    """A command that runs in the tests' process sets levels of the log; the next test finds them as they were."""
+    loggers = [logging.getLogger(), logging.getLogger("hybridflow")]
+    levels = [logger.level for logger in loggers]
+    yield
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
 
 
 def pytest_report_header() -> list[str]:

@@ -44,6 +44,7 @@ _INPUTS = re.compile(
 """Settings that choose which rows, prompts and rewards a run has: they may change where files may."""
 
 _CODE = re.compile(r"(\w+:)?.+\.py:\w+")
+_DIRECTORIES = re.compile(r"[^:]*/")
 
 
 @dataclass(frozen=True)
@@ -57,12 +58,24 @@ class Change:
     @property
     def is_of_inputs(self) -> bool:
         """Whether the setting chooses inputs: rows, prompts, rewards, or code in a file (`path/file.py:name`)."""
-        found = [word for value in (self.saved, self.now) for word in (value if isinstance(value, list) else [value])]
-        named = any(isinstance(word, str) and _CODE.fullmatch(word) for word in found)
+        named = any(isinstance(word, str) and _CODE.fullmatch(word) for word in _words(self.saved) + _words(self.now))
         return named or _INPUTS.fullmatch(self.key) is not None
+
+    @property
+    def is_move(self) -> bool:
+        """Whether the same names stand in other directories: what the files hold is compared by their fingerprints."""
+        return _without_directories(self.saved) == _without_directories(self.now)
 
     def __str__(self) -> str:
         return f"{self.key} was {self.saved!r} and is {self.now!r}"
+
+
+def _words(value: object) -> list[object]:
+    return value if isinstance(value, list) else [value]
+
+
+def _without_directories(value: object) -> list[object]:
+    return [_DIRECTORIES.sub("", word) if isinstance(word, str) else word for word in _words(value)]
 
 
 def flat(config: Mapping[str, object]) -> dict[str, object]:
@@ -99,7 +112,7 @@ def check_compatible(
             remedy="Set them back to resume, or start over with trainer.resume=never (the old run is set aside);"
             " model.path may then be the checkpoint's actor/huggingface.",
         )
-    inputs = [change for change in known if change.is_of_inputs]
+    inputs = [change for change in known if change.is_of_inputs and not change.is_move]
     if inputs and policy is ResumeChanged.refuse:
         raise CheckpointError(
             f"The checkpoint was made with other inputs: {'; '.join(map(str, inputs))}.",

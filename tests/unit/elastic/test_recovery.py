@@ -147,6 +147,15 @@ def test_settings_that_choose_inputs_change_only_when_that_is_accepted(section, 
     assert [change.key.startswith(f"{section}.{name}") for change in changes if change.now] == [True]
 
 
+def test_inputs_in_another_directory_are_the_same_settings():
+    saved = CONFIG | {"reward": {"functions": ["judges.py:score", "gsm8k"]}, "algorithm": {"policy_loss": "a/own.py:f"}}
+    moved = {"reward": {"functions": ["/copy/judges.py:score", "gsm8k"]}, "algorithm": {"policy_loss": "/b/own.py:f"}}
+    check_compatible(saved, CONFIG | moved)
+    moved["reward"]["functions"][0] = "/copy/judges.py:other"
+    with pytest.raises(CheckpointError, match=r"other inputs: reward\.functions"):
+        check_compatible(saved, CONFIG | moved)
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -179,6 +179,7 @@ class Watch:
     def _look_for_death_behind(self, error: WorkerError) -> None:
         """Raises the death of a peer, if there is one: it makes other ranks fail with a broken connection."""
         failed = [host for host in self._hosts() if any(error.role == key.role for key in host.keys)]
+        self.look_at_processes(seconds=0.0)  # answers to earlier pings: a process may have died since
         until = time.monotonic() + _DEATH_BEHIND_SECONDS
         while any(host.pool.devices > 1 for host in failed) and time.monotonic() < until:
             self.look_at_processes(seconds=_LOOK_SECONDS / 2)

@@ -15,6 +15,7 @@ _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _SECRET = frozenset((
     "secret", "password", "passwd", "passphrase", "passcode", "pwd", "authorization", "credential", "cookie",
     "bearer", "apikey", "accesskey", "secretkey", "privatekey", "authkey", "apitoken", "accesstoken", "authtoken",
+    "webhook", "jwt", "passkey",
 ))  # fmt: skip
 _KEYS = frozenset((
     "api", "access", "private", "secret", "auth", "encryption", "signing", "ssh", "master", "account", "subscription",
@@ -35,15 +36,35 @@ _GRANTS = frozenset((
     "api", "access", "auth", "hf", "hub", "bearer", "refresh", "session", "security", "secret", "private", "bot",
     "github", "gitlab", "user", "id",
 ))  # fmt: skip
+_FORMS = frozenset((
+    "int", "integer", "str", "string", "text", "value", "val", "raw", "plain", "json", "bytes", "hex", "encoded",
+))  # fmt: skip
+"""Last words of a name that say how the secret is written: `password_int`."""
+
+_PLACES = frozenset((
+    "url", "uri", "address", "addr", "endpoint", "link", "path",
+))  # fmt: skip
+"""Last words of the name of a webhook: whoever knows its address may use it."""
+
 _SHORTEST = 8
 """Characters of an environment variable's value; a shorter one would be found in half of all words."""
 
 _PORT = r"(?!\d{1,5}(?:[/?#'\",;)\]}\s]|$))"
 _USER = re.compile(rf"(\b\w+://)(?:[^\s/@'\":\[]*:{_PORT}[^\s@]{{1,512}}@(?:[^\s/?#@'\"]*@)*|[^/\s'\"@]+@)")
+_BARE_USER = re.compile(
+    r"(?<![\w/.@:+-])(?!mailto:|acct:|sips?:|xmpp:)[\w.+-]+:[^\s/@:'\",]+(?=@[\w-]+(?:\.[\w-]+|:\d{1,5}(?!\w)))"
+)
+"""The `user:password` of `user:password@host:3128`."""
+
+_HOOK = re.compile(
+    r"(://(?:hooks\.[^/\s'\"]+|[^\s'\"?#]*?/(?:web)?hooks?\w*)/|://[^/\s'\"]+/bot(?=\d+:))[^\s'\"?#)\]}>,]+"
+)
+"""The path of a webhook's address, and the token of `/bot123:TOKEN/`."""
+
 _PARAMETER = re.compile(r"(?<=[?&])([\w-]+)=[^&\s'\"#]+")
 _SCHEME = r"(?:bearer|basic|digest|token)\s+"
-_PROSE = rf"(?!(?<!['\"])(?!{_SCHEME})(?-i:[a-z]{{1,7}})(?![^\s,.;]))"
-"""Not a short lowercase word without quotes, such as the `use` of `no authorization: use ray`."""
+_PROSE = rf"(?!(?<=:\s)(?!{_SCHEME})(?-i:[a-z]{{1,7}})\s+\w)"
+"""Not a short lowercase word before another, such as the `use` of `no authorization: use ray`."""
 
 _REFERENCE = r"(?!\$\{oc\.env:\w+\})"
 """Not the name of an environment variable that holds the secret."""
@@ -58,6 +79,9 @@ _VALUE = re.compile(
 )
 _COOKIES = re.compile(rf"{_PROSE}{_REFERENCE}[^'\"\n]+", re.IGNORECASE)
 _BEARER = re.compile(r"\b(bearer\s+)[\w.~+/=-]{8,}", re.IGNORECASE)
+_RANDOM = re.compile(r"['\"]?(?=[^\s'\",}]*[A-Za-z])(?=[^\s'\",}]*\d)[\w+/=~-]{8,}(?![\w.])")
+"""Letters and digits as no word has them; so that `sort(key=len)` and `token: <x>` stay readable."""
+
 _OPEN_HEADERS = ("content-type", "accept", "user-agent")
 
 
@@ -67,7 +91,7 @@ def redacted_text(text: str) -> str:
 
     Environment variables are secret by their names: WANDB_API_KEY, HF_TOKEN, DB_PASS or GITHUB_PAT.
     """
-    text = _USER.sub(rf"\1{REDACTED}@", text)
+    text = _HOOK.sub(rf"\1{REDACTED}", _BARE_USER.sub(REDACTED, _USER.sub(rf"\1{REDACTED}@", text)))
     text = _PARAMETER.sub(lambda found: f"{found[1]}={REDACTED}" if _is_parameter(found[1]) else found[0], text)
     text = _BEARER.sub(rf"\1{REDACTED}", _without_assigned(text))
     for value in _secret_values():
@@ -98,8 +122,7 @@ def _without_assigned(text: str) -> str:
     parts, at = [], 0
     for head in _HEAD.finditer(text):
         name = head["flag"] or head["name"]
-        is_word = name.lower() in ("token", "tokens") and head["sign"] not in ("=", "':", '":', "': ", '": ')
-        if head.start() < at or is_word or not _is_secret_name(name):
+        if head.start() < at or not _is_secret_name(name) or _is_word(head):
             continue
         value = (_COOKIES if name.lower().endswith("cookie") else _VALUE).match(text, head.end())
         if value:
@@ -108,17 +131,36 @@ def _without_assigned(text: str) -> str:
     return "".join(parts) + text[at:]
 
 
+def _is_word(head: re.Match[str]) -> bool:
+    """Whether a text may speak of a `key` or a `token` here, and nothing random follows that could be one."""
+    name, sign = (head["name"] or "").lower(), head["sign"]
+    if _RANDOM.match(head.string, head.end("sign")) or (sign and sign[0] in "'\""):
+        return False
+    return (name == "key" and head.string[head.start() - 1 : head.start()] not in (".", "{")) or (
+        name in ("token", "tokens") and sign != "="
+    )
+
+
 def _words(name: str) -> list[str]:
-    """The words of `api_key`, `API-Key` or `apiKey2` in lower case, without numbers and an `id` at the end."""
+    """The words of `api_key`, `API-Key` or `apiKey2_str` in lower case, without a number, form or place at the end."""
     words = [word.lower() for word in _WORD.findall(name)]
-    while words and (words[-1].isdigit() or (words[-1] == "id" and "key" in words[-2:-1])):
+    while words and (words[-1].isdigit() or _says_how(*["", "", *words][-3:])):
         words.pop()
     return words
+
+
+def _says_how(before: str, secret: str, last: str) -> bool:
+    """Whether the last word of a name says in what form or where the secret is that the words before it name."""
+    if last in _FORMS:
+        return secret != "" and (secret != "token" or before in _GRANTS)
+    return (last == "id" and secret == "key") or (last in _PLACES and secret in ("webhook", "webhooks"))
 
 
 def _is_secret_name(name: str) -> bool:
     before, last = ["", "", *_words(name)][-2:]
     one = last if last == "pass" else last.removesuffix("s")
+    if name.lower() == "key":
+        return True
     if last == "tokens":
         return before == "" or before in _GRANTS
     qualified = {"key": _KEYS, "pass": _OWNERS, "pat": _HOSTS}
@@ -137,7 +179,7 @@ def _counts_tokens(path: str) -> bool:
 
 
 def _is_parameter(name: str) -> bool:
-    return _is_secret_name(name) or _words(name)[-1:] in (["key"], ["sig"], ["signature"])
+    return _is_secret_name(name) or _words(name)[-1:] in (["key"], ["sig"], ["signature"], ["code"], ["auth"], ["pass"])
 
 
 def _is_variable(name: str) -> bool:

@@ -31,6 +31,20 @@ SECRETS = [
     "settings={api_keys: [s3cr3t-1, s3cr3t-2], clientSecret: s3cr3t3}",
     "--password s3cr3tpw",
     "sent with bearer s3cr3tpw.abc",
+    "webhook_url=https://host.example/s3cr3tpw1",
+    "posting to https://hooks.slack.com/services/T0/B0/s3cr3tpw1",
+    "'https://discord.com/api/webhooks/735577001/s3cr3tpw1'",
+    "https://host.example/hook/s3cr3t-pw?x=1",
+    "https://api.telegram.org/bot7355770:s3cr3tpw1/sendMessage",
+    "https://host/run?code=s3cr3tpw1",
+    "proxy user:s3cr3tpw@host.example:3128 refused",
+    "reward.settings.own.key=s3cr3tpw",
+    "own={key: s3cr3tpw, url: http://host}",
+    "{'key': 's3cr3t', 'max_tokens': 5}",
+    "password_int=735577001-s3cr3t api_token_str=s3cr3tpw",
+    "token: s3cr3tpw1",
+    "the password: s3cr3t",
+    "password=correct-s3cr3t",
     "the variable's value s3cr3t-of-environment, wherever it is",
 ]
 
@@ -56,6 +70,10 @@ def test_texts_tell_no_secrets(text, monkeypatch):
         "https://host:8000/score?mail=a@b http://host:80 http://[::1]:8000/x@y",
         "max_tokens=8192 token_scores=[1.0] tokenizer_path=a/b passk=4 compass=north forward_pass=3",
         "unknown token: <x>; token = tokens[0]; password: must be text",
+        "the key: data.files; sorted(rows, key=len); key = name; key=trainer.steps2 key=data.prompt_key",
+        "mailto:user@example.com image:tag@sha256:0a1b2c3d4e5f step:1@main 12:30 user@host.example:80",
+        "https://host/githooks2/x https://host/path/of/books/one https://host/score?codec=5",
+        "token_text=the key_value=3 password_file=/run/x webhook_attempts=3",
     ],
 )
 def test_other_texts_stay_as_they_are(text, monkeypatch):
@@ -105,11 +123,13 @@ def test_everything_below_a_secret_name_is_hidden_and_other_names_are_not():
     secret: dict[str, object] = {
         "api_keys": ["s3cr3t", "s3cr3t"], "password": 735577001, "clientSecret": "s3cr3t", "accessToken": "s3cr3t",
         "db": "postgres://u:s3cr3t/pw@h/d", "token": {"value": "s3cr3t"}, "credentials": {"user": {"pin": 735577001}},
+        "key": "s3cr3t", "password_int": 735577001, "webhook_url": "https://host/s3cr3t", "slackWebhooks": ["s3cr3t"],
         "password2": "s3cr3t", "access_key_id": "s3cr3t", "tokens": ["s3cr3t"], "pwd": "s3cr3t", "db_pass": "s3cr3t",
     }  # fmt: skip
     harmless: dict[str, object] = {
         "max_tokens": 5, "tokenizer_path": "a/b", "token_scores": [1.0], "passk": 4, "compass": "north", "tokens": 9,
         "bypass": "yes", "first_pass": "x", "stop_tokens": ["</s>"], "answer_key": "solution", "use_password": True,
+        "keys": ["a"], "key_column": "b", "prompt_key": "question", "webhook_attempts": 3, "token_text": "the",
     }  # fmt: skip
     shown = str(redacted({"dataflow_settings": secret}))
     assert "s3cr3t" not in shown and "735577001" not in shown
@@ -119,5 +139,7 @@ def test_everything_below_a_secret_name_is_hidden_and_other_names_are_not():
 
 
 def test_no_setting_of_the_schema_has_a_secret_name():
-    leaves = dict.fromkeys(flat(asdict(Experiment())), 1)
-    assert redacted_leaves(leaves) == leaves
+    for value in (1, "s", ["s"]):
+        leaves = dict.fromkeys(flat(asdict(Experiment())), value)
+        assert redacted_leaves(leaves) == leaves
+    assert redacted(asdict(Experiment())) == asdict(Experiment())

@@ -172,8 +172,8 @@ def _on_loopback() -> Iterator[None]:
 def _in_sessions_of_their_own() -> Iterator[None]:
     """Starts Ray's processes outside this process's group, which a terminal, `timeout` or a batch system signals whole.
 
-    This process then finishes its step and saves while Ray still runs. The kernel kills Ray's processes if this process
-    dies: Ray asks for that itself.
+    This process then finishes its step and saves while Ray still runs. If this process dies, the kernel kills Ray's
+    head and raylet, as Ray asks it to; workers end within seconds, and Ray's two agents after about a minute.
     """
     _Connection.is_starting_ray = True
     try:

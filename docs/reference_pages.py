@@ -63,14 +63,14 @@ def on_files(files: "Files", config: "MkDocsConfig") -> "Files":
 
 
 def settings_page() -> str:
-    """Every key of the configuration with its type, default and meaning, one table a section."""
+    """Every key of the configuration with its type, range, default and meaning, one table per section."""
     lines = ["# Settings", "", "Every key of a run, generated from the dataclasses in `hybridflow/config/`."]
     lines += ["Set one on the command line: `python -m hybridflow.trainer.main_ppo trainer.seed=1`.", ""]
     for path, section in sections(Experiment(), ""):
         lines += [f"## {path or 'The run'}", "", inspect.getdoc(type(section)) or "", ""]
         lines += ["| key | type | default | meaning |", "|---|---|---|---|"]
         meanings = field_docs(type(section))
-        for name, annotation in get_type_hints(type(section)).items():
+        for name, annotation in get_type_hints(type(section), include_extras=True).items():
             if nested(annotation) is None:
                 meaning = " ".join(meanings.get(name, "").split())
                 cells = (f"`{name}`", type_name(annotation), shown(vars(section)[name]), meaning)

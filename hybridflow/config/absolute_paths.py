@@ -12,7 +12,7 @@ from hybridflow.config.model import Model
 from hybridflow.config.paths import user_path
 from hybridflow.config.reward import Reward
 from hybridflow.config.roles import Role
-from hybridflow.config.section import Section
+from hybridflow.config.section import Section, sections_of
 
 _Rule = Callable[[str, str], str]
 """Makes the path in a value absolute; the second argument is the setting's key."""
@@ -25,7 +25,7 @@ def with_absolute_paths(config: Experiment) -> dict[str, object]:
     user wrote it. `trainer.run_dir` need not exist. Symbolic links are kept: they may differ on other nodes.
     """
     before: dict[str, object] = {}
-    for prefix, section in _sections(config):
+    for prefix, section in sections_of(config):
         for name, rule in _RULES.get(type(section), {}).items():
             value, key = vars(section)[name], f"{prefix}{name}"
             if isinstance(value, list):
@@ -50,7 +50,7 @@ def code_file(setting: str, *, key: str = "") -> Path | None:
 
 def model_directories(config: Experiment) -> Iterator[tuple[str, Path]]:
     """Each setting that names a local directory with a model or a tokenizer, with that directory."""
-    for prefix, section in _sections(config):
+    for prefix, section in sections_of(config):
         if isinstance(section, Model):
             for name in _RULES[Model]:
                 value = vars(section)[name]
@@ -105,13 +105,3 @@ _RULES: dict[type[Section], dict[str, _Rule]] = {
     Role: {"functions": _code},
 }
 """Every setting that may hold a path, by the section that has it."""
-
-
-def _sections(section: Section, prefix: str = "") -> Iterator[tuple[str, Section]]:
-    """A section and its subsections, each with the prefix of its keys."""
-    yield prefix, section
-    for name, value in vars(section).items():
-        inner = value.items() if isinstance(value, dict) else [("", value)]
-        for row, item in inner:
-            if isinstance(item, Section):
-                yield from _sections(item, f"{prefix}{name}.{row}." if row else f"{prefix}{name}.")

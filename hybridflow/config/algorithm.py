@@ -2,9 +2,22 @@
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Annotated, Any
 
+from hybridflow.config.ranges import (
+    ABOVE_0,
+    ABOVE_0_OR_NULL,
+    AT_LEAST_1,
+    FINITE,
+    FROM_0_TO_1,
+    NOT_BELOW_0,
+    SHARE,
+    number,
+)
 from hybridflow.config.section import Section
+
+_ABOVE_1 = number("above 1", lambda v: v > 1, ", or null")
+_SMOOTHING = number("from 0 to below 0.5", lambda v: 0 <= v < 0.5, ", where labels would say nothing")
 
 
 class KLPlacement(Enum):
@@ -22,7 +35,7 @@ class KL(Section):
     placement: KLPlacement = KLPlacement.none
     """reward: subtracted from each token's reward; loss: added to the policy loss; none: no reference model."""
 
-    coefficient: float = 0.001
+    coefficient: Annotated[float, NOT_BELOW_0] = 0.001
     """Weight of the divergence; the starting weight when `target` is set."""
 
     estimator: str | None = None
@@ -32,10 +45,10 @@ class KL(Section):
     allow_k1_loss: bool = False
     """Permit k1 in the loss, though its gradient does not hold the policy near the reference."""
 
-    target: float | None = None
+    target: Annotated[float | None, ABOVE_0_OR_NULL] = None
     """Adapt the coefficient toward this divergence per token (Ziegler et al. 2019); null keeps it fixed."""
 
-    horizon: int = 10000
+    horizon: Annotated[int, AT_LEAST_1] = 10000
     """Sequences over which the adaptive coefficient moves."""
 
 
@@ -64,10 +77,10 @@ class Correction(Section):
     """The loss of each token is multiplied by the ratio of training's probability to the rollout's: of the token, of
     the whole response (sequence: the product), or a token on average (geometric)."""
 
-    upper: float = 2.0
+    upper: Annotated[float, ABOVE_0] = 2.0
     """Weights are cut here (truncated importance sampling); with `lower`, those above it are 0 instead."""
 
-    lower: float | None = None
+    lower: Annotated[float | None, ABOVE_0] = None
     """Weights below this or above `upper` are 0 (IcePop), and their tokens still count in averages; null only cuts."""
 
     normalize: bool = False
@@ -77,13 +90,13 @@ class Correction(Section):
     """Leave out of the policy's loss, and of its averages, what has a ratio outside `reject_lower` .. `reject_upper`:
     single tokens, or whole responses by the product (sequence) or the geometric mean (geometric) of their tokens'."""
 
-    reject_upper: float = 2.0
+    reject_upper: Annotated[float, ABOVE_0] = 2.0
     """Largest ratio that `reject` lets pass; 1.001 or so for the geometric mean."""
 
-    reject_lower: float | None = None
+    reject_lower: Annotated[float | None, ABOVE_0] = None
     """Smallest ratio that `reject` lets pass; null means 1 / `reject_upper`."""
 
-    veto: float | None = None
+    veto: Annotated[float | None, ABOVE_0] = None
     """Leave out every response that has a token with a ratio below this, such as 1e-4; null leaves none out."""
 
 
@@ -94,28 +107,28 @@ class Preference(Section):
     loss: str = "sigmoid"
     """Pairs: sigmoid (DPO), ipo, hinge, orpo or simpo; single responses with a label: kto."""
 
-    beta: float = 0.1
+    beta: Annotated[float, ABOVE_0] = 0.1
     """How strongly the policy is tied to the reference; the weight of the odds ratio in orpo."""
 
-    label_smoothing: float = 0.0
+    label_smoothing: Annotated[float, _SMOOTHING] = 0.0
     """The chance that a pair's label is wrong (sigmoid)."""
 
     reference_free: bool = False
     """Compare with a reference that finds everything equally likely, and load none."""
 
-    margin: float = 0.0
+    margin: Annotated[float, NOT_BELOW_0] = 0.0
     """By how much the chosen response must be better (simpo: gamma / beta)."""
 
-    imitation: float = 0.0
+    imitation: Annotated[float, NOT_BELOW_0] = 0.0
     """Weight of the chosen response's cross-entropy beside the loss."""
 
-    desirable_weight: float = 1.0
+    desirable_weight: Annotated[float, NOT_BELOW_0] = 1.0
     """Weight of responses that people like (kto)."""
 
-    undesirable_weight: float = 1.0
+    undesirable_weight: Annotated[float, NOT_BELOW_0] = 1.0
     """Weight of responses that people do not like (kto)."""
 
-    center_coefficient: float = 0.0
+    center_coefficient: Annotated[float, NOT_BELOW_0] = 0.0
     """Reward models: weight of the squared sum of a pair's scores, which keeps scores around 0."""
 
 
@@ -145,38 +158,38 @@ class Algorithm(Section):
     (top_p=1, top_k=0). rollout: from the rollout, so that the ratio itself corrects for a mismatch (two policies); the
     separate pass is made only where the two are compared, and for KL in the reward with top_p or top_k."""
 
-    gamma: float = 1.0
+    gamma: Annotated[float, FROM_0_TO_1] = 1.0
     """Discount of later rewards."""
 
-    lam: float = 1.0
+    lam: Annotated[float, FROM_0_TO_1] = 1.0
     """GAE's lambda: 1 has no bias, less has less variance."""
 
     whiten_advantages: bool | None = None
     """Scale advantages to mean 0 and standard deviation 1 over the batch; null: where the estimator asks for it."""
 
-    clip_low: float = 0.2
+    clip_low: Annotated[float, SHARE] = 0.2
     """Lower bound of the probability ratio is 1 - clip_low."""
 
-    clip_high: float = 0.2
+    clip_high: Annotated[float, ABOVE_0] = 0.2
     """Upper bound of the probability ratio is 1 + clip_high."""
 
-    dual_clip: float | None = None
-    """Bounds the loss of bad actions at this multiple of the advantage (above 1); null turns it off."""
+    dual_clip: Annotated[float | None, _ABOVE_1] = None
+    """Bounds the loss of bad actions at this multiple of the advantage; null turns it off."""
 
-    value_clip: float | None = 0.2
+    value_clip: Annotated[float | None, ABOVE_0_OR_NULL] = 0.2
     """New values may differ from the old ones by this much in the critic's loss; null turns it off."""
 
     aggregation: str | None = None
     """token-mean, token-sum, seq-mean-token-sum, seq-mean-token-mean or seq-mean-token-sum-norm; null: as the loss
     asks, which is token-mean for most."""
 
-    entropy_coefficient: float = 0.0
+    entropy_coefficient: Annotated[float, FINITE] = 0.0
     """Weight of the entropy bonus."""
 
     mask_truncated: bool = False
     """Leave responses that met their length limit out of the loss (DAPO's overlong filtering)."""
 
-    pretraining_coefficient: float = 0.0
+    pretraining_coefficient: Annotated[float, NOT_BELOW_0] = 0.0
     """Weight of the cross-entropy on `data.pretraining_files` beside the policy loss (PPO-ptx)."""
 
     kl: KL = field(default_factory=KL)

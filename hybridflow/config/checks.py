@@ -21,7 +21,7 @@ from hybridflow.config.derived import minibatch_prompts, num_devices
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.kl_checks import check_kl
 from hybridflow.config.layout_checks import check_layouts, has_critic
-from hybridflow.config.range_checks import check_ranges
+from hybridflow.config.ranges import check_ranges
 from hybridflow.config.training import Training
 from hybridflow.errors import ConfigError
 
@@ -56,8 +56,9 @@ _WITHOUT_GROUPS = ("gae", "remax", "reinforce_plus_plus")
 
 def check(config: Experiment) -> None:
     """Raises `ConfigError` for the first rule that the configuration breaks."""
+    check_ranges(config)
     check_data(config.data)
-    rules = (check_ranges, _names, _batches, _sampling, _algorithm, check_kl, check_correction)
+    rules = (_names, _batches, _sampling, _algorithm, check_kl, check_correction)
     for rule in (*rules, _placement, check_layouts):
         rule(config)
 
@@ -251,9 +252,6 @@ def _placement(config: Experiment) -> None:
                 f"{key}={pool}: there is no such pool.",
                 remedy=f"Pools: {', '.join(pools) or 'none'}. Add one with placement.pools.{pool}.devices=1.",
             )
-    for name, pool in pools.items():
-        if pool.devices < 1:
-            raise ConfigError(f"placement.pools.{name}.devices={pool.devices} is too small.", remedy="Use 1 or more.")
     total = sum(pool.devices for pool in pools.values())
     if pools and total != num_devices(config):
         raise ConfigError(

@@ -1,6 +1,5 @@
 """Rules of `algorithm.correction`: bounds in order, nothing asked for that would not be done, and what it compares."""
 
-import math
 from dataclasses import replace
 
 from hybridflow.config.algorithm import Correction, CorrectionLevel, OldLogprobs
@@ -37,15 +36,11 @@ def check_correction(config: Experiment) -> None:
 
 
 def _check_bounds(correction: Correction) -> None:
-    """Bounds are above 0, and the lower ones are lower."""
+    """Lower bounds are lower."""
     if correction.reject is not CorrectionLevel.none:
-        implied = replace(correction, reject_lower=correction.reject_lower or 1.0 / max(correction.reject_upper, 1e-9))
+        implied = replace(correction, reject_lower=correction.reject_lower or 1.0 / correction.reject_upper)
     else:
         implied = correction
-    for name in ("upper", "lower", "reject_upper", "reject_lower", "veto"):
-        value = vars(correction)[name]
-        if value is not None and not (math.isfinite(value) and value > 0):
-            raise ConfigError(f"{KEY}.{name}={value:g} is out of range.", remedy="Use a number above 0.")
     for low, high in (("lower", "upper"), ("reject_lower", "reject_upper")):
         smallest, largest = vars(implied)[low], vars(implied)[high]
         if smallest is not None and smallest >= largest:

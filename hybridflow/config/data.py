@@ -1,8 +1,12 @@
 """Which data, and how much of it at a time."""
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
+from hybridflow.config.ranges import AT_LEAST_0, AT_LEAST_1, at_least
 from hybridflow.config.section import Section
+
+_ROWS = at_least(1, "Use 1 or more, or null for all.")
 
 
 @dataclass
@@ -16,16 +20,16 @@ class Data(Section):
     eval_files: list[str] = field(default_factory=list)
     """Held-out rows, of a dataset with its split named; an empty list turns evaluation off."""
 
-    batch_size: int = 64
+    batch_size: Annotated[int, AT_LEAST_1] = 64
     """Prompts per training step, over all devices."""
 
-    eval_limit: int | None = 256
+    eval_limit: Annotated[int | None, AT_LEAST_1] = 256
     """Rows per evaluation, from the first; null takes all."""
 
-    max_prompt_tokens: int = 512
+    max_prompt_tokens: Annotated[int, AT_LEAST_1] = 512
     """Longest prompt."""
 
-    max_response_tokens: int = 512
+    max_response_tokens: Annotated[int, AT_LEAST_1] = 512
     """Longest response; of a conversation with several replies, all that follows its prompt."""
 
     drop_long_prompts: bool = False
@@ -48,13 +52,13 @@ class Data(Section):
 
     They are called with the columns that their parameters name, or with all of them: `def f(prompt, **columns)`."""
 
-    max_rows: int | None = None
+    max_rows: Annotated[int | None, _ROWS] = None
     """Rows of each training file, from the first that the filters let stay; null takes all."""
 
     difficulty_key: str | None = None
     """Column of numbers (a dot reaches into objects) by which each epoch goes from easy to hard."""
 
-    curriculum_steps: int = 0
+    curriculum_steps: Annotated[int, AT_LEAST_0] = 0
     """Steps over which ever more of the harder rows are let in, before shuffled epochs; 0: easy to hard each epoch."""
 
     chat_template: str | None = None

@@ -9,10 +9,6 @@ from hybridflow.errors import ConfigError
 def check_data(data: Data) -> None:
     """Raises `ConfigError` for the first rule that is broken."""
     _check_mixture(data)
-    if data.max_rows is not None and data.max_rows < 1:
-        raise ConfigError(f"data.max_rows={data.max_rows} is too small.", remedy="Use 1 or more, or null for all.")
-    if data.curriculum_steps < 0:
-        raise ConfigError(f"data.curriculum_steps={data.curriculum_steps} is too small.", remedy="Use 0 or more.")
     if data.curriculum_steps and data.difficulty_key is None:
         raise ConfigError(
             f"data.curriculum_steps={data.curriculum_steps}, but no column says how hard a row is.",

@@ -9,19 +9,21 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from hybridflow.config.experiment import Experiment
+from hybridflow.config.ranges import range_of
 
 _WORDS: dict[object, str] = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 
 
 @dataclass(frozen=True)
 class Key:
-    """One leaf of the configuration: its dotted path, type, default and documentation."""
+    """One leaf of the configuration: its dotted path, type (also in words, with its range), default, documentation."""
 
     path: str
     type: Any
+    type_words: str
     default: object
     doc: str
 
@@ -29,13 +31,14 @@ class Key:
 def keys(root: type = Experiment, prefix: str = "") -> Iterator[Key]:
     """Every leaf, in order; dictionaries of sections are leaves themselves."""
     hints, docs = get_type_hints(root), field_docs(root)
+    annotations = get_type_hints(root, include_extras=True)
     for field in fields(root):
         hint, path = hints[field.name], f"{prefix}{field.name}"
         if isinstance(hint, type) and is_dataclass(hint):
             yield from keys(hint, f"{path}.")
         else:
             default = field.default_factory() if field.default_factory is not MISSING else field.default
-            yield Key(path, hint, default, docs.get(field.name, ""))
+            yield Key(path, hint, type_name(annotations[field.name]), default, docs.get(field.name, ""))
 
 
 def find(path: str, root: object = Experiment) -> object | None:
@@ -124,7 +127,12 @@ def is_list(hint: object) -> bool:
 
 
 def type_name(hint: object) -> str:
-    """A type in words: `int`, `float or null`, `one of: auto, cpu, cuda`."""
+    """A type in words: `a number above 0 or null`, `one of: auto, cpu, cuda`."""
+    if get_origin(hint) is Annotated:
+        allowed, words = range_of(hint), type_name(get_args(hint)[0])
+        if allowed is not None:
+            words = words.replace("number", f"number {allowed.words}", 1).replace(" or null", ", or null")
+        return words
     if isinstance(hint, UnionType):
         return " or ".join("null" if part is type(None) else type_name(part) for part in get_args(hint))
     if isinstance(hint, type) and issubclass(hint, Enum):

@@ -7,7 +7,6 @@ from hybridflow.config.choices import DATA_DATAFLOWS, is_own
 from hybridflow.config.derived import minibatch_prompts, pool_of, pool_sizes, training_mesh, training_of
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.loop import BackendKind
-from hybridflow.config.parallelism import Parallelism
 from hybridflow.config.roles import RoleKind
 from hybridflow.config.rollout import RolloutKind
 from hybridflow.config.training import Training, TrainingEngine
@@ -31,7 +30,6 @@ def check_layouts(config: Experiment) -> None:
     for role in ("actor", "critic", "reward", *config.roles):
         if _is_laid_out(config, role):
             training, name = training_of(config, role), f"roles.{role}" if role in config.roles else role
-            _check_sizes(name, training.parallelism)
             _check_engine(name, training)
             _check_devices(config, role, name, training)
     _check_rollout(config)
@@ -63,12 +61,6 @@ def _check_processes(config: Experiment) -> None:
         )
 
 
-def _check_sizes(name: str, parallelism: Parallelism) -> None:
-    for axis in _AXES:
-        if (size := asdict(parallelism)[axis]) < 1:
-            raise ConfigError(f"{name}.parallelism.{axis}={size} is too small.", remedy="Use 1 or more.")
-
-
 def _check_engine(name: str, training: Training) -> None:
     """The engine knows the axes that are divided."""
     sizes = asdict(training.parallelism)
@@ -91,8 +83,6 @@ def _check_engine(name: str, training: Training) -> None:
             f"{name}.lora.rank={training.lora.rank}, but {name}.engine=megatron trains no adapters.",
             remedy=f"Use {name}.engine=fsdp.",
         )
-    if training.lora.rank < 0:
-        raise ConfigError(f"{name}.lora.rank={training.lora.rank} is too small.", remedy="Use 0 (no adapter) or more.")
 
 
 def _check_devices(config: Experiment, role: str, name: str, training: Training) -> None:
@@ -127,12 +117,10 @@ def _check_rollout(config: Experiment) -> None:
     pool = pool_of(config, "rollout")
     devices = pool_sizes(config)[pool]
     for axis, size in sizes.items():
-        key = f"rollout.parallelism.{axis}={size}"
-        if size < 1:
-            raise ConfigError(f"{key} is too small.", remedy="Use 1 or more.")
         if size > 1 and config.rollout.engine is RolloutKind.transformers:
             raise ConfigError(
-                f"{key}, but rollout.engine=transformers holds a whole model on each device.",
+                f"rollout.parallelism.{axis}={size}, but rollout.engine=transformers holds a whole model on each"
+                " device.",
                 remedy="Use rollout.engine=vllm, or leave the size out.",
             )
     product = math.prod(sizes.values())
@@ -141,13 +129,6 @@ def _check_rollout(config: Experiment) -> None:
             f"rollout.parallelism.tensor={sizes['tensor']} rollout.parallelism.pipeline={sizes['pipeline']}: {product}"
             f" does not divide the {devices} devices of pool '{pool}'.",
             remedy=f"Use sizes whose product is one of: {_divisors(devices)}.",
-        )
-    transfer = config.rollout.transfer
-    if transfer.bucket_mb < 1:
-        raise ConfigError(f"rollout.transfer.bucket_mb={transfer.bucket_mb} is too small.", remedy="Use 1 or more.")
-    if not transfer.timeout_seconds > 0:
-        raise ConfigError(
-            f"rollout.transfer.timeout_seconds={transfer.timeout_seconds:g} is too small.", remedy="Use 300."
         )
 
 

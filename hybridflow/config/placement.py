@@ -1,7 +1,9 @@
 """Which role lives on which devices."""
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
+from hybridflow.config.ranges import AT_LEAST_1
 from hybridflow.config.section import Section
 
 
@@ -9,7 +11,7 @@ from hybridflow.config.section import Section
 class Pool(Section):
     """A set of devices; roles of one pool share them, pools never overlap."""
 
-    devices: int = 1
+    devices: Annotated[int, AT_LEAST_1] = 1
     """Devices in the pool."""
 
 

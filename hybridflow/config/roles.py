@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from hybridflow.config.model import Model
 from hybridflow.config.parallelism import Parallelism
+from hybridflow.config.reward import OF_SCORES
 from hybridflow.config.section import Section
 from hybridflow.config.training import TrainingEngine
 
@@ -40,7 +41,7 @@ class Role(Section):
     functions: list[str] = field(default_factory=list)
     """Reward functions, for the kinds reward_function and reward_model."""
 
-    weights: list[float] = field(default_factory=list)
+    weights: list[Annotated[float, OF_SCORES]] = field(default_factory=list)
     """One weight per function; empty means 1 each."""
 
     process: bool = False

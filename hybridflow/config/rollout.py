@@ -2,12 +2,21 @@
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Annotated
 
 from hybridflow.config.parallelism import RolloutParallelism
+from hybridflow.config.ranges import ABOVE_0_OR_NULL, AT_LEAST_0, AT_LEAST_1, SHARE, Range, number
 from hybridflow.config.section import Section
 
 DEFAULT_SEQUENCES, DEFAULT_SEQUENCES_ON_GPUS = 256, 1024
 """`rollout.max_sequences` where it is null; the second for vLLM on a GPU."""
+
+_TEMPERATURE = number(
+    "of 0.01 or more, or 0",
+    lambda v: v == 0 or v >= 0.01,
+    " for the most probable token: logits divided by less lose their differences to overflow or leave one token",
+)
+_TRANSFER_SECONDS = Range(lambda v: v > 0, "above 0", "is too small", "Use 300.")
 
 
 class RolloutKind(Enum):
@@ -35,10 +44,10 @@ class Transfer(Section):
     executor: TransferKind = TransferKind.auto
     """auto: nothing moves where both share memory, gather inside the groups that hold one model, else send_recv."""
 
-    bucket_mb: int = 256
+    bucket_mb: Annotated[int, AT_LEAST_1] = 256
     """Weights under way at once on each device, in two halves."""
 
-    timeout_seconds: float = 300.0
+    timeout_seconds: Annotated[float, _TRANSFER_SECONDS] = 300.0
     """How long a whole transfer may take; past it, or at once when a rank dies, it fails and names who is missing."""
 
     verify: bool = True
@@ -49,13 +58,13 @@ class Transfer(Section):
 class Sampling(Section):
     """How the next token is drawn."""
 
-    temperature: float = 1.0
-    """Divides the logits; at least 0.01, or 0 for the most probable token."""
+    temperature: Annotated[float, _TEMPERATURE] = 1.0
+    """Divides the logits; 0 always takes the most probable token."""
 
-    top_p: float = 1.0
+    top_p: Annotated[float, SHARE] = 1.0
     """Draw from the smallest set of tokens with at least this probability; 1 draws from all."""
 
-    top_k: int = 0
+    top_k: Annotated[int, AT_LEAST_0] = 0
     """Draw from this many most probable tokens; 0 draws from all."""
 
     ignore_eos: bool = False
@@ -71,10 +80,10 @@ class Sampling(Section):
 class Vllm(Section):
     """Settings of the vLLM engine alone."""
 
-    kv_cache_mb: int | None = None
+    kv_cache_mb: Annotated[int | None, AT_LEAST_1] = None
     """Memory for keys and values; null means 256 MB on a CPU, and what `gpu_memory_fraction` leaves on a GPU."""
 
-    gpu_memory_fraction: float = 0.4
+    gpu_memory_fraction: Annotated[float, SHARE] = 0.4
     """Share of a GPU's memory for vLLM's weights, working memory and cache, whichever role starts first."""
 
     enforce_eager: bool | None = None
@@ -92,7 +101,7 @@ class Rollout(Section):
     parallelism: RolloutParallelism = field(default_factory=RolloutParallelism)
     """How the generating model is spread over devices."""
 
-    samples_per_prompt: int = 1
+    samples_per_prompt: Annotated[int, AT_LEAST_1] = 1
     """Responses per prompt (GRPO's group size)."""
 
     sampling: Sampling = field(default_factory=Sampling)
@@ -101,17 +110,17 @@ class Rollout(Section):
     eval_sampling: Sampling = field(default_factory=Sampling)
     """How evaluation responses are drawn."""
 
-    eval_samples_per_prompt: int = 1
+    eval_samples_per_prompt: Annotated[int, AT_LEAST_1] = 1
     """Responses per prompt in evaluation; their mean is reported, and with several also the best (pass@N)."""
 
-    max_sequences: int | None = None
+    max_sequences: Annotated[int | None, AT_LEAST_1] = None
     """Responses generated at once on one device; the rest wait. null: 1024 for vllm on a GPU, else 256."""
 
     sleep: bool | None = None
     """Give back the memory of its cache and, on CPUs, of weights that training does not share, while other roles
     work; null: true on GPUs. Waking costs a transfer of weights."""
 
-    max_logprob_difference: float | None = None
+    max_logprob_difference: Annotated[float | None, ABOVE_0_OR_NULL] = None
     """The first step stops when rollout and training differ by more on any token; null: 1e-3 in float32, 0.5 else."""
 
     transfer: Transfer = field(default_factory=Transfer)

@@ -1,4 +1,7 @@
-"""What every section of the configuration shares: it can be sealed."""
+"""What all sections of the configuration have in common: they can be walked through, and sealed."""
+
+from collections.abc import Iterator
+from typing import TypeVar
 
 from hybridflow.errors import ConfigError
 
@@ -13,3 +16,23 @@ class Section:
                 remedy="Set it on the command line or in a file; compute per-rank sizes with config/derived.py.",
             )
         object.__setattr__(self, name, value)
+
+
+_AnySection = TypeVar("_AnySection", bound=Section)
+
+
+def sections_of(section: Section, prefix: str = "") -> Iterator[tuple[str, Section]]:
+    """A section and all sections inside it, each with the prefix of its keys: `actor.optimizer.`."""
+    yield prefix, section
+    for name, value in vars(section).items():
+        inner = value.items() if isinstance(value, dict) else [("", value)]
+        for row, item in inner:
+            if isinstance(item, Section):
+                yield from sections_of(item, f"{prefix}{name}.{row}." if row else f"{prefix}{name}.")
+
+
+def sealed(section: _AnySection) -> _AnySection:
+    """The same section; assigning to any of its fields, or to those inside it, raises `ConfigError` from now on."""
+    for _, inner in sections_of(section):
+        vars(inner)["_sealed"] = True
+    return section

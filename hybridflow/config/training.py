@@ -2,10 +2,30 @@
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Annotated
 
 from hybridflow.config.model import Model
 from hybridflow.config.parallelism import Parallelism
+from hybridflow.config.ranges import (
+    ABOVE_0,
+    AT_LEAST_0,
+    AT_LEAST_1,
+    FROM_0_TO_BELOW_1,
+    NOT_BELOW_0,
+    at_least,
+    number,
+)
 from hybridflow.config.section import Section
+
+_LEARNING_RATE = number(
+    "from 0 to 1", lambda v: 0 <= v <= 1, ": AdamW moves every weight by about as much in each step"
+)
+_EPSILON = number(
+    "of 1e-20 or more",
+    lambda v: v >= 1e-20,
+    ": below it, AdamW in float32 divides 0 by 0, or moves a weight without bound",
+)
+_RANK = at_least(0, "Use 0 (no adapter) or more.")
 
 
 class TrainingEngine(Enum):
@@ -29,31 +49,31 @@ class Schedule(Enum):
 class Optimizer(Section):
     """AdamW and its learning-rate schedule."""
 
-    learning_rate: float = 1e-6
+    learning_rate: Annotated[float, _LEARNING_RATE] = 1e-6
     """Peak learning rate."""
 
-    weight_decay: float = 0.0
+    weight_decay: Annotated[float, NOT_BELOW_0] = 0.0
     """Decoupled weight decay on matrices (not on norms and biases)."""
 
-    beta1: float = 0.9
+    beta1: Annotated[float, FROM_0_TO_BELOW_1] = 0.9
     """Decay of the first moment."""
 
-    beta2: float = 0.999
+    beta2: Annotated[float, FROM_0_TO_BELOW_1] = 0.999
     """Decay of the second moment."""
 
-    epsilon: float = 1e-8
-    """Added to the root of the second moment; at least 1e-20."""
+    epsilon: Annotated[float, _EPSILON] = 1e-8
+    """Added to the root of the second moment."""
 
-    max_grad_norm: float = 1.0
+    max_grad_norm: Annotated[float, NOT_BELOW_0] = 1.0
     """Gradients are scaled down to this global norm; 0 turns clipping off."""
 
-    warmup_steps: int = 0
+    warmup_steps: Annotated[int, AT_LEAST_0] = 0
     """Optimizer steps over which the learning rate rises linearly; the first has the rate peak / warmup_steps."""
 
     schedule: Schedule = Schedule.constant
     """What follows the warm-up; linear and cosine fall to 0 at the end of step `schedule_steps`."""
 
-    schedule_steps: int | None = None
+    schedule_steps: Annotated[int | None, AT_LEAST_1] = None
     """Training steps until the schedule's end; null: trainer.total_steps at the run's first start. Kept when the run is
     resumed, so that another trainer.total_steps does not move the learning rate."""
 
@@ -62,10 +82,10 @@ class Optimizer(Section):
 class Lora(Section):
     """Low-rank adapters: the model stays as it is, and a small addition to some matrices is trained."""
 
-    rank: int = 0
+    rank: Annotated[int, _RANK] = 0
     """Rank of the addition; 0 trains the whole model."""
 
-    alpha: float = 16.0
+    alpha: Annotated[float, ABOVE_0] = 16.0
     """The addition is scaled by alpha / rank."""
 
     targets: list[str] = field(default_factory=list)
@@ -86,13 +106,13 @@ class Training(Section):
     model: Model = field(default_factory=Model)
     """The role's own model; the run's (`model.path`) where its path is null."""
 
-    minibatch_size: int | None = None
+    minibatch_size: Annotated[int | None, AT_LEAST_1] = None
     """Prompts an optimizer step, over all devices; null takes the whole batch in one step."""
 
-    microbatch_tokens: int = 8192
+    microbatch_tokens: Annotated[int, AT_LEAST_1] = 8192
     """Tokens per forward pass on each device. Lower it when memory runs out; results do not change."""
 
-    epochs: int = 1
+    epochs: Annotated[int, AT_LEAST_1] = 1
     """Passes over each batch."""
 
     gradient_checkpointing: bool | None = None

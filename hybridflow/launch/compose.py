@@ -26,7 +26,7 @@ from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.placement import Pool
 from hybridflow.config.roles import Role
 from hybridflow.config.schema import config_directory, register_schema
-from hybridflow.config.sealed import sealed
+from hybridflow.config.section import sealed
 from hybridflow.errors import ConfigError
 from hybridflow.launch.described_roles import described_roles
 from hybridflow.launch.overrides import Setting, Typed, check_switch, parse_overrides, suggestion

@@ -8,8 +8,7 @@ from hybridflow.config.experiment import Experiment
 from hybridflow.config.loop import Device
 from hybridflow.config.model import Dtype, Model
 from hybridflow.config.rollout import DEFAULT_SEQUENCES, DEFAULT_SEQUENCES_ON_GPUS, Rollout, RolloutKind
-from hybridflow.config.sealed import sealed
-from hybridflow.config.section import Section
+from hybridflow.config.section import Section, sealed
 from hybridflow.config.training import Training
 from hybridflow.launch.compose import Composed
 

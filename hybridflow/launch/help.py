@@ -50,7 +50,7 @@ def help_text(composed: Composed, *, program: str, config_name: str, purpose: st
     for section, members in groupby(_all_keys(), key=lambda key: key.path.rpartition(".")[0]):
         lines.append(f"{section or 'top level'}")
         for key in members:
-            lines.append(f"  {key.path} = {shown(values.get(key.path, key.default))}   ({fields.type_name(key.type)})")
+            lines.append(f"  {key.path} = {shown(values.get(key.path, key.default))}   ({key.type_words})")
             lines.append(f"      {' '.join(key.doc.split())}")
         lines.append("")
     return "\n".join(lines)

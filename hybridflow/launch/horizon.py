@@ -7,7 +7,7 @@ from dataclasses import replace
 from hybridflow.config.derived import optimizer_steps_per_step, run_dir, total_optimizer_steps, training_of
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.paths import user_path
-from hybridflow.config.sealed import sealed
+from hybridflow.config.section import sealed
 from hybridflow.config.training import Optimizer, Schedule, Training
 from hybridflow.elastic.checkpoint import CheckpointStore, saved_config
 from hybridflow.engines.training.schedule import learning_rate

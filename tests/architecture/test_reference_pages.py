@@ -10,9 +10,10 @@ def section_of_page(page: str, heading: str) -> str:
     return page.split(f"\n## {heading}\n")[1].split("\n## ")[0]
 
 
-def test_settings_stand_under_their_section_with_type_default_and_meaning():
+def test_settings_stand_under_their_section_with_type_range_default_and_meaning():
     optimizer = section_of_page(settings_page(), "actor.optimizer")
-    assert "| `learning_rate` | a number | `1e-06` | Peak learning rate. |" in optimizer
+    assert "| `learning_rate` | a number from 0 to 1 | `1e-06` | Peak learning rate. |" in optimizer
+    assert "| `schedule_steps` | a whole number of 1 or more, or null | `null` |" in optimizer
     assert "| `schedule` | one of: constant, linear, cosine | `constant` |" in optimizer
 
 

@@ -11,8 +11,6 @@ from hybridflow.errors import ConfigError
         ({"mixture": [1.0]}, "1 numbers for 2 data.train_files", "one number per file"),
         ({"mixture": [0.7, 0.0]}, "not above 0", "[0.7,0.3]"),
         ({"mixture": [0.7, float("nan")]}, "not above 0", "[0.7,0.3]"),
-        ({"max_rows": 0}, "data.max_rows=0", "1 or more"),
-        ({"curriculum_steps": -1, "difficulty_key": "level"}, "data.curriculum_steps=-1", "0 or more"),
         ({"curriculum_steps": 5}, "no column says how hard", "data.difficulty_key="),
         ({"curriculum_steps": 5, "difficulty_key": "level", "mixture": [0.5, 0.5]}, "both say", "Leave one out"),
     ],

@@ -9,7 +9,7 @@ import pytest
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.placement import Pool
 from hybridflow.config.roles import Role
-from hybridflow.config.sealed import sealed
+from hybridflow.config.section import sealed
 from hybridflow.errors import ConfigError
 
 

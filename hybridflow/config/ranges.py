@@ -1,0 +1,68 @@
+"""Which numbers a setting accepts: a `Range` in the type of its field, and the check of all of them.
+
+gamma: Annotated[float, FROM_0_TO_1] = 1.0
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import get_args, get_origin, get_type_hints
+
+from hybridflow.config.section import Section, sections_of
+from hybridflow.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Range:
+    """The finite numbers that a setting accepts. Null is always accepted where the type has it."""
+
+    fits: Callable[[float], bool]
+    words: str
+    """What follows "a number" in the documentation: "above 0"."""
+
+    found: str
+    remedy: str
+
+    def check(self, key: str, value: float) -> None:
+        """Raises `ConfigError` for a number outside of the range; `key` is the setting, as a user types it."""
+        if not (math.isfinite(value) and self.fits(value)):
+            shown = f"{value:g}" if isinstance(value, float) else str(value)
+            raise ConfigError(f"{key}={shown} {self.found}.", remedy=self.remedy)
+
+
+def at_least(smallest: int, remedy: str = "") -> Range:
+    """A range of sizes and counts."""
+    remedy = remedy or f"Use {smallest} or more."
+    return Range(lambda v: v >= smallest, f"of {smallest} or more", "is too small", remedy)
+
+
+def number(words: str, fits: Callable[[float], bool], why: str = "") -> Range:
+    """A range of other numbers: `words` say which ("above 0"); `why` is added to the remedy."""
+    return Range(fits, words, "is out of range", f"Use a number {words}{why}.")
+
+
+AT_LEAST_1, AT_LEAST_0 = at_least(1), at_least(0)
+FINITE = number("that is finite", lambda v: True)
+NOT_BELOW_0 = number("of 0 or more", lambda v: v >= 0)
+ABOVE_0 = number("above 0", lambda v: v > 0)
+ABOVE_0_OR_NULL = number("above 0", lambda v: v > 0, ", or null")
+FROM_0_TO_1 = number("from 0 to 1", lambda v: 0 <= v <= 1)
+FROM_0_TO_BELOW_1 = number("from 0 to below 1", lambda v: 0 <= v < 1)
+SHARE = number("above 0 and up to 1", lambda v: 0 < v <= 1)
+
+
+def range_of(hint: object) -> Range | None:
+    """The range in a field's type, or in that of a list's items; None where it has none."""
+    (item,) = get_args(hint) if get_origin(hint) is list else (hint,)
+    return next((part for part in get_args(item) if isinstance(part, Range)), None)
+
+
+def check_ranges(config: Section) -> None:
+    """Raises `ConfigError` for the first number in the section, or in those inside it, that is outside of its range."""
+    for prefix, section in sections_of(config):
+        for name, hint in get_type_hints(type(section), include_extras=True).items():
+            value, allowed = vars(section)[name], range_of(hint)
+            if allowed is not None:
+                for item in value if isinstance(value, list) else [value]:
+                    if item is not None:
+                        allowed.check(f"{prefix}{name}", item)

@@ -47,14 +47,15 @@ class EarlierRun:
         return True
 
     def _restore(self) -> None:
+        configure_logging(None)  # closes run.log, which may move to the end of the earlier one
         for path in self.later:
             os.rename(path, path.with_suffix(""))
         for path, content in self.files.items():
             path.write_bytes(content)
         if self.aside is not None:
-            configure_logging(None)  # closes run.log, which moves to the end of the earlier one
-            said = (self.directory / _LOG).read_text(encoding="utf-8")
-            shutil.rmtree(self.directory)
+            log = self.directory / _LOG
+            said = log.read_text(encoding="utf-8") if log.is_file() else ""
+            shutil.rmtree(self.directory, ignore_errors=True)
             os.rename(self.aside, self.directory)
             with (self.directory / _LOG).open("a", encoding="utf-8") as log:
                 log.write(said)

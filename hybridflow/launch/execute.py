@@ -88,7 +88,12 @@ def _trained(prepared: Prepared, console: Console, stop: Stop, reporting: "_Repo
         )
         tracker = make_trackers(trainer.trackers, tracked)
         stack.callback(tracker.close)
-        run = assemble(prepared, tracker, timers, stack, stop=stop, report=reporting.on_the_way, begun=reporting.begin)
+
+        def begin() -> None:
+            tracker.begin()
+            reporting.begin()
+
+        run = assemble(prepared, tracker, timers, stack, stop=stop, report=reporting.on_the_way, begun=begin)
         loop = Loop(run)
         if checkpoint is not None:
             loop.resume(checkpoint)

@@ -110,21 +110,23 @@ def _open_directory(
     Returns the checkpoint to resume from, and what was in the directory.
     """
     claim(directory)
+    earlier = EarlierRun(directory)
     try:
-        return _opened_directory(composed, inputs, directory, data, trained)
+        return _opened_directory(earlier, composed, inputs, data, trained), earlier
     except BaseException:
+        earlier.restore()
         release(directory)
         raise
 
 
 def _opened_directory(
-    composed: Composed, inputs: Fingerprints, directory: Path, data: DrivenData, trained: Collection[str]
-) -> tuple[Checkpoint | None, EarlierRun]:
-    trainer = composed.config.trainer
+    earlier: EarlierRun, composed: Composed, inputs: Fingerprints, data: DrivenData, trained: Collection[str]
+) -> Checkpoint | None:
+    trainer, directory = composed.config.trainer, earlier.directory
     store = CheckpointStore(directory, keep=trainer.keep_checkpoints)
     store.settle()
     checkpoint = resolve_resume(trainer.resume, store, trainer.total_steps)
-    changes, earlier = Changes(), EarlierRun(directory)
+    changes = Changes()
     if checkpoint is not None:
         changes = check_resumable(checkpoint, composed, inputs, data.streams, trained)
         warn_of_complete(checkpoint, trainer.total_steps)
@@ -137,4 +139,4 @@ def _opened_directory(
     configure_logging(directory)
     changes.log()
     (directory / CONFIG_FILE).write_text(config_text(composed))
-    return checkpoint, earlier
+    return checkpoint

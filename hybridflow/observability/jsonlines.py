@@ -16,7 +16,7 @@ Json = str | int | float | bool | None
 
 
 class JsonLinesFile:
-    """A file of one JSON object a line, opened to append; each line reaches the operating system before `append` ends.
+    """A file of one JSON object per line, opened to append; each line reaches the system before `append` ends.
 
     Bytes are written unbuffered, so a process killed at any moment leaves at most one torn line, the last. If the file
     is deleted, moved or replaced meanwhile, it is opened again, with a warning that earlier lines are gone.
@@ -37,6 +37,14 @@ class JsonLinesFile:
         except OSError as error:
             _raise_if_full(error, self.path)
             raise
+
+    def truncate_after(self, step: int) -> int:
+        """Drop the lines whose `step` is above `step`, as `truncate_after` does; returns how many were dropped."""
+        self._file.close()
+        try:
+            return truncate_after(self.path, step)
+        finally:
+            self._file = self.path.open("ab", buffering=0)
 
     def _reopen_if_gone(self) -> None:
         try:

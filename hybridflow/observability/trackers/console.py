@@ -22,6 +22,9 @@ class ConsoleTracker:
         self._before: Sequence[Sample] = first_samples
         progress.start()
 
+    def begin(self) -> None:
+        """Nothing: a terminal keeps what it showed."""
+
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Move the progress line; evaluation metrics among them get a line of their own."""
         self._progress.evaluation(step, metrics)

@@ -26,6 +26,10 @@ class FanoutTracker:
         """The trackers still in use."""
         return list(self._trackers)
 
+    def begin(self) -> None:
+        """Let each tracker drop what an earlier process wrote after the step that the run resumes from."""
+        self._each("at the start", lambda tracker: tracker.begin())
+
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Send the metrics of one step."""
         self._each(f"step={step}", lambda tracker: tracker.log(step, metrics))

@@ -7,7 +7,14 @@ from hybridflow.observability.samples import Sample
 
 
 class Tracker(Protocol):
-    """Takes the numbers and samples of a run, a step at a time; `log` is called once a step, in order."""
+    """Takes the numbers and samples of a run, a step at a time; `log` is called once per step, in order."""
+
+    def begin(self) -> None:
+        """Drop what an earlier process wrote after the step that the run resumes from.
+
+        Called once, when the roles hold their weights: a resume that fails before that changes no record.
+        """
+        ...
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Take the metrics of one step; step 0 is what was measured before training."""

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hybridflow.observability.jsonlines import JsonLinesFile, set_aside, truncate_after
+from hybridflow.observability.jsonlines import JsonLinesFile, set_aside
 from hybridflow.observability.samples import Sample
 
 logger = logging.getLogger(__name__)
@@ -15,9 +15,9 @@ SAMPLES_FILE = "samples.jsonl"
 
 
 class JsonlTracker:
-    """One object a step in metrics.jsonl (`step` and the metrics), one a sample in samples.jsonl.
+    """One object per step in metrics.jsonl (`step` and the metrics), one per sample in samples.jsonl.
 
-    `resume_after` is the last step to keep (-1: none): later and torn lines are dropped, so that a resumed run
+    `resume_after` is the last step to keep (-1: none): `begin` drops later and torn lines, so that a resumed run
     leaves no step twice. None is a new run: files of an earlier one in the same directory are set aside.
     With `is_last_unlogged` that step's metrics will be logged again, so they are dropped too.
     """
@@ -25,10 +25,17 @@ class JsonlTracker:
     def __init__(self, run_dir: Path, *, resume_after: int | None = None, is_last_unlogged: bool = False) -> None:
         run_dir.mkdir(parents=True, exist_ok=True)
         metrics, samples = run_dir / METRICS_FILE, run_dir / SAMPLES_FILE
-        _prepare(metrics, resume_after if resume_after is None else resume_after - is_last_unlogged)
-        _prepare(samples, resume_after)
+        if resume_after is None:
+            _set_aside(metrics, samples)
+        self._resume_after, self._is_last_unlogged = resume_after, is_last_unlogged
         self._metrics, self._samples = JsonLinesFile(metrics), JsonLinesFile(samples)
         self._warned: set[str] = set()
+
+    def begin(self) -> None:
+        """Drop the lines after the step that the run resumes from."""
+        if self._resume_after is not None:
+            _drop_after(self._metrics, self._resume_after - self._is_last_unlogged)
+            _drop_after(self._samples, self._resume_after)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append one line; a number that is not finite is written as null, with a warning at its first time."""
@@ -53,14 +60,12 @@ class JsonlTracker:
             logger.warning("step=%d not_finite: %s; written as null in %s.", step, ", ".join(new), METRICS_FILE)
 
 
-def _prepare(path: Path, resume_after: int | None) -> None:
-    if resume_after is not None:
-        dropped = truncate_after(path, resume_after)
-        if dropped:
-            logger.info(
-                "file=%s dropped_lines=%d after step %d, which this run continues.", path, dropped, resume_after
-            )
-        return
-    aside = set_aside(path)
-    if aside is not None:
-        logger.info("file=%s of an earlier run is kept as %s.", path, aside.name)
+def _drop_after(file: JsonLinesFile, step: int) -> None:
+    if dropped := file.truncate_after(step):
+        logger.info("file=%s dropped_lines=%d after step %d, which this run continues.", file.path, dropped, step)
+
+
+def _set_aside(*paths: Path) -> None:
+    for path in paths:
+        if (aside := set_aside(path)) is not None:
+            logger.info("file=%s of an earlier run is kept as %s.", path, aside.name)

@@ -23,6 +23,9 @@ class MlflowTracker:
         if run_id is None:
             self._mlflow.log_dict(dict(config), "config.json")
 
+    def begin(self) -> None:
+        """Nothing: what the service holds stays."""
+
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Metrics under their names, `@` spelled `_at_`, which MLflow refuses."""
         self._mlflow.log_metrics({name.replace("@", "_at_"): value for name, value in metrics.items()}, step=step)

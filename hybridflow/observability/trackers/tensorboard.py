@@ -17,21 +17,27 @@ _TABLE_HEAD = "| prompt | response | answer | score |\n|---|---|---|---|\n"
 
 
 class TensorBoardTracker:
-    """Scalars under their own names, samples as text; `resume_after` hides what an earlier process wrote beyond it."""
+    """Scalars under their own names, samples as text.
+
+    `begin` hides what an earlier process wrote after step `resume_after`.
+    """
 
     def __init__(self, log_dir: Path, *, resume_after: int | None = None) -> None:
         log_dir.mkdir(parents=True, exist_ok=True)
         self._writer = EventFileWriter(str(log_dir))
-        first_step = 0 if resume_after is None else resume_after + 1
-        self._write(Event(step=first_step, session_log=SessionLog(status=SessionLog.START)))
+        self._first_step = 0 if resume_after is None else resume_after + 1
+
+    def begin(self) -> None:
+        """Start a session at the first step that is still to come, which hides what the record has of later ones."""
+        self._write(Event(step=self._first_step, session_log=SessionLog(status=SessionLog.START)))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One scalar a metric."""
+        """One scalar per metric."""
         values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
         self._write(Event(step=step, summary=Summary(value=values)))
 
     def log_samples(self, step: int, rows: Sequence[Sample]) -> None:
-        """One markdown table a split."""
+        """One markdown table per split."""
         for split in sorted({sample.split for sample in rows}):
             table = _TABLE_HEAD + "\n".join(_table_row(sample) for sample in rows if sample.split == split)
             self._write(Event(step=step, summary=Summary(value=[_text_value(f"samples/{split}", table)])))

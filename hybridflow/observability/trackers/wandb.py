@@ -23,6 +23,9 @@ class WandbTracker:
         )
         id_file.write_text(self._run.id, encoding="utf-8")
 
+    def begin(self) -> None:
+        """Nothing: what the service holds stays."""
+
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """One wandb history row."""
         self._run.log(dict(metrics), step=step)

@@ -116,6 +116,9 @@ class Notebook:
         assert step not in self.rows, f"step {step} was logged twice"
         self.rows[step] = dict(metrics)
 
+    def begin(self) -> None:
+        """Nothing earlier to drop."""
+
     def log_samples(self, step: int, rows: Sequence[Sample]) -> None:
         self.samples.setdefault(step, []).extend(rows)
 

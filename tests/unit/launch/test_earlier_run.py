@@ -1,5 +1,6 @@
 """A run that fails before its first step leaves the earlier run of its directory as it was."""
 
+import errno
 from io import StringIO
 from pathlib import Path
 
@@ -7,6 +8,8 @@ import pytest
 from rich.console import Console
 
 from hybridflow.errors import WorkerError
+from hybridflow.launch import prepare as prepare_module
+from hybridflow.launch.compose import Composed
 from hybridflow.launch.execute import execute
 from hybridflow.launch.farewell import say_restored
 from hybridflow.observability.ending import Ending, read_ending
@@ -45,6 +48,34 @@ def test_an_earlier_run_is_neither_marked_nor_moved_by_a_start_that_fails(words,
     assert read_ending(directory) == Ending("done", "2 steps")
     assert not directory.with_name("run.1").exists()
     assert "failed: " in (directory / "run.log").read_text()
+
+
+def test_a_resume_that_fails_drops_no_row_after_its_checkpoint(words):
+    words.fail_after(steps=3)
+    with pytest.raises(WorkerError, match="the trap"):
+        words.run("run")
+    words.repair()
+    before = contents(words.folder / "run")
+    assert b'"step": 3' in before["metrics.jsonl"]  # the checkpoint is of step 2
+    fails_to_load(words)
+    assert contents(words.folder / "run") == before
+
+
+@pytest.mark.parametrize("resume", ["auto", "never"])
+def test_an_earlier_run_is_put_back_if_its_directory_cannot_be_opened(words, resume, monkeypatch):
+    directory = words.run("run", "trainer.total_steps=2").run_dir
+    before = contents(directory)
+
+    def full(composed: Composed) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(prepare_module, "config_text", full)
+        with pytest.raises(OSError, match="No space"):
+            words.prepared("run", f"trainer.resume={resume}")
+    assert contents(directory) == before
+    assert not directory.with_name("run.1").exists()
+    words.prepared("run")
 
 
 def test_the_closing_words_name_the_earlier_run_and_promise_nothing(tmp_path):

@@ -45,6 +45,9 @@ class Failing:
 
     log_samples = log
 
+    def begin(self):
+        """Nothing earlier to drop."""
+
     def close(self):
         raise self.error
 
@@ -79,6 +82,8 @@ def test_a_resumed_jsonl_has_no_step_twice(tmp_path):
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 8, "x"')
     resumed = JsonlTracker(tmp_path, resume_after=5)
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 8
+    resumed.begin()
     for step in range(6, 9):
         resumed.log(step, {"x": step})
     assert [row["step"] for row in _lines(tmp_path / "metrics.jsonl")] == list(range(1, 9))
@@ -110,6 +115,8 @@ def test_a_resumed_tensorboard_purges_later_steps(tmp_path):
         first.log(step, {"x": 0.0})
     first.close()
     resumed = TensorBoardTracker(tmp_path, resume_after=5)
+    assert len(EventAccumulator(str(tmp_path)).Reload().Scalars("x")) == 7
+    resumed.begin()
     resumed.log(6, {"x": 1.0})
     resumed.close()
     events = EventAccumulator(str(tmp_path)).Reload()

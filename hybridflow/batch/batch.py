@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
 import torch
 from tensordict import TensorDict
 from torch import Tensor
@@ -42,10 +43,13 @@ class Batch:
         *,
         rows: Mapping[str, Tensor] | None = None,
         tokens: Mapping[str, Ragged] | None = None,
-        objects: Mapping[str, list] | None = None,
+        objects: Mapping[str, Sequence | np.ndarray] | None = None,
         meta: Meta | None = None,
     ) -> "Batch":
-        """A batch from its columns; all must have the same number of rows."""
+        """A batch from its columns; all must have the same number of rows. Object columns become lists.
+
+        Raises `BatchError` for columns of different lengths and for a column that is not of the kind it is given as.
+        """
         return Batch(_named(rows, tokens, objects), meta)
 
     def __len__(self) -> int:
@@ -79,23 +83,23 @@ class Batch:
 
     def row(self, name: str) -> Tensor:
         """A dense column [B, ...]."""
-        self.require((name,), stage="read")
-        column = self.by_name[name]
-        assert isinstance(column, Tensor), f"'{name}' is not a row column"
+        column = self._read(name)
+        if not isinstance(column, Tensor):
+            raise _other_kind(name, column, "row")
         return column
 
     def tokens(self, name: str) -> Ragged:
         """A ragged column."""
-        self.require((name,), stage="read")
-        column = self.by_name[name]
-        assert isinstance(column, Ragged), f"'{name}' is not a token column"
+        column = self._read(name)
+        if not isinstance(column, Ragged):
+            raise _other_kind(name, column, "tokens")
         return column
 
     def object(self, name: str) -> list:
         """An object column."""
-        self.require((name,), stage="read")
-        column = self.by_name[name]
-        assert isinstance(column, list), f"'{name}' is not an object column"
+        column = self._read(name)
+        if not isinstance(column, list):
+            raise _other_kind(name, column, "object")
         return column
 
     def to_tensordict(self) -> TensorDict:
@@ -119,7 +123,7 @@ class Batch:
         *,
         rows: Mapping[str, Tensor] | None = None,
         tokens: Mapping[str, Ragged] | None = None,
-        objects: Mapping[str, list] | None = None,
+        objects: Mapping[str, Sequence | np.ndarray] | None = None,
         meta: Meta | None = None,
     ) -> "Batch":
         """This batch with columns added or replaced, whatever kind the replaced ones are of."""
@@ -182,6 +186,10 @@ class Batch:
             size=sum(map(len, parts)),
         )
 
+    def _read(self, name: str) -> Column:
+        self.require((name,), stage="read")
+        return self.by_name[name]
+
     def _rows(self, rows: Rows, count: int) -> "Batch":
         return Batch({name: chosen(column, rows) for name, column in self.by_name.items()}, self.meta, size=count)
 
@@ -198,10 +206,45 @@ def _rebuild(size: int, *parts) -> Batch:
 
 
 def _named(
-    rows: Mapping[str, Tensor] | None, tokens: Mapping[str, Ragged] | None, objects: Mapping[str, list] | None
+    rows: Mapping[str, Tensor] | None,
+    tokens: Mapping[str, Ragged] | None,
+    objects: Mapping[str, Sequence | np.ndarray] | None,
 ) -> dict[str, Column]:
     dense = {name: torch.as_tensor(column) for name, column in (rows or {}).items()}
-    return {**dense, **(tokens or {}), **(objects or {})}
+    for name, column in (tokens or {}).items():
+        if not isinstance(column, Ragged):
+            raise BatchError(
+                f"The token column '{name}' is a {type(column).__name__}, not a Ragged.",
+                remedy="Use Ragged.from_rows(...) or Ragged.from_padded(...), or pass a dense tensor as rows={...}.",
+            )
+    return {**dense, **(tokens or {}), **{name: _listed(name, values) for name, values in (objects or {}).items()}}
+
+
+def _listed(name: str, values: object) -> list:
+    """The values of an object column, one per row; a list is taken as it is."""
+    if isinstance(values, list):
+        return values
+    if isinstance(values, Sequence | np.ndarray) and not isinstance(values, str | bytes):
+        return list(values)
+    raise BatchError(
+        f"The object column '{name}' is a {type(values).__name__}, not a list with one value per row.",
+        remedy="Pass a list: list(...). Tensors belong in rows={...}, ragged tokens in tokens={...}.",
+    )
+
+
+def _other_kind(name: str, column: Column, asked: str) -> BatchError:
+    kind, method = next(
+        (kind, method)
+        for of, kind, method in (
+            (Tensor, "dense row column", "row"),
+            (Ragged, "ragged token column", "tokens"),
+            (list, "column of Python values", "object"),
+        )
+        if isinstance(column, of)
+    )
+    return BatchError(
+        f"batch.{asked}('{name}'): '{name}' is a {kind}.", remedy=f"Read it with batch.{method}('{name}')."
+    )
 
 
 def _misfit(name: str, found: int, expected: int) -> BatchError:

@@ -1,5 +1,10 @@
 """Batches: rows taken, repeated, joined and put together."""
 
+import pickle
+import re
+from collections import UserList
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -150,3 +155,40 @@ def test_a_tensordict_shares_the_storage_of_row_and_token_columns():
     assert found.batch_size == (2,) and set(found.keys()) == {"uid", "prompt_ids"}
     assert [row.tolist() for row in found["prompt_ids"].unbind()] == [[1], [2, 3]]
     assert found["prompt_ids"].values().data_ptr() == tokens.values.data_ptr()
+
+
+@pytest.mark.parametrize("answers", [("a", "b"), np.array(["a", "b"]), UserList(["a", "b"])], ids=type)
+def test_an_object_column_of_another_sequence_is_kept_as_a_list(answers):
+    batch = Batch.of(rows={"x": torch.arange(2)}, objects={"answer": answers})
+    assert batch.objects == {"answer": ["a", "b"]}
+    assert batch.with_columns(objects={"again": answers}).object("again") == ["a", "b"]
+    assert pickle.loads(pickle.dumps(batch)).object("answer") == ["a", "b"]
+
+
+@pytest.mark.parametrize("answers", ["ab", {"a", "b"}, torch.arange(2), (x for x in "ab")], ids=type)
+def test_an_object_column_that_is_no_sequence_is_refused(answers):
+    with pytest.raises(BatchError, match="'answer' is a .*, not a list with one value per row") as caught:
+        Batch.of(rows={"x": torch.arange(2)}, objects={"answer": answers})
+    assert "Pass a list" in caught.value.remedy
+
+
+def test_a_token_column_that_is_not_ragged_is_refused():
+    with pytest.raises(BatchError, match="token column 'ids' is a list, not a Ragged") as caught:
+        batch_of([[1], [2]]).with_columns(tokens={"ids": [[1], [2, 3]]})  # pyright: ignore[reportArgumentType]
+    assert "Ragged.from_rows" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("asked", "name", "kind"),
+    [
+        ("tokens", "uid", "dense row column"),
+        ("object", "prompt_ids", "ragged token column"),
+        ("row", "answer", "Python"),
+    ],
+)
+def test_a_column_of_another_kind_is_named_with_the_method_that_reads_it(asked, name, kind):
+    batch = batch_of([[1], [2]]).with_columns(objects={"answer": ["a", "b"]})
+    with pytest.raises(BatchError, match=f"'{name}' is a .*{kind}") as caught:
+        getattr(batch, asked)(name)
+    method = re.search(r"batch\.(\w+)\(", caught.value.remedy)
+    assert method and len(getattr(batch, method[1])(name)) == 2

@@ -51,6 +51,12 @@ class KL(Section):
     horizon: Annotated[int, AT_LEAST_1] = 10000
     """Sequences over which the adaptive coefficient moves."""
 
+    @property
+    def estimator_in_use(self) -> str:
+        """The configured estimator, else k3+ in the loss and k1 in the reward."""
+        default = "k3+" if self.placement is KLPlacement.loss else "k1"
+        return default if self.estimator is None else self.estimator
+
 
 class OldLogprobs(Enum):
     """Where the log-probabilities of the policy before the update come from."""
@@ -98,6 +104,11 @@ class Correction(Section):
 
     veto: Annotated[float | None, ABOVE_0] = None
     """Leave out every response that has a token with a ratio below this, such as 1e-4; null leaves none out."""
+
+    @property
+    def is_active(self) -> bool:
+        """Whether anything is corrected, which needs `old_logprobs` and `rollout_logprobs`."""
+        return (self.weights, self.reject, self.veto) != (CorrectionLevel.none, CorrectionLevel.none, None)
 
 
 @dataclass

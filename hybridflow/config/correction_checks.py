@@ -1,4 +1,4 @@
-"""Rules of `algorithm.correction`: bounds in order, nothing asked for that would not be done, and what it compares."""
+"""Rules of `algorithm.correction`: its bounds are in order, and every setting has an effect."""
 
 from dataclasses import replace
 
@@ -7,12 +7,6 @@ from hybridflow.config.experiment import Experiment
 from hybridflow.errors import ConfigError
 
 KEY = "algorithm.correction"
-
-
-def compares(correction: Correction) -> bool:
-    """What is done needs the log-probabilities of both, and so `old_logprobs`."""
-    none = CorrectionLevel.none
-    return correction.weights is not none or correction.reject is not none or correction.veto is not None
 
 
 def check_correction(config: Experiment) -> None:

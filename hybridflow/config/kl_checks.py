@@ -1,18 +1,11 @@
-"""The divergence from the reference model: which estimator counts, and rules of `algorithm.kl`."""
+"""Rules of `algorithm.kl`, the divergence from the reference model."""
 
-from hybridflow.config.algorithm import KL, KLPlacement
+from hybridflow.config.algorithm import KLPlacement
 from hybridflow.config.experiment import Experiment
 from hybridflow.errors import ConfigError
 
 KEY = "algorithm.kl"
 _WITHOUT_A_SLOPE = ("k1", "kl")
-
-
-def kl_estimator(kl: KL) -> str:
-    """The estimator in use: the configured one, else k3+ in the loss and k1 in the reward."""
-    if kl.estimator is not None:
-        return kl.estimator
-    return "k3+" if kl.placement is KLPlacement.loss else "k1"
 
 
 def check_kl(config: Experiment) -> None:

@@ -21,7 +21,6 @@ from hybridflow.config.algorithm import KLPlacement
 from hybridflow.config.checks import check
 from hybridflow.config.choices import DATA_DATAFLOWS, PREFERENCE_LOSSES, PREFERENCE_SYNONYMS
 from hybridflow.config.experiment import Experiment
-from hybridflow.config.kl_checks import kl_estimator
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.placement import Pool
 from hybridflow.config.roles import Role
@@ -155,7 +154,7 @@ def _choose_kl_estimator(config: Experiment) -> dict[str, str]:
     kl = config.algorithm.kl
     if kl.placement is KLPlacement.none or kl.estimator is not None:
         return {}
-    kl.estimator = kl_estimator(kl)
+    kl.estimator = kl.estimator_in_use
     return {"algorithm.kl.estimator": "algorithm.kl.placement"}
 
 

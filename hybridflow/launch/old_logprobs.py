@@ -4,7 +4,6 @@ import logging
 
 from hybridflow.config.algorithm import KLPlacement, OldLogprobs
 from hybridflow.config.choices import DATA_DATAFLOWS, is_own
-from hybridflow.config.correction_checks import compares
 from hybridflow.config.derived import optimizer_steps_per_step
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.rollout import RolloutKind
@@ -42,7 +41,7 @@ def wants_old_logprobs(config: Experiment) -> bool:
         return True
     read_before = (
         (algorithm.kl.placement is KLPlacement.reward and not kl_reads_rollout(config))
-        or compares(algorithm.correction)
+        or algorithm.correction.is_active
         or bool(estimator(algorithm).parameters & {"old_logprobs", "sum_pi_squared"})
     )
     if algorithm.old_logprobs is OldLogprobs.rollout:

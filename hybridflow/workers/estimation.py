@@ -9,7 +9,6 @@ from hybridflow.algorithms.masked import masked_whiten, mean_and_variance, momen
 from hybridflow.algorithms.shaping import token_rewards
 from hybridflow.batch import Batch, Ragged
 from hybridflow.config.algorithm import KL, Algorithm, KLPlacement
-from hybridflow.config.kl_checks import kl_estimator
 from hybridflow.observability.metrics import Metrics, last, mean
 from hybridflow.workers.methods import ESTIMATOR_COLUMNS, estimator, token_numbers
 from hybridflow.workers.reduction import Reduce
@@ -83,7 +82,7 @@ class AdvantageEstimation:
         policy = "old_logprobs" if "old_logprobs" in batch else "rollout_logprobs"
         batch.require((policy, "ref_logprobs"), stage="advantages with algorithm.kl.placement=reward")
         logprobs, reference = batch.tokens(policy).padded(0), batch.tokens("ref_logprobs").padded(0)
-        kl = kl_divergence(logprobs, reference, estimator=kl_estimator(self._algorithm.kl))
+        kl = kl_divergence(logprobs, reference, estimator=self._algorithm.kl.estimator_in_use)
         rewards = token_rewards(scores, mask, kl=kl, kl_coefficient=self.kl_controller.coefficient)
         totals = self._reduce(torch.tensor([float((kl * mask).sum()), float(mask.sum()), len(batch)]).double())
         kl_a_token = float(totals[0] / totals[1].clamp(min=1.0))

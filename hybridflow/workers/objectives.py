@@ -16,7 +16,6 @@ from hybridflow.algorithms.selection import hashed_draws
 from hybridflow.batch import Batch, Ragged
 from hybridflow.config.algorithm import Algorithm, KLPlacement, OldLogprobs
 from hybridflow.config.choices import is_own
-from hybridflow.config.kl_checks import kl_estimator
 from hybridflow.engines.training.interface import Loss, LossFn, TokenOutputs
 from hybridflow.errors import ConfigError
 from hybridflow.observability.metrics import Measure, Metrics, last, maximum, mean, total
@@ -88,7 +87,7 @@ def policy_objective(
         if algorithm.entropy_coefficient:
             value = value - algorithm.entropy_coefficient * summed(outputs.entropy, mask)
         if algorithm.kl.placement is KLPlacement.loss:
-            kl = kl_divergence(outputs.logprobs, columns["ref_logprobs"], estimator=kl_estimator(algorithm.kl))
+            kl = kl_divergence(outputs.logprobs, columns["ref_logprobs"], estimator=algorithm.kl.estimator_in_use)
             penalty = summed(kl, mask)
             value = value + algorithm.kl.coefficient * penalty
             sums["actor/kl_loss"] = penalty

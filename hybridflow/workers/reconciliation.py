@@ -13,7 +13,6 @@ from hybridflow.algorithms.correction import (
 from hybridflow.algorithms.masked import masked_mean
 from hybridflow.batch import Batch, Ragged
 from hybridflow.config.algorithm import Algorithm, Correction, CorrectionLevel, OldLogprobs
-from hybridflow.config.correction_checks import compares
 from hybridflow.errors import ConfigError
 from hybridflow.observability.metrics import Metrics, last, mean
 from hybridflow.workers.comparison import check_corrected
@@ -31,7 +30,7 @@ def reconciled(batch: Batch, algorithm: Algorithm, reduce: Reduce) -> tuple[Batc
     """
     batch, metrics = _without_truncated(batch) if algorithm.mask_truncated else (batch, {})
     takes_rollouts = algorithm.old_logprobs is OldLogprobs.rollout
-    if takes_rollouts or compares(algorithm.correction):
+    if takes_rollouts or algorithm.correction.is_active:
         batch, told = _corrected(batch, algorithm.correction, reduce)
         metrics = metrics | told
     if takes_rollouts:
@@ -52,7 +51,7 @@ def _corrected(batch: Batch, correction: Correction, reduce: Reduce) -> tuple[Ba
     batch.require(
         ("rollout_logprobs",), stage="actor.update with algorithm.correction or algorithm.old_logprobs=rollout"
     )
-    check_corrected(compares(correction) and "old_logprobs" not in batch)
+    check_corrected(correction.is_active and "old_logprobs" not in batch)
     columns: dict[str, Ragged] = {}
     metrics: Metrics = {}
     if "old_logprobs" in batch:

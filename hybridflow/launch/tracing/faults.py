@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 from hybridflow.config.algorithm import KLPlacement, OldLogprobs
 from hybridflow.config.choices import is_own
-from hybridflow.config.correction_checks import compares
 from hybridflow.config.derived import optimizer_steps_per_step
 from hybridflow.config.experiment import Experiment
 from hybridflow.dataflows.interface import Dataflow
@@ -76,7 +75,7 @@ def _check_old_logprobs(config: Experiment, program: Dataflow, calls: Sequence[N
         if call.role != ACTOR:
             continue
         if call.method == "update" and "old_logprobs" not in _taken(call):
-            check_corrected(compares(config.algorithm.correction))
+            check_corrected(config.algorithm.correction.is_active)
             if not takes_rollouts:
                 check_unlearned(has_learned)
                 check_one_step(_optimizer_steps(config, program, call))

@@ -3,7 +3,7 @@
 import pytest
 
 from hybridflow.config.algorithm import Correction, CorrectionLevel, OldLogprobs
-from hybridflow.config.correction_checks import check_correction, compares
+from hybridflow.config.correction_checks import check_correction
 from hybridflow.config.experiment import Experiment
 from hybridflow.errors import ConfigError
 
@@ -58,6 +58,6 @@ def test_the_rollouts_log_probabilities_and_weights_would_count_the_ratio_twice(
     ],
     ids=str,
 )
-def test_what_is_right_passes_and_is_known_to_compare(settings, needs_both):
+def test_what_is_right_passes_and_is_known_to_be_active(settings, needs_both):
     checked(**settings)
-    assert compares(Correction(**settings)) is needs_both
+    assert Correction(**settings).is_active is needs_both

@@ -35,11 +35,9 @@ def check_layouts(config: Experiment, specs: Sequence[RoleSpec], directories: Ma
 
 def check_rollout_layout(config: Experiment, geometry: ModelGeometry) -> None:
     """Raises `ConfigError` where the rollout engine cannot divide the policy so."""
-    sizes = config.rollout.parallelism
     engine = config.rollout.engine or RolloutKind.transformers
-    problem = layout_problem(geometry, engine=engine.value, tensor=sizes.tensor, pipeline=sizes.pipeline)
-    if problem:
-        raise ConfigError(f"rollout.parallelism.{problem}.", remedy=f"Use a size that fits: {_sizes(geometry)}.")
+    if problem := layout_problem(geometry, engine.value, config.rollout.parallelism):
+        raise ConfigError(f"rollout.{problem}.", remedy=f"Use a size that fits: {_sizes(geometry)}.")
 
 
 def check_prompts(config: Experiment, specs: Sequence[RoleSpec], *, trains_on_prompts: bool, held_out: int) -> None:
@@ -94,23 +92,14 @@ def _check_training(config: Experiment, spec: RoleSpec, geometry: ModelGeometry)
     section = f"roles.{spec.name}" if spec.name in config.roles else spec.name
     is_own = spec.name in ("actor", "critic", "reward", *config.roles)
     section = section if is_own else "actor"
-    training, sizes = spec.training, spec.training.parallelism
+    training = spec.training
     if training.engine is TrainingEngine.megatron:
         check_installed("megatron")
-    problem = layout_problem(
-        geometry,
-        engine=_ENGINES[training.engine],
-        tensor=sizes.tensor,
-        pipeline=sizes.pipeline,
-        virtual_pipeline=sizes.virtual_pipeline,
-        expert=sizes.expert,
-        sequence=sizes.sequence,
-    )
-    if problem:
-        where = f"{section}.engine={training.engine.value}"
-        told = problem if problem.startswith("engine=") else f"{section}.parallelism.{problem}"
+    if problem := layout_problem(geometry, _ENGINES[training.engine], training.parallelism):
+        told = problem if problem.startswith("engine=") else f"{section}.{problem}"
         raise ConfigError(
-            f"{told}, with {where}.", remedy=f"Use sizes that fit ({_sizes(geometry)}), or another engine."
+            f"{told}, with {section}.engine={training.engine.value}.",
+            remedy=f"Use sizes that fit ({_sizes(geometry)}), or another engine.",
         )
 
 

@@ -62,11 +62,12 @@ def check_run(config: Experiment, specs: Sequence[RoleSpec], device: str = "cpu"
     for spec in specs:
         if spec.training is not None and spec.training.lora.rank:
             _check_adapter(spec, spec.training.lora, directories[spec.name])
-    check_rollout_layout(config, read_geometry(directory))
     is_generating = any(spec.name == ROLLOUT or spec.generation_mesh is not None for spec in specs)
+    if is_generating:
+        check_rollout_layout(config, read_geometry(directory))
     if is_generating and config.rollout.engine is RolloutKind.vllm:
         check_installed("vllm")  # importing it takes seconds, and is the rollout engine's to do, in its own way
-        check_limits(directory, device, config.rollout.parallelism)
+        check_limits(directory, device, pipeline=config.rollout.parallelism.pipeline)
     check_memory(config, specs, device=device, device_bytes=local_device_bytes(), whole=whole)
 
 

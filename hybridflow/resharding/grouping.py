@@ -17,7 +17,6 @@ from itertools import permutations
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridflow.errors import ConfigError
 from hybridflow.parallel.mesh import ParallelMesh
 
 MICRO_AXES = ("micro_pipeline", "micro_tensor")
@@ -53,8 +52,7 @@ def generation_mesh(
     on one: fsdp's shards of a model may span many, and generation exchanges activations at every layer of every token.
     """
     size, wanted = training_mesh.size, tensor * pipeline
-    if size % wanted:
-        _refuse(size, tensor, pipeline)
+    assert size % wanted == 0, f"replicas of {wanted} ranks do not divide {size} ranks"
     copies = _copies(training_mesh, engine, replicas)
     block = size // copies
     if block % wanted:
@@ -80,11 +78,7 @@ def micro_data_groups(mesh: ParallelMesh) -> list[list[int]]:
 def _copies(training_mesh: ParallelMesh, engine: str, replicas: int) -> int:
     """How often the whole model is there, each copy on consecutive ranks."""
     copies = {"single": training_mesh.size, "fsdp": replicas, "megatron": training_mesh.axis_size("data")}[engine]
-    if training_mesh.size % copies:
-        raise ConfigError(
-            f"actor.parallelism.replicas={replicas} does not divide the {training_mesh.size} devices.",
-            remedy=f"Use {_listed(_divisors(training_mesh.size))}.",
-        )
+    assert training_mesh.size % copies == 0, f"{copies} copies on {training_mesh.size} ranks"
     return copies
 
 
@@ -158,18 +152,3 @@ def _lines(mesh: ParallelMesh, fixed: tuple[str, ...], free: tuple[str, ...]) ->
 
 def _divisors(number: int) -> list[int]:
     return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
-
-
-def _listed(numbers: list[int]) -> str:
-    return f"{', '.join(map(str, numbers[:-1]))} or {numbers[-1]}" if len(numbers) > 1 else str(numbers[0])
-
-
-def _refuse(size: int, tensor: int, pipeline: int) -> None:
-    fitting = _listed([wanted // pipeline for wanted in _divisors(size) if wanted % pipeline == 0] or _divisors(size))
-    asked = f"rollout.parallelism.tensor={tensor}"
-    if pipeline > 1:
-        asked += f" times rollout.parallelism.pipeline={pipeline}"
-    raise ConfigError(
-        f"{asked} does not divide the {size} devices that generate.",
-        remedy=f"Use rollout.parallelism.tensor={fitting}, or other devices (trainer.devices).",
-    )

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Literal
 
+from hybridflow.config.parallelism import Parallelism, RolloutParallelism
 from hybridflow.models.geometry import ModelGeometry
 from hybridflow.models.names.rules import MODEL_TYPES, padded_vocabulary
 
@@ -10,36 +11,29 @@ Engine = Literal["single", "fsdp", "megatron", "transformers", "vllm"]
 
 
 def layout_problem(
-    geometry: ModelGeometry,
-    *,
-    engine: Engine,
-    tensor: int = 1,
-    pipeline: int = 1,
-    virtual_pipeline: int = 1,
-    expert: int = 1,
-    sequence: int = 1,
+    geometry: ModelGeometry, engine: Engine, parallelism: Parallelism | RolloutParallelism
 ) -> str | None:
-    """Why `engine` cannot divide a model so; None where it can.
+    """Why `engine` cannot divide a model so; None where it can. Judged before a run starts; engines assert it.
 
-    Sizes are named as in their section, without its name: "tensor=3 does not divide the model's 8 attention heads".
+    Sizes are named by their key within the role's section: "parallelism.tensor=3 does not divide the model's 8
+    attention heads".
     """
-    is_whole = max(tensor, pipeline, virtual_pipeline, expert, sequence) == 1
+    if isinstance(parallelism, RolloutParallelism):
+        parallelism = Parallelism(tensor=parallelism.tensor, pipeline=parallelism.pipeline)
+    sizes, tensor = parallelism, parallelism.tensor
+    is_whole = max(tensor, sizes.pipeline, sizes.virtual_pipeline, sizes.expert, sizes.sequence) == 1
     if is_whole and engine != "megatron":
         return None
-    problems = [
-        *_architecture(geometry, engine),
-        *_tensor(geometry, engine, tensor),
-        *_pipeline(geometry, engine, pipeline, virtual_pipeline),
-        *_experts(geometry, expert),
-        *_sequence(geometry, tensor, sequence),
-    ]
-    return problems[0] if problems else None
-
-
-def _architecture(geometry: ModelGeometry, engine: Engine) -> Iterator[str]:
     if geometry.model_type not in MODEL_TYPES:
         known = ", ".join(MODEL_TYPES)
-        yield f"engine={engine} knows the weights of {known}; this model is of type '{geometry.model_type}'"
+        return f"engine={engine} knows the weights of {known}; this model is of type '{geometry.model_type}'"
+    problems = [
+        *_tensor(geometry, engine, tensor),
+        *_pipeline(geometry, engine, sizes.pipeline, sizes.virtual_pipeline),
+        *_experts(geometry, sizes.expert),
+        *_sequence(geometry, tensor, sizes.sequence),
+    ]
+    return f"parallelism.{problems[0]}" if problems else None
 
 
 def _tensor(geometry: ModelGeometry, engine: Engine, tensor: int) -> Iterator[str]:
@@ -62,8 +56,6 @@ def _pipeline(geometry: ModelGeometry, engine: Engine, pipeline: int, virtual: i
     layers = geometry.layers
     if pipeline > layers:
         yield f"pipeline={pipeline} is more than the model's {layers} layers"
-    if engine == "megatron" and virtual > 1 and pipeline == 1:
-        yield f"virtual_pipeline={virtual} needs pipeline over 1"
     if engine == "megatron" and layers % (pipeline * virtual):
         groups = f"pipeline={pipeline}" + (f" times virtual_pipeline={virtual}" if virtual > 1 else "")
         yield f"{groups} does not divide the model's {layers} layers"

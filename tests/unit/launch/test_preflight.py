@@ -67,3 +67,17 @@ def test_vllm_need_not_know_the_model_of_a_run_that_generates_nothing(toy_dir, m
     config = resolved(compose_run(words, config_name="sft").config, "cuda")
     assert config.rollout.engine is RolloutKind.vllm
     check_run(config, plan_roles(config, find_dataflow("sft")), "cuda")
+
+
+def test_the_layout_of_a_rollout_is_judged_once_and_only_where_there_is_one(toy_dir):
+    data = "data={train_files: [texts.jsonl], max_prompt_tokens: 8, max_response_tokens: 4}"
+    layout = ["trainer.devices=2", "rollout.engine=vllm", "rollout.parallelism.tensor=2"]
+    words = [f"model.path={toy_dir(num_attention_heads=3, num_key_value_heads=3, hidden_size=96)}", data, *layout]
+    config = resolved(
+        compose_run(["algorithm=grpo", "rollout.samples_per_prompt=2", *words], config_name="ppo").config, "cpu"
+    )
+    with pytest.raises(ConfigError, match=r"^rollout\.parallelism\.tensor=2 does not divide the model's 3") as caught:
+        check_run(config, plan_roles(config, GRPO))
+    assert "3 heads" in caught.value.remedy
+    config = resolved(compose_run(words, config_name="sft").config, "cpu")
+    check_run(config, plan_roles(config, find_dataflow("sft")))

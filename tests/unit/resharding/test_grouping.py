@@ -6,7 +6,6 @@ from itertools import product
 import pytest
 
 from hybridflow.controller.protocols import GENERATION, answering_ranks, part_of
-from hybridflow.errors import ConfigError
 from hybridflow.parallel import ParallelMesh
 from hybridflow.resharding.grouping import generation_mesh, micro_data_groups, nested_mesh, replica_ranks
 from tests.oracles.transfer_protocols import Layout, collection, distribution
@@ -142,14 +141,3 @@ def test_a_replica_stays_on_one_node_if_it_can():
 def test_every_rank_of_the_single_engine_generates_alone():
     mesh = generation_mesh(training_mesh(data=3), engine="single", replicas=1, tensor=1, pipeline=1)
     assert replica_ranks(mesh) == [[0], [1], [2]]
-
-
-def test_impossible_sizes_are_told_in_the_words_of_the_configuration():
-    with pytest.raises(ConfigError, match=r"rollout\.parallelism\.tensor=3 does not divide the 8 devices") as error:
-        of_megatron(2, 2, 2, 1, 3)
-    assert error.value.remedy.startswith("Use rollout.parallelism.tensor=1, 2, 4 or 8")
-    with pytest.raises(ConfigError, match=r"tensor=4 times rollout\.parallelism\.pipeline=2") as error:
-        of_fsdp(4, 4, pipeline=2)
-    assert error.value.remedy.startswith("Use rollout.parallelism.tensor=1 or 2")
-    with pytest.raises(ConfigError, match=r"actor\.parallelism\.replicas=3 does not divide"):
-        of_fsdp(4, 2, replicas=3)

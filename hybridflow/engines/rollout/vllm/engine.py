@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from hybridflow.batch import Batch
+from hybridflow.config.json_text import read_json_object
 from hybridflow.config.model import Model
 from hybridflow.config.rollout import Rollout, Sampling
 from hybridflow.engines.rollout.memory import Released, give_back, trim_heap
@@ -17,7 +18,7 @@ from hybridflow.engines.rollout.responses import checked_prompts, response_batch
 from hybridflow.engines.rollout.sampling import row_keys
 from hybridflow.engines.rollout.slots import write_shards
 from hybridflow.engines.rollout.vllm.compat import cache_tensors, draw_all_rows_at_once, replica_group
-from hybridflow.engines.rollout.vllm.limits import check_limits
+from hybridflow.engines.rollout.vllm.limits import unsupported_reason
 from hybridflow.engines.rollout.vllm.requests import answers, sampling_params, token_prompts
 from hybridflow.engines.rollout.vllm.start import Started
 from hybridflow.engines.rollout.vllm.weights import held_weights, slots_of
@@ -53,7 +54,8 @@ class VllmEngine:
         self._limit_tokens = limit_tokens
         self._eos_token_ids = eos_token_ids
         self._is_divided = ranks.mesh.count_along(("pipeline", "tensor")) > 1
-        check_limits(directory, device.type, rollout.parallelism)
+        reason = unsupported_reason(read_json_object(directory / "config.json"), device.type)
+        assert reason is None, f"unchecked before the start: {reason}"
         held = held_weights(directory, ranks.mesh, ranks.rank, trust_remote_code=model.trust_remote_code)
         started = Started(
             directory,

@@ -1,13 +1,10 @@
-"""What vLLM cannot do with a model on a device and in a layout, known without importing it."""
+"""What vLLM cannot do with a model on a device, known without importing it."""
 
 from collections.abc import Mapping
 from pathlib import Path
 
 from hybridflow.config.json_text import read_json_object
-from hybridflow.config.parallelism import RolloutParallelism
 from hybridflow.errors import ConfigError
-from hybridflow.models.geometry import read_geometry
-from hybridflow.models.names.layouts import layout_problem
 
 CPU_HEAD_SIZES = (32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Head sizes of vLLM 0.32's CPU attention (`CPUAttentionBackend.get_supported_head_sizes`), and 48, which is not on
@@ -18,21 +15,15 @@ CUDA_LARGEST_HEAD_SIZE = 256
 """Flash attention takes multiples of 8 up to 256."""
 
 
-def check_limits(directory: Path, device: str, parallelism: RolloutParallelism) -> None:
-    """Raises `ConfigError` where vLLM cannot run the model in a directory on a device ("cpu", "cuda") in a layout."""
+def check_limits(directory: Path, device: str, *, pipeline: int) -> None:
+    """Raises `ConfigError` where vLLM cannot run the model in a directory on a device ("cpu", "cuda"), in stages."""
     if reason := unsupported_reason(read_json_object(directory / "config.json"), device):
         raise ConfigError(f"rollout.engine=vllm: {reason}", remedy="Use rollout.engine=transformers for this model.")
-    tensor, pipeline = parallelism.tensor, parallelism.pipeline
     if pipeline > 1 and device == "cpu":
         raise ConfigError(
             f"rollout.parallelism.pipeline={pipeline}: vLLM runs no pipeline on a CPU.",
             remedy="Use rollout.parallelism.pipeline=1, and rollout.parallelism.tensor to divide the model.",
         )
-    if tensor * pipeline == 1:
-        return
-    if problem := layout_problem(read_geometry(directory), engine="vllm", tensor=tensor, pipeline=pipeline):
-        told = f"rollout.{problem}" if problem.startswith("engine=") else f"rollout.parallelism.{problem}"
-        raise ConfigError(f"{told}.", remedy="Use sizes that divide the model, or 1.")
 
 
 def unsupported_reason(model_config: Mapping[str, object], device: str) -> str | None:

@@ -16,7 +16,6 @@ from torch.distributed.tensor.parallel import (
 from transformers import PreTrainedModel
 
 from hybridflow.config.parallelism import Parallelism
-from hybridflow.errors import EngineError
 from hybridflow.models.geometry import read_geometry
 from hybridflow.models.names.layouts import layout_problem
 
@@ -25,18 +24,10 @@ _ROWS = ("self_attn.o_proj", "mlp.down_proj")
 
 
 def check_layout(directory: Path, parallelism: Parallelism) -> None:
-    """Raises `EngineError` where a model cannot be divided so; any model can be held in shards."""
-    if parallelism.tensor == parallelism.sequence == 1:
-        return
-    problem = layout_problem(
-        read_geometry(directory), engine="fsdp", tensor=parallelism.tensor, sequence=parallelism.sequence
-    )
-    if problem is not None:
-        raise EngineError(
-            f"The model in {directory} cannot be divided: parallelism.{problem}.",
-            remedy="Use sizes that divide the model, or more shards instead (leave parallelism.tensor and"
-            " parallelism.sequence out).",
-        )
+    """Asserts that a model can be divided so, which is judged before the start; any model can be held in shards."""
+    if parallelism.tensor > 1 or parallelism.sequence > 1:
+        problem = layout_problem(read_geometry(directory), "fsdp", parallelism)
+        assert problem is None, f"unchecked before the start: {problem}"
 
 
 def divide_matrices(model: PreTrainedModel, mesh: DeviceMesh) -> None:

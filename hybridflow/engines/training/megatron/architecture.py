@@ -20,7 +20,7 @@ from hybridflow.engines.training.megatron.attention import PackedSelfAttention
 from hybridflow.engines.training.megatron.experts import GroupedExperts
 from hybridflow.engines.training.megatron.normalization import RmsNorm
 from hybridflow.engines.training.megatron.stacked_linear import StackedLinear
-from hybridflow.errors import ConfigError, EngineError
+from hybridflow.errors import EngineError
 from hybridflow.models.geometry import ModelGeometry
 from hybridflow.models.names.layouts import layout_problem
 
@@ -28,17 +28,9 @@ _RECOMPUTED = {"recompute_granularity": "full", "recompute_method": "uniform", "
 
 
 def check_model(geometry: ModelGeometry, description: PreTrainedConfig, parallelism: Parallelism) -> None:
-    """Raises an error for a model, or a layout of it, that this engine does not compute."""
-    problem = layout_problem(
-        geometry,
-        engine="megatron",
-        tensor=parallelism.tensor,
-        pipeline=parallelism.pipeline,
-        virtual_pipeline=parallelism.virtual_pipeline,
-        expert=parallelism.expert,
-    )
-    if problem is not None:
-        raise ConfigError(f"{problem}.", remedy="Change the sizes in the role's parallelism, or use engine=fsdp.")
+    """Raises `EngineError` for a model that this engine does not compute; its layout is judged before the start."""
+    problem = layout_problem(geometry, "megatron", parallelism)
+    assert problem is None, f"unchecked before the start: {problem}"
     found = description.to_dict()
     uses_window = found.get("sliding_window") is not None and found.get("use_sliding_window", True)
     refused = {

@@ -13,7 +13,7 @@ from hybridflow.engines.training import families
 from hybridflow.engines.training.interface import Loss, Part
 from hybridflow.engines.training.megatron.engine import MegatronEngine
 from hybridflow.engines.training.megatron.stacked_linear import StackedLinear, stacked
-from hybridflow.errors import ConfigError, EngineError, HybridflowError
+from hybridflow.errors import EngineError, HybridflowError
 from hybridflow.observability.metrics import Metrics
 from hybridflow.parallel.layout import Box
 from tests.parity.divided import Case, copies, engine_of, global_batch, loss_of
@@ -160,9 +160,6 @@ def refusal(rank: int, case: Case) -> tuple[type[HybridflowError], str]:
 @pytest.mark.parametrize(
     ("architecture", "changes", "sizes", "kind", "words"),
     [
-        ("llama", {}, {"tensor": 4}, ConfigError, "tensor=4 does not divide the model's 2 key-value heads"),
-        ("llama", {"num_hidden_layers": 3}, {"pipeline": 2}, ConfigError, "does not divide the model's 3 layers"),
-        ("llama", {}, {"expert": 2}, ConfigError, "the model has none"),
         ("llama", {"hidden_act": "gelu"}, {"tensor": 2}, EngineError, "the activation 'gelu'"),
         ("llama", {"attention_bias": True}, {}, EngineError, "output projection"),
         ("mistral", {"sliding_window": 16}, {}, EngineError, "sliding window"),

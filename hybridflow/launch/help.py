@@ -1,5 +1,6 @@
 """`--help` and `--cfg job`: the settings, and a composed run."""
 
+import argparse
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import cast
@@ -9,7 +10,8 @@ from omegaconf import OmegaConf
 
 from hybridflow.config import fields
 from hybridflow.config.schema import config_directory
-from hybridflow.launch.compose import TABLES, Composed
+from hybridflow.errors import ConfigError
+from hybridflow.launch.compose import TABLES, Composed, compose_run
 from hybridflow.launch.overrides import shown
 from hybridflow.launch.presets import chooses_algorithm, presets
 from hybridflow.observability.redaction import redacted
@@ -54,6 +56,16 @@ def help_text(composed: Composed, *, program: str, config_name: str, purpose: st
             lines.append(f"      {' '.join(key.doc.split())}")
         lines.append("")
     return "\n".join(lines)
+
+
+def help_as_typed(flags: argparse.Namespace, *, program: str, purpose: str) -> str:
+    """The settings as the command would run with them, or without what was typed if that cannot work."""
+    name, directory = flags.config_name, flags.config_dir
+    try:
+        composed = compose_run(flags.overrides, config_name=name, config_dir=directory)
+    except ConfigError:
+        composed = compose_run([], config_name=name, config_dir=directory)
+    return help_text(composed, program=program, config_name=name, purpose=purpose)
 
 
 def _values(composed: Composed) -> dict[str, object]:

@@ -1,0 +1,60 @@
+"""Exit statuses of `python -m hybridflow.trainer.main_*`, and signals while it still imports."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hybridflow.launch import prepare as prepare_module
+from hybridflow.launch.compose import Composed
+from hybridflow.launch.prepare import Prepared, prepare
+from hybridflow.trainer import main_ppo
+from tests.toys import MakeToy
+from tests.unit.launch.test_execute import Words
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "imported"), [("SIGINT", 130, "omegaconf._utils"), ("SIGTERM", 143, "torch.types")]
+)
+def test_a_signal_while_libraries_are_imported_is_one_line(number, status, imported, tmp_path):
+    """Before the settings are read, and after: torch comes once they are checked."""
+    words = ["-m", "hybridflow.trainer.main_ppo", f"trainer.run_dir={tmp_path / 'run'}"]
+    process = subprocess.Popen([sys.executable, "-X", "importtime", *words], stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    said = []
+    for line in process.stderr:
+        said.append(line)
+        if imported in line:
+            process.send_signal(getattr(signal, number))
+            break
+    said += process.stderr.readlines()
+    assert process.wait() == status
+    told = [line for line in said if not line.startswith(("import time:", "starting  ")) and line != "\n"]
+    assert told == ["interrupted  before the run began\n"]
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_whose_roles_cannot_start_is_status_2_and_one_that_fails_later_status_1(
+    toy_dir: MakeToy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    words = Words(toy_dir, tmp_path)
+    argv = [*words.common, "algorithm=grpo", f"trainer.run_dir={tmp_path / 'run'}"]
+    words.fail_after(steps=0)
+    assert main_ppo.main(argv) == 1
+    words.repair()
+
+    [weights] = Path(toy_dir()).glob("*.safetensors")
+    whole = weights.read_bytes()
+
+    def then_damaged(composed: Composed) -> Prepared:
+        prepared = prepare(composed)
+        weights.write_bytes(whole[:-1000])
+        return prepared
+
+    monkeypatch.setattr(prepare_module, "prepare", then_damaged)
+    try:
+        assert main_ppo.main([*argv, "trainer.resume=never"]) == 2
+    finally:
+        weights.write_bytes(whole)

@@ -1,8 +1,10 @@
 """Directories that appear whole or not at all: written aside, flushed to the disk, renamed."""
 
+import errno
 import logging
 import os
 import re
+import resource
 import shutil
 import socket
 import time
@@ -141,8 +143,9 @@ def _explained(error: BaseException, final: Path, partial: Path) -> BaseExceptio
     """The error in our words where the file system is to blame, else the error itself."""
     existing = next(path for path in (partial, *partial.parents) if path.is_dir())
     free = shutil.disk_usage(existing).free
-    if (why := _why_full(error, free)) is not None:
-        written = sum(path.stat().st_size for path in partial.rglob("*") if path.is_file())
+    sizes = [path.stat().st_size for path in partial.rglob("*") if path.is_file()]
+    if (why := _why_full(error, free, max(sizes, default=0))) is not None:
+        written = sum(sizes)
         return ResourceError(
             f"{why}: {final} could not be written ({written} bytes were, {free} are free in {existing}).",
             remedy="Free space there, raise the limit, lower trainer.keep_checkpoints, or set trainer.run_dir to a"
@@ -156,12 +159,16 @@ def _explained(error: BaseException, final: Path, partial: Path) -> BaseExceptio
     return error
 
 
-def _why_full(error: BaseException, free_bytes: int) -> str | None:
+def _why_full(error: BaseException, free_bytes: int, largest_bytes: int) -> str | None:
     """Libraries tell it in their own ways: an error number, words, or (torch.save) only that writing failed."""
     cause: BaseException | None = error
     while cause is not None:
         if (why := why_full(cause)) is not None:
             return why
         cause = cause.__cause__ or cause.__context__
-    is_silent = isinstance(error, RuntimeError | HybridflowError) and free_bytes < _NEARLY_NOTHING_BYTES
-    return "The disk is full" if is_silent else None
+    if not isinstance(error, RuntimeError | HybridflowError):
+        return None
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if limit != resource.RLIM_INFINITY and largest_bytes > limit - _NEARLY_NOTHING_BYTES:
+        return why_full(OSError(errno.EFBIG, ""))
+    return "The disk is full" if free_bytes < _NEARLY_NOTHING_BYTES else None

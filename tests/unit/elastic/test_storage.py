@@ -2,11 +2,13 @@
 
 import errno
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from hybridflow.elastic.storage import settle, write_aside
 from hybridflow.errors import CheckpointError, EngineError, ResourceError
@@ -103,6 +105,17 @@ def test_a_file_system_that_takes_no_more_is_named_with_its_free_bytes_and_a_rem
         if tells == "by number":
             raise OSError(number, os.strerror(number))
         raise EngineError(f"actor.save failed: OSError: [Errno {number}] {os.strerror(number)}", remedy="See there.")
+    assert not any(tmp_path.iterdir())
+
+
+def test_torch_save_beyond_the_limit_on_a_files_size_names_the_limit(tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2 << 20, before[1]))
+    try:
+        with pytest.raises(ResourceError, match=r"ulimit -f.*raise the limit"), write_aside(tmp_path / "step_1") as at:
+            torch.save({"x": torch.zeros(1 << 20)}, at / "x")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert not any(tmp_path.iterdir())
 
 

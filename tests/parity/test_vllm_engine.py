@@ -6,7 +6,7 @@ import torch
 from hybridflow.config.model import Model
 from hybridflow.config.rollout import Rollout, RolloutKind, Sampling, Vllm
 from hybridflow.engines.rollout.factory import make_rollout_engine
-from hybridflow.errors import ConfigError, EngineError
+from hybridflow.errors import EngineError
 from tests.parity.test_rollout_parity import LONGEST, TOLERANCE, Pair, other_weights, pair_of
 from tests.unit.engines.rollout.rows import prompt_rows, responses
 
@@ -44,12 +44,6 @@ def test_the_cache_of_earlier_weights_is_used_until_they_are_said_to_have_change
         assert not agrees(pair)
         pair.rollout.weights_changed(version=1)
         assert agrees(pair)
-
-
-def test_heads_that_its_kernels_do_not_take_are_refused(toy_dir):
-    with pytest.raises(ConfigError, match="heads have size 16") as caught:
-        pair_of(RolloutKind.vllm, toy_dir("llama", head_dim=16))
-    assert "rollout.engine=transformers" in caught.value.remedy
 
 
 def test_a_cache_that_does_not_hold_one_sequence_names_its_setting(toy_dir):

@@ -164,10 +164,11 @@ class Algorithm(Section):
     """The denominator of the loss's ratio. recompute: from a separate forward pass before the update. auto: from that
     pass only where something needs it (several optimizer steps per batch, a correction, an estimator or a selection of
     tokens that reads it, KL in the reward), else from the update's own pass, which gives the same numbers. KL in the
-    reward reads the rollout's log-probabilities instead where the rollout computes them with the training model's code
-    and weights (rollout.engine=transformers, actor.engine=single or fsdp, no LoRA) and samples from all tokens
-    (top_p=1, top_k=0). rollout: from the rollout, so that the ratio itself corrects for a mismatch (two policies); the
-    separate pass is made only where the two are compared, and for KL in the reward with top_p or top_k."""
+    reward reads the rollout's log-probabilities instead where they are the training model's own up to rounding in
+    float32: rollout.engine=transformers, actor.engine=single or fsdp, model.dtype=float32, no LoRA, and sampling from
+    all tokens (top_p=1, top_k=0). rollout: from the rollout, so that the ratio itself corrects for a mismatch (two
+    policies); the separate pass is made only where the two are compared, and for KL in the reward with top_p or top_k.
+    """
 
     gamma: Annotated[float, FROM_0_TO_1] = 1.0
     """Discount of later rewards."""

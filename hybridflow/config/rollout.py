@@ -121,7 +121,8 @@ class Rollout(Section):
     work; null: true on GPUs. Waking costs a transfer of weights."""
 
     max_logprob_difference: Annotated[float | None, ABOVE_0_OR_NULL] = None
-    """The first step stops when rollout and training differ by more on any token; null: 1e-3 in float32, 0.5 else."""
+    """The first step stops when the log-probabilities of rollout and training differ by more on any token; null: 1e-3
+    in float32, 0.5 in bfloat16. Divided by the temperature where that is below 1: differences grow with its inverse."""
 
     transfer: Transfer = field(default_factory=Transfer)
     """How trained weights become those of the rollout."""

@@ -6,8 +6,10 @@ from hybridflow.config.algorithm import KLPlacement, OldLogprobs
 from hybridflow.config.choices import DATA_DATAFLOWS, is_own
 from hybridflow.config.derived import optimizer_steps_per_step
 from hybridflow.config.experiment import Experiment
+from hybridflow.config.model import Dtype
 from hybridflow.config.rollout import RolloutKind
 from hybridflow.config.training import TrainingEngine
+from hybridflow.launch.roles import policy_model
 from hybridflow.workers.methods import estimator, policy_loss
 
 logger = logging.getLogger(__name__)
@@ -22,11 +24,11 @@ def say_old_logprobs(config: Experiment) -> None:
     ):
         return
     if wants_old_logprobs(config):
-        chosen = "a forward pass of the actor before the update"
+        chosen = "a separate forward pass of the actor before the update"
     elif config.algorithm.kl.placement is KLPlacement.reward:
-        chosen = "no forward pass before the update; the KL penalty in the reward takes those of the rollout"
+        chosen = "no separate forward pass; the KL penalty in the reward uses the rollout's log-probabilities"
     else:
-        chosen = "no forward pass before the update, which takes its own"
+        chosen = "no separate forward pass; the update uses the log-probabilities of its own forward pass"
     logger.info("algorithm.old_logprobs=auto: %s", chosen)
 
 
@@ -53,8 +55,7 @@ def wants_old_logprobs(config: Experiment) -> bool:
 def kl_reads_rollout(config: Experiment) -> bool:
     """Whether a KL penalty in the reward may read the rollout's log-probabilities in place of `old_logprobs`.
 
-    By default where the rollout generates with the code and the weights that train. Never where its log-probabilities
-    are those of a renormalised distribution (`top_p`, `top_k`).
+    The description of `algorithm.old_logprobs` lists when. Device defaults must have been filled in.
     """
     if config.rollout.sampling.is_restricted:
         return False
@@ -62,5 +63,6 @@ def kl_reads_rollout(config: Experiment) -> bool:
         config.rollout.engine is RolloutKind.transformers
         and config.actor.engine is not TrainingEngine.megatron
         and config.actor.lora.rank == 0
+        and policy_model(config).dtype is Dtype.float32
     )
     return same_model or config.algorithm.old_logprobs is OldLogprobs.rollout

@@ -21,7 +21,7 @@ from hybridflow.observability.metrics import Metrics, Reduction, last
 from hybridflow.resharding.plan import ReshardPlan
 from hybridflow.resharding.resharder import Resharder, joint_group
 from hybridflow.workers.colocated_rollout import ColocatedRollout
-from hybridflow.workers.comparison import check_one_step, check_unlearned
+from hybridflow.workers.comparison import check_one_step, check_rollout_agrees, check_unlearned
 from hybridflow.workers.estimation import AdvantageEstimation
 from hybridflow.workers.generation import RolloutSetup
 from hybridflow.workers.methods import ESTIMATOR_COLUMNS, LOSS_COLUMNS, Bound, policy_loss
@@ -156,7 +156,7 @@ class ActorWorker(ModelWorker):
 
         self._is_published = False
         metrics = self.train(batch, self._setup, objective, prefix="actor")
-        self._compare_probabilities(told | metrics)
+        self._compare_probabilities(told | metrics, batch)
         return summaries | told | metrics | self._estimation.drain_metrics() | self._drain_transfer()
 
     @transfer(MINIBATCHES, requires=("prompt_ids", "response_ids", "response_mask"))
@@ -272,7 +272,7 @@ class ActorWorker(ModelWorker):
         check_unlearned(not self._is_published)
         check_one_step(self._setup.training.epochs * num_minibatches(batch, self._setup.minibatch_sequences))
 
-    def _compare_probabilities(self, metrics: Metrics) -> None:
+    def _compare_probabilities(self, metrics: Metrics, batch: Batch) -> None:
         """At the first update of a run: rollout and training must give the same tokens the same log-probabilities."""
         largest = metrics.get("training/rollout_logprobs_diff_max")
         if self._has_compared or largest is None or self._rollout_setup is None:
@@ -282,13 +282,7 @@ class ActorWorker(ModelWorker):
         if rollout.sampling.is_restricted:
             return
         exact = self._setup.model.dtype is not Dtype.bfloat16
-        bound = rollout.max_logprob_difference or (1e-3 if exact else 0.5)
-        if largest.value > bound:
-            raise StaleWeightsError(
-                f"Rollout and training disagree: the log-probability of one token differs by {largest.value:.2e},"
-                f" more than {bound:g}. Either the rollout has other weights, or it computes something else.",
-                remedy="Try rollout.engine=transformers; raise rollout.max_logprob_difference only if you know why.",
-            )
+        check_rollout_agrees(largest.value, batch.meta, rollout.max_logprob_difference or (1e-3 if exact else 0.5))
 
 
 def _of_sender(metrics: Metrics, plan: ReshardPlan) -> Metrics:

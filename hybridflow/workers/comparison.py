@@ -1,6 +1,7 @@
-"""Checks for batches without `old_logprobs`."""
+"""Checks of what an update compares: batches without `old_logprobs`, and a rollout that disagrees with training."""
 
-from hybridflow.errors import ConfigError
+from hybridflow.batch.wire import Meta
+from hybridflow.errors import ConfigError, StaleWeightsError
 
 
 def check_one_step(optimizer_steps: int) -> None:
@@ -32,3 +33,32 @@ def check_corrected(is_compared: bool) -> None:
             " old_logprobs.",
             remedy="Call actor.logprobs in the dataflow's step, and join its answer to the batch.",
         )
+
+
+def check_rollout_agrees(difference: float, meta: Meta, bound: float) -> None:
+    """Raises `StaleWeightsError` where rollout and training give one token log-probabilities too far apart.
+
+    `meta` is the batch's, and `bound` holds at temperature 1: logits are divided by the temperature, and with them
+    their rounding errors, so below 1 the bound is divided by it too.
+    """
+    temperature = meta.get("temperature", 1.0)
+    assert isinstance(temperature, int | float), f"the temperature of the samples is {temperature!r}"
+    bound /= min(1.0, temperature)
+    if difference <= bound:
+        return
+    found = (
+        f"Rollout and training disagree: the log-probability of one token differs by {difference:.2e}, more than"
+        f" {bound:g}"
+    )
+    if meta.get("is_restricted"):
+        raise StaleWeightsError(
+            f"{found}. The samples were drawn with top_p or top_k, so the rollout's log-probabilities are renormalised"
+            " over the tokens that could be drawn; training's are over all tokens.",
+            remedy='Train on samples of rollout.generate(prompts, purpose="train"), or set'
+            " rollout.eval_sampling.top_p=1 and rollout.eval_sampling.top_k=0.",
+        )
+    at = "" if temperature >= 1.0 else f" (rollout.max_logprob_difference, divided by the temperature {temperature:g})"
+    raise StaleWeightsError(
+        f"{found}{at}. Either the rollout has other weights, or it computes something else.",
+        remedy="Try rollout.engine=transformers; raise rollout.max_logprob_difference only if you know why.",
+    )

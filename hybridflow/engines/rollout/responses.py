@@ -35,11 +35,13 @@ def response_batch(ids: Ragged, logprobs: Ragged, truncated: Tensor, *, version:
 
     `response_ids` [B, (R)] with the end-of-sequence token where one was drawn, `response_mask` of ones,
     `rollout_logprobs`, `weight_version` [B], `truncated` [B] (the length limit came before an end-of-sequence), and
-    the temperature of the log-probabilities as metadata. Raises `EngineError` where a log-probability is not finite:
+    as metadata the temperature of the log-probabilities, and `is_restricted` where top_p or top_k renormalised them.
+    Raises `EngineError` where a log-probability is not finite:
     then the model's logits were not, and its tokens mean nothing.
     """
     logprobs = logprobs.to("cpu")
     _check_finite(logprobs, version)
+    restricted = {"is_restricted": True} if sampling.is_restricted else {}
     return Batch.of(
         rows={
             "weight_version": truncated.new_full(truncated.shape, version, dtype=ids.offsets.dtype).cpu(),
@@ -50,7 +52,7 @@ def response_batch(ids: Ragged, logprobs: Ragged, truncated: Tensor, *, version:
             "response_mask": logprobs.like(logprobs.values.new_ones(logprobs.values.shape)),
             "rollout_logprobs": logprobs,
         },
-        meta={"temperature": logprob_temperature(sampling)},
+        meta={"temperature": logprob_temperature(sampling)} | restricted,
     )
 
 

@@ -5,6 +5,7 @@ import pytest
 from hybridflow.errors import ConfigError
 from hybridflow.launch.compose import compose_run
 from hybridflow.launch.dataflow import find_dataflow, make_settings
+from hybridflow.launch.device_defaults import resolved
 from hybridflow.launch.old_logprobs import say_old_logprobs, wants_old_logprobs
 from hybridflow.launch.presets import config_for
 from hybridflow.launch.tracing.trace import trace_step
@@ -16,7 +17,8 @@ ROLLOUT = "algorithm.old_logprobs=rollout"
 
 def composed(*overrides: str, algorithm: str = "grpo"):
     chosen = config_for(algorithm)
-    return compose_run([*chosen.overrides, *ONE_STEP, *overrides], config_name=chosen.config_name).config
+    composed = compose_run([*chosen.overrides, *ONE_STEP, *overrides], config_name=chosen.config_name)
+    return resolved(composed.config, "cpu")
 
 
 def has_the_pass(config) -> bool:
@@ -42,6 +44,7 @@ def test_one_optimizer_step_per_batch_needs_no_pass_in_any_dataflow(algorithm):
         (("algorithm.kl.placement=reward", "rollout.engine=transformers", "actor.engine=megatron"), True, False),
         (("algorithm.kl.placement=reward", "rollout.engine=transformers", "actor.epochs=2"), True, False),
         (("algorithm.kl.placement=reward", "rollout.engine=transformers", "actor.lora.rank=4"), True, False),
+        (("algorithm.kl.placement=reward", "rollout.engine=transformers", "model.dtype=bfloat16"), True, False),
         (("algorithm.kl.placement=reward", "rollout.engine=transformers", "rollout.sampling.top_p=0.9"), True, True),
         (("algorithm.kl.placement=reward", "rollout.engine=transformers", "rollout.sampling.top_k=5"), True, True),
         (("algorithm.correction.reject=geometric", "algorithm.correction.reject_upper=1.01"), True, True),
@@ -102,12 +105,12 @@ def test_the_dataflows_setting_of_old_names_its_successor():
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [
-        (("actor.epochs=2",), "a forward pass of the actor before the update"),
+        (("actor.epochs=2",), "a separate forward pass of the actor before the update"),
         (
             ("algorithm.kl.placement=reward", "rollout.engine=transformers"),
-            "no forward pass before the update; the KL penalty in the reward takes those of the rollout",
+            "no separate forward pass; the KL penalty in the reward uses the rollout's log-probabilities",
         ),
-        ((), "no forward pass before the update, which takes its own"),
+        ((), "no separate forward pass; the update uses the log-probabilities of its own forward pass"),
         ((ROLLOUT,), None),
         (("algorithm.old_logprobs=recompute",), None),
     ],

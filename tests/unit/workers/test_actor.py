@@ -94,6 +94,30 @@ def test_the_bound_of_the_difference_can_be_set(toy_dir):
     assert metrics["training/rollout_logprobs_diff_max"].value == pytest.approx(0.05, abs=1e-4)
 
 
+def test_the_bound_of_the_difference_follows_the_inverse_of_the_temperature(toy_dir):
+    tenth = Rollout(sampling=Sampling(temperature=0.1))
+    worker = actor(toy_dir(), rollout=tenth)
+    assert worker.update(moved(sampled(worker), 0.009))["training/rollout_logprobs_diff_max"].value > 5e-3
+    again = actor(toy_dir(), rollout=tenth)
+    with pytest.raises(StaleWeightsError, match=r"more than 0\.01 .*divided by the temperature 0\.1"):
+        again.update(moved(sampled(again), 0.02))
+    warm = actor(toy_dir(), rollout=Rollout(sampling=Sampling(temperature=2.0)))
+    with pytest.raises(StaleWeightsError, match=r"more than 0\.001\. Either"):
+        warm.update(moved(sampled(warm), 0.002))
+
+
+def test_samples_of_a_restricted_evaluation_are_named_where_they_disagree(toy_dir):
+    worker = actor(toy_dir(), rollout=Rollout(eval_sampling=Sampling(top_k=2)))
+    given = prompts()
+    drawn = given.join(worker.generate(given, purpose="eval"))
+    advantages = numbers_like(drawn.tokens("response_ids"), seed=0)
+    batch = drawn.join(worker.logprobs(drawn)).with_columns(tokens={"advantages": advantages})
+    with pytest.raises(StaleWeightsError, match="drawn with top_p or top_k") as caught:
+        worker.update(batch)
+    assert "weights" not in caught.value.message
+    assert "rollout.eval_sampling.top_k=0" in caught.value.remedy
+
+
 def test_only_the_first_update_is_compared_and_all_are_reported(toy_dir):
     worker = actor(toy_dir())
     worker.update(sampled(worker))

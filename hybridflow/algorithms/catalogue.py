@@ -62,6 +62,9 @@ class Method:
     whitens: bool = False
     """Advantages: scaled over the batch afterwards, unless `algorithm.whiten_advantages` says otherwise."""
 
+    compares_samples: bool = True
+    """Advantages: a prompt's samples are compared with one another, so that one of them says nothing."""
+
     aggregation: str = "token-mean"
     """Losses: how tokens become one number, unless `algorithm.aggregation` says otherwise."""
 
@@ -76,13 +79,16 @@ class Method:
 
 
 ADVANTAGES: dict[str, Method] = {
-    "gae": Method(gae, "Schulman et al., eq. 16 (arXiv:1506.02438)", whitens=True),
+    "gae": Method(gae, "Schulman et al., eq. 16 (arXiv:1506.02438)", whitens=True, compares_samples=False),
     "grpo": Method(group_relative, "DeepSeekMath, sec. 4.1.2 (arXiv:2402.03300)"),
     "dr_grpo": Method(group_relative, "Dr. GRPO, sec. 3.2 (arXiv:2503.20783)", settings={"divide_by_std": False}),
     "rloo": Method(leave_one_out, "RLOO, REINFORCE with a leave-one-out baseline (arXiv:2402.14740)"),
-    "remax": Method(greedy_baseline, "ReMax, algorithm 1 (arXiv:2310.10505)"),
+    "remax": Method(greedy_baseline, "ReMax, algorithm 1 (arXiv:2310.10505)", compares_samples=False),
     "reinforce_plus_plus": Method(
-        reinforce, "REINFORCE++, global advantage normalization (arXiv:2501.03262)", whitens=True
+        reinforce,
+        "REINFORCE++, global advantage normalization (arXiv:2501.03262)",
+        whitens=True,
+        compares_samples=False,
     ),
     "reinforce_plus_plus_baseline": Method(
         group_relative,

@@ -46,9 +46,6 @@ LOSSES_WITHOUT_REFERENCE = ("orpo", "simpo")
 PREFERENCE_LOSSES = (*PAIR_LOSSES, "kto")
 """Those, and the one of single responses that are liked or not."""
 
-DATA_DATAFLOWS = ("sft", "dpo", "kto", "reward_model")
-"""Dataflows of ours that learn from data alone, and generate nothing."""
-
 JUDGES_OF_ANSWERS = ("exact_match", "gsm8k", "math")
 """Reward functions of ours that compare a response with the row's answer, and can do nothing without one."""
 

@@ -3,18 +3,13 @@
 import math
 from dataclasses import asdict
 
-from hybridflow.config.choices import DATA_DATAFLOWS, is_own
 from hybridflow.config.derived import minibatch_prompts, pool_of, pool_sizes, training_mesh, training_of
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.loop import BackendKind
 from hybridflow.config.roles import RoleKind
 from hybridflow.config.rollout import RolloutKind
 from hybridflow.config.training import Training, TrainingEngine
-from hybridflow.config.user_code import load_member
 from hybridflow.errors import ConfigError
-
-WITHOUT_CRITIC = ("grpo", "dapo", "remax", *DATA_DATAFLOWS)
-"""Built-in dataflows that have no critic."""
 
 _AXES = ("tensor", "pipeline", "virtual_pipeline", "expert", "sequence", "replicas")
 _AXES_OF_ENGINE = {
@@ -27,29 +22,36 @@ _AXES_OF_ENGINE = {
 def check_layouts(config: Experiment) -> None:
     """Raises `ConfigError` for the first layout that its engine or its devices cannot have."""
     _check_processes(config)
-    for role in ("actor", "critic", "reward", *config.roles):
-        if _is_laid_out(config, role):
-            training, name = training_of(config, role), f"roles.{role}" if role in config.roles else role
-            _check_engine(name, training)
-            _check_devices(config, role, name, training)
+    rewards = [] if config.reward.model.path is None else ["reward"]
+    for role in ("actor", *rewards, *config.roles):
+        _check_role(config, role)
     _check_rollout(config)
-    _check_batches(config)
+    critics = [name for name, role in config.roles.items() if role.kind is RoleKind.critic]
+    for role in ("actor", *critics):
+        _check_batches(config, role)
 
 
-def has_critic(config: Experiment) -> bool:
-    """Whether the dataflow names a critic. The settings of a critic that no role uses are not checked."""
-    if not is_own(config.dataflow):
-        return config.dataflow not in WITHOUT_CRITIC
-    found = load_member(config.dataflow, key="dataflow")
-    bases = found.__mro__ if isinstance(found, type) else ()
-    return any("critic" in vars(base).get("__annotations__", {}) for base in bases)
+def check_critic_layout(config: Experiment) -> None:
+    """The same for the section `critic`, of which only a dataflow with a critic reads anything."""
+    _check_role(config, "critic")
+    _check_batches(config, "critic")
 
 
-def _is_laid_out(config: Experiment, role: str) -> bool:
-    """Whether the role runs a model."""
-    if role == "reward":
-        return config.reward.model.path is not None
-    return role != "critic" or has_critic(config)
+def check_replicas(config: Experiment) -> None:
+    """Every rollout replica has a prompt in every batch; only a dataflow that learns from samples needs that."""
+    sizes = config.rollout.parallelism
+    replicas = pool_sizes(config)[pool_of(config, "rollout")] // (sizes.tensor * sizes.pipeline)
+    if config.data.batch_size < replicas:
+        raise ConfigError(
+            f"data.batch_size={config.data.batch_size} prompts cannot be divided over the {replicas} rollout replicas.",
+            remedy=f"Use {replicas} or more, or a larger rollout.parallelism.tensor.",
+        )
+
+
+def _check_role(config: Experiment, role: str) -> None:
+    training, name = training_of(config, role), f"roles.{role}" if role in config.roles else role
+    _check_engine(name, training)
+    _check_devices(config, role, name, training)
 
 
 def _check_processes(config: Experiment) -> None:
@@ -132,28 +134,17 @@ def _check_rollout(config: Experiment) -> None:
         )
 
 
-def _check_batches(config: Experiment) -> None:
-    """Every data-parallel rank has a prompt in every minibatch, and every rollout replica one in every batch."""
-    critics = [name for name, role in config.roles.items() if role.kind is RoleKind.critic]
-    for role in ("actor", "critic", *critics):
-        if not _is_laid_out(config, role):
-            continue
-        training = training_of(config, role)
-        data = training_mesh(training.parallelism, pool_sizes(config)[pool_of(config, role)])["data"]
-        prompts = minibatch_prompts(config, training)
-        if prompts < data:
-            section = "critic" if role in critics else role
-            key = f"{section}.minibatch_size" if training.minibatch_size else "data.batch_size"
-            raise ConfigError(
-                f"{key}={prompts} prompts cannot be divided over the {data} data-parallel ranks of {role}.",
-                remedy=f"Use {data} or more, or larger sizes in {'roles.' * (role in critics)}{role}.parallelism.",
-            )
-    sizes = config.rollout.parallelism
-    replicas = pool_sizes(config)[pool_of(config, "rollout")] // (sizes.tensor * sizes.pipeline)
-    if config.data.batch_size < replicas and config.dataflow not in DATA_DATAFLOWS:
+def _check_batches(config: Experiment, role: str) -> None:
+    """Every data-parallel rank has a prompt in every minibatch."""
+    training = training_of(config, role)
+    data = training_mesh(training.parallelism, pool_sizes(config)[pool_of(config, role)])["data"]
+    prompts = minibatch_prompts(config, training)
+    if prompts < data:
+        is_further = role in config.roles
+        key = f"{'critic' if is_further else role}.minibatch_size" if training.minibatch_size else "data.batch_size"
         raise ConfigError(
-            f"data.batch_size={config.data.batch_size} prompts cannot be divided over the {replicas} rollout replicas.",
-            remedy=f"Use {replicas} or more, or a larger rollout.parallelism.tensor.",
+            f"{key}={prompts} prompts cannot be divided over the {data} data-parallel ranks of {role}.",
+            remedy=f"Use {data} or more, or larger sizes in {'roles.' * is_further}{role}.parallelism.",
         )
 
 

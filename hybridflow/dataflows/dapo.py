@@ -23,6 +23,9 @@ OVERLONG = "rewards/overlong"
 class DAPO(Dataflow):
     """Sample and judge until the batch is full of groups that teach something, compare within groups, improve."""
 
+    provides = ()
+    compares_samples = True
+
     actor: Policy
     rollout: Generates
     reward: Scores

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from hybridflow.batch import Batch, Ragged
+from hybridflow.config.experiment import Experiment
 from hybridflow.controller.batch_ref import BatchRef
 from hybridflow.controller.futures import wait
 from hybridflow.dataflows.interface import Dataflow
-from hybridflow.dataflows.pairs import reference_sums, rows_of_pairs
+from hybridflow.dataflows.pairs import compares_with_reference, reference_sums, rows_of_pairs
 from hybridflow.dataflows.roles import Generates, Policy, Predicts, Scores
 from hybridflow.dataflows.stages import assessed
 from hybridflow.observability.metrics import Metrics
@@ -19,6 +20,7 @@ class DPO(Dataflow):
 
     data = "preferences"
     rows_per_prompt = 2
+    provides = ()
 
     actor: Policy
     reference: Predicts | None
@@ -33,6 +35,11 @@ class DPO(Dataflow):
 
         precompute_reference: bool = False
         """Work out once, before the first step, what the model as it begins says of all pairs; load no reference."""
+
+    @classmethod
+    def wants_reference(cls, config: Experiment) -> bool:
+        """Unless the loss compares with none, or its part is precomputed."""
+        return compares_with_reference(config)
 
     def step(self, prompts: Batch) -> Metrics:
         """One pass over a batch of pairs."""

@@ -10,6 +10,8 @@ from hybridflow.observability.metrics import Metrics
 class GRPO(Dataflow):
     """Sample one group per prompt, judge, compare within the group, improve, publish."""
 
+    provides = ()
+
     actor: Policy
     rollout: Generates
     reward: Scores

@@ -10,12 +10,17 @@ from torch import Tensor
 
 from hybridflow.batch import Batch, Ragged
 from hybridflow.batch.accounting import check_accounted, check_unique
+from hybridflow.config.algorithm import KLPlacement
+from hybridflow.config.experiment import Experiment
 from hybridflow.config.roles import DescribesRoles
 from hybridflow.controller.batch_ref import BatchRef
 from hybridflow.dataflows.roles import Generates, Judge, Policy, Predicts, Scores, ValueFunction
 from hybridflow.dataflows.stages import batch_metrics
 from hybridflow.errors import ConfigError
 from hybridflow.observability.metrics import Metrics
+
+PREFERENCE_DATA = ("preferences", "labelled")
+"""Kinds of data (`Dataflow.data`) with judged responses: pairs, and single ones."""
 
 ROLE_TYPES = (Generates, Scores, Predicts, Policy, Judge, ValueFunction)
 
@@ -73,6 +78,16 @@ class Dataflow(DescribesRoles, ABC):
     cost_critics: ClassVar[tuple[str, ...]] = ()
     """Further critics whose scores are to be low: the divergence from the reference adds to their costs."""
 
+    provides: ClassVar[tuple[str, ...] | None] = None
+    """Columns for the advantage estimator beside those of rollout and reward: `values`, `baselines`, or none. With
+    None the class does not say, and no rule judges `algorithm.advantage` or `data.pretraining_files`."""
+
+    compares_samples: ClassVar[bool] = False
+    """The step itself compares the samples of one prompt, whatever the estimator does."""
+
+    reads_pretraining: ClassVar[bool] = False
+    """The step takes batches of `data.pretraining_files` from `streams["pretraining"]`."""
+
     rows_per_prompt: ClassVar[int | None] = None
     """Rows of a batch that come from one of the loader's; None: as many as `rollout.samples_per_prompt`."""
 
@@ -87,6 +102,11 @@ class Dataflow(DescribesRoles, ABC):
         self.max_response_tokens: int | None = None
         self.last_batch: BatchRef | None = None
         self.streams: Mapping[str, Stream] = {}
+
+    @classmethod
+    def wants_reference(cls, config: Experiment) -> bool:
+        """Whether the run needs the role `reference`, where the class annotates it as optional."""
+        return config.algorithm.kl.placement is not KLPlacement.none
 
     @abstractmethod
     def step(self, prompts: Batch) -> Metrics:
@@ -136,3 +156,14 @@ def role_needs(dataflow: type[Dataflow]) -> dict[str, RoleNeed]:
         if kinds:
             needs[name] = RoleNeed(kinds[0], is_optional=NoneType in options)
     return needs
+
+
+def learns_from_samples(dataflow: type[Dataflow]) -> bool:
+    """Whether it learns from responses of its own rollout; elsewhere a rollout only serves the evaluation."""
+    return any(need.kind is Generates and not need.is_optional for need in role_needs(dataflow).values())
+
+
+def learns_from_preferences(dataflow: type[Dataflow]) -> bool:
+    """Whether its policy learns from pairs or labels with the loss of `algorithm.preference`."""
+    has_policy = any(need.kind is Policy for need in role_needs(dataflow).values())
+    return has_policy and dataflow.data in PREFERENCE_DATA

@@ -7,10 +7,11 @@ from torch import Tensor
 
 from hybridflow.batch import Batch, Ragged
 from hybridflow.batch.iterate import ROWS_TOGETHER
+from hybridflow.config.experiment import Experiment
 from hybridflow.controller.batch_ref import BatchRef
 from hybridflow.controller.futures import wait
 from hybridflow.dataflows.interface import Dataflow
-from hybridflow.dataflows.pairs import interlaced, reference_sums, twice
+from hybridflow.dataflows.pairs import compares_with_reference, interlaced, reference_sums, twice
 from hybridflow.dataflows.roles import Generates, Policy, Predicts, Scores
 from hybridflow.dataflows.stages import assessed
 from hybridflow.errors import BatchError
@@ -22,6 +23,7 @@ class KTO(Dataflow):
 
     data = "labelled"
     rows_per_prompt = 2
+    provides = ()
 
     actor: Policy
     reference: Predicts | None
@@ -37,6 +39,11 @@ class KTO(Dataflow):
         precompute_reference: bool = False
         """Give each response one to another prompt for good, and work out once, before the first step, what the model
         as it begins says of both; load no reference."""
+
+    @classmethod
+    def wants_reference(cls, config: Experiment) -> bool:
+        """Unless the loss compares with none, or its part is precomputed."""
+        return compares_with_reference(config)
 
     def step(self, prompts: Batch) -> Metrics:
         """One pass over a batch of labelled responses."""

@@ -5,7 +5,17 @@ from torch import Tensor
 
 from hybridflow.batch import Batch, Ragged
 from hybridflow.batch.iterate import ROWS_TOGETHER
+from hybridflow.config.choices import LOSSES_WITHOUT_REFERENCE, preference_loss_name
+from hybridflow.config.experiment import Experiment
 from hybridflow.dataflows.roles import Policy, Predicts
+
+
+def compares_with_reference(config: Experiment) -> bool:
+    """Whether each step asks a reference model, by the loss of `algorithm.preference` and what is precomputed."""
+    preference = config.algorithm.preference
+    if config.dataflow_settings.get("precompute_reference"):
+        return False
+    return not preference.reference_free and preference_loss_name(preference.loss) not in LOSSES_WITHOUT_REFERENCE
 
 
 def reference_sums(rows: Batch, actor: Policy, reference: Predicts | None) -> Tensor:

@@ -10,6 +10,8 @@ from hybridflow.observability.metrics import Metrics
 class PPO(Dataflow):
     """Sample, judge, estimate, improve, publish."""
 
+    provides = ("values",)
+
     actor: Policy
     critic: ValueFunction
     rollout: Generates

@@ -9,6 +9,8 @@ from hybridflow.observability.metrics import Metrics
 class PPOPtx(PPO):
     """PPO, with texts of `data.pretraining_files` beside the samples in every update of the policy."""
 
+    reads_pretraining = True
+
     def step(self, prompts: Batch) -> Metrics:
         """One PPO iteration."""
         batch = self.rollout.generate(prompts.repeat(self.samples_per_prompt))

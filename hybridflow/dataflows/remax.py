@@ -11,6 +11,8 @@ from hybridflow.observability.metrics import Metrics
 class ReMax(Dataflow):
     """Sample, answer greedily as well, judge both, improve, publish."""
 
+    provides = ("baselines",)
+
     actor: Policy
     rollout: Generates
     reward: Scores

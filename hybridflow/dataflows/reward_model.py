@@ -14,6 +14,7 @@ class RewardModeling(Dataflow):
 
     data = "preferences"
     rows_per_prompt = 2
+    provides = ()
 
     reward_model: Judge
 

@@ -15,6 +15,7 @@ class SFT(Dataflow):
 
     data = "demonstrations"
     rows_per_prompt = 1
+    provides = ()
 
     actor: Policy
     rollout: Generates | None

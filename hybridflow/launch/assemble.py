@@ -68,7 +68,7 @@ def assemble(
     samples_per_prompt = config.rollout.samples_per_prompt
     program = prepared.dataflow(groups, settings=prepared.settings, samples_per_prompt=samples_per_prompt)
     program.streams, program.seed = data.streams, config.trainer.seed
-    program.wants_old_logprobs = wants_old_logprobs(config)
+    program.wants_old_logprobs = wants_old_logprobs(config, prepared.dataflow)
     program.max_response_tokens = config.data.max_response_tokens
     data = with_foreknown(program, data, prepared.directory)
     num_devices = sum(pool_sizes(config).values())

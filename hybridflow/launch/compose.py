@@ -19,7 +19,7 @@ from hybridflow.config import fields
 from hybridflow.config.absolute_paths import with_absolute_paths
 from hybridflow.config.algorithm import KLPlacement
 from hybridflow.config.checks import check
-from hybridflow.config.choices import DATA_DATAFLOWS, PREFERENCE_LOSSES, PREFERENCE_SYNONYMS
+from hybridflow.config.choices import PREFERENCE_LOSSES, PREFERENCE_SYNONYMS
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.placement import Pool
@@ -292,7 +292,7 @@ def _explained(error: Exception, file: Path, choices: Sequence[str]) -> ConfigEr
 def _trainer_of(name: str) -> str | None:
     """The command that trains by an algorithm which samples nothing, so that it is no choice of main_ppo's."""
     module = "python -m hybridflow.trainer.main_"
-    if name in DATA_DATAFLOWS:
+    if (config_directory() / f"{name}.yaml").is_file():
         return f"{module}{name}"
     known = name in PREFERENCE_LOSSES or name in PREFERENCE_SYNONYMS
     return f"{module}dpo algorithm.preference.loss={name}" if known else None

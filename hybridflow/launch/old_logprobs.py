@@ -3,27 +3,24 @@
 import logging
 
 from hybridflow.config.algorithm import KLPlacement, OldLogprobs
-from hybridflow.config.choices import DATA_DATAFLOWS, is_own
 from hybridflow.config.derived import optimizer_steps_per_step
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.model import Dtype
 from hybridflow.config.rollout import RolloutKind
 from hybridflow.config.training import TrainingEngine
+from hybridflow.dataflows.interface import Dataflow, learns_from_samples
 from hybridflow.launch.roles import policy_model
 from hybridflow.workers.methods import estimator, policy_loss
 
 logger = logging.getLogger(__name__)
 
 
-def say_old_logprobs(config: Experiment) -> None:
-    """Logs what `algorithm.old_logprobs=auto` became; nothing where the user chose or the dataflow is their own."""
-    if (
-        config.algorithm.old_logprobs is not OldLogprobs.auto
-        or config.dataflow in DATA_DATAFLOWS
-        or is_own(config.dataflow)
-    ):
+def say_old_logprobs(config: Experiment, dataflow: type[Dataflow]) -> None:
+    """Logs what `algorithm.old_logprobs=auto` became; nothing where the user chose or the dataflow does not say."""
+    is_chosen = config.algorithm.old_logprobs is not OldLogprobs.auto
+    if is_chosen or dataflow.provides is None or not learns_from_samples(dataflow):
         return
-    if wants_old_logprobs(config):
+    if wants_old_logprobs(config, dataflow):
         chosen = "a separate forward pass of the actor before the update"
     elif config.algorithm.kl.placement is KLPlacement.reward:
         chosen = "no separate forward pass; the KL penalty in the reward uses the rollout's log-probabilities"
@@ -32,14 +29,14 @@ def say_old_logprobs(config: Experiment) -> None:
     logger.info("algorithm.old_logprobs=auto: %s", chosen)
 
 
-def wants_old_logprobs(config: Experiment) -> bool:
+def wants_old_logprobs(config: Experiment, dataflow: type[Dataflow]) -> bool:
     """Whether a step calls `actor.logprobs`, by `algorithm.old_logprobs` and by what reads the answer.
 
     Without that call the update takes `old_logprobs` from its own forward pass, where the policy is still the old one,
     or from the rollout. Raises `ConfigError` for an estimator or a loss that cannot be called.
     """
     algorithm = config.algorithm
-    if config.dataflow in DATA_DATAFLOWS or algorithm.old_logprobs is OldLogprobs.recompute:
+    if not learns_from_samples(dataflow) or algorithm.old_logprobs is OldLogprobs.recompute:
         return True
     read_before = (
         (algorithm.kl.placement is KLPlacement.reward and not kl_reads_rollout(config))

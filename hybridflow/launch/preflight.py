@@ -8,12 +8,12 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from hybridflow.config.algorithm import Algorithm
-from hybridflow.config.choices import DATA_DATAFLOWS
 from hybridflow.config.derived import max_sequence_tokens, optimizer_steps_per_step, pool_sizes
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.reward import Reward
 from hybridflow.config.rollout import RolloutKind
 from hybridflow.config.training import Lora
+from hybridflow.dataflows.interface import Dataflow, learns_from_preferences, learns_from_samples
 from hybridflow.engines.rollout.vllm.limits import check_limits
 from hybridflow.engines.training.factory import tokenizer_directory
 from hybridflow.errors import ConfigError
@@ -32,7 +32,7 @@ from hybridflow.rewards.resolve import check_settings
 from hybridflow.rewards.scorer import RewardScorer
 from hybridflow.workers.actor import ActorWorker
 from hybridflow.workers.critic import CriticWorker
-from hybridflow.workers.methods import LABEL_OFFERS, PAIR_OFFERS, Bound, estimator, policy_loss, preference_loss
+from hybridflow.workers.methods import PREFERENCE_OFFERS, Bound, estimator, policy_loss, preference_loss
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,6 @@ _TRACKER_PACKAGES = ("wandb", "mlflow")
 
 def check_run(config: Experiment, specs: Sequence[RoleSpec], device: str = "cpu") -> None:
     """Raises the error that the start of the roles, or the first step, would meet."""
-    _check_methods(config, specs)
     _warn_of_idle_pools(config, specs)
     for name in config.trainer.trackers:
         if name in _TRACKER_PACKAGES:
@@ -71,12 +70,11 @@ def check_run(config: Experiment, specs: Sequence[RoleSpec], device: str = "cpu"
     check_memory(config, specs, device=device, device_bytes=local_device_bytes(), whole=whole)
 
 
-def _check_methods(config: Experiment, specs: Sequence[RoleSpec]) -> None:
+def check_methods(config: Experiment, dataflow: type[Dataflow], specs: Sequence[RoleSpec]) -> None:
     """Estimator and loss, or the loss of preferences, are found and can be called with what they name."""
-    if config.dataflow in DATA_DATAFLOWS:
-        offers = {"dpo": PAIR_OFFERS, "kto": LABEL_OFFERS}.get(config.dataflow)
-        if offers is not None:
-            preference_loss(config.algorithm, offers)
+    if learns_from_preferences(dataflow):
+        preference_loss(config.algorithm, PREFERENCE_OFFERS[dataflow.data])
+    if not learns_from_samples(dataflow):
         return
     for spec in specs:
         algorithm = spec.kwargs.get("algorithm")

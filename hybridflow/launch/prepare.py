@@ -5,9 +5,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from hybridflow.config.checks import check_critic
 from hybridflow.config.derived import run_dir as run_dir_of
-from hybridflow.config.layout_checks import has_critic
-from hybridflow.dataflows.interface import Dataflow
+from hybridflow.config.experiment import Experiment
+from hybridflow.config.layout_checks import check_replicas
+from hybridflow.dataflows.interface import Dataflow, learns_from_samples, role_needs
 from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore
 from hybridflow.elastic.claim import claim, release
 from hybridflow.elastic.fingerprints import Fingerprints
@@ -24,9 +26,10 @@ from hybridflow.launch.horizon import check_horizon, with_schedule_steps
 from hybridflow.launch.inputs import fingerprints
 from hybridflow.launch.layouts import check_measured, check_prompts
 from hybridflow.launch.old_logprobs import say_old_logprobs
-from hybridflow.launch.preflight import check_rewards, check_run
+from hybridflow.launch.preflight import check_methods, check_rewards, check_run
 from hybridflow.launch.resumption import Changes, check_resumable
-from hybridflow.launch.roles import RoleSpec, generates, plan_roles
+from hybridflow.launch.roles import CRITIC, RoleSpec, generates, plan_roles
+from hybridflow.launch.rules.algorithm import algorithm_errors
 from hybridflow.launch.shared_storage import check_outlives_job
 from hybridflow.launch.tracing.trace import check_step
 from hybridflow.launch.unread import warn_of_unread
@@ -64,14 +67,16 @@ def prepare(composed: Composed) -> Prepared:
     config = composed.config
     dataflow = find_dataflow(config.dataflow)
     settings = make_settings(dataflow, config.dataflow_settings)
+    check_dataflow(config, dataflow)
     specs = plan_roles(config, dataflow)
+    check_methods(config, dataflow, specs)
     check_run(config, specs, device)
     check_horizon(config, [spec.name for spec in specs if spec.is_trained])
     if not config.trainer.save_every:
         logger.warning("trainer.save_every=0: no checkpoint is written, so the trained model is not kept")
-    warn_of_unread(composed, specs)
-    warn_of_followed(composed)
-    say_old_logprobs(config)
+    warn_of_unread(composed, dataflow, specs)
+    warn_of_followed(composed, dataflow)
+    say_old_logprobs(config, dataflow)
     is_judged = generates(config, dataflow) and "reward" in {spec.name for spec in specs}
     data = load_data(config, dataflow, is_judged=is_judged)
     check_step(config, data.streams["prompts"].peek())
@@ -89,12 +94,22 @@ def prepare(composed: Composed) -> Prepared:
     return Prepared(composed, dataflow, settings, specs, data, directory, checkpoint, inputs, earlier)
 
 
-def warn_of_followed(composed: Composed) -> None:
+def check_dataflow(config: Experiment, dataflow: type[Dataflow]) -> None:
+    """Raises `ConfigError` for the first rule that needs the dataflow's class and that the configuration breaks."""
+    for error in algorithm_errors(config, dataflow):
+        raise error
+    if learns_from_samples(dataflow):
+        check_replicas(config)
+    if CRITIC in role_needs(dataflow):
+        check_critic(config)
+
+
+def warn_of_followed(composed: Composed, dataflow: type[Dataflow]) -> None:
     """Warns of minibatch sizes that were set to the user's batch size: learning rates do not follow."""
     flat = composed.flat()
     for key, origin in composed.origins.items():
         role = key.partition(".")[0]
-        if origin == "data.batch_size" and (role != "critic" or has_critic(composed.config)):
+        if origin == "data.batch_size" and (role != CRITIC or CRITIC in role_needs(dataflow)):
             rate = f"{role}.optimizer.learning_rate"
             logger.warning(
                 "%s=%s was set to data.batch_size=%s; %s=%s was chosen for larger minibatches, and may be too high",

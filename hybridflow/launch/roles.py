@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from hybridflow.config.algorithm import KL, KLPlacement
-from hybridflow.config.choices import LOSSES_WITHOUT_REFERENCE, is_own, preference_loss_name
+from hybridflow.config.algorithm import KL
+from hybridflow.config.choices import is_own
 from hybridflow.config.derived import (
     is_evaluated,
     is_rewarded,
@@ -41,6 +41,7 @@ from hybridflow.workers.rollout import RolloutWorker
 
 ROLLOUT = "rollout"
 ACTOR = "actor"
+CRITIC = "critic"
 _KINDS_OF_TYPE = {
     Predicts: (RoleKind.reference,),
     Scores: (RoleKind.reward_function, RoleKind.reward_model),
@@ -49,7 +50,7 @@ _KINDS_OF_TYPE = {
 _OWN_NAMES = {
     Policy: ACTOR,
     Generates: ROLLOUT,
-    ValueFunction: "critic",
+    ValueFunction: CRITIC,
     Scores: "reward",
     Predicts: "reference",
     Judge: "reward_model",
@@ -90,7 +91,7 @@ def plan_roles(config: Experiment, dataflow: type[Dataflow]) -> list[RoleSpec]:
 
     Raises `ConfigError` for what is missing.
     """
-    needs = {n: need for n, need in role_needs(dataflow).items() if _is_wanted(config, n, need)}
+    needs = {n: need for n, need in role_needs(dataflow).items() if _is_wanted(config, dataflow, n, need)}
     unused = set(config.roles) - set(needs)
     if unused:
         name = sorted(unused)[0]
@@ -121,7 +122,8 @@ def plan_roles(config: Experiment, dataflow: type[Dataflow]) -> list[RoleSpec]:
 
 def generates(config: Experiment, dataflow: type[Dataflow]) -> bool:
     """The run has a rollout."""
-    return any(need.kind is Generates and _is_wanted(config, n, need) for n, need in role_needs(dataflow).items())
+    needs = role_needs(dataflow).items()
+    return any(need.kind is Generates and _is_wanted(config, dataflow, name, need) for name, need in needs)
 
 
 def backend_kind(config: Experiment) -> BackendKind:
@@ -147,22 +149,12 @@ def policy_model(config: Experiment) -> Model:
     return resolved_model(config, config.actor.model)
 
 
-def _is_wanted(config: Experiment, name: str, need: RoleNeed) -> bool:
+def _is_wanted(config: Experiment, dataflow: type[Dataflow], name: str, need: RoleNeed) -> bool:
     if not need.is_optional or name in config.roles:
         return True
     if need.kind is Predicts:
-        return wants_reference(config)
+        return dataflow.wants_reference(config)
     return need.kind in (Generates, Scores) and is_evaluated(config) and is_rewarded(config)
-
-
-def wants_reference(config: Experiment) -> bool:
-    """The algorithm compares the policy with a frozen model."""
-    if config.dataflow in ("dpo", "kto"):
-        preference = config.algorithm.preference
-        if config.dataflow_settings.get("precompute_reference"):
-            return False
-        return not preference.reference_free and preference_loss_name(preference.loss) not in LOSSES_WITHOUT_REFERENCE
-    return config.algorithm.kl.placement is not KLPlacement.none
 
 
 def _own_role(config: Experiment, name: str, need: RoleNeed, *, with_rollout: bool, samples: int) -> RoleSpec:

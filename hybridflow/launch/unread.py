@@ -4,22 +4,22 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import chain
 
 from hybridflow.config import fields
 from hybridflow.config.algorithm import Algorithm, CorrectionLevel, KLPlacement
-from hybridflow.config.choices import DATA_DATAFLOWS, is_own
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.rollout import RolloutKind
 from hybridflow.config.training import TrainingEngine
+from hybridflow.dataflows.interface import Dataflow, learns_from_preferences, learns_from_samples
 from hybridflow.launch.compose import Composed
 from hybridflow.launch.overrides import shown
 from hybridflow.launch.roles import ACTOR, ROLLOUT, RoleSpec
 from hybridflow.workers.actor import ActorWorker
 from hybridflow.workers.critic import CriticWorker
 from hybridflow.workers.methods import (
-    LABEL_OFFERS,
-    PAIR_OFFERS,
     PREFERENCE_NUMBERS,
+    PREFERENCE_OFFERS,
     estimator,
     policy_loss,
     preference_loss,
@@ -46,10 +46,11 @@ class Unread:
         return _is_in(key, self.keys) and not _is_in(key, self.but)
 
 
-def warn_of_unread(composed: Composed, specs: Sequence[RoleSpec]) -> None:
+def warn_of_unread(composed: Composed, dataflow: type[Dataflow], specs: Sequence[RoleSpec]) -> None:
     """One line for each reason that makes settings of the user's useless; each setting is told once."""
     config, left = composed.config, _given(composed)
-    for unread in (*_of_roles(config, specs), *_of_rollout(config, specs), *_of_algorithm(config, specs)):
+    by_place = _of_roles(config, specs), _of_rollout(config, dataflow, specs), _of_algorithm(config, dataflow, specs)
+    for unread in chain(*by_place):
         told = {key: left.pop(key) for key in list(left) if unread.covers(key)}
         if told:
             settings = ", ".join(f"{key}={shown(value)}" for key, value in told.items())
@@ -83,12 +84,12 @@ def _of_roles(config: Experiment, specs: Sequence[RoleSpec]) -> Iterator[Unread]
             yield Unread((f"{name}.lora",), f"{name}.lora.rank=0 trains the whole model")
 
 
-def _of_rollout(config: Experiment, specs: Sequence[RoleSpec]) -> Iterator[Unread]:
+def _of_rollout(config: Experiment, dataflow: type[Dataflow], specs: Sequence[RoleSpec]) -> Iterator[Unread]:
     """How responses are generated, where none are, or only in evaluation; places of roles that are not there."""
     has_rollout = any(s.worker_class is RolloutWorker or s.kwargs.get("rollout") is not None for s in specs)
     if not has_rollout:
         yield Unread(("rollout",), "this run generates nothing")
-    elif config.dataflow in DATA_DATAFLOWS:
+    elif not learns_from_samples(dataflow):
         yield Unread(
             ("rollout.sampling", "rollout.samples_per_prompt", "rollout.max_logprob_difference"),
             f"dataflow={config.dataflow} generates for its evaluation alone, as rollout.eval_sampling and"
@@ -101,32 +102,32 @@ def _of_rollout(config: Experiment, specs: Sequence[RoleSpec]) -> Iterator[Unrea
         yield Unread((f"placement.roles.{role}",), f"this run has no role '{role}'")
 
 
-def _of_algorithm(config: Experiment, specs: Sequence[RoleSpec]) -> Iterator[Unread]:
+def _of_algorithm(config: Experiment, dataflow: type[Dataflow], specs: Sequence[RoleSpec]) -> Iterator[Unread]:
     """What the trainer, or the chosen method, does not read of `algorithm`."""
-    dataflow = config.dataflow
-    if dataflow == "sft":
-        yield Unread(("algorithm",), "dataflow=sft imitates, and reads nothing of `algorithm`")
-    elif dataflow == "reward_model":
-        own = "algorithm.preference.center_coefficient"
-        yield Unread(("algorithm",), f"dataflow=reward_model ranks pairs, and reads {own} alone", but=(own,))
-    elif dataflow in DATA_DATAFLOWS:
-        yield from _of_preferences(config)
-    else:
-        if not is_own(dataflow):
-            yield Unread(("algorithm.preference",), f"dataflow={dataflow} learns from rewards, not from preferences")
+    name = config.dataflow
+    if learns_from_samples(dataflow):
+        if dataflow.provides is not None:
+            yield Unread(("algorithm.preference",), f"dataflow={name} learns from rewards, not from preferences")
         algorithms = [s.kwargs.get("algorithm") for s in specs if s.name == ACTOR and s.worker_class is ActorWorker]
         for algorithm in algorithms:
             assert isinstance(algorithm, Algorithm), f"an actor without an algorithm: {algorithm}"
             yield from _of_samples(algorithm)
+    elif learns_from_preferences(dataflow):
+        yield from _of_preferences(config, dataflow)
+    elif dataflow.data == "preferences":
+        own = "algorithm.preference.center_coefficient"
+        yield Unread(("algorithm",), f"dataflow={name} ranks pairs, and reads {own} alone", but=(own,))
+    elif dataflow.data == "demonstrations":
+        yield Unread(("algorithm",), f"dataflow={name} imitates, and reads nothing of `algorithm`")
 
 
-def _of_preferences(config: Experiment) -> Iterator[Unread]:
+def _of_preferences(config: Experiment, dataflow: type[Dataflow]) -> Iterator[Unread]:
     """DPO and KTO: other algorithms' settings, and numbers that the loss does not name."""
-    dataflow, section = config.dataflow, "algorithm.preference"
+    section = "algorithm.preference"
     sections = (section, "algorithm.loss_settings")
-    yield Unread(("algorithm",), f"dataflow={dataflow} reads {' and '.join(sections)} alone", but=sections)
+    yield Unread(("algorithm",), f"dataflow={config.dataflow} reads {' and '.join(sections)} alone", but=sections)
     yield Unread((f"{section}.center_coefficient",), "it is for reward models (main_reward_model)")
-    loss = preference_loss(config.algorithm, PAIR_OFFERS if dataflow == "dpo" else LABEL_OFFERS)
+    loss = preference_loss(config.algorithm, PREFERENCE_OFFERS[dataflow.data])
     numbers = tuple(f"{section}.{name}" for name in PREFERENCE_NUMBERS if name not in loss.parameters)
     yield Unread(numbers, f"{section}.loss={loss.name} does not read it")
     if not loss.parameters & {"chosen_ratios", "rejected_ratios", "ratios"}:

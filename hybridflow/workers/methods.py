@@ -21,6 +21,9 @@ ESTIMATOR_OFFERS = ("rewards", "scores", "mask", "group_ids", *ESTIMATOR_COLUMNS
 """All that an estimator may name: `rewards` [B, R] and their sums `scores` [B], the mask [B, R], `group_ids` [B]
 (samples of one prompt share it), columns, numbers of the configuration, and a sum over ranks."""
 
+PROVIDED_COLUMNS = ("values", "baselines")
+"""Those that only some dataflows provide (`Dataflow.provides`)."""
+
 LOSS_COLUMNS = ("old_logprobs", "advantages", "rollout_logprobs", "ref_logprobs", "rewards", "scores")
 """Columns of the batch that a loss may name."""
 
@@ -40,6 +43,9 @@ of log pi, and the number of tokens; the data's `margins`; and numbers."""
 
 LABEL_OFFERS = ("ratios", "means", "sums", "tokens", "is_chosen", "anchor", *PREFERENCE_NUMBERS)
 """All that a loss of labelled responses may name: the same of each response [N], its label, KTO's z0, and numbers."""
+
+PREFERENCE_OFFERS = {"preferences": PAIR_OFFERS, "labelled": LABEL_OFFERS}
+"""All that a loss of preferences may name, by the kind of data that the dataflow learns from."""
 
 Answer = TypeVar("Answer")
 
@@ -124,6 +130,11 @@ def estimator(algorithm: Algorithm) -> Bound:
             remedy="Use algorithm.kl.placement=loss.",
         )
     return bound
+
+
+def provided_for(name: str) -> frozenset[str]:
+    """The columns that a dataflow must provide for an estimator of the catalogue, beside what all have."""
+    return frozenset(_parameters(ADVANTAGES[name].function)) & {*PROVIDED_COLUMNS}
 
 
 def policy_loss(algorithm: Algorithm) -> Bound:

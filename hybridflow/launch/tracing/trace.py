@@ -72,7 +72,7 @@ def trace_step(config: Experiment, rows: Batch | None = None) -> Trace:
     prompts = stream.next()
     try:
         program = dataflow(groups, settings=settings, samples_per_prompt=samples)
-        program.wants_old_logprobs = wants_old_logprobs(config)
+        program.wants_old_logprobs = wants_old_logprobs(config, dataflow)
         program.streams = {"prompts": stream, "pretraining": texts}
         if is_own(config.dataflow):
             known, told = apart(program.foreknown(prompts))

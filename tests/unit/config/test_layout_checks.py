@@ -93,11 +93,6 @@ REFUSED = [
         "actor.minibatch_size=4 prompts cannot be divided over the 8 data-parallel ranks of actor",
         "Use 8 or more",
     ),
-    (
-        {**MEGATRON, "actor.parallelism.tensor": 4, "data.batch_size": 2, "critic.minibatch_size": 1},
-        "data.batch_size=2 prompts cannot be divided over the 4 rollout replicas",
-        "rollout.parallelism.tensor",
-    ),
 ]
 FINE = [
     {"trainer.devices": 2},
@@ -110,8 +105,6 @@ FINE = [
     },
     {**TWO_POOLS, "placement.roles": {"rollout": "b", "critic": "b"}},
     {"trainer.devices": 4, "actor.parallelism.sequence": 2, "actor.parallelism.replicas": 2},
-    {"trainer.devices": 2, "dataflow": "sft", "critic.engine": TrainingEngine.single},
-    {"dataflow": "sft", "data.batch_size": 8, "critic.minibatch_size": 3},
 ]
 
 

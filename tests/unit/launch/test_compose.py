@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,13 @@ from hybridflow.config.choices import ADVANTAGES, POLICY_LOSSES
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.roles import RoleKind
 from hybridflow.config.schema import config_directory
+from hybridflow.dataflows.grpo import GRPO
+from hybridflow.dataflows.ppo import PPO
 from hybridflow.errors import ConfigError
 from hybridflow.launch.compose import Composed, compose_run, parse_command_line
-from hybridflow.launch.dataflow import DATAFLOWS
+from hybridflow.launch.dataflow import DATAFLOWS, find_dataflow
 from hybridflow.launch.device_defaults import with_device_defaults
-from hybridflow.launch.prepare import warn_of_followed
+from hybridflow.launch.prepare import check_dataflow, warn_of_followed
 from hybridflow.launch.presets import SYNONYMS, preset_name, presets
 
 
@@ -169,11 +172,6 @@ def test_what_is_composed_is_sealed():
         ("algorithm=pppo", "There is no algorithm=pppo", "Did you mean 'ppo'? Choose from: "),
         ("algorithm=dpo", "There is no algorithm=dpo", "python -m hybridflow.trainer.main_dpo."),
         ("algorithm=simpo", "There is no algorithm=simpo", "main_dpo algorithm.preference.loss=simpo"),
-        (
-            "algorithm.advantage=group_norm",
-            "dataflow=ppo cannot use algorithm.advantage=group_norm",
-            "one word: algorithm=grpo (dataflow=grpo), or use algorithm.advantage=gae",
-        ),
     ],
 )
 def test_a_wrong_value_is_named_with_what_belongs_there(override, message, remedy):
@@ -320,9 +318,11 @@ def test_a_dataflow_without_a_critic_is_not_checked_for_one(tmp_path):
         "class Judged(Alone):\n    critic: ValueFunction\n"
     )
     settings = ["critic.minibatch_size=32", "data.batch_size=100", "actor.minibatch_size=null"]
-    assert compose(f"dataflow={tmp_path}/alone.py:Alone", *settings).config.critic.minibatch_size == 32
-    with pytest.raises(ConfigError, match=r"critic.minibatch_size=32 does not divide"):
-        compose(f"dataflow={tmp_path}/alone.py:Judged", *settings)
+    for name in ("Alone", "Judged"):
+        config = compose(f"dataflow={tmp_path}/alone.py:{name}", *settings).config
+        refused = pytest.raises(ConfigError, match=r"critic.minibatch_size=32 does not divide")
+        with refused if name == "Judged" else nullcontext():
+            check_dataflow(config, find_dataflow(config.dataflow))
 
 
 def test_paths_are_absolute_in_the_configuration_and_as_written_where_they_are_recorded(tmp_path, monkeypatch):
@@ -335,13 +335,13 @@ def test_paths_are_absolute_in_the_configuration_and_as_written_where_they_are_r
 
 
 def test_minibatches_that_follow_are_warned_of_with_the_learning_rate_that_stays(caplog):
-    warn_of_followed(compose("data.batch_size=64"))
+    warn_of_followed(compose("data.batch_size=64"), PPO)
     assert not caplog.records
-    warn_of_followed(compose("data.batch_size=8"))
+    warn_of_followed(compose("data.batch_size=8"), PPO)
     assert (
         "actor.minibatch_size=8 was set to data.batch_size=8; actor.optimizer.learning_rate=0.0003 was" in caplog.text
     )
     assert "critic.minibatch_size=8 was set" in caplog.text
     caplog.clear()
-    warn_of_followed(compose("algorithm=grpo", "data.batch_size=8"))
+    warn_of_followed(compose("algorithm=grpo", "data.batch_size=8"), GRPO)
     assert "critic" not in caplog.text and "actor.minibatch_size=8 was set" in caplog.text

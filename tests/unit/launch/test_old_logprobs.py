@@ -21,6 +21,10 @@ def composed(*overrides: str, algorithm: str = "grpo"):
     return resolved(composed.config, "cpu")
 
 
+def wants(config) -> bool:
+    return wants_old_logprobs(config, find_dataflow(config.dataflow))
+
+
 def has_the_pass(config) -> bool:
     return ("actor", "logprobs") in {(call.role, call.method) for call in trace_step(config).calls}
 
@@ -60,13 +64,13 @@ def test_one_optimizer_step_per_batch_needs_no_pass_in_any_dataflow(algorithm):
     ids=str,
 )
 def test_the_pass_is_made_where_something_reads_it_before_the_update(overrides, by_auto, by_rollout):
-    assert wants_old_logprobs(composed(*overrides)) is by_auto
-    assert wants_old_logprobs(composed(*overrides, ROLLOUT)) is by_rollout
-    assert wants_old_logprobs(composed(*overrides, "algorithm.old_logprobs=recompute"))
+    assert wants(composed(*overrides)) is by_auto
+    assert wants(composed(*overrides, ROLLOUT)) is by_rollout
+    assert wants(composed(*overrides, "algorithm.old_logprobs=recompute"))
 
 
 def test_weights_compare_and_need_the_pass():
-    assert wants_old_logprobs(composed("algorithm.correction.weights=token"))
+    assert wants(composed("algorithm.correction.weights=token"))
 
 
 def test_an_estimator_of_the_users_own_gets_what_it_names(tmp_path):
@@ -75,14 +79,14 @@ def test_an_estimator_of_the_users_own_gets_what_it_names(tmp_path):
         "def plain(rewards, mask):\n    return rewards\n\n\n"
         "def looks_back(rewards, mask, old_logprobs=None):\n    return rewards - old_logprobs\n"
     )
-    assert not wants_old_logprobs(composed(f"algorithm.advantage={file}:plain"))
-    assert wants_old_logprobs(composed(f"algorithm.advantage={file}:looks_back"))
+    assert not wants(composed(f"algorithm.advantage={file}:plain"))
+    assert wants(composed(f"algorithm.advantage={file}:looks_back"))
 
 
 @pytest.mark.parametrize("algorithm", ["sft", "dpo", "kto", "reward_model"])
 def test_what_samples_nothing_is_left_alone(algorithm):
     chosen = config_for(algorithm)
-    assert wants_old_logprobs(compose_run(chosen.overrides, config_name=chosen.config_name).config)
+    assert wants(compose_run(chosen.overrides, config_name=chosen.config_name).config)
 
 
 @pytest.mark.parametrize("text", ["algorithm.correction.bypass=true", "algorithm.correction={bypass: true}"])
@@ -118,7 +122,8 @@ def test_the_dataflows_setting_of_old_names_its_successor():
 )
 def test_the_log_says_what_auto_became(overrides, line, caplog):
     caplog.set_level("INFO", "hybridflow")
-    say_old_logprobs(composed(*overrides))
+    config = composed(*overrides)
+    say_old_logprobs(config, find_dataflow(config.dataflow))
     assert [record.getMessage() for record in caplog.records] == (
         [] if line is None else [f"algorithm.old_logprobs=auto: {line}"]
     )

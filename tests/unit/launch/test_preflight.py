@@ -5,13 +5,14 @@ import logging
 import pytest
 
 from hybridflow.config.rollout import RolloutKind
+from hybridflow.dataflows.dpo import DPO
 from hybridflow.dataflows.grpo import GRPO
 from hybridflow.errors import ConfigError
 from hybridflow.launch import device_defaults
 from hybridflow.launch.compose import compose_run
 from hybridflow.launch.dataflow import find_dataflow
 from hybridflow.launch.device_defaults import resolved
-from hybridflow.launch.preflight import check_run
+from hybridflow.launch.preflight import check_methods, check_run
 from hybridflow.launch.roles import plan_roles
 
 TWO_POOLS = ["trainer.devices=2", "placement.pools={a: {devices: 1}, b: {devices: 1}}"]
@@ -36,7 +37,7 @@ def test_weights_of_functions_that_gdpo_does_not_read_are_told(caplog):
     words = ["algorithm=gdpo", "rollout.samples_per_prompt=2", "reward.weights=[2.0]"]
     config = compose_run(words, config_name="ppo").config
     with caplog.at_level(logging.WARNING, logger="hybridflow"):
-        check_run(config, plan_roles(config, GRPO))
+        check_methods(config, GRPO, plan_roles(config, GRPO))
     (record,) = caplog.records
     assert record.getMessage().startswith("reward.weights=[2.0] is without effect on advantages")
 
@@ -47,7 +48,7 @@ def test_several_steps_of_a_loss_that_nothing_bounds_are_told(caplog):
         config = compose_run(words, config_name="ppo").config
         caplog.clear()
         with caplog.at_level(logging.WARNING, logger="hybridflow"):
-            check_run(config, plan_roles(config, GRPO))
+            check_methods(config, GRPO, plan_roles(config, GRPO))
         told.append([record.getMessage() for record in caplog.records])
     assert len(told[0]) == 1 and "actor.minibatch_size=null" in told[0][0]
     assert told[1:] == [[], []]
@@ -56,7 +57,7 @@ def test_several_steps_of_a_loss_that_nothing_bounds_are_told(caplog):
 def test_a_setting_that_a_preference_loss_does_not_have_is_refused():
     config = compose_run(["algorithm.loss_settings={temper: 2}"], config_name="dpo").config
     with pytest.raises(ConfigError, match=r"algorithm\.loss_settings\.temper") as caught:
-        check_run(config, plan_roles(config, find_dataflow("dpo")))
+        check_methods(config, DPO, plan_roles(config, DPO))
     assert "none" in caught.value.remedy
 
 

@@ -71,10 +71,11 @@ COMMANDS = ["ppo", "sft", "dpo", "dpo algorithm.preference.loss=orpo", "kto", "r
 
 def told(caplog, composed: Composed) -> list[str]:
     """The lines about settings without effect."""
-    specs = plan_roles(composed.config, find_dataflow(composed.config.dataflow))
+    dataflow = find_dataflow(composed.config.dataflow)
+    specs = plan_roles(composed.config, dataflow)
     caplog.clear()
     with caplog.at_level(logging.WARNING, logger="hybridflow"):
-        warn_of_unread(composed, specs)
+        warn_of_unread(composed, dataflow, specs)
     return [record.getMessage() for record in caplog.records]
 
 

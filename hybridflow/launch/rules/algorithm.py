@@ -1,0 +1,120 @@
+"""Rules between the settings of the algorithm and what the dataflow's class declares."""
+
+from collections.abc import Iterator
+
+from hybridflow.algorithms.catalogue import ADVANTAGES
+from hybridflow.config.choices import (
+    LOSSES_WITHOUT_REFERENCE,
+    PAIR_LOSSES,
+    advantage_name,
+    is_own,
+    preference_loss_name,
+)
+from hybridflow.config.experiment import Experiment
+from hybridflow.dataflows.interface import PREFERENCE_DATA, Dataflow, learns_from_preferences, learns_from_samples
+from hybridflow.errors import ConfigError
+from hybridflow.launch.dataflow import DATAFLOWS, name_of
+from hybridflow.workers.methods import provided_for
+
+_PROMPTS_OF_THE_TASK = ("builtin:calculator/train", "builtin:calculator/eval")
+
+
+def algorithm_errors(config: Experiment, dataflow: type[Dataflow]) -> Iterator[ConfigError]:
+    """What the dataflow cannot do with its algorithm's settings, or with its data."""
+    if learns_from_samples(dataflow):
+        yield from _sampling(config)
+        yield from _estimator(config, dataflow)
+    yield from _pairs(config, dataflow)
+    if learns_from_preferences(dataflow):
+        yield from _preference(config, dataflow)
+    yield from _pretraining(config, dataflow)
+
+
+def _sampling(config: Experiment) -> Iterator[ConfigError]:
+    if config.rollout.sampling.temperature == 0:
+        yield ConfigError(
+            "rollout.sampling.temperature=0 always gives the same response, so there is nothing to learn from.",
+            remedy="Use 1.0 for training; rollout.eval_sampling.temperature=0 is fine.",
+        )
+
+
+def _estimator(config: Experiment, dataflow: type[Dataflow]) -> Iterator[ConfigError]:
+    """The dataflow provides what the estimator reads, and samples to compare."""
+    name = advantage_name(config.algorithm.advantage)
+    if dataflow.provides is None or is_own(name):
+        return
+    provided, wanted = frozenset(dataflow.provides), provided_for(name)
+    if provided != wanted:
+        near = next(other for other in ("grpo", *ADVANTAGES) if provided_for(other) == provided)
+        fitting = next(other for other, found in DATAFLOWS.items() if frozenset(found.provides or ()) == wanted)
+        yield ConfigError(
+            f"dataflow={config.dataflow} cannot use algorithm.advantage={config.algorithm.advantage}.",
+            remedy=f"Choose both with one word: algorithm={fitting if wanted else name} (dataflow={fitting}), or use"
+            f" algorithm.advantage={near}.",
+        )
+        return
+    compares = ADVANTAGES[name].compares_samples or dataflow.compares_samples
+    if compares and config.rollout.samples_per_prompt == 1:
+        yield ConfigError(
+            f"dataflow={config.dataflow} with algorithm.advantage={config.algorithm.advantage} compares samples of one"
+            f" prompt, and rollout.samples_per_prompt={config.rollout.samples_per_prompt} leaves nothing to compare.",
+            remedy="Use rollout.samples_per_prompt=8.",
+        )
+
+
+def _preference(config: Experiment, dataflow: type[Dataflow]) -> Iterator[ConfigError]:
+    """The loss is one for the dataflow's data, has something to learn from, and a reference where it compares."""
+    preference = config.algorithm.preference
+    loss = preference_loss_name(preference.loss)
+    if is_own(loss):
+        return
+    is_alone = preference.reference_free or loss in LOSSES_WITHOUT_REFERENCE
+    if is_alone and config.dataflow_settings.get("precompute_reference"):
+        why = "reference_free=true" if preference.reference_free else f"loss={loss}"
+        yield ConfigError(
+            "dataflow_settings.precompute_reference=true precomputes the reference's log-probabilities, and"
+            f" algorithm.preference.{why} reads none.",
+            remedy="Leave dataflow_settings.precompute_reference out.",
+        )
+    if loss == "kto" and not (preference.desirable_weight or preference.undesirable_weight):
+        yield ConfigError(
+            "algorithm.preference.desirable_weight=0 and undesirable_weight=0 leave nothing to learn from.",
+            remedy="Use 1 for one of them at least.",
+        )
+    has_pairs = dataflow.data == "preferences"
+    if (loss in PAIR_LOSSES) is not has_pairs:
+        fitting, own, other = (", ".join(PAIR_LOSSES), "dpo", "kto") if has_pairs else ("kto", "kto", "dpo")
+        yield ConfigError(
+            f"dataflow={config.dataflow} cannot use algorithm.preference.loss={loss}.",
+            remedy=f"Use {fitting} (python -m hybridflow.trainer.main_{own} does); or"
+            f" python -m hybridflow.trainer.main_{other}, which can.",
+        )
+
+
+def _pairs(config: Experiment, dataflow: type[Dataflow]) -> Iterator[ConfigError]:
+    """The built-in task of a trainer that learns from samples has no preferences."""
+    prompts = [name for name in config.data.train_files if name in _PROMPTS_OF_THE_TASK]
+    if prompts and dataflow.data in PREFERENCE_DATA:
+        yield ConfigError(
+            f"dataflow={config.dataflow} learns from pairs, and data.train_files=[{prompts[0]}] holds none.",
+            remedy=f"Use python -m hybridflow.trainer.main_{name_of(dataflow)}, which has pairs and settings that fit;"
+            " or name pairs: data.train_files=[builtin:calculator/pairs].",
+        )
+
+
+def _pretraining(config: Experiment, dataflow: type[Dataflow]) -> Iterator[ConfigError]:
+    """Texts of pretraining have a weight, and a dataflow that reads them."""
+    weight, files = config.algorithm.pretraining_coefficient, config.data.pretraining_files
+    if dataflow.provides is None:
+        return
+    if files and not weight:
+        yield ConfigError(
+            "data.pretraining_files are given, but algorithm.pretraining_coefficient=0 gives them no weight.",
+            remedy="Use algorithm.pretraining_coefficient=0.1 with algorithm=ppo_ptx, or leave the files out.",
+        )
+    elif bool(weight) is not dataflow.reads_pretraining:
+        yield ConfigError(
+            f"dataflow={config.dataflow} with algorithm.pretraining_coefficient={weight:g}.",
+            remedy="Use algorithm=ppo_ptx, which has both; algorithm=ppo is the same without texts. A dataflow of your"
+            " own that reads them declares reads_pretraining = True.",
+        )

@@ -1,0 +1,158 @@
+"""Rules between the settings of the algorithm and the dataflow's class, also of a class derived from ours."""
+
+from pathlib import Path
+
+import pytest
+
+from hybridflow.config.training import TrainingEngine
+from hybridflow.dataflows.interface import Dataflow
+from hybridflow.errors import ConfigError
+from hybridflow.launch.dataflow import DATAFLOWS, find_dataflow, name_of
+from hybridflow.launch.prepare import check_dataflow
+from hybridflow.launch.rules.algorithm import algorithm_errors
+from tests.unit.config.experiments import experiment
+
+OWN = f"{Path(__file__).parents[4]}/recipes/custom_dataflow.py:BestOfN"
+CONFLICTS = [
+    (
+        {"algorithm.advantage": "group_norm"},
+        "dataflow=ppo cannot use algorithm.advantage=group_norm",
+        "one word: algorithm=grpo (dataflow=grpo), or use algorithm.advantage=gae",
+    ),
+    ({"critic.minibatch_size": 128}, "critic.minibatch_size=128 does not divide", "Use 64"),
+    ({"rollout.sampling.temperature": 0.0}, "always gives the same response", "eval_sampling.temperature=0 is fine"),
+    ({"dataflow": "grpo", "algorithm.advantage": "grpo"}, "nothing to compare", "samples_per_prompt=8"),
+    (
+        {"dataflow": "dapo", "algorithm.advantage": "reinforce_plus_plus"},
+        "dataflow=dapo with algorithm.advantage=reinforce_plus_plus compares samples",
+        "samples_per_prompt=8",
+    ),
+    (
+        {"dataflow": "dapo", "algorithm.advantage": "remax"},
+        "dapo cannot use algorithm.advantage=remax",
+        "dataflow=remax",
+    ),
+    ({"dataflow": "remax"}, "dataflow=remax cannot use algorithm.advantage=gae", "algorithm.advantage=remax"),
+    ({"dataflow": "safe_rlhf", "algorithm.advantage": "grpo"}, "safe_rlhf cannot use", "algorithm.advantage=gae"),
+    (
+        {"dataflow": "ppo_ptx", "data.pretraining_files": ["texts.jsonl"]},
+        "algorithm.pretraining_coefficient=0 gives them no weight",
+        "algorithm=ppo_ptx",
+    ),
+    ({"dataflow": "dpo"}, "holds none", "hybridflow.trainer.main_dpo, which has pairs"),
+    ({"dataflow": "kto"}, "data.train_files=[builtin:calculator/train] holds none", "main_kto, which has pairs"),
+    ({"dataflow": "reward_model"}, "dataflow=reward_model learns from pairs", "hybridflow.trainer.main_reward_model"),
+    (
+        {"dataflow": "kto", "data.train_files": ["pairs.jsonl"]},
+        "kto cannot use algorithm.preference.loss=sigmoid",
+        "hybridflow.trainer.main_dpo",
+    ),
+    (
+        {
+            "dataflow": "dpo",
+            "data.train_files": ["pairs.jsonl"],
+            "algorithm.preference.reference_free": True,
+            "dataflow_settings": {"precompute_reference": True},
+        },
+        "algorithm.preference.reference_free=true reads none",
+        "Leave dataflow_settings.precompute_reference out",
+    ),
+    (
+        {
+            "dataflow": "dpo",
+            "data.train_files": ["pairs.jsonl"],
+            "algorithm.preference.loss": "simpo",
+            "dataflow_settings": {"precompute_reference": True},
+        },
+        "algorithm.preference.loss=simpo reads none",
+        "Leave dataflow_settings.precompute_reference out",
+    ),
+    (
+        {
+            "dataflow": "kto",
+            "data.train_files": ["pairs.jsonl"],
+            "algorithm.preference.loss": "kto",
+            "algorithm.preference.desirable_weight": 0.0,
+            "algorithm.preference.undesirable_weight": 0.0,
+        },
+        "undesirable_weight=0 leave nothing to learn from",
+        "Use 1 for one of them",
+    ),
+    ({"dataflow": "ppo_ptx"}, "dataflow=ppo_ptx with algorithm.pretraining_coefficient=0", "algorithm=ppo"),
+    (
+        {"algorithm.pretraining_coefficient": 0.5, "data.pretraining_files": ["texts.jsonl"]},
+        "dataflow=ppo with algorithm.pretraining_coefficient=0.5",
+        "algorithm=ppo_ptx",
+    ),
+    ({"algorithm.advantage": "grpo"}, "dataflow=ppo cannot use algorithm.advantage=grpo", "algorithm=grpo"),
+    ({"dataflow": "grpo"}, "dataflow=grpo cannot use algorithm.advantage=gae", "algorithm=ppo (dataflow=ppo)"),
+    (
+        {"trainer.devices": 4, "actor.minibatch_size": 4, "critic.minibatch_size": 2},
+        "critic.minibatch_size=2 prompts cannot be divided over the 4 data-parallel ranks of critic",
+        "Use 4 or more",
+    ),
+    (
+        {"trainer.devices": 2, "critic.engine": TrainingEngine.single},
+        "critic.engine=single runs a model on one",
+        "critic.engine=fsdp",
+    ),
+    (
+        {
+            "trainer.devices": 4,
+            "actor.engine": TrainingEngine.megatron,
+            "actor.parallelism.tensor": 4,
+            "data.batch_size": 2,
+        },
+        "data.batch_size=2 prompts cannot be divided over the 4 rollout replicas",
+        "rollout.parallelism.tensor",
+    ),
+]
+FINE = [
+    {"trainer.devices": 2, "dataflow": "sft", "critic.engine": TrainingEngine.single},
+    {"dataflow": "sft", "data.batch_size": 8, "critic.minibatch_size": 3},
+    {"dataflow": "grpo", "algorithm.advantage": "grpo", "rollout.samples_per_prompt": 2},
+    {"dataflow": "sft", "rollout.sampling.temperature": 0.0},
+    {"dataflow": OWN, "algorithm.advantage": "grpo"},
+    {"dataflow": OWN, "data.pretraining_files": ["texts.jsonl"]},
+]
+NAMES = [message for _, message, _ in CONFLICTS]
+
+
+@pytest.fixture(params=["ours", "derived"])
+def kind(request) -> str:
+    return request.param
+
+
+def dataflow_of(name: str, kind: str) -> type[Dataflow]:
+    found = find_dataflow(name)
+    return found if kind == "ours" else type("Mine", (found,), {})
+
+
+@pytest.mark.parametrize(("settings", "message", "remedy"), CONFLICTS, ids=NAMES)
+def test_a_conflict_is_explained(settings, message, remedy, kind):
+    config = experiment(settings)
+    with pytest.raises(ConfigError) as caught:
+        check_dataflow(config, dataflow_of(config.dataflow, kind))
+    assert message in caught.value.message
+    assert remedy in caught.value.remedy
+
+
+@pytest.mark.parametrize("settings", FINE, ids=[", ".join(settings) for settings in FINE])
+def test_what_can_work_passes(settings, kind):
+    config = experiment(settings)
+    check_dataflow(config, dataflow_of(config.dataflow, kind))
+
+
+def test_all_errors_are_told():
+    config = experiment({"dataflow": "grpo", "rollout.sampling.temperature": 0.0, "data.pretraining_files": ["a.txt"]})
+    messages = [error.message for error in algorithm_errors(config, find_dataflow("grpo"))]
+    assert len(messages) == 3, messages
+
+
+def test_every_dataflow_of_ours_declares_what_it_provides():
+    assert [name for name, dataflow in DATAFLOWS.items() if dataflow.provides is None] == []
+
+
+def test_a_derived_class_is_known_by_the_dataflow_it_derives_from():
+    assert name_of(type("Mine", (find_dataflow("safe_rlhf"),), {})) == "safe_rlhf"
+    assert name_of(find_dataflow(OWN)) is None

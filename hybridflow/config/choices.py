@@ -46,9 +46,6 @@ LOSSES_WITHOUT_REFERENCE = ("orpo", "simpo")
 PREFERENCE_LOSSES = (*PAIR_LOSSES, "kto")
 """Those, and the one of single responses that are liked or not."""
 
-JUDGES_OF_ANSWERS = ("exact_match", "gsm8k", "math")
-"""Reward functions of ours that compare a response with the row's answer, and can do nothing without one."""
-
 AGGREGATIONS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 _KL_VALUES = ("k1", "kl", "abs", "k2", "mse", "k3", "low_var_kl")
 KL_ESTIMATORS = (*_KL_VALUES, *(f"{value}+" for value in _KL_VALUES))

@@ -7,7 +7,6 @@ from functools import partial
 from typing import cast
 
 from hybridflow.batch import Batch
-from hybridflow.config.choices import JUDGES_OF_ANSWERS
 from hybridflow.config.derived import is_evaluated, pool_sizes
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.loop import BackendKind
@@ -28,6 +27,7 @@ from hybridflow.launch.shared_storage import meet_nodes, read_directories
 from hybridflow.launch.start_roles import start_roles
 from hybridflow.observability.timers import StageTimers
 from hybridflow.observability.trackers.interface import Tracker
+from hybridflow.rewards.factory import all_need_answers
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ def _evaluation(
 
 def _answers(config: Experiment, groups: Mapping[str, WorkerGroup], data: DrivenData, questions: Batch) -> Evaluation:
     reward = config.reward
-    is_accuracy = len(reward.functions) == 1 and reward.functions[0] in JUDGES_OF_ANSWERS and reward.model.path is None
+    is_accuracy = len(reward.functions) == 1 and all_need_answers(reward)
     return Evaluation(
         rollout=cast(Generates, groups[ROLLOUT]),
         reward=cast(Scores, groups["reward"]),

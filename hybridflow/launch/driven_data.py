@@ -9,7 +9,6 @@ from functools import partial
 from transformers import PreTrainedTokenizerBase
 
 from hybridflow.batch import Batch, Ragged
-from hybridflow.config.choices import JUDGES_OF_ANSWERS
 from hybridflow.config.derived import is_evaluated
 from hybridflow.config.experiment import Experiment
 from hybridflow.data.chat import with_chat_template
@@ -26,7 +25,7 @@ from hybridflow.errors import ConfigError, DataError
 from hybridflow.launch.roles import policy_model
 from hybridflow.models.loading import resolve_model_path
 from hybridflow.models.tokenizers import decode_responses, eos_ids, load_tokenizer
-from hybridflow.rewards.factory import row_checks
+from hybridflow.rewards.factory import all_need_answers, row_checks
 
 logger = logging.getLogger(__name__)
 
@@ -91,9 +90,8 @@ def load_data(config: Experiment, dataflow: type[Dataflow], *, is_judged: bool) 
         check_splits_named(data.eval_files, key="data.eval_files")
     model = policy_model(config)
     tokenizer = with_chat_template(load_tokenizer(tokenizer_directory(model), pad_token=model.pad_token), data)
-    judged_prompts = partial(
-        load_prompts, judges_of_answers=_judges_of_answers(config), row_checks=row_checks(_functions(config))
-    )
+    judges = config.reward.functions if all_need_answers(config.reward) else []
+    judged_prompts = partial(load_prompts, judges_of_answers=judges, row_checks=row_checks(_functions(config)))
     ends = eos_ids(tokenizer, resolve_model_path(str(model.path)))
     readers = {kind: partial(read, ends=ends) for kind, read in READERS.items()} | {"prompts": judged_prompts}
     read = readers[dataflow.data]
@@ -178,10 +176,3 @@ def _measured(config: Experiment, read: Reader, tokenizer: PreTrainedTokenizerBa
 def _functions(config: Experiment) -> list[str]:
     """All reward functions of the run, those of further roles too."""
     return [*config.reward.functions, *(name for role in config.roles.values() for name in role.functions)]
-
-
-def _judges_of_answers(config: Experiment) -> list[str]:
-    """The reward functions, where none of them can do anything without an answer."""
-    functions = config.reward.functions
-    is_all = all(name in JUDGES_OF_ANSWERS for name in functions) and config.reward.model.path is None
-    return functions if is_all else []

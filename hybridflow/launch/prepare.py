@@ -5,11 +5,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from hybridflow.config.checks import check_critic
 from hybridflow.config.derived import run_dir as run_dir_of
-from hybridflow.config.experiment import Experiment
-from hybridflow.config.layout_checks import check_replicas
-from hybridflow.dataflows.interface import Dataflow, learns_from_samples, role_needs
+from hybridflow.dataflows.interface import Dataflow, role_needs
 from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore
 from hybridflow.elastic.claim import claim, release
 from hybridflow.elastic.fingerprints import Fingerprints
@@ -29,7 +26,7 @@ from hybridflow.launch.old_logprobs import say_old_logprobs
 from hybridflow.launch.preflight import check_methods, check_rewards, check_run
 from hybridflow.launch.resumption import Changes, check_resumable
 from hybridflow.launch.roles import CRITIC, RoleSpec, generates, plan_roles
-from hybridflow.launch.rules.algorithm import algorithm_errors
+from hybridflow.launch.rules.dataflow import check_dataflow
 from hybridflow.launch.shared_storage import check_outlives_job
 from hybridflow.launch.tracing.trace import check_step
 from hybridflow.launch.unread import warn_of_unread
@@ -92,16 +89,6 @@ def prepare(composed: Composed) -> Prepared:
     trained = [spec.name for spec in specs if spec.is_trained]
     checkpoint, earlier = _open_directory(composed, inputs, directory, data, trained)
     return Prepared(composed, dataflow, settings, specs, data, directory, checkpoint, inputs, earlier)
-
-
-def check_dataflow(config: Experiment, dataflow: type[Dataflow]) -> None:
-    """Raises `ConfigError` for the first rule that needs the dataflow's class and that the configuration breaks."""
-    for error in algorithm_errors(config, dataflow):
-        raise error
-    if learns_from_samples(dataflow):
-        check_replicas(config)
-    if CRITIC in role_needs(dataflow):
-        check_critic(config)
 
 
 def warn_of_followed(composed: Composed, dataflow: type[Dataflow]) -> None:

@@ -16,6 +16,9 @@ class BuiltIn:
 
     make: Callable[..., Function]
     is_trusted: bool = True
+    needs_answer: bool = False
+    """It compares a response with the row's answer, and can do nothing without one."""
+
     row_check: Callable[[], RowCheck] | None = None
     """What makes a check of data rows, by their columns: it raises `RewardError` for one that cannot be judged."""
 
@@ -119,12 +122,18 @@ def _code_tests_row_check() -> RowCheck:
 
 
 BUILT_IN: Mapping[str, BuiltIn] = {
-    "exact_match": BuiltIn(_exact_match),
-    "gsm8k": BuiltIn(_gsm8k),
-    "math": BuiltIn(_math, is_trusted=False),
+    "exact_match": BuiltIn(_exact_match, needs_answer=True),
+    "gsm8k": BuiltIn(_gsm8k, needs_answer=True),
+    "math": BuiltIn(_math, is_trusted=False, needs_answer=True),
     "format": BuiltIn(_format, is_trusted=False),
     "length": BuiltIn(_length),
     "overlong": BuiltIn(_overlong),
     "code_tests": BuiltIn(_code_tests, row_check=_code_tests_row_check),
     "reasoning_gym": BuiltIn(_reasoning_gym, is_trusted=False),
 }
+
+
+def all_need_answers(reward: Reward) -> bool:
+    """Whether nothing in the section can score a response to a prompt without an answer."""
+    built_in = [BUILT_IN.get(name) for name in reward.functions]
+    return reward.model.path is None and all(found is not None and found.needs_answer for found in built_in)

@@ -25,6 +25,7 @@ from hybridflow.launch.device_defaults import resolved
 from hybridflow.launch.foreknown import apart
 from hybridflow.launch.old_logprobs import wants_old_logprobs
 from hybridflow.launch.roles import ACTOR, ROLLOUT, RoleSpec, plan_roles
+from hybridflow.launch.rules.dataflow import check_dataflow
 from hybridflow.launch.start_roles import start_roles
 from hybridflow.launch.tracing.backend import Noted, TracingBackend
 from hybridflow.launch.tracing.faults import check_followed
@@ -62,6 +63,7 @@ def trace_step(config: Experiment, rows: Batch | None = None) -> Trace:
     is_on_gpu = config.trainer.device is not Device.cpu and torch.cuda.is_available()
     config = resolved(config, "cuda" if is_on_gpu else "cpu")
     dataflow = find_dataflow(config.dataflow)
+    check_dataflow(config, dataflow)
     settings = make_settings(dataflow, config.dataflow_settings)
     specs = plan_roles(config, dataflow)
     backend = TracingBackend()

@@ -19,8 +19,9 @@ from hybridflow.errors import ConfigError
 from hybridflow.launch.compose import Composed, compose_run, parse_command_line
 from hybridflow.launch.dataflow import DATAFLOWS, find_dataflow
 from hybridflow.launch.device_defaults import with_device_defaults
-from hybridflow.launch.prepare import check_dataflow, warn_of_followed
+from hybridflow.launch.prepare import warn_of_followed
 from hybridflow.launch.presets import SYNONYMS, preset_name, presets
+from hybridflow.launch.rules.dataflow import check_dataflow
 
 
 def compose(*overrides: str, name: str = "ppo", directory: Path | None = None) -> Composed:

@@ -60,9 +60,14 @@ def range_of(hint: object) -> Range | None:
 def check_ranges(config: Section) -> None:
     """Raises `ConfigError` for the first number in the section, or in those inside it, that is outside of its range."""
     for prefix, section in sections_of(config):
-        for name, hint in get_type_hints(type(section), include_extras=True).items():
-            value, allowed = vars(section)[name], range_of(hint)
-            if allowed is not None:
-                for item in value if isinstance(value, list) else [value]:
-                    if item is not None:
-                        allowed.check(f"{prefix}{name}", item)
+        check_fields(section, prefix)
+
+
+def check_fields(settings: object, prefix: str) -> None:
+    """The same for the fields of one dataclass, such as a dataflow's `Settings`; keys begin with the prefix."""
+    for name, hint in get_type_hints(type(settings), include_extras=True).items():
+        if (allowed := range_of(hint)) is not None:
+            value = vars(settings)[name]
+            for item in value if isinstance(value, list) else [value]:
+                if item is not None:
+                    allowed.check(f"{prefix}{name}", item)

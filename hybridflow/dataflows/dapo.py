@@ -5,19 +5,25 @@ Dynamic sampling and the soft punishment of long responses are here; the rest ar
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from hybridflow.algorithms.response_length import overlong_punishment
 from hybridflow.batch import Batch
+from hybridflow.config.ranges import AT_LEAST_0, Range
 from hybridflow.controller.batch_ref import BatchRef
 from hybridflow.controller.futures import wait
 from hybridflow.dataflows.dynamic_sampling import DynamicSampling
 from hybridflow.dataflows.interface import Dataflow
 from hybridflow.dataflows.roles import Generates, Policy, Predicts, Scores
-from hybridflow.errors import ConfigError
 from hybridflow.observability.metrics import Metrics
 
 OVERLONG = "rewards/overlong"
 """The punishment's own column, as the reward function `overlong` writes it."""
+
+_PART = Range(
+    lambda v: 0 <= v <= 1, "from 0 to 1", "is no part of a response", "Use 0 (no punishment) to 1; DAPO uses 0.2."
+)
+_PENALTY = Range(lambda v: v >= 0, "of 0 or more", "would reward length", "Use 0 or more; DAPO uses 1.")
 
 
 class DAPO(Dataflow):
@@ -37,35 +43,19 @@ class DAPO(Dataflow):
     class Settings:
         """What `dataflow_settings.*` may say."""
 
-        max_refills: int = 10
+        max_refills: Annotated[int, AT_LEAST_0] = 10
         """Further batches of prompts that a step may draw; past it, groups without signal fill up."""
 
         filter_metric: str = "scores"
         """Groups are judged by their `scores` (of an OpenRLHF function that answers `scores` beside its `rewards`, by
         these), or by those of one reward function (`exact_match`)."""
 
-        overlong_buffer: float = 0.2
+        overlong_buffer: Annotated[float, _PART] = 0.2
         """The last part of `data.max_response_tokens`, over which the length of a response comes to cost
         `overlong_penalty`, as groups are compared, not as they are judged; 0: it costs nothing."""
 
-        overlong_penalty: float = 1.0
+        overlong_penalty: Annotated[float, _PENALTY] = 1.0
         """What the longest responses cost."""
-
-        def __post_init__(self) -> None:
-            if not 0.0 <= self.overlong_buffer <= 1.0:
-                raise ConfigError(
-                    f"dataflow_settings.overlong_buffer={self.overlong_buffer:g} is no part of a response.",
-                    remedy="Use 0 (no punishment) to 1; DAPO uses 0.2.",
-                )
-            if self.overlong_penalty < 0:
-                raise ConfigError(
-                    f"dataflow_settings.overlong_penalty={self.overlong_penalty:g} would reward length.",
-                    remedy="Use 0 or more; DAPO uses 1.",
-                )
-            if self.max_refills < 0:
-                raise ConfigError(
-                    f"dataflow_settings.max_refills={self.max_refills} is too small.", remedy="Use 0 or more."
-                )
 
     def step(self, prompts: Batch) -> Metrics:
         """One DAPO iteration."""

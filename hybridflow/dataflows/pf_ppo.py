@@ -2,11 +2,13 @@
 
 import hashlib
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 
 from hybridflow.algorithms.resampling import WEIGHTINGS, resampled_rows, resampling_weights
 from hybridflow.batch import Batch
+from hybridflow.config.ranges import FINITE
 from hybridflow.controller.batch_ref import BatchRef
 from hybridflow.controller.futures import wait
 from hybridflow.dataflows.ppo import PPO
@@ -26,7 +28,7 @@ class PFPPO(PPO):
         weighting: str = "max_random"
         """pow (by their size), max_min (the best and the worst alone) or max_random (the best four times as often)."""
 
-        power: float = 2.0
+        power: Annotated[float, FINITE] = 2.0
         """The power of the score, for pow."""
 
         def __post_init__(self) -> None:

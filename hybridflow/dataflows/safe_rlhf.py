@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 from hybridflow.algorithms.lagrangian import Multiplier
 from hybridflow.batch import Batch
+from hybridflow.config.ranges import ABOVE_0, FINITE, NOT_BELOW_0
 from hybridflow.controller.batch_ref import BatchRef
 from hybridflow.controller.futures import wait
 from hybridflow.dataflows.ppo import PPO
@@ -27,24 +29,24 @@ class SafeRLHF(PPO):
     class Settings:
         """What `dataflow_settings.*` may say."""
 
-        cost_limit: float = 0.0
+        cost_limit: Annotated[float, FINITE] = 0.0
         """The mean cost of a response that is allowed."""
 
-        multiplier: float = 1.0
+        multiplier: Annotated[float, ABOVE_0] = 1.0
         """The multiplier's first value."""
 
-        multiplier_rate: float = 0.1
+        multiplier_rate: Annotated[float, NOT_BELOW_0] = 0.1
         """Learning rate of the multiplier's logarithm."""
 
-        multiplier_max: float = 5.0
+        multiplier_max: Annotated[float, ABOVE_0] = 5.0
         """The multiplier's largest value."""
 
         def __post_init__(self) -> None:
-            if not 0.0 < self.multiplier <= self.multiplier_max or self.multiplier_rate < 0.0:
+            if self.multiplier > self.multiplier_max:
                 raise ConfigError(
-                    f"dataflow_settings: multiplier={self.multiplier:g} multiplier_max={self.multiplier_max:g}"
-                    f" multiplier_rate={self.multiplier_rate:g} are out of range.",
-                    remedy="Use a multiplier above 0 and at most multiplier_max, and a multiplier_rate of 0 or more.",
+                    f"dataflow_settings: multiplier={self.multiplier:g} is above"
+                    f" multiplier_max={self.multiplier_max:g}.",
+                    remedy="Use a multiplier of at most multiplier_max.",
                 )
 
     def __init__(self, roles: Mapping[str, object], *, settings: object, samples_per_prompt: int) -> None:

@@ -8,6 +8,7 @@ from omegaconf.errors import OmegaConfBaseException
 from hybridflow.config import fields as config_fields
 from hybridflow.config.choices import is_own
 from hybridflow.config.nearest import did_you_mean
+from hybridflow.config.ranges import check_fields
 from hybridflow.config.replaced import replacement
 from hybridflow.config.user_code import load_member
 from hybridflow.dataflows.dapo import DAPO
@@ -71,7 +72,7 @@ def name_of(dataflow: type[Dataflow]) -> str | None:
 
 
 def make_settings(dataflow: type[Dataflow], given: dict[str, object]) -> object:
-    """The dataflow's `Settings`, with what `dataflow_settings.*` gives, checked for names and types."""
+    """The dataflow's `Settings`, with what `dataflow_settings.*` gives, checked for names, types and ranges."""
     settings = dataflow.Settings
     if not is_dataclass(settings):
         raise ConfigError(f"{dataflow.__name__}.Settings is not a dataclass.", remedy="Decorate it with @dataclass.")
@@ -85,7 +86,7 @@ def make_settings(dataflow: type[Dataflow], given: dict[str, object]) -> object:
                 or f"{did_you_mean(name, names)}Settings of {dataflow.__name__}: {', '.join(names) or 'none'}.",
             )
     try:
-        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(settings), given))
+        made = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(settings), given))
     except OmegaConfBaseException as error:
         key = str(error.full_key or "")
         hint = config_fields.find(key, settings)
@@ -93,3 +94,5 @@ def make_settings(dataflow: type[Dataflow], given: dict[str, object]) -> object:
             f"dataflow_settings.{key}: {str(error).splitlines()[0]}.",
             remedy=f"It takes {config_fields.type_name(hint)}." if hint else "See the dataflow's Settings.",
         ) from error
+    check_fields(made, "dataflow_settings.")
+    return made

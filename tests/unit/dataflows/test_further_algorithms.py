@@ -1,5 +1,6 @@
 """ReMax, DAPO, PF-PPO, PPO-ptx and Safe RLHF for a few steps on a toy model, in this process."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from hybridflow.dataflows.ppo_ptx import PPOPtx
 from hybridflow.dataflows.remax import ReMax
 from hybridflow.dataflows.safe_rlhf import SafeRLHF
 from hybridflow.errors import BatchError, ConfigError
+from hybridflow.launch.dataflow import make_settings
 from hybridflow.observability.metrics import Metrics, plain
 from tests.oracles import constraints
 from tests.toys import numbers_like
@@ -230,6 +232,8 @@ def test_the_multiplier_is_part_of_what_is_resumed(toy_dir, tmp_path):
         (SafeRLHF, {"multiplier": 0.0}, "multiplier=0"),
         (SafeRLHF, {"multiplier": 9.0}, "multiplier_max=5"),
         (SafeRLHF, {"multiplier_rate": -1.0}, "multiplier_rate=-1"),
+        (SafeRLHF, {"cost_limit": math.nan}, "cost_limit=nan"),
+        (PFPPO, {"power": math.inf}, "power=inf"),
         (DAPO, {"max_refills": -1}, "max_refills=-1"),
         (DAPO, {"overlong_buffer": 1.5}, "overlong_buffer=1.5"),
         (DAPO, {"overlong_penalty": -1.0}, "overlong_penalty=-1"),
@@ -238,5 +242,5 @@ def test_the_multiplier_is_part_of_what_is_resumed(toy_dir, tmp_path):
 )
 def test_settings_out_of_range_are_errors_with_a_remedy(kind: type[Dataflow], settings, message):
     with pytest.raises(ConfigError, match=message) as caught:
-        kind.Settings(**settings)
+        make_settings(kind, settings)
     assert "Use" in caught.value.remedy or "Choose" in caught.value.remedy

@@ -12,7 +12,9 @@ from hybridflow.launch.dataflow import find_dataflow, make_settings
 
 MINE = """
 from dataclasses import dataclass, field
+from typing import Annotated
 
+from hybridflow.config.ranges import SHARE
 from hybridflow.dataflows.interface import Dataflow
 from hybridflow.dataflows.roles import Generates, Policy, Scores
 
@@ -24,7 +26,7 @@ class Mine(Dataflow):
 
     @dataclass
     class Settings:
-        threshold: float = 0.5
+        threshold: Annotated[float, SHARE] = 0.5
         names: list[str] = field(default_factory=list)
         limit: int | None = None
 
@@ -75,6 +77,7 @@ def test_settings_come_from_the_users_dataclass(file):
         ),
         ({"xyz": 1}, "There is no setting 'dataflow_settings.xyz'", "Settings of Mine: threshold, names, limit"),
         ({"threshold": "high"}, "dataflow_settings.threshold: Value 'high'", "It takes a number."),
+        ({"threshold": 1.5}, "dataflow_settings.threshold=1.5 is out of range", "Use a number above 0 and up to 1."),
         ({"limit": 1.5}, "dataflow_settings.limit: Value '1.5'", "It takes a whole number or null."),
         ({"names": "a"}, "dataflow_settings.names", "It takes a list, each text."),
     ],

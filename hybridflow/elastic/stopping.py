@@ -1,6 +1,7 @@
 """Stops a run at SIGTERM, Ctrl-C or SIGHUP: between two steps with a checkpoint, or at once at a second signal."""
 
 import logging
+import math
 import os
 import signal
 import threading
@@ -15,6 +16,10 @@ logger = logging.getLogger(__name__)
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LOOK = signal.SIGURG  # not used otherwise, and ignored by default
 _LOOK_SECONDS = 0.25
+_SAME_REQUEST_SECONDS = 1.0
+_TOGETHER_SECONDS = 0.05
+"""Signals that are sent together arrive within this time."""
+
 _SHARE_TO_SAVE = 0.2
 """Share of the remaining time that is reserved for a checkpoint until one has been timed."""
 
@@ -34,6 +39,10 @@ class _Work:
 
 class Stop:
     """The first SIGTERM, SIGINT or SIGHUP requests a stop, the second raises `KeyboardInterrupt`, the third exits.
+
+    Signals less than a second after one that counted belong to the same request: `timeout` sends SIGTERM twice, to its
+    child and to the group. SIGHUP is never a further request: a closed terminal sends several, and systemd sends one
+    after SIGTERM.
 
     States: Python's own handlers -> `handled`: the first signal raises `KeyboardInterrupt` -> `gracefully`: the first
     signal sets `signal`. Work within `abandonable` then continues if it will end in time; otherwise it is interrupted
@@ -56,6 +65,7 @@ class Stop:
         self._saves = True
         self._deadline = 0.0
         self._asked_at = 0.0
+        self._counted_at = -math.inf
         self._has_raised = False
         self._work: _Work | None = None
 
@@ -135,19 +145,23 @@ class Stop:
         raise Abandoned
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        now, is_first = time.monotonic(), self.signal is None
+        if now < self._counted_at + _SAME_REQUEST_SECONDS or (number == signal.SIGHUP and not is_first):
+            return
         if self._has_raised:
             os._exit(self.status)
-        if self.signal is None and self._seconds is not None:
-            self._asked_at = time.monotonic()
-            self._deadline = self._asked_at + self._seconds
-            self.signal = signal.Signals(number)
-            threading.Thread(target=self._look, args=(self.signal, self._seconds), daemon=True).start()
-            if self._in_process:
-                self.check()
-            return
+        self._counted_at = now
         self.signal = self.signal or signal.Signals(number)
-        self._has_raised = True
-        raise KeyboardInterrupt
+        if not is_first or self._seconds is None:
+            self._has_raised = True
+        # What was sent together is handled here, not after an operation of seconds during which no handler can run.
+        time.sleep(_TOGETHER_SECONDS)
+        if self._has_raised or self._seconds is None:
+            raise KeyboardInterrupt
+        self._asked_at, self._deadline = now, now + self._seconds
+        threading.Thread(target=self._look, args=(self.signal, self._seconds), daemon=True).start()
+        if self._in_process:
+            self.check()
 
     def _look(self, asked: signal.Signals, seconds: float) -> None:
         """Says what goes on, where a handler must not; then has the main thread look at its work now and then."""

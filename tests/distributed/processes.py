@@ -56,8 +56,9 @@ def _run(settings: Sequence[str], environment: Mapping[str, str], said: str) -> 
         os.dup2(file, stream)
     os.environ.update(environment)
     os.environ["HYBRIDFLOW_TEST_DRIVER"] = str(os.getpid())
-    # A shell starts what it puts in the background with Ctrl-C ignored, and that is inherited.
+    # A shell starts what it puts in the background with Ctrl-C ignored, `nohup` with SIGHUP, and that is inherited.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     try:
         return main_ppo.main(settings)
     except BaseException:  # noqa: BLE001 (what Python itself would do: show it, and status 1)

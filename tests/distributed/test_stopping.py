@@ -60,6 +60,18 @@ def test_a_step_that_ends_soon_is_finished_and_saved(run, whole, name, status):
     assert ending(run) == {"how": "done", "said": "6 steps"}
 
 
+@pytest.mark.parametrize(("name", "status"), [("group:SIGTERM", 143), ("group:SIGHUP", 129)])
+def test_a_signal_to_the_whole_process_group_leaves_the_processes_of_the_reward_functions_alive(
+    run, whole, name, status
+):
+    ended = stopped(run, IN_STEP_3, name, "reward.processes=1", "reward.timeout_seconds=60", seconds=1)
+    assert ended.status == status, ended.said
+    assert "interrupted saved step " in ended.words
+    assert steps_of(run.run_dir)[-1] >= 1
+    assert run.start("reward.processes=1").status == 0
+    assert run.rows() == whole.rows()
+
+
 def test_a_step_that_would_take_too_long_is_abandoned_and_the_one_before_saved(run, whole):
     began = time.time()
     ended = stopped(run, IN_STEP_3, "SIGTERM", "trainer={stop_seconds: 2, save_every: 50}", seconds=120)
@@ -121,6 +133,7 @@ def test_on_ray_the_driver_stops_alike_and_leaves_no_process(run, whole, name, s
 
 def processes_left(run: Command) -> list[str]:
     """Processes that were started for the run and are still there, after up to 20 seconds."""
+    left: list[str] = []
     for _ in range(40):
         left = [process.name() for process in psutil.process_iter() if str(run.run_dir) in words_of(process)]
         if not left:

@@ -13,21 +13,26 @@ import signal
 import socket
 import struct
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from multiprocessing.connection import Connection
 
 from hybridflow.config.carried_code import imported_code
 from hybridflow.errors import ConfigError, RewardError, RewardUnavailable
+from hybridflow.observability.lasting import lasting
 from hybridflow.rewards.interface import Samples
 from hybridflow.rewards.outcomes import checked, trace_of
 from hybridflow.rewards.resolve import resolve_functions
 from hybridflow.rewards.runners.messages import COMMAND, Answer, Raised, Ready, Setup, Unusable
 
 _PR_SET_PDEATHSIG = 1
+_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def main(descriptor: int) -> None:
     """Obeys the pool until it is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the pool's process decides what an interruption means
+    # The pool's process decides what a signal to every process of a job means: it may still need scores, to save.
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
     control = socket.socket(fileno=descriptor)
     (size,) = struct.unpack("<q", _received(control, 8))
     setup: Setup = pickle.loads(_received(control, size))
@@ -74,7 +79,10 @@ def _begotten(control: socket.socket, descriptor: int, setup: Setup) -> int:
         control.close()
         os.setsid()  # what the functions start themselves ends with the group
         _die_with(nursery)
-        _serve(Connection(descriptor), setup)
+        for number in _IGNORED:  # programs that the functions start would inherit it
+            signal.signal(number, signal.SIG_DFL)
+        with redirect_stdout(lasting(sys.stdout)), redirect_stderr(lasting(sys.stderr)):  # what functions print
+            _serve(Connection(descriptor), setup)
         status = 0
     finally:
         os._exit(status)
@@ -117,6 +125,7 @@ def _serve(connection: Connection, setup: Setup) -> None:
             answer: Answer = checked(function, samples, function(samples))
         except RewardError as error:
             answer = Raised(error.message, trace_of(error), isinstance(error, RewardUnavailable))
+        sys.stdout.flush()  # the process is killed in the end, with what it has not yet written
         connection.send((number, answer))
 
 

@@ -3,6 +3,7 @@
 import logging
 import os
 import pickle
+import signal
 import socket
 import struct
 import subprocess
@@ -97,9 +98,7 @@ class PoolProcess:
         """Kills it, with all that it started; how it had ended, where it had."""
         status = self._nursery.command(b"E", self._id)
         self.connection.close()
-        if status < 0:
-            return f"was killed by signal {-status}"
-        return f"exited with status {status}"
+        return _said_of(status)
 
 
 class Nursery:
@@ -110,6 +109,7 @@ class Nursery:
         self.labels = labels_of(config)
         self._code = imported_code()
         self._control: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._close = lambda: None
 
     def start(self) -> None:
@@ -123,11 +123,12 @@ class Nursery:
             env=environment,
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
+            start_new_session=True,  # out of reach of a signal to this process's group, at which a run still saves
         )
         theirs.close()
         data = pickle.dumps(self._setup)
         ours.sendall(struct.pack("<q", len(data)) + data)
-        self._control = ours
+        self._control, self._process = ours, process
         self._close = weakref.finalize(self, _end, process, ours)
 
     def beget(self) -> PoolProcess:
@@ -158,17 +159,32 @@ class Nursery:
         except OSError:
             answer = b""
         if len(answer) < COMMAND.size:
-            self.close()
-            raise RewardError(
-                "The process that starts the reward functions' processes has died.",
-                remedy="See above for what it said; it may have been killed for want of memory.",
-            )
+            raise self._died()
         return COMMAND.unpack(answer)[1]
+
+    def _died(self) -> RewardError:
+        assert self._process is not None, "the nursery was not started"
+        self.close()
+        status = self._process.returncode
+        if status == -signal.SIGKILL:
+            remedy = "The kernel does so when memory runs out, as `dmesg` then says: lower reward.processes."
+        elif status < 0:
+            remedy = "Find out what sent the signal."
+        else:
+            remedy = "See above for what it wrote to stderr."
+        return RewardError(
+            f"The process that starts the processes of the reward functions {_said_of(status)}.",
+            remedy=f"{remedy} The run can be resumed from its last checkpoint.",
+        )
 
     def close(self) -> None:
         """Ends it, and with it all that it begot."""
         self._close()
         self._control = None
+
+
+def _said_of(status: int) -> str:
+    return f"was killed by signal {-status}" if status < 0 else f"exited with status {status}"
 
 
 def _end(process: subprocess.Popen[bytes], control: socket.socket) -> None:

@@ -65,9 +65,69 @@ def test_the_second_signal_raises_and_handlers_are_put_back():
     with stop.handled(), stop.gracefully(25.0, in_process=True, saves=True):
         os.kill(os.getpid(), signal.SIGINT)
         assert stop.signal is signal.SIGINT and stop.status == 130
+        time.sleep(1.1)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGTERM)
     assert signal.getsignal(signal.SIGINT) is before and stop.status == 130
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [(signal.SIGHUP, signal.SIGHUP), (signal.SIGTERM, signal.SIGHUP), (signal.SIGTERM, signal.SIGTERM)],
+    ids=["terminal and shell", "systemd", "timeout"],
+)
+@pytest.mark.parametrize("seconds_between", [0.0, 0.02, 0.3])
+def test_signals_of_one_request_are_one(sent, seconds_between):
+    first, second = sent
+    before, stop = signal.signal(signal.SIGHUP, signal.SIG_DFL), Stop()
+    with stop.handled(), stop.gracefully(25.0, in_process=True, saves=True):
+        os.kill(os.getpid(), first)
+        time.sleep(seconds_between)
+        os.kill(os.getpid(), second)
+    with stop.handled(), pytest.raises(KeyboardInterrupt):
+        time.sleep(1.1)
+        os.kill(os.getpid(), signal.SIGTERM)
+    signal.signal(signal.SIGHUP, before)
+    assert stop.signal is first
+
+
+def test_a_hangup_is_no_second_request_however_late_it_comes():
+    before, stop = signal.signal(signal.SIGHUP, signal.SIG_DFL), Stop()
+    with stop.handled(), stop.gracefully(25.0, in_process=True, saves=True):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(1.1)
+        os.kill(os.getpid(), signal.SIGHUP)
+    signal.signal(signal.SIGHUP, before)
+    assert stop.signal is signal.SIGTERM
+
+
+def test_a_second_signal_that_arrives_during_a_long_operation_of_c_is_of_the_same_request():
+    """No handler runs while C computes: what `timeout` sends second would be handled when it is done."""
+    stop, long_string = Stop(), "x" * 2 * 10**8
+    with stop.handled(), stop.gracefully(25.0, in_process=True, saves=True):
+        pid = os.fork()
+        if pid == 0:
+            os.kill(os.getppid(), signal.SIGTERM)
+            time.sleep(0.005)
+            os.kill(os.getppid(), signal.SIGTERM)
+            os._exit(0)
+        until = time.monotonic() + 5.0
+        while stop.signal is None and time.monotonic() < until:
+            pass
+        began = time.monotonic()
+        while time.monotonic() < began + 1.5:
+            long_string.count("xy")
+        os.waitpid(pid, 0)
+    assert stop.signal is signal.SIGTERM
+
+
+def test_before_the_first_step_a_doubled_signal_neither_exits_nor_interrupts_what_is_put_back():
+    stop = Stop()
+    with stop.handled():
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert stop.status == 143
 
 
 def test_before_the_first_step_the_first_signal_raises():

@@ -259,6 +259,20 @@ pool.run(resolve_functions(config), Samples(["a", "b"], ["7", "7"], {"what": ["h
 """
 
 
+PRINTER = """
+import sys
+from hybridflow.config.reward import Reward
+from hybridflow.rewards.interface import Samples
+from hybridflow.rewards.resolve import resolve_functions
+from hybridflow.rewards.runners.pooled import PooledRunner
+
+config = Reward(functions=[sys.argv[1]])
+pool = PooledRunner(config, processes=1)
+[outcome] = pool.run(resolve_functions(config), Samples(["a", "a"], ["7", "777"], {}), allowed_failures=0)
+print(outcome.scores, file=sys.stderr)
+"""
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_processes_end_with_their_owner_however_it_ends(judges, how):
@@ -280,6 +294,45 @@ def test_closing_and_forgetting_a_scorer_end_its_processes(judges):
     assert len(family) == 2
     del scorer
     assert soon(lambda: not any(Path(f"/proc/{process}").exists() for process in family))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(
+    ("how", "remedy"), [(signal.SIGKILL, "when memory runs out"), (signal.SIGSEGV, "Find out what sent the signal")]
+)
+def test_the_death_of_the_nursery_is_told_with_its_signal(judges, how, remedy):
+    others, runner = descendants(os.getpid()), PooledRunner(Reward(functions=[f"{judges}:nan"]), processes=1)
+    runner.start()
+    [nursery] = set(descendants(os.getpid())) - set(others)
+    os.kill(nursery, how)
+    with pytest.raises(RewardError, match=f"was killed by signal {int(how)}") as caught:
+        runner.run(resolve_functions(Reward(functions=[f"{judges}:nan"])), samples_of(2), allowed_failures=0)
+    assert remedy in caught.value.remedy
+
+
+def test_functions_that_print_to_a_closed_pipe_score_as_before(tmp_path):
+    (tmp_path / "prints.py").write_text(
+        "def length(completions, **columns):\n"
+        "    print('x' * 3000, flush=True)\n"
+        "    return [float(len(text)) for text in completions]\n"
+    )
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-c", PRINTER, f"{tmp_path}/prints.py:length"]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert done.stderr == "[1.0, 3.0]\n"
+
+
+def test_what_a_function_prints_is_shown_though_its_process_is_killed_in_the_end(tmp_path):
+    (tmp_path / "prints.py").write_text(
+        "def length(completions, **columns):\n"
+        "    print('of', len(completions))\n"
+        "    return [float(len(text)) for text in completions]\n"
+    )
+    command = [sys.executable, "-c", PRINTER, f"{tmp_path}/prints.py:length"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    assert subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout == "of 2\n"
 
 
 def descendants(process: int) -> list[int]:

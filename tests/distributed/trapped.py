@@ -20,7 +20,7 @@ trap, calls = pathlib.Path({trap!r}), 0
 def right(completions, answer, **columns):
     """1 for the right answer; in the call whose number stands in the trap it signals and then takes its time.
 
-    SIGKILL goes to its own process, other signals to the driver; several names are sent one after the other.
+    SIGKILL goes to its own process, other signals to the driver; several names are sent a second apart.
     `group:NAME` goes to the driver's process group; `delete:PATH` and `move:PATH:TO` do so to a directory.
     """
     global calls
@@ -38,6 +38,7 @@ def right(completions, answer, **columns):
             os.killpg(os.getpgid(driver), signal.Signals[paths[0]])
         for name in names.split(",") if not paths else []:
             os.kill(os.getpid() if name == "SIGKILL" else driver, signal.Signals[name])
+            time.sleep(1.1 if "," in names else 0.0)
         for _ in range(100 * int(seconds)):
             time.sleep(0.01)
     return [float(text == wanted) for text, wanted in zip(completions, answer)]

@@ -116,7 +116,7 @@ def _set_environment() -> None:
 def _initialized(address: str, *, num_cpus: int | None = None, resources: dict[str, float] | None = None) -> None:
     """Connects to the cluster at an address, or with `local` starts one that has these resources."""
     try:
-        with _own_signals(), _on_loopback() if address == "local" else nullcontext(), _in_sessions_of_their_own():
+        with _own_sigterm(), _on_loopback() if address == "local" else nullcontext(), _in_sessions_of_their_own():
             ray.init(
                 address=address,
                 num_cpus=num_cpus,
@@ -134,22 +134,16 @@ def _initialized(address: str, *, num_cpus: int | None = None, resources: dict[s
 
 
 @contextmanager
-def _own_signals() -> Iterator[None]:
-    """Keeps this process's handlers: Ray's own handler of SIGTERM ends the driver immediately.
-
-    Ray's processes start with SIGHUP ignored: a terminal that closes sends it to them too, and the driver must save
-    first.
-    """
+def _own_sigterm() -> Iterator[None]:
+    """Keeps this process's handler of SIGTERM: Ray's own ends the driver immediately."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    handler = signal.getsignal(signal.SIGTERM)
     try:
         yield
     finally:
-        for number, handler in handlers.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if handler is None else handler)
 
 
 @contextmanager

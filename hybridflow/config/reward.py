@@ -9,10 +9,11 @@ from hybridflow.config.ranges import ABOVE_0, AT_LEAST_0, AT_LEAST_1, number
 from hybridflow.config.section import Section
 from hybridflow.config.training import TrainingEngine
 
-LARGEST_SCORE = (2 - 2**-23) * 2.0**127
-"""The largest number of float32, in which scores and their weights are held: about 3.4e38."""
+LARGEST_SCORE = 1e15
+"""The largest score, in either direction: float32 holds the squares of such scores and the sums of 1e8 squares, which
+advantages and value losses need."""
 
-OF_SCORES = number("from -3.4e38 to 3.4e38, which float32 can hold", lambda v: abs(v) <= LARGEST_SCORE)
+OF_SCORES = number("from -1e15 to 1e15", lambda v: abs(v) <= LARGEST_SCORE)
 """What a score may be multiplied by."""
 
 

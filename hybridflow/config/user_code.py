@@ -11,13 +11,15 @@ from pathlib import Path
 from types import ModuleType
 
 from hybridflow.config.carried_code import code_here
+from hybridflow.config.forks import ending_forks
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.paths import user_path
 from hybridflow.errors import ConfigError
 
 
+@ending_forks()
 def load_member(setting: str, *, key: str) -> object:
-    """What a setting names. Raises `ConfigError` in the words of `key=setting`."""
+    """What a setting names. Raises `ConfigError` in the words of `key=setting`. Processes that the file forks end."""
     path, colon, name = setting.rpartition(":")
     if colon and path.endswith(".py"):
         file = Path(os.path.abspath(user_path(path, key=key)))

@@ -4,9 +4,11 @@ import inspect
 import logging
 import sys
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 
 from hybridflow.config.data import Data
+from hybridflow.config.forks import ending_forks
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.user_code import load_member
 from hybridflow.data.recognition import column
@@ -68,9 +70,11 @@ def _wanted_columns(function: Callable[..., object], setting: str, table: Table)
 
 
 def _stays(function: Callable[..., object], wanted: list[str], table: Table, row: int, setting: str) -> bool:
+    """The filter's answer for one row, of which it gets copies; processes that it forks end where it returns."""
     place = table.place(row)
     try:
-        answer = function(**{name: table.columns[name][row] for name in wanted})
+        with ending_forks():
+            answer = function(**{name: deepcopy(table.columns[name][row]) for name in wanted})
     except Exception as error:
         raise DataError(
             f"data.filters: {setting} raised {type(error).__name__}: {error}, for {place}.",

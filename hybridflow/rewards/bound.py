@@ -5,9 +5,9 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from hybridflow.config.forks import ending_forks
 from hybridflow.errors import RewardError
 from hybridflow.rewards.dialects import Answers, Dialect
-from hybridflow.rewards.forks import ending_forks
 from hybridflow.rewards.interface import Samples
 from hybridflow.rewards.signatures import Parameters
 from hybridflow.rewards.tracing import described

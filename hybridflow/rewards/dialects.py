@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Protocol, runtime_checkable
 
+from hybridflow.config.forks import ending_forks
 from hybridflow.observability.metrics import Metrics, mean
-from hybridflow.rewards.forks import ending_forks
 from hybridflow.rewards.interface import Prompt, Samples, text_of
 from hybridflow.rewards.signatures import Parameters
 

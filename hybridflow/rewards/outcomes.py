@@ -57,7 +57,7 @@ def indices_of(failures: Sequence[Failure]) -> list[int]:
 
 
 def _number(value: object) -> float | str | None:
-    """A finite number that float32 can hold, or None; otherwise, what is wrong with the value."""
+    """A number of at most `LARGEST_SCORE` in either direction, or None; otherwise, what is wrong with the value."""
     if isinstance(value, Listable) and not isinstance(value, Real):
         found = as_list(value)
         value = found[0] if len(found) == 1 else found
@@ -70,7 +70,7 @@ def _number(value: object) -> float | str | None:
     except OverflowError:
         return f"it returned a number beyond the largest float, {sys.float_info.max:.2g}."
     if math.isfinite(number) and abs(number) > LARGEST_SCORE:
-        return f"it answered {number:g}, which is beyond float32."
+        return f"it answered {number:g}, which is not between {-LARGEST_SCORE:g} and {LARGEST_SCORE:g}."
     return number if math.isfinite(number) else f"it answered {number}."
 
 

@@ -5,6 +5,7 @@ import inspect
 import logging
 from collections.abc import Callable, Sequence
 
+from hybridflow.config.forks import ending_forks
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.reward import Reward
 from hybridflow.config.user_code import load_member
@@ -13,7 +14,6 @@ from hybridflow.observability.redaction import redacted_text
 from hybridflow.rewards.bound import BoundReward
 from hybridflow.rewards.dialects import DIALECTS, Dialect, dialect_named, dialect_of, fits
 from hybridflow.rewards.factory import BUILT_IN
-from hybridflow.rewards.forks import ending_forks
 from hybridflow.rewards.remote import RemoteReward, address_label, is_address
 from hybridflow.rewards.settings import checked_settings, parameter_names
 from hybridflow.rewards.signatures import Parameters, parameters_of
@@ -127,11 +127,11 @@ def _own_function(path: str, setting: str) -> Function:
             remedy=f"{did_you_mean(path, BUILT_IN)}Built in are: {', '.join(BUILT_IN)}. Your own are named "
             "my_package.rewards.f or path/reward.py:f.",
         )
-    with ending_forks():
-        member = load_member(path, key=_KEY)
+    member = load_member(path, key=_KEY)
     if inspect.isclass(member):
         try:
-            member = member()
+            with ending_forks():
+                member = member()
         except Exception as error:
             raise ConfigError(
                 f"{_KEY}: the class '{setting}' cannot be made without arguments: {described(error)}.",

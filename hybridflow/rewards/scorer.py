@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hybridflow.config.nearest import did_you_mean
-from hybridflow.config.reward import Reward
+from hybridflow.config.reward import LARGEST_SCORE, Reward
 from hybridflow.errors import ConfigError, RewardError
 from hybridflow.observability.metrics import Metrics, mean, total
 from hybridflow.rewards.combine import as_columns, preferred, weighted_sum
@@ -105,7 +105,7 @@ class RewardScorer:
         left_out = self._left_out(samples, unscored, failures) + self._beyond(samples, scores)
         self._spend(left_out, len(samples))
         return Scored(
-            scores=torch.where(scores.isfinite(), scores, 0.0),
+            scores=torch.where(scores.abs() <= LARGEST_SCORE, scores, 0.0),
             columns=dict(zip(self.names, table, strict=True)),
             metrics=self._metrics(outcomes),
             failures=failures + left_out,
@@ -133,9 +133,10 @@ class RewardScorer:
         return self._of_all_functions(samples, missing, reason)
 
     def _beyond(self, samples: Samples, scores: Tensor) -> list[Failure]:
-        """Samples whose scores are finite, and their weighted sum is not."""
-        found = torch.nonzero(~scores.isfinite()).flatten().tolist()
-        return self._of_all_functions(samples, found, "the weighted sum of its scores is beyond float32.")
+        """Samples whose scores are within the bound, and their weighted sum is not."""
+        found = torch.nonzero(~(scores.abs() <= LARGEST_SCORE)).flatten().tolist()
+        reason = f"the weighted sum of its scores is not between {-LARGEST_SCORE:g} and {LARGEST_SCORE:g}."
+        return self._of_all_functions(samples, found, reason)
 
     def _of_all_functions(self, samples: Samples, indices: Sequence[int], reason: str) -> list[Failure]:
         names = ", ".join(function.setting for function in self.functions)

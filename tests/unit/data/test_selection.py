@@ -1,4 +1,5 @@
 import json
+import os
 
 import pytest
 
@@ -10,12 +11,20 @@ from hybridflow.data.selection import read_rows, unselected
 from hybridflow.errors import ConfigError, DataError
 
 FILTERS = """
+import os
 def short(prompt, **columns): return len(prompt) < 4
 def answered(answer): return answer is not None
 def leveled(level=0): return level > 1
 def fails(prompt): return 1 / (len(prompt) - 2) > 0
 def counts(prompt): return len(prompt)
 def nothing(prompt): return False
+def empties(tests): tests["inputs"].clear(); return True
+def forks(level):
+    child = os.fork()
+    if child == 0:
+        return False
+    os.waitpid(child, 0)
+    return level > 1
 def asks(promt): return True
 number = 3
 """
@@ -46,6 +55,22 @@ def test_a_column_with_a_default_may_be_absent(tmp_path, folder):
     (tmp_path / "b.jsonl").write_text('{"prompt": "a", "level": 2}\n{"prompt": "b", "level": 1}\n')
     config = Data(filters=[f"{folder}/f.py:leveled"])
     assert len(read_rows(str(tmp_path / "b.jsonl"), config)) == 1
+
+
+def test_a_filter_cannot_change_the_rows(tmp_path, folder):
+    (tmp_path / "b.jsonl").write_text('{"prompt": "a", "tests": {"inputs": [1, 2]}}\n')
+    config = Data(filters=[f"{folder}/f.py:empties"])
+    assert read_rows(str(tmp_path / "b.jsonl"), config).columns["tests"] == [{"inputs": [1, 2]}]
+
+
+def test_a_process_that_a_filter_forks_ends_where_the_filter_returns(folder, tmp_path):
+    us = os.getpid()
+    found = levels(folder, "forks")
+    if os.getpid() != us:
+        (tmp_path / "returned").touch()
+        os._exit(9)  # it must not go on as a second pytest
+    assert found == [2, 3, 4, 5]
+    assert not (tmp_path / "returned").exists()
 
 
 def test_what_stays_is_counted_in_the_log(folder, caplog):

@@ -34,6 +34,15 @@ def of_one(data_source, solution_str, ground_truth):
         raise SystemExit
     return float(len(solution_str))
 
+class Judge:
+    def __init__(self):
+        child = os.fork()
+        if child:
+            os.waitpid(child, 0)
+
+    def __call__(self, completions, **columns):
+        return [float(len(text)) for text in completions]
+
 def writes(completions, **columns):
     for found in gc.get_objects():
         if isinstance(found, Connection):
@@ -72,3 +81,13 @@ def test_an_answer_to_another_question_is_an_error_that_names_the_function(forki
     with pytest.raises(RewardError, match="reward function 'writes' sent answer 7 where answer 1 was expected") as told:
         scorer.score(["p"], ["c"], {})
     assert "os._exit()" in told.value.remedy
+
+
+def test_a_process_that_a_reward_class_forks_ends_where_its_constructor_returns(forking, tmp_path):
+    us = os.getpid()
+    scorer = RewardScorer(Reward(functions=[f"{forking}:Judge"]))
+    if os.getpid() != us:
+        (tmp_path / "returned").touch()
+        os._exit(9)  # it must not go on as a second pytest
+    assert scorer.score(["p"], ["abc"], {}).scores.tolist() == [3.0]
+    assert not (tmp_path / "returned").exists()

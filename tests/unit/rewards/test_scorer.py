@@ -3,7 +3,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridflow.config.reward import Reward
+from hybridflow.algorithms.advantages.group_relative import group_statistics
+from hybridflow.config.reward import LARGEST_SCORE, Reward
 from hybridflow.errors import RewardError
 from hybridflow.observability.metrics import plain
 from hybridflow.rewards.combine import as_columns, weighted_sum
@@ -84,8 +85,8 @@ def test_a_function_that_raises_is_named_with_the_sample_it_raised_for(make_scor
         ("[1.0, float('nan'), 1.0, 1.0]", 1, "it answered nan."),
         ("[1.0, 1.0, 1.0, float('inf')]", 3, "it answered inf."),
         ("[1.0, 1.0, 10**400, 1.0]", 2, "it returned a number beyond the largest float, 1.8e+308."),
-        ("[1.0, 1.0, 1e39, 1.0]", 2, "it answered 1e+39, which is beyond float32."),
-        ("[1.0, -3.5e38, 1.0, 1.0]", 1, "it answered -3.5e+38, which is beyond float32."),
+        ("[1.0, 1.0, 3e38, 1.0]", 2, "it answered 3e+38, which is not between -1e+15 and 1e+15."),
+        ("[1.0, -1.1e15, 1.0, 1.0]", 1, "it answered -1.1e+15, which is not between -1e+15 and 1e+15."),
         ("[1.0, 'good', 1.0, 1.0]", 1, "it answered 'good' (a str), which is not a number."),
         ("[1.0, 1.0, [1.0, 2.0], 1.0]", 2, "it answered [1.0, 2.0] (a list), which is not a number."),
         ("[1.0, 1.0]", 0, "it answered 2 scores for 4 samples."),
@@ -194,14 +195,22 @@ def test_the_serial_runner_is_the_default_and_another_can_take_its_place(make_sc
     assert scorer.score(["p"], ["c"], {"answer": ["c"]}).scores.tolist() == [0.5]
 
 
-def test_a_weighted_sum_beyond_float32_fails_its_sample(make_scorer):
-    text = "def a(completions, **c):\n    return [3e38, 3e38, 1.0, -1.0]\nb = a\n"
-    with pytest.raises(RewardError, match=r"reward.py:b' failed on sample 0: the weighted sum .* is beyond float32"):
+def test_a_weighted_sum_beyond_the_largest_score_fails_its_sample(make_scorer):
+    text = "def a(completions, **c):\n    return [9e14, 9e14, 1.0, -1.0]\nb = a\n"
+    with pytest.raises(RewardError, match=r"reward.py:b' failed on sample 0: the weighted sum .* is not between -1e"):
         make_scorer(text, ("a", "b")).score(PROMPTS, TEXTS, {})
-    scored = make_scorer(text, ("a", "b"), weights=[2.0, -2.0], error_budget=2).score(PROMPTS, TEXTS, {})
+    scored = make_scorer(text, ("a", "b"), weights=[2.0, 1.0], error_budget=2).score(PROMPTS, TEXTS, {})
     assert [failure.index for failure in scored.failures] == [0, 1]
-    assert scored.scores.tolist() == [0.0, 0.0, 0.0, 0.0]
+    assert scored.scores.tolist() == [0.0, 0.0, 3.0, -3.0]
     assert make_scorer(text, ("a", "b"), weights=[1.0, -1.0]).score(PROMPTS, TEXTS, {}).scores.tolist() == [0.0] * 4
+
+
+def test_advantages_of_the_largest_scores_are_numbers():
+    scores = torch.tensor([LARGEST_SCORE, -LARGEST_SCORE] * 512)
+    spread = group_statistics(scores, torch.zeros(1024, dtype=torch.int64)).std
+    assert spread.isfinite().all()
+    assert ((scores - scores.mean()) / spread).abs().tolist() == pytest.approx([1.0] * 1024, rel=1e-3)
+    assert scores.square().sum().isfinite()
 
 
 EATERS = """

@@ -136,12 +136,19 @@ def _value(key: str, override: Override | None, text: str) -> object:
             override = OverridesParser.create().parse_override(f"{key}=[{literal}]")
         except HydraException as error:
             raise _malformed(text) from error
-    if override.is_sweep_override():
+    if override.is_sweep_override() or not _is_plain(override.value()):
         raise ConfigError(
             f"'{text}' gives several values.",
             remedy=f"{key} takes {fields.type_name(hint)}; quote text with commas: '{key}=\"a, b\"'.",
         )
     return override.value()
+
+
+def _is_plain(value: object) -> bool:
+    """Whether a value holds none of Hydra's sweeps, such as `glob(*)`, which its parser leaves as objects in lists."""
+    if isinstance(value, list | dict):
+        return all(_is_plain(item) for item in (value.values() if isinstance(value, dict) else value))
+    return value is None or isinstance(value, str | int | float)
 
 
 def _leaves(key: str, value: object) -> Iterator[Setting]:

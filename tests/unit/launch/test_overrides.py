@@ -156,6 +156,13 @@ def test_several_values_for_one_setting_are_an_error(text):
     assert "trainer.seed takes a whole number" in caught.value.remedy
 
 
+@pytest.mark.parametrize("value", ["glob(*)", "[glob(*)]", "range(1,3)", "[1,choice(2,3)]"])
+def test_a_sweep_in_a_list_is_an_error(value):
+    with pytest.raises(ConfigError, match="gives several values") as caught:
+        parse_overrides([f"reward.weights={value}"])
+    assert "reward.weights takes a list" in caught.value.remedy
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

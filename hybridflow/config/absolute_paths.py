@@ -38,14 +38,30 @@ def with_absolute_paths(config: Experiment) -> dict[str, object]:
     return before
 
 
+def path_settings(config: Experiment) -> list[str]:
+    """The dotted keys of all settings that may hold paths."""
+    return [f"{prefix}{name}" for prefix, section in sections_of(config) for name in _RULES.get(type(section), {})]
+
+
+def is_code(setting: str) -> bool:
+    """Whether a setting has the form `path/file.py:name`, with or without a prefix such as `verl:`."""
+    path, _, name = setting.rpartition(":")
+    return path.endswith(".py") and name.isidentifier()
+
+
+def written_file(setting: str, *, key: str = "") -> str | None:
+    """The file in `path/file.py:name` as it is written there, without a prefix; None for other forms."""
+    if not is_code(setting):
+        return None
+    path = setting.rpartition(":")[0]
+    _, colon, rest = path.partition(":")
+    return rest if colon and not user_path(path, key=key).is_file() else path
+
+
 def code_file(setting: str, *, key: str = "") -> Path | None:
     """The file in `path/file.py:name`, optionally after a prefix such as `verl:`; None for other forms."""
-    path, colon, _ = setting.rpartition(":")
-    if not colon or not path.endswith(".py"):
-        return None
-    _, colon, rest = path.partition(":")
-    whole = user_path(path, key=key)
-    return user_path(rest, key=key) if colon and not whole.is_file() else whole
+    file = written_file(setting, key=key)
+    return None if file is None else user_path(file, key=key)
 
 
 def model_directories(config: Experiment) -> Iterator[tuple[str, Path]]:

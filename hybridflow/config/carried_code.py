@@ -29,7 +29,7 @@ def imported_user_files() -> list[Path]:
 
     Includes the other modules of the same directories, which functions may import later, up to 32 MiB in total.
     """
-    files = _files_of_modules()
+    files = set(imported_modules().values())
     beside = {path for file in files for path in file.parent.glob("*.py") if path.is_file()}
     wanted = files | beside
     return sorted(wanted if sum(path.stat().st_size for path in wanted) <= _MOST_BYTES else files)
@@ -40,7 +40,19 @@ def imported_code() -> dict[str, str]:
 
     Each file is read once, at the first call after its import: later changes of the file do not count.
     """
-    return {str(file): _digest(file) for file in _files_of_modules()}
+    return {str(file): _digest(file) for file in imported_modules().values()}
+
+
+def imported_modules() -> dict[str, Path]:
+    """By name, the files of the modules that this process imported from outside the Python installation and this
+    package."""
+    found = {}
+    for name, module in list(sys.modules.items()):
+        file = vars(module).get("__file__") if isinstance(module, ModuleType) and name != "__main__" else None
+        if isinstance(file, str) and file.endswith(".py") and os.path.isabs(file) and os.path.isfile(file):
+            if not _is_installed(os.path.dirname(file)):
+                found[name] = Path(file)
+    return found
 
 
 def keep_code(files: Iterable[Path], folder: Path) -> None:
@@ -70,21 +82,15 @@ def code_here(file: Path) -> Path:
     return copy if copy.is_file() else file
 
 
-def _files_of_modules() -> set[Path]:
-    installed = _installed_directories()
-    files = set()
-    for name, module in list(sys.modules.items()):
-        file = vars(module).get("__file__") if isinstance(module, ModuleType) and name != "__main__" else None
-        if isinstance(file, str) and file.endswith(".py") and os.path.isabs(file) and os.path.isfile(file):
-            path = Path(file)
-            if not any(path.resolve().is_relative_to(directory) for directory in installed):
-                files.add(path)
-    return files
-
-
 @cache
 def _digest(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+@cache
+def _is_installed(directory: str) -> bool:
+    path = Path(directory).resolve()
+    return any(path.is_relative_to(installed) for installed in _installed_directories())
 
 
 def _installed_directories() -> set[Path]:

@@ -16,6 +16,9 @@ from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.paths import user_path
 from hybridflow.errors import ConfigError
 
+FILE_MODULE = "hybridflow_user_"
+"""What the names of modules begin with that were loaded from `path/file.py:name`."""
+
 
 @ending_forks()
 def load_member(setting: str, *, key: str) -> object:
@@ -65,7 +68,7 @@ def _module_of_file(file: Path, setting: str, key: str) -> ModuleType:
             f"'{file.parent}' has: {', '.join(others[:8])}. " if others else ""
         )
         raise ConfigError(f"{key}={setting}: there is no file '{file}'.", remedy=f"{hint}Check the path.")
-    name = f"hybridflow_user_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
+    name = f"{FILE_MODULE}{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, file)

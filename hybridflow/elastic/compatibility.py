@@ -1,10 +1,12 @@
 """Which settings may change when a run is resumed, and which would make the checkpoint mean something else."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from hybridflow.config.absolute_paths import is_code, written_file
 from hybridflow.config.loop import ResumeChanged
+from hybridflow.elastic.fingerprints import Fingerprints
 from hybridflow.errors import CheckpointError
 
 FIXED = (
@@ -38,13 +40,13 @@ FIXED = (
 
 _INPUTS = re.compile(
     r"data\.(filters|max_rows|chat_template|system_prompt|as_chat)"
-    r"|reward\.functions|reward\.model\.(path|tokenizer_path|pad_token)"
-    r"|roles\..+\.(functions|model\.(path|tokenizer_path|pad_token))"
+    r"|reward\.(functions|process|model\.(path|tokenizer_path|pad_token))"
+    r"|roles\..+\.(kind|functions|process|model\.(path|tokenizer_path|pad_token))"
 )
 """Settings that choose which rows, prompts and rewards a run has: they may change where files may."""
 
-_CODE = re.compile(r"(\w+:)?.+\.py:\w+")
-_DIRECTORIES = re.compile(r"[^:]*/")
+_DIRECTORIES = re.compile(r"(?P<prefix>(\w+:)?)[^:?]*/")
+"""What a path begins with, after a prefix such as `verl:` and before options such as `?split=train`."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +60,8 @@ class Change:
     @property
     def is_of_inputs(self) -> bool:
         """Whether the setting chooses inputs: rows, prompts, rewards, or code in a file (`path/file.py:name`)."""
-        named = any(isinstance(word, str) and _CODE.fullmatch(word) for word in _words(self.saved) + _words(self.now))
+        named = any(isinstance(word, str) and is_code(word) for word in _words(self.saved) + _words(self.now))
         return named or _INPUTS.fullmatch(self.key) is not None
-
-    @property
-    def is_move(self) -> bool:
-        """Whether the same names stand in other directories: what the files hold is compared by their fingerprints."""
-        return _without_directories(self.saved) == _without_directories(self.now)
 
     def __str__(self) -> str:
         return f"{self.key} was {self.saved!r} and is {self.now!r}"
@@ -72,10 +69,6 @@ class Change:
 
 def _words(value: object) -> list[object]:
     return value if isinstance(value, list) else [value]
-
-
-def _without_directories(value: object) -> list[object]:
-    return [_DIRECTORIES.sub("", word) if isinstance(word, str) else word for word in _words(value)]
 
 
 def flat(config: Mapping[str, object]) -> dict[str, object]:
@@ -96,6 +89,37 @@ def compare(saved: Mapping[str, object], now: Mapping[str, object]) -> list[Chan
     return [Change(key, before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)]
 
 
+def with_moves_undone(
+    saved: Mapping[str, object],
+    now: Mapping[str, object],
+    paths: Iterable[str],
+    before: Fingerprints,
+    after: Fingerprints,
+) -> dict[str, object]:
+    """The present settings by dotted keys, with the saved value where only directories differ.
+
+    `paths` are the keys of settings that may hold paths. In these, each name must be the same in the same position,
+    and the fingerprints of its files, `before` and `after`, must be known and equal.
+    """
+    was, settings = flat(saved), flat(now)
+    for key in paths:
+        old, new = _words(was.get(key)), _words(settings.get(key))
+        if len(old) == len(new) and all(_is_moved(*pair, before, after) for pair in zip(old, new, strict=True)):
+            settings[key] = was.get(key)
+    return settings
+
+
+def _is_moved(old: object, new: object, before: Fingerprints, after: Fingerprints) -> bool:
+    if not isinstance(old, str) or not isinstance(new, str) or old == new:
+        return old == new
+    files = before.get(written_file(old) or old)
+    return _name(old) == _name(new) and bool(files) and files == after.get(written_file(new) or new)
+
+
+def _name(path: str) -> str:
+    return _DIRECTORIES.sub(r"\g<prefix>", path.rstrip("/"), count=1)
+
+
 def check_compatible(
     saved: Mapping[str, object], now: Mapping[str, object], policy: ResumeChanged = ResumeChanged.refuse
 ) -> list[Change]:
@@ -103,16 +127,15 @@ def check_compatible(
 
     Raises `CheckpointError` if one of `FIXED` did, or one that chooses inputs, unless `trainer.resume_changed=accept`.
     """
-    changes = compare(saved, now)
-    # One that the checkpoint does not know yet, and that is still empty, is as it was.
-    known = [change for change in changes if change.saved or change.now]
-    if fixed := [change for change in known if change.key in FIXED]:
+    # A setting that the checkpoint does not know yet, and that is still empty, is as it was.
+    changes = [change for change in compare(saved, now) if change.saved or change.now]
+    if fixed := [change for change in changes if change.key in FIXED]:
         raise CheckpointError(
             f"The checkpoint was made with other settings: {'; '.join(map(str, fixed))}.",
             remedy="Set them back to resume, or start over with trainer.resume=never (the old run is set aside);"
             " model.path may then be the checkpoint's actor/huggingface.",
         )
-    inputs = [change for change in known if change.is_of_inputs and not change.is_move]
+    inputs = [change for change in changes if change.is_of_inputs]
     if inputs and policy is ResumeChanged.refuse:
         raise CheckpointError(
             f"The checkpoint was made with other inputs: {'; '.join(map(str, inputs))}.",

@@ -9,7 +9,10 @@ from hybridflow.config.loop import ResumeChanged
 from hybridflow.errors import CheckpointError
 
 Fingerprints = Mapping[str, Mapping[str, str]]
-"""Digests by source, as the user names it, and by file in it (the empty name for a source that is a single file)."""
+"""Digests by source and by file in it (the empty name for a source that is a single file).
+
+A source is a file, directory or dataset as a setting writes it, or `module NAME` for a module of the user's.
+"""
 
 _WHOLE_BYTES = 4 << 30
 _BLOCK_BYTES = 64 << 10
@@ -37,7 +40,8 @@ def file_fingerprint(path: Path) -> str:
 def check_unchanged(saved: Fingerprints, now: Fingerprints, policy: ResumeChanged) -> list[str]:
     """The files whose contents have changed since a checkpoint was written.
 
-    Ignores sources that only one side has: there a setting has changed, which `check_compatible` judges.
+    Ignores sources that only one side has: there a setting has changed, which `check_compatible` judges, or a file that
+    imports a module.
 
     Raises a `CheckpointError` that names them, unless `trainer.resume_changed=accept`.
     """

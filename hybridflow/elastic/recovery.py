@@ -35,8 +35,8 @@ def warn_of_complete(checkpoint: Checkpoint, total_steps: int) -> None:
     """Warns of a run that has done all its steps, once nothing else keeps it from resuming."""
     if checkpoint.step == total_steps:
         logger.warning(
-            "checkpoint=%s has all of trainer.total_steps=%d: raise it to go on, or set trainer.resume=never to begin"
-            " anew.",
+            "checkpoint=%s has all of trainer.total_steps=%d: raise it to go on, or set trainer.resume=never to start"
+            " over.",
             checkpoint.path,
             total_steps,
         )

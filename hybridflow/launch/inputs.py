@@ -1,17 +1,21 @@
 """What a run reads: the files of its data, its models and its user's code, with a fingerprint of each."""
 
-import re
+import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from hybridflow.config.absolute_paths import written_file
 from hybridflow.config.builtin import PREFIX, builtin_path
+from hybridflow.config.carried_code import imported_modules
 from hybridflow.config.data import Data
 from hybridflow.config.derived import is_evaluated
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.paths import user_path
+from hybridflow.config.user_code import FILE_MODULE
 from hybridflow.data.hub import hub_name, revision
 from hybridflow.data.reasoning_tasks import TASK_PREFIX
 from hybridflow.elastic.fingerprints import Fingerprints, file_fingerprint
@@ -23,12 +27,12 @@ from hybridflow.parallel.file_records import in_threads
 Digest = Callable[[], str]
 """Computes the fingerprint of one file, or asks the hub for the revision of a dataset."""
 
-_CODE = re.compile(r"(?:\w+:)?(?P<file>.+\.py):\w+")
 _MODEL_FILES = (".json", ".safetensors", ".bin", ".model", ".txt", ".jinja", ".tiktoken", ".py")
 
 
 def fingerprints(composed: Composed, specs: Sequence[RoleSpec]) -> Fingerprints:
-    """The fingerprints of all files that the run reads, under the names that the user wrote.
+    """The fingerprints of all files that the run reads, under the names that the user wrote, and of the user's modules
+    that the run has imported.
 
     So a run that is resumed from another copy of its directory is compared with the files that it reads there.
     """
@@ -40,20 +44,26 @@ def fingerprints(composed: Composed, specs: Sequence[RoleSpec]) -> Fingerprints:
                 found[path] = dict(_of_directory(resolve_model_path(path), suffixes=_MODEL_FILES))
     template = config.data.chat_template
     named = [] if template is None else [template]
-    for name in [*named, *_code_files(composed.flat().values())]:
+    texts = list(_texts(composed.flat().values()))
+    files = {file for text in texts if (file := written_file(text)) is not None and user_path(file).is_file()}
+    for name in [*named, *sorted(files)]:
         found[name] = {"": partial(file_fingerprint, user_path(name))}
+    for module, path in _modules(texts, [user_path(file).absolute().parent for file in files]).items():
+        found[f"module {module}"] = {"": partial(file_fingerprint, path)}
     digests = iter(in_threads(lambda digest: digest(), [each for files in found.values() for each in files.values()]))
-    return {written.get(name, name): {file: next(digests) for file in files} for name, files in found.items()}
+    digested = {name: {file: next(digests) for file in files} for name, files in found.items()}
+    return {word: files for name, files in digested.items() for word in written.get(name, [name])}
 
 
-def _written(composed: Composed) -> dict[str, str]:
-    """What the user wrote for each absolute path in the configuration."""
+def _written(composed: Composed) -> Mapping[str, set[str]]:
+    """What the user wrote for each absolute path in the configuration: in one setting so, in another perhaps so."""
     leaves = replace(composed, as_written={}).flat()
-    names: dict[str, str] = {}
+    names: dict[str, set[str]] = defaultdict(set)
     for key, text in composed.as_written.items():
         here = leaves[key]
         pairs = zip(here, text, strict=True) if isinstance(here, list) and isinstance(text, list) else [(here, text)]
-        names |= {str(path): str(word) for path, word in pairs}
+        for path, word in pairs:
+            names[str(path)].add(str(word))
     return names
 
 
@@ -82,16 +92,31 @@ def _of_directory(directory: Path, suffixes: Sequence[str] = ()) -> Iterator[tup
             yield str(path.relative_to(directory)), partial(file_fingerprint, path)
 
 
-def _code_files(values: Iterable[object]) -> Iterator[str]:
-    """The files behind `path/file.py:name` and `my_package.module.name`; the package's own do not count."""
+def _texts(values: Iterable[object]) -> Iterator[str]:
     for value in values:
-        for text in value if isinstance(value, list) else [value]:
-            if not isinstance(text, str):
-                continue
-            if (found := _CODE.fullmatch(text)) and user_path(found["file"]).is_file():
-                yield found["file"]
-            module = sys.modules.get(text.rpartition(".")[0])
-            if module is not None and not text.startswith("hybridflow.") and (module.__spec__ is not None):
-                origin = module.__spec__.origin
-                if origin is not None and origin.endswith(".py"):
-                    yield origin
+        yield from (word for word in (value if isinstance(value, list) else [value]) if isinstance(word, str))
+
+
+def _modules(texts: Iterable[str], folders: Iterable[Path]) -> dict[str, Path]:
+    """The user's modules by name: those that settings name (`my_package.module.function`), and all imported ones from
+    the current directory, from the directories of code named by its file, and from where those packages lie.
+
+    The package's own do not count, nor what is installed, unless a setting names it.
+    """
+    named = {}
+    for text in texts:
+        name = text.rpartition(":")[2].rpartition(".")[0]
+        module = None if name.partition(".")[0] == "hybridflow" else sys.modules.get(name)
+        origin = module.__spec__.origin if module is not None and module.__spec__ is not None else None
+        if origin is not None and origin.endswith(".py"):
+            named[name] = Path(origin)
+    packages = [_import_root(name, file) for name, file in named.items()]
+    roots = {os.path.realpath(folder) for folder in [Path.cwd(), *folders, *packages]}
+    imported = {name: file for name, file in imported_modules().items() if not name.startswith(FILE_MODULE)}
+    return named | {n: f for n, f in imported.items() if any(f.resolve().is_relative_to(root) for root in roots)}
+
+
+def _import_root(module: str, file: Path) -> Path:
+    """The directory in which the import of a module found its outermost package."""
+    depth = module.count(".") + (file.name == "__init__.py")
+    return file.parents[min(depth, len(file.parents) - 1)]

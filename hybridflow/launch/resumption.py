@@ -4,10 +4,11 @@ import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from hybridflow.config.absolute_paths import path_settings
 from hybridflow.config.loop import ResumeChanged
 from hybridflow.data.loader import PromptLoader
 from hybridflow.elastic.checkpoint import Checkpoint
-from hybridflow.elastic.compatibility import check_compatible
+from hybridflow.elastic.compatibility import check_compatible, compare, with_moves_undone
 from hybridflow.elastic.fingerprints import Fingerprints, check_unchanged
 from hybridflow.errors import CheckpointError
 from hybridflow.launch.compose import Composed
@@ -42,13 +43,19 @@ def check_resumable(
 ) -> Changes:
     """What has changed since the checkpoint. Raises `CheckpointError` for what keeps the run from resuming."""
     policy, state = composed.config.trainer.resume_changed, checkpoint.driver_state()
-    settings = check_compatible(redacted_leaves(state["config"]), composed.redacted(), policy)
-    files = check_unchanged(state.get("inputs", {}), inputs, policy)
+    saved, now, before = redacted_leaves(state["config"]), composed.redacted(), state.get("inputs", {})
+    in_place = with_moves_undone(saved, now, path_settings(composed.config), before, inputs)
+    settings = check_compatible(saved, in_place, policy)
+    files = check_unchanged(before, inputs, policy)
     rows = changed_rows(state["streams"], streams, policy)
     checkpoint.check_parts(trained)
+    moves = compare(in_place, now)
     said = [(change, f"resuming with {change.key}={change.now!r} (was {change.saved!r})") for change in settings]
     return Changes(
-        notes=[words for change, words in said if not change.is_of_inputs],
+        notes=[
+            *(words for change, words in said if not change.is_of_inputs),
+            *(f"resuming with {move.key}={move.now!r} (was {move.saved!r}, with the same contents)" for move in moves),
+        ],
         warnings=[
             *(words for change, words in said if change.is_of_inputs),
             *(f"resuming although '{name}' has changed" for name in files),

@@ -76,6 +76,16 @@ def test_a_resume_with_a_judge_in_another_file_is_refused_as_one_with_a_changed_
     assert "trainer.resume_changed=accept" in ended.words.partition("What to do:")[2]
 
 
+def test_a_resume_with_the_same_judge_in_another_directory_goes_on_and_asks_for_nothing(words):
+    folder = folder_of(words)
+    (folder / "moved").mkdir()
+    shutil.copy(folder / "judge.py", folder / "moved")
+    ended = run_here([*words, f"reward.functions={folder}/moved/judge.py:right", "trainer.total_steps=4"])
+    assert ended.status == 0, ended.said
+    assert f"(was ['{folder}/judge.py:right'], with the same contents)" in ended.words
+    assert "resume_changed" not in ended.words
+
+
 def test_a_resume_on_fewer_rows_is_refused_before_anything_loads_and_goes_on_when_asked(words):
     fewer, before = [*words, "trainer.total_steps=5", "data.max_rows=24"], steps_of(folder_of(words) / "run")
     refused = run_here([*fewer, "trainer.resume_changed=refuse"])

@@ -14,7 +14,7 @@ from hybridflow.config.model import Dtype, Model
 from hybridflow.config.training import Optimizer, Training, TrainingEngine
 from hybridflow.controller.rendezvous import Rendezvous
 from hybridflow.engines.training.factory import make_language_engine
-from hybridflow.engines.training.interface import Loss, TokenOutputs, TrainEngine
+from hybridflow.engines.training.interface import Loss, LossFn, TrainEngine
 from hybridflow.parallel.groups import Ranks
 
 SMALL = ModelSize(hidden=256, intermediate=768, layers=4, heads=4, kv_heads=2, head_size=64)
@@ -115,11 +115,13 @@ def batch_of(rows: int, prompt_tokens: int, response_tokens: int, *, seed: int =
             "response_mask": responses.like(torch.ones(len(responses.values))),
             "advantages": responses.like(torch.randn(len(responses.values), generator=generator)),
         },
-        meta={"temperature": 1.0},
     )
 
 
-def policy_gradient(outputs: TokenOutputs, columns: Mapping[str, Tensor]) -> Loss:
-    """A loss that moves every weight: minus the log-probabilities, weighed by advantages, and a little entropy."""
-    weighted = outputs.logprobs * columns["advantages"] + 0.01 * outputs.entropy
+def _policy_gradient(outputs: Mapping[str, Tensor], columns: Mapping[str, Tensor]) -> Loss:
+    weighted = outputs["logprobs"] * columns["advantages"] + 0.01 * outputs["entropy"]
     return Loss(-(weighted * columns["response_mask"]).sum() / 1000.0, {})
+
+
+POLICY_GRADIENT = LossFn(("logprobs", "entropy"), _policy_gradient)
+"""A loss that moves every weight: minus the log-probabilities, weighed by advantages, and a little entropy."""

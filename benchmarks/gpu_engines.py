@@ -4,7 +4,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 
 import torch
-from gpu_case import LARGE, SMALL, Case, Row, batch_of, policy_gradient
+from gpu_case import LARGE, POLICY_GRADIENT, SMALL, Case, Row, batch_of
 from workload import SIZES
 
 from hybridflow.batch import Batch
@@ -37,9 +37,9 @@ def engines_against_the_cpu(case: Case) -> list[Row]:
 
 
 def _before_and_after(engine: TrainEngine, batch: Batch) -> list[torch.Tensor]:
-    before = engine.forward(batch).tokens("logprobs").values.cpu()
-    engine.train_step(batch, policy_gradient)
-    return [before, engine.forward(batch).tokens("logprobs").values.cpu()]
+    before = engine.forward(batch, ("logprobs",), temperature=1.0).tokens("logprobs").values.cpu()
+    engine.train_step(batch, POLICY_GRADIENT, temperature=1.0)
+    return [before, engine.forward(batch, ("logprobs",), temperature=1.0).tokens("logprobs").values.cpu()]
 
 
 def packed_attention_beside_blocks(case: Case) -> list[Row]:
@@ -77,11 +77,13 @@ def offload_peaks(case: Case) -> list[Row]:
     for kind in kinds:
         for offload in (False, True):
             engine = case.engine(directory, kind, Dtype.bfloat16, case.device, offload_optimizer=offload)
-            engine.train_step(batch, policy_gradient)
+            engine.train_step(batch, POLICY_GRADIENT, temperature=1.0)
             where = "host" if offload else "device"
-            peak = case.peak_mib(lambda engine=engine: engine.train_step(batch, policy_gradient))
+            peak = case.peak_mib(lambda engine=engine: engine.train_step(batch, POLICY_GRADIENT, temperature=1.0))
             rows.append(Row(f"{kind}: peak of an update, optimizer on the {where}", peak, "MiB"))
-            seconds = case.seconds(lambda engine=engine: engine.train_step(batch, policy_gradient), rounds=2)
+            seconds = case.seconds(
+                lambda engine=engine: engine.train_step(batch, POLICY_GRADIENT, temperature=1.0), rounds=2
+            )
             rows.append(Row(f"{kind}: seconds of it", seconds, "s"))
             del engine
             if case.device.type == "cuda":
@@ -131,7 +133,9 @@ def update_speed(case: Case) -> list[Row]:
                 directory, kind, Dtype.bfloat16, case.device,
                 gradient_checkpointing=checkpointing, microbatch_tokens=64 if case.is_tiny else 16384,
             )  # fmt: skip
-            seconds = case.seconds(lambda engine=engine: engine.train_step(batch, policy_gradient), rounds=2)
+            seconds = case.seconds(
+                lambda engine=engine: engine.train_step(batch, POLICY_GRADIENT, temperature=1.0), rounds=2
+            )
             name = f"{kind}, checkpointing {'on' if checkpointing else 'off'}"
             rows.append(Row(name, tokens / seconds, "tokens/s"))
             flops = tokens * training_flops_per_token(geometry, context=context) / seconds

@@ -35,7 +35,7 @@ from hybridflow.batch import Batch, Ragged
 from hybridflow.config.model import Model
 from hybridflow.config.training import Training, TrainingEngine
 from hybridflow.engines.training.families import LANGUAGE, EngineSetup, prepared
-from hybridflow.engines.training.interface import Loss, TokenOutputs
+from hybridflow.engines.training.interface import Loss, LossFn
 from hybridflow.engines.training.microbatch import MicroBatch, make_microbatches
 from hybridflow.engines.training.optimizer import make_optimizer
 from hybridflow.engines.training.passes import accumulate_gradients
@@ -163,7 +163,9 @@ class Update:
         # A model that is not switched to packed attention is padded to the longest sequence of each micro-batch.
         self._model.set_attn_implementation(IMPLEMENTATION if way.is_packed else "sdpa")
         self._model.zero_grad()
-        accumulate_gradients(self._outputs, self._batch, way.micros, self._loss)
+        accumulate_gradients(
+            self._outputs, self._batch, way.micros, LossFn(("logprobs", "entropy"), self._loss), temperature=1.0
+        )
         return float(torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0, foreach=True))
 
     def step(self, way: Way) -> None:
@@ -171,8 +173,8 @@ class Update:
         self.gradient_norm(way)
         self._optimizer.step()
 
-    def _loss(self, outputs: TokenOutputs, columns: Mapping[str, Tensor]) -> Loss:
-        weighted = outputs.logprobs * columns["advantages"] + 0.01 * outputs.entropy
+    def _loss(self, outputs: Mapping[str, Tensor], columns: Mapping[str, Tensor]) -> Loss:
+        weighted = outputs["logprobs"] * columns["advantages"] + 0.01 * outputs["entropy"]
         return Loss(-(weighted * columns["response_mask"]).sum() / self._total, {})
 
 

@@ -18,6 +18,8 @@ from transformers import (
 )
 
 from hybridflow.batch import Batch, Ragged
+from hybridflow.engines.training.interface import LossFn, TrainEngine
+from hybridflow.observability.metrics import Metrics
 from recipes.tiny_calculator import make_tokenizer
 
 ARCHITECTURES: dict[str, type[PreTrainedConfig]] = {
@@ -29,6 +31,8 @@ ARCHITECTURES: dict[str, type[PreTrainedConfig]] = {
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
 VOCABULARY = 64
+TEMPERATURE = 0.7
+"""Of all log-probabilities that engines are asked for."""
 
 MakeToy = Callable[..., Path]
 
@@ -93,5 +97,19 @@ def sequences(
             "response_ids": ids,
             "response_mask": ids.like(mask),
         },
-        meta={"temperature": 0.7},
     )
+
+
+def logprobs_of(engine: TrainEngine, batch: Batch, *, adapted: bool = True) -> Ragged:
+    """What an engine says of the batch's responses at `TEMPERATURE`."""
+    return engine.forward(batch, ("logprobs",), temperature=TEMPERATURE, adapted=adapted).tokens("logprobs")
+
+
+def values_of(engine: TrainEngine, batch: Batch) -> Ragged:
+    """The values of a value model's engine."""
+    return engine.forward(batch, ("values",), temperature=TEMPERATURE).tokens("values")
+
+
+def stepped(engine: TrainEngine, batch: Batch, loss_fn: LossFn) -> Metrics:
+    """An optimizer step at `TEMPERATURE`, and its metrics."""
+    return engine.train_step(batch, loss_fn, temperature=TEMPERATURE)

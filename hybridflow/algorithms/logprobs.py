@@ -14,6 +14,24 @@ LOWEST_LOGPROB = -200.0
 """exp of it is 0 in float32, so p log p is exact, and not NaN where a logit is -inf."""
 
 
+def language_outputs(
+    logits: Float[Tensor, "N V"], targets: Int64[Tensor, " N"], names: tuple[str, ...], *, temperature: float
+) -> tuple[Float[Tensor, " N"], ...]:
+    """The named outputs of softmax(logits / temperature), in the order of `names`, and no work for the others.
+
+    `logprobs` of the targets, `entropy` in nats and `sum_pi_squared`, all float32. The log-probabilities are bit for
+    bit the same whatever else is named.
+    """
+    if "entropy" in names:
+        logprobs, entropies = logprobs_and_entropy(logits, targets, temperature=temperature)
+        outputs = {"logprobs": logprobs, "entropy": entropies}
+    else:
+        outputs = {"logprobs": token_logprobs(logits, targets, temperature=temperature)}
+    if "sum_pi_squared" in names:
+        outputs["sum_pi_squared"] = sum_pi_squared(logits, temperature=temperature)
+    return tuple(outputs[name] for name in names)
+
+
 def token_logprobs(
     logits: Float[Tensor, "*N V"], targets: Int64[Tensor, "*N"], *, temperature: float, chunk_tokens: int | None = None
 ) -> Float[Tensor, "*N"]:
@@ -23,14 +41,6 @@ def token_logprobs(
     Computed in float32, chunk by chunk: see `logprobs_and_entropy`.
     """
     return _chunked(logits, targets, temperature, chunk_tokens, with_entropy=False)[0]
-
-
-def entropy(
-    logits: Float[Tensor, "*N V"], *, temperature: float, chunk_tokens: int | None = None
-) -> Float[Tensor, "*N"]:
-    """The entropy in nats (float32) of softmax(logits / temperature)."""
-    anything = torch.zeros(logits.shape[:-1], dtype=torch.int64, device=logits.device)
-    return _chunked(logits, anything, temperature, chunk_tokens, with_entropy=True)[1]
 
 
 def logprobs_and_entropy(

@@ -9,48 +9,42 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from hybridflow.algorithms.logprobs import LOWEST_LOGPROB, chunk_rows
 
 
-def vocabulary_parallel_logprobs_and_entropy(
+def vocabulary_parallel_outputs(
     logits: Float[Tensor, "N columns"],
     targets: Int64[Tensor, " N"],
+    names: tuple[str, ...],
     *,
     temperature: float,
     first_column: int,
     vocabulary: int,
     group: dist.ProcessGroup | None,
     chunk_tokens: int | None = None,
-) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
-    """`logprobs_and_entropy` of the whole vocabulary, the same on every rank of `group` (None: this rank alone).
+) -> tuple[Float[Tensor, " N"], ...]:
+    """`language_outputs` of the whole vocabulary, the same on every rank of `group` (None: this rank alone).
 
     This rank's columns are tokens `first_column`, `first_column` + 1, ...; those from `vocabulary` on are padding and
     have no probability. `targets` are ids of the whole vocabulary. The gradient is that of this rank's columns, for
-    losses that every rank computes alike. Two reductions, of N and 3 N numbers, forward; none backward.
-    Vocabulary-parallel cross-entropy: Megatron-LM, sec. 3 (arXiv:1909.08053).
+    losses that every rank computes alike. Two reductions, of N and 3 N numbers, forward, and two of N and 2 N for
+    `sum_pi_squared`; none backward. Vocabulary-parallel cross-entropy: Megatron-LM, sec. 3 (arXiv:1909.08053).
     """
-    rows = chunk_rows(logits, chunk_tokens)
-    numbers = float(temperature), first_column, vocabulary, rows
-    return _DividedLogprobs.apply(logits, targets, numbers, group)
+    numbers = float(temperature), first_column, vocabulary, chunk_rows(logits, chunk_tokens)
+    logprobs, entropies = _DividedLogprobs.apply(logits, targets, numbers, "entropy" in names, group)
+    outputs = {"logprobs": logprobs, "entropy": entropies}
+    if "sum_pi_squared" in names:
+        outputs["sum_pi_squared"] = _sum_pi_squared(logits.detach(), numbers, group)
+    return tuple(outputs[name] for name in names)
 
 
-def vocabulary_parallel_sum_pi_squared(
-    logits: Float[Tensor, "N columns"],
-    *,
-    temperature: float,
-    first_column: int,
-    vocabulary: int,
-    group: dist.ProcessGroup | None,
-    chunk_tokens: int | None = None,
+def _sum_pi_squared(
+    logits: Tensor, numbers: tuple[float, int, int, int], group: dist.ProcessGroup | None
 ) -> Float[Tensor, " N"]:
-    """`sum_pi_squared` of the whole vocabulary, the same on every rank of `group`; no gradient.
-
-    With z = logits / T and m = max z it is sum exp(2 (z - m)) / (sum exp(z - m))^2. Arguments are those of
-    `vocabulary_parallel_logprobs_and_entropy`. Two reductions, of N and 2 N numbers.
-    """
+    """With z = logits / T and m = max z: sum exp(2 (z - m)) / (sum exp(z - m))^2."""
+    temperature, first_column, vocabulary, chunk_tokens = numbers
     highest = torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device)
     sums = torch.empty((2, logits.shape[0]), dtype=torch.float32, device=logits.device)
-    chunk = chunk_rows(logits, chunk_tokens)
-    for start in range(0, logits.shape[0], chunk):
-        rows = slice(start, start + chunk)
-        table = _scaled(logits[rows].detach(), temperature, vocabulary - first_column)
+    for start in range(0, logits.shape[0], chunk_tokens):
+        rows = slice(start, start + chunk_tokens)
+        table = _scaled(logits[rows], temperature, vocabulary - first_column)
         highest[rows] = table.amax(1).clamp_(min=torch.finfo(torch.float32).min)
         weight = table.sub_(highest[rows, None]).exp_()
         sums[0, rows] = weight.sum(1)
@@ -63,30 +57,12 @@ def vocabulary_parallel_sum_pi_squared(
     return sums[1] / sums[0].square()
 
 
-def vocabulary_parallel_outputs(
-    logits: Float[Tensor, "N columns"],
-    targets: Int64[Tensor, " N"],
-    *,
-    temperature: float,
-    first_column: int,
-    vocabulary: int,
-    group: dist.ProcessGroup | None,
-    with_squares: bool,
-) -> tuple[Float[Tensor, " N"], ...]:
-    """Log-probabilities and entropies, and `sum_pi_squared` where it is wanted."""
-    outputs = vocabulary_parallel_logprobs_and_entropy(
-        logits, targets, temperature=temperature, first_column=first_column, vocabulary=vocabulary, group=group
-    )
-    if not with_squares:
-        return outputs
-    squares = vocabulary_parallel_sum_pi_squared(
-        logits, temperature=temperature, first_column=first_column, vocabulary=vocabulary, group=group
-    )
-    return (*outputs, squares)
-
-
 class _DividedLogprobs(torch.autograd.Function):
-    """With z = logits / T, m = max z, s = sum exp(z - m): log p = z - m - log s, entropy = log s - sum p (z - m)."""
+    """With z = logits / T, m = max z, s = sum exp(z - m): log p = z - m - log s, entropy = log s - sum p (z - m).
+
+    The row of the entropy is reduced even where it stays 0: a reduction's order of additions depends on its size, and
+    log-probabilities must not depend on what else is computed.
+    """
 
     @staticmethod
     def forward(
@@ -94,11 +70,12 @@ class _DividedLogprobs(torch.autograd.Function):
         logits: Tensor,
         targets: Tensor,
         numbers: tuple[float, int, int, int],
+        with_entropy: bool,
         group: dist.ProcessGroup | None,
     ) -> tuple[Tensor, Tensor]:
         temperature, first_column, vocabulary, chunk_tokens = numbers
         highest = torch.empty(targets.shape, dtype=torch.float32, device=logits.device)
-        sums = torch.empty((3, *targets.shape), dtype=torch.float32, device=logits.device)
+        sums = torch.zeros((3, *targets.shape), dtype=torch.float32, device=logits.device)
         column, is_here = _columns_of(targets, first_column, logits.shape[1])
         for start in range(0, targets.shape[0], chunk_tokens):
             rows = slice(start, start + chunk_tokens)
@@ -106,27 +83,31 @@ class _DividedLogprobs(torch.autograd.Function):
             highest[rows] = table.amax(1).clamp_(min=torch.finfo(torch.float32).min)
             sums[2, rows] = table.gather(1, column[rows, None]).squeeze(1)
             table.sub_(highest[rows, None])
-            weight = table.exp()
+            weight = table.exp() if with_entropy else table.exp_()
             sums[0, rows] = weight.sum(1)
-            sums[1, rows] = weight.mul_(table.clamp_(min=LOWEST_LOGPROB)).sum(1)
+            if with_entropy:
+                sums[1, rows] = weight.mul_(table.clamp_(min=LOWEST_LOGPROB)).sum(1)
         local = highest.clone()
         _reduce(highest, dist.ReduceOp.MAX, group)
         shift = (local - highest).clamp_(min=LOWEST_LOGPROB)
-        sums[1] = shift.exp() * (sums[1] + sums[0] * shift)
+        if with_entropy:
+            sums[1] = shift.exp() * (sums[1] + sums[0] * shift)
         sums[0] *= shift.exp()
         sums[2] = torch.where(is_here, sums[2] - highest, 0.0)
         _reduce(sums, dist.ReduceOp.SUM, group)
         log_total = sums[0].log()
-        entropies = log_total - sums[1] / sums[0]
+        entropies = log_total - sums[1] / sums[0] if with_entropy else log_total.new_empty(0)
         ctx.save_for_backward(logits, targets, entropies, highest + log_total)
-        ctx.numbers = numbers  # pyright: ignore[reportAttributeAccessIssue]
+        ctx.numbers = *numbers, with_entropy  # pyright: ignore[reportAttributeAccessIssue]
+        if not with_entropy:
+            ctx.mark_non_differentiable(entropies)
         return sums[2] - log_total, entropies
 
     @staticmethod
     @once_differentiable
     def backward(ctx, logprobs_grad, entropies_grad):  # pyright: ignore[reportIncompatibleMethodOverride]
         logits, targets, entropies, log_total = ctx.saved_tensors
-        temperature, first_column, vocabulary, chunk_tokens = ctx.numbers
+        temperature, first_column, vocabulary, chunk_tokens, with_entropy = ctx.numbers
         column, is_here = _columns_of(targets, first_column, logits.shape[1])
         grad = torch.empty_like(logits)
         for start in range(0, targets.shape[0], chunk_tokens):
@@ -134,11 +115,14 @@ class _DividedLogprobs(torch.autograd.Function):
             table = _scaled(logits[rows], temperature, vocabulary - first_column).sub_(log_total[rows, None])
             slope = logprobs_grad[rows, None]
             part = table.exp()
-            spread = table.clamp_(min=LOWEST_LOGPROB).add_(entropies[rows, None])
-            part.mul_(spread.mul_(entropies_grad[rows, None]).add_(slope)).neg_()
+            if with_entropy:
+                spread = table.clamp_(min=LOWEST_LOGPROB).add_(entropies[rows, None])
+                part.mul_(spread.mul_(entropies_grad[rows, None]).add_(slope)).neg_()
+            else:
+                part.mul_(-slope)
             part.scatter_add_(1, column[rows, None], torch.where(is_here[rows, None], slope, 0.0))
             grad[rows] = part.div_(temperature)
-        return grad, None, None, None
+        return grad, None, None, None, None
 
 
 def _columns_of(targets: Tensor, first_column: int, columns: int) -> tuple[Tensor, Tensor]:

@@ -105,18 +105,15 @@ def plan_roles(config: Experiment, dataflow: type[Dataflow]) -> list[RoleSpec]:
             remedy=f"Its roles: {', '.join(role_needs(dataflow))}.",
         )
     with_rollout = ROLLOUT in needs
-    # A demonstration is one row and a pair two, whatever the evaluation or another dataflow may sample.
-    samples = dataflow.rows_per_prompt or config.rollout.samples_per_prompt
     specs = []
     for name, need in needs.items():
         if need.kind is Generates:
             _check_own_name(config, name, need)
             specs += [] if is_colocated(config) else [_rollout_role(config, name)]
         elif name in config.roles:
-            is_of_costs = name in dataflow.cost_critics
-            specs.append(_further_role(config, name, need, samples=samples, is_of_costs=is_of_costs))
+            specs.append(_further_role(config, name, need, dataflow))
         else:
-            specs.append(_own_role(config, name, need, with_rollout=with_rollout, samples=samples))
+            specs.append(_own_role(config, name, need, dataflow, with_rollout=with_rollout))
     return specs
 
 
@@ -131,6 +128,16 @@ def backend_kind(config: Experiment) -> BackendKind:
     if config.trainer.backend is not BackendKind.auto:
         return config.trainer.backend
     return BackendKind.local if sum(pool_sizes(config).values()) == 1 else BackendKind.ray
+
+
+def training_temperature(config: Experiment, dataflow: type[Dataflow]) -> float:
+    """What divides the logits of the policy and its reference: that of the samples that the policy learns from.
+
+    It is 1 where no step samples, because the dataflow has no rollout or only an optional one, for the evaluation; and
+    for greedy samples, as in their `rollout_logprobs`.
+    """
+    samples = any(need.kind is Generates and not need.is_optional for need in role_needs(dataflow).values())
+    return (config.rollout.sampling.temperature or 1.0) if samples else 1.0
 
 
 def is_colocated(config: Experiment) -> bool:
@@ -157,21 +164,23 @@ def _is_wanted(config: Experiment, dataflow: type[Dataflow], name: str, need: Ro
     return need.kind in (Generates, Scores) and is_evaluated(config) and is_rewarded(config)
 
 
-def _own_role(config: Experiment, name: str, need: RoleNeed, *, with_rollout: bool, samples: int) -> RoleSpec:
+def _own_role(
+    config: Experiment, name: str, need: RoleNeed, dataflow: type[Dataflow], *, with_rollout: bool
+) -> RoleSpec:
     _check_own_name(config, name, need)
     if need.kind is Policy:
         rollout = _rollout_setup(config) if with_rollout else None
         kwargs = {"algorithm": config.algorithm, "rollout": rollout}
-        return _trained(config, name, ActorWorker, kwargs, samples=samples)
+        return _trained(config, name, ActorWorker, kwargs, dataflow)
     if need.kind is ValueFunction:
-        return _trained(config, name, CriticWorker, {"algorithm": config.algorithm}, samples=samples)
+        return _trained(config, name, CriticWorker, {"algorithm": config.algorithm}, dataflow)
     if need.kind is Judge:
-        return _trained(config, name, JudgeWorker, {"algorithm": config.algorithm}, samples=samples)
+        return _trained(config, name, JudgeWorker, {"algorithm": config.algorithm}, dataflow)
     if need.kind is Scores:
         return _reward(config, name, config.reward)
     if config.actor.lora.rank and pool_of(config, name) == pool_of(config, ACTOR):
         return _adapterless_actor(config, name)
-    return _reference(config, name, policy_model(config))
+    return _reference(config, name, policy_model(config), dataflow)
 
 
 def _adapterless_actor(config: Experiment, name: str) -> RoleSpec:
@@ -181,9 +190,9 @@ def _adapterless_actor(config: Experiment, name: str) -> RoleSpec:
 
 
 def _trained(
-    config: Experiment, name: str, worker_class: type[Worker], kwargs: Mapping[str, object], *, samples: int
+    config: Experiment, name: str, worker_class: type[Worker], kwargs: Mapping[str, object], dataflow: type[Dataflow]
 ) -> RoleSpec:
-    setup = _training_setup(config, training_of(config, name), samples)
+    setup = _training_setup(config, training_of(config, name), dataflow)
     mesh = _mesh(config, name, setup.training)
     rollout = kwargs.get("rollout")
     return RoleSpec(
@@ -209,9 +218,7 @@ def _rollout_role(config: Experiment, name: str) -> RoleSpec:
     return RoleSpec(name, RolloutWorker, kwargs, pool, model=policy_model(config), mesh=mesh, generation_mesh=mesh)
 
 
-def _further_role(
-    config: Experiment, name: str, need: RoleNeed, *, samples: int, is_of_costs: bool = False
-) -> RoleSpec:
+def _further_role(config: Experiment, name: str, need: RoleNeed, dataflow: type[Dataflow]) -> RoleSpec:
     role, expected = config.roles[name], _KINDS_OF_TYPE.get(need.kind, ())
     if role.kind not in expected:
         own = f"Leave roles.{name} out: the section '{_OWN_NAMES[need.kind]}' describes it."
@@ -224,10 +231,10 @@ def _further_role(
         # The policy pays the divergence from the reference with the first critic's advantages. Costs rise by as much,
         # so that its weight in a mixture of the two stays what it is, as in Safe RLHF.
         paid = replace(config.algorithm.kl, coefficient=-config.algorithm.kl.coefficient)
-        algorithm = replace(config.algorithm, kl=paid if is_of_costs else KL())
-        return _trained(config, name, CriticWorker, {"algorithm": algorithm}, samples=samples)
+        algorithm = replace(config.algorithm, kl=paid if name in dataflow.cost_critics else KL())
+        return _trained(config, name, CriticWorker, {"algorithm": algorithm}, dataflow)
     if need.kind is Predicts:
-        return _reference(config, name, resolved_model(config, role.model))
+        return _reference(config, name, resolved_model(config, role.model), dataflow)
     if role.kind is RoleKind.reward_function and not role.functions:
         raise ConfigError(
             f"roles.{name}.functions is empty.", remedy=f"Name one: roles.{name}.functions=[exact_match]."
@@ -257,9 +264,9 @@ def _reward(config: Experiment, name: str, reward: Reward) -> RoleSpec:
     )
 
 
-def _reference(config: Experiment, name: str, model: Model) -> RoleSpec:
+def _reference(config: Experiment, name: str, model: Model, dataflow: type[Dataflow]) -> RoleSpec:
     training = replace(training_of(config, name), lora=Lora())
-    kwargs = {"model": model, "training": training}
+    kwargs = {"model": model, "training": training, "temperature": training_temperature(config, dataflow)}
     mesh = _mesh(config, name, training)
     return RoleSpec(name, ReferenceWorker, kwargs, pool_of(config, name), model=model, training=training, mesh=mesh)
 
@@ -280,13 +287,16 @@ def _generation_mesh(config: Experiment, training: Training, mesh: ParallelMesh)
     )
 
 
-def _training_setup(config: Experiment, training: Training, samples: int) -> TrainingSetup:
+def _training_setup(config: Experiment, training: Training, dataflow: type[Dataflow]) -> TrainingSetup:
+    # A demonstration is one row and a pair two, whatever the evaluation or another dataflow may sample.
+    samples = dataflow.rows_per_prompt or config.rollout.samples_per_prompt
     return TrainingSetup(
         model=resolved_model(config, training.model),
         training=training,
         minibatch_sequences=minibatch_prompts(config, training) * samples,
         total_optimizer_steps=total_optimizer_steps(config, training),
         max_response_tokens=config.data.max_response_tokens,
+        temperature=training_temperature(config, dataflow),
     )
 
 

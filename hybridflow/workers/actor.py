@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from functools import cached_property
 from itertools import repeat
 
-import torch
 from torch import Tensor
 
 from hybridflow.batch import Batch
@@ -15,7 +14,7 @@ from hybridflow.controller.signed_store import StoreAddress
 from hybridflow.controller.transfer import transfer
 from hybridflow.controller.worker import WorkerContext
 from hybridflow.engines.training.factory import make_language_engine
-from hybridflow.engines.training.interface import WITH_SQUARES, LossFn, TokenOutputs
+from hybridflow.engines.training.interface import LossFn
 from hybridflow.errors import StaleWeightsError
 from hybridflow.observability.metrics import Metrics, Reduction, last
 from hybridflow.resharding.plan import ReshardPlan
@@ -48,11 +47,10 @@ class ActorWorker(ModelWorker):
     def __init__(
         self, context: WorkerContext, *, setup: TrainingSetup, algorithm: Algorithm, rollout: RolloutSetup | None
     ) -> None:
-        super().__init__(context, setup.training)
-        self._setup = setup
+        super().__init__(context, setup)
         self._algorithm = algorithm
         self._rollout_setup = rollout
-        self.engine = self.started(make_language_engine, setup)
+        self.engine = self.started(make_language_engine)
         self._estimation = AdvantageEstimation(algorithm, self.reduce)
         self._preferences = PreferenceObjective(algorithm, self.reduce, self._logprobs)
         self._version = 0
@@ -88,22 +86,21 @@ class ActorWorker(ModelWorker):
 
     @transfer(DATA_PARALLEL, requires=("prompt_ids", "response_ids"), provides=("old_logprobs",), changes=False)
     def logprobs(self, batch: Batch) -> Batch:
-        """`old_logprobs`: the policy's log-probabilities before the update, at the sampling temperature.
+        """`old_logprobs`: the policy's log-probabilities before the update.
 
         Beside them `sum_pi_squared`, where the estimator names it.
         """
-        if not self._estimation.names("sum_pi_squared"):
-            return Batch.of(tokens={"old_logprobs": self.predict(batch, "logprobs")})
-        told = self.engine.forward(batch.with_columns(meta={WITH_SQUARES: True}))
-        self.rest()
-        squares = told.tokens("sum_pi_squared")
-        return Batch.of(tokens={"old_logprobs": told.tokens("logprobs"), "sum_pi_squared": squares})
+        further = ("sum_pi_squared",) if self._estimation.names("sum_pi_squared") else ()
+        told = self.predict(batch, "logprobs", *further)
+        return Batch.of(
+            tokens={"old_logprobs": told.tokens("logprobs")} | {name: told.tokens(name) for name in further}
+        )
 
     @transfer(DATA_PARALLEL, requires=("prompt_ids", "response_ids"), provides=("ref_logprobs",), changes=False)
     def reference_logprobs(self, batch: Batch) -> Batch:
         """`ref_logprobs` without a reference of its own: what the policy says with its low-rank adapter off."""
-        assert self._setup.training.lora.rank, "without an adapter the policy would be its own reference"
-        return Batch.of(tokens={"ref_logprobs": self.predict(batch, "logprobs", adapted=False)})
+        assert self.setup.training.lora.rank, "without an adapter the policy would be its own reference"
+        return Batch.of(tokens={"ref_logprobs": self.predict(batch, "logprobs", adapted=False).tokens("logprobs")})
 
     @transfer(
         DATA_PARALLEL,
@@ -137,7 +134,7 @@ class ActorWorker(ModelWorker):
         named = [name for name in LOSS_COLUMNS if name in self._loss.needs and name != "old_logprobs"]
         batch.require(named, stage=f"actor.update with algorithm.policy_loss={self._loss.name}")
         if pretraining is not None:
-            batch = with_texts(batch, pretraining, minibatch_rows(batch, self._setup.minibatch_sequences))
+            batch = with_texts(batch, pretraining, minibatch_rows(batch, self.setup.minibatch_sequences))
 
         watch = self._rollout_watch(told)
 
@@ -145,7 +142,7 @@ class ActorWorker(ModelWorker):
             loss_fn = policy_objective(
                 self._algorithm,
                 Denominators.of(minibatch, self.reduce),
-                norm_tokens=self._setup.max_response_tokens,
+                norm_tokens=self.setup.max_response_tokens,
                 loss=self._loss,
                 watches_rollout=next(watch),
             )
@@ -155,7 +152,7 @@ class ActorWorker(ModelWorker):
             return prepared(self._loss, minibatch, self.reduce), loss_fn
 
         self._is_published = False
-        metrics = self.train(batch, self._setup, objective, prefix="actor")
+        metrics = self.train(batch, objective, prefix="actor")
         self._compare_probabilities(told | metrics, batch)
         return summaries | told | metrics | self._estimation.drain_metrics() | self._drain_transfer()
 
@@ -167,13 +164,13 @@ class ActorWorker(ModelWorker):
         def objective(minibatch: Batch) -> tuple[Batch, LossFn]:
             return minibatch, supervised_objective(Denominators.of(minibatch, self.reduce))
 
-        return self.train(batch, self._setup, objective, prefix="actor") | self._drain_transfer()
+        return self.train(batch, objective, prefix="actor") | self._drain_transfer()
 
     @transfer(MINIBATCHES, requires=PREFERENCE_COLUMNS, optional=PREFERENCE_OPTIONS)
     def prefer(self, batch: Batch) -> Metrics:
         """Steps on rows in pairs, or labelled; metrics `train/loss`, `rewards/*`, `logps/*`."""
         self._is_published = False
-        return self.train(batch, self._setup, self._preferences, prefix="actor") | self._drain_transfer()
+        return self.train(batch, self._preferences, prefix="actor") | self._drain_transfer()
 
     @transfer(DATA_PARALLEL, requires=PREFERENCE_COLUMNS, optional=PREFERENCE_OPTIONS, changes=False)
     def assess(self, batch: Batch) -> Metrics:
@@ -182,8 +179,7 @@ class ActorWorker(ModelWorker):
             metrics = self._preferences.assess(batch)
         else:
             loss_fn = supervised_objective(Denominators.of(batch, self.reduce))
-            nothing = torch.empty(0)
-            metrics = loss_fn(TokenOutputs(self._logprobs(batch), nothing, nothing), columns_of(batch)).metrics
+            metrics = loss_fn({"logprobs": self._logprobs(batch)}, columns_of(batch)).metrics
         self.rest()
         return metrics
 
@@ -238,7 +234,8 @@ class ActorWorker(ModelWorker):
 
     def _logprobs(self, batch: Batch) -> Tensor:
         """[B, R], right-padded, of the policy as it is; in the midst of a call, so weights stay where they are."""
-        return self.engine.forward(batch).tokens("logprobs").padded(0)
+        told = self.engine.forward(batch, ("logprobs",), temperature=self.setup.temperature)
+        return told.tokens("logprobs").padded(0)
 
     def _drain_transfer(self) -> Metrics:
         """Metrics of the last transfer of weights, once."""
@@ -270,7 +267,7 @@ class ActorWorker(ModelWorker):
         if "old_logprobs" in batch:
             return
         check_unlearned(not self._is_published)
-        check_one_step(self._setup.training.epochs * num_minibatches(batch, self._setup.minibatch_sequences))
+        check_one_step(self.setup.training.epochs * num_minibatches(batch, self.setup.minibatch_sequences))
 
     def _compare_probabilities(self, metrics: Metrics, batch: Batch) -> None:
         """At the first update of a run: rollout and training must give the same tokens the same log-probabilities."""
@@ -281,8 +278,9 @@ class ActorWorker(ModelWorker):
         rollout = self._rollout_setup.rollout
         if rollout.sampling.is_restricted:
             return
-        exact = self._setup.model.dtype is not Dtype.bfloat16
-        check_rollout_agrees(largest.value, batch.meta, rollout.max_logprob_difference or (1e-3 if exact else 0.5))
+        exact = self.setup.model.dtype is not Dtype.bfloat16
+        bound = rollout.max_logprob_difference or (1e-3 if exact else 0.5)
+        check_rollout_agrees(largest.value, batch.meta, bound, temperature=self.setup.temperature)
 
 
 def _of_sender(metrics: Metrics, plan: ReshardPlan) -> Metrics:

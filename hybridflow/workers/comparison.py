@@ -35,14 +35,12 @@ def check_corrected(is_compared: bool) -> None:
         )
 
 
-def check_rollout_agrees(difference: float, meta: Meta, bound: float) -> None:
+def check_rollout_agrees(difference: float, meta: Meta, bound: float, *, temperature: float) -> None:
     """Raises `StaleWeightsError` where rollout and training give one token log-probabilities too far apart.
 
-    `meta` is the batch's, and `bound` holds at temperature 1: logits are divided by the temperature, and with them
-    their rounding errors, so below 1 the bound is divided by it too.
+    `meta` is the batch's, `temperature` the policy's, and `bound` holds at temperature 1: logits are divided by the
+    temperature, and with them their rounding errors, so below 1 the bound is divided by it too.
     """
-    temperature = meta.get("temperature", 1.0)
-    assert isinstance(temperature, int | float), f"the temperature of the samples is {temperature!r}"
     bound /= min(1.0, temperature)
     if difference <= bound:
         return
@@ -56,6 +54,12 @@ def check_rollout_agrees(difference: float, meta: Meta, bound: float) -> None:
             " over the tokens that could be drawn; training's are over all tokens.",
             remedy='Train on samples of rollout.generate(prompts, purpose="train"), or set'
             " rollout.eval_sampling.top_p=1 and rollout.eval_sampling.top_k=0.",
+        )
+    if (drawn_at := meta.get("temperature", temperature)) != temperature:
+        raise StaleWeightsError(
+            f"{found}. The samples were drawn at temperature {drawn_at}, and the policy is trained at {temperature:g}.",
+            remedy='Train on samples of rollout.generate(prompts, purpose="train"), or set'
+            " rollout.eval_sampling.temperature to that of rollout.sampling.",
         )
     at = "" if temperature >= 1.0 else f" (rollout.max_logprob_difference, divided by the temperature {temperature:g})"
     raise StaleWeightsError(

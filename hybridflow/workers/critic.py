@@ -20,16 +20,15 @@ class CriticWorker(ModelWorker):
     """Values, advantages from them, and the critic's own update."""
 
     def __init__(self, context: WorkerContext, *, setup: TrainingSetup, algorithm: Algorithm) -> None:
-        super().__init__(context, setup.training)
-        self._setup = setup
+        super().__init__(context, setup)
         self._algorithm = algorithm
-        self.engine = self.started(make_value_engine, setup)
+        self.engine = self.started(make_value_engine)
         self._estimation = AdvantageEstimation(algorithm, self.reduce)
 
     @transfer(DATA_PARALLEL, requires=("prompt_ids", "response_ids"), provides=("values",), changes=False)
     def values(self, batch: Batch) -> Batch:
         """`values`: of the state before each response token."""
-        return Batch.of(tokens={"values": self.predict(batch, "values")})
+        return self.predict(batch, "values")
 
     @transfer(
         DATA_PARALLEL,
@@ -51,7 +50,7 @@ class CriticWorker(ModelWorker):
         def objective(minibatch: Batch) -> tuple[Batch, LossFn]:
             return minibatch, value_objective(self._algorithm, Denominators.of(minibatch, self.reduce))
 
-        metrics = summaries | self.train(batch, self._setup, objective, prefix="critic")
+        metrics = summaries | self.train(batch, objective, prefix="critic")
         metrics["critic/vf_explained_var"] = mean(explained)
         of_policy = self._estimation.drain_metrics()
         if self.context.role == "critic":

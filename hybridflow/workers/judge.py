@@ -13,7 +13,7 @@ from hybridflow.controller.protocols import DATA_PARALLEL, MINIBATCHES
 from hybridflow.controller.transfer import transfer
 from hybridflow.controller.worker import WorkerContext
 from hybridflow.engines.training.factory import make_value_engine
-from hybridflow.engines.training.interface import Loss, LossFn, TokenOutputs
+from hybridflow.engines.training.interface import Loss, LossFn
 from hybridflow.observability.metrics import Metrics, mean, total
 from hybridflow.workers.judging import read_whole, values_at_end
 from hybridflow.workers.model_worker import ModelWorker, TrainingSetup
@@ -28,10 +28,9 @@ class JudgeWorker(ModelWorker):
     """
 
     def __init__(self, context: WorkerContext, *, setup: TrainingSetup, algorithm: Algorithm) -> None:
-        super().__init__(context, setup.training)
-        self._setup = setup
+        super().__init__(context, setup)
         self._preference = algorithm.preference
-        self.engine = self.started(make_value_engine, setup)
+        self.engine = self.started(make_value_engine)
 
     @transfer(MINIBATCHES, requires=("uid", *_PAIR))
     def prefer(self, batch: Batch) -> Metrics:
@@ -41,7 +40,7 @@ class JudgeWorker(ModelWorker):
             pairs = float(self.reduce(torch.tensor(len(minibatch) / 2).double()))
             return read_whole(minibatch), ranking_objective(self._preference, num_pairs=pairs)
 
-        return self.train(batch, self._setup, objective, prefix="reward_model")
+        return self.train(batch, objective, prefix="reward_model")
 
     @transfer(DATA_PARALLEL, requires=("uid", *_PAIR), changes=False)
     def assess(self, batch: Batch) -> Metrics:
@@ -64,12 +63,12 @@ class JudgeWorker(ModelWorker):
 def ranking_objective(preference: Preference, *, num_pairs: float) -> LossFn:
     """The loss of pairs, averaged over all of the optimizer step's. Columns: `is_chosen`, `margin`."""
 
-    def loss_fn(outputs: TokenOutputs, columns: Mapping[str, Tensor]) -> Loss:
-        loss, metrics = ranked(outputs.values[:, 0], columns, preference)
+    def loss_fn(outputs: Mapping[str, Tensor], columns: Mapping[str, Tensor]) -> Loss:
+        loss, metrics = ranked(outputs["values"][:, 0], columns, preference)
         value = loss.sum() / num_pairs
         return Loss(value, metrics | {"train/loss": total(value.item())})
 
-    return loss_fn
+    return LossFn(("values",), loss_fn)
 
 
 def ranked(scores: Tensor, columns: Mapping[str, Tensor], preference: Preference) -> tuple[Tensor, Metrics]:

@@ -20,7 +20,7 @@ def read_whole(batch: Batch) -> Batch:
 
 def values_at_end(engine: TrainEngine, sequences: Ragged) -> Tensor:
     """The value of each sequence [B], all of it read; float32 on the CPU."""
-    return engine.forward(Batch.of(tokens=_asked(sequences))).tokens("values").values
+    return _values(engine, Batch.of(tokens=_asked(sequences))).values
 
 
 def values_after_tokens(engine: TrainEngine, batch: Batch) -> Ragged:
@@ -28,10 +28,15 @@ def values_after_tokens(engine: TrainEngine, batch: Batch) -> Ragged:
     responses = batch.tokens("response_ids")
     longer = interleaved(responses, _dummies(len(responses)))
     asked = Batch.of(tokens={"prompt_ids": batch.tokens("prompt_ids"), "response_ids": longer})
-    values = engine.forward(asked).tokens("values")
+    values = _values(engine, asked)
     after = torch.ones(len(values.values), dtype=torch.bool)
     after[values.offsets[:-1]] = False  # the value before the first token
     return responses.like(values.values[after])
+
+
+def _values(engine: TrainEngine, batch: Batch) -> Ragged:
+    """A value model's only output; there are no logits for a temperature to divide."""
+    return engine.forward(batch, ("values",), temperature=1.0).tokens("values")
 
 
 def _asked(sequences: Ragged) -> dict[str, Ragged]:

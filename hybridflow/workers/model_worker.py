@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from hybridflow.batch import Batch, Ragged
+from hybridflow.batch import Batch
 from hybridflow.config.model import Model
 from hybridflow.config.training import Training, TrainingEngine
 from hybridflow.controller.protocols import BROADCAST
@@ -37,6 +37,8 @@ class TrainingSetup:
     minibatch_sequences: int
     total_optimizer_steps: int
     max_response_tokens: int
+    temperature: float
+    """Divides the logits wherever the model is asked or trained: that of the samples that it learns from."""
 
 
 class ModelWorker(Worker):
@@ -44,8 +46,10 @@ class ModelWorker(Worker):
 
     engine: TrainEngine
 
-    def __init__(self, context: WorkerContext, training: Training) -> None:
+    def __init__(self, context: WorkerContext, setup: TrainingSetup) -> None:
         super().__init__(context)
+        training = setup.training
+        self.setup = setup
         set_environment(training.engine)
         self.device = chosen_device(context)
         self.ranks = context.ranks()
@@ -53,12 +57,12 @@ class ModelWorker(Worker):
         offloaded = {Part.parameters: training.offload_parameters, Part.optimizer: training.offload_optimizer}
         self._waiting = tuple(part for part, is_offloaded in offloaded.items() if is_offloaded)
 
-    def started(self, make: Callable[..., TrainEngine], setup: TrainingSetup) -> TrainEngine:
+    def started(self, make: Callable[..., TrainEngine]) -> TrainEngine:
         """The engine that `make` (of engines/training/factory.py) makes of the role's setup, on this rank."""
         return make(
-            setup.model,
-            setup.training,
-            total_optimizer_steps=setup.total_optimizer_steps,
+            self.setup.model,
+            self.setup.training,
+            total_optimizer_steps=self.setup.total_optimizer_steps,
             device=self.device,
             ranks=self.ranks,
         )
@@ -98,21 +102,21 @@ class ModelWorker(Worker):
     def restore(self, state: dict[str, float]) -> None:
         """Puts back what `state` gave."""
 
-    def predict(self, batch: Batch, name: str, *, adapted: bool = True) -> Ragged:
-        """One of the columns that the model says of a batch; `adapted=False` leaves its adapter out."""
-        column = self.engine.forward(batch, adapted=adapted).tokens(name)
+    def predict(self, batch: Batch, *outputs: str, adapted: bool = True) -> Batch:
+        """The model's named outputs for a batch, as token columns; `adapted=False` leaves its adapter out."""
+        told = self.engine.forward(batch, outputs, temperature=self.setup.temperature, adapted=adapted)
         self.rest()
-        return column
+        return told
 
-    def train(self, batch: Batch, setup: TrainingSetup, objective: Objective, *, prefix: str) -> Metrics:
+    def train(self, batch: Batch, objective: Objective, *, prefix: str) -> Metrics:
         """Passes over the batch in minibatches, one optimizer step each; engine metrics get the role's prefix.
 
         The objective gives the minibatch as the engine is to see it, and its loss.
         """
         reports, num_ranks = [], self.ranks.mesh.axis_size("data")
-        rows = minibatch_rows(batch, setup.minibatch_sequences)
-        for minibatch in _minibatches(batch, rows, setup.training.epochs):
-            metrics = self.engine.train_step(*objective(minibatch))
+        rows = minibatch_rows(batch, self.setup.minibatch_sequences)
+        for minibatch in _minibatches(batch, rows, self.setup.training.epochs):
+            metrics = self.engine.train_step(*objective(minibatch), temperature=self.setup.temperature)
             reports.append({_named(n, prefix): _over_steps(m, num_ranks) for n, m in metrics.items()})
         self.rest()
         return merge(reports)

@@ -16,7 +16,7 @@ from hybridflow.algorithms.selection import hashed_draws
 from hybridflow.batch import Batch, Ragged
 from hybridflow.config.algorithm import Algorithm, KLPlacement, OldLogprobs
 from hybridflow.config.choices import is_own
-from hybridflow.engines.training.interface import Loss, LossFn, TokenOutputs
+from hybridflow.engines.training.interface import Loss, LossFn
 from hybridflow.errors import ConfigError
 from hybridflow.observability.metrics import Measure, Metrics, last, maximum, mean, total
 from hybridflow.workers.methods import LOSS_COLUMNS, Bound, called, policy_loss, token_numbers
@@ -69,25 +69,26 @@ def policy_objective(
     def summed(values: Tensor, mask: Tensor) -> Tensor:
         return aggregate(values, mask, mode=mode, norm_tokens=norm_tokens, **vars(denominators))
 
-    def loss_fn(outputs: TokenOutputs, columns: Mapping[str, Tensor]) -> Loss:
+    def loss_fn(outputs: Mapping[str, Tensor], columns: Mapping[str, Tensor]) -> Loss:
         mask = columns["response_mask"]
-        now = outputs.logprobs.detach()
+        logprobs, entropy = outputs["logprobs"], outputs["entropy"]
+        now = logprobs.detach()
         old = columns.get("old_logprobs", now)
         known = {name: columns[name] for name in LOSS_COLUMNS if name in columns} | prepared_of(columns)
         offered = {**numbers, **known, "old_logprobs": old, "mask": mask}
-        offered |= {"logprobs": outputs.logprobs, "entropy": outputs.entropy}
-        surrogate = _checked(loss, loss(offered), outputs.logprobs, mask)
+        offered |= {"logprobs": logprobs, "entropy": entropy}
+        surrogate = _checked(loss, loss(offered), logprobs, mask)
         weights = columns.get("correction_weights")
         value = policy = summed(surrogate if weights is None else surrogate * weights, mask)
         weighted = {
-            "actor/entropy": masked_mean(outputs.entropy.detach(), mask),
-            "actor/ppo_kl": approximate_kl(outputs.logprobs, old, mask),
+            "actor/entropy": masked_mean(entropy.detach(), mask),
+            "actor/ppo_kl": approximate_kl(logprobs, old, mask),
         } | {name: called(watch, {**offered, **loss.settings}) for name, watch in loss.method.watches.items()}
         sums = {"actor/pg_loss": policy}
         if algorithm.entropy_coefficient:
-            value = value - algorithm.entropy_coefficient * summed(outputs.entropy, mask)
+            value = value - algorithm.entropy_coefficient * summed(entropy, mask)
         if algorithm.kl.placement is KLPlacement.loss:
-            kl = kl_divergence(outputs.logprobs, columns["ref_logprobs"], estimator=algorithm.kl.estimator_in_use)
+            kl = kl_divergence(logprobs, columns["ref_logprobs"], estimator=algorithm.kl.estimator_in_use)
             penalty = summed(kl, mask)
             value = value + algorithm.kl.coefficient * penalty
             sums["actor/kl_loss"] = penalty
@@ -100,7 +101,7 @@ def policy_objective(
             measures |= rollout_difference(columns["rollout_logprobs"], drawn_by, mask)
         return Loss(value, measures)
 
-    return loss_fn
+    return LossFn(("logprobs", "entropy"), loss_fn)
 
 
 def _checked(loss: Bound, answer: object, logprobs: Tensor, mask: Tensor) -> Tensor:
@@ -145,32 +146,31 @@ def prepared_of(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def value_objective(algorithm: Algorithm, denominators: Denominators) -> LossFn:
     """The critic's clipped squared error, averaged over tokens. Columns: `response_mask`, `values`, `returns`."""
 
-    def loss_fn(outputs: TokenOutputs, columns: Mapping[str, Tensor]) -> Loss:
-        mask, returns, old = columns["response_mask"], columns["returns"], columns["values"]
+    def loss_fn(outputs: Mapping[str, Tensor], columns: Mapping[str, Tensor]) -> Loss:
+        values, old = outputs["values"], columns["values"]
+        mask, returns = columns["response_mask"], columns["returns"]
         loss = aggregate(
-            clipped_value_loss(outputs.values, old, returns, clip=algorithm.value_clip),
+            clipped_value_loss(values, old, returns, clip=algorithm.value_clip),
             mask,
             mode="token-mean",
             num_tokens=denominators.num_tokens,
             num_sequences=denominators.num_sequences,
         )
-        weighted = {"critic/vpred_mean": masked_mean(outputs.values.detach(), mask)}
+        weighted = {"critic/vpred_mean": masked_mean(values.detach(), mask)}
         if algorithm.value_clip is not None:
-            weighted["critic/vf_clipfrac"] = value_clip_fraction(
-                outputs.values, old, returns, mask, clip=algorithm.value_clip
-            )
+            weighted["critic/vf_clipfrac"] = value_clip_fraction(values, old, returns, mask, clip=algorithm.value_clip)
         return Loss(loss, measured(weighted, mask, {"critic/vf_loss": loss}))
 
-    return loss_fn
+    return LossFn(("values",), loss_fn)
 
 
 def supervised_objective(denominators: Denominators) -> LossFn:
     """Cross-entropy of the responses, averaged over tokens. Columns: `response_mask`."""
 
-    def loss_fn(outputs: TokenOutputs, columns: Mapping[str, Tensor]) -> Loss:
+    def loss_fn(outputs: Mapping[str, Tensor], columns: Mapping[str, Tensor]) -> Loss:
         mask = columns["response_mask"]
         loss = aggregate(
-            negative_log_likelihood(outputs.logprobs),
+            negative_log_likelihood(outputs["logprobs"]),
             mask,
             mode="token-mean",
             num_tokens=denominators.num_tokens,
@@ -178,7 +178,7 @@ def supervised_objective(denominators: Denominators) -> LossFn:
         )
         return Loss(loss, measured({}, mask, {"train/loss": loss}))
 
-    return loss_fn
+    return LossFn(("logprobs",), loss_fn)
 
 
 def rollout_difference(rollout: Tensor, old: Tensor, mask: Tensor) -> Metrics:

@@ -12,7 +12,7 @@ from hybridflow.algorithms.masked import masked_sum, zero_outside
 from hybridflow.batch import Batch
 from hybridflow.batch.iterate import ROWS_TOGETHER
 from hybridflow.config.algorithm import Algorithm, Preference
-from hybridflow.engines.training.interface import Loss, LossFn, TokenOutputs
+from hybridflow.engines.training.interface import Loss, LossFn
 from hybridflow.errors import ConfigError
 from hybridflow.observability.metrics import Measure, Metrics, mean, total
 from hybridflow.workers.methods import LABEL_OFFERS, PAIR_OFFERS, PREFERENCE_NUMBERS, Bound, preference_loss
@@ -98,8 +98,7 @@ class PreferenceObjective:
     def assess(self, batch: Batch) -> Metrics:
         """The metrics of rows that teach nothing."""
         rows, loss_fn = self(batch)
-        nothing = torch.empty(0)
-        return loss_fn(TokenOutputs(self.predict(rows), nothing, nothing), columns_of(rows)).metrics
+        return loss_fn({"logprobs": self.predict(rows)}, columns_of(rows)).metrics
 
     def _all(self, *numbers: float) -> list[float]:
         return self.reduce(torch.tensor(numbers, dtype=torch.float64)).tolist()
@@ -121,14 +120,14 @@ def pair_objective(loss: Bound, preference: Preference, *, num_pairs: float, cho
     `ref_logprobs` or `ref_sums`.
     """
 
-    def loss_fn(outputs: TokenOutputs, columns: Mapping[str, Tensor]) -> Loss:
-        responses = _compared(Responses.of(outputs.logprobs, columns), preference)
+    def loss_fn(outputs: Mapping[str, Tensor], columns: Mapping[str, Tensor]) -> Loss:
+        responses = _compared(Responses.of(outputs["logprobs"], columns), preference)
         chosen, rejected = responses.at(slice(0, None, 2)), responses.at(slice(1, None, 2))
         offered = {f"chosen_{name}": value for name, value in chosen.offered.items()}
         offered |= {f"rejected_{name}": value for name, value in rejected.offered.items()}
         answer = loss({**offered, "margins": columns["margin"][::2], **numbers_of(preference)})
         value = _one_number_each(answer, chosen.sums, loss).sum() / num_pairs
-        imitation = _imitation(outputs, columns, preference, chosen_tokens)
+        imitation = _imitation(outputs["logprobs"], columns, preference, chosen_tokens)
         value = value + preference.imitation * sum(imitation.values())
         rewards = [_rewards(part, loss, preference) for part in (chosen, rejected)]
         told = {
@@ -141,7 +140,7 @@ def pair_objective(loss: Bound, preference: Preference, *, num_pairs: float, cho
         }
         return Loss(value, _measured(told, len(chosen.sums), {"train/loss": value, **imitation}))
 
-    return loss_fn
+    return LossFn(("logprobs",), loss_fn)
 
 
 def label_objective(loss: Bound, preference: Preference, counts: LabelCounts, *, anchor: float) -> LossFn:
@@ -151,13 +150,13 @@ def label_objective(loss: Bound, preference: Preference, counts: LabelCounts, *,
     Columns: `response_mask`, `is_chosen`, and `ref_logprobs` or `ref_sums`.
     """
 
-    def loss_fn(outputs: TokenOutputs, columns: Mapping[str, Tensor]) -> Loss:
+    def loss_fn(outputs: Mapping[str, Tensor], columns: Mapping[str, Tensor]) -> Loss:
         liked = columns["is_chosen"]
-        responses = _compared(Responses.of(outputs.logprobs, columns), preference)
+        responses = _compared(Responses.of(outputs["logprobs"], columns), preference)
         point = responses.sums.new_tensor(anchor)
         answer = loss({**responses.offered, "is_chosen": liked, "anchor": point, **numbers_of(preference)})
         value = _one_number_each(answer, responses.sums, loss).sum() / (counts.chosen + counts.rejected)
-        imitation = _imitation(outputs, columns, preference, counts.chosen_tokens)
+        imitation = _imitation(outputs["logprobs"], columns, preference, counts.chosen_tokens)
         value = value + preference.imitation * sum(imitation.values())
         rewards = _rewards(responses, loss, preference)
         threshold = torch.full_like(rewards, preference.beta * anchor)
@@ -172,7 +171,7 @@ def label_objective(loss: Bound, preference: Preference, counts: LabelCounts, *,
                 metrics |= _measured(told, count, {})
         return Loss(value, metrics | {"train/kl": mean(anchor)})
 
-    return loss_fn
+    return LossFn(("logprobs",), loss_fn)
 
 
 def split_mismatched(batch: Batch) -> tuple[Batch, Batch]:
@@ -217,13 +216,13 @@ def _require_reference(batch: Batch, loss: Bound, preference: Preference) -> Non
 
 
 def _imitation(
-    outputs: TokenOutputs, columns: Mapping[str, Tensor], preference: Preference, chosen_tokens: float
+    logprobs: Tensor, columns: Mapping[str, Tensor], preference: Preference, chosen_tokens: float
 ) -> dict[str, Tensor]:
     """The cross-entropy of responses that are liked, averaged over their tokens, where the configuration wants it."""
     if not preference.imitation:
         return {}
     liked = columns["is_chosen"]
-    total_logprob = masked_sum(outputs.logprobs[liked], columns["response_mask"][liked])
+    total_logprob = masked_sum(logprobs[liked], columns["response_mask"][liked])
     return {"train/imitation": -total_logprob / max(chosen_tokens, 1.0)}
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from hybridflow.algorithms.aggregate import aggregate
 from hybridflow.algorithms.losses.supervised import negative_log_likelihood
 from hybridflow.batch import Batch, Ragged
-from hybridflow.engines.training.interface import Loss, LossFn, TokenOutputs
+from hybridflow.engines.training.interface import Loss, LossFn
 from hybridflow.workers.objectives import IS_TEXT, measured
 from hybridflow.workers.reduction import Reduce
 
@@ -43,15 +43,15 @@ def with_pretraining(loss_fn: LossFn, minibatch: Batch, reduce: Reduce, *, coeff
     """
     num_tokens = float(reduce(minibatch.tokens(MASK).values.double().sum()[None])[0])
 
-    def both(outputs: TokenOutputs, columns: Mapping[str, Tensor]) -> Loss:
+    def both(outputs: Mapping[str, Tensor], columns: Mapping[str, Tensor]) -> Loss:
         policy = loss_fn(outputs, columns)
         mask = columns[MASK]
-        losses = negative_log_likelihood(outputs.logprobs)
+        losses = negative_log_likelihood(outputs["logprobs"])
         loss = aggregate(losses, mask, mode="token-mean", num_tokens=num_tokens, num_sequences=0.0)
         told = measured({}, mask, {"actor/pretraining_loss": loss})
         return Loss(policy.value + coefficient * loss, policy.metrics | told)
 
-    return both
+    return LossFn(loss_fn.outputs, both)
 
 
 def _filled(texts: Batch, policy: Batch) -> Batch:

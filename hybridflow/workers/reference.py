@@ -14,7 +14,7 @@ from hybridflow.workers.model_worker import chosen_device
 class ReferenceWorker(Worker):
     """Log-probabilities of a model that is never updated."""
 
-    def __init__(self, context: WorkerContext, *, model: Model, training: Training) -> None:
+    def __init__(self, context: WorkerContext, *, model: Model, training: Training, temperature: float) -> None:
         super().__init__(context)
         self._engine = make_language_engine(
             model,
@@ -23,12 +23,13 @@ class ReferenceWorker(Worker):
             device=chosen_device(context),
             ranks=context.ranks(),
         )
+        self._temperature = temperature
         self._is_offloaded = training.offload_parameters
 
     @transfer(DATA_PARALLEL, requires=("prompt_ids", "response_ids"), provides=("ref_logprobs",), changes=False)
     def logprobs(self, batch: Batch) -> Batch:
-        """`ref_logprobs`: the reference's log-probabilities of the same tokens, at the sampling temperature."""
-        logprobs = self._engine.forward(batch).tokens("logprobs")
+        """`ref_logprobs`: the reference's log-probabilities of the same tokens, at the policy's temperature."""
+        told = self._engine.forward(batch, ("logprobs",), temperature=self._temperature)
         if self._is_offloaded:
             self._engine.offload(Part.parameters)
-        return Batch.of(tokens={"ref_logprobs": logprobs})
+        return Batch.of(tokens={"ref_logprobs": told.tokens("logprobs")})

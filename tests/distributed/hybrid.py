@@ -75,7 +75,7 @@ def actor_on_rank(rank: int, directory: Path, training: Training, rollout: Rollo
     )
     context = WorkerContext("actor", rank, mesh, generation, rendezvous=Rendezvous(rank, num_ranks))
     model = Model(path=str(directory))
-    setup = TrainingSetup(model, training, NUM_PROMPTS, total_optimizer_steps=100, max_response_tokens=RESPONSE_TOKENS)
+    setup = TrainingSetup(model, training, NUM_PROMPTS, 100, RESPONSE_TOKENS, temperature=1.0)
     sampling = RolloutSetup(rollout, model, max_prompt_tokens=8, max_response_tokens=RESPONSE_TOKENS, seed=0)
     return ActorWorker(context, setup=setup, algorithm=Algorithm(advantage="grpo"), rollout=sampling)
 
@@ -154,7 +154,7 @@ def sampled(worker: ActorWorker, prompts: Batch, own: Tensor) -> Batch:
     ids = Ragged.from_rows([columns["response_ids"][row] for row in range(NUM_PROMPTS)], torch.int64)
     logprobs = Ragged.from_rows([columns["rollout_logprobs"][row] for row in range(NUM_PROMPTS)], torch.float32)
     tokens = {"response_ids": ids, "rollout_logprobs": logprobs, "response_mask": ids.like(torch.ones(len(ids.values)))}
-    return prompts.with_columns(tokens=tokens | {"advantages": numbers_like(ids, seed=1)}, meta={"temperature": 1.0})
+    return prompts.with_columns(tokens=tokens | {"advantages": numbers_like(ids, seed=1)})
 
 
 def _held(worker: ActorWorker) -> Held:

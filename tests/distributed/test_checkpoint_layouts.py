@@ -29,6 +29,7 @@ from tests.parity.divided import (
     train_rank,
 )
 from tests.spmd import preload, run_ranks
+from tests.toys import stepped
 from tests.unit.elastic.parts import written_by
 
 preload("hybridflow.engines.training.megatron.engine")
@@ -160,7 +161,7 @@ def test_nothing_depends_on_what_memory_held_before(toy_dir, tmp_path, layout):
 def save_and_perhaps_die(rank: int, case: Case, directory: Path, dies: bool) -> str:
     engine = engine_of(case, rank)
     batch = global_batch(0, case.kind)
-    engine.train_step(own_rows(batch, rank, case.ranks), loss_of(batch, case.kind))
+    stepped(engine, own_rows(batch, rank, case.ranks), loss_of(batch, case.kind))
     if dies and rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     try:

@@ -11,7 +11,7 @@ import torch
 from hybridflow.engines.rollout.memory import Released, trim_heap
 from hybridflow.models.loading import load_causal_lm
 from tests.spmd import preload, run_ranks
-from tests.toys import sequences
+from tests.toys import sequences, stepped
 from tests.unit.engines.rollout.rows import greedy_answers, prompt_rows
 from tests.unit.engines.training.engines import language_engine, likelihood_loss, weights
 from tests.vllm_ranks import TOKENS, all_prompts, answered, engine_on
@@ -72,7 +72,7 @@ def train_and_generate(rank: int, directory: Path, is_bound: bool) -> Shared:
         answers.append(answered(engine, all_prompts()))
         plain.load_state_dict(weights(trained))
         expected.append(greedy_answers(plain, all_prompts(), tokens=TOKENS))
-        trained.train_step(sequences(seed=version), likelihood_loss)
+        stepped(trained, sequences(seed=version), likelihood_loss)
     engine.weights_changed(version=3)
     last = answered(engine, all_prompts())
     answered(engine, prompt_rows([56] * 128))

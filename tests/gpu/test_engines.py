@@ -15,7 +15,7 @@ from hybridflow.models.packed_attention import packed_attention
 from hybridflow.models.packing import Packing
 from hybridflow.parallel.groups import Ranks
 from tests.spmd import run_ranks
-from tests.toys import sequences
+from tests.toys import logprobs_of, sequences, stepped
 from tests.unit.engines.training.engines import GENTLE, likelihood_loss
 
 NEEDS_MEGATRON = pytest.mark.skipif(find_spec("megatron") is None, reason="Megatron-Core is not installed")
@@ -38,9 +38,9 @@ def before_and_after(rank: int, directory: str, kind: str, dtype: Dtype, device:
         ranks=Ranks.alone(),
     )
     batch: Batch = sequences()
-    before = engine.forward(batch).tokens("logprobs").values.tolist()
-    engine.train_step(batch, likelihood_loss)
-    return [before, engine.forward(batch).tokens("logprobs").values.tolist()]
+    before = logprobs_of(engine, batch).values.tolist()
+    stepped(engine, batch, likelihood_loss)
+    return [before, logprobs_of(engine, batch).values.tolist()]
 
 
 @pytest.mark.parametrize("dtype", list(Dtype), ids=lambda dtype: dtype.name)

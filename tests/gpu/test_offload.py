@@ -14,7 +14,7 @@ from hybridflow.engines.training.interface import Part
 from hybridflow.engines.training.optimizer import MasterAdamW, optimizer_over
 from hybridflow.engines.training.single import SingleEngine
 from hybridflow.parallel.groups import Ranks
-from tests.toys import sequences
+from tests.toys import logprobs_of, sequences, stepped
 from tests.unit.engines.training.engines import GENTLE, likelihood_loss
 from tests.unit.engines.training.late_lane import LateLane
 
@@ -24,7 +24,7 @@ def small_lane(device: torch.device) -> Lane:
     return StreamLane(device, 1 << 18) if device.type == "cuda" else LateLane(1 << 18)
 
 
-def stepped(device: torch.device, dtype: torch.dtype, lane: Lane | None) -> tuple[list[nn.Parameter], MasterAdamW]:
+def four_steps(device: torch.device, dtype: torch.dtype, lane: Lane | None) -> tuple[list[nn.Parameter], MasterAdamW]:
     generator = torch.Generator().manual_seed(0)
     shapes = [(256, 100)] * 20 + [(513,)] * 3
     weights = [nn.Parameter(torch.randn(shape, generator=generator).to(device, dtype)) for shape in shapes]
@@ -42,8 +42,8 @@ def stepped(device: torch.device, dtype: torch.dtype, lane: Lane | None) -> tupl
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_state_that_waits_on_the_host_gives_the_same_numbers(device, dtype):
-    expected, resident = stepped(device, dtype, None)
-    weights, optimizer = stepped(device, dtype, small_lane(device))
+    expected, resident = four_steps(device, dtype, None)
+    weights, optimizer = four_steps(device, dtype, small_lane(device))
     assert all(map(torch.equal, weights, expected))
     for own, other in zip(optimizer.state.values(), resident.state.values(), strict=True):
         assert all(torch.equal(own[kind].cpu(), other[kind].cpu()) for kind in other)
@@ -79,7 +79,7 @@ def test_an_engine_whose_memory_waits_on_the_host_trains_the_same(device, toy_di
     for seed in range(3):
         norms = []
         for each in (engine, twin):
-            norms.append(each.train_step(sequences(seed=seed), likelihood_loss)["grad_norm"].value)
+            norms.append(stepped(each, sequences(seed=seed), likelihood_loss)["grad_norm"].value)
         # One rounding of a bfloat16 weight: sums over tokens may be in another order on a GPU.
         assert norms[0] == pytest.approx(norms[1], rel=1e-2)
         engine.offload(*Part)
@@ -88,7 +88,7 @@ def test_an_engine_whose_memory_waits_on_the_host_trains_the_same(device, toy_di
     engine.save(tmp_path)
     again = engine_on(device, toy_dir(seed=1), offload_optimizer=True)
     again.load(tmp_path)
-    left, right = (each.forward(sequences()).tokens("logprobs").values for each in (engine, again))
+    left, right = (logprobs_of(each, sequences()).values for each in (engine, again))
     assert torch.allclose(left, right, atol=1e-3)
 
 

@@ -20,7 +20,7 @@ from hybridflow.parallel.layout import WeightShard
 from hybridflow.parallel.mesh import ParallelMesh
 from hybridflow.workers.objectives import Denominators, policy_objective, value_objective
 from tests.spmd import run_ranks
-from tests.toys import numbers_like, sequences
+from tests.toys import TEMPERATURE, numbers_like, sequences, stepped
 
 OPTIMIZER = Optimizer(learning_rate=1e-2, epsilon=1e-3, weight_decay=0.1, max_grad_norm=0.5)
 """Epsilon 1e-3: with 1e-8, rounding noise in gradients near zero becomes whole steps of the learning rate."""
@@ -171,8 +171,8 @@ def train_rank(rank: int, case: Case) -> bytes:
         batch = with_padding_among(batch) if case.with_padding else batch
         kept = batch.slice(0, len(batch) - case.lost_rows)
         rows = own_rows(kept, mesh.index_along(rank, ("data",)), mesh.axis_size("data"))
-        trained.outputs.append(engine.forward(rows).tokens(name).values)
-        metrics = engine.train_step(rows, loss_of(batch, case.kind))
+        trained.outputs.append(engine.forward(rows, (name,), temperature=TEMPERATURE).tokens(name).values)
+        metrics = stepped(engine, rows, loss_of(batch, case.kind))
         own = torch.tensor([metrics[loss_name].value if loss_name in metrics else 0.0], dtype=torch.float64)
         trained.losses.append(float(ranks.sum(own, "data")))
         trained.norms.append(metrics["grad_norm"].value)

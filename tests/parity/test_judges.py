@@ -103,7 +103,7 @@ def judged(rank: int, layout: Layout, judge: Path, policy: Path, learns: bool) -
     told = Told([served(process=False).row("scores").tolist()], [], [])
     if learns:
         told.columns.append(served(process=True).tokens("token_scores").values.tolist())
-        setup = TrainingSetup(Model(path=str(judge)), training, 2 * PAIRS, 100, 8)
+        setup = TrainingSetup(Model(path=str(judge)), training, 2 * PAIRS, 100, 8, temperature=1.0)
         algorithm = Algorithm(preference=Preference(center_coefficient=0.05))
         worker = JudgeWorker(context("reward_model"), setup=setup, algorithm=algorithm)
         for _ in range(STEPS):

@@ -24,6 +24,7 @@ from tests.parity.divided import (
     train,
 )
 from tests.spmd import run_ranks
+from tests.toys import logprobs_of, stepped
 
 TOLERANCE = {"numbers": 5e-5, "outputs": 5e-5, "weights": 5e-6}
 """float32 sums in another order, through five steps, in a product of two matrices that both moved."""
@@ -78,7 +79,7 @@ def step_of(engine: TrainEngine, case: Case, rank: int, seed: int) -> None:
     """One optimizer step of a rank on its rows of a batch."""
     mesh, batch = mesh_of(case), global_batch(seed, "language")
     rows = own_rows(batch, mesh.index_along(rank, ("data",)), mesh.axis_size("data"))
-    engine.train_step(rows, loss_of(batch, "language"))
+    stepped(engine, rows, loss_of(batch, "language"))
 
 
 def asked_trained_and_resumed(rank: int, case: Case, other: Case, folder: Path) -> bytes:
@@ -86,7 +87,7 @@ def asked_trained_and_resumed(rank: int, case: Case, other: Case, folder: Path) 
     engine, batch = engine_of(case, rank), global_batch(0, "language")
 
     def logprobs(engine, **options) -> torch.Tensor:
-        return engine.forward(batch, **options).tokens("logprobs").values
+        return logprobs_of(engine, batch, **options).values
 
     found = {"before": logprobs(engine, adapted=False)}
     for step in range(2):
@@ -106,7 +107,7 @@ def test_without_the_adapter_it_is_the_base_model_and_a_checkpoint_fits_any_layo
     case = replace(sharded(toy_dir, "qwen3", "language", 2, {"replicas": 2}), dtype=dtype)
     other = replace(case, sizes={"tensor": 2})
     base = replace(case, ranks=1, engine=TrainingEngine.single, sizes={}, settings={})
-    expected = engine_of(base).forward(global_batch(0, "language")).tokens("logprobs").values
+    expected = logprobs_of(engine_of(base), global_batch(0, "language")).values
     for answer in run_ranks(asked_trained_and_resumed, 2, case, other, tmp_path):
         found = pickle.loads(answer)
         # float32 sums in another order; bfloat16 products, summed over two ranks.

@@ -63,7 +63,8 @@ def learned(rank: int, kind: str, layout: Layout, directory: Path) -> list[Metri
         optimizer=Optimizer(learning_rate=1e-2, epsilon=1e-3, max_grad_norm=0.5),
         microbatch_tokens=30,
     )
-    setup = TrainingSetup(Model(path=str(directory)), training, 100, total_optimizer_steps=10, max_response_tokens=16)
+    sizes = {"minibatch_sequences": 100, "total_optimizer_steps": 10, "max_response_tokens": 16}
+    setup = TrainingSetup(Model(path=str(directory)), training, **sizes, temperature=1.0)
     context = WorkerContext("actor", rank=rank, mesh=mesh, rendezvous=Rendezvous(rank, mesh.size))
     loss = {"pairs": "sigmoid", "labelled": "kto"}[kind]
     algorithm = Algorithm(preference=Preference(loss=loss, imitation=0.3))

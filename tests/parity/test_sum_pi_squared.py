@@ -11,10 +11,10 @@ from transformers import AutoModelForCausalLM
 
 from hybridflow.batch import Batch
 from hybridflow.config.training import TrainingEngine
-from hybridflow.engines.training.interface import WITH_SQUARES
 from tests.oracles.logprobs import sum_pi_squared
 from tests.parity.divided import Case, engine_of, global_batch, mesh_of, own_rows
 from tests.spmd import run_ranks
+from tests.toys import TEMPERATURE, logprobs_of
 
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 67}
 FSDP, MEGATRON = TrainingEngine.fsdp, TrainingEngine.megatron
@@ -27,18 +27,18 @@ def explicit(directory: Path, batch: Batch) -> Tensor:
         prompt, response = (batch.tokens(name).row(i) for name in ("prompt_ids", "response_ids"))
         with torch.no_grad():
             logits = model(input_ids=torch.cat([prompt, response])[None]).logits[0]
-        squares = sum_pi_squared(logits, 0.7)
+        squares = sum_pi_squared(logits, TEMPERATURE)
         found.append(squares[len(prompt) - 1 : len(prompt) - 1 + len(response)])
     return torch.cat(found)
 
 
 def asked_rank(rank: int, case: Case) -> bytes:
-    """What a rank's engine says of its rows when asked, and its columns when not asked."""
+    """The sums of squares by a rank's engine, and its log-probabilities with and without them."""
     mesh, engine, batch = mesh_of(case), engine_of(case, rank), global_batch(0, "language")
     rows = own_rows(batch, mesh.index_along(rank, ("data",)), mesh.axis_size("data"))
-    asked = engine.forward(rows.with_columns(meta={WITH_SQUARES: True}))
-    plain = engine.forward(rows)
-    return pickle.dumps((asked.tokens("sum_pi_squared").values, asked.columns, plain.columns))
+    asked = engine.forward(rows, ("entropy", "sum_pi_squared", "logprobs"), temperature=TEMPERATURE)
+    told = [asked.tokens(name).values for name in ("sum_pi_squared", "logprobs")]
+    return pickle.dumps((*told, logprobs_of(engine, rows).values))
 
 
 @pytest.mark.parametrize(
@@ -63,5 +63,5 @@ def test_sums_of_squares_are_those_of_the_whole_table(toy_dir, engine, ranks, si
     found = torch.cat([told[rank][0] for rank in firsts])
     # float32 against float64
     torch.testing.assert_close(found.double(), explicit(directory, global_batch(0, "language")), atol=1e-5, rtol=1e-4)
-    for _, asked, plain in told:
-        assert set(asked) - set(plain) == {"sum_pi_squared"}
+    for _, beside, alone in told:
+        assert torch.equal(beside, alone), "bit for bit, whatever else is computed"

@@ -14,7 +14,7 @@ from hybridflow.config.algorithm import Algorithm
 from hybridflow.config.training import Optimizer
 from hybridflow.workers.objectives import Denominators, policy_objective
 from tests.oracles import training as oracle
-from tests.toys import numbers_like, sequences
+from tests.toys import logprobs_of, numbers_like, sequences, stepped
 from tests.unit.engines.training.engines import language_engine, largest_difference, weights
 
 OPTIMIZER = Optimizer(learning_rate=1e-2, epsilon=1e-3, weight_decay=0.1, max_grad_norm=0.5)
@@ -31,7 +31,7 @@ def batches(directory) -> list[Batch]:
     model, made = language_engine(directory), []
     for seed in range(3):
         batch = sequences(seed=seed)
-        old = model.forward(batch).tokens("logprobs")
+        old = logprobs_of(model, batch)
         near = old.like(old.values + numbers_like(old, seed=seed, scale=0.2).values)
         advantages = numbers_like(old, seed=seed + 10)
         made.append(batch.with_columns(tokens={"old_logprobs": near, "advantages": advantages}))
@@ -41,7 +41,7 @@ def batches(directory) -> list[Batch]:
 def trained(directory, microbatch_tokens: int):
     engine = language_engine(directory, optimizer=OPTIMIZER, microbatch_tokens=microbatch_tokens)
     metrics = [
-        engine.train_step(batch, policy_objective(ALGORITHM, Denominators.of(batch), norm_tokens=16))
+        stepped(engine, batch, policy_objective(ALGORITHM, Denominators.of(batch), norm_tokens=16))
         for batch in batches(directory)
     ]
     return weights(engine), [step["grad_norm"].value for step in metrics]
@@ -92,6 +92,6 @@ def test_the_tolerance_would_show_a_lost_token(toy_dir):
         mask = batch.tokens("response_mask")
         one_less = mask.like(mask.values.clone().index_fill_(0, torch.tensor([0]), 0.0))
         batch = batch.with_columns(tokens={"response_mask": one_less})
-        engine.train_step(batch, policy_objective(ALGORITHM, Denominators.of(batch), norm_tokens=16))
+        stepped(engine, batch, policy_objective(ALGORITHM, Denominators.of(batch), norm_tokens=16))
     assert largest_difference(weights(engine), whole) > 10 * TOLERANCE
     assert math.isfinite(largest_difference(weights(engine), whole))

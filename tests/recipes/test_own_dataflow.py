@@ -104,6 +104,19 @@ def test_its_own_state_is_resumed(teach):
     assert [row["tutor/lessons"] for row in rows_of(teach())] == [8, 16, 24, 32]
 
 
+def test_a_batch_of_its_own_making_is_learnt_from_at_the_temperature_of_the_run(teach, tmp_path):
+    """At another temperature the update would find that rollout and training disagree, and stop the run."""
+    tutor = tmp_path / "tutor.py"
+    drawn = "batch = self.rollout.generate(prompts.repeat(self.samples_per_prompt))"
+    own = "Batch.of(rows=drawn.row_columns, tokens=drawn.token_columns, objects=drawn.objects)"
+    assert drawn in TUTOR
+    tutor.write_text(
+        TUTOR.replace(drawn, f"{drawn.replace('batch', 'drawn', 1)}.fetch()\n        batch = self.correct.score({own})")
+    )
+    (row,) = rows_of(teach("rollout.sampling.temperature=0.7", "trainer={total_steps: 1, save_every: 0}"))
+    assert row["training/rollout_logprobs_diff_max"] < 1e-4
+
+
 @pytest.mark.ray
 def test_it_gives_the_same_bits_on_ray_with_a_judge_elsewhere(teach, ray_backend: Backend):
     local = rows_of(teach())

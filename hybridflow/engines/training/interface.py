@@ -15,18 +15,6 @@ from hybridflow.parallel.mesh import ParallelMesh
 
 
 @dataclass(frozen=True)
-class TokenOutputs:
-    """What a model says of each response token, right-padded [B, R]; absent outputs are empty tensors.
-
-    A causal model fills `logprobs` and `entropy` (of softmax(logits / temperature)), a value model `values`.
-    """
-
-    logprobs: Tensor
-    entropy: Tensor
-    values: Tensor
-
-
-@dataclass(frozen=True)
 class Loss:
     """A scalar to differentiate, already divided by the global denominators, and what to report of it."""
 
@@ -34,11 +22,22 @@ class Loss:
     metrics: Metrics
 
 
-WITH_SQUARES = "with_squares"
-"""In the metadata of a batch: the sum of the squares of each token's probabilities over the vocabulary is wanted."""
+@dataclass(frozen=True)
+class LossFn:
+    """A loss of micro-batches, and the outputs of the model that it reads: an engine computes no others.
 
-LossFn = Callable[[TokenOutputs, Mapping[str, Tensor]], Loss]
-"""From a micro-batch's outputs and its columns (token columns right-padded [B, R], row columns [B]) to its loss."""
+        loss_fn = LossFn(("logprobs",), lambda outputs, columns: Loss(-outputs["logprobs"].sum(), {}))
+
+    It is called with the outputs by name, right-padded [B, R], and the micro-batch's columns (token columns
+    right-padded [B, R], row columns [B]).
+    """
+
+    outputs: tuple[str, ...]
+    function: Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], Loss]
+
+    def __call__(self, outputs: Mapping[str, Tensor], columns: Mapping[str, Tensor]) -> Loss:
+        """The loss of a micro-batch."""
+        return self.function(outputs, columns)
 
 
 class Part(Enum):
@@ -53,19 +52,21 @@ class TrainEngine(Protocol):
 
     Ranks that differ in `data` alone are given different rows (as many optimizer steps, not as many rows); all others
     the same. Losses are divided by the denominators of all rows, so gradients are summed over `data`, not averaged.
+
+    A language model has the outputs `logprobs`, `entropy` and `sum_pi_squared`, each of softmax(logits / temperature),
+    float32; a value model has `values`, and ignores the temperature. No output is computed that is not named.
     """
 
     mesh: ParallelMesh
 
-    def forward(self, batch: Batch, *, adapted: bool = True) -> Batch:
-        """Token columns `logprobs` and `entropy`, or `values`, of the batch's responses; no gradient.
+    def forward(self, batch: Batch, outputs: tuple[str, ...], *, temperature: float, adapted: bool = True) -> Batch:
+        """The named outputs as token columns of the batch's responses; no gradient.
 
-        Where `batch.meta` has `WITH_SQUARES`, a language model's answer has `sum_pi_squared` as well.
         Without `adapted` they are those of the model that a low-rank adapter was added to, where there is one.
         """
         ...
 
-    def train_step(self, batch: Batch, loss_fn: LossFn) -> Metrics:
+    def train_step(self, batch: Batch, loss_fn: LossFn, *, temperature: float) -> Metrics:
         """One optimizer step on the batch, in micro-batches whose losses add up. Metrics are of this rank's rows."""
         ...
 

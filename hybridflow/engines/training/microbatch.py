@@ -9,7 +9,6 @@ from hybridflow.algorithms.logprobs import packed_predicting_positions
 from hybridflow.batch import Batch, Ragged
 from hybridflow.batch.iterate import ROWS_TOGETHER, microbatches
 from hybridflow.batch.ragged import interleaved, offsets_of
-from hybridflow.engines.training.interface import WITH_SQUARES
 from hybridflow.models.packing import Packing
 
 
@@ -32,8 +31,6 @@ class MicroBatch:
     shape: tuple[int, int]
     lengths: Tensor
     counts: bool = True
-    with_squares: bool = False
-    """`sum_pi_squared` is wanted as well."""
 
     @property
     def position_ids(self) -> Tensor:
@@ -74,8 +71,7 @@ def make_microbatches(
         _micro(rows, prompts.select(rows), responses.select(rows), multiple_of, device)
         for rows in microbatches(lengths, budget_tokens=budget_tokens, together=together)
     ]
-    micros += [_idle(multiple_of, device)] * (at_least - len(micros))
-    return [replace(micro, with_squares=True) for micro in micros] if batch.meta.get(WITH_SQUARES) else micros
+    return micros + [_idle(multiple_of, device)] * (at_least - len(micros))
 
 
 def columns_of(batch: Batch, micro: MicroBatch, device: torch.device) -> dict[str, Tensor]:

@@ -1,24 +1,17 @@
 """Passes over micro-batches, the same for every engine that runs Hugging Face models."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from hybridflow.batch import Batch, Ragged
-from hybridflow.engines.training.interface import LossFn
+from hybridflow.engines.training.interface import Loss, LossFn
 from hybridflow.engines.training.microbatch import MicroBatch, columns_of
-from hybridflow.engines.training.outputs import TokenModel, token_outputs
+from hybridflow.engines.training.outputs import TokenModel
 from hybridflow.errors import EngineError
 from hybridflow.observability.metrics import Metrics, merge
-
-
-def temperature_of(batch: Batch) -> float:
-    """What the samples' logits were divided by; 1 where the batch does not say."""
-    temperature = batch.meta.get("temperature", 1.0)
-    assert isinstance(temperature, int | float), f"temperature={temperature!r}"
-    return float(temperature)
 
 
 def finite_norm(norm: float, *, step: int) -> float:
@@ -31,11 +24,12 @@ def finite_norm(norm: float, *, step: int) -> float:
     return norm
 
 
-def forward_pass(model: TokenModel, batch: Batch, micros: Sequence[MicroBatch]) -> Batch:
-    """Token columns of what the model says of the batch's responses, in the order of its rows; no gradient."""
-    temperature = temperature_of(batch)
+def forward_pass(
+    model: TokenModel, micros: Sequence[MicroBatch], outputs: tuple[str, ...], *, temperature: float
+) -> Batch:
+    """The named outputs as token columns of a batch's responses, in the order of its rows; no gradient."""
     with torch.no_grad():
-        return joined_outputs([(micro, model(micro, temperature)) for micro in micros])
+        return joined_outputs([(micro, model(micro, outputs, temperature)) for micro in micros])
 
 
 def joined_outputs(parts: Iterable[tuple[MicroBatch, dict[str, Tensor]]]) -> Batch:
@@ -57,21 +51,25 @@ def accumulate_gradients(
     micros: Sequence[MicroBatch],
     loss_fn: LossFn,
     *,
+    temperature: float,
     before_backward: Callable[[bool], None] = lambda is_last: None,
 ) -> Metrics:
     """Adds the gradients of all micro-batches' losses to the parameters', and returns what the losses report.
 
     `before_backward(is_last)` is called before each backward pass, for engines that reduce gradients after the last.
     """
-    temperature, reports = temperature_of(batch), []
+    reports = []
     for number, micro in enumerate(micros, 1):
-        outputs = model(micro, temperature)
-        if micro.counts:
-            loss = loss_fn(token_outputs(micro, outputs), columns_of(batch, micro, micro.input_ids.device))
-            value = loss.value
-            reports.append(loss.metrics)
-        else:
-            value = torch.stack([flat.sum() for flat in outputs.values()]).sum() * 0.0
+        loss = loss_of(loss_fn, batch, micro, model(micro, loss_fn.outputs, temperature))
+        reports.append(loss.metrics)
         before_backward(number == len(micros))
-        value.backward()
+        loss.value.backward()
     return merge(reports)
+
+
+def loss_of(loss_fn: LossFn, batch: Batch, micro: MicroBatch, outputs: Mapping[str, Tensor]) -> Loss:
+    """The loss of one of the batch's micro-batches; 0, with a gradient of 0, for one that does not count."""
+    if not micro.counts:
+        return Loss(torch.stack([flat.sum() for flat in outputs.values()]).sum() * 0.0, {})
+    padded = {name: micro.spread(flat) for name, flat in outputs.items()}
+    return loss_fn(padded, columns_of(batch, micro, micro.input_ids.device))

@@ -35,8 +35,8 @@ class SingleEngine:
     """One model, one device, AdamW; implements `TrainEngine`.
 
     engine = SingleEngine(EngineSetup(LANGUAGE, config.actor.model, config.actor, 300, device, Ranks.alone()))
-    logprobs = engine.forward(batch).tokens("logprobs")
-    metrics = engine.train_step(minibatch, loss_fn)
+    logprobs = engine.forward(batch, ("logprobs",), temperature=1.0).tokens("logprobs")
+    metrics = engine.train_step(minibatch, loss_fn, temperature=1.0)
     """
 
     def __init__(self, setup: EngineSetup) -> None:
@@ -58,13 +58,13 @@ class SingleEngine:
         self._away = {Part.optimizer} if setup.training.offload_optimizer else set[Part]()
         self._steps = 0
 
-    def forward(self, batch: Batch, *, adapted: bool = True) -> Batch:
+    def forward(self, batch: Batch, outputs: tuple[str, ...], *, temperature: float, adapted: bool = True) -> Batch:
         """See `TrainEngine.forward`."""
         self.onload(Part.parameters)
         with nullcontext() if adapted or self._adapter is None else self._adapter.off():
-            return forward_pass(self._outputs, batch, self._micros(batch))
+            return forward_pass(self._outputs, self._micros(batch), outputs, temperature=temperature)
 
-    def train_step(self, batch: Batch, loss_fn: LossFn) -> Metrics:
+    def train_step(self, batch: Batch, loss_fn: LossFn, *, temperature: float) -> Metrics:
         """See `TrainEngine.train_step`. Raises `EngineError` when the gradient is not finite."""
         self.onload(Part.parameters)
         rate = learning_rate(
@@ -73,7 +73,7 @@ class SingleEngine:
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self.model.zero_grad(set_to_none=True)
-        metrics = accumulate_gradients(self._outputs, batch, self._micros(batch), loss_fn)
+        metrics = accumulate_gradients(self._outputs, batch, self._micros(batch), loss_fn, temperature=temperature)
         norm = self._clipped_grad_norm()
         self._optimizer.step()
         self.model.zero_grad(set_to_none=True)

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridflow.algorithms.logprobs import (
-    entropy,
+    language_outputs,
     logprobs_and_entropy,
     packed_predicting_positions,
     predicting_positions,
@@ -56,12 +56,24 @@ def test_the_gradient_flows_through_both_at_once():
 
 @given(seeds, temperatures, chunks)
 def test_logprobs_are_bit_for_bit_the_same_with_and_without_entropy_and_for_any_chunk(seed, temperature, chunk_tokens):
-    """The first ratio of an update is then exactly 1."""
+    """The first ratio of an update is then exactly 1. Nor does their gradient depend on either."""
     logits, targets = example((6, 64), seed)
+    logits.requires_grad_()
     alone = token_logprobs(logits, targets, temperature=temperature)
     both = logprobs_and_entropy(logits, targets, temperature=temperature, chunk_tokens=chunk_tokens)
     assert torch.equal(alone, both[0])
-    assert torch.equal(both[1], entropy(logits, temperature=temperature))
+    grads = [torch.autograd.grad(logprobs.square().sum(), logits)[0] for logprobs in (alone, both[0])]
+    assert torch.equal(*grads)
+
+
+def test_named_outputs_come_in_the_order_of_their_names():
+    logits, targets = example((6, 9), 0)
+    both = logprobs_and_entropy(logits, targets, temperature=0.7)
+    found = language_outputs(logits, targets, ("entropy", "sum_pi_squared", "logprobs"), temperature=0.7)
+    for output, wanted in zip(found, (both[1], sum_pi_squared(logits, temperature=0.7), both[0]), strict=True):
+        assert torch.equal(output, wanted)
+    (alone,) = language_outputs(logits, targets, ("logprobs",), temperature=0.7)
+    assert torch.equal(alone, both[0])
 
 
 def test_bfloat16_logits_are_computed_in_float32_and_get_a_bfloat16_gradient():
@@ -77,9 +89,10 @@ def test_bfloat16_logits_are_computed_in_float32_and_get_a_bfloat16_gradient():
 
 
 def test_entropy_is_that_of_the_tempered_distribution():
-    uniform = entropy(torch.zeros(2, 8), temperature=3.0)
+    _, uniform = logprobs_and_entropy(torch.zeros(2, 8), torch.zeros(2, dtype=torch.int64), temperature=3.0)
     torch.testing.assert_close(uniform, torch.full((2,), 8.0).log())
-    assert entropy(torch.tensor([[1e4, 0.0]]), temperature=1.0).item() == 0.0
+    _, certain = logprobs_and_entropy(torch.tensor([[1e4, 0.0]]), torch.tensor([0]), temperature=1.0)
+    assert certain.item() == 0.0
 
 
 def test_a_forbidden_token_leaves_values_and_gradients_finite():

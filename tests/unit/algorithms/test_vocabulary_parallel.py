@@ -5,10 +5,7 @@ import torch
 import torch.distributed as dist
 
 from hybridflow.algorithms.logprobs import logprobs_and_entropy
-from hybridflow.algorithms.vocabulary_parallel import (
-    vocabulary_parallel_logprobs_and_entropy,
-    vocabulary_parallel_sum_pi_squared,
-)
+from hybridflow.algorithms.vocabulary_parallel import vocabulary_parallel_outputs
 from tests.oracles import logprobs as oracle
 from tests.spmd import run_ranks
 from tests.unit.algorithms.examples import generator, normal
@@ -24,29 +21,33 @@ def example(scale: float = 3.0) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
 
 
 def divided(rank: int, columns: int, temperature: float, chunk_tokens: int | None, scale: float):
-    """Both outputs, and the gradient of a loss of both, from `columns` columns a rank: the last are padding."""
+    """All outputs, and the gradient of a loss of the first two, from `columns` columns per rank: the last are padding.
+
+    On the way, log-probabilities alone and their gradient must be bit for bit those beside the others.
+    """
     logits, targets, weights = example(scale)
     width = columns * dist.get_world_size()
     # What stands in padding must not matter.
     padded = torch.cat([logits, torch.full((ROWS, width - VOCABULARY), 50.0)], 1)
     own = padded[:, rank * columns : (rank + 1) * columns].clone().requires_grad_()
-    outputs = vocabulary_parallel_logprobs_and_entropy(
-        own,
-        targets,
-        temperature=temperature,
-        first_column=rank * columns,
-        vocabulary=VOCABULARY,
-        group=dist.group.WORLD,
-        chunk_tokens=chunk_tokens,
-    )
-    squares = vocabulary_parallel_sum_pi_squared(
-        own,
-        temperature=temperature,
-        first_column=rank * columns,
-        vocabulary=VOCABULARY,
-        group=dist.group.WORLD,
-        chunk_tokens=chunk_tokens,
-    )
+
+    def told(*names: str) -> tuple[torch.Tensor, ...]:
+        return vocabulary_parallel_outputs(
+            own,
+            targets,
+            names,
+            temperature=temperature,
+            first_column=rank * columns,
+            vocabulary=VOCABULARY,
+            group=dist.group.WORLD,
+            chunk_tokens=chunk_tokens,
+        )
+
+    *outputs, squares = told("logprobs", "entropy", "sum_pi_squared")
+    (alone,) = told("logprobs")
+    assert torch.equal(alone, outputs[0])
+    grads = [torch.autograd.grad(each.square().sum(), own, retain_graph=True)[0] for each in (alone, outputs[0])]
+    assert torch.equal(*grads)
     loss = sum((output.square() * weight).sum() for output, weight in zip(outputs, weights, strict=True))
     (grad,) = torch.autograd.grad(loss, own)
     return [tensor.detach().numpy() for tensor in (*outputs, grad, squares)]
@@ -84,10 +85,9 @@ def test_values_and_gradients_are_those_of_the_whole_table(num_ranks, columns, t
     assert (whole[:, VOCABULARY:] == 0.0).all()
 
 
-def alone(logits: torch.Tensor, targets: torch.Tensor, **settings) -> tuple[torch.Tensor, torch.Tensor]:
-    return vocabulary_parallel_logprobs_and_entropy(
-        logits, targets, temperature=0.7, first_column=0, vocabulary=logits.shape[1], group=None, **settings
-    )
+def alone(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    sizes = {"first_column": 0, "vocabulary": logits.shape[1]}
+    return vocabulary_parallel_outputs(logits, targets, ("logprobs", "entropy"), temperature=0.7, **sizes, group=None)
 
 
 def test_one_rank_alone_agrees_with_the_whole_table():

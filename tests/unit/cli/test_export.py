@@ -15,7 +15,7 @@ from hybridflow.config.training import Lora, Optimizer
 from hybridflow.elastic.checkpoint import CheckpointStore
 from hybridflow.models.heads import load_value_model
 from tests.architecture.source import ROOT
-from tests.toys import sequences
+from tests.toys import sequences, stepped
 from tests.unit.elastic.parts import written_by
 from tests.unit.engines.training.engines import language_engine, likelihood_loss, value_engine, weights
 
@@ -44,7 +44,7 @@ def run_of(tmp_path):
 
 
 def trained(engine):
-    engine.train_step(sequences(), likelihood_loss)
+    stepped(engine, sequences(), likelihood_loss)
     return engine
 
 

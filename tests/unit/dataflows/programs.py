@@ -68,6 +68,7 @@ def local_roles(
         minibatch_sequences=PROMPTS * samples,
         total_optimizer_steps=100,
         max_response_tokens=RESPONSE,
+        temperature=1.0,
     )
     told = {"setup": setup, "algorithm": algorithm or Algorithm(advantage="grpo")}
     rollout = RolloutSetup(Rollout(), model, max_prompt_tokens=8, max_response_tokens=RESPONSE, seed=0)
@@ -76,7 +77,7 @@ def local_roles(
         "actor": (ActorWorker, told | {"rollout": rollout}),
         "critic": (CriticWorker, told),
         "reward": (RewardFunctionWorker, {"reward": Reward(functions=list(rewards)), "model": model}),
-        "reference": (ReferenceWorker, {"model": model, "training": Training()}),
+        "reference": (ReferenceWorker, {"model": model, "training": Training(), "temperature": 1.0}),
     }
     if costs:
         kinds["cost"] = (RewardFunctionWorker, {"reward": Reward(functions=list(costs)), "model": model})

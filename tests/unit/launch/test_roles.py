@@ -6,15 +6,17 @@ import pytest
 
 from hybridflow.config.derived import pool_sizes
 from hybridflow.config.experiment import Experiment
+from hybridflow.dataflows.dpo import DPO
 from hybridflow.dataflows.grpo import GRPO
 from hybridflow.dataflows.interface import Dataflow
+from hybridflow.dataflows.kto import KTO
 from hybridflow.dataflows.ppo import PPO
 from hybridflow.dataflows.roles import Generates, Policy, Predicts, Scores, ValueFunction
 from hybridflow.dataflows.safe_rlhf import SafeRLHF
 from hybridflow.dataflows.sft import SFT
 from hybridflow.errors import ConfigError
 from hybridflow.launch.compose import compose_run
-from hybridflow.launch.roles import RoleSpec, plan_roles
+from hybridflow.launch.roles import RoleSpec, plan_roles, training_temperature
 from hybridflow.workers.reference import ReferenceWorker
 
 
@@ -119,6 +121,29 @@ def test_sizes_of_minibatches_count_samples():
 def test_a_demonstration_is_one_row_however_many_samples_an_evaluation_draws():
     setup = planned(SFT, "actor.minibatch_size=8", "rollout.samples_per_prompt=3", name="sft").told("actor", "setup")
     assert setup.minibatch_sequences == 8
+
+
+class Judged(DPO):
+    """Pairs that the policy itself samples in each step."""
+
+    rollout: Generates
+
+
+@pytest.mark.parametrize(
+    ("dataflow", "name", "expected"),
+    [
+        *[(PPO, "ppo", 0.7), (GRPO, "ppo", 0.7), (SafeRLHF, "ppo", 0.7), (Judged, "dpo", 0.7)],
+        *[(SFT, "sft", 1.0), (DPO, "dpo", 1.0), (KTO, "kto", 1.0)],
+    ],
+)
+def test_the_policy_and_its_reference_have_the_temperature_of_the_samples_that_it_learns_from(dataflow, name, expected):
+    config = configured("rollout.sampling.temperature=0.7", "rollout.eval_sampling.temperature=0.5", name=name)
+    assert training_temperature(config, dataflow) == expected
+
+
+def test_the_reference_is_told_the_temperature_of_the_policy():
+    roles = planned(PPO, "rollout.sampling.temperature=0.7", "algorithm.kl.placement=loss")
+    assert roles.told("actor", "setup").temperature == roles.told("reference", "temperature") == 0.7
 
 
 def test_optimizer_steps_are_those_of_the_whole_run():

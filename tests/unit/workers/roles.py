@@ -20,7 +20,9 @@ PROMPTS, SAMPLES, RESPONSE = 3, 2, 6
 GRPO = Algorithm(advantage="grpo")
 
 
-def setup_of(directory: Path, *, minibatch_sequences: int = PROMPTS * SAMPLES, **training: object) -> TrainingSetup:
+def setup_of(
+    directory: Path, *, minibatch_sequences: int = PROMPTS * SAMPLES, temperature: float = 1.0, **training: object
+) -> TrainingSetup:
     """What a trained role is told; `training` are fields of `Training`."""
     settings = {"optimizer": Optimizer(learning_rate=0.01, epsilon=1e-3)} | training
     return TrainingSetup(
@@ -29,16 +31,16 @@ def setup_of(directory: Path, *, minibatch_sequences: int = PROMPTS * SAMPLES, *
         minibatch_sequences=minibatch_sequences,
         total_optimizer_steps=100,
         max_response_tokens=RESPONSE,
+        temperature=temperature,
     )
 
 
 def actor(directory: Path, *, rollout: Rollout | None = None, algorithm: Algorithm = GRPO, **training) -> ActorWorker:
     """An actor with a rollout engine on its weights."""
-    model = Model(path=str(directory))
-    setup = RolloutSetup(rollout or Rollout(), model, max_prompt_tokens=8, max_response_tokens=RESPONSE, seed=0)
-    return ActorWorker(
-        WorkerContext("actor"), setup=setup_of(directory, **training), algorithm=algorithm, rollout=setup
-    )
+    model, rollout = Model(path=str(directory)), rollout or Rollout()
+    generation = RolloutSetup(rollout, model, max_prompt_tokens=8, max_response_tokens=RESPONSE, seed=0)
+    setup = setup_of(directory, temperature=rollout.sampling.temperature, **training)
+    return ActorWorker(WorkerContext("actor"), setup=setup, algorithm=algorithm, rollout=generation)
 
 
 def critic(directory: Path, *, algorithm: Algorithm | None = None, **training) -> CriticWorker:

@@ -106,16 +106,24 @@ def test_the_bound_of_the_difference_follows_the_inverse_of_the_temperature(toy_
         warm.update(moved(sampled(warm), 0.002))
 
 
-def test_samples_of_a_restricted_evaluation_are_named_where_they_disagree(toy_dir):
-    worker = actor(toy_dir(), rollout=Rollout(eval_sampling=Sampling(top_k=2)))
+@pytest.mark.parametrize(
+    ("sampling", "message", "remedy"),
+    [
+        (Sampling(top_k=2), "drawn with top_p or top_k", "rollout.eval_sampling.top_k=0"),
+        (Sampling(temperature=0.5), r"drawn at temperature 0\.5, .* trained at 1", "rollout.eval_sampling.temperature"),
+    ],
+    ids=["restricted", "colder"],
+)
+def test_samples_of_another_evaluation_are_named_where_they_disagree(toy_dir, sampling, message, remedy):
+    worker = actor(toy_dir(), rollout=Rollout(eval_sampling=sampling))
     given = prompts()
     drawn = given.join(worker.generate(given, purpose="eval"))
     advantages = numbers_like(drawn.tokens("response_ids"), seed=0)
     batch = drawn.join(worker.logprobs(drawn)).with_columns(tokens={"advantages": advantages})
-    with pytest.raises(StaleWeightsError, match="drawn with top_p or top_k") as caught:
+    with pytest.raises(StaleWeightsError, match=message) as caught:
         worker.update(batch)
     assert "weights" not in caught.value.message
-    assert "rollout.eval_sampling.top_k=0" in caught.value.remedy
+    assert remedy in caught.value.remedy
 
 
 def test_only_the_first_update_is_compared_and_all_are_reported(toy_dir):

@@ -8,6 +8,7 @@ import torch
 from hybridflow.batch import Batch, Ragged
 from hybridflow.config.model import Model
 from hybridflow.config.reward import Reward
+from hybridflow.config.rollout import Rollout, Sampling
 from hybridflow.config.training import Training
 from hybridflow.controller.worker import WorkerContext
 from hybridflow.errors import RewardError
@@ -36,10 +37,12 @@ def answered(directory, responses: list[str]) -> Batch:
 
 
 def test_the_references_logprobs_are_those_of_the_model_it_was_made_from(toy_dir):
-    reference = ReferenceWorker(WorkerContext("reference"), model=Model(path=str(toy_dir())), training=Training())
-    batch = sequences()
+    reference = ReferenceWorker(
+        WorkerContext("reference"), model=Model(path=str(toy_dir())), training=Training(), temperature=0.7
+    )
+    batch, warm = sequences(), Rollout(sampling=Sampling(temperature=0.7))
     found = reference.logprobs(batch).tokens("ref_logprobs").values
-    assert torch.equal(found, actor(toy_dir()).logprobs(batch).tokens("old_logprobs").values)
+    assert torch.equal(found, actor(toy_dir(), rollout=warm).logprobs(batch).tokens("old_logprobs").values)
 
 
 def test_scores_are_those_of_the_functions(toy_dir):

@@ -33,7 +33,9 @@ def test_what_is_published_is_the_merged_model(toy_dir):
 
 def test_its_reference_is_the_model_that_a_reference_of_its_own_would_have_loaded(toy_dir):
     worker = updated(toy_dir())
-    loaded = ReferenceWorker(WorkerContext("reference"), model=Model(path=str(toy_dir())), training=Training())
+    loaded = ReferenceWorker(
+        WorkerContext("reference"), model=Model(path=str(toy_dir())), training=Training(), temperature=1.0
+    )
     batch = sampled(worker)
     found = worker.reference_logprobs(batch).tokens("ref_logprobs").values
     assert torch.equal(found, loaded.logprobs(batch).tokens("ref_logprobs").values)

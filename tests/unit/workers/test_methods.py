@@ -8,7 +8,7 @@ import torch
 from hybridflow.config.algorithm import KL, Algorithm, KLPlacement
 from hybridflow.config.choices import advantage_name, is_own, policy_loss_name
 from hybridflow.config.user_code import load_member
-from hybridflow.engines.training.interface import Loss, TokenOutputs
+from hybridflow.engines.training.interface import Loss
 from hybridflow.errors import ConfigError
 from hybridflow.workers.methods import estimator, policy_loss, token_numbers
 from hybridflow.workers.objectives import Denominators, policy_objective
@@ -62,7 +62,7 @@ def surrogate(name: str) -> Loss:
     """A policy objective with the loss of that name, of two rows."""
     loss_fn = policy_objective(Algorithm(policy_loss=name), Denominators(3.0, 2.0), norm_tokens=2.0)
     logprobs = torch.tensor([[-1.0, -2.0], [-3.0, -4.0]], requires_grad=True)
-    outputs = TokenOutputs(logprobs, torch.zeros(2, 2), torch.empty(0))
+    outputs = {"logprobs": logprobs, "entropy": torch.zeros(2, 2)}
     return loss_fn(outputs, {"response_mask": MASK, "advantages": torch.ones(2, 2)})
 
 

@@ -10,7 +10,7 @@ from hybridflow.algorithms.aggregate import MODES
 from hybridflow.algorithms.catalogue import POLICY_LOSSES
 from hybridflow.batch import Batch, Ragged
 from hybridflow.config.algorithm import KL, Algorithm, KLPlacement, OldLogprobs
-from hybridflow.engines.training.interface import Loss, LossFn, TokenOutputs
+from hybridflow.engines.training.interface import Loss, LossFn
 from hybridflow.errors import BatchError
 from hybridflow.observability.metrics import merge, plain
 from hybridflow.workers.methods import policy_loss
@@ -75,12 +75,12 @@ def denominators(columns: dict[str, Tensor]) -> Denominators:
     return Denominators.of(Batch.of(tokens={"response_mask": mask}))
 
 
-def outputs_of(columns: dict[str, Tensor]) -> TokenOutputs:
-    return TokenOutputs(columns["logprobs"], columns["entropy"], columns["new_values"])
+def outputs_of(columns: dict[str, Tensor], names: tuple[str, ...]) -> dict[str, Tensor]:
+    return {name: columns["new_values" if name == "values" else name] for name in names}
 
 
 def whole(loss_fn: LossFn, columns: dict[str, Tensor]) -> Loss:
-    return loss_fn(outputs_of(columns), columns)
+    return loss_fn(outputs_of(columns, loss_fn.outputs), columns)
 
 
 def in_parts(loss_fn: LossFn, columns: dict[str, Tensor], split: list[int]) -> list[Loss]:
@@ -320,7 +320,7 @@ def test_the_default_divergence_in_the_loss_pulls_toward_the_reference():
     slopes = []
     for kl in (tie, replace(tie, estimator="k1", allow_k1_loss=True)):
         loss_fn = policy_objective(Algorithm(kl=kl, aggregation="token-sum"), Denominators(9.0, 1.0), norm_tokens=NORM)
-        found = loss_fn(TokenOutputs(logprobs, nothing, torch.empty(0)), columns)
+        found = loss_fn({"logprobs": logprobs, "entropy": nothing}, columns)
         (of_each,) = torch.autograd.grad(found.value, logprobs, retain_graph=True)
         expected = torch.autograd.grad(logprobs, logits, logprobs.detach().exp() * of_each, retain_graph=True)
         slopes.append(expected[0])

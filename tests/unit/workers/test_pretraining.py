@@ -37,7 +37,7 @@ def test_the_gradient_is_the_policys_and_that_of_the_texts(toy_dir, coefficient)
     batch = sampled(both)
     together, alone = moved_by(both, batch, texts()), moved_by(policy, batch)
     before = {name: weight.clone() for name, weight in weights(imitator.engine).items()}
-    imitator.imitate(texts().with_columns(meta={"temperature": 1.0}))
+    imitator.imitate(texts())
     for name, weight in weights(imitator.engine).items():
         expected = alone[name] + coefficient * (weight - before[name])
         assert torch.allclose(together[name], expected, atol=1e-3 * float(expected.abs().max()) + 1e-6), name
@@ -64,7 +64,7 @@ def test_what_is_said_of_the_policy_is_as_without_texts(toy_dir):
 
 def test_its_loss_is_the_mean_over_tokens_that_count(toy_dir):
     worker = ptx(toy_dir, 1.0, optimizer=STILL)
-    batch, given = sampled(worker), texts().with_columns(meta={"temperature": 1.0})
+    batch, given = sampled(worker), texts()
     logprobs, mask = worker.logprobs(given).tokens("old_logprobs").values, given.tokens("response_mask").values
     expected = -float((logprobs * mask).sum() / mask.sum())
     assert worker.update(batch, given)["actor/pretraining_loss"].value == pytest.approx(expected, rel=1e-5)

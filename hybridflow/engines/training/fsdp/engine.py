@@ -49,8 +49,8 @@ class FsdpEngine:
     """A model in shards over the ranks of a mesh; implements `TrainEngine`. All ranks make it, and call it, together.
 
     engine = FsdpEngine(EngineSetup(LANGUAGE, config.actor.model, config.actor, 300, device, ranks))
-    logprobs = engine.forward(own_rows).tokens("logprobs")
-    metrics = engine.train_step(own_minibatch, loss_fn)
+    logprobs = engine.forward(own_rows, ("logprobs",), temperature=1.0).tokens("logprobs")
+    metrics = engine.train_step(own_minibatch, loss_fn, temperature=1.0)
     """
 
     def __init__(self, setup: EngineSetup) -> None:
@@ -76,17 +76,17 @@ class FsdpEngine:
         self._steps = 0
         self._read_weights(setup.directory)
 
-    def forward(self, batch: Batch, *, adapted: bool = True) -> Batch:
+    def forward(self, batch: Batch, outputs: tuple[str, ...], *, temperature: float, adapted: bool = True) -> Batch:
         """See `TrainEngine.forward`."""
         self.onload(Part.parameters)
         micros = self._micros(batch)
         kind = nullcontext() if adapted or self._adapter is None else self._adapter.off()
         with kind, undone_on_failure(self._outputs):
-            outputs = forward_pass(self._outputs, batch, micros)
+            told = forward_pass(self._outputs, micros, outputs, temperature=temperature)
         reshard(self._outputs)
-        return outputs
+        return told
 
-    def train_step(self, batch: Batch, loss_fn: LossFn) -> Metrics:
+    def train_step(self, batch: Batch, loss_fn: LossFn, *, temperature: float) -> Metrics:
         """See `TrainEngine.train_step`. Raises `EngineError` when the gradient is not finite."""
         self.onload(Part.parameters)
         rate = learning_rate(
@@ -98,7 +98,12 @@ class FsdpEngine:
         micros = self._micros(batch)
         with undone_on_failure(self._outputs):
             metrics = accumulate_gradients(
-                self._outputs, batch, micros, loss_fn, before_backward=self._exchange_between_copies
+                self._outputs,
+                batch,
+                micros,
+                loss_fn,
+                temperature=temperature,
+                before_backward=self._exchange_between_copies,
             )
         for parameter in self._parameters:
             parameter.take_gradient()

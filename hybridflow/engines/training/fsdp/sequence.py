@@ -56,7 +56,7 @@ class SequenceParallelOutputs(nn.Module):
         AttentionMaskInterface.register(_EXCHANGED, window_mask)  # else transformers drops a layer's window, silently
         backbone.set_attn_implementation(_EXCHANGED)
 
-    def forward(self, micro: MicroBatch, temperature: float) -> dict[str, Tensor]:
+    def forward(self, micro: MicroBatch, names: tuple[str, ...], temperature: float) -> dict[str, Tensor]:
         """See the token model."""
         packing = PackingShare(micro.packing.lengths, micro.packing.device, micro.packing, self._group)
         span = packing.span
@@ -68,7 +68,7 @@ class SequenceParallelOutputs(nn.Module):
             predicts=micro.predicts[own] - span.start,
             targets=micro.targets[own],
         )
-        outputs = self.inner(share, temperature)
+        outputs = self.inner(share, names, temperature)
         return {name: _Joined.apply(flat, own, len(micro.predicts), self._group) for name, flat in outputs.items()}
 
 

@@ -6,7 +6,6 @@ from transformers import PreTrainedModel
 
 from hybridflow.algorithms.vocabulary_parallel import vocabulary_parallel_outputs
 from hybridflow.engines.training.microbatch import MicroBatch
-from hybridflow.engines.training.outputs import LANGUAGE_OUTPUTS
 from hybridflow.engines.training.recomputed import chunk_tokens_of, recomputed_in_chunks
 from hybridflow.models.heads import logits_of, packed_hidden_states
 
@@ -21,21 +20,21 @@ class DividedLanguageOutputs(nn.Module):
         self._first_column = first_column
         self._group = group
 
-    def forward(self, micro: MicroBatch, temperature: float) -> dict[str, Tensor]:
-        """Log-probability and entropy of softmax(logits / temperature), and its sum of squares where asked; float32."""
+    def forward(self, micro: MicroBatch, names: tuple[str, ...], temperature: float) -> dict[str, Tensor]:
+        """The named outputs [M] of `language_outputs`."""
         hidden = packed_hidden_states(self.model, micro.input_ids, micro.packing).index_select(0, micro.predicts)
 
         def of_chunk(hidden: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
             return vocabulary_parallel_outputs(
                 logits_of(self.model, hidden),
                 targets,
+                names,
                 temperature=temperature,
                 first_column=self._first_column,
                 vocabulary=self._vocabulary,
                 group=self._group,
-                with_squares=micro.with_squares,
             )
 
         chunk = chunk_tokens_of(self._vocabulary // self._group.size(), hidden.device)
         outputs = recomputed_in_chunks(of_chunk, hidden, micro.targets, chunk_tokens=chunk)
-        return dict(zip(LANGUAGE_OUTPUTS, outputs, strict=False))
+        return dict(zip(names, outputs, strict=True))

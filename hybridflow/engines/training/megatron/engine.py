@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from hybridflow.batch import Batch
@@ -30,10 +29,9 @@ from hybridflow.engines.training.megatron.pipeline import (
     run_pipeline,
 )
 from hybridflow.engines.training.megatron.process_groups import Layout
-from hybridflow.engines.training.microbatch import MicroBatch, columns_of, make_microbatches
+from hybridflow.engines.training.microbatch import MicroBatch, make_microbatches
 from hybridflow.engines.training.onloading import weights_here
-from hybridflow.engines.training.outputs import token_outputs
-from hybridflow.engines.training.passes import finite_norm, joined_outputs, temperature_of
+from hybridflow.engines.training.passes import finite_norm, joined_outputs, loss_of
 from hybridflow.engines.training.schedule import learning_rate
 from hybridflow.engines.training.state_files import load_weights, save_weights
 from hybridflow.models.geometry import read_geometry
@@ -47,8 +45,8 @@ class MegatronEngine:
     """A model divided over the ranks of a mesh; implements `TrainEngine`. All ranks make it, and call it, together.
 
     engine = MegatronEngine(EngineSetup(LANGUAGE, config.actor.model, config.actor, 300, device, ranks))
-    logprobs = engine.forward(own_rows).tokens("logprobs")
-    metrics = engine.train_step(own_minibatch, loss_fn)
+    logprobs = engine.forward(own_rows, ("logprobs",), temperature=1.0).tokens("logprobs")
+    metrics = engine.train_step(own_minibatch, loss_fn, temperature=1.0)
 
     Ranks that differ in data alone are given different rows; all stages of a pipeline return what the last one knows.
     Run on CPUs with gloo; on GPUs, with NCCL, it has not been run yet.
@@ -89,7 +87,7 @@ class MegatronEngine:
         self._steps = 0
         read_into(setup.directory, self.weight_shards(), zero_if_absent=("score.weight", "score.bias"))
 
-    def forward(self, batch: Batch, *, adapted: bool = True) -> Batch:
+    def forward(self, batch: Batch, outputs: tuple[str, ...], *, temperature: float, adapted: bool = True) -> Batch:
         """See `TrainEngine.forward`. There are no adapters."""
         self.onload(Part.parameters)
         for chunk in self.chunks:
@@ -100,10 +98,10 @@ class MegatronEngine:
             return next(iter(outputs.values())).sum(), told
 
         micros = self._micros(batch)
-        outputs = outputs_of_last_stage(self._run(micros, judge, batch, with_gradient=False))
-        return joined_outputs(zip(micros, outputs, strict=True))
+        reports = self._run(micros, judge, outputs, temperature=temperature, with_gradient=False)
+        return joined_outputs(zip(micros, outputs_of_last_stage(reports), strict=True))
 
-    def train_step(self, batch: Batch, loss_fn: LossFn) -> Metrics:
+    def train_step(self, batch: Batch, loss_fn: LossFn, *, temperature: float) -> Metrics:
         """See `TrainEngine.train_step`. Raises `EngineError` when the gradient is not finite."""
         self.onload(Part.parameters)
         optimizer = self._optimizer
@@ -114,14 +112,13 @@ class MegatronEngine:
             chunk.train()
 
         def judge(micro: MicroBatch, outputs: dict[str, Tensor]) -> tuple[Tensor, Metrics]:
-            if not micro.counts:
-                return torch.stack([flat.sum() for flat in outputs.values()]).sum() * 0.0, {}
-            loss = loss_fn(token_outputs(micro, outputs), columns_of(batch, micro, self.device))
+            loss = loss_of(loss_fn, batch, micro, outputs)
             return loss.value, loss.metrics
 
         optimizer.zero_grad()
         with optimizer.reducing():
-            reports = self._run(self._micros(batch), judge, batch, with_gradient=True)
+            micros = self._micros(batch)
+            reports = self._run(micros, judge, loss_fn.outputs, temperature=temperature, with_gradient=True)
         metrics = metrics_of_last_stage(merge(reports))
         norm = finite_norm(optimizer.grad_norm(), step=self._steps + 1)
         optimizer.step(norm, learning_rate=rate)
@@ -197,7 +194,13 @@ class MegatronEngine:
         return self._made_optimizer
 
     def _run(
-        self, micros: list[MicroBatch], judge: Judge[ReportT], batch: Batch, *, with_gradient: bool
+        self,
+        micros: list[MicroBatch],
+        judge: Judge[ReportT],
+        outputs: tuple[str, ...],
+        *,
+        temperature: float,
+        with_gradient: bool,
     ) -> list[ReportT]:
         self._layout.activate()
         modules = self.chunks if self._made_optimizer is None else self._made_optimizer.modules
@@ -205,7 +208,8 @@ class MegatronEngine:
             modules,
             micros,
             judge,
-            temperature=temperature_of(batch),
+            outputs=outputs,
+            temperature=temperature,
             rotary=self._rotary,
             with_gradient=with_gradient,
         )

@@ -22,7 +22,6 @@ from hybridflow.engines.training.megatron.normalization import RmsNorm
 from hybridflow.engines.training.megatron.parameter_parts import part_of
 from hybridflow.engines.training.megatron.process_groups import tensor_group
 from hybridflow.engines.training.microbatch import MicroBatch
-from hybridflow.engines.training.outputs import LANGUAGE_OUTPUTS
 from hybridflow.engines.training.recomputed import chunk_tokens_of, recomputed_in_chunks
 from hybridflow.models.geometry import ModelGeometry
 from hybridflow.models.names.parts import Part
@@ -96,10 +95,11 @@ class Chunk(GPTModel):
         return torch.where(is_padding[:, None, None], embedded.detach(), embedded)
 
     def outputs(
-        self, hidden: Float[Tensor, "N 1 H"], micro: MicroBatch, temperature: float
+        self, hidden: Float[Tensor, "N 1 H"], micro: MicroBatch, names: tuple[str, ...], temperature: float
     ) -> dict[str, Float[Tensor, " M"]]:
-        """What the last chunk's head says of the M response tokens, the same on every tensor-parallel rank."""
+        """The last head's named outputs of the M response tokens, the same on every tensor-parallel rank."""
         if self.score is not None:
+            assert names == ("values",), f"a value model was asked for {names}"
             states = self._whole(hidden, is_divided_next=False)[micro.predicts]
             return {"values": self.score(states.float()).squeeze(-1)}
         tied = self.share_embeddings_and_output_weights
@@ -111,17 +111,17 @@ class Chunk(GPTModel):
             return vocabulary_parallel_outputs(
                 F.linear(states, weight),
                 targets,
+                names,
                 temperature=temperature,
                 first_column=group.rank() * rows,
                 vocabulary=self._vocabulary,
                 group=group if group.size() > 1 else None,
-                with_squares=micro.with_squares,
             )
 
         states = self._whole(hidden, is_divided_next=True)[micro.predicts]
         chunk = chunk_tokens_of(rows, states.device)
         outputs = recomputed_in_chunks(of_chunk, states, micro.targets, chunk_tokens=chunk)
-        return dict(zip(LANGUAGE_OUTPUTS, outputs, strict=False))
+        return dict(zip(names, outputs, strict=True))
 
     def _whole(self, hidden: Tensor, *, is_divided_next: bool) -> Float[Tensor, "N H"]:
         """All tokens' states, whose gradients are summed over ranks where each rank goes on with a share of them."""

@@ -29,12 +29,14 @@ def run_pipeline(
     micros: Sequence[MicroBatch],
     judge: Judge[ReportT],
     *,
+    outputs: tuple[str, ...],
     temperature: float,
     rotary: Rotary,
     with_gradient: bool,
 ) -> list[ReportT]:
-    """The reports of all micro-batches, in their order, on ranks of the last stage; none on others.
+    """The judge's reports of all micro-batches, in their order, on ranks of the last stage; none on others.
 
+    It is shown the named outputs of each.
     With a gradient those of the losses' sum are left in the parameters' `main_grad`, summed over data-parallel ranks.
     The layout's process groups are active. With virtual stages there are as many micro-batches as `least_micros` says.
     """
@@ -45,7 +47,7 @@ def run_pipeline(
         hidden = module(micro, rotary(micro.packing, chunk.config.params_dtype))
 
         def judged(hidden: Tensor) -> tuple[Tensor, Tensor, ReportT]:
-            loss, report = judge(micro, chunk.outputs(hidden, micro, temperature))
+            loss, report = judge(micro, chunk.outputs(hidden, micro, outputs, temperature))
             return loss, torch.zeros((), dtype=torch.int32, device=loss.device), report
 
         return hidden, judged

@@ -9,7 +9,7 @@ from torch import Tensor
 from hybridflow.config.model import Dtype, Model
 from hybridflow.config.training import Optimizer, Training
 from hybridflow.engines.training.factory import make_language_engine, make_value_engine
-from hybridflow.engines.training.interface import Loss, TokenOutputs
+from hybridflow.engines.training.interface import Loss, LossFn
 from hybridflow.engines.training.single import SingleEngine
 from hybridflow.observability.metrics import total
 from hybridflow.parallel.groups import Ranks
@@ -41,16 +41,24 @@ def _engine(make, directory: Path, steps: int, settings: dict[str, object]) -> S
     return engine
 
 
-def likelihood_loss(outputs: TokenOutputs, columns: Mapping[str, Tensor]) -> Loss:
+def _likelihood_loss(outputs: Mapping[str, Tensor], columns: Mapping[str, Tensor]) -> Loss:
     """Minus the log-probability of the tokens that count."""
-    loss = -(outputs.logprobs * columns["response_mask"]).sum()
+    loss = -(outputs["logprobs"] * columns["response_mask"]).sum()
     return Loss(loss, {"loss": total(float(loss.detach()))})
 
 
-def squared_loss(outputs: TokenOutputs, columns: Mapping[str, Tensor]) -> Loss:
+def _squared_loss(outputs: Mapping[str, Tensor], columns: Mapping[str, Tensor]) -> Loss:
     """The squared distance of values from `returns`, over the tokens that count."""
-    loss = ((outputs.values - columns["returns"]).square() * columns["response_mask"]).sum()
+    loss = ((outputs["values"] - columns["returns"]).square() * columns["response_mask"]).sum()
     return Loss(loss, {"loss": total(float(loss.detach()))})
+
+
+likelihood_loss, squared_loss = LossFn(("logprobs",), _likelihood_loss), LossFn(("values",), _squared_loss)
+
+
+def summed(*, times: float) -> LossFn:
+    """The sum of all log-probabilities, multiplied."""
+    return LossFn(("logprobs",), lambda outputs, columns: Loss(outputs["logprobs"].sum() * times, {}))
 
 
 def weights(engine: SingleEngine) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from hybridflow.config.algorithm import Algorithm
 from hybridflow.config.model import Dtype
 from hybridflow.config.training import Optimizer, Schedule
 from hybridflow.engines.training import families
-from hybridflow.engines.training.interface import Loss, Part, TokenOutputs
+from hybridflow.engines.training.interface import Loss, LossFn, Part
 from hybridflow.errors import BatchError, EngineError
 from hybridflow.models.names.huggingface import parts_of
 from hybridflow.models.names.parts import views
@@ -20,12 +20,13 @@ from hybridflow.observability.metrics import Reduction
 from hybridflow.parallel.layout import WeightShard
 from hybridflow.workers.objectives import Denominators, policy_objective
 from tests.oracles import training as oracle
-from tests.toys import numbers_like, sequences
+from tests.toys import TEMPERATURE, logprobs_of, numbers_like, sequences, stepped
 from tests.unit.engines.training.engines import (
     GENTLE,
     language_engine,
     largest_difference,
     likelihood_loss,
+    summed,
     weights,
 )
 from tests.unit.engines.training.late_lane import LateLane
@@ -46,7 +47,9 @@ def oracle_loss(model, row):
 @pytest.mark.parametrize("microbatch_tokens", [1, 20, 4096])
 def test_logprobs_and_entropy_are_those_of_each_row_alone(toy_dir, architecture, microbatch_tokens):
     batch, directory = sequences(), toy_dir(architecture)
-    outputs = language_engine(directory, microbatch_tokens=microbatch_tokens).forward(batch)
+    outputs = language_engine(directory, microbatch_tokens=microbatch_tokens).forward(
+        batch, ("logprobs", "entropy"), temperature=TEMPERATURE
+    )
     model = plain_model(directory)
     for i, row in enumerate(oracle.rows_of(batch)):
         with torch.no_grad():
@@ -56,32 +59,32 @@ def test_logprobs_and_entropy_are_those_of_each_row_alone(toy_dir, architecture,
         assert torch.allclose(outputs.tokens("entropy").row(i), entropies, atol=1e-5)
 
 
-def test_without_a_temperature_in_the_batch_it_is_one(toy_dir):
-    batch, directory = sequences(), toy_dir()
-    batch.meta.clear()
-    found = language_engine(directory).forward(batch).tokens("logprobs").row(0)
+def test_the_temperature_is_the_callers_whatever_the_batch_says_of_itself(toy_dir):
+    batch, directory = sequences().with_columns(meta={"temperature": 0.5}), toy_dir()
+    found = language_engine(directory).forward(batch, ("logprobs",), temperature=1.0)
     with torch.no_grad():
         expected, _ = oracle.response_logprobs(plain_model(directory), oracle.rows_of(batch)[0], 1.0)
-    assert torch.allclose(found, expected, atol=1e-5)
+    assert torch.allclose(found.tokens("logprobs").row(0), expected, atol=1e-5)
+    assert found.columns == ["logprobs"]
 
 
 def test_a_batch_without_responses_is_an_error_that_names_them(toy_dir):
     with pytest.raises(BatchError, match="response_ids"):
-        language_engine(toy_dir()).forward(sequences().only(["prompt_ids"]))
+        logprobs_of(language_engine(toy_dir()), sequences().only(["prompt_ids"]))
 
 
 def test_a_models_dropout_is_off_even_with_gradient_checkpointing(toy_dir):
     directory = toy_dir("llama", attention_dropout=0.5)
     batch = sequences()
-    expected = language_engine(directory).forward(batch).tokens("logprobs").values
-    found = language_engine(directory, gradient_checkpointing=True).forward(batch).tokens("logprobs").values
+    expected = logprobs_of(language_engine(directory), batch).values
+    found = logprobs_of(language_engine(directory, gradient_checkpointing=True), batch).values
     assert torch.equal(found, expected)
 
 
 def test_gradient_checkpointing_gives_the_same_weights(toy_dir):
     plain, saving = language_engine(toy_dir()), language_engine(toy_dir(), gradient_checkpointing=True)
     for engine in (plain, saving):
-        engine.train_step(sequences(), likelihood_loss)
+        stepped(engine, sequences(), likelihood_loss)
     assert largest_difference(weights(plain), weights(saving)) == 0.0
 
 
@@ -89,7 +92,7 @@ def test_gradient_checkpointing_keeps_fewer_activations(toy_dir):
     def saved_bytes(engine):
         sizes = []
         with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.nbytes) or t, lambda t: t):
-            engine.train_step(sequences(), likelihood_loss)
+            stepped(engine, sequences(), likelihood_loss)
         return sum(sizes)
 
     assert saved_bytes(language_engine(toy_dir(), gradient_checkpointing=True)) < saved_bytes(
@@ -103,7 +106,7 @@ def test_the_gradient_is_clipped_to_its_global_norm(toy_dir, max_grad_norm):
     config = Optimizer(learning_rate=10.0, epsilon=100.0, max_grad_norm=max_grad_norm)
     batch, directory = sequences(), toy_dir()
     engine, model = language_engine(directory, optimizer=config), plain_model(directory)
-    found = engine.train_step(batch, likelihood_loss)
+    found = stepped(engine, batch, likelihood_loss)
     (norm,) = oracle.train(model, [oracle.rows_of(batch)], oracle_loss, config)
     assert found["grad_norm"].value == pytest.approx(norm, rel=1e-4)
     assert norm > 1.0
@@ -114,7 +117,7 @@ def test_weight_decay_shrinks_matrices_only(toy_dir):
     config = Optimizer(learning_rate=0.1, weight_decay=0.5)
     engine = language_engine(toy_dir(), optimizer=config)
     before = weights(engine)
-    engine.train_step(sequences(), lambda outputs, columns: Loss(0.0 * outputs.logprobs.sum(), {}))
+    stepped(engine, sequences(), summed(times=0.0))
     for name, weight in weights(engine).items():
         expected = before[name] * (0.95 if before[name].ndim >= 2 else 1.0)
         assert torch.allclose(weight, expected, atol=1e-7), name
@@ -124,14 +127,14 @@ def test_a_gradient_that_is_not_finite_is_an_error_and_changes_nothing(toy_dir):
     engine = language_engine(toy_dir())
     before = weights(engine)
     with pytest.raises(EngineError, match="norm is nan at optimizer step 1") as caught:
-        engine.train_step(sequences(), lambda outputs, columns: Loss(outputs.logprobs.sum() * torch.nan, {}))
+        stepped(engine, sequences(), summed(times=torch.nan))
     assert "Lower the learning rate" in caught.value.remedy
     assert largest_difference(before, weights(engine)) == 0.0
 
 
 def test_metrics_of_microbatches_are_reduced_as_they_declare(toy_dir):
-    whole = language_engine(toy_dir()).train_step(sequences(), likelihood_loss)
-    parts = language_engine(toy_dir(), microbatch_tokens=1).train_step(sequences(), likelihood_loss)
+    whole = stepped(language_engine(toy_dir()), sequences(), likelihood_loss)
+    parts = stepped(language_engine(toy_dir(), microbatch_tokens=1), sequences(), likelihood_loss)
     assert parts["loss"].value == pytest.approx(whole["loss"].value, rel=1e-5)
     assert parts["lr"].reduction is Reduction.last
 
@@ -139,33 +142,33 @@ def test_metrics_of_microbatches_are_reduced_as_they_declare(toy_dir):
 def test_the_learning_rate_follows_the_schedule(toy_dir):
     config = Optimizer(learning_rate=0.4, warmup_steps=2, schedule=Schedule.linear, epsilon=1e-3)
     engine = language_engine(toy_dir(), optimizer=config, steps=6)
-    rates = [engine.train_step(sequences(), likelihood_loss)["lr"].value for _ in range(6)]
+    rates = [stepped(engine, sequences(), likelihood_loss)["lr"].value for _ in range(6)]
     assert rates == pytest.approx([0.2, 0.4, 0.4, 0.3, 0.2, 0.1])
 
 
 def test_what_is_saved_comes_back_bit_for_bit_and_training_goes_on_the_same(toy_dir, tmp_path):
     engine = language_engine(toy_dir())
     for seed in range(2):
-        engine.train_step(sequences(seed=seed), likelihood_loss)
+        stepped(engine, sequences(seed=seed), likelihood_loss)
     engine.save(tmp_path)
     at_save = weights(engine)
-    engine.train_step(sequences(seed=2), likelihood_loss)
+    stepped(engine, sequences(seed=2), likelihood_loss)
 
     again = language_engine(toy_dir(seed=1))
     again.load(tmp_path)
     assert largest_difference(weights(again), at_save) == 0.0
-    assert again.train_step(sequences(seed=2), likelihood_loss)["lr"].value > 0
+    assert stepped(again, sequences(seed=2), likelihood_loss)["lr"].value > 0
     assert largest_difference(weights(again), weights(engine)) == 0.0
 
 
 def test_the_schedule_goes_on_where_it_was(toy_dir, tmp_path):
     config = Optimizer(learning_rate=0.4, schedule=Schedule.linear)
     engine = language_engine(toy_dir(), optimizer=config, steps=4)
-    engine.train_step(sequences(), likelihood_loss)
+    stepped(engine, sequences(), likelihood_loss)
     engine.save(tmp_path)
     again = language_engine(toy_dir(), optimizer=config, steps=4)
     again.load(tmp_path)
-    assert again.train_step(sequences(), likelihood_loss)["lr"].value == pytest.approx(0.3)
+    assert stepped(again, sequences(), likelihood_loss)["lr"].value == pytest.approx(0.3)
 
 
 def test_an_engine_saved_before_its_first_step_can_be_loaded(toy_dir, tmp_path):
@@ -173,14 +176,14 @@ def test_an_engine_saved_before_its_first_step_can_be_loaded(toy_dir, tmp_path):
     engine, again = language_engine(toy_dir()), language_engine(toy_dir(seed=1))
     again.load(tmp_path)
     for each in (engine, again):
-        each.train_step(sequences(), likelihood_loss)
+        stepped(each, sequences(), likelihood_loss)
     assert largest_difference(weights(again), weights(engine)) == 0.0
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
 def test_plain_transformers_reads_what_is_saved(toy_dir, tmp_path, architecture):
     engine = language_engine(toy_dir(architecture))
-    engine.train_step(sequences(), likelihood_loss)
+    stepped(engine, sequences(), likelihood_loss)
     engine.save(tmp_path)
     model = plain_model(tmp_path / "huggingface")
     assert largest_difference(dict(model.named_parameters()), weights(engine)) == 0.0
@@ -205,12 +208,12 @@ def test_bound_parameters_are_views_of_the_slots_and_stay_so(toy_dir, tmp_path):
     held = {name: shard.tensor for name, shard in slots.items()}
     assert largest_difference(held, before) == 0.0
 
-    engine.train_step(sequences(), likelihood_loss)
+    stepped(engine, sequences(), likelihood_loss)
     assert largest_difference(held, weights(engine)) == 0.0
     assert largest_difference(held, before) > 0.0
 
     engine.save(tmp_path)
-    engine.train_step(sequences(), likelihood_loss)
+    stepped(engine, sequences(), likelihood_loss)
     engine.load(tmp_path)
     assert largest_difference(held, weights(engine)) == 0.0
     assert all(parameter.data_ptr() == held[name].data_ptr() for name, parameter in engine.model.named_parameters())
@@ -241,7 +244,7 @@ def test_stacked_experts_are_bound_where_the_slots_are_stacked_alike(toy_dir):
     assert "model.layers.0.mlp.experts.3.up_proj.weight" in slots
     assert engine.bind(slots) == slots.keys()
     for each in (engine, twin):
-        each.train_step(batch, likelihood_loss)
+        stepped(each, batch, likelihood_loss)
     assert largest_difference(stacked, weights(twin)) == 0.0
 
     apart = {name: WeightShard.full(name, shard.tensor.clone()) for name, shard in slots.items()}
@@ -263,7 +266,7 @@ def test_on_a_cpu_nothing_moves_and_what_was_away_is_there_when_needed(toy_dir):
     for seed in range(2):
         engine.offload(Part.parameters, Part.optimizer)
         for each in (engine, twin):
-            each.train_step(sequences(seed=seed), likelihood_loss)
+            stepped(each, sequences(seed=seed), likelihood_loss)
     assert places == [parameter.data_ptr() for parameter in engine.model.parameters()]
     assert largest_difference(weights(engine), weights(twin)) == 0.0
 
@@ -275,16 +278,16 @@ def test_what_waits_on_the_host_is_not_on_the_device_in_a_pass_and_changes_no_nu
     monkeypatch.setattr(families, "lane_to", lambda device: lane)
     engine = language_engine(toy_dir(), **settings)
 
-    def loss_of(outputs: TokenOutputs, columns: Mapping[str, Tensor]) -> Loss:
+    def watched(outputs: Mapping[str, Tensor], columns: Mapping[str, Tensor]) -> Loss:
         assert all(lane.holds(master) for master in engine._optimizer.weight_of), "float32 copies are on the device"
         return likelihood_loss(outputs, columns)
 
     for seed in range(4):
         # Weights that come back are NaN until they are waited for.
         engine.offload(Part.parameters)
-        assert engine.forward(sequences(seed=seed)).tokens("logprobs").values.isfinite().all()
-        engine.train_step(sequences(seed=seed), loss_of)
-        twin.train_step(sequences(seed=seed), likelihood_loss)
+        assert logprobs_of(engine, sequences(seed=seed)).values.isfinite().all()
+        stepped(engine, sequences(seed=seed), LossFn(likelihood_loss.outputs, watched))
+        stepped(twin, sequences(seed=seed), likelihood_loss)
         if seed == 1:
             engine.save(tmp_path)
             engine = language_engine(toy_dir(seed=1), **settings)
@@ -310,11 +313,11 @@ def test_what_was_away_before_it_was_saved_or_loaded_is_away_again(toy_dir, tmp_
 def test_gradients_of_bfloat16_weights_add_up_in_float32(toy_dir):
     engine = language_engine(toy_dir(), dtype=Dtype.bfloat16, microbatch_tokens=1)
     one = sequences((3,), (5,))
-    alone = engine.forward(one), engine.train_step(one, likelihood_loss)["grad_norm"].value
+    alone = stepped(engine, one, likelihood_loss)["grad_norm"].value
     many = language_engine(toy_dir(), dtype=Dtype.bfloat16, microbatch_tokens=1)
-    norm = many.train_step(Batch.concat([one] * 37), likelihood_loss)["grad_norm"].value
+    norm = stepped(many, Batch.concat([one] * 37), likelihood_loss)["grad_norm"].value
     # The same gradient 37 times; sums in bfloat16 would be rounded to 1 part in 256 again and again.
-    assert norm == pytest.approx(37 * alone[1], rel=1e-5)
+    assert norm == pytest.approx(37 * alone, rel=1e-5)
 
 
 def test_rows_without_a_response_train_like_none(toy_dir):
@@ -326,24 +329,24 @@ def test_rows_without_a_response_train_like_none(toy_dir):
         batch = ids.with_columns(tokens=numbers).select(torch.tensor(rows))
         loss = policy_objective(algorithm, Denominators.of(batch), norm_tokens=8)
         engine = language_engine(toy_dir(), microbatch_tokens=1)
-        norms.append(engine.train_step(batch, loss)["grad_norm"].value)
+        norms.append(stepped(engine, batch, loss)["grad_norm"].value)
     assert norms[0] == norms[1] > 0
 
 
 def test_a_step_leaves_no_gradients_behind(toy_dir):
     engine = language_engine(toy_dir())
-    engine.train_step(sequences(), likelihood_loss)
+    stepped(engine, sequences(), likelihood_loss)
     assert all(parameter.grad is None for parameter in engine.model.parameters())
 
 
 def test_a_frozen_model_has_no_optimizer(toy_dir):
     engine = language_engine(toy_dir(), steps=0)
-    engine.forward(sequences())
+    logprobs_of(engine, sequences())
     assert engine._made_optimizer is None
     assert all(parameter.grad is None for parameter in engine.model.parameters())
 
 
 def test_the_default_settings_train(toy_dir):
     engine = language_engine(toy_dir(), optimizer=GENTLE)
-    losses = [engine.train_step(sequences(), likelihood_loss)["loss"].value for _ in range(5)]
+    losses = [stepped(engine, sequences(), likelihood_loss)["loss"].value for _ in range(5)]
     assert losses[-1] < losses[0]

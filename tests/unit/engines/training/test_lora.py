@@ -12,7 +12,7 @@ from hybridflow.models.adapters.files import merged_directory
 from hybridflow.models.adapters.lora import is_adapter_weight
 from hybridflow.models.heads import load_value_model
 from hybridflow.parallel.layout import WeightShard
-from tests.toys import numbers_like, sequences
+from tests.toys import logprobs_of, numbers_like, sequences, stepped, values_of
 from tests.unit.engines.training.engines import (
     language_engine,
     largest_difference,
@@ -28,7 +28,7 @@ LORA = Lora(rank=4, alpha=8.0)
 def trained(directory, steps: int = 3, **settings):
     engine = language_engine(directory, **({"lora": LORA} | settings))
     for seed in range(steps):
-        engine.train_step(sequences(seed=seed), likelihood_loss)
+        stepped(engine, sequences(seed=seed), likelihood_loss)
     return engine
 
 
@@ -38,7 +38,7 @@ def sent(engine) -> dict[str, torch.Tensor]:
 
 
 def logprobs(engine, **options) -> torch.Tensor:
-    return engine.forward(sequences(seed=9), **options).tokens("logprobs").values
+    return logprobs_of(engine, sequences(seed=9), **options).values
 
 
 def with_returns(seed: int = 0):
@@ -50,7 +50,7 @@ def with_returns(seed: int = 0):
 def test_only_the_adapter_moves_and_the_loss_falls(toy_dir, settings):
     engine = language_engine(toy_dir(), lora=LORA, **settings)
     before = weights(engine)
-    losses = [engine.train_step(sequences(), likelihood_loss)["loss"].value for _ in range(8)]
+    losses = [stepped(engine, sequences(), likelihood_loss)["loss"].value for _ in range(8)]
     assert losses[-1] < 0.7 * losses[0]
     for name, weight in weights(engine).items():
         assert torch.equal(weight, before[name]) != ("lora_" in name), name
@@ -68,7 +68,7 @@ def test_without_its_adapter_the_model_is_the_one_it_began_as(toy_dir, architect
     engine, base = trained(directory), language_engine(directory)
     assert torch.equal(logprobs(engine, adapted=False), logprobs(base))
     assert (logprobs(engine) - logprobs(base)).abs().max() > 0.1
-    engine.train_step(sequences(), likelihood_loss)
+    stepped(engine, sequences(), likelihood_loss)
     assert torch.equal(logprobs(engine, adapted=False), logprobs(base))
 
 
@@ -76,7 +76,7 @@ def test_asking_without_the_adapter_first_does_not_stop_it_from_learning(toy_dir
     asked, plain = language_engine(toy_dir(), lora=LORA), language_engine(toy_dir(), lora=LORA)
     logprobs(asked, adapted=False)
     for engine in (asked, plain):
-        engine.train_step(sequences(), likelihood_loss)
+        stepped(engine, sequences(), likelihood_loss)
     assert largest_difference(weights(asked), weights(plain)) == 0.0
 
 
@@ -124,7 +124,7 @@ def test_training_goes_on_bit_for_bit_from_a_small_checkpoint(toy_dir, tmp_path,
     again.load(tmp_path)
     assert largest_difference(weights(again), weights(engine)) == 0.0
     for other in (engine, again):
-        other.train_step(sequences(seed=2), likelihood_loss)
+        stepped(other, sequences(seed=2), likelihood_loss)
     assert largest_difference(weights(again), weights(engine)) == 0.0
 
 
@@ -167,7 +167,7 @@ def test_a_target_that_the_model_lacks_is_an_error_before_training(toy_dir):
 def test_a_value_models_head_is_trained_beside_its_adapter(toy_dir, tmp_path):
     engine = value_engine(toy_dir(), lora=LORA)
     before = weights(engine)
-    losses = [engine.train_step(with_returns(), squared_loss)["loss"].value for _ in range(8)]
+    losses = [stepped(engine, with_returns(), squared_loss)["loss"].value for _ in range(8)]
     assert losses[-1] < 0.9 * losses[0]
     for name, weight in weights(engine).items():
         assert torch.equal(weight, before[name]) != ("lora_" in name or name.startswith("score.")), name
@@ -180,11 +180,11 @@ def test_a_value_models_head_is_trained_beside_its_adapter(toy_dir, tmp_path):
 def test_a_value_models_adapter_is_one_for_token_classification(toy_dir, tmp_path):
     engine = value_engine(toy_dir(), lora=LORA)
     for seed in range(3):
-        engine.train_step(with_returns(seed), squared_loss)
+        stepped(engine, with_returns(seed), squared_loss)
     engine.save(tmp_path)
     batch = sequences((5,), (4,))
     ids = torch.cat([batch.tokens("prompt_ids").values, batch.tokens("response_ids").values])
-    values = engine.forward(batch).tokens("values").values
+    values = values_of(engine, batch).values
 
     classifier = AutoModelForTokenClassification.from_pretrained(toy_dir(), num_labels=1)
     theirs = peft.PeftModel.from_pretrained(classifier, str(tmp_path / "adapter")).eval()

@@ -8,7 +8,7 @@ from hybridflow.config.model import Dtype
 from hybridflow.config.training import Optimizer
 from hybridflow.engines.training.host_memory import HostShelf
 from hybridflow.engines.training.optimizer import MasterAdamW, make_optimizer, optimizer_over
-from tests.toys import sequences
+from tests.toys import logprobs_of, sequences, stepped
 from tests.unit.engines.training.engines import language_engine, largest_difference, likelihood_loss, weights
 from tests.unit.engines.training.late_lane import LateLane
 
@@ -108,14 +108,14 @@ def test_a_weight_without_a_gradient_stays():
 def test_an_engine_in_bfloat16_trains_and_goes_on_the_same_from_a_checkpoint(toy_dir, tmp_path):
     config = Optimizer(learning_rate=1e-4)
     engine = language_engine(toy_dir(), dtype=Dtype.bfloat16, optimizer=config)
-    losses = [engine.train_step(sequences(), likelihood_loss)["loss"].value for _ in range(20)]
+    losses = [stepped(engine, sequences(), likelihood_loss)["loss"].value for _ in range(20)]
     assert losses[-1] < losses[0] - 0.1
-    assert engine.forward(sequences()).tokens("logprobs").values.dtype is torch.float32
+    assert logprobs_of(engine, sequences()).values.dtype is torch.float32
     engine.save(tmp_path)
     again = language_engine(toy_dir(seed=1), dtype=Dtype.bfloat16, optimizer=config)
     again.load(tmp_path)
     for each in (engine, again):
-        each.train_step(sequences(seed=1), likelihood_loss)
+        stepped(each, sequences(seed=1), likelihood_loss)
     assert largest_difference(weights(engine), weights(again)) == 0.0
 
 

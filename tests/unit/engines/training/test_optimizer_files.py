@@ -14,7 +14,7 @@ from hybridflow.errors import EngineError
 from hybridflow.parallel.groups import Ranks
 from hybridflow.parallel.layout import WeightShard
 from recipes.tiny_calculator import make_tokenizer
-from tests.toys import sequences
+from tests.toys import sequences, stepped
 from tests.unit.engines.training.engines import language_engine, largest_difference, likelihood_loss, weights
 
 SMALL_STEPS = Optimizer(learning_rate=1e-4)
@@ -74,12 +74,12 @@ def test_a_float32_engine_takes_the_copies_of_a_bfloat16_one(tmp_path):
 @pytest.mark.parametrize("dtype", Dtype)
 def test_an_engine_over_experts_goes_on_the_same_from_a_checkpoint(toy_dir, tmp_path, dtype):
     engine = language_engine(toy_dir("qwen3_moe"), dtype=dtype)
-    engine.train_step(sequences(), likelihood_loss)
+    stepped(engine, sequences(), likelihood_loss)
     engine.save(tmp_path)
     again = language_engine(toy_dir("qwen3_moe", seed=1), dtype=dtype)
     again.load(tmp_path)
     for each in (engine, again):
-        each.train_step(sequences(seed=1), likelihood_loss)
+        stepped(each, sequences(seed=1), likelihood_loss)
     assert largest_difference(weights(engine), weights(again)) == 0.0
 
 
@@ -106,12 +106,12 @@ def gemma_dir(tmp_path):
 
 def test_an_architecture_without_known_names_is_saved_by_transformers_and_goes_on_the_same(gemma_dir, tmp_path):
     engine = language_engine(gemma_dir())
-    engine.train_step(sequences(), likelihood_loss)
+    stepped(engine, sequences(), likelihood_loss)
     engine.save(tmp_path)
     again = language_engine(gemma_dir())
     again.load(tmp_path)
     for each in (engine, again):
-        each.train_step(sequences(seed=1), likelihood_loss)
+        stepped(each, sequences(seed=1), likelihood_loss)
     assert largest_difference(weights(engine), weights(again)) == 0.0
     other = language_engine(gemma_dir(intermediate_size=40))
     with pytest.raises(EngineError, match="is of another model") as caught:

@@ -6,11 +6,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, Gemma2Config
 
 from hybridflow.engines.training.microbatch import make_microbatches
-from hybridflow.engines.training.outputs import LanguageOutputs, ValueOutputs, token_outputs
+from hybridflow.engines.training.outputs import LanguageOutputs, ValueOutputs
 from hybridflow.models.heads import ValueModel
 from hybridflow.models.packed_attention import use_packed_attention
 from tests.oracles import training as oracle
-from tests.toys import VOCABULARY, sequences, toy_model
+from tests.toys import TEMPERATURE, VOCABULARY, sequences, toy_model
 
 CPU = torch.device("cpu")
 
@@ -28,7 +28,7 @@ def asked(model, micro, **settings):
     """Outputs of a micro-batch, and the gradient of all parameters for a loss of both outputs."""
     use_packed_attention(model)
     model.zero_grad()
-    outputs = LanguageOutputs(model, **settings)(micro, 0.7)
+    outputs = LanguageOutputs(model, **settings)(micro, ("logprobs", "entropy"), TEMPERATURE)
     (outputs["logprobs"] * torch.linspace(-1, 1, len(micro.targets)) + 0.3 * outputs["entropy"]).sum().backward()
     grads = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
     return {name: flat.detach() for name, flat in outputs.items()}, grads
@@ -81,13 +81,38 @@ def test_logits_are_held_for_one_chunk_alone(chunk_tokens, rows):
     assert logits.rows == rows
 
 
+class Exponentials(TorchDispatchMode):
+    """How many tables of the whole vocabulary are taken the exponential of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self.count += "exp" in func.name() and result.ndim == 2 and result.shape[1] == 1000
+        return result
+
+
+@pytest.mark.parametrize(("names", "forward"), [(("logprobs",), 0), (("logprobs", "entropy"), 1)])
+def test_the_entropy_costs_nothing_where_it_is_not_named(names, forward):
+    model = toy_model("llama", vocab_size=1000)
+    use_packed_attention(model)
+    (micro,) = make_microbatches(sequences(), budget_tokens=100, device=CPU)
+    with Exponentials() as exponentials:
+        outputs = LanguageOutputs(model)(micro, names, TEMPERATURE)
+        assert tuple(outputs) == names
+        assert exponentials.count == forward
+        outputs["logprobs"].sum().backward()
+    assert exponentials.count == forward + 1, "the probabilities alone, for the gradient"
+
+
 def test_loss_functions_see_rectangles():
     (micro,) = make_microbatches(sequences(), budget_tokens=100, device=CPU)
     model = ValueModel(toy_model("llama").get_decoder())
     use_packed_attention(model.backbone)
     torch.nn.init.ones_(model.score.weight)
-    flat = ValueOutputs(model)(micro, 1.0)
-    padded = token_outputs(micro, flat)
-    assert padded.values.shape == micro.shape
-    assert torch.equal(padded.values.flatten()[micro.places], flat["values"])
-    assert padded.logprobs.numel() == padded.entropy.numel() == 0
+    flat = ValueOutputs(model)(micro, ("values",), 1.0)["values"]
+    padded = micro.spread(flat)
+    assert padded.shape == micro.shape
+    assert torch.equal(padded.flatten()[micro.places], flat)

@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 
 from hybridflow.models.heads import load_value_model
 from tests.oracles import training as oracle
-from tests.toys import numbers_like, sequences
+from tests.toys import TEMPERATURE, numbers_like, sequences, stepped, values_of
 from tests.unit.engines.training.engines import largest_difference, squared_loss, value_engine, weights
 
 
@@ -19,7 +19,7 @@ def with_returns(seed: int = 0):
 def trained(directory, **settings):
     engine = value_engine(directory, **settings)
     for seed in range(3):
-        engine.train_step(with_returns(seed), squared_loss)
+        stepped(engine, with_returns(seed), squared_loss)
     return engine
 
 
@@ -33,12 +33,12 @@ def values_of_row(model, row):
 
 
 def test_values_begin_at_zero(toy_dir):
-    assert value_engine(toy_dir()).forward(sequences()).tokens("values").values.abs().max() == 0.0
+    assert values_of(value_engine(toy_dir()), sequences()).values.abs().max() == 0.0
 
 
 def test_a_value_is_that_of_the_position_before_its_token(toy_dir):
     engine, batch = trained(toy_dir()), sequences(seed=7)
-    values = engine.forward(batch).tokens("values")
+    values = values_of(engine, batch)
     model = copy.deepcopy(engine.model)
     model.backbone.set_attn_implementation("sdpa")
     with torch.no_grad():
@@ -52,7 +52,7 @@ def test_a_value_does_not_know_its_own_token_but_the_next_one_does(toy_dir):
     changed = ids.values.clone()
     changed[int(ids.offsets[1]) + 3] = 2 + (changed[int(ids.offsets[1]) + 3] - 1) % 62
     other = batch.with_columns(tokens={"response_ids": ids.like(changed)})
-    before, after = engine.forward(batch).tokens("values").row(1), engine.forward(other).tokens("values").row(1)
+    before, after = values_of(engine, batch).row(1), values_of(engine, other).row(1)
     assert torch.allclose(before[:4], after[:4], atol=1e-6)
     assert (before[4:] - after[4:]).abs().min() > 1e-4
 
@@ -77,7 +77,7 @@ def test_what_is_saved_comes_back_bit_for_bit_and_training_goes_on_the_same(toy_
     again.load(tmp_path)
     assert largest_difference(weights(again), weights(engine)) == 0.0
     for each in (engine, again):
-        each.train_step(with_returns(9), squared_loss)
+        stepped(each, with_returns(9), squared_loss)
     assert largest_difference(weights(again), weights(engine)) == 0.0
 
 
@@ -95,4 +95,4 @@ def test_gradient_checkpointing_gives_the_same_weights(toy_dir):
 
 
 def test_a_critic_has_values_and_nothing_else(toy_dir):
-    assert value_engine(toy_dir()).forward(sequences()).columns == ["values"]
+    assert value_engine(toy_dir()).forward(sequences(), ("values",), temperature=TEMPERATURE).columns == ["values"]

@@ -13,6 +13,7 @@ from hybridflow.models.names.rules import Place
 from hybridflow.parallel.layout import Box
 from tests.parity.divided import Case, engine_of, global_batch, loss_of, mesh_of, own_rows
 from tests.spmd import run_ranks
+from tests.toys import logprobs_of, stepped
 from tests.unit.engines.training.rollout_memory import vllm_slots
 
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True}
@@ -56,9 +57,9 @@ def trained(engine: TrainEngine, case: Case, rank: int) -> list[float]:
     for step in range(2):
         batch = global_batch(step, "language")
         rows = own_rows(batch, mesh.index_along(rank, ("data",)), mesh.axis_size("data"))
-        numbers += engine.forward(rows).tokens("logprobs").values.tolist()
-        numbers.append(engine.train_step(rows, loss_of(batch, "language"))["grad_norm"].value)
-        numbers += engine.forward(rows).tokens("logprobs").values.tolist()
+        numbers += logprobs_of(engine, rows).values.tolist()
+        numbers.append(stepped(engine, rows, loss_of(batch, "language"))["grad_norm"].value)
+        numbers += logprobs_of(engine, rows).values.tolist()
     return numbers
 
 

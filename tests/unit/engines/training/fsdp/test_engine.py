@@ -14,13 +14,13 @@ from hybridflow.config.training import Optimizer, TrainingEngine
 from hybridflow.engines.training import families
 from hybridflow.engines.training.fsdp.engine import FsdpEngine
 from hybridflow.engines.training.fsdp.sharding import rows_of
-from hybridflow.engines.training.interface import Loss, Part, TrainEngine
+from hybridflow.engines.training.interface import Loss, LossFn, Part, TrainEngine
 from hybridflow.errors import EngineError
-from hybridflow.observability.metrics import total
 from hybridflow.parallel.layout import Box
 from tests.parity.divided import Case, assembled, copies, engine_of, global_batch, loss_of, train
 from tests.spmd import run_ranks
-from tests.toys import sequences
+from tests.toys import logprobs_of, sequences, stepped
+from tests.unit.engines.training.engines import likelihood_loss, summed
 from tests.unit.engines.training.late_lane import late_lane, waits
 
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True}
@@ -81,8 +81,8 @@ def uneven_work(rank: int, case: Case, own: tuple[tuple[int, int], ...]) -> tupl
     batch = global_batch(0, "language")
     low, high = own[rank]
     rows = batch.slice(low, high)
-    outputs = engine.forward(rows).tokens("logprobs")
-    norm = engine.train_step(rows, loss_of(batch, "language"))["grad_norm"].value
+    outputs = logprobs_of(engine, rows)
+    norm = stepped(engine, rows, loss_of(batch, "language"))["grad_norm"].value
     return outputs.values.tolist(), [norm, *copies(engine)[0].tensor[0].tolist()], outputs.lengths.tolist()
 
 
@@ -111,7 +111,7 @@ def moved_and_not(rank: int, case: Case, directory: Path) -> list[list[float]]:
         for step in range(3):
             batch = global_batch(step, "language")
             own.append(
-                engine.train_step(batch.slice(3 * rank, 3 * rank + 3), loss_of(batch, "language"))["grad_norm"].value
+                stepped(engine, batch.slice(3 * rank, 3 * rank + 3), loss_of(batch, "language"))["grad_norm"].value
             )
             own.append(sum(float(shard.tensor.double().square().sum()) for shard in engine.weight_shards()))
             engine.offload(*Part)
@@ -137,11 +137,8 @@ def not_finite(rank: int, case: Case) -> list[str]:
     engine, batch = engine_of(case, rank), global_batch(0, "language")
     before = copies(engine)
 
-    def loss_fn(outputs, columns) -> Loss:
-        return Loss(outputs.logprobs.sum() * (torch.inf if rank == 1 else 1.0), {})
-
     with pytest.raises(EngineError) as caught:
-        engine.train_step(batch.slice(3 * rank, 3 * rank + 3), loss_fn)
+        stepped(engine, batch.slice(3 * rank, 3 * rank + 3), summed(times=torch.inf if rank == 1 else 1.0))
     assert all(torch.equal(a.tensor, b.tensor) for a, b in zip(copies(engine), before, strict=True))
     return [caught.value.message, caught.value.remedy]
 
@@ -162,7 +159,7 @@ def fail(engine: TrainEngine, batch: Batch) -> None:
         return plain(outputs, columns)
 
     with pytest.raises(KeyError):
-        engine.train_step(batch, loss_fn)
+        stepped(engine, batch, LossFn(plain.outputs, loss_fn))
 
 
 def fails_once(rank: int, case: Case) -> list[float]:
@@ -172,7 +169,7 @@ def fails_once(rank: int, case: Case) -> list[float]:
         engine, batch = engine_of(replace(case, settings={"microbatch_tokens": 12}), rank), global_batch(0, "language")
         if fails:
             fail(engine, batch)
-        norms.append(engine.train_step(batch, loss_of(batch, "language"))["grad_norm"].value)
+        norms.append(stepped(engine, batch, loss_of(batch, "language"))["grad_norm"].value)
     return norms
 
 
@@ -190,7 +187,7 @@ def loaded_after_a_failure(rank: int, case: Case, directory: Path) -> list[list[
         if fails:
             fail(engine, batch)
         engine.load(directory)
-        told.append(engine.forward(batch).tokens("logprobs").values.tolist())
+        told.append(logprobs_of(engine, batch).values.tolist())
     return told
 
 
@@ -206,14 +203,9 @@ def losses_of_small_steps(rank: int, case: Case) -> tuple[float, float]:
     """The loss before the first and before the last of many steps, each too small for a weight in bfloat16."""
     small = Optimizer(learning_rate=2e-5, weight_decay=0.0)
     engine, batch = engine_of(replace(case, settings={"optimizer": small}), rank), sequences()
-
-    def loss_fn(outputs, columns) -> Loss:
-        loss = -(outputs.logprobs * columns["response_mask"]).sum()
-        return Loss(loss, {"loss": total(float(loss.detach()))})
-
     share = len(batch) // case.ranks
     rows = batch.slice(share * rank, len(batch) if rank == case.ranks - 1 else share * (rank + 1))
-    losses = [engine.train_step(rows, loss_fn)["loss"].value for _ in range(40)]
+    losses = [stepped(engine, rows, likelihood_loss)["loss"].value for _ in range(40)]
     return losses[0], losses[-1]
 
 

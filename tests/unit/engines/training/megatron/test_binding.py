@@ -14,6 +14,7 @@ from hybridflow.parallel.boxes import slices_within
 from hybridflow.parallel.layout import Box
 from tests.parity.divided import Case, engine_of, global_batch, loss_of, mesh_of, own_rows
 from tests.spmd import preload, run_ranks
+from tests.toys import logprobs_of, stepped
 from tests.unit.engines.training.rollout_memory import vllm_slots
 
 preload("hybridflow.engines.training.megatron.engine")
@@ -61,9 +62,9 @@ def train(engine: TrainEngine, case: Case, rank: int) -> Tensor:
     for step in range(2):
         batch = global_batch(step, "language")
         rows = own_rows(batch, mesh.index_along(rank, ("data",)), mesh.axis_size("data"))
-        numbers += engine.forward(rows).tokens("logprobs").values.tolist()
-        numbers.append(engine.train_step(rows, loss_of(batch, "language"))["grad_norm"].value)
-        numbers += engine.forward(rows).tokens("logprobs").values.tolist()
+        numbers += logprobs_of(engine, rows).values.tolist()
+        numbers.append(stepped(engine, rows, loss_of(batch, "language"))["grad_norm"].value)
+        numbers += logprobs_of(engine, rows).values.tolist()
     return torch.tensor(numbers)
 
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from hybridflow.config.model import Dtype
 from hybridflow.config.training import TrainingEngine
 from hybridflow.engines.training import families
-from hybridflow.engines.training.interface import Loss, Part
+from hybridflow.engines.training.interface import Loss, LossFn, Part
 from hybridflow.engines.training.megatron.engine import MegatronEngine
 from hybridflow.engines.training.megatron.stacked_linear import StackedLinear, stacked
 from hybridflow.errors import EngineError, HybridflowError
@@ -18,6 +18,8 @@ from hybridflow.observability.metrics import Metrics
 from hybridflow.parallel.layout import Box
 from tests.parity.divided import Case, copies, engine_of, global_batch, loss_of
 from tests.spmd import preload, run_ranks
+from tests.toys import TEMPERATURE, logprobs_of, stepped
+from tests.unit.engines.training.engines import summed
 from tests.unit.engines.training.late_lane import late_lane, waits
 
 preload("hybridflow.engines.training.megatron.engine")
@@ -68,7 +70,7 @@ def padding_and_buffers(rank: int, case: Case) -> tuple[float, list[int]]:
     """The sum of a padded embedding's last rows, and the memory of the optimizer's weights between steps."""
     engine, batch = megatron_engine(case, rank), global_batch(0, "language")
     for _ in range(2):
-        engine.train_step(batch, loss_of(batch, "language"))
+        stepped(engine, batch, loss_of(batch, "language"))
     table = dict(engine.chunks[0].named_parameters())["embedding.word_embeddings.weight"]
     buffers = [buffer for module in engine._optimizer.modules for buffer in vars(module)["buffers"]]
     return float(table[67:].abs().sum()), [buffer.param_data.untyped_storage().nbytes() for buffer in buffers]
@@ -86,8 +88,9 @@ def alternate(rank: int, first: Case, second: Case) -> list[Metrics]:
     for step in range(2):
         for engine, case in zip(engines, (first, second), strict=True):
             batch = global_batch(step, case.kind)
-            engine.forward(batch)
-            reports.append(engine.train_step(batch, loss_of(batch, case.kind)))
+            loss_fn = loss_of(batch, case.kind)
+            engine.forward(batch, loss_fn.outputs, temperature=TEMPERATURE)
+            reports.append(stepped(engine, batch, loss_fn))
     return reports
 
 
@@ -100,7 +103,7 @@ def test_an_actor_and_a_critic_of_different_layouts_share_a_process(toy_dir):
     for step in range(2):
         for engine, kind in zip(engines, ("language", "value"), strict=True):
             batch = global_batch(step, kind)
-            plain.append(engine.train_step(batch, loss_of(batch, kind)))
+            plain.append(stepped(engine, batch, loss_of(batch, kind)))
     for reports in ranks:
         for found, expected in zip(reports, plain, strict=True):
             assert found.keys() == expected.keys(), "every stage reports what the last one knows"
@@ -112,8 +115,8 @@ def idle_rank(rank: int, case: Case) -> tuple[list[float], float, list[tuple[str
     """One data-parallel rank has all rows, the other none."""
     engine, batch = megatron_engine(case, rank), global_batch(0, "language")
     rows = batch.slice(0, len(batch) if rank == 0 else 0)
-    outputs = engine.forward(rows).tokens("logprobs").values.tolist()
-    norm = engine.train_step(rows, loss_of(batch, "language"))["grad_norm"].value
+    outputs = logprobs_of(engine, rows).values.tolist()
+    norm = stepped(engine, rows, loss_of(batch, "language"))["grad_norm"].value
     return outputs, norm, [(s.name, s.layout.box, s.tensor.numpy()) for s in copies(engine)]
 
 
@@ -123,9 +126,9 @@ def test_a_rank_without_rows_takes_part(toy_dir, architecture, sizes):
     first, second = run_ranks(idle_rank, 2, case)
     batch = global_batch(0, "language")
     plain = engine_of(replace(case, engine=TrainingEngine.single, sizes={}, ranks=1))
-    assert first[0] == pytest.approx(plain.forward(batch).tokens("logprobs").values.tolist(), abs=5e-5)
+    assert first[0] == pytest.approx(logprobs_of(plain, batch).values.tolist(), abs=5e-5)
     assert second[0] == []
-    norm = plain.train_step(batch, loss_of(batch, "language"))["grad_norm"].value
+    norm = stepped(plain, batch, loss_of(batch, "language"))["grad_norm"].value
     assert first[1] == second[1] == pytest.approx(norm, rel=1e-5)
 
 
@@ -134,11 +137,8 @@ def broken_step(rank: int, case: Case) -> tuple[str, bool]:
     engine, batch = megatron_engine(case, rank), global_batch(0, "language")
     before = copies(engine)
 
-    def broken(outputs, columns) -> Loss:
-        return Loss(outputs.logprobs.sum() * torch.nan, {})
-
     with pytest.raises(EngineError) as caught:
-        engine.train_step(batch, broken)
+        stepped(engine, batch, summed(times=torch.nan))
     same = all(torch.equal(a.tensor, b.tensor) for a, b in zip(before, copies(engine), strict=True))
     return str(caught.value), same
 
@@ -198,7 +198,7 @@ def test_rotary_positions_are_scaled_as_the_model_says(toy_dir):
 
 
 def forward_alone(rank: int, case: Case) -> list[float]:
-    return engine_of(case, rank).forward(global_batch(0, case.kind)).tokens("logprobs").values.tolist()
+    return logprobs_of(engine_of(case, rank), global_batch(0, case.kind)).values.tolist()
 
 
 def move_between_steps(rank: int, case: Case, directory: Path) -> list[tuple[float, float]]:
@@ -215,10 +215,12 @@ def move_between_steps(rank: int, case: Case, directory: Path) -> list[tuple[flo
             assert all(waits(engine._shelf, moment) for moment in moments), "the state is on the device during a pass"
             return loss_fn(outputs, columns)
 
-        norms.append(tuple(each.train_step(batch, watched)["grad_norm"].value for each in (still, engine)))
+        norms.append(
+            tuple(stepped(each, batch, LossFn(loss_fn.outputs, watched))["grad_norm"].value for each in (still, engine))
+        )
         for module in engine._optimizer.modules:
             assert all(buffer.grad_data.untyped_storage().nbytes() == 0 for buffer in vars(module)["buffers"])
-        engine.forward(batch)
+        logprobs_of(engine, batch)
         parameters = [parameter for chunk in engine.chunks for parameter in chunk.parameters()]
         old = [parameter.detach().clone() for parameter in parameters]
         engine.offload(*Part)

@@ -15,6 +15,7 @@ from hybridflow.engines.training.megatron import engine as megatron
 from hybridflow.engines.training.megatron.experts import matrices
 from tests.parity.divided import Case, copies, engine_of, global_batch, loss_of, mesh_of, own_rows
 from tests.spmd import preload, run_ranks
+from tests.toys import stepped
 
 preload("hybridflow.engines.training.megatron.engine")
 
@@ -87,7 +88,7 @@ def trained(rank: int, case: Case, grouped: bool, fused: bool) -> bytes:
     for step in range(2):
         batch = global_batch(step, case.kind)
         rows = own_rows(batch, mesh.index_along(rank, ("data",)), mesh.axis_size("data"))
-        norms.append(engine.train_step(rows, loss_of(batch, case.kind))["grad_norm"].value)
+        norms.append(stepped(engine, rows, loss_of(batch, case.kind))["grad_norm"].value)
     weights = {(shard.name, shard.layout.box): shard.tensor for shard in copies(engine)}
     assert isinstance(engine, megatron.MegatronEngine) and engine._config.bias_activation_fusion is fused
     return pickle.dumps((norms, weights, calls[0]))

@@ -13,6 +13,7 @@ from hybridflow.engines.training.megatron.engine import MegatronEngine
 from hybridflow.parallel.mesh import ParallelMesh
 from tests.parity.divided import Case, copies, engine_of, global_batch, loss_of, mesh_of, own_rows
 from tests.spmd import preload, run_ranks
+from tests.toys import logprobs_of, stepped
 
 preload("hybridflow.engines.training.megatron.engine")
 
@@ -55,8 +56,8 @@ def trained(rank: int, case: Case, overlapped: bool) -> bytes:
         rows = own_rows(batch, mesh.index_along(rank, ("data",)), mesh.axis_size("data"))
         if step == 2 and mesh.index_along(rank, ("data",)):
             rows = rows.slice(0, 0)
-        engine.forward(rows)
-        seen.norms.append(engine.train_step(rows, loss_of(batch, case.kind))["grad_norm"].value)
+        logprobs_of(engine, rows)
+        seen.norms.append(stepped(engine, rows, loss_of(batch, case.kind))["grad_norm"].value)
     seen.buckets = len(groups)
     seen.weights = {(shard.name, shard.layout.box): shard.tensor for shard in copies(engine)}
     return pickle.dumps(seen)

@@ -12,12 +12,11 @@ from hybridflow.config.choices import (
 )
 from hybridflow.config.correction_checks import check_correction
 from hybridflow.config.data_checks import check_data
-from hybridflow.config.derived import minibatch_prompts, num_devices
+from hybridflow.config.derived import num_devices
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.kl_checks import check_kl
-from hybridflow.config.layout_checks import check_critic_layout, check_layouts
+from hybridflow.config.layout_checks import check_layouts
 from hybridflow.config.ranges import check_ranges
-from hybridflow.config.training import Training
 from hybridflow.errors import ConfigError
 
 _COST_OF_THE_TASK = "hybridflow.rewards.functions.far_off.far_off"
@@ -32,14 +31,7 @@ def check(config: Experiment) -> None:
     check_data(config.data)
     for rule in (_names, _check_cost, _check_pretraining, check_kl, check_correction, _placement):
         rule(config)
-    _check_minibatches(config, "actor", config.actor)
     check_layouts(config)
-
-
-def check_critic(config: Experiment) -> None:
-    """The same for the section `critic`, of which only a dataflow with a critic reads anything."""
-    _check_minibatches(config, "critic", config.critic)
-    check_critic_layout(config)
 
 
 def _names(config: Experiment) -> None:
@@ -81,18 +73,6 @@ def _check_experiment(name: str) -> None:
             f"trainer.experiment={shown[:_LONGEST_NAME]}{'...' * (len(shown) > _LONGEST_NAME)} {fault}.",
             remedy=f"Use a plain name of at most {_LONGEST_NAME} characters, such as gsm8k_ppo; write paths as"
             " trainer.run_dir.",
-        )
-
-
-def _check_minibatches(config: Experiment, name: str, training: Training) -> None:
-    """Minibatches divide batches."""
-    size = minibatch_prompts(config, training)
-    if config.data.batch_size % size:
-        divisors = [d for d in range(1, config.data.batch_size + 1) if config.data.batch_size % d == 0]
-        close = min(divisors, key=lambda divisor: abs(divisor - size))
-        raise ConfigError(
-            f"{name}.minibatch_size={size} does not divide data.batch_size={config.data.batch_size}.",
-            remedy=f"Use {close}, or another divisor: both count prompts, over all devices.",
         )
 
 

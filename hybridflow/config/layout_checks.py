@@ -3,10 +3,9 @@
 import math
 from dataclasses import asdict
 
-from hybridflow.config.derived import minibatch_prompts, pool_of, pool_sizes, training_mesh, training_of
+from hybridflow.config.derived import pool_of, pool_sizes, training_mesh, training_of
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.loop import BackendKind
-from hybridflow.config.roles import RoleKind
 from hybridflow.config.rollout import RolloutKind
 from hybridflow.config.training import Training, TrainingEngine
 from hybridflow.errors import ConfigError
@@ -26,26 +25,11 @@ def check_layouts(config: Experiment) -> None:
     for role in ("actor", *rewards, *config.roles):
         _check_role(config, role)
     _check_rollout(config)
-    critics = [name for name, role in config.roles.items() if role.kind is RoleKind.critic]
-    for role in ("actor", *critics):
-        _check_batches(config, role)
 
 
 def check_critic_layout(config: Experiment) -> None:
     """The same for the section `critic`, of which only a dataflow with a critic reads anything."""
     _check_role(config, "critic")
-    _check_batches(config, "critic")
-
-
-def check_replicas(config: Experiment) -> None:
-    """Every rollout replica has a prompt in every batch; only a dataflow that learns from samples needs that."""
-    sizes = config.rollout.parallelism
-    replicas = pool_sizes(config)[pool_of(config, "rollout")] // (sizes.tensor * sizes.pipeline)
-    if config.data.batch_size < replicas:
-        raise ConfigError(
-            f"data.batch_size={config.data.batch_size} prompts cannot be divided over the {replicas} rollout replicas.",
-            remedy=f"Use {replicas} or more, or a larger rollout.parallelism.tensor.",
-        )
 
 
 def _check_role(config: Experiment, role: str) -> None:
@@ -131,20 +115,6 @@ def _check_rollout(config: Experiment) -> None:
             f"rollout.parallelism.tensor={sizes['tensor']} rollout.parallelism.pipeline={sizes['pipeline']}: {product}"
             f" does not divide the {devices} devices of pool '{pool}'.",
             remedy=f"Use sizes whose product is one of: {_divisors(devices)}.",
-        )
-
-
-def _check_batches(config: Experiment, role: str) -> None:
-    """Every data-parallel rank has a prompt in every minibatch."""
-    training = training_of(config, role)
-    data = training_mesh(training.parallelism, pool_sizes(config)[pool_of(config, role)])["data"]
-    prompts = minibatch_prompts(config, training)
-    if prompts < data:
-        is_further = role in config.roles
-        key = f"{'critic' if is_further else role}.minibatch_size" if training.minibatch_size else "data.batch_size"
-        raise ConfigError(
-            f"{key}={prompts} prompts cannot be divided over the {data} data-parallel ranks of {role}.",
-            remedy=f"Use {data} or more, or larger sizes in {'roles.' * is_further}{role}.parallelism.",
         )
 
 

@@ -21,12 +21,11 @@ from hybridflow.launch.earlier_run import EarlierRun
 from hybridflow.launch.help import config_text
 from hybridflow.launch.horizon import check_horizon, with_schedule_steps
 from hybridflow.launch.inputs import fingerprints
-from hybridflow.launch.layouts import check_measured, check_prompts
 from hybridflow.launch.old_logprobs import say_old_logprobs
 from hybridflow.launch.preflight import check_methods, check_rewards, check_run
 from hybridflow.launch.resumption import Changes, check_resumable
 from hybridflow.launch.roles import CRITIC, RoleSpec, generates, plan_roles
-from hybridflow.launch.rules.dataflow import check_dataflow
+from hybridflow.launch.rules.dataflow import check_batches, check_dataflow, check_evaluation
 from hybridflow.launch.shared_storage import check_outlives_job
 from hybridflow.launch.tracing.trace import check_step
 from hybridflow.launch.unread import warn_of_unread
@@ -66,6 +65,7 @@ def prepare(composed: Composed) -> Prepared:
     settings = make_settings(dataflow, config.dataflow_settings)
     check_dataflow(config, dataflow)
     specs = plan_roles(config, dataflow)
+    check_batches(config, dataflow, specs)
     check_methods(config, dataflow, specs)
     check_run(config, specs, device)
     check_horizon(config, [spec.name for spec in specs if spec.is_trained])
@@ -79,8 +79,8 @@ def prepare(composed: Composed) -> Prepared:
     check_step(config, data.streams["prompts"].peek())
     check_rewards(specs, data.judged_columns)
     questions = 0 if data.questions is None else len(data.questions)
-    check_prompts(config, specs, trains_on_prompts=dataflow.data == "prompts", held_out=questions)
-    check_measured(config, specs, [] if data.held_out is None else data.held_out.object("data_source"))
+    sources = [] if data.held_out is None else data.held_out.object("data_source")
+    check_evaluation(config, specs, questions=questions, sources=sources)
 
     directory = run_dir_of(config)
     check_outlives_job(directory)

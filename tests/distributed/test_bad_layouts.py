@@ -69,19 +69,6 @@ REFUSED = [
         "Give 2 prompts or more",
     ),
     (
-        [
-            *MEGATRON,
-            "actor.parallelism={tensor: 2, pipeline: 2}",
-            *VLLM,
-            "rollout.parallelism.tensor=2",
-            "data.batch_size=2",
-            "actor.minibatch_size=2",
-            "critic.minibatch_size=2",
-        ],
-        "data.batch_size=2 prompts cannot be divided over the 4 ranks of 'reward'",
-        "Give data.batch_size=4 or more, or place reward on fewer devices",
-    ),
-    (
         ["trainer.devices=2", "trainer.backend=local"],
         "trainer.backend=local has one process, and the run has 2 devices",
         "trainer.backend=ray",

@@ -19,7 +19,6 @@ CONFLICTS = [
         "dataflow=ppo cannot use algorithm.advantage=group_norm",
         "one word: algorithm=grpo (dataflow=grpo), or use algorithm.advantage=gae",
     ),
-    ({"critic.minibatch_size": 128}, "critic.minibatch_size=128 does not divide", "Use 64"),
     ({"rollout.sampling.temperature": 0.0}, "always gives the same response", "eval_sampling.temperature=0 is fine"),
     ({"dataflow": "grpo", "algorithm.advantage": "grpo"}, "nothing to compare", "samples_per_prompt=8"),
     (
@@ -87,29 +86,13 @@ CONFLICTS = [
     ({"algorithm.advantage": "grpo"}, "dataflow=ppo cannot use algorithm.advantage=grpo", "algorithm=grpo"),
     ({"dataflow": "grpo"}, "dataflow=grpo cannot use algorithm.advantage=gae", "algorithm=ppo (dataflow=ppo)"),
     (
-        {"trainer.devices": 4, "actor.minibatch_size": 4, "critic.minibatch_size": 2},
-        "critic.minibatch_size=2 prompts cannot be divided over the 4 data-parallel ranks of critic",
-        "Use 4 or more",
-    ),
-    (
         {"trainer.devices": 2, "critic.engine": TrainingEngine.single},
         "critic.engine=single runs a model on one",
         "critic.engine=fsdp",
     ),
-    (
-        {
-            "trainer.devices": 4,
-            "actor.engine": TrainingEngine.megatron,
-            "actor.parallelism.tensor": 4,
-            "data.batch_size": 2,
-        },
-        "data.batch_size=2 prompts cannot be divided over the 4 rollout replicas",
-        "rollout.parallelism.tensor",
-    ),
 ]
 FINE = [
     {"trainer.devices": 2, "dataflow": "sft", "critic.engine": TrainingEngine.single},
-    {"dataflow": "sft", "data.batch_size": 8, "critic.minibatch_size": 3},
     {"dataflow": "grpo", "algorithm.advantage": "grpo", "rollout.samples_per_prompt": 2},
     {"dataflow": "sft", "rollout.sampling.temperature": 0.0},
     {"dataflow": OWN, "algorithm.advantage": "grpo"},

@@ -1,0 +1,95 @@
+"""Minibatches divide batches, and every rank that takes part in a call is given a prompt."""
+
+import pytest
+
+from hybridflow.config.placement import Pool
+from hybridflow.config.roles import Role, RoleKind
+from hybridflow.config.training import TrainingEngine
+from hybridflow.errors import ConfigError
+from hybridflow.launch.dataflow import find_dataflow
+from hybridflow.launch.roles import plan_roles
+from hybridflow.launch.rules.batches import batch_errors, evaluation_errors
+from tests.unit.config.experiments import experiment
+
+GRPO = {"dataflow": "grpo", "rollout.samples_per_prompt": 2, "reward.functions": ["exact_match"]}
+PPO = {"dataflow": "ppo", "reward.functions": ["exact_match"]}
+TENSOR = {"trainer.devices": 4, "actor.engine": TrainingEngine.megatron, "actor.parallelism.tensor": 4}
+COST = {
+    "dataflow": "safe_rlhf",
+    "reward.functions": ["exact_match"],
+    "placement.pools": {"a": Pool(devices=1), "b": Pool(devices=4)},
+    "trainer.devices": 5,
+    "roles": {
+        "cost": Role(kind=RoleKind.reward_function, functions=["exact_match"]),
+        "cost_critic": Role(kind=RoleKind.critic, pool="b"),
+    },
+}
+REFUSED = [
+    (
+        {**GRPO, "actor.minibatch_size": 48},
+        ["actor.minibatch_size=48 does not divide data.batch_size=64"],
+        "Use 32, or another",
+    ),
+    ({**PPO, "critic.minibatch_size": 128}, ["critic.minibatch_size=128 does not divide"], "Use 64"),
+    (
+        {**GRPO, "trainer.devices": 8, "data.batch_size": 8, "actor.minibatch_size": 4},
+        ["actor.minibatch_size=4 prompts cannot be divided over the 8 data-parallel ranks of actor"],
+        "Use 8 or more, or larger sizes in actor.parallelism",
+    ),
+    (
+        {**PPO, "trainer.devices": 4, "critic.minibatch_size": 2},
+        ["critic.minibatch_size=2 prompts cannot be divided over the 4 data-parallel ranks of critic"],
+        "Use 4 or more, or larger sizes in critic.parallelism",
+    ),
+    (
+        {**COST, "critic.minibatch_size": 2},
+        ["critic.minibatch_size=2 prompts cannot be divided over the 4 data-parallel ranks of cost_critic"],
+        "roles.cost_critic.parallelism",
+    ),
+    (
+        {**GRPO, **TENSOR, "data.batch_size": 2},
+        [
+            "data.batch_size=2 prompts cannot be divided over the 4 rollout replicas",
+            "data.batch_size=2 prompts cannot be divided over the 4 ranks of 'reward'",
+        ],
+        "Use 4 or more, or a larger rollout.parallelism.tensor",
+    ),
+]
+FINE = [
+    {"dataflow": "sft", "data.batch_size": 8, "critic.minibatch_size": 3},
+    {**GRPO, "trainer.devices": 4, "data.batch_size": 4, "critic.minibatch_size": 3},
+    {**COST, "critic.minibatch_size": 4},
+]
+
+
+def _found(settings: dict[str, object]) -> list[ConfigError]:
+    config = experiment(settings)
+    dataflow = find_dataflow(config.dataflow)
+    return list(batch_errors(config, dataflow, plan_roles(config, dataflow)))
+
+
+@pytest.mark.parametrize(("settings", "messages", "remedy"), REFUSED, ids=[messages[0] for _, messages, _ in REFUSED])
+def test_a_batch_that_cannot_be_divided_is_refused_once_per_role(settings, messages, remedy):
+    found = _found(settings)
+    assert len(found) == len(messages)
+    assert all(error.message.startswith(message) for error, message in zip(found, messages, strict=True))
+    assert remedy in found[0].remedy
+
+
+@pytest.mark.parametrize("settings", FINE, ids=lambda settings: settings["dataflow"])
+def test_a_batch_that_can_be_divided_passes(settings):
+    assert _found(settings) == []
+
+
+def test_held_out_rows_are_enough_for_every_rank_that_answers_scores_or_measures():
+    config = experiment({**GRPO, "trainer.devices": 4})
+    specs = plan_roles(config, find_dataflow("grpo"))
+    found = list(evaluation_errors(config, specs, questions=3, sources=["many"] * 4 + ["one"]))
+    assert [error.message for error in found] == [
+        "data.eval_files: 3 prompts cannot be divided over the 4 ranks of 'rollout'.",
+        "data.eval_files: 3 prompts cannot be divided over the 4 ranks of 'reward'.",
+        "data.eval_files: 1 rows of 'one' cannot be divided over the 4 ranks of 'actor'.",
+    ]
+    assert found[1].remedy.startswith("Give 4 prompts or more, or place reward on fewer devices")
+    assert found[2].remedy.startswith("Give 4 or more of each source, or place actor on fewer")
+    assert not list(evaluation_errors(config, specs, questions=0, sources=[]))

@@ -25,7 +25,7 @@ _PUBLISH = "self.actor.publish_weights(version=self.iteration + 1)"
 def check_followed(config: Experiment, program: Dataflow, calls: Sequence[Noted]) -> None:
     """Raises `ConfigError` for a step that cannot work, and warns of a step that reports nothing.
 
-    `program` has run one step, which made `calls`.
+    `program` has run its first step, which made `calls`.
     """
     name = f"dataflow={config.dataflow}"
     _check_published(name, program, calls)
@@ -44,20 +44,38 @@ def _check_published(name: str, program: Dataflow, calls: Sequence[Noted]) -> No
     learned = [index for index, call in enumerate(own) if call.method in _LEARNS]
     if not learned or not any(call.method == "generate" for call in calls):
         return
-    published = [call for call in own[learned[-1] :] if call.method == "publish_weights"]
+    published = _published(own[learned[-1] :])
     if not published:
         raise ConfigError(
             f"{name}: the step calls actor.{own[learned[-1]].method} and does not publish the new weights, so the next"
             " step would sample from the old ones.",
             remedy=f"End the step with {_PUBLISH}.",
         )
-    (version,) = published[-1].plain
-    if not isinstance(version, int) or version <= program.iteration:
+    _check_newer(name, program, published[-1], current=0)
+
+
+def check_versions(config: Experiment, program: Dataflow, first: Sequence[Noted], second: Sequence[Noted]) -> None:
+    """Raises `ConfigError` if the second step publishes weights under a version that the first step has used.
+
+    A constant does: samples of older weights then look as if they came from the current ones.
+    """
+    before, after = _published(first), _published(second)
+    if before and after:
+        _check_newer(f"dataflow={config.dataflow}", program, after[-1], current=before[-1].plain[0])
+
+
+def _check_newer(name: str, program: Dataflow, published: Noted, *, current: object) -> None:
+    (version,) = published.plain
+    if not isinstance(version, int) or not isinstance(current, int) or version <= current:
         raise ConfigError(
             f"{name}: with self.iteration={program.iteration} the step publishes its new weights as version={version},"
-            " which is already the current version.",
+            f" and the current version is {current} already.",
             remedy=f"Write {_PUBLISH}.",
         )
+
+
+def _published(calls: Sequence[Noted]) -> list[Noted]:
+    return [call for call in calls if call.role == ACTOR and call.method == "publish_weights"]
 
 
 def _check_old_logprobs(config: Experiment, program: Dataflow, calls: Sequence[Noted]) -> None:

@@ -3,7 +3,8 @@
 import logging
 import math
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from inspect import cleandoc, getsourcefile
 from pathlib import Path
@@ -28,7 +29,7 @@ from hybridflow.launch.roles import ACTOR, ROLLOUT, RoleSpec, plan_roles
 from hybridflow.launch.rules.dataflow import check_batches, check_dataflow
 from hybridflow.launch.start_roles import start_roles
 from hybridflow.launch.tracing.backend import Noted, TracingBackend
-from hybridflow.launch.tracing.faults import check_followed
+from hybridflow.launch.tracing.faults import check_followed, check_versions
 from hybridflow.launch.tracing.graph import DRIVER, Trace, TracedCall, TracedRole
 from hybridflow.launch.tracing.schedule import ancestors, at_once, times, without_implied
 from hybridflow.launch.tracing.stand_in import MadeUpStream
@@ -46,7 +47,7 @@ class NotFollowedError(ConfigError):
 
 
 def check_step(config: Experiment, rows: Batch) -> None:
-    """Raises `ConfigError` for a user's own dataflow whose first step cannot work; `rows` are some of its data."""
+    """Raises `ConfigError` for a user's own dataflow whose first two steps cannot work; `rows` are some of its data."""
     if not is_own(config.dataflow):
         return
     try:
@@ -57,6 +58,8 @@ def check_step(config: Experiment, rows: Batch) -> None:
 
 def trace_step(config: Experiment, rows: Batch | None = None) -> Trace:
     """Follows one step of the configuration's dataflow. Starts no worker, reads no data and no model.
+
+    A user's own dataflow runs a second step as well, which is checked and not drawn.
 
     `rows` are some of the run's own data, where they have been read: the step finds their further columns.
     """
@@ -72,32 +75,49 @@ def trace_step(config: Experiment, rows: Batch | None = None) -> Trace:
     backend.forget()
     stream, texts = MadeUpStream(dataflow.data, rows), MadeUpStream("demonstrations")
     samples = min(config.rollout.samples_per_prompt, MOST_SAMPLES)
-    prompts = stream.next()
-    try:
+    with _explained(config.dataflow, dataflow, settings):
         program = dataflow(groups, settings=settings, samples_per_prompt=samples)
         program.wants_old_logprobs = wants_old_logprobs(config, dataflow)
         program.streams = {"prompts": stream, "pretraining": texts}
-        if is_own(config.dataflow):
-            known, told = apart(program.foreknown(prompts))
-            prompts = prompts.with_columns(rows=known, tokens=told)
-            backend.forget()
-        measured(program.step(prompts), owner=f"{dataflow.__name__}.step")
-    except HybridflowError:
-        raise
-    except AttributeError as error:
-        raise _misspelt(config.dataflow, dataflow, settings, error) from error
-    except Exception as error:
-        raise _cannot_follow(config.dataflow, dataflow, error) from error
-    check_followed(config, program, backend.calls)
+        calls = _stepped(config, program, stream.next(), backend)
+    check_followed(config, program, calls)
+    if is_own(config.dataflow):
+        program.iteration = 1
+        with _explained(config.dataflow, dataflow, settings):
+            later_calls = _stepped(config, program, stream.next(), backend)
+        check_versions(config, program, calls, later_calls)
     return Trace(
         title=config.dataflow.rpartition("/")[2],
         purpose=cleandoc(dataflow.__doc__ or "").partition("\n")[0],
-        calls=_calls(backend.calls),
+        calls=_calls(calls),
         roles=tuple(_roles(config, dataflow, specs)),
         pools=pool_sizes(config),
         data=("sample_index", *stream.columns, *texts.columns),
-        held_up=tuple(map(tuple, _held_up(backend.calls))),
+        held_up=tuple(map(tuple, _held_up(calls))),
     )
+
+
+def _stepped(config: Experiment, program: Dataflow, prompts: Batch, backend: TracingBackend) -> tuple[Noted, ...]:
+    """The calls of one step on these prompts, which have the columns of the user's `foreknown`."""
+    if is_own(config.dataflow):
+        known, told = apart(program.foreknown(prompts))
+        prompts = prompts.with_columns(rows=known, tokens=told)
+        backend.forget()
+    measured(program.step(prompts), owner=f"{type(program).__name__}.step")
+    return tuple(backend.calls)
+
+
+@contextmanager
+def _explained(name: str, dataflow: type[Dataflow], settings: object) -> Iterator[None]:
+    """Turns what user code raises into a `ConfigError` with its line; errors of hybridflow explain themselves."""
+    try:
+        yield
+    except HybridflowError:
+        raise
+    except AttributeError as error:
+        raise _misspelt(name, dataflow, settings, error) from error
+    except Exception as error:
+        raise _cannot_follow(name, dataflow, error) from error
 
 
 def _on_one_device_a_pool(config: Experiment) -> Experiment:
@@ -233,6 +253,6 @@ def _place(dataflow: type[Dataflow], error: Exception) -> str:
 def _cannot_follow(name: str, dataflow: type[Dataflow], error: Exception) -> NotFollowedError:
     return NotFollowedError(
         f"dataflow={name}: its step cannot be followed: {type(error).__name__}: {error}{_place(dataflow, error)}.",
-        remedy="A drawing runs `step` once on made-up prompts, with made-up answers and no metrics. Fix the step; if"
+        remedy="A drawing runs `step` twice on made-up prompts, with made-up answers and no metrics. Fix the step; if"
         " it is right, let it not fail where a metric is missing or a column of the data is not there.",
     )

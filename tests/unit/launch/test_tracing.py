@@ -217,6 +217,14 @@ def test_a_step_with_a_plain_number_among_its_metrics_is_fine(tmp_path, caplog):
             "version=self.iteration + 1", "version=self.iteration",
             "publishes its new weights as version=0", "Write self.actor.publish_weights(version=self.iteration + 1).",
         ),
+        (
+            "version=self.iteration + 1", "version=1", "with self.iteration=1 the step publishes its new weights as"
+            " version=1, and the current version is 1 already", "version=self.iteration + 1",
+        ),
+        (
+            "version=self.iteration + 1", "version=7 - self.iteration",
+            "as version=6, and the current version is 7 already", "version=self.iteration + 1",
+        ),
     ],
 )  # fmt: skip
 def test_a_step_that_cannot_work_is_refused_before_it_costs_anything(tmp_path, line, instead, message, remedy):
@@ -312,6 +320,17 @@ def test_a_misspelt_setting_or_role_of_the_step_is_refused_before_the_run(tmp_pa
     with pytest.raises(ConfigError, match=message) as caught:
         check_step(composed(RLOO, dataflow=f"{path}:Mine"), ROWS)
     assert remedy in caught.value.remedy
+
+
+def test_what_the_first_step_sets_is_there_in_the_second_which_is_not_drawn(tmp_path):
+    """A step may begin something once, learn in some steps only, and publish under any rising version."""
+    begun = "self.seen = [] if self.iteration == 0 else self.seen\nself.seen.append(prompts)\n"
+    only_once = "if self.iteration == 0:\n    self.actor.publish_weights(version=10 * self.iteration + 5)"
+    step = STEP.replace("self.actor.publish_weights(version=self.iteration + 1)", only_once)
+    trace = traced(RLOO, dataflow=f"{own(tmp_path, begun + step)}:Mine")
+    assert [call.name for call in trace.calls].count("actor.publish_weights") == 1
+    rising = STEP.replace("self.iteration + 1", "10 * self.iteration + 5")
+    assert traced(RLOO, dataflow=f"{own(tmp_path / 'rising', rising)}:Mine").calls[-1].name == "actor.publish_weights"
 
 
 def test_an_estimator_that_needs_a_critic_is_refused_without_one(tmp_path):

@@ -29,7 +29,8 @@ def add_command(commands: Commands) -> None:
 
 
 def _run(arguments: argparse.Namespace, console: Console) -> None:
+    from hybridflow.elastic.claim import is_claimed
     from hybridflow.observability.report import write_report
 
     for run_dir in arguments.run_dirs:
-        console.print(str(write_report(run_dir)), soft_wrap=True)
+        console.print(str(write_report(run_dir, is_over=not is_claimed(run_dir))), soft_wrap=True)

@@ -45,6 +45,20 @@ def claim(run_dir: Path) -> None:
             os.close(descriptor)
 
 
+def is_claimed(run_dir: Path) -> bool:
+    """Whether some process, this one too, has the directory; also where the file system does not tell."""
+    if not run_dir.is_dir():
+        return False
+    descriptor = os.open(run_dir, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:  # held, or the file system knows no locks
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def _locked(run_dir: Path) -> int:
     descriptor = os.open(run_dir, os.O_RDONLY)
     try:

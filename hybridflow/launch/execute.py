@@ -23,6 +23,7 @@ from hybridflow.observability.report import write_report
 from hybridflow.observability.timers import StageTimers
 from hybridflow.observability.trackers.factory import TrackedRun, make_trackers
 from hybridflow.observability.trackers.jsonl import METRICS_FILE
+from hybridflow.observability.witness import Witness
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +51,10 @@ def execute(prepared: Prepared, console: Console, stop: Stop | None = None) -> F
         if not reporting.leave(ending):
             reporting.end(ending)
         raise
-    report = reporting.end(ending_of(outcome))
+    else:
+        report = reporting.end(ending_of(outcome))
+    finally:
+        reporting.close()
     return Finished(outcome, prepared.directory, report, first_evaluation)
 
 
@@ -125,13 +129,15 @@ class _Reporting:
         self._has_record = "jsonl" in prepared.composed.config.trainer.trackers
         self._next_at = time.monotonic()
         self._earlier = prepared.earlier
+        self._witness: Witness | None = None
         if not self._has_record:
             logger.warning("trainer.trackers is without jsonl, so there is no record to make report.html of")
 
     def begin(self) -> None:
-        """Forgets the ending of the earlier run in the directory, which the run goes on from or replaces."""
+        """Forgets the ending of the earlier run in the directory, and has this process watched from now on."""
         self._earlier.has_begun = True
         forget_ending(self._directory)
+        self._witness = Witness(self._directory)
 
     def leave(self, ending: Ending) -> bool:
         """Logs how a run that could not begin ended, and puts an earlier run back; returns whether it did."""
@@ -154,6 +160,11 @@ class _Reporting:
         if self._has_record and not (self._directory / METRICS_FILE).is_file():
             logger.warning("file=%s is gone, so no report.html is written", self._directory / METRICS_FILE)
         return self._write()
+
+    def close(self) -> None:
+        """Dismisses the process that watches this one: from here on the run has its ending."""
+        if self._witness is not None:
+            self._witness.dismiss()
 
     def _write(self) -> Path | None:
         if not self._has_record or not (self._directory / METRICS_FILE).is_file():

@@ -29,6 +29,7 @@ from hybridflow.launch.rules.dataflow import check_batches, check_dataflow, chec
 from hybridflow.launch.shared_storage import check_outlives_job
 from hybridflow.launch.tracing.trace import check_step
 from hybridflow.launch.unread import warn_of_unread
+from hybridflow.observability.ending import UNRECORDED, is_unrecorded
 from hybridflow.observability.logs import configure_logging
 from hybridflow.observability.trackers.factory import check_names
 
@@ -128,6 +129,8 @@ def _opened_directory(
     store = CheckpointStore(directory, keep=trainer.keep_checkpoints)
     store.settle()
     checkpoint = resolve_resume(trainer.resume, store, trainer.total_steps)
+    if is_unrecorded(directory):
+        logger.warning("run_dir=%s: of the run here before, %s", directory, UNRECORDED.said.partition(". What")[0])
     changes = Changes()
     if checkpoint is not None:
         changes = check_resumable(checkpoint, composed, inputs, data.streams, trained)

@@ -5,6 +5,8 @@ import logging
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from hybridflow.observability.trackers.jsonl import METRICS_FILE
+
 logger = logging.getLogger(__name__)
 
 ENDING_FILE = "ending.json"
@@ -18,6 +20,15 @@ class Ending:
     said: str
 
 
+UNRECORDED = Ending(
+    "failed",
+    "no ending was recorded: the process of the run was ended from outside. It was killed, ran out of memory, or was"
+    " ended by Ray, whose raylet had ended. What to do: look for what ended it, then start the same command again; it"
+    " resumes from the last checkpoint, if there is one.",
+)
+"""The ending of a run whose process wrote none and is no longer there."""
+
+
 def write_ending(run_dir: Path, ending: Ending) -> None:
     """Stores how the run ended; logs a warning if the directory cannot be written."""
     try:
@@ -27,12 +38,17 @@ def write_ending(run_dir: Path, ending: Ending) -> None:
 
 
 def read_ending(run_dir: Path) -> Ending | None:
-    """How the run ended; None if it is still running or was killed."""
+    """How the run ended; None if it is still running, or was killed and its witness with it."""
     try:
         found = json.loads((run_dir / ENDING_FILE).read_text(encoding="utf-8"))
         return Ending(str(found["how"]), str(found["said"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def is_unrecorded(run_dir: Path) -> bool:
+    """Whether a run began in this directory, which no process holds, and its process recorded no ending."""
+    return (run_dir / METRICS_FILE).is_file() and (read_ending(run_dir) or UNRECORDED) == UNRECORDED
 
 
 def forget_ending(run_dir: Path) -> None:

@@ -131,6 +131,22 @@ def test_on_ray_the_driver_stops_alike_and_leaves_no_process(run, whole, name, s
     assert run.rows() == whole.rows()
 
 
+@pytest.mark.ray
+def test_a_raylet_that_ends_in_order_leaves_a_run_with_an_ending_and_a_report(run):
+    """Ray then ends the driver with `_exit(1)`, unless the driver notices first."""
+    run.trap.write_text(f"{IN_STEP_3} raylet:SIGTERM 120")
+    ended = run.start("trainer={backend: ray, devices: 2}")
+    assert ended.status == 1, ended.said
+    assert processes_left(run) == []
+    told = ending(run)
+    assert told["how"] == "failed"
+    assert "Ray, which this run started, has ended" in told["said"] or told["said"].startswith("no ending was recorded")
+    assert f"failed: {told['said'][:60]}" in (run.run_dir / "run.log").read_text()
+    run.trap.unlink()
+    assert run.start("trainer={backend: local, devices: 1}").status == 0
+    assert steps_of(run.run_dir) == [0, 1, 2, 3, 4, 5, 6]
+
+
 def processes_left(run: Command) -> list[str]:
     """Processes that were started for the run and are still there, after up to 20 seconds."""
     left: list[str] = []

@@ -15,13 +15,21 @@ ALGORITHMS = {
 JUDGE = '''
 import os, pathlib, shutil, signal, time
 
+import psutil
+
 trap, calls = pathlib.Path({trap!r}), 0
 
 def right(completions, answer, **columns):
     """1 for the right answer; in the call whose number stands in the trap it signals and then takes its time.
 
+<<<<<<< HEAD
     SIGKILL goes to its own process, other signals to the driver; several names are sent a second apart.
     `group:NAME` goes to the driver's process group; `delete:PATH` and `move:PATH:TO` do so to a directory.
+=======
+    SIGKILL goes to its own process, other signals to the driver; several names are sent one after the other.
+    `group:NAME` goes to the driver's process group, `raylet:NAME` to its raylet; `delete:PATH` and `move:PATH:TO`
+    do so to a directory.
+>>>>>>> e7a67c3 (A process beside the run records the ending of a run that was killed or that Ray ended; report and next start say so)
     """
     global calls
     calls += 1
@@ -36,6 +44,9 @@ def right(completions, answer, **columns):
             os.rename(*paths)
         elif what == "group":
             os.killpg(os.getpgid(driver), signal.Signals[paths[0]])
+        elif what == "raylet":
+            [raylet] = [each for each in psutil.Process(driver).children() if each.name() == "raylet"]
+            raylet.send_signal(signal.Signals[paths[0]])
         for name in names.split(",") if not paths else []:
             os.kill(os.getpid() if name == "SIGKILL" else driver, signal.Signals[name])
             time.sleep(1.1 if "," in names else 0.0)

@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
 from hybridflow.observability import formatting
+from hybridflow.observability.ending import UNRECORDED
 from hybridflow.observability.progress import eval_label
 from hybridflow.observability.report.catalogue import charts, other_charts
 from hybridflow.observability.report.charts import chart_card, sparkline
@@ -19,9 +21,13 @@ _HEADLINE_STEPS = 5
 _MAX_EVAL_TILES = 3
 
 
-def write_report(run_dir: Path) -> Path:
-    """Write `run_dir/report.html` from metrics.jsonl, samples.jsonl and config.yaml, and return its path."""
-    page = report_page(read_record(run_dir))
+def write_report(run_dir: Path, *, is_over: bool = False) -> Path:
+    """Write `run_dir/report.html` from metrics.jsonl, samples.jsonl and config.yaml, and return its path.
+
+    `is_over`: no process runs it any more, so that a missing ending is one that was not recorded.
+    """
+    record = read_record(run_dir)
+    page = report_page(replace(record, ending=UNRECORDED) if is_over and record.ending is None else record)
     path = run_dir / "report.html"
     aside = path.with_name("report.html.partial")
     aside.write_text(page, encoding="utf-8", errors="replace")

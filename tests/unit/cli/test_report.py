@@ -3,6 +3,7 @@
 import json
 
 from hybridflow.cli.main import main
+from hybridflow.elastic.claim import claim, release
 from hybridflow.observability.ending import Ending, write_ending
 
 
@@ -14,12 +15,15 @@ def logged(run_dir):
 
 
 def test_a_page_is_written_for_each_run_and_says_how_it_ended(tmp_path, capsys):
-    running, failed = logged(tmp_path / "running"), logged(tmp_path / "failed")
+    running, failed, killed = (logged(tmp_path / name) for name in ("running", "failed", "killed"))
+    claim(running)
     write_ending(failed, Ending("failed", "RewardError: <mine> raised. What to do: Mend it."))
-    assert main(["report", str(running), str(failed)]) == 0
+    assert main(["report", str(running), str(failed), str(killed)]) == 0
+    release(running)
     said = capsys.readouterr().err
     assert str(running / "report.html") in said and str(failed / "report.html") in said
     assert 'class="ending' not in (running / "report.html").read_text()
+    assert "<strong>failed</strong> no ending was recorded: the process of" in (killed / "report.html").read_text()
     page = (failed / "report.html").read_text()
     assert "<strong>failed</strong> RewardError: &lt;mine&gt; raised. What to do: Mend it." in page
 

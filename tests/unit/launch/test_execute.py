@@ -182,6 +182,15 @@ def test_a_finished_run_started_again_only_reports(words):
     assert again.outcome.evaluation == first.outcome.evaluation
 
 
+def test_the_next_start_says_that_the_run_before_it_recorded_no_ending(words, caplog):
+    directory = words.run("whole").run_dir
+    words.run("whole")
+    assert "no ending was recorded" not in caplog.text
+    (directory / "ending.json").unlink()
+    words.run("whole")
+    assert f"run_dir={directory}: of the run here before, no ending was recorded: the process" in caplog.text
+
+
 def test_starting_anew_sets_the_earlier_run_aside(words):
     words.run("whole")
     words.run("whole", "trainer.resume=never", "trainer.total_steps=1")

@@ -147,6 +147,9 @@ class Watch:
             self._calls.clear()
             error.cause.error.__cause__ = error.cause.cause
             return error.cause.error
+        if has_ray_ended():  # its actors and objects went with it
+            self._calls.clear()
+            return ray_ended()
         if isinstance(error, RayActorError):
             dead = [host for host in self._hosts() if host.actor._actor_id.hex() == error.actor_id]
             if dead:

@@ -9,6 +9,7 @@ from rich.text import Text
 from hybridflow.dataflows.loop import Outcome
 from hybridflow.elastic.checkpoint import CheckpointStore
 from hybridflow.launch.execute import Finished, ending_of
+from hybridflow.observability import formatting
 from hybridflow.observability.progress import eval_label
 
 
@@ -32,9 +33,9 @@ def _say_evaluations(outcome: Outcome, first_evaluation: Mapping[str, float], co
     is_only = first == last
     at = f" at step {last}" if is_only or last != outcome.steps else ""
     for name, value in outcome.evaluation.items():
-        line = Text.assemble(f"  {eval_label(name)}  ", (f"{value:.3f}", "bold"), (at, "dim"))
+        line = Text.assemble(f"  {eval_label(name)}  ", (formatting.short(value), "bold"), (at, "dim"))
         if name in first_evaluation and not is_only:
-            line.append(f"{', ' if at else '  '}from {first_evaluation[name]:.3f}", "dim")
+            line.append(f"{', ' if at else '  '}from {formatting.short(first_evaluation[name])}", "dim")
         console.print(line)
 
 

@@ -35,7 +35,10 @@ def count(number: float) -> str:
 
 
 def short(number: float) -> str:
-    """About three significant digits, without exponents where people read none: `0.621`, `12.3`, `54.5k`, `1.2e-05`."""
+    """About three significant digits; exponents below 0.001 only: `0`, `0.621`, `0.0165`, `12.3`, `54.5k`, `1.2e-05`.
+
+    Evaluations and scores are written with it wherever people read them, so that each reads the same everywhere.
+    """
     if not math.isfinite(number):
         return str(number)
     size = abs(number)
@@ -45,7 +48,7 @@ def short(number: float) -> str:
         return f"{number:.0f}"
     if size < 1e-3:
         return f"{number:.1e}"
-    decimals = 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 1 else 3
+    decimals = max(0, 2 - math.floor(math.log10(size)))
     return f"{number:.{decimals}f}"
 
 

@@ -11,6 +11,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.text import Text
 
+from hybridflow.observability import formatting
 from hybridflow.observability.printable import PlainConsole
 from hybridflow.observability.progress_line import ProgressState, live_line, plain_line
 
@@ -156,9 +157,9 @@ class Progress:
     def _evaluation_line(self, step: int, current: Mapping[str, float]) -> Text:
         line = Text.assemble(("eval", "bold magenta"), f"  step {step:>{len(str(self._state.total_steps))}}")
         for name, value in current.items():
-            line.append(f"  {eval_label(name)} ").append(f"{value:.3g}", "bold")
+            line.append(f"  {eval_label(name)} ").append(formatting.short(value), "bold")
             if name in self._first_eval:
-                line.append(f" (was {self._first_eval[name]:.3g})", "dim")
+                line.append(f" (was {formatting.short(self._first_eval[name])})", "dim")
         return line
 
     def _follow(self, metrics: Mapping[str, float]) -> None:

@@ -17,7 +17,8 @@ from hybridflow.observability.samples import RIGHT_AT, Pair, Sample
 
 _EDGE_SPACES = re.compile(r"^ +| +$")
 _ARROWS = str.maketrans({"\n": "\u21b5", "\t": "\u2192"})
-_CELL_PADDING = 2
+_GAP_CELLS = 3
+"""Between two columns of `box.SIMPLE_HEAD`: a space of padding on both sides of its blank divider."""
 _MIN_CELLS = 8
 
 
@@ -83,7 +84,7 @@ def _table(
     console: Console,
 ) -> Group:
     score_cells = max((score.cell_len for score in scores), default=0)
-    widths = _fitted(columns, console.width - max(5, score_cells) - _CELL_PADDING * (len(columns) + 1))
+    widths = _fitted(columns, console.width - max(5, score_cells) - _GAP_CELLS * len(columns))
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="dim")
     for name in columns:
         table.add_column(name, no_wrap=True)

@@ -22,14 +22,9 @@ trap, calls = pathlib.Path({trap!r}), 0
 def right(completions, answer, **columns):
     """1 for the right answer; in the call whose number stands in the trap it signals and then takes its time.
 
-<<<<<<< HEAD
     SIGKILL goes to its own process, other signals to the driver; several names are sent a second apart.
-    `group:NAME` goes to the driver's process group; `delete:PATH` and `move:PATH:TO` do so to a directory.
-=======
-    SIGKILL goes to its own process, other signals to the driver; several names are sent one after the other.
     `group:NAME` goes to the driver's process group, `raylet:NAME` to its raylet; `delete:PATH` and `move:PATH:TO`
     do so to a directory.
->>>>>>> e7a67c3 (A process beside the run records the ending of a run that was killed or that Ray ended; report and next start say so)
     """
     global calls
     calls += 1

@@ -4,7 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hybridflow.observability import formatting
+_PLAIN_DECIMALS = 4
+_UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,17 @@ def round_gap(gap: float) -> float:
 
 
 def tick_label(value: float, gap: float) -> str:
-    """The value with as many digits as the gap between ticks needs."""
-    if gap >= 1000.0:
-        return formatting.count(value)
-    decimals = max(0, -math.floor(math.log10(gap) + 1e-9))
-    return f"{value:.{decimals}f}" if decimals <= 4 else "0" if value == 0.0 else f"{value:.0e}"
+    """The value with as many digits as the gap between ticks needs, so that no two ticks have the same label."""
+    for size, unit in _UNITS:
+        if gap >= 1000.0 and abs(value) >= size:
+            return f"{value / size:.{_decimals(gap / size)}f}{unit}"
+    decimals = _decimals(gap)
+    if decimals <= _PLAIN_DECIMALS or abs(value) >= 1e-3:
+        return f"{value:.{decimals}f}"
+    digits = _decimals(gap / 10.0 ** math.floor(math.log10(abs(value)))) if value else 0
+    return f"{value:.{digits}e}" if value else "0"
+
+
+def _decimals(gap: float) -> int:
+    """Digits after the point that tell multiples of the gap, a 1, 2 or 5 times a power of ten, apart."""
+    return max(0, -math.floor(math.log10(gap) + 1e-9))

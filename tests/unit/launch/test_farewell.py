@@ -48,6 +48,8 @@ def test_without_either_it_begins_anew(tmp_path):
     [
         ((0, 30), 0.594, "sums exact match  0.594  from 0.438"),
         ((0, 25), 0.594, "sums exact match  0.594 at step 25, from 0.438"),
+        ((0, 30), 0.0165, "sums exact match  0.0165  from 0.438"),
+        ((0, 30), 0.0, "sums exact match  0  from 0.438"),
         ((0, 0), 0.438, "sums exact match  0.438 at step 0"),
         ((30, 30), 0.438, "sums exact match  0.438 at step 30"),
     ],

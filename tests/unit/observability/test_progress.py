@@ -88,8 +88,8 @@ def test_evaluations_have_lines_of_their_own_beside_the_first_value():
     progress.evaluation(40, {"val-core/arithmetic/acc/mean@1": 0.71})
     progress.evaluation(41, {"critic/score/mean": 0.3})
     assert file.getvalue().splitlines() == [
-        "eval  step   0  arithmetic exact match 0.4",
-        "eval  step  40  arithmetic exact match 0.71 (was 0.4)",
+        "eval  step   0  arithmetic exact match 0.400",
+        "eval  step  40  arithmetic exact match 0.710 (was 0.400)",
     ]
 
 
@@ -97,7 +97,7 @@ def test_a_resumed_run_recalls_the_first_evaluation():
     progress, _, file = _plain(200, start_step=30)
     progress.recall([{"step": 0, "val-core/a/acc/mean@1": 0.4}, {"step": 1, "critic/score/mean": None}])
     progress.evaluation(40, {"val-core/a/acc/mean@1": 0.7})
-    assert "0.7 (was 0.4)" in file.getvalue()
+    assert "0.700 (was 0.400)" in file.getvalue()
 
 
 def test_supervised_training_follows_its_loss():

@@ -7,10 +7,12 @@ import re
 from html.parser import HTMLParser
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hybridflow.errors import DataError
 from hybridflow.observability.report import write_report
-from hybridflow.observability.report.axes import round_gap, tick_label, value_axis
+from hybridflow.observability.report.axes import Axis, round_gap, tick_label, value_axis
 from hybridflow.observability.report.charts import Chart, line_chart, short_labels, smoothed
 from hybridflow.observability.report.config import config_section
 from hybridflow.observability.report.record import Series, read_record
@@ -168,9 +170,17 @@ def test_round_gaps_and_tick_labels():
     assert [tick_label(0.3, 0.1), tick_label(20.0, 20.0), tick_label(2000.0, 1000.0), tick_label(2e-6, 1e-6)] == [
         "0.3",
         "20",
-        "2.0k",
+        "2k",
         "2e-06",
     ]
+    assert tick_label(0.0164, 5e-5) == "0.01640"
+
+
+@given(st.floats(-1e9, 1e9), st.floats(1e-7, 1e3), st.integers(2, 9))
+def test_neighbouring_ticks_have_different_labels(middle, share, wanted):
+    span = max(abs(middle), 1e-6) * share
+    labels = [label for _, label in Axis(middle - span, middle + span, 0.0, 100.0).ticks(wanted)]
+    assert len(set(labels)) == len(labels)
 
 
 def test_smoothing_starts_at_the_first_value_and_skips_what_is_missing():

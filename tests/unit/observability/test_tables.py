@@ -93,6 +93,15 @@ def test_long_texts_keep_the_table_within_the_terminal(width):
     assert "QUESTION" in text
 
 
+@pytest.mark.parametrize("width", range(60, 161))
+def test_the_scores_are_whole_at_every_width(width):
+    found = pairs([_sample(1, 0.0, "so " * 500, "why " * 300)], [_sample(1, 0.25, "thus " * 500, "why " * 300)])
+    row = _rendered(before_after_table, found, width=width).splitlines()[-1]
+    assert row.endswith("  0 ✗ > 0.250 ✗") and cell_len(row) <= width
+    one = _rendered(sample_table, [_sample(1, 0.25, "so " * 500, "why " * 300)], width=width).splitlines()[-1]
+    assert one.endswith("  0.250 ✗") and cell_len(one) <= width
+
+
 def test_a_short_prompt_leaves_its_room_to_the_response():
     text = _rendered(sample_table, [_sample(1, 1.0, response="r" * 50, prompt="p")], width=80)
     assert "r" * 50 in text

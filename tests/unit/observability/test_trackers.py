@@ -156,7 +156,7 @@ def test_a_resumed_console_compares_with_the_first_evaluation_of_the_earlier_pro
         trackers.log(6, {"val-core/a/acc/mean@1": 0.75})
         trackers.log_samples(6, _eval_samples(1.0, 1.0))
     text = progress.console.file.getvalue()
-    assert "exact match 0.75 (was 0.25)" in text
+    assert "exact match 0.750 (was 0.250)" in text
     assert "2 turned right" in text
 
 

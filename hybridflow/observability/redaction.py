@@ -41,6 +41,12 @@ _FORMS = frozenset((
 ))  # fmt: skip
 """Last words of a name that say how the secret is written: `password_int`."""
 
+_LOGINS = frozenset((
+    "basic", "http", "proxy", "digest",
+))  # fmt: skip
+_WRITTEN_TOGETHER = ("password", "passwd", "passphrase", "apikey")
+"""Ends of words such as `PGPASSWORD`."""
+
 _PLACES = frozenset((
     "url", "uri", "address", "addr", "endpoint", "link", "path",
 ))  # fmt: skip
@@ -57,7 +63,7 @@ _BARE_USER = re.compile(
 """The `user:password` of `user:password@host:3128`."""
 
 _HOOK = re.compile(
-    r"(://(?:hooks\.[^/\s'\"]+|[^\s'\"?#]*?/(?:web)?hooks?\w*)/|://[^/\s'\"]+/bot(?=\d+:))[^\s'\"?#)\]}>,]+"
+    r"(://(?:hooks\.[^/\s'\"]+|[^\s'\"?#]{0,256}?/(?:web)?hooks?\w*)/|://[^/\s'\"]+/bot(?=\d+:))[^\s'\"?#)\]}>,]+"
 )
 """The path of a webhook's address, and the token of `/bot123:TOKEN/`."""
 
@@ -70,8 +76,19 @@ _REFERENCE = r"(?!\$\{oc\.env:\w+\})"
 """Not the name of an environment variable that holds the secret."""
 
 _HEAD = re.compile(
-    r"(?:(?<![\w-])--(?P<flag>[\w-]+)\s+|(?<![\w-])(?P<name>[A-Za-z][\w-]*)(?P<sign>['\"]?\s*[:=]\s*))['\"]?"
+    r"(?:(?<![\w-])--(?P<flag>[\w-]+)(?:\s+|['\"],\s*(?=['\"]))"
+    r"|(?:(?<![\w-])-{0,2}|(?<=%[0-9A-F]{2}))(?P<name>[A-Za-z][\w-]*)(?P<sign>['\"]?\s*[:=]\s*|%3[AD]))['\"]?"
 )
+"""Also the flags of a command as Python lists it: `['--password', 'x']`."""
+
+_BLOCK = re.compile(r"[|>][-+\d]*[ \t]*(?=\n)")
+"""The head of a YAML value whose lines follow, further indented than its name."""
+
+_PEM = re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY-----).*?(-----END|\Z)", re.DOTALL)
+_COUNT = re.compile(r"\d{1,9}(?![\w.+/=~-])")
+_SAMPLE = re.compile(r"^([ ]*(?:prompt|completion):[ ]+['\"\[].*)$", re.MULTILINE)
+"""A line of a failed sample as `sample_lines` writes it."""
+
 _VALUE = re.compile(
     rf"{_PROSE}(?:{_SCHEME})?+{_REFERENCE}"
     r"(?:\$\{[^}]*\}|\[[^\]]*\]|\{[^}]*\}|(?<=')[^'\n]+|(?<=\")[^\"\n]+|[^'\",}\s]+)",
@@ -89,14 +106,31 @@ def redacted_text(text: str) -> str:
     """A text without the passwords and tokens of addresses, the values of settings and headers with secret names such
     as `Authorization` or `api_key`, and the values of secret variables, also as `repr`, JSON and URLs write them.
 
-    Environment variables are secret by their names: WANDB_API_KEY, HF_TOKEN, DB_PASS or GITHUB_PAT.
+    Environment variables are secret by their names: WANDB_API_KEY, HF_TOKEN, DB_PASS or GITHUB_PAT. Lines of
+    `sample_lines` lose the values of secret variables alone.
     """
-    text = _HOOK.sub(rf"\1{REDACTED}", _BARE_USER.sub(REDACTED, _USER.sub(rf"\1{REDACTED}@", text)))
-    text = _PARAMETER.sub(lambda found: f"{found[1]}={REDACTED}" if _is_parameter(found[1]) else found[0], text)
-    text = _BEARER.sub(rf"\1{REDACTED}", _without_assigned(text))
+    parts = _SAMPLE.split(text)
+    return redacted_sample("".join(part if at % 2 else _without_named(part) for at, part in enumerate(parts)))
+
+
+def redacted_sample(text: str) -> str:
+    """What a prompt or a response says without the values of secret variables; code such as `token=5` stays."""
     for value in _secret_values():
         text = text.replace(value, REDACTED)
     return text
+
+
+def sample_lines(prompt: str, completion: str) -> str:
+    """The lines of an error or a warning that show a sample, given as `repr` writes its two parts."""
+    return f"  prompt:     {prompt}\n  completion: {completion}"
+
+
+def _without_named(text: str) -> str:
+    """The text without what names, addresses and forms show to be secret."""
+    text = _PEM.sub(rf"\1{REDACTED}\2", text)
+    text = _HOOK.sub(rf"\1{REDACTED}", _BARE_USER.sub(REDACTED, _USER.sub(rf"\1{REDACTED}@", text)))
+    text = _PARAMETER.sub(lambda found: f"{found[1]}={REDACTED}" if _is_parameter(found[1]) else found[0], text)
+    return _BEARER.sub(rf"\1{REDACTED}", _without_assigned(text))
 
 
 def redacted(value: object, name: str = "") -> object:
@@ -107,7 +141,9 @@ def redacted(value: object, name: str = "") -> object:
         return [redacted(inner, name) for inner in value]
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return value
-    if value != "" and _is_secret(name) and (isinstance(value, str) or not _counts_tokens(name)):
+    sections, _, last = name.rpartition(".")
+    is_count = isinstance(value, int) and _may_count(last) and not _is_secret(sections)
+    if value != "" and _is_secret(name) and not is_count:
         return REDACTED
     return redacted_text(value) if isinstance(value, str) else value
 
@@ -124,11 +160,25 @@ def _without_assigned(text: str) -> str:
         name = head["flag"] or head["name"]
         if head.start() < at or not _is_secret_name(name) or _is_word(head):
             continue
+        block = _BLOCK.match(text, head.end())
         value = (_COOKIES if name.lower().endswith("cookie") else _VALUE).match(text, head.end())
-        if value:
+        if value and not (_may_count(name) and _COUNT.match(text, head.end())):
             parts.append(f"{text[at : head.end()]}{REDACTED}")
-            at = value.end()
+            at = _end_of_block(text, head.start(), block.end()) if block else value.end()
     return "".join(parts) + text[at:]
+
+
+def _end_of_block(text: str, name: int, end: int) -> int:
+    """Where the lines after `end` stop that are further indented than the line on which the name stands at `name`."""
+    begin = text.rfind("\n", 0, name) + 1
+    indent = name - begin if not text[begin:name].strip(" \t-") else 0
+    while end < len(text):
+        stop = text.find("\n", end + 1)
+        line = text[end + 1 : stop if stop >= 0 else len(text)]
+        if line.strip() and len(line) - len(line.lstrip()) <= indent:
+            break
+        end = stop if stop >= 0 else len(text)
+    return end
 
 
 def _is_word(head: re.Match[str]) -> bool:
@@ -136,6 +186,8 @@ def _is_word(head: re.Match[str]) -> bool:
     name, sign = (head["name"] or "").lower(), head["sign"]
     if _RANDOM.match(head.string, head.end("sign")) or (sign and sign[0] in "'\""):
         return False
+    if name == "pass" and (sign[:1] != "=" or _COUNT.match(head.string, head.end("sign"))):
+        return True
     return (name == "key" and head.string[head.start() - 1 : head.start()] not in (".", "{")) or (
         name in ("token", "tokens") and sign != "="
     )
@@ -159,12 +211,17 @@ def _says_how(before: str, secret: str, last: str) -> bool:
 def _is_secret_name(name: str) -> bool:
     before, last = ["", "", *_words(name)][-2:]
     one = last if last == "pass" else last.removesuffix("s")
-    if name.lower() == "key":
+    if name.lower() in ("key", "pass"):
         return True
     if last == "tokens":
         return before == "" or before in _GRANTS
-    qualified = {"key": _KEYS, "pass": _OWNERS, "pat": _HOSTS}
-    return one in _SECRET or (one == "token" and before not in _VOCABULARY) or before in qualified.get(one, ())
+    qualified = {"key": _KEYS, "pass": _OWNERS, "pat": _HOSTS, "auth": _LOGINS}
+    return (
+        one in _SECRET
+        or one.endswith(_WRITTEN_TOGETHER)
+        or (one == "token" and before not in _VOCABULARY)
+        or before in qualified.get(one, ())
+    )
 
 
 def _is_secret(path: str) -> bool:
@@ -173,9 +230,9 @@ def _is_secret(path: str) -> bool:
     return is_header or any(_is_secret_name(part) for part in (*sections, name))
 
 
-def _counts_tokens(path: str) -> bool:
-    """Whether a number of this name is one of tokens: `token` or `tokens` says nothing more."""
-    return path.rpartition(".")[2].lower() in ("token", "tokens")
+def _may_count(name: str) -> bool:
+    """Whether a whole number of this name is a count, as of `max_user_tokens`, or an id, as of a `token`."""
+    return name.lower() in ("token", "pass") or _words(name)[-1:] == ["tokens"]
 
 
 def _is_parameter(name: str) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from hybridflow.observability.metrics import Metrics
+from hybridflow.observability.redaction import sample_lines
 
 Message = dict[str, str]
 Prompt = str | list[Message]
@@ -73,8 +74,7 @@ class Failure:
     def __str__(self) -> str:
         lines = [
             f"'{self.function}' failed on sample {self.index}: {self.reason}",
-            f"  prompt:     {_shortened(self.prompt)}",
-            f"  completion: {_shortened(self.completion)}",
+            sample_lines(_shortened(self.prompt), _shortened(self.completion)),
         ]
         return "\n".join([*lines, self.trace] if self.trace else lines)
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from hybridflow.observability import formatting
-from hybridflow.observability.report.escape import shown
+from hybridflow.observability.report.escape import shown_sample
 from hybridflow.observability.report.record import RunRecord
 from hybridflow.observability.samples import RIGHT_AT, RIGHT_MEANS, Pair, Sample, pairs, watched
 from hybridflow.observability.tables import visible
@@ -130,4 +130,4 @@ def _text(text: str) -> str:
     if len(text) > _MAX_CHARACTERS:
         half = _MAX_CHARACTERS // 2
         text = f"{text[:half]} \u2026 {text[-half:]}"
-    return shown(text)
+    return shown_sample(text)

@@ -1,7 +1,9 @@
 """Secrets stay in the process."""
 
 import json
+import time
 from dataclasses import asdict
+from html import unescape
 from urllib.parse import quote
 
 import pytest
@@ -9,6 +11,8 @@ import pytest
 from hybridflow.config.experiment import Experiment
 from hybridflow.elastic.compatibility import flat
 from hybridflow.observability.redaction import redacted, redacted_leaves, redacted_text
+from hybridflow.observability.report.escape import shown_sample
+from hybridflow.rewards.interface import Failure
 
 SECRETS = [
     "http://user:s3cr3tpw@host:1/score",
@@ -45,6 +49,15 @@ SECRETS = [
     "token: s3cr3tpw1",
     "the password: s3cr3t",
     "password=correct-s3cr3t",
+    "Command '['curl', '--api-key=sk-s3cr3t', '--password', 's3cr3t', '-s']' returned non-zero exit status 22.",
+    "curl --api-key=sk-s3cr3t --db-password s3cr3t http://host",
+    "PGPASSWORD=s3cr3t psql",
+    "JWT=s3cr3t.abc.def",
+    "{'login': {'user': 'me', 'pass': 's3cr3t'}}",
+    "basic_auth=[me, s3cr3t]",
+    "  private_key: |\n    s3cr3t1\n\n    s3cr3t2",
+    "-----BEGIN RSA PRIVATE KEY-----\ns3cr3t\n-----END RSA PRIVATE KEY-----",
+    "http://host/login?next=%2Fx%3Fapi_key%3Ds3cr3t",
     "the variable's value s3cr3t-of-environment, wherever it is",
 ]
 
@@ -73,6 +86,8 @@ def test_texts_tell_no_secrets(text, monkeypatch):
         "the key: data.files; sorted(rows, key=len); key = name; key=trainer.steps2 key=data.prompt_key",
         "mailto:user@example.com image:tag@sha256:0a1b2c3d4e5f step:1@main 12:30 user@host.example:80",
         "https://host/githooks2/x https://host/path/of/books/one https://host/score?codec=5",
+        "max_user_tokens=128 session_tokens=3 id_tokens: 12, reward.settings.f.max_user_tokens=128 token=5 token=3,",
+        "tests pass=3 fail=1; if x: pass; pass: the first; second pass: 3",
         "token_text=the key_value=3 password_file=/run/x webhook_attempts=3",
     ],
 )
@@ -124,11 +139,13 @@ def test_everything_below_a_secret_name_is_hidden_and_other_names_are_not():
         "api_keys": ["s3cr3t", "s3cr3t"], "password": 735577001, "clientSecret": "s3cr3t", "accessToken": "s3cr3t",
         "db": "postgres://u:s3cr3t/pw@h/d", "token": {"value": "s3cr3t"}, "credentials": {"user": {"pin": 735577001}},
         "key": "s3cr3t", "password_int": 735577001, "webhook_url": "https://host/s3cr3t", "slackWebhooks": ["s3cr3t"],
+        "basic_auth": ["u", "s3cr3t"], "pass": "s3cr3t", "PGPASSWORD": "s3cr3t", "JWT": "s3cr3t",
         "password2": "s3cr3t", "access_key_id": "s3cr3t", "tokens": ["s3cr3t"], "pwd": "s3cr3t", "db_pass": "s3cr3t",
     }  # fmt: skip
     harmless: dict[str, object] = {
         "max_tokens": 5, "tokenizer_path": "a/b", "token_scores": [1.0], "passk": 4, "compass": "north", "tokens": 9,
         "bypass": "yes", "first_pass": "x", "stop_tokens": ["</s>"], "answer_key": "solution", "use_password": True,
+        "max_user_tokens": 128, "session_tokens": 2, "id_tokens": [5, 6], "pass": 3,
         "keys": ["a"], "key_column": "b", "prompt_key": "question", "webhook_attempts": 3, "token_text": "the",
     }  # fmt: skip
     shown = str(redacted({"dataflow_settings": secret}))
@@ -136,6 +153,34 @@ def test_everything_below_a_secret_name_is_hidden_and_other_names_are_not():
     leaves = flat({"dataflow_settings": secret})
     assert "s3cr3t" not in str(redacted_leaves(leaves)) and "735577001" not in str(redacted_leaves(leaves))
     assert redacted({"dataflow_settings": harmless}) == {"dataflow_settings": harmless}
+
+
+def test_the_lines_of_a_block_end_where_the_indentation_does():
+    text = "a:\n  private_key: |\n    s3cr3t1\n\n    s3cr3t2\n  other: kept\nb: 1"
+    assert redacted_text(text) == "a:\n  private_key: ***\n  other: kept\nb: 1"
+
+
+SAMPLE = "def f(token=5): return api_key == 'x' and http://u:pw@host"
+
+
+def test_a_failed_sample_is_shown_as_it_is_but_for_the_values_of_secret_variables(monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "s3cr3t-of-environment")
+    failure = Failure("f.py:f", 3, "api_key=s3cr3t", SAMPLE, f"{SAMPLE}\ns3cr3t-of-environment", "password=s3cr3t")
+    found = redacted_text(f"RewardError: the function {failure}")
+    assert "s3cr3t" not in found
+    assert f"prompt:     {SAMPLE!r}\n" in found and SAMPLE in found.partition("completion:")[2]
+
+
+def test_the_report_shows_samples_as_they_are_but_for_the_values_of_secret_variables(monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "s3cr3t-of-environment")
+    assert unescape(shown_sample(f"{SAMPLE} s3cr3t-of-environment")) == f"{SAMPLE} ***"
+
+
+@pytest.mark.parametrize("text", ["https://a:b/" * 20000, ("u" * 40 + "://") * 5000, "\n  private_key: |\n   a" * 5000])
+def test_long_texts_stay_quick(text):
+    start = time.process_time()
+    redacted_text(text)
+    assert time.process_time() - start < 5.0
 
 
 def test_no_setting_of_the_schema_has_a_secret_name():

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,35 @@ def test_a_console_that_cannot_be_written_is_noted_in_run_log_and_nothing_else_h
     log = (tmp_path / "run.log").read_text()
     assert f"the console can no longer be written ({why}): the run goes on without it" in log
     assert "the run goes on\n" in log
+
+
+@pytest.mark.parametrize("is_read", [True, False], ids=["read late", "never read"])
+def test_a_console_that_does_not_block_is_waited_for_and_in_the_end_left_out(is_read, tmp_path):
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    lines = 200
+    talker = _TALKER.replace("range(3)", f"range({lines})").replace("from user code", "x" * 2000)
+    with subprocess.Popen([sys.executable, "-c", talker, str(tmp_path)], stdout=writing, stderr=writing) as process:
+        os.close(writing)
+        if is_read:
+            time.sleep(1.0)
+            with os.fdopen(reading, "rb") as pipe:
+                said = pipe.read()
+            assert said.count(b"x" * 2000) == lines and said.endswith(b"the last line\n")
+    log = (tmp_path / "run.log").read_text()
+    assert process.returncode == 0
+    assert "the run goes on\n" in log
+    if not is_read:
+        os.close(reading)
+        assert "the console takes no more: lines are left out of it until it is read" in log
+
+
+def test_text_that_the_console_cannot_encode_is_escaped(tmp_path):
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    code = _TALKER.replace("from user code", "caf\\u00e9 \\ud800")
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=environment, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == b"caf\\xe9 \\ud800\n" * 3
 
 
 def test_without_a_console_everything_is_dropped(tmp_path):

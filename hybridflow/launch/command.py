@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from hybridflow.elastic.stopping import Stop
     from hybridflow.launch.compose import Composed
 
+_INTERRUPTED = "\n[bold yellow]interrupted[/]  {}"
+
 
 def run_command(argv: Sequence[str] | None, *, program: str, config_name: str, purpose: str) -> int:
     """The exit status: 0 done, 1 failed, 2 could not begin, 130, 143 or 129 stopped by SIGINT, SIGTERM or SIGHUP.
@@ -51,7 +53,7 @@ def run_command(argv: Sequence[str] | None, *, program: str, config_name: str, p
             say_failure(console, error)
             return 2
         except KeyboardInterrupt:
-            console.print("\n[bold yellow]interrupted[/]  before the run began")
+            console.print(_INTERRUPTED.format("before the run began"))
             return stop.status
 
 
@@ -72,18 +74,25 @@ def _run(composed: "Composed", console: "Console", stop: "Stop") -> int:
             try:
                 finished = execute(prepared, console, stop)
             except KeyboardInterrupt:
-                say_stopped_at_once(prepared.directory, console)
+                if prepared.earlier.is_restored:
+                    console.print(_INTERRUPTED.format("before the run began"))
+                    say_restored(prepared.directory, console)
+                else:
+                    say_stopped_at_once(prepared.directory, composed.config.trainer.resume, console)
                 return stop.status
             except HybridflowError as error:
                 restored = prepared.earlier.is_restored
                 say_failure(console, error, report=None if restored else prepared.directory / "report.html")
-                (say_restored if restored else say_kept)(prepared.directory, console)
+                if restored:
+                    say_restored(prepared.directory, console)
+                else:
+                    say_kept(prepared.directory, composed.config.trainer.resume, console)
                 return 1 if prepared.earlier.has_begun else 2
         say_finished(finished, console)
         return 0 if finished.outcome.stopped is None else stop.status
     except KeyboardInterrupt:
         when = "before the run began" if finished is None else "after the run had ended: all of it is written"
-        console.print(f"\n[bold yellow]interrupted[/]  {when}")
+        console.print(_INTERRUPTED.format(when))
         return stop.status
 
 

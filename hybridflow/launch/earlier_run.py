@@ -4,9 +4,12 @@ import logging
 import os
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hybridflow.elastic.claim import check_in_place
+from hybridflow.errors import ResourceError
 from hybridflow.observability.logs import configure_logging
 
 logger = logging.getLogger(__name__)
@@ -39,11 +42,17 @@ class EarlierRun:
         if not self.can_be_restored:
             return False
         try:
+            check_in_place(self.directory)
             self._restore()
-        except OSError as error:
+        except (OSError, ResourceError) as error:
             logger.warning("run_dir=%s: its earlier run could not be put back: %s", self.directory, error)
             return False
         self.is_restored = True
+        with suppress(ResourceError):  # run.log cannot be written: the line is shown all the same
+            configure_logging(self.directory)
+        if moved := [self.aside] if self.aside is not None else self.later:
+            names = ", ".join(map(str, moved))
+            logger.warning("run_dir=%s: the earlier run is back as it was, from %s", self.directory, names)
         return True
 
     def _restore(self) -> None:

@@ -14,6 +14,7 @@ from hybridflow.elastic.claim import release
 from hybridflow.elastic.stopping import Stop
 from hybridflow.errors import HybridflowError, explained
 from hybridflow.launch.assemble import assemble
+from hybridflow.launch.going_on import ending_of
 from hybridflow.launch.prepare import Prepared
 from hybridflow.observability.ending import Ending, forget_ending, write_ending
 from hybridflow.observability.logs import log_to_file
@@ -36,6 +37,7 @@ class Finished:
     """A run that came to its end or was asked to stop: its outcome, its directory, and its report, where it has one."""
 
     outcome: Outcome
+    ending: Ending
     run_dir: Path
     report: Path | None
     first_evaluation: dict[str, float]
@@ -44,41 +46,23 @@ class Finished:
 def execute(prepared: Prepared, console: Console, stop: Stop | None = None) -> Finished:
     """Executes the run, from its checkpoint if there is one. The report is written however the run ends."""
     reporting = _Reporting(prepared)
-    try:
-        outcome, first_evaluation = _trained(prepared, console, stop or Stop(), reporting)
-    except BaseException as error:
-        ending = _ending_of(error)
-        if not reporting.leave(ending):
-            reporting.end(ending)
-        raise
-    else:
-        report = reporting.end(ending_of(outcome))
-    finally:
-        reporting.close()
-    return Finished(outcome, prepared.directory, report, first_evaluation)
-
-
-def ending_of(outcome: Outcome) -> Ending:
-    """How a run ended that raised nothing, in a sentence that begins with what is saved."""
-    stopped, steps = outcome.stopped, f"{outcome.steps} step{'' if outcome.steps == 1 else 's'}"
-    if stopped is None:
-        return Ending("done", steps)
-    left = f" {stopped.abandoned} was abandoned." if stopped.abandoned else ""
-    if stopped.saved_step == 0:
-        return Ending("interrupted", f"No checkpoint was saved. The same command starts from the beginning.{left}")
-    if stopped.saved_step == outcome.steps:
-        return Ending("interrupted", f"saved step {outcome.steps}: the same command resumes from it.{left}")
-    return Ending(
-        "interrupted",
-        f"step {outcome.steps} is not saved: the same command resumes from the last checkpoint,"
-        f" step {stopped.saved_step}.{left}",
-    )
+    with ExitStack() as stack:
+        stack.callback(release, prepared.directory)  # last: until then no other run may write there
+        stack.callback(reporting.close)
+        try:
+            outcome, first_evaluation = _trained(prepared, console, stop or Stop(), reporting)
+        except BaseException as error:
+            ending = _ending_of(error)
+            if not reporting.leave(ending):
+                reporting.end(ending)
+            raise
+        ending = ending_of(outcome, prepared.directory, prepared.composed.config.trainer.resume)
+        return Finished(outcome, ending, prepared.directory, reporting.end(ending), first_evaluation)
 
 
 def _trained(prepared: Prepared, console: Console, stop: Stop, reporting: "_Reporting") -> tuple[Outcome, dict]:
     trainer, checkpoint = prepared.composed.config.trainer, prepared.checkpoint
     with ExitStack() as stack:
-        stack.callback(release, prepared.directory)
         start = checkpoint.step if checkpoint else 0
         progress = Progress(trainer.total_steps, start_step=start, console=console)
         timers = StageTimers(on_stage=progress.stage)

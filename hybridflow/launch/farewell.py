@@ -8,14 +8,15 @@ from rich.text import Text
 
 from hybridflow.dataflows.loop import Outcome
 from hybridflow.elastic.checkpoint import CheckpointStore
-from hybridflow.launch.execute import Finished, ending_of
+from hybridflow.launch.execute import Finished
+from hybridflow.launch.going_on import nothing_saved, resumed_from
 from hybridflow.observability import formatting
 from hybridflow.observability.progress import eval_label
 
 
 def say_finished(finished: Finished, console: Console) -> None:
     """How it ended, how the evaluation went from first to last, the report, and the checkpoint."""
-    outcome, ending = finished.outcome, ending_of(finished.outcome)
+    outcome, ending = finished.outcome, finished.ending
     colour = "bold green" if ending.how == "done" else "bold yellow"
     console.print(Text.assemble((ending.how, colour), f"  {ending.said}"), soft_wrap=True)
     _say_evaluations(outcome, finished.first_evaluation, console)
@@ -45,12 +46,12 @@ def _from_here(path: Path) -> Path:
     return path.relative_to(here) if path.is_relative_to(here) else path
 
 
-def say_stopped_at_once(run_dir: Path, console: Console) -> None:
+def say_stopped_at_once(run_dir: Path, resume: str, console: Console) -> None:
     """What is left of a run that was stopped before its first step, or by a second signal."""
     saved = CheckpointStore(run_dir).newest_whole()
-    said = "No checkpoint was saved. The same command starts from the beginning."
+    said = nothing_saved(resume)
     if saved is not None:
-        said = f"the same command resumes from the last checkpoint, step {saved.name.removeprefix('step_')}"
+        said = resumed_from(f"the last checkpoint, step {saved.name.removeprefix('step_')}", resume)
     console.print(Text.assemble(("\ninterrupted", "bold yellow"), f"  {said}"), soft_wrap=True)
     if (report := run_dir / "report.html").is_file():
         console.print(f"  report      {_from_here(report)}", soft_wrap=True)
@@ -58,15 +59,15 @@ def say_stopped_at_once(run_dir: Path, console: Console) -> None:
         console.print(f"  checkpoint  {_from_here(saved)}", soft_wrap=True)
 
 
-def say_kept(run_dir: Path, console: Console) -> None:
+def say_kept(run_dir: Path, resume: str, console: Console) -> None:
     """The last whole checkpoint of a run that failed, and how to go on from it."""
     if saved := CheckpointStore(run_dir).newest_whole():
-        how = "the same command resumes from it; if you change code or data, add trainer.resume_changed=accept"
+        how = f"{resumed_from('it', resume)}; if you change code or data, add trainer.resume_changed=accept"
         console.print(f"  checkpoint  {_from_here(saved)}  ({how})", soft_wrap=True)
 
 
 def say_restored(run_dir: Path, console: Console) -> None:
-    """What a run that failed before its first step leaves: the earlier run of its directory."""
+    """What a run that failed or was interrupted before its first step leaves: the earlier run of its directory."""
     console.print(f"  run_dir     {_from_here(run_dir)}  (the earlier run in it is as it was)", soft_wrap=True)
 
 

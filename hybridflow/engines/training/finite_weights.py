@@ -26,7 +26,7 @@ def check_finite(shards: Iterable[WeightShard], ranks: Ranks) -> None:
             raise EngineError(
                 f"The weight '{bad[0]}'{others} became NaN or infinite in training: nothing was saved at this step.",
                 remedy="Lower the role's optimizer.learning_rate (or set optimizer.max_grad_norm). Earlier checkpoints"
-                " are untouched: the same command resumes from the last one.",
+                " are untouched: trainer.resume=auto, the default, resumes from the last one.",
             )
 
 

@@ -1,6 +1,10 @@
 """A run that fails before its first step leaves the earlier run of its directory as it was."""
 
 import errno
+import fcntl
+import os
+import shutil
+import signal
 from io import StringIO
 from pathlib import Path
 
@@ -8,11 +12,13 @@ import pytest
 from rich.console import Console
 
 from hybridflow.errors import WorkerError
+from hybridflow.launch import execute as execute_module
 from hybridflow.launch import prepare as prepare_module
 from hybridflow.launch.compose import Composed
 from hybridflow.launch.execute import execute
 from hybridflow.launch.farewell import say_restored
-from hybridflow.observability.ending import Ending, read_ending
+from hybridflow.observability.ending import Ending, read_ending, write_ending
+from hybridflow.trainer import main_ppo
 from tests.toys import MakeToy
 from tests.unit.launch.test_execute import Words
 
@@ -82,6 +88,64 @@ def test_the_closing_words_name_the_earlier_run_and_promise_nothing(tmp_path):
     said = StringIO()
     say_restored(tmp_path, Console(file=said, width=400))
     assert said.getvalue().split("  ")[-1] == "(the earlier run in it is as it was)\n"
+
+
+def test_ctrl_c_while_a_run_over_an_earlier_one_loads_says_that_it_is_put_back(words, monkeypatch, capsys):
+    directory = words.run("run", "trainer.total_steps=2").run_dir
+    before = contents(directory)
+
+    def interrupted(*arguments: object, **named: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(execute_module, "assemble", interrupted)
+        command = [*words.common, "algorithm=grpo", "trainer.resume=never", f"trainer.run_dir={directory}"]
+        assert main_ppo.main(command) == 130
+    said = capsys.readouterr().err
+    assert said.endswith(
+        f"\ninterrupted  before the run began\n  run_dir     {directory}  (the earlier run in it is as it was)\n"
+    )
+    assert contents(directory) == before
+    *_, ended, back = (directory / "run.log").read_text().splitlines()
+    assert "interrupted: " in ended
+    assert back.endswith(f"run_dir={directory}: the earlier run is back as it was, from {directory}.1")
+
+
+def test_the_directory_is_held_until_the_earlier_run_is_back(words, monkeypatch):
+    words.run("run", "trainer.total_steps=2")
+    plain, held = shutil.rmtree, []
+
+    def watched(path: Path, *, ignore_errors: bool = False) -> None:
+        held.append(is_held(path))
+        plain(path, ignore_errors=ignore_errors)
+
+    monkeypatch.setattr(shutil, "rmtree", watched)
+    fails_to_load(words, "trainer.resume=never")
+    assert held[-1]
+
+
+def test_the_directory_is_held_until_the_ending_is_written_and_not_after(words, monkeypatch):
+    held = []
+
+    def watched(run_dir: Path, ending: Ending) -> None:
+        held.append(is_held(run_dir))
+        write_ending(run_dir, ending)
+
+    monkeypatch.setattr(execute_module, "write_ending", watched)
+    assert not is_held(words.run("run", "trainer.total_steps=1").run_dir)
+    assert held == [True]
+
+
+def is_held(directory: Path) -> bool:
+    """Whether another process would find the directory claimed: the lock is of an open file, not of a process."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def test_a_first_run_that_cannot_begin_keeps_its_error(words):

@@ -9,12 +9,13 @@ from hybridflow.dataflows.loop import Outcome
 from hybridflow.elastic.checkpoint import CheckpointStore
 from hybridflow.launch.execute import Finished
 from hybridflow.launch.farewell import say_finished, say_kept, say_stopped_at_once
+from hybridflow.observability.ending import Ending
 from tests.unit.elastic.parts import written_by
 
 
-def said(run_dir):
+def said(run_dir, resume="auto"):
     text = StringIO()
-    say_stopped_at_once(run_dir, Console(file=text, width=200))
+    say_stopped_at_once(run_dir, resume, Console(file=text, width=200))
     return text.getvalue()
 
 
@@ -35,12 +36,16 @@ def test_a_run_stopped_at_once_names_its_report_and_its_last_whole_checkpoint(tm
     assert f"checkpoint  {tmp_path / 'checkpoints' / 'step_3'}" in lines
     assert "step_4" not in lines
     kept = StringIO()
-    say_kept(tmp_path, Console(file=kept, width=200))
+    say_kept(tmp_path, "auto", Console(file=kept, width=200))
     assert f"checkpoint  {tmp_path / 'checkpoints' / 'step_3'}  (the same command resumes from it" in kept.getvalue()
+    assert "interrupted  to resume from the last checkpoint, step 3, set trainer.resume=auto" in said(tmp_path, "never")
+    say_kept(tmp_path, "never", Console(file=kept, width=200))
+    assert "step_3  (to resume from it, set trainer.resume=auto; if you change" in kept.getvalue()
 
 
 def test_without_either_it_begins_anew(tmp_path):
     assert said(tmp_path).split("  ", 1)[1] == "No checkpoint was saved. The same command starts from the beginning.\n"
+    assert "The same command starts from trainer.resume=other/step_4 again." in said(tmp_path, "other/step_4")
 
 
 @pytest.mark.parametrize(
@@ -58,5 +63,7 @@ def test_the_last_evaluation_is_said_with_its_step_unless_it_is_the_last_of_seve
     name = "val-core/sums/acc/mean@1"
     outcome = Outcome(30, {name: value}, None, None, evaluated)
     text = StringIO()
-    say_finished(Finished(outcome, tmp_path, None, {name: 0.438}), Console(file=text, width=200))
+    say_finished(
+        Finished(outcome, Ending("done", "30 steps"), tmp_path, None, {name: 0.438}), Console(file=text, width=200)
+    )
     assert text.getvalue().splitlines()[1].strip() == line

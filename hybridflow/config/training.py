@@ -107,7 +107,7 @@ class Training(Section):
     """The role's own model; the run's (`model.path`) where its path is null."""
 
     minibatch_size: Annotated[int | None, AT_LEAST_1] = None
-    """Prompts an optimizer step, over all devices; null takes the whole batch in one step."""
+    """Prompts per optimizer step, over all devices; null takes the whole batch in one step."""
 
     microbatch_tokens: Annotated[int, AT_LEAST_1] = 8192
     """Tokens per forward pass on each device. Lower it when memory runs out; results do not change."""

@@ -125,7 +125,7 @@ class BatchRef:
 
     @property
     def lengths(self) -> Tensor:
-        """Tokens a row [B]: of the prompt and the response, or of the longest token column when there is neither."""
+        """Tokens per row [B]: of the prompt and the response, or of the longest token column when there is neither."""
         known = [self._number(name, "lengths") for name in _TOKENS_OF_A_ROW if self.declares(name)]
         if not known:
             names = {name for view in self._views for name in view.table.summaries()[0].lengths}
@@ -138,7 +138,7 @@ class BatchRef:
         return self._number(name, "scalars")
 
     def tokens_of(self, name: str) -> Tensor:
-        """Tokens a row [B] of one token column."""
+        """Tokens per row [B] of one token column."""
         return self._number(name, "lengths")
 
     def join(self, *others: "BatchRef | Batch") -> "BatchRef":

@@ -43,7 +43,7 @@ class Future(Generic[Answer]):
         return self._backend
 
     def pending(self) -> Sequence[Pending]:
-        """The calls under way: one a rank."""
+        """The calls under way: one per rank."""
         return [] if self._answer else self._calls
 
     def result(self) -> Answer:

@@ -32,7 +32,7 @@ class Summary:
     rows: int
     columns: tuple[str, ...]
     lengths: Mapping[str, Tensor]
-    """Tokens a row [B] of each token column."""
+    """Tokens per row [B] of each token column."""
 
     scalars: Mapping[str, Tensor]
     """Row columns of one number per row [B]."""

@@ -15,7 +15,7 @@ from hybridflow.observability.samples import Sample
 from hybridflow.rewards.answers import expected_answer
 
 Decode = Callable[[Ragged], list[str]]
-"""Token ids to texts, one a row."""
+"""Token ids to texts, one per row."""
 
 
 class Evaluates(Protocol):

@@ -19,7 +19,7 @@ from hybridflow.observability.metrics import Metrics
 
 
 class KTO(Dataflow):
-    """One step on labelled responses per batch; a rollout and a reward only serve the evaluation."""
+    """One step per batch of labelled responses; a rollout and a reward only serve the evaluation."""
 
     data = "labelled"
     rows_per_prompt = 2

@@ -75,7 +75,7 @@ class DrivenData:
     """Columns of all that reward functions will see."""
 
     def decode(self, ids: Ragged) -> list[str]:
-        """Texts of token ids, one a row."""
+        """Texts of token ids, one per row."""
         return decode_responses(self.tokenizer, ids)
 
 

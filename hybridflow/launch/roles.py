@@ -77,7 +77,7 @@ class RoleSpec:
     """The layout of the ranks for generation, where the role generates."""
 
     minibatch_rows: int | None = None
-    """Rows an optimizer step, for a trained role."""
+    """Rows per optimizer step, for a trained role."""
 
     view_of: str | None = None
     """The role whose workers play this one as well; None for a role with workers of its own."""

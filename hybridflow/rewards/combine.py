@@ -17,7 +17,7 @@ def weighted_sum(
 
 
 def preferred(columns: Float[Tensor, "F B"], others: Sequence[Sequence[object] | None]) -> Float[Tensor, "F B"]:
-    """The numbers of `others`, one row a function, where there are any, and those of `columns` where there are not."""
+    """The numbers of `others`, one row per function, where there are any, and elsewhere those of `columns`."""
     rows = [column if other is None else _numbers(other) for column, other in zip(columns, others, strict=True)]
     found = torch.stack(rows).to(columns.dtype)
     return torch.where(found.isfinite(), found, columns)

@@ -169,11 +169,11 @@ class RewardScorer:
 
 
 def _checked_weights(config: Reward) -> list[float]:
-    """One weight a function, 1 each when none is given."""
+    """One weight per function, 1 each when none is given."""
     weights = list(config.weights) or [1.0] * len(config.functions)
     if len(weights) != len(config.functions):
         raise ConfigError(
             f"reward.weights has {len(weights)} numbers for {len(config.functions)} functions.",
-            remedy="Give one weight a function, or none for 1 each.",
+            remedy="Give one weight per function, or none for 1 each.",
         )
     return weights

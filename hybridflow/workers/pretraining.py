@@ -19,10 +19,10 @@ MASK = "pretraining_mask"
 
 
 def with_texts(batch: Batch, texts: Batch, rows: Sequence[int]) -> Batch:
-    """Each minibatch of the batch (of `rows` rows) followed by its share of the texts, as the metadata then says.
+    """Each minibatch of the batch (minibatch i has `rows[i]` rows) followed by its share of the texts.
 
-    `pretraining_mask` is 1 where the texts' loss counts, `response_mask` where the policy's does; columns that texts
-    lack are 0 there. `is_text` says which rows are texts.
+    The metadata then says how many rows each has. `pretraining_mask` is 1 where the texts' loss counts,
+    `response_mask` where the policy's does; columns that texts lack are 0 there. `is_text` says which rows are texts.
     """
     given = texts.meta.get("minibatch_rows")
     share = given if isinstance(given, tuple) else _equal_sizes(len(texts), len(rows))

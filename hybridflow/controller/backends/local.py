@@ -12,7 +12,10 @@ from hybridflow.controller.worker import Worker
 
 
 class LocalBackend:
-    """Every rank of every pool in this process, one after another. Ranks cannot communicate: one a role is the rule."""
+    """Every rank of every pool in this process, one after another.
+
+    Ranks cannot communicate: one rank per role is the rule.
+    """
 
     def __init__(self, *, threads: int | None = None) -> None:
         self._threads = threads

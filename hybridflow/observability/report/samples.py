@@ -72,7 +72,7 @@ def _film(evaluated: Mapping[int, list[Sample]]) -> str:
 
 
 def _comparison(compared: Sequence[Pair], first: int, last: int) -> str:
-    """A card a prompt with both responses, for texts."""
+    """A card per prompt with both responses, for texts."""
     cards = [
         f'<article class="card pair"><h3>{_text(pair.now.prompt)}</h3><div class="columns">'
         f"{_response(pair.before, f'step {first}')}{_response(pair.now, f'step {last}')}</div></article>"

@@ -1,6 +1,8 @@
 """Every exception of the house. Each says what was found and expected, and carries a `remedy`: what to do about it."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 LONGEST_TEXT = 8_000
 """Characters of each text of an error as sent between ranks; the rest is cut off."""
@@ -19,6 +21,40 @@ class HybridflowError(Exception):
 
     def __reduce__(self):
         return _rebuild, (type(self), self.message, self.remedy, self.__dict__)
+
+
+class Faults:
+    """What is wrong with a run: raised at the first fault, or collected (`collects`) so that all can be told at once.
+
+    with faults.told():
+        check_kl(config)
+    """
+
+    def __init__(self, *, collects: bool = False) -> None:
+        self.collects = collects
+        self.found: list[HybridflowError] = []
+
+    def add(self, *errors: HybridflowError) -> None:
+        """Collects the errors that were not met before, or raises the first."""
+        for error in errors:
+            if not self.collects:
+                raise error
+            if error.message not in {known.message for known in self.found}:
+                self.found.append(error)
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """A block whose error is collected, or raised; what follows the block must hold without it."""
+        try:
+            yield
+        except HybridflowError as error:
+            if not self.collects:
+                raise
+            self.add(error)
+
+
+STRICT = Faults()
+"""The first fault is raised."""
 
 
 def _rebuild(kind: type[HybridflowError], message: str, remedy: str, state: dict) -> HybridflowError:

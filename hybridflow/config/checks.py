@@ -17,7 +17,7 @@ from hybridflow.config.experiment import Experiment
 from hybridflow.config.kl_checks import check_kl
 from hybridflow.config.layout_checks import check_layouts
 from hybridflow.config.ranges import check_ranges
-from hybridflow.errors import ConfigError
+from hybridflow.errors import STRICT, ConfigError, Faults
 
 _COST_OF_THE_TASK = "hybridflow.rewards.functions.far_off.far_off"
 _LONGEST_NAME = 100
@@ -25,18 +25,19 @@ _NOT_PRINTED = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 """Unicode's categories of control and format characters, surrogates and line separators."""
 
 
-def check(config: Experiment) -> None:
-    """Raises `ConfigError` for the first rule that the configuration breaks."""
-    check_ranges(config)
-    check_data(config.data)
-    for rule in (_names, _check_cost, _check_pretraining, check_kl, check_correction, _placement):
-        rule(config)
-    check_layouts(config)
+def check(config: Experiment, faults: Faults = STRICT) -> None:
+    """Adds a `ConfigError` for each rule that the configuration breaks."""
+    check_ranges(config, faults)
+    rules = (_check_run, _check_methods, _check_inputs, _check_cost, _check_pretraining, check_kl, check_correction)
+    with faults.told():
+        check_data(config.data)
+    for rule in (*rules, _placement, check_layouts):
+        with faults.told():
+            rule(config)
 
 
-def _names(config: Experiment) -> None:
-    """Names that are one of a list, and the run's own."""
-    _check_experiment(config.trainer.experiment)
+def _check_methods(config: Experiment) -> None:
+    """Methods are among those that can be chosen."""
     if config.algorithm.aggregation is not None:
         _one_of("algorithm.aggregation", config.algorithm.aggregation, AGGREGATIONS)
     advantage_name(config.algorithm.advantage)
@@ -44,6 +45,10 @@ def _names(config: Experiment) -> None:
     preference_loss_name(config.algorithm.preference.loss)
     if config.algorithm.kl.estimator is not None:
         _one_of("algorithm.kl.estimator", config.algorithm.kl.estimator, KL_ESTIMATORS)
+
+
+def _check_inputs(config: Experiment) -> None:
+    """There is a model, data, and one weight per reward function."""
     if not config.model.path:
         raise ConfigError("model.path is empty.", remedy="Give a Hugging Face directory, or builtin:calculator.")
     if not config.data.train_files:
@@ -56,9 +61,9 @@ def _names(config: Experiment) -> None:
         )
 
 
-def _check_experiment(name: str) -> None:
+def _check_run(config: Experiment) -> None:
     """The name of the run is that of its directory, and of nothing outside `runs/`."""
-    fault = None
+    fault, name = None, config.trainer.experiment
     if not name.strip() or name in (".", ".."):
         fault = "is not a name"
     elif "/" in name or "\\" in name:

@@ -4,12 +4,12 @@ gamma: Annotated[float, FROM_0_TO_1] = 1.0
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import get_args, get_origin, get_type_hints
 
 from hybridflow.config.section import Section, sections_of
-from hybridflow.errors import ConfigError
+from hybridflow.errors import STRICT, ConfigError, Faults
 
 
 @dataclass(frozen=True)
@@ -57,17 +57,34 @@ def range_of(hint: object) -> Range | None:
     return next((part for part in get_args(item) if isinstance(part, Range)), None)
 
 
-def check_ranges(config: Section) -> None:
-    """Raises `ConfigError` for the first number in the section, or in those inside it, that is outside of its range."""
+def check_ranges(config: Section, faults: Faults = STRICT) -> None:
+    """Adds a `ConfigError` for each setting of the section, or of those inside it, that is outside of its range.
+
+    Where errors are collected, such a setting gets its default back, so that other rules can compute with it.
+    """
     for prefix, section in sections_of(config):
-        check_fields(section, prefix)
+        for name, allowed in _ranges(section):
+            known = len(faults.found)
+            with faults.told():
+                _check(section, name, allowed, prefix)
+            if len(faults.found) > known:
+                setattr(section, name, vars(type(section)())[name])
 
 
 def check_fields(settings: object, prefix: str) -> None:
     """The same for the fields of one dataclass, such as a dataflow's `Settings`; keys begin with the prefix."""
+    for name, allowed in _ranges(settings):
+        _check(settings, name, allowed, prefix)
+
+
+def _ranges(settings: object) -> Iterator[tuple[str, Range]]:
     for name, hint in get_type_hints(type(settings), include_extras=True).items():
         if (allowed := range_of(hint)) is not None:
-            value = vars(settings)[name]
-            for item in value if isinstance(value, list) else [value]:
-                if item is not None:
-                    allowed.check(f"{prefix}{name}", item)
+            yield name, allowed
+
+
+def _check(settings: object, name: str, allowed: Range, prefix: str) -> None:
+    value = vars(settings)[name]
+    for item in value if isinstance(value, list) else [value]:
+        if item is not None:
+            allowed.check(f"{prefix}{name}", item)

@@ -13,6 +13,8 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import argparse
+
     from rich.console import Console
 
     from hybridflow.elastic.stopping import Stop
@@ -43,6 +45,8 @@ def run_command(argv: Sequence[str] | None, *, program: str, config_name: str, p
             if flags.help:
                 sys.stdout.write(help_as_typed(flags, program=program, purpose=purpose))
                 return 0
+            if flags.dry_run:
+                return _dry_run(flags, console)
             composed = compose_run(flags.overrides, config_name=flags.config_name, config_dir=flags.config_dir)
             if flags.cfg:
                 sys.stdout.write(config_text(composed))
@@ -55,6 +59,34 @@ def run_command(argv: Sequence[str] | None, *, program: str, config_name: str, p
         except KeyboardInterrupt:
             console.print(_INTERRUPTED.format("before the run began"))
             return stop.status
+
+
+def _dry_run(flags: "argparse.Namespace", console: "Console") -> int:
+    """Prints all problems and the roles; 2 if there is a problem.
+
+    Problems of settings alone come first, before a large library is imported. A setting that cannot be used is told and
+    left out, so that the rules after it judge the rest.
+    """
+    with _ended_by_signals():
+        from rich.text import Text
+
+        from hybridflow.errors import Faults
+        from hybridflow.launch.compose import compose_run
+        from hybridflow.launch.failure import say_problems
+
+    faults, composed = Faults(collects=True), None
+    with faults.told():
+        named = {"config_name": flags.config_name, "config_dir": flags.config_dir}
+        composed = compose_run(flags.overrides, **named, faults=faults)
+    say_problems(faults.found, console)
+    if composed is not None:
+        with _ended_by_signals():
+            from hybridflow.launch.dry_run import dry_run
+        dry_run(composed, faults, console)
+    count = len(faults.found)
+    verdict = (f"{count} problem{'s' * (count != 1)}", "bold red") if count else ("no problem found", "bold green")
+    console.print(Text.assemble(verdict, "; nothing was started"))
+    return 2 if count else 0
 
 
 def _run(composed: "Composed", console: "Console", stop: "Stop") -> int:

@@ -4,7 +4,7 @@ import argparse
 import copy
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from hybridflow.config.placement import Pool
 from hybridflow.config.roles import Role
 from hybridflow.config.schema import config_directory, register_schema
 from hybridflow.config.section import sealed
-from hybridflow.errors import ConfigError
+from hybridflow.errors import STRICT, ConfigError, Faults
 from hybridflow.launch.described_roles import described_roles
 from hybridflow.launch.overrides import Setting, Typed, check_switch, parse_overrides, suggestion
 from hybridflow.launch.presets import preset_name
@@ -74,20 +74,30 @@ class Composed:
         return redacted_leaves(self.flat())
 
 
-def compose_run(overrides: Sequence[str], *, config_name: str, config_dir: Path | None = None) -> Composed:
-    """The checked, sealed configuration of `config_name` with overrides. Raises `ConfigError` for what cannot work."""
+def compose_run(
+    overrides: Sequence[str], *, config_name: str, config_dir: Path | None = None, faults: Faults = STRICT
+) -> Composed:
+    """The checked, sealed configuration of `config_name` with overrides. Raises `ConfigError` for what cannot work.
+
+    With `faults` that collect, an override that cannot be read is left out and told there, as are broken rules.
+    """
     directory = config_dir.resolve() if config_dir else config_directory()
     if not (directory / f"{config_name}.yaml").is_file():
         found = ", ".join(sorted(path.stem for path in directory.glob("*.yaml"))) or "none"
         raise ConfigError(f"There is no {config_name}.yaml in {directory}.", remedy=f"Configurations there: {found}.")
-    typed = parse_overrides(overrides)
-    from_files = _from_files(config_name, directory, typed, {})
+    typed = parse_overrides(overrides, faults)
+    try:
+        from_files = _from_files(config_name, directory, typed, {})
+    except ConfigError as error:
+        faults.add(error)
+        typed = replace(typed, groups={})
+        from_files = _from_files(config_name, directory, typed, {})
     in_files = _said_in_files(directory / f"{config_name}.yaml", typed)
     described = _described(from_files, typed.settings)
     if described:
         from_files = _from_files(config_name, directory, typed, described)
     from_files = _without_other_kinds(from_files, typed.settings)
-    whole = _with_settings(from_files, typed.settings)
+    whole = _with_settings(from_files, typed.settings, faults)
     try:
         config = OmegaConf.to_object(whole)
     except OmegaConfBaseException as error:
@@ -96,7 +106,7 @@ def compose_run(overrides: Sequence[str], *, config_name: str, config_dir: Path 
     typed_keys = [setting.key for setting in typed.settings]
     said = in_files.union(typed_keys)
     followed = _follow_batch_size(config, said)
-    check(config)
+    check(config, faults)
     followed |= _choose_kl_estimator(config)
     origins = _origins(from_files, whole, typed_keys, described) | followed
     as_written = with_absolute_paths(config)
@@ -104,10 +114,11 @@ def compose_run(overrides: Sequence[str], *, config_name: str, config_dir: Path 
 
 
 def parse_command_line(argv: Sequence[str], *, program: str, config_name: str) -> argparse.Namespace:
-    """Flags and overrides: `overrides`, `config_name`, `config_dir`, `cfg`, `help`."""
+    """Flags and overrides: `overrides`, `config_name`, `config_dir`, `cfg`, `dry_run`, `help`."""
     parser = argparse.ArgumentParser(prog=program, add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--help", "-h", action="store_true")
     parser.add_argument("--cfg", "-c", choices=["job"])
+    parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--config-name", "-cn", default=config_name)
     parser.add_argument("--config-dir", "-cd", "--config-path", "-cp", type=Path)
     parser.add_argument("overrides", nargs="*")
@@ -235,13 +246,14 @@ def _without_other_kinds(config: DictConfig, settings: Sequence[Setting]) -> Dic
     return whole
 
 
-def _with_settings(config: DictConfig, settings: Sequence[Setting]) -> DictConfig:
+def _with_settings(config: DictConfig, settings: Sequence[Setting], faults: Faults) -> DictConfig:
     whole = copy.deepcopy(config)
     for setting in settings:
-        try:
-            _set(whole, setting)
-        except OmegaConfBaseException as error:
-            raise _wrong(setting.key, error) from error
+        with faults.told():
+            try:
+                _set(whole, setting)
+            except OmegaConfBaseException as error:
+                raise _wrong(setting.key, error) from error
     return whole
 
 

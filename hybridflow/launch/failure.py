@@ -1,5 +1,6 @@
 """A failure as a person at a terminal reads it."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -20,3 +21,10 @@ def say_failure(console: Console, error: HybridflowError, *, report: Path | None
             console.print(Text(redacted_text(error.worker_traceback.rstrip()), "dim"))
     if report is not None and report.is_file():
         console.print(f"  report      {report}", soft_wrap=True)
+
+
+def say_problems(found: Sequence[HybridflowError], console: Console, *, begin: int = 0) -> None:
+    """The problems from the one at `begin` on, numbered."""
+    for number, error in enumerate(found[begin:], begin + 1):
+        console.print(f"{number}. ", end="")
+        say_failure(console, error)

@@ -31,6 +31,7 @@ numbers of the built-in task out.
 options
   --help, -h                 this text
   --cfg job                  print the composed run, with the origin of each value, and stop
+  --dry-run                  print every problem of the run and its roles, and stop: nothing is started
   --config-name NAME         another configuration than {config_name}
   --config-dir DIRECTORY     look for it there
 """

@@ -13,7 +13,7 @@ from hydra.errors import HydraException
 from hybridflow.config import fields
 from hybridflow.config.other_names import said_elsewhere
 from hybridflow.config.replaced import replacement
-from hybridflow.errors import ConfigError
+from hybridflow.errors import STRICT, ConfigError, Faults
 
 GROUPS = ("algorithm", "task")
 """Keys that choose a set of settings, from the files in a directory of that name."""
@@ -41,18 +41,19 @@ class Typed:
     settings: list[Setting]
 
 
-def parse_overrides(overrides: Sequence[str]) -> Typed:
-    """Groups and settings. Raises `ConfigError` for what is no setting, for unknown keys and for several values."""
+def parse_overrides(overrides: Sequence[str], faults: Faults = STRICT) -> Typed:
+    """Groups and settings. Adds a `ConfigError` for what is not a setting, for unknown keys and for several values."""
     groups: dict[str, str] = {}
     settings: list[Setting] = []
     for text in overrides:
-        if any("\ud800" <= character <= "\udfff" for character in text):
-            raise ConfigError(f"{text!r} is not UTF-8.", remedy="Write settings in UTF-8, in a UTF-8 locale.")
-        key, override = _parsed(text)
-        if key in GROUPS and override is not None:
-            groups[key] = _choice(key, override, text)
-        else:
-            settings.extend(_leaves(key, _value(key, override, text)))
+        with faults.told():
+            if any("\ud800" <= character <= "\udfff" for character in text):
+                raise ConfigError(f"{text!r} is not UTF-8.", remedy="Write settings in UTF-8, in a UTF-8 locale.")
+            key, override = _parsed(text)
+            if key in GROUPS and override is not None:
+                groups[key] = _choice(key, override, text)
+            else:
+                settings.extend(_leaves(key, _value(key, override, text)))
     return Typed(groups, settings)
 
 

@@ -122,13 +122,14 @@ def _warn_of_idle_pools(config: Experiment, specs: Sequence[RoleSpec]) -> None:
         )  # fmt: skip
 
 
-def check_rewards(specs: Sequence[RoleSpec], columns: Collection[str]) -> None:
-    """Finds the reward functions, the data's columns that they ask for, and the servers among them."""
+def check_rewards(specs: Sequence[RoleSpec], columns: Collection[str] | None) -> None:
+    """Finds the reward functions, the data's columns (where they are known) that they ask for, and the servers."""
     rewards = [reward for spec in specs if isinstance(reward := spec.kwargs.get("reward"), Reward)]
     for reward in rewards:
         if reward.functions or reward.model.path is None:
             scorer = RewardScorer(reward)
-            scorer.check_columns(columns)
+            if columns is not None:
+                scorer.check_columns(columns)
             scorer.check_servers()
     check_settings(rewards)
 

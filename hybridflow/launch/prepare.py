@@ -11,27 +11,24 @@ from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore
 from hybridflow.elastic.claim import claim, release
 from hybridflow.elastic.fingerprints import Fingerprints
 from hybridflow.elastic.recovery import resolve_resume, set_aside, set_later_aside, warn_of_complete
+from hybridflow.errors import STRICT, Faults, HybridflowError
 from hybridflow.launch.compose import Composed
-from hybridflow.launch.dataflow import find_dataflow, make_settings
-from hybridflow.launch.device import find_device
-from hybridflow.launch.device_defaults import with_device_defaults
 from hybridflow.launch.disk_space import check_room
 from hybridflow.launch.driven_data import DrivenData, load_data
 from hybridflow.launch.earlier_run import EarlierRun
 from hybridflow.launch.help import config_text
-from hybridflow.launch.horizon import check_horizon, with_schedule_steps
 from hybridflow.launch.inputs import fingerprints
 from hybridflow.launch.old_logprobs import say_old_logprobs
-from hybridflow.launch.preflight import check_methods, check_rewards, check_run
+from hybridflow.launch.plan import RunPlan, plan_run
+from hybridflow.launch.preflight import check_rewards
 from hybridflow.launch.resumption import Changes, check_resumable
-from hybridflow.launch.roles import CRITIC, RoleSpec, generates, plan_roles
-from hybridflow.launch.rules.dataflow import check_batches, check_dataflow, check_evaluation
+from hybridflow.launch.roles import CRITIC, RoleSpec, generates
+from hybridflow.launch.rules.batches import evaluation_errors
 from hybridflow.launch.shared_storage import check_outlives_job
 from hybridflow.launch.tracing.trace import check_step
 from hybridflow.launch.unread import warn_of_unread
 from hybridflow.observability.ending import UNRECORDED, is_unrecorded
 from hybridflow.observability.logs import configure_logging
-from hybridflow.observability.trackers.factory import check_names
 
 logger = logging.getLogger(__name__)
 
@@ -58,38 +55,54 @@ class Prepared:
 def prepare(composed: Composed) -> Prepared:
     """Checks what was composed against models, data and functions; only then the run directory is touched."""
     configure_logging(None)
-    check_names(composed.config.trainer.trackers)
-    device = find_device(composed.config)
-    composed = with_schedule_steps(with_device_defaults(composed, device))
-    config = composed.config
-    dataflow = find_dataflow(config.dataflow)
-    settings = make_settings(dataflow, config.dataflow_settings)
-    check_dataflow(config, dataflow)
-    specs = plan_roles(config, dataflow)
-    check_batches(config, dataflow, specs)
-    check_methods(config, dataflow, specs)
-    check_run(config, specs, device)
-    check_horizon(config, [spec.name for spec in specs if spec.is_trained])
+    plan = plan_run(composed)
+    tell(plan)
+    data = read_data(plan)
+    directory = check_directory(plan)
+    inputs = fingerprints(plan.composed, plan.specs)
+    trained = [spec.name for spec in plan.specs if spec.is_trained]
+    checkpoint, earlier = _open_directory(plan.composed, inputs, directory, data, trained)
+    return Prepared(
+        plan.composed, plan.dataflow, plan.settings, plan.specs, data, directory, checkpoint, inputs, earlier
+    )
+
+
+def check_directory(plan: RunPlan) -> Path:
+    """The run's directory, which can be written and has room for its checkpoints."""
+    directory = run_dir_of(plan.config)
+    check_outlives_job(directory)
+    check_room(plan.config, plan.specs, directory)
+    return directory
+
+
+def tell(plan: RunPlan) -> None:
+    """Logs what a user may not expect of the plan."""
+    config, dataflow = plan.config, plan.dataflow
     if not config.trainer.save_every:
         logger.warning("trainer.save_every=0: no checkpoint is written, so the trained model is not kept")
-    warn_of_unread(composed, dataflow, specs)
-    warn_of_followed(composed, dataflow)
+    warn_of_unread(plan.composed, dataflow, plan.specs)
+    warn_of_followed(plan.composed, dataflow)
     say_old_logprobs(config, dataflow)
+
+
+def read_data(plan: RunPlan, faults: Faults = STRICT) -> DrivenData:
+    """Reads the data, and checks the dataflow's step, the reward functions and the layouts with it."""
+    config, specs, dataflow = plan.config, plan.specs, plan.dataflow
     is_judged = generates(config, dataflow) and "reward" in {spec.name for spec in specs}
-    data = load_data(config, dataflow, is_judged=is_judged)
-    check_step(config, data.streams["prompts"].peek())
-    check_rewards(specs, data.judged_columns)
+    try:
+        data = load_data(config, dataflow, is_judged=is_judged)
+    except HybridflowError:
+        with faults.told():
+            check_rewards(specs, columns=None)
+        raise
+    with faults.told():
+        check_step(config, data.streams["prompts"].peek())
+    with faults.told():
+        check_rewards(specs, data.judged_columns)
     questions = 0 if data.questions is None else len(data.questions)
     sources = [] if data.held_out is None else data.held_out.object("data_source")
-    check_evaluation(config, specs, questions=questions, sources=sources)
-
-    directory = run_dir_of(config)
-    check_outlives_job(directory)
-    check_room(config, specs, directory)
-    inputs = fingerprints(composed, specs)
-    trained = [spec.name for spec in specs if spec.is_trained]
-    checkpoint, earlier = _open_directory(composed, inputs, directory, data, trained)
-    return Prepared(composed, dataflow, settings, specs, data, directory, checkpoint, inputs, earlier)
+    faults.add(*evaluation_errors(config, specs, questions=questions, sources=sources))
+    return data
 
 
 def warn_of_followed(composed: Composed, dataflow: type[Dataflow]) -> None:

@@ -20,13 +20,14 @@ from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.placement import Placement, Pool
 from hybridflow.dataflows.interface import Dataflow, role_needs
 from hybridflow.dataflows.roles import Generates
-from hybridflow.errors import ConfigError, HybridflowError
+from hybridflow.errors import STRICT, ConfigError, HybridflowError
 from hybridflow.launch.dataflow import find_dataflow, make_settings
 from hybridflow.launch.device_defaults import resolved
 from hybridflow.launch.foreknown import apart
 from hybridflow.launch.old_logprobs import wants_old_logprobs
 from hybridflow.launch.roles import ACTOR, ROLLOUT, RoleSpec, plan_roles
-from hybridflow.launch.rules.dataflow import check_batches, check_dataflow
+from hybridflow.launch.rules.batches import batch_errors
+from hybridflow.launch.rules.dataflow import check_dataflow
 from hybridflow.launch.start_roles import start_roles
 from hybridflow.launch.tracing.backend import Noted, TracingBackend
 from hybridflow.launch.tracing.faults import check_followed, check_versions
@@ -69,7 +70,7 @@ def trace_step(config: Experiment, rows: Batch | None = None) -> Trace:
     check_dataflow(config, dataflow)
     settings = make_settings(dataflow, config.dataflow_settings)
     specs = plan_roles(config, dataflow)
-    check_batches(config, dataflow, specs)
+    STRICT.add(*batch_errors(config, dataflow, specs))
     backend = TracingBackend()
     groups = start_roles(_on_one_device_a_pool(config), [_without_layout(spec) for spec in specs], backend)
     backend.forget()

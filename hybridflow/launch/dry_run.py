@@ -1,0 +1,73 @@
+"""`--dry-run`: every problem of a run at once, what it would consist of, and nothing started."""
+
+from rich.console import Console
+from rich.table import Table
+
+from hybridflow.config.derived import pool_sizes
+from hybridflow.errors import Faults, HybridflowError
+from hybridflow.launch.compose import Composed
+from hybridflow.launch.failure import say_problems
+from hybridflow.launch.plan import RunPlan, plan_run
+from hybridflow.launch.prepare import check_directory, read_data, tell
+from hybridflow.launch.roles import ROLLOUT, RoleSpec
+from hybridflow.models.accounting import parameter_count
+from hybridflow.models.geometry import read_geometry
+from hybridflow.models.loading import resolve_model_path
+from hybridflow.observability.logs import configure_logging
+
+
+def dry_run(composed: Composed, faults: Faults, console: Console) -> None:
+    """Prints the problems that the plan, the models, the data and the functions have, and then the roles."""
+    configure_logging(None)
+    told = len(faults.found)
+    plan = None
+    with faults.told():
+        plan = plan_run(composed, faults)
+        tell(plan)
+    if plan is not None:
+        with faults.told():
+            read_data(plan, faults)
+        with faults.told():
+            check_directory(plan)
+    say_problems(faults.found, console, begin=told)
+    if plan is not None:
+        console.print(_roles(plan))
+
+
+def _roles(plan: RunPlan) -> Table:
+    """One line per role: where it lives, how it is laid out, and how large it is."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for column in ("role", "pool", "devices", "engine", "layout", "parameters", "update rows"):
+        table.add_column(column, no_wrap=column != "layout")
+    sizes = pool_sizes(plan.config)
+    for spec in plan.specs:
+        rows = "" if spec.minibatch_rows is None else str(spec.minibatch_rows)
+        row = spec.name, spec.pool, str(sizes[spec.pool]), _engine(plan, spec), _layout(spec), _parameters(spec), rows
+        table.add_row(*row)
+    return table
+
+
+def _engine(plan: RunPlan, spec: RoleSpec) -> str:
+    """`fsdp + vllm` for an actor that generates."""
+    rollout = plan.config.rollout.engine
+    generates = [rollout.name] if rollout and (spec.generation_mesh or spec.name == ROLLOUT) else []
+    trains = [] if spec.training is None else [spec.training.engine.name]
+    return " + ".join(trains + generates) or (f"that of {spec.view_of}" if spec.view_of else "functions")
+
+
+def _layout(spec: RoleSpec) -> str:
+    """`data 4, tensor 2`: the axes along which ranks are laid out."""
+    sizes = {} if spec.mesh is None else {axis: size for axis, size in spec.mesh.sizes.items() if size > 1}
+    return ", ".join(f"{axis} {size}" for axis, size in sizes.items()) or "1 rank"
+
+
+def _parameters(spec: RoleSpec) -> str:
+    """How many its model has; nothing where there is no model, or none that can be read (a problem of its own)."""
+    if spec.model is None:
+        return ""
+    try:
+        count = float(parameter_count(read_geometry(resolve_model_path(str(spec.model.path)))))
+    except HybridflowError:
+        return "?"
+    unit, size = next(((unit, size) for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)) if count >= size), ("", 1))
+    return f"{count / size:.3g} {unit}".strip()

@@ -1,0 +1,62 @@
+"""What a run will be, worked out from its configuration before anything starts, and the rules that it must keep."""
+
+from dataclasses import dataclass
+
+from hybridflow.config.experiment import Experiment
+from hybridflow.dataflows.interface import Dataflow
+from hybridflow.errors import STRICT, Faults
+from hybridflow.launch.compose import Composed
+from hybridflow.launch.dataflow import find_dataflow, make_settings
+from hybridflow.launch.device import find_device
+from hybridflow.launch.device_defaults import with_device_defaults
+from hybridflow.launch.horizon import check_horizon, with_schedule_steps
+from hybridflow.launch.preflight import check_methods, check_run
+from hybridflow.launch.roles import RoleSpec, plan_roles
+from hybridflow.launch.rules.batches import batch_errors
+from hybridflow.launch.rules.dataflow import check_dataflow
+from hybridflow.observability.trackers.factory import check_names
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """A run as planned: its configuration with the device's defaults, its dataflow, and its roles."""
+
+    composed: Composed
+    device: str
+    """`cpu` or `cuda`."""
+
+    dataflow: type[Dataflow]
+    settings: object
+    """The dataflow's `Settings`."""
+
+    specs: list[RoleSpec]
+
+    @property
+    def config(self) -> Experiment:
+        """The whole configuration."""
+        return self.composed.config
+
+
+def plan_run(composed: Composed, faults: Faults = STRICT) -> RunPlan:
+    """The plan of a composed run. Starts nothing, and reads no data.
+
+    Adds the errors of rules to `faults`; raises `HybridflowError` for what leaves no plan, such as a dataflow that is
+    not there.
+    """
+    with faults.told():
+        check_names(composed.config.trainer.trackers)
+    device = find_device(composed.config)
+    composed = with_schedule_steps(with_device_defaults(composed, device))
+    config = composed.config
+    dataflow = find_dataflow(config.dataflow)
+    settings = make_settings(dataflow, config.dataflow_settings)
+    check_dataflow(config, dataflow, faults)
+    plan = RunPlan(composed, device, dataflow, settings, plan_roles(config, dataflow))
+    faults.add(*batch_errors(config, dataflow, plan.specs))
+    with faults.told():
+        check_methods(config, dataflow, plan.specs)
+    with faults.told():
+        check_run(config, plan.specs, device)
+    with faults.told():
+        check_horizon(config, [spec.name for spec in plan.specs if spec.is_trained])
+    return plan

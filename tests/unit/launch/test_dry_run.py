@@ -1,0 +1,76 @@
+"""`--dry-run`: all problems at once, the roles of a run, and nothing started."""
+
+import subprocess
+import sys
+
+import pytest
+
+from hybridflow.errors import ConfigError, Faults
+from hybridflow.launch.compose import compose_run
+from hybridflow.trainer import main_ppo
+from tests.distributed.runs import run_here
+
+MISTAKES = {
+    "trainer.total_step=5": ("There is no setting 'trainer.total_step'", "Did you mean trainer.total_steps?"),
+    "actor.engine=foo": ("actor.engine=foo is unknown", "auto, single, fsdp, megatron"),
+    "algorithm.gamma=2": ("algorithm.gamma=2 is out of range", "Use a number from 0 to 1"),
+    "algorithm.policy_loss=pppo": ("algorithm.policy_loss=pppo is unknown", "Did you mean 'ppo'?"),
+    "rollout.sampling.temperature=0": ("always gives the same response", "Use 1.0 for training"),
+    "algorithm.advantage=grpo": ("dataflow=ppo cannot use algorithm.advantage=grpo", "algorithm=grpo"),
+    "data.train_files=[nope.jsonl]": ("No such file or directory: 'nope.jsonl'", "What to do"),
+    "reward.functions=[exact_matc]": ("no built-in function 'exact_matc'", "Did you mean 'exact_match'?"),
+}
+
+
+def test_every_problem_is_told_with_its_remedy_and_nothing_is_started(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ended = run_here(["--dry-run", *MISTAKES])
+    assert ended.status == 2 and f"{len(MISTAKES)} problems; nothing was started" in ended.words
+    for message, remedy in MISTAKES.values():
+        assert message in ended.words and remedy in ended.words
+    assert ended.said.count("What to do: ") == len(MISTAKES)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_without_problems_shows_its_roles(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ended = run_here(["--dry-run", "trainer={devices: 2, device: cpu}", "algorithm.kl.placement=loss"])
+    assert ended.status == 0 and "no problem found; nothing was started" in ended.words
+    for row in ("actor main 2 fsdp + transformers data 2 1.07 M", "reward main 2 functions", "reference main 2 fsdp"):
+        assert row in ended.words
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_choice_that_is_not_there_does_not_hide_other_problems():
+    faults = Faults(collects=True)
+    compose_run(["algorithm=grppo", "trainer.x=2", "actor.parallelism.tensor=0"], config_name="ppo", faults=faults)
+    messages = " ".join(error.message for error in faults.found)
+    for part in ("no algorithm=grppo", "no setting 'trainer.x'", "actor.parallelism.tensor=0"):
+        assert part in messages
+
+
+def test_problems_of_settings_are_told_before_torch_is_imported():
+    program = (
+        "import sys; from hybridflow.errors import Faults; from hybridflow.launch.compose import compose_run;"
+        "faults = Faults(collects=True); compose_run(sys.argv[1:], config_name='ppo', faults=faults);"
+        "assert 'torch' not in sys.modules; print(len(faults.found))"
+    )
+    told = subprocess.run([sys.executable, "-c", program, *MISTAKES], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "4", told.stderr
+
+
+def test_an_error_met_twice_is_told_once_and_a_strict_run_raises_the_first():
+    faults = Faults(collects=True)
+    for _ in range(2):
+        with faults.told():
+            raise ConfigError("a", remedy="b")
+    assert len(faults.found) == 1
+    with pytest.raises(ConfigError, match="a"), Faults().told():
+        raise ConfigError("a", remedy="b")
+
+
+@pytest.mark.parametrize("flag", ["--dry-run", "--cfg=job"])
+def test_a_flag_that_only_looks_returns_without_a_run(flag, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main_ppo.main([flag, "trainer.total_steps=1"]) == 0
+    assert list(tmp_path.iterdir()) == []

@@ -32,6 +32,15 @@ class ResourcePool:
 
 
 @dataclass(frozen=True)
+class NodeGpus:
+    """The GPUs of a node: how many a run may use, and the memory of the smallest in bytes, 0 if unknown."""
+
+    node: str
+    count: int
+    smallest: int
+
+
+@dataclass(frozen=True)
 class Supply:
     """Devices of one kind in a cluster: all of them, those nobody holds, and those that other pools of the run hold."""
 

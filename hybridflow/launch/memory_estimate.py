@@ -8,13 +8,12 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from hybridflow.config.derived import max_sequence_tokens, pool_of, pool_sizes
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.model import Dtype
 from hybridflow.config.rollout import DEFAULT_SEQUENCES, RolloutKind
 from hybridflow.config.training import Training, TrainingEngine
+from hybridflow.controller.resource_pool import NodeGpus
 from hybridflow.engines.rollout.vllm.memory import VllmMemory, check_cache, plan_memory
 from hybridflow.errors import ResourceError
 from hybridflow.launch.roles import ACTOR, ROLLOUT, RoleSpec, policy_model
@@ -82,39 +81,35 @@ class _Load:
 
 
 def check_memory(
-    config: Experiment, specs: Sequence[RoleSpec], *, device: str, device_bytes: int | None, whole: Collection[str] = ()
+    config: Experiment, specs: Sequence[RoleSpec], gpus: NodeGpus | None, *, whole: Collection[str] = ()
 ) -> None:
-    """Logs the memory of each phase on a GPU; raises `ResourceError` for one that cannot fit into `device_bytes`.
+    """Logs the memory of each phase on a GPU; raises `ResourceError` for one that the smallest of `gpus` cannot hold.
 
-    None means a device of unknown size, for which nothing is refused. `whole` are the judges that `transformers` runs:
+    None means GPUs of unknown size, for which nothing is refused. `whole` are the judges that `transformers` runs:
     models of any family, of which only the weights are counted.
     """
-    if device != "cuda":
-        return
+    size = None if gpus is None else gpus.smallest
     for pool in pool_sizes(config):
-        phases = memory_phases(config, specs, pool, device_bytes=device_bytes, whole=whole)
+        phases = memory_phases(config, specs, pool, device_bytes=size, whole=whole)
         if not phases:
             continue
         peak = max(phases, key=lambda phase: phase.total)
         logger.info(
             "memory per device of pool '%s', estimated in GiB%s: %s; the most is %s: %s",
-            pool, "" if device_bytes is None else f" of {_gib(device_bytes)}",
+            pool, "" if gpus is None else f" of {_gib(gpus.smallest)} on {gpus.node}",
             ", ".join(f"{phase.name} {_gib(phase.total)}" for phase in phases), peak.name, peak.largest,
         )  # fmt: skip
-        if device_bytes is not None and peak.total > TOLERANCE * device_bytes:
+        if gpus is None:
+            continue
+        if peak.total > TOLERANCE * gpus.smallest:
             raise ResourceError(
-                f"{peak.name} needs about {_gib(peak.total)} GiB on each device of pool '{pool}', which has"
-                f" {_gib(device_bytes)} GiB: {peak.largest}.",
+                f"{peak.name} needs about {_gib(peak.total)} GiB on each device of pool '{pool}', and a GPU of"
+                f" {gpus.node} has {_gib(gpus.smallest)} GiB: {peak.largest}.",
                 remedy=_remedy(config, specs, pool),
             )
         generates = any(phase.name == GENERATING for phase in phases)
-        if generates and config.rollout.engine is RolloutKind.vllm and device_bytes is not None:
-            check_cache(_vllm_memory(config, device_bytes), config.rollout)
-
-
-def local_device_bytes() -> int | None:
-    """Memory of this machine's first GPU; None if there is none, as on a driver that joins a remote cluster."""
-    return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
+        if generates and config.rollout.engine is RolloutKind.vllm:
+            check_cache(_vllm_memory(config, gpus.smallest), config.rollout)
 
 
 def memory_phases(

@@ -17,9 +17,10 @@ from hybridflow.dataflows.interface import Dataflow, learns_from_preferences, le
 from hybridflow.engines.rollout.vllm.limits import check_limits
 from hybridflow.engines.training.factory import tokenizer_directory
 from hybridflow.errors import ConfigError
+from hybridflow.launch.device_memory import least_gpus
 from hybridflow.launch.judges import check_judge, is_served
 from hybridflow.launch.layouts import check_layouts, check_rollout_layout
-from hybridflow.launch.memory_estimate import check_memory, local_device_bytes
+from hybridflow.launch.memory_estimate import check_memory
 from hybridflow.launch.model_directories import check_models
 from hybridflow.launch.roles import ACTOR, ROLLOUT, RoleSpec, policy_model
 from hybridflow.models.adapters.lora import chosen_targets
@@ -61,13 +62,17 @@ def check_run(config: Experiment, specs: Sequence[RoleSpec], device: str = "cpu"
     for spec in specs:
         if spec.training is not None and spec.training.lora.rank:
             _check_adapter(spec, spec.training.lora, directories[spec.name])
-    is_generating = any(spec.name == ROLLOUT or spec.generation_mesh is not None for spec in specs)
-    if is_generating:
-        check_rollout_layout(config, read_geometry(directory))
-    if is_generating and config.rollout.engine is RolloutKind.vllm:
+    if any(spec.name == ROLLOUT or spec.generation_mesh is not None for spec in specs):
+        _check_rollout(config, directory, device)
+    if device == "cuda":
+        check_memory(config, specs, least_gpus(config), whole=whole)
+
+
+def _check_rollout(config: Experiment, directory: Path, device: str) -> None:
+    check_rollout_layout(config, read_geometry(directory))
+    if config.rollout.engine is RolloutKind.vllm:
         check_installed("vllm")  # importing it takes seconds, and is the rollout engine's to do, in its own way
         check_limits(directory, device, pipeline=config.rollout.parallelism.pipeline)
-    check_memory(config, specs, device=device, device_bytes=local_device_bytes(), whole=whole)
 
 
 def check_methods(config: Experiment, dataflow: type[Dataflow], specs: Sequence[RoleSpec]) -> None:

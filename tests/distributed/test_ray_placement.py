@@ -2,11 +2,14 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from hybridflow.controller.backends.ray.gpus import visible_gpu_bytes
 
 pytestmark = pytest.mark.ray
 
@@ -18,6 +21,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from hybridflow.controller import ResourcePool
 from hybridflow.controller.backends import joined_gpus
 from hybridflow.controller.backends.ray.cluster import connect, disconnect
+from hybridflow.controller.backends.ray.gpus import joined_node_gpus
 from hybridflow.controller.backends.ray.placement import placed_pool, reserved
 from hybridflow.controller.backends.ray.pulse import Pulse
 from hybridflow.errors import ResourceError
@@ -74,7 +78,17 @@ waiting.join()
 found["grown"] = said
 placed = placed_pool(ResourcePool("gpus", 2, "cuda"), [], Pulse(), threads=1, start_timeout_seconds=60.0)
 found["own gpu"] = [info.device for info in ray.get([host.actor.info.remote() for host in placed.hosts])]
+for gpus in (2, 1):
+    cluster.add_node(num_cpus=0, num_gpus=gpus)
+count = {node["NodeID"]: node["Resources"].get("GPU") for node in ray.nodes()}
+def cards():
+    own = count[ray.get_runtime_context().get_node_id()]
+    return [80 << 30, 79 << 30] if own == 2 else [] if own == 4 else 1 // 0
+found["memory"] = [(node.count, node.smallest) for node in joined_node_gpus(cards)]
+found["without a stand-in"] = [(node.count, node.smallest) for node in joined_node_gpus()]
+found["node"] = joined_node_gpus(cards)[0].node
 disconnect()
+found["memory of no cluster"] = joined_node_gpus()
 cluster.shutdown()
 sys.stdout.write("\\n" + json.dumps(found) + "\\n")
 """
@@ -126,6 +140,15 @@ def test_gpus_are_those_of_the_cluster_not_of_the_driver(found):
         assert "4 GPUs of the 4 in the Ray cluster" in line
     assert found["device trainer.device=cpu"][0] == "cpu"
     assert found["early"] is True
+
+
+def test_each_node_is_asked_for_the_memory_of_its_gpus_before_anything_starts(found):
+    """Nodes without a free CPU too; one that fails is of unknown memory. Without a stand-in: this machine's GPUs."""
+    assert sorted(found["memory"]) == [[1, 0], [2, 79 << 30], [4, 0]]
+    here = min(visible_gpu_bytes(), default=0)
+    assert sorted(found["without a stand-in"]) == [[1, here], [2, here], [4, here]]
+    assert found["node"].startswith(f"node {socket.gethostname()} (")
+    assert found["memory of no cluster"] is None
 
 
 def test_each_rank_has_a_gpu_of_its_own_among_all_of_the_node(found):

@@ -6,9 +6,10 @@ from hybridflow.controller.backends.interface import Backend
 from hybridflow.controller.backends.local import LocalBackend
 from hybridflow.controller.health import HANG_TIMEOUT_SECONDS
 from hybridflow.controller.rendezvous import START_TIMEOUT_SECONDS
+from hybridflow.controller.resource_pool import NodeGpus
 from hybridflow.errors import ConfigError
 
-__all__ = ["Backend", "check_cluster", "joined_gpus", "make_backend"]
+__all__ = ["Backend", "check_cluster", "joined_gpus", "joined_node_gpus", "make_backend"]
 
 
 def make_backend(
@@ -56,5 +57,14 @@ def joined_gpus(kind: str) -> int | None:
     if kind != "ray":
         return None
     from hybridflow.controller.backends.ray.cluster import joined_gpus as of_cluster
+
+    return of_cluster()
+
+
+def joined_node_gpus(kind: str) -> list[NodeGpus] | None:
+    """The nodes with GPUs of the Ray cluster that a backend of this kind has joined; None if it joined none."""
+    if kind != "ray":
+        return None
+    from hybridflow.controller.backends.ray.gpus import joined_node_gpus as of_cluster
 
     return of_cluster()

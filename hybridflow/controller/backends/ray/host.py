@@ -33,9 +33,10 @@ _CPU_ENVIRONMENT = {
 }
 
 
-_GPU_ENVIRONMENT = {
+GPU_ENVIRONMENT = {
     "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",  # docs/decisions/visible_gpus.md
 }
+"""Of processes that see all GPUs of their node."""
 
 
 class RayHost(WorkerHost):
@@ -118,6 +119,11 @@ def host_of(handle: Handle) -> Host:
     return handle.host
 
 
+def python_path() -> str:
+    """Where this process finds modules, for a process on another node."""
+    return os.pathsep.join(dict.fromkeys(os.path.abspath(path) for path in sys.path))
+
+
 def started_host(
     pool: ResourcePool,
     group: PlacementGroup,
@@ -132,9 +138,8 @@ def started_host(
 
     Actors ask for no CPU: one whose share does not fit its bundle would wait forever silently.
     """
-    python_path = os.pathsep.join(dict.fromkeys(os.path.abspath(path) for path in sys.path))
     environment = {
-        "PYTHONPATH": python_path,
+        "PYTHONPATH": python_path(),
         "OMP_NUM_THREADS": str(threads),
         "RANK": str(rank),
         "WORLD_SIZE": str(pool.devices),
@@ -144,7 +149,7 @@ def started_host(
         "num_cpus": 0,
         "num_gpus": 1 if on_gpu else 0,
         "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
-        "runtime_env": {"env_vars": environment | (_GPU_ENVIRONMENT if on_gpu else _CPU_ENVIRONMENT)},
+        "runtime_env": {"env_vars": environment | (GPU_ENVIRONMENT if on_gpu else _CPU_ENVIRONMENT)},
     }
     actor_class = ray.remote(RayHost).options(**options)
     own_threads = None if on_gpu else threads

@@ -1,0 +1,50 @@
+"""The memory of the GPUs that a run gets: those of the Ray cluster that it has joined, else of this machine."""
+
+import logging
+from collections.abc import Sequence
+
+import torch
+
+from hybridflow.config.derived import num_devices
+from hybridflow.config.experiment import Experiment
+from hybridflow.controller.backends import joined_node_gpus
+from hybridflow.controller.resource_pool import NodeGpus
+from hybridflow.launch.roles import backend_kind
+
+logger = logging.getLogger(__name__)
+
+_GIB = 1 << 30
+
+
+def least_gpus(config: Experiment) -> NodeGpus | None:
+    """The node with the smallest GPUs that the run cannot avoid; None if the memory of no GPU is known."""
+    nodes = joined_node_gpus(backend_kind(config).name)
+    return least_unavoidable([_this_machine()] if nodes is None else nodes, num_devices(config))
+
+
+def least_unavoidable(nodes: Sequence[NodeGpus], wanted: int) -> NodeGpus | None:
+    """The node that provides the last of `wanted` devices if the run gets the largest GPUs of all nodes.
+
+    Logs a warning for nodes of unknown memory, and for those with smaller GPUs, which Ray may choose as well.
+    """
+    known = sorted((node for node in nodes if node.smallest), key=lambda node: -node.smallest)
+    unknown = [node.node for node in nodes if not node.smallest]
+    if unknown:
+        logger.warning("the memory of GPUs is unknown and not checked on %s", ", ".join(unknown))
+    if not known:
+        return None
+    devices = [node for node in known for _ in range(node.count)]
+    least = devices[min(wanted, len(devices)) - 1]
+    smaller = [node for node in known if node.smallest < least.smallest]
+    if smaller:
+        logger.warning(
+            "memory is checked for the GPUs of %s; Ray may also choose smaller ones: %s",
+            least.node, ", ".join(f"{node.smallest / _GIB:.1f} GiB on {node.node}" for node in smaller),
+        )  # fmt: skip
+    return least
+
+
+def _this_machine() -> NodeGpus:
+    count = torch.cuda.device_count()
+    sizes = [torch.cuda.get_device_properties(index).total_memory for index in range(count)]
+    return NodeGpus("this machine", count, min(sizes, default=0))

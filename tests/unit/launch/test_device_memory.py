@@ -1,0 +1,42 @@
+"""Which GPUs of a cluster the memory estimate is compared with."""
+
+import pytest
+
+from hybridflow.controller.resource_pool import NodeGpus
+from hybridflow.dataflows.grpo import GRPO
+from hybridflow.errors import ResourceError
+from hybridflow.launch import device_memory
+from hybridflow.launch.compose import compose_run
+from hybridflow.launch.device_defaults import resolved
+from hybridflow.launch.device_memory import least_unavoidable
+from hybridflow.launch.preflight import check_run
+from hybridflow.launch.roles import plan_roles
+
+BIG, SMALL, SILENT = NodeGpus("node big", 8, 80 << 30), NodeGpus("node small", 8, 16 << 30), NodeGpus("node x", 8, 0)
+
+
+def test_the_smallest_gpus_count_that_the_run_cannot_avoid(caplog):
+    assert least_unavoidable([SMALL, BIG], 16) is SMALL
+    assert least_unavoidable([SMALL, BIG], 9) is SMALL
+    assert least_unavoidable([BIG, BIG], 9) is BIG
+    assert not caplog.records
+    assert least_unavoidable([SMALL, BIG], 8) is BIG
+    assert "the GPUs of node big; Ray may also choose smaller ones: 16.0 GiB on node small" in caplog.text
+
+
+def test_nodes_of_unknown_memory_are_named_and_count_for_nothing(caplog):
+    assert least_unavoidable([SILENT, BIG], 16) is BIG
+    assert "unknown and not checked on node x" in caplog.text
+    assert least_unavoidable([SILENT], 1) is None
+
+
+def test_a_driver_without_gpus_refuses_what_the_cluster_cannot_hold(monkeypatch):
+    """The nodes' answer is the only stand-in."""
+    tiny = NodeGpus("node small (10.0.0.2)", 1, 1 << 20)
+    monkeypatch.setattr(device_memory, "joined_node_gpus", lambda kind: [tiny] if kind == "ray" else None)
+    config = compose_run(["algorithm=grpo", "trainer.backend=ray", "rollout.engine=transformers"], config_name="ppo")
+    config = resolved(config.config, "cuda")
+    with pytest.raises(ResourceError, match=r"and a GPU of node small \(10\.0\.0\.2\) has 0\.0 GiB") as caught:
+        check_run(config, plan_roles(config, GRPO), "cuda")
+    assert "or more devices (trainer.devices)" in caught.value.remedy
+    check_run(config, plan_roles(config, GRPO), "cpu")

@@ -105,6 +105,12 @@ class CheckpointStore:
         """The `step_N` directories, oldest first, whole or not."""
         return steps_below(self.directory)
 
+    def is_own(self, path: Path) -> bool:
+        """Whether a checkpoint belongs to this run, also if `checkpoints` or a `step_N` in it is a symbolic link."""
+        roots = {found.resolve() for found in (self.run_dir, self.directory, *self.paths())}
+        places = (path.resolve(), path.parent.resolve() / path.name)
+        return any(place.is_relative_to(root) for place in places for root in roots)
+
     def newest_whole(self) -> Path | None:
         """The newest checkpoint whose files have their sizes; their contents are not read."""
         return next((path for path in reversed(self.paths()) if is_whole(path)), None)

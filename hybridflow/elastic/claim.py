@@ -25,7 +25,7 @@ _held: dict[Path, _Held] = {}
 
 
 def claim(run_dir: Path) -> None:
-    """Makes the directory and takes it for this process, until `release`.
+    """Makes the directory, or the target of a symbolic link, and takes it for this process, until `release`.
 
     Raises `ResourceError` when another process has it. Where a file system knows no locks, nothing is locked. A
     directory that cannot be made is not claimed: writing run.log into it fails, and says why.
@@ -34,7 +34,7 @@ def claim(run_dir: Path) -> None:
     while True:
         try:
             is_new = not run_dir.exists()
-            run_dir.mkdir(parents=True, exist_ok=True)
+            run_dir.resolve().mkdir(parents=True, exist_ok=True)
         except OSError:
             return
         with suppress(FileNotFoundError):  # renamed or removed by its holder since: it is made again

@@ -13,13 +13,25 @@ logger = logging.getLogger(__name__)
 _OF_A_RUN = ("checkpoints", "config.yaml", "metrics.jsonl", "run.log")
 
 
+def check_links(directory: Path) -> None:
+    """Raises `ResourceError` for a directory that is, or lies below, a symbolic link to nothing."""
+    for link in (directory, *directory.absolute().parents):
+        if os.path.islink(link) and not os.path.exists(link):
+            raise ResourceError(
+                f"trainer.run_dir: '{link}' is a symbolic link to '{os.readlink(link)}', which does not exist.",
+                remedy="Mount the disk or create the directory that it points to, or remove the link.",
+            )
+
+
 def resolve_resume(resume: str, store: CheckpointStore, total_steps: int) -> Checkpoint | None:
     """The checkpoint that `trainer.resume` means: auto (the newest whole one), never (none), or a path.
 
-    A run that has done more steps than that is an error.
+    Raises `CheckpointError` for a run that has done more steps than that, and `ResourceError` if the directory of the
+    checkpoints is a symbolic link to nothing, such as to a disk that is not mounted.
     """
     if resume == "never":
         return None
+    check_links(store.directory)
     checkpoint = store.latest() if resume == "auto" else store.open(user_path(resume, key="trainer.resume"))
     if checkpoint is None:
         return None
@@ -45,7 +57,8 @@ def warn_of_complete(checkpoint: Checkpoint, total_steps: int) -> None:
 def set_aside(run_dir: Path) -> Path | None:
     """Rename a run directory that is not empty to `<run_dir>.<n>`, n the first free number, and return that name.
 
-    Only a directory that holds a run is moved: of any other, and of the current one, nothing is touched.
+    Of a symbolic link, the target is renamed beside itself, and the link stays: `claim` makes the target again. Only a
+    directory that holds a run is moved: of any other, and of the current one, nothing is touched.
     """
     held = sorted(path.name for path in run_dir.iterdir()) if run_dir.is_dir() else []
     if not held:
@@ -55,11 +68,12 @@ def set_aside(run_dir: Path) -> Path | None:
             f"trainer.run_dir={run_dir} holds other files than a run's: {', '.join(held[:4])}.",
             remedy=f"Name a directory that is empty or new, such as trainer.run_dir={run_dir / 'run'}.",
         )
-    aside = _free_name(run_dir.absolute())
+    directory = run_dir.resolve() if run_dir.is_symlink() else run_dir.absolute()
+    aside = _free_name(directory)
     try:
-        if Path.cwd().is_relative_to(run_dir.absolute()):
+        if Path.cwd().is_relative_to(run_dir.resolve()):
             raise OSError("it is the current directory, or holds it")
-        os.rename(run_dir, aside)
+        os.rename(directory, aside)
     except OSError as error:
         raise ResourceError(
             f"trainer.run_dir={run_dir} holds an earlier run, which cannot be renamed to {aside}: {error}.",
@@ -75,7 +89,8 @@ def set_later_aside(store: CheckpointStore, checkpoint: Checkpoint) -> list[Path
     For a `trainer.resume=<path>`: from then on the run has another history. Where the path lies outside the store,
     that is all of the store's. They become `step_N.<n>`, which nothing deletes; returns their new names.
     """
-    own = checkpoint.path.resolve().parent == store.directory.resolve()
+    linked = checkpoint.path.resolve() in {path.resolve() for path in store.paths()}
+    own = linked or checkpoint.path.parent.resolve() == store.directory.resolve()
     before = {path.resolve() for path in store.paths() if own and _step(path) <= checkpoint.step}
     moved = []
     for path in store.paths():
@@ -92,6 +107,6 @@ def _step(path: Path) -> int:
 
 def _free_name(path: Path) -> Path:
     number = 1
-    while (aside := path.with_name(f"{path.name}.{number}")).exists():
+    while os.path.lexists(aside := path.with_name(f"{path.name}.{number}")):
         number += 1
     return aside

@@ -64,7 +64,8 @@ class EarlierRun:
         if self.aside is not None:
             log = self.directory / _LOG
             said = log.read_text(encoding="utf-8") if log.is_file() else ""
-            shutil.rmtree(self.directory, ignore_errors=True)
-            os.rename(self.aside, self.directory)
+            directory = self.directory.resolve()  # of a symbolic link, the target was set aside
+            shutil.rmtree(directory, ignore_errors=True)
+            os.rename(self.aside, directory)
             with (self.directory / _LOG).open("a", encoding="utf-8") as log:
                 log.write(said)

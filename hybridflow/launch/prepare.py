@@ -10,7 +10,7 @@ from hybridflow.dataflows.interface import Dataflow, role_needs
 from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore
 from hybridflow.elastic.claim import claim, release
 from hybridflow.elastic.fingerprints import Fingerprints
-from hybridflow.elastic.recovery import resolve_resume, set_aside, set_later_aside, warn_of_complete
+from hybridflow.elastic.recovery import check_links, resolve_resume, set_aside, set_later_aside, warn_of_complete
 from hybridflow.errors import STRICT, Faults, HybridflowError
 from hybridflow.launch.compose import Composed
 from hybridflow.launch.disk_space import check_room
@@ -71,6 +71,7 @@ def check_directory(plan: RunPlan) -> Path:
     """The run's directory, which can be written and has room for its checkpoints."""
     directory = run_dir_of(plan.config)
     check_outlives_job(directory)
+    check_links(directory)
     check_room(plan.config, plan.specs, directory)
     return directory
 
@@ -148,7 +149,7 @@ def _opened_directory(
     if checkpoint is not None:
         changes = check_resumable(checkpoint, composed, inputs, data.streams, trained)
         warn_of_complete(checkpoint, trainer.total_steps)
-    if checkpoint is not None and checkpoint.path.resolve().is_relative_to(directory.resolve()):
+    if checkpoint is not None and store.is_own(checkpoint.path):
         earlier.later = set_later_aside(store, checkpoint)
         earlier.files = {path: path.read_bytes() for path in [directory / CONFIG_FILE] if path.is_file()}
     elif (aside := set_aside(directory)) is not None:  # what was there has another history

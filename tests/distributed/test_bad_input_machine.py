@@ -118,6 +118,17 @@ def test_a_file_in_the_way_of_the_run_directory_is_told(tmp_path):
     assert (tmp_path / "run").read_text() == "notes"
 
 
+def test_a_run_directory_behind_a_link_to_nothing_is_told(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "unmounted")
+    for run_dir in ("link", "link/run"):
+        ended = attempt(tmp_path, f"trainer.run_dir={tmp_path}/{run_dir}")
+        found = (
+            f"trainer.run_dir: '{tmp_path}/link' is a symbolic link to '{tmp_path}/unmounted', which does not exist."
+        )
+        assert_refused(ended, found, "Mount the disk or create the directory")
+    assert not (tmp_path / "unmounted").exists()
+
+
 def test_a_directory_with_other_files_is_left_alone(tmp_path, monkeypatch):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.tex").write_text("chapter 1")

@@ -8,9 +8,10 @@ import pytest
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.loop import ResumeChanged
 from hybridflow.elastic.checkpoint import CheckpointStore
+from hybridflow.elastic.claim import claim, release
 from hybridflow.elastic.compatibility import FIXED, Change, check_compatible, compare, flat
 from hybridflow.elastic.recovery import resolve_resume, set_aside, set_later_aside, warn_of_complete
-from hybridflow.errors import CheckpointError
+from hybridflow.errors import CheckpointError, ResourceError
 from tests.unit.elastic.victim import save
 
 CONFIG = {
@@ -94,6 +95,55 @@ def test_all_checkpoints_step_aside_for_one_of_another_run(tmp_path):
     store, other = store_with(tmp_path / "a", 1, 2), store_with(tmp_path / "b", 5)
     assert len(set_later_aside(store, other.open(other.paths()[0]))) == 2
     assert store.latest() is None
+
+
+def linked(run_dir: Path, name: str) -> Path:
+    """Moves a part of a run to another disk and leaves a symbolic link in its place; returns the target."""
+    target = run_dir.parent / "big" / Path(name).name
+    target.parent.mkdir()
+    (run_dir / name).rename(target)
+    (run_dir / name).symlink_to(target)
+    return target
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "checkpoints/step_2", "checkpoints/step_1"])
+def test_checkpoints_behind_a_link_are_the_run_s_own(name, tmp_path):
+    store, other = store_with(tmp_path / "run", 1, 2), store_with(tmp_path / "other", 2)
+    target = linked(tmp_path / "run", name)
+    newest = resolve_resume("auto", store, 10)
+    assert newest is not None and newest.step == 2 and store.is_own(newest.path)
+    for path in (newest.path, newest.path.resolve(), target if name.endswith("2") else target.resolve()):
+        assert store.is_own(path)
+    assert not store.is_own(other.paths()[0])
+    assert set_later_aside(store, store.open(newest.path.resolve())) == []
+    assert [path.name for path in set_later_aside(store, store.open(store.paths()[0]))] == ["step_2.1"]
+    assert [path.name for path in store.paths()] == ["step_1"]
+
+
+def test_checkpoints_on_a_disk_that_is_not_mounted_are_told_and_not_passed_over(tmp_path):
+    store = store_with(tmp_path / "run", 1)
+    target = linked(tmp_path / "run", "checkpoints")
+    target.rename(tmp_path / "unmounted")
+    with pytest.raises(
+        ResourceError, match="run/checkpoints' is a symbolic link to '.*/big/checkpoints', which does not"
+    ):
+        resolve_resume("auto", store, 10)
+    assert resolve_resume("never", store, 10) is None
+
+
+def test_of_a_link_the_target_is_set_aside_and_a_new_run_lands_there(tmp_path):
+    big, link = tmp_path / "big" / "run", tmp_path / "run"
+    big.mkdir(parents=True)
+    link.symlink_to(big)
+    (big.parent / "run.1").symlink_to("nothing")
+    for number in (2, 3):
+        claim(link)
+        (link / "metrics.jsonl").write_text(str(number))
+        assert set_aside(link) == big.with_name(f"run.{number}")
+        claim(link)
+        release(link)
+    assert link.is_symlink() and link.resolve() == big
+    assert [(big.parent / f"run.{n}/metrics.jsonl").read_text() for n in (2, 3)] == ["2", "3"]
 
 
 def test_changes_are_found_at_any_depth():

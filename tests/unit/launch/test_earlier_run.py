@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import json
 import os
 import shutil
 import signal
@@ -82,6 +83,38 @@ def test_an_earlier_run_is_put_back_if_its_directory_cannot_be_opened(words, res
     assert contents(directory) == before
     assert not directory.with_name("run.1").exists()
     words.prepared("run")
+
+
+def test_a_run_directory_that_is_a_link_stays_one_and_its_target_holds_each_new_run(words):
+    link, target = words.folder / "run", words.folder / "big" / "run"
+    target.mkdir(parents=True)
+    link.symlink_to(target)
+    words.run("run", "trainer.total_steps=2")
+    before = contents(target)
+    assert "metrics.jsonl" in before
+    fails_to_load(words, "trainer.resume=never")
+    assert link.resolve() == target and contents(target) == before
+    assert [path.name for path in target.parent.iterdir()] == ["run"]
+    words.run("run", "trainer={resume: never, total_steps: 1, save_every: 1}")
+    assert link.is_symlink() and link.resolve() == target
+    assert [path.name for path in (target / "checkpoints").iterdir()] == ["step_1"]
+    assert contents(target.with_name("run.1")) == before
+
+
+def test_a_run_whose_checkpoints_lie_behind_links_resumes(words):
+    words.run("first", "trainer.total_steps=2")
+    for name, resume in (("checkpoints", "auto"), ("checkpoints/step_2", "auto"), ("checkpoints/step_2", "path")):
+        run_dir, target = words.folder / "run", words.folder / "other" / Path(name).name
+        shutil.copytree(words.folder / "first", run_dir)
+        target.parent.mkdir()
+        (run_dir / name).rename(target)
+        (run_dir / name).symlink_to(target)
+        words.run("run", f"trainer.resume={resume if resume == 'auto' else target}")
+        steps = [json.loads(line)["step"] for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+        assert steps == [0, 1, 2, 3, 4], (name, resume)
+        assert (run_dir / name).is_symlink() and not run_dir.with_name("run.1").exists()
+        shutil.rmtree(run_dir)
+        shutil.rmtree(target.parent)
 
 
 def test_the_closing_words_name_the_earlier_run_and_promise_nothing(tmp_path):

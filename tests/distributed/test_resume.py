@@ -35,13 +35,13 @@ def whole(processes: Processes, tmp_path_factory: pytest.TempPathFactory) -> dic
 @pytest.mark.parametrize(
     ("algorithm", "kill_at", "resumed_after"),
     [
-        ("ppo", "step_done:3", 2),
-        ("ppo", "write_begun:1", None),
+        pytest.param("ppo", "step_done:3", 2, marks=pytest.mark.slow),
+        pytest.param("ppo", "write_begun:1", None, marks=pytest.mark.slow),
         ("ppo", "parts_written:2", 2),
-        ("ppo", "before_rename:2", 2),
+        pytest.param("ppo", "before_rename:2", 2, marks=pytest.mark.slow),
         ("ppo", "after_rename:2", 4),
         ("ppo", "during_delete:1", 6),
-        ("grpo", "step_done:5", 4),
+        pytest.param("grpo", "step_done:5", 4, marks=pytest.mark.slow),
         ("grpo", "before_manifest:2", 2),
     ],
 )
@@ -57,7 +57,7 @@ def test_a_run_killed_and_started_again_gives_the_same_rows(command, whole, algo
         assert f"step_{resumed_after} step={resumed_after}" in ended.words
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
+@pytest.mark.parametrize("algorithm", ["ppo", pytest.param("grpo", marks=pytest.mark.slow)])
 def test_a_run_killed_in_the_middle_of_a_step_gives_the_same_rows(command, whole, algorithm):
     run = command(algorithm)
     run.trap.write_text("6 SIGKILL 0")  # judged so far: held-out prompts, two steps, held-out prompts, a step

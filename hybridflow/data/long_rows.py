@@ -11,6 +11,25 @@ SMALLEST_SHARE = 0.05
 """Share of the rows that must be left; fewer are taken for a limit that does not fit the data."""
 
 
+class RowsTooLong(DataError):
+    """Rows over a limit. `needed` tokens would hold the longest; None where that is not known."""
+
+    def __init__(self, message: str, *, setting: str, needed: int | None, count: int) -> None:
+        self._otherwise = f"data.drop_long_prompts=true to leave the {count} long ones out."
+        raised = "" if needed is None else f"{setting}={needed} if the model reads as many, or "
+        super().__init__(message, remedy=f"Set {raised}{self._otherwise}")
+        self.needed = needed
+
+    def of_model(self, most_tokens: int) -> DataError:
+        """The same for a model that reads `most_tokens`: a longer limit is no remedy."""
+        if self.needed is None or self.needed < most_tokens:
+            return self
+        return DataError(
+            f"{self.message} The model reads {most_tokens} tokens, the response's among them.",
+            remedy=f"Set {self._otherwise}",
+        )
+
+
 def rows_within(
     lengths: Sequence[int],
     limit: int,
@@ -34,15 +53,12 @@ def rows_within(
     over = f"longer than {setting}={limit} tokens"
     found = f"{long} of {len(lengths)} {what} are {over}"
     far = [row for row in at_least if lengths[row] > limit]
-    advice = "" if far else f"{setting}={lengths[longest]} if the model reads as many, or "
     detail = f"the longest, {place(longest)}, has {lengths[longest]}"
     if far:
         detail = f"{place(far[0])} has {lengths[far[0]]} or more"
     if not drop:
-        raise DataError(
-            f"{found} ({detail}).",
-            remedy=f"Set {advice}data.drop_long_prompts=true to leave the {long} long ones out.",
-        )
+        needed = None if far else lengths[longest]
+        raise RowsTooLong(f"{found} ({detail}).", setting=setting, needed=needed, count=long)
     logger.warning("data.drop_long_prompts=true leaves out %d of %d %s %s (%s)", long, len(lengths), what, over, detail)
     return kept
 

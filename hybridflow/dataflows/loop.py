@@ -2,7 +2,8 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore
 from hybridflow.elastic.claim import check_in_place
 from hybridflow.elastic.faults import fault_point
 from hybridflow.elastic.stopping import Abandoned, Stop
+from hybridflow.errors import HybridflowError, RewardError, explained
 from hybridflow.observability.memory import memory_metrics
 from hybridflow.observability.metrics import Metrics, last, measured, plain
 from hybridflow.observability.samples import Sample
@@ -199,7 +201,7 @@ class Loop:
         dataflow.iteration = self._step
         epoch = run.streams[PROMPTS].epoch
         abandonable = run.stop.abandonable(run.calls.is_changing, usual_seconds=self._step_seconds)
-        with run.timers.stage("step"), abandonable:
+        with run.timers.stage("step"), abandonable, _in(f"training step {self._step + 1}"):
             prompts = run.streams[PROMPTS].next()
             metrics = measured(dataflow.step(prompts), owner=f"{type(dataflow).__name__}.step")
         self._step += 1
@@ -222,7 +224,7 @@ class Loop:
             return
         run.calls.mark()
         abandonable = run.stop.abandonable(run.calls.is_changing, usual_seconds=self._evaluation_seconds)
-        with run.timers.stage("testing"), abandonable:
+        with run.timers.stage("testing"), abandonable, _in(f"the evaluation of step {step}"):
             metrics, samples = run.evaluation.run()
         self._evaluation_seconds = time.perf_counter() - started
         check_in_place(run.checkpoints.run_dir)
@@ -292,6 +294,17 @@ class Loop:
         """The rollout takes the actor's weights under the version of this step."""
         wait(*(policy.publish_weights(version=self._step) for policy in self._run.policies))
         self._run.drain_calls()
+
+
+@contextmanager
+def _in(what: str) -> Iterator[None]:
+    """A reward that fails says when: functions are called in training and in evaluations."""
+    try:
+        yield
+    except HybridflowError as error:
+        if isinstance(told := explained(error), RewardError):
+            told.message = f"In {what}: {told.message}"
+        raise
 
 
 def _is_due(every: int, step: int, *, is_last: bool) -> bool:

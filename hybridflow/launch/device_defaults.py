@@ -33,9 +33,10 @@ def with_device_defaults(composed: Composed, device: str) -> Composed:
 
 
 def resolved(config: Experiment, device: str) -> Experiment:
-    """The configuration with null replaced: on GPUs bfloat16, gradient checkpointing, and vLLM where it is installed.
+    """The configuration with null replaced: on GPUs bfloat16, gradient checkpointing, a sleeping rollout, and vLLM
+    where it is installed.
 
-    On CPUs float32, no checkpointing, and transformers. A rollout that divides its model uses vLLM on both.
+    On CPUs float32, no checkpointing, no sleep, and transformers. A rollout that divides its model uses vLLM on both.
     `trainer.device` becomes the device, if it was `auto`.
     """
     on_gpu = device == "cuda"
@@ -47,6 +48,7 @@ def resolved(config: Experiment, device: str) -> Experiment:
         (Training, "gradient_checkpointing"): on_gpu,
         (Rollout, "engine"): RolloutKind.vllm if uses_vllm else RolloutKind.transformers,
         (Rollout, "max_sequences"): DEFAULT_SEQUENCES_ON_GPUS if on_gpu and is_vllm else DEFAULT_SEQUENCES,
+        (Rollout, "sleep"): on_gpu,
     }
     filled = _filled(config, defaults)
     assert isinstance(filled, Experiment), f"made a {type(filled)}"

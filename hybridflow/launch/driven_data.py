@@ -16,6 +16,7 @@ from hybridflow.data.demonstrations import load_demonstrations
 from hybridflow.data.hub import check_splits_named
 from hybridflow.data.labelled import load_labelled
 from hybridflow.data.loader import PromptLoader, eval_batches, training_stream
+from hybridflow.data.long_rows import RowsTooLong
 from hybridflow.data.preferences import load_preferences
 from hybridflow.data.prompts import load_prompts
 from hybridflow.data.selection import unselected
@@ -23,6 +24,7 @@ from hybridflow.dataflows.interface import Dataflow
 from hybridflow.engines.training.factory import tokenizer_directory
 from hybridflow.errors import ConfigError, DataError
 from hybridflow.launch.roles import policy_model
+from hybridflow.models.geometry import read_geometry
 from hybridflow.models.loading import resolve_model_path
 from hybridflow.models.tokenizers import decode_responses, eos_ids, load_tokenizer
 from hybridflow.rewards.factory import all_need_answers, row_checks
@@ -95,7 +97,7 @@ def load_data(config: Experiment, dataflow: type[Dataflow], *, is_judged: bool) 
     ends = eos_ids(tokenizer, resolve_model_path(str(model.path)))
     readers = {kind: partial(read, ends=ends) for kind, read in READERS.items()} | {"prompts": judged_prompts}
     read = readers[dataflow.data]
-    with _told_as("data.train_files"):
+    with _told_as("data.train_files", config):
         parts = [read([name], data, tokenizer) for name in data.train_files]
     if data.system_prompt is not None and any(isinstance(p, str) for part in parts for p in part.object("prompt")):
         logger.warning("data.system_prompt is without effect on prompts that are texts; set data.as_chat=true")
@@ -107,7 +109,7 @@ def load_data(config: Experiment, dataflow: type[Dataflow], *, is_judged: bool) 
     streams = Streams(prompts=stream)
     if data.pretraining_files:
         plain = replace(unselected(data), train_files=data.pretraining_files, prompt_key=None, answer_key=None)
-        with _told_as("data.pretraining_files"):
+        with _told_as("data.pretraining_files", config):
             texts = [load_demonstrations([name], plain, tokenizer, ends) for name in data.pretraining_files]
         streams[PRETRAINING] = training_stream(texts, plain, seed=seed)
     held_out = None
@@ -117,21 +119,24 @@ def load_data(config: Experiment, dataflow: type[Dataflow], *, is_judged: bool) 
 
 
 @contextmanager
-def _told_as(key: str) -> Iterator[None]:
-    """What is wrong with data files names the setting that lists them."""
+def _told_as(key: str, config: Experiment) -> Iterator[None]:
+    """What is wrong with data files names the setting that lists them; no remedy is longer than the model reads."""
     try:
         yield
-    except DataError as error:
+    except DataError as found:
+        error = found
+        if isinstance(found, RowsTooLong):
+            error = found.of_model(read_geometry(resolve_model_path(str(policy_model(config).path))).max_positions)
         if key in error.message:
             raise
-        raise DataError(f"{key}: {error.message}", remedy=error.remedy) from error
+        raise DataError(f"{key}: {error.message}", remedy=error.remedy) from found
 
 
 def _held_out(config: Experiment, read: Reader, tokenizer: PreTrainedTokenizerBase) -> Batch | None:
     """The first rows of the evaluation files."""
     if not is_evaluated(config):
         return None
-    with _told_as("data.eval_files"):
+    with _told_as("data.eval_files", config):
         table = read(config.data.eval_files, unselected(config.data), tokenizer)
     return next(iter(eval_batches(table, len(table), limit=config.data.eval_limit)))
 

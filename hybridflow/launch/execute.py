@@ -80,6 +80,7 @@ def _trained(prepared: Prepared, console: Console, stop: Stop, reporting: "_Repo
         def begin() -> None:
             tracker.begin()
             reporting.begin()
+            logger.info("the roles have started; step %d of %d is next", start + 1, trainer.total_steps)
 
         run = assemble(prepared, tracker, timers, stack, stop=stop, report=reporting.on_the_way, begun=begin)
         loop = Loop(run)

@@ -20,7 +20,7 @@ def say_failure(console: Console, error: HybridflowError, *, report: Path | None
         if told is error:
             console.print(Text(redacted_text(error.worker_traceback.rstrip()), "dim"))
     if report is not None and report.is_file():
-        console.print(f"  report      {report}", soft_wrap=True)
+        console.print(f"  report      {from_here(report)}", soft_wrap=True)
 
 
 def say_problems(found: Sequence[HybridflowError], console: Console, *, begin: int = 0) -> None:
@@ -28,3 +28,9 @@ def say_problems(found: Sequence[HybridflowError], console: Console, *, begin: i
     for number, error in enumerate(found[begin:], begin + 1):
         console.print(f"{number}. ", end="")
         say_failure(console, error)
+
+
+def from_here(path: Path) -> Path:
+    """The path as it is shortest to type: relative to the current directory where it lies below that."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path

@@ -9,6 +9,7 @@ from rich.text import Text
 from hybridflow.dataflows.loop import Outcome
 from hybridflow.elastic.checkpoint import CheckpointStore
 from hybridflow.launch.execute import Finished
+from hybridflow.launch.failure import from_here
 from hybridflow.launch.going_on import nothing_saved, resumed_from
 from hybridflow.observability import formatting
 from hybridflow.observability.progress import eval_label
@@ -21,9 +22,9 @@ def say_finished(finished: Finished, console: Console) -> None:
     console.print(Text.assemble((ending.how, colour), f"  {ending.said}"), soft_wrap=True)
     _say_evaluations(outcome, finished.first_evaluation, console)
     if finished.report is not None:
-        console.print(f"  report      {_from_here(finished.report)}", soft_wrap=True)
+        console.print(f"  report      {from_here(finished.report)}", soft_wrap=True)
     if outcome.checkpoint is not None:
-        checkpoint = _from_here(outcome.checkpoint)
+        checkpoint = from_here(outcome.checkpoint)
         console.print(f"  checkpoint  {checkpoint}", soft_wrap=True)
         _say_model(checkpoint, console)
 
@@ -40,12 +41,6 @@ def _say_evaluations(outcome: Outcome, first_evaluation: Mapping[str, float], co
         console.print(line)
 
 
-def _from_here(path: Path) -> Path:
-    """The path as it is shortest to type: relative to the current directory where it lies below that."""
-    here = Path.cwd()
-    return path.relative_to(here) if path.is_relative_to(here) else path
-
-
 def say_stopped_at_once(run_dir: Path, resume: str, console: Console) -> None:
     """What is left of a run that was stopped before its first step, or by a second signal."""
     saved = CheckpointStore(run_dir).newest_whole()
@@ -54,21 +49,21 @@ def say_stopped_at_once(run_dir: Path, resume: str, console: Console) -> None:
         said = resumed_from(f"the last checkpoint, step {saved.name.removeprefix('step_')}", resume)
     console.print(Text.assemble(("\ninterrupted", "bold yellow"), f"  {said}"), soft_wrap=True)
     if (report := run_dir / "report.html").is_file():
-        console.print(f"  report      {_from_here(report)}", soft_wrap=True)
+        console.print(f"  report      {from_here(report)}", soft_wrap=True)
     if saved is not None:
-        console.print(f"  checkpoint  {_from_here(saved)}", soft_wrap=True)
+        console.print(f"  checkpoint  {from_here(saved)}", soft_wrap=True)
 
 
 def say_kept(run_dir: Path, resume: str, console: Console) -> None:
     """The last whole checkpoint of a run that failed, and how to go on from it."""
     if saved := CheckpointStore(run_dir).newest_whole():
         how = f"{resumed_from('it', resume)}; if you change code or data, add trainer.resume_changed=accept"
-        console.print(f"  checkpoint  {_from_here(saved)}  ({how})", soft_wrap=True)
+        console.print(f"  checkpoint  {from_here(saved)}  ({how})", soft_wrap=True)
 
 
 def say_restored(run_dir: Path, console: Console) -> None:
     """What a run that failed or was interrupted before its first step leaves: the earlier run of its directory."""
-    console.print(f"  run_dir     {_from_here(run_dir)}  (the earlier run in it is as it was)", soft_wrap=True)
+    console.print(f"  run_dir     {from_here(run_dir)}  (the earlier run in it is as it was)", soft_wrap=True)
 
 
 def _say_model(checkpoint: Path, console: Console) -> None:

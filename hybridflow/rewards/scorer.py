@@ -144,12 +144,13 @@ class RewardScorer:
 
     def _spend(self, failures: Sequence[Failure], num_samples: int) -> None:
         """Count failures, say each, and raise past the budget."""
-        self._num_failures += len({failure.index for failure in failures})
+        failed = len({failure.index for failure in failures})
+        self._num_failures += failed
         if self._num_failures > self._budget:
             raise RewardError(
                 f"The reward function {failures[0]}\n"
-                f"Samples failed so far: {self._num_failures}, the last of them among {num_samples}; "
-                f"reward.error_budget={self._budget}.",
+                f"{self._num_failures} samples of this run could not be scored so far, {failed} of them in this"
+                f" batch of {num_samples}; reward.error_budget={self._budget} allows {self._budget}.",
                 remedy="Fix the function or the server; for a sample it cannot score, return None (another function "
                 "must then score it); or let N samples of a run fail with reward.error_budget=N.",
             )

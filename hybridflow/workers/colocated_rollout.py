@@ -50,7 +50,7 @@ class ColocatedRollout:
             neighbour=group_of[context.rank],
             transfer=setup.rollout.transfer,
         )
-        self._is_sleeper = context.device != "cpu" if setup.rollout.sleep is None else setup.rollout.sleep
+        self._is_sleeper = bool(setup.rollout.sleep)
         self._is_asleep = False
         self._is_due = True
         self._version = 0

@@ -30,12 +30,14 @@ def test_a_gpu_computes_in_bfloat16_with_checkpointing_and_vllm_where_it_is_ther
     assert config.actor.gradient_checkpointing is config.critic.gradient_checkpointing is True
     assert config.rollout.engine is (RolloutKind.vllm if has_vllm else RolloutKind.transformers)
     assert config.rollout.max_sequences == (1024 if has_vllm else 256)
+    assert config.rollout.sleep is True
     assert config.trainer.device is Device.cuda
 
 
 def test_a_cpu_computes_in_float32_without_them(has_vllm):
     config = resolved(composed().config, "cpu")
     assert (config.model.dtype, config.actor.gradient_checkpointing) == (Dtype.float32, False)
+    assert config.rollout.sleep is False
     assert config.rollout.engine is RolloutKind.transformers
 
 

@@ -229,8 +229,11 @@ def test_a_failure_in_a_worker_is_status_1_with_its_place(words, capsys):
     assert main_ppo.main(argv) == 1
     shown = capsys.readouterr().err
     assert "the trap" in shown
+    assert "RewardError: In training step 4: The reward function" in " ".join(shown.split())
     assert "role=reward rank=0" in shown
     assert "method=score" in shown
+    assert f"report      {words.folder}/broken/report.html" in shown
+    assert "the roles have started; step 1 of " in shown
     assert f"checkpoint  {words.folder}/broken/checkpoints/step_2  (the same command resumes from it; " in shown
     assert "trainer.resume_changed=accept" in shown
 

@@ -19,6 +19,7 @@ DEVICE = "hybridflow_device"
 """Custom resource with one unit per CPU device of a Ray started here, so that any number of devices is available."""
 
 
+_TOKEN = " (a cluster with tokens: set RAY_AUTH_MODE=token, and put its token into ~/.ray/auth_token)"
 _VITAL = ("gcs_server", "raylet")
 
 
@@ -127,9 +128,10 @@ def _initialized(address: str, *, num_cpus: int | None = None, resources: dict[s
             )
     except (ConnectionError, RuntimeError, OSError) as error:
         what = "it could not start here" if address == "local" else f"no cluster can be joined at {ADDRESS}={address}"
+        token = "" if address == "local" or os.environ.get("RAY_AUTH_MODE") else _TOKEN
         raise ResourceError(
             f"Ray: {what}: {str(error).strip().splitlines()[0]}",
-            remedy="Fix what Ray names, or use one device without Ray: trainer.backend=local.",
+            remedy=f"Fix what Ray names{token}, or use one device without Ray: trainer.backend=local.",
         ) from error
 
 

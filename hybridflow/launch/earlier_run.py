@@ -10,11 +10,9 @@ from pathlib import Path
 
 from hybridflow.elastic.claim import check_in_place
 from hybridflow.errors import ResourceError
-from hybridflow.observability.logs import configure_logging
+from hybridflow.observability.logs import LOG_FILE, configure_logging
 
 logger = logging.getLogger(__name__)
-
-_LOG = "run.log"
 
 
 @dataclass
@@ -62,10 +60,10 @@ class EarlierRun:
         for path, content in self.files.items():
             path.write_bytes(content)
         if self.aside is not None:
-            log = self.directory / _LOG
+            log = self.directory / LOG_FILE
             said = log.read_text(encoding="utf-8") if log.is_file() else ""
             directory = self.directory.resolve()  # of a symbolic link, the target was set aside
             shutil.rmtree(directory, ignore_errors=True)
             os.rename(self.aside, directory)
-            with (self.directory / _LOG).open("a", encoding="utf-8") as log:
+            with (self.directory / LOG_FILE).open("a", encoding="utf-8") as log:
                 log.write(said)

@@ -17,7 +17,7 @@ from hybridflow.launch.assemble import assemble
 from hybridflow.launch.going_on import ending_of
 from hybridflow.launch.prepare import Prepared
 from hybridflow.observability.ending import Ending, forget_ending, write_ending
-from hybridflow.observability.logs import log_to_file
+from hybridflow.observability.logs import LOG_FILE, log_to_file
 from hybridflow.observability.progress import Progress
 from hybridflow.observability.redaction import redacted_text
 from hybridflow.observability.report import write_report
@@ -44,7 +44,7 @@ class Finished:
 
 
 def execute(prepared: Prepared, console: Console, stop: Stop | None = None) -> Finished:
-    """Executes the run, from its checkpoint if there is one. The report is written however the run ends."""
+    """Executes the run, from its checkpoint if there is one. A run that has begun ends with a report."""
     reporting = _Reporting(prepared)
     with ExitStack() as stack:
         stack.callback(release, prepared.directory)  # last: until then no other run may write there
@@ -142,6 +142,8 @@ class _Reporting:
         _log_ending(ending)
         if self._directory.is_dir():
             write_ending(self._directory, ending)
+            if not (self._directory / LOG_FILE).is_file():
+                logger.warning("file=%s is gone: what it held can no longer be read", self._directory / LOG_FILE)
         if self._has_record and not (self._directory / METRICS_FILE).is_file():
             logger.warning("file=%s is gone, so no report.html is written", self._directory / METRICS_FILE)
         return self._write()

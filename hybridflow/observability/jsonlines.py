@@ -19,7 +19,7 @@ class JsonLinesFile:
     """A file of one JSON object per line, opened to append; each line reaches the system before `append` ends.
 
     Bytes are written unbuffered, so a process killed at any moment leaves at most one torn line, the last. If the file
-    is deleted, moved or replaced meanwhile, it is opened again, with a warning that earlier lines are gone.
+    is deleted, moved or replaced meanwhile, it is opened again, with a warning that says which.
     """
 
     def __init__(self, path: Path) -> None:
@@ -48,16 +48,16 @@ class JsonLinesFile:
 
     def _reopen_if_gone(self) -> None:
         try:
-            is_there = os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
+            if os.path.samestat(os.fstat(self._file.fileno()), self.path.stat()):
+                return
+            count = self.path.read_bytes().count(b"\n")
+            lines = f"{count} line{'' if count == 1 else 's'}"
+            what = f"was replaced by another file, which holds {lines}: the run goes on in that one."
         except FileNotFoundError:
-            is_there = False
-        if not is_there:
-            self._file.close()
-            self._file = self.path.open("ab", buffering=0)
-            logger.warning(
-                "file=%s was deleted or moved while the run was writing to it: it goes on there, without the rows"
-                " written before.", self.path,
-            )  # fmt: skip
+            what = "was deleted or moved: a new file was started, which lacks the earlier rows."
+        self._file.close()
+        self._file = self.path.open("ab", buffering=0)
+        logger.warning("file=%s %s", self.path, what)
 
     def close(self) -> None:
         """Close the file; nothing is waiting to be written."""

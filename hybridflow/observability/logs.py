@@ -13,6 +13,8 @@ from hybridflow.observability.redaction import redacted_text
 
 LEVELS = ("debug", "info", "warning", "error")
 
+LOG_FILE = "run.log"
+
 _OWN_LOGGERS = ("hybridflow", "__main__")
 _HANDLER_NAMES = ("hybridflow.stderr", "hybridflow.file", "hybridflow.held")
 _MOST_HELD = 200
@@ -104,7 +106,7 @@ def _stderr_handler(rank: int) -> logging.Handler:
 def _file_handler(run_dir: Path, rank: int) -> logging.Handler:
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        handler = _RunLogHandler(run_dir / "run.log", encoding="utf-8")
+        handler = _RunLogHandler(run_dir / LOG_FILE, encoding="utf-8")
     except OSError as error:
         raise ResourceError(
             f"The run directory '{run_dir}' cannot be written: {error.strerror or error}.",

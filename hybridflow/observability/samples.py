@@ -11,7 +11,7 @@ RIGHT_AT = 0.5
 """From this score on a response counts as right, also where scores are graded."""
 
 RIGHT_MEANS = f"right: a score of {RIGHT_AT:g} or more"
-"""What `right` means, for headings."""
+"""What `right` means, beside headings."""
 
 
 @dataclass(frozen=True)

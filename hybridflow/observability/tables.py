@@ -13,7 +13,7 @@ from rich.text import Text
 
 from hybridflow.observability import formatting
 from hybridflow.observability.printable import printable
-from hybridflow.observability.samples import RIGHT_AT, Pair, Sample
+from hybridflow.observability.samples import RIGHT_AT, RIGHT_MEANS, Pair, Sample
 
 _EDGE_SPACES = re.compile(r"^ +| +$")
 _ARROWS = str.maketrans({"\n": "\u21b5", "\t": "\u2192"})
@@ -95,7 +95,8 @@ def _table(
             for name, texts in columns.items()
         ]
         table.add_row(*cells, score)
-    return Group(Text(title, "bold", no_wrap=True, overflow="ellipsis"), table)
+    heading = Text(title, "bold", no_wrap=True, overflow="ellipsis")
+    return Group(heading, Text(RIGHT_MEANS, "dim", no_wrap=True, overflow="ellipsis"), table)
 
 
 def _kept_part(column: str) -> Literal["start", "end", "both"]:

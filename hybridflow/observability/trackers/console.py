@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from rich.console import Group
 
 from hybridflow.observability.progress import Progress
-from hybridflow.observability.samples import RIGHT_MEANS, Pair, Sample, pairs, watched
+from hybridflow.observability.samples import Pair, Sample, pairs, watched
 from hybridflow.observability.tables import before_after_table, sample_table
 
 _TABLE_ROWS = 6
@@ -37,8 +37,7 @@ class ConsoleTracker:
         evaluated = [sample for sample in rows if sample.split == "eval"]
         console = self._progress.console
         if trained:
-            title = f"samples  step {step}  ({RIGHT_MEANS})"
-            self._print(sample_table(trained[:_TABLE_ROWS], console=console, title=title))
+            self._print(sample_table(trained[:_TABLE_ROWS], console=console, title=f"samples  step {step}"))
         compared = pairs(self._before, evaluated)
         if compared:
             shown = pairs(watched(self._before, _TABLE_ROWS), evaluated)
@@ -57,4 +56,4 @@ def _title(step: int, compared: Sequence[Pair]) -> str:
     right = sum(pair.turned_right for pair in compared)
     wrong = sum(pair.turned_wrong for pair in compared)
     turned = f"{right} turned right, {wrong} turned wrong"
-    return f"eval samples  step {step}  of {len(compared)} prompts {turned} ({RIGHT_MEANS})"
+    return f"eval samples  step {step}  of {len(compared)} prompts {turned}"

@@ -259,7 +259,10 @@ def test_a_record_that_is_gone_at_the_end_is_said_to_be(words, caplog):
     prepared = words.prepared("gone")
     with caplog.at_level("WARNING"):
         assert _Reporting(prepared).end(Ending("done", "25 steps")) is None
+        (prepared.directory / "run.log").unlink()
+        _Reporting(prepared).end(Ending("done", "25 steps"))
     assert f"file={prepared.directory}/metrics.jsonl is gone, so no report.html is written" in caplog.text
+    assert caplog.text.count(f"file={prepared.directory}/run.log is gone") == 1
 
 
 def test_the_same_command_twice_is_refused_while_the_first_is_still_reading_its_checkpoint(words, monkeypatch):

@@ -98,8 +98,14 @@ def test_a_full_disk_is_a_resource_error_that_names_the_file(tmp_path):
     file.close()
 
 
-@pytest.mark.parametrize("how", ["deleted", "replaced"])
-def test_a_file_that_goes_while_it_is_written_is_opened_again_with_a_warning(how, tmp_path, caplog):
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("deleted", "was deleted or moved: a new file was started, which lacks the earlier rows."),
+        ("replaced", "was replaced by another file, which holds 1 line: the run goes on in that one."),
+    ],
+)
+def test_a_file_that_goes_while_it_is_written_is_opened_again_with_a_warning(how, said, tmp_path, caplog):
     path = tmp_path / "metrics.jsonl"
     file = JsonLinesFile(path)
     file.append({"step": 1})
@@ -110,7 +116,7 @@ def test_a_file_that_goes_while_it_is_written_is_opened_again_with_a_warning(how
     file.append({"step": 3})
     file.close()
     assert [row["step"] for row in read_rows(path)] == ([0] if how == "replaced" else []) + [2, 3]
-    assert caplog.text.count("was deleted or moved while the run was writing to it") == 1
+    assert caplog.messages == [f"file={path} {said}"]
 
 
 def test_a_process_killed_while_writing_leaves_whole_lines_after_truncation(tmp_path):

@@ -73,9 +73,9 @@ def test_clip_counts_wide_characters():
 def test_a_table_off_a_terminal_is_plain_and_marks_right_and_wrong():
     text = _rendered(sample_table, [_sample(1, 1.0), _sample(2, 0.0), _sample(3, math.nan)])
     assert "\x1b" not in text
-    rows = text.splitlines()[3:]
+    rows = text.splitlines()[4:]
     assert [row.split()[-1] for row in rows] == ["✓", "✗", "-"]
-    assert text.splitlines()[0] == "samples  step 5"
+    assert text.splitlines()[:2] == ["samples  step 5", "right: a score of 0.5 or more"]
 
 
 def test_a_table_on_a_terminal_colours_by_score():
@@ -89,7 +89,7 @@ def test_long_texts_keep_the_table_within_the_terminal(width):
     long = [_sample(1, 1.0, response="so " * 500, prompt="why " * 300 + "QUESTION", answer="because " * 9)]
     text = _rendered(sample_table, long, width=width)
     assert max(cell_len(line) for line in text.splitlines()) <= width
-    assert len(text.splitlines()) == 4
+    assert len(text.splitlines()) == 5
     assert "QUESTION" in text
 
 

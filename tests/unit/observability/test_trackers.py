@@ -139,8 +139,9 @@ def test_the_console_shows_evaluation_prompts_before_and_now():
     tracker.log_samples(1, [*_eval_samples(1.0, 0.0, 1.0), Sample("9+9=", "18", "18", 1.0, 3)])
     tracker.close()
     text = progress.console.file.getvalue()
-    assert "eval samples  step 1  of 3 prompts 1 turned right, 0 turned wrong (right: a score of 0.5 or more)" in text
-    assert "samples  step 1  (right: a score of 0.5 or more)\n" in text
+    right = "right: a score of 0.5 or more"
+    assert f"eval samples  step 1  of 3 prompts 1 turned right, 0 turned wrong\n{right}\n" in text
+    assert f"\nsamples  step 1\n{right}\n" in text
     assert "step  1/10" in text
     assert "step  0/10" not in text
 

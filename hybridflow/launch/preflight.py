@@ -12,17 +12,17 @@ from hybridflow.config.derived import max_sequence_tokens, optimizer_steps_per_s
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.reward import Reward
 from hybridflow.config.rollout import RolloutKind
-from hybridflow.config.training import Lora
+from hybridflow.config.training import Lora, TrainingEngine
 from hybridflow.dataflows.interface import Dataflow, learns_from_preferences, learns_from_samples
 from hybridflow.engines.rollout.vllm.limits import check_limits
 from hybridflow.engines.training.factory import tokenizer_directory
 from hybridflow.errors import ConfigError
 from hybridflow.launch.device_memory import least_gpus
 from hybridflow.launch.judges import check_judge, is_served
-from hybridflow.launch.layouts import check_layouts, check_rollout_layout
 from hybridflow.launch.memory_estimate import check_memory
 from hybridflow.launch.model_directories import check_models
-from hybridflow.launch.roles import ACTOR, ROLLOUT, RoleSpec, policy_model
+from hybridflow.launch.roles import ACTOR, RoleSpec, policy_model
+from hybridflow.launch.rules.layouts import layout_errors
 from hybridflow.models.adapters.lora import chosen_targets
 from hybridflow.models.geometry import read_geometry
 from hybridflow.models.loading import resolve_model_path
@@ -43,9 +43,7 @@ _TRACKER_PACKAGES = ("wandb", "mlflow")
 def check_run(config: Experiment, specs: Sequence[RoleSpec], device: str = "cpu") -> None:
     """Raises the error that the start of the roles, or the first step, would meet."""
     _warn_of_idle_pools(config, specs)
-    for name in config.trainer.trackers:
-        if name in _TRACKER_PACKAGES:
-            check_installed(name)
+    _check_packages(config, specs)
     policy = policy_model(config)
     directories = {spec.name: _directory(config, spec) for spec in specs if spec.model is not None}
     check_models({directories[spec.name]: spec.model for spec in specs if spec.model and not is_served(spec)})
@@ -58,21 +56,26 @@ def check_run(config: Experiment, specs: Sequence[RoleSpec], device: str = "cpu"
     directory = resolve_model_path(str(policy.path))
     eos_ids(tokenizer, directory)
     whole = [name for name, judge in judges.items() if not judge.is_value_model]
-    check_layouts(config, [spec for spec in specs if spec.name not in whole], directories)
+    divided = [spec for spec in specs if spec.model is not None and spec.name not in whole]
+    for error in layout_errors(config, divided, {spec.name: read_geometry(directories[spec.name]) for spec in divided}):
+        raise error
     for spec in specs:
         if spec.training is not None and spec.training.lora.rank:
             _check_adapter(spec, spec.training.lora, directories[spec.name])
-    if any(spec.name == ROLLOUT or spec.generation_mesh is not None for spec in specs):
-        _check_rollout(config, directory, device)
+    if config.rollout.engine is RolloutKind.vllm and any(spec.generation_mesh is not None for spec in specs):
+        check_installed("vllm")  # importing it takes seconds, and is the rollout engine's to do, in its own way
+        check_limits(directory, device, pipeline=config.rollout.parallelism.pipeline)
     if device == "cuda":
         check_memory(config, specs, least_gpus(config), whole=whole)
 
 
-def _check_rollout(config: Experiment, directory: Path, device: str) -> None:
-    check_rollout_layout(config, read_geometry(directory))
-    if config.rollout.engine is RolloutKind.vllm:
-        check_installed("vllm")  # importing it takes seconds, and is the rollout engine's to do, in its own way
-        check_limits(directory, device, pipeline=config.rollout.parallelism.pipeline)
+def _check_packages(config: Experiment, specs: Sequence[RoleSpec]) -> None:
+    """What trackers and engines import is installed."""
+    for name in config.trainer.trackers:
+        if name in _TRACKER_PACKAGES:
+            check_installed(name)
+    if any(spec.training is not None and spec.training.engine is TrainingEngine.megatron for spec in specs):
+        check_installed("megatron")
 
 
 def check_methods(config: Experiment, dataflow: type[Dataflow], specs: Sequence[RoleSpec]) -> None:

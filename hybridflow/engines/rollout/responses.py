@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from hybridflow.batch import Batch, Ragged
+from hybridflow.batch.wire import Meta
 from hybridflow.config.rollout import Sampling
 from hybridflow.engines.rollout.sampling import logprob_temperature
 from hybridflow.errors import BatchError, EngineError
@@ -41,7 +42,7 @@ def response_batch(ids: Ragged, logprobs: Ragged, truncated: Tensor, *, version:
     """
     logprobs = logprobs.to("cpu")
     _check_finite(logprobs, version)
-    restricted = {"is_restricted": True} if sampling.is_restricted else {}
+    restricted: Meta = {"is_restricted": True} if sampling.is_restricted else {}
     return Batch.of(
         rows={
             "weight_version": truncated.new_full(truncated.shape, version, dtype=ids.offsets.dtype).cpu(),

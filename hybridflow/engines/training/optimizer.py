@@ -38,6 +38,12 @@ class MasterAdamW(torch.optim.AdamW):
         else:
             self._streamed.step(self._step_on)
 
+    def step_at(self, learning_rate: float) -> None:
+        """One step with a learning rate."""
+        for group in self.param_groups:
+            group["lr"] = learning_rate
+        self.step()
+
     def rest(self, shelf: HostShelf) -> None:
         """Takes moments and float32 copies to the host; `step` brings them to the device a bucket at a time."""
         if self._streamed is None:
@@ -92,11 +98,3 @@ def optimizer_over(trained: Sequence[Tensor], config: Optimizer) -> MasterAdamW:
         betas=(config.beta1, config.beta2),
         eps=config.epsilon,
     )
-
-
-def move_optimizer(optimizer: MasterAdamW, shelf: HostShelf, *, away: bool) -> None:
-    """Moments and float32 copies go to the host's memory, where they wait between steps, or come back for good."""
-    if away:
-        optimizer.rest(shelf)
-    else:
-        optimizer.bring_back()

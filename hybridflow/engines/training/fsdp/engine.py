@@ -12,7 +12,6 @@ from transformers import PreTrainedModel
 
 from hybridflow.batch import Batch
 from hybridflow.engines.training.families import LANGUAGE, EngineSetup, prepared
-from hybridflow.engines.training.finite_weights import check_finite
 from hybridflow.engines.training.fsdp.adapters import gathered_downs
 from hybridflow.engines.training.fsdp.binding import bind_parameter, held_shards
 from hybridflow.engines.training.fsdp.gradients import clipped_norm
@@ -30,18 +29,15 @@ from hybridflow.engines.training.fsdp.tensor_plan import check_layout, divide_ma
 from hybridflow.engines.training.fsdp.vocabulary import DividedLanguageOutputs
 from hybridflow.engines.training.interface import LossFn, Part
 from hybridflow.engines.training.microbatch import MicroBatch, make_microbatches
-from hybridflow.engines.training.onloading import weights_here
-from hybridflow.engines.training.optimizer import MasterAdamW, move_optimizer, optimizer_over
+from hybridflow.engines.training.optimizer import optimizer_over
 from hybridflow.engines.training.optimizer_files import ShardsOf, load_optimizer, save_optimizer
-from hybridflow.engines.training.passes import accumulate_gradients, finite_norm, forward_pass
-from hybridflow.engines.training.schedule import learning_rate
-from hybridflow.engines.training.state_files import load_weights, save_weights
-from hybridflow.models.adapters.files import ADAPTER_DIRECTORY, load_adapter
+from hybridflow.engines.training.passes import accumulate_gradients, forward_pass
+from hybridflow.engines.training.shell import EngineShell
 from hybridflow.models.adapters.lora import initialize, is_adapter_weight
 from hybridflow.models.adapters.merging import merged_shards
 from hybridflow.models.heads import ValueModel
 from hybridflow.models.shard_files import read_into
-from hybridflow.observability.metrics import Metrics, last, mean
+from hybridflow.observability.metrics import Metrics
 from hybridflow.parallel.layout import WeightShard
 
 
@@ -70,10 +66,11 @@ class FsdpEngine:
         for module in self.model.modules():
             for name, buffer in module.named_buffers(recurse=False):
                 module.register_buffer(name, buffer.to(self.device), name not in module._non_persistent_buffers_set)
-        self._shelf = setup.shelf()
-        self._made_optimizer: MasterAdamW | None = None
-        self._away = {Part.optimizer} if setup.training.offload_optimizer else set[Part]()
-        self._steps = 0
+        self._shell = EngineShell(
+            setup,
+            make_optimizer=lambda: optimizer_over([piece for piece, _ in self._trained()], setup.training.optimizer),
+            move_parameters=partial(move_parameters, self._parameters),
+        )
         self._read_weights(setup.directory)
 
     def forward(self, batch: Batch, outputs: tuple[str, ...], *, temperature: float, adapted: bool = True) -> Batch:
@@ -89,11 +86,7 @@ class FsdpEngine:
     def train_step(self, batch: Batch, loss_fn: LossFn, *, temperature: float) -> Metrics:
         """See `TrainEngine.train_step`. Raises `EngineError` when the gradient is not finite."""
         self.onload(Part.parameters)
-        rate = learning_rate(
-            self._steps, optimizer=self._training.optimizer, total_steps=self._setup.total_optimizer_steps
-        )
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
+        optimizer = self._shell.optimizer
         self._forget_gradients()
         micros = self._micros(batch)
         with undone_on_failure(self._outputs):
@@ -107,11 +100,11 @@ class FsdpEngine:
             )
         for parameter in self._parameters:
             parameter.take_gradient()
-        norm = self._clipped_grad_norm()
-        self._optimizer.step()
+        limit = self._training.optimizer.max_grad_norm or float("inf")
+        norm = clipped_norm(self._parameters, self._shards, limit=limit)
+        metrics |= self._shell.step(norm, optimizer.step_at)
         self._forget_gradients()
-        self._steps += 1
-        return metrics | {"grad_norm": mean(norm), "lr": last(rate)}
+        return metrics
 
     def weight_shards(self) -> Iterator[WeightShard]:
         """See `TrainEngine.weight_shards`: rows of each weight, none where there are fewer rows than ranks."""
@@ -130,40 +123,25 @@ class FsdpEngine:
 
     def save(self, directory: Path) -> None:
         """See `TrainEngine.save`."""
-        with weights_here(self, self._away):
-            check_finite(self._held_shards(), self._setup.ranks)
-            if self._adapter is None:
-                save_weights(directory, self._held_shards(), self._setup.ranks, write_rest=self._setup.describe)
-            else:
-                self._setup.save_adapter(self._adapter, self._held_shards(), directory)
-            save_optimizer(directory, self._optimizer, self._trained(), self._steps, self._setup.ranks)
+        shell = self._shell
+        with shell.weights_here():
+            shell.save_weights(directory, self._held_shards, self._adapter)
+            save_optimizer(directory, shell.optimizer, self._trained(), shell.steps, self._setup.ranks)
 
     def load(self, directory: Path) -> None:
         """See `TrainEngine.load`."""
-        with weights_here(self, self._away):
-            if self._adapter is None:
-                load_weights(directory, self._held_shards(), self._setup.ranks)
-            else:
-                load_adapter(self._adapter, self._held_shards(), directory / ADAPTER_DIRECTORY)
-            self._steps = load_optimizer(directory, self._optimizer, self._trained(), self._setup.ranks)
+        shell = self._shell
+        with shell.weights_here():
+            shell.load_weights(directory, self._held_shards(), self._adapter)
+            shell.steps = load_optimizer(directory, shell.optimizer, self._trained(), self._setup.ranks)
 
     def offload(self, *parts: Part) -> None:
         """See `TrainEngine.offload`."""
-        self._move(set(parts) - self._away, away=True)
-        self._away |= set(parts)
+        self._shell.offload(*parts)
 
     def onload(self, *parts: Part) -> None:
         """See `TrainEngine.onload`. What a method needs comes back by itself."""
-        self._move(set(parts) & self._away, away=False)
-        self._away -= set(parts)
-
-    def _move(self, parts: set[Part], *, away: bool) -> None:
-        if self._shelf is None:
-            return
-        if Part.parameters in parts:
-            move_parameters(self._parameters, self._shelf, away=away)
-        if Part.optimizer in parts and self._made_optimizer is not None:
-            move_optimizer(self._made_optimizer, self._shelf, away=away)
+        self._shell.onload(*parts)
 
     def _divided(self, model: PreTrainedModel | ValueModel) -> nn.Module:
         """The model as it is asked, its matrices and tokens divided as the configuration says."""
@@ -188,15 +166,6 @@ class FsdpEngine:
         initialize(held)
         own = [shard for shard in held if not is_adapter_weight(shard.name)]
         read_into(directory, own, zero_if_absent=("score.weight", "score.bias"))
-
-    @property
-    def _optimizer(self) -> MasterAdamW:
-        """Made when first needed: a frozen model never has one."""
-        if self._made_optimizer is None:
-            self._made_optimizer = optimizer_over([piece for piece, _ in self._trained()], self._training.optimizer)
-            if Part.optimizer in self._away:
-                self._move({Part.optimizer}, away=True)
-        return self._made_optimizer
 
     def _trained(self) -> list[tuple[Tensor, ShardsOf]]:
         """The pieces that the optimizer moves, and the weights in each."""
@@ -226,7 +195,3 @@ class FsdpEngine:
     def _forget_gradients(self) -> None:
         for parameter in self._parameters:
             parameter.forget_gradient()
-
-    def _clipped_grad_norm(self) -> float:
-        limit = self._training.optimizer.max_grad_norm or float("inf")
-        return finite_norm(clipped_norm(self._parameters, self._shards, limit=limit), step=self._steps + 1)

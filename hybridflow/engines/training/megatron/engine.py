@@ -7,7 +7,6 @@ from torch import Tensor
 
 from hybridflow.batch import Batch
 from hybridflow.engines.training.families import VALUE, EngineSetup
-from hybridflow.engines.training.finite_weights import check_finite
 from hybridflow.engines.training.interface import LossFn, Part
 from hybridflow.engines.training.megatron.activation import has_fused_activation
 from hybridflow.engines.training.megatron.architecture import (
@@ -30,14 +29,12 @@ from hybridflow.engines.training.megatron.pipeline import (
 )
 from hybridflow.engines.training.megatron.process_groups import Layout
 from hybridflow.engines.training.microbatch import MicroBatch, make_microbatches
-from hybridflow.engines.training.onloading import weights_here
-from hybridflow.engines.training.passes import finite_norm, joined_outputs, loss_of
-from hybridflow.engines.training.schedule import learning_rate
-from hybridflow.engines.training.state_files import load_weights, save_weights
+from hybridflow.engines.training.passes import joined_outputs, loss_of
+from hybridflow.engines.training.shell import EngineShell
 from hybridflow.models.geometry import read_geometry
 from hybridflow.models.loading import read_description, torch_dtype
 from hybridflow.models.shard_files import read_into
-from hybridflow.observability.metrics import Metrics, last, mean, merge
+from hybridflow.observability.metrics import Metrics, merge
 from hybridflow.parallel.layout import WeightShard
 
 
@@ -80,11 +77,9 @@ class MegatronEngine:
                 is_value=setup.family is VALUE,
                 padding_token=description.get_text_config().pad_token_id,
             )
-        self._shelf = setup.shelf()
-        self._waiting = None if self._shelf is None else WaitingParameters(self.chunks, self._shelf)
-        self._made_optimizer: ChunkOptimizer | None = None
-        self._away = {Part.optimizer} if setup.training.offload_optimizer else set[Part]()
-        self._steps = 0
+        self._shell = EngineShell(
+            setup, make_optimizer=self._make_optimizer, move_parameters=WaitingParameters(self.chunks).move
+        )
         read_into(setup.directory, self.weight_shards(), zero_if_absent=("score.weight", "score.bias"))
 
     def forward(self, batch: Batch, outputs: tuple[str, ...], *, temperature: float, adapted: bool = True) -> Batch:
@@ -104,10 +99,7 @@ class MegatronEngine:
     def train_step(self, batch: Batch, loss_fn: LossFn, *, temperature: float) -> Metrics:
         """See `TrainEngine.train_step`. Raises `EngineError` when the gradient is not finite."""
         self.onload(Part.parameters)
-        optimizer = self._optimizer
-        rate = learning_rate(
-            self._steps, optimizer=self._training.optimizer, total_steps=self._setup.total_optimizer_steps
-        )
+        optimizer = self._shell.optimizer
         for chunk in self.chunks:
             chunk.train()
 
@@ -120,12 +112,11 @@ class MegatronEngine:
             micros = self._micros(batch)
             reports = self._run(micros, judge, loss_fn.outputs, temperature=temperature, with_gradient=True)
         metrics = metrics_of_last_stage(merge(reports))
-        norm = finite_norm(optimizer.grad_norm(), step=self._steps + 1)
-        optimizer.step(norm, learning_rate=rate)
-        self._steps += 1
+        norm = optimizer.grad_norm()
+        metrics |= self._shell.step(norm, lambda rate: optimizer.step(norm, learning_rate=rate))
         if self._training.offload_optimizer:
             optimizer.free_gradients()
-        return metrics | {"grad_norm": mean(norm), "lr": last(rate)}
+        return metrics
 
     def weight_shards(self) -> Iterator[WeightShard]:
         """See `TrainEngine.weight_shards`: the parameters themselves, without padding of the vocabulary."""
@@ -139,59 +130,36 @@ class MegatronEngine:
 
     def save(self, directory: Path) -> None:
         """See `TrainEngine.save`."""
-        ranks = self._setup.ranks
-        with weights_here(self, self._away):
-            check_finite(self.weight_shards(), ranks)
-            save_weights(directory, self.weight_shards(), ranks, write_rest=self._setup.describe)
-            self._optimizer.save(directory, self._steps, ranks)
+        shell = self._shell
+        with shell.weights_here():
+            shell.save_weights(directory, self.weight_shards, adapter=None)
+            shell.optimizer.save(directory, shell.steps, self._setup.ranks)
 
     def load(self, directory: Path) -> None:
         """See `TrainEngine.load`."""
-        ranks = self._setup.ranks
-        with weights_here(self, self._away):
-            load_weights(directory, self.weight_shards(), ranks)
-            self._steps = self._optimizer.load(directory, ranks)
+        shell = self._shell
+        with shell.weights_here():
+            shell.load_weights(directory, self.weight_shards(), adapter=None)
+            shell.steps = shell.optimizer.load(directory, self._setup.ranks)
 
     def offload(self, *parts: Part) -> None:
         """See `TrainEngine.offload`. The memory of the gradients goes with the optimizer's state."""
-        self._move(set(parts) - self._away, away=True)
-        self._away |= set(parts)
+        self._shell.offload(*parts)
 
     def onload(self, *parts: Part) -> None:
         """See `TrainEngine.onload`. What a method needs comes back by itself."""
-        self._move(set(parts) & self._away, away=False)
-        self._away -= set(parts)
+        self._shell.onload(*parts)
 
-    def _move(self, parts: set[Part], *, away: bool) -> None:
-        if self._shelf is None or self._waiting is None:
-            return
-        if Part.parameters in parts:
-            if away:
-                self._waiting.go()
-            else:
-                self._waiting.come()
-        if Part.optimizer in parts and self._made_optimizer is not None:
-            if away:
-                self._made_optimizer.rest(self._shelf)
-            else:
-                self._made_optimizer.bring_back()
-
-    @property
-    def _optimizer(self) -> ChunkOptimizer:
-        """Made when first needed: a frozen model never has one."""
-        if self._made_optimizer is None:
-            replicas = self.mesh.axis_size("data")
-            self._layout.activate()
-            self._made_optimizer = ChunkOptimizer(
-                self.chunks,
-                self._config,
-                self._training.optimizer,
-                divided=self._training.parallelism.distributed_optimizer and replicas > 1,
-                replicas=replicas,
-            )
-            if Part.optimizer in self._away:
-                self._move({Part.optimizer}, away=True)
-        return self._made_optimizer
+    def _make_optimizer(self) -> ChunkOptimizer:
+        replicas = self.mesh.axis_size("data")
+        self._layout.activate()
+        return ChunkOptimizer(
+            self.chunks,
+            self._config,
+            self._training.optimizer,
+            divided=self._training.parallelism.distributed_optimizer and replicas > 1,
+            replicas=replicas,
+        )
 
     def _run(
         self,
@@ -203,7 +171,8 @@ class MegatronEngine:
         with_gradient: bool,
     ) -> list[ReportT]:
         self._layout.activate()
-        modules = self.chunks if self._made_optimizer is None else self._made_optimizer.modules
+        optimizer = self._shell.made_optimizer
+        modules = self.chunks if optimizer is None else optimizer.modules
         return run_pipeline(
             modules,
             micros,

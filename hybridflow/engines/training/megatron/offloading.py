@@ -28,13 +28,19 @@ class WaitingParameters:
     Experts' weights, for one, are moved by one product and must stay beside one another.
     """
 
-    def __init__(self, chunks: Sequence[Chunk], shelf: HostShelf) -> None:
+    def __init__(self, chunks: Sequence[Chunk]) -> None:
         self._chunks = chunks
-        self._shelf = shelf
         self._places: dict[_Key, _Place] = {}
 
-    def go(self) -> None:
-        """Takes the parameters to the host."""
+    def move(self, shelf: HostShelf, *, away: bool) -> None:
+        """Takes the parameters to the host (`away`), or brings them back to the device."""
+        if away:
+            self._point_to(shelf.put(self._taken()))
+        else:
+            self._point_to(shelf.take([*dict.fromkeys(place.memory for place in self._places.values())]))
+
+    def _taken(self) -> dict[_Key, Tensor]:
+        """The memories of the parameters, and in `_places` where each lies in them."""
         first_in: dict[int, _Key] = {}
         wholes: dict[_Key, Tensor] = {}
         self._places = {}
@@ -48,11 +54,7 @@ class WaitingParameters:
                 if first not in wholes:
                     wholes[first] = torch.empty(0, dtype=old.dtype, device=old.device).set_(memory)
                 self._places[number, name] = _Place(first, old.shape, old.stride(), int(old.storage_offset()))
-        self._point_to(self._shelf.put(wholes))
-
-    def come(self) -> None:
-        """Brings them back to the device."""
-        self._point_to(self._shelf.take([*dict.fromkeys(place.memory for place in self._places.values())]))
+        return wholes
 
     def _point_to(self, memories: dict[_Key, Tensor]) -> None:
         for (number, name), place in self._places.items():

@@ -279,7 +279,9 @@ def test_what_waits_on_the_host_is_not_on_the_device_in_a_pass_and_changes_no_nu
     engine = language_engine(toy_dir(), **settings)
 
     def watched(outputs: Mapping[str, Tensor], columns: Mapping[str, Tensor]) -> Loss:
-        assert all(lane.holds(master) for master in engine._optimizer.weight_of), "float32 copies are on the device"
+        assert all(lane.holds(master) for master in engine._shell.optimizer.weight_of), (
+            "float32 copies are on the device"
+        )
         return likelihood_loss(outputs, columns)
 
     for seed in range(4):
@@ -303,11 +305,11 @@ def test_what_was_away_before_it_was_saved_or_loaded_is_away_again(toy_dir, tmp_
     engine = language_engine(toy_dir())
     engine.offload(*Part)
     engine.save(tmp_path)
-    assert engine._away == set(Part)
+    assert engine._shell.away == set(Part)
     engine.load(tmp_path)
-    assert engine._away == set(Part)
+    assert engine._shell.away == set(Part)
     list(engine.weight_shards())
-    assert engine._away == {Part.optimizer}
+    assert engine._shell.away == {Part.optimizer}
 
 
 def test_gradients_of_bfloat16_weights_add_up_in_float32(toy_dir):
@@ -342,7 +344,7 @@ def test_a_step_leaves_no_gradients_behind(toy_dir):
 def test_a_frozen_model_has_no_optimizer(toy_dir):
     engine = language_engine(toy_dir(), steps=0)
     logprobs_of(engine, sequences())
-    assert engine._made_optimizer is None
+    assert engine._shell.made_optimizer is None
     assert all(parameter.grad is None for parameter in engine.model.parameters())
 
 

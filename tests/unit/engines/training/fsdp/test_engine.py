@@ -115,8 +115,8 @@ def moved_and_not(rank: int, case: Case, directory: Path) -> list[list[float]]:
             )
             own.append(sum(float(shard.tensor.double().square().sum()) for shard in engine.weight_shards()))
             engine.offload(*Part)
-            moved = [*(parameter.memory for parameter in engine._parameters), *engine._optimizer.weight_of]
-            assert all(waits(engine._shelf, memory) is moves for memory in moved if memory.numel())
+            moved = [*(parameter.memory for parameter in engine._parameters), *engine._shell.optimizer.weight_of]
+            assert all(waits(engine._shell.shelf, memory) is moves for memory in moved if memory.numel())
             if step == 0:
                 engine.save(directory / str(moves))
                 engine = engine_of(case, rank)

@@ -72,7 +72,7 @@ def padding_and_buffers(rank: int, case: Case) -> tuple[float, list[int]]:
     for _ in range(2):
         stepped(engine, batch, loss_of(batch, "language"))
     table = dict(engine.chunks[0].named_parameters())["embedding.word_embeddings.weight"]
-    buffers = [buffer for module in engine._optimizer.modules for buffer in vars(module)["buffers"]]
+    buffers = [buffer for module in engine._shell.optimizer.modules for buffer in vars(module)["buffers"]]
     return float(table[67:].abs().sum()), [buffer.param_data.untyped_storage().nbytes() for buffer in buffers]
 
 
@@ -211,20 +211,22 @@ def move_between_steps(rank: int, case: Case, directory: Path) -> list[tuple[flo
         loss_fn = loss_of(batch, "language")
 
         def watched(outputs, columns, engine=engine, loss_fn=loss_fn) -> Loss:
-            moments = (shard.tensor for _, shard in engine._optimizer.state_shards())
-            assert all(waits(engine._shelf, moment) for moment in moments), "the state is on the device during a pass"
+            moments = (shard.tensor for _, shard in engine._shell.optimizer.state_shards())
+            assert all(waits(engine._shell.shelf, moment) for moment in moments), (
+                "the state is on the device during a pass"
+            )
             return loss_fn(outputs, columns)
 
         norms.append(
             tuple(stepped(each, batch, LossFn(loss_fn.outputs, watched))["grad_norm"].value for each in (still, engine))
         )
-        for module in engine._optimizer.modules:
+        for module in engine._shell.optimizer.modules:
             assert all(buffer.grad_data.untyped_storage().nbytes() == 0 for buffer in vars(module)["buffers"])
         logprobs_of(engine, batch)
         parameters = [parameter for chunk in engine.chunks for parameter in chunk.parameters()]
         old = [parameter.detach().clone() for parameter in parameters]
         engine.offload(*Part)
-        assert all(waits(engine._shelf, parameter) for parameter in parameters)
+        assert all(waits(engine._shell.shelf, parameter) for parameter in parameters)
         if step == 0:
             engine.save(directory)
             engine = megatron_engine(case, rank)
@@ -232,7 +234,7 @@ def move_between_steps(rank: int, case: Case, directory: Path) -> list[tuple[flo
             continue
         engine.onload(Part.parameters)
         assert all(map(torch.equal, parameters, old))
-        assert not any(waits(engine._shelf, parameter) for parameter in parameters)
+        assert not any(waits(engine._shell.shelf, parameter) for parameter in parameters)
         linears = [m for chunk in engine.chunks for m in chunk.modules() if isinstance(m, StackedLinear)]
         assert linears and all(stacked([weight.data for weight in linear.weights]) is not None for linear in linears)
     return norms
@@ -245,7 +247,7 @@ def parts_away(rank: int, case: Case, directory: Path) -> list[set[Part]]:
     found = []
     for deed in (lambda: engine.save(directory), lambda: engine.load(directory), engine.weight_shards):
         deed()
-        found.append(set(engine._away))
+        found.append(set(engine._shell.away))
     return found
 
 

@@ -41,7 +41,7 @@ def trained(rank: int, case: Case, overlapped: bool) -> bytes:
     assert isinstance(engine, MegatronEngine)
     mesh: ParallelMesh = mesh_of(case)
     seen, groups = Seen(), groups_of(engine)
-    wrapper = type(engine._optimizer.modules[0])
+    wrapper = type(engine._shell.optimizer.modules[0])
     finish = wrapper.finish_grad_sync
     step = 0
 
@@ -65,7 +65,7 @@ def trained(rank: int, case: Case, overlapped: bool) -> bytes:
 
 def groups_of(engine: MegatronEngine) -> list[object]:
     """The groups of buckets that a rank sums at once."""
-    modules = engine._optimizer.modules
+    modules = engine._shell.optimizer.modules
     return [group for module in modules for group in (*module.bucket_groups, *module.expert_parallel_bucket_groups)]
 
 

@@ -8,7 +8,7 @@ from hybridflow.config.absolute_paths import path_settings
 from hybridflow.config.loop import ResumeChanged
 from hybridflow.data.loader import PromptLoader
 from hybridflow.elastic.checkpoint import Checkpoint
-from hybridflow.elastic.compatibility import check_compatible, compare, with_moves_undone
+from hybridflow.elastic.compatibility import check_compatible, compare, flat, with_moves_undone
 from hybridflow.elastic.fingerprints import Fingerprints, check_unchanged
 from hybridflow.errors import CheckpointError
 from hybridflow.launch.compose import Composed
@@ -16,6 +16,8 @@ from hybridflow.launch.driven_data import PRETRAINING
 from hybridflow.observability.redaction import redacted_leaves
 
 logger = logging.getLogger(__name__)
+
+_LEARNT_FROM = ("data.train_files", "data.pretraining_files")
 
 
 @dataclass(frozen=True)
@@ -46,14 +48,22 @@ def check_resumable(
     saved, now, before = redacted_leaves(state["config"]), composed.redacted(), state.get("inputs", {})
     in_place = with_moves_undone(saved, now, path_settings(composed.config), before, inputs)
     settings = check_compatible(saved, in_place, policy)
-    files = check_unchanged(before, inputs, policy)
+    written = flat(now)
+    named = {key: set(_words(written[key])) for key in (*_LEARNT_FROM, "data.eval_files")}
+    only_evaluated = named["data.eval_files"].difference(*(named[key] for key in _LEARNT_FROM))
+    shown = {name: files for name, files in inputs.items() if name in only_evaluated}
+    files = check_unchanged(before, {name: inputs[name] for name in inputs.keys() - shown.keys()}, policy)
     rows = changed_rows(state["streams"], streams, policy)
     checkpoint.check_parts(trained)
     moves = compare(in_place, now)
     said = [(change, f"resuming with {change.key}={change.now!r} (was {change.saved!r})") for change in settings]
     return Changes(
         notes=[
-            *(words for change, words in said if not change.is_of_inputs),
+            *(words for change, words in said if not change.is_of_inputs and change.key != "trainer.resume_changed"),
+            *(
+                f"resuming although '{name}' of data.eval_files has changed: later evaluations are of other rows"
+                for name in check_unchanged(before, shown, ResumeChanged.accept)
+            ),
             *(f"resuming with {move.key}={move.now!r} (was {move.saved!r}, with the same contents)" for move in moves),
         ],
         warnings=[
@@ -62,6 +72,10 @@ def check_resumable(
             *rows,
         ],
     )
+
+
+def _words(value: object) -> list[object]:
+    return value if isinstance(value, list) else [value]
 
 
 def changed_rows(

@@ -173,6 +173,18 @@ def test_a_run_that_failed_goes_on_with_the_same_numbers_to_the_last_bit(words, 
         assert (again.outcome.checkpoint / name).read_bytes() == (whole.outcome.checkpoint / name).read_bytes()
 
 
+def test_evaluation_data_may_change_in_name_and_content_and_the_log_says_so(words, caplog):
+    words.run("whole")
+    changed = words.folder / "eval.jsonl"
+    changed.write_text("".join(changed.read_text().splitlines(keepends=True)[:2]))
+    words.run("whole")
+    assert f"resuming although '{changed}' of data.eval_files has changed" in caplog.text
+    other = changed.rename(words.folder / "other.jsonl")
+    words.run("whole", f"data.eval_files={other}", "trainer.resume_changed=accept")
+    assert "resuming with data.eval_files=" in caplog.text
+    assert "trainer.resume_changed=" not in caplog.text
+
+
 def test_a_finished_run_started_again_only_reports(words):
     first = words.run("whole")
     before = rows(first)

@@ -53,12 +53,12 @@ def _check_inputs(config: Experiment) -> None:
         raise ConfigError("model.path is empty.", remedy="Give a Hugging Face directory, or builtin:calculator.")
     if not config.data.train_files:
         raise ConfigError("data.train_files is empty.", remedy="Give a file, or builtin:calculator/train.")
-    weights, functions = config.reward.weights, config.reward.functions
-    if weights and len(weights) != len(functions):
-        raise ConfigError(
-            f"reward.weights has {len(weights)} numbers for {len(functions)} reward.functions.",
-            remedy="Give one weight per function, or none at all.",
-        )
+    for section, role in {"reward": config.reward, **{f"roles.{n}": r for n, r in config.roles.items()}}.items():
+        if role.weights and len(role.weights) != len(role.functions):
+            raise ConfigError(
+                f"{section}.weights has {len(role.weights)} numbers for {len(role.functions)} {section}.functions.",
+                remedy="Give one weight per function, or none at all.",
+            )
 
 
 def _check_run(config: Experiment) -> None:

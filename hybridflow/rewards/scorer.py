@@ -172,9 +172,5 @@ class RewardScorer:
 def _checked_weights(config: Reward) -> list[float]:
     """One weight per function, 1 each when none is given."""
     weights = list(config.weights) or [1.0] * len(config.functions)
-    if len(weights) != len(config.functions):
-        raise ConfigError(
-            f"reward.weights has {len(weights)} numbers for {len(config.functions)} functions.",
-            remedy="Give one weight per function, or none for 1 each.",
-        )
+    assert len(weights) == len(config.functions), f"unchecked before the start: {weights} for {config.functions}"
     return weights

@@ -30,6 +30,7 @@ CONFLICTS = [
     ({"trainer.experiment": "a" * 101}, "aaa... has 101 characters", "at most 100 characters"),
     ({"data.train_files": []}, "data.train_files is empty", "builtin:calculator/train"),
     ({"reward.weights": [1.0, 2.0]}, "2 numbers for 0 reward.functions", "one weight per function"),
+    ({"roles": {"judge": Role(weights=[1.0])}}, "1 numbers for 0 roles.judge.functions", "one weight per function"),
     (
         {"dataflow": "ppo_ptx", "algorithm.pretraining_coefficient": 0.5},
         "algorithm.pretraining_coefficient=0.5, but data.pretraining_files is empty",

@@ -140,12 +140,6 @@ def test_a_required_column_the_data_lacks_is_named_before_anything_is_scored(tmp
     scorer.check_columns(["solutoin"])
 
 
-def test_weights_that_do_not_fit_are_an_error():
-    with pytest.raises(ConfigError, match=r"reward.weights") as caught:
-        RewardScorer(Reward(functions=["exact_match"], weights=[1.0, 2.0]))
-    assert caught.value.remedy
-
-
 OPENRLHF_BUT_FOR_NAMES = (
     "def f(queries, prompts, labels=None, completions=None):\n    return [len(q) for q in queries]\n"
 )

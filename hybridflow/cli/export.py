@@ -7,6 +7,7 @@ from typing import Protocol
 from rich.console import Console
 
 from hybridflow.config.model import Dtype
+from hybridflow.launch.command import ended_by_signals
 
 _EXAMPLES = """examples:
   hybridflow export runs/calculator model                     the actor of the newest whole checkpoint
@@ -49,7 +50,8 @@ def add_command(commands: Commands) -> None:
 
 
 def _run(arguments: argparse.Namespace, console: Console) -> None:
-    from hybridflow.elastic.export import export_model
+    with ended_by_signals("interrupted"):
+        from hybridflow.elastic.export import export_model
 
     source = export_model(
         arguments.run_dir,

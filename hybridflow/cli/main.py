@@ -4,16 +4,19 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from hybridflow.cli import export, recipe, report, show
-from hybridflow.errors import HybridflowError
-from hybridflow.launch.failure import say_failure
-from hybridflow.observability.logs import configure_logging
-from hybridflow.observability.printable import PlainConsole
-from hybridflow.optional import check_builds
+from hybridflow.launch.command import ended_by_signals
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command; the exit status: 0 done, 1 it failed, 2 it could not be read, 130 interrupted."""
+    """Runs a command; the exit status: 0 done, 2 not done for the reason given, 130, 143 or 129 stopped by a signal."""
+    with ended_by_signals("interrupted"):
+        from hybridflow.cli import export, recipe, report, show
+        from hybridflow.elastic.stopping import Stop
+        from hybridflow.errors import HybridflowError
+        from hybridflow.launch.failure import say_failure
+        from hybridflow.observability.logs import configure_logging
+        from hybridflow.observability.printable import PlainConsole
+        from hybridflow.optional import check_builds
     parser = argparse.ArgumentParser(
         prog="hybridflow",
         description="Everything but training, which is python -m hybridflow.trainer.main_ppo (see its --help).",
@@ -26,16 +29,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parsed(parser, argv)
     console = PlainConsole(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
     configure_logging(None, "warning")
-    try:
-        check_builds()
-        arguments.run(arguments, console)
-        return 0
-    except HybridflowError as error:
-        say_failure(console, error)
-        return 1
-    except KeyboardInterrupt:
-        console.print("\n[yellow]interrupted[/]")
-        return 130
+    stop = Stop()
+    with stop.handled():
+        try:
+            check_builds()
+            arguments.run(arguments, console)
+            return 0
+        except HybridflowError as error:
+            say_failure(console, error)
+            return 2
+        except KeyboardInterrupt:
+            console.print("\n[yellow]interrupted[/]")
+            return stop.status
 
 
 def _parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:

@@ -6,6 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from hybridflow.cli.export import Commands
+from hybridflow.launch.command import ended_by_signals
 
 _EXAMPLES = """examples:
   hybridflow report runs/calculator                 while it runs, or after it was killed
@@ -30,7 +31,9 @@ def add_command(commands: Commands) -> None:
 
 def _run(arguments: argparse.Namespace, console: Console) -> None:
     from hybridflow.elastic.claim import is_claimed
-    from hybridflow.observability.report import write_report
+
+    with ended_by_signals("interrupted"):
+        from hybridflow.observability.report import write_report
 
     for run_dir in arguments.run_dirs:
         console.print(str(write_report(run_dir, is_over=not is_claimed(run_dir))), soft_wrap=True)

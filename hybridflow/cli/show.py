@@ -7,6 +7,7 @@ from rich.console import Console
 
 from hybridflow.cli.export import Commands
 from hybridflow.errors import ConfigError
+from hybridflow.launch.command import ended_by_signals
 from hybridflow.observability.printable import PlainConsole
 
 _EXAMPLES = """examples:
@@ -42,13 +43,15 @@ def add_command(commands: Commands) -> None:
 
 def _run(arguments: argparse.Namespace, console: Console) -> None:
     if arguments.algorithms:
-        from hybridflow.cli.drawing.table import text_tables
-        from hybridflow.launch.algorithm_table import algorithm_table
+        with ended_by_signals("interrupted"):
+            from hybridflow.cli.drawing.table import text_tables
+            from hybridflow.launch.algorithm_table import algorithm_table
 
         PlainConsole(highlight=False).print(text_tables(algorithm_table()))
         return
-    from hybridflow.launch.compose import compose_run
-    from hybridflow.launch.presets import config_for
+    with ended_by_signals("interrupted"):
+        from hybridflow.launch.compose import compose_run
+        from hybridflow.launch.presets import config_for
 
     chosen = config_for(arguments.dataflow)
     composed = compose_run(
@@ -56,10 +59,10 @@ def _run(arguments: argparse.Namespace, console: Console) -> None:
         config_name=arguments.config_name or chosen.config_name,
         config_dir=arguments.config_dir,
     )
-    # Imported here, so that a wrong setting is reported before torch is loaded.
-    from hybridflow.cli.drawing.svg import svg_drawing
-    from hybridflow.cli.drawing.text import text_drawing
-    from hybridflow.launch.tracing.trace import trace_step
+    with ended_by_signals("interrupted"):  # only now, so that a wrong setting is reported before torch is loaded
+        from hybridflow.cli.drawing.svg import svg_drawing
+        from hybridflow.cli.drawing.text import text_drawing
+        from hybridflow.launch.tracing.trace import trace_step
 
     trace = trace_step(composed.config)
     PlainConsole(highlight=False).print(text_drawing(trace))

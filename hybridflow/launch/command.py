@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,7 @@ def run_command(argv: Sequence[str] | None, *, program: str, config_name: str, p
 
     A run begins once its roles have started and hold their weights, before its first evaluation or step.
     """
-    with _ended_by_signals():
+    with ended_by_signals("interrupted  before the run began"):
         from hybridflow.elastic.stopping import Stop
         from hybridflow.errors import HybridflowError
         from hybridflow.launch.compose import compose_run, parse_command_line
@@ -67,7 +68,7 @@ def _dry_run(flags: "argparse.Namespace", console: "Console") -> int:
     Problems of settings alone come first, before a large library is imported. A setting that cannot be used is told and
     left out, so that the rules after it judge the rest.
     """
-    with _ended_by_signals():
+    with ended_by_signals("interrupted  before the run began"):
         from rich.text import Text
 
         from hybridflow.errors import Faults
@@ -80,7 +81,7 @@ def _dry_run(flags: "argparse.Namespace", console: "Console") -> int:
         composed = compose_run(flags.overrides, **named, faults=faults)
     say_problems(faults.found, console)
     if composed is not None:
-        with _ended_by_signals():
+        with ended_by_signals("interrupted  before the run began"):
             from hybridflow.launch.dry_run import dry_run
         dry_run(composed, faults, console)
     count = len(faults.found)
@@ -91,7 +92,7 @@ def _dry_run(flags: "argparse.Namespace", console: "Console") -> int:
 
 def _run(composed: "Composed", console: "Console", stop: "Stop") -> int:
     _say_start(composed, console)
-    with _ended_by_signals():
+    with ended_by_signals("interrupted  before the run began"):
         from hybridflow.errors import HybridflowError
         from hybridflow.launch.execute import execute
         from hybridflow.launch.failure import say_failure
@@ -139,15 +140,17 @@ def _say_start(composed: "Composed", console: "Console") -> None:
 
 
 @contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """While libraries are imported, a signal ends the process at once: an exception there would come out as theirs.
+def ended_by_signals(said: str) -> Iterator[None]:
+    """While libraries are imported, a signal ends the process with a line: an exception would come out as theirs.
 
+    The exit status is 130 for SIGINT, 143 for SIGTERM and 129 for SIGHUP.
     Does nothing in a thread other than the main one; a signal that is ignored (SIGHUP under nohup) stays ignored.
     """
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     if threading.current_thread() is not threading.main_thread():
         numbers = ()
-    before = {n: signal.signal(n, _end) for n in numbers if signal.getsignal(n) is not signal.SIG_IGN}
+    end = partial(_end, said)
+    before = {n: signal.signal(n, end) for n in numbers if signal.getsignal(n) is not signal.SIG_IGN}
     try:
         yield
     finally:
@@ -155,7 +158,7 @@ def _ended_by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _end(number: int, frame: FrameType | None) -> None:
+def _end(said: str, number: int, frame: FrameType | None) -> None:
     with suppress(OSError):  # nobody may be there to read it
-        os.write(2, b"\ninterrupted  before the run began\n")
+        os.write(2, f"\n{said}\n".encode())
     os._exit(128 + number)

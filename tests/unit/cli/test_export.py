@@ -88,7 +88,7 @@ def test_a_damaged_checkpoint_is_passed_over_unless_it_is_asked_for(toy_dir, run
     assert main(["export", str(run_dir), str(tmp_path / "out")]) == 0
     assert_equal(loaded(tmp_path / "out"), before)
     assert "step_4 is passed over" in capsys.readouterr().err
-    assert main(["export", str(run_dir), str(tmp_path / "other"), "--step", "4"]) == 1
+    assert main(["export", str(run_dir), str(tmp_path / "other"), "--step", "4"]) == 2
     assert "is damaged" in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "other").exists()
 
@@ -153,7 +153,7 @@ def test_an_adapter_is_added_to_the_model_it_was_trained_on(toy_dir, run_of, tmp
 )
 def test_what_cannot_be_exported_is_said_with_what_to_do(toy_dir, run_of, tmp_path, capsys, arguments, words):
     places = {"tmp": tmp_path, "run": run_of({1: {"actor": language_engine(toy_dir())}})}
-    assert main(["export", *(argument.format(**places) for argument in arguments)]) == 1
+    assert main(["export", *(argument.format(**places) for argument in arguments)]) == 2
     assert words.format(**places) in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "out").exists()
 
@@ -171,7 +171,7 @@ def test_a_base_model_that_has_gone_is_named_with_the_option_that_gives_it(toy_d
     engine = language_engine(toy_dir(), lora=Lora(rank=4))
     run_dir = run_of({1: {"actor": engine}})
     gone = str(tmp_path / "gone")
-    assert main(["export", str(run_dir), str(tmp_path / "out"), "--base-model", gone]) == 1
+    assert main(["export", str(run_dir), str(tmp_path / "out"), "--base-model", gone]) == 2
     assert f"--base-model={gone} does not exist" in " ".join(capsys.readouterr().err.split())
 
 

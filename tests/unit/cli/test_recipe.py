@@ -22,7 +22,7 @@ def test_a_recipe_is_printed_as_it_is(capsys):
 
 
 def test_an_unknown_recipe_names_the_nearest(capsys):
-    assert main(["recipe", "hapy_stories"]) == 1
+    assert main(["recipe", "hapy_stories"]) == 2
     assert "Did you mean 'happy_stories'?" in " ".join(capsys.readouterr().err.split())
 
 

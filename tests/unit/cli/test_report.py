@@ -29,6 +29,6 @@ def test_a_page_is_written_for_each_run_and_says_how_it_ended(tmp_path, capsys):
 
 
 def test_a_directory_without_a_record_is_refused_in_words(tmp_path, capsys):
-    assert main(["report", str(tmp_path)]) == 1
+    assert main(["report", str(tmp_path)]) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert "There is no metrics.jsonl" in said and "Give the directory of a run" in said

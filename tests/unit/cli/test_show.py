@@ -139,5 +139,5 @@ def test_the_table_has_every_choice_with_its_command(capsys):
     ],
 )
 def test_what_cannot_be_drawn_is_said_with_what_to_do(capsys, arguments, said):
-    assert main(["show", *arguments]) == 1
+    assert main(["show", *arguments]) == 2
     assert said in " ".join(capsys.readouterr().err.split())

@@ -1,4 +1,4 @@
-"""Exit statuses of `python -m hybridflow.trainer.main_*`, and signals while it still imports."""
+"""Exit statuses of `python -m hybridflow.trainer.main_*`, and signals while it or `hybridflow` still imports."""
 
 import signal
 import subprocess
@@ -16,11 +16,19 @@ from tests.unit.launch.test_execute import Words
 
 
 @pytest.mark.parametrize(
-    ("number", "status", "imported"), [("SIGINT", 130, "omegaconf._utils"), ("SIGTERM", 143, "torch.types")]
+    ("command", "number", "status", "imported"),
+    [
+        ("hybridflow.trainer.main_ppo", "SIGINT", 130, "omegaconf._utils"),
+        ("hybridflow.trainer.main_ppo", "SIGTERM", 143, "torch.types"),
+        ("hybridflow show", "SIGINT", 130, "rich.console"),
+        ("hybridflow show", "SIGTERM", 143, "omegaconf._utils"),
+        ("hybridflow export nowhere", "SIGINT", 130, "torch.types"),
+    ],
 )
-def test_a_signal_while_libraries_are_imported_is_one_line(number, status, imported, tmp_path):
+def test_a_signal_while_libraries_are_imported_is_one_line(command, number, status, imported, tmp_path):
     """Before the settings are read, and after: torch comes once they are checked."""
-    words = ["-m", "hybridflow.trainer.main_ppo", f"trainer.run_dir={tmp_path / 'run'}"]
+    is_run = "main_ppo" in command
+    words = ["-m", *command.split(), f"trainer.run_dir={tmp_path / 'run'}"]
     process = subprocess.Popen([sys.executable, "-X", "importtime", *words], stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     said = []
@@ -32,7 +40,7 @@ def test_a_signal_while_libraries_are_imported_is_one_line(number, status, impor
     said += process.stderr.readlines()
     assert process.wait() == status
     told = [line for line in said if not line.startswith(("import time:", "starting  ")) and line != "\n"]
-    assert told == ["interrupted  before the run began\n"]
+    assert told == ["interrupted  before the run began\n" if is_run else "interrupted\n"]
     assert not (tmp_path / "run").exists()
 
 

@@ -9,11 +9,11 @@ from torch import Tensor
 from hybridflow.algorithms.aggregate import MODES
 from hybridflow.algorithms.catalogue import POLICY_LOSSES
 from hybridflow.batch import Batch, Ragged
-from hybridflow.config.algorithm import KL, Algorithm, KLPlacement, OldLogprobs
+from hybridflow.config.algorithm import KL, Algorithm, KLPlacement, OldLogprobs, Preference
 from hybridflow.engines.training.interface import Loss, LossFn
 from hybridflow.errors import BatchError
 from hybridflow.observability.metrics import merge, plain
-from hybridflow.workers.methods import policy_loss
+from hybridflow.workers.methods import LABEL_OFFERS, PAIR_OFFERS, policy_loss, preference_loss
 from hybridflow.workers.objectives import (
     Denominators,
     policy_objective,
@@ -22,6 +22,7 @@ from hybridflow.workers.objectives import (
     supervised_objective,
     value_objective,
 )
+from hybridflow.workers.preferences import LabelCounts, label_objective, pair_objective
 from hybridflow.workers.reduction import itself
 from tests.oracles import objectives as oracle
 from tests.unit.algorithms.fake_ranks import on_ranks
@@ -197,6 +198,19 @@ def test_a_constant_weight_scales_every_loss(name):
     found, found_slope = summed_loss(algorithm, [ROWS], made() | half)
     assert found == pytest.approx(0.5 * value, rel=1e-5)
     assert torch.allclose(found_slope, 0.5 * slope, atol=1e-7)
+
+
+def test_only_the_policys_update_reads_the_entropy():
+    sizes, pairs, labels = Denominators(9.0, 2.0), Algorithm(), Algorithm(preference=Preference(loss="kto"))
+    policy = policy_objective(Algorithm(), sizes, norm_tokens=NORM)
+    counts = LabelCounts(1.0, 1.0, 5.0)
+    others = [
+        supervised_objective(sizes),
+        pair_objective(preference_loss(pairs, PAIR_OFFERS), pairs.preference, num_pairs=1.0, chosen_tokens=5.0),
+        label_objective(preference_loss(labels, LABEL_OFFERS), labels.preference, counts, anchor=0.0),
+    ]
+    assert policy.outputs == ("logprobs", "entropy")
+    assert [loss_fn.outputs for loss_fn in others] == [("logprobs",)] * 3
 
 
 @pytest.mark.parametrize("estimator", ["k1", "abs", "k2", "k3", "k1+", "k3+"])

@@ -1,6 +1,7 @@
 """Whether a step spends a forward pass on the policy's log-probabilities before its update."""
 
 import logging
+from dataclasses import replace
 
 from hybridflow.config.algorithm import KLPlacement, OldLogprobs
 from hybridflow.config.derived import optimizer_steps_per_step
@@ -9,24 +10,40 @@ from hybridflow.config.model import Dtype
 from hybridflow.config.rollout import RolloutKind
 from hybridflow.config.training import TrainingEngine
 from hybridflow.dataflows.interface import Dataflow, learns_from_samples
+from hybridflow.launch.compose import Composed
 from hybridflow.launch.roles import policy_model
 from hybridflow.workers.methods import estimator, policy_loss
 
 logger = logging.getLogger(__name__)
 
 
+_SETTING = "algorithm.old_logprobs"
+
+
 def say_old_logprobs(config: Experiment, dataflow: type[Dataflow]) -> None:
-    """Logs what `algorithm.old_logprobs=auto` became; nothing where the user chose or the dataflow does not say."""
+    """Logs what `algorithm.old_logprobs=auto` became."""
+    if (became := _became(config, dataflow)) is not None:
+        logger.info("%s=auto: %s", _SETTING, became)
+
+
+def with_old_logprobs_said(composed: Composed, dataflow: type[Dataflow]) -> Composed:
+    """The same run; the origin of `algorithm.old_logprobs=auto` also says what it became, for config.yaml."""
+    if (became := _became(composed.config, dataflow)) is None:
+        return composed
+    said = f"{composed.origins[_SETTING]}, became: {became}"
+    return replace(composed, origins={**composed.origins, _SETTING: said})
+
+
+def _became(config: Experiment, dataflow: type[Dataflow]) -> str | None:
+    """What `auto` became; None where the user chose or the dataflow does not say."""
     is_chosen = config.algorithm.old_logprobs is not OldLogprobs.auto
     if is_chosen or dataflow.provides is None or not learns_from_samples(dataflow):
-        return
+        return None
     if wants_old_logprobs(config, dataflow):
-        chosen = "a separate forward pass of the actor before the update"
-    elif config.algorithm.kl.placement is KLPlacement.reward:
-        chosen = "no separate forward pass; the KL penalty in the reward uses the rollout's log-probabilities"
-    else:
-        chosen = "no separate forward pass; the update uses the log-probabilities of its own forward pass"
-    logger.info("algorithm.old_logprobs=auto: %s", chosen)
+        return "a separate forward pass of the actor before the update"
+    if config.algorithm.kl.placement is KLPlacement.reward:
+        return "no separate forward pass; the KL penalty in the reward uses the rollout's log-probabilities"
+    return "no separate forward pass; the update uses the log-probabilities of its own forward pass"
 
 
 def wants_old_logprobs(config: Experiment, dataflow: type[Dataflow]) -> bool:

@@ -18,7 +18,7 @@ from hybridflow.launch.driven_data import DrivenData, load_data
 from hybridflow.launch.earlier_run import EarlierRun
 from hybridflow.launch.help import config_text
 from hybridflow.launch.inputs import fingerprints
-from hybridflow.launch.old_logprobs import say_old_logprobs
+from hybridflow.launch.old_logprobs import say_old_logprobs, with_old_logprobs_said
 from hybridflow.launch.plan import RunPlan, plan_run
 from hybridflow.launch.preflight import check_rewards
 from hybridflow.launch.resumption import Changes, check_resumable
@@ -61,7 +61,8 @@ def prepare(composed: Composed) -> Prepared:
     directory = check_directory(plan)
     inputs = fingerprints(plan.composed, plan.specs)
     trained = [spec.name for spec in plan.specs if spec.is_trained]
-    checkpoint, earlier = _open_directory(plan.composed, inputs, directory, data, trained)
+    told = with_old_logprobs_said(plan.composed, plan.dataflow)
+    checkpoint, earlier = _open_directory(told, inputs, directory, data, trained)
     return Prepared(
         plan.composed, plan.dataflow, plan.settings, plan.specs, data, directory, checkpoint, inputs, earlier
     )

@@ -125,7 +125,9 @@ def test_a_run_leaves_everything_in_its_directory(words, algorithm):
     assert list(rows(finished)) == [0, 1, 2, 3, 4]
     assert finished.outcome.steps == 4
     assert finished.outcome.checkpoint == finished.run_dir / "checkpoints" / "step_4"
-    assert "# origin: command line" in (finished.run_dir / "config.yaml").read_text()
+    text = (finished.run_dir / "config.yaml").read_text()
+    assert "# origin: command line" in text
+    assert "  old_logprobs: auto  # origin: default, became: no separate forward pass; the update uses" in text
 
 
 def test_the_checkpoint_is_a_model_that_plain_transformers_loads(words):

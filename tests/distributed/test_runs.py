@@ -11,6 +11,7 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from hybridflow.observability.formatting import short
 from tests.distributed.runs import Ended, metric_rows, run_here, sample_rows, small_run, steps_of
 
 OF_EVERY_STEP = {
@@ -142,7 +143,7 @@ def test_the_report_needs_nothing_but_itself(finished):
 def test_the_last_words_say_what_came_of_it_and_where_it_is(finished):
     words = finished.ended.words
     rows = metric_rows(finished.directory)
-    assert f"held_out exact match {rows[-1][EVALUATED]:.3f} from {rows[0][EVALUATED]:.3f}" in words
+    assert f"held_out exact match {short(rows[-1][EVALUATED])} from {short(rows[0][EVALUATED])}" in words
     assert f"report {finished.directory}/report.html" in words
     assert f"checkpoint {finished.checkpoint}" in words
     assert f"model {finished.checkpoint}/actor/huggingface" in words

@@ -84,7 +84,8 @@ def test_a_function_that_cannot_be_used_is_told_with_the_sample(judge, tmp_path,
     eval_every = 2 if name in ("raises", "short") else 0  # held-out prompts first, or training at once
     ended = judge(name, f"trainer.eval_every={eval_every}", "reward.processes=0")
     assert ended.status == 1, ended.said
-    assert f"RewardError: The reward function '{tmp_path}/judges.py:{name}'" in ended.words
+    when = "the evaluation of step 0" if eval_every else "training step 1"
+    assert f"RewardError: In {when}: The reward function '{tmp_path}/judges.py:{name}'" in ended.words
     assert found.format(8 if eval_every else 16) in ended.words
     assert "prompt: '" in ended.words
     assert "completion: '" in ended.words
@@ -121,7 +122,8 @@ def test_a_run_with_the_function_mended_begins_anew(judge, tmp_path):
 def test_a_function_that_hangs_or_crashes_ends_the_run_by_itself_alone(judge, tmp_path, name, found):
     ended = judge(name, "reward.timeout_seconds=0.2", "trainer.eval_every=2")
     assert ended.status == 1, ended.said
-    assert f"RewardError: The reward function '{tmp_path}/judges.py:{name}'" in ended.words
+    judged = f"The reward function '{tmp_path}/judges.py:{name}'"
+    assert f"RewardError: In the evaluation of step 0: {judged}" in ended.words
     assert found in ended.words
     assert "prompt: '" in ended.words and "completion: '" in ended.words
     assert "What to do: Fix the function" in ended.words
@@ -136,9 +138,8 @@ def test_a_function_that_hangs_or_crashes_ends_the_run_by_itself_alone(judge, tm
 def test_a_function_that_hoards_memory_ends_the_run_by_itself_alone(judge, tmp_path, settings):
     ended = judge("eats", *settings)
     assert ended.status == 1, ended.said
-    assert (
-        f"RewardError: The reward function '{tmp_path}/judges.py:eats' failed on sample 0: its process" in ended.words
-    )
+    failed = f"The reward function '{tmp_path}/judges.py:eats' failed on sample 0: its process"
+    assert f"RewardError: In the evaluation of step 0: {failed}" in ended.words
     assert f"came to use more than {settings[0] if settings else 'reward.memory_mb=4096'} beside" in ended.words
     assert metric_rows(tmp_path / "run") == []
 

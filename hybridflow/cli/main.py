@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stderr
 
 from hybridflow.launch.command import ended_by_signals
 
@@ -14,6 +15,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from hybridflow.elastic.stopping import Stop
         from hybridflow.errors import HybridflowError
         from hybridflow.launch.failure import say_failure
+        from hybridflow.observability.lasting import lasting
         from hybridflow.observability.logs import configure_logging
         from hybridflow.observability.printable import PlainConsole
         from hybridflow.optional import check_builds
@@ -27,10 +29,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     recipe.add_command(commands)
     report.add_command(commands)
     arguments = _parsed(parser, argv)
-    console = PlainConsole(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
-    configure_logging(None, "warning")
     stop = Stop()
-    with stop.handled():
+    with stop.handled(), redirect_stderr(lasting(sys.stderr)):
+        console = PlainConsole(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
+        configure_logging(None, "warning")
         try:
             check_builds()
             arguments.run(arguments, console)

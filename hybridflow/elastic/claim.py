@@ -3,6 +3,7 @@
 import fcntl
 import logging
 import os
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,9 @@ from pathlib import Path
 from hybridflow.errors import ResourceError
 
 logger = logging.getLogger(__name__)
+
+_PATIENCE_SECONDS = 0.5
+"""`is_claimed` locks a directory for an instant: a claim at that instant tries again for this long."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ def is_claimed(run_dir: Path) -> bool:
 def _locked(run_dir: Path) -> int:
     descriptor = os.open(run_dir, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock(descriptor)
     except BlockingIOError as error:
         os.close(descriptor)
         raise ResourceError(
@@ -73,6 +77,17 @@ def _locked(run_dir: Path) -> int:
     except OSError as error:
         logger.debug("run_dir=%s cannot be locked: %s", run_dir, error)
     return descriptor
+
+
+def _lock(descriptor: int) -> None:
+    until = time.monotonic() + _PATIENCE_SECONDS
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                raise
+        time.sleep(0.02)
 
 
 def _is_at(descriptor: int, run_dir: Path) -> bool:

@@ -78,8 +78,8 @@ def _trained(prepared: Prepared, console: Console, stop: Stop, reporting: "_Repo
         stack.callback(tracker.close)
 
         def begin() -> None:
-            tracker.begin()
             reporting.begin()
+            tracker.begin()  # drops rows of the earlier run, which cannot be put back from here on
             logger.info("the roles have started; step %d of %d is next", start + 1, trainer.total_steps)
 
         run = assemble(prepared, tracker, timers, stack, stop=stop, report=reporting.on_the_way, begun=begin)
@@ -122,7 +122,12 @@ class _Reporting:
         """Forgets the ending of the earlier run in the directory, and has this process watched from now on."""
         self._earlier.has_begun = True
         forget_ending(self._directory)
-        self._witness = Witness(self._directory)
+        try:
+            self._witness = Witness(self._directory)
+        except OSError as error:
+            logger.warning(
+                "no process watches this run (%s): if it is ended from outside, no ending is recorded", error
+            )
 
     def leave(self, ending: Ending) -> bool:
         """Logs how a run that could not begin ended, and puts an earlier run back; returns whether it did."""

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from hybridflow.dataflows.loop import Outcome
+from hybridflow.elastic.checkpoint import CheckpointStore
 from hybridflow.observability.ending import Ending
 
 
@@ -12,7 +13,7 @@ def ending_of(outcome: Outcome, run_dir: Path, resume: str) -> Ending:
     if stopped is None:
         return Ending("done", steps)
     saved, path = stopped.saved_step, outcome.checkpoint
-    if path is None or not path.resolve().is_relative_to(run_dir.resolve()):  # none, or the one that it began from
+    if path is None or not CheckpointStore(run_dir).is_own(path):  # none, or the one that it began from
         said = nothing_saved(resume)
     elif saved == outcome.steps:
         said = f"saved step {saved}: {resumed_from('it', resume)}."

@@ -1,14 +1,17 @@
 """One process at a time has a run's directory, from before its checkpoints are read until the run ends."""
 
+import fcntl
+import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from hybridflow.elastic.claim import check_in_place, claim, release
+from hybridflow.elastic.claim import check_in_place, claim, is_claimed, release
 from hybridflow.errors import ResourceError
 
 _HOLDER = """
@@ -68,3 +71,13 @@ def test_a_directory_that_cannot_be_made_is_left_to_the_log_to_name(tmp_path):
     claim(tmp_path / "file" / "run")
     claim(tmp_path / "file")
     check_in_place(tmp_path / "file")
+
+
+def test_a_claim_outlasts_a_look_at_whether_the_directory_is_claimed(tmp_path):
+    looking = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(looking, fcntl.LOCK_SH)  # as `is_claimed` does
+    threading.Timer(0.1, os.close, [looking]).start()
+    claim(tmp_path)
+    assert is_claimed(tmp_path)
+    release(tmp_path)
+    assert not is_claimed(tmp_path)

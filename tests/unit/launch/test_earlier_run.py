@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from hybridflow.errors import WorkerError
+from hybridflow.errors import ResourceError, WorkerError
 from hybridflow.launch import execute as execute_module
 from hybridflow.launch import prepare as prepare_module
 from hybridflow.launch.compose import Composed
@@ -185,3 +185,17 @@ def test_a_first_run_that_cannot_begin_keeps_its_error(words):
     fails_to_load(words)
     ending = read_ending(words.folder / "run")
     assert ending is not None and ending.how == "failed"
+
+
+def test_a_run_that_has_dropped_rows_of_the_earlier_one_ends_as_its_own_failure(words):
+    words.fail_after(steps=3)
+    with pytest.raises(WorkerError, match="the trap"):
+        words.run("run", "trainer.samples_every=1")
+    words.repair()
+    prepared = words.prepared("run", "trainer.samples_every=1")
+    (prepared.directory / "samples.jsonl.partial").symlink_to("/dev/full")  # metrics.jsonl is shortened, samples not
+    with pytest.raises(ResourceError):
+        execute(prepared, Console(quiet=True))
+    assert prepared.earlier.has_begun and not prepared.earlier.is_restored
+    ending = read_ending(prepared.directory)
+    assert ending is not None and ending.said.startswith("ResourceError: ")

@@ -29,3 +29,11 @@ def test_the_checkpoint_of_another_run_is_none_of_this_one(tmp_path):
     outcome = Outcome(2, {}, tmp_path / "other" / "checkpoints" / "step_2", Stopped("SIGTERM", 2))
     said = ending_of(outcome, tmp_path / "run", resume).said
     assert said == f"No checkpoint was saved. The same command starts from trainer.resume={resume} again."
+
+
+def test_a_checkpoint_behind_a_link_is_of_this_run(tmp_path):
+    (tmp_path / "disk" / "step_2").mkdir(parents=True)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "disk")
+    outcome = Outcome(2, {}, tmp_path / "run" / "checkpoints" / "step_2", Stopped("SIGTERM", 2))
+    assert ending_of(outcome, tmp_path / "run", "auto").said == "saved step 2: the same command resumes from it."

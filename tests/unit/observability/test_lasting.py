@@ -102,3 +102,9 @@ def test_a_command_keeps_its_exit_status_though_nobody_can_read_it():
     command = [sys.executable, "-m", "hybridflow.trainer.main_ppo", "trainer.no_such_setting=1"]
     with open("/dev/full", "w") as full:
         assert subprocess.run(command, stdout=full, stderr=full, check=False).returncode == 2
+
+
+def test_a_further_command_keeps_its_exit_status_though_nobody_can_read_it():
+    command = [sys.executable, "-m", "hybridflow", "report", "no/such/run"]
+    with open("/dev/full", "w") as full:
+        assert subprocess.run(command, stdout=full, stderr=full, check=False).returncode == 2

@@ -31,9 +31,12 @@ def check(config: Experiment, faults: Faults = STRICT) -> None:
     rules = (_check_run, _check_methods, _check_inputs, _check_cost, _check_pretraining, check_kl, check_correction)
     with faults.told():
         check_data(config.data)
-    for rule in (*rules, _placement, check_layouts):
+    for rule in rules:
         with faults.told():
             rule(config)
+    with faults.told():  # layouts are of pools that exist
+        check_placement(config)
+        check_layouts(config)
 
 
 def _check_methods(config: Experiment) -> None:
@@ -110,8 +113,8 @@ def _check_pretraining(config: Experiment) -> None:
         )
 
 
-def _placement(config: Experiment) -> None:
-    """Roles live in pools that exist, and pools fit the devices."""
+def check_placement(config: Experiment) -> None:
+    """Raises `ConfigError` unless roles live in pools that exist, and pools fit the devices."""
     pools = config.placement.pools
     asked = dict(config.placement.roles) | {n: r.pool for n, r in config.roles.items() if r.pool is not None}
     for role, pool in asked.items():

@@ -1,4 +1,7 @@
-"""`--dry-run`: every problem of a run at once, what it would consist of, and nothing started."""
+"""`--dry-run`: the problems of a run all at once, and what it would consist of; no role is started.
+
+What depends on an earlier run in its directory (a checkpoint to resume from) is left to the start.
+"""
 
 from rich.console import Console
 from rich.table import Table
@@ -30,8 +33,7 @@ def dry_run(composed: Composed, faults: Faults, console: Console) -> None:
         with faults.told():
             check_directory(plan)
     say_problems(faults.found, console, begin=told)
-    if plan is not None:
-        console.print(_roles(plan))
+    console.print("models and data are looked at once these are mended" if plan is None else _roles(plan))
 
 
 def _roles(plan: RunPlan) -> Table:

@@ -32,7 +32,7 @@ options
   --help, -h                 this text
   --cfg job                  print the composed run, with the origin of each value, and stop; what follows
                              the device (model.dtype, rollout.engine, ...) is null until a run starts
-  --dry-run                  print every problem of the run and its roles, and stop: nothing is started
+  --dry-run                  print all problems of the run and its roles, and stop: no role is started
   --config-name NAME         another configuration than {config_name}
   --config-dir DIRECTORY     look for it there
 """

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
+from hybridflow.config.checks import check_placement
 from hybridflow.config.experiment import Experiment
+from hybridflow.config.layout_checks import check_layouts
 from hybridflow.dataflows.interface import Dataflow
 from hybridflow.errors import STRICT, Faults
 from hybridflow.launch.compose import Composed
@@ -45,12 +47,14 @@ def plan_run(composed: Composed, faults: Faults = STRICT) -> RunPlan:
     """
     with faults.told():
         check_names(composed.config.trainer.trackers)
+    dataflow = find_dataflow(composed.config.dataflow)
+    settings = make_settings(dataflow, composed.config.dataflow_settings)
+    check_dataflow(composed.config, dataflow, faults)
+    check_placement(composed.config)  # no roles without these; where faults are collected, they were told before
+    check_layouts(composed.config)
     device = find_device(composed.config)
     composed = with_schedule_steps(with_device_defaults(composed, device))
     config = composed.config
-    dataflow = find_dataflow(config.dataflow)
-    settings = make_settings(dataflow, config.dataflow_settings)
-    check_dataflow(config, dataflow, faults)
     plan = RunPlan(composed, device, dataflow, settings, plan_roles(config, dataflow))
     faults.add(*batch_errors(config, dataflow, plan.specs))
     with faults.told():

@@ -14,7 +14,7 @@ from hybridflow.config.experiment import Experiment
 from hybridflow.dataflows.interface import PREFERENCE_DATA, Dataflow, learns_from_preferences, learns_from_samples
 from hybridflow.errors import ConfigError
 from hybridflow.launch.dataflow import DATAFLOWS, name_of
-from hybridflow.workers.methods import provided_for
+from hybridflow.workers.methods import PROVIDED_COLUMNS, provided_for
 
 _PROMPTS_OF_THE_TASK = ("builtin:calculator/train", "builtin:calculator/eval")
 
@@ -25,7 +25,7 @@ def algorithm_errors(config: Experiment, dataflow: type[Dataflow]) -> Iterator[C
         yield from _sampling(config)
         yield from _estimator(config, dataflow)
     yield from _pairs(config, dataflow)
-    if learns_from_preferences(dataflow):
+    if learns_from_preferences(dataflow) and dataflow.provides is not None:
         yield from _preference(config, dataflow)
     yield from _pretraining(config, dataflow)
 
@@ -44,8 +44,14 @@ def _estimator(config: Experiment, dataflow: type[Dataflow]) -> Iterator[ConfigE
     if dataflow.provides is None or is_own(name):
         return
     provided, wanted = frozenset(dataflow.provides), provided_for(name)
-    if provided != wanted:
-        near = next(other for other in ("grpo", *ADVANTAGES) if provided_for(other) == provided)
+    if unknown := sorted(provided - {*PROVIDED_COLUMNS}):
+        yield ConfigError(
+            f"{dataflow.__name__}.provides names '{unknown[0]}', which no estimator of the catalogue reads.",
+            remedy=f"It may name: {', '.join(PROVIDED_COLUMNS)}.",
+        )
+        return
+    if not _fits(provided, wanted):
+        near = next(other for other in ("grpo", *ADVANTAGES) if _fits(provided, provided_for(other)))
         fitting = next(other for other, found in DATAFLOWS.items() if frozenset(found.provides or ()) == wanted)
         yield ConfigError(
             f"dataflow={config.dataflow} cannot use algorithm.advantage={config.algorithm.advantage}.",
@@ -60,6 +66,11 @@ def _estimator(config: Experiment, dataflow: type[Dataflow]) -> Iterator[ConfigE
             f" prompt, and rollout.samples_per_prompt={config.rollout.samples_per_prompt} leaves nothing to compare.",
             remedy="Use rollout.samples_per_prompt=8.",
         )
+
+
+def _fits(provided: frozenset[str], wanted: frozenset[str]) -> bool:
+    """All that is wanted is provided, and of what is provided something is wanted."""
+    return wanted <= provided and bool(wanted) is bool(provided)
 
 
 def _preference(config: Experiment, dataflow: type[Dataflow]) -> Iterator[ConfigError]:
@@ -95,10 +106,11 @@ def _pairs(config: Experiment, dataflow: type[Dataflow]) -> Iterator[ConfigError
     """The built-in task of a trainer that learns from samples has no preferences."""
     prompts = [name for name in config.data.train_files if name in _PROMPTS_OF_THE_TASK]
     if prompts and dataflow.data in PREFERENCE_DATA:
+        trainer = {"labelled": "kto"}.get(dataflow.data, name_of(dataflow) or "dpo")
         yield ConfigError(
             f"dataflow={config.dataflow} learns from pairs, and data.train_files=[{prompts[0]}] holds none.",
-            remedy=f"Use python -m hybridflow.trainer.main_{name_of(dataflow)}, which has pairs and settings that fit;"
-            " or name pairs: data.train_files=[builtin:calculator/pairs].",
+            remedy=f"Use python -m hybridflow.trainer.main_{trainer}, which has pairs and settings that fit; or name"
+            " pairs: data.train_files=[builtin:calculator/pairs].",
         )
 
 

@@ -1,5 +1,6 @@
 """The rules that need the dataflow's class alone."""
 
+from hybridflow.config.checks import check_placement
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.layout_checks import check_critic_layout
 from hybridflow.dataflows.interface import Dataflow, role_needs
@@ -11,6 +12,7 @@ from hybridflow.launch.rules.algorithm import algorithm_errors
 def check_dataflow(config: Experiment, dataflow: type[Dataflow], faults: Faults = STRICT) -> None:
     """Adds a `ConfigError` for each rule that needs the dataflow's class and that the configuration breaks."""
     faults.add(*algorithm_errors(config, dataflow))
-    if CRITIC in role_needs(dataflow):
-        with faults.told():
+    with faults.told():
+        if CRITIC in role_needs(dataflow):
+            check_placement(config)
             check_critic_layout(config)

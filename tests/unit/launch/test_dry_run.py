@@ -49,6 +49,27 @@ def test_a_choice_that_is_not_there_does_not_hide_other_problems():
         assert part in messages
 
 
+@pytest.mark.parametrize(
+    ("settings", "found"),
+    [
+        (["placement.roles.actor=nopool"], "nopool: there is no such pool"),
+        (["roles.x.pool=nopool"], "roles.x.pool=nopool: there is no such pool"),
+        (["trainer.devices=2", "actor.engine=fsdp", "actor.parallelism.tensor=3"], "3 does not divide the 2 devices"),
+        (["trainer.devices=4", "actor.engine=fsdp", "actor.parallelism.replicas=3"], "replicas=3 does not divide"),
+        (["rollout.engine=vllm", "rollout.parallelism.tensor=3"], "3 does not divide the 1 devices"),
+    ],
+    ids=str,
+)
+def test_a_run_whose_roles_cannot_be_laid_out_is_told_so_with_its_other_problems(
+    settings, found, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    ended = run_here(["--dry-run", "trainer.device=cpu", "algorithm.advantage=grpo", *settings])
+    assert ended.status == 2 and found in ended.words
+    assert "dataflow=ppo cannot use algorithm.advantage=grpo" in ended.words
+    assert "models and data are looked at once these are mended" in ended.words
+
+
 def test_problems_of_settings_are_told_before_torch_is_imported():
     program = (
         "import sys; from hybridflow.errors import Faults; from hybridflow.launch.compose import compose_run;"

@@ -306,17 +306,18 @@ def test_offloaded_weights_and_optimizer_wait_outside_the_device_after_every_cal
     worker = actor(toy_dir(), rollout=Rollout(sleep=sleep), offload_parameters=True, offload_optimizer=True)
     away = {Part.parameters, Part.optimizer}
     batch = sampled(worker)
-    assert vars(worker.engine)["_away"] == away
+    shell = vars(worker.engine)["_shell"]
+    assert shell.away == away
     worker.update(batch)
-    assert vars(worker.engine)["_away"] == away
+    assert shell.away == away
     worker.publish_weights(1)
-    assert vars(worker.engine)["_away"] == away
+    assert shell.away == away
     worker.generate(prompts())
-    assert vars(worker.engine)["_away"] == away
+    assert shell.away == away
     worker.save(tmp_path)
-    assert vars(worker.engine)["_away"] == away
+    assert shell.away == away
     worker.load(tmp_path)
-    assert vars(worker.engine)["_away"] == away
+    assert shell.away == away
 
 
 @pytest.mark.parametrize(

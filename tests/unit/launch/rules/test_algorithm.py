@@ -126,6 +126,23 @@ def test_what_can_work_passes(settings, kind):
     check_dataflow(config, dataflow_of(config.dataflow, kind))
 
 
+def test_a_class_may_provide_more_than_an_estimator_reads_and_nothing_unknown():
+    ppo = find_dataflow("ppo")
+    both = type("Both", (ppo,), {"provides": ("values", "baselines")})
+    for advantage in ("gae", "remax"):
+        check_dataflow(experiment({"algorithm.advantage": advantage}), both)
+    with pytest.raises(ConfigError, match="cannot use algorithm.advantage=grpo"):
+        check_dataflow(experiment({"algorithm.advantage": "grpo"}), both)
+    with pytest.raises(ConfigError, match="provides names 'value'") as caught:
+        check_dataflow(experiment({}), type("Misspelt", (ppo,), {"provides": ("value",)}))
+    assert "values, baselines" in caught.value.remedy
+
+
+def test_a_class_that_declares_nothing_chooses_its_losses_itself():
+    own = type("Own", (find_dataflow("kto"),), {"provides": None})
+    check_dataflow(experiment({"data.train_files": ["rows.jsonl"]}), own)
+
+
 def test_all_errors_are_told():
     config = experiment({"dataflow": "grpo", "rollout.sampling.temperature": 0.0, "data.pretraining_files": ["a.txt"]})
     messages = [error.message for error in algorithm_errors(config, find_dataflow("grpo"))]

@@ -17,10 +17,10 @@ LOWEST_LOGPROB = -200.0
 def language_outputs(
     logits: Float[Tensor, "N V"], targets: Int64[Tensor, " N"], names: tuple[str, ...], *, temperature: float
 ) -> tuple[Float[Tensor, " N"], ...]:
-    """The named outputs of softmax(logits / temperature), in the order of `names`, and no work for the others.
+    """The named outputs of softmax(logits / temperature), in the order of `names`.
 
-    `logprobs` of the targets, `entropy` in nats and `sum_pi_squared`, all float32. The log-probabilities are bit for
-    bit the same whatever else is named.
+    `logprobs` of the targets, `entropy` in nats and `sum_pi_squared`, all float32. `logprobs` is always computed; the
+    others only where they are named. The log-probabilities are bit for bit the same whatever else is named.
     """
     if "entropy" in names:
         logprobs, entropies = logprobs_and_entropy(logits, targets, temperature=temperature)

@@ -54,7 +54,8 @@ class TrainEngine(Protocol):
     the same. Losses are divided by the denominators of all rows, so gradients are summed over `data`, not averaged.
 
     A language model has the outputs `logprobs`, `entropy` and `sum_pi_squared`, each of softmax(logits / temperature),
-    float32; a value model has `values`, and ignores the temperature. No output is computed that is not named.
+    float32; a value model has `values`, and ignores the temperature. `logprobs` is always computed; the others
+    only where they are named.
     """
 
     mesh: ParallelMesh

@@ -46,6 +46,8 @@ class EngineShell(Generic[OptimizerT]):
     optimizer = shell.optimizer                     # made now: a frozen model never has one
     ...                                             # the engine's own passes; `norm` is their gradient's
     metrics |= shell.step(norm, optimizer.step_at)
+
+    What it calls must not refer to the engine: in a reference cycle, `del engine` would not free the device's memory.
     """
 
     def __init__(

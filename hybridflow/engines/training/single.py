@@ -1,12 +1,12 @@
 """The plain training engine: the whole model on one device."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hybridflow.batch import Batch
 from hybridflow.engines.training.families import EngineSetup, prepared
@@ -54,8 +54,8 @@ class SingleEngine:
         self._bound: set[str] = set()
         self._shell = EngineShell(
             setup,
-            make_optimizer=lambda: make_optimizer(self.model, setup.training.optimizer),
-            move_parameters=self._move_parameters,
+            make_optimizer=partial(make_optimizer, self.model, setup.training.optimizer),
+            move_parameters=partial(_move_parameters, self.model, self._bound),
         )
 
     def forward(self, batch: Batch, outputs: tuple[str, ...], *, temperature: float, adapted: bool = True) -> Batch:
@@ -128,12 +128,6 @@ class SingleEngine:
         """See `TrainEngine.onload`. What a method needs comes back by itself."""
         self._shell.onload(*parts)
 
-    def _move_parameters(self, shelf: HostShelf, *, away: bool) -> None:
-        free = {name: p.data for name, p in self.model.named_parameters() if name not in self._bound}
-        moved = shelf.put(free) if away else shelf.take([*free])
-        for name, memory in moved.items():
-            self.model.get_parameter(name).data = memory
-
     @property
     def _is_in_pieces(self) -> bool:
         """Its weights are written one by one; else only transformers knows what they are called on disk."""
@@ -161,6 +155,13 @@ class SingleEngine:
 
     def _micros(self, batch: Batch) -> list[MicroBatch]:
         return make_microbatches(batch, budget_tokens=self._training.microbatch_tokens, device=self.device)
+
+
+def _move_parameters(model: nn.Module, bound: Set[str], shelf: HostShelf, *, away: bool) -> None:
+    free = {name: p.data for name, p in model.named_parameters() if name not in bound}
+    moved = shelf.put(free) if away else shelf.take([*free])
+    for name, memory in moved.items():
+        model.get_parameter(name).data = memory
 
 
 def _pieces(name: str, tensor: Tensor) -> list[WeightShard]:

@@ -1,6 +1,6 @@
 """The training engine on FSDP2: Hugging Face models in shards, in copies of shards (HSDP), by matrix and by token."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -11,6 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from hybridflow.batch import Batch
+from hybridflow.config.training import Optimizer
 from hybridflow.engines.training.families import LANGUAGE, EngineSetup, prepared
 from hybridflow.engines.training.fsdp.adapters import gathered_downs
 from hybridflow.engines.training.fsdp.binding import bind_parameter, held_shards
@@ -19,6 +20,7 @@ from hybridflow.engines.training.fsdp.mesh import ShardMesh
 from hybridflow.engines.training.fsdp.offloading import move_parameters
 from hybridflow.engines.training.fsdp.sequence import SequenceParallelOutputs
 from hybridflow.engines.training.fsdp.sharding import (
+    HeldParameter,
     finish_sharding,
     reshard,
     rows_of,
@@ -29,7 +31,7 @@ from hybridflow.engines.training.fsdp.tensor_plan import check_layout, divide_ma
 from hybridflow.engines.training.fsdp.vocabulary import DividedLanguageOutputs
 from hybridflow.engines.training.interface import LossFn, Part
 from hybridflow.engines.training.microbatch import MicroBatch, make_microbatches
-from hybridflow.engines.training.optimizer import optimizer_over
+from hybridflow.engines.training.optimizer import MasterAdamW, optimizer_over
 from hybridflow.engines.training.optimizer_files import ShardsOf, load_optimizer, save_optimizer
 from hybridflow.engines.training.passes import accumulate_gradients, forward_pass
 from hybridflow.engines.training.shell import EngineShell
@@ -68,7 +70,7 @@ class FsdpEngine:
                 module.register_buffer(name, buffer.to(self.device), name not in module._non_persistent_buffers_set)
         self._shell = EngineShell(
             setup,
-            make_optimizer=lambda: optimizer_over([piece for piece, _ in self._trained()], setup.training.optimizer),
+            make_optimizer=partial(_make_optimizer, self._parameters, setup.training.optimizer),
             move_parameters=partial(move_parameters, self._parameters),
         )
         self._read_weights(setup.directory)
@@ -126,14 +128,14 @@ class FsdpEngine:
         shell = self._shell
         with shell.weights_here():
             shell.save_weights(directory, self._held_shards, self._adapter)
-            save_optimizer(directory, shell.optimizer, self._trained(), shell.steps, self._setup.ranks)
+            save_optimizer(directory, shell.optimizer, _trained(self._parameters), shell.steps, self._setup.ranks)
 
     def load(self, directory: Path) -> None:
         """See `TrainEngine.load`."""
         shell = self._shell
         with shell.weights_here():
             shell.load_weights(directory, self._held_shards(), self._adapter)
-            shell.steps = load_optimizer(directory, shell.optimizer, self._trained(), self._setup.ranks)
+            shell.steps = load_optimizer(directory, shell.optimizer, _trained(self._parameters), self._setup.ranks)
 
     def offload(self, *parts: Part) -> None:
         """See `TrainEngine.offload`."""
@@ -167,10 +169,6 @@ class FsdpEngine:
         own = [shard for shard in held if not is_adapter_weight(shard.name)]
         read_into(directory, own, zero_if_absent=("score.weight", "score.bias"))
 
-    def _trained(self) -> list[tuple[Tensor, ShardsOf]]:
-        """The pieces that the optimizer moves, and the weights in each."""
-        return [(p.shard, partial(held_shards, p)) for p in self._parameters if p.trained and p.shard.numel()]
-
     def _micros(self, batch: Batch) -> list[MicroBatch]:
         """As many on every rank, for all ranks gather each layer together."""
 
@@ -195,3 +193,12 @@ class FsdpEngine:
     def _forget_gradients(self) -> None:
         for parameter in self._parameters:
             parameter.forget_gradient()
+
+
+def _trained(parameters: Sequence[HeldParameter]) -> list[tuple[Tensor, ShardsOf]]:
+    """The pieces that the optimizer moves, and the weights in each."""
+    return [(p.shard, partial(held_shards, p)) for p in parameters if p.trained and p.shard.numel()]
+
+
+def _make_optimizer(parameters: Sequence[HeldParameter], settings: Optimizer) -> MasterAdamW:
+    return optimizer_over([piece for piece, _ in _trained(parameters)], settings)

@@ -1,11 +1,14 @@
 """The training engine on Megatron-Core: matrices, layers, experts and optimizer state divided over ranks."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
+from megatron.core.transformer import TransformerConfig
 from torch import Tensor
 
 from hybridflow.batch import Batch
+from hybridflow.config.training import Training
 from hybridflow.engines.training.families import VALUE, EngineSetup
 from hybridflow.engines.training.interface import LossFn, Part
 from hybridflow.engines.training.megatron.activation import has_fused_activation
@@ -16,7 +19,7 @@ from hybridflow.engines.training.megatron.architecture import (
 )
 from hybridflow.engines.training.megatron.attention import make_rotary
 from hybridflow.engines.training.megatron.binding import bind_parameters, held_shards
-from hybridflow.engines.training.megatron.model import make_chunks
+from hybridflow.engines.training.megatron.model import Chunk, make_chunks
 from hybridflow.engines.training.megatron.offloading import WaitingParameters
 from hybridflow.engines.training.megatron.optimizer import ChunkOptimizer
 from hybridflow.engines.training.megatron.pipeline import (
@@ -77,8 +80,11 @@ class MegatronEngine:
                 is_value=setup.family is VALUE,
                 padding_token=description.get_text_config().pad_token_id,
             )
+        replicas = self.mesh.axis_size("data")
         self._shell = EngineShell(
-            setup, make_optimizer=self._make_optimizer, move_parameters=WaitingParameters(self.chunks).move
+            setup,
+            make_optimizer=partial(_make_optimizer, self._layout, self.chunks, self._config, setup.training, replicas),
+            move_parameters=WaitingParameters(self.chunks).move,
         )
         read_into(setup.directory, self.weight_shards(), zero_if_absent=("score.weight", "score.bias"))
 
@@ -150,17 +156,6 @@ class MegatronEngine:
         """See `TrainEngine.onload`. What a method needs comes back by itself."""
         self._shell.onload(*parts)
 
-    def _make_optimizer(self) -> ChunkOptimizer:
-        replicas = self.mesh.axis_size("data")
-        self._layout.activate()
-        return ChunkOptimizer(
-            self.chunks,
-            self._config,
-            self._training.optimizer,
-            divided=self._training.parallelism.distributed_optimizer and replicas > 1,
-            replicas=replicas,
-        )
-
     def _run(
         self,
         micros: list[MicroBatch],
@@ -200,3 +195,11 @@ class MegatronEngine:
         most = self._setup.ranks.maximum(len(own), "data") if layout.expert > 1 else len(own)
         wanted = least_micros(most, layout.pipeline, layout.virtual_pipeline)
         return own if len(own) == wanted else made(wanted)
+
+
+def _make_optimizer(
+    layout: Layout, chunks: Sequence[Chunk], config: TransformerConfig, training: Training, replicas: int
+) -> ChunkOptimizer:
+    layout.activate()
+    divided = training.parallelism.distributed_optimizer and replicas > 1
+    return ChunkOptimizer(chunks, config, training.optimizer, divided=divided, replicas=replicas)

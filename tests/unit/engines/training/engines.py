@@ -1,15 +1,18 @@
 """Engines over toy models, and a loss that any of them can take."""
 
-from collections.abc import Mapping
+import gc
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from weakref import ref
 
 import torch
 from torch import Tensor
 
+from hybridflow.batch import Batch
 from hybridflow.config.model import Dtype, Model
 from hybridflow.config.training import Optimizer, Training
 from hybridflow.engines.training.factory import make_language_engine, make_value_engine
-from hybridflow.engines.training.interface import Loss, LossFn
+from hybridflow.engines.training.interface import Loss, LossFn, TrainEngine
 from hybridflow.engines.training.single import SingleEngine
 from hybridflow.observability.metrics import total
 from hybridflow.parallel.groups import Ranks
@@ -70,3 +73,16 @@ def largest_difference(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) 
     """The largest difference of any two weights of one name."""
     assert left.keys() == right.keys()
     return max(float((left[name] - right[name]).detach().abs().max()) for name in left)
+
+
+def is_freed_at_once(made: Callable[[], TrainEngine], batch: Batch) -> bool:
+    """Whether an engine that has made a step goes with the last reference to it, not when cycles are collected."""
+    engine = made()
+    engine.train_step(batch, likelihood_loss, temperature=1.0)
+    watched = ref(engine)
+    gc.disable()
+    try:
+        del engine
+        return watched() is None
+    finally:
+        gc.enable()

@@ -23,6 +23,7 @@ from tests.oracles import training as oracle
 from tests.toys import TEMPERATURE, logprobs_of, numbers_like, sequences, stepped
 from tests.unit.engines.training.engines import (
     GENTLE,
+    is_freed_at_once,
     language_engine,
     largest_difference,
     likelihood_loss,
@@ -352,3 +353,8 @@ def test_the_default_settings_train(toy_dir):
     engine = language_engine(toy_dir(), optimizer=GENTLE)
     losses = [stepped(engine, sequences(), likelihood_loss)["loss"].value for _ in range(5)]
     assert losses[-1] < losses[0]
+
+
+def test_an_engine_without_references_is_freed_at_once(toy_dir):
+    directory = toy_dir()
+    assert is_freed_at_once(lambda: language_engine(directory), sequences())

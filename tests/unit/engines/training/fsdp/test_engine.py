@@ -20,7 +20,7 @@ from hybridflow.parallel.layout import Box
 from tests.parity.divided import Case, assembled, copies, engine_of, global_batch, loss_of, train
 from tests.spmd import run_ranks
 from tests.toys import logprobs_of, sequences, stepped
-from tests.unit.engines.training.engines import likelihood_loss, summed
+from tests.unit.engines.training.engines import is_freed_at_once, likelihood_loss, summed
 from tests.unit.engines.training.late_lane import late_lane, waits
 
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True}
@@ -227,3 +227,8 @@ def test_assembled_weights_need_every_rank(toy_dir):
         first = shards[0]
         half = replace(first.layout, box=((0, 32), *first.layout.box[1:]))
         assembled([replace(first, tensor=first.tensor[:32], layout=half)])
+
+
+def test_an_engine_without_references_is_freed_at_once(toy_dir):
+    case = case_of(toy_dir, "llama", 1)
+    assert is_freed_at_once(lambda: engine_of(case), sequences())

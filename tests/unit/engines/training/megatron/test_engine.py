@@ -19,7 +19,7 @@ from hybridflow.parallel.layout import Box
 from tests.parity.divided import Case, copies, engine_of, global_batch, loss_of
 from tests.spmd import preload, run_ranks
 from tests.toys import TEMPERATURE, logprobs_of, stepped
-from tests.unit.engines.training.engines import summed
+from tests.unit.engines.training.engines import is_freed_at_once, summed
 from tests.unit.engines.training.late_lane import late_lane, waits
 
 preload("hybridflow.engines.training.megatron.engine")
@@ -266,3 +266,12 @@ def test_memory_that_moves_away_and_back_changes_nothing(toy_dir, tmp_path, dtyp
     case = replace(case_of(directory, 2, distributed_optimizer=divided), dtype=dtype, settings=settings)
     for norms in run_ranks(move_between_steps, 2, case, tmp_path):
         assert all(still == moved for still, moved in norms)
+
+
+def freed_on_rank(rank: int, case: Case) -> bool:
+    """Whether a rank's engine goes with the last reference to it."""
+    return is_freed_at_once(lambda: megatron_engine(case, rank), global_batch(0, "language"))
+
+
+def test_an_engine_without_references_is_freed_at_once(toy_dir):
+    assert all(run_ranks(freed_on_rank, 2, case_of(toy_dir("llama", **HEADS), 2, tensor=2)))

@@ -23,7 +23,7 @@ from hybridflow.config.reward import Reward
 from hybridflow.config.roles import RoleKind
 from hybridflow.config.training import Lora, Training
 from hybridflow.controller.worker import Worker
-from hybridflow.dataflows.interface import Dataflow, RoleNeed, role_needs
+from hybridflow.dataflows.interface import Dataflow, RoleNeed, learns_from_samples, role_needs
 from hybridflow.dataflows.roles import Generates, Judge, Policy, Predicts, Scores, ValueFunction
 from hybridflow.errors import ConfigError
 from hybridflow.parallel import ParallelMesh
@@ -136,8 +136,7 @@ def training_temperature(config: Experiment, dataflow: type[Dataflow]) -> float:
     It is 1 where no step samples, because the dataflow has no rollout or only an optional one, for the evaluation; and
     for greedy samples, as in their `rollout_logprobs`.
     """
-    samples = any(need.kind is Generates and not need.is_optional for need in role_needs(dataflow).values())
-    return (config.rollout.sampling.temperature or 1.0) if samples else 1.0
+    return (config.rollout.sampling.temperature or 1.0) if learns_from_samples(dataflow) else 1.0
 
 
 def is_colocated(config: Experiment) -> bool:

@@ -20,7 +20,7 @@ from hybridflow.observability.metrics import Metrics, Reduction, last
 from hybridflow.resharding.plan import ReshardPlan
 from hybridflow.resharding.resharder import Resharder, joint_group
 from hybridflow.workers.colocated_rollout import ColocatedRollout
-from hybridflow.workers.comparison import check_one_step, check_rollout_agrees, check_unlearned
+from hybridflow.workers.comparison import check_one_step, check_rollout_agrees, check_temperature, check_unlearned
 from hybridflow.workers.estimation import AdvantageEstimation
 from hybridflow.workers.generation import RolloutSetup
 from hybridflow.workers.methods import ESTIMATOR_COLUMNS, LOSS_COLUMNS, Bound, policy_loss
@@ -124,6 +124,7 @@ class ActorWorker(ModelWorker):
         Texts of `pretraining` share the optimizer steps, with `algorithm.pretraining_coefficient` before their loss.
         """
         self._check_versions(batch)
+        check_temperature(batch.meta, self.setup.temperature)
         if self._algorithm.kl.placement is KLPlacement.loss:
             batch.require(("ref_logprobs",), stage="actor.update with algorithm.kl.placement=loss")
         summaries = row_summaries(batch, "rewards", "critic/rewards")

@@ -35,6 +35,17 @@ def check_corrected(is_compared: bool) -> None:
         )
 
 
+def check_temperature(meta: Meta, temperature: float) -> None:
+    """Raises `StaleWeightsError` for a batch sampled at another temperature than that of the policy's training."""
+    if (drawn_at := meta.get("temperature", temperature)) != temperature:
+        raise StaleWeightsError(
+            f"The samples were drawn at temperature {drawn_at}, and the policy is trained at {temperature}.",
+            remedy='Train on samples of rollout.generate(prompts, purpose="train"), or set'
+            " rollout.eval_sampling.temperature to that of rollout.sampling. In a dataflow of your own that trains on"
+            " its samples, annotate `rollout: Generates`, without None.",
+        )
+
+
 def check_rollout_agrees(difference: float, meta: Meta, bound: float, *, temperature: float) -> None:
     """Raises `StaleWeightsError` where rollout and training give one token log-probabilities too far apart.
 
@@ -54,12 +65,6 @@ def check_rollout_agrees(difference: float, meta: Meta, bound: float, *, tempera
             " over the tokens that could be drawn; training's are over all tokens.",
             remedy='Train on samples of rollout.generate(prompts, purpose="train"), or set'
             " rollout.eval_sampling.top_p=1 and rollout.eval_sampling.top_k=0.",
-        )
-    if (drawn_at := meta.get("temperature", temperature)) != temperature:
-        raise StaleWeightsError(
-            f"{found}. The samples were drawn at temperature {drawn_at}, and the policy is trained at {temperature:g}.",
-            remedy='Train on samples of rollout.generate(prompts, purpose="train"), or set'
-            " rollout.eval_sampling.temperature to that of rollout.sampling.",
         )
     at = "" if temperature >= 1.0 else f" (rollout.max_logprob_difference, divided by the temperature {temperature:g})"
     raise StaleWeightsError(

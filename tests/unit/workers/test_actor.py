@@ -6,11 +6,13 @@ import os
 import pytest
 import torch
 
+from hybridflow.batch import Batch
 from hybridflow.config.algorithm import KL, Algorithm, KLPlacement, OldLogprobs
 from hybridflow.config.rollout import Rollout, Sampling
 from hybridflow.config.training import Optimizer, TrainingEngine
 from hybridflow.engines.training.interface import Part
 from hybridflow.errors import BatchError, ConfigError, EngineError, StaleWeightsError
+from hybridflow.workers.actor import ActorWorker
 from hybridflow.workers.model_worker import set_environment
 from tests.toys import numbers_like, sequences
 from tests.unit.engines.training.engines import largest_difference, weights
@@ -106,24 +108,33 @@ def test_the_bound_of_the_difference_follows_the_inverse_of_the_temperature(toy_
         warm.update(moved(sampled(warm), 0.002))
 
 
-@pytest.mark.parametrize(
-    ("sampling", "message", "remedy"),
-    [
-        (Sampling(top_k=2), "drawn with top_p or top_k", "rollout.eval_sampling.top_k=0"),
-        (Sampling(temperature=0.5), r"drawn at temperature 0\.5, .* trained at 1", "rollout.eval_sampling.temperature"),
-    ],
-    ids=["restricted", "colder"],
-)
-def test_samples_of_another_evaluation_are_named_where_they_disagree(toy_dir, sampling, message, remedy):
-    worker = actor(toy_dir(), rollout=Rollout(eval_sampling=sampling))
+def evaluated(worker: ActorWorker) -> Batch:
+    """Samples of an evaluation with advantages, as if the policy were to learn from them."""
     given = prompts()
     drawn = given.join(worker.generate(given, purpose="eval"))
     advantages = numbers_like(drawn.tokens("response_ids"), seed=0)
-    batch = drawn.join(worker.logprobs(drawn)).with_columns(tokens={"advantages": advantages})
-    with pytest.raises(StaleWeightsError, match=message) as caught:
-        worker.update(batch)
+    return drawn.join(worker.logprobs(drawn)).with_columns(tokens={"advantages": advantages})
+
+
+def test_restricted_samples_of_an_evaluation_are_named_where_they_disagree(toy_dir):
+    worker = actor(toy_dir(), rollout=Rollout(eval_sampling=Sampling(top_k=2)))
+    with pytest.raises(StaleWeightsError, match="drawn with top_p or top_k") as caught:
+        worker.update(evaluated(worker))
     assert "weights" not in caught.value.message
-    assert remedy in caught.value.remedy
+    assert "rollout.eval_sampling.top_k=0" in caught.value.remedy
+
+
+def test_samples_of_another_temperature_are_refused_at_every_update_however_little_they_disagree(toy_dir):
+    warmer = Rollout(eval_sampling=Sampling(temperature=1.001), max_logprob_difference=9.0)
+    worker = actor(toy_dir(), rollout=warmer)
+    worker.update(sampled(worker))
+    worker.publish_weights(1)
+    batch, before = evaluated(worker), weights(worker.engine)
+    with pytest.raises(StaleWeightsError, match=r"drawn at temperature 1\.001, .* trained at 1\.0\.") as caught:
+        worker.update(batch)
+    assert largest_difference(before, weights(worker.engine)) == 0.0
+    assert "rollout.eval_sampling.temperature" in caught.value.remedy
+    assert "`rollout: Generates`" in caught.value.remedy
 
 
 def test_only_the_first_update_is_compared_and_all_are_reported(toy_dir):

@@ -1,5 +1,7 @@
 """Sets of devices, as names and numbers."""
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hybridflow.errors import ConfigError, ResourceError
@@ -33,11 +35,16 @@ class ResourcePool:
 
 @dataclass(frozen=True)
 class NodeGpus:
-    """The GPUs of a node: how many a run may use, and the memory of the smallest in bytes, 0 if unknown."""
+    """GPUs of a node: how many a run may use, and the memory of the smallest in bytes, 0 if unknown."""
 
     node: str
     count: int
     smallest: int
+
+    @staticmethod
+    def by_size(node: str, sizes: Sequence[int]) -> "list[NodeGpus]":
+        """The GPUs of a node, given the bytes of each, apart by size: a run need not use the smaller ones."""
+        return [NodeGpus(node, count, size) for size, count in Counter(sizes).items()]
 
 
 @dataclass(frozen=True)

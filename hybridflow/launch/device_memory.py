@@ -7,6 +7,7 @@ import torch
 
 from hybridflow.config.derived import num_devices
 from hybridflow.config.experiment import Experiment
+from hybridflow.config.loop import BackendKind
 from hybridflow.controller.backends import joined_node_gpus
 from hybridflow.controller.resource_pool import NodeGpus
 from hybridflow.launch.roles import backend_kind
@@ -18,8 +19,13 @@ _GIB = 1 << 30
 
 def least_gpus(config: Experiment) -> NodeGpus | None:
     """The node with the smallest GPUs that the run cannot avoid; None if the memory of no GPU is known."""
-    nodes = joined_node_gpus(backend_kind(config).name)
-    return least_unavoidable([_this_machine()] if nodes is None else nodes, num_devices(config))
+    kind, wanted = backend_kind(config), num_devices(config)
+    nodes = joined_node_gpus(kind.name)
+    if nodes is None:
+        sizes = _sizes_here()
+        # The local backend uses the first GPUs; Ray may choose any.
+        nodes = NodeGpus.by_size("this machine", sizes[:wanted] if kind is BackendKind.local else sizes)
+    return least_unavoidable(nodes, wanted)
 
 
 def least_unavoidable(nodes: Sequence[NodeGpus], wanted: int) -> NodeGpus | None:
@@ -44,7 +50,5 @@ def least_unavoidable(nodes: Sequence[NodeGpus], wanted: int) -> NodeGpus | None
     return least
 
 
-def _this_machine() -> NodeGpus:
-    count = torch.cuda.device_count()
-    sizes = [torch.cuda.get_device_properties(index).total_memory for index in range(count)]
-    return NodeGpus("this machine", count, min(sizes, default=0))
+def _sizes_here() -> list[int]:
+    return [torch.cuda.get_device_properties(index).total_memory for index in range(torch.cuda.device_count())]

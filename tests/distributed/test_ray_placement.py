@@ -144,7 +144,7 @@ def test_gpus_are_those_of_the_cluster_not_of_the_driver(found):
 
 def test_each_node_is_asked_for_the_memory_of_its_gpus_before_anything_starts(found):
     """Nodes without a free CPU too; one that fails is of unknown memory. Without a stand-in: this machine's GPUs."""
-    assert sorted(found["memory"]) == [[1, 0], [2, 79 << 30], [4, 0]]
+    assert sorted(found["memory"]) == [[1, 0], [1, 79 << 30], [1, 80 << 30], [4, 0]]
     here = min(visible_gpu_bytes(), default=0)
     assert sorted(found["without a stand-in"]) == [[1, here], [2, here], [4, here]]
     assert found["node"].startswith(f"node {socket.gethostname()} (")

@@ -1,6 +1,9 @@
 """Which GPUs of a cluster the memory estimate is compared with."""
 
+from types import SimpleNamespace
+
 import pytest
+import torch
 
 from hybridflow.controller.resource_pool import NodeGpus
 from hybridflow.dataflows.grpo import GRPO
@@ -8,7 +11,7 @@ from hybridflow.errors import ResourceError
 from hybridflow.launch import device_memory
 from hybridflow.launch.compose import compose_run
 from hybridflow.launch.device_defaults import resolved
-from hybridflow.launch.device_memory import least_unavoidable
+from hybridflow.launch.device_memory import least_gpus, least_unavoidable
 from hybridflow.launch.preflight import check_run
 from hybridflow.launch.roles import plan_roles
 
@@ -40,3 +43,16 @@ def test_a_driver_without_gpus_refuses_what_the_cluster_cannot_hold(monkeypatch)
         check_run(config, plan_roles(config, GRPO), "cuda")
     assert "or more devices (trainer.devices)" in caught.value.remedy
     check_run(config, plan_roles(config, GRPO), "cpu")
+
+
+@pytest.mark.parametrize(
+    ("backend", "devices", "sizes", "expected"),
+    [("local", 1, (24, 2), 24), ("local", 1, (2, 24), 2), ("ray", 1, (2, 24), 24), ("ray", 2, (24, 2), 2)],
+)
+def test_only_the_gpus_that_the_run_will_use_count_here(monkeypatch, backend, devices, sizes, expected):
+    """A display card beside the one that computes; PyTorch's answers are the only stand-ins."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(sizes))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: SimpleNamespace(total_memory=sizes[i] << 30))
+    config = compose_run([f"trainer.backend={backend}", f"trainer.devices={devices}"], config_name="ppo").config
+    gpus = least_gpus(config)
+    assert gpus is not None and (gpus.node, gpus.smallest) == ("this machine", expected << 30)

@@ -23,7 +23,7 @@ def visible_gpu_bytes() -> list[int]:
 
 
 def joined_node_gpus(read: Callable[[], list[int]] = visible_gpu_bytes) -> list[NodeGpus] | None:
-    """The nodes of the joined cluster that have GPUs; None if no cluster is joined.
+    """The nodes of the joined cluster that have GPUs, once for each size of GPU; None if no cluster is joined.
 
     Each node runs `read` in a process that sees all its GPUs, holds no resource and ends with its answer: what Ray
     itself knows, a name such as A100, stands for cards of several sizes.
@@ -43,18 +43,24 @@ def joined_node_gpus(read: Callable[[], list[int]] = visible_gpu_bytes) -> list[
     for answer in late:
         ray.cancel(answer)
     return [
-        NodeGpus(
+        gpus
+        for node, answer in zip(nodes, asked, strict=True)
+        for gpus in _of_node(
             f"node {node['NodeManagerHostname']} ({node['NodeManagerAddress']})",
             int(node["Resources"]["GPU"]),
-            _smallest(answer) if answer in ready else 0,
+            _sizes(answer) if answer in ready else [],
         )
-        for node, answer in zip(nodes, asked, strict=True)
     ]
 
 
-def _smallest(answer: ray.ObjectRef) -> int:
+def _of_node(name: str, count: int, sizes: list[int]) -> list[NodeGpus]:
+    """Where Ray does not give out all GPUs that the node sees, any of them may be the smallest."""
+    return NodeGpus.by_size(name, sizes) if len(sizes) == count else [NodeGpus(name, count, min(sizes, default=0))]
+
+
+def _sizes(answer: ray.ObjectRef) -> list[int]:
     try:
-        return min(ray.get(answer), default=0)
+        return ray.get(answer)
     except RayError as error:
         logger.info("a node could not read the memory of its GPUs: %s", str(error).strip().splitlines()[-1])
-        return 0
+        return []

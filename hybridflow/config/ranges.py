@@ -25,8 +25,9 @@ class Range:
 
     def check(self, key: str, value: float) -> None:
         """Raises `ConfigError` for a number outside of the range; `key` is the setting, as a user types it."""
-        if not (math.isfinite(value) and self.fits(value)):
-            shown = f"{value:g}" if isinstance(value, float) else str(value)
+        is_float = isinstance(value, float)
+        if (is_float and not math.isfinite(value)) or not self.fits(value):
+            shown = f"{value:g}" if is_float else str(value)
             raise ConfigError(f"{key}={shown} {self.found}.", remedy=self.remedy)
 
 
@@ -53,8 +54,8 @@ SHARE = number("above 0 and up to 1", lambda v: 0 < v <= 1)
 
 def range_of(hint: object) -> Range | None:
     """The range in a field's type, or in that of a list's items; None where it has none."""
-    (item,) = get_args(hint) if get_origin(hint) is list else (hint,)
-    return next((part for part in get_args(item) if isinstance(part, Range)), None)
+    items = get_args(hint) if get_origin(hint) is list else (hint,)  # none for a bare typing.List
+    return next((part for item in items for part in get_args(item) if isinstance(part, Range)), None)
 
 
 def check_ranges(config: Section, faults: Faults = STRICT) -> None:

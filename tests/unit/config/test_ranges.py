@@ -1,8 +1,9 @@
 """Every number of the schema has a range: what lies outside is named, with what fits."""
 
 import math
+import typing
 from types import UnionType
-from typing import get_args
+from typing import Annotated, get_args
 
 import pytest
 
@@ -10,6 +11,8 @@ from hybridflow.config.algorithm import KLPlacement
 from hybridflow.config.checks import check
 from hybridflow.config.fields import Key, keys
 from hybridflow.config.placement import Pool
+from hybridflow.config.ranges import AT_LEAST_1 as SIZE
+from hybridflow.config.ranges import range_of
 from hybridflow.config.roles import Role
 from hybridflow.errors import ConfigError
 from tests.unit.config.experiments import experiment
@@ -165,3 +168,14 @@ def test_the_smallest_temperature_and_epsilon_fit():
 def test_an_adaptive_coefficient_needs_a_target_above_zero():
     with pytest.raises(ConfigError, match="algorithm.kl.target=0 is out of range"):
         check(experiment({"algorithm.kl.target": 0.0, "algorithm.kl.placement": KLPlacement.reward}))
+
+
+def test_a_whole_number_beyond_every_float_is_refused_like_any_other():
+    with pytest.raises(ConfigError, match=r"top_p=10+ is out of range") as caught:
+        check(experiment({"rollout.sampling.top_p": 10**400}))
+    assert caught.value.remedy.startswith("Use a number")
+
+
+def test_a_bare_list_has_no_range():
+    assert range_of(typing.List) is None  # noqa: UP006
+    assert range_of(list[Annotated[int, SIZE]]) is SIZE

@@ -224,11 +224,13 @@ def _listed(name: str, values: object) -> list:
     """The values of an object column, one per row; a list is taken as it is."""
     if isinstance(values, list):
         return values
-    if isinstance(values, Sequence | np.ndarray) and not isinstance(values, str | bytes):
+    if isinstance(values, np.ndarray) and values.ndim:
+        return values.tolist()  # Python values, not NumPy's: those cannot be written as JSON
+    if isinstance(values, Sequence) and not isinstance(values, str | bytes):
         return list(values)
     raise BatchError(
         f"The object column '{name}' is a {type(values).__name__}, not a list with one value per row.",
-        remedy="Pass a list: list(...). Tensors belong in rows={...}, ragged tokens in tokens={...}.",
+        remedy="Pass a list: list(...). Tensors belong in `rows`, ragged tokens in `tokens`.",
     )
 
 

@@ -1,5 +1,6 @@
 """Batches: rows taken, repeated, joined and put together."""
 
+import json
 import pickle
 import re
 from collections import UserList
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from hybridflow.batch import Batch, Ragged
 from hybridflow.errors import BatchError
+from hybridflow.observability.redaction import redacted_text
 from tests.unit.batch.examples import batch_of, contents, plain, ragged, rows_of_tokens
 
 
@@ -192,3 +194,11 @@ def test_a_column_of_another_kind_is_named_with_the_method_that_reads_it(asked, 
         getattr(batch, asked)(name)
     method = re.search(r"batch\.(\w+)\(", caught.value.remedy)
     assert method and len(getattr(batch, method[1])(name)) == 2
+
+
+def test_object_columns_of_arrays_hold_python_values():
+    batch = Batch.of(objects={"level": np.array([1, 2]), "pair": np.array([[0.5, 1.0], [2.0, 3.0]])})
+    assert json.dumps(batch.objects) == '{"level": [1, 2], "pair": [[0.5, 1.0], [2.0, 3.0]]}'
+    with pytest.raises(BatchError, match="'level' is a ndarray") as caught:
+        Batch.of(objects={"level": np.array(1)})
+    assert redacted_text(caught.value.remedy) == caught.value.remedy

@@ -17,11 +17,11 @@ _ROOM_SECONDS = 5.0
 """How long a full descriptor that does not block is waited for."""
 
 
-def lasting(stream: TextIO | None) -> TextIO:
+def lasting(stream: TextIO | None, *, by_lines: bool = False) -> TextIO:
     """A stream on the same descriptor whose writes never fail; run.log says when lines are lost.
 
     Only for a standard stream of this process; any other (a notebook's, a test's) is returned as it is. Without a
-    stream (`2>&-`) everything is dropped.
+    stream (`2>&-`) everything is dropped. With `by_lines`, each line is written as soon as it ends.
     """
     if stream is None:
         return open(os.devnull, "w", encoding="utf-8")
@@ -35,7 +35,7 @@ def lasting(stream: TextIO | None) -> TextIO:
         io.BufferedWriter(raw),
         encoding=stream.encoding,
         errors="backslashreplace",
-        line_buffering=is_error or raw.isatty(),
+        line_buffering=is_error or by_lines or raw.isatty(),
         write_through=is_error,
     )
 

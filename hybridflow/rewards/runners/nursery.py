@@ -38,24 +38,37 @@ def main(descriptor: int) -> None:
     setup: Setup = pickle.loads(_received(control, size))
     living: set[int] = set()
     try:
-        while command := socket.recv_fds(control, COMMAND.size, 1):
-            data, descriptors, *_ = command
-            if not data:
-                return
-            data += _received(control, COMMAND.size - len(data))
-            letter, number = COMMAND.unpack(data)
+        while command := _command(control):
+            letter, number, descriptors = command
             if letter == b"S":
-                process = _begotten(control, descriptors[0], setup)
-                living.add(process)
-                control.sendall(COMMAND.pack(b"S", process))
+                answer = _begotten(control, descriptors[0], setup)
+                living.add(answer)
             else:
                 living.discard(number)
-                control.sendall(COMMAND.pack(b"E", _ended(number)))
-    except OSError:
-        return
+                answer = _ended(number)
+            if not _is_sent(control, COMMAND.pack(letter, answer)):
+                return
     finally:
         for process in living:
             _ended(process)
+
+
+def _command(control: socket.socket) -> tuple[bytes, int, list[int]] | None:
+    """The next command's letter and number, and the descriptors sent with it; None once the pool is gone."""
+    try:
+        data, descriptors, *_ = socket.recv_fds(control, COMMAND.size, 1)
+        data += _received(control, COMMAND.size - len(data))
+    except OSError:
+        return None
+    return (*COMMAND.unpack(data), descriptors)
+
+
+def _is_sent(control: socket.socket, data: bytes) -> bool:
+    try:
+        control.sendall(data)
+    except OSError:
+        return False
+    return True
 
 
 def _received(control: socket.socket, size: int) -> bytes:
@@ -81,7 +94,7 @@ def _begotten(control: socket.socket, descriptor: int, setup: Setup) -> int:
         _die_with(nursery)
         for number in _IGNORED:  # programs that the functions start would inherit it
             signal.signal(number, signal.SIG_DFL)
-        with redirect_stdout(lasting(sys.stdout)), redirect_stderr(lasting(sys.stderr)):  # what functions print
+        with redirect_stdout(lasting(sys.stdout, by_lines=True)), redirect_stderr(lasting(sys.stderr)):
             _serve(Connection(descriptor), setup)
         status = 0
     finally:

@@ -1,7 +1,10 @@
 """Functions in processes of their own: the same answers, and what a slow, crashing or greedy one costs."""
 
 import os
+import pickle
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import time
@@ -15,6 +18,7 @@ from hybridflow.observability.metrics import plain
 from hybridflow.rewards.interface import Samples
 from hybridflow.rewards.resolve import resolve_functions
 from hybridflow.rewards.runners.chunks import chunks_of
+from hybridflow.rewards.runners.messages import COMMAND, Setup
 from hybridflow.rewards.runners.pooled import PooledRunner
 from hybridflow.rewards.runners.serial import SerialRunner
 from hybridflow.rewards.scorer import RewardScorer
@@ -259,6 +263,17 @@ pool.run(resolve_functions(config), Samples(["a", "b"], ["7", "7"], {"what": ["h
 """
 
 
+FORKLESS = """
+import os, sys
+from hybridflow.rewards.runners import nursery
+
+def refuse():
+    raise BlockingIOError(11, "no process is left")
+
+os.fork = refuse
+nursery.main(int(sys.argv[1]))
+"""
+
 PRINTER = """
 import sys
 from hybridflow.config.reward import Reward
@@ -333,6 +348,28 @@ def test_what_a_function_prints_is_shown_though_its_process_is_killed_in_the_end
     command = [sys.executable, "-c", PRINTER, f"{tmp_path}/prints.py:length"]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     assert subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout == "of 2\n"
+
+
+def test_what_a_function_prints_before_it_crashes_is_shown(tmp_path):
+    (tmp_path / "prints.py").write_text(
+        "import os\n\ndef crashes(completions, **columns):\n    print('looking at', completions)\n    os._exit(3)\n"
+    )
+    command = [sys.executable, "-c", PRINTER, f"{tmp_path}/prints.py:crashes"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert "looking at ['7']" in done.stdout
+
+
+def test_a_process_that_cannot_be_started_says_why(tmp_path):
+    control, theirs = socket.socketpair()
+    setup = pickle.dumps(Setup(Reward(), []))
+    control.sendall(struct.pack("<q", len(setup)) + setup)
+    socket.send_fds(control, [COMMAND.pack(b"S", 0)], [theirs.fileno()])
+    done = subprocess.run(
+        [sys.executable, "-c", FORKLESS, str(theirs.fileno())],
+        pass_fds=[theirs.fileno()], capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1 and "BlockingIOError: [Errno 11] no process is left" in done.stderr
 
 
 def descendants(process: int) -> list[int]:

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from hybridflow.batch import Batch, Ragged
 from hybridflow.batch.ragged import interleaved
 from hybridflow.config.model import Model
-from hybridflow.config.reward import Reward
+from hybridflow.config.reward import LARGEST_SCORE, Reward
 from hybridflow.config.training import Training
 from hybridflow.controller.protocols import DATA_PARALLEL, answering_ranks
 from hybridflow.controller.transfer import transfer
@@ -72,10 +72,10 @@ class RewardModelWorker(Worker):
     def __init__(self, context: WorkerContext, *, reward: Reward, policy: Model, training: Training) -> None:
         super().__init__(context)
         set_environment(training.engine)
-        key = "reward.model.path" if context.role == "reward" else f"roles.{context.role}.model.path"
+        self._section = "reward" if context.role == "reward" else f"roles.{context.role}"
         self._label = "model" if context.role == "reward" else context.role
         self._reward = reward
-        self._reading = reading_of(reward.model, policy, key=key)
+        self._reading = reading_of(reward.model, policy, key=f"{self._section}.model.path")
         self._engine = self._make_engine(training) if self._reading.judge.is_value_model else None
         self._judge = partial(values_at_end, self._engine) if self._engine else self._make_classifier(training)
         does_answer = context.rank in answering_ranks(DATA_PARALLEL, context.mesh)
@@ -88,6 +88,8 @@ class RewardModelWorker(Worker):
 
         `rewards/<label>` [B] are the scores of each function and of the model, `components` [B, F] all of them, with
         the model's last. A process reward gives `token_scores` too, times the weight; the model's score is their sum.
+
+        Raises `RewardError` for a model's score that is not finite and for a sum beyond `LARGEST_SCORE`.
         """
         tokens, weight = {}, self._reward.model_weight
         if self._reward.process:
@@ -108,6 +110,9 @@ class RewardModelWorker(Worker):
         }
         if "filter_scores" in functions:
             rows["filter_scores"] = functions.row("filter_scores") + weight * judged
+        for name in ("scores", "filter_scores"):
+            if name in rows:
+                self._check_bound(name, rows[name], batch)
         return Batch.of(rows=rows, tokens=tokens, meta=functions.meta)
 
     def _sequences(self, batch: Batch) -> Ragged:
@@ -141,6 +146,16 @@ class RewardModelWorker(Worker):
                 self._told(wrong[0], batch, f"its score is {scores[wrong[0]].item()}.")
                 + f"\nSamples without a finite score: {len(wrong)} of {len(batch)}.",
                 remedy="Look at its weights, or try reward.model.dtype=float32.",
+            )
+
+    def _check_bound(self, name: str, sums: Tensor, batch: Batch) -> None:
+        beyond = (~(sums.abs() <= LARGEST_SCORE)).nonzero().flatten().tolist()
+        if beyond:
+            found, bounds = sums[beyond[0]].item(), f"between {-LARGEST_SCORE:g} and {LARGEST_SCORE:g}"
+            reason = f"the weighted sum of its {name} and the functions' is {found:g}, which is not {bounds}."
+            raise RewardError(
+                self._told(beyond[0], batch, reason),
+                remedy=f"Use smaller weights: {self._section}.model_weight, {self._section}.weights.",
             )
 
     def _told(self, row: int, batch: Batch, reason: str) -> str:

@@ -216,6 +216,13 @@ def test_a_score_that_is_no_number_is_told_with_its_sample(decoder, toy_dir, tmp
         judge(tmp_path, toy_dir(), process=True).score(answered(toy_dir()))
 
 
+def test_a_weighted_sum_beyond_the_bound_is_told_with_its_sample(decoder, toy_dir):
+    settings = {"role": "helpful", "functions": ["exact_match"], "weights": [1e15], "model_weight": 1e15}
+    with pytest.raises(RewardError, match=r"(?s)sample \d: the weighted sum of its scores .* not between") as raised:
+        judge(decoder, toy_dir(), **settings).score(answered(toy_dir()))
+    assert "roles.helpful.model_weight" in raised.value.remedy
+
+
 def test_a_response_that_is_too_long_in_its_own_tokens_is_told(toy_dir, tmp_path):
     make_encoder(tmp_path, positions=9)
     with pytest.raises(RewardError, match=r"(?s)sample 0: it has 10 tokens, and the model reads 9") as raised:

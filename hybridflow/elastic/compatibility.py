@@ -45,7 +45,7 @@ _INPUTS = re.compile(
 )
 """Settings that choose which rows, prompts and rewards a run has: they may change where files may."""
 
-_DIRECTORIES = re.compile(r"(?P<prefix>(\w+:)?)[^:?]*/")
+_DIRECTORIES = re.compile(r"\A(?P<prefix>(\w+:)?)[^:?]*/")
 """What a path begins with, after a prefix such as `verl:` and before options such as `?split=train`."""
 
 

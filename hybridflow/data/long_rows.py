@@ -12,17 +12,20 @@ SMALLEST_SHARE = 0.05
 
 
 class RowsTooLong(DataError):
-    """Rows over a limit. `needed` tokens would hold the longest; None where that is not known."""
+    """Rows of more than `limit` tokens. `needed` tokens would hold the longest; None where that is not known."""
 
-    def __init__(self, message: str, *, setting: str, needed: int | None, count: int) -> None:
+    def __init__(self, message: str, *, setting: str, limit: int, needed: int | None, count: int) -> None:
         self._otherwise = f"data.drop_long_prompts=true to leave the {count} long ones out."
         raised = "" if needed is None else f"{setting}={needed} if the model reads as many, or "
         super().__init__(message, remedy=f"Set {raised}{self._otherwise}")
-        self.needed = needed
+        self.limit, self.needed = limit, needed
 
-    def of_model(self, most_tokens: int) -> DataError:
-        """The same for a model that reads `most_tokens`: a longer limit is no remedy."""
-        if self.needed is None or self.needed < most_tokens:
+    def of_model(self, most_tokens: int, *, asked: int) -> DataError:
+        """The same error, or one whose remedy raises no limit, if the model cannot read the sequences of a raised one.
+
+        The model reads `most_tokens`; the prompts and responses have up to `asked` tokens under the limits as they are.
+        """
+        if self.needed is None or not most_tokens or asked - self.limit + self.needed <= most_tokens:
             return self
         return DataError(
             f"{self.message} The model reads {most_tokens} tokens, the response's among them.",
@@ -58,7 +61,7 @@ def rows_within(
         detail = f"{place(far[0])} has {lengths[far[0]]} or more"
     if not drop:
         needed = None if far else lengths[longest]
-        raise RowsTooLong(f"{found} ({detail}).", setting=setting, needed=needed, count=long)
+        raise RowsTooLong(f"{found} ({detail}).", setting=setting, limit=limit, needed=needed, count=long)
     logger.warning("data.drop_long_prompts=true leaves out %d of %d %s %s (%s)", long, len(lengths), what, over, detail)
     return kept
 

@@ -9,7 +9,7 @@ from functools import partial
 from transformers import PreTrainedTokenizerBase
 
 from hybridflow.batch import Batch, Ragged
-from hybridflow.config.derived import is_evaluated
+from hybridflow.config.derived import is_evaluated, max_sequence_tokens
 from hybridflow.config.experiment import Experiment
 from hybridflow.data.chat import with_chat_template
 from hybridflow.data.demonstrations import load_demonstrations
@@ -126,10 +126,12 @@ def _told_as(key: str, config: Experiment) -> Iterator[None]:
     except DataError as found:
         error = found
         if isinstance(found, RowsTooLong):
-            error = found.of_model(read_geometry(resolve_model_path(str(policy_model(config).path))).max_positions)
-        if key in error.message:
+            most = read_geometry(resolve_model_path(str(policy_model(config).path))).max_positions
+            error = found.of_model(most, asked=max_sequence_tokens(config))
+        if error is found and key in error.message:
             raise
-        raise DataError(f"{key}: {error.message}", remedy=error.remedy) from found
+        named = error.message if key in error.message else f"{key}: {error.message}"
+        raise DataError(named, remedy=error.remedy) from found
 
 
 def _held_out(config: Experiment, read: Reader, tokenizer: PreTrainedTokenizerBase) -> Batch | None:

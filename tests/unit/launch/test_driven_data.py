@@ -121,12 +121,18 @@ def test_a_system_prompt_that_nobody_is_shown_is_told(tmp_path, caplog):
     assert "set data.as_chat=true" in caplog.text
 
 
-@pytest.mark.parametrize(("limit", "length", "raises"), [(8, 90, True), (120, 300, False)])
+@pytest.mark.parametrize(("limit", "length", "raises"), [(8, 206, True), (8, 207, False), (120, 300, False)])
 def test_a_remedy_for_long_prompts_names_no_length_that_the_model_cannot_read(tmp_path, limit, length, raises):
-    long = written(tmp_path / "long.jsonl", [*SUMS, {"prompt": "1" * length, "answer": "1"}])
+    long = written(
+        tmp_path / "of data.train_files and data.eval_files.jsonl", [*SUMS, {"prompt": "1" * length, "answer": "1"}]
+    )
     for name in ("train_files", "eval_files"):
         with pytest.raises(DataError) as caught:
-            load_data(experiment(tmp_path, max_prompt_tokens=limit, **{name: [long]}), GRPO, is_judged=True)
+            load_data(
+                experiment(tmp_path, max_prompt_tokens=limit, max_response_tokens=50, **{name: [long]}),
+                GRPO,
+                is_judged=True,
+            )
         assert (f"Set data.max_prompt_tokens={length} if" in caught.value.remedy) == raises
         assert caught.value.remedy.endswith("data.drop_long_prompts=true to leave the 1 long ones out.")
         assert raises or "The model reads 256 tokens" in caught.value.message

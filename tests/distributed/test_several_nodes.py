@@ -90,7 +90,7 @@ def test_a_run_with_relative_paths_is_saved_whole_and_resumed_from_a_copy_that_t
 
 def test_a_run_directory_that_the_nodes_do_not_share_is_found_before_training(nodes):
     words = command(page_commands()[3], run_dir="/proc/self/cwd/runs/alone", steps=1)
-    assert nodes.sh(words, cwd=nodes.folder / "user") == 1
+    assert nodes.sh(words, cwd=nodes.folder / "user") == 2
     said = nodes.said[-1]
     assert "does not see trainer.run_dir=/proc/self/cwd/runs/alone as the driver does" in said
     assert "What to do: Set trainer.run_dir to a directory on storage that all nodes mount under the same path." in said

@@ -31,6 +31,7 @@ DEATH_NOTICE_SECONDS = 1.0
 _LOOK_SECONDS = 1.0
 _DEATH_BEHIND_SECONDS = 3.0
 _MOST_UNSEEN_CALLS = 256
+_RAY_ENDS_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ class Watch:
             self._calls.clear()
             error.cause.error.__cause__ = error.cause.cause
             return error.cause.error
-        if has_ray_ended():  # its actors and objects went with it
+        if _ray_has_ended_or_does():  # its actors and objects went with it
             self._calls.clear()
             return ray_ended()
         if isinstance(error, RayActorError):
@@ -209,3 +210,11 @@ def references_of(stored: Sequence[Stored]) -> list[ray.ObjectRef]:
 def _node(failed: Pending | None) -> str:
     info = host_of(failed.handle).info if failed is not None else None
     return info.node if info is not None else "unknown"
+
+
+def _ray_has_ended_or_does() -> bool:
+    """Whether Ray ends in these moments: a raylet that shuts down ends its workers before itself."""
+    until = time.monotonic() + _RAY_ENDS_SECONDS
+    while not (ended := has_ray_ended()) and time.monotonic() < until:
+        time.sleep(0.1)
+    return ended

@@ -60,6 +60,8 @@ class Stop:
         self.signal: signal.Signals | None = None
         self.save_seconds: float | None = None
         """How long the last checkpoint took; None before the first."""
+        self.before_exit: Callable[[], None] | None = None
+        """Called where the third signal exits."""
         self._seconds: float | None = None
         self._in_process = False
         self._saves = True
@@ -149,7 +151,11 @@ class Stop:
         if now < self._counted_at + _SAME_REQUEST_SECONDS or (number == signal.SIGHUP and not is_first):
             return
         if self._has_raised:
-            os._exit(self.status)
+            try:
+                if self.before_exit is not None:
+                    self.before_exit()
+            finally:
+                os._exit(self.status)
         self._counted_at = now
         self.signal = self.signal or signal.Signals(number)
         if not is_first or self._seconds is None:

@@ -16,7 +16,7 @@ from hybridflow.errors import HybridflowError, explained
 from hybridflow.launch.assemble import assemble
 from hybridflow.launch.going_on import ending_of
 from hybridflow.launch.prepare import Prepared
-from hybridflow.observability.ending import Ending, forget_ending, write_ending
+from hybridflow.observability.ending import Ending, forget_ending, read_ending, write_ending
 from hybridflow.observability.logs import LOG_FILE, log_to_file
 from hybridflow.observability.progress import Progress
 from hybridflow.observability.redaction import redacted_text
@@ -27,6 +27,8 @@ from hybridflow.observability.trackers.jsonl import METRICS_FILE
 from hybridflow.observability.witness import Witness
 
 logger = logging.getLogger(__name__)
+
+_AT_ONCE = Ending("interrupted", "stopped at once, without a checkpoint of the step under way")
 
 _MOST_SHARE_OF_TIME = 0.02
 """Of a run's time, at most so much goes into reports written on the way."""
@@ -79,6 +81,7 @@ def _trained(prepared: Prepared, console: Console, stop: Stop, reporting: "_Repo
 
         def begin() -> None:
             reporting.begin()
+            stop.before_exit = reporting.end_at_once
             tracker.begin()  # drops rows of the earlier run, which cannot be put back from here on
             logger.info("the roles have started; step %d of %d is next", start + 1, trainer.total_steps)
 
@@ -93,7 +96,7 @@ def _trained(prepared: Prepared, console: Console, stop: Stop, reporting: "_Repo
 
 def _ending_of(error: BaseException) -> Ending:
     if isinstance(error, KeyboardInterrupt):
-        return Ending("interrupted", "stopped at once, without a checkpoint of the step under way")
+        return _AT_ONCE
     if isinstance(error, HybridflowError):
         told = explained(error)
         said = f"{type(told).__name__}: {told.message} What to do: {told.remedy}"
@@ -153,10 +156,16 @@ class _Reporting:
             logger.warning("file=%s is gone, so no report.html is written", self._directory / METRICS_FILE)
         return self._write()
 
+    def end_at_once(self) -> None:
+        """Writes that a signal stopped the run, before the process exits: its witness would call that a failure."""
+        if self._witness is not None and read_ending(self._directory) is None:
+            write_ending(self._directory, _AT_ONCE)
+
     def close(self) -> None:
         """Dismisses the process that watches this one: from here on the run has its ending."""
         if self._witness is not None:
             self._witness.dismiss()
+            self._witness = None
 
     def _write(self) -> Path | None:
         if not self._has_record or not (self._directory / METRICS_FILE).is_file():

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from hybridflow.launch import prepare as prepare_module
 from hybridflow.launch.compose import Composed
 from hybridflow.launch.prepare import Prepared, prepare
+from hybridflow.observability.ending import read_ending
 from hybridflow.trainer import main_ppo
 from tests.toys import MakeToy
 from tests.unit.launch.test_execute import Words
@@ -71,3 +73,39 @@ def test_a_run_whose_roles_cannot_start_is_status_2_and_one_that_fails_later_sta
         assert main_ppo.main([*argv, "trainer.resume=never"]) == 2
     finally:
         weights.write_bytes(whole)
+
+
+STUBBORN = """
+import pathlib
+import time
+
+def never(prompts, completions, **columns):
+    pathlib.Path(__file__).with_name("scoring").touch()
+    while True:
+        try:
+            time.sleep(0.1)
+        except BaseException:
+            pass
+"""
+
+
+def test_a_third_signal_leaves_an_ending_that_says_interrupted(toy_dir, tmp_path):
+    words = Words(toy_dir, tmp_path)
+    (tmp_path / "stubborn.py").write_text(STUBBORN)
+    argv = [*words.common, "algorithm=grpo", f"trainer.run_dir={tmp_path / 'run'}"]
+    argv += [f"reward.functions={tmp_path}/stubborn.py:never", "reward.processes=0"]
+    with subprocess.Popen([sys.executable, "-m", "hybridflow.trainer.main_ppo", *argv]) as process:
+        for _ in range(600):
+            if (tmp_path / "scoring").exists() or process.poll() is not None:
+                break
+            time.sleep(0.1)
+        for _ in range(3):
+            process.send_signal(signal.SIGINT)
+            time.sleep(1.5)  # signals within a second are one request
+        try:
+            assert process.wait(60) == 130
+        finally:
+            process.kill()
+    time.sleep(1.0)  # in which the witness would write another ending
+    ending = read_ending(tmp_path / "run")
+    assert ending is not None and ending.how == "interrupted"

@@ -50,7 +50,8 @@ class ColocatedRollout:
             neighbour=group_of[context.rank],
             transfer=setup.rollout.transfer,
         )
-        self._is_sleeper = bool(setup.rollout.sleep)
+        assert setup.rollout.sleep is not None, "rollout.sleep has not been given the default of the device"
+        self._is_sleeper = setup.rollout.sleep
         self._is_asleep = False
         self._is_due = True
         self._version = 0

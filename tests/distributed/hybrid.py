@@ -1,7 +1,7 @@
 """An actor on several ranks, step by step: what it holds and says, and what plain transformers says of the same."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -76,6 +76,7 @@ def actor_on_rank(rank: int, directory: Path, training: Training, rollout: Rollo
     context = WorkerContext("actor", rank, mesh, generation, rendezvous=Rendezvous(rank, num_ranks))
     model = Model(path=str(directory))
     setup = TrainingSetup(model, training, NUM_PROMPTS, 100, RESPONSE_TOKENS, temperature=1.0)
+    rollout = replace(rollout, sleep=bool(rollout.sleep))  # null is false on CPUs
     sampling = RolloutSetup(rollout, model, max_prompt_tokens=8, max_response_tokens=RESPONSE_TOKENS, seed=0)
     return ActorWorker(context, setup=setup, algorithm=Algorithm(advantage="grpo"), rollout=sampling)
 

@@ -71,7 +71,7 @@ def local_roles(
         temperature=1.0,
     )
     told = {"setup": setup, "algorithm": algorithm or Algorithm(advantage="grpo")}
-    rollout = RolloutSetup(Rollout(), model, max_prompt_tokens=8, max_response_tokens=RESPONSE, seed=0)
+    rollout = RolloutSetup(Rollout(sleep=False), model, max_prompt_tokens=8, max_response_tokens=RESPONSE, seed=0)
     backend, pool = LocalBackend(), ResourcePool("main", 1)
     kinds = {
         "actor": (ActorWorker, told | {"rollout": rollout}),

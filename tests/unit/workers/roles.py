@@ -1,5 +1,6 @@
 """Workers over toy models, as one rank of their role, called without a group."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -38,6 +39,7 @@ def setup_of(
 def actor(directory: Path, *, rollout: Rollout | None = None, algorithm: Algorithm = GRPO, **training) -> ActorWorker:
     """An actor with a rollout engine on its weights."""
     model, rollout = Model(path=str(directory)), rollout or Rollout()
+    rollout = replace(rollout, sleep=bool(rollout.sleep))  # null is false on CPUs
     generation = RolloutSetup(rollout, model, max_prompt_tokens=8, max_response_tokens=RESPONSE, seed=0)
     setup = setup_of(directory, temperature=rollout.sampling.temperature, **training)
     return ActorWorker(WorkerContext("actor"), setup=setup, algorithm=algorithm, rollout=generation)

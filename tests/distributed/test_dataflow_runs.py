@@ -90,7 +90,7 @@ def test_the_judges_of_safe_rlhf_may_live_elsewhere(run: Run, ray_backend: Backe
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("name", ["ppo_ptx", "dapo"])
+@pytest.mark.parametrize("name", ["ppo_ptx", pytest.param("dapo", marks=pytest.mark.slow)])
 def test_two_ranks_learn_what_one_device_learns(run: Run, ray_backend: Backend, name):
     gentle = ["actor.optimizer.epsilon=1e-3", "critic.optimizer.epsilon=1e-3", "trainer.total_steps=2"]
     settings = [f"algorithm={name}", *DATAFLOWS[name], *gentle]

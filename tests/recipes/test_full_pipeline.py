@@ -69,6 +69,7 @@ def test_it_runs_on_a_toy(pipeline, toy_dir: MakeToy, tmp_path):
     assert all(row["prompt"].endswith("?\n\nAssistant:") and row["chosen"].startswith(" yes") for row in kept)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("HYBRIDFLOW_ASSETS" not in os.environ, reason="needs HYBRIDFLOW_ASSETS")
 def test_it_runs_on_a_published_model_and_what_people_preferred(pipeline):
     assets = Path(os.environ["HYBRIDFLOW_ASSETS"])

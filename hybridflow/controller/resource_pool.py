@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from hybridflow.errors import ConfigError, ResourceError
 
 
@@ -45,6 +47,11 @@ class NodeGpus:
     def by_size(node: str, sizes: Sequence[int]) -> "list[NodeGpus]":
         """The GPUs of a node, given the bytes of each, apart by size: a run need not use the smaller ones."""
         return [NodeGpus(node, count, size) for size, count in Counter(sizes).items()]
+
+
+def visible_gpu_bytes() -> list[int]:
+    """Memory of each GPU that this process sees."""
+    return [torch.cuda.get_device_properties(index).total_memory for index in range(torch.cuda.device_count())]
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,11 @@
 import logging
 from collections.abc import Sequence
 
-import torch
-
 from hybridflow.config.derived import num_devices
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.loop import BackendKind
 from hybridflow.controller.backends import joined_node_gpus
-from hybridflow.controller.resource_pool import NodeGpus
+from hybridflow.controller.resource_pool import NodeGpus, visible_gpu_bytes
 from hybridflow.launch.roles import backend_kind
 
 logger = logging.getLogger(__name__)
@@ -22,7 +20,7 @@ def least_gpus(config: Experiment) -> NodeGpus | None:
     kind, wanted = backend_kind(config), num_devices(config)
     nodes = joined_node_gpus(kind.name)
     if nodes is None:
-        sizes = _sizes_here()
+        sizes = visible_gpu_bytes()
         # The local backend uses the first GPUs; Ray may choose any.
         nodes = NodeGpus.by_size("this machine", sizes[:wanted] if kind is BackendKind.local else sizes)
     return least_unavoidable(nodes, wanted)
@@ -48,7 +46,3 @@ def least_unavoidable(nodes: Sequence[NodeGpus], wanted: int) -> NodeGpus | None
             least.node, ", ".join(f"{node.smallest / _GIB:.1f} GiB on {node.node}" for node in smaller),
         )  # fmt: skip
     return least
-
-
-def _sizes_here() -> list[int]:
-    return [torch.cuda.get_device_properties(index).total_memory for index in range(torch.cuda.device_count())]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hybridflow.controller.backends.ray.gpus import visible_gpu_bytes
+from hybridflow.controller.resource_pool import visible_gpu_bytes
 
 pytestmark = pytest.mark.ray
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hybridflow.controller.backends.ray.gpus import visible_gpu_bytes
+from hybridflow.controller.resource_pool import visible_gpu_bytes
 from hybridflow.launch.compose import compose_run
 from hybridflow.launch.device_memory import least_gpus
 

@@ -4,22 +4,16 @@ import logging
 from collections.abc import Callable
 
 import ray
-import torch
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from hybridflow.controller.backends.ray.cluster import is_joined
 from hybridflow.controller.backends.ray.host import GPU_ENVIRONMENT, python_path
-from hybridflow.controller.resource_pool import NodeGpus
+from hybridflow.controller.resource_pool import NodeGpus, visible_gpu_bytes
 
 logger = logging.getLogger(__name__)
 
 _ANSWER_SECONDS = 60.0
-
-
-def visible_gpu_bytes() -> list[int]:
-    """Memory of each GPU that this process sees."""
-    return [torch.cuda.get_device_properties(index).total_memory for index in range(torch.cuda.device_count())]
 
 
 def joined_node_gpus(read: Callable[[], list[int]] = visible_gpu_bytes) -> list[NodeGpus] | None:

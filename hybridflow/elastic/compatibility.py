@@ -60,14 +60,15 @@ class Change:
     @property
     def is_of_inputs(self) -> bool:
         """Whether the setting chooses inputs: rows, prompts, rewards, or code in a file (`path/file.py:name`)."""
-        named = any(isinstance(word, str) and is_code(word) for word in _words(self.saved) + _words(self.now))
+        named = any(isinstance(word, str) and is_code(word) for word in words_of(self.saved) + words_of(self.now))
         return named or _INPUTS.fullmatch(self.key) is not None
 
     def __str__(self) -> str:
         return f"{self.key} was {self.saved!r} and is {self.now!r}"
 
 
-def _words(value: object) -> list[object]:
+def words_of(value: object) -> list[object]:
+    """The values of a setting: those of a list, or the one that it has."""
     return value if isinstance(value, list) else [value]
 
 
@@ -103,7 +104,7 @@ def with_moves_undone(
     """
     was, settings = flat(saved), flat(now)
     for key in paths:
-        old, new = _words(was.get(key)), _words(settings.get(key))
+        old, new = words_of(was.get(key)), words_of(settings.get(key))
         if len(old) == len(new) and all(_is_moved(*pair, before, after) for pair in zip(old, new, strict=True)):
             settings[key] = was.get(key)
     return settings

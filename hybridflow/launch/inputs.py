@@ -18,6 +18,7 @@ from hybridflow.config.paths import user_path
 from hybridflow.config.user_code import FILE_MODULE
 from hybridflow.data.hub import hub_name, revision
 from hybridflow.data.reasoning_tasks import TASK_PREFIX
+from hybridflow.elastic.compatibility import words_of
 from hybridflow.elastic.fingerprints import Fingerprints, file_fingerprint
 from hybridflow.launch.compose import Composed
 from hybridflow.launch.roles import RoleSpec
@@ -94,7 +95,7 @@ def _of_directory(directory: Path, suffixes: Sequence[str] = ()) -> Iterator[tup
 
 def _texts(values: Iterable[object]) -> Iterator[str]:
     for value in values:
-        yield from (word for word in (value if isinstance(value, list) else [value]) if isinstance(word, str))
+        yield from (word for word in words_of(value) if isinstance(word, str))
 
 
 def _modules(texts: Iterable[str], folders: Iterable[Path]) -> dict[str, Path]:

@@ -8,7 +8,7 @@ from hybridflow.config.absolute_paths import path_settings
 from hybridflow.config.loop import ResumeChanged
 from hybridflow.data.loader import PromptLoader
 from hybridflow.elastic.checkpoint import Checkpoint
-from hybridflow.elastic.compatibility import check_compatible, compare, flat, with_moves_undone
+from hybridflow.elastic.compatibility import check_compatible, compare, flat, with_moves_undone, words_of
 from hybridflow.elastic.fingerprints import Fingerprints, check_unchanged
 from hybridflow.errors import CheckpointError
 from hybridflow.launch.compose import Composed
@@ -49,7 +49,7 @@ def check_resumable(
     in_place = with_moves_undone(saved, now, path_settings(composed.config), before, inputs)
     settings = check_compatible(saved, in_place, policy)
     written = flat(now)
-    named = {key: set(_words(written[key])) for key in (*_LEARNT_FROM, "data.eval_files")}
+    named = {key: set(words_of(written[key])) for key in (*_LEARNT_FROM, "data.eval_files")}
     only_evaluated = named["data.eval_files"].difference(*(named[key] for key in _LEARNT_FROM))
     shown = {name: files for name, files in inputs.items() if name in only_evaluated}
     files = check_unchanged(before, {name: inputs[name] for name in inputs.keys() - shown.keys()}, policy)
@@ -72,10 +72,6 @@ def check_resumable(
             *rows,
         ],
     )
-
-
-def _words(value: object) -> list[object]:
-    return value if isinstance(value, list) else [value]
 
 
 def changed_rows(

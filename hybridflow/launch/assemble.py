@@ -57,7 +57,8 @@ def assemble(
     begun: Callable[[], None],
 ) -> Run:
     """Starts backend and roles, and ties them to the loop; what is started ends with the stack."""
-    config, specs, data = prepared.composed.config, prepared.specs, prepared.data
+    plan, data = prepared.plan, prepared.data
+    config, specs = plan.config, plan.specs
     backend = start_backend(config, stop)
     stack.callback(backend.shutdown)
     meet = None
@@ -66,9 +67,9 @@ def assemble(
         meet = partial(meet_nodes, backend, run_dir=prepared.directory, read=read)
     groups = start_roles(config, specs, backend, meet=meet)
     samples_per_prompt = config.rollout.samples_per_prompt
-    program = prepared.dataflow(groups, settings=prepared.settings, samples_per_prompt=samples_per_prompt)
+    program = plan.dataflow(groups, settings=plan.settings, samples_per_prompt=samples_per_prompt)
     program.streams, program.seed = data.streams, config.trainer.seed
-    program.wants_old_logprobs = wants_old_logprobs(config, prepared.dataflow)
+    program.wants_old_logprobs = wants_old_logprobs(config, plan.dataflow)
     program.max_response_tokens = config.data.max_response_tokens
     data = with_foreknown(program, data, prepared.directory)
     num_devices = sum(pool_sizes(config).values())
@@ -85,7 +86,7 @@ def assemble(
         decode=data.decode,
         drain_calls=backend.drain_calls,
         num_devices=num_devices,
-        config=prepared.composed.redacted(),
+        config=plan.composed.redacted(),
         inputs=prepared.inputs,
         calls=backend,
         stop=stop,

@@ -58,12 +58,12 @@ def execute(prepared: Prepared, console: Console, stop: Stop | None = None) -> F
             if not reporting.leave(ending):
                 reporting.end(ending)
             raise
-        ending = ending_of(outcome, prepared.directory, prepared.composed.config.trainer.resume)
+        ending = ending_of(outcome, prepared.directory, prepared.plan.config.trainer.resume)
         return Finished(outcome, ending, prepared.directory, reporting.end(ending), first_evaluation)
 
 
 def _trained(prepared: Prepared, console: Console, stop: Stop, reporting: "_Reporting") -> tuple[Outcome, dict]:
-    trainer, checkpoint = prepared.composed.config.trainer, prepared.checkpoint
+    trainer, checkpoint = prepared.plan.config.trainer, prepared.checkpoint
     with ExitStack() as stack:
         start = checkpoint.step if checkpoint else 0
         progress = Progress(trainer.total_steps, start_step=start, console=console)
@@ -74,7 +74,7 @@ def _trained(prepared: Prepared, console: Console, stop: Stop, reporting: "_Repo
             experiment=trainer.experiment,
             resume_after=checkpoint.step if checkpoint else None,
             is_last_unlogged=checkpoint is not None and checkpoint.driver_state().get("unlogged") is not None,
-            config=prepared.composed.redacted(),
+            config=prepared.plan.composed.redacted(),
         )
         tracker = make_trackers(trainer.trackers, tracked)
         stack.callback(tracker.close)
@@ -114,7 +114,7 @@ class _Reporting:
 
     def __init__(self, prepared: Prepared) -> None:
         self._directory = prepared.directory
-        self._has_record = "jsonl" in prepared.composed.config.trainer.trackers
+        self._has_record = "jsonl" in prepared.plan.config.trainer.trackers
         self._next_at = time.monotonic()
         self._earlier = prepared.earlier
         self._witness: Witness | None = None

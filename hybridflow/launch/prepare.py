@@ -22,7 +22,7 @@ from hybridflow.launch.old_logprobs import say_old_logprobs, with_old_logprobs_s
 from hybridflow.launch.plan import RunPlan, plan_run
 from hybridflow.launch.preflight import check_rewards
 from hybridflow.launch.resumption import Changes, check_resumable
-from hybridflow.launch.roles import CRITIC, RoleSpec, generates
+from hybridflow.launch.roles import CRITIC, generates
 from hybridflow.launch.rules.batches import evaluation_errors
 from hybridflow.launch.shared_storage import check_outlives_job
 from hybridflow.launch.tracing.trace import check_step
@@ -39,10 +39,7 @@ CONFIG_FILE = "config.yaml"
 class Prepared:
     """A run that may start: what it needs, its data, its directory, and the checkpoint to go on from."""
 
-    composed: Composed
-    dataflow: type[Dataflow]
-    settings: object
-    specs: list[RoleSpec]
+    plan: RunPlan
     data: DrivenData
     directory: Path
     checkpoint: Checkpoint | None
@@ -63,9 +60,7 @@ def prepare(composed: Composed) -> Prepared:
     trained = [spec.name for spec in plan.specs if spec.is_trained]
     told = with_old_logprobs_said(plan.composed, plan.dataflow)
     checkpoint, earlier = _open_directory(told, inputs, directory, data, trained)
-    return Prepared(
-        plan.composed, plan.dataflow, plan.settings, plan.specs, data, directory, checkpoint, inputs, earlier
-    )
+    return Prepared(plan, data, directory, checkpoint, inputs, earlier)
 
 
 def check_directory(plan: RunPlan) -> Path:

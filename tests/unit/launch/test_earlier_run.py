@@ -37,7 +37,7 @@ def contents(directory: Path) -> dict[str, bytes]:
 def fails_to_load(words: Words, *settings: str) -> None:
     """A start whose model is damaged after all checks."""
     prepared = words.prepared("run", *settings)
-    [weights] = Path(str(prepared.composed.config.model.path)).glob("*.safetensors")
+    [weights] = Path(str(prepared.plan.config.model.path)).glob("*.safetensors")
     whole = weights.read_bytes()
     weights.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(WorkerError, match="cannot be loaded"):

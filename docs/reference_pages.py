@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args, get_type_hints
 
 from hybridflow.batch.columns import COLUMNS
-from hybridflow.cli.drawing.svg import svg_drawing
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.fields import field_docs, type_name
 from hybridflow.config.other_names import OTHER_NAMES
+from hybridflow.graph.svg import svg_drawing
 from hybridflow.launch.algorithm_table import algorithm_table
-from hybridflow.launch.compose import compose_run
-from hybridflow.launch.tracing.trace import trace_step
+from hybridflow.launch.compose.compose import compose_run
+from hybridflow.launch.step_trace import trace_step
 from hybridflow.rewards.dialects import DIALECTS
 from hybridflow.rewards.factory import BUILT_IN
 

@@ -44,14 +44,14 @@ def add_command(commands: Commands) -> None:
 def _run(arguments: argparse.Namespace, console: Console) -> None:
     if arguments.algorithms:
         with ended_by_signals("interrupted"):
-            from hybridflow.cli.drawing.table import text_tables
+            from hybridflow.graph.table import text_tables
             from hybridflow.launch.algorithm_table import algorithm_table
 
         PlainConsole(highlight=False).print(text_tables(algorithm_table()))
         return
     with ended_by_signals("interrupted"):
-        from hybridflow.launch.compose import compose_run
-        from hybridflow.launch.presets import config_for
+        from hybridflow.launch.compose.compose import compose_run
+        from hybridflow.launch.compose.presets import config_for
 
     chosen = config_for(arguments.dataflow)
     composed = compose_run(
@@ -60,9 +60,9 @@ def _run(arguments: argparse.Namespace, console: Console) -> None:
         config_dir=arguments.config_dir,
     )
     with ended_by_signals("interrupted"):  # only now, so that a wrong setting is reported before torch is loaded
-        from hybridflow.cli.drawing.svg import svg_drawing
-        from hybridflow.cli.drawing.text import text_drawing
-        from hybridflow.launch.tracing.trace import trace_step
+        from hybridflow.graph.svg import svg_drawing
+        from hybridflow.graph.text import text_drawing
+        from hybridflow.launch.step_trace import trace_step
 
     trace = trace_step(composed.config)
     PlainConsole(highlight=False).print(text_drawing(trace))

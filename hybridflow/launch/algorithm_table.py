@@ -8,9 +8,9 @@ from hybridflow.config.algorithm import Algorithm
 from hybridflow.config.choices import ADVANTAGE_SYNONYMS, POLICY_LOSS_SYNONYMS, PREFERENCE_SYNONYMS
 from hybridflow.config.schema import config_directory
 from hybridflow.dataflows.interface import Dataflow, role_needs
-from hybridflow.launch.dataflow import DATAFLOWS
-from hybridflow.launch.entries import Entry
-from hybridflow.launch.presets import Preset, presets
+from hybridflow.graph.entries import Entry
+from hybridflow.launch.compose.presets import Preset, presets
+from hybridflow.launch.plan.dataflow import DATAFLOWS
 from hybridflow.workers.methods import ESTIMATOR_OFFERS, LABEL_OFFERS, LOSS_OFFERS, PAIR_OFFERS, PREFERENCE_NUMBERS
 
 NEEDS_OF_PARAMETERS: Mapping[str, str] = {

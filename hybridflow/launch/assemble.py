@@ -18,11 +18,11 @@ from hybridflow.dataflows.loop import Run
 from hybridflow.dataflows.roles import Generates, Learns, Policy, Scores
 from hybridflow.elastic.checkpoint import CheckpointStore
 from hybridflow.elastic.stopping import Stop
-from hybridflow.launch.driven_data import DrivenData
-from hybridflow.launch.foreknown import with_foreknown
-from hybridflow.launch.old_logprobs import wants_old_logprobs
+from hybridflow.launch.plan.data_streams import DrivenData
+from hybridflow.launch.plan.old_logprobs import wants_old_logprobs
+from hybridflow.launch.plan.precompute import with_foreknown
+from hybridflow.launch.plan.roles import ACTOR, ROLLOUT, backend_kind
 from hybridflow.launch.prepare import Prepared
-from hybridflow.launch.roles import ACTOR, ROLLOUT, backend_kind
 from hybridflow.launch.shared_storage import meet_nodes, read_directories
 from hybridflow.launch.start_roles import start_roles
 from hybridflow.observability.timers import StageTimers

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from hybridflow.elastic.stopping import Stop
-    from hybridflow.launch.compose import Composed
+    from hybridflow.launch.compose.compose import Composed
 
 _INTERRUPTED = "\n[bold yellow]interrupted[/]  {}"
 
@@ -32,9 +32,9 @@ def run_command(argv: Sequence[str] | None, *, program: str, config_name: str, p
     with ended_by_signals("interrupted  before the run began"):
         from hybridflow.elastic.stopping import Stop
         from hybridflow.errors import HybridflowError
-        from hybridflow.launch.compose import compose_run, parse_command_line
+        from hybridflow.launch.compose.compose import compose_run, parse_command_line
+        from hybridflow.launch.compose.help import config_text, help_as_typed
         from hybridflow.launch.failure import say_failure
-        from hybridflow.launch.help import config_text, help_as_typed
         from hybridflow.observability.lasting import lasting
         from hybridflow.observability.printable import PlainConsole
         from hybridflow.optional import check_builds
@@ -72,7 +72,7 @@ def _dry_run(flags: "argparse.Namespace", console: "Console") -> int:
         from rich.text import Text
 
         from hybridflow.errors import Faults
-        from hybridflow.launch.compose import compose_run
+        from hybridflow.launch.compose.compose import compose_run
         from hybridflow.launch.failure import say_problems
 
     faults, composed = Faults(collects=True), None

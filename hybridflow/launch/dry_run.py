@@ -8,11 +8,11 @@ from rich.table import Table
 
 from hybridflow.config.derived import pool_sizes
 from hybridflow.errors import Faults, HybridflowError
-from hybridflow.launch.compose import Composed
+from hybridflow.launch.checked_plan import RunPlan, plan_run
+from hybridflow.launch.compose.compose import Composed
 from hybridflow.launch.failure import say_problems
-from hybridflow.launch.plan import RunPlan, plan_run
+from hybridflow.launch.plan.roles import ROLLOUT, RoleSpec
 from hybridflow.launch.prepare import check_directory, read_data, tell
-from hybridflow.launch.roles import ROLLOUT, RoleSpec
 from hybridflow.models.accounting import parameter_count
 from hybridflow.models.geometry import read_geometry
 from hybridflow.models.loading import resolve_model_path

@@ -20,8 +20,8 @@ from hybridflow.data.hub import hub_name, revision
 from hybridflow.data.reasoning_tasks import TASK_PREFIX
 from hybridflow.elastic.compatibility import words_of
 from hybridflow.elastic.fingerprints import Fingerprints, file_fingerprint
-from hybridflow.launch.compose import Composed
-from hybridflow.launch.roles import RoleSpec
+from hybridflow.launch.compose.compose import Composed
+from hybridflow.launch.plan.roles import RoleSpec
 from hybridflow.models.loading import resolve_model_path
 from hybridflow.parallel.file_records import in_threads
 

@@ -12,21 +12,21 @@ from hybridflow.elastic.claim import claim, release
 from hybridflow.elastic.fingerprints import Fingerprints
 from hybridflow.elastic.recovery import check_links, resolve_resume, set_aside, set_later_aside, warn_of_complete
 from hybridflow.errors import STRICT, Faults, HybridflowError
-from hybridflow.launch.compose import Composed
-from hybridflow.launch.disk_space import check_room
-from hybridflow.launch.driven_data import DrivenData, load_data
+from hybridflow.launch.checked_plan import RunPlan, plan_run
+from hybridflow.launch.compose.compose import Composed
+from hybridflow.launch.compose.help import config_text
 from hybridflow.launch.earlier_run import EarlierRun
-from hybridflow.launch.help import config_text
 from hybridflow.launch.inputs import fingerprints
-from hybridflow.launch.old_logprobs import say_old_logprobs, with_old_logprobs_said
-from hybridflow.launch.plan import RunPlan, plan_run
-from hybridflow.launch.preflight import check_rewards
+from hybridflow.launch.plan.data_streams import DrivenData, load_data
+from hybridflow.launch.plan.old_logprobs import say_old_logprobs, with_old_logprobs_said
+from hybridflow.launch.plan.roles import CRITIC, generates
 from hybridflow.launch.resumption import Changes, check_resumable
-from hybridflow.launch.roles import CRITIC, generates
 from hybridflow.launch.rules.batches import evaluation_errors
+from hybridflow.launch.rules.disk_space import check_room
+from hybridflow.launch.rules.preflight import check_rewards
+from hybridflow.launch.rules.unused_settings import warn_of_unread
 from hybridflow.launch.shared_storage import check_outlives_job
-from hybridflow.launch.tracing.trace import check_step
-from hybridflow.launch.unread import warn_of_unread
+from hybridflow.launch.step_trace import check_step
 from hybridflow.observability.ending import UNRECORDED, is_unrecorded
 from hybridflow.observability.logs import configure_logging
 

@@ -11,8 +11,8 @@ from hybridflow.elastic.checkpoint import Checkpoint
 from hybridflow.elastic.compatibility import check_compatible, compare, flat, with_moves_undone, words_of
 from hybridflow.elastic.fingerprints import Fingerprints, check_unchanged
 from hybridflow.errors import CheckpointError
-from hybridflow.launch.compose import Composed
-from hybridflow.launch.driven_data import PRETRAINING
+from hybridflow.launch.compose.compose import Composed
+from hybridflow.launch.plan.data_streams import PRETRAINING
 from hybridflow.observability.redaction import redacted_leaves
 
 logger = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from hybridflow.controller.worker_group import WorkerGroup
 from hybridflow.elastic.checkpoint import Checkpoint
 from hybridflow.elastic.storage import write_aside
 from hybridflow.errors import ConfigError, ResourceError
-from hybridflow.launch.roles import RoleSpec, policy_model
+from hybridflow.launch.plan.roles import RoleSpec, policy_model
 from hybridflow.parallel.file_records import in_threads
 from hybridflow.workers.lookout import TOKEN_FILE, Expected, Lookout, Sight, Sizes, read_back, sizes_of
 

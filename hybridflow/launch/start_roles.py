@@ -8,7 +8,7 @@ from hybridflow.config.experiment import Experiment
 from hybridflow.controller.backends import Backend
 from hybridflow.controller.resource_pool import ResourcePool
 from hybridflow.controller.worker_group import WorkerGroup
-from hybridflow.launch.roles import ACTOR, ROLLOUT, RoleSpec
+from hybridflow.launch.plan.roles import ACTOR, ROLLOUT, RoleSpec
 from hybridflow.launch.weight_link import link_weights
 
 Meet = Callable[[Mapping[str, ResourcePool]], None]

@@ -26,7 +26,7 @@ TORCH_FREE = (
     "hybridflow.resharding.cost",
     "hybridflow.models.names*",
     "hybridflow.observability*",
-    "hybridflow.launch.compose",
+    "hybridflow.launch.compose.compose",
     "hybridflow.trainer.main_*",
     "hybridflow.cli*",
 )

@@ -13,10 +13,10 @@ from hybridflow.config import fields
 from hybridflow.config.placement import Pool
 from hybridflow.config.roles import Role
 from hybridflow.errors import HybridflowError
-from hybridflow.launch.compose import compose_run, parse_command_line
+from hybridflow.launch.compose.compose import compose_run, parse_command_line
+from hybridflow.launch.compose.presets import SYNONYMS, presets
 from hybridflow.launch.failure import say_failure
 from hybridflow.launch.prepare import prepare
-from hybridflow.launch.presets import SYNONYMS, presets
 from tests.attacks.trial import Case
 
 COUNT = 540

@@ -25,8 +25,8 @@ from hybridflow.controller.backends.ray.gpus import joined_node_gpus
 from hybridflow.controller.backends.ray.placement import placed_pool, reserved
 from hybridflow.controller.backends.ray.pulse import Pulse
 from hybridflow.errors import ResourceError
-from hybridflow.launch.compose import compose_run
-from hybridflow.launch.device import find_device
+from hybridflow.launch.compose.compose import compose_run
+from hybridflow.launch.plan.device import find_device
 
 DEVICE = "hybridflow_device"
 found, said = {}, []

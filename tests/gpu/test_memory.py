@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from hybridflow.controller.resource_pool import visible_gpu_bytes
-from hybridflow.launch.compose import compose_run
-from hybridflow.launch.device_memory import least_gpus
+from hybridflow.launch.compose.compose import compose_run
+from hybridflow.launch.rules.device_memory import least_gpus
 
 
 def test_the_memory_of_this_machines_gpus_is_what_pytorch_finds_there(device):

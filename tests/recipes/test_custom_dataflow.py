@@ -8,10 +8,10 @@ import pytest
 
 from hybridflow.cli import main as cli
 from hybridflow.controller import Backend
-from hybridflow.launch.compose import compose_run
-from hybridflow.launch.dataflow import find_dataflow
-from hybridflow.launch.roles import plan_roles
-from hybridflow.launch.tracing.trace import trace_step
+from hybridflow.launch.compose.compose import compose_run
+from hybridflow.launch.plan.dataflow import find_dataflow
+from hybridflow.launch.plan.roles import plan_roles
+from hybridflow.launch.step_trace import trace_step
 from hybridflow.workers.reward_model import RewardModelWorker
 from tests.distributed.runs import Ended, Row, metric_rows, reproducible, run_here, small_run
 from tests.judges import make_decoder

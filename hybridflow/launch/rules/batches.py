@@ -8,7 +8,7 @@ from hybridflow.config.experiment import Experiment
 from hybridflow.controller.protocols import GENERATION, num_parts
 from hybridflow.dataflows.interface import Dataflow, learns_from_samples
 from hybridflow.errors import ConfigError
-from hybridflow.launch.roles import CRITIC, ROLLOUT, RoleSpec
+from hybridflow.launch.plan.roles import CRITIC, ROLLOUT, RoleSpec
 from hybridflow.workers.reward_function import RewardFunctionWorker
 from hybridflow.workers.reward_model import RewardModelWorker
 

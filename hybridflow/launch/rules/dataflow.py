@@ -5,7 +5,7 @@ from hybridflow.config.experiment import Experiment
 from hybridflow.config.layout_checks import check_critic_layout
 from hybridflow.dataflows.interface import Dataflow, role_needs
 from hybridflow.errors import STRICT, Faults
-from hybridflow.launch.roles import CRITIC
+from hybridflow.launch.plan.roles import CRITIC
 from hybridflow.launch.rules.algorithm import algorithm_errors
 
 

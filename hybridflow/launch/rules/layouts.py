@@ -6,7 +6,7 @@ from hybridflow.config.experiment import Experiment
 from hybridflow.config.rollout import RolloutKind
 from hybridflow.config.training import Training, TrainingEngine
 from hybridflow.errors import ConfigError
-from hybridflow.launch.roles import RoleSpec
+from hybridflow.launch.plan.roles import RoleSpec
 from hybridflow.models.geometry import ModelGeometry
 from hybridflow.models.names.layouts import Engine, layout_problem
 

@@ -7,7 +7,7 @@ import pytest
 import hybridflow.algorithms
 from hybridflow.algorithms.catalogue import ADVANTAGES, POLICY_LOSSES, PREFERENCE_LOSSES
 from hybridflow.config import choices
-from hybridflow.launch.compose import compose_run
+from hybridflow.launch.compose.compose import compose_run
 
 PRESETS = {"gae": "ppo"}
 """Presets that are not called like what they choose."""

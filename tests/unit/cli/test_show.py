@@ -5,13 +5,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from hybridflow.cli.drawing.geometry import laid_out
-from hybridflow.cli.drawing.svg import svg_drawing
 from hybridflow.cli.main import main
 from hybridflow.config.choices import ADVANTAGES, POLICY_LOSSES, PREFERENCE_LOSSES
-from hybridflow.launch.compose import compose_run
-from hybridflow.launch.dataflow import DATAFLOWS
-from hybridflow.launch.tracing.trace import trace_step
+from hybridflow.graph.geometry import laid_out
+from hybridflow.graph.svg import svg_drawing
+from hybridflow.launch.compose.compose import compose_run
+from hybridflow.launch.plan.dataflow import DATAFLOWS
+from hybridflow.launch.step_trace import trace_step
 
 POOLS = ["trainer.devices=3", "placement.pools.train.devices=2", "placement.pools.judge.devices=1"]
 

@@ -18,7 +18,7 @@ from hybridflow.dataflows.ppo_ptx import PPOPtx
 from hybridflow.dataflows.remax import ReMax
 from hybridflow.dataflows.safe_rlhf import SafeRLHF
 from hybridflow.errors import BatchError, ConfigError
-from hybridflow.launch.dataflow import make_settings
+from hybridflow.launch.plan.dataflow import make_settings
 from hybridflow.observability.metrics import Metrics, plain
 from tests.oracles import constraints
 from tests.toys import numbers_like

@@ -14,11 +14,11 @@ from hybridflow.config.choices import (
     PREFERENCE_LOSSES,
     PREFERENCE_SYNONYMS,
 )
+from hybridflow.graph.entries import Entry
 from hybridflow.launch.algorithm_table import algorithm_table
-from hybridflow.launch.compose import compose_run
-from hybridflow.launch.dataflow import DATAFLOWS
-from hybridflow.launch.entries import Entry
-from hybridflow.launch.presets import config_for, presets
+from hybridflow.launch.compose.compose import compose_run
+from hybridflow.launch.compose.presets import config_for, presets
+from hybridflow.launch.plan.dataflow import DATAFLOWS
 from tests.architecture.source import ROOT
 
 TABLES = algorithm_table()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hybridflow.launch import prepare as prepare_module
-from hybridflow.launch.compose import Composed
+from hybridflow.launch.compose.compose import Composed
 from hybridflow.launch.prepare import Prepared, prepare
 from hybridflow.observability.ending import read_ending
 from hybridflow.trainer import main_ppo

@@ -16,11 +16,11 @@ from hybridflow.config.schema import config_directory
 from hybridflow.dataflows.grpo import GRPO
 from hybridflow.dataflows.ppo import PPO
 from hybridflow.errors import ConfigError
-from hybridflow.launch.compose import Composed, compose_run, parse_command_line
-from hybridflow.launch.dataflow import DATAFLOWS, find_dataflow
-from hybridflow.launch.device_defaults import with_device_defaults
+from hybridflow.launch.compose.compose import Composed, compose_run, parse_command_line
+from hybridflow.launch.compose.presets import SYNONYMS, preset_name, presets
+from hybridflow.launch.plan.dataflow import DATAFLOWS, find_dataflow
+from hybridflow.launch.plan.device_defaults import with_device_defaults
 from hybridflow.launch.prepare import warn_of_followed
-from hybridflow.launch.presets import SYNONYMS, preset_name, presets
 from hybridflow.launch.rules.dataflow import check_dataflow
 
 
@@ -258,7 +258,7 @@ def test_a_group_that_the_file_does_not_choose_cannot_be_replaced():
 
 def test_composing_imports_neither_torch_nor_ray_and_works_from_any_directory(tmp_path):
     program = (
-        "import sys; from hybridflow.launch.compose import compose_run;"
+        "import sys; from hybridflow.launch.compose.compose import compose_run;"
         "compose_run(['algorithm=grpo', 'trainer.seed=3'], config_name='ppo');"
         "print([m for m in ('torch', 'ray', 'transformers', 'tensordict') if m in sys.modules])"
     )

@@ -8,7 +8,7 @@ from hybridflow.dataflows.grpo import GRPO
 from hybridflow.dataflows.interface import role_needs
 from hybridflow.dataflows.ppo import PPO
 from hybridflow.errors import ConfigError
-from hybridflow.launch.dataflow import find_dataflow, make_settings
+from hybridflow.launch.plan.dataflow import find_dataflow, make_settings
 
 MINE = """
 from dataclasses import dataclass, field

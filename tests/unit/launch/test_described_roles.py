@@ -6,10 +6,10 @@ import pytest
 
 from hybridflow.config.roles import RoleKind
 from hybridflow.errors import ConfigError
-from hybridflow.launch.compose import Composed, compose_run
-from hybridflow.launch.dataflow import find_dataflow
-from hybridflow.launch.help import config_text
-from hybridflow.launch.roles import plan_roles
+from hybridflow.launch.compose.compose import Composed, compose_run
+from hybridflow.launch.compose.help import config_text
+from hybridflow.launch.plan.dataflow import find_dataflow
+from hybridflow.launch.plan.roles import plan_roles
 
 MINE = """
 from hybridflow.dataflows.interface import Dataflow

@@ -8,10 +8,10 @@ from hybridflow.config.loop import Device
 from hybridflow.config.model import Dtype
 from hybridflow.config.rollout import RolloutKind
 from hybridflow.errors import ConfigError, ResourceError
-from hybridflow.launch import device_defaults
-from hybridflow.launch.compose import compose_run
-from hybridflow.launch.device import find_device
-from hybridflow.launch.device_defaults import resolved, with_device_defaults
+from hybridflow.launch.checked_plan import device_defaults
+from hybridflow.launch.compose.compose import compose_run
+from hybridflow.launch.plan.device import find_device
+from hybridflow.launch.plan.device_defaults import resolved, with_device_defaults
 
 
 def composed(*overrides: str):

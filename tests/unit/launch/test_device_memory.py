@@ -8,12 +8,12 @@ import torch
 from hybridflow.controller.resource_pool import NodeGpus
 from hybridflow.dataflows.grpo import GRPO
 from hybridflow.errors import ResourceError
-from hybridflow.launch import device_memory
-from hybridflow.launch.compose import compose_run
-from hybridflow.launch.device_defaults import resolved
-from hybridflow.launch.device_memory import least_gpus, least_unavoidable
-from hybridflow.launch.preflight import check_run
-from hybridflow.launch.roles import plan_roles
+from hybridflow.launch.compose.compose import compose_run
+from hybridflow.launch.plan.device_defaults import resolved
+from hybridflow.launch.plan.roles import plan_roles
+from hybridflow.launch.rules import device_memory
+from hybridflow.launch.rules.device_memory import least_gpus, least_unavoidable
+from hybridflow.launch.rules.preflight import check_run
 
 BIG, SMALL, SILENT = NodeGpus("node big", 8, 80 << 30), NodeGpus("node small", 8, 16 << 30), NodeGpus("node x", 8, 0)
 

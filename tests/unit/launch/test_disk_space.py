@@ -9,9 +9,9 @@ import pytest
 from hybridflow.config.loop import Trainer
 from hybridflow.dataflows.grpo import GRPO
 from hybridflow.errors import ResourceError
-from hybridflow.launch.compose import compose_run
-from hybridflow.launch.disk_space import check_room
-from hybridflow.launch.roles import plan_roles
+from hybridflow.launch.compose.compose import compose_run
+from hybridflow.launch.plan.roles import plan_roles
+from hybridflow.launch.rules.disk_space import check_room
 from hybridflow.models.accounting import parameter_count
 from hybridflow.models.geometry import read_geometry
 

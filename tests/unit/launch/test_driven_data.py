@@ -9,7 +9,7 @@ from hybridflow.dataflows.grpo import GRPO
 from hybridflow.dataflows.kto import KTO
 from hybridflow.dataflows.sft import SFT
 from hybridflow.errors import ConfigError, DataError
-from hybridflow.launch.driven_data import PRETRAINING, load_data
+from hybridflow.launch.plan.data_streams import PRETRAINING, load_data
 
 SUMS = [{"prompt": f"{a}+1=", "answer": str(a + 1), "level": -a} for a in range(10)]
 

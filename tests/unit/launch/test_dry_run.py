@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from hybridflow.errors import ConfigError, Faults
-from hybridflow.launch.compose import compose_run
+from hybridflow.launch.compose.compose import compose_run
 from hybridflow.trainer import main_ppo
 from tests.distributed.runs import run_here
 
@@ -72,7 +72,7 @@ def test_a_run_whose_roles_cannot_be_laid_out_is_told_so_with_its_other_problems
 
 def test_problems_of_settings_are_told_before_torch_is_imported():
     program = (
-        "import sys; from hybridflow.errors import Faults; from hybridflow.launch.compose import compose_run;"
+        "import sys; from hybridflow.errors import Faults; from hybridflow.launch.compose.compose import compose_run;"
         "faults = Faults(collects=True); compose_run(sys.argv[1:], config_name='ppo', faults=faults);"
         "assert 'torch' not in sys.modules; print(len(faults.found))"
     )

@@ -15,7 +15,7 @@ from rich.console import Console
 from hybridflow.errors import ResourceError, WorkerError
 from hybridflow.launch import execute as execute_module
 from hybridflow.launch import prepare as prepare_module
-from hybridflow.launch.compose import Composed
+from hybridflow.launch.compose.compose import Composed
 from hybridflow.launch.execute import execute
 from hybridflow.launch.farewell import say_restored
 from hybridflow.observability.ending import Ending, read_ending, write_ending

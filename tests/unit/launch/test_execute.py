@@ -18,7 +18,7 @@ from hybridflow.elastic.export import export_model
 from hybridflow.elastic.recovery import resolve_resume
 from hybridflow.errors import CheckpointError, ConfigError, WorkerError
 from hybridflow.launch import prepare as prepare_module
-from hybridflow.launch.compose import compose_run
+from hybridflow.launch.compose.compose import compose_run
 from hybridflow.launch.execute import Finished, _Reporting, execute
 from hybridflow.launch.prepare import Prepared, prepare
 from hybridflow.observability.ending import Ending

@@ -7,8 +7,8 @@ from omegaconf import OmegaConf
 
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.fields import keys
-from hybridflow.launch.compose import compose_run
-from hybridflow.launch.help import config_text
+from hybridflow.launch.compose.compose import compose_run
+from hybridflow.launch.compose.help import config_text
 from hybridflow.trainer import main_dpo, main_kto, main_ppo, main_reward_model, main_sft
 
 PROGRAMS = {

@@ -3,8 +3,8 @@
 import pytest
 
 from hybridflow.errors import ConfigError
-from hybridflow.launch.compose import compose_run
-from hybridflow.launch.horizon import check_horizon
+from hybridflow.launch.compose.compose import compose_run
+from hybridflow.launch.plan.horizon import check_horizon
 
 SHORT = [
     "trainer.total_steps=6",

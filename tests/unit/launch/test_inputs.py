@@ -6,9 +6,9 @@ from hybridflow.config.loop import ResumeChanged
 from hybridflow.dataflows.grpo import GRPO
 from hybridflow.elastic.fingerprints import Fingerprints, check_unchanged
 from hybridflow.errors import CheckpointError
-from hybridflow.launch.compose import compose_run
+from hybridflow.launch.compose.compose import compose_run
 from hybridflow.launch.inputs import fingerprints
-from hybridflow.launch.roles import plan_roles
+from hybridflow.launch.plan.roles import plan_roles
 
 WORDS = [
     "algorithm=grpo", "data={train_files: [sums.jsonl, more.jsonl], max_prompt_tokens: 8, max_response_tokens: 4}",

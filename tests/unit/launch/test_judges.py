@@ -9,11 +9,11 @@ from hybridflow.dataflows.grpo import GRPO
 from hybridflow.dataflows.interface import Dataflow
 from hybridflow.dataflows.reward_model import RewardModeling
 from hybridflow.dataflows.roles import Generates, Policy, Scores
-from hybridflow.launch.compose import compose_run
-from hybridflow.launch.device_defaults import resolved
-from hybridflow.launch.memory_estimate import memory_phases
-from hybridflow.launch.preflight import check_run
-from hybridflow.launch.roles import RoleSpec, plan_roles
+from hybridflow.launch.compose.compose import compose_run
+from hybridflow.launch.plan.device_defaults import resolved
+from hybridflow.launch.plan.roles import RoleSpec, plan_roles
+from hybridflow.launch.rules.memory_estimate import memory_phases
+from hybridflow.launch.rules.preflight import check_run
 from hybridflow.workers.judge import JudgeWorker
 from hybridflow.workers.reward_model import RewardModelWorker
 from tests.judges import make_decoder, make_encoder
@@ -69,9 +69,9 @@ def test_a_judge_is_trained_as_the_actor_section_says():
 def told(caplog, *words: str) -> list[str]:
     """What is logged when a run's models are looked at."""
     config = compose_run(["algorithm=grpo", "reward.functions=[]", *words], config_name="ppo").config
-    with caplog.at_level(logging.INFO, logger="hybridflow.launch.judges"):
+    with caplog.at_level(logging.INFO, logger="hybridflow.launch.rules.reward_models"):
         check_run(config, plan_roles(config, GRPO))
-    return [record.getMessage() for record in caplog.records if record.name == "hybridflow.launch.judges"]
+    return [record.getMessage() for record in caplog.records if record.name == "hybridflow.launch.rules.reward_models"]
 
 
 def test_how_a_model_will_read_is_told(caplog, tmp_path):

@@ -11,11 +11,11 @@ from hybridflow.dataflows.grpo import GRPO
 from hybridflow.dataflows.ppo import PPO
 from hybridflow.engines.rollout.vllm.memory import gpu_memory
 from hybridflow.errors import ResourceError
-from hybridflow.launch import device_defaults
-from hybridflow.launch.compose import compose_run
-from hybridflow.launch.device_defaults import resolved
-from hybridflow.launch.memory_estimate import GIB, check_memory, memory_phases
-from hybridflow.launch.roles import plan_roles, policy_model
+from hybridflow.launch.checked_plan import device_defaults
+from hybridflow.launch.compose.compose import compose_run
+from hybridflow.launch.plan.device_defaults import resolved
+from hybridflow.launch.plan.roles import plan_roles, policy_model
+from hybridflow.launch.rules.memory_estimate import GIB, check_memory, memory_phases
 
 QWEN_7B = {
     "model_type": "qwen2", "hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28,

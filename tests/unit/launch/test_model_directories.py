@@ -11,9 +11,9 @@ import pytest
 
 from hybridflow.dataflows.grpo import GRPO
 from hybridflow.errors import EngineError
-from hybridflow.launch.compose import compose_run
-from hybridflow.launch.preflight import check_run
-from hybridflow.launch.roles import plan_roles
+from hybridflow.launch.compose.compose import compose_run
+from hybridflow.launch.plan.roles import plan_roles
+from hybridflow.launch.rules.preflight import check_run
 
 Edit = Callable[[dict], object]
 

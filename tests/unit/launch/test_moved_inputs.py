@@ -14,10 +14,10 @@ from hybridflow.dataflows.grpo import GRPO
 from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore
 from hybridflow.elastic.fingerprints import Fingerprints
 from hybridflow.errors import CheckpointError
-from hybridflow.launch.compose import Composed, compose_run
+from hybridflow.launch.compose.compose import Composed, compose_run
 from hybridflow.launch.inputs import fingerprints
+from hybridflow.launch.plan.roles import plan_roles
 from hybridflow.launch.resumption import Changes, check_resumable
-from hybridflow.launch.roles import plan_roles
 
 WORDS = [
     "algorithm=grpo",

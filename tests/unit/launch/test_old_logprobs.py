@@ -3,12 +3,12 @@
 import pytest
 
 from hybridflow.errors import ConfigError
-from hybridflow.launch.compose import compose_run
-from hybridflow.launch.dataflow import find_dataflow, make_settings
-from hybridflow.launch.device_defaults import resolved
-from hybridflow.launch.old_logprobs import say_old_logprobs, wants_old_logprobs
-from hybridflow.launch.presets import config_for
-from hybridflow.launch.tracing.trace import trace_step
+from hybridflow.launch.compose.compose import compose_run
+from hybridflow.launch.compose.presets import config_for
+from hybridflow.launch.plan.dataflow import find_dataflow, make_settings
+from hybridflow.launch.plan.device_defaults import resolved
+from hybridflow.launch.plan.old_logprobs import say_old_logprobs, wants_old_logprobs
+from hybridflow.launch.step_trace import trace_step
 
 ONE_STEP = ("actor.minibatch_size=null", "actor.epochs=1")
 POLICIES = ("ppo", "grpo", "remax", "dapo", "pf_ppo", "ppo_ptx", "safe_rlhf")

@@ -3,7 +3,7 @@
 import pytest
 
 from hybridflow.errors import ConfigError
-from hybridflow.launch.overrides import Setting, parse_overrides
+from hybridflow.launch.compose.overrides import Setting, parse_overrides
 
 
 def settings(*texts: str) -> dict[str, object]:

@@ -8,12 +8,12 @@ from hybridflow.config.rollout import RolloutKind
 from hybridflow.dataflows.dpo import DPO
 from hybridflow.dataflows.grpo import GRPO
 from hybridflow.errors import ConfigError
-from hybridflow.launch import device_defaults
-from hybridflow.launch.compose import compose_run
-from hybridflow.launch.dataflow import find_dataflow
-from hybridflow.launch.device_defaults import resolved
-from hybridflow.launch.preflight import check_methods, check_run
-from hybridflow.launch.roles import plan_roles
+from hybridflow.launch.checked_plan import device_defaults
+from hybridflow.launch.compose.compose import compose_run
+from hybridflow.launch.plan.dataflow import find_dataflow
+from hybridflow.launch.plan.device_defaults import resolved
+from hybridflow.launch.plan.roles import plan_roles
+from hybridflow.launch.rules.preflight import check_methods, check_run
 
 TWO_POOLS = ["trainer.devices=2", "placement.pools={a: {devices: 1}, b: {devices: 1}}"]
 

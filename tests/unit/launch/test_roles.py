@@ -15,8 +15,8 @@ from hybridflow.dataflows.roles import Generates, Policy, Predicts, Scores, Valu
 from hybridflow.dataflows.safe_rlhf import SafeRLHF
 from hybridflow.dataflows.sft import SFT
 from hybridflow.errors import ConfigError
-from hybridflow.launch.compose import compose_run
-from hybridflow.launch.roles import RoleSpec, plan_roles, training_temperature
+from hybridflow.launch.compose.compose import compose_run
+from hybridflow.launch.plan.roles import RoleSpec, plan_roles, training_temperature
 from hybridflow.workers.reference import ReferenceWorker
 
 

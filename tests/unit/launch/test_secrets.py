@@ -8,9 +8,9 @@ import pytest
 from rich.console import Console
 
 from hybridflow.elastic.compatibility import check_compatible
-from hybridflow.launch.compose import compose_run
+from hybridflow.launch.compose.compose import compose_run
+from hybridflow.launch.compose.help import config_text
 from hybridflow.launch.execute import execute
-from hybridflow.launch.help import config_text
 from hybridflow.launch.prepare import prepare
 from hybridflow.observability.redaction import redacted_leaves
 

@@ -8,9 +8,9 @@ import pytest
 from hybridflow.controller.backends import make_backend
 from hybridflow.controller.resource_pool import ResourcePool
 from hybridflow.errors import ConfigError, ResourceError
-from hybridflow.launch.compose import compose_run
-from hybridflow.launch.dataflow import find_dataflow
-from hybridflow.launch.roles import plan_roles
+from hybridflow.launch.compose.compose import compose_run
+from hybridflow.launch.plan.dataflow import find_dataflow
+from hybridflow.launch.plan.roles import plan_roles
 from hybridflow.launch.shared_storage import check_outlives_job, meet_nodes, read_directories
 from hybridflow.workers import lookout
 from hybridflow.workers.lookout import sizes_of

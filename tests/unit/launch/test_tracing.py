@@ -9,13 +9,13 @@ from hybridflow.batch import Batch
 from hybridflow.config.experiment import Experiment
 from hybridflow.dataflows.interface import learns_from_samples
 from hybridflow.errors import BatchError, ConfigError
-from hybridflow.launch import device_defaults
-from hybridflow.launch.compose import compose_run
-from hybridflow.launch.dataflow import DATAFLOWS, find_dataflow
-from hybridflow.launch.presets import config_for
-from hybridflow.launch.tracing.graph import DRIVER, Trace
-from hybridflow.launch.tracing.schedule import ancestors, at_once, times, without_implied
-from hybridflow.launch.tracing.trace import check_step, trace_step
+from hybridflow.graph.schedule import ancestors, at_once, times, without_implied
+from hybridflow.graph.trace import DRIVER, Trace
+from hybridflow.launch.checked_plan import device_defaults
+from hybridflow.launch.compose.compose import compose_run
+from hybridflow.launch.compose.presets import config_for
+from hybridflow.launch.plan.dataflow import DATAFLOWS, find_dataflow
+from hybridflow.launch.step_trace import check_step, trace_step
 
 POOLS = ["trainer.devices=3", "placement.pools.train.devices=2", "placement.pools.judge.devices=1"]
 MINE = """

@@ -4,10 +4,10 @@ import logging
 
 import pytest
 
-from hybridflow.launch.compose import Composed, compose_run
-from hybridflow.launch.dataflow import find_dataflow
-from hybridflow.launch.roles import plan_roles
-from hybridflow.launch.unread import warn_of_unread
+from hybridflow.launch.compose.compose import Composed, compose_run
+from hybridflow.launch.plan.dataflow import find_dataflow
+from hybridflow.launch.plan.roles import plan_roles
+from hybridflow.launch.rules.unused_settings import warn_of_unread
 
 OWN_FLOW = """
 from hybridflow.dataflows.interface import Dataflow

@@ -7,7 +7,7 @@ import pytest
 from hybridflow.config.training import TrainingEngine
 from hybridflow.dataflows.interface import Dataflow
 from hybridflow.errors import ConfigError
-from hybridflow.launch.dataflow import DATAFLOWS, find_dataflow, name_of
+from hybridflow.launch.plan.dataflow import DATAFLOWS, find_dataflow, name_of
 from hybridflow.launch.rules.algorithm import algorithm_errors
 from hybridflow.launch.rules.dataflow import check_dataflow
 from tests.unit.config.experiments import experiment

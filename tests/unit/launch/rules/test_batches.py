@@ -6,8 +6,8 @@ from hybridflow.config.placement import Pool
 from hybridflow.config.roles import Role, RoleKind
 from hybridflow.config.training import TrainingEngine
 from hybridflow.errors import ConfigError
-from hybridflow.launch.dataflow import find_dataflow
-from hybridflow.launch.roles import plan_roles
+from hybridflow.launch.plan.dataflow import find_dataflow
+from hybridflow.launch.plan.roles import plan_roles
 from hybridflow.launch.rules.batches import batch_errors, evaluation_errors
 from tests.unit.config.experiments import experiment
 

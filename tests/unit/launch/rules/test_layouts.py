@@ -2,8 +2,8 @@
 
 from hybridflow.config.rollout import RolloutKind
 from hybridflow.config.training import TrainingEngine
-from hybridflow.launch.dataflow import find_dataflow
-from hybridflow.launch.roles import plan_roles
+from hybridflow.launch.plan.dataflow import find_dataflow
+from hybridflow.launch.plan.roles import plan_roles
 from hybridflow.launch.rules.layouts import layout_errors
 from tests.unit.config.experiments import experiment
 from tests.unit.models.names.examples import geometry

@@ -7,7 +7,7 @@ from hybridflow.config.experiment import Experiment
 from hybridflow.config.reward import Reward
 from hybridflow.config.training import Training, TrainingEngine
 from hybridflow.errors import ConfigError
-from hybridflow.launch.roles import RoleSpec, policy_model
+from hybridflow.launch.plan.roles import RoleSpec, policy_model
 from hybridflow.models.classification import JudgingModel, longest_input
 from hybridflow.models.geometry import read_geometry
 from hybridflow.models.tokenizers import check_vocabulary

@@ -10,7 +10,7 @@ from hybridflow.config.model import Dtype, Model
 from hybridflow.config.rollout import DEFAULT_SEQUENCES, DEFAULT_SEQUENCES_ON_GPUS, Rollout, RolloutKind
 from hybridflow.config.section import Section, sealed
 from hybridflow.config.training import Training
-from hybridflow.launch.compose import Composed
+from hybridflow.launch.compose.compose import Composed
 
 logger = logging.getLogger(__name__)
 

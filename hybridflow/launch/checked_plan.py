@@ -7,15 +7,15 @@ from hybridflow.config.experiment import Experiment
 from hybridflow.config.layout_checks import check_layouts
 from hybridflow.dataflows.interface import Dataflow
 from hybridflow.errors import STRICT, Faults
-from hybridflow.launch.compose import Composed
-from hybridflow.launch.dataflow import find_dataflow, make_settings
-from hybridflow.launch.device import find_device
-from hybridflow.launch.device_defaults import with_device_defaults
-from hybridflow.launch.horizon import check_horizon, with_schedule_steps
-from hybridflow.launch.preflight import check_methods, check_run
-from hybridflow.launch.roles import RoleSpec, plan_roles
+from hybridflow.launch.compose.compose import Composed
+from hybridflow.launch.plan.dataflow import find_dataflow, make_settings
+from hybridflow.launch.plan.device import find_device
+from hybridflow.launch.plan.device_defaults import with_device_defaults
+from hybridflow.launch.plan.horizon import check_horizon, with_schedule_steps
+from hybridflow.launch.plan.roles import RoleSpec, plan_roles
 from hybridflow.launch.rules.batches import batch_errors
 from hybridflow.launch.rules.dataflow import check_dataflow
+from hybridflow.launch.rules.preflight import check_methods, check_run
 from hybridflow.observability.trackers.factory import check_names
 
 

@@ -11,9 +11,9 @@ from omegaconf import OmegaConf
 from hybridflow.config import fields
 from hybridflow.config.schema import config_directory
 from hybridflow.errors import ConfigError
-from hybridflow.launch.compose import TABLES, Composed, compose_run
-from hybridflow.launch.overrides import shown
-from hybridflow.launch.presets import chooses_algorithm, presets
+from hybridflow.launch.compose.compose import TABLES, Composed, compose_run
+from hybridflow.launch.compose.overrides import shown
+from hybridflow.launch.compose.presets import chooses_algorithm, presets
 from hybridflow.observability.redaction import redacted
 
 _INTRODUCTION = """usage: python -m {program} [key=value ...]

@@ -17,12 +17,12 @@ from hybridflow.dataflows.interface import Dataflow, learns_from_preferences, le
 from hybridflow.engines.rollout.vllm.limits import check_limits
 from hybridflow.engines.training.factory import tokenizer_directory
 from hybridflow.errors import ConfigError
-from hybridflow.launch.device_memory import least_gpus
-from hybridflow.launch.judges import check_judge, is_served
-from hybridflow.launch.memory_estimate import check_memory
-from hybridflow.launch.model_directories import check_models
-from hybridflow.launch.roles import ACTOR, RoleSpec, policy_model
+from hybridflow.launch.plan.roles import ACTOR, RoleSpec, policy_model
+from hybridflow.launch.rules.device_memory import least_gpus
 from hybridflow.launch.rules.layouts import layout_errors
+from hybridflow.launch.rules.memory_estimate import check_memory
+from hybridflow.launch.rules.model_directories import check_models
+from hybridflow.launch.rules.reward_models import check_judge, is_served
 from hybridflow.models.adapters.lora import chosen_targets
 from hybridflow.models.geometry import read_geometry
 from hybridflow.models.loading import resolve_model_path

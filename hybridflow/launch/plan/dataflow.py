@@ -24,7 +24,7 @@ from hybridflow.dataflows.reward_model import RewardModeling
 from hybridflow.dataflows.safe_rlhf import SafeRLHF
 from hybridflow.dataflows.sft import SFT
 from hybridflow.errors import ConfigError
-from hybridflow.launch.presets import preset_name, presets
+from hybridflow.launch.compose.presets import preset_name, presets
 
 DATAFLOWS: dict[str, type[Dataflow]] = {
     "ppo": PPO,

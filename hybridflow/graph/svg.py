@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from xml.sax.saxutils import escape
 
-from hybridflow.cli.drawing.geometry import Band, Box, Layout, Wire, laid_out
-from hybridflow.cli.drawing.palette import DARK, LIGHT, colour_numbers
-from hybridflow.launch.tracing.graph import Trace
+from hybridflow.graph.geometry import Band, Box, Layout, Wire, laid_out
+from hybridflow.graph.palette import DARK, LIGHT, colour_numbers
+from hybridflow.graph.trace import Trace
 
 _STYLE = """
   .page { fill: #fbfbfd; } .band { fill: #f1f2f7; stroke: #dcdfe9; } .card { fill: #ffffff; stroke: #c9cddb; }

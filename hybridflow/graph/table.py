@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hybridflow.launch.entries import Entry
+from hybridflow.graph.entries import Entry
 
 
 def text_tables(tables: Mapping[str, Sequence[Entry]]) -> RenderableType:

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
 
-from hybridflow.cli.drawing.palette import ordered_roles
-from hybridflow.launch.tracing.graph import DRIVER, Trace, TracedCall
+from hybridflow.graph.palette import ordered_roles
+from hybridflow.graph.trace import DRIVER, Trace, TracedCall
 
 LINE = 14.0
 CHARACTER = 6.62

@@ -13,7 +13,7 @@ from hybridflow.config.model import Dtype
 from hybridflow.config.training import Lora
 from hybridflow.elastic.checkpoint import steps_below
 from hybridflow.errors import ResourceError
-from hybridflow.launch.roles import RoleSpec
+from hybridflow.launch.plan.roles import RoleSpec
 from hybridflow.models.accounting import weight_bytes
 from hybridflow.models.geometry import ModelGeometry, read_geometry
 from hybridflow.models.loading import resolve_model_path

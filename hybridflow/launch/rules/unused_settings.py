@@ -12,9 +12,9 @@ from hybridflow.config.experiment import Experiment
 from hybridflow.config.rollout import RolloutKind
 from hybridflow.config.training import TrainingEngine
 from hybridflow.dataflows.interface import Dataflow, learns_from_preferences, learns_from_samples
-from hybridflow.launch.compose import Composed
-from hybridflow.launch.overrides import shown
-from hybridflow.launch.roles import ACTOR, ROLLOUT, RoleSpec
+from hybridflow.launch.compose.compose import Composed
+from hybridflow.launch.compose.overrides import shown
+from hybridflow.launch.plan.roles import ACTOR, ROLLOUT, RoleSpec
 from hybridflow.workers.actor import ActorWorker
 from hybridflow.workers.critic import CriticWorker
 from hybridflow.workers.methods import (

@@ -21,19 +21,19 @@ from hybridflow.config.placement import Placement, Pool
 from hybridflow.dataflows.interface import Dataflow, role_needs
 from hybridflow.dataflows.roles import Generates
 from hybridflow.errors import STRICT, ConfigError, HybridflowError
-from hybridflow.launch.dataflow import find_dataflow, make_settings
-from hybridflow.launch.device_defaults import resolved
-from hybridflow.launch.foreknown import apart
-from hybridflow.launch.old_logprobs import wants_old_logprobs
-from hybridflow.launch.roles import ACTOR, ROLLOUT, RoleSpec, plan_roles
+from hybridflow.graph.backend import Noted, TracingBackend
+from hybridflow.graph.schedule import ancestors, at_once, times, without_implied
+from hybridflow.graph.stand_in import MadeUpStream
+from hybridflow.graph.trace import DRIVER, Trace, TracedCall, TracedRole
+from hybridflow.launch.plan.dataflow import find_dataflow, make_settings
+from hybridflow.launch.plan.device_defaults import resolved
+from hybridflow.launch.plan.old_logprobs import wants_old_logprobs
+from hybridflow.launch.plan.precompute import apart
+from hybridflow.launch.plan.roles import ACTOR, ROLLOUT, RoleSpec, plan_roles
 from hybridflow.launch.rules.batches import batch_errors
 from hybridflow.launch.rules.dataflow import check_dataflow
+from hybridflow.launch.rules.step import check_followed, check_versions
 from hybridflow.launch.start_roles import start_roles
-from hybridflow.launch.tracing.backend import Noted, TracingBackend
-from hybridflow.launch.tracing.faults import check_followed, check_versions
-from hybridflow.launch.tracing.graph import DRIVER, Trace, TracedCall, TracedRole
-from hybridflow.launch.tracing.schedule import ancestors, at_once, times, without_implied
-from hybridflow.launch.tracing.stand_in import MadeUpStream
 from hybridflow.observability.metrics import measured
 from hybridflow.parallel import ParallelMesh
 

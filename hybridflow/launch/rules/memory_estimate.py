@@ -16,7 +16,7 @@ from hybridflow.config.training import Training, TrainingEngine
 from hybridflow.controller.resource_pool import NodeGpus
 from hybridflow.engines.rollout.vllm.memory import VllmMemory, check_cache, plan_memory
 from hybridflow.errors import ResourceError
-from hybridflow.launch.roles import ACTOR, ROLLOUT, RoleSpec, policy_model
+from hybridflow.launch.plan.roles import ACTOR, ROLLOUT, RoleSpec, policy_model
 from hybridflow.models.accounting import (
     expert_parameter_count,
     kv_cache_bytes_per_token,

@@ -10,8 +10,8 @@ from hybridflow.config.model import Dtype
 from hybridflow.config.rollout import RolloutKind
 from hybridflow.config.training import TrainingEngine
 from hybridflow.dataflows.interface import Dataflow, learns_from_samples
-from hybridflow.launch.compose import Composed
-from hybridflow.launch.roles import policy_model
+from hybridflow.launch.compose.compose import Composed
+from hybridflow.launch.plan.roles import policy_model
 from hybridflow.workers.methods import estimator, policy_loss
 
 logger = logging.getLogger(__name__)

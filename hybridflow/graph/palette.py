@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from hybridflow.launch.tracing.graph import TracedCall, TracedRole
+from hybridflow.graph.trace import TracedCall, TracedRole
 
 TERMINAL = ("cyan", "yellow", "magenta", "blue", "green", "red")
 LIGHT = ("#0b7d72", "#9a5b00", "#6d3fc4", "#1d56b8", "#3c7a1f", "#b3263f")

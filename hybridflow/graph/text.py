@@ -7,8 +7,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from hybridflow.cli.drawing.palette import TERMINAL, colour_numbers
-from hybridflow.launch.tracing.graph import DRIVER, Trace, TracedCall
+from hybridflow.graph.palette import TERMINAL, colour_numbers
+from hybridflow.graph.trace import DRIVER, Trace, TracedCall
 
 
 def text_drawing(trace: Trace) -> RenderableType:

@@ -11,8 +11,8 @@ from hybridflow.controller.colocation import VALUE, AnswerForm
 from hybridflow.controller.packets import Packet, Portion, Summary
 from hybridflow.controller.resource_pool import ResourcePool
 from hybridflow.controller.worker import Worker
-from hybridflow.launch.tracing.graph import DRIVER
-from hybridflow.launch.tracing.stand_in import StandIn
+from hybridflow.graph.stand_in import StandIn
+from hybridflow.graph.trace import DRIVER
 from hybridflow.rewards.scorer import RewardScorer
 
 

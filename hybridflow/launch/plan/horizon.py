@@ -12,7 +12,7 @@ from hybridflow.config.training import Optimizer, Schedule, Training
 from hybridflow.elastic.checkpoint import CheckpointStore, saved_config
 from hybridflow.engines.training.schedule import learning_rate
 from hybridflow.errors import ConfigError
-from hybridflow.launch.compose import Composed
+from hybridflow.launch.compose.compose import Composed
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from hybridflow.config.loop import BackendKind, Device
 from hybridflow.controller.backends import check_cluster, joined_gpus
 from hybridflow.controller.backends.ports import ADDRESS
 from hybridflow.errors import ResourceError
-from hybridflow.launch.roles import backend_kind
+from hybridflow.launch.plan.roles import backend_kind
 
 logger = logging.getLogger(__name__)
 

@@ -27,10 +27,10 @@ from hybridflow.config.roles import Role
 from hybridflow.config.schema import config_directory, register_schema
 from hybridflow.config.section import sealed
 from hybridflow.errors import STRICT, ConfigError, Faults
-from hybridflow.launch.described_roles import described_roles
-from hybridflow.launch.overrides import Setting, Typed, check_switch, parse_overrides, suggestion
-from hybridflow.launch.presets import preset_name
-from hybridflow.launch.said import leaves_in_files
+from hybridflow.launch.compose.described_roles import described_roles
+from hybridflow.launch.compose.overrides import Setting, Typed, check_switch, parse_overrides, suggestion
+from hybridflow.launch.compose.presets import preset_name
+from hybridflow.launch.compose.user_keys import leaves_in_files
 from hybridflow.observability.redaction import redacted_leaves
 
 TABLES: dict[str, type | None] = {

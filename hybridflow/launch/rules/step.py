@@ -9,10 +9,10 @@ from hybridflow.config.derived import optimizer_steps_per_step
 from hybridflow.config.experiment import Experiment
 from hybridflow.dataflows.interface import Dataflow
 from hybridflow.errors import ConfigError
-from hybridflow.launch.old_logprobs import kl_reads_rollout
-from hybridflow.launch.roles import ACTOR
-from hybridflow.launch.tracing.backend import Noted
-from hybridflow.launch.tracing.stand_in import PROMPTS
+from hybridflow.graph.backend import Noted
+from hybridflow.graph.stand_in import PROMPTS
+from hybridflow.launch.plan.old_logprobs import kl_reads_rollout
+from hybridflow.launch.plan.roles import ACTOR
 from hybridflow.workers.comparison import check_corrected, check_one_step, check_unlearned
 from hybridflow.workers.methods import ESTIMATOR_COLUMNS, estimator
 

@@ -8,7 +8,7 @@ from hybridflow.config.experiment import Experiment
 from hybridflow.config.loop import BackendKind
 from hybridflow.controller.backends import joined_node_gpus
 from hybridflow.controller.resource_pool import NodeGpus, visible_gpu_bytes
-from hybridflow.launch.roles import backend_kind
+from hybridflow.launch.plan.roles import backend_kind
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from hybridflow.batch import Batch, Ragged
 from hybridflow.dataflows.interface import Dataflow
 from hybridflow.elastic.storage import write_aside
-from hybridflow.launch.driven_data import DrivenData
+from hybridflow.launch.plan.data_streams import DrivenData
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from hybridflow.data.selection import unselected
 from hybridflow.dataflows.interface import Dataflow
 from hybridflow.engines.training.factory import tokenizer_directory
 from hybridflow.errors import ConfigError, DataError
-from hybridflow.launch.roles import policy_model
+from hybridflow.launch.plan.roles import policy_model
 from hybridflow.models.geometry import read_geometry
 from hybridflow.models.loading import resolve_model_path
 from hybridflow.models.tokenizers import decode_responses, eos_ids, load_tokenizer

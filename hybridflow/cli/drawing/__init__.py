@@ -1,1 +1,0 @@
-"""Drawings of a traced step: `text.py` for a terminal, `svg.py` for a page."""

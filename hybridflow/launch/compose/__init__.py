@@ -1,0 +1,1 @@
+"""The command line and configuration files become one checked, sealed configuration; nothing is started."""

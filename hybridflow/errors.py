@@ -1,15 +1,15 @@
-"""Every exception of the house. Each says what was found and expected, and carries a `remedy`: what to do about it."""
+"""All exceptions. Each says what was found and what was expected, and carries a `remedy`: what to do about it."""
 
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 LONGEST_TEXT = 8_000
-"""Characters of each text of an error as sent between ranks; the rest is cut off."""
+"""Maximum length in characters of an error's message and remedy when sent between ranks; the rest is cut off."""
 
 
 class HybridflowError(Exception):
-    """Base of all errors a user, a file or a cluster can cause."""
+    """Base class of all errors that a user, a file or a cluster can cause."""
 
     def __init__(self, message: str, *, remedy: str) -> None:
         super().__init__(message)
@@ -24,9 +24,9 @@ class HybridflowError(Exception):
 
 
 class Faults:
-    """What is wrong with a run: raised at the first fault, or collected (`collects`) so that all can be told at once.
+    """The errors that checks of a run find: the first one is raised or, with `collects`, all are collected.
 
-    with faults.told():
+    with faults.caught():
         check_kl(config)
     """
 
@@ -35,7 +35,7 @@ class Faults:
         self.found: list[HybridflowError] = []
 
     def add(self, *errors: HybridflowError) -> None:
-        """Collects the errors that were not met before, or raises the first."""
+        """Collects errors whose messages are new, or raises the first."""
         for error in errors:
             if not self.collects:
                 raise error
@@ -43,8 +43,8 @@ class Faults:
                 self.found.append(error)
 
     @contextmanager
-    def told(self) -> Iterator[None]:
-        """A block whose error is collected, or raised; what follows the block must hold without it."""
+    def caught(self) -> Iterator[None]:
+        """Collects the error of a block or lets it rise; code after the block must also work if the block failed."""
         try:
             yield
         except HybridflowError as error:
@@ -54,11 +54,11 @@ class Faults:
 
 
 STRICT = Faults()
-"""The first fault is raised."""
+"""Raises the first error."""
 
 
 def _rebuild(kind: type[HybridflowError], message: str, remedy: str, state: dict) -> HybridflowError:
-    """Errors cross process boundaries, so they must survive pickling with all their fields."""
+    """An unpickled error, with all its fields: errors cross process boundaries."""
     error = kind.__new__(kind)
     Exception.__init__(error, message)
     error.__dict__.update(state)
@@ -74,23 +74,23 @@ class DataError(HybridflowError):
 
 
 class RewardError(HybridflowError):
-    """A reward function that failed, or answered in a shape or with values that cannot be used."""
+    """A reward function that failed, or returned an unusable shape or values."""
 
 
 class RewardUnavailable(RewardError):
-    """A reward's server that is not there or overloaded: to ask it for one sample at a time would not help."""
+    """A reward server that is unreachable or overloaded, so that retrying sample by sample would not help."""
 
 
 class BatchError(HybridflowError):
-    """A batch that lacks a column, lost or repeated a prompt, or whose columns do not fit together."""
+    """A batch that lacks a column, has lost or repeated a prompt, or whose columns do not fit together."""
 
 
 class EngineError(HybridflowError):
-    """A model, tokenizer or engine that cannot do what was asked of it."""
+    """A model, tokenizer or engine that cannot do what is required of it."""
 
 
 class StaleWeightsError(EngineError):
-    """The rollout's probabilities are not those of the model being trained."""
+    """The rollout samples from weights other than those of the model being trained."""
 
 
 class CheckpointError(HybridflowError):
@@ -102,11 +102,11 @@ class MissingExtraError(HybridflowError):
 
 
 class ResourceError(HybridflowError):
-    """Devices, ports, memory or disk that are not there."""
+    """Devices, ports, memory or disk space that are not available."""
 
 
 class WorkerError(HybridflowError):
-    """A failure inside a worker: which role, rank, node and method, and the worker's own traceback."""
+    """A failure inside a worker, with its role, rank, node and method, and the worker's traceback."""
 
     def __init__(
         self, message: str, *, remedy: str, role: str, rank: int, node: str, method: str, worker_traceback: str = ""
@@ -125,11 +125,11 @@ class WorkerError(HybridflowError):
 
 
 class WorkerHangs(WorkerError):
-    """A worker process gives no sign of life, although nothing says that it has ended."""
+    """A worker process that sends no heartbeat, although it has not ended as far as is known."""
 
 
 class WorkerDied(WorkerError):
-    """A worker process ended without an answer: killed, out of memory, or its node was lost."""
+    """A worker process that ended before its calls returned: killed, out of memory, or its node was lost."""
 
 
 _KINDS: dict[str, type[HybridflowError]] = {
@@ -150,20 +150,19 @@ _KINDS: dict[str, type[HybridflowError]] = {
 
 
 def error_text(error: HybridflowError) -> str:
-    """An error as JSON, so that ranks can tell one another of it without sending code.
+    """An error as JSON, which ranks can exchange without executing code.
 
     The place and the traceback of a `WorkerError` are left out.
     """
     kind = next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _KINDS)
-    told = {"kind": kind, "message": error.message[:LONGEST_TEXT], "remedy": error.remedy[:LONGEST_TEXT]}
-    return json.dumps(told)
+    return json.dumps({"kind": kind, "message": error.message[:LONGEST_TEXT], "remedy": error.remedy[:LONGEST_TEXT]})
 
 
 def error_from(text: str) -> HybridflowError:
     """The error of `error_text`. Raises ValueError for anything else."""
     try:
-        told = json.loads(text)
-        kind, message, remedy = _KINDS[told["kind"]], told["message"], told["remedy"]
+        fields = json.loads(text)
+        kind, message, remedy = _KINDS[fields["kind"]], fields["message"], fields["remedy"]
     except (KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"not an error: {text[:80]!r}") from error
     if not isinstance(message, str) or not isinstance(remedy, str):
@@ -172,6 +171,6 @@ def error_from(text: str) -> HybridflowError:
 
 
 def explained(error: HybridflowError) -> HybridflowError:
-    """The error to show: the house's own one behind a worker's failure, where there is one, else the error itself."""
+    """The error to show: the `HybridflowError` behind a worker's failure, if there is one, else the error itself."""
     cause = error.__cause__
     return cause if isinstance(error, WorkerError) and isinstance(cause, HybridflowError) else error

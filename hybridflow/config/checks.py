@@ -29,12 +29,12 @@ def check(config: Experiment, faults: Faults = STRICT) -> None:
     """Adds a `ConfigError` for each rule that the configuration breaks."""
     check_ranges(config, faults)
     rules = (_check_run, _check_methods, _check_inputs, _check_cost, _check_pretraining, check_kl, check_correction)
-    with faults.told():
+    with faults.caught():
         check_data(config.data)
     for rule in rules:
-        with faults.told():
+        with faults.caught():
             rule(config)
-    with faults.told():  # layouts are of pools that exist
+    with faults.caught():  # layouts are of pools that exist
         check_placement(config)
         check_layouts(config)
 

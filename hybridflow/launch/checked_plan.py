@@ -45,7 +45,7 @@ def plan_run(composed: Composed, faults: Faults = STRICT) -> RunPlan:
     Adds the errors of rules to `faults`; raises `HybridflowError` for what leaves no plan, such as a dataflow that is
     not there.
     """
-    with faults.told():
+    with faults.caught():
         check_names(composed.config.trainer.trackers)
     dataflow = find_dataflow(composed.config.dataflow)
     settings = make_settings(dataflow, composed.config.dataflow_settings)
@@ -57,10 +57,10 @@ def plan_run(composed: Composed, faults: Faults = STRICT) -> RunPlan:
     config = composed.config
     plan = RunPlan(composed, device, dataflow, settings, plan_roles(config, dataflow))
     faults.add(*batch_errors(config, dataflow, plan.specs))
-    with faults.told():
+    with faults.caught():
         check_methods(config, dataflow, plan.specs)
-    with faults.told():
+    with faults.caught():
         check_run(config, plan.specs, device)
-    with faults.told():
+    with faults.caught():
         check_horizon(config, [spec.name for spec in plan.specs if spec.is_trained])
     return plan

@@ -76,7 +76,7 @@ def _dry_run(flags: "argparse.Namespace", console: "Console") -> int:
         from hybridflow.launch.failure import say_problems
 
     faults, composed = Faults(collects=True), None
-    with faults.told():
+    with faults.caught():
         named = {"config_name": flags.config_name, "config_dir": flags.config_dir}
         composed = compose_run(flags.overrides, **named, faults=faults)
     say_problems(faults.found, console)

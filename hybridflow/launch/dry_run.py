@@ -24,13 +24,13 @@ def dry_run(composed: Composed, faults: Faults, console: Console) -> None:
     configure_logging(None)
     told = len(faults.found)
     plan = None
-    with faults.told():
+    with faults.caught():
         plan = plan_run(composed, faults)
         tell(plan)
     if plan is not None:
-        with faults.told():
+        with faults.caught():
             read_data(plan, faults)
-        with faults.told():
+        with faults.caught():
             check_directory(plan)
     say_problems(faults.found, console, begin=told)
     console.print("models and data are looked at once these are mended" if plan is None else _roles(plan))

@@ -89,12 +89,12 @@ def read_data(plan: RunPlan, faults: Faults = STRICT) -> DrivenData:
     try:
         data = load_data(config, dataflow, is_judged=is_judged)
     except HybridflowError:
-        with faults.told():
+        with faults.caught():
             check_rewards(specs, columns=None)
         raise
-    with faults.told():
+    with faults.caught():
         check_step(config, data.streams["prompts"].peek())
-    with faults.told():
+    with faults.caught():
         check_rewards(specs, data.judged_columns)
     questions = 0 if data.questions is None else len(data.questions)
     sources = [] if data.held_out is None else data.held_out.object("data_source")

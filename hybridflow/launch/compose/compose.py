@@ -249,7 +249,7 @@ def _without_other_kinds(config: DictConfig, settings: Sequence[Setting]) -> Dic
 def _with_settings(config: DictConfig, settings: Sequence[Setting], faults: Faults) -> DictConfig:
     whole = copy.deepcopy(config)
     for setting in settings:
-        with faults.told():
+        with faults.caught():
             try:
                 _set(whole, setting)
             except OmegaConfBaseException as error:

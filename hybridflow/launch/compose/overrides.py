@@ -46,7 +46,7 @@ def parse_overrides(overrides: Sequence[str], faults: Faults = STRICT) -> Typed:
     groups: dict[str, str] = {}
     settings: list[Setting] = []
     for text in overrides:
-        with faults.told():
+        with faults.caught():
             if any("\ud800" <= character <= "\udfff" for character in text):
                 raise ConfigError(f"{text!r} is not UTF-8.", remedy="Write settings in UTF-8, in a UTF-8 locale.")
             key, override = _parsed(text)

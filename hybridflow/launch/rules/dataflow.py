@@ -12,7 +12,7 @@ from hybridflow.launch.rules.algorithm import algorithm_errors
 def check_dataflow(config: Experiment, dataflow: type[Dataflow], faults: Faults = STRICT) -> None:
     """Adds a `ConfigError` for each rule that needs the dataflow's class and that the configuration breaks."""
     faults.add(*algorithm_errors(config, dataflow))
-    with faults.told():
+    with faults.caught():
         if CRITIC in role_needs(dataflow):
             check_placement(config)
             check_critic_layout(config)

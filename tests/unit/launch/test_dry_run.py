@@ -83,10 +83,10 @@ def test_problems_of_settings_are_told_before_torch_is_imported():
 def test_an_error_met_twice_is_told_once_and_a_strict_run_raises_the_first():
     faults = Faults(collects=True)
     for _ in range(2):
-        with faults.told():
+        with faults.caught():
             raise ConfigError("a", remedy="b")
     assert len(faults.found) == 1
-    with pytest.raises(ConfigError, match="a"), Faults().told():
+    with pytest.raises(ConfigError, match="a"), Faults().caught():
         raise ConfigError("a", remedy="b")
 
 

@@ -52,8 +52,8 @@ def check_builds() -> None:
     wrong = [name for name, build in found.items() if build and "+" not in build]
     if wrong:
         raise ConfigError(
-            f"torch is a CPU build ({_version('torch')}), but the installed builds of {', '.join(wrong)} need CUDA and"
-            " cannot be imported with it.",
+            f"torch is a CPU build ({_version('torch')}), but these packages are CUDA builds, which cannot be imported"
+            f" with it: {', '.join(wrong)}.",
             remedy=f"hybridflow does not need them: pip uninstall -y {' '.join(wrong)}",
         )
 

@@ -8,8 +8,8 @@ from hybridflow.config.loop import Device
 from hybridflow.config.model import Dtype
 from hybridflow.config.rollout import RolloutKind
 from hybridflow.errors import ConfigError, ResourceError
-from hybridflow.launch.checked_plan import device_defaults
 from hybridflow.launch.compose.compose import compose_run
+from hybridflow.launch.plan import device_defaults
 from hybridflow.launch.plan.device import find_device
 from hybridflow.launch.plan.device_defaults import resolved, with_device_defaults
 

@@ -11,8 +11,8 @@ from hybridflow.dataflows.grpo import GRPO
 from hybridflow.dataflows.ppo import PPO
 from hybridflow.engines.rollout.vllm.memory import gpu_memory
 from hybridflow.errors import ResourceError
-from hybridflow.launch.checked_plan import device_defaults
 from hybridflow.launch.compose.compose import compose_run
+from hybridflow.launch.plan import device_defaults
 from hybridflow.launch.plan.device_defaults import resolved
 from hybridflow.launch.plan.roles import plan_roles, policy_model
 from hybridflow.launch.rules.memory_estimate import GIB, check_memory, memory_phases

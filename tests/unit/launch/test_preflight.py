@@ -8,8 +8,8 @@ from hybridflow.config.rollout import RolloutKind
 from hybridflow.dataflows.dpo import DPO
 from hybridflow.dataflows.grpo import GRPO
 from hybridflow.errors import ConfigError
-from hybridflow.launch.checked_plan import device_defaults
 from hybridflow.launch.compose.compose import compose_run
+from hybridflow.launch.plan import device_defaults
 from hybridflow.launch.plan.dataflow import find_dataflow
 from hybridflow.launch.plan.device_defaults import resolved
 from hybridflow.launch.plan.roles import plan_roles

@@ -11,9 +11,9 @@ from hybridflow.dataflows.interface import learns_from_samples
 from hybridflow.errors import BatchError, ConfigError
 from hybridflow.graph.schedule import ancestors, at_once, times, without_implied
 from hybridflow.graph.trace import DRIVER, Trace
-from hybridflow.launch.checked_plan import device_defaults
 from hybridflow.launch.compose.compose import compose_run
 from hybridflow.launch.compose.presets import config_for
+from hybridflow.launch.plan import device_defaults
 from hybridflow.launch.plan.dataflow import DATAFLOWS, find_dataflow
 from hybridflow.launch.step_trace import check_step, trace_step
 

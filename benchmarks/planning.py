@@ -153,12 +153,12 @@ def cases() -> list[Case]:
 
 def measured(case: Case, repeats: int) -> Measured:
     """A line of the table."""
-    told = messages(case)
-    rank = len(told.own) // 2 + 1
-    received = sum(exchange_bytes(said) for said in (*told.rosters, told.own))
+    heard = messages(case)
+    rank = len(heard.own) // 2 + 1
+    received = sum(exchange_bytes(said) for said in (*heard.rosters, heard.own))
     own = tellers(case)(rank)
-    seconds = [timed_rank(own, told, rank) for _ in range(repeats)]
-    plan = planned(exchanged(own, told))
+    seconds = [timed_rank(own, heard, rank) for _ in range(repeats)]
+    plan = planned(exchanged(own, heard))
     assert plan.bytes_received(rank) == plan.lower_bound(rank), "a rank receives what it does not hold"
     return Measured(
         name=case.name,
@@ -173,10 +173,10 @@ def measured(case: Case, repeats: int) -> Measured:
     )
 
 
-def timed_rank(own: Callable[[], Member], told: Heard, rank: int) -> tuple[float, float, float]:
+def timed_rank(own: Callable[[], Member], heard: Heard, rank: int) -> tuple[float, float, float]:
     """Seconds in which a rank exchanges, plans and lists its own part."""
     gc.collect()
-    exchange, members = timed(lambda: exchanged(own, told))
+    exchange, members = timed(lambda: exchanged(own, heard))
     planning, plan = timed(lambda: planned(members))
     listing, _ = timed(lambda: (plan.received_by(rank), plan.sent_by(rank), plan.kept_by(rank)))
     return exchange, planning, listing
@@ -188,12 +188,12 @@ def line(row: Measured) -> str:
     return f"{row.name:46}{numbers}"
 
 
-def exchanged(own: Callable[[], Member], told: Heard) -> list[Member]:
+def exchanged(own: Callable[[], Member], heard: Heard) -> list[Member]:
     """What a rank does before it plans: says its part, and reads everybody's."""
     member = own()
     json.dumps(member.own).encode()
-    assert all(message in said for message, said in zip(member.messages, told.rosters, strict=True))
-    return members_from(told.rosters, [json.loads(message) for message in told.own])
+    assert all(message in said for message, said in zip(member.messages, heard.rosters, strict=True))
+    return members_from(heard.rosters, [json.loads(message) for message in heard.own])
 
 
 def planned(members: Sequence[Member]) -> ReshardPlan:

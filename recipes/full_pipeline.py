@@ -101,13 +101,13 @@ def scores(model: str, prompts: Sequence[str], responses: Sequence[str]) -> list
 def compare(models: dict[str, str], judge: str, prompts: Sequence[str]) -> str:
     """A page with each model's mean score and its answers, prompt by prompt."""
     transformers_logging.disable_progress_bar()
-    told = {name: answers(model, prompts) for name, model in models.items()}
-    judged = {name: scores(judge, prompts, responses) for name, responses in told.items()}
+    responses_of = {name: answers(model, prompts) for name, model in models.items()}
+    judged = {name: scores(judge, prompts, responses) for name, responses in responses_of.items()}
     lines = ["| model | mean score |", "|---|---|"]
     lines += [f"| {name} | {sum(found) / len(found):+.3f} |" for name, found in judged.items()]
     for number, prompt in enumerate(prompts[:8]):
         lines += ["", f"## {prompt.strip().splitlines()[0]}", ""]
-        for name, responses in told.items():
+        for name, responses in responses_of.items():
             text = " ".join(responses[number].split())
             lines.append(f"- **{name}** ({judged[name][number]:+.2f}): {text}")
     return "\n".join(lines) + "\n"

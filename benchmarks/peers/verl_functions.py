@@ -41,11 +41,11 @@ def answer(call: Call, batch: Batch) -> dict[str, Rounded]:
     torch.manual_seed(0)
     found = call(copied)
     value = found[0] if isinstance(found, tuple) else found
-    told: dict[str, Rounded] = {"value": rounded(value.detach())}
+    rounded_results: dict[str, Rounded] = {"value": rounded(value.detach())}
     if value.requires_grad:
         (gradient,) = torch.autograd.grad(value.sum(), copied["logprobs"])
-        told["gradient"] = rounded(gradient)
-    return told
+        rounded_results["gradient"] = rounded(gradient)
+    return rounded_results
 
 
 def advantages() -> dict[str, Call]:

@@ -5,7 +5,7 @@ from typing import Protocol
 
 
 class KLController(Protocol):
-    """Holds the coefficient; is told the divergence after each step."""
+    """Holds the coefficient; `update` receives the divergence after each step."""
 
     coefficient: float
 

@@ -83,9 +83,9 @@ def _check_devices(config: Experiment, role: str, name: str, training: Training)
     inner = {axis: size for axis, size in training_mesh(training.parallelism, 0).items() if size > 1}
     product = math.prod(inner.values())
     if devices % product:
-        told = " ".join(f"{name}.parallelism.{axis}={size}" for axis, size in inner.items())
+        settings = " ".join(f"{name}.parallelism.{axis}={size}" for axis, size in inner.items())
         raise ConfigError(
-            f"{told}: {product} does not divide the {devices} devices of pool '{pool}'.",
+            f"{settings}: {product} does not divide the {devices} devices of pool '{pool}'.",
             remedy=f"Use sizes whose product is one of: {_divisors(devices)}.",
         )
     data = devices // product

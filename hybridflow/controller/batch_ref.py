@@ -109,19 +109,19 @@ class BatchRef:
                 found |= summary.meta
         return found | self._meta
 
-    def told_by_shards(self, prefix: str) -> dict[str, list[tuple[float, int]]]:
+    def metrics_by_shard(self, prefix: str) -> dict[str, list[tuple[float, int]]]:
         """Numbers that a stage gave for its whole answer, by name: of each shard the number, and the shard's rows.
 
         `meta` has the last shard's, which is right only for what is the same in all. Waits for the stages under way.
         """
-        told: dict[str, list[tuple[float, int]]] = {}
+        metrics: dict[str, list[tuple[float, int]]] = {}
         for view in self._views:
-            known = set(told)  # later stages may have passed it on
+            known = set(metrics)  # later stages may have passed it on
             for summary in view.table.summaries():
                 for name, value in summary.meta.items():
                     if name.startswith(prefix) and name not in known and isinstance(value, int | float):
-                        told.setdefault(name, []).append((float(value), summary.rows))
-        return told
+                        metrics.setdefault(name, []).append((float(value), summary.rows))
+        return metrics
 
     @property
     def lengths(self) -> Tensor:

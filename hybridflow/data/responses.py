@@ -57,7 +57,7 @@ def is_blank(response: Response) -> bool:
 
 
 def rows_that_speak(responses: Sequence[Response], table: Table) -> list[int]:
-    """Positions of the rows whose response is not blank; what is left out is told, and must not be all."""
+    """Positions of the rows whose response is not blank; logs those left out, which must not be all."""
     silent = [row for row, response in enumerate(responses) if is_blank(response)]
     if len(silent) == len(responses):
         raise DataError(f"'{table.name}' has blank completions alone.", remedy="Give text that follows the prompts.")

@@ -79,8 +79,8 @@ class DynamicSampling:
 
     def _judged(self, prompts: Batch) -> Drawn:
         batch = self._judge(prompts)
-        is_told = self._column == "scores" and "filter_scores" in batch.columns
-        column = "filter_scores" if is_told else self._column
+        has_own = self._column == "scores" and "filter_scores" in batch.columns
+        column = "filter_scores" if has_own else self._column
         if column not in batch.columns:
             functions = [name.removeprefix("rewards/") for name in batch.columns if name.startswith("rewards/")]
             raise ConfigError(

@@ -302,8 +302,8 @@ def _in(what: str) -> Iterator[None]:
     try:
         yield
     except HybridflowError as error:
-        if isinstance(told := explained(error), RewardError):
-            told.message = f"In {what}: {told.message}"
+        if isinstance(cause := explained(error), RewardError):
+            cause.message = f"In {what}: {cause.message}"
         raise
 
 

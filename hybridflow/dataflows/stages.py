@@ -53,7 +53,7 @@ def batch_metrics(batch: BatchRef) -> Metrics:
             metrics[f"{name}/mean"] = mean(float(scored.mean()) if len(scored) else 0.0, len(scored))
             if len(scored) < len(column):
                 metrics[f"{name}/not_scored"] = total(len(column) - len(scored))
-    for name, parts in batch.told_by_shards("rewards/").items():
+    for name, parts in batch.metrics_by_shard("rewards/").items():
         is_count = name.endswith("/failures")
         metrics |= merge([{name: total(value) if is_count else mean(value, rows)} for value, rows in parts])
     return metrics
@@ -68,6 +68,6 @@ def assessed(held_out: Batch, assess: Callable[[Batch], Future[Metrics]]) -> Met
     """`val-core/<source>/{acc,loss,margin}` of held-out rows, each source by itself: what `assess` has of these."""
     sources, metrics = held_out.object("data_source"), {}
     for source in dict.fromkeys(sources):
-        told = wait(assess(held_out.select([row for row, name in enumerate(sources) if name == source])))
-        metrics |= {f"val-core/{source}/{name}": told[key] for key, name in _HELD_OUT.items() if key in told}
+        measures = wait(assess(held_out.select([row for row, name in enumerate(sources) if name == source])))
+        metrics |= {f"val-core/{source}/{name}": measures[key] for key, name in _HELD_OUT.items() if key in measures}
     return metrics

@@ -42,11 +42,11 @@ def write_aside(final: Path) -> Iterator[Path]:
         fault_point("before_rename")
         _put_in_place(partial, final)
     except BaseException as error:
-        told = _explained(error, final, partial)
+        explained = _explained(error, final, partial)
         shutil.rmtree(partial, ignore_errors=True)
-        if told is error:
+        if explained is error:
             raise
-        raise told from error
+        raise explained from error
 
 
 def delete(directory: Path) -> None:

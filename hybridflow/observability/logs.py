@@ -48,7 +48,7 @@ def configure_logging(run_dir: Path | None, level: str = "info", *, rank: int = 
 def log_to_file(level: int, message: str) -> bool:
     """One line in run.log alone, now or once it is there; False before `configure_logging`, when it goes nowhere.
 
-    For what the terminal is told otherwise, or cannot be told. Line ends in the message become spaces.
+    For what the terminal shows in another form, or cannot show. Line ends in the message become spaces.
     """
     handlers = [handler for handler in logging.getLogger().handlers if handler.get_name() in _HANDLER_NAMES[1:]]
     for handler in handlers:

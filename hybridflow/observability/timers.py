@@ -17,7 +17,7 @@ class StageTimers:
                 ...
         timers.metrics()  # timing_s/gen, timing_s/step
 
-    `on_stage` is told the stage that begins, and the enclosing one (or None) when it ends.
+    `on_stage` is called with the stage that begins, and the enclosing one (or None) when it ends.
     """
 
     def __init__(self, on_stage: Callable[[str | None], None] | None = None) -> None:

@@ -34,7 +34,7 @@ class Resharder:
     """Brings trained weights into the rollout's slots, on all ranks together.
 
     A rank that trains has a `source`, one that generates has `slots`, a colocated rank has both. What all ranks hold
-    and want is told once, when it is made; the plan is the same for all versions.
+    and want is exchanged once, when it is made; the plan is the same for all versions.
 
     States: incomplete (new, during a transfer, after one that failed) and complete, with the version of the weights.
     A failed transfer leaves the trained weights as they are, and the slots part old, part new: nothing may be generated
@@ -151,7 +151,7 @@ class Resharder:
         except LostPeer as lost:
             raise self._lost(stage, lost) from lost
         except BaseException as error:
-            self._roll.fail(_told(error, f"rank {self._transport.rank}", stage))
+            self._roll.fail(_reported(error, f"rank {self._transport.rank}", stage))
             raise
 
     def _lost(self, stage: str, lost: LostPeer) -> HybridflowError:
@@ -176,7 +176,7 @@ def _transport(
     return group_within(group, timeout_seconds=transfer.timeout_seconds, device=device)
 
 
-def _told(error: BaseException, rank: str, stage: str) -> HybridflowError:
+def _reported(error: BaseException, rank: str, stage: str) -> HybridflowError:
     """What the other ranks raise when this one failed."""
     if isinstance(error, HybridflowError):
         return error

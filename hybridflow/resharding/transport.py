@@ -160,8 +160,8 @@ class Transport:
         if len(everything):
             # each byte is one rank's, and zero on all others
             self.wait(self.group.allreduce([everything]), tuple(range(self.size)), self.deadline())
-        told = {head: part.cpu().numpy().tobytes() for head, part in parts.items()}
-        return [told[head] for head in heads]
+        encoded = {head: part.cpu().numpy().tobytes() for head, part in parts.items()}
+        return [encoded[head] for head in heads]
 
     def abort(self) -> None:
         """Breaks this rank's connections, so that whoever waits for it stops waiting. Nothing can be sent any more."""

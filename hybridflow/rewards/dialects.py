@@ -1,4 +1,4 @@
-"""The signatures of other systems' reward functions, told apart by their parameters' names and called their own way."""
+"""The signatures of other systems' reward functions, recognized by their parameters' names and called their own way."""
 
 import asyncio
 import inspect
@@ -42,7 +42,7 @@ class Answers:
 class Dialect:
     """One way of writing a reward function.
 
-    `known_by`: the parameters it is told by, all of which the function names. `offers`: the parameters it can be
+    `known_by`: the parameters that identify it, all of which the function names. `offers`: the parameters it can be
     given. `columns`: whether the data's columns are given too. `is_each`: it is called with a sample at a time.
     `has_filter_scores`: among its extras may be `FILTER_SCORES`.
     """

@@ -68,14 +68,14 @@ class RemoteReward:
     def check_reachable(self) -> None:
         """Raises `ConfigError` where no server listens at any of the addresses; warns of those where none does."""
         flaws = {address: flaw for address in self._addresses if (flaw := unreachable(address, _CONNECT_SECONDS))}
-        told = "; ".join(f"{redacted_text(address)}: {flaw}" for address, flaw in flaws.items())
+        failures = "; ".join(f"{redacted_text(address)}: {flaw}" for address, flaw in flaws.items())
         if len(flaws) == len(self._addresses):
             raise ConfigError(
-                f"reward.functions names a server that cannot be reached: {told}.",
+                f"reward.functions names a server that cannot be reached: {failures}.",
                 remedy="Start it first, or correct the address; it must be reachable from this machine.",
             )
-        if told:
-            logger.warning("reward.functions: servers that cannot be reached yet: %s", told)
+        if failures:
+            logger.warning("reward.functions: servers that cannot be reached yet: %s", failures)
 
     def __call__(self, queries: list[str], prompts: list[str], labels: list) -> dict[str, object]:
         """The rewards of all samples, and what the server logged beside them."""

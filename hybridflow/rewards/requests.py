@@ -136,9 +136,9 @@ def _refusal(error: urllib.error.HTTPError, watch: _Watch) -> RewardError:
         said = error.read(300).decode(errors="replace").strip()
     if 300 <= error.code < 400:
         said = f"go to {error.headers.get('Location')}; name that address if it is right"
-    told = f"status {error.code} {error.reason}{f', and it said: {said}' if said else ''}"
+    message = f"status {error.code} {error.reason}{f', and it said: {said}' if said else ''}"
     kind = RewardUnavailable if error.code in _OVERLOADED or watch.has_ended else RewardError
-    return kind(told, remedy=_REMEDY)
+    return kind(message, remedy=_REMEDY)
 
 
 def _late(limits: RequestLimits) -> str:

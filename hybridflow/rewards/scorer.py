@@ -117,11 +117,11 @@ class RewardScorer:
         """None, or numbers for every sample: whatever the samples, the same functions have the same columns."""
         if not any(function.dialect.has_filter_scores for function in self.functions):
             return None
-        told = [
+        filter_scores = [
             outcome.extras.get(FILTER_SCORES) if function.dialect.has_filter_scores else None
             for function, outcome in zip(self.functions, outcomes, strict=True)
         ]
-        return weighted_sum(preferred(table, told), self._weights)[0]
+        return weighted_sum(preferred(table, filter_scores), self._weights)[0]
 
     def _left_out(self, samples: Samples, unscored: Tensor, failures: Sequence[Failure]) -> list[Failure]:
         """Samples for which every function answered None, and no reward model answers beside them."""

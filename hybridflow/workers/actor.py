@@ -91,9 +91,9 @@ class ActorWorker(ModelWorker):
         Beside them `sum_pi_squared`, where the estimator names it.
         """
         further = ("sum_pi_squared",) if self._estimation.names("sum_pi_squared") else ()
-        told = self.predict(batch, "logprobs", *further)
+        predicted = self.predict(batch, "logprobs", *further)
         return Batch.of(
-            tokens={"old_logprobs": told.tokens("logprobs")} | {name: told.tokens(name) for name in further}
+            tokens={"old_logprobs": predicted.tokens("logprobs")} | {name: predicted.tokens(name) for name in further}
         )
 
     @transfer(DATA_PARALLEL, requires=("prompt_ids", "response_ids"), provides=("ref_logprobs",), changes=False)
@@ -130,14 +130,14 @@ class ActorWorker(ModelWorker):
         summaries = row_summaries(batch, "rewards", "critic/rewards")
         summaries |= token_summaries(batch, {"advantages": "critic/advantages"})
 
-        batch, told = reconciled(batch, self._algorithm, self.reduce)
+        batch, correction_metrics = reconciled(batch, self._algorithm, self.reduce)
         self._check_old_logprobs(batch)
         named = [name for name in LOSS_COLUMNS if name in self._loss.needs and name != "old_logprobs"]
         batch.require(named, stage=f"actor.update with algorithm.policy_loss={self._loss.name}")
         if pretraining is not None:
             batch = with_texts(batch, pretraining, minibatch_rows(batch, self.setup.minibatch_sequences))
 
-        watch = self._rollout_watch(told)
+        watch = self._rollout_watch(correction_metrics)
 
         def objective(minibatch: Batch) -> tuple[Batch, LossFn]:
             loss_fn = policy_objective(
@@ -154,8 +154,8 @@ class ActorWorker(ModelWorker):
 
         self._is_published = False
         metrics = self.train(batch, objective, prefix="actor")
-        self._compare_probabilities(told | metrics, batch)
-        return summaries | told | metrics | self._estimation.drain_metrics() | self._drain_transfer()
+        self._compare_probabilities(correction_metrics | metrics, batch)
+        return summaries | correction_metrics | metrics | self._estimation.drain_metrics() | self._drain_transfer()
 
     @transfer(MINIBATCHES, requires=("prompt_ids", "response_ids", "response_mask"))
     def imitate(self, batch: Batch) -> Metrics:
@@ -235,8 +235,8 @@ class ActorWorker(ModelWorker):
 
     def _logprobs(self, batch: Batch) -> Tensor:
         """[B, R], right-padded, of the policy as it is; in the midst of a call, so weights stay where they are."""
-        told = self.engine.forward(batch, ("logprobs",), temperature=self.setup.temperature)
-        return told.tokens("logprobs").padded(0)
+        predicted = self.engine.forward(batch, ("logprobs",), temperature=self.setup.temperature)
+        return predicted.tokens("logprobs").padded(0)
 
     def _drain_transfer(self) -> Metrics:
         """Metrics of the last transfer of weights, once."""
@@ -253,13 +253,13 @@ class ActorWorker(ModelWorker):
                 remedy="Update on samples of the current weights, and publish after each update.",
             )
 
-    def _rollout_watch(self, told: Metrics) -> Iterator[bool]:
+    def _rollout_watch(self, correction_metrics: Metrics) -> Iterator[bool]:
         """For each optimizer step of an update, whether it compares the policy's log-probabilities with the rollout's.
 
         Not where `reconciled` has compared the whole batch. With `algorithm.old_logprobs=rollout` only the first step,
         whose policy is the one that drew the samples.
         """
-        watches = "training/rollout_logprobs_diff_max" not in told
+        watches = "training/rollout_logprobs_diff_max" not in correction_metrics
         yield watches
         yield from repeat(watches and self._algorithm.old_logprobs is not OldLogprobs.rollout)
 

@@ -78,11 +78,11 @@ def ranked(scores: Tensor, columns: Mapping[str, Tensor], preference: Preference
     loss = bradley_terry(chosen, rejected, margins)
     if preference.center_coefficient:
         loss = loss + preference.center_coefficient * centering(chosen, rejected)
-    told = {
+    metrics = {
         "rewards/chosen": chosen.detach().mean(),
         "rewards/rejected": rejected.detach().mean(),
         "rewards/margins": (chosen - rejected).detach().mean(),
         "rewards/accuracies": accuracy(chosen, rejected),
     }
-    numbers = torch.stack(list(told.values())).tolist()
-    return loss, {name: mean(number, len(chosen)) for name, number in zip(told, numbers, strict=True)}
+    numbers = torch.stack(list(metrics.values())).tolist()
+    return loss, {name: mean(number, len(chosen)) for name, number in zip(metrics, numbers, strict=True)}

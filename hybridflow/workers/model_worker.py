@@ -30,7 +30,7 @@ Objective = Callable[[Batch], tuple[Batch, LossFn]]
 
 @dataclass(frozen=True)
 class TrainingSetup:
-    """What a trained role is told: its model, its section of the configuration, and the run's derived sizes."""
+    """What a trained role needs: its model, its section of the configuration, and the run's derived sizes."""
 
     model: Model
     training: Training
@@ -104,9 +104,9 @@ class ModelWorker(Worker):
 
     def predict(self, batch: Batch, *outputs: str, adapted: bool = True) -> Batch:
         """The model's named outputs for a batch, as token columns; `adapted=False` leaves its adapter out."""
-        told = self.engine.forward(batch, outputs, temperature=self.setup.temperature, adapted=adapted)
+        predicted = self.engine.forward(batch, outputs, temperature=self.setup.temperature, adapted=adapted)
         self.rest()
-        return told
+        return predicted
 
     def train(self, batch: Batch, objective: Objective, *, prefix: str) -> Metrics:
         """Passes over the batch in minibatches, one optimizer step each; engine metrics get the role's prefix.
@@ -145,7 +145,7 @@ def set_environment(engine: TrainingEngine) -> None:
 
 
 def chosen_device(context: WorkerContext) -> torch.device:
-    """The worker's device, made the one that libraries take when they are not told."""
+    """The worker's device, made the default device of libraries."""
     device = torch.device(context.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)

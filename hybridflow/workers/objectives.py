@@ -105,7 +105,7 @@ def policy_objective(
 
 
 def _checked(loss: Bound, answer: object, logprobs: Tensor, mask: Tensor) -> Tensor:
-    """One loss per token; of a function of the user's own what can be wrong is told."""
+    """One loss per token; what a user's own function returns is checked."""
     if not is_own(loss.name):
         assert isinstance(answer, Tensor), f"the policy loss {loss.name} answered a {type(answer)}"
         return answer

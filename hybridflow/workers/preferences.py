@@ -130,7 +130,7 @@ def pair_objective(loss: Bound, preference: Preference, *, num_pairs: float, cho
         imitation = _imitation(outputs["logprobs"], columns, preference, chosen_tokens)
         value = value + preference.imitation * sum(imitation.values())
         rewards = [_rewards(part, loss, preference) for part in (chosen, rejected)]
-        told = {
+        numbers = {
             "rewards/chosen": rewards[0].mean(),
             "rewards/rejected": rewards[1].mean(),
             "rewards/margins": (rewards[0] - rewards[1]).mean(),
@@ -138,7 +138,7 @@ def pair_objective(loss: Bound, preference: Preference, *, num_pairs: float, cho
             "logps/chosen": chosen.sums.mean(),
             "logps/rejected": rejected.sums.mean(),
         }
-        return Loss(value, _measured(told, len(chosen.sums), {"train/loss": value, **imitation}))
+        return Loss(value, _measured(numbers, len(chosen.sums), {"train/loss": value, **imitation}))
 
     return LossFn(("logprobs",), loss_fn)
 
@@ -167,8 +167,8 @@ def label_objective(loss: Bound, preference: Preference, counts: LabelCounts, *,
         metrics = _measured({"rewards/accuracies": accuracy(above, below)}, len(liked), totals)
         for name, rows in (("chosen", liked), ("rejected", ~liked)):
             if count := int(rows.sum()):
-                told = {f"rewards/{name}": rewards[rows].mean(), f"logps/{name}": responses.sums[rows].mean()}
-                metrics |= _measured(told, count, {})
+                numbers = {f"rewards/{name}": rewards[rows].mean(), f"logps/{name}": responses.sums[rows].mean()}
+                metrics |= _measured(numbers, count, {})
         return Loss(value, metrics | {"train/kl": mean(anchor)})
 
     return LossFn(("logprobs",), loss_fn)

@@ -48,8 +48,8 @@ def with_pretraining(loss_fn: LossFn, minibatch: Batch, reduce: Reduce, *, coeff
         mask = columns[MASK]
         losses = negative_log_likelihood(outputs["logprobs"])
         loss = aggregate(losses, mask, mode="token-mean", num_tokens=num_tokens, num_sequences=0.0)
-        told = measured({}, mask, {"actor/pretraining_loss": loss})
-        return Loss(policy.value + coefficient * loss, policy.metrics | told)
+        reported = measured({}, mask, {"actor/pretraining_loss": loss})
+        return Loss(policy.value + coefficient * loss, policy.metrics | reported)
 
     return LossFn(loss_fn.outputs, both)
 

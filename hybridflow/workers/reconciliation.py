@@ -31,8 +31,8 @@ def reconciled(batch: Batch, algorithm: Algorithm, reduce: Reduce) -> tuple[Batc
     batch, metrics = _without_truncated(batch) if algorithm.mask_truncated else (batch, {})
     takes_rollouts = algorithm.old_logprobs is OldLogprobs.rollout
     if takes_rollouts or algorithm.correction.is_active:
-        batch, told = _corrected(batch, algorithm.correction, reduce)
-        metrics = metrics | told
+        batch, more = _corrected(batch, algorithm.correction, reduce)
+        metrics = metrics | more
     if takes_rollouts:
         batch = batch.with_columns(tokens={"old_logprobs": batch.tokens("rollout_logprobs")})
     return batch, metrics
@@ -61,12 +61,12 @@ def _corrected(batch: Batch, correction: Correction, reduce: Reduce) -> tuple[Ba
         )
         metrics = mismatch_metrics(old, rollout, mask) | rollout_difference(rollout, old, mask)
         if correction.weights is not CorrectionLevel.none:
-            weights, told = _weights(old, rollout, mask, correction, reduce)
+            weights, more = _weights(old, rollout, mask, correction, reduce)
             columns["correction_weights"] = Ragged.from_padded(weights, responses.lengths)
-            metrics |= told
-        kept, told = _kept(old, rollout, mask, correction, reduce)
+            metrics |= more
+        kept, more = _kept(old, rollout, mask, correction, reduce)
         columns["response_mask"] = Ragged.from_padded(kept, responses.lengths)
-        metrics |= told
+        metrics |= more
     return batch.with_columns(tokens=columns), metrics
 
 

@@ -29,7 +29,7 @@ class ReferenceWorker(Worker):
     @transfer(DATA_PARALLEL, requires=("prompt_ids", "response_ids"), provides=("ref_logprobs",), changes=False)
     def logprobs(self, batch: Batch) -> Batch:
         """`ref_logprobs`: the reference's log-probabilities of the same tokens, at the policy's temperature."""
-        told = self._engine.forward(batch, ("logprobs",), temperature=self._temperature)
+        predicted = self._engine.forward(batch, ("logprobs",), temperature=self._temperature)
         if self._is_offloaded:
             self._engine.offload(Part.parameters)
-        return Batch.of(tokens={"ref_logprobs": told.tokens("logprobs")})
+        return Batch.of(tokens={"ref_logprobs": predicted.tokens("logprobs")})

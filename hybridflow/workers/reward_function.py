@@ -42,7 +42,7 @@ class RewardFunctionWorker(Worker):
         rows["components"] = torch.stack(list(scored.columns.values()), 1)
         if scored.filter_scores is not None:
             rows["filter_scores"] = scored.filter_scores
-        told = {
+        reported = {
             name: measure.value for name, measure in scored.metrics.items() if name.removesuffix("/mean") not in rows
         }
-        return Batch.of(rows={"scores": scored.scores} | rows, meta=dict(told))
+        return Batch.of(rows={"scores": scored.scores} | rows, meta=dict(reported))

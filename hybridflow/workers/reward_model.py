@@ -127,7 +127,7 @@ class RewardModelWorker(Worker):
         if too_long:
             found = int(sequences.lengths[too_long[0]])
             raise RewardError(
-                self._told(too_long[0], batch, f"it has {found} tokens, and the model reads {limit}."),
+                self._sample_error(too_long[0], batch, f"it has {found} tokens, and the model reads {limit}."),
                 remedy="Lower data.max_prompt_tokens or data.max_response_tokens, or take a model that reads more.",
             )
         return sequences
@@ -143,7 +143,7 @@ class RewardModelWorker(Worker):
         wrong = (~scores.isfinite()).nonzero().flatten().tolist()
         if wrong:
             raise RewardError(
-                self._told(wrong[0], batch, f"its score is {scores[wrong[0]].item()}.")
+                self._sample_error(wrong[0], batch, f"its score is {scores[wrong[0]].item()}.")
                 + f"\nSamples without a finite score: {len(wrong)} of {len(batch)}.",
                 remedy="Look at its weights, or try reward.model.dtype=float32.",
             )
@@ -154,11 +154,11 @@ class RewardModelWorker(Worker):
             found, bounds = sums[beyond[0]].item(), f"between {-LARGEST_SCORE:g} and {LARGEST_SCORE:g}"
             reason = f"the weighted sum of its {name} and the functions' is {found:g}, which is not {bounds}."
             raise RewardError(
-                self._told(beyond[0], batch, reason),
+                self._sample_error(beyond[0], batch, reason),
                 remedy=f"Use smaller weights: {self._section}.model_weight, {self._section}.weights.",
             )
 
-    def _told(self, row: int, batch: Batch, reason: str) -> str:
+    def _sample_error(self, row: int, batch: Batch, reason: str) -> str:
         response = decode_responses(self._reading.writer, batch.tokens("response_ids").slice(row, row + 1))[0]
         name = str(self._reading.judge.directory)
         return f"The reward model {Failure(name, row, reason, batch.object('prompt')[row], response)}"

@@ -62,9 +62,9 @@ def report(folder: Path) -> str:
     command += ["--no-cache", "--no-logo"]
     answer = subprocess.run(command, cwd=folder, env=wide, check=False, capture_output=True, text=True)
     broken = sum(f"{contract['name']} BROKEN" in answer.stdout for contract in CONTRACTS)
-    told = answer.stdout + answer.stderr
-    assert f"{len(CONTRACTS) - broken} kept, {broken} broken" in answer.stdout, told
-    assert (answer.returncode == 0) is (broken == 0), told
+    output = answer.stdout + answer.stderr
+    assert f"{len(CONTRACTS) - broken} kept, {broken} broken" in answer.stdout, output
+    assert (answer.returncode == 0) is (broken == 0), output
     return answer.stdout
 
 

@@ -94,7 +94,7 @@ COUNTER_EXAMPLES: tuple[tuple[Rule, str, str, str], ...] = (
     (
         untrusted.no_code_from_data,
         "hybridflow/a.py",
-        "dist.all_gather_object(told, own)",
+        "dist.all_gather_object(gathered, own)",
         "hybridflow/a.py:all_gather_object",
     ),
     (untrusted.no_code_from_data, "hybridflow/a.py", "receiver.recv()", "hybridflow/a.py:Connection.recv"),

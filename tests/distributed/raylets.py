@@ -79,12 +79,12 @@ def two_nodes(folder: Path) -> Iterator[TwoNodes]:
 
 
 def _end_all_below(sockets: Path) -> None:
-    """Kills the cluster's own processes: those that were told a directory below this one."""
-    told = [process for process in psutil.process_iter(["cmdline"]) if _is_told(process, f"{sockets}/")]
-    for process in told:
+    """Kills the cluster's own processes: those that were given a directory below this one."""
+    clusters = [process for process in psutil.process_iter(["cmdline"]) if _is_given(process, f"{sockets}/")]
+    for process in clusters:
         process.send_signal(signal.SIGKILL)
-    psutil.wait_procs(told, timeout=20)
+    psutil.wait_procs(clusters, timeout=20)
 
 
-def _is_told(process: psutil.Process, path: str) -> bool:
+def _is_given(process: psutil.Process, path: str) -> bool:
     return path in shlex.join(process.info["cmdline"] or [])

@@ -1,4 +1,4 @@
-"""What a user gets wrong is told before anything starts: what was found, what to do, and nothing is left behind."""
+"""What a user gets wrong is reported before anything starts: what was found, what to do, and nothing is left behind."""
 
 import json
 import shutil
@@ -64,8 +64,8 @@ def attempt(folder: Path) -> Try:
 def assert_refused(ended: Ended, folder: Path, found: str, remedy: str) -> None:
     """Status 2, the words of the error and of its remedy, and no run directory."""
     assert ended.status == 2, ended.said
-    told, _, advice = ended.words.partition("What to do:")
-    assert found.replace("{}", str(folder)) in told
+    message, _, advice = ended.words.partition("What to do:")
+    assert found.replace("{}", str(folder)) in message
     assert remedy.replace("{}", str(folder)) in advice
     assert "Traceback" not in ended.said
     assert not list(folder.glob("run*"))

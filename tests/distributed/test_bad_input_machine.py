@@ -1,4 +1,4 @@
-"""What the machine does not have is told in plain words: disk, ports, packages, devices, directories."""
+"""What the machine does not have is reported in plain words: disk, ports, packages, devices, directories."""
 
 import os
 import socket
@@ -76,8 +76,8 @@ def attempt(folder: Path, *settings: str) -> Ended:
 
 def assert_refused(ended: Ended, found: str, remedy: str) -> None:
     assert ended.status == 2, ended.said
-    told, _, advice = ended.words.partition("What to do:")
-    assert found in told
+    message, _, advice = ended.words.partition("What to do:")
+    assert found in message
     assert remedy in advice
     assert "Traceback" not in ended.said
 

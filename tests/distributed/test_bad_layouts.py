@@ -1,4 +1,4 @@
-"""Layouts that a model, an engine or the devices cannot have are told before anything starts."""
+"""Layouts that a model, an engine or the devices cannot have are reported before anything starts."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A run that is resumed on files with other contents is refused, by name; or goes on, when it is told to."""
+"""A run that is resumed on files with other contents is refused, by name; or goes on, when asked to."""
 
 import os
 import shutil
@@ -50,8 +50,8 @@ def test_a_resume_on_other_contents_of_the_same_size_names_the_file(words, name)
     finally:
         (folder / name).write_bytes(kept)
     assert ended.status == 2, ended.said
-    told, _, remedy = ended.words.partition("What to do:")
-    assert f"have changed since the checkpoint was written: {folder / name}." in told
+    message, _, remedy = ended.words.partition("What to do:")
+    assert f"have changed since the checkpoint was written: {folder / name}." in message
     assert "trainer.resume_changed=accept" in remedy and "trainer.resume=never" in remedy
     assert steps_of(folder / "run") == [0, 1, 2]
 

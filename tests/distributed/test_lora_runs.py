@@ -1,4 +1,4 @@
-"""Runs with a low-rank adapter: its reference costs nothing, it resumes to the last bit, and its mistakes are told."""
+"""Runs with a low-rank adapter: its reference costs nothing, it resumes bit for bit, and mistakes are reported."""
 
 import json
 from pathlib import Path
@@ -57,8 +57,8 @@ def test_it_goes_on_from_a_checkpoint_to_the_last_bit(plain, folder):
 )
 def test_what_cannot_be_adapted_is_told_before_anything_starts(tmp_path, settings, found, remedy):
     ended = run_here([*small_run(tmp_path), *LORA, f"trainer.run_dir={tmp_path}/run", *settings])
-    told, _, advice = ended.words.partition("What to do:")
-    assert ended.status == 2 and found in told and remedy in advice, ended.said
+    message, _, advice = ended.words.partition("What to do:")
+    assert ended.status == 2 and found in message and remedy in advice, ended.said
     assert not (tmp_path / "run").exists()
 
 

@@ -89,8 +89,8 @@ def attempt(tmp_path: Path) -> Try:
 def test_a_method_that_cannot_be_called_is_told_before_anything_starts(attempt, tmp_path, settings, found, remedy):
     ended = attempt(*settings)
     assert ended.status == 2, ended.said
-    told, _, advice = ended.words.partition("What to do:")
-    assert found in told
+    message, _, advice = ended.words.partition("What to do:")
+    assert found in message
     assert remedy in advice
     assert "Traceback" not in ended.said
     assert not (tmp_path / "run").exists()

@@ -106,8 +106,8 @@ def test_references_in_the_data_are_taken(tmp_path):
         file = tmp_path / f"{name}.jsonl"
         rows = [json.loads(line) for line in file.read_text().splitlines()]
         rows = [row | {"ref_chosen_logps": -1.0, "ref_rejected_logps": -9.0} for row in rows]
-        (tmp_path / f"told_{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    files = [f"data={{train_files: [{tmp_path}/told_pairs.jsonl], eval_files: [{tmp_path}/told_held_out.jsonl]}}"]
+        (tmp_path / f"ref_{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    files = [f"data={{train_files: [{tmp_path}/ref_pairs.jsonl], eval_files: [{tmp_path}/ref_held_out.jsonl]}}"]
     precomputed = "dataflow_settings.precompute_reference=true"
     ended = run_here([*settings, *files, precomputed, f"trainer.run_dir={tmp_path}/run"], command=main_dpo.main)
     assert ended.status == 0, ended.said

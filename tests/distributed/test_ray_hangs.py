@@ -1,4 +1,4 @@
-"""A process that is stopped is found by its heartbeat, and told apart from one that computes and one that is dead."""
+"""A process that is stopped is found by its heartbeat, and not confused with a busy or a dead one."""
 
 import os
 import signal

@@ -48,9 +48,9 @@ sys.exit(1)
 def test_a_lost_head_is_told_and_the_exit_code_is_the_drivers_own(how, found, remedy, seconds):
     done = ended(how)
     assert done.returncode == 1, done.stderr[-3000:]
-    [told] = [line for line in done.stdout.splitlines() if " after " in line]
-    assert found in told and remedy in told
-    assert float(told.rsplit(" ", 1)[1]) < seconds
+    [ending] = [line for line in done.stdout.splitlines() if " after " in line]
+    assert found in ending and remedy in ending
+    assert float(ending.rsplit(" ", 1)[1]) < seconds
 
 
 def test_nothing_of_ray_survives_a_driver_that_is_killed():

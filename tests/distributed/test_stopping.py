@@ -138,10 +138,12 @@ def test_a_raylet_that_ends_in_order_leaves_a_run_with_an_ending_and_a_report(ru
     ended = run.start("trainer={backend: ray, devices: 2}")
     assert ended.status == 1, ended.said
     assert processes_left(run) == []
-    told = ending(run)
-    assert told["how"] == "failed"
-    assert "Ray, which this run started, has ended" in told["said"] or told["said"].startswith("no ending was recorded")
-    assert f"failed: {told['said'][:60]}" in (run.run_dir / "run.log").read_text()
+    recorded = ending(run)
+    assert recorded["how"] == "failed"
+    assert "Ray, which this run started, has ended" in recorded["said"] or recorded["said"].startswith(
+        "no ending was recorded"
+    )
+    assert f"failed: {recorded['said'][:60]}" in (run.run_dir / "run.log").read_text()
     run.trap.unlink()
     assert run.start("trainer={backend: local, devices: 1}").status == 0
     assert steps_of(run.run_dir) == [0, 1, 2, 3, 4, 5, 6]

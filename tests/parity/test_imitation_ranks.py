@@ -56,17 +56,19 @@ def imitated(rank: int, directory: Path, engine: TrainingEngine, sizes: dict[str
         batch = batch.slice(*((0, 4), (4, 6))[rank])  # unequal shares
         batch = batch.with_columns(meta={"minibatch_rows": (len(batch),)})
     steps = [worker.imitate(batch) for _ in range(STEPS)]
-    told = [{name: (metrics[name].value,) for name in NAMES} for metrics in steps]
+    numbers_of_steps = [{name: (metrics[name].value,) for name in NAMES} for metrics in steps]
     held_out = worker.assess(batch)["train/loss"]
-    return [*told, {"held_out": (held_out.value, held_out.reduction.value)}]
+    return [*numbers_of_steps, {"held_out": (held_out.value, held_out.reduction.value)}]
 
 
 def over_ranks(answers: list[list[dict]]) -> list[float]:
     """What the driver makes of the ranks' metrics: averages of steps, and the sum of their parts of a loss."""
     numbers = []
     for step in range(STEPS):
-        numbers += [sum(told[step][name][0] for told in answers) / len(answers) for name in NAMES]
-    return [*numbers, sum(told[-1]["held_out"][0] for told in answers)]
+        numbers += [
+            sum(numbers_of_steps[step][name][0] for numbers_of_steps in answers) / len(answers) for name in NAMES
+        ]
+    return [*numbers, sum(numbers_of_steps[-1]["held_out"][0] for numbers_of_steps in answers)]
 
 
 @pytest.mark.parametrize(("engine", "sizes"), LAYOUTS)

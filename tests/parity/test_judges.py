@@ -51,7 +51,7 @@ LAYOUTS = [
 
 
 def pairs() -> Batch:
-    """Two rows a pair, of unequal lengths, with what a reward model is told of samples."""
+    """Two rows a pair, of unequal lengths, with the columns that a reward model reads."""
     chosen, rejected = token_rows([5, 2, 1, 9, 3, 4], seed=1), token_rows([1, 8, 3, 4, 2, 6], seed=2)
     rows = rows_of_pairs(
         Batch.of(
@@ -100,18 +100,18 @@ def judged(rank: int, layout: Layout, judge: Path, policy: Path, learns: bool) -
         worker = RewardModelWorker(context("reward"), reward=reward, policy=Model(path=str(policy)), training=training)
         return worker.score(rows)
 
-    told = Told([served(process=False).row("scores").tolist()], [], [])
+    outcome = Told([served(process=False).row("scores").tolist()], [], [])
     if learns:
-        told.columns.append(served(process=True).tokens("token_scores").values.tolist())
+        outcome.columns.append(served(process=True).tokens("token_scores").values.tolist())
         setup = TrainingSetup(Model(path=str(judge)), training, 2 * PAIRS, 100, 8, temperature=1.0)
         algorithm = Algorithm(preference=Preference(center_coefficient=0.05))
         worker = JudgeWorker(context("reward_model"), setup=setup, algorithm=algorithm)
         for _ in range(STEPS):
             step = worker.prefer(rows)
-            told.losses.append(step["train/loss"].value / mesh.axis_size("data"))
-            told.norms.append(step["reward_model/grad_norm"].value)
-        told.columns.append(worker.score(rows).row("scores").tolist())
-    return told
+            outcome.losses.append(step["train/loss"].value / mesh.axis_size("data"))
+            outcome.norms.append(step["reward_model/grad_norm"].value)
+        outcome.columns.append(worker.score(rows).row("scores").tolist())
+    return outcome
 
 
 def together(layout: Layout, judge: Path, policy: Path, *, learns: bool = True) -> Told:
@@ -141,11 +141,11 @@ def alone(decoder, toy_dir) -> Told:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_judge_says_and_learns_the_same_on_several_ranks(layout, alone, decoder, toy_dir):
-    told = together(layout, decoder, toy_dir())
-    for found, expected in zip(told.columns, alone.columns, strict=True):
+    outcome = together(layout, decoder, toy_dir())
+    for found, expected in zip(outcome.columns, alone.columns, strict=True):
         assert found == pytest.approx(expected, abs=TOLERANCE)
-    assert told.losses == pytest.approx(alone.losses, abs=TOLERANCE)
-    assert told.norms == pytest.approx(alone.norms, rel=1e-4)
+    assert outcome.losses == pytest.approx(alone.losses, abs=TOLERANCE)
+    assert outcome.norms == pytest.approx(alone.norms, rel=1e-4)
 
 
 def test_an_encoder_says_the_same_on_two_ranks(toy_dir, tmp_path):

@@ -47,8 +47,8 @@ def worker_of(directory: Path, rank: int, ranks: int) -> ActorWorker:
 def learned(worker: ActorWorker, batch: Batch, texts: Batch) -> Told:
     """Metrics of an update, and what the policy then says of all samples."""
     metrics = worker.update(batch, texts)
-    told = {name: metrics[name].value for name in ("actor/pretraining_loss", "actor/pg_loss", "actor/grad_norm")}
-    return told, worker.logprobs(samples()).tokens("old_logprobs").values
+    reported = {name: metrics[name].value for name in ("actor/pretraining_loss", "actor/pg_loss", "actor/grad_norm")}
+    return reported, worker.logprobs(samples()).tokens("old_logprobs").values
 
 
 def of_rank(rank: int, directory: Path) -> bytes:
@@ -63,7 +63,7 @@ def test_two_ranks_learn_from_samples_and_texts_what_one_device_learns(toy_dir):
     expected, outputs = learned(worker_of(toy_dir(), 0, 1), samples(), sequences(seed=9))
     answers: list[Told] = [pickle.loads(answer) for answer in run_ranks(of_rank, len(SAMPLES), toy_dir())]
     for name, value in expected.items():
-        found = sum(told[name] for told, _ in answers) / len(answers)
+        found = sum(reported[name] for reported, _ in answers) / len(answers)
         assert abs(found - value) < 1e-4 * max(1.0, abs(value)), name  # float32 sums in another order
     for _, said in answers:
         assert float((said - outputs).abs().max()) < 1e-4

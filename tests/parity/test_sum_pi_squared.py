@@ -37,8 +37,8 @@ def asked_rank(rank: int, case: Case) -> bytes:
     mesh, engine, batch = mesh_of(case), engine_of(case, rank), global_batch(0, "language")
     rows = own_rows(batch, mesh.index_along(rank, ("data",)), mesh.axis_size("data"))
     asked = engine.forward(rows, ("entropy", "sum_pi_squared", "logprobs"), temperature=TEMPERATURE)
-    told = [asked.tokens(name).values for name in ("sum_pi_squared", "logprobs")]
-    return pickle.dumps((*told, logprobs_of(engine, rows).values))
+    columns = [asked.tokens(name).values for name in ("sum_pi_squared", "logprobs")]
+    return pickle.dumps((*columns, logprobs_of(engine, rows).values))
 
 
 @pytest.mark.parametrize(
@@ -57,11 +57,11 @@ def test_sums_of_squares_are_those_of_the_whole_table(toy_dir, engine, ranks, si
     # A few tokens a micro-batch, so that ranks have different numbers of them.
     case = replace(Case(directory, ranks, engine, sizes), settings={"microbatch_tokens": 12})
     answers = [asked_rank(0, case)] if ranks == 1 else run_ranks(asked_rank, ranks, case)
-    told = [pickle.loads(answer) for answer in answers]
+    columns = [pickle.loads(answer) for answer in answers]
     mesh = mesh_of(case)
     firsts = [mesh.rank({"data": index, "pipeline": -1}) for index in range(mesh.axis_size("data"))]
-    found = torch.cat([told[rank][0] for rank in firsts])
+    found = torch.cat([columns[rank][0] for rank in firsts])
     # float32 against float64
     torch.testing.assert_close(found.double(), explicit(directory, global_batch(0, "language")), atol=1e-5, rtol=1e-4)
-    for _, beside, alone in told:
+    for _, beside, alone in columns:
         assert torch.equal(beside, alone), "bit for bit, whatever else is computed"

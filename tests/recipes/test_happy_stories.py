@@ -31,7 +31,7 @@ def tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return run
 
 
-def assert_told(rows: list[Row]) -> None:
+def assert_reported(rows: list[Row]) -> None:
     """Two steps, judged by sentiment, tied to the reference."""
     assert [row["step"] for row in rows] == [0, 1, 2]
     for row in rows[1:]:
@@ -45,14 +45,14 @@ def assert_told(rows: list[Row]) -> None:
 
 def test_it_runs_on_a_toy(tell, toy_dir: MakeToy):
     # The toy reads single characters, so that openings are longer; what it babbles has no sentiment.
-    assert_told(tell(toy_dir(), "data.max_prompt_tokens=64")[1])
+    assert_reported(tell(toy_dir(), "data.max_prompt_tokens=64")[1])
 
 
 @pytest.mark.skipif("HYBRIDFLOW_ASSETS" not in os.environ, reason="needs HYBRIDFLOW_ASSETS")
 def test_it_runs_on_a_published_story_model(tell, tmp_path):
     model = Path(os.environ["HYBRIDFLOW_ASSETS"]) / "models" / "stories260K"
     ended, rows = tell(model)
-    assert_told(rows)
+    assert_reported(rows)
     assert rows[2]["actor/reward_kl_penalty"] != 0.0
     stories = [row["response"] for row in sample_rows(tmp_path / happy_stories.RUN_DIR)]
     assert len(stories) > 8

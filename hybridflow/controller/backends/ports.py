@@ -1,4 +1,4 @@
-"""Ports that Ray is told by its environment variables: looked at before Ray, which waits minutes for a wrong one."""
+"""Ports that environment variables of Ray set: checked before Ray starts, which waits minutes for a wrong one."""
 
 import os
 import socket

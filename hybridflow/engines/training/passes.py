@@ -34,11 +34,11 @@ def forward_pass(
 
 def joined_outputs(parts: Iterable[tuple[MicroBatch, dict[str, Tensor]]]) -> Batch:
     """What a model says of each micro-batch's tokens as token columns, in the order of the batch's rows."""
-    told = list(parts)
-    counted = [(micro, outputs) for micro, outputs in told if micro.counts]
+    micros = list(parts)
+    counted = [(micro, outputs) for micro, outputs in micros if micro.counts]
     order = torch.cat([torch.empty(0, dtype=torch.int64), *(micro.rows for micro, _ in counted)]).argsort()
     tokens = {}
-    for name in told[0][1]:
+    for name in micros[0][1]:
         flat = torch.cat([torch.empty(0), *(outputs[name].float().cpu() for _, outputs in counted)])
         lengths = torch.cat([torch.empty(0, dtype=torch.int64), *(micro.lengths for micro, _ in counted)])
         tokens[name] = Ragged.from_lengths(flat, lengths).select(order)

@@ -78,7 +78,8 @@ def save_directory(
         _Piece(shard.name, _DTYPES[dtype_of(shard.name) if dtype_of else shard.tensor.dtype], shard.layout)
         for shard in own
     ]
-    everyones = [[_Piece.read(*said) for said in told] for told in gathered([piece.said for piece in pieces], ranks)]
+    gathered_pieces = gathered([piece.said for piece in pieces], ranks)
+    everyones = [[_Piece.read(*said) for said in rank_pieces] for rank_pieces in gathered_pieces]
     tasks: list[list[_Task]] = []
     with Together(ranks):
         if ranks.rank == 0:

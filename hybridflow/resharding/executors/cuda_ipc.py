@@ -113,7 +113,7 @@ class CudaIpcExecutor:
     """Readers copy straight from the trained weights into their slots; nothing is staged.
 
     A weight is converted as it is read, not before it leaves its source: no bytes travel that could be saved. Handles
-    are told at every transfer, since an engine may have moved its weights; the memory stays mapped only while it lasts.
+    are exchanged at every transfer, since an engine may have moved its weights; memory is mapped only for its duration.
     """
 
     def __init__(self, transport: Transport, own: OwnPieces, device: torch.device) -> None:
@@ -127,8 +127,8 @@ class CudaIpcExecutor:
         held_shards, wanted = tuple(source), HeldWeights(destination)
         sent = {piece.name for piece in self._own.sent}
         torch.cuda.synchronize(self._device)  # the last optimizer step has been written
-        told = [Handle.of(s, self._memories.handle(s.tensor)).said for s in held_shards if s.name in sent]
-        handles = self._transport.gather_plain(told)
+        own_handles = [Handle.of(s, self._memories.handle(s.tensor)).said for s in held_shards if s.name in sent]
+        handles = self._transport.gather_plain(own_handles)
         kept = keep(self._own.kept, HeldWeights(held_shards), wanted)
         received = self._own.received
         mapped = {
@@ -143,8 +143,8 @@ class CudaIpcExecutor:
         return TransferReport(self._own.bytes_received, *kept, 0, time.perf_counter() - began)
 
 
-def _opened(told: Iterable[list], names: set[str]) -> Iterable[WeightShard]:
-    for handle in (Handle.read(*said) for said in told):
+def _opened(handles: Iterable[list], names: set[str]) -> Iterable[WeightShard]:
+    for handle in (Handle.read(*said) for said in handles):
         if handle.name in names:
             yield handle.opened()
 

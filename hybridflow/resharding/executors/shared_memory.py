@@ -98,7 +98,7 @@ class SharedMemoryExecutor:
         sheet = own[number]
         place = self._place(self._transport.rank, number, sheet)
         sheet.write(place, held, self._formats)
-        return [self._told(reader, 2 * number) for reader in sheet.all_readers]
+        return [self._notify(reader, 2 * number) for reader in sheet.all_readers]
 
     def _read(self, source: int, number: int, wanted: HeldWeights, deadline: float) -> list[tuple[dist.Work, int]]:
         """Copies this rank's part of another's sheet, once it has been written, and tells the other."""
@@ -108,14 +108,14 @@ class SharedMemoryExecutor:
         self._await(source, 2 * number, deadline)
         place = self._place(source, number, sheets[number])
         sheets[number].read(place, wanted, reader=self._transport.rank)
-        return [self._told(source, 2 * number + 1)]
+        return [self._notify(source, 2 * number + 1)]
 
     def _await_readers(self, number: int, deadline: float) -> None:
         if number >= 0:
             for reader in self._sheets[self._transport.rank][number].all_readers:
                 self._await(reader, 2 * number + 1, deadline)
 
-    def _told(self, peer: int, tag: int) -> tuple[dist.Work, int]:
+    def _notify(self, peer: int, tag: int) -> tuple[dist.Work, int]:
         token = torch.zeros(1, dtype=torch.uint8, device=self._transport.device)
         return self._transport.post([Parcel(token, peer, tag, is_sent=True)])[0], peer
 

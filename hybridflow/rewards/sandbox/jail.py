@@ -94,22 +94,22 @@ def _verdict(test: Test, module: ModuleType) -> bytes:
 
 def _answers(steps: list[list[str]], names: dict) -> bytes:
     """JSON of the values asked for, null for one that raised or is not plain; 0 where a statement raised."""
-    told = []
+    answers = []
     for kind, text in steps:
         try:
             if kind == "ask":
-                told.append(json.dumps(_told(eval(compile(text, "test", "eval"), names))))
+                answers.append(json.dumps(_reported(eval(compile(text, "test", "eval"), names))))
             else:
                 exec(compile(text, "test", "exec"), names)
         except BaseException:  # noqa: BLE001
             _say_why()
             if kind != "ask":
                 return b"0"
-            told.append("null")
-    return f"[{', '.join(told)}]".encode()
+            answers.append("null")
+    return f"[{', '.join(answers)}]".encode()
 
 
-def _told(value: Any) -> object:
+def _reported(value: Any) -> object:
     """A plain value as JSON that `values.py` reads: what it holds, whatever its class says. Raises for others."""
     if value is None:
         return ["None"]
@@ -119,15 +119,15 @@ def _told(value: Any) -> object:
         return value if -_LONG < value < _LONG else ["int", hex(value)]
     for kind, parts in _PARTS.items():
         if isinstance(value, kind):
-            return [kind.__name__, *map(_told, parts(value))]
+            return [kind.__name__, *map(_reported, parts(value))]
     if isinstance(value, dict):
-        return ["dict", *([_told(key), _told(each)] for key, each in dict.items(value))]
-    return _told_further(value)
+        return ["dict", *([_reported(key), _reported(each)] for key, each in dict.items(value))]
+    return _reported_further(value)
 
 
-def _told_further(value: Any) -> object:
+def _reported_further(value: Any) -> object:
     if isinstance(value, type({}.keys()) | type({}.items())):
-        return ["set", *map(_told, value)]
+        return ["set", *map(_reported, value)]
     if isinstance(value, range):
         return ["range", value.start, value.stop, value.step]
     if isinstance(value, bytes | bytearray):
@@ -135,7 +135,7 @@ def _told_further(value: Any) -> object:
     if isinstance(value, complex):
         return ["complex", value.real, value.imag]
     if type(value).__module__ == "numpy" and not value.shape:
-        return _told(value.item())
+        return _reported(value.item())
     return ["fraction", *map(hex, value.as_integer_ratio())]
 
 

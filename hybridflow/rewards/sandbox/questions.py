@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from hybridflow.rewards.sandbox.literals import Meter, NotLiteral, literal
-from hybridflow.rewards.sandbox.values import told_value
+from hybridflow.rewards.sandbox.values import reported_value
 
 Answers = Sequence[object]
 Half = Callable[[Answers], object]
-"""What is worked out here of what the program told."""
+"""What is worked out here of what the program reported."""
 
 RUN, ASK = "run", "ask"
 _KEPT = 100
@@ -63,12 +63,12 @@ class Question:
         """Whether what is expected stays out of the program's process."""
         return bool(self.steps)
 
-    def is_passed(self, told: bytes) -> bool:
-        """Whether what the program's process told passes the test."""
+    def is_passed(self, reported: bytes) -> bool:
+        """Whether what the program's process reported passes the test."""
         if not self.is_parted:
-            return told == b"1"
+            return reported == b"1"
         try:
-            answers = json.loads(told)
+            answers = json.loads(reported)
             if not isinstance(answers, list) or len(answers) != sum(kind == ASK for kind, _ in self.steps):
                 return False
             return all(condition(answers) for condition in self.conditions)
@@ -190,7 +190,7 @@ class _Parting:
         self.steps.append((ASK, ast.unparse(node)))
         place = self.num_asked
         self.num_asked += 1
-        return lambda answers: told_value(answers[place])
+        return lambda answers: reported_value(answers[place])
 
 
 class _Renamed(ast.NodeTransformer):

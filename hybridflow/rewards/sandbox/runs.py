@@ -158,7 +158,7 @@ def _watched(
                 run.ended_for = "it wrote to the descriptor of its judge"
     run.output, run.errors = bytes(written[process.stdout]), bytes(written[process.stderr])
     answers = bytes(said).split(word)[1:] if said.startswith(b"?" + word) else []
-    run.passed = [question.is_passed(told) for question, told in zip(questions, answers, strict=False)]
+    run.passed = [question.is_passed(reported) for question, reported in zip(questions, answers, strict=False)]
     return run, bytes(said)
 
 

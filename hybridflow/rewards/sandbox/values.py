@@ -1,4 +1,4 @@
-"""Values that a program told, read without trusting it: only plain ones come out, of Python's own types.
+"""Values that a program reported, read without trusting it: only plain ones come out, of Python's own types.
 
 `jail.py` writes them as JSON. Truth values, numbers and text stand for themselves; all else is a list that begins with
 its kind: `["None"]`, `["int", "0x1f"]`, `["tuple", 1, 2]`, `["dict", [key, value], ...]`.
@@ -15,11 +15,11 @@ _MOST_OF_ONE_HASH = 100
 """Members of a set that share a hash are compared each with each, and such integers are easy to construct."""
 
 
-def told_value(told: object) -> object:
+def reported_value(reported: object) -> object:
     """The value that some JSON says. Raises `ValueError` or `TypeError` where it says none."""
-    match told:
+    match reported:
         case bool() | int() | float() | str():
-            return told
+            return reported
         case ["None"]:
             return None
         case ["int", str(digits)] if len(digits) <= _LONGEST_INTEGER:
@@ -33,8 +33,8 @@ def told_value(told: object) -> object:
         case ["bytes", str(digits)]:
             return bytes.fromhex(digits)
         case [kind, *parts] if isinstance(kind, str) and kind in _CONTAINERS:
-            return _CONTAINERS[kind]([_pair(part) if kind == "dict" else told_value(part) for part in parts])
-    raise ValueError(f"this is no value: {told!r:.100}")
+            return _CONTAINERS[kind]([_pair(part) if kind == "dict" else reported_value(part) for part in parts])
+    raise ValueError(f"this is no value: {reported!r:.100}")
 
 
 def set_of(members: Iterable[Hashable] = ()) -> set:
@@ -58,11 +58,11 @@ def frozenset_of(members: Iterable[Hashable] = ()) -> frozenset:
     return frozenset(set_of(members))
 
 
-def _pair(told: object) -> tuple[object, object]:
-    match told:
+def _pair(reported: object) -> tuple[object, object]:
+    match reported:
         case [key, value]:
-            return told_value(key), told_value(value)
-    raise ValueError(f"this is no key with its value: {told!r:.100}")
+            return reported_value(key), reported_value(value)
+    raise ValueError(f"this is no key with its value: {reported!r:.100}")
 
 
 _CONTAINERS: dict[object, Callable[[list], object]] = {

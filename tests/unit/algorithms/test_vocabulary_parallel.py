@@ -31,7 +31,7 @@ def divided(rank: int, columns: int, temperature: float, chunk_tokens: int | Non
     padded = torch.cat([logits, torch.full((ROWS, width - VOCABULARY), 50.0)], 1)
     own = padded[:, rank * columns : (rank + 1) * columns].clone().requires_grad_()
 
-    def told(*names: str) -> tuple[torch.Tensor, ...]:
+    def outputs_of(*names: str) -> tuple[torch.Tensor, ...]:
         return vocabulary_parallel_outputs(
             own,
             targets,
@@ -43,8 +43,8 @@ def divided(rank: int, columns: int, temperature: float, chunk_tokens: int | Non
             chunk_tokens=chunk_tokens,
         )
 
-    *outputs, squares = told("logprobs", "entropy", "sum_pi_squared")
-    (alone,) = told("logprobs")
+    *outputs, squares = outputs_of("logprobs", "entropy", "sum_pi_squared")
+    (alone,) = outputs_of("logprobs")
     assert torch.equal(alone, outputs[0])
     grads = [torch.autograd.grad(each.square().sum(), own, retain_graph=True)[0] for each in (alone, outputs[0])]
     assert torch.equal(*grads)

@@ -109,9 +109,9 @@ def test_only_what_leads_further_out_of_the_region_is_stopped(function, inside, 
     (slope,) = torch.autograd.grad(function(logprobs, OLD_COIN, advantages, **bounds).sum(), logprobs)
     expected = [-0.8, -1.0, -1.12, 0.0] if sign > 0 else [0.0, 1.0, 1.12, 1.8]
     assert slope[0].tolist() == pytest.approx(expected)
-    told = outside_fraction(inside)(logprobs, OLD_COIN, advantages, torch.ones(1, 4), **bounds)
-    assert told.item() == pytest.approx(0.25)
-    assert not told.requires_grad
+    fraction = outside_fraction(inside)(logprobs, OLD_COIN, advantages, torch.ones(1, 4), **bounds)
+    assert fraction.item() == pytest.approx(0.25)
+    assert not fraction.requires_grad
 
 
 def test_the_ratio_is_cut_where_the_token_is_inside():
@@ -120,8 +120,8 @@ def test_the_ratio_is_cut_where_the_token_is_inside():
     leaf = logprobs.clone().requires_grad_()
     (slope,) = torch.autograd.grad(dppo_tv(leaf, old, torch.ones(1, 2), **numbers).sum(), leaf)
     assert slope[0].tolist() == pytest.approx([-10.0, -1.0])
-    told = cut_fraction(within_total_variation)(logprobs, old, torch.ones(1, 2), torch.ones(1, 2), **numbers)
-    assert told.item() == pytest.approx(0.5)
+    fraction = cut_fraction(within_total_variation)(logprobs, old, torch.ones(1, 2), torch.ones(1, 2), **numbers)
+    assert fraction.item() == pytest.approx(0.5)
 
 
 @given(st.sampled_from(list(CASES)))

@@ -78,12 +78,12 @@ def verdicts(stranger: dist.Store) -> str:
 def test_a_verdict_of_a_stranger_ends_the_run_in_our_words_and_runs_nothing(tmp_path, kind):
     mark = tmp_path / "mark"
     data = pickle.dumps(Payload(mark))
-    told = {"pickle": data, "text": "v" + data.hex()}[kind]
+    forged = {"pickle": data, "text": "v" + data.hex()}[kind]
 
     def attack(stranger: dist.Store, port: int) -> None:
         place = verdicts(stranger)
         for number in range(STAGES):
-            stranger.set(f"{place}/{number}/verdict", told)
+            stranger.set(f"{place}/{number}/verdict", forged)
 
     answers = run_beside(attack)
     assert not mark.exists()

@@ -1,4 +1,4 @@
-"""`@transfer` attaches a spec, and misuse is told at once."""
+"""`@transfer` attaches a spec, and misuse is reported at once."""
 
 import pytest
 

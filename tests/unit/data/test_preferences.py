@@ -251,12 +251,17 @@ def test_one_reference_alone_is_refused(tmp_path, tokenizer):
 
 def test_references_of_one_file_alone_are_told_as_they_are_written(tmp_path, tokenizer):
     row = {"prompt": "a", "chosen": "b", "rejected": "c"}
-    told = written(tmp_path / "told.jsonl", [row | {"ref_chosen_logps": -1.0, "ref_rejected_logps": -2.0}])
+    with_reference = written(
+        tmp_path / "with_reference.jsonl", [row | {"ref_chosen_logps": -1.0, "ref_rejected_logps": -2.0}]
+    )
     plain = written(tmp_path / "plain.jsonl", [row])
-    for files in ([told, plain], [plain, told]):
+    for files in ([with_reference, plain], [plain, with_reference]):
         with pytest.raises(DataError) as caught:
             load_preferences(files, Data(), tokenizer)
-        assert f"'{told}' has the columns ref_chosen_logps, ref_rejected_logps, and '{plain}'" in caught.value.message
+        assert (
+            f"'{with_reference}' has the columns ref_chosen_logps, ref_rejected_logps, and '{plain}'"
+            in caught.value.message
+        )
         assert "add them to the one" in caught.value.remedy
 
 

@@ -1,4 +1,4 @@
-"""Work that loops or fills the memory is stopped, and told with its row."""
+"""Work that loops or fills the memory is stopped, and reported with its row."""
 
 import os
 import sys

@@ -70,19 +70,21 @@ def local_roles(
         max_response_tokens=RESPONSE,
         temperature=1.0,
     )
-    told = {"setup": setup, "algorithm": algorithm or Algorithm(advantage="grpo")}
+    trained = {"setup": setup, "algorithm": algorithm or Algorithm(advantage="grpo")}
     rollout = RolloutSetup(Rollout(sleep=False), model, max_prompt_tokens=8, max_response_tokens=RESPONSE, seed=0)
     backend, pool = LocalBackend(), ResourcePool("main", 1)
     kinds = {
-        "actor": (ActorWorker, told | {"rollout": rollout}),
-        "critic": (CriticWorker, told),
+        "actor": (ActorWorker, trained | {"rollout": rollout}),
+        "critic": (CriticWorker, trained),
         "reward": (RewardFunctionWorker, {"reward": Reward(functions=list(rewards)), "model": model}),
         "reference": (ReferenceWorker, {"model": model, "training": Training(), "temperature": 1.0}),
     }
     if costs:
         kinds["cost"] = (RewardFunctionWorker, {"reward": Reward(functions=list(costs)), "model": model})
-        kinds["cost_critic"] = (CriticWorker, told)
-    groups = {name: WorkerGroup(kind, pool, backend, role=name, kwargs=told) for name, (kind, told) in kinds.items()}
+        kinds["cost_critic"] = (CriticWorker, trained)
+    groups = {
+        name: WorkerGroup(kind, pool, backend, role=name, kwargs=trained) for name, (kind, trained) in kinds.items()
+    }
     return Roles(groups | {"rollout": groups["actor"].view("rollout")}, backend)
 
 

@@ -87,7 +87,7 @@ def test_the_reference_is_the_policy_at_first_and_differs_later(toy_dir, tmp_pat
 @pytest.mark.parametrize(("kind", "numbers"), [(PPO, PPO_NUMBERS), (GRPO, GRPO_NUMBERS)])
 def test_without_a_pass_for_old_logprobs_the_run_is_the_same_bit_for_bit(toy_dir, tmp_path, kind, numbers):
     """One optimizer step per batch: the update's own forward pass has the numbers of the one that is left out."""
-    found, told = [], []
+    found, trained = [], []
     for wants in (True, False):
         roles = local_roles(toy_dir(), algorithm=numbers, rewards=[shortness(tmp_path)])
         dataflow = program(kind, roles)
@@ -96,27 +96,27 @@ def test_without_a_pass_for_old_logprobs_the_run_is_the_same_bit_for_bit(toy_dir
         metrics = steps(dataflow, toy_dir(), 3)
         calls = [(role, method) for role, method, _ in roles.backend.drain_calls()]
         assert (("actor", "logprobs") in calls) is wants
-        told.append([{n: v for n, v in plain(step).items() if not n.startswith("timing_s/")} for step in metrics])
+        trained.append([{n: v for n, v in plain(step).items() if not n.startswith("timing_s/")} for step in metrics])
         batch = roles.groups["actor"].logprobs(dataflow.last_batch).fetch(["old_logprobs"])
         found.append(batch.tokens("old_logprobs").values)
-    assert min(step["actor/grad_norm"] for step in told[0]) > 0.1
-    for given, absent in zip(*told, strict=True):
+    assert min(step["actor/grad_norm"] for step in trained[0]) > 0.1
+    for given, absent in zip(*trained, strict=True):
         assert {n: (v, absent[n]) for n, v in given.items() if absent[n] != v} == {}
-    assert 0.0 < told[1][0]["training/rollout_logprobs_diff_max"] < 1e-3
+    assert 0.0 < trained[1][0]["training/rollout_logprobs_diff_max"] < 1e-3
     assert torch.equal(*found)
 
 
 def test_without_that_pass_a_kl_penalty_in_the_reward_reads_the_rollouts_logprobs(toy_dir, tmp_path):
     numbers = replace(PPO_NUMBERS, kl=KL(placement=KLPlacement.reward, coefficient=0.5))
-    told = []
+    trained = []
     for wants in (True, False):
         roles = local_roles(toy_dir(), algorithm=numbers, rewards=[shortness(tmp_path)])
         dataflow = PPO(roles.groups, settings=PPO.Settings(), samples_per_prompt=SAMPLES)
         dataflow.wants_old_logprobs = wants
-        told.append(plain(steps(dataflow, toy_dir(), 3)[-1]))
+        trained.append(plain(steps(dataflow, toy_dir(), 3)[-1]))
     for name in ("actor/reward_kl_penalty", "critic/rewards/mean", "actor/pg_loss", "actor/grad_norm"):
-        assert told[1][name] == pytest.approx(told[0][name], rel=1e-3, abs=1e-5), name
-    assert told[0]["actor/reward_kl_penalty"] > 1e-5
+        assert trained[1][name] == pytest.approx(trained[0][name], rel=1e-3, abs=1e-5), name
+    assert trained[0]["actor/reward_kl_penalty"] > 1e-5
 
 
 def test_imitation_lowers_its_loss_and_publishes(toy_dir):

@@ -107,9 +107,9 @@ def test_the_whole_score_can_be_looked_at_instead_of_one_function():
 
 
 def test_what_a_reward_wants_groups_judged_by_takes_the_place_of_the_score():
-    told = [0.0, 1.0, 0.5, 0.5, 1.0, 1.0]
-    assert numbers(Stage({}, filter_scores=told).gather(metric="scores", max_refills=0))["groups_kept"] == 1
-    assert numbers(Stage({}, filter_scores=told).gather(metric="right", max_refills=0))["groups_kept"] == 0
+    filter_scores = [0.0, 1.0, 0.5, 0.5, 1.0, 1.0]
+    assert numbers(Stage({}, filter_scores=filter_scores).gather(metric="scores", max_refills=0))["groups_kept"] == 1
+    assert numbers(Stage({}, filter_scores=filter_scores).gather(metric="right", max_refills=0))["groups_kept"] == 0
 
 
 def test_a_function_that_did_not_score_counts_as_zero():

@@ -202,7 +202,7 @@ def test_weights_that_are_not_finite_end_the_run_and_older_checkpoints_stay(toy_
 
 
 class Leaving(Counting):
-    """Is told to stop in its third step, before or after the actor has learnt in it, and leaves the step."""
+    """Is asked to stop in its third step, before or after the actor has learnt in it, and leaves the step."""
 
     def step(self, prompts):
         metrics = super().step(prompts)

@@ -23,7 +23,7 @@ Run = Callable[[Path, Sequence[int], str], int]
 
 @pytest.fixture(scope="module")
 def run_victim() -> Iterator[Run]:
-    """A function: a process saves these steps in this run directory, dies where it is told, and leaves a status."""
+    """A function: a process saves these steps in this run directory, dies where it is asked to, and leaves a status."""
     command, environment = [sys.executable, str(VICTIM)], os.environ | {"PYTHONPATH": str(VICTIM.parents[3])}
     pipe = subprocess.PIPE
     with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True) as server:

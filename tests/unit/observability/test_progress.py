@@ -11,7 +11,7 @@ from hybridflow.observability.progress_line import ProgressState, live_line
 
 
 class Clock:
-    """Time that passes only when told."""
+    """Time that passes only when asked."""
 
     def __init__(self):
         self.now = 0.0

@@ -29,12 +29,12 @@ def test_a_stage_entered_twice_adds_up_and_reset_forgets():
 
 
 def test_a_stage_that_raises_is_measured_and_left():
-    told = []
-    timers = StageTimers(on_stage=told.append)
+    stages = []
+    timers = StageTimers(on_stage=stages.append)
     with pytest.raises(RuntimeError), timers.stage("step"), timers.stage("gen"):
         raise RuntimeError
     assert set(timers.metrics()) == {"timing_s/gen", "timing_s/step"}
-    assert told == ["step", "gen", "step", None]
+    assert stages == ["step", "gen", "step", None]
 
 
 def test_throughput_is_tokens_a_second_and_device():

@@ -85,13 +85,13 @@ def test_a_thousand_ranks_of_a_mixture_of_experts_hear_little():
     """Lists of all that 1,024 ranks want would be over 100 MB, and they would arrive on every one of them."""
     mesh = ParallelMesh({"data": 64, "pipeline": 4, "sequence": 1, "tensor": 4})
     case = Case("experts", MANY_EXPERTS, "megatron", mesh, 64, 16)
-    told = messages(case)
-    rosters, own = (sum(exchange_bytes(said) for said in told.rosters), exchange_bytes(told.own))
-    assert len(told.own) == 1024
-    assert (len(set(told.rosters[0])), len(set(told.rosters[1]))) == (4 * 64, 1)  # stages x experts; vLLM's one
+    sent = messages(case)
+    rosters, own = (sum(exchange_bytes(said) for said in sent.rosters), exchange_bytes(sent.own))
+    assert len(sent.own) == 1024
+    assert (len(set(sent.rosters[0])), len(set(sent.rosters[1]))) == (4 * 64, 1)  # stages x experts; vLLM's one
     assert rosters < 2 << 20
-    assert own / 1024 < 2 * 1500  # each rank's own part, which is added up once and told once
-    plan = planned(exchanged(tellers(case)(513), told))
+    assert own / 1024 < 2 * 1500  # each rank's own part, which is added up once and sent once
+    plan = planned(exchanged(tellers(case)(513), sent))
     assert plan.bytes_received(513) == plan.lower_bound(513)
 
 
@@ -99,9 +99,9 @@ def test_thousands_of_shards_are_planned_without_listing_what_every_rank_wants()
     """70B's matrices of columns on 4,096 ranks have 16.8 million rows each: all ranks times all shards."""
     mesh = ParallelMesh({"data": 4096, "pipeline": 1, "sequence": 1, "tensor": 1})
     case = Case("shards", SHALLOW, "fsdp", mesh, 1, 8)
-    told = messages(case)
-    assert sum(exchange_bytes(said) for said in (*told.rosters, told.own)) < 8 << 20
-    plan = planned(exchanged(tellers(case)(2049), told))
+    sent = messages(case)
+    assert sum(exchange_bytes(said) for said in (*sent.rosters, sent.own)) < 8 << 20
+    plan = planned(exchanged(tellers(case)(2049), sent))
     assert max(int(route.rows.first[-1]) for route in plan.routes) == 4096 * 4096
     assert all(route.choices is None for route in plan.routes)
     assert max(len(route.boxes) + len(route.rows.ranks) for route in plan.routes) < 10 * 4096

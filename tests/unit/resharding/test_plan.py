@@ -68,7 +68,7 @@ def check_sources(plan: ReshardPlan, nodes: list[str], neighbours: list[int]) ->
 
 
 def check_views(plan: ReshardPlan) -> None:
-    """What each rank is told of its own part is the whole plan's, in the same order."""
+    """The plan that each rank is given for its own part is the whole plan's, in the same order."""
     for rank in range(plan.size):
         received = tuple(piece for piece in plan.pieces if piece.destination == rank != piece.source)
         sent = tuple(piece for piece in plan.pieces if piece.source == rank != piece.destination)

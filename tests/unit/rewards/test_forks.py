@@ -78,9 +78,11 @@ def test_a_forked_process_never_answers_for_the_function(forking, tmp_path, proc
 
 def test_an_answer_to_another_question_is_an_error_that_names_the_function(forking):
     scorer = RewardScorer(Reward(functions=[f"{forking}:writes"], processes=1))
-    with pytest.raises(RewardError, match="reward function 'writes' sent answer 7 where answer 1 was expected") as told:
+    with pytest.raises(
+        RewardError, match="reward function 'writes' sent answer 7 where answer 1 was expected"
+    ) as caught:
         scorer.score(["p"], ["c"], {})
-    assert "os._exit()" in told.value.remedy
+    assert "os._exit()" in caught.value.remedy
 
 
 def test_a_process_that_a_reward_class_forks_ends_where_its_constructor_returns(forking, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 
 from hybridflow.rewards.sandbox.literals import Meter, NotLiteral, literal
 from hybridflow.rewards.sandbox.questions import question_of
-from hybridflow.rewards.sandbox.values import told_value
+from hybridflow.rewards.sandbox.values import reported_value
 
 HUMAN_EVAL = '''
 METADATA = {"author": "x"}
@@ -78,13 +78,13 @@ def test_what_cannot_be_parted_stays_whole(test):
 
 @pytest.mark.parametrize("test", PARTED)
 def test_what_is_expected_is_not_among_what_the_program_is_given(test):
-    told = json.dumps(question_of(test).steps)
-    assert not [word for word in ("3.14", "1e-6", "1e-06", "10**9", "[1, -2", "assert", "==") if word in told]
-    assert ("math.pi" in test) <= ("math.pi" not in told)
+    sent = json.dumps(question_of(test).steps)
+    assert not [word for word in ("3.14", "1e-6", "1e-06", "10**9", "[1, -2", "assert", "==") if word in sent]
+    assert ("math.pi" in test) <= ("math.pi" not in sent)
 
 
 @pytest.mark.parametrize(
-    ("test", "told", "passes"),
+    ("test", "sent", "passes"),
     [
         ("assert f(1) == 2", "[2]", True),
         ("assert f(1) == 2", "[2.0]", True),
@@ -122,17 +122,17 @@ def test_what_is_expected_is_not_among_what_the_program_is_given(test):
         ("assert f(1) == g(1)", "[1]", False),
     ],
 )
-def test_what_the_answers_are_held_to(test, told, passes):
-    assert question_of(test).is_passed(told.encode()) is passes
+def test_what_the_answers_are_held_to(test, sent, passes):
+    assert question_of(test).is_passed(sent.encode()) is passes
 
 
 @pytest.mark.parametrize(
-    "told",
+    "sent",
     [None, {}, [], ["no kind"], ["int", "x"], ["int", 3], ["set", ["list"]], ["dict", 1], ["fraction", "0x1", "0x0"]],
 )
-def test_what_says_no_value_is_an_error(told):
+def test_what_says_no_value_is_an_error(sent):
     with pytest.raises((ValueError, TypeError, ZeroDivisionError)):
-        told_value(told)
+        reported_value(sent)
 
 
 @pytest.mark.parametrize(
@@ -186,12 +186,12 @@ def test_many_large_literals_of_one_test_are_not_worked_out():
 
 
 @pytest.mark.parametrize("kind", ["set", "dict"])
-def test_told_values_that_take_long_to_compare_pass_no_test(kind):
+def test_reported_values_that_take_long_to_compare_pass_no_test(kind):
     question = question_of("assert f(1) != {1}")
     numbers = [i * (2**61 - 1) for i in range(13_000)]
-    told = json.dumps([[kind, *([[n, 1] for n in numbers] if kind == "dict" else numbers)]]).encode()
+    sent = json.dumps([[kind, *([[n, 1] for n in numbers] if kind == "dict" else numbers)]]).encode()
     begun = time.process_time()
-    assert not question.is_passed(told)
+    assert not question.is_passed(sent)
     assert not question.is_passed(json.dumps([["fraction", "f" * 250_000, "e" * 250_000]]).encode())
     assert not question.is_passed(json.dumps([["int", "f" * 250_000]]).encode())
     assert not question.is_passed(b"[" * 250_000)

@@ -24,7 +24,7 @@ GRPO = Algorithm(advantage="grpo")
 def setup_of(
     directory: Path, *, minibatch_sequences: int = PROMPTS * SAMPLES, temperature: float = 1.0, **training: object
 ) -> TrainingSetup:
-    """What a trained role is told; `training` are fields of `Training`."""
+    """What a trained role needs; `training` are fields of `Training`."""
     settings = {"optimizer": Optimizer(learning_rate=0.01, epsilon=1e-3)} | training
     return TrainingSetup(
         model=Model(path=str(directory)),

@@ -59,7 +59,7 @@ def scored(tmp_path_factory) -> Path:
 def test_a_step_is_that_of_a_loop_over_pairs(scored, microbatch_tokens):
     preference, batch = Preference(center_coefficient=0.1), pairs()
     worker = judge(scored, preference=preference, microbatch_tokens=microbatch_tokens)
-    told = worker.prefer(batch)
+    metrics = worker.prefer(batch)
 
     plain = load_value_model(scored, dtype=torch.float32, device="cpu")
     values = scores_by_hand(plain, batch)
@@ -70,13 +70,13 @@ def test_a_step_is_that_of_a_loop_over_pairs(scored, microbatch_tokens):
     norm = math.sqrt(sum(float(p.grad.square().sum()) for p in plain.parameters() if p.grad is not None))
     numbers = [(c.item(), r.item(), m) for c, r, m in rows]
     expected = [oracle.bradley_terry(c, r, m) + 0.1 * oracle.centering(c, r) for c, r, m in numbers]
-    assert told["train/loss"].value == pytest.approx(sum(expected) / 4, abs=1e-5)
-    assert told["train/loss"].value == pytest.approx(loss.item(), abs=1e-5)
-    assert told["reward_model/grad_norm"].value == pytest.approx(norm, rel=1e-4)
-    assert told["rewards/chosen"].value == pytest.approx(sum(c for c, _, _ in numbers) / 4, abs=1e-5)
-    assert told["rewards/rejected"].value == pytest.approx(sum(r for _, r, _ in numbers) / 4, abs=1e-5)
-    assert told["rewards/margins"].value == pytest.approx(sum(c - r for c, r, _ in numbers) / 4, abs=1e-5)
-    assert told["rewards/accuracies"].value == pytest.approx(oracle.accuracy([n[:2] for n in numbers]))
+    assert metrics["train/loss"].value == pytest.approx(sum(expected) / 4, abs=1e-5)
+    assert metrics["train/loss"].value == pytest.approx(loss.item(), abs=1e-5)
+    assert metrics["reward_model/grad_norm"].value == pytest.approx(norm, rel=1e-4)
+    assert metrics["rewards/chosen"].value == pytest.approx(sum(c for c, _, _ in numbers) / 4, abs=1e-5)
+    assert metrics["rewards/rejected"].value == pytest.approx(sum(r for _, r, _ in numbers) / 4, abs=1e-5)
+    assert metrics["rewards/margins"].value == pytest.approx(sum(c - r for c, r, _ in numbers) / 4, abs=1e-5)
+    assert metrics["rewards/accuracies"].value == pytest.approx(oracle.accuracy([n[:2] for n in numbers]))
 
 
 def test_a_new_head_begins_as_a_coin(toy_dir):
@@ -94,10 +94,10 @@ def test_assessing_reports_what_a_step_would_and_teaches_nothing(scored):
     before = worker.score(batch).row("scores")
     assessed = worker.assess(batch)
     assert torch.equal(worker.score(batch).row("scores"), before)
-    told = worker.prefer(batch)
-    assert set(assessed) <= set(told)
+    metrics = worker.prefer(batch)
+    assert set(assessed) <= set(metrics)
     for name, measure in assessed.items():
-        assert measure.value == pytest.approx(told[name].value, abs=1e-5), name
+        assert measure.value == pytest.approx(metrics[name].value, abs=1e-5), name
 
 
 def test_minibatches_count_pairs(toy_dir):

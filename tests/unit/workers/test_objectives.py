@@ -270,8 +270,8 @@ def test_the_rollout_is_watched_where_it_is_asked():
         algorithm = Algorithm(old_logprobs=old)
         quiet = policy_objective(algorithm, sizes, norm_tokens=NORM, watches_rollout=False)
         assert not [name for name in whole(quiet, columns).metrics if name.startswith("training/rollout")]
-        told = whole(policy_objective(algorithm, sizes, norm_tokens=NORM), columns).metrics
-        gaps.append(told["training/rollout_logprobs_diff_max"].value)
+        found_metrics = whole(policy_objective(algorithm, sizes, norm_tokens=NORM), columns).metrics
+        gaps.append(found_metrics["training/rollout_logprobs_diff_max"].value)
     kept = columns["response_mask"].bool()
     of_old, of_now = (
         float((columns[name] - columns["rollout_logprobs"])[kept].abs().max()) for name in ("old_logprobs", "logprobs")

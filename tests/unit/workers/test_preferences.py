@@ -26,7 +26,7 @@ def test_dpo_is_that_of_plain_loops(toy_dir):
     worker, batch = worker_of(toy_dir(), label_smoothing=0.1), pairs()
     found = log_ratios(worker, batch)
     chosen, rejected = found[::2], found[1::2]
-    told = plain(worker.assess(batch))
+    metrics = plain(worker.assess(batch))
     numbers = {"beta": 0.1, "label_smoothing": 0.1, "margin": 0.0}
     both = list(zip(chosen, rejected, strict=True))
     expected = {
@@ -36,7 +36,7 @@ def test_dpo_is_that_of_plain_loops(toy_dir):
         "rewards/margins": 0.1 * mean([c - r for c, r in both]),
         "rewards/accuracies": mean([float(c > r) for c, r in both]),
     }
-    assert {name: told[name] for name in expected} == pytest.approx(expected, rel=1e-4)
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-4)
     assert plain(worker.prefer(batch))["train/loss"] == pytest.approx(expected["train/loss"], rel=1e-4)
     assert plain(worker.assess(batch))["train/loss"] < expected["train/loss"]
 
@@ -46,12 +46,12 @@ def test_kto_is_that_of_plain_loops(toy_dir):
     found = log_ratios(worker, batch)
     labels = batch.row("is_chosen")[::2].tolist()
     expected = oracle.kto(found[::2], labels, found[1::2], beta=0.1, desirable=1.4, undesirable=1.0)
-    told = plain(worker.assess(batch))
-    assert told["train/loss"] == pytest.approx(mean(expected), rel=1e-4)
-    assert told["train/kl"] == pytest.approx(max(0.0, mean(found[1::2])), rel=1e-4, abs=1e-5)
+    metrics = plain(worker.assess(batch))
+    assert metrics["train/loss"] == pytest.approx(mean(expected), rel=1e-4)
+    assert metrics["train/kl"] == pytest.approx(max(0.0, mean(found[1::2])), rel=1e-4, abs=1e-5)
     liked = [ratio for ratio, label in zip(found[::2], labels, strict=True) if label]
     others = [ratio for ratio, label in zip(found[::2], labels, strict=True) if not label]
-    assert told["rewards/margins"] == pytest.approx(0.1 * (mean(liked) - mean(others)), rel=1e-3)
+    assert metrics["rewards/margins"] == pytest.approx(0.1 * (mean(liked) - mean(others)), rel=1e-3)
     assert plain(worker.prefer(batch))["train/loss"] == pytest.approx(mean(expected), rel=1e-4)
 
 
@@ -59,9 +59,9 @@ def test_kto_is_that_of_plain_loops(toy_dir):
 def test_kto_learns_from_one_kind_of_label(toy_dir, label):
     worker, batch = worker_of(toy_dir(), loss="kto"), labelled((label,) * PAIRS)
     before = weights(worker.engine)
-    told = plain(worker.prefer(batch))
-    assert ("rewards/chosen" in told, "rewards/rejected" in told) == (label, not label)
-    assert "rewards/margins" not in told
+    metrics = plain(worker.prefer(batch))
+    assert ("rewards/chosen" in metrics, "rewards/rejected" in metrics) == (label, not label)
+    assert "rewards/margins" not in metrics
     assert largest_difference(before, weights(worker.engine)) > 0
 
 
@@ -71,8 +71,8 @@ def test_a_step_does_not_depend_on_microbatches(toy_dir, loss, imitation):
     found = []
     for budget in (16, 1000):
         worker = worker_of(toy_dir(), microbatch_tokens=budget, loss=loss, imitation=imitation)
-        told = plain(worker.prefer(pairs()))
-        found.append((told, weights(worker.engine)))
+        metrics = plain(worker.prefer(pairs()))
+        found.append((metrics, weights(worker.engine)))
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-4, abs=1e-5)
     assert largest_difference(found[0][1], found[1][1]) < 1e-5
 
@@ -81,9 +81,9 @@ def test_a_policy_that_is_its_own_reference_is_at_log_two(toy_dir):
     worker = worker_of(toy_dir())
     batch = pairs()
     said = worker.logprobs(batch).tokens("old_logprobs")
-    told = plain(worker.assess(batch.with_columns(tokens={"ref_logprobs": said})))
-    assert told["train/loss"] == pytest.approx(0.693147, abs=1e-5)
-    assert (told["rewards/accuracies"], told["rewards/margins"]) == (0.5, 0.0)
+    metrics = plain(worker.assess(batch.with_columns(tokens={"ref_logprobs": said})))
+    assert metrics["train/loss"] == pytest.approx(0.693147, abs=1e-5)
+    assert (metrics["rewards/accuracies"], metrics["rewards/margins"]) == (0.5, 0.0)
 
 
 def test_sums_known_before_are_as_good_as_log_probabilities(toy_dir):

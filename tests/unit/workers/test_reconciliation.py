@@ -94,12 +94,12 @@ def test_weights_are_the_oracles(level, upper, lower, normalize):
     assert ("rollout_corr/rollout_is_batch_norm_factor" in metrics) == normalize
     assert ("rollout_corr/rollout_is_ratio_fraction_low" in metrics) == (lower is not None)
     assert ("rollout_corr/rollout_is_oob_ratio" in metrics) == (lower is not None)
-    told = plain(metrics)
+    reported = plain(metrics)
     if lower is not None:
         outside = [not lower <= ratio <= upper for row in ratios for ratio in row]
-        assert told["rollout_corr/rollout_is_oob_ratio"] == pytest.approx(sum(outside) / len(outside), abs=1e-6)
+        assert reported["rollout_corr/rollout_is_oob_ratio"] == pytest.approx(sum(outside) / len(outside), abs=1e-6)
     for name, number in oracle.spread(expected, ratios, lower or 1 / upper, upper, 1.0).items():
-        assert told[f"rollout_corr/rollout_is_{name}"] == pytest.approx(number, rel=1e-3, abs=1e-5), name
+        assert reported[f"rollout_corr/rollout_is_{name}"] == pytest.approx(number, rel=1e-3, abs=1e-5), name
 
 
 @pytest.mark.parametrize(
@@ -116,14 +116,14 @@ def test_what_is_rejected_is_the_oracles(level, upper, veto):
     if level is not None:
         kind = {LEVEL.token: "token_k1", LEVEL.sequence: "seq_sum_k1", LEVEL.geometric: "seq_mean_k1"}[level]
         judged = [[-math.log(ratio) for ratio in row] for row in oracle.ratios(old, rollout, level.value)]
-        told = plain(metrics)
+        reported = plain(metrics)
         for name, number in oracle.spread(judged, judged, -math.log(upper), math.log(upper), 0.0).items():
-            assert told[f"rollout_corr/rollout_rs_{kind}_{name}"] == pytest.approx(number, rel=1e-3, abs=1e-5), name
+            assert reported[f"rollout_corr/rollout_rs_{kind}_{name}"] == pytest.approx(number, rel=1e-3, abs=1e-5), name
         units = [row if level is LEVEL.token else row[:1] for row in judged]
         flat = [number for row in units for number in row]
-        assert told[f"rollout_corr/rollout_rs_{kind}_max"] == pytest.approx(max(flat), abs=1e-5)
+        assert reported[f"rollout_corr/rollout_rs_{kind}_max"] == pytest.approx(max(flat), abs=1e-5)
         high = sum(number > math.log(upper) for number in flat) / len(flat)
-        assert told[f"rollout_corr/rollout_rs_{kind}_fraction_high"] == pytest.approx(high, abs=1e-6)
+        assert reported[f"rollout_corr/rollout_rs_{kind}_fraction_high"] == pytest.approx(high, abs=1e-6)
     if level is not None or veto is not None:
         flat = [flag for row in expected for flag in row]
         fraction = metrics["rollout_corr/rollout_rs_masked_fraction"].value
@@ -251,10 +251,10 @@ def test_several_steps_without_old_logprobs_are_right_with_the_rollouts(toy_dir)
     algorithm = replace(GRPO, old_logprobs=OldLogprobs.rollout)
     given, absent = (actor(toy_dir(), algorithm=algorithm, minibatch_sequences=3, epochs=2) for _ in range(2))
     batch = perturbed(sampled(given), by=1e-4)
-    told = given.update(batch)
+    reported = given.update(batch)
     quiet = absent.update(batch.only([name for name in batch.columns if name != "old_logprobs"]))
     assert largest_difference(weights(given.engine), weights(absent.engine)) == 0.0
-    assert told["training/rollout_logprobs_diff_max"].value == pytest.approx(1e-4, abs=2e-5)
+    assert reported["training/rollout_logprobs_diff_max"].value == pytest.approx(1e-4, abs=2e-5)
     assert quiet["training/rollout_logprobs_diff_max"].value == pytest.approx(1e-4, abs=2e-5)
 
 

@@ -154,7 +154,7 @@ def keep_plain_weights() -> None:
 
 
 def avoid_compilation() -> None:
-    """Leaves uncompiled what vLLM compiles even when told not to: 2 to 10 s at the first token, on a CPU."""
+    """Leaves uncompiled what vLLM compiles even when asked not to: 2 to 10 s at the first token, on a CPU."""
     name = "get_masked_input_and_mask"
     embedding.__dict__[name] = inspect.unwrap(vars(embedding)[name])
 
@@ -196,7 +196,7 @@ def placed(replica: Sequence[int], local_rank: int) -> Iterator[None]:
     """Around the start of vLLM on one rank of a larger world: its groups are made inside `replica` alone.
 
     `replica` is the world's ranks that hold one model, in vLLM's order: tensor ranks next to one another, pipeline
-    stages one behind the other. vLLM divides a world into runs of consecutive ranks; here it is told its place within
+    stages one behind the other. vLLM divides a world into runs of consecutive ranks; here it is given its place within
     the replica, and every group it makes is translated. Replicas then start without waiting for one another.
     """
     own = list(replica).index(dist.get_rank()) if dist.is_initialized() else 0

@@ -1,4 +1,4 @@
-"""vLLM is told by environment variables what it reads at its import; a user's own setting of one wins."""
+"""Environment variables that vLLM reads when it is imported; a variable that the user has set wins."""
 
 import logging
 import os

@@ -81,9 +81,9 @@ class FsdpEngine:
         micros = self._micros(batch)
         kind = nullcontext() if adapted or self._adapter is None else self._adapter.off()
         with kind, undone_on_failure(self._outputs):
-            told = forward_pass(self._outputs, micros, outputs, temperature=temperature)
+            result = forward_pass(self._outputs, micros, outputs, temperature=temperature)
         reshard(self._outputs)
-        return told
+        return result
 
     def train_step(self, batch: Batch, loss_fn: LossFn, *, temperature: float) -> Metrics:
         """See `TrainEngine.train_step`. Raises `EngineError` when the gradient is not finite."""

@@ -95,8 +95,8 @@ class MegatronEngine:
             chunk.eval()
 
         def judge(micro: MicroBatch, outputs: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-            told = {name: flat.float().cpu() for name, flat in outputs.items()}
-            return next(iter(outputs.values())).sum(), told
+            on_cpu = {name: flat.float().cpu() for name, flat in outputs.items()}
+            return next(iter(outputs.values())).sum(), on_cpu
 
         micros = self._micros(batch)
         reports = self._run(micros, judge, outputs, temperature=temperature, with_gradient=False)

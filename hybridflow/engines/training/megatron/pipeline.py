@@ -89,8 +89,8 @@ def outputs_of_last_stage(outputs: Sequence[Mapping[str, Tensor]]) -> list[dict[
 def metrics_of_last_stage(metrics: Metrics) -> Metrics:
     """What the last stage measured, on all stages."""
     own = {name: (measure.value, measure.weight, measure.reduction) for name, measure in metrics.items()}
-    told = json.loads(_from_last_stage(json.dumps(own).encode()))
-    return {name: Measure(value, weight, Reduction(reduction)) for name, (value, weight, reduction) in told.items()}
+    received = json.loads(_from_last_stage(json.dumps(own).encode()))
+    return {name: Measure(value, weight, Reduction(reduction)) for name, (value, weight, reduction) in received.items()}
 
 
 def _from_last_stage(message: bytes) -> bytes:

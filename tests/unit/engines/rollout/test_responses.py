@@ -52,6 +52,6 @@ def test_log_probabilities_that_are_not_finite_are_refused(number):
     logprobs = ids.like(torch.tensor([0.0, number, 0.0]))
     with pytest.raises(
         EngineError, match=r"logits are NaN or infinite in 1 of 2 responses \(weights of step 4\)"
-    ) as told:
+    ) as caught:
         response_batch(ids, logprobs, torch.tensor([False, True]), version=4, sampling=Sampling())
-    assert "actor.optimizer.learning_rate" in told.value.remedy and "model.path" in told.value.remedy
+    assert "actor.optimizer.learning_rate" in caught.value.remedy and "model.path" in caught.value.remedy

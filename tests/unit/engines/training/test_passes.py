@@ -27,7 +27,7 @@ def micros(batch, **settings):
     return make_microbatches(batch, **({"budget_tokens": 25, "device": CPU} | settings))
 
 
-def told(model, parts):
+def outputs_of(model, parts):
     return forward_pass(model, parts, ("logprobs", "entropy"), temperature=TEMPERATURE)
 
 
@@ -41,7 +41,7 @@ def gradients(model, batch, parts, **settings):
 def test_dummies_change_neither_columns_nor_gradients(toy_dir, settings):
     model, batch = asked(toy_dir()), sequences()
     plain, filled = micros(batch), micros(batch, **settings)
-    expected, found = told(model, plain), told(model, filled)
+    expected, found = outputs_of(model, plain), outputs_of(model, filled)
     for name in ("logprobs", "entropy"):
         torch.testing.assert_close(found.tokens(name).values, expected.tokens(name).values, rtol=0, atol=1e-5)
         assert torch.equal(found.tokens(name).offsets, expected.tokens(name).offsets)
@@ -54,8 +54,8 @@ def test_dummies_change_neither_columns_nor_gradients(toy_dir, settings):
 def test_the_order_of_rows_and_of_micro_batches_does_not_matter(toy_dir):
     model, batch = asked(toy_dir()), sequences()
     order = torch.tensor([3, 0, 4, 2, 1])
-    expected = told(model, micros(batch)).tokens("logprobs")
-    found = told(model, micros(batch.select(order))[::-1]).tokens("logprobs")
+    expected = outputs_of(model, micros(batch)).tokens("logprobs")
+    found = outputs_of(model, micros(batch.select(order))[::-1]).tokens("logprobs")
     for place, row in enumerate(order.tolist()):
         torch.testing.assert_close(found.row(place), expected.row(row), rtol=0, atol=1e-5)
 
@@ -64,7 +64,7 @@ def test_a_rank_without_rows_answers_with_none_and_gives_zero_gradients(toy_dir)
     model = asked(toy_dir())
     empty = sequences().select(torch.empty(0, dtype=torch.int64))
     parts = micros(empty, at_least=2)
-    outputs = told(model, parts)
+    outputs = outputs_of(model, parts)
     assert outputs.columns == ["logprobs", "entropy"]
     assert len(outputs.tokens("logprobs")) == 0
     metrics, grads = gradients(model, empty, parts)
@@ -85,13 +85,13 @@ def test_rotations_that_depend_on_the_longest_sequence_are_told_of(toy_dir, capl
     scaled = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
     model, batch = asked(toy_dir("llama", rope_parameters=scaled, max_position_embeddings=8)), sequences()
     assert "rope_type=dynamic" in caplog.text
-    together, alone = (told(model, micros(batch, budget_tokens=n)) for n in (1000, 1))
+    together, alone = (outputs_of(model, micros(batch, budget_tokens=n)) for n in (1000, 1))
     gaps = (together.tokens("logprobs").values - alone.tokens("logprobs").values).abs()
     assert float(gaps.max()) > 1e-3, "if this no longer is so, the warning is not needed"
 
 
 def test_engines_are_told_which_backward_pass_is_the_last(toy_dir):
-    told = []
+    outputs_of = []
     batch = sequences()
-    gradients(asked(toy_dir()), batch, micros(batch, at_least=4), before_backward=told.append)
-    assert told == [False, False, False, True]
+    gradients(asked(toy_dir()), batch, micros(batch, at_least=4), before_backward=outputs_of.append)
+    assert outputs_of == [False, False, False, True]

@@ -29,17 +29,17 @@ def test_what_is_saved_is_the_adapter_alone_and_comes_back(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("lora", "told"),
+    ("lora", "message"),
     [
         (Lora(rank=4), "lora.rank=2 lora.alpha=16 .* this run has lora.rank=4"),
         (Lora(rank=2, alpha=3.0), "this run has lora.rank=2 lora.alpha=3"),
         (Lora(rank=2, targets=["q_proj"]), r"lora.targets=\[q_proj\]"),
     ],
 )
-def test_an_adapter_of_other_settings_is_an_error_that_says_both(tmp_path, lora, told):
+def test_an_adapter_of_other_settings_is_an_error_that_says_both(tmp_path, lora, message):
     model, other = toy_model("llama"), toy_model("llama")
     save_adapter(adapted(model, Lora(rank=2)), shards_of(model), tmp_path, Ranks.alone(), base_model="toy")
-    with pytest.raises(CheckpointError, match=told) as caught:
+    with pytest.raises(CheckpointError, match=message) as caught:
         load_adapter(Adapter(other, lora), shards_of(other), tmp_path)
     assert "Resume with the settings" in caught.value.remedy
 

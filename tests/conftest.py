@@ -2,7 +2,9 @@
 
 import logging
 from collections.abc import Iterator
+from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 
 import hypothesis
 import jaxtyping
@@ -58,8 +60,29 @@ def pytest_report_header() -> list[str]:
     return [f"without {package}: tests of the extra '{mark}' are left out" for mark, package in ABSENT.items()]
 
 
+@cache
+def shares_ray(file: Path) -> bool:
+    """Whether a test file uses the session's Ray, of which each worker of pytest-xdist would start its own."""
+    return "ray_backend" in file.read_text()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """With `-n`, a worker takes whole files, in the order of collection, and one worker all files that share Ray."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFile(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return "ray_backend" if shares_ray(config.rootpath / file) else file
+
+    config.option.loadscopereorder = False
+    return ByFile(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test marked with an extra that is not installed is skipped, and says which."""
+    """Files that share Ray come first: they take one worker longest. Tests whose extra is not installed are skipped."""
+    items.sort(key=lambda item: not shares_ray(item.path))
     for item in items:
         for mark, package in ABSENT.items():
             if item.get_closest_marker(mark) is not None:

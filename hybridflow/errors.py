@@ -27,7 +27,7 @@ class Faults:
     """The errors that checks of a run find: the first one is raised or, with `collects`, all are collected.
 
     with faults.caught():
-        check_kl(config)
+        check_placement(config)
     """
 
     def __init__(self, *, collects: bool = False) -> None:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from hybridflow.batch import Batch
 from hybridflow.config.model import Model
-from hybridflow.config.parallelism import RolloutParallelism
+from hybridflow.config.placement import RolloutParallelism
 from hybridflow.config.rollout import Rollout, RolloutKind, Sampling, Vllm
 from hybridflow.engines.rollout.factory import make_rollout_engine
 from hybridflow.engines.rollout.interface import RolloutEngine

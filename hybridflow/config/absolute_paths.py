@@ -4,18 +4,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hybridflow.config.algorithm import Algorithm, Preference
-from hybridflow.config.builtin import PREFIX
 from hybridflow.config.data import Data
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.loop import Trainer
 from hybridflow.config.model import Model
-from hybridflow.config.paths import user_path
+from hybridflow.config.paths import PREFIX, user_path
 from hybridflow.config.reward import Reward
 from hybridflow.config.roles import Role
 from hybridflow.config.section import Section, sections_of
 
 _Rule = Callable[[str, str], str]
-"""Makes the path in a value absolute; the second argument is the setting's key."""
+"""Makes the path in a value absolute; the second argument is the key of the setting."""
 
 
 def with_absolute_paths(config: Experiment) -> dict[str, object]:
@@ -39,7 +38,7 @@ def with_absolute_paths(config: Experiment) -> dict[str, object]:
 
 
 def path_settings(config: Experiment) -> list[str]:
-    """The dotted keys of all settings that may hold paths."""
+    """Dotted keys of all settings that may contain paths."""
     return [f"{prefix}{name}" for prefix, section in sections_of(config) for name in _RULES.get(type(section), {})]
 
 
@@ -50,7 +49,7 @@ def is_code(setting: str) -> bool:
 
 
 def written_file(setting: str, *, key: str = "") -> str | None:
-    """The file in `path/file.py:name` as it is written there, without a prefix; None for other forms."""
+    """The file in `path/file.py:name` as written, without a prefix; None for other forms."""
     if not is_code(setting):
         return None
     path = setting.rpartition(":")[0]
@@ -65,7 +64,7 @@ def code_file(setting: str, *, key: str = "") -> Path | None:
 
 
 def model_directories(config: Experiment) -> Iterator[tuple[str, Path]]:
-    """Each setting that names a local directory with a model or a tokenizer, with that directory."""
+    """Yields each setting that names a local directory with a model or a tokenizer, and that directory."""
     for prefix, section in sections_of(config):
         if isinstance(section, Model):
             for name in _RULES[Model]:
@@ -120,4 +119,4 @@ _RULES: dict[type[Section], dict[str, _Rule]] = {
     Reward: {"functions": _code},
     Role: {"functions": _code},
 }
-"""Every setting that may hold a path, by the section that has it."""
+"""All settings that may contain paths, by section."""

@@ -1,4 +1,4 @@
-"""The algorithm: how samples become gradients."""
+"""Settings of the algorithm."""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -17,11 +17,11 @@ from hybridflow.config.ranges import (
 from hybridflow.config.section import Section
 
 _ABOVE_1 = number("above 1", lambda v: v > 1, ", or null")
-_SMOOTHING = number("from 0 to below 0.5", lambda v: 0 <= v < 0.5, ", where labels would say nothing")
+_SMOOTHING = number("from 0 to below 0.5", lambda v: 0 <= v < 0.5, ", at which labels would carry no information")
 
 
 class KLPlacement(Enum):
-    """Where the divergence from the reference model counts."""
+    """Where the KL divergence from the reference model is applied."""
 
     none = "none"
     reward = "reward"
@@ -30,7 +30,7 @@ class KLPlacement(Enum):
 
 @dataclass
 class KL(Section):
-    """The tie to the reference model."""
+    """KL regularization toward the reference model."""
 
     placement: KLPlacement = KLPlacement.none
     """reward: subtracted from each token's reward; loss: added to the policy loss; none: no reference model."""
@@ -39,11 +39,11 @@ class KL(Section):
     """Weight of the divergence; the starting weight when `target` is set."""
 
     estimator: str | None = None
-    """k1, abs, k2 or k3 (also kl, mse, low_var_kl), k3 at most 10 per token; a trailing + takes k2's gradient.
+    """k1, abs, k2 or k3 (also kl, mse, low_var_kl); k3 is capped at 10 per token. A trailing + uses k2's gradient.
     null: k1 in the reward, k3+ in the loss."""
 
     allow_k1_loss: bool = False
-    """Permit k1 in the loss, though its gradient does not hold the policy near the reference."""
+    """Permit k1 in the loss, although its gradient does not keep the policy close to the reference."""
 
     target: Annotated[float | None, ABOVE_0_OR_NULL] = None
     """Adapt the coefficient toward this divergence per token (Ziegler et al. 2019); null keeps it fixed."""
@@ -53,13 +53,13 @@ class KL(Section):
 
     @property
     def estimator_in_use(self) -> str:
-        """The configured estimator, else k3+ in the loss and k1 in the reward."""
+        """The configured estimator; by default k3+ in the loss and k1 in the reward."""
         default = "k3+" if self.placement is KLPlacement.loss else "k1"
         return default if self.estimator is None else self.estimator
 
 
 class OldLogprobs(Enum):
-    """Where the log-probabilities of the policy before the update come from."""
+    """Source of the policy's log-probabilities before the update."""
 
     auto = "auto"
     recompute = "recompute"
@@ -67,7 +67,7 @@ class OldLogprobs(Enum):
 
 
 class CorrectionLevel(Enum):
-    """Of what an importance ratio is taken."""
+    """Granularity of an importance ratio."""
 
     none = "none"
     token = "token"
@@ -77,33 +77,34 @@ class CorrectionLevel(Enum):
 
 @dataclass
 class Correction(Section):
-    """What is done about samples whose rollout gave them other probabilities than training does."""
+    """Rollout correction: importance weights and rejection for samples whose probabilities differ between rollout and
+    training."""
 
     weights: CorrectionLevel = CorrectionLevel.none
-    """The loss of each token is multiplied by the ratio of training's probability to the rollout's: of the token, of
-    the whole response (sequence: the product), or a token on average (geometric)."""
+    """Multiply each token's loss by the ratio of its probability in training to that in the rollout: per token, over
+    the whole response (sequence: the product), or its geometric mean per token (geometric)."""
 
     upper: Annotated[float, ABOVE_0] = 2.0
-    """Weights are cut here (truncated importance sampling); with `lower`, those above it are 0 instead."""
+    """Weights are truncated here (truncated importance sampling); with `lower`, weights above it become 0 instead."""
 
     lower: Annotated[float | None, ABOVE_0] = None
-    """Weights below this or above `upper` are 0 (IcePop), and their tokens still count in averages; null only cuts."""
+    """Weights below this or above `upper` become 0 (IcePop); their tokens still count in averages. null: no bound."""
 
     normalize: bool = False
-    """Divide the weights by their mean over the batch: over tokens, or over responses for whole responses' ratios."""
+    """Divide the weights by their mean over the batch: over tokens, or over responses for response-level ratios."""
 
     reject: CorrectionLevel = CorrectionLevel.none
-    """Leave out of the policy's loss, and of its averages, what has a ratio outside `reject_lower` .. `reject_upper`:
-    single tokens, or whole responses by the product (sequence) or the geometric mean (geometric) of their tokens'."""
+    """Exclude from the policy loss and its averages whatever has a ratio outside `reject_lower` .. `reject_upper`:
+    single tokens, or whole responses by the product (sequence) or geometric mean (geometric) of their ratios."""
 
     reject_upper: Annotated[float, ABOVE_0] = 2.0
-    """Largest ratio that `reject` lets pass; 1.001 or so for the geometric mean."""
+    """Largest ratio that `reject` accepts; about 1.001 for the geometric mean."""
 
     reject_lower: Annotated[float | None, ABOVE_0] = None
-    """Smallest ratio that `reject` lets pass; null means 1 / `reject_upper`."""
+    """Smallest ratio that `reject` accepts; null means 1 / `reject_upper`."""
 
     veto: Annotated[float | None, ABOVE_0] = None
-    """Leave out every response that has a token with a ratio below this, such as 1e-4; null leaves none out."""
+    """Exclude every response with a token whose ratio is below this, such as 1e-4; null excludes none."""
 
     @property
     def is_active(self) -> bool:
@@ -113,31 +114,31 @@ class Correction(Section):
 
 @dataclass
 class Preference(Section):
-    """How a model learns from what people prefer: DPO and its kin, KTO, and reward models."""
+    """Learning from preferences: DPO and its variants, KTO, and reward models."""
 
     loss: str = "sigmoid"
     """Pairs: sigmoid (DPO), ipo, hinge, orpo or simpo; single responses with a label: kto."""
 
     beta: Annotated[float, ABOVE_0] = 0.1
-    """How strongly the policy is tied to the reference; the weight of the odds ratio in orpo."""
+    """Strength of the regularization toward the reference; in orpo, the weight of the odds ratio."""
 
     label_smoothing: Annotated[float, _SMOOTHING] = 0.0
-    """The chance that a pair's label is wrong (sigmoid)."""
+    """Assumed probability that a pair's label is wrong (sigmoid)."""
 
     reference_free: bool = False
-    """Compare with a reference that finds everything equally likely, and load none."""
+    """Use a uniform reference instead of loading a reference model."""
 
     margin: Annotated[float, NOT_BELOW_0] = 0.0
-    """By how much the chosen response must be better (simpo: gamma / beta)."""
+    """Margin by which the chosen response should win (simpo: gamma / beta)."""
 
     imitation: Annotated[float, NOT_BELOW_0] = 0.0
-    """Weight of the chosen response's cross-entropy beside the loss."""
+    """Weight of the chosen response's cross-entropy, added to the loss."""
 
     desirable_weight: Annotated[float, NOT_BELOW_0] = 1.0
-    """Weight of responses that people like (kto)."""
+    """Weight of desirable responses (kto)."""
 
     undesirable_weight: Annotated[float, NOT_BELOW_0] = 1.0
-    """Weight of responses that people do not like (kto)."""
+    """Weight of undesirable responses (kto)."""
 
     center_coefficient: Annotated[float, NOT_BELOW_0] = 0.0
     """Reward models: weight of the squared sum of a pair's scores, which keeps scores around 0."""
@@ -145,70 +146,69 @@ class Preference(Section):
 
 @dataclass
 class Algorithm(Section):
-    """The algorithm's numbers; `algorithm=ppo`, `algorithm=grpo` and others choose sets of them."""
+    """Hyperparameters of the algorithm; `algorithm=ppo`, `algorithm=grpo` and others are presets of them."""
 
     advantage: str = "gae"
-    """The estimator: gae needs a critic, most others compare the samples of one prompt
+    """Advantage estimator: gae needs a critic, most others compare the samples of one prompt
     (`hybridflow show --algorithms` lists them); or your own function, as `file.py:f` or `my_package.f`."""
 
     advantage_settings: dict[str, Any] = field(default_factory=dict)
-    """Settings of the estimator's own, which are its function's keyword parameters."""
+    """Settings specific to the estimator: the keyword parameters of its function."""
 
     policy_loss: str = "ppo"
-    """The policy's loss per token; or your own function, as `file.py:f` or `my_package.f`."""
+    """Policy loss per token; or your own function, as `file.py:f` or `my_package.f`."""
 
     loss_settings: dict[str, Any] = field(default_factory=dict)
-    """Settings of the loss's own, which are its function's keyword parameters."""
+    """Settings specific to the loss: the keyword parameters of its function."""
 
     old_logprobs: OldLogprobs = OldLogprobs.auto
-    """The denominator of the loss's ratio. recompute: from a separate forward pass before the update. auto: from that
-    pass only where something needs it (several optimizer steps per batch, a correction, an estimator or a selection of
-    tokens that reads it, KL in the reward), else from the update's own pass, which gives the same numbers. KL in the
-    reward reads the rollout's log-probabilities instead where they are the training model's own up to rounding in
-    float32: rollout.engine=transformers, actor.engine=single or fsdp, model.dtype=float32, no LoRA, and sampling from
-    all tokens (top_p=1, top_k=0). rollout: from the rollout, so that the ratio itself corrects for a mismatch (two
-    policies); the separate pass is made only where the two are compared, and for KL in the reward with top_p or top_k.
-    """
+    """Source of the denominator of the ratio in the loss. recompute: a separate forward pass before the update. auto:
+    that pass only where it is needed (several optimizer steps per batch, a rollout correction, an estimator or token
+    selection that reads it, KL in the reward), else the update's own forward pass, which gives the same numbers. KL in
+    the reward uses the rollout's log-probabilities instead where they equal those of training up to float32 rounding:
+    rollout.engine=transformers, actor.engine=single or fsdp, model.dtype=float32, no LoRA, and sampling from all tokens
+    (top_p=1, top_k=0). rollout: the rollout's, so that the ratio itself corrects for a mismatch (two policies); the
+    separate pass is made only where the two are compared, and for KL in the reward with top_p or top_k."""
 
     gamma: Annotated[float, FROM_0_TO_1] = 1.0
-    """Discount of later rewards."""
+    """Discount factor of later rewards."""
 
     lam: Annotated[float, FROM_0_TO_1] = 1.0
-    """GAE's lambda: 1 has no bias, less has less variance."""
+    """GAE's lambda: 1 is unbiased, smaller values reduce variance."""
 
     whiten_advantages: bool | None = None
-    """Scale advantages to mean 0 and standard deviation 1 over the batch; null: where the estimator asks for it."""
+    """Normalize advantages to mean 0 and standard deviation 1 over the batch; null: if the estimator requires it."""
 
     clip_low: Annotated[float, SHARE] = 0.2
-    """Lower bound of the probability ratio is 1 - clip_low."""
+    """The probability ratio is clipped below at 1 - clip_low."""
 
     clip_high: Annotated[float, ABOVE_0] = 0.2
-    """Upper bound of the probability ratio is 1 + clip_high."""
+    """The probability ratio is clipped above at 1 + clip_high."""
 
     dual_clip: Annotated[float | None, _ABOVE_1] = None
-    """Bounds the loss of bad actions at this multiple of the advantage; null turns it off."""
+    """Bound the loss of tokens with negative advantage at this multiple of the advantage; null turns it off."""
 
     value_clip: Annotated[float | None, ABOVE_0_OR_NULL] = 0.2
-    """New values may differ from the old ones by this much in the critic's loss; null turns it off."""
+    """Clip range of the critic's new values around the old ones; null turns clipping off."""
 
     aggregation: str | None = None
-    """token-mean, token-sum, seq-mean-token-sum, seq-mean-token-mean or seq-mean-token-sum-norm; null: as the loss
-    asks, which is token-mean for most."""
+    """token-mean, token-sum, seq-mean-token-sum, seq-mean-token-mean or seq-mean-token-sum-norm; null: the default of
+    the loss, which is token-mean for most."""
 
     entropy_coefficient: Annotated[float, FINITE] = 0.0
     """Weight of the entropy bonus."""
 
     mask_truncated: bool = False
-    """Leave responses that met their length limit out of the loss (DAPO's overlong filtering)."""
+    """Exclude responses that reached the length limit from the loss (DAPO's overlong filtering)."""
 
     pretraining_coefficient: Annotated[float, NOT_BELOW_0] = 0.0
-    """Weight of the cross-entropy on `data.pretraining_files` beside the policy loss (PPO-ptx)."""
+    """Weight of the cross-entropy on `data.pretraining_files`, added to the policy loss (PPO-ptx)."""
 
     kl: KL = field(default_factory=KL)
-    """The tie to the reference model."""
+    """KL regularization toward the reference model."""
 
     correction: Correction = field(default_factory=Correction)
-    """What is done where rollout and training disagree."""
+    """Correction for differences between rollout and training."""
 
     preference: Preference = field(default_factory=Preference)
     """Learning from preferences (main_dpo, main_kto, main_reward_model)."""

@@ -18,34 +18,32 @@ from pathlib import Path
 from types import ModuleType
 
 VARIABLE = "HYBRIDFLOW_CODE"
-"""Environment variable with the folder of the copies, in a process that uses them; inherited by its children."""
+"""Environment variable with the folder of the copies, in processes that use them; inherited by their children."""
 
 _OURS = Path(__file__).resolve().parents[1]
 _MOST_BYTES = 32 << 20
 
 
 def imported_user_files() -> list[Path]:
-    """The files of all modules that this process imported from outside the Python installation and this package.
+    """Files of all modules that this process imported from outside the Python installation and this package.
 
-    Includes the other modules of the same directories, which functions may import later, up to 32 MiB in total.
+    Includes other modules in the same directories, which functions may import later, up to 32 MiB in total.
     """
     files = set(imported_modules().values())
-    beside = {path for file in files for path in file.parent.glob("*.py") if path.is_file()}
-    wanted = files | beside
+    wanted = files | {path for file in files for path in file.parent.glob("*.py") if path.is_file()}
     return sorted(wanted if sum(path.stat().st_size for path in wanted) <= _MOST_BYTES else files)
 
 
 def imported_code() -> dict[str, str]:
     """The SHA-256 of each file that this process imported from outside the Python installation and this package.
 
-    Each file is read once, at the first call after its import: later changes of the file do not count.
+    Each file is read once, at the first call after its import; later changes to the file have no effect.
     """
     return {str(file): _digest(file) for file in imported_modules().values()}
 
 
 def imported_modules() -> dict[str, Path]:
-    """By name, the files of the modules that this process imported from outside the Python installation and this
-    package."""
+    """Modules that this process imported from outside the Python installation and this package: name to file."""
     found = {}
     for name, module in list(sys.modules.items()):
         file = vars(module).get("__file__") if isinstance(module, ModuleType) and name != "__main__" else None
@@ -64,7 +62,7 @@ def keep_code(files: Iterable[Path], folder: Path) -> None:
 
 
 def use_code(folder: Path) -> bool:
-    """Makes this process use the copies if any of the files is missing here or differs; returns whether it does."""
+    """Makes this process use the copies if any of the files is missing or differs here; returns whether it does."""
     copies = list(folder.rglob("*.py"))
     if all(_is_same(Path("/", copy.relative_to(folder)), copy) for copy in copies):
         return False

@@ -1,8 +1,11 @@
-"""Rules across sections, checked before any process starts. Each says what was found and what to do."""
+"""Rules across sections, checked before any process starts. Each yields the errors it finds, with their remedies."""
 
-import difflib
+import math
 import unicodedata
+from collections.abc import Iterator
+from dataclasses import replace
 
+from hybridflow.config.algorithm import Correction, CorrectionLevel, KLPlacement, OldLogprobs
 from hybridflow.config.choices import (
     AGGREGATIONS,
     KL_ESTIMATORS,
@@ -10,62 +13,92 @@ from hybridflow.config.choices import (
     policy_loss_name,
     preference_loss_name,
 )
-from hybridflow.config.correction_checks import check_correction
-from hybridflow.config.data_checks import check_data
 from hybridflow.config.derived import num_devices
 from hybridflow.config.experiment import Experiment
-from hybridflow.config.kl_checks import check_kl
 from hybridflow.config.layout_checks import check_layouts
+from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.ranges import check_ranges
 from hybridflow.errors import STRICT, ConfigError, Faults
 
 _COST_OF_THE_TASK = "hybridflow.rewards.functions.far_off.far_off"
+_KL, _CORRECTION = "algorithm.kl", "algorithm.correction"
 _LONGEST_NAME = 100
 _NOT_PRINTED = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
-"""Unicode's categories of control and format characters, surrogates and line separators."""
+"""Unicode categories of control and format characters, surrogates and line separators."""
 
 
 def check(config: Experiment, faults: Faults = STRICT) -> None:
     """Adds a `ConfigError` for each rule that the configuration breaks."""
     check_ranges(config, faults)
-    rules = (_check_run, _check_methods, _check_inputs, _check_cost, _check_pretraining, check_kl, check_correction)
-    with faults.caught():
-        check_data(config.data)
-    for rule in rules:
-        with faults.caught():
-            rule(config)
-    with faults.caught():  # layouts are of pools that exist
+    faults.add(*data_errors(config), *_name_errors(config))
+    _check_choices(config, faults)
+    for rule in (_input_errors, _cost_errors, _pretraining_errors, _kl_errors, correction_errors):
+        faults.add(*rule(config))
+    with faults.caught():  # a layout belongs to a pool, so placement comes first
         check_placement(config)
         check_layouts(config)
 
 
-def _check_methods(config: Experiment) -> None:
-    """Methods are among those that can be chosen."""
-    if config.algorithm.aggregation is not None:
-        _one_of("algorithm.aggregation", config.algorithm.aggregation, AGGREGATIONS)
-    advantage_name(config.algorithm.advantage)
-    policy_loss_name(config.algorithm.policy_loss)
-    preference_loss_name(config.algorithm.preference.loss)
-    if config.algorithm.kl.estimator is not None:
-        _one_of("algorithm.kl.estimator", config.algorithm.kl.estimator, KL_ESTIMATORS)
+def _check_choices(config: Experiment, faults: Faults) -> None:
+    """Estimators, losses and aggregations must be among those that exist."""
+    algorithm = config.algorithm
+    for find, name in (
+        (advantage_name, algorithm.advantage),
+        (policy_loss_name, algorithm.policy_loss),
+        (preference_loss_name, algorithm.preference.loss),
+    ):
+        with faults.caught():
+            find(name)
+    for key, value, choices in (
+        ("algorithm.aggregation", algorithm.aggregation, AGGREGATIONS),
+        ("algorithm.kl.estimator", algorithm.kl.estimator, KL_ESTIMATORS),
+    ):
+        if value is not None and value not in choices:
+            remedy = f"{did_you_mean(value, choices)}Choose from: {', '.join(choices)}."
+            faults.add(ConfigError(f"{key}={value} is unknown.", remedy=remedy))
 
 
-def _check_inputs(config: Experiment) -> None:
-    """There is a model, data, and one weight per reward function."""
+def _input_errors(config: Experiment) -> Iterator[ConfigError]:
+    """There must be a model, data, and one weight per reward function."""
     if not config.model.path:
-        raise ConfigError("model.path is empty.", remedy="Give a Hugging Face directory, or builtin:calculator.")
+        yield ConfigError("model.path is empty.", remedy="Give a Hugging Face directory, or builtin:calculator.")
     if not config.data.train_files:
-        raise ConfigError("data.train_files is empty.", remedy="Give a file, or builtin:calculator/train.")
+        yield ConfigError("data.train_files is empty.", remedy="Give a file, or builtin:calculator/train.")
     for section, role in {"reward": config.reward, **{f"roles.{n}": r for n, r in config.roles.items()}}.items():
         if role.weights and len(role.weights) != len(role.functions):
-            raise ConfigError(
+            yield ConfigError(
                 f"{section}.weights has {len(role.weights)} numbers for {len(role.functions)} {section}.functions.",
-                remedy="Give one weight per function, or none at all.",
+                remedy="Give one weight per function, or leave the weights out.",
             )
 
 
-def _check_run(config: Experiment) -> None:
-    """The name of the run is that of its directory, and of nothing outside `runs/`."""
+def data_errors(config: Experiment) -> Iterator[ConfigError]:
+    """The section `data`: a mixture needs one share per file, a curriculum a column to sort by."""
+    data, mixture = config.data, config.data.mixture
+    if mixture and len(mixture) != len(data.train_files):
+        yield ConfigError(
+            f"data.mixture has {len(mixture)} numbers for {len(data.train_files)} data.train_files.",
+            remedy="Give one number per file, or leave it empty to concatenate the files.",
+        )
+    elif not all(math.isfinite(share) and share > 0 for share in mixture):
+        yield ConfigError(
+            f"data.mixture={mixture} contains a share that is not above 0.",
+            remedy="Give shares such as [0.7,0.3], and leave out files that should not be sampled from.",
+        )
+    if data.curriculum_steps and data.difficulty_key is None:
+        yield ConfigError(
+            f"data.curriculum_steps={data.curriculum_steps} needs a column that says how hard each row is.",
+            remedy="Name a column of numbers: data.difficulty_key=...",
+        )
+    if data.curriculum_steps and mixture:
+        yield ConfigError(
+            "data.curriculum_steps and data.mixture both determine the order of the rows.",
+            remedy="Leave one out: with data.difficulty_key alone, each file of a mixture goes from easy to hard.",
+        )
+
+
+def _name_errors(config: Experiment) -> Iterator[ConfigError]:
+    """The name of the run is that of its directory below `runs/`."""
     fault, name = None, config.trainer.experiment
     if not name.strip() or name in (".", ".."):
         fault = "is not a name"
@@ -77,44 +110,105 @@ def _check_run(config: Experiment) -> None:
         fault = f"has {len(name)} characters"
     if fault is not None:
         shown = ascii(name)[1:-1]
-        raise ConfigError(
+        yield ConfigError(
             f"trainer.experiment={shown[:_LONGEST_NAME]}{'...' * (len(shown) > _LONGEST_NAME)} {fault}.",
-            remedy=f"Use a plain name of at most {_LONGEST_NAME} characters, such as gsm8k_ppo; write paths as"
-            " trainer.run_dir.",
+            remedy=f"Use a plain name of at most {_LONGEST_NAME} characters, such as gsm8k_ppo; to choose a directory,"
+            " use trainer.run_dir.",
         )
 
 
-def _check_cost(config: Experiment) -> None:
-    """The cost of the built-in task is not another model's."""
+def _cost_errors(config: Experiment) -> Iterator[ConfigError]:
+    """The cost function of the built-in task only fits the built-in model."""
     cost = config.roles.get("cost")
     is_example = cost is not None and cost.functions == [_COST_OF_THE_TASK]
     if is_example and config.model.path is not None and not config.model.path.startswith("builtin:"):
-        raise ConfigError(
-            f"roles.cost.functions=[{_COST_OF_THE_TASK}] is a cost of the built-in task's sums, and"
+        yield ConfigError(
+            f"roles.cost.functions=[{_COST_OF_THE_TASK}] scores the sums of the built-in task, but"
             f" model.path={config.model.path} is another model.",
-            remedy="Say what costs: 'roles.cost={kind: reward_model, model: {path: my/cost_model}}', or"
+            remedy="Choose a cost: 'roles.cost={kind: reward_model, model: {path: my/cost_model}}', or"
             " 'roles.cost={kind: reward_function, functions: [my_costs.py:f]}'.",
         )
 
 
-def _check_pretraining(config: Experiment) -> None:
-    """A loss of pretraining has its texts, and they are not those of another model."""
+def _pretraining_errors(config: Experiment) -> Iterator[ConfigError]:
+    """A pretraining loss needs texts, and the built-in texts only fit the built-in model."""
     weight, files = config.algorithm.pretraining_coefficient, config.data.pretraining_files
     if weight and not files:
-        raise ConfigError(
+        yield ConfigError(
             f"algorithm.pretraining_coefficient={weight:g}, but data.pretraining_files is empty.",
             remedy="Name texts or demonstrations: data.pretraining_files=[path,...], or use a coefficient of 0.",
         )
     path = config.model.path or ""
     if files and all(file.startswith("builtin:") for file in files) and not path.startswith("builtin:"):
-        raise ConfigError(
-            f"data.pretraining_files=[{','.join(files)}] are texts of the built-in model, and model.path={path}.",
+        yield ConfigError(
+            f"data.pretraining_files=[{','.join(files)}] are texts for the built-in model, but model.path={path}.",
             remedy="Name texts for your model: data.pretraining_files=[path,...].",
         )
 
 
+def _kl_errors(config: Experiment) -> Iterator[ConfigError]:
+    """`algorithm.kl`: the loss needs a gradient toward the reference, an adaptive coefficient a long horizon."""
+    kl = config.algorithm.kl
+    if kl.placement is KLPlacement.loss and kl.estimator in ("k1", "kl") and not kl.allow_k1_loss:
+        yield ConfigError(
+            f"{_KL}.placement=loss with {_KL}.estimator={kl.estimator} does not keep the policy close to the reference:"
+            " the gradient of k1 is that of the log-probability alone, whose expectation is 0 whatever the reference.",
+            remedy=f"Leave {_KL}.estimator out (k3+), or use k2, k1+ or k3+, whose gradient is that of the divergence."
+            f" {_KL}.allow_k1_loss=true permits k1 anyway.",
+        )
+    if kl.target is None:
+        return
+    if kl.placement is not KLPlacement.reward:
+        yield ConfigError(
+            f"{_KL}.target={kl.target:g} adapts the KL penalty in the reward, but {_KL}.placement={kl.placement.name}.",
+            remedy=f"Use {_KL}.placement=reward, or leave the target out.",
+        )
+    sequences = config.data.batch_size * config.rollout.samples_per_prompt
+    if 0.2 * sequences >= kl.horizon:
+        yield ConfigError(
+            f"{_KL}.horizon={kl.horizon} is too short for {sequences} sequences per step:"
+            " a single step could make the coefficient negative.",
+            remedy=f"Use {10 * sequences} or more.",
+        )
+
+
+def correction_errors(config: Experiment) -> Iterator[ConfigError]:
+    """`algorithm.correction`: its bounds must be in order, and every setting must have an effect."""
+    correction = config.algorithm.correction
+    yield from _bound_errors(correction)
+    weights = correction.weights
+    if weights is CorrectionLevel.none:
+        for name, is_set in (("lower", correction.lower is not None), ("normalize", correction.normalize)):
+            if is_set:
+                yield ConfigError(
+                    f"{_CORRECTION}.{name} has no effect without weights.",
+                    remedy=f"Set {_CORRECTION}.weights=token (or sequence).",
+                )
+    elif config.algorithm.old_logprobs is OldLogprobs.rollout:
+        yield ConfigError(
+            f"algorithm.old_logprobs=rollout with {_CORRECTION}.weights={weights.value}: the ratio in the loss is"
+            " already that of the policy to the rollout, so the weights would count it twice.",
+            remedy=f"Use {_CORRECTION}.weights=none, or algorithm.old_logprobs=auto. For a policy gradient with"
+            " truncated weights: algorithm.old_logprobs=rollout with algorithm.policy_loss=cispo.",
+        )
+
+
+def _bound_errors(correction: Correction) -> Iterator[ConfigError]:
+    """Lower bounds must be below upper ones."""
+    if correction.reject is not CorrectionLevel.none:
+        correction = replace(correction, reject_lower=correction.reject_lower or 1.0 / correction.reject_upper)
+    for low, high in (("lower", "upper"), ("reject_lower", "reject_upper")):
+        smallest, largest = vars(correction)[low], vars(correction)[high]
+        if smallest is not None and smallest >= largest:
+            yield ConfigError(
+                f"{_CORRECTION}: nothing lies between {low}={smallest:g} and {high}={largest:g}.",
+                remedy=f"Use {_CORRECTION}.{high} above 1 and {_CORRECTION}.{low} below 1: a ratio of 1 means that"
+                " rollout and training agree.",
+            )
+
+
 def check_placement(config: Experiment) -> None:
-    """Raises `ConfigError` unless roles live in pools that exist, and pools fit the devices."""
+    """Raises `ConfigError` unless roles live in pools that exist, and the pools use exactly the run's devices."""
     pools = config.placement.pools
     asked = dict(config.placement.roles) | {n: r.pool for n, r in config.roles.items() if r.pool is not None}
     for role, pool in asked.items():
@@ -127,13 +221,6 @@ def check_placement(config: Experiment) -> None:
     total = sum(pool.devices for pool in pools.values())
     if pools and total != num_devices(config):
         raise ConfigError(
-            f"The pools ask for {total} devices, and the run has {num_devices(config)}.",
+            f"The pools use {total} devices, but the run has {num_devices(config)}.",
             remedy=f"Set trainer.devices={total}, or change placement.pools.*.devices.",
         )
-
-
-def _one_of(key: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        close = difflib.get_close_matches(value, choices, n=1)
-        hint = f"Did you mean {close[0]}? " if close else ""
-        raise ConfigError(f"{key}={value} is unknown.", remedy=f"{hint}Choose from: {', '.join(choices)}.")

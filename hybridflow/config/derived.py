@@ -1,4 +1,4 @@
-"""Numbers that follow from the configuration: pure arithmetic."""
+"""Quantities derived from the configuration by arithmetic."""
 
 import math
 from dataclasses import replace
@@ -6,25 +6,25 @@ from pathlib import Path
 
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.model import Model
-from hybridflow.config.parallelism import Parallelism
 from hybridflow.config.paths import user_path
+from hybridflow.config.placement import Parallelism
 from hybridflow.config.roles import RoleKind
 from hybridflow.config.training import Training, TrainingEngine
 
 
 def num_devices(config: Experiment) -> int:
-    """Devices of the whole run."""
+    """Total number of devices."""
     return config.trainer.devices * config.trainer.nodes
 
 
 def pool_sizes(config: Experiment) -> dict[str, int]:
-    """Devices of each pool; one pool with all of them where the configuration names none."""
+    """Number of devices per pool; a single pool with all devices if the configuration defines none."""
     named = {name: pool.devices for name, pool in config.placement.pools.items()}
     return named or {"main": num_devices(config)}
 
 
 def pool_of(config: Experiment, role: str) -> str:
-    """The pool a role lives in: its own, or the first; the rollout is by default where the actor is."""
+    """The pool of a role: the configured one or the first; the rollout defaults to the actor's."""
     if role in config.roles and config.roles[role].pool is not None:
         return str(config.roles[role].pool)
     fallback = pool_of(config, "actor") if role == "rollout" else next(iter(pool_sizes(config)))
@@ -32,7 +32,7 @@ def pool_of(config: Experiment, role: str) -> str:
 
 
 def training_of(config: Experiment, role: str) -> Training:
-    """How a role is trained, or run: its engine and layout filled in. A reference is laid out as the actor is."""
+    """Training settings of a role, with engine and layout filled in. A reference has the layout of the actor."""
     own = config.roles.get(role)
     is_critic = role == "critic" or (own is not None and own.kind is RoleKind.critic)
     training = config.critic if is_critic else config.actor
@@ -53,7 +53,7 @@ def training_of(config: Experiment, role: str) -> Training:
 
 
 def training_mesh(parallelism: Parallelism, devices: int) -> dict[str, int]:
-    """Ranks along each axis of a model's mesh, outermost first; what other axes leave of the devices is `data`."""
+    """Ranks along each axis of a model's mesh, outermost first; `data` gets the devices that the other axes leave."""
     inner = {
         "pipeline": parallelism.pipeline,
         "sequence": parallelism.sequence,
@@ -73,33 +73,33 @@ def optimizer_steps_per_step(config: Experiment, training: Training) -> int:
 
 
 def total_optimizer_steps(config: Experiment, training: Training) -> int:
-    """Optimizer steps until the end of a role's learning-rate schedule: by default those of the whole run."""
+    """Optimizer steps until the end of a role's learning-rate schedule; by default, until the end of the run."""
     steps = training.optimizer.schedule_steps or config.trainer.total_steps
     return steps * optimizer_steps_per_step(config, training)
 
 
 def run_dir(config: Experiment) -> Path:
-    """The directory for everything the run writes, as an absolute path."""
+    """Directory for everything the run writes, as an absolute path."""
     if config.trainer.run_dir:
         return user_path(config.trainer.run_dir, key="trainer.run_dir").absolute()
     return Path("runs", config.trainer.experiment).absolute()
 
 
 def is_evaluated(config: Experiment) -> bool:
-    """The run looks at held-out rows."""
+    """Whether the run evaluates on held-out rows."""
     return config.trainer.eval_every > 0 and bool(config.data.eval_files)
 
 
 def is_rewarded(config: Experiment) -> bool:
-    """The configuration says what is rewarded."""
+    """Whether the configuration names a reward."""
     return bool(config.reward.functions) or config.reward.model.path is not None
 
 
 def model_of(config: Experiment, model: Model) -> Model:
-    """The model of a role: its own, or the run's where it names none."""
+    """The model of a role; by default, the model of the run."""
     return model if model.path is not None else config.model
 
 
 def max_sequence_tokens(config: Experiment) -> int:
-    """Longest prompt and response together."""
+    """Maximum length of a prompt and its response together."""
     return config.data.max_prompt_tokens + config.data.max_response_tokens

@@ -1,4 +1,4 @@
-"""The root: what a run is, as data."""
+"""The root of the configuration."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,37 +20,37 @@ class Experiment(Section):
     """Everything a run depends on. All sizes are global: over all devices, for the whole batch."""
 
     dataflow: str = "ppo"
-    """The program: ppo, grpo, remax, dapo, sft, dpo, ..., or your own as `file.py:Class`."""
+    """The algorithm as a program over roles: ppo, grpo, remax, dapo, sft, dpo, ..., or your own as `file.py:Class`."""
 
     dataflow_settings: dict[str, Any] = field(default_factory=dict)
-    """Settings of the dataflow's own, checked against its `Settings` dataclass."""
+    """Settings specific to the dataflow, checked against its `Settings` dataclass."""
 
     trainer: Trainer = field(default_factory=Trainer)
-    """The run: how long, where, how often it is looked at and saved."""
+    """The run: its length, devices, evaluation and checkpoints."""
 
     data: Data = field(default_factory=Data)
-    """Which data, and how much of it at a time."""
+    """The data and its batch sizes."""
 
     model: Model = field(default_factory=Model)
-    """The model of all roles that do not name their own."""
+    """The model of every role that does not name its own."""
 
     actor: Training = field(default_factory=Training)
-    """The model being trained."""
+    """The policy being trained."""
 
     critic: Training = field(default_factory=Training)
-    """The model that predicts rewards (PPO)."""
+    """The value model (PPO)."""
 
     rollout: Rollout = field(default_factory=Rollout)
-    """How responses are generated."""
+    """Generation of responses."""
 
     algorithm: Algorithm = field(default_factory=Algorithm)
-    """How samples become gradients."""
+    """Hyperparameters of the algorithm."""
 
     reward: Reward = field(default_factory=Reward)
-    """What is rewarded."""
+    """Reward functions and the reward model."""
 
     roles: dict[str, Role] = field(default_factory=dict)
-    """Further roles, by name."""
+    """Additional roles, by name."""
 
     placement: Placement = field(default_factory=Placement)
-    """Which role lives on which devices."""
+    """Placement of roles on devices."""

@@ -1,4 +1,4 @@
-"""The keys of the configuration, read off the dataclasses: types, defaults, documentation, nearest neighbours."""
+"""The keys of the configuration, read from the dataclasses: types, defaults, documentation and nearest keys."""
 
 import ast
 import difflib
@@ -19,7 +19,7 @@ _WORDS: dict[object, str] = {str: "text", int: "a whole number", float: "a numbe
 
 @dataclass(frozen=True)
 class Key:
-    """One leaf of the configuration: its dotted path, type (also in words, with its range), default, documentation."""
+    """A leaf of the configuration: its dotted path, type (also in words, with its range), default and documentation."""
 
     path: str
     type: Any
@@ -29,7 +29,7 @@ class Key:
 
 
 def keys(root: type = Experiment, prefix: str = "") -> Iterator[Key]:
-    """Every leaf, in order; dictionaries of sections are leaves themselves."""
+    """All leaves, in order; dictionaries of sections are leaves themselves."""
     hints, docs = get_type_hints(root), field_docs(root)
     annotations = get_type_hints(root, include_extras=True)
     for field in fields(root):
@@ -42,7 +42,7 @@ def keys(root: type = Experiment, prefix: str = "") -> Iterator[Key]:
 
 
 def find(path: str, root: object = Experiment) -> object | None:
-    """The type that stands at a dotted path, or None when the schema has no such key."""
+    """The type at a dotted path; None if the schema has no such key."""
     name, _, rest = path.partition(".")
     if get_origin(root) is dict:
         value = get_args(root)[1]
@@ -56,8 +56,8 @@ def find(path: str, root: object = Experiment) -> object | None:
 
 
 def nearest(path: str) -> str | None:
-    """The known key most like an unknown one: by initials (`lr`), in its section, by whole path, by the words in it, by
-    the last part, or because its documentation speaks of the last part."""
+    """The known key most similar to an unknown one: by initials (`lr`), in its section, by whole path, by the words in
+    it, by the last part, or because its documentation mentions the last part."""
     head, _, last = path.rpartition(".")
     section = find(head) if head else Experiment
     nearby = sorted((key.path for key in keys()), key=lambda key: not key.startswith(f"{head}."))
@@ -82,9 +82,9 @@ def nearest(path: str) -> str | None:
 
 
 def _nearest_by_words(path: str, nearby: Sequence[str]) -> str | None:
-    """The key with the most words of the path, in any order: `kl_coef` is `algorithm.kl.coefficient`.
+    """The key that shares the most words with the path, in any order: `kl_coef` finds `algorithm.kl.coefficient`.
 
-    A word is as good as its beginning; at least one is of both last parts, and most of all words are of both paths.
+    A prefix counts as the word. The last parts must share a word, and the paths more than half of all words.
     """
     typed = _words(path)
     best, most = None, 0.55
@@ -103,7 +103,7 @@ def _words(text: str) -> set[str]:
 
 
 def _common(some: set[str], others: set[str]) -> int:
-    """Words of the one that are words of the other, or begin one, or begin with one."""
+    """Number of words in `some` that equal a word in `others`, or of which one is a prefix of the other."""
     return sum(any(_is_beginning(word, other) or _is_beginning(other, word) for other in others) for word in some)
 
 
@@ -116,13 +116,13 @@ def _last(path: str) -> str:
 
 
 def names_in(path: str) -> list[str]:
-    """The names that a section has; none for what is no section."""
+    """The field names of a section; empty for anything else."""
     section = find(path)
     return [field.name for field in fields(section)] if isinstance(section, type) and is_dataclass(section) else []
 
 
 def is_list(hint: object) -> bool:
-    """The key takes several values."""
+    """Whether a key takes several values."""
     return get_origin(hint) is list
 
 

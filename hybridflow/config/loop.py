@@ -1,4 +1,4 @@
-"""The run: how long, where, how often it is looked at and saved."""
+"""Settings of the run: its length, devices, evaluation and checkpoints."""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -17,14 +17,14 @@ class BackendKind(Enum):
 
 
 class ResumeChanged(Enum):
-    """What becomes of a resumed run whose files have other contents than when its checkpoint was written."""
+    """Whether a run may resume although the contents of its input files have changed since its checkpoint."""
 
     refuse = "refuse"
     accept = "accept"
 
 
 class Device(Enum):
-    """What computes."""
+    """Type of the devices."""
 
     auto = "auto"
     cpu = "cpu"
@@ -36,13 +36,13 @@ class Trainer(Section):
     """The run."""
 
     total_steps: Annotated[int, AT_LEAST_1] = 150
-    """Training steps, counted from the start of the run, not of this process."""
+    """Number of training steps, counted from the start of the run, including those before a resume."""
 
     seed: Annotated[int, AT_LEAST_0] = 0
-    """All randomness of the run follows from it."""
+    """Seed of all randomness in the run."""
 
     experiment: str = "run"
-    """Name of the run; also of its directory."""
+    """Name of the run and of its directory."""
 
     run_dir: str | None = None
     """Directory for everything the run writes; null means `runs/<experiment>`."""
@@ -54,46 +54,45 @@ class Trainer(Section):
     """Devices per node."""
 
     nodes: Annotated[int, AT_LEAST_1] = 1
-    """Machines."""
+    """Number of nodes."""
 
     device: Device = Device.auto
     """auto: cuda if the Ray cluster (or, without one, this machine) has GPUs."""
 
     start_timeout_seconds: Annotated[float, ABOVE_0] = 600.0
-    """Longest wait for the devices of a Ray cluster (held by other jobs, or still starting), and then for all ranks
-    to meet."""
+    """Maximum wait for the devices of a Ray cluster (used by other jobs, or still starting), and then for all ranks to
+    connect."""
 
     hang_timeout_seconds: Annotated[float, ABOVE_0] = 45.0
-    """Longest time without a heartbeat of a worker process on Ray. Native code that holds Python's lock stops them."""
+    """Maximum time without a heartbeat from a worker process on Ray. Native code that holds the GIL delays them."""
 
     threads: Annotated[int | None, AT_LEAST_1] = None
-    """CPU threads per worker process; null: on Ray the cores divided by the devices, else PyTorch's own choice."""
+    """CPU threads per worker process; null: on Ray the cores divided by the devices, else PyTorch's default."""
 
     eval_every: Annotated[int, AT_LEAST_0] = 25
-    """Steps between evaluations; also before the first step and after the last. 0 turns it off."""
+    """Steps between evaluations; the run is also evaluated before the first step and after the last. 0 turns it off."""
 
     save_every: Annotated[int, AT_LEAST_0] = 50
-    """Steps between checkpoints; also after the last step. 0 saves nothing."""
+    """Steps between checkpoints; the last step is always saved. 0 saves nothing."""
 
     keep_checkpoints: Annotated[int, AT_LEAST_1] = 2
-    """Latest checkpoints to keep."""
+    """Number of most recent checkpoints to keep."""
 
     stop_seconds: Annotated[float, ABOVE_0] = 25.0
-    """Seconds from SIGTERM or the first Ctrl-C until a checkpoint is saved. A step that would end in time is finished,
-    any other is abandoned. Clusters often kill 30 seconds after SIGTERM."""
+    """Seconds from SIGTERM or the first Ctrl-C until a checkpoint must be saved. A step that can finish in time is
+    finished, otherwise it is abandoned. Clusters often kill a job 30 seconds after SIGTERM."""
 
     resume: str = "auto"
-    """auto: from the run directory's last whole checkpoint; never: from the start; or a checkpoint's path."""
+    """auto: from the last complete checkpoint in the run directory; never: from the start; or a checkpoint's path."""
 
     resume_changed: ResumeChanged = ResumeChanged.refuse
-    """Whether a run is resumed when its data (or its number of rows), models, reward functions or other code changed:
-    refuse, or accept."""
+    """Whether to resume a run whose data, models, reward functions or other code have changed: refuse or accept."""
 
     trackers: list[str] = field(default_factory=lambda: ["console", "jsonl", "tensorboard"])
     """Where metrics go: console, jsonl, tensorboard, wandb, mlflow."""
 
     samples_every: Annotated[int, AT_LEAST_0] = 25
-    """Steps between sample tables; 0 turns them off."""
+    """Steps between tables of samples; 0 turns them off."""
 
     sample_rows: Annotated[int, AT_LEAST_1] = 6
-    """Rows of a sample table."""
+    """Number of rows in a table of samples."""

@@ -1,4 +1,4 @@
-"""Which model, and how it is read."""
+"""Settings of a model."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -7,7 +7,7 @@ from hybridflow.config.section import Section
 
 
 class Dtype(Enum):
-    """Number format of weights and activations."""
+    """Data type of weights and activations."""
 
     float32 = "float32"
     bfloat16 = "bfloat16"
@@ -21,14 +21,14 @@ class Model(Section):
     """A Hugging Face directory, or `builtin:calculator`; null means the model of the whole run (`model.path`)."""
 
     tokenizer_path: str | None = None
-    """A directory with the tokenizer, where it is not beside the model."""
+    """A directory with the tokenizer; null means the model's directory."""
 
     pad_token: str | None = None
-    """A token to pad with, for a tokenizer that has none; its end-of-sequence token is a common choice."""
+    """Padding token for a tokenizer without one; the end-of-sequence token is a common choice."""
 
     dtype: Dtype | None = None
-    """Number format of weights and activations; null: bfloat16 on GPUs, float32 on CPUs. Training in bfloat16 keeps
-    float32 copies of the weights."""
+    """Data type of weights and activations; null: bfloat16 on GPUs, float32 on CPUs. Training in bfloat16 keeps float32
+    master weights."""
 
     trust_remote_code: bool = False
-    """Run Python code that comes with the model. Only for models you trust."""
+    """Run Python code from the model's directory. Only for models you trust."""

@@ -1,13 +1,13 @@
-"""What the user may have meant: the nearest of the names that exist."""
+"""Suggestions for misspelled names."""
 
 import difflib
 from collections.abc import Iterable
 
 
 def did_you_mean(name: str, choices: Iterable[str], *, ending: str = "") -> str:
-    """`Did you mean 'x'? `, with the space that follows it, or nothing when no choice is near.
+    """Returns `Did you mean 'x'? ` with a trailing space, or an empty string if no choice is similar.
 
-    An `ending` that all of them share, such as `.py`, does not make two names similar.
+    An `ending` that all choices share, such as `.py`, is ignored in the comparison.
     """
     stems = [choice.removesuffix(ending) for choice in choices]
     near = difflib.get_close_matches(name.removesuffix(ending), stems, n=1, cutoff=0.5)

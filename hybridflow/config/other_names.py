@@ -1,5 +1,7 @@
 """What other systems call a setting, and what is set here instead: for errors, and for the reference page of names."""
 
+from collections.abc import Mapping
+
 _NOTHING = "nothing: "
 
 _VERL = {
@@ -202,3 +204,18 @@ def said_elsewhere(key: str) -> str | None:
                 return f"{system}'s {known[0]} has no counterpart: {here.removeprefix(_NOTHING)}."
             return f"Instead of {system}'s {known[0]}, use {here}."
     return None
+
+
+REPLACED: Mapping[str, str] = {
+    "algorithm.correction.bypass": "Use algorithm.old_logprobs=rollout, which replaced it (use auto instead of false).",
+    "dataflow_settings.recompute_logprobs": "Use algorithm.old_logprobs=recompute, which replaced it (use auto"
+    " instead of false).",
+}
+"""What to write instead, by the old key."""
+
+
+def replacement(key: str) -> str | None:
+    """What to write instead of a key that once was one, in whatever section it is looked for."""
+    last = key.rpartition(".")[2]
+    found = [remedy for old, remedy in REPLACED.items() if old.rpartition(".")[2] == last]
+    return REPLACED.get(key) or (found[0] if found else None)

@@ -1,4 +1,4 @@
-"""Which role lives on which devices."""
+"""Settings of pools of devices, and of how models are parallelized over them."""
 
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -9,18 +9,58 @@ from hybridflow.config.section import Section
 
 @dataclass
 class Pool(Section):
-    """A set of devices; roles of one pool share them, pools never overlap."""
+    """A set of devices. Roles in one pool share its devices; pools do not overlap."""
 
     devices: Annotated[int, AT_LEAST_1] = 1
-    """Devices in the pool."""
+    """Number of devices in the pool."""
 
 
 @dataclass
 class Placement(Section):
-    """Pools and their roles. Without any, one pool holds all devices and all roles."""
+    """Pools and their roles. By default a single pool holds all devices and all roles."""
 
     pools: dict[str, Pool] = field(default_factory=dict)
     """Pools by name."""
 
     roles: dict[str, str] = field(default_factory=dict)
-    """The pool of each role; roles not named go to the first pool."""
+    """The pool of each role; roles that are not listed go to the first pool."""
+
+
+@dataclass
+class Parallelism(Section):
+    """Parallel sizes of a trained or frozen model; the remaining devices of its pool are data-parallel."""
+
+    tensor: Annotated[int, AT_LEAST_1] = 1
+    """Tensor-parallel size: devices that share each matrix (fsdp, megatron)."""
+
+    pipeline: Annotated[int, AT_LEAST_1] = 1
+    """Number of pipeline stages (megatron)."""
+
+    virtual_pipeline: Annotated[int, AT_LEAST_1] = 1
+    """Groups of layers per pipeline stage (interleaved schedule); more of them reduce idle time (megatron)."""
+
+    expert: Annotated[int, AT_LEAST_1] = 1
+    """Expert-parallel size of a mixture-of-experts model, among the data-parallel devices (megatron)."""
+
+    sequence: Annotated[int, AT_LEAST_1] = 1
+    """Sequence-parallel size: devices that share each sequence (DeepSpeed-Ulysses, arXiv:2309.14509; fsdp)."""
+
+    sequence_parallel: bool = False
+    """Tensor-parallel devices also shard activations between matrices: less memory, same result (megatron)."""
+
+    replicas: Annotated[int, AT_LEAST_1] = 1
+    """Number of copies of the sharded model, as in HSDP: parameters are gathered within each copy (fsdp)."""
+
+    distributed_optimizer: bool = True
+    """Shard the optimizer state over data-parallel devices (megatron; ZeRO-1)."""
+
+
+@dataclass
+class RolloutParallelism(Section):
+    """Parallel sizes of the model that generates; the remaining devices are replicas that share the prompts."""
+
+    tensor: Annotated[int, AT_LEAST_1] = 1
+    """Tensor-parallel size: devices that share each matrix (vllm)."""
+
+    pipeline: Annotated[int, AT_LEAST_1] = 1
+    """Number of pipeline stages (vllm, on GPUs)."""

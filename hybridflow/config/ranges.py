@@ -1,4 +1,4 @@
-"""Which numbers a setting accepts: a `Range` in the type of its field, and the check of all of them.
+"""The numbers that a setting accepts: a `Range` in the type of its field, and the check of all ranges.
 
 gamma: Annotated[float, FROM_0_TO_1] = 1.0
 """
@@ -14,11 +14,11 @@ from hybridflow.errors import STRICT, ConfigError, Faults
 
 @dataclass(frozen=True)
 class Range:
-    """The finite numbers that a setting accepts. Null is always accepted where the type has it."""
+    """The finite numbers that a setting accepts. Null is always accepted if the type includes it."""
 
     fits: Callable[[float], bool]
     words: str
-    """What follows "a number" in the documentation: "above 0"."""
+    """Follows "a number" in the documentation: "above 0"."""
 
     found: str
     remedy: str
@@ -38,7 +38,7 @@ def at_least(smallest: int, remedy: str = "") -> Range:
 
 
 def number(words: str, fits: Callable[[float], bool], why: str = "") -> Range:
-    """A range of other numbers: `words` say which ("above 0"); `why` is added to the remedy."""
+    """A range of other numbers, described by `words` ("above 0"); `why` is appended to the remedy."""
     return Range(fits, words, "is out of range", f"Use a number {words}{why}.")
 
 
@@ -53,15 +53,15 @@ SHARE = number("above 0 and up to 1", lambda v: 0 < v <= 1)
 
 
 def range_of(hint: object) -> Range | None:
-    """The range in a field's type, or in that of a list's items; None where it has none."""
+    """The range in a field's type, or in the type of a list's items; None if there is none."""
     items = get_args(hint) if get_origin(hint) is list else (hint,)  # none for a bare typing.List
     return next((part for item in items for part in get_args(item) if isinstance(part, Range)), None)
 
 
 def check_ranges(config: Section, faults: Faults = STRICT) -> None:
-    """Adds a `ConfigError` for each setting of the section, or of those inside it, that is outside of its range.
+    """Adds a `ConfigError` for each setting of the section, or of sections inside it, that is outside its range.
 
-    Where errors are collected, such a setting gets its default back, so that other rules can compute with it.
+    If errors are collected, such a setting is reset to its default, so that other rules can compute with it.
     """
     for prefix, section in sections_of(config):
         for name, allowed in _ranges(section):
@@ -73,7 +73,7 @@ def check_ranges(config: Section, faults: Faults = STRICT) -> None:
 
 
 def check_fields(settings: object, prefix: str) -> None:
-    """The same for the fields of one dataclass, such as a dataflow's `Settings`; keys begin with the prefix."""
+    """Checks the fields of one dataclass, such as a dataflow's `Settings`; `prefix` is prepended to their names."""
     for name, allowed in _ranges(settings):
         _check(settings, name, allowed, prefix)
 

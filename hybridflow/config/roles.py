@@ -1,4 +1,4 @@
-"""Further roles, beside those every algorithm knows."""
+"""Settings of additional roles."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,14 +6,14 @@ from enum import Enum
 from typing import Annotated, ClassVar
 
 from hybridflow.config.model import Model
-from hybridflow.config.parallelism import Parallelism
+from hybridflow.config.placement import Parallelism
 from hybridflow.config.reward import OF_SCORES
 from hybridflow.config.section import Section
 from hybridflow.config.training import TrainingEngine
 
 
 class RoleKind(Enum):
-    """What a role can do."""
+    """What a role computes."""
 
     reference = "reference"
     reward_function = "reward_function"
@@ -23,20 +23,20 @@ class RoleKind(Enum):
 
 @dataclass
 class Role(Section):
-    """A role of the user's own dataflow."""
+    """A role in addition to the actor, critic, rollout, reward and reference."""
 
     kind: RoleKind = RoleKind.reference
     """reference: log-probabilities of a frozen model; reward_function: scores from functions; reward_model: scores
-    from a model, and functions beside it; critic: a further value model, trained as `critic` is."""
+    from a model and optional functions; critic: an additional value model, trained as `critic` is."""
 
     model: Model = field(default_factory=Model)
-    """The role's model; the run's (`model.path`) where its path is null, and for the kind critic that of `critic`."""
+    """The role's model; a null path means the model of the run (`model.path`), or of `critic` for the kind critic."""
 
     engine: TrainingEngine = TrainingEngine.auto
-    """The machine that runs the model; auto: single on one device, fsdp on several."""
+    """Engine that runs the model; auto: single on one device, fsdp on several."""
 
     parallelism: Parallelism = field(default_factory=Parallelism)
-    """How the model is spread over the devices of its pool."""
+    """How the model is parallelized over the devices of its pool."""
 
     functions: list[str] = field(default_factory=list)
     """Reward functions, for the kinds reward_function and reward_model."""
@@ -45,14 +45,14 @@ class Role(Section):
     """One weight per function; empty means 1 each."""
 
     process: bool = False
-    """The reward model judges every token, for the kind reward_model."""
+    """Whether the reward model scores every token, for the kind reward_model."""
 
     pool: str | None = None
-    """The pool it lives in; null means that of `placement`."""
+    """The pool of the role; null means the one that `placement` gives it."""
 
 
 class DescribesRoles:
-    """A dataflow may itself say what its further roles are, unless the run says otherwise."""
+    """Base of dataflows: a class can describe its additional roles, which the configuration can override."""
 
     roles: ClassVar[Mapping[str, Mapping[str, object]]] = {}
-    """What `roles.<name>` is, by name: `{"style": {"kind": "reward_function", "functions": [f"{__file__}:f"]}}`."""
+    """`roles.<name>` by name: `{"style": {"kind": "reward_function", "functions": [f"{__file__}:f"]}}`."""

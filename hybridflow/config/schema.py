@@ -1,4 +1,4 @@
-"""Hands the dataclasses to Hydra, and finds the YAML files that come with the package."""
+"""Registers the dataclasses with Hydra, and finds the package's YAML files."""
 
 from collections.abc import Mapping
 from importlib.resources import files
@@ -14,16 +14,17 @@ SCHEMA_NAME = "experiment"
 
 
 def register_schema(roles: Mapping[str, Role]) -> None:
-    """Makes `experiment` known to Hydra: what every YAML file starts from, with the roles of a dataflow's class."""
+    """Registers `experiment`, the base of every YAML file, with the roles that a dataflow's class describes."""
     ConfigStore.instance().store(name=SCHEMA_NAME, node=Experiment(roles=dict(roles)))
 
 
 def config_directory() -> Path:
-    """`trainer_configs/`, in the wheel or beside the package in a checkout."""
+    """The directory `trainer_configs/`: in the package if installed from a wheel, next to it in a checkout."""
     package = Path(str(files("hybridflow")))
     for candidate in (package / "trainer_configs", package.parent / "trainer_configs"):
         if (candidate / "ppo.yaml").is_file():
             return candidate
     raise ConfigError(
-        f"No trainer_configs/ in or beside {package}.", remedy="Install hybridflow again, in a checkout: pip install ."
+        f"There is no trainer_configs/ in or next to {package}.",
+        remedy="Reinstall hybridflow; in a checkout: pip install .",
     )

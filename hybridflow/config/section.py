@@ -1,4 +1,4 @@
-"""What all sections of the configuration have in common: they can be walked through, and sealed."""
+"""Base class of the configuration's sections, which can be traversed and sealed."""
 
 from collections.abc import Iterator
 from typing import TypeVar
@@ -7,7 +7,7 @@ from hybridflow.errors import ConfigError
 
 
 class Section:
-    """Base of the configuration's dataclasses; once sealed, assigning to a field raises `ConfigError`."""
+    """Base class of the configuration's dataclasses. Assigning to a field of a sealed section raises `ConfigError`."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if self.__dict__.get("_sealed"):
@@ -22,7 +22,7 @@ _AnySection = TypeVar("_AnySection", bound=Section)
 
 
 def sections_of(section: Section, prefix: str = "") -> Iterator[tuple[str, Section]]:
-    """A section and all sections inside it, each with the prefix of its keys: `actor.optimizer.`."""
+    """Yields a section and all sections inside it, each with the prefix of its keys (`actor.optimizer.`)."""
     yield prefix, section
     for name, value in vars(section).items():
         inner = value.items() if isinstance(value, dict) else [("", value)]
@@ -32,7 +32,7 @@ def sections_of(section: Section, prefix: str = "") -> Iterator[tuple[str, Secti
 
 
 def sealed(section: _AnySection) -> _AnySection:
-    """The same section; assigning to any of its fields, or to those inside it, raises `ConfigError` from now on."""
+    """Seals a section and all sections inside it, and returns it."""
     for _, inner in sections_of(section):
         vars(inner)["_sealed"] = True
     return section

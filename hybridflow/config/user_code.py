@@ -6,32 +6,54 @@ import importlib.util
 import os
 import sys
 import traceback
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
 from hybridflow.config.carried_code import code_here
-from hybridflow.config.forks import ending_forks
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.paths import user_path
 from hybridflow.errors import ConfigError
 
 FILE_MODULE = "hybridflow_user_"
-"""What the names of modules begin with that were loaded from `path/file.py:name`."""
+"""Prefix of the names of modules that are loaded from `path/file.py:name`."""
+
+
+@contextmanager
+def ending_forks() -> Iterator[None]:
+    """Ends processes that user code forks within the block when they leave it; only the original process continues.
+
+    Otherwise a child would share its parent's connections and answer in its place.
+    """
+    owner = os.getpid()
+    try:
+        yield
+    except BaseException as error:
+        if os.getpid() != owner:
+            if not isinstance(error, SystemExit):
+                traceback.print_exc()
+            os._exit(1)
+        raise
+    if os.getpid() != owner:
+        os._exit(0)
 
 
 @ending_forks()
 def load_member(setting: str, *, key: str) -> object:
-    """What a setting names. Raises `ConfigError` in the words of `key=setting`. Processes that the file forks end."""
+    """Imports what `key=setting` names. Raises `ConfigError` if it cannot. Processes that the file forks end."""
     path, colon, name = setting.rpartition(":")
     if colon and path.endswith(".py"):
         file = Path(os.path.abspath(user_path(path, key=key)))
         return _member(_module_of_file(code_here(file), setting, key), name, setting, key)
     if setting.endswith(".py"):
-        raise ConfigError(f"{key}={setting} names nothing in the file.", remedy=f"Write {setting}:name.")
+        raise ConfigError(f"{key}={setting} names a file only.", remedy=f"Write {setting}:name.")
     module, dot, name = setting.rpartition(".")
     if not dot or colon:
-        raise ConfigError(f"{key}={setting} is no path.", remedy="Write path/file.py:name, or my_package.name.")
+        raise ConfigError(
+            f"{key}={setting} must be a path to a function or class.",
+            remedy="Write path/file.py:name, or my_package.name.",
+        )
     try:
         return _member(importlib.import_module(module), name, setting, key)
     except ConfigError:
@@ -44,9 +66,9 @@ def load_member(setting: str, *, key: str) -> object:
 
 
 def described(error: BaseException, *, callers: Collection[str]) -> str:
-    """`ValueError: bad answer (reward.py, line 12)`: the error, and the innermost line that raised it.
+    """Describes an error and the innermost line that raised it: `ValueError: bad answer (reward.py, line 12)`.
 
-    `callers` are our own files through which the user's code was called; their lines are left out.
+    `callers` are our own files through which the user's code was called; their lines are omitted.
     """
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}: {error}"
@@ -56,7 +78,7 @@ def described(error: BaseException, *, callers: Collection[str]) -> str:
 
 
 def user_frames(error: BaseException, *, callers: Collection[str]) -> list[traceback.FrameSummary]:
-    """The lines that led to an error, from the user's code on."""
+    """The stack frames that led to an error, starting in the user's code."""
     frames = traceback.extract_tb(error.__traceback__)
     return [frame for frame in frames if frame.filename not in callers and "importlib" not in frame.filename]
 
@@ -93,7 +115,7 @@ def _member(module: ModuleType, name: str, setting: str, key: str) -> object:
     wanted = [n for n, v in vars(module).items() if not n.startswith("__") and callable(v)]
     raise ConfigError(
         f"{key}={setting}: there is no '{name}' in it.",
-        remedy=f"{did_you_mean(name, wanted)}It has: {', '.join(own) or 'nothing of its own'}.",
+        remedy=f"{did_you_mean(name, wanted)}It has: {', '.join(own) or 'no functions or classes'}.",
     )
 
 

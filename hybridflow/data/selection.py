@@ -8,9 +8,8 @@ from copy import deepcopy
 from dataclasses import replace
 
 from hybridflow.config.data import Data
-from hybridflow.config.forks import ending_forks
 from hybridflow.config.nearest import did_you_mean
-from hybridflow.config.user_code import load_member
+from hybridflow.config.user_code import ending_forks, load_member
 from hybridflow.data.recognition import column
 from hybridflow.data.sources import read_table
 from hybridflow.data.table import Table

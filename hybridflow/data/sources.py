@@ -5,9 +5,8 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 
-from hybridflow.config.builtin import PREFIX, builtin_path
 from hybridflow.config.nearest import did_you_mean
-from hybridflow.config.paths import user_path
+from hybridflow.config.paths import PREFIX, builtin_path, user_path
 from hybridflow.data.hub import hub_name, read_hub
 from hybridflow.data.json_rows import read_json, read_json_lines
 from hybridflow.data.reasoning_tasks import TASK_PREFIX, read_task

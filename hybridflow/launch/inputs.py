@@ -9,12 +9,11 @@ from functools import partial
 from pathlib import Path
 
 from hybridflow.config.absolute_paths import written_file
-from hybridflow.config.builtin import PREFIX, builtin_path
 from hybridflow.config.carried_code import imported_modules
 from hybridflow.config.data import Data
 from hybridflow.config.derived import is_evaluated
 from hybridflow.config.experiment import Experiment
-from hybridflow.config.paths import user_path
+from hybridflow.config.paths import PREFIX, builtin_path, user_path
 from hybridflow.config.user_code import FILE_MODULE
 from hybridflow.data.hub import hub_name, revision
 from hybridflow.data.reasoning_tasks import TASK_PREFIX

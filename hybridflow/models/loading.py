@@ -23,10 +23,9 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from hybridflow.config.builtin import builtin_path
 from hybridflow.config.json_text import read_json_object
 from hybridflow.config.model import Dtype
-from hybridflow.config.paths import user_path
+from hybridflow.config.paths import builtin_path, user_path
 from hybridflow.errors import EngineError
 from hybridflow.models.finite import check_finite
 

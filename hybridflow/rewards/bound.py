@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hybridflow.config.forks import ending_forks
+from hybridflow.config.user_code import ending_forks
 from hybridflow.errors import RewardError
 from hybridflow.rewards.dialects import Answers, Dialect
 from hybridflow.rewards.interface import Samples

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Protocol, runtime_checkable
 
-from hybridflow.config.forks import ending_forks
+from hybridflow.config.user_code import ending_forks
 from hybridflow.observability.metrics import Metrics, mean
 from hybridflow.rewards.interface import Prompt, Samples, text_of
 from hybridflow.rewards.signatures import Parameters

@@ -5,10 +5,9 @@ import inspect
 import logging
 from collections.abc import Callable, Sequence
 
-from hybridflow.config.forks import ending_forks
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.reward import Reward
-from hybridflow.config.user_code import load_member
+from hybridflow.config.user_code import ending_forks, load_member
 from hybridflow.errors import ConfigError
 from hybridflow.observability.redaction import redacted_text
 from hybridflow.rewards.bound import BoundReward

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hybridflow.config.builtin import builtin_path
+from hybridflow.config.paths import builtin_path
 from hybridflow.trainer import main_sft
 from tests.distributed.runs import Ended, run_here, small_run
 from tests.toys import MakeToy

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from hybridflow.config.builtin import builtin_path
+from hybridflow.config.paths import builtin_path
 from hybridflow.dataflows.dapo import DAPO
 from hybridflow.dataflows.dpo import DPO
 from hybridflow.dataflows.interface import Dataflow

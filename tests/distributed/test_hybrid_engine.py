@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hybridflow.config.parallelism import Parallelism, RolloutParallelism
+from hybridflow.config.placement import Parallelism, RolloutParallelism
 from hybridflow.config.rollout import Rollout, RolloutKind
 from hybridflow.config.training import Optimizer, Training, TrainingEngine
 from tests.distributed.hybrid import assembled, greedy_of_transformers, train_and_generate

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hybridflow.config.parallelism import Parallelism, RolloutParallelism
+from hybridflow.config.placement import Parallelism, RolloutParallelism
 from hybridflow.config.rollout import Rollout, RolloutKind
 from hybridflow.config.training import Optimizer, Training, TrainingEngine
 from tests.distributed.in_place import Memory, memory_of_weights

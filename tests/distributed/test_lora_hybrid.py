@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hybridflow.config.parallelism import RolloutParallelism
+from hybridflow.config.placement import RolloutParallelism
 from hybridflow.config.rollout import Rollout, RolloutKind
 from hybridflow.config.training import Lora, Optimizer, Training, TrainingEngine
 from tests.distributed.hybrid import assembled, greedy_of_transformers, train_and_generate

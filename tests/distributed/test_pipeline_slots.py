@@ -11,7 +11,7 @@ import torch
 
 from hybridflow.config.derived import training_mesh
 from hybridflow.config.model import Model
-from hybridflow.config.parallelism import Parallelism
+from hybridflow.config.placement import Parallelism
 from hybridflow.config.rollout import Transfer
 from hybridflow.config.training import Training, TrainingEngine
 from hybridflow.engines.rollout.vllm.weights import rank_layouts

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hybridflow.config.builtin import builtin_path
+from hybridflow.config.paths import builtin_path
 from hybridflow.trainer import main_dpo, main_kto
 from tests.distributed.runs import metric_rows, reproducible, run_here
 

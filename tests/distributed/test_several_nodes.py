@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hybridflow.config.builtin import builtin_path
+from hybridflow.config.paths import builtin_path
 from hybridflow.elastic.manifest import verify
 from tests.distributed.raylets import TwoNodes, page_commands, two_nodes
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from hybridflow.batch import Batch
 from hybridflow.config.algorithm import Algorithm
 from hybridflow.config.model import Dtype, Model
-from hybridflow.config.parallelism import Parallelism
+from hybridflow.config.placement import Parallelism
 from hybridflow.config.training import Optimizer, Training, TrainingEngine
 from hybridflow.engines.training.factory import make_language_engine, make_value_engine
 from hybridflow.engines.training.interface import LossFn, TrainEngine

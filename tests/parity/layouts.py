@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from hybridflow.config.derived import training_mesh
-from hybridflow.config.parallelism import Parallelism
+from hybridflow.config.placement import Parallelism
 from hybridflow.config.training import TrainingEngine
 from hybridflow.parallel.mesh import ParallelMesh
 

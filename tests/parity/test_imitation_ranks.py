@@ -7,7 +7,7 @@ import torch
 
 from hybridflow.batch import Batch
 from hybridflow.config.algorithm import Algorithm
-from hybridflow.config.parallelism import Parallelism
+from hybridflow.config.placement import Parallelism
 from hybridflow.config.training import Optimizer, TrainingEngine
 from hybridflow.controller.rendezvous import Rendezvous
 from hybridflow.controller.worker import WorkerContext

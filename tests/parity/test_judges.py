@@ -9,7 +9,7 @@ import torch
 from hybridflow.batch import Batch
 from hybridflow.config.algorithm import Algorithm, Preference
 from hybridflow.config.model import Model
-from hybridflow.config.parallelism import Parallelism
+from hybridflow.config.placement import Parallelism
 from hybridflow.config.reward import Reward
 from hybridflow.config.training import Optimizer, Training, TrainingEngine
 from hybridflow.controller.rendezvous import Rendezvous

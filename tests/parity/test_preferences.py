@@ -7,7 +7,7 @@ import pytest
 from hybridflow.batch import Batch
 from hybridflow.config.algorithm import Algorithm, Preference
 from hybridflow.config.model import Model
-from hybridflow.config.parallelism import Parallelism
+from hybridflow.config.placement import Parallelism
 from hybridflow.config.training import Optimizer, Training, TrainingEngine
 from hybridflow.controller.rendezvous import Rendezvous
 from hybridflow.controller.worker import WorkerContext

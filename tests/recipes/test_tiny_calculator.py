@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hybridflow.config.builtin import builtin_path
+from hybridflow.config.paths import builtin_path
 from recipes import tiny_calculator
 from tests.distributed.runs import Ended, metric_rows, run_here
 

@@ -11,8 +11,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from hybridflow.config import fields
-from hybridflow.config.other_names import said_elsewhere
-from hybridflow.config.replaced import replacement
+from hybridflow.config.other_names import replacement, said_elsewhere
 from hybridflow.errors import STRICT, ConfigError, Faults
 
 GROUPS = ("algorithm", "task")

@@ -8,8 +8,8 @@ from omegaconf.errors import OmegaConfBaseException
 from hybridflow.config import fields as config_fields
 from hybridflow.config.choices import is_own
 from hybridflow.config.nearest import did_you_mean
+from hybridflow.config.other_names import replacement
 from hybridflow.config.ranges import check_fields
-from hybridflow.config.replaced import replacement
 from hybridflow.config.user_code import load_member
 from hybridflow.dataflows.dapo import DAPO
 from hybridflow.dataflows.dpo import DPO

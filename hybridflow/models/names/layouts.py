@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Literal
 
-from hybridflow.config.parallelism import Parallelism, RolloutParallelism
+from hybridflow.config.placement import Parallelism, RolloutParallelism
 from hybridflow.models.geometry import ModelGeometry
 from hybridflow.models.names.rules import MODEL_TYPES, padded_vocabulary
 

@@ -90,5 +90,5 @@ def test_the_run_directory_is_absolute_before_it_exists(here, written):
 def test_what_cannot_be_a_path_is_refused_with_its_key():
     config = Experiment()
     config.model.tokenizer_path = "a\0b"
-    with pytest.raises(ConfigError, match=r"model\.tokenizer_path=.*NUL character.*without control characters"):
+    with pytest.raises(ConfigError, match=r"model\.tokenizer_path=.*NUL character.*Remove control characters"):
         with_absolute_paths(config)

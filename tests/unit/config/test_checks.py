@@ -4,24 +4,32 @@ import pytest
 
 from hybridflow.algorithms.aggregate import MODES
 from hybridflow.algorithms.kl import ESTIMATORS
-from hybridflow.config.algorithm import KLPlacement
+from hybridflow.config.algorithm import Correction, CorrectionLevel, KLPlacement, OldLogprobs
 from hybridflow.config.checks import AGGREGATIONS, KL_ESTIMATORS, check
 from hybridflow.config.placement import Pool
 from hybridflow.config.roles import Role, RoleKind
 from hybridflow.errors import ConfigError
 from tests.unit.config.experiments import experiment
 
+TOKEN = CorrectionLevel.token
+TWO_FILES = {"data.train_files": ["a.jsonl", "b.jsonl"]}
+
+
+def correction(**settings: object) -> dict[str, object]:
+    return {"algorithm.correction": Correction(**settings)}
+
+
 CONFLICTS = [
     (
         {"algorithm.aggregation": "token_mean"},
         "algorithm.aggregation=token_mean is unknown",
-        "Did you mean token-mean?",
+        "Did you mean 'token-mean'?",
     ),
     ({"algorithm.kl.estimator": "k4"}, "algorithm.kl.estimator=k4 is unknown", "Choose from: k1, kl, abs"),
-    ({"algorithm.kl.estimator": "k3++"}, "algorithm.kl.estimator=k3++ is unknown", "Did you mean k3+? Choose from: k1"),
+    ({"algorithm.kl.estimator": "k3++"}, "algorithm.kl.estimator=k3++ is unknown", "Did you mean 'k3+'? Choose from: k1"),
     ({"algorithm.kl.estimator": "k4+"}, "algorithm.kl.estimator=k4+ is unknown", "low_var_kl, k1+, kl+"),
     ({"model.path": None}, "model.path is empty", "builtin:calculator"),
-    ({"trainer.experiment": "../../x"}, "trainer.experiment=../../x is a path", "write paths as trainer.run_dir"),
+    ({"trainer.experiment": "../../x"}, "trainer.experiment=../../x is a path", "use trainer.run_dir"),
     ({"trainer.experiment": "a\\b"}, "is a path", "a plain name"),
     ({"trainer.experiment": ".."}, "trainer.experiment=.. is not a name", "a plain name"),
     ({"trainer.experiment": ""}, "trainer.experiment= is not a name", "a plain name"),
@@ -43,7 +51,7 @@ CONFLICTS = [
             "data.pretraining_files": ["builtin:calculator/train"],
             "model.path": "my/model",
         },
-        "are texts of the built-in model, and model.path=my/model",
+        "are texts for the built-in model, but model.path=my/model",
         "data.pretraining_files=[path,...]",
     ),
     (
@@ -53,17 +61,17 @@ CONFLICTS = [
             },
             "model.path": "my/model",
         },
-        "is a cost of the built-in task's sums, and model.path=my/model is another model",
+        "scores the sums of the built-in task, but model.path=my/model is another model",
         "roles.cost={kind: reward_model",
     ),
     (
         {"algorithm.kl.placement": KLPlacement.loss, "algorithm.kl.estimator": "k1"},
-        "algorithm.kl.placement=loss with algorithm.kl.estimator=k1 does not hold the policy",
+        "algorithm.kl.placement=loss with algorithm.kl.estimator=k1 does not keep the policy",
         "use k2, k1+ or k3+, whose gradient is that of the divergence. algorithm.kl.allow_k1_loss=true permits k1",
     ),
     (
         {"algorithm.kl.placement": KLPlacement.loss, "algorithm.kl.estimator": "kl"},
-        "algorithm.kl.estimator=kl does not hold",
+        "algorithm.kl.estimator=kl does not keep",
         "k2, k1+ or k3+",
     ),
     ({"algorithm.kl.target": 0.1}, "algorithm.kl.placement=none", "algorithm.kl.placement=reward"),
@@ -76,8 +84,26 @@ CONFLICTS = [
     ({"roles": {"judge": Role(pool="far")}}, "roles.judge.pool=far: there is no such pool", "placement.pools.far"),
     (
         {"placement.pools": {"a": Pool(), "b": Pool()}},
-        "The pools ask for 2 devices, and the run has 1",
+        "The pools use 2 devices, but the run has 1",
         "Set trainer.devices=2",
+    ),
+    ({**TWO_FILES, "data.mixture": [1.0]}, "1 numbers for 2 data.train_files", "one number per file"),
+    ({**TWO_FILES, "data.mixture": [0.7, 0.0]}, "not above 0", "[0.7,0.3]"),
+    ({"data.curriculum_steps": 5}, "needs a column that says how hard", "data.difficulty_key="),
+    (
+        {**TWO_FILES, "data.curriculum_steps": 5, "data.difficulty_key": "level", "data.mixture": [0.5, 0.5]},
+        "both determine the order",
+        "Leave one out",
+    ),
+    (correction(weights=TOKEN, upper=2.0, lower=2.5), "nothing lies between", "upper above 1"),
+    (correction(reject=TOKEN, reject_upper=2.0, reject_lower=2.0), "nothing lies between", "reject_upper above 1"),
+    (correction(reject=TOKEN, reject_upper=0.5), "nothing lies between", "reject_upper above 1"),
+    (correction(lower=0.5), "lower has no effect without weights", "algorithm.correction.weights=token"),
+    (correction(normalize=True), "normalize has no effect without", "algorithm.correction.weights=token"),
+    (
+        {**correction(weights=CorrectionLevel.sequence), "algorithm.old_logprobs": OldLogprobs.rollout},
+        "old_logprobs=rollout with algorithm.correction.weights=sequence",
+        "algorithm.correction.weights=none, or algorithm.old_logprobs=auto. For a policy gradient",
     ),
 ]
 FINE = [
@@ -90,6 +116,10 @@ FINE = [
     {"trainer.threads": 1, "trainer.eval_every": 0, "trainer.save_every": 0, "actor.minibatch_size": 16},
     {"algorithm.dual_clip": 3.0, "algorithm.value_clip": None, "rollout.eval_sampling.temperature": 0.0},
     {"placement.pools": {"a": Pool(), "b": Pool()}, "trainer.devices": 2, "placement.roles": {"critic": "b"}},
+    {**TWO_FILES, "data.mixture": [7.0, 3.0]},
+    {"data.difficulty_key": "level", "data.curriculum_steps": 9},
+    correction(weights=TOKEN, lower=0.5, normalize=True),
+    correction(reject=CorrectionLevel.geometric, reject_upper=1.001),
 ]
 
 
@@ -104,6 +134,14 @@ def test_a_conflict_is_explained(settings, message, remedy):
 @pytest.mark.parametrize("settings", FINE, ids=[", ".join(settings) or "defaults" for settings in FINE])
 def test_what_can_work_passes(settings):
     check(experiment(settings))
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_active"),
+    [({}, False), ({"weights": TOKEN}, True), ({"reject": TOKEN}, True), ({"veto": 1e-4}, True)],
+)
+def test_a_correction_that_changes_something_is_active(settings, is_active):
+    assert Correction(**settings).is_active is is_active
 
 
 def test_names_of_choices_are_those_that_the_algorithms_know():

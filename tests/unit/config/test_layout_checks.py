@@ -5,8 +5,7 @@ import pytest
 from hybridflow.config.checks import check
 from hybridflow.config.derived import pool_of, training_mesh, training_of
 from hybridflow.config.loop import BackendKind
-from hybridflow.config.parallelism import Parallelism
-from hybridflow.config.placement import Pool
+from hybridflow.config.placement import Parallelism, Pool
 from hybridflow.config.roles import Role
 from hybridflow.config.rollout import RolloutKind
 from hybridflow.config.training import TrainingEngine

@@ -45,7 +45,7 @@ OWN_REMEDIES = [
     (
         "actor.optimizer.learning_rate",
         2.0,
-        "Use a number from 0 to 1: AdamW moves every weight by about as much in each step.",
+        "Use a number from 0 to 1: AdamW changes every weight by about this much per step.",
     ),
 ]
 OUT_OF_RANGE = [

@@ -6,7 +6,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from hybridflow.config.builtin import builtin_path
+from hybridflow.config.paths import builtin_path
 from hybridflow.data.sources import read_table, short_name
 from hybridflow.errors import ConfigError, DataError
 
@@ -65,7 +65,7 @@ def test_builtin_names_are_read_from_the_package(monkeypatch, tmp_path):
     path = tmp_path / "calculator" / "train.jsonl"
     path.parent.mkdir()
     path.write_text(lines(ROWS))
-    monkeypatch.setattr("hybridflow.config.builtin._ASSETS", tmp_path)
+    monkeypatch.setattr("hybridflow.config.paths._ASSETS", tmp_path)
     table = read_table("builtin:calculator/train")
     assert table.data_source == "calculator" and table.columns == COLUMNS
     assert builtin_path("builtin:calculator/train") == path

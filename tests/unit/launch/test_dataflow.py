@@ -107,7 +107,7 @@ def test_settings_that_are_no_dataclass_are_an_error(file):
         ("ppoo", "dataflow=ppoo is unknown", "Did you mean 'ppo'?"),
         ("rloo", "dataflow=rloo is unknown, but there is an algorithm of that name", "Write algorithm=rloo"),
         ("group_norm", "dataflow=group_norm is unknown", "Write algorithm=grpo"),
-        ("{folder}/my_flow:Mine", "is no path", "file.py:name"),
+        ("{folder}/my_flow:Mine", "must be a path to a function or class", "file.py:name"),
         ("{folder}/my_flw.py:Mine", "there is no file", "'my_flow.py'?"),
         ("{folder}/my_flow.py:Mnie", "there is no 'Mnie'", "It has: Mine, Plain, NotOne"),
         ("{folder}/my_flow.py:NotOne", "'NotOne' is not a dataflow", "class NotOne(Dataflow)"),

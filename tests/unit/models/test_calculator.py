@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from hybridflow.config.builtin import builtin_path
+from hybridflow.config.paths import builtin_path
 from hybridflow.models.tokenizers import check_vocabulary, eos_ids, load_tokenizer
 from recipes.tiny_calculator import CHARACTERS, make_data, make_pairs, make_shape
 

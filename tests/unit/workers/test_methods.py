@@ -181,7 +181,7 @@ def test_a_wrong_setting_of_a_users_loss_is_told(own):
         ("{own}:shiftd", "there is no 'shiftd' in it", "Did you mean 'shifted'?"),
         ("{own}:LIMIT", "is a int", "Name a function"),
         ("{folder}/absent.py:f", "there is no file", "Check the path"),
-        ("{own}", "names nothing in the file", ":name"),
+        ("{own}", "names a file only", ":name"),
         ("no_such_package.f", "cannot be imported", "installed or in the current directory"),
         ("builtins.max", "parameters are not known", "written in Python"),
         ("math.gcd", "gcd(integers) names nothing that is offered", "It may name: rewards, scores"),

@@ -15,7 +15,7 @@ from torch.distributed.tensor.parallel import (
 )
 from transformers import PreTrainedModel
 
-from hybridflow.config.parallelism import Parallelism
+from hybridflow.config.placement import Parallelism
 from hybridflow.models.geometry import read_geometry
 from hybridflow.models.names.layouts import layout_problem
 

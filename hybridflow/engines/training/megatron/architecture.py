@@ -15,7 +15,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayerSubmodul
 from torch.nn import functional as F  # noqa: N812 (its usual name)
 from transformers import PreTrainedConfig
 
-from hybridflow.config.parallelism import Parallelism
+from hybridflow.config.placement import Parallelism
 from hybridflow.engines.training.megatron.attention import PackedSelfAttention
 from hybridflow.engines.training.megatron.experts import GroupedExperts
 from hybridflow.engines.training.megatron.normalization import RmsNorm

@@ -13,7 +13,7 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel import get_cuda_rng_tracker, model_parallel_cuda_manual_seed
 from torch.distributed.distributed_c10d import ProcessGroup
 
-from hybridflow.config.parallelism import Parallelism
+from hybridflow.config.placement import Parallelism
 from hybridflow.parallel.mesh import ParallelMesh
 
 _ORDER = "tp-cp-ep-pp-dp"

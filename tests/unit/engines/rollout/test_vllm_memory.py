@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from hybridflow.config.model import Dtype
-from hybridflow.config.parallelism import RolloutParallelism
+from hybridflow.config.placement import RolloutParallelism
 from hybridflow.config.rollout import Rollout, RolloutKind, Vllm
 from hybridflow.engines.rollout.vllm.memory import check_cache, plan_memory, prefill_tokens
 from hybridflow.errors import ResourceError

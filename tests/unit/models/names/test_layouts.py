@@ -2,7 +2,7 @@
 
 import pytest
 
-from hybridflow.config.parallelism import Parallelism, RolloutParallelism
+from hybridflow.config.placement import Parallelism, RolloutParallelism
 from hybridflow.models.names.layouts import layout_problem
 from tests.unit.models.names.examples import geometry
 

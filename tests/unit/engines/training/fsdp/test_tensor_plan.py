@@ -3,7 +3,7 @@
 import pytest
 from transformers import Gemma2Config
 
-from hybridflow.config.parallelism import Parallelism
+from hybridflow.config.placement import Parallelism
 from hybridflow.engines.training.fsdp.tensor_plan import check_layout
 
 

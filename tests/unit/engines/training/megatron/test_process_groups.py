@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hybridflow.config.parallelism import Parallelism
+from hybridflow.config.placement import Parallelism
 from hybridflow.engines.training.megatron.process_groups import Layout, parallel_state
 from hybridflow.engines.training.megatron.uneven_collectives import gathered, reduce_scattered
 from hybridflow.parallel.mesh import ParallelMesh

@@ -26,7 +26,11 @@ CONFLICTS = [
         "Did you mean 'token-mean'?",
     ),
     ({"algorithm.kl.estimator": "k4"}, "algorithm.kl.estimator=k4 is unknown", "Choose from: k1, kl, abs"),
-    ({"algorithm.kl.estimator": "k3++"}, "algorithm.kl.estimator=k3++ is unknown", "Did you mean 'k3+'? Choose from: k1"),
+    (
+        {"algorithm.kl.estimator": "k3++"},
+        "algorithm.kl.estimator=k3++ is unknown",
+        "Did you mean 'k3+'? Choose from: k1",
+    ),
     ({"algorithm.kl.estimator": "k4+"}, "algorithm.kl.estimator=k4+ is unknown", "low_var_kl, k1+, kl+"),
     ({"model.path": None}, "model.path is empty", "builtin:calculator"),
     ({"trainer.experiment": "../../x"}, "trainer.experiment=../../x is a path", "use trainer.run_dir"),

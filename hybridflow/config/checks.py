@@ -15,7 +15,6 @@ from hybridflow.config.choices import (
 )
 from hybridflow.config.derived import num_devices
 from hybridflow.config.experiment import Experiment
-from hybridflow.config.layout_checks import check_layouts
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.ranges import check_ranges
 from hybridflow.errors import STRICT, ConfigError, Faults
@@ -34,9 +33,8 @@ def check(config: Experiment, faults: Faults = STRICT) -> None:
     _check_choices(config, faults)
     for rule in (_input_errors, _cost_errors, _pretraining_errors, _kl_errors, correction_errors):
         faults.add(*rule(config))
-    with faults.caught():  # a layout belongs to a pool, so placement comes first
+    with faults.caught():
         check_placement(config)
-        check_layouts(config)
 
 
 def _check_choices(config: Experiment, faults: Faults) -> None:

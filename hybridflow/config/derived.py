@@ -46,10 +46,14 @@ def training_of(config: Experiment, role: str) -> Training:
     if own is not None:
         model = own.model if is_critic and own.model.path is not None else training.model
         training = replace(training, engine=own.engine, parallelism=own.parallelism, model=model)
-    if training.engine is TrainingEngine.auto:
-        devices = pool_sizes(config)[pool_of(config, role)]
-        training = replace(training, engine=TrainingEngine.single if devices == 1 else TrainingEngine.fsdp)
-    return training
+    return replace(training, engine=engine_on(training.engine, pool_sizes(config)[pool_of(config, role)]))
+
+
+def engine_on(engine: TrainingEngine, devices: int) -> TrainingEngine:
+    """The engine itself, or what `auto` means on so many devices."""
+    if engine is not TrainingEngine.auto:
+        return engine
+    return TrainingEngine.single if devices == 1 else TrainingEngine.fsdp
 
 
 def training_mesh(parallelism: Parallelism, devices: int) -> dict[str, int]:

@@ -2,9 +2,7 @@
 
 from dataclasses import dataclass
 
-from hybridflow.config.checks import check_placement
 from hybridflow.config.experiment import Experiment
-from hybridflow.config.layout_checks import check_layouts
 from hybridflow.dataflows.interface import Dataflow
 from hybridflow.errors import STRICT, Faults
 from hybridflow.launch.compose.compose import Composed
@@ -15,6 +13,7 @@ from hybridflow.launch.plan.horizon import check_horizon, with_schedule_steps
 from hybridflow.launch.plan.roles import RoleSpec, plan_roles
 from hybridflow.launch.rules.batches import batch_errors
 from hybridflow.launch.rules.dataflow import check_dataflow
+from hybridflow.launch.rules.parallelism import check_parallelism
 from hybridflow.launch.rules.preflight import check_methods, check_run
 from hybridflow.observability.trackers.factory import check_names
 
@@ -50,8 +49,7 @@ def plan_run(composed: Composed, faults: Faults = STRICT) -> RunPlan:
     dataflow = find_dataflow(composed.config.dataflow)
     settings = make_settings(dataflow, composed.config.dataflow_settings)
     check_dataflow(composed.config, dataflow, faults)
-    check_placement(composed.config)  # no roles without these; where faults are collected, they were told before
-    check_layouts(composed.config)
+    check_parallelism(composed.config)  # no roles without it; where faults are collected, they were told before
     device = find_device(composed.config)
     composed = with_schedule_steps(with_device_defaults(composed, device))
     config = composed.config

@@ -35,6 +35,7 @@ def run_command(argv: Sequence[str] | None, *, program: str, config_name: str, p
         from hybridflow.launch.compose.compose import compose_run, parse_command_line
         from hybridflow.launch.compose.help import config_text, help_as_typed
         from hybridflow.launch.failure import say_failure
+        from hybridflow.launch.rules.parallelism import check_parallelism
         from hybridflow.observability.lasting import lasting
         from hybridflow.observability.printable import PlainConsole
         from hybridflow.optional import check_builds
@@ -49,6 +50,7 @@ def run_command(argv: Sequence[str] | None, *, program: str, config_name: str, p
             if flags.dry_run:
                 return _dry_run(flags, console)
             composed = compose_run(flags.overrides, config_name=flags.config_name, config_dir=flags.config_dir)
+            check_parallelism(composed.config)
             if flags.cfg:
                 sys.stdout.write(config_text(composed))
                 return 0
@@ -74,11 +76,13 @@ def _dry_run(flags: "argparse.Namespace", console: "Console") -> int:
         from hybridflow.errors import Faults
         from hybridflow.launch.compose.compose import compose_run
         from hybridflow.launch.failure import say_problems
+        from hybridflow.launch.rules.parallelism import check_parallelism
 
     faults, composed = Faults(collects=True), None
     with faults.caught():
         named = {"config_name": flags.config_name, "config_dir": flags.config_dir}
         composed = compose_run(flags.overrides, **named, faults=faults)
+        check_parallelism(composed.config, faults)
     say_problems(faults.found, console)
     if composed is not None:
         with ended_by_signals("interrupted  before the run began"):

@@ -37,27 +37,27 @@ def nested_mesh(
 def generation_mesh(
     training_mesh: ParallelMesh,
     *,
-    engine: str,
-    replicas: int,
+    copies: int,
     tensor: int,
     pipeline: int,
     devices_per_node: int | None = None,
 ) -> ParallelMesh:
     """The mesh on which the ranks of a training mesh generate, with `tensor` * `pipeline` ranks a replica.
 
-    `replicas` counts the copies of the sharded model that fsdp keeps; other engines have one a data-parallel rank.
-    Where generation sizes divide training sizes it is HybridFlow's nested mesh. Where they do not, ranks of one
-    training replica still generate together if they can, placed so that they hold as much as possible of what they
-    need; and where even that does not divide, consecutive ranks of the world do. A replica that fits into a node stays
-    on one: fsdp's shards of a model may span many, and generation exchanges activations at every layer of every token.
+    `copies` counts the whole copies of the model that the ranks train, each on consecutive ranks: one per data-parallel
+    rank, or fewer where data-parallel ranks hold shards of one (fsdp). Where generation sizes divide training sizes it
+    is HybridFlow's nested mesh. Where they do not, ranks of one training replica still generate together if they can,
+    placed so that they hold as much as possible of what they need; and where even that does not divide, consecutive
+    ranks of the world do. A replica that fits into a node stays on one: fsdp's shards of a model may span many, and
+    generation exchanges activations at every layer of every token.
     """
     size, wanted = training_mesh.size, tensor * pipeline
     assert size % wanted == 0, f"replicas of {wanted} ranks do not divide {size} ranks"
-    copies = _copies(training_mesh, engine, replicas)
+    assert size % copies == 0, f"{copies} copies on {size} ranks"
     block = size // copies
     if block % wanted:
         return ParallelMesh({"data": size // wanted, **_sizes(pipeline, 1, tensor, 1)})
-    held = _trained_parts(training_mesh, block, engine)
+    held = _trained_parts(training_mesh, block)
     best = max(
         _arrangements(training_mesh, block // wanted, tensor, pipeline),
         key=lambda mesh: (_is_on_one_node(mesh, devices_per_node or size), _overlap(mesh, *held)),
@@ -75,21 +75,12 @@ def micro_data_groups(mesh: ParallelMesh) -> list[list[int]]:
     return _lines(mesh, ("data", "pipeline", "tensor"), MICRO_AXES)
 
 
-def _copies(training_mesh: ParallelMesh, engine: str, replicas: int) -> int:
-    """How often the whole model is there, each copy on consecutive ranks."""
-    copies = {"single": training_mesh.size, "fsdp": replicas, "megatron": training_mesh.axis_size("data")}[engine]
-    assert training_mesh.size % copies == 0, f"{copies} copies on {training_mesh.size} ranks"
-    return copies
-
-
-def _trained_parts(mesh: ParallelMesh, block: int, engine: str) -> tuple[_Interval, _Interval]:
-    """The layers and rows that each rank of a copy holds; fsdp cuts the rows of a tensor-parallel shard once more."""
-    ranks = np.arange(block)
+def _trained_parts(mesh: ParallelMesh, block: int) -> tuple[_Interval, _Interval]:
+    """The layers and rows that each rank of a copy holds: further shards cut the rows of a tensor-parallel shard."""
     stages, tensor = mesh.axis_size("pipeline"), mesh.axis_size("tensor")
-    if engine == "fsdp":
-        shards = block // tensor
-        return _interval(np.zeros(block), 1), _interval(ranks % tensor * shards + ranks // tensor, block)
-    return _interval(ranks // (block // stages), stages), _interval(ranks % tensor, tensor)
+    stage, rank = np.divmod(np.arange(block), block // stages)
+    shards = block // stages // tensor
+    return _interval(stage, stages), _interval(rank % tensor * shards + rank // tensor, tensor * shards)
 
 
 def _arrangements(training_mesh: ParallelMesh, micro: int, tensor: int, pipeline: int) -> Iterator[ParallelMesh]:

@@ -1,7 +1,6 @@
 """What all workers with a training engine share: saving, loading, passes over a batch."""
 
 import json
-import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -11,11 +10,12 @@ import torch
 
 from hybridflow.batch import Batch
 from hybridflow.config.model import Model
-from hybridflow.config.training import Training, TrainingEngine
+from hybridflow.config.training import Training
 from hybridflow.controller.protocols import BROADCAST
 from hybridflow.controller.transfer import transfer
 from hybridflow.controller.worker import Worker, WorkerContext
 from hybridflow.engines.training.interface import LossFn, Part, TrainEngine
+from hybridflow.engines.training.traits import traits_of
 from hybridflow.errors import CheckpointError
 from hybridflow.observability.metrics import Measure, Metrics, Reduction, merge
 from hybridflow.parallel.collectives import Together, dealt
@@ -50,7 +50,7 @@ class ModelWorker(Worker):
         super().__init__(context)
         training = setup.training
         self.setup = setup
-        set_environment(training.engine)
+        traits_of(training.engine, context.mesh.size).set_environment()
         self.device = chosen_device(context)
         self.ranks = context.ranks()
         self.reduce = sum_over_data(self.ranks)
@@ -135,13 +135,6 @@ def _make(target: Path) -> None:
             f"{socket.gethostname()} does not see {target.parent}, which the driver has made.",
             remedy="Set trainer.run_dir to a directory that every node of the run shares.",
         ) from error
-
-
-def set_environment(engine: TrainingEngine) -> None:
-    """What a training engine wants CUDA to read when it starts; a user's own setting wins. Not run on a GPU yet."""
-    if engine is TrainingEngine.megatron:
-        # Kernels start in the order of their launches: an exchange before the product that is to hide it.
-        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
 
 
 def chosen_device(context: WorkerContext) -> torch.device:

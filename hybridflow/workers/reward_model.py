@@ -18,6 +18,7 @@ from hybridflow.controller.transfer import transfer
 from hybridflow.controller.worker import Worker, WorkerContext
 from hybridflow.engines.training.factory import make_value_engine, tokenizer_directory
 from hybridflow.engines.training.interface import TrainEngine
+from hybridflow.engines.training.traits import traits_of
 from hybridflow.errors import RewardError
 from hybridflow.models.classification import (
     Classifier,
@@ -30,7 +31,7 @@ from hybridflow.models.loading import resolve_model_path, torch_dtype
 from hybridflow.models.tokenizers import decode_responses, load_tokenizer
 from hybridflow.rewards.interface import Failure
 from hybridflow.workers.judging import values_after_tokens, values_at_end
-from hybridflow.workers.model_worker import chosen_device, set_environment
+from hybridflow.workers.model_worker import chosen_device
 from hybridflow.workers.rereading import reread
 from hybridflow.workers.reward_function import RewardFunctionWorker
 
@@ -71,7 +72,7 @@ class RewardModelWorker(Worker):
 
     def __init__(self, context: WorkerContext, *, reward: Reward, policy: Model, training: Training) -> None:
         super().__init__(context)
-        set_environment(training.engine)
+        traits_of(training.engine, context.mesh.size).set_environment()
         self._section = "reward" if context.role == "reward" else f"roles.{context.role}"
         self._label = "model" if context.role == "reward" else context.role
         self._reward = reward

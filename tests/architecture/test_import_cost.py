@@ -26,7 +26,9 @@ TORCH_FREE = (
     "hybridflow.resharding.cost",
     "hybridflow.models.names*",
     "hybridflow.observability*",
+    "hybridflow.engines.*.traits",
     "hybridflow.launch.compose.compose",
+    "hybridflow.launch.rules.parallelism",
     "hybridflow.trainer.main_*",
     "hybridflow.cli*",
 )

@@ -18,6 +18,7 @@ from hybridflow.config.rollout import Rollout
 from hybridflow.config.training import Training
 from hybridflow.controller.rendezvous import Rendezvous
 from hybridflow.controller.worker import WorkerContext
+from hybridflow.engines.training.traits import TRAINING_ENGINES
 from hybridflow.parallel import ParallelMesh
 from hybridflow.parallel.layout import Box
 from hybridflow.resharding.grouping import generation_mesh
@@ -68,8 +69,7 @@ def actor_on_rank(rank: int, directory: Path, training: Training, rollout: Rollo
     sizes = rollout.parallelism
     generation = generation_mesh(
         mesh,
-        engine=training.engine.name,
-        replicas=training.parallelism.replicas,
+        copies=TRAINING_ENGINES[training.engine].copies(mesh.sizes, training.parallelism.replicas),
         tensor=sizes.tensor,
         pipeline=sizes.pipeline,
     )

@@ -99,12 +99,12 @@ def assert_refused(ended: Ended, folder: Path, found: str, remedy: str) -> None:
         ),
         (
             "trainer.devices=2 actor.engine=fsdp actor.parallelism.pipeline=2",
-            "actor.parallelism.pipeline=2, but actor.engine=fsdp does not divide a model so",
+            "actor.parallelism.pipeline=2, but actor.engine=fsdp has no such parallelism",
             "actor.engine=megatron",
         ),
         (
             "trainer.devices=2 rollout.engine=transformers rollout.parallelism.tensor=2",
-            "rollout.parallelism.tensor=2, but rollout.engine=transformers holds a whole model on each device",
+            "rollout.parallelism.tensor=2, but rollout.engine=transformers has no such parallelism",
             "rollout.engine=vllm",
         ),
         (

@@ -51,7 +51,7 @@ def fill_slots(rank: int, directory: Path, parallelism: Parallelism, pipeline: i
         device=torch.device("cpu"),
         ranks=Ranks(rank, mesh),
     )
-    generation = generation_mesh(mesh, engine="megatron", replicas=1, tensor=tensor, pipeline=pipeline)
+    generation = generation_mesh(mesh, copies=mesh.axis_size("data"), tensor=tensor, pipeline=pipeline)
     layouts = rank_layouts(read_geometry(directory), generation, rank)
     slots = {n: WeightShard(n, torch.full(place.local_shape, torch.nan), place) for n, place in layouts.items()}
     bound = engine.bind(slots)

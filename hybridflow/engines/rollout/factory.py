@@ -5,6 +5,7 @@ import torch
 from hybridflow.config.model import Model
 from hybridflow.config.rollout import DEFAULT_SEQUENCES, Rollout, RolloutKind
 from hybridflow.engines.rollout.interface import RolloutEngine
+from hybridflow.engines.rollout.traits import ROLLOUT_ENGINES
 from hybridflow.models.loading import load_causal_lm, resolve_model_path, torch_dtype
 from hybridflow.parallel.groups import Ranks
 
@@ -29,6 +30,7 @@ def make_rollout_engine(
     """
     ranks = ranks or Ranks.alone()
     directory = resolve_model_path(str(model.path))
+    ROLLOUT_ENGINES[rollout.engine or RolloutKind.transformers].check_installed()
     if rollout.engine is RolloutKind.vllm:
         from hybridflow.engines.rollout.vllm.environment import import_vllm
 

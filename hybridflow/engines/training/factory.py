@@ -1,14 +1,17 @@
 """Training engines by name, for language models and value models."""
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
 
 from hybridflow.config.model import Model
-from hybridflow.config.training import Training, TrainingEngine
+from hybridflow.config.training import Training
 from hybridflow.engines.training.families import LANGUAGE, VALUE, EngineSetup, tokenizer_directory
 from hybridflow.engines.training.interface import TrainEngine
-from hybridflow.optional import check_installed
+from hybridflow.engines.training.traits import traits_of
+from hybridflow.models.geometry import read_geometry
+from hybridflow.models.names.layouts import layout_problem
 from hybridflow.parallel.groups import Ranks
 
 __all__ = ["make_language_engine", "make_value_engine", "tokenizer_directory"]
@@ -29,33 +32,9 @@ def make_value_engine(
 
 
 def _made(setup: EngineSetup) -> TrainEngine:
-    engine = setup.training.engine
-    if engine is TrainingEngine.auto:
-        engine = TrainingEngine.single if setup.ranks.mesh.size == 1 else TrainingEngine.fsdp
-    return _ENGINES[engine](setup)
-
-
-def _single(setup: EngineSetup) -> TrainEngine:
-    from hybridflow.engines.training.single import SingleEngine
-
-    return SingleEngine(setup)
-
-
-def _fsdp(setup: EngineSetup) -> TrainEngine:
-    from hybridflow.engines.training.fsdp.engine import FsdpEngine
-
-    return FsdpEngine(setup)
-
-
-def _megatron(setup: EngineSetup) -> TrainEngine:
-    check_installed("megatron")
-    from hybridflow.engines.training.megatron.engine import MegatronEngine
-
-    return MegatronEngine(setup)
-
-
-_ENGINES: dict[TrainingEngine, Callable[[EngineSetup], TrainEngine]] = {
-    TrainingEngine.single: _single,
-    TrainingEngine.fsdp: _fsdp,
-    TrainingEngine.megatron: _megatron,
-}
+    sizes, traits = setup.training.parallelism, traits_of(setup.training.engine, setup.ranks.mesh.size)
+    make = cast(Callable[[EngineSetup], TrainEngine], traits.load_class())
+    if traits.weights.needs_known_names or sizes.tensor * sizes.sequence > 1:
+        problem = layout_problem(read_geometry(setup.directory), traits.weights, sizes)
+        assert problem is None, f"unchecked before the start: {problem}"
+    return make(setup)

@@ -7,9 +7,10 @@ from importlib.util import find_spec
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.loop import Device
 from hybridflow.config.model import Dtype, Model
-from hybridflow.config.rollout import DEFAULT_SEQUENCES, DEFAULT_SEQUENCES_ON_GPUS, Rollout, RolloutKind
+from hybridflow.config.rollout import DEFAULT_SEQUENCES, Rollout, RolloutKind
 from hybridflow.config.section import Section, sealed
 from hybridflow.config.training import Training
+from hybridflow.engines.rollout.traits import ROLLOUT_ENGINES
 from hybridflow.launch.compose.compose import Composed
 
 logger = logging.getLogger(__name__)
@@ -42,12 +43,12 @@ def resolved(config: Experiment, device: str) -> Experiment:
     on_gpu = device == "cuda"
     sizes = config.rollout.parallelism
     uses_vllm = sizes.tensor * sizes.pipeline > 1 or (on_gpu and find_spec("vllm") is not None)
-    is_vllm = config.rollout.engine is RolloutKind.vllm or (config.rollout.engine is None and uses_vllm)
+    rollout = config.rollout.engine or (RolloutKind.vllm if uses_vllm else RolloutKind.transformers)
     defaults = {
         (Model, "dtype"): Dtype.bfloat16 if on_gpu else Dtype.float32,
         (Training, "gradient_checkpointing"): on_gpu,
-        (Rollout, "engine"): RolloutKind.vllm if uses_vllm else RolloutKind.transformers,
-        (Rollout, "max_sequences"): DEFAULT_SEQUENCES_ON_GPUS if on_gpu and is_vllm else DEFAULT_SEQUENCES,
+        (Rollout, "engine"): rollout,
+        (Rollout, "max_sequences"): ROLLOUT_ENGINES[rollout].sequences_on_gpus if on_gpu else DEFAULT_SEQUENCES,
         (Rollout, "sleep"): on_gpu,
     }
     filled = _filled(config, defaults)

@@ -4,12 +4,12 @@ import logging
 from dataclasses import replace
 
 from hybridflow.config.algorithm import KLPlacement, OldLogprobs
-from hybridflow.config.derived import optimizer_steps_per_step
+from hybridflow.config.derived import optimizer_steps_per_step, training_of
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.model import Dtype
-from hybridflow.config.rollout import RolloutKind
-from hybridflow.config.training import TrainingEngine
 from hybridflow.dataflows.interface import Dataflow, learns_from_samples
+from hybridflow.engines.rollout.traits import ROLLOUT_ENGINES
+from hybridflow.engines.training.traits import TRAINING_ENGINES
 from hybridflow.launch.compose.compose import Composed
 from hybridflow.launch.plan.roles import policy_model
 from hybridflow.workers.methods import estimator, policy_loss
@@ -73,9 +73,11 @@ def kl_reads_rollout(config: Experiment) -> bool:
     """
     if config.rollout.sampling.is_restricted:
         return False
+    assert config.rollout.engine is not None, "device defaults are not filled in"
+    rollout, actor = ROLLOUT_ENGINES[config.rollout.engine], TRAINING_ENGINES[training_of(config, "actor").engine]
     same_model = (
-        config.rollout.engine is RolloutKind.transformers
-        and config.actor.engine is not TrainingEngine.megatron
+        rollout.runs_transformers
+        and actor.runs_transformers
         and config.actor.lora.rank == 0
         and policy_model(config).dtype is Dtype.float32
     )

@@ -25,6 +25,7 @@ from hybridflow.config.training import Lora, Training
 from hybridflow.controller.worker import Worker
 from hybridflow.dataflows.interface import Dataflow, RoleNeed, learns_from_samples, role_needs
 from hybridflow.dataflows.roles import Generates, Judge, Policy, Predicts, Scores, ValueFunction
+from hybridflow.engines.training.traits import TRAINING_ENGINES
 from hybridflow.errors import ConfigError
 from hybridflow.parallel import ParallelMesh
 from hybridflow.resharding.grouping import generation_mesh
@@ -278,8 +279,7 @@ def _generation_mesh(config: Experiment, training: Training, mesh: ParallelMesh)
     sizes = config.rollout.parallelism
     return generation_mesh(
         mesh,
-        engine=training.engine.name,
-        replicas=training.parallelism.replicas,
+        copies=TRAINING_ENGINES[training.engine].copies(mesh.sizes, training.parallelism.replicas),
         tensor=sizes.tensor,
         pipeline=sizes.pipeline,
         devices_per_node=config.trainer.devices,

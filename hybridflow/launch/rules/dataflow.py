@@ -2,11 +2,11 @@
 
 from hybridflow.config.checks import check_placement
 from hybridflow.config.experiment import Experiment
-from hybridflow.config.layout_checks import check_critic_layout
 from hybridflow.dataflows.interface import Dataflow, role_needs
 from hybridflow.errors import STRICT, Faults
 from hybridflow.launch.plan.roles import CRITIC
 from hybridflow.launch.rules.algorithm import algorithm_errors
+from hybridflow.launch.rules.parallelism import role_errors
 
 
 def check_dataflow(config: Experiment, dataflow: type[Dataflow], faults: Faults = STRICT) -> None:
@@ -15,4 +15,4 @@ def check_dataflow(config: Experiment, dataflow: type[Dataflow], faults: Faults 
     with faults.caught():
         if CRITIC in role_needs(dataflow):
             check_placement(config)
-            check_critic_layout(config)
+            faults.add(*role_errors(config, CRITIC))

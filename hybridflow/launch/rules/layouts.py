@@ -4,17 +4,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.rollout import RolloutKind
-from hybridflow.config.training import Training, TrainingEngine
+from hybridflow.engines.rollout.traits import ROLLOUT_ENGINES
+from hybridflow.engines.training.traits import TRAINING_ENGINES
 from hybridflow.errors import ConfigError
 from hybridflow.launch.plan.roles import RoleSpec
 from hybridflow.models.geometry import ModelGeometry
-from hybridflow.models.names.layouts import Engine, layout_problem
-
-_ENGINES: dict[TrainingEngine, Engine] = {
-    TrainingEngine.single: "single",
-    TrainingEngine.fsdp: "fsdp",
-    TrainingEngine.megatron: "megatron",
-}
+from hybridflow.models.names.layouts import layout_problem
 
 
 def layout_errors(
@@ -23,21 +18,23 @@ def layout_errors(
     """Models that an engine cannot divide as asked, to train them or to generate; `geometries` by role."""
     for spec in specs:
         if spec.training is not None:
-            yield from _training(config, spec.name, spec.training, geometries[spec.name])
+            geometry, engine = geometries[spec.name], spec.training.engine
+            if problem := layout_problem(geometry, TRAINING_ENGINES[engine].weights, spec.training.parallelism):
+                yield _error(_section(config, spec.name), engine.name, problem, geometry)
         if spec.generation_mesh is not None:
             geometry, engine = geometries[spec.name], config.rollout.engine or RolloutKind.transformers
-            if problem := layout_problem(geometry, engine.value, config.rollout.parallelism):
-                yield ConfigError(f"rollout.{problem}.", remedy=f"Use a size that fits: {_sizes(geometry)}.")
+            if problem := layout_problem(geometry, ROLLOUT_ENGINES[engine].weights, config.rollout.parallelism):
+                yield _error("rollout", engine.name, problem, geometry)
 
 
-def _training(config: Experiment, role: str, training: Training, geometry: ModelGeometry) -> Iterator[ConfigError]:
-    if problem := layout_problem(geometry, _ENGINES[training.engine], training.parallelism):
-        section = _section(config, role)
-        told = problem if problem.startswith("engine=") else f"{section}.{problem}"
-        yield ConfigError(
-            f"{told}, with {section}.engine={training.engine.value}.",
-            remedy=f"Use sizes that fit ({_sizes(geometry)}), or another engine.",
-        )
+def _error(section: str, engine: str, problem: str, geometry: ModelGeometry) -> ConfigError:
+    experts = f", {geometry.experts} experts" if geometry.experts else ""
+    is_size = problem.startswith("parallelism.")
+    return ConfigError(
+        f"{section}.{problem}, with {section}.engine={engine}." if is_size else f"{section}.engine={engine} {problem}.",
+        remedy=f"Use sizes that fit (the model has {geometry.layers} layers, {geometry.heads} heads,"
+        f" {geometry.kv_heads} key-value heads{experts}, a vocabulary of {geometry.vocab}), or another engine.",
+    )
 
 
 def _section(config: Experiment, role: str) -> str:
@@ -45,11 +42,3 @@ def _section(config: Experiment, role: str) -> str:
     if role in config.roles:
         return f"roles.{role}"
     return role if role in ("critic", "reward") else "actor"
-
-
-def _sizes(geometry: ModelGeometry) -> str:
-    experts = f", {geometry.experts} experts" if geometry.experts else ""
-    return (
-        f"the model has {geometry.layers} layers, {geometry.heads} heads, {geometry.kv_heads} key-value heads"
-        f"{experts}, a vocabulary of {geometry.vocab}"
-    )

@@ -5,6 +5,7 @@ family, in which a layer stores 6 hidden + 3 query + 5 intermediate values per t
 """
 
 import logging
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,9 +13,10 @@ from hybridflow.config.derived import max_sequence_tokens, pool_of, pool_sizes
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.model import Dtype
 from hybridflow.config.rollout import DEFAULT_SEQUENCES, RolloutKind
-from hybridflow.config.training import Training, TrainingEngine
+from hybridflow.config.training import Training
 from hybridflow.controller.resource_pool import NodeGpus
 from hybridflow.engines.rollout.vllm.memory import VllmMemory, check_cache, plan_memory
+from hybridflow.engines.training.traits import TRAINING_ENGINES
 from hybridflow.errors import ResourceError
 from hybridflow.launch.plan.roles import ACTOR, ROLLOUT, RoleSpec, policy_model
 from hybridflow.models.accounting import (
@@ -184,13 +186,10 @@ _AXES = ("data", "pipeline", "sequence", "tensor")
 
 def _shards(training: Training, mesh: Mapping[str, int]) -> tuple[int, int]:
     """The number of devices over which the weights and the optimizer's state are divided."""
-    if training.engine is TrainingEngine.megatron:
-        model = mesh["tensor"] * mesh["pipeline"]
-        return model, model * (mesh["data"] if training.parallelism.distributed_optimizer else 1)
-    if training.engine is TrainingEngine.fsdp:
-        shards = mesh["data"] * mesh["sequence"] * mesh["tensor"] // training.parallelism.replicas
-        return shards, shards
-    return 1, 1
+    traits, sizes = TRAINING_ENGINES[training.engine], training.parallelism
+    shards = math.prod(mesh.values()) // traits.copies(mesh, sizes.replicas)
+    divides_state = not traits.shards_over_data and sizes.distributed_optimizer
+    return shards, shards * mesh["data"] if divides_state else shards
 
 
 def _working(
@@ -211,7 +210,7 @@ def _working(
         kept = layers * layer
     logits = min(tokens * geometry.vocab / mesh["tensor"], _LOGITS_CHUNK) * _LOGITS_BYTES
     found = {"activations": kept, "logits": logits}
-    if is_sharded and spec.training.engine is TrainingEngine.fsdp:
+    if is_sharded and TRAINING_ENGINES[spec.training.engine].shards_over_data:
         embedding = geometry.vocab * geometry.hidden
         layer_weights = (parameter_count(geometry) - embedding) / geometry.layers
         found["gathered layers"] = (2 * layer_weights + embedding) * size / mesh["tensor"]

@@ -11,11 +11,11 @@ from hybridflow.config.algorithm import Algorithm
 from hybridflow.config.derived import max_sequence_tokens, optimizer_steps_per_step, pool_sizes
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.reward import Reward
-from hybridflow.config.rollout import RolloutKind
-from hybridflow.config.training import Lora, TrainingEngine
+from hybridflow.config.training import Lora
 from hybridflow.dataflows.interface import Dataflow, learns_from_preferences, learns_from_samples
-from hybridflow.engines.rollout.vllm.limits import check_limits
+from hybridflow.engines.rollout.traits import ROLLOUT_ENGINES
 from hybridflow.engines.training.factory import tokenizer_directory
+from hybridflow.engines.training.traits import TRAINING_ENGINES
 from hybridflow.errors import ConfigError
 from hybridflow.launch.plan.roles import ACTOR, RoleSpec, policy_model
 from hybridflow.launch.rules.device_memory import least_gpus
@@ -62,9 +62,10 @@ def check_run(config: Experiment, specs: Sequence[RoleSpec], device: str = "cpu"
     for spec in specs:
         if spec.training is not None and spec.training.lora.rank:
             _check_adapter(spec, spec.training.lora, directories[spec.name])
-    if config.rollout.engine is RolloutKind.vllm and any(spec.generation_mesh is not None for spec in specs):
-        check_installed("vllm")  # importing it takes seconds, and is the rollout engine's to do, in its own way
-        check_limits(directory, device, pipeline=config.rollout.parallelism.pipeline)
+    if config.rollout.engine is not None and any(spec.generation_mesh is not None for spec in specs):
+        rollout = ROLLOUT_ENGINES[config.rollout.engine]
+        rollout.check_installed()
+        rollout.check_model(directory, device, config.rollout.parallelism.pipeline)
     if device == "cuda":
         check_memory(config, specs, least_gpus(config), whole=whole)
 
@@ -74,8 +75,9 @@ def _check_packages(config: Experiment, specs: Sequence[RoleSpec]) -> None:
     for name in config.trainer.trackers:
         if name in _TRACKER_PACKAGES:
             check_installed(name)
-    if any(spec.training is not None and spec.training.engine is TrainingEngine.megatron for spec in specs):
-        check_installed("megatron")
+    for spec in specs:
+        if spec.training is not None:
+            TRAINING_ENGINES[spec.training.engine].check_installed()
 
 
 def check_methods(config: Experiment, dataflow: type[Dataflow], specs: Sequence[RoleSpec]) -> None:

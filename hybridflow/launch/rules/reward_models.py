@@ -6,6 +6,7 @@ from hybridflow.config.derived import max_sequence_tokens
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.reward import Reward
 from hybridflow.config.training import Training, TrainingEngine
+from hybridflow.engines.training.traits import TRAINING_ENGINES
 from hybridflow.errors import ConfigError
 from hybridflow.launch.plan.roles import RoleSpec, policy_model
 from hybridflow.models.classification import JudgingModel, longest_input
@@ -37,7 +38,7 @@ def check_judge(config: Experiment, spec: RoleSpec) -> Reading:
     if not judge.is_value_model:
         _check_whole(section, training, judge)
         asked = config.roles[spec.name].engine if spec.name in config.roles else config.reward.engine
-        if asked in (TrainingEngine.fsdp, TrainingEngine.megatron):
+        if asked is not TrainingEngine.auto and TRAINING_ENGINES[asked].runs_on_several_devices:
             logger.warning(
                 "%s.engine=%s is without effect: %s runs whole on each device", section, asked.name, judge.directory
             )

@@ -1,19 +1,37 @@
-"""Why a model cannot be divided in some way: the reasons in words, for errors."""
+"""Why an engine cannot divide a model in some way: the reasons in words, for errors."""
 
 from collections.abc import Iterator
-from typing import Literal
+from dataclasses import dataclass
 
 from hybridflow.config.placement import Parallelism, RolloutParallelism
 from hybridflow.models.geometry import ModelGeometry
 from hybridflow.models.names.rules import MODEL_TYPES, padded_vocabulary
 
-Engine = Literal["single", "fsdp", "megatron", "transformers", "vllm"]
+
+@dataclass(frozen=True)
+class WeightDivision:
+    """How an engine divides the weights of a model."""
+
+    needs_known_names: bool = False
+    """Even a whole model must be of a type whose weights `models/names` knows, because the engine renames them."""
+
+    has_equal_stages: bool = False
+    """Pipeline stages hold the same number of layers."""
+
+    divides_experts: bool = True
+    """Tensor parallelism divides the matrices of experts."""
+
+    repeats_kv_heads: bool = False
+    """A key-value head may be on several tensor-parallel ranks."""
+
+    divides_vocabulary_evenly: bool = False
+    """Tensor-parallel ranks hold the same number of rows of the padded vocabulary."""
 
 
 def layout_problem(
-    geometry: ModelGeometry, engine: Engine, parallelism: Parallelism | RolloutParallelism
+    geometry: ModelGeometry, weights: WeightDivision, parallelism: Parallelism | RolloutParallelism
 ) -> str | None:
-    """Why `engine` cannot divide a model so; None where it can. Judged before a run starts; engines assert it.
+    """Why an engine that divides weights so cannot divide this model; None where it can.
 
     Sizes are named by their key within the role's section: "parallelism.tensor=3 does not divide the model's 8
     attention heads".
@@ -22,41 +40,40 @@ def layout_problem(
         parallelism = Parallelism(tensor=parallelism.tensor, pipeline=parallelism.pipeline)
     sizes, tensor = parallelism, parallelism.tensor
     is_whole = max(tensor, sizes.pipeline, sizes.virtual_pipeline, sizes.expert, sizes.sequence) == 1
-    if is_whole and engine != "megatron":
+    if is_whole and not weights.needs_known_names:
         return None
     if geometry.model_type not in MODEL_TYPES:
-        known = ", ".join(MODEL_TYPES)
-        return f"engine={engine} knows the weights of {known}; this model is of type '{geometry.model_type}'"
+        return f"divides models of the types {', '.join(MODEL_TYPES)}; this one is of type {geometry.model_type}"
     problems = [
-        *_tensor(geometry, engine, tensor),
-        *_pipeline(geometry, engine, sizes.pipeline, sizes.virtual_pipeline),
+        *_tensor(geometry, weights, tensor),
+        *_pipeline(geometry, weights, sizes.pipeline, sizes.virtual_pipeline),
         *_experts(geometry, sizes.expert),
         *_sequence(geometry, tensor, sizes.sequence),
     ]
     return f"parallelism.{problems[0]}" if problems else None
 
 
-def _tensor(geometry: ModelGeometry, engine: Engine, tensor: int) -> Iterator[str]:
+def _tensor(geometry: ModelGeometry, weights: WeightDivision, tensor: int) -> Iterator[str]:
     if geometry.heads % tensor:
         yield f"tensor={tensor} does not divide the model's {geometry.heads} attention heads"
-    may_repeat = engine == "vllm" and tensor % geometry.kv_heads == 0
+    may_repeat = weights.repeats_kv_heads and tensor % geometry.kv_heads == 0
     if geometry.kv_heads % tensor and not may_repeat:
         yield f"tensor={tensor} does not divide the model's {geometry.kv_heads} key-value heads"
     if geometry.intermediate % tensor:
         inner = "size of an expert" if geometry.experts else "intermediate size"
         yield f"tensor={tensor} does not divide the model's {inner}, {geometry.intermediate}"
-    if engine == "fsdp" and tensor > 1 and geometry.experts:
-        yield f"tensor={tensor} with engine=fsdp divides no experts: shards do, or engine=megatron"
+    if tensor > 1 and geometry.experts and not weights.divides_experts:
+        yield f"tensor={tensor} cannot divide the model's experts"
     padded = padded_vocabulary(geometry, 1)
-    if engine == "vllm" and padded % tensor:
+    if weights.divides_vocabulary_evenly and padded % tensor:
         yield f"tensor={tensor} does not divide the model's vocabulary, padded to {padded} entries"
 
 
-def _pipeline(geometry: ModelGeometry, engine: Engine, pipeline: int, virtual: int) -> Iterator[str]:
+def _pipeline(geometry: ModelGeometry, weights: WeightDivision, pipeline: int, virtual: int) -> Iterator[str]:
     layers = geometry.layers
     if pipeline > layers:
         yield f"pipeline={pipeline} is more than the model's {layers} layers"
-    if engine == "megatron" and layers % (pipeline * virtual):
+    if weights.has_equal_stages and layers % (pipeline * virtual):
         groups = f"pipeline={pipeline}" + (f" times virtual_pipeline={virtual}" if virtual > 1 else "")
         yield f"{groups} does not divide the model's {layers} layers"
 

@@ -9,13 +9,23 @@ from hybridflow.config.derived import (
     model_of,
     num_devices,
     optimizer_steps_per_step,
+    pool_of,
     run_dir,
     total_optimizer_steps,
+    training_mesh,
+    training_of,
 )
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.loop import Trainer
 from hybridflow.config.model import Model
-from hybridflow.config.training import Training
+from hybridflow.config.placement import Parallelism
+from hybridflow.config.placement import Pool
+from hybridflow.config.roles import Role
+from hybridflow.config.training import Training, TrainingEngine
+from tests.unit.config.experiments import experiment
+
+TWO_POOLS = {"placement.pools": {"a": Pool(devices=2), "b": Pool(devices=2)}, "trainer.devices": 4}
+MEGATRON = {"trainer.devices": 4, "actor.engine": TrainingEngine.megatron}
 
 
 def test_optimizer_steps_count_minibatches_and_epochs():
@@ -49,3 +59,35 @@ def test_a_role_without_a_model_has_the_runs():
 
 def test_a_sequence_is_prompt_and_response():
     assert max_sequence_tokens(Experiment(data=Data(max_prompt_tokens=64, max_response_tokens=16))) == 80
+
+
+def test_a_role_is_single_on_one_device_and_in_shards_on_several():
+    assert training_of(experiment({}), "actor").engine is TrainingEngine.single
+    assert training_of(experiment({"trainer.devices": 2}), "actor").engine is TrainingEngine.fsdp
+
+
+def test_the_critic_is_laid_out_as_the_actor_unless_it_names_an_engine():
+    config = experiment({**MEGATRON, "actor.parallelism.tensor": 2})
+    critic = training_of(config, "critic")
+    assert (critic.engine, critic.parallelism.tensor) == (TrainingEngine.megatron, 2)
+    config = experiment({**MEGATRON, "actor.parallelism.tensor": 2, "critic.engine": TrainingEngine.fsdp})
+    critic = training_of(config, "critic")
+    assert (critic.engine, critic.parallelism.tensor) == (TrainingEngine.fsdp, 1)
+
+
+def test_a_role_of_the_users_own_has_its_own_layout():
+    role = Role(engine=TrainingEngine.megatron, parallelism=Parallelism(tensor=2))
+    config = experiment({"trainer.devices": 2, "roles": {"second": role}})
+    assert training_of(config, "second").parallelism.tensor == 2
+
+
+def test_the_rollout_is_where_the_actor_is_unless_it_is_placed():
+    config = experiment({**TWO_POOLS, "placement.roles": {"actor": "b"}})
+    assert [pool_of(config, role) for role in ("actor", "rollout", "critic")] == ["b", "b", "a"]
+    config = experiment({**TWO_POOLS, "placement.roles": {"rollout": "b"}})
+    assert pool_of(config, "rollout") == "b"
+
+
+def test_what_other_axes_leave_divides_the_data():
+    mesh = training_mesh(Parallelism(tensor=2, pipeline=2), 16)
+    assert list(mesh.items()) == [("data", 4), ("pipeline", 2), ("sequence", 1), ("tensor", 2)]

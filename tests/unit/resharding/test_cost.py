@@ -49,7 +49,7 @@ def test_gathering_over_all_devices_costs_most():
 )
 def test_plans_of_nested_groups_cost_what_table_2_says(p, t, p_g, t_g):
     training = training_mesh(data=2, pipeline=p, tensor=t)
-    mesh = generation_mesh(training, engine="megatron", replicas=1, tensor=t_g, pipeline=p_g)
+    mesh = generation_mesh(training, copies=2, tensor=t_g, pipeline=p_g)
     plan = make_plan(projections(megatron(DENSE, training)), projections(rollout(DENSE, mesh)))
     total = total_bytes(projections(whole(DENSE))[0])
     expected = hybridflow_cost(total, pipeline=p, tensor=t, generation_pipeline=p_g, generation_tensor=t_g)

@@ -21,14 +21,14 @@ NESTED = [
 
 def of_megatron(p: int, t: int, d: int, p_g: int, t_g: int, **options: int) -> ParallelMesh:
     mesh = training_mesh(data=d, pipeline=p, tensor=t)
-    return generation_mesh(mesh, engine="megatron", replicas=1, tensor=t_g, pipeline=p_g, **options)
+    return generation_mesh(mesh, copies=d, tensor=t_g, pipeline=p_g, **options)
 
 
 def of_fsdp(
     ranks: int, t_g: int, *, replicas: int = 1, tensor: int = 1, pipeline: int = 1, **options: int
 ) -> ParallelMesh:
     mesh = training_mesh(data=ranks // tensor, tensor=tensor)
-    return generation_mesh(mesh, engine="fsdp", replicas=replicas, tensor=t_g, pipeline=pipeline, **options)
+    return generation_mesh(mesh, copies=replicas, tensor=t_g, pipeline=pipeline, **options)
 
 
 def part(number: int, count: int) -> tuple[Fraction, Fraction]:
@@ -139,5 +139,5 @@ def test_a_replica_stays_on_one_node_if_it_can():
 
 
 def test_every_rank_of_the_single_engine_generates_alone():
-    mesh = generation_mesh(training_mesh(data=3), engine="single", replicas=1, tensor=1, pipeline=1)
+    mesh = generation_mesh(training_mesh(data=3), copies=3, tensor=1, pipeline=1)
     assert replica_ranks(mesh) == [[0], [1], [2]]

@@ -100,7 +100,7 @@ def same(first: list[oracle.Store], second: list[oracle.Store]) -> bool:
 
 def nested(p: int, t: int, p_g: int, t_g: int, data: int = 1) -> tuple[ParallelMesh, ParallelMesh]:
     training = training_mesh(data=data, pipeline=p, tensor=t)
-    return training, generation_mesh(training, engine="megatron", replicas=1, tensor=t_g, pipeline=p_g)
+    return training, generation_mesh(training, copies=data, tensor=t_g, pipeline=p_g)
 
 
 def groups_of(mesh: ParallelMesh) -> list[int]:
@@ -143,7 +143,7 @@ def test_architectures(geometry, p, t, p_g, t_g):
 )
 def test_rows_of_fsdp(ranks, replicas, tensor, t_g):
     training = training_mesh(data=ranks // tensor, tensor=tensor)
-    generating = generation_mesh(training, engine="fsdp", replicas=replicas, tensor=t_g, pipeline=1)
+    generating = generation_mesh(training, copies=replicas, tensor=t_g, pipeline=1)
     sources = fsdp(QWEN3, ranks, replicas=replicas, tensor=tensor)
     check(sources, rollout(QWEN3, generating), neighbours=groups_of(generating))
 

@@ -29,7 +29,7 @@ def holding(name: str = "w", box: tuple = ((0, 4), (0, 2)), *, shape: tuple = (4
 
 def nested(p: int, t: int, p_g: int, t_g: int) -> tuple[Layout, Layout, list[list[int]]]:
     training = training_mesh(pipeline=p, tensor=t)
-    mesh = generation_mesh(training, engine="megatron", replicas=1, tensor=t_g, pipeline=p_g)
+    mesh = generation_mesh(training, copies=1, tensor=t_g, pipeline=p_g)
     return megatron(DENSE, training), rollout(DENSE, mesh), micro_data_groups(mesh)
 
 
@@ -96,7 +96,7 @@ def test_what_several_ranks_of_a_group_hold_is_not_gathered():
 
 def test_columns_cut_from_rows_are_not_gathered():
     training = training_mesh(data=4)
-    mesh = generation_mesh(training, engine="fsdp", replicas=1, tensor=2, pipeline=1)
+    mesh = generation_mesh(training, copies=1, tensor=2, pipeline=1)
     plan = make_plan(fsdp(DENSE, 4), rollout(DENSE, mesh))
     gathers, rest = plan.as_gathers()
     assert {"o_proj", "down_proj"} < {piece.name.split(".")[-2] for piece in rest}
@@ -106,7 +106,7 @@ def test_columns_cut_from_rows_are_not_gathered():
 
 def test_a_rank_sees_its_own_gathers_and_what_is_left_of_its_pieces():
     training = training_mesh(data=4)
-    mesh = generation_mesh(training, engine="fsdp", replicas=1, tensor=2, pipeline=1)
+    mesh = generation_mesh(training, copies=1, tensor=2, pipeline=1)
     plan = make_plan(fsdp(DENSE, 4), rollout(DENSE, mesh))
     gathers, rest = plan.as_gathers()
     for rank in range(4):

@@ -21,13 +21,13 @@ SHALLOW = replace(LLAMA_70B, layers=8)
 def megatron_case(geometry=LLAMA_70B) -> tuple[Layout, Layout, list[int], list[str]]:
     """Training 8-8-16, generation with four tensor-parallel ranks."""
     training = training_mesh(data=16, pipeline=8, tensor=8)
-    mesh = generation_mesh(training, engine="megatron", replicas=1, tensor=4, pipeline=1)
+    mesh = generation_mesh(training, copies=16, tensor=4, pipeline=1)
     return megatron(geometry, training), rollout(geometry, mesh), *places(micro_data_groups(mesh))
 
 
 def fsdp_case(geometry=LLAMA_70B) -> tuple[Layout, Layout, list[int], list[str]]:
     """A copy over all ranks, generation with eight tensor-parallel ranks."""
-    mesh = generation_mesh(training_mesh(data=RANKS), engine="fsdp", replicas=1, tensor=8, pipeline=1)
+    mesh = generation_mesh(training_mesh(data=RANKS), copies=1, tensor=8, pipeline=1)
     return fsdp(geometry, RANKS), rollout(geometry, mesh), *places(micro_data_groups(mesh))
 
 

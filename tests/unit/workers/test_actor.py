@@ -1,7 +1,6 @@
 """The actor: samples and updates of one set of weights, in the right order."""
 
 import logging
-import os
 
 import pytest
 import torch
@@ -10,13 +9,12 @@ from hybridflow.batch import Batch
 from hybridflow.config.algorithm import KL, Algorithm, KLPlacement, OldLogprobs
 from hybridflow.config.model import Model
 from hybridflow.config.rollout import Rollout, Sampling
-from hybridflow.config.training import Optimizer, TrainingEngine
+from hybridflow.config.training import Optimizer
 from hybridflow.controller.worker import WorkerContext
 from hybridflow.engines.training.interface import Part
 from hybridflow.errors import BatchError, ConfigError, EngineError, StaleWeightsError
 from hybridflow.workers.actor import ActorWorker
 from hybridflow.workers.generation import RolloutSetup
-from hybridflow.workers.model_worker import set_environment
 from tests.toys import numbers_like, sequences
 from tests.unit.engines.training.engines import largest_difference, weights
 from tests.unit.workers.roles import PROMPTS, SAMPLES, actor, prompts, sampled, setup_of
@@ -339,19 +337,6 @@ def test_offloaded_weights_and_optimizer_wait_outside_the_device_after_every_cal
     assert shell.away == away
     worker.load(tmp_path)
     assert shell.away == away
-
-
-@pytest.mark.parametrize(
-    ("engine", "own", "found"),
-    [(TrainingEngine.megatron, None, "1"), (TrainingEngine.megatron, "8", "8"), (TrainingEngine.fsdp, None, None)],
-)
-def test_cuda_starts_kernels_in_order_for_megatron_unless_the_user_says_otherwise(monkeypatch, engine, own, found):
-    name = "CUDA_DEVICE_MAX_CONNECTIONS"
-    monkeypatch.setenv(name, own or "")
-    if own is None:
-        monkeypatch.delenv(name)
-    set_environment(engine)
-    assert os.environ.get(name) == found
 
 
 def test_squared_probabilities_come_beside_the_logprobs_where_the_estimator_reads_them(toy_dir):

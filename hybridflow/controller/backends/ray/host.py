@@ -26,13 +26,7 @@ from hybridflow.errors import WorkerDied
 from hybridflow.observability.logs import configure_logging
 
 _LOOK_SECONDS = 0.2
-_CPU_ENVIRONMENT = {
-    "TORCHDYNAMO_DISABLE": "1",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-}
-
-
+_CPU_ENVIRONMENT = {"TORCHDYNAMO_DISABLE": "1"}
 GPU_ENVIRONMENT = {
     "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",  # docs/decisions/visible_gpus.md
 }

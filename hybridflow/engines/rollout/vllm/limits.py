@@ -15,7 +15,7 @@ CUDA_LARGEST_HEAD_SIZE = 256
 """Flash attention takes multiples of 8 up to 256."""
 
 
-def check_limits(directory: Path, device: str, *, pipeline: int) -> None:
+def check_limits(directory: Path, device: str, pipeline: int) -> None:
     """Raises `ConfigError` where vLLM cannot run the model in a directory on a device ("cpu", "cuda"), in stages."""
     if reason := unsupported_reason(read_json_object(directory / "config.json"), device):
         raise ConfigError(f"rollout.engine=vllm: {reason}", remedy="Use rollout.engine=transformers for this model.")

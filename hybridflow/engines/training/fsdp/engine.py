@@ -27,7 +27,7 @@ from hybridflow.engines.training.fsdp.sharding import (
     shard_model,
     undone_on_failure,
 )
-from hybridflow.engines.training.fsdp.tensor_plan import check_layout, divide_matrices
+from hybridflow.engines.training.fsdp.tensor_plan import divide_matrices
 from hybridflow.engines.training.fsdp.vocabulary import DividedLanguageOutputs
 from hybridflow.engines.training.interface import LossFn, Part
 from hybridflow.engines.training.microbatch import MicroBatch, make_microbatches
@@ -57,7 +57,6 @@ class FsdpEngine:
         self._setup = setup
         self._training = setup.training
         self._shards = ShardMesh(setup.ranks, setup.training.parallelism.replicas, setup.device)
-        check_layout(setup.directory, setup.training.parallelism)
         self.model = setup.skeleton()
         self._adapter = setup.add_adapter(self.model)
         self._outputs = self._divided(self.model)

@@ -1,7 +1,5 @@
 """Tensor parallelism of the Llama family by DTensor: which matrices are divided by rows, which by columns."""
 
-from pathlib import Path
-
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, distribute_module
@@ -15,19 +13,8 @@ from torch.distributed.tensor.parallel import (
 )
 from transformers import PreTrainedModel
 
-from hybridflow.config.placement import Parallelism
-from hybridflow.models.geometry import read_geometry
-from hybridflow.models.names.layouts import layout_problem
-
 _COLUMNS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
 _ROWS = ("self_attn.o_proj", "mlp.down_proj")
-
-
-def check_layout(directory: Path, parallelism: Parallelism) -> None:
-    """Asserts that a model can be divided so, which is judged before the start; any model can be held in shards."""
-    if parallelism.tensor > 1 or parallelism.sequence > 1:
-        problem = layout_problem(read_geometry(directory), "fsdp", parallelism)
-        assert problem is None, f"unchecked before the start: {problem}"
 
 
 def divide_matrices(model: PreTrainedModel, mesh: DeviceMesh) -> None:

@@ -22,15 +22,12 @@ from hybridflow.engines.training.megatron.normalization import RmsNorm
 from hybridflow.engines.training.megatron.stacked_linear import StackedLinear
 from hybridflow.errors import EngineError
 from hybridflow.models.geometry import ModelGeometry
-from hybridflow.models.names.layouts import layout_problem
 
 _RECOMPUTED = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 
 
-def check_model(geometry: ModelGeometry, description: PreTrainedConfig, parallelism: Parallelism) -> None:
-    """Raises `EngineError` for a model that this engine does not compute; its layout is judged before the start."""
-    problem = layout_problem(geometry, "megatron", parallelism)
-    assert problem is None, f"unchecked before the start: {problem}"
+def check_model(geometry: ModelGeometry, description: PreTrainedConfig) -> None:
+    """Raises `EngineError` for a model that this engine does not compute."""
     found = description.to_dict()
     uses_window = found.get("sliding_window") is not None and found.get("use_sliding_window", True)
     refused = {

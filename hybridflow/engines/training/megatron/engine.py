@@ -60,7 +60,7 @@ class MegatronEngine:
         parallelism = setup.training.parallelism
         geometry = read_geometry(setup.directory)
         description = read_description(setup.directory, trust_remote_code=setup.model.trust_remote_code)
-        check_model(geometry, description, parallelism)
+        check_model(geometry, description)
         self._config = transformer_config(
             geometry,
             description,

@@ -1,0 +1,123 @@
+"""Rules on engines, parallel sizes and their devices that need neither the model nor torch."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict
+
+from hybridflow.config.checks import check_placement
+from hybridflow.config.derived import pool_of, pool_sizes, training_mesh, training_of
+from hybridflow.config.experiment import Experiment
+from hybridflow.config.loop import BackendKind
+from hybridflow.config.training import Training
+from hybridflow.engines.rollout.traits import ROLLOUT_ENGINES
+from hybridflow.engines.training.traits import TRAINING_ENGINES
+from hybridflow.errors import STRICT, ConfigError, Faults
+
+_AXES = ("tensor", "pipeline", "virtual_pipeline", "expert", "sequence", "replicas")
+
+
+def check_parallelism(config: Experiment, faults: Faults = STRICT) -> None:
+    """Adds a `ConfigError` for each layout that its engine or its devices cannot have, in every section but `critic`.
+
+    Only a dataflow with a critic reads that section: see `role_errors`.
+    """
+    with faults.caught():
+        check_placement(config)  # layouts are of pools that exist
+        faults.add(*_process_errors(config))
+        rewards = [] if config.reward.model.path is None else ["reward"]
+        for role in ("actor", *rewards, *config.roles):
+            faults.add(*role_errors(config, role))
+        faults.add(*_rollout_errors(config))
+
+
+def role_errors(config: Experiment, role: str) -> Iterator[ConfigError]:
+    """What the engine of a role, or the devices of its pool, cannot do."""
+    training, name = training_of(config, role), f"roles.{role}" if role in config.roles else role
+    yield from _engine_errors(name, training)
+    yield from _device_errors(config, role, name, training)
+
+
+def _process_errors(config: Experiment) -> Iterator[ConfigError]:
+    sizes = pool_sizes(config)
+    if config.trainer.backend is BackendKind.local and sum(sizes.values()) > 1:
+        found = f"placement has {len(sizes)} pools" if len(sizes) > 1 else f"the run has {sum(sizes.values())} devices"
+        yield ConfigError(
+            f"trainer.backend=local has one process, and {found}.", remedy="Use trainer.backend=ray, or auto."
+        )
+
+
+def _engine_errors(name: str, training: Training) -> Iterator[ConfigError]:
+    """Parallel sizes, or an adapter, that the engine does not know."""
+    sizes, engine = asdict(training.parallelism), training.engine.name
+    for axis in _AXES:
+        if sizes[axis] > 1 and axis not in TRAINING_ENGINES[training.engine].axes:
+            able = " or ".join(other.name for other, traits in TRAINING_ENGINES.items() if axis in traits.axes)
+            yield ConfigError(
+                f"{name}.parallelism.{axis}={sizes[axis]}, but {name}.engine={engine} has no such parallelism.",
+                remedy=f"Use {name}.engine={able}, or leave the size out.",
+            )
+    if sizes["virtual_pipeline"] > 1 and sizes["pipeline"] == 1:
+        yield ConfigError(
+            f"{name}.parallelism.virtual_pipeline={sizes['virtual_pipeline']} divides the stages of a pipeline, and"
+            f" {name}.parallelism.pipeline=1 has one.",
+            remedy=f"Use {name}.parallelism.pipeline=2 or more.",
+        )
+    if training.lora.rank and not TRAINING_ENGINES[training.engine].trains_adapters:
+        able = " or ".join(other.name for other, traits in TRAINING_ENGINES.items() if traits.trains_adapters)
+        yield ConfigError(
+            f"{name}.lora.rank={training.lora.rank}, but {name}.engine={engine} trains no adapters.",
+            remedy=f"Use {name}.engine={able}.",
+        )
+
+
+def _device_errors(config: Experiment, role: str, name: str, training: Training) -> Iterator[ConfigError]:
+    """Sizes that do not divide the devices of the pool."""
+    pool = pool_of(config, role)
+    devices = pool_sizes(config)[pool]
+    if devices > 1 and not TRAINING_ENGINES[training.engine].runs_on_several_devices:
+        able = " or ".join(other.name for other, traits in TRAINING_ENGINES.items() if traits.runs_on_several_devices)
+        yield ConfigError(
+            f"Pool '{pool}' has {devices} devices, and {name}.engine={training.engine.name} runs a model on one.",
+            remedy=f"Use {name}.engine={able}, or trainer.devices=1.",
+        )
+    inner = {axis: size for axis, size in training_mesh(training.parallelism, 0).items() if size > 1}
+    product = math.prod(inner.values())
+    if devices % product:
+        sizes = " ".join(f"{name}.parallelism.{axis}={size}" for axis, size in inner.items())
+        yield ConfigError(
+            f"{sizes}: {product} does not divide the {devices} devices of pool '{pool}'.",
+            remedy=f"Use sizes whose product is one of: {_divisors(devices)}.",
+        )
+        return
+    data = devices // product
+    for axis in ("replicas", "expert"):
+        if data % (size := asdict(training.parallelism)[axis]):
+            yield ConfigError(
+                f"{name}.parallelism.{axis}={size} does not divide the {data} data-parallel ranks that other sizes"
+                f" leave of the {devices} devices of pool '{pool}'.",
+                remedy=f"Use one of: {_divisors(data)}.",
+            )
+
+
+def _rollout_errors(config: Experiment) -> Iterator[ConfigError]:
+    sizes, engine = asdict(config.rollout.parallelism), config.rollout.engine
+    pool = pool_of(config, "rollout")
+    devices = pool_sizes(config)[pool]
+    for axis, size in sizes.items():
+        if size > 1 and engine is not None and axis not in ROLLOUT_ENGINES[engine].axes:
+            able = " or ".join(other.name for other, traits in ROLLOUT_ENGINES.items() if axis in traits.axes)
+            yield ConfigError(
+                f"rollout.parallelism.{axis}={size}, but rollout.engine={engine.name} has no such parallelism.",
+                remedy=f"Use rollout.engine={able}, or leave the size out.",
+            )
+    product = math.prod(sizes.values())
+    if devices % product:
+        yield ConfigError(
+            f"rollout.parallelism.tensor={sizes['tensor']} rollout.parallelism.pipeline={sizes['pipeline']}: {product}"
+            f" does not divide the {devices} devices of pool '{pool}'.",
+            remedy=f"Use sizes whose product is one of: {_divisors(devices)}.",
+        )
+
+
+def _divisors(number: int) -> str:
+    return ", ".join(str(size) for size in range(1, number + 1) if number % size == 0)

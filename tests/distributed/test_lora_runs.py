@@ -52,7 +52,7 @@ def test_it_goes_on_from_a_checkpoint_to_the_last_bit(plain, folder):
         (["actor.lora.targets=[q_proj,up_prj]"], "actor.lora.targets names 'up_prj'", "Did you mean 'up_proj'?"),
         (["critic.lora={rank: 2, targets: [score]}"], "critic.lora.targets names 'score'", "q_proj"),
         (["actor.lora.rank=-1"], "actor.lora.rank=-1 is too small", "0 (no adapter)"),
-        (["actor.engine=megatron"], "actor.engine=megatron trains no adapters", "actor.engine=fsdp"),
+        (["actor.engine=megatron"], "actor.engine=megatron trains no adapters", "actor.engine=single or fsdp"),
     ],
 )
 def test_what_cannot_be_adapted_is_told_before_anything_starts(tmp_path, settings, found, remedy):

@@ -95,9 +95,9 @@ def _of_rollout(config: Experiment, dataflow: type[Dataflow], specs: Sequence[Ro
             f"dataflow={config.dataflow} generates for its evaluation alone, as rollout.eval_sampling and"
             " rollout.eval_samples_per_prompt say",
         )
-    if (engine := config.rollout.engine) is not None:
-        others = tuple(f"rollout.{other.name}" for other in RolloutKind if other is not engine)
-        yield Unread(others, f"rollout.engine={engine.name}")
+    engine = config.rollout.engine or RolloutKind.transformers
+    others = tuple(f"rollout.{other.name}" for other in RolloutKind if other is not engine)
+    yield Unread(others, f"rollout.engine={engine.name}")
     names = {spec.name for spec in specs} | ({ROLLOUT} if has_rollout else set())
     for role in sorted(set(config.placement.roles) - names):
         yield Unread((f"placement.roles.{role}",), f"this run has no role '{role}'")

@@ -66,7 +66,7 @@ REFUSED = [
         "actor.parallelism.expert=4 does not divide the 2 data-parallel ranks",
         "1, 2",
     ),
-    ({**MEGATRON, "actor.lora.rank": 8}, "actor.engine=megatron trains no adapters", "actor.engine=fsdp"),
+    ({**MEGATRON, "actor.lora.rank": 8}, "actor.engine=megatron trains no adapters", "actor.engine=single or fsdp"),
     (
         {"rollout.engine": RolloutKind.transformers, "rollout.parallelism.tensor": 2, "trainer.devices": 2},
         "rollout.parallelism.tensor=2, but rollout.engine=transformers",

@@ -18,8 +18,7 @@ from hybridflow.config.derived import (
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.loop import Trainer
 from hybridflow.config.model import Model
-from hybridflow.config.placement import Parallelism
-from hybridflow.config.placement import Pool
+from hybridflow.config.placement import Parallelism, Pool
 from hybridflow.config.roles import Role
 from hybridflow.config.training import Training, TrainingEngine
 from tests.unit.config.experiments import experiment

@@ -4,7 +4,7 @@
 
 One process, no tensors: the layouts are made from the models' sizes. Every rank writes messages of its own; one rank
 then does what each rank of a run does. `MiB received` is all that it hears. `exchange s` is declaring what it holds,
-writing its messages and reading everybody's; `plan s` is the plan without the cache; `own part s` lists what it
+writing its messages and reading everybody's; `plan s` is making the plan; `own part s` lists what it
 receives, sends and keeps, of which `pieces` are received. Seconds are of the process, the least of several.
 """
 
@@ -34,9 +34,9 @@ from hybridflow.models.names.rules import (
 from hybridflow.parallel import ParallelMesh
 from hybridflow.resharding import Holding
 from hybridflow.resharding.grouping import generation_mesh, micro_data_groups
-from hybridflow.resharding.members import Member, formats_of, members_from, neighbours_of, travelling
-from hybridflow.resharding.plan import ReshardPlan, forget_plans, make_plan
-from hybridflow.resharding.rosters import Declared
+from hybridflow.resharding.holdings import Declared
+from hybridflow.resharding.members import Member, members_from, neighbours_of, transferred, wire_dtypes
+from hybridflow.resharding.plan import ReshardPlan, make_plan
 from hybridflow.resharding.transport import exchange_bytes
 
 LLAMA_70B = ModelGeometry(
@@ -199,12 +199,11 @@ def exchanged(own: Callable[[], Member], heard: Heard) -> list[Member]:
 
 
 def planned(members: Sequence[Member]) -> ReshardPlan:
-    """The plan of a rank, made anew."""
-    forget_plans()
-    formats = formats_of(members)
+    """The plan of a rank."""
+    dtypes = wire_dtypes(members)
     return make_plan(
-        travelling([member.holds for member in members], formats),
-        travelling([member.wants for member in members], formats),
+        transferred([member.holds for member in members], dtypes),
+        transferred([member.wants for member in members], dtypes),
         nodes=[member.node for member in members],
         neighbours=neighbours_of(members),
     )

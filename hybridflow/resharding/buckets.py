@@ -1,8 +1,8 @@
-"""Pieces as messages of bounded size, and messages as buckets: what a rank has under way at once.
+"""Groups pieces into messages of bounded size, and messages into buckets.
 
-Both ends make the same messages from the plan alone. A rank handles its messages bucket by bucket, with at most two
-buckets under way; all ranks in one order, so that the oldest unfinished message is always under way at both its ends,
-and nobody waits in a circle.
+Both ends derive the same messages from the plan. A rank handles its messages bucket by bucket, with at most two buckets
+in flight. All ranks use one order, so the oldest unfinished message is always in flight at both its ends, and there is
+no deadlock.
 """
 
 from collections import defaultdict
@@ -20,20 +20,20 @@ from hybridflow.resharding.views import HeldWeights
 
 ALIGNMENT_BYTES = 64
 MESSAGES_PER_BUCKET = 8
-"""So that a bucket holds messages of several peers, in both directions."""
+"""Several, so that a bucket mixes peers and directions."""
 
 SMALL_BYTES = 128 << 10
-"""Pieces below this size share a message: a copy on both sides costs less than a message of its own."""
+"""Pieces below this size share a message: a copy at both ends costs less than a separate message."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """What goes from a rank to another at once: a part of one piece, or several small pieces one behind the other."""
+    """What one rank sends another at once: a part of one piece, or several small pieces, concatenated."""
 
     source: int
     destination: int
     number: int
-    """Among the messages of this source and destination: the tag."""
+    """Index among the messages of this source and destination; used as the tag."""
     pieces: tuple[Piece, ...]
 
     @property
@@ -79,7 +79,7 @@ def buckets_of(messages: Sequence[Message], *, bucket_bytes: int) -> list[list[M
 
 
 def split(piece: Piece, *, most_bytes: int) -> Iterator[Piece]:
-    """A piece as parts of at most that many bytes (or one element), cut along its first dimension that is not one."""
+    """Splits a piece into parts of at most `most_bytes` (or one element), along its first dimension longer than 1."""
     if piece.nbytes <= most_bytes or volume(piece.box) == 1:
         yield piece
         return
@@ -92,7 +92,7 @@ def split(piece: Piece, *, most_bytes: int) -> Iterator[Piece]:
 
 
 class Staging:
-    """Memory for what cannot be sent, or received, where it lies; one half a bucket, grown to what they need."""
+    """Buffers for what cannot be sent or received in place: one half per bucket in flight, grown on demand."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -104,7 +104,7 @@ class Staging:
         return sum(half.numel() for half in self._halves)
 
     def regions(self, number: int, sizes: Sequence[int]) -> list[Tensor]:
-        """Memory for bucket `number`, as byte vectors of these sizes; it was that of bucket `number - 2`."""
+        """Memory for bucket `number`, as byte vectors of these sizes; reuses that of bucket `number - 2`."""
         ends = [0]
         for size in sizes:
             ends.append(ends[-1] + aligned(size))
@@ -115,8 +115,8 @@ class Staging:
 
 
 @dataclass
-class Sheet:
-    """Pieces one behind the other in one memory, each for one or several readers."""
+class PackedPieces:
+    """Pieces packed into one buffer, each for one or several readers."""
 
     pieces: list[Piece] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
@@ -124,7 +124,7 @@ class Sheet:
     nbytes: int = 0
 
     def add(self, piece: Piece, readers: Sequence[int]) -> None:
-        """Puts a piece behind the others."""
+        """Appends a piece."""
         self.pieces.append(piece)
         self.starts.append(self.nbytes)
         self.readers.append(readers)
@@ -132,34 +132,34 @@ class Sheet:
 
     @property
     def all_readers(self) -> list[int]:
-        """Every rank that reads some of it."""
+        """Every rank that reads a piece of it."""
         return sorted({rank for ranks in self.readers for rank in ranks})
 
-    def write(self, memory: Tensor, held: HeldWeights, formats: Mapping[str, torch.dtype]) -> None:
-        """Writes what a rank holds into byte memory, each weight in its number format."""
+    def write(self, memory: Tensor, held: HeldWeights, dtypes: Mapping[str, torch.dtype]) -> None:
+        """Writes what a rank holds into byte memory, each weight in its dtype."""
         for start, piece in zip(self.starts, self.pieces, strict=True):
-            pack(memory[start : start + piece.nbytes], [held.view(piece)], [formats[piece.name]])
+            pack(memory[start : start + piece.nbytes], [held.view(piece)], [dtypes[piece.name]])
 
     def read(self, memory: Tensor, wanted: HeldWeights, *, reader: int) -> None:
-        """Copies what is for one reader into what it wants."""
+        """Copies the pieces of one reader into what it wants."""
         for start, piece, readers in zip(self.starts, self.pieces, self.readers, strict=True):
             if reader in readers:
                 unpack(memory[start : start + piece.nbytes], [wanted.view(piece)])
 
 
 def aligned(nbytes: int) -> int:
-    """Bytes that something takes where the next thing begins at a good address."""
+    """`nbytes` rounded up to the alignment."""
     return nbytes + -nbytes % ALIGNMENT_BYTES
 
 
 def pack(memory: Tensor, views: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> None:
-    """Writes tensors one behind the other into a byte vector, in the given number formats."""
+    """Concatenates tensors, converted to the given dtypes, into a byte vector."""
     for part, view in zip(_parts(memory, views, dtypes), views, strict=True):
         part.copy_(view)
 
 
 def unpack(memory: Tensor, views: Sequence[Tensor]) -> None:
-    """Reads tensors from a byte vector that `pack` filled in their number formats."""
+    """Reads tensors from a byte vector that `pack` filled in their dtypes."""
     for part, view in zip(_parts(memory, views, [view.dtype for view in views]), views, strict=True):
         view.copy_(part)
 
@@ -173,7 +173,7 @@ def _parts(memory: Tensor, views: Sequence[Tensor], dtypes: Sequence[torch.dtype
 
 
 def _packed(pieces: Iterable[Piece], most: int) -> Iterator[tuple[Piece, ...]]:
-    """The pieces of one message after the other."""
+    """The pieces of each message."""
     small = min(SMALL_BYTES, most)
     waiting: list[Piece] = []
     filled = 0

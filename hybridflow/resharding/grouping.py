@@ -1,13 +1,13 @@
 """Which ranks generate together: the generation mesh nested in the training mesh (HybridFlow, sec. 5.3).
 
 A training replica of p * t ranks generates as d_g = p * t / (p_g * t_g) replicas of p_g * t_g ranks. Generation groups
-take ranks at intervals, so that what a rank trained is part of what it generates with, and nothing is held twice:
+are strided, so that a rank's training shard lies inside its generation shard and no weight is stored twice:
 
     generation tensor rank    g_t = tau div (t / t_g)        slot inside its shard    m_t = tau mod (t / t_g)
     generation pipeline rank  g_p = pi div (p / p_g)         slot inside its stage    m_p = pi mod (p / p_g)
 
-for rank = tau + t * pi + p * t * delta. Ranks with the same (delta, g_p, g_t) hold the shards of one generation shard:
-they are a micro-data-parallel group. Ranks with the same (delta, m_p, m_t) are one generation replica.
+for rank = tau + t * pi + p * t * delta. Ranks with the same (delta, g_p, g_t) hold the parts of one generation shard
+and form a micro-data-parallel group. Ranks with the same (delta, m_p, m_t) form one generation replica.
 """
 
 from collections import defaultdict
@@ -22,16 +22,7 @@ from hybridflow.parallel.mesh import ParallelMesh
 MICRO_AXES = ("micro_pipeline", "micro_tensor")
 
 _Interval = tuple[NDArray[np.float64], NDArray[np.float64]]
-"""An interval a rank: of a model drawn as a square, its layers one way and the rows of every layer the other."""
-
-
-def nested_mesh(
-    *, data: int, pipeline: int, tensor: int, generation_pipeline: int, generation_tensor: int
-) -> ParallelMesh:
-    """HybridFlow's grouping of p-t-d training groups into p_g-t_g-d_g-d generation groups; p_g | p and t_g | t."""
-    assert pipeline % generation_pipeline == tensor % generation_tensor == 0, "generation sizes divide training sizes"
-    sizes = _sizes(generation_pipeline, pipeline // generation_pipeline, generation_tensor, tensor // generation_tensor)
-    return ParallelMesh({"data": data, **sizes})
+"""One interval per rank: of the layers of the model, or of the rows of each layer, both scaled to [0, 1]."""
 
 
 def generation_mesh(
@@ -42,14 +33,22 @@ def generation_mesh(
     pipeline: int,
     devices_per_node: int | None = None,
 ) -> ParallelMesh:
-    """The mesh on which the ranks of a training mesh generate, with `tensor` * `pipeline` ranks a replica.
+    """The mesh on which the ranks of a training mesh generate, with `tensor` * `pipeline` ranks per replica.
 
+<<<<<<< HEAD
     `copies` counts the whole copies of the model that the ranks train, each on consecutive ranks: one per data-parallel
     rank, or fewer where data-parallel ranks hold shards of one (fsdp). Where generation sizes divide training sizes it
     is HybridFlow's nested mesh. Where they do not, ranks of one training replica still generate together if they can,
     placed so that they hold as much as possible of what they need; and where even that does not divide, consecutive
     ranks of the world do. A replica that fits into a node stays on one: fsdp's shards of a model may span many, and
     generation exchanges activations at every layer of every token.
+=======
+    `replicas` counts the copies of the sharded model that fsdp keeps; other engines have one a data-parallel rank.
+    If generation sizes divide training sizes, it is HybridFlow's nested mesh. Otherwise, if `tensor` * `pipeline`
+    divides the ranks of a training replica, these generate together, ordered so that they already hold as much as
+    possible of what they need; if not, consecutive ranks of the world do. A replica that fits on a node stays on one:
+    fsdp may shard a model over many nodes, and generation communicates at every layer of every token.
+>>>>>>> 4a8c1f2 (Resharding: a weight class, a barrier and holdings have one file each; cost formulas without a caller are gone)
     """
     size, wanted = training_mesh.size, tensor * pipeline
     assert size % wanted == 0, f"replicas of {wanted} ranks do not divide {size} ranks"
@@ -65,18 +64,29 @@ def generation_mesh(
     return ParallelMesh({"data": copies, **best.sizes})
 
 
-def replica_ranks(mesh: ParallelMesh) -> list[list[int]]:
-    """The ranks of each generation replica, by stage and then by tensor rank; replicas in the order of their chunks."""
-    return _lines(mesh, ("data", *MICRO_AXES), ("pipeline", "tensor"))
-
-
 def micro_data_groups(mesh: ParallelMesh) -> list[list[int]]:
     """The ranks that hold the shards of one generation shard, and gather it: each group in the order of its slots."""
-    return _lines(mesh, ("data", "pipeline", "tensor"), MICRO_AXES)
+    groups: dict[int, list[int]] = defaultdict(list)
+    for rank in sorted(range(mesh.size), key=lambda rank: mesh.index_along(rank, MICRO_AXES)):
+        groups[mesh.index_along(rank, ("data", "pipeline", "tensor"))].append(rank)
+    return [groups[number] for number in sorted(groups)]
 
 
+<<<<<<< HEAD
 def _trained_parts(mesh: ParallelMesh, block: int) -> tuple[_Interval, _Interval]:
     """The layers and rows that each rank of a copy holds: further shards cut the rows of a tensor-parallel shard."""
+=======
+def _copies(training_mesh: ParallelMesh, engine: str, replicas: int) -> int:
+    """The number of copies of the whole model, each on consecutive ranks."""
+    copies = {"single": training_mesh.size, "fsdp": replicas, "megatron": training_mesh.axis_size("data")}[engine]
+    assert training_mesh.size % copies == 0, f"{copies} copies on {training_mesh.size} ranks"
+    return copies
+
+
+def _trained_parts(mesh: ParallelMesh, block: int, engine: str) -> tuple[_Interval, _Interval]:
+    """The layers and rows that each rank of a copy holds; fsdp divides the rows of a tensor-parallel shard again."""
+    ranks = np.arange(block)
+>>>>>>> 4a8c1f2 (Resharding: a weight class, a barrier and holdings have one file each; cost formulas without a caller are gone)
     stages, tensor = mesh.axis_size("pipeline"), mesh.axis_size("tensor")
     stage, rank = np.divmod(np.arange(block), block // stages)
     shards = block // stages // tensor
@@ -84,12 +94,13 @@ def _trained_parts(mesh: ParallelMesh, block: int) -> tuple[_Interval, _Interval
 
 
 def _arrangements(training_mesh: ParallelMesh, micro: int, tensor: int, pipeline: int) -> Iterator[ParallelMesh]:
-    """The orders of a block's axes, its replicas divided into two axes in every way; the nested one comes first."""
+    """All orders of a block's axes, for every factorisation of its replicas into two axes; the nested mesh first."""
     stages = training_mesh.axis_size("pipeline") // pipeline
-    for outer in sorted(_divisors(micro), key=lambda outer: outer != stages):
+    divisors = (divisor for divisor in range(1, micro + 1) if micro % divisor == 0)
+    for outer in sorted(divisors, key=lambda outer: outer != stages):
         sizes = _sizes(pipeline, outer, tensor, micro // outer)
         for order in permutations(sizes):
-            if order.index("micro_pipeline") < order.index("micro_tensor"):  # chunks in the order of ranks
+            if order.index("micro_pipeline") < order.index("micro_tensor"):  # chunks in rank order
                 yield ParallelMesh({axis: sizes[axis] for axis in order})
 
 
@@ -103,14 +114,14 @@ def _sizes(pipeline: int, micro_pipeline: int, tensor: int, micro_tensor: int) -
 
 
 def _overlap(mesh: ParallelMesh, layers: _Interval, rows: _Interval) -> float:
-    """How much of what its ranks generate with they hold already, in copies of the model."""
+    """How much of what the ranks generate with they hold already, in copies of the model."""
     own_layers = _interval(_coordinates(mesh, "pipeline"), mesh.axis_size("pipeline"))
     own_rows = _interval(_coordinates(mesh, "tensor"), mesh.axis_size("tensor"))
     return round(float((_common(layers, own_layers) * _common(rows, own_rows)).sum()), 6)
 
 
 def _is_on_one_node(mesh: ParallelMesh, devices_per_node: int) -> bool:
-    """Every generation replica of a block is on one node, or none could be."""
+    """Whether every generation replica of a block is on one node, or is too large for one."""
     if mesh.count_along(("pipeline", "tensor")) > devices_per_node:
         return True
     replica = _coordinates(mesh, MICRO_AXES[0]) * mesh.axis_size(MICRO_AXES[1]) + _coordinates(mesh, MICRO_AXES[1])
@@ -131,15 +142,3 @@ def _interval(number: NDArray, count: int) -> _Interval:
 
 def _common(first: _Interval, second: _Interval) -> NDArray[np.float64]:
     return np.maximum(np.minimum(first[1], second[1]) - np.maximum(first[0], second[0]), 0.0)
-
-
-def _lines(mesh: ParallelMesh, fixed: tuple[str, ...], free: tuple[str, ...]) -> list[list[int]]:
-    """The ranks that differ along the free axes alone, in the order of these; lines in the order of the fixed axes."""
-    lines: dict[int, list[int]] = defaultdict(list)
-    for rank in sorted(range(mesh.size), key=lambda rank: mesh.index_along(rank, free)):
-        lines[mesh.index_along(rank, fixed)].append(rank)
-    return [lines[number] for number in sorted(lines)]
-
-
-def _divisors(number: int) -> list[int]:
-    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]

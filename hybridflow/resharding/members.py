@@ -1,6 +1,6 @@
-"""What the ranks of a transfer exchange before they plan it: the node of each, the weights it holds and wants."""
+"""What ranks exchange before they plan a transfer: their nodes, and the weights they hold and want."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -8,52 +8,49 @@ import torch
 from hybridflow.errors import EngineError
 from hybridflow.parallel.collectives import Plain
 from hybridflow.parallel.layout import WeightShard
-from hybridflow.resharding.executors.interface import Formats
-from hybridflow.resharding.rosters import Declared, RankHoldings, Travelling, read_boxes, read_roster
+from hybridflow.resharding.holdings import Declared, RankHoldings, TransferRoster, read_boxes, read_roster
 from hybridflow.resharding.transport import Transport
 
-_DTYPES = {
+DTYPES = {
     str(dtype).removeprefix("torch."): dtype for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 }
+"""The dtypes that weights can have, by name."""
 
 
 class Member(NamedTuple):
-    """What a rank sends to the others."""
+    """One rank of a transfer, as it describes itself to the others."""
 
     node: str
     neighbour: int | None
-    """The number of its micro-data-parallel group."""
+    """Index of its micro-data-parallel group."""
     holds: Declared
     wants: Declared
 
     @property
     def messages(self) -> tuple[bytes, bytes]:
-        """The rosters of what it holds and wants, which many ranks have in common."""
+        """The rosters of what it holds and wants, which many ranks share."""
         return self.holds.roster_message, self.wants.roster_message
 
     @property
     def own(self) -> Plain:
-        """The rest, which differs from rank to rank."""
+        """The rest, which differs between ranks."""
         return self.node, self.neighbour, self.holds.boxes, self.wants.boxes
 
 
 def declared(shards: Iterable[WeightShard]) -> Declared:
-    """A rank's shards in the form in which it sends them."""
-    names = {dtype: name for name, dtype in _DTYPES.items()}
+    """A rank's shards in the form in which ranks exchange them."""
+    names = {dtype: name for name, dtype in DTYPES.items()}
     return Declared.of((shard.name, names[shard.dtype], shard.layout.shape, shard.layout.box) for shard in shards)
 
 
 def exchanged(transport: Transport, own: Member) -> list[Member]:
-    """The members that all ranks send; a collective call."""
+    """All ranks' members; a collective call."""
     rosters = [transport.gather_messages(message) for message in own.messages]
     return members_from(rosters, transport.gather_plain(own.own))
 
 
 def members_from(rosters: Sequence[Sequence[bytes]], of_rank: Sequence[Sequence]) -> list[Member]:
-    """The members, from the rosters of all ranks (of what they hold, of what they want) and each rank's own part.
-
-    Equal rosters are parsed once.
-    """
+    """The members, from the rosters of all ranks (held, wanted) and each rank's own part. Parses equal rosters once."""
     read = {message: read_roster(message) for messages in rosters for message in dict.fromkeys(messages)}
     members = []
     for (node, neighbour, held_boxes, wanted_boxes), held, wanted in zip(of_rank, *rosters, strict=True):
@@ -62,8 +59,8 @@ def members_from(rosters: Sequence[Sequence[bytes]], of_rank: Sequence[Sequence]
     return members
 
 
-def formats_of(members: Sequence[Member]) -> Formats:
-    """The number format of each wanted weight; raises an error if two ranks want it in different ones."""
+def wire_dtypes(members: Sequence[Member]) -> Mapping[str, torch.dtype]:
+    """The dtype of each wanted weight; raises an error if two ranks want it in different ones."""
     known: dict[str, str] = {}
     rosters = {id(member.wants.names): (rank, member.wants) for rank, member in reversed(list(enumerate(members)))}
     for rank, wants in sorted(rosters.values(), key=lambda entry: entry[0]):
@@ -71,22 +68,22 @@ def formats_of(members: Sequence[Member]) -> Formats:
             dtype = wants.kinds[slot][1]
             if known.setdefault(name, dtype) != dtype:
                 raise EngineError(
-                    f"Rank {rank} generates with '{name}' in torch.{dtype}, others in torch.{known[name]}.",
+                    f"Rank {rank} wants '{name}' in torch.{dtype}, other ranks in torch.{known[name]}.",
                     remedy="Give all ranks of the rollout the same model.dtype.",
                 )
-    return {name: _DTYPES[dtype] for name, dtype in known.items()}
+    return {name: DTYPES[dtype] for name, dtype in known.items()}
 
 
-def travelling(holdings: Sequence[Declared], formats: Formats) -> list[RankHoldings]:
-    """Holdings in the number format in which they are sent, without the weights that no rank wants."""
-    itemsizes = {name: dtype.itemsize for name, dtype in formats.items()}
+def transferred(holdings: Sequence[Declared], dtypes: Mapping[str, torch.dtype]) -> list[RankHoldings]:
+    """Each rank's holdings in the dtypes in which they are sent, without the weights that no rank wants."""
+    itemsizes = {name: dtype.itemsize for name, dtype in dtypes.items()}
     rosters = {id(own.names): own for own in holdings}
-    found = {key: Travelling.of(own, itemsizes) for key, own in rosters.items()}
+    found = {key: TransferRoster.of(own, itemsizes) for key, own in rosters.items()}
     return [found[id(own.names)].on(own.boxes) for own in holdings]
 
 
 def neighbours_of(members: Sequence[Member]) -> list[int] | None:
-    """The neighbourhood of each rank; a rank without one is its own."""
+    """The micro-data-parallel group of each rank, or a group of its own; None if no rank has one."""
     if all(member.neighbour is None for member in members):
         return None
     return [-1 - rank if member.neighbour is None else member.neighbour for rank, member in enumerate(members)]

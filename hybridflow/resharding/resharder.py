@@ -1,4 +1,4 @@
-"""The transition: from the trained weights of all ranks to the rollout's weights of all ranks, version by version."""
+"""Transfers the trained weights of all ranks to the rollout's slots, version by version."""
 
 # pyright: reportPrivateImportUsage=false
 
@@ -13,32 +13,32 @@ import torch.distributed as dist
 from hybridflow.config.rollout import Transfer
 from hybridflow.errors import EngineError, HybridflowError
 from hybridflow.parallel.layout import WeightShard
-from hybridflow.resharding.executors.factory import ExecutorSetup, executor_kind, make_executor
-from hybridflow.resharding.executors.interface import Executor, TransferReport
-from hybridflow.resharding.members import Member, declared, exchanged, formats_of, neighbours_of, travelling
+from hybridflow.resharding.barrier import Barrier
+from hybridflow.resharding.executors.factory import executor_kind, make_executor
+from hybridflow.resharding.executors.interface import Executor, ExecutorSetup, TransferReport
+from hybridflow.resharding.members import Member, declared, exchanged, neighbours_of, transferred, wire_dtypes
 from hybridflow.resharding.plan import ReshardPlan, make_plan
-from hybridflow.resharding.roll_call import RollCall
 from hybridflow.resharding.transport import LostPeer, Transport, group_within, joint_group
 from hybridflow.resharding.verify import Verification
 from hybridflow.resharding.views import OwnPieces
 
 __all__ = ["Resharder", "joint_group"]
 
-BYTES_OF_A_MB = 1 << 20
+BYTES_PER_MB = 1 << 20
 
 WeightSource = Callable[[], Iterable[WeightShard]]
-"""What a rank holds now: a training engine's `weight_shards`."""
+"""Yields what a rank holds now, such as a training engine's `weight_shards`."""
 
 
 class Resharder:
-    """Brings trained weights into the rollout's slots, on all ranks together.
+    """Transfers trained weights to the rollout's slots, on all ranks together.
 
-    A rank that trains has a `source`, one that generates has `slots`, a colocated rank has both. What all ranks hold
-    and want is exchanged once, when it is made; the plan is the same for all versions.
+    A rank that trains has a `source`, one that generates has `slots`, a colocated rank has both. Ranks exchange what
+    they hold and want once, in the constructor; all versions use the same plan.
 
-    States: incomplete (new, during a transfer, after one that failed) and complete, with the version of the weights.
-    A failed transfer leaves the trained weights as they are, and the slots part old, part new: nothing may be generated
-    with them, and this object cannot be used again.
+    States: incomplete (new, during a transfer, after a failure) or complete, with the version of the weights. A failed
+    transfer leaves the trained weights unchanged, but the slots mix old and new weights: do not generate with them. The
+    object cannot be used again.
 
         resharder = Resharder(engine.weight_shards, rollout.weight_slots(), group=group, transfer=config.transfer)
         report = resharder.transfer(7)
@@ -56,14 +56,14 @@ class Resharder:
         neighbour: int | None = None,
         make: Callable[[ExecutorSetup], Executor] = make_executor,
     ) -> None:
-        """Called on all ranks of `group` together; None is a rank alone.
+        """Call it on all ranks of `group` together; None for a single rank.
 
-        `node` names this rank's machine; `neighbour` numbers its micro-data-parallel group.
+        `node` is the name of this rank's machine, `neighbour` the index of its micro-data-parallel group.
         """
-        self._source = source or _nothing
+        self._source: WeightSource = source or tuple
         self._slots = tuple(slots.values())
         self._transport = transport = _transport(group, self._slots, transfer)
-        self._roll = RollCall(
+        self._barrier = Barrier(
             transport.store,
             transport.rank,
             [f"rank {rank}" for rank in range(transport.size)],
@@ -75,52 +75,52 @@ class Resharder:
         self._set_up(own, transfer, make)
 
     def _set_up(self, own: Member, transfer: Transfer, make: Callable[[ExecutorSetup], Executor]) -> None:
-        stage, transport = "the set-up of weight transfers", self._transport
-        self._roll.meet(stage)
+        stage, transport = "the setup of weight transfers", self._transport
+        self._barrier.wait(stage)
         try:
             members = exchanged(transport, own)
-            self._roll.names = [f"rank {rank} ({member.node})" for rank, member in enumerate(members)]
-            formats = formats_of(members)
+            self._barrier.names = [f"rank {rank} ({member.node})" for rank, member in enumerate(members)]
+            dtypes = wire_dtypes(members)
             nodes = [member.node for member in members]
             self.plan: ReshardPlan = make_plan(
-                travelling([member.holds for member in members], formats),
-                travelling([member.wants for member in members], formats),
+                transferred([member.holds for member in members], dtypes),
+                transferred([member.wants for member in members], dtypes),
                 nodes=nodes,
                 neighbours=neighbours_of(members),
             )
-            bucket_bytes = transfer.bucket_mb * BYTES_OF_A_MB
+            bucket_bytes = transfer.bucket_mb * BYTES_PER_MB
             own_pieces = OwnPieces(self.plan, transport.rank)
-            setup = ExecutorSetup(self.plan, own_pieces, transport, formats, transfer.executor, bucket_bytes, nodes)
+            setup = ExecutorSetup(self.plan, own_pieces, transport, dtypes, transfer.executor, bucket_bytes, nodes)
             self.executor = executor_kind(setup)
             self._is_exchange = any(self.plan.bytes_received(rank) for rank in range(self.plan.size))
             self._run = make(setup).run
-            self._verification = Verification(self.plan, own_pieces, transport, formats) if transfer.verify else None
+            self._verification = Verification(self.plan, own_pieces, transport, dtypes) if transfer.verify else None
         except LostPeer as lost:
             raise self._lost(stage, lost) from lost
 
     @property
     def version(self) -> int | None:
-        """The version that the slots hold; None while they are incomplete."""
+        """The version of the weights in the slots; None while they are incomplete."""
         return self._version
 
     @property
     def is_complete(self) -> bool:
-        """The slots hold one version of all weights."""
+        """Whether the slots hold one version of all weights."""
         return self._version is not None
 
     def require_complete(self) -> None:
-        """Raises unless the slots hold one version of all weights; to be called before generating."""
+        """Raises an error unless the slots hold one version of all weights; call it before generating."""
         if not self.is_complete:
-            why = "no transfer was made yet" if self._failure is None else f"a transfer failed: {self._failure}"
+            why = "nothing was transferred yet" if self._failure is None else f"a transfer failed: {self._failure}"
             raise EngineError(
                 f"The rollout's weights are incomplete: {why}",
-                remedy="Nothing may be generated before a complete transfer; resume from the last checkpoint.",
+                remedy="Generate only after a complete transfer; resume from the last checkpoint.",
             )
 
     def transfer(self, version: int) -> TransferReport:
-        """Makes the slots those of a version, and compares checksums; raises on all ranks if any of them fails.
+        """Transfers a version into the slots and compares checksums; raises on all ranks if any of them fails.
 
-        Where nothing moves between ranks, each goes on by itself.
+        If nothing moves between ranks, they do not wait for one another.
         """
         if self._failure is not None:
             self.require_complete()
@@ -128,10 +128,10 @@ class Resharder:
         stage = f"the transfer of version {version}"
         try:
             if self._is_exchange:
-                self._roll.meet(stage)
+                self._barrier.wait(stage)
             report = self._moved(stage, version)
             if self._is_exchange:
-                self._roll.meet(f"the end of {stage}")
+                self._barrier.wait(f"the end of {stage}")
         except BaseException as error:
             self._failure = str(error)
             self._transport.abort()
@@ -151,18 +151,21 @@ class Resharder:
         except LostPeer as lost:
             raise self._lost(stage, lost) from lost
         except BaseException as error:
-            self._roll.fail(_reported(error, f"rank {self._transport.rank}", stage))
+            self._barrier.fail(self._as_ours(error, stage))
             raise
 
+    def _as_ours(self, error: BaseException, stage: str) -> HybridflowError:
+        """The error that the other ranks raise when this one failed."""
+        if isinstance(error, HybridflowError):
+            return error
+        found = f"rank {self._transport.rank} failed in {stage}: {type(error).__name__}: {error}."
+        return EngineError(found, remedy="See that rank's log.")
+
     def _lost(self, stage: str, lost: LostPeer) -> HybridflowError:
-        """What all ranks raise where this one waited in vain."""
-        self._roll.sign_lost()
-        self._transport.abort()  # whoever waits for this rank need not wait longer
-        return self._roll.lost(stage, lost.peers, lost.reason)
-
-
-def _nothing() -> Iterable[WeightShard]:
-    return ()
+        """The error that all ranks raise when this one has lost a peer."""
+        self._barrier.report_alive()
+        self._transport.abort()  # so that peers stop waiting for this rank
+        return self._barrier.peer_error(stage, lost.peers, lost.reason)
 
 
 def _transport(
@@ -174,10 +177,3 @@ def _transport(
     if isinstance(group, Transport):
         return group
     return group_within(group, timeout_seconds=transfer.timeout_seconds, device=device)
-
-
-def _reported(error: BaseException, rank: str, stage: str) -> HybridflowError:
-    """What the other ranks raise when this one failed."""
-    if isinstance(error, HybridflowError):
-        return error
-    return EngineError(f"{rank} failed in {stage}: {type(error).__name__}: {error}.", remedy="See that rank's log.")

@@ -1,10 +1,9 @@
-"""The routes of weights with the same layout: the arithmetic of a plan, done once for all layers of a model.
+"""Where the weights of one class come from: the arithmetic of a plan, done once for all layers with the same layout.
 
-A *class* is a set of weights with the same layout: same shape, same boxes on the same ranks. The cells of a class are
-its source boxes (or their common refinement where they overlap), each with its holders; a *region* is a cell inside a
-box that is wanted; a *row* is a region and a rank that wants it. A row has one or more candidates, the holders nearest
-to the rank, and takes them in turn from weight to weight, so that a thousand equal layers load all of them alike. Where
-every cell has one holder there is nothing to choose, and a rank lists its own rows alone.
+The *cells* of a class are its source boxes (or their common refinement where they overlap), each with its holders. A
+*region* is the intersection of a cell with a wanted box. A *row* is a region and a rank that wants it. The
+*candidates* of a row are the holders nearest to that rank; the weights of the class use them in turn, so that a
+thousand equal layers load all of them evenly. If every cell has one holder, a rank computes only its own rows.
 """
 
 from collections import defaultdict
@@ -18,35 +17,22 @@ from numpy.typing import NDArray
 from hybridflow.errors import EngineError
 from hybridflow.parallel.boxes import are_disjoint, box_text, cells, contains, uncovered, volume
 from hybridflow.parallel.layout import Box
+from hybridflow.resharding.weight_classes import Located, WeightClass
 
 Ints = NDArray[np.int64]
-Located = tuple[tuple[Box, tuple[int, ...]], ...]
-"""Boxes, each with the ranks it is on."""
-
-
-@dataclass(frozen=True)
-class WeightClass:
-    """Weights with the same layout: `names`, and `places`, their indices in the order of all weights."""
-
-    names: tuple[str, ...]
-    places: tuple[int, ...]
-    shape: tuple[int, ...]
-    itemsize: int
-    held: Located
-    wanted: Located
 
 
 @dataclass(frozen=True, eq=False)
-class World:
-    """The neighbourhood and the node of each rank, as numbers."""
+class Topology:
+    """The micro-data-parallel group (`neighbours`) and the node of each rank, as numbers."""
 
     neighbours: Ints
     nodes: Ints
 
     @staticmethod
-    def of(size: int, nodes: Sequence[str] | None, neighbours: Sequence[int] | None) -> "World":
-        """Without `neighbours` each rank is alone; without `nodes` all are on one node."""
-        return World(
+    def of(size: int, nodes: Sequence[str] | None, neighbours: Sequence[int] | None) -> "Topology":
+        """Without `neighbours`, each rank is in a group of its own; without `nodes`, all ranks share one node."""
+        return Topology(
             neighbours=np.arange(size) if neighbours is None else _numbered(neighbours),
             nodes=np.zeros(size, dtype=np.int64) if nodes is None else _numbered(nodes),
         )
@@ -54,31 +40,31 @@ class World:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The rows of a class: for each wanted box, for each rank that wants it, its regions in order.
+    """The rows of a class, numbered by wanted box, then by the rank that wants it, then by region.
 
-    Rows are integers, and their meaning is computed on demand: thousands of shards have millions of rows, of which a
-    rank needs only its own.
+    What a row number stands for is computed on demand: thousands of shards have millions of rows, of which a rank needs
+    only its own. A *request* is a wanted box and a rank that wants it.
     """
 
     box: Ints
-    """Of each region: the number of the wanted box that it is part of, ascending."""
+    """Wanted box of each region, ascending."""
 
     wanted: Ints
-    """For each wish: the number of a wanted box, ascending, ..."""
+    """Wanted box of each request, ascending."""
 
     ranks: Ints
-    """... and a rank that wants it."""
+    """Rank of each request."""
 
     @cached_property
     def regions_of_box(self) -> tuple[Ints, Ints]:
-        """The first region of each wanted box, and how many there are."""
+        """First region of each wanted box, and the number of its regions."""
         numbers = np.arange(self.wanted[-1] + 1 if len(self.wanted) else 0)
         first = np.searchsorted(self.box, numbers)
         return first, np.searchsorted(self.box, numbers, side="right") - first
 
     @cached_property
     def first(self) -> Ints:
-        """The first row of each wish, and the number of all rows at the end."""
+        """First row of each request; the total number of rows at the end."""
         return np.concatenate(([0], np.cumsum(self.regions_of_box[1][self.wanted])))
 
     @property
@@ -87,18 +73,18 @@ class Rows:
         return np.arange(self.first[-1])
 
     def regions(self, rows: Ints) -> Ints:
-        """The region of each of some rows."""
-        wish = self._wish(rows)
-        return self.regions_of_box[0][self.wanted[wish]] + rows - self.first[wish]
+        """The region of each row."""
+        request = self._request(rows)
+        return self.regions_of_box[0][self.wanted[request]] + rows - self.first[request]
 
     def destinations(self, rows: Ints) -> Ints:
-        """The rank that wants each of some rows."""
-        return self.ranks[self._wish(rows)]
+        """The rank that wants each row."""
+        return self.ranks[self._request(rows)]
 
     def to(self, rank: int) -> Ints:
-        """The rows of what a rank wants."""
-        wishes = np.flatnonzero(self.ranks == rank)
-        return _ranges(self.first[wishes], self.first[wishes + 1])
+        """The rows that a rank wants."""
+        requests = np.flatnonzero(self.ranks == rank)
+        return _ranges(self.first[requests], self.first[requests + 1])
 
     def about(self, regions: Ints) -> Ints:
         """The rows of some regions, for all ranks that want them."""
@@ -108,89 +94,89 @@ class Rows:
         inside = np.repeat(regions - first[boxes], high - low)
         return np.sort(self.first[_ranges(low, high)] + inside)
 
-    def _wish(self, rows: Ints) -> Ints:
+    def _request(self, rows: Ints) -> Ints:
         return np.searchsorted(self.first, rows, side="right") - 1
 
 
 @dataclass(frozen=True, eq=False)
 class Choices:
-    """Of rows that several ranks could send: row i of the class's k-th weight comes from candidate (turn[i] + k)."""
+    """Candidates per row: row i of the class's k-th weight comes from candidate (turn[i] + k) modulo their number."""
 
     turn: Ints
     first: Ints
-    """Where a row's candidates begin in `candidates`; one more at the end."""
+    """Index of each row's first candidate in `candidates`; one more at the end."""
 
     candidates: Ints
 
 
 @dataclass(frozen=True, eq=False)
 class Route:
-    """The rows of one class, and where each comes from: the one rank that holds its region, or one of several."""
+    """The rows of one class and their sources: the holder of the region, or one of several candidates."""
 
     weights: WeightClass
     boxes: tuple[Box, ...]
-    """Of the regions."""
+    """Box of each region."""
 
     nbytes: Ints
-    """Of the regions."""
+    """Bytes of each region."""
 
     rows: Rows
     holder: Ints | None
-    """Of each region, where each has one holder."""
+    """Rank that holds each region, if each has one holder."""
 
     choices: Choices | None
-    """Where regions have several."""
+    """The candidates, if some regions have several holders."""
 
     @property
     def is_fixed(self) -> bool:
-        """Every row has one candidate, so that all weights of the class travel alike."""
+        """Whether every row has one candidate, so that all weights of the class have the same sources."""
         return self.choices is None or len(self.choices.candidates) == len(self.choices.turn)
 
     def sources(self, rows: Ints, number: int) -> Ints:
-        """The sources of some rows for the `number`-th weight of the class."""
+        """The source of each row, for the `number`-th weight of the class."""
         if self.holder is not None:
             return self.holder[self.rows.regions(rows)]
         turn, first, candidates = self._choices
         return candidates[first[rows] + (turn[rows] + number) % (first[rows + 1] - first[rows])]
 
     def rows_to(self, rank: int) -> Ints:
-        """The rows of what a rank wants."""
+        """The rows that a rank wants."""
         return self.rows.to(rank)
 
     def rows_from(self, rank: int) -> Ints:
-        """The rows of what a rank is a candidate for."""
+        """The rows that a rank is a candidate for."""
         if self.holder is not None:
             return self.rows.about(np.flatnonzero(self.holder == rank))
         _, first, candidates = self._choices
         return np.unique(np.searchsorted(first, np.flatnonzero(candidates == rank), side="right") - 1)
 
     def rows_about(self, rank: int) -> Ints:
-        """The rows of what a rank wants, or is a candidate for."""
+        """The rows that a rank wants or is a candidate for."""
         return np.union1d(self.rows_to(rank), self.rows_from(rank))
 
     def in_order(self, rows: Ints) -> Ints:
-        """The rows by box, then by destination."""
+        """The rows, sorted by box, then by destination."""
         return rows[np.lexsort((self.rows.destinations(rows), self.region_order[self.rows.regions(rows)]))]
 
     @cached_property
     def gathered(self) -> tuple[tuple[tuple[int, ...], Ints], ...]:
-        """The groups of ranks that exchange everything: each with the rows of its first rank, which say it all.
+        """Groups of ranks that can all-gather, each with the rows of its first rank, which stand for all of them.
 
-        Such ranks want the same regions from the same sources, all of which are among themselves.
+        Such ranks want the same regions from the same sources, all of which are in the group.
         """
         order = np.argsort(self.rows.ranks, kind="stable")
         ranks, first = np.unique(self.rows.ranks[order], return_index=True)
         same_boxes: dict[bytes, list[int]] = defaultdict(list)
-        for rank, wishes in zip(ranks.tolist(), np.split(order, first[1:]), strict=True):
-            same_boxes[self.rows.wanted[wishes].tobytes()].append(rank)
-        alike: dict[tuple[bytes, bytes], list[int]] = defaultdict(list)
+        for rank, requests in zip(ranks.tolist(), np.split(order, first[1:]), strict=True):
+            same_boxes[self.rows.wanted[requests].tobytes()].append(rank)
+        groups: dict[tuple[bytes, bytes], list[int]] = defaultdict(list)
         for boxes, several in same_boxes.items():
             for rank in several if self.holder is None else several[:1]:
                 sources = self._only_sources(self.rows_to(rank))
                 if sources is not None:
-                    alike[boxes, sources.tobytes()] += [rank] if self.holder is None else several
+                    groups[boxes, sources.tobytes()] += [rank] if self.holder is None else several
         found = []
-        for members in sorted(alike.values()):
+        for members in sorted(groups.values()):
             rows = self.rows_to(members[0])
             if len(members) > 1 and np.isin(self.sources(rows, 0), members).all():
                 found.append((tuple(members), rows))
@@ -203,12 +189,12 @@ class Route:
 
     @cached_property
     def region_order(self) -> Ints:
-        """The place of each region's box among the sorted boxes, equal boxes alike."""
+        """Position of each region's box in the sorted, distinct boxes."""
         places = {box: place for place, box in enumerate(sorted(set(self.boxes)))}
         return np.array([places[box] for box in self.boxes], dtype=np.int64)
 
-    def entries(self) -> tuple[Ints, Ints, Ints]:
-        """Every (row, candidate), and for how many of the class's weights that candidate is the source."""
+    def _entries(self) -> tuple[Ints, Ints, Ints]:
+        """Every row and candidate, and the number of weights that come from it."""
         if self.holder is not None:
             rows = self.rows.all
             return rows, self.sources(rows, 0), np.full_like(rows, len(self.weights.names))
@@ -220,16 +206,16 @@ class Route:
         return row, candidates, (len(self.weights.names) - number + counts[row] - 1) // counts[row]
 
     def bytes_by(self, *, size: int, by_source: bool, is_moving: bool = True) -> Ints:
-        """Bytes that move between `size` ranks, or that stay, by the rank that holds them or by the one that wants."""
+        """Bytes that move between `size` ranks, or that stay on them, summed by source or by destination."""
         if self.holder is not None:
             return self._bytes_of_holders(self.holder, size, by_source, is_moving)
-        row, source, weights = self.entries()
+        row, source, weights = self._entries()
         destination = self.rows.destinations(row)
         nbytes = self.nbytes[self.rows.regions(row)] * weights * ((source != destination) == is_moving)
         return _sums(source if by_source else destination, nbytes, size)
 
     def _bytes_of_holders(self, holder: Ints, size: int, by_source: bool, is_moving: bool) -> Ints:
-        """The same without listing rows: each region stays on its holder if that wants it, and goes to all others."""
+        """`bytes_by` without listing rows: a region stays on its holder if wanted there, and goes to all others."""
         box, wanted, ranks = self.rows.box, self.rows.wanted, self.rows.ranks
         nbytes = self.nbytes * len(self.weights.names)
         stays = np.isin(box * size + holder, wanted * size + ranks)
@@ -241,7 +227,7 @@ class Route:
         return _sums(ranks, _sums(box, nbytes, wanted.max(initial=-1) + 1)[wanted], size) - kept
 
     def _only_sources(self, rows: Ints) -> Ints | None:
-        """The sources of rows of which each has one candidate; None where one has several."""
+        """The sources of the rows, if each has one candidate, else None."""
         if self.choices is not None and (np.diff(self.choices.first)[rows] != 1).any():
             return None
         return self.sources(rows, 0)
@@ -252,8 +238,8 @@ class Route:
         return self.choices.turn, self.choices.first, self.choices.candidates
 
 
-def make_route(weights: WeightClass, world: World, load: Ints) -> Route:
-    """The rows of a class; `load`, the bytes each rank sends so far, says which candidates come first, and grows."""
+def make_route(weights: WeightClass, topology: Topology, load: Ints) -> Route:
+    """The route of a class. Prefers the ranks with the least `load`, the bytes that each sends, and updates it."""
     held = _disjoint(weights.held)
     boxes, cell, box = _regions(weights, held)
     counts = [len(ranks) for _, ranks in weights.wanted]
@@ -261,7 +247,7 @@ def make_route(weights: WeightClass, world: World, load: Ints) -> Route:
     rows = Rows(box, np.repeat(np.arange(len(counts)), counts), ranks)
     most = max(len(ranks) for _, ranks in held)
     holder = np.array([ranks[0] for _, ranks in held], dtype=np.int64)[cell] if most == 1 else None
-    choices = None if most == 1 else _choices(rows, cell, _by_load(held, most, load), world)
+    choices = None if most == 1 else _choices(rows, cell, _by_load(held, most, load), topology)
     volumes = np.array([volume(box) for box in boxes], dtype=np.int64)
     route = Route(weights, boxes, volumes * weights.itemsize, rows, holder, choices)
     load += route.bytes_by(size=len(load), by_source=True)
@@ -269,7 +255,7 @@ def make_route(weights: WeightClass, world: World, load: Ints) -> Route:
 
 
 def _disjoint(held: Located) -> Located:
-    """Disjoint boxes with all the ranks that hold each of them."""
+    """Disjoint boxes, each with all ranks that hold it."""
     boxes = [box for box, _ in held]
     if are_disjoint(boxes):
         return held
@@ -280,7 +266,7 @@ def _disjoint(held: Located) -> Located:
 
 
 def _regions(weights: WeightClass, held: Located) -> tuple[tuple[Box, ...], Ints, Ints]:
-    """Each region's box, the number of its cell, and that of the wanted box it is part of, in ascending order."""
+    """The box of each region, its cell, and its wanted box; in ascending order of wanted boxes."""
     dims = len(weights.shape)
     cell_low, cell_high = _corners((box for box, _ in held), dims)
     want_low, want_high = _corners((box for box, _ in weights.wanted), dims)
@@ -297,32 +283,32 @@ def _regions(weights: WeightClass, held: Located) -> tuple[tuple[Box, ...], Ints
     return boxes, cell, wanted
 
 
-def _choices(rows: Rows, cell: Ints, holders_of_cell: Ints, world: World) -> Choices:
+def _choices(rows: Rows, cell: Ints, holders_of_cell: Ints, topology: Topology) -> Choices:
     """Each row's turn and its candidates: the holders of its cell in the nearest tier.
 
-    Tiers: the rank itself, its neighbours, its node, everybody. Rows that choose from the same holders take them in
-    turn, beginning with the one that sends least so far.
+    Tiers: the rank itself, its neighbours, its node, all ranks. Rows with the same candidates take them in turn,
+    starting with the one that sends least so far.
     """
     every = rows.all
     destination, cell = rows.destinations(every), cell[rows.regions(every)]
     holders = holders_of_cell[cell]
     safe = np.maximum(holders, 0)
     tier = np.full(holders.shape, 3, dtype=np.int8)
-    tier[world.nodes[safe] == world.nodes[destination][:, None]] = 2
-    tier[world.neighbours[safe] == world.neighbours[destination][:, None]] = 1
+    tier[topology.nodes[safe] == topology.nodes[destination][:, None]] = 2
+    tier[topology.neighbours[safe] == topology.neighbours[destination][:, None]] = 1
     tier[holders == destination[:, None]] = 0
     tier[holders < 0] = 4
     nearest = tier.min(axis=1)
     is_candidate = tier == nearest[:, None]
     first = np.concatenate(([0], np.cumsum(is_candidate.sum(axis=1))))
     nothing = np.zeros_like(destination)
-    places = (destination, world.neighbours[destination], world.nodes[destination], nothing)
-    key = (cell * 4 + nearest) * len(world.nodes) + np.choose(nearest, places)
+    places = (destination, topology.neighbours[destination], topology.nodes[destination], nothing)
+    key = (cell * 4 + nearest) * len(topology.nodes) + np.choose(nearest, places)
     return Choices(_turns(key), first, holders[is_candidate])
 
 
 def _by_load(held: Located, most: int, load: Ints) -> Ints:
-    """A row of holders a cell, those that send least first, filled up with -1."""
+    """A table of each cell's holders, those that send least first, padded with -1."""
     table = np.full((len(held), most), -1, dtype=np.int64)
     for number, (_, ranks) in enumerate(held):
         holders = np.asarray(ranks, dtype=np.int64)
@@ -331,7 +317,7 @@ def _by_load(held: Located, most: int, load: Ints) -> Ints:
 
 
 def _turns(keys: Ints) -> Ints:
-    """The number of earlier rows with the same key."""
+    """For each key, the number of earlier equal keys."""
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]
     turns = np.empty_like(keys)
@@ -340,7 +326,7 @@ def _turns(keys: Ints) -> Ints:
 
 
 def _ranges(low: Ints, high: Ints) -> Ints:
-    """All numbers of several half-open ranges, one range after the other."""
+    """The concatenation of several half-open ranges."""
     counts = high - low
     ends = np.cumsum(counts)
     return np.arange(counts.sum()) + np.repeat(low - ends + counts, counts)

@@ -1,4 +1,4 @@
-"""How the ranks of a transfer reach one another: a process group of their own, and a store where they sign."""
+"""How the ranks of a transfer communicate: a process group of their own, and a store for their barrier."""
 
 # pyright: reportPrivateImportUsage=false
 
@@ -16,14 +16,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hybridflow.parallel.collectives import Plain, broadcast_from, checked_size
-from hybridflow.resharding.roll_call import GRACE_SECONDS, RollCall
+from hybridflow.resharding.barrier import GRACE_SECONDS, Barrier
 
 POLL_SECONDS = 0.0005
 DIGEST_BYTES = 32
 
 
 class LostPeer(Exception):
-    """A rank's part of a transfer did not arrive: its connection broke, or time was up."""
+    """A rank's part of a transfer did not arrive: its connection broke, or the time ran out."""
 
     def __init__(self, peers: tuple[int, ...], reason: str) -> None:
         super().__init__(f"ranks {list(peers)}: {reason}")
@@ -32,25 +32,25 @@ class LostPeer(Exception):
 
 
 class Group(Protocol):
-    """What is used of torch's ProcessGroupGloo and ProcessGroupNCCL, whose own types leave these methods out.
+    """The methods used of torch's ProcessGroupGloo and ProcessGroupNCCL, whose own type stubs leave them out.
 
-    Such a group is outside the default world: two worlds can share it, and its end is not theirs.
+    Such a group is outside the default world: ranks of two worlds can share it, and it can fail without them.
     """
 
     def send(self, tensors: list[Tensor], peer: int, tag: int) -> dist.Work:
-        """Begins to send one tensor."""
+        """Starts to send one tensor."""
         ...
 
     def recv(self, tensors: list[Tensor], peer: int, tag: int) -> dist.Work:
-        """Begins to receive into one tensor."""
+        """Starts to receive into one tensor."""
         ...
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor]) -> dist.Work:
-        """Begins to gather tensors of one shape."""
+        """Starts to gather tensors of one shape."""
         ...
 
     def allreduce(self, tensors: list[Tensor]) -> dist.Work:
-        """Begins to add up one tensor over all ranks, in place."""
+        """Starts to sum one tensor over all ranks, in place."""
         ...
 
     def _allgather_base(self, output: Tensor, given: Tensor) -> dist.Work: ...
@@ -64,7 +64,7 @@ class Group(Protocol):
         ...
 
 
-class Parcel(NamedTuple):
+class P2POp(NamedTuple):
     """A contiguous tensor to send to a peer, or to receive from it."""
 
     tensor: Tensor
@@ -75,11 +75,11 @@ class Parcel(NamedTuple):
 
 @dataclass(frozen=True)
 class Transport:
-    """One rank's way to all ranks of a transfer, colocated or in two pools; ranks are numbered over both.
+    """One rank's connections to all ranks of a transfer, colocated or in two pools; ranks are numbered over both.
 
-    transport = open_transport(store, "weights", rank, size, device=torch.device("cpu"), timeout_seconds=300)
-    work = transport.post([Parcel(tensor, 3, tag=0, is_sent=True)])
-    transport.wait(work[0], (3,), deadline)
+    transport = joint_group(store, rank, size, timeout_seconds=300, device="cpu")
+    work = transport.post([P2POp(tensor, 3, tag=0, is_sent=True)])
+    transport.wait(work[0], (3,), transport.deadline())
     """
 
     rank: int
@@ -92,35 +92,35 @@ class Transport:
 
     @staticmethod
     def alone(device: torch.device | None = None) -> "Transport":
-        """Of a single rank, which has nobody to wait for."""
+        """The transport of a single rank."""
         return Transport(0, 1, dist.HashStore(), None, device or torch.device("cpu"), 300.0)
 
     def deadline(self) -> float:
-        """When somebody who does not answer from now on is given up, in seconds of `time.monotonic`.
+        """When to give up on a peer that does not answer from now on, in seconds of `time.monotonic`.
 
-        Earlier than the timeout by what it takes to find out who it is.
+        Earlier than the timeout, to leave time to find out which rank it is.
         """
         return time.monotonic() + max(self.timeout_seconds - GRACE_SECONDS, self.timeout_seconds / 2)
 
-    def post(self, parcels: Sequence[Parcel]) -> list[dist.Work]:
-        """Begins to send and receive; one work a parcel. Tensors stay as they are until their work is done."""
+    def post(self, ops: Sequence[P2POp]) -> list[dist.Work]:
+        """Starts sends and receives; returns one work per op. Do not touch the tensors until their work is done."""
         group = self.group
-        assert group is not None or not parcels, f"rank {self.rank} is alone"
-        if group is None or not parcels:
+        assert group is not None or not ops, f"rank {self.rank} is alone"
+        if group is None or not ops:
             return []
         if self.device.type == "cpu":
-            return [_post(group, parcel) for parcel in parcels]
-        # NCCL runs what is grouped at once; one by one, a send would wait for a receive that is not posted yet.
+            return [_post(group, op) for op in ops]
+        # Grouped, because NCCL would otherwise block a send until a receive that is not posted yet.
         group._start_coalescing()
-        for parcel in parcels:
-            _post(group, parcel)
+        for op in ops:
+            _post(group, op)
         try:
-            return [group._end_coalescing()] * len(parcels)
+            return [group._end_coalescing()] * len(ops)
         except RuntimeError as error:
-            raise LostPeer(tuple(sorted({parcel.peer for parcel in parcels})), _first_line(error)) from error
+            raise LostPeer(tuple(sorted({op.peer for op in ops})), _first_line(error)) from error
 
     def gather_into(self, output: Tensor, given: Tensor) -> dist.Work:
-        """Begins to gather what all ranks give, one behind the other."""
+        """Starts an all-gather that concatenates the tensors of all ranks."""
         assert self.group is not None, f"rank {self.rank} is alone"
         try:
             return self.group._allgather_base(output, given)
@@ -128,10 +128,10 @@ class Transport:
             raise LostPeer((), _first_line(error)) from error
 
     def wait(self, work: dist.Work, peers: tuple[int, ...], deadline: float) -> None:
-        """Waits for work with some peers until a deadline; raises LostPeer past it, or when a connection breaks."""
+        """Waits for work with some peers; raises LostPeer at the deadline, or when a connection breaks."""
         try:
             if self.device.type == "cpu":
-                # torch takes 0 for no limit
+                # torch treats 0 as no limit
                 work.wait(timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
             else:
                 _poll(work, deadline)
@@ -139,13 +139,13 @@ class Transport:
             raise LostPeer(peers, _first_line(error)) from error
 
     def gather_plain(self, value: Plain) -> list:
-        """The value of every rank, in order of ranks; tuples arrive as lists."""
+        """The value of every rank, in rank order; tuples arrive as lists."""
         return [json.loads(message) for message in self.gather_messages(json.dumps(value).encode())]
 
     def gather_messages(self, message: bytes) -> list[bytes]:
-        """The message of every rank, in order of ranks. What several ranks say alike travels once, and is one object.
+        """The message of every rank, in rank order. Equal messages are sent once, and are one object.
 
-        See `exchange_bytes` for what a rank receives.
+        See `exchange_bytes` for the bytes that a rank receives.
         """
         if self.group is None:
             return [message]
@@ -158,13 +158,13 @@ class Transport:
         if first[head] == self.rank and message:
             parts[head].copy_(self._bytes(message))
         if len(everything):
-            # each byte is one rank's, and zero on all others
+            # one rank contributes each byte, all others zero
             self.wait(self.group.allreduce([everything]), tuple(range(self.size)), self.deadline())
-        encoded = {head: part.cpu().numpy().tobytes() for head, part in parts.items()}
-        return [encoded[head] for head in heads]
+        messages = {head: part.cpu().numpy().tobytes() for head, part in parts.items()}
+        return [messages[head] for head in heads]
 
     def abort(self) -> None:
-        """Breaks this rank's connections, so that whoever waits for it stops waiting. Nothing can be sent any more."""
+        """Breaks this rank's connections, so that its peers stop waiting. Nothing can be sent afterwards."""
         if self.group is not None:
             self.group.abort()
 
@@ -179,9 +179,9 @@ class Transport:
 
 
 def exchange_bytes(messages: Sequence[bytes]) -> int:
-    """What each rank receives of `gather_messages`, where these are the messages of all ranks.
+    """Bytes that each rank receives in `gather_messages`, given the messages of all ranks.
 
-    A digest and a length of every rank, and every different message twice: once as it is added up, and once as a sum.
+    A digest and a length per rank, and every distinct message twice, as in a ring all-reduce.
     """
     return len(messages) * (DIGEST_BYTES + 8) + 2 * sum(map(len, set(messages)))
 
@@ -189,17 +189,17 @@ def exchange_bytes(messages: Sequence[bytes]) -> int:
 def joint_group(
     store: dist.Store, rank: int, size: int, *, timeout_seconds: float, device: torch.device | str
 ) -> Transport:
-    """A transport over ranks of any worlds that reach one store, on which nothing else uses the same keys.
+    """A transport over ranks of any worlds that share a store, which nothing else may use under the same keys.
 
-    Called on all ranks together, which are numbered over all pools; a rank that does not come is named. gloo for the
-    CPU, NCCL for GPUs (not run on a GPU yet).
+    Call it on all ranks together, numbered over all pools; raises an error that names the ranks that are missing. Uses
+    gloo on CPUs and NCCL on GPUs (not run on a GPU yet).
     """
     kind = torch.device(device)
     if size == 1:
         return Transport.alone(kind)
     names = [f"rank {number}" for number in range(size)]
-    meeting = RollCall(dist.PrefixStore("meeting", store), rank, names, timeout_seconds=timeout_seconds)
-    meeting.meet("the meeting of the ranks that exchange weights")
+    barrier = Barrier(dist.PrefixStore("barrier", store), rank, names, timeout_seconds=timeout_seconds)
+    barrier.wait("the start of the group that exchanges weights")
     timeout = timedelta(seconds=timeout_seconds)
     of_group = dist.PrefixStore("group", store)
     if kind.type == "cpu":
@@ -212,31 +212,31 @@ def joint_group(
 
 
 def group_within(world: dist.ProcessGroup, *, timeout_seconds: float, device: torch.device | str) -> Transport:
-    """A transport over the ranks of a process group, which goes on to work when a transfer fails."""
+    """A transport over the ranks of a process group, which keeps working if a transfer fails."""
     name = broadcast_from(uuid.uuid4().hex.encode(), world, source=0).decode()
     store = dist.PrefixStore(f"resharding/{name}", world.get_group_store())
     return joint_group(store, world.rank(), world.size(), timeout_seconds=timeout_seconds, device=device)
 
 
-def _post(group: Group, parcel: Parcel) -> dist.Work:
-    act = group.send if parcel.is_sent else group.recv
+def _post(group: Group, op: P2POp) -> dist.Work:
+    act = group.send if op.is_sent else group.recv
     try:
-        return act([parcel.tensor], parcel.peer, parcel.tag)
+        return act([op.tensor], op.peer, op.tag)
     except RuntimeError as error:  # the connection is broken already
-        raise LostPeer((parcel.peer,), _first_line(error)) from error
+        raise LostPeer((op.peer,), _first_line(error)) from error
 
 
 def _poll(work: dist.Work, deadline: float) -> None:
-    """Waits for work on a GPU without blocking in the driver, where no timeout would reach it."""
+    """Waits for GPU work without blocking in the driver, where no timeout applies."""
     while not work.is_completed():
         if time.monotonic() > deadline:
-            raise TimeoutError("time was up")
+            raise TimeoutError("timed out")
         time.sleep(POLL_SECONDS)
-    # It is done: this raises what went wrong, and lets go of the tensors. Without a limit NCCL would raise nothing.
+    # Raises the work's error, if any, and releases its tensors. Without a timeout NCCL would raise nothing.
     work.wait(timedelta(seconds=1))
 
 
 def _first_line(error: Exception) -> str:
-    """What torch says, without where in its sources it says so."""
+    """torch's message without the position in its sources."""
     line = str(error).partition("\n")[0]
     return (line.rpartition(".cc:")[2].partition("] ")[2] or line).partition(". This is typically")[0]

@@ -1,4 +1,4 @@
-"""Where a piece of a plan lies in what a rank holds, and whether it is already in its place."""
+"""The tensor views of a rank's pieces, and whether a piece is already in place."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -13,14 +13,11 @@ from hybridflow.resharding.holdings import Piece
 from hybridflow.resharding.plan import ReshardPlan
 
 LONGEST_SEARCH = 100_000
-"""Steps after which numpy gives up to tell whether two views overlap; views of matrices take a few."""
+"""Steps after which numpy stops checking whether two views overlap; views of matrices take a few."""
 
 
 class HeldWeights:
-    """What a rank holds, or wants, by name: `view` finds any box of it.
-
-    A merged shard is worked out box by box, as its boxes are asked for.
-    """
+    """The shards that a rank holds, or wants, by name; a merged shard computes only the boxes that are requested."""
 
     def __init__(self, shards: Iterable[WeightShard]) -> None:
         self._by_name: dict[str, list[WeightShard]] = defaultdict(list)
@@ -35,14 +32,14 @@ class HeldWeights:
             if contains(shard.layout.box, piece.box):
                 return shard.part(piece.box).detach()
         raise EngineError(
-            f"{box_text(piece.box)} of '{piece.name}' is to go from rank {piece.source} to rank {piece.destination},"
-            " and is no longer held there.",
-            remedy="Engines hold the same boxes at every transfer; make a new Resharder after a change.",
+            f"The plan moves {box_text(piece.box)} of '{piece.name}' from rank {piece.source} to rank"
+            f" {piece.destination}, but this rank no longer has it.",
+            remedy="An engine must hold the same boxes at every transfer; make a new Resharder after a change.",
         )
 
 
 class OwnPieces:
-    """What one rank receives, sends and keeps by a plan: listed once, and used at every transfer."""
+    """What one rank receives, sends and keeps under a plan: listed once, and used at every transfer."""
 
     def __init__(self, plan: ReshardPlan, rank: int) -> None:
         self.received = plan.received_by(rank)
@@ -51,8 +48,21 @@ class OwnPieces:
         self.bytes_received = plan.bytes_received(rank)
 
 
+def copy_kept(pieces: Iterable[Piece], source: HeldWeights, destination: HeldWeights) -> tuple[int, int]:
+    """Copies what a rank keeps; returns the bytes copied, and the bytes that were in place already."""
+    copied = aliased = 0
+    for piece in pieces:
+        given, wanted = source.view(piece), destination.view(piece)
+        if is_in_place(given, wanted, piece):
+            aliased += piece.nbytes
+        else:
+            wanted.copy_(given)
+            copied += piece.nbytes
+    return copied, aliased
+
+
 def is_in_place(source: Tensor, destination: Tensor, piece: Piece) -> bool:
-    """Both are the same memory, so that there is nothing to do. An overlap in part is an error."""
+    """Whether both are the same memory, so that nothing needs copying. Raises an error if they overlap in part."""
     if source.untyped_storage().data_ptr() != destination.untyped_storage().data_ptr():
         return False
     if source.data_ptr() == destination.data_ptr() and source.dtype == destination.dtype:
@@ -63,15 +73,15 @@ def is_in_place(source: Tensor, destination: Tensor, piece: Piece) -> bool:
             return True
     if _overlap(source, destination):
         raise EngineError(
-            f"The trained weight and the rollout's slot of {box_text(piece.box)} of '{piece.name}' share some of their"
-            " memory, but not place by place.",
+            f"The trained weight and the rollout's slot of {box_text(piece.box)} of '{piece.name}' overlap in memory"
+            " without being the same view.",
             remedy="Bind the parameter to the slot of the same name and box, or give it memory of its own.",
         )
     return False
 
 
 class _Addresses:
-    """The addresses of a tensor for numpy, which compares them and reads none; so they may be a GPU's."""
+    """The addresses of a tensor for numpy, which compares but never dereferences them, so they may be on a GPU."""
 
     def __init__(self, tensor: Tensor) -> None:
         size = tensor.element_size()

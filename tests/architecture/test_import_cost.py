@@ -23,7 +23,6 @@ TORCH_FREE = (
     "hybridflow.resharding",
     "hybridflow.resharding.plan",
     "hybridflow.resharding.grouping",
-    "hybridflow.resharding.cost",
     "hybridflow.models.names*",
     "hybridflow.observability*",
     "hybridflow.engines.*.traits",

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from hybridflow.config.rollout import Transfer, TransferKind
 from hybridflow.errors import HybridflowError
 from hybridflow.parallel.layout import TensorLayout, WeightShard
-from hybridflow.resharding.executors.factory import ExecutorSetup, make_executor
-from hybridflow.resharding.executors.interface import Executor
+from hybridflow.resharding.executors.factory import make_executor
+from hybridflow.resharding.executors.interface import Executor, ExecutorSetup
 from hybridflow.resharding.resharder import Resharder
 from hybridflow.resharding.transport import Transport, group_within
 

@@ -4,13 +4,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from hybridflow.config.rollout import TransferKind
 from hybridflow.parallel.layout import TensorLayout, WeightShard
 from hybridflow.resharding.executors.cuda_ipc import CudaIpcExecutor
+from hybridflow.resharding.executors.interface import ExecutorSetup
 from hybridflow.resharding.executors.local import LocalExecutor
 from hybridflow.resharding.executors.shared_memory import SharedMemoryExecutor
 from hybridflow.resharding.holdings import holdings_of
 from hybridflow.resharding.plan import make_plan
-from hybridflow.resharding.transport import group_within
+from hybridflow.resharding.transport import Transport, group_within
 from hybridflow.resharding.views import OwnPieces
 from tests.spmd import run_ranks
 
@@ -38,12 +40,10 @@ def transfers(rank: int, kind: str) -> list[bool]:
     slots = torch.zeros(2, ROWS, COLUMNS, device=device)
     held = [holdings_of(shards(torch.empty(2, b - a, COLUMNS, device="meta"), a, b)) for a, b in bounds]
     plan = make_plan(held, [holdings_of(shards(slots, 0, ROWS))] * 2)
+    dtypes = {"left": torch.float32, "right": torch.float32}
     own = OwnPieces(plan, rank)
-    if kind == "cuda":
-        executor = CudaIpcExecutor(transport, own, device)
-    else:
-        formats = {"left": torch.float32, "right": torch.float32}
-        executor = SharedMemoryExecutor(transport, plan, own, formats, bucket_bytes=1 << 20)
+    setup = ExecutorSetup(plan, own, transport, dtypes, TransferKind.auto, 1 << 20, ["node"] * 2)
+    executor = CudaIpcExecutor(setup, device) if kind == "cuda" else SharedMemoryExecutor(setup)
     for version in range(4):
         if version == 2:
             trained = torch.zeros_like(trained)
@@ -65,7 +65,9 @@ def test_a_rank_alone_copies_what_is_not_in_place(device, dtype):
     if dtype is torch.float32:
         own[0] = wanted[0]
     plan = make_plan([[h._replace(itemsize=dtype.itemsize) for h in holdings_of(own)]], [holdings_of(wanted)])
-    report = LocalExecutor(OwnPieces(plan, 0)).run(own, wanted)
+    dtypes = dict.fromkeys(("left", "right"), dtype)
+    setup = ExecutorSetup(plan, OwnPieces(plan, 0), Transport.alone(), dtypes, TransferKind.local, 1 << 20, ["node"])
+    report = LocalExecutor(setup).run(own, wanted)
     assert torch.equal(slots[1], trained[1].to(dtype))
     size = ROWS * COLUMNS * dtype.itemsize
     is_bound = dtype is torch.float32

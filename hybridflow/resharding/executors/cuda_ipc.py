@@ -1,4 +1,4 @@
-"""Between processes that share a GPU: a rank maps the trained weights of others, and copies out of them.
+"""Between processes that see the same GPUs: a rank maps the trained weights of others and copies from them.
 
 Not run on a GPU yet.
 """
@@ -15,55 +15,48 @@ from torch.multiprocessing.reductions import StorageWeakRef, rebuild_cuda_tensor
 from hybridflow.errors import ResourceError
 from hybridflow.parallel.collectives import Plain
 from hybridflow.parallel.layout import TensorLayout, WeightShard
-from hybridflow.resharding.executors.interface import TransferReport
-from hybridflow.resharding.executors.local import keep
-from hybridflow.resharding.transport import Transport
-from hybridflow.resharding.views import HeldWeights, OwnPieces
+from hybridflow.resharding.executors.interface import ExecutorSetup, TransferReport
+from hybridflow.resharding.members import DTYPES
+from hybridflow.resharding.views import HeldWeights, copy_kept
 
 
 @dataclass(frozen=True)
 class Handle:
-    """A trained weight as another process can map it."""
+    """What another process needs to map a trained weight."""
 
     name: str
     layout: TensorLayout
     device: str
-    """The GPU's own name, the same in all processes."""
+    """UUID of the GPU, the same in all processes."""
     arguments: tuple
-    """Of torch's `rebuild_cuda_tensor`, from the tensor's size on, without its types and the number of the GPU."""
+    """Arguments of torch's `rebuild_cuda_tensor` from `tensor_size` on, without the types and the GPU's index."""
 
     @staticmethod
     def of(shard: WeightShard, memory: tuple) -> "Handle":
-        """The handle of a shard on a GPU; `memory` is that of the storage it lies in."""
+        """The handle of a shard on a GPU; `memory` is the handle of its storage."""
         tensor = shard.tensor.detach()
         device = str(torch.cuda.get_device_properties(tensor.device).uuid)
         place = tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.dtype
         return Handle(shard.name, shard.layout, device, (*place, *memory))
 
-    @property
-    def said(self) -> Plain:
-        """As sent between ranks: numbers and text, nothing that could run."""
+    def to_plain(self) -> Plain:
+        """The handle as numbers and text, which cannot run as code; the inverse of `from_plain`."""
         size, stride, offset, dtype, *memory = self.arguments
         bytes_as_text: list[Plain] = [{"hex": value.hex()} if isinstance(value, bytes) else value for value in memory]
-        format_name = str(dtype).removeprefix("torch.")
-        return (
-            self.name,
-            (self.layout.shape, self.layout.box),
-            self.device,
-            (size, stride, offset, format_name, *bytes_as_text),
-        )
+        arguments = (size, stride, offset, str(dtype).removeprefix("torch."), *bytes_as_text)
+        return self.name, (self.layout.shape, self.layout.box), self.device, arguments
 
     @staticmethod
-    def read(name: str, layout: list, device: str, arguments: list) -> "Handle":
-        """What `said` said."""
+    def from_plain(name: str, layout: list, device: str, arguments: list) -> "Handle":
+        """The handle that `to_plain` wrote."""
         shape, box = layout
-        size, stride, offset, format_name, *memory = arguments
+        size, stride, offset, dtype, *memory = arguments
         found = [bytes.fromhex(value["hex"]) if isinstance(value, dict) else value for value in memory]
         return Handle(
             name,
             TensorLayout(tuple(shape), tuple((low, high) for low, high in box)),
             device,
-            (tuple(size), tuple(stride), offset, _FORMATS[format_name], *found),
+            (tuple(size), tuple(stride), offset, DTYPES[dtype], *found),
         )
 
     def opened(self) -> WeightShard:
@@ -76,23 +69,19 @@ class Handle:
 
 
 _MEMORY_ARGUMENTS = 7
-"""Of torch's `rebuild_cuda_tensor`, those from here on are the same for all tensors of a storage."""
-
-_FORMATS = {
-    str(dtype).removeprefix("torch."): dtype for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-}
+"""From this one on, the arguments of `rebuild_cuda_tensor` are the same for all tensors of a storage."""
 
 
 def memory_handle(tensor: Tensor) -> tuple:
-    """What other processes need to map the storage of a tensor: torch's handles, sizes and counters."""
+    """What other processes need to map the storage of a tensor: torch's handles, sizes and reference counters."""
     _, arguments = reduce_tensor(tensor)
     return cast(tuple, arguments)[_MEMORY_ARGUMENTS:]
 
 
 class SharedMemories:
-    """The handles of storages, each made once for as long as the storage lives and stays where it is.
+    """The handles of storages, each made once while the storage lives and stays at its address.
 
-    With every handle torch adds a counter and an event to the storage, and gives them back only with the storage.
+    For every handle torch allocates a counter and an event, and frees them only with the storage.
     """
 
     def __init__(self, make_handle: Callable[[Tensor], tuple] = memory_handle) -> None:
@@ -100,7 +89,7 @@ class SharedMemories:
         self._known: dict[tuple[StorageWeakRef, int], tuple] = {}
 
     def handle(self, tensor: Tensor) -> tuple:
-        """The handle of the storage that a tensor lies in."""
+        """The handle of a tensor's storage."""
         storage = tensor.untyped_storage()
         key = StorageWeakRef(storage), storage.data_ptr()
         if key not in self._known:
@@ -110,15 +99,15 @@ class SharedMemories:
 
 
 class CudaIpcExecutor:
-    """Readers copy straight from the trained weights into their slots; nothing is staged.
+    """Readers copy straight from the trained weights into their slots, without staging, and convert as they read.
 
-    A weight is converted as it is read, not before it leaves its source: no bytes travel that could be saved. Handles
-    are exchanged at every transfer, since an engine may have moved its weights; memory is mapped only for its duration.
+    Handles are exchanged at every transfer, because an engine may have moved its weights; memory stays mapped only for
+    the duration of the transfer.
     """
 
-    def __init__(self, transport: Transport, own: OwnPieces, device: torch.device) -> None:
-        self._transport = transport
-        self._own = own
+    def __init__(self, setup: ExecutorSetup, device: torch.device) -> None:
+        self._transport = setup.transport
+        self._own = setup.own
         self._device = device
         self._memories = SharedMemories()
 
@@ -126,10 +115,10 @@ class CudaIpcExecutor:
         began = time.perf_counter()
         held_shards, wanted = tuple(source), HeldWeights(destination)
         sent = {piece.name for piece in self._own.sent}
-        torch.cuda.synchronize(self._device)  # the last optimizer step has been written
-        own_handles = [Handle.of(s, self._memories.handle(s.tensor)).said for s in held_shards if s.name in sent]
-        handles = self._transport.gather_plain(own_handles)
-        kept = keep(self._own.kept, HeldWeights(held_shards), wanted)
+        torch.cuda.synchronize(self._device)  # until the last optimizer step is done
+        given = [Handle.of(s, self._memories.handle(s.tensor)).to_plain() for s in held_shards if s.name in sent]
+        handles = self._transport.gather_plain(given)
+        kept = copy_kept(self._own.kept, HeldWeights(held_shards), wanted)
         received = self._own.received
         mapped = {
             peer: HeldWeights(_opened(handles[peer], {piece.name for piece in received if piece.source == peer}))
@@ -138,19 +127,19 @@ class CudaIpcExecutor:
         for piece in received:
             wanted.view(piece).copy_(mapped[piece.source].view(piece))
         torch.cuda.synchronize(self._device)
-        del mapped  # sources may not reuse memory that is mapped elsewhere
-        self._transport.gather_plain(None)  # nobody trains on before all have read
+        del mapped  # a source must not reuse memory that is still mapped elsewhere
+        self._transport.gather_plain(None)  # no rank trains before all have read
         return TransferReport(self._own.bytes_received, *kept, 0, time.perf_counter() - began)
 
 
 def _opened(handles: Iterable[list], names: set[str]) -> Iterable[WeightShard]:
-    for handle in (Handle.read(*said) for said in handles):
+    for handle in (Handle.from_plain(*plain) for plain in handles):
         if handle.name in names:
             yield handle.opened()
 
 
 def _local_number(device: str) -> int:
-    """The number by which this process sees a GPU."""
+    """The index of a GPU in this process."""
     for number in range(torch.cuda.device_count()):
         if str(torch.cuda.get_device_properties(number).uuid) == device:
             return number

@@ -1,4 +1,4 @@
-"""What the ranks of a micro-data-parallel group give one another, gathered straight into their slots."""
+"""All-gathers within micro-data-parallel groups, straight into the slots."""
 
 # pyright: reportPrivateImportUsage=false
 
@@ -14,35 +14,34 @@ from torch import Tensor
 
 from hybridflow.parallel.boxes import contains
 from hybridflow.parallel.layout import WeightShard
-from hybridflow.resharding.buckets import SMALL_BYTES, Message, Sheet, Staging, split
-from hybridflow.resharding.executors.interface import Formats, TransferReport
-from hybridflow.resharding.executors.local import keep
+from hybridflow.resharding.buckets import SMALL_BYTES, Message, PackedPieces, Staging, split
+from hybridflow.resharding.executors.interface import ExecutorSetup, TransferReport
 from hybridflow.resharding.executors.send_recv import SendRecvExecutor
 from hybridflow.resharding.holdings import Piece
 from hybridflow.resharding.plan import Gather, ReshardPlan
 from hybridflow.resharding.transport import Transport, joint_group
-from hybridflow.resharding.views import HeldWeights, OwnPieces
+from hybridflow.resharding.views import HeldWeights, copy_kept
 
 
 @dataclass(frozen=True)
 class Round:
-    """One all-gather: what each rank of a group gives, as many bytes each.
+    """One all-gather, to which each rank of a group contributes the same number of bytes.
 
-    Either one large piece each, stacked on one another in the slot, so that they are gathered where they belong; or
-    a sheet of pieces each.
+    Either one large piece per rank, adjacent in the slot, so that they are gathered in place (`stack`); or several
+    pieces per rank, packed.
     """
 
     stack: tuple[Piece, ...]
-    sheets: tuple[Sheet, ...]
+    packed: tuple[PackedPieces, ...]
 
     @property
     def nbytes(self) -> int:
-        """What each rank gives, filled up to the largest."""
-        return self.stack[0].nbytes if self.stack else max(sheet.nbytes for sheet in self.sheets)
+        """Bytes per rank, padded to the largest contribution."""
+        return self.stack[0].nbytes if self.stack else max(packed.nbytes for packed in self.packed)
 
 
 def rounds_of(gather: Gather, plan: ReshardPlan, *, bucket_bytes: int) -> list[Round]:
-    """The all-gathers that carry out a `Gather`; all its ranks find the same. Sheets of all ranks fit one bucket."""
+    """The all-gathers that carry out a `Gather`, the same on all its ranks; the packed pieces of all fit one bucket."""
     most = max(1, bucket_bytes // (len(gather.ranks) + 1))
     of_weight: dict[str, list[Piece]] = {}
     for piece in gather.pieces:
@@ -56,42 +55,33 @@ def rounds_of(gather: Gather, plan: ReshardPlan, *, bucket_bytes: int) -> list[R
             continue
         for piece in ordered:
             streams[gather.ranks.index(piece.source)] += split(piece, most_bytes=most)
-    sheets = [_sheets(stream, gather.ranks, most) for stream in streams]
-    for number in range(max(map(len, sheets))):
-        rounds.append(Round((), tuple(own[number] if number < len(own) else Sheet() for own in sheets)))
+    packed = [_packed(stream, gather.ranks, most) for stream in streams]
+    for number in range(max(map(len, packed))):
+        rounds.append(Round((), tuple(own[number] if number < len(own) else PackedPieces() for own in packed)))
     return rounds
 
 
 class GatherExecutor:
-    """All-gathers inside the groups that hold one model together; what is left goes point to point.
+    """All-gathers within micro-data-parallel groups; the remaining pieces go point to point.
 
-    gloo's own all-gather copies everything twice more and takes 3.5 times as long as sending the same pieces point to
-    point, so that on a CPU all pieces go that way. Collectives are for NCCL (not run on a GPU yet).
+    On a CPU all pieces go point to point: gloo's all-gather makes two more copies and takes 3.5 times as long.
+    Collectives are for NCCL (not run on a GPU yet).
     """
 
-    def __init__(
-        self,
-        transport: Transport,
-        plan: ReshardPlan,
-        own: OwnPieces,
-        formats: Formats,
-        *,
-        bucket_bytes: int,
-        is_collective: bool | None = None,
-    ) -> None:
-        """Called on all ranks together. `is_collective` is for tests: collectives, whatever the device."""
-        self._transport = transport
-        self._own = own
-        self._formats = formats
-        self._point_to_point = SendRecvExecutor(transport, own, formats, bucket_bytes=bucket_bytes)
+    def __init__(self, setup: ExecutorSetup, *, is_collective: bool | None = None) -> None:
+        """Call it on all ranks together. `is_collective=True` uses collectives on any device, for tests."""
+        self._transport = transport = setup.transport
+        self._own = setup.own
+        self._dtypes = setup.dtypes
+        self._point_to_point = SendRecvExecutor(setup)
         self._rounds: list[tuple[Transport, tuple[int, ...], Round]] = []
         self._left: list[list[Message]] | None = None
         if transport.device.type != "cpu" if is_collective is None else is_collective:
-            gathers, left = plan.as_gathers(transport.rank)
+            gathers, left = setup.plan.as_gathers(transport.rank)
             self._left = self._point_to_point.buckets(left)
             for gather in gathers:
                 group = _subgroup(transport, gather.ranks)
-                rounds = rounds_of(gather, plan, bucket_bytes=bucket_bytes // 2)
+                rounds = rounds_of(gather, setup.plan, bucket_bytes=setup.bucket_bytes // 2)
                 self._rounds += [(group, gather.ranks, round_) for round_ in rounds]
 
     def run(self, source: Iterable[WeightShard], destination: Iterable[WeightShard]) -> TransferReport:
@@ -99,36 +89,36 @@ class GatherExecutor:
             return self._point_to_point.run(source, destination)
         began = time.perf_counter()
         held, wanted = HeldWeights(source), HeldWeights(destination)
-        kept = keep(self._own.kept, held, wanted)
+        kept = copy_kept(self._own.kept, held, wanted)
         staging_bytes = self._gather(held, wanted)
         staging_bytes = max(staging_bytes, self._point_to_point.exchange(self._left, held, wanted))
         return TransferReport(self._own.bytes_received, *kept, staging_bytes, time.perf_counter() - began)
 
     def _gather(self, held: HeldWeights, wanted: HeldWeights) -> int:
         staging, deadline = Staging(self._transport.device), self._transport.deadline()
-        under_way: deque[_UnderWay] = deque()
+        in_flight: deque[_InFlight] = deque()
         for number, (group, ranks, round_) in enumerate(self._rounds):
             if number >= 2:
-                self._finish(under_way.popleft(), wanted, deadline)
+                self._finish(in_flight.popleft(), wanted, deadline)
             if round_.stack:
-                under_way.append(self._begin_stack(group, round_, held, wanted))
+                in_flight.append(self._begin_stack(group, round_, held, wanted))
             else:
                 own, everything = staging.regions(number, [round_.nbytes, len(ranks) * round_.nbytes])
-                round_.sheets[group.rank].write(own, held, self._formats)
-                under_way.append(_UnderWay(group.gather_into(everything, own), group, ranks, round_, everything))
-        while under_way:
-            self._finish(under_way.popleft(), wanted, deadline)
+                round_.packed[group.rank].write(own, held, self._dtypes)
+                in_flight.append(_InFlight(group.gather_into(everything, own), group, ranks, round_, everything))
+        while in_flight:
+            self._finish(in_flight.popleft(), wanted, deadline)
         return staging.nbytes
 
-    def _begin_stack(self, group: Transport, round_: Round, held: HeldWeights, wanted: HeldWeights) -> "_UnderWay":
+    def _begin_stack(self, group: Transport, round_: Round, held: HeldWeights, wanted: HeldWeights) -> "_InFlight":
         own, whole = round_.stack[group.rank], _stacked(round_.stack)
         slot = wanted.view(whole)
-        given = held.view(own).to(self._formats[own.name]).contiguous()
+        given = held.view(own).to(self._dtypes[own.name]).contiguous()
         memory = slot if slot.is_contiguous() else torch.empty_like(slot, memory_format=torch.contiguous_format)
         work = group.gather_into(_bytes(memory), _bytes(given))
-        return _UnderWay(work, group, _sources(round_), round_, memory, given)
+        return _InFlight(work, group, tuple(piece.source for piece in round_.stack), round_, memory, given)
 
-    def _finish(self, item: "_UnderWay", wanted: HeldWeights, deadline: float) -> None:
+    def _finish(self, item: "_InFlight", wanted: HeldWeights, deadline: float) -> None:
         rank, round_ = self._transport.rank, item.round
         item.group.wait(item.work, item.ranks, deadline)
         if round_.stack:
@@ -136,16 +126,14 @@ class GatherExecutor:
             if slot.data_ptr() != item.memory.data_ptr():
                 slot.copy_(item.memory)
             return
-        for part, (source, sheet) in zip(
-            item.memory.split(round_.nbytes), zip(item.ranks, round_.sheets, strict=True), strict=True
-        ):
+        for part, source, packed in zip(item.memory.split(round_.nbytes), item.ranks, round_.packed, strict=True):
             if source != rank:
-                sheet.read(part, wanted, reader=rank)
+                packed.read(part, wanted, reader=rank)
 
 
 @dataclass(frozen=True)
-class _UnderWay:
-    """An all-gather on its way, and the memory that it fills."""
+class _InFlight:
+    """An all-gather in flight, and the memory that it fills."""
 
     work: dist.Work
     group: Transport
@@ -156,7 +144,7 @@ class _UnderWay:
 
 
 def _is_stack(pieces: Sequence[Piece], ranks: tuple[int, ...]) -> bool:
-    """One large piece of each rank, in order, that differ in their first dimension alone and follow one another."""
+    """Whether each rank has one large piece, and these are adjacent along the first dimension, in rank order."""
     if tuple(piece.source for piece in pieces) != ranks or pieces[0].nbytes < SMALL_BYTES:
         return False
     return all(
@@ -166,36 +154,32 @@ def _is_stack(pieces: Sequence[Piece], ranks: tuple[int, ...]) -> bool:
 
 
 def _stacked(pieces: Sequence[Piece]) -> Piece:
-    """The pieces as one, of the first rank."""
+    """The adjacent pieces as one piece of the first rank."""
     first, last = pieces[0], pieces[-1]
     return first._replace(box=((first.box[0][0], last.box[0][1]), *first.box[1:]))
 
 
 def _is_slot(piece: Piece, ranks: Iterable[int], plan: ReshardPlan) -> bool:
-    """Every rank wants the piece as one."""
+    """Whether every rank wants the whole piece in one slot."""
     return all(
         any(contains(wanted, piece.box) for wanted in plan.destinations[rank].boxes_of(piece.name)) for rank in ranks
     )
 
 
-def _sheets(pieces: Iterable[Piece], ranks: tuple[int, ...], most: int) -> list[Sheet]:
-    sheets = [Sheet()]
+def _packed(pieces: Iterable[Piece], ranks: tuple[int, ...], most: int) -> list[PackedPieces]:
+    packed = [PackedPieces()]
     for piece in pieces:
-        if sheets[-1].pieces and sheets[-1].nbytes + piece.nbytes > most:
-            sheets.append(Sheet())
-        sheets[-1].add(piece, ranks)
-    return sheets
+        if packed[-1].pieces and packed[-1].nbytes + piece.nbytes > most:
+            packed.append(PackedPieces())
+        packed[-1].add(piece, ranks)
+    return packed
 
 
 def _subgroup(transport: Transport, ranks: tuple[int, ...]) -> Transport:
-    """The transport of some of the ranks, which number themselves by their place among them."""
+    """A transport over some of the ranks, renumbered from 0."""
     store = dist.PrefixStore(f"gather/{'-'.join(map(str, ranks))}", transport.store)
     place = ranks.index(transport.rank)
     return joint_group(store, place, len(ranks), timeout_seconds=transport.timeout_seconds, device=transport.device)
-
-
-def _sources(round_: Round) -> tuple[int, ...]:
-    return tuple(piece.source for piece in round_.stack)
 
 
 def _bytes(tensor: Tensor) -> Tensor:

@@ -1,16 +1,36 @@
-"""What every executor can do."""
+"""The interface of executors, and what one is made from."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from hybridflow.config.rollout import TransferKind
 from hybridflow.observability.metrics import Metrics, maximum, total
 from hybridflow.parallel.layout import WeightShard
+from hybridflow.resharding.plan import ReshardPlan
+from hybridflow.resharding.transport import Transport
+from hybridflow.resharding.views import OwnPieces
 
-Formats = Mapping[str, torch.dtype]
-"""The number format of each weight at its destinations: the one it travels in."""
+WireDtypes = Mapping[str, torch.dtype]
+"""The dtype in which each weight is sent: that of its destination."""
+
+
+@dataclass(frozen=True)
+class ExecutorSetup:
+    """What an executor is made from."""
+
+    plan: ReshardPlan
+    own: OwnPieces
+    """The pieces of this rank."""
+    transport: Transport
+    dtypes: WireDtypes
+    kind: TransferKind
+    bucket_bytes: int
+    """Most bytes in flight at once."""
+    nodes: Sequence[str]
+    """Machine of each rank."""
 
 
 @dataclass(frozen=True)
@@ -22,16 +42,16 @@ class TransferReport:
     bytes_copied: int
     """Copied within this rank, from the trained weights to the rollout's."""
     bytes_aliased: int
-    """Already in place, since trained weights and the rollout's are the same memory: nothing was done."""
+    """Already in place, because the trained weights and the rollout's share memory."""
     staging_bytes: int
-    """The most memory that buckets took at once."""
+    """Peak size of the staging buffers."""
     seconds: float
     bytes_verified: int = 0
-    """Of which checksums of both sides were compared."""
+    """Compared by checksum on both sides."""
     verify_seconds: float = 0.0
 
     def metrics(self) -> Metrics:
-        """Totals over ranks; the seconds of the slowest, the staging of the largest."""
+        """Totals over ranks; for seconds and staging, the maximum."""
         return {
             "reshard/bytes_moved": total(self.bytes_moved),
             "reshard/bytes_copied": total(self.bytes_copied),
@@ -44,14 +64,14 @@ class TransferReport:
 
 
 class Executor(Protocol):
-    """Made for one rank's part of one plan, which it carries out in place; called on all ranks of the plan together.
+    """Carries out one rank's part of a plan, again and again; made and run on all ranks of the plan together.
 
-    A weight is converted to the number format of its destination before it leaves its source.
+    The source converts a weight to its destination's dtype before sending it.
     """
 
     def run(self, source: Iterable[WeightShard], destination: Iterable[WeightShard]) -> TransferReport:
-        """Fills `destination`, what this rank wants, from `source`, what it holds, and from what others send.
+        """Fills `destination`, what this rank wants, from `source`, what it holds, and from other ranks.
 
-        Raises LostPeer where another rank's part did not come in time; the destination is then part old, part new.
+        Raises LostPeer if another rank's part does not arrive in time; `destination` then mixes old and new weights.
         """
         ...

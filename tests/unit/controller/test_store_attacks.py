@@ -16,7 +16,7 @@ import torch.distributed as dist
 from hybridflow.controller.rendezvous import Rendezvous, let_gloo_listen_at
 from hybridflow.controller.signed_store import SignedStore, StoreAddress, connected_store, served_store
 from hybridflow.errors import HybridflowError, ResourceError
-from hybridflow.resharding.roll_call import RollCall
+from hybridflow.resharding.barrier import Barrier
 from hybridflow.resharding.transport import LostPeer, group_within
 from tests.spmd import run_ranks
 
@@ -39,15 +39,15 @@ def met(_: int, rank: int, address: StoreAddress) -> tuple[list[str], str]:
     world = Rendezvous(rank, 2, address).process_group("actor")
     transport = group_within(world, timeout_seconds=20.0, device="cpu")
     listening = [link.laddr.ip for link in psutil.Process().net_connections("inet") if link.status == "LISTEN"]
-    roll = RollCall(transport.store, rank, ["rank 0", "rank 1"], timeout_seconds=20.0)
+    barrier = Barrier(transport.store, rank, ["rank 0", "rank 1"], timeout_seconds=20.0)
     try:
         for stage in range(STAGES):
-            roll.meet(f"stage {stage}")
+            barrier.wait(f"stage {stage}")
             try:
                 assert transport.gather_plain([rank, stage]) == [[0, stage], [1, stage]]
-            except LostPeer as error:  # the other rank has already read the stranger's verdict
-                roll.sign_lost()
-                raise roll.lost(f"stage {stage}", error.peers, error.reason) from error
+            except LostPeer as error:  # the other rank has already read the outcome that the stranger wrote
+                barrier.report_alive()
+                raise barrier.peer_error(f"stage {stage}", error.peers, error.reason) from error
             time.sleep(0.05)
     except HybridflowError as error:
         return listening, f"{type(error).__name__}: {error}"
@@ -64,10 +64,10 @@ def run_beside(attack) -> list[tuple[list[str], str]]:
         return [rank.result()[0] for rank in ranks]
 
 
-def verdicts(stranger: dist.Store) -> str:
+def outcomes(stranger: dist.Store) -> str:
     """Before which number a running program keeps how its stages end."""
     for _ in range(600):
-        found = [key for key in stranger.list_keys() if key.endswith("/verdict") and "meeting" not in key]
+        found = [key for key in stranger.list_keys() if key.endswith("/outcome") and "barrier" not in key]
         if found:
             return found[0].rsplit("/", 2)[0]
         time.sleep(0.05)
@@ -75,15 +75,15 @@ def verdicts(stranger: dist.Store) -> str:
 
 
 @pytest.mark.parametrize("kind", ["pickle", "text"])
-def test_a_verdict_of_a_stranger_ends_the_run_in_our_words_and_runs_nothing(tmp_path, kind):
+def test_an_outcome_of_a_stranger_ends_the_run_in_our_words_and_runs_nothing(tmp_path, kind):
     mark = tmp_path / "mark"
     data = pickle.dumps(Payload(mark))
     forged = {"pickle": data, "text": "v" + data.hex()}[kind]
 
     def attack(stranger: dist.Store, port: int) -> None:
-        place = verdicts(stranger)
+        place = outcomes(stranger)
         for number in range(STAGES):
-            stranger.set(f"{place}/{number}/verdict", forged)
+            stranger.set(f"{place}/{number}/outcome", forged)
 
     answers = run_beside(attack)
     assert not mark.exists()
@@ -95,7 +95,7 @@ def test_a_verdict_of_a_stranger_ends_the_run_in_our_words_and_runs_nothing(tmp_
 
 def test_noise_on_the_port_does_not_stop_a_run():
     def attack(stranger: dist.Store, port: int) -> None:
-        verdicts(stranger)
+        outcomes(stranger)
         stranger.set("mine", b"\x80\x04" * 1000)
         for noise in (b"GET / HTTP/1.0\r\n\r\n", b"\x00" * 4096, b"\xff" * 65536):
             with socket.create_connection(("127.0.0.1", port)) as link:

@@ -42,16 +42,6 @@ TINY = replace(DENSE, layers=2, kv_heads=2, vocab=10)
 QWEN2 = replace(TINY, model_type="qwen2", qkv_bias=True, tied=True)
 QWEN3 = replace(TINY, model_type="qwen3", qk_norm=True, tied=True)
 MOE = replace(TINY, model_type="qwen3_moe", qk_norm=True, experts=4, experts_per_token=2, intermediate=4)
-LLAMA_70B = replace(
-    DENSE,
-    hidden=8192,
-    layers=80,
-    heads=64,
-    kv_heads=8,
-    head_dim=128,
-    intermediate=28672,
-    vocab=128256,
-)
 
 Layout = list[list[Holding]]
 

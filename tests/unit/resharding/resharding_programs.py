@@ -10,9 +10,9 @@ import torch.distributed as dist
 from hybridflow.config.rollout import Transfer, TransferKind
 from hybridflow.errors import StaleWeightsError
 from hybridflow.parallel.layout import TensorLayout, WeightShard
-from hybridflow.resharding.executors.factory import ExecutorSetup, make_executor
+from hybridflow.resharding.executors.factory import make_executor
 from hybridflow.resharding.executors.gather import GatherExecutor
-from hybridflow.resharding.executors.interface import Executor, TransferReport
+from hybridflow.resharding.executors.interface import Executor, ExecutorSetup, TransferReport
 from hybridflow.resharding.resharder import Resharder
 from hybridflow.resharding.transport import Transport, group_within
 from tests.unit.resharding.random_weights import Weight, by_name, random_weights
@@ -40,25 +40,17 @@ class Sized:
     is_collective: bool = False
 
     def __call__(self, setup: ExecutorSetup) -> Executor:
-        if self.is_collective:
-            return GatherExecutor(
-                setup.transport,
-                setup.plan,
-                setup.own,
-                setup.formats,
-                bucket_bytes=self.bucket_bytes,
-                is_collective=True,
-            )
-        return make_executor(replace(setup, bucket_bytes=self.bucket_bytes))
+        sized = replace(setup, bucket_bytes=self.bucket_bytes)
+        return GatherExecutor(sized, is_collective=True) if self.is_collective else make_executor(sized)
 
 
-def random_plans(rank: int, seeds: Sequence[int], kind: TransferKind, makes: Sequence[Make]) -> list[Outcome]:
+def random_plans(rank: int, seeds: Sequence[int], makes: Sequence[tuple[TransferKind, Make]]) -> list[Outcome]:
     """Two versions for each seed and executor: of colocated ranks, and with those in front training for the others."""
     size = dist.get_world_size()
     assert dist.group.WORLD is not None
     group = group_within(dist.group.WORLD, timeout_seconds=60.0, device="cpu")
     outcomes = []
-    for number, (seed, make, middle) in enumerate(product(seeds, makes, (0, size // 2))):
+    for number, (seed, (kind, make), middle) in enumerate(product(seeds, makes, (0, size // 2))):
         sources, destinations = range(middle or size), range(middle, size)
         weights = random_weights(seed, sources=sources, destinations=destinations, num_ranks=size)
         own = replace(group, store=dist.PrefixStore(str(number), group.store))
@@ -66,10 +58,10 @@ def random_plans(rank: int, seeds: Sequence[int], kind: TransferKind, makes: Seq
     return outcomes
 
 
-def nested(rank: int, make: Make) -> Outcome:
+def nested(rank: int, makes: Sequence[Make]) -> list[Outcome]:
     """Four ranks train in four row or column parts each and generate in two: two ranks give each other all."""
     size, parts = dist.get_world_size(), dist.get_world_size() // 2
-    weights = []
+    weights: list[Weight] = []
     for name, shape, dim in (("rows", (512, 256), 0), ("columns", (64, 96), 1), ("thin rows", (8, 3), 0)):
         held = [[_part(shape, dim, number, size)] for number in range(size)]
         wanted = [[_part(shape, dim, number // 2, parts)] for number in range(size)]
@@ -78,7 +70,7 @@ def nested(rank: int, make: Make) -> Outcome:
     weights.append(Weight("norm", torch.randn(64), everywhere, everywhere, torch.float32))
     for weight in weights:
         dist.broadcast(weight.values, 0)
-    return outcome(rank, weights, TransferKind.auto, make, neighbour=rank // 2)
+    return [outcome(rank, weights, TransferKind.auto, make, neighbour=rank // 2) for make in makes]
 
 
 def outcome(

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from hybridflow.parallel.boxes import are_disjoint, volume
 from hybridflow.parallel.layout import WeightShard
-from hybridflow.resharding.buckets import Sheet, Staging, buckets_of, messages_of, pack, split, unpack
+from hybridflow.resharding.buckets import PackedPieces, Staging, buckets_of, messages_of, pack, split, unpack
 from hybridflow.resharding.holdings import Piece
 from hybridflow.resharding.views import HeldWeights
 
@@ -80,17 +80,17 @@ def test_packed_weights_come_back_in_their_formats():
     assert torch.equal(found[0], first.to(torch.bfloat16)) and torch.equal(found[1], second)
 
 
-def test_a_sheet_is_read_by_its_readers_alone():
+def test_packed_pieces_are_read_by_its_readers_alone():
     held = HeldWeights([WeightShard.full("a", torch.ones(3)), WeightShard.full("b", torch.full((4,), 2.0))])
-    sheet = Sheet()
-    sheet.add(Piece("a", ((0, 3),), 0, 1, 4), [1])
-    sheet.add(Piece("b", ((1, 3),), 0, 1, 4), [1, 2])
-    memory = torch.empty(sheet.nbytes, dtype=torch.uint8)
-    sheet.write(memory, held, {"a": torch.float32, "b": torch.float32})
+    packed = PackedPieces()
+    packed.add(Piece("a", ((0, 3),), 0, 1, 4), [1])
+    packed.add(Piece("b", ((1, 3),), 0, 1, 4), [1, 2])
+    memory = torch.empty(packed.nbytes, dtype=torch.uint8)
+    packed.write(memory, held, {"a": torch.float32, "b": torch.float32})
     slots = {name: torch.zeros(size) for name, size in (("a", 3), ("b", 4))}
-    sheet.read(memory, HeldWeights(WeightShard.full(*item) for item in slots.items()), reader=2)
+    packed.read(memory, HeldWeights(WeightShard.full(*item) for item in slots.items()), reader=2)
     assert slots["a"].tolist() == [0, 0, 0] and slots["b"].tolist() == [0, 2, 2, 0]
-    assert sheet.all_readers == [1, 2]
+    assert packed.all_readers == [1, 2]
 
 
 @pytest.mark.parametrize("sizes", [[100, 3, 64], [1]])

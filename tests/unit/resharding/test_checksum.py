@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hybridflow.resharding.checksum import BLOCK_WORDS, checksum
+from hybridflow.resharding.verify import BLOCK_WORDS, checksum
 
 
 def random_bits(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:

@@ -1,5 +1,6 @@
-"""Plans against plain loops over elements: what is covered, from whom, in how many bytes, and what arrives."""
+"""Plans against plain loops over elements: what is covered, from whom, in how many bytes, in which order."""
 
+import re
 from itertools import product
 
 import numpy as np
@@ -7,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hybridflow.errors import EngineError
 from hybridflow.parallel import ParallelMesh
 from hybridflow.parallel.boxes import uncovered, volume
 from hybridflow.parallel.layout import Box
-from hybridflow.resharding import Holding, ReshardPlan, make_plan
+from hybridflow.resharding import Gather, Holding, Piece, ReshardPlan, make_plan
 from hybridflow.resharding.grouping import generation_mesh, micro_data_groups
 from tests.oracles import resharding as oracle
 from tests.unit.resharding.layouts import (
@@ -109,25 +111,49 @@ def groups_of(mesh: ParallelMesh) -> list[int]:
     return [number[rank] for rank in range(mesh.size)]
 
 
+def gathers_of(plan: ReshardPlan) -> tuple[list[Gather], list[Piece]]:
+    """The gathers of all ranks, and the pieces that move outside of them; both ends know of each."""
+    gathers: dict[tuple[int, ...], Gather] = {}
+    ends: dict[Piece, list[int]] = {}
+    for rank in range(plan.size):
+        own, left = plan.as_gathers(rank)
+        for gather in own:
+            assert rank in gather.ranks and gathers.setdefault(gather.ranks, gather) == gather
+        for piece in left:
+            ends.setdefault(piece, []).append(rank)
+    assert all(sorted((piece.source, piece.destination)) == ranks for piece, ranks in ends.items())
+    moves = list(ends)
+    for gather in gathers.values():
+        for piece in gather.pieces:
+            assert piece.source == piece.destination and piece.source in gather.ranks
+            moves += [piece._replace(destination=rank) for rank in gather.ranks if rank != piece.source]
+    assert sorted(moves) == sorted(piece for piece in plan.pieces if piece.source != piece.destination)
+    return list(gathers.values()), list(ends)
+
+
 @pytest.mark.parametrize(("p", "t", "p_g", "t_g"), NESTED)
-def test_nested_layouts_move_exactly_the_bytes_of_table_2(p, t, p_g, t_g):
+def test_nested_layouts_gather_in_micro_data_groups_the_bytes_of_table_2(p, t, p_g, t_g):
     training, generating = nested(p, t, p_g, t_g)
+    groups = {tuple(ranks) for ranks in micro_data_groups(generating)}
     plan = make_plan(megatron(DENSE, training), rollout(DENSE, generating), neighbours=groups_of(generating))
     total = sum(volume(box) * size for name, _, box, size in whole(DENSE)[0] if name.endswith("_proj.weight"))
     for rank in range(plan.size):
         received = sum(piece.nbytes for piece in plan.received_by(rank) if piece.name.endswith("_proj.weight"))
         assert received * (t_g * p_g * t * p) == (t * p - t_g * p_g) * total
         assert plan.bytes_received(rank) == plan.lower_bound(rank)
-        assert {piece.source for piece in plan.received_by(rank)} <= set(
-            next(ranks for ranks in micro_data_groups(generating) if rank in ranks)
-        )
-
-
-@pytest.mark.parametrize(("p", "t", "p_g", "t_g"), NESTED)
-def test_nested_layouts_there_and_back(p, t, p_g, t_g):
-    training, generating = nested(p, t, p_g, t_g)
-    plan = make_plan(megatron(DENSE, training), rollout(DENSE, generating), neighbours=groups_of(generating))
+        assert {piece.source for piece in plan.received_by(rank)} <= set(next(g for g in groups if rank in g))
+    gathers, rest = gathers_of(plan)
+    assert {gather.ranks for gather in gathers} <= groups
+    # a gather would send norms again to tensor ranks of one stage, which hold them already
+    assert {piece.name.split(".")[-2].rpartition("_")[2] for piece in rest} <= {"layernorm", "norm"}
     check_journey(plan, and_back=True)
+
+
+def test_columns_cut_from_rows_are_not_gathered():
+    mesh = generation_mesh(training_mesh(data=4), copies=1, tensor=2, pipeline=1)
+    gathers, rest = gathers_of(make_plan(fsdp(DENSE, 4), rollout(DENSE, mesh)))
+    assert {"o_proj", "down_proj"} < {piece.name.split(".")[-2] for piece in rest}
+    assert {gather.ranks for gather in gathers} == {(0, 1), (2, 3), (0, 1, 2, 3)}  # norms are whole on all ranks
 
 
 @pytest.mark.parametrize("geometry", [TINY, QWEN2, QWEN3, MOE], ids=lambda geometry: geometry.model_type)
@@ -178,7 +204,7 @@ def test_equal_layouts_move_nothing():
     training, generating = nested(1, 2, 1, 2, data=2)
     plan = make_plan(megatron(DENSE, training), rollout(DENSE, generating))
     assert all(piece.source == piece.destination for piece in plan.pieces)
-    assert plan.as_gathers() == ([], [])
+    assert gathers_of(plan) == ([], [])
 
 
 LAYOUTS = st.one_of(
@@ -248,3 +274,97 @@ def test_the_path_of_one_weight():
     assert [piece[1:4] for piece in plan.kept_by(5)] == [(((896, 1792), (0, 3584)), 5, 5)]
     assert [piece[1:4] for piece in plan.received_by(5)] == [(((0, 896), (0, 3584)), 4, 5)]
     assert plan.bytes_received(5) == 6_422_528
+
+
+def holding(name: str = "w", box: Box = ((0, 4), (0, 2)), *, shape: tuple = (4, 2), itemsize: int = 4) -> Holding:
+    return Holding(name, shape, box, itemsize)
+
+
+def test_trainers_that_hold_the_same_send_alike():
+    sources, destinations = in_pools(whole(TINY, 3), whole(TINY, 6))
+    plan = make_plan(sources, destinations)
+    assert {plan.bytes_sent(rank) for rank in range(3)} == {2 * plan.bytes_received(5)}
+
+
+def test_layers_that_lie_alike_take_turns():
+    """One receiver, three holders of 40 equal layers: nobody sends more than one layer more than another."""
+    layers = [[holding(f"layers.{number}.weight") for number in range(40)]]
+    plan = make_plan(layers * 3 + [[]], [[]] * 3 + layers)
+    sent = [plan.bytes_sent(rank) for rank in range(3)]
+    assert sum(sent) == 40 * 32
+    assert max(sent) - min(sent) <= 32
+
+
+def test_weights_without_equals_go_to_who_sends_least():
+    sizes = (7, 5, 4, 3, 2, 1)
+    each = [holding(f"w{size}", ((0, size),), shape=(size,)) for size in sizes]
+    plan = make_plan([each, each, []], [[], [], each])
+    assert abs(plan.bytes_sent(0) - plan.bytes_sent(1)) <= 8
+
+
+def test_pieces_come_by_weight_then_box_then_destination():
+    plan = make_plan(fsdp(TINY, 3), whole(TINY, 3))
+    order = [held.name for held in plan.destinations[0]]
+    keys = [(order.index(piece.name), piece.box, piece.destination) for piece in plan.pieces]
+    assert keys == sorted(keys)
+
+
+def test_a_part_that_nobody_holds_is_named():
+    sources = [[holding(box=((0, 2), (0, 2)))], [holding(box=((3, 4), (0, 2)))]]
+    with pytest.raises(EngineError, match=re.escape("Rank 1 needs [1:4, 0:2] of 'w' [4, 2]")) as error:
+        make_plan(sources, [[], [holding(box=((1, 4), (0, 2)))]])
+    assert "no rank holds [2:3, 0:2] of it" in str(error.value)
+    assert "model.path" in error.value.remedy
+
+
+def test_a_weight_that_nobody_holds_is_named_with_its_nearest():
+    with pytest.raises(
+        EngineError, match=r"'model\.norms\.weight', and no rank .* nearest name is 'model\.norm\.weight'"
+    ):
+        make_plan([[holding("model.norm.weight")]], [[holding("model.norms.weight")]])
+
+
+@pytest.mark.parametrize("other", [holding(shape=(4, 3), box=((0, 4), (0, 3))), holding(itemsize=2)])
+def test_another_shape_or_number_format_is_refused(other):
+    with pytest.raises(
+        EngineError, match=r"'w' is \[4, 2\] of 4 bytes per element on one side, and the rollout"
+    ) as error:
+        make_plan([[holding()]], [[other]])
+    assert "model.dtype" in error.value.remedy
+    with pytest.raises(EngineError, match="and rank 1 holds it as"):
+        make_plan([[holding()], [other]], [[holding()]])
+
+
+def test_a_rank_that_needs_a_part_twice_is_refused():
+    twice = [holding(box=((0, 3), (0, 2))), holding(box=((2, 4), (0, 2)))]
+    with pytest.raises(EngineError, match=re.escape("Rank 0 needs parts of 'w' twice: [0:3, 0:2], [2:4, 0:2]")):
+        make_plan([[holding()]], [twice])
+
+
+def test_a_weight_in_several_pieces():
+    """A rank holds two separate parts, and another wants two others."""
+    held = [[holding(box=((0, 1), (0, 2))), holding(box=((2, 3), (0, 2)))]]
+    held.append([holding(box=((1, 2), (0, 2))), holding(box=((3, 4), (0, 2)))])
+    wanted = [[holding(box=((0, 2), (0, 1))), holding(box=((2, 4), (1, 2)))], []]
+    plan = make_plan(held, wanted)
+    assert [piece[1:4] for piece in plan.pieces] == [
+        (((0, 1), (0, 1)), 0, 0),
+        (((1, 2), (0, 1)), 1, 0),
+        (((2, 3), (1, 2)), 0, 0),
+        (((3, 4), (1, 2)), 1, 0),
+    ]
+
+
+def test_what_nobody_wants_stays():
+    plan = make_plan([[holding(), holding("score.weight")]], [[holding()]])
+    assert {piece.name for piece in plan.pieces} == {"w"}
+    assert make_plan([[holding()]], [[]]).pieces == []
+
+
+def test_a_plan_as_people_read_it():
+    sources, destinations = in_pools(whole(TINY, 1), rollout(TINY, ParallelMesh({"tensor": 2})))
+    lines = make_plan(sources, destinations).describe(most_ranks=2).splitlines()
+    assert lines[0] == "21 weights in 7 layouts, 3 ranks: 0.002 MB move"
+    assert lines[1].split() == ["rank", "wants", "keeps", "receives", "at", "least", "sends", "MB"]
+    assert lines[2].split() == ["0", "0.000", "0.000", "0.000", "0.000", "0.002"]
+    assert lines[-1].split() == ["...", "and", "1", "more"]

@@ -9,8 +9,8 @@ from hybridflow.config.rollout import Transfer
 from hybridflow.errors import StaleWeightsError
 from hybridflow.parallel.layout import WeightShard
 from hybridflow.resharding import verify
-from hybridflow.resharding.executors.factory import ExecutorSetup, make_executor
-from hybridflow.resharding.executors.interface import TransferReport
+from hybridflow.resharding.executors.factory import make_executor
+from hybridflow.resharding.executors.interface import ExecutorSetup, TransferReport
 from hybridflow.resharding.resharder import Resharder
 from tests.spmd import run_ranks
 from tests.unit.resharding.resharding_programs import corrupted
@@ -41,7 +41,7 @@ def slots_of(shards: Iterable[WeightShard]) -> dict[str, WeightShard]:
 
 def test_a_damaged_weight_is_named_on_every_rank_and_the_slots_count_as_incomplete():
     for message, is_complete, refusal in run_ranks(corrupted, 2):
-        assert "After the transfer of version 7, [0:2, 0:8] of 'w' on rank 1 is not what rank 0 holds." in message
+        assert "After the transfer of version 7, [0:2, 0:8] of 'w' on rank 1 differs from what rank 0 holds." in message
         assert not is_complete
         assert "The rollout's weights are incomplete: a transfer failed" in refusal
 
@@ -50,7 +50,7 @@ def test_a_weight_kept_by_its_rank_is_compared_too():
     resharder = Resharder(
         lambda: weights(5, 1.0), slots_of(weights(5, 0.0)), group=None, transfer=Transfer(), make=ForgetsOne
     )
-    with pytest.raises(StaleWeightsError, match=r"version 1, \[0:4\] of 'w3' on rank 0 is not what rank 0 holds"):
+    with pytest.raises(StaleWeightsError, match=r"version 1, \[0:4\] of 'w3' on rank 0 differs from what rank 0 holds"):
         resharder.transfer(1)
     assert not resharder.is_complete
 

@@ -1,23 +1,39 @@
-"""Groups weights with the same layout, from what every rank holds and wants."""
+"""Weights grouped by layout: equal layers of a model are planned together."""
 
 import difflib
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, NoReturn
 
 from hybridflow.errors import EngineError
 from hybridflow.parallel.boxes import are_disjoint, box_text, volume
 from hybridflow.parallel.layout import Box
-from hybridflow.resharding.rosters import Kind, Ranked, Roster
-from hybridflow.resharding.routes import Located, WeightClass
+from hybridflow.resharding.holdings import Kind, Ranked, Roster
+
+Located = tuple[tuple[Box, tuple[int, ...]], ...]
+"""Boxes, each with the ranks it is on."""
 
 _Column = tuple[int, int]
 """The index of a layout, and a slot of its roster: the location of a weight on all ranks of the layout."""
 
 
+@dataclass(frozen=True)
+class WeightClass:
+    """Weights with the same shape and the same boxes on the same ranks."""
+
+    names: tuple[str, ...]
+    places: tuple[int, ...]
+    """Index of each name in the order of all weights."""
+    shape: tuple[int, ...]
+    itemsize: int
+    held: Located
+    wanted: Located
+
+
 class _Layout(NamedTuple):
-    """Ranks with the same roster. Those that also have the same boxes form one pattern."""
+    """Ranks with the same roster, and one pattern for each set of boxes among them."""
 
     boxes: list[tuple[Box, ...]]
     """Boxes of all slots, per pattern."""
@@ -27,17 +43,17 @@ class _Layout(NamedTuple):
 
 
 def classify(sources: Ranked, destinations: Ranked) -> list[WeightClass]:
-    """The wanted weights grouped by layout, large ones first; weights that no rank wants are left out."""
+    """Groups the wanted weights by layout, large ones first. Weights that no rank wants are left out."""
     held, held_layouts = _by_name(sources, "holds")
     wanted, wanted_layouts = _by_name(destinations, "needs")
-    alike: dict[tuple[Kind, tuple[_Column, ...], tuple[_Column, ...]], list[tuple[int, str]]] = defaultdict(list)
+    same: dict[tuple[Kind, tuple[_Column, ...], tuple[_Column, ...]], list[tuple[int, str]]] = defaultdict(list)
     for place, (name, (kind, columns)) in enumerate(wanted.items()):
         if name not in held:
             _refuse_unheld(name, sources)
         held_kind, held_columns = held[name]
         if held_kind != kind:
             _refuse_disagreement(name, held_kind, kind, "the rollout needs")
-        alike[kind, tuple(held_columns), tuple(columns)].append((place, name))
+        same[kind, tuple(held_columns), tuple(columns)].append((place, name))
     classes = [
         WeightClass(
             names=tuple(name for _, name in members),
@@ -47,14 +63,14 @@ def classify(sources: Ranked, destinations: Ranked) -> list[WeightClass]:
             held=_located(held_columns, held_layouts),
             wanted=_located_once(members[0][1], columns, wanted_layouts),
         )
-        for ((shape, itemsize), held_columns, columns), members in alike.items()
+        for ((shape, itemsize), held_columns, columns), members in same.items()
     ]
     filled = (weights for weights in classes if weights.wanted)
     return sorted(filled, key=lambda weights: (-math.prod(weights.shape), weights.places))
 
 
 def _by_name(ranked: Ranked, verb: str) -> tuple[dict[str, tuple[Kind, list[_Column]]], list[_Layout]]:
-    """The kind and the columns of each weight; works on slots, since a thousand ranks have millions of holdings."""
+    """The kind and the columns of each weight. Iterates over slots: a thousand ranks have millions of holdings."""
     patterns: dict[Roster, dict[tuple[Box, ...], list[int]]] = {}
     for rank, own in enumerate(ranked):
         if own.roster.names:
@@ -82,7 +98,7 @@ def _located(columns: Iterable[_Column], layouts: Sequence[_Layout]) -> Located:
 
 
 def _located_once(name: str, columns: Sequence[_Column], layouts: Sequence[_Layout]) -> Located:
-    """Like `_located`, but raises an error if a rank names an index twice."""
+    """Like `_located`, but raises an error if the boxes of a rank overlap."""
     by_layout: dict[int, list[int]] = defaultdict(list)
     for number, slot in columns:
         by_layout[number].append(slot)
@@ -110,12 +126,8 @@ def _refuse_unheld(name: str, sources: Ranked) -> NoReturn:
 
 
 def _refuse_disagreement(name: str, first: Kind, second: Kind, where: str) -> NoReturn:
+    first_text, second_text = (f"{list(shape)} of {itemsize} bytes per element" for shape, itemsize in (first, second))
     raise EngineError(
-        f"The weight '{name}' is {_kind_text(first)} on one side, and {where} it as {_kind_text(second)}.",
-        remedy="Load both engines from the same model.path, in the same number format (model.dtype).",
+        f"The weight '{name}' is {first_text} on one side, and {where} it as {second_text}.",
+        remedy="Load both engines from the same model.path, with the same model.dtype.",
     )
-
-
-def _kind_text(kind: Kind) -> str:
-    shape, itemsize = kind
-    return f"{list(shape)} of {itemsize} bytes an element"

@@ -7,19 +7,19 @@ import pytest
 import torch.distributed as dist
 
 from hybridflow.errors import EngineError, ResourceError, StaleWeightsError
-from hybridflow.resharding import roll_call
-from hybridflow.resharding.roll_call import RollCall
+from hybridflow.resharding import barrier
+from hybridflow.resharding.barrier import Barrier
 
 NAMES = ["rank 0 (a)", "rank 1 (a)", "rank 2 (b)"]
 
 
 def on_ranks(act, *, ranks=range(3), timeout_seconds=10.0):
-    """What `act(roll, rank)` returned or raised on each rank, each in a thread."""
+    """What `act(barrier, rank)` returned or raised on each rank, each in a thread."""
     store = dist.HashStore()
 
     def one(rank):
         try:
-            return act(RollCall(store, rank, NAMES, timeout_seconds=timeout_seconds), rank)
+            return act(Barrier(store, rank, NAMES, timeout_seconds=timeout_seconds), rank)
         except Exception as error:  # noqa: BLE001 (the test reads it)
             return error
 
@@ -28,10 +28,10 @@ def on_ranks(act, *, ranks=range(3), timeout_seconds=10.0):
 
 
 def test_all_come():
-    def act(roll, rank):
+    def act(each, rank):
         for version in range(5):
             time.sleep(0.01 * rank)
-            roll.meet(f"the transfer of version {version}")
+            each.wait(f"the transfer of version {version}")
         return "came"
 
     found, store = on_ranks(act)
@@ -42,9 +42,9 @@ def test_all_come():
 def test_nobody_goes_on_before_all_have_come():
     began = time.monotonic()
 
-    def act(roll, rank):
+    def act(each, rank):
         time.sleep(0.3 if rank == 1 else 0.0)
-        roll.meet("the start")
+        each.wait("the start")
         return time.monotonic() - began
 
     assert min(on_ranks(act)[0]) >= 0.3
@@ -52,21 +52,21 @@ def test_nobody_goes_on_before_all_have_come():
 
 def test_a_rank_that_never_comes_is_named_to_all():
     began = time.monotonic()
-    found, _ = on_ranks(lambda roll, rank: roll.meet("the transfer of version 3"), ranks=[0, 2], timeout_seconds=0.3)
+    found, _ = on_ranks(lambda each, rank: each.wait("the transfer of version 3"), ranks=[0, 2], timeout_seconds=0.3)
     assert time.monotonic() - began < 2.0
     for error in found:
         assert isinstance(error, ResourceError)
-        assert "Rank 1 (a) did not come to the transfer of version 3 within 0.3 s." in str(error)
+        assert "Rank 1 (a) did not reach the transfer of version 3 within 0.3 s." in str(error)
         assert "rollout.transfer.timeout_seconds" in error.remedy
 
 
 def test_an_error_of_one_rank_is_raised_by_all():
-    def act(roll, rank):
-        roll.meet("the start")
+    def act(each, rank):
+        each.wait("the start")
         if rank == 1:
-            roll.fail(StaleWeightsError("w differs.", remedy="Stop."))
+            each.fail(StaleWeightsError("w differs.", remedy="Stop."))
             return None
-        roll.meet("the end")
+        each.wait("the end")
 
     found, _ = on_ranks(act)
     assert found[1] is None
@@ -74,13 +74,13 @@ def test_an_error_of_one_rank_is_raised_by_all():
 
 
 def test_a_rank_that_died_is_named_by_those_who_waited_for_it_and_by_those_who_did_not(monkeypatch):
-    monkeypatch.setattr(roll_call, "GRACE_SECONDS", 0.3)
+    monkeypatch.setattr(barrier, "GRACE_SECONDS", 0.3)
 
-    def act(roll, rank):
+    def act(each, rank):
         if rank == 0:
-            roll.sign_lost()
-            raise roll.lost("the transfer", [1], "connection reset")
-        roll.meet("the end of the transfer")
+            each.report_alive()
+            raise each.peer_error("the transfer", [1], "connection reset")
+        each.wait("the end of the transfer")
 
     found, _ = on_ranks(act, ranks=[0, 2])
     for error in found:
@@ -89,22 +89,22 @@ def test_a_rank_that_died_is_named_by_those_who_waited_for_it_and_by_those_who_d
 
 
 def test_who_waits_for_one_that_waits_itself_names_the_one_at_the_end(monkeypatch):
-    monkeypatch.setattr(roll_call, "GRACE_SECONDS", 0.3)
+    monkeypatch.setattr(barrier, "GRACE_SECONDS", 0.3)
 
-    def act(roll, rank):
-        roll.sign_lost()
-        raise roll.lost("the transfer", [rank + 1], "time was up")
+    def act(each, rank):
+        each.report_alive()
+        raise each.peer_error("the transfer", [rank + 1], "time was up")
 
     found, _ = on_ranks(act, ranks=[0, 1])
     assert all("Rank 2 (b) left the transfer" in str(error) and "Rank 1" not in str(error) for error in found)
 
 
 def test_broken_connections_of_ranks_that_are_alive_are_called_so(monkeypatch):
-    monkeypatch.setattr(roll_call, "GRACE_SECONDS", 0.3)
+    monkeypatch.setattr(barrier, "GRACE_SECONDS", 0.3)
 
-    def act(roll, rank):
-        roll.sign_lost()
-        raise roll.lost("the transfer", [(rank + 1) % 3], "reset")
+    def act(each, rank):
+        each.report_alive()
+        raise each.peer_error("the transfer", [(rank + 1) % 3], "reset")
 
     assert all("All ranks are alive" in str(error) for error in on_ranks(act)[0])
 
@@ -113,16 +113,16 @@ def test_a_store_that_is_gone_is_named():
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     client = dist.TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False)
     del server
-    with pytest.raises(ResourceError, match="the store through which the ranks meet did not answer"):
-        RollCall(client, 1, NAMES, timeout_seconds=5.0).meet("the start")
+    with pytest.raises(ResourceError, match="The store of the ranks' barrier did not answer"):
+        Barrier(client, 1, NAMES, timeout_seconds=5.0).wait("the start")
 
 
 def test_errors_keep_their_kind_and_remedy():
-    def act(roll, rank):
+    def act(each, rank):
         if rank == 0:
-            roll.fail(EngineError("no.", remedy="Do."))
+            each.fail(EngineError("no.", remedy="Do."))
         else:
-            roll.meet("the start")
+            each.wait("the start")
 
     found, _ = on_ranks(act)
     assert {type(error) for error in found[1:]} == {EngineError} and found[1].remedy == "Do."

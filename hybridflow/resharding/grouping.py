@@ -35,20 +35,12 @@ def generation_mesh(
 ) -> ParallelMesh:
     """The mesh on which the ranks of a training mesh generate, with `tensor` * `pipeline` ranks per replica.
 
-<<<<<<< HEAD
-    `copies` counts the whole copies of the model that the ranks train, each on consecutive ranks: one per data-parallel
-    rank, or fewer where data-parallel ranks hold shards of one (fsdp). Where generation sizes divide training sizes it
-    is HybridFlow's nested mesh. Where they do not, ranks of one training replica still generate together if they can,
-    placed so that they hold as much as possible of what they need; and where even that does not divide, consecutive
-    ranks of the world do. A replica that fits into a node stays on one: fsdp's shards of a model may span many, and
-    generation exchanges activations at every layer of every token.
-=======
-    `replicas` counts the copies of the sharded model that fsdp keeps; other engines have one a data-parallel rank.
-    If generation sizes divide training sizes, it is HybridFlow's nested mesh. Otherwise, if `tensor` * `pipeline`
-    divides the ranks of a training replica, these generate together, ordered so that they already hold as much as
-    possible of what they need; if not, consecutive ranks of the world do. A replica that fits on a node stays on one:
-    fsdp may shard a model over many nodes, and generation communicates at every layer of every token.
->>>>>>> 4a8c1f2 (Resharding: a weight class, a barrier and holdings have one file each; cost formulas without a caller are gone)
+    `copies` is the number of whole copies of the model that the ranks train, each on consecutive ranks: one per
+    data-parallel rank, or fewer where data-parallel ranks hold shards of one copy (fsdp). If generation sizes divide
+    training sizes, the result is HybridFlow's nested mesh. Otherwise, if `tensor` * `pipeline` divides the ranks of a
+    training replica, these generate together, ordered so that they already hold as much as possible of what they need;
+    if not, consecutive ranks of the world do. A replica that fits on a node stays on one: fsdp may shard a model over
+    many nodes, and generation communicates at every layer of every token.
     """
     size, wanted = training_mesh.size, tensor * pipeline
     assert size % wanted == 0, f"replicas of {wanted} ranks do not divide {size} ranks"
@@ -72,21 +64,8 @@ def micro_data_groups(mesh: ParallelMesh) -> list[list[int]]:
     return [groups[number] for number in sorted(groups)]
 
 
-<<<<<<< HEAD
 def _trained_parts(mesh: ParallelMesh, block: int) -> tuple[_Interval, _Interval]:
-    """The layers and rows that each rank of a copy holds: further shards cut the rows of a tensor-parallel shard."""
-=======
-def _copies(training_mesh: ParallelMesh, engine: str, replicas: int) -> int:
-    """The number of copies of the whole model, each on consecutive ranks."""
-    copies = {"single": training_mesh.size, "fsdp": replicas, "megatron": training_mesh.axis_size("data")}[engine]
-    assert training_mesh.size % copies == 0, f"{copies} copies on {training_mesh.size} ranks"
-    return copies
-
-
-def _trained_parts(mesh: ParallelMesh, block: int, engine: str) -> tuple[_Interval, _Interval]:
     """The layers and rows that each rank of a copy holds; fsdp divides the rows of a tensor-parallel shard again."""
-    ranks = np.arange(block)
->>>>>>> 4a8c1f2 (Resharding: a weight class, a barrier and holdings have one file each; cost formulas without a caller are gone)
     stages, tensor = mesh.axis_size("pipeline"), mesh.axis_size("tensor")
     stage, rank = np.divmod(np.arange(block), block // stages)
     shards = block // stages // tensor

@@ -1,0 +1,109 @@
+"""Every command in the README and the documentation works, or is listed here with the reason why it is not run."""
+
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from hybridflow.cli.main import main as hybridflow_command
+from hybridflow.trainer import main_dpo, main_kto, main_ppo, main_reward_model, main_sft
+from tests.architecture.source import ROOT, tracked_files
+
+ENTRY_POINTS = {
+    f"hybridflow.trainer.{module.__name__.rpartition('.')[2]}": module.main
+    for module in (main_dpo, main_kto, main_ppo, main_reward_model, main_sft)
+}
+ASSETS = ROOT / "hybridflow" / "assets" / "calculator"
+PLACEHOLDERS = ("path/to/model", "MODEL", "my/model", "Qwen/Qwen2.5-0.5B", "/shared/models/mine", "...")
+"""Stand for a user's model: here, the built-in one with longer sequences."""
+
+NOT_RUN = {
+    r"make (test|check|quickstart)\b": "what they run is run by every test session and by tests of the quickstart",
+    r"(\S*pip|\.venv/bin/python -m pip) ": "changes the environment of the tests",
+    r"(ray|export) ": "starts a cluster: tests/distributed/test_several_nodes.py does the same with two raylets",
+    r"hybridflow export ": "needs a trained run: tests/unit/cli/test_export.py",
+    r".*reward\.model\.path=runs/judge": "needs a trained reward model: tests/distributed/test_reward_models.py",
+    r"python -m pdb ": "is interactive; the same command without pdb is run",
+    r"'reward\.functions=": "is a pair of settings, not a command",
+    r".*trainer\.nodes=2": "needs two nodes: tests/distributed/test_several_nodes.py",
+}
+"""Patterns of commands that are not run, and the reason."""
+
+
+def _commands() -> list[tuple[str, str]]:
+    found = {}
+    for page in tracked_files():
+        if page.endswith(".md") and page != "CHANGELOG.md":
+            for block in re.findall(r"```(?:bash|sh|console)\n(.*?)```", (ROOT / page).read_text(), re.DOTALL):
+                for line in re.sub(r"\\\n\s*", "", block).splitlines():
+                    command = re.split(r"\s+#\s", line)[0].strip()
+                    if command and not command.startswith("#"):
+                        found.setdefault(command, page)
+    return [(page, command) for command, page in found.items()]
+
+
+COMMANDS = _commands()
+RUN = [each for each in COMMANDS if not any(re.match(pattern, each[1]) for pattern in NOT_RUN)]
+
+
+@pytest.fixture
+def desk(tmp_path, monkeypatch):
+    """A directory with a user's files, as the pages assume them."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
+    shutil.copytree(ASSETS / "model", tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 4096}))
+    (tmp_path / "my_reward.py").write_text("def score(prompts, completions):\n    return [0.0] * len(prompts)\n")
+    train, pairs = (ASSETS / "train.jsonl").read_text(), (ASSETS / "pairs.jsonl").read_text()
+    rows = [json.loads(line) for line in train.splitlines()[:200]]
+    labels = [{"prompt": row["prompt"], "completion": row["answer"], "label": row["answer"] > "5"} for row in rows]
+    programs = [{**row, "tests": ["assert add(1, 1) == 2"]} for row in rows]
+    demonstrations = [{"prompt": row["prompt"], "completion": row["answer"]} for row in rows]
+    files = {"labelled.jsonl": labels, "labeled.jsonl": labels, "problems.jsonl": programs}
+    for name in ("train.jsonl", "test.jsonl", "a.jsonl", "prompts.jsonl", "my/train.jsonl"):
+        files[name] = rows
+    (tmp_path / "my").mkdir()
+    for name, content in files.items():
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in content))
+    (tmp_path / "demonstrations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in demonstrations))
+    for name in ("pairs.jsonl", "held_out.jsonl"):
+        (tmp_path / name).write_text(pairs)
+    return tmp_path
+
+
+def _write_code(page: str, folder: Path) -> None:
+    """Writes the code blocks of a page that begin with the name of a file."""
+    for block in re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL):
+        if name := re.match(r"# ([\w/]+\.py)\b", block):
+            (folder / name[1]).write_text(block)
+
+
+def _adapted(word: str, module: str) -> str:
+    key, _, value = word.partition("=")
+    if key == "model.path" and value in PLACEHOLDERS:
+        return f"{key}=model"
+    if module.endswith("main_sft"):
+        word = re.sub(r"\b(train|held_out)\.jsonl", "demonstrations.jsonl", word)
+    return word
+
+
+@pytest.mark.parametrize(("page", "command"), RUN, ids=[command for _, command in RUN])
+def test_a_documented_command_works(desk, capsys, page, command):
+    _write_code(page, desk)
+    words = shlex.split(command.replace(".venv/bin/", ""))
+    if words[0] == "hybridflow":
+        assert hybridflow_command(words[1:]) == 0, capsys.readouterr().err
+        return
+    module, *rest = words[words.index("-m") + 1 :]
+    flags = [] if "--help" in rest or "--dry-run" in rest else ["--dry-run"]
+    status = ENTRY_POINTS[module]([*flags, *(_adapted(word, module) for word in rest if word != "...")])
+    assert status == 0, capsys.readouterr().err
+
+
+def test_every_reason_is_that_of_a_command():
+    for pattern in NOT_RUN:
+        assert any(re.match(pattern, command) for _, command in COMMANDS), f"{pattern} matches no command any more"

@@ -174,7 +174,8 @@ def rewards_page() -> str:
     for name, entry in BUILT_IN.items():
         parameters = inspect.signature(entry.make).parameters.values()
         settings = ", ".join(f"`{p.name}={json.dumps(p.default)}`" for p in parameters)
-        lines.append(f"| `{name}` | {inspect.getdoc(entry.make)} | {settings} |")
+        score = (inspect.getdoc(entry.make) or "").partition("\n\n")[0].replace("\n", " ")
+        lines.append(f"| `{name}` | {score} | {settings} |")
     lines += ["", "Functions of one's own are called by what their parameters are named:", ""]
     lines += ["| name | signature | known by | may be given |", "|---|---|---|---|"]
     for dialect in DIALECTS:

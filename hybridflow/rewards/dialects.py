@@ -1,9 +1,9 @@
-"""The signatures of other systems' reward functions, recognized by their parameters' names and called their own way."""
+"""The reward function signatures of several libraries: recognised by parameter names, each called in its own way."""
 
 import asyncio
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from numbers import Real
@@ -11,27 +11,68 @@ from typing import Protocol, runtime_checkable
 
 from hybridflow.config.user_code import ending_forks
 from hybridflow.observability.metrics import Metrics, mean
-from hybridflow.rewards.interface import Prompt, Samples, text_of
-from hybridflow.rewards.signatures import Parameters
+from hybridflow.rewards.interface import Samples, text_of
 
 Function = Callable[..., object]
 
 FILTER_SCORES = "scores"
-"""What an OpenRLHF function answers beside its rewards, for groups of samples to be judged by (dynamic filtering)."""
+"""Scores that an OpenRLHF function may return besides its rewards, by which dynamic filtering judges groups."""
+
+_POSITIONAL_ONLY = inspect.Parameter.POSITIONAL_ONLY
+_STARRED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 @runtime_checkable
 class Listable(Protocol):
-    """A tensor or array of whatever library: importing none of them keeps the processes of a pool small."""
+    """A tensor or array of any library; without importing one, the processes of a pool stay small."""
 
     def tolist(self) -> object:
-        """Its values as a list, or the value of a scalar."""
+        """The values as a list, or the value of a scalar."""
         ...
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The parameters of a function that is called with keywords; `settled` are bound to their values already."""
+
+    named: tuple[str, ...]
+    required: frozenset[str]
+    takes_any: bool
+    settled: frozenset[str] = frozenset()
+
+    def without(self, names: Collection[str]) -> "Parameters":
+        """The parameters after some have been bound to values."""
+        named = tuple(name for name in self.named if name not in names)
+        return Parameters(named, self.required - set(names), self.takes_any, frozenset(names))
+
+    def accepted(self, offered: Mapping[str, object]) -> dict[str, object]:
+        """The offered arguments that the function accepts."""
+        return {
+            name: value
+            for name, value in offered.items()
+            if name in self.named or (self.takes_any and name not in self.settled)
+        }
+
+
+def parameters_of(function: Function) -> Parameters | None:
+    """The parameters of a function; None if they cannot be determined or cannot be given by keyword."""
+    try:
+        found = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    named = [parameter for parameter in found if parameter.kind not in _STARRED]
+    if any(parameter.kind is _POSITIONAL_ONLY for parameter in named):
+        return None
+    return Parameters(
+        named=tuple(parameter.name for parameter in named),
+        required=frozenset(parameter.name for parameter in named if parameter.default is inspect.Parameter.empty),
+        takes_any=any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in found),
+    )
 
 
 @dataclass
 class Answers:
-    """What a function answered, not yet checked, and what it reported beside it."""
+    """What a function returned, not yet checked, and what it logged."""
 
     values: object
     metrics: Metrics = field(default_factory=dict)
@@ -40,11 +81,11 @@ class Answers:
 
 @dataclass(frozen=True)
 class Dialect:
-    """One way of writing a reward function.
+    """One library's convention for reward functions.
 
-    `known_by`: the parameters that identify it, all of which the function names. `offers`: the parameters it can be
-    given. `columns`: whether the data's columns are given too. `is_each`: it is called with a sample at a time.
-    `has_filter_scores`: among its extras may be `FILTER_SCORES`.
+    `known_by`: the parameters by which it is recognised; the function names all of them. `offers`: the arguments that
+    can be passed. `columns`: whether columns of the data are passed too. `is_each`: called with one sample at a time.
+    `has_filter_scores`: its extras may contain `FILTER_SCORES`.
     """
 
     name: str
@@ -58,7 +99,7 @@ class Dialect:
 
 
 def dialect_of(parameters: Parameters) -> Dialect | None:
-    """The dialect a function is written in: the first whose marks it bears and that can give it what it must have."""
+    """The first dialect whose parameters the function names and that offers all it requires; None without one."""
     for dialect in DIALECTS:
         if all(name in parameters.named for name in dialect.known_by) and fits(dialect, parameters):
             return dialect
@@ -80,7 +121,7 @@ def _call_trl(function: Function, parameters: Parameters, samples: Samples) -> A
         for prompt, text in zip(samples.prompts, samples.completions, strict=True)
     ]
     offered = _further(samples) | {"prompts": samples.prompts, "completions": completions}
-    # These only where the function names them, so that its **columns hold columns alone.
+    # Passed only if named, so that **columns holds nothing but columns.
     named = {"completion_ids": samples.completion_ids, "log_metric": log_metric, "log_extra": log_extra}
     offered |= {name: value for name, value in named.items() if name in parameters.named}
     answers.values = _answer(function(**parameters.accepted(offered)))
@@ -104,7 +145,7 @@ def _call_verl(function: Function, parameters: Parameters, samples: Samples) -> 
 
 
 def _call_openrlhf(function: Function, parameters: Parameters, samples: Samples) -> Answers:
-    prompts = [_plain(prompt) for prompt in samples.prompts]
+    prompts = [text_of(prompt) for prompt in samples.prompts]
     queries = [prompt + text for prompt, text in zip(prompts, samples.completions, strict=True)]
     labels = _column(samples, "answer", "label")
     offered = {"queries": queries, "prompts": prompts, "labels": labels}
@@ -119,14 +160,14 @@ def _call_openrlhf(function: Function, parameters: Parameters, samples: Samples)
 
 
 def _call_trlx(function: Function, parameters: Parameters, samples: Samples) -> Answers:
-    prompts = [_plain(prompt) for prompt in samples.prompts]
+    prompts = [text_of(prompt) for prompt in samples.prompts]
     joined = [prompt + text for prompt, text in zip(prompts, samples.completions, strict=True)]
     offered = _further(samples) | {"samples": joined, "prompts": prompts, "outputs": samples.completions}
     return Answers(_answer(function(**parameters.accepted(offered))))
 
 
 def _call_torchforge(function: Function, parameters: Parameters, samples: Samples) -> Answers:
-    prompts = [_plain(prompt) for prompt in samples.prompts]
+    prompts = [text_of(prompt) for prompt in samples.prompts]
     targets = _column(samples, "answer", "target")
     return Answers(_answer_of_each(function, parameters, prompt=prompts, response=samples.completions, target=targets))
 
@@ -180,17 +221,17 @@ DIALECTS = (
 
 
 def dialect_named(name: str) -> Dialect | None:
-    """The dialect of a name as it stands before a function in the configuration: `verl`, `trl`, ..."""
+    """The dialect of a prefix in `reward.functions`, such as `verl` or `trl`."""
     return next((dialect for dialect in DIALECTS if dialect.name.lower() == name), None)
 
 
 def fits(dialect: Dialect, parameters: Parameters) -> bool:
-    """Whether a function can be called in a dialect: what it must have is offered, or a column of the data."""
+    """Whether a dialect can pass all arguments that a function requires, possibly as columns of the data."""
     return dialect.columns or parameters.required <= set(dialect.offers)
 
 
 def as_list(values: object) -> list:
-    """A list, tuple, array or tensor as a list; anything else as a list of itself."""
+    """A list, tuple, array or tensor as a list; anything else as a list with one element."""
     if isinstance(values, list | tuple):
         return list(values)
     if isinstance(values, Listable):
@@ -200,18 +241,20 @@ def as_list(values: object) -> list:
 
 
 def _answer(result: object) -> object:
-    """The result; a coroutine's is awaited in a thread of its own, for this one may already run an event loop."""
+    """The result of a call; a coroutine is awaited first."""
     return _awaited([result])[0] if inspect.isawaitable(result) else result
 
 
 def _answer_of_each(function: Function, parameters: Parameters, **columns: list) -> list:
-    """The answers to one sample after the other; those of an asynchronous function are awaited together."""
+    """Calls a function sample by sample; the coroutines of an asynchronous one are awaited concurrently."""
     rows = zip(*columns.values(), strict=True)
     results = [function(**parameters.accepted(dict(zip(columns, row, strict=True)))) for row in rows]
     return _awaited(results) if any(inspect.isawaitable(result) for result in results) else results
 
 
 def _awaited(results: Sequence[object]) -> list:
+    """Awaits in a thread of its own, because this one may already run an event loop."""
+
     async def gathered() -> list:
         async def one(result: object) -> object:
             with ending_forks():
@@ -224,7 +267,7 @@ def _awaited(results: Sequence[object]) -> list:
 
 
 def _column(samples: Samples, *names: str) -> list:
-    """Of each sample, the first value among the named columns; None where none has one."""
+    """For each sample, the first value in the named columns that is not None; None without one."""
     found = [samples.columns[name] for name in names if name in samples.columns]
     return [
         next((values[index] for values in found if values[index] is not None), None) for index in range(len(samples))
@@ -232,16 +275,12 @@ def _column(samples: Samples, *names: str) -> list:
 
 
 def _further(samples: Samples) -> dict[str, object]:
-    """The data's columns that are not given under another name already."""
+    """The columns of the data that are not passed under another name."""
     return {name: values for name, values in samples.columns.items() if name not in ("prompt", "completion")}
 
 
-def _plain(prompt: Prompt) -> str:
-    return text_of(prompt)
-
-
 def _means(columns: Mapping[str, list]) -> Metrics:
-    """The mean of each column's numbers; a column without any has none."""
+    """The mean of the finite numbers of each column that has any."""
     numbers = {
         name: [float(value) for value in values if isinstance(value, Real) and math.isfinite(value)]
         for name, values in columns.items()

@@ -1,34 +1,38 @@
-"""What the user wrote in `reward.functions` becomes functions: built-in names, dotted paths, files, addresses."""
+"""Turns the entries of `reward.functions` into functions: built-in names, dotted paths, files, and addresses."""
 
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.reward import Reward
 from hybridflow.config.user_code import ending_forks, load_member
 from hybridflow.errors import ConfigError
 from hybridflow.observability.redaction import redacted_text
-from hybridflow.rewards.bound import BoundReward
-from hybridflow.rewards.dialects import DIALECTS, Dialect, dialect_named, dialect_of, fits
+from hybridflow.rewards.bound import BoundReward, described
+from hybridflow.rewards.dialects import (
+    DIALECTS,
+    Dialect,
+    Function,
+    Parameters,
+    dialect_named,
+    dialect_of,
+    fits,
+    parameters_of,
+)
 from hybridflow.rewards.factory import BUILT_IN
 from hybridflow.rewards.remote import RemoteReward, address_label, is_address
-from hybridflow.rewards.settings import checked_settings, parameter_names
-from hybridflow.rewards.signatures import Parameters, parameters_of
-from hybridflow.rewards.tracing import described
+from hybridflow.rewards.settings import checked_settings
 
 logger = logging.getLogger(__name__)
 
 _KEY = "reward.functions"
-Function = Callable[..., object]
 
 
 def resolve_functions(config: Reward) -> list[BoundReward]:
-    """The functions of `reward.functions`, each with the dialect it is written in.
-
-    Whatever would keep one from being called is a `ConfigError` here, before anything starts.
-    """
+    """The functions of `reward.functions`, with their dialects. Raises `ConfigError` for one that cannot be called."""
     if not config.functions:
         raise ConfigError(
             "reward.functions is empty.",
@@ -41,7 +45,7 @@ def resolve_functions(config: Reward) -> list[BoundReward]:
 
 
 def labels_of(config: Reward) -> list[str]:
-    """The short name of each function: what metrics, columns and `reward.settings` call it."""
+    """The short name of each function in metrics, columns and `reward.settings`."""
     labels: list[str] = []
     for setting in config.functions:
         label = address_label(setting) if is_address(setting) else setting.rpartition(":")[2].rpartition(".")[2]
@@ -51,7 +55,7 @@ def labels_of(config: Reward) -> list[str]:
 
 
 def check_settings(rewards: Sequence[Reward]) -> None:
-    """Raises `ConfigError` for `reward.settings` of a function that no part of the run has."""
+    """Raises `ConfigError` for `reward.settings` of a function that the run does not use and that is not built in."""
     labels = [label for reward in rewards for label in labels_of(reward)]
     for name in dict.fromkeys(name for reward in rewards for name in reward.settings):
         if name in labels:
@@ -61,30 +65,27 @@ def check_settings(rewards: Sequence[Reward]) -> None:
                 f"reward.settings.{name}: no function of the run is called '{name}'.",
                 remedy=f"{did_you_mean(name, [*labels, *BUILT_IN])}Functions: {', '.join(labels) or 'none'}.",
             )
-        logger.warning("reward.settings.%s is without effect: reward.functions does not name it", name)
+        logger.warning("reward.settings.%s has no effect: reward.functions does not name it", name)
 
 
 def _resolved(setting: str, label: str, given: object) -> BoundReward:
-    key = f"reward.settings.{label}"
+    def settings(function: Function, names: Collection[str]) -> Mapping[str, Any]:
+        return checked_settings(function, given, key=f"reward.settings.{label}", names=names)
+
     if is_address(setting):
-        settings = checked_settings(RemoteReward.__init__, given, key=key, names=parameter_names(RemoteReward)[1:])
-        remote = _made(RemoteReward, setting, settings)
-        return _bound(redacted_text(setting), label, remote, dialect_named("openrlhf"), {}, is_trusted=True)
+        remote = RemoteReward(setting, **settings(RemoteReward, list(inspect.signature(RemoteReward).parameters)[1:]))
+        return _bound(redacted_text(setting), label, remote, dialect_named("openrlhf"), is_trusted=True)
     if setting in BUILT_IN:
         entry = BUILT_IN[setting]
-        settings = checked_settings(entry.make, given, key=key, names=parameter_names(entry.make))
-        return _bound(setting, label, entry.make(**settings), None, {}, is_trusted=entry.is_trusted)
+        function = entry.make(**settings(entry.make, inspect.signature(entry.make).parameters))
+        return _bound(setting, label, function, None, is_trusted=entry.is_trusted)
     prefix, colon, rest = setting.partition(":")
     dialect = dialect_named(prefix.lower()) if colon else None
-    function = _own_function(rest if dialect else setting, setting)
+    function = _user_function(rest if dialect else setting, setting)
     parameters = parameters_of(function)
     kind = dialect or (dialect_of(parameters) if parameters is not None else None)
     own = [name for name in parameters.named if kind is None or name not in kind.offers] if parameters else []
-    return _bound(setting, label, function, kind, checked_settings(function, given, key=key, names=own))
-
-
-def _made(make: Callable[..., Function], setting: str, settings: dict[str, object]) -> Function:
-    return make(setting, **settings)
+    return _bound(setting, label, function, kind, settings(function, own))
 
 
 def _bound(
@@ -92,34 +93,40 @@ def _bound(
     label: str,
     function: Function,
     dialect: Dialect | None,
-    settings: dict[str, object],
+    settings: Mapping[str, object] | None = None,
     *,
     is_trusted: bool = False,
 ) -> BoundReward:
     parameters = parameters_of(function)
     if parameters is not None:
-        parameters = parameters.without(settings)
+        parameters = parameters.without(settings or {})
         dialect = dialect or dialect_of(parameters)
     if parameters is None or dialect is None or not fits(dialect, parameters):
-        raise _of_no_kind(setting, function, dialect, parameters)
+        raise _unknown_signature(setting, function, dialect, parameters)
     called = functools.partial(function, **settings) if settings else function
     return BoundReward(setting, label, called, parameters, dialect, is_trusted)
 
 
-def _of_no_kind(
+def _unknown_signature(
     setting: str, function: Function, dialect: Dialect | None, parameters: Parameters | None
 ) -> ConfigError:
     kinds = DIALECTS if dialect is None else (dialect,)
     known = "\n  ".join(f"{each.signature}   ({each.name})" for each in kinds)
-    what = "those of no known kind" if dialect is None or parameters is None else f"not those of {dialect.name}"
+    flaw = (
+        "match no known signature" if dialect is None or parameters is None else f"do not match that of {dialect.name}"
+    )
+    try:
+        signature = str(inspect.signature(function))
+    except (TypeError, ValueError):
+        signature = "which Python cannot determine"
     return ConfigError(
-        f"{_KEY}: the parameters of '{setting}', {_signature(function)}, are {what}.",
+        f"{_KEY}: the parameters of '{setting}', {signature}, {flaw}.",
         remedy=f"Give it one of these signatures:\n  {known}",
     )
 
 
-def _own_function(path: str, setting: str) -> Function:
-    """The function of that path; a class is taken as an object with `__call__`, made without arguments."""
+def _user_function(path: str, setting: str) -> Function:
+    """The function at a path; a class is instantiated without arguments and must have `__call__`."""
     if not path.endswith(".py") and "." not in path:
         raise ConfigError(
             f"{_KEY}: there is no built-in function '{path}'.",
@@ -133,7 +140,7 @@ def _own_function(path: str, setting: str) -> Function:
                 member = member()
         except Exception as error:
             raise ConfigError(
-                f"{_KEY}: the class '{setting}' cannot be made without arguments: {described(error)}.",
+                f"{_KEY}: the class '{setting}' cannot be instantiated without arguments: {described(error)}.",
                 remedy="Name a function that makes one and calls it.",
             ) from error
     if not callable(member):
@@ -141,10 +148,3 @@ def _own_function(path: str, setting: str) -> Function:
             f"{_KEY}: '{setting}' is a {type(member).__name__}, not a function.", remedy="Name a function."
         )
     return member
-
-
-def _signature(function: Function) -> str:
-    try:
-        return str(inspect.signature(function))
-    except (TypeError, ValueError):
-        return "which Python cannot tell"

@@ -1,35 +1,35 @@
-"""RewardScorer: the functions of a run, applied to samples, weighted and added up."""
+"""RewardScorer: applies the reward functions of a run to samples, and adds up their weighted scores."""
 
 import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.reward import LARGEST_SCORE, Reward
 from hybridflow.errors import ConfigError, RewardError
 from hybridflow.observability.metrics import Metrics, mean, total
-from hybridflow.rewards.combine import as_columns, preferred, weighted_sum
 from hybridflow.rewards.dialects import FILTER_SCORES, as_list
 from hybridflow.rewards.interface import Failure, Outcome, Prompt, Samples
 from hybridflow.rewards.remote import RemoteReward
 from hybridflow.rewards.resolve import resolve_functions
-from hybridflow.rewards.runners.choice import make_runner
-from hybridflow.rewards.runners.interface import Runner
+from hybridflow.rewards.runners.choice import Runner, make_runner
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Scored:
-    """What became of B samples.
+    """The scores of B samples.
 
-    `scores` [B] float32 are the weighted sums. `columns` holds each function's own scores [B] by label, NaN where it
-    did not score; `extras` what functions reported for each sample beside them. `filter_scores` [B] are the weighted
-    sums of what the functions answer for groups to be judged by, where one can say more of this than its score.
+    `scores` [B] float32 are the weighted sums. `columns` holds the scores [B] of each function by label, NaN where it
+    returned none; `extras` holds other columns that functions reported. `filter_scores` [B] are the scores by which
+    dynamic filtering judges groups, None if no function reports such scores.
     """
 
     scores: Tensor
@@ -43,9 +43,9 @@ class Scored:
 class RewardScorer:
     """Scores samples with the functions of `reward.functions`.
 
-    A failing sample (the function raised for it, or answered with no finite number) counts against
-    `reward.error_budget`, which holds for the life of the scorer; past it, scoring raises `RewardError`. Within it,
-    that function leaves the sample unscored; a sample left without any score gets 0.
+    A sample fails if a function raises for it or returns no usable number. Failures count against
+    `reward.error_budget` for the life of the scorer; beyond it, scoring raises `RewardError`. Within it, a failed
+    sample has no score from that function, and 0 if no other function scores it.
 
         scorer = RewardScorer(config.reward)
         scorer.check_columns(table.columns)
@@ -62,11 +62,11 @@ class RewardScorer:
 
     @property
     def names(self) -> list[str]:
-        """Label of each function, as metrics and columns carry it."""
+        """The label of each function, which names its metrics and column."""
         return [function.label for function in self.functions]
 
     def check_columns(self, columns: Collection[str]) -> None:
-        """Raises `ConfigError` when a function must be given a column that the data does not have."""
+        """Raises `ConfigError` if a function requires a column that the data does not have."""
         for function in self.functions:
             for name in sorted(function.required_columns - set(columns)):
                 raise ConfigError(
@@ -76,13 +76,13 @@ class RewardScorer:
                 )
 
     def check_servers(self) -> None:
-        """Raises `ConfigError` where a function is a server's and none of its addresses can be reached."""
+        """Raises `ConfigError` if none of the addresses of a reward server can be reached."""
         for function in self.functions:
             if isinstance(function.function, RemoteReward):
                 function.function.check_reachable()
 
     def start(self) -> None:
-        """Begins what takes time to begin, such as processes; `score` does it too."""
+        """Starts processes in the background; otherwise the first `score` starts them."""
         self._runner.start()
 
     def score(
@@ -92,7 +92,7 @@ class RewardScorer:
         columns: Mapping[str, list],
         completion_ids: Sequence[Sequence[int] | Tensor] | None = None,
     ) -> Scored:
-        """Scores of B samples; `columns` are the data's, one value per sample. Ids reach functions that name them."""
+        """Scores B samples. `columns` are those of the data, one value per sample; `completion_ids` the token ids."""
         wanted = any("completion_ids" in function.parameters.named for function in self.functions)
         ids = [as_list(row) for row in completion_ids] if wanted and completion_ids is not None else None
         samples = Samples(list(prompts), list(completions), columns, ids)
@@ -102,38 +102,38 @@ class RewardScorer:
         scores, unscored = weighted_sum(table, self._weights)
         failures = [failure for outcome in outcomes for failure in outcome.failures]
         self._spend(failures, len(samples))
-        left_out = self._left_out(samples, unscored, failures) + self._beyond(samples, scores)
-        self._spend(left_out, len(samples))
+        without_score = self._unscored(samples, unscored, failures) + self._out_of_range(samples, scores)
+        self._spend(without_score, len(samples))
         return Scored(
             scores=torch.where(scores.abs() <= LARGEST_SCORE, scores, 0.0),
             columns=dict(zip(self.names, table, strict=True)),
             metrics=self._metrics(outcomes),
-            failures=failures + left_out,
+            failures=failures + without_score,
             extras={name: values for outcome in outcomes for name, values in outcome.extras.items()},
             filter_scores=self._filter_scores(table, outcomes),
         )
 
     def _filter_scores(self, table: Tensor, outcomes: Sequence[Outcome]) -> Tensor | None:
-        """None, or numbers for every sample: whatever the samples, the same functions have the same columns."""
+        """None, or a number per sample; which of the two depends on the functions alone, never on the samples."""
         if not any(function.dialect.has_filter_scores for function in self.functions):
             return None
-        filter_scores = [
+        reported = [
             outcome.extras.get(FILTER_SCORES) if function.dialect.has_filter_scores else None
             for function, outcome in zip(self.functions, outcomes, strict=True)
         ]
-        return weighted_sum(preferred(table, filter_scores), self._weights)[0]
+        return weighted_sum(_replaced(table, reported), self._weights)[0]
 
-    def _left_out(self, samples: Samples, unscored: Tensor, failures: Sequence[Failure]) -> list[Failure]:
-        """Samples for which every function answered None, and no reward model answers beside them."""
+    def _unscored(self, samples: Samples, unscored: Tensor, failures: Sequence[Failure]) -> list[Failure]:
+        """Failures of samples for which every function returned None, unless a reward model scores them too."""
         if not self._is_alone:
             return []
         failed = {failure.index for failure in failures}
-        reason = "no function scored it: each answered None."
+        reason = "no function scored it: each returned None."
         missing = [index for index in torch.nonzero(unscored).flatten().tolist() if index not in failed]
         return self._of_all_functions(samples, missing, reason)
 
-    def _beyond(self, samples: Samples, scores: Tensor) -> list[Failure]:
-        """Samples whose scores are within the bound, and their weighted sum is not."""
+    def _out_of_range(self, samples: Samples, scores: Tensor) -> list[Failure]:
+        """Failures of samples whose weighted sum is out of range, although their scores are not."""
         found = torch.nonzero(~(scores.abs() <= LARGEST_SCORE)).flatten().tolist()
         reason = f"the weighted sum of its scores is not between {-LARGEST_SCORE:g} and {LARGEST_SCORE:g}."
         return self._of_all_functions(samples, found, reason)
@@ -143,7 +143,7 @@ class RewardScorer:
         return [Failure(names, index, reason, samples.prompts[index], samples.completions[index]) for index in indices]
 
     def _spend(self, failures: Sequence[Failure], num_samples: int) -> None:
-        """Count failures, say each, and raise past the budget."""
+        """Logs failures and counts them against the budget; raises beyond it."""
         failed = len({failure.index for failure in failures})
         self._num_failures += failed
         if self._num_failures > self._budget:
@@ -170,7 +170,32 @@ class RewardScorer:
 
 
 def _checked_weights(config: Reward) -> list[float]:
-    """One weight per function, 1 each when none is given."""
+    """One weight per function, 1 each by default."""
     weights = list(config.weights) or [1.0] * len(config.functions)
-    assert len(weights) == len(config.functions), f"unchecked before the start: {weights} for {config.functions}"
+    assert len(weights) == len(config.functions), f"not checked by compose: {weights} for {config.functions}"
     return weights
+
+
+def as_columns(scores: Sequence[Sequence[float | None]]) -> Float[Tensor, "F B"]:
+    """Scores of F functions for B samples, with NaN for None."""
+    rows = [[float("nan") if score is None else score for score in column] for column in scores]
+    return torch.tensor(rows, dtype=torch.float32)
+
+
+def weighted_sum(
+    columns: Float[Tensor, "F B"], weights: Sequence[float]
+) -> tuple[Float[Tensor, " B"], Bool[Tensor, " B"]]:
+    """sum_f weights[f] columns[f], where NaN (not scored) adds nothing; and which samples no function scored."""
+    weighted = columns * torch.tensor(weights, dtype=columns.dtype)[:, None]
+    return weighted.nansum(0), columns.isnan().all(0)
+
+
+def _replaced(columns: Float[Tensor, "F B"], others: Sequence[Sequence[object] | None]) -> Float[Tensor, "F B"]:
+    """The columns, with the finite numbers of `others` (one row per function, or None) in their place."""
+    rows = [column if other is None else _numbers(other) for column, other in zip(columns, others, strict=True)]
+    found = torch.stack(rows).to(columns.dtype)
+    return torch.where(found.isfinite(), found, columns)
+
+
+def _numbers(values: Sequence[object]) -> Float[Tensor, " B"]:
+    return torch.tensor([float(value) if isinstance(value, Real) else float("nan") for value in values])

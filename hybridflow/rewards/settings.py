@@ -1,4 +1,4 @@
-"""Settings of reward functions: `reward.settings.<function>.<name>`, held against the parameters they are for."""
+"""The settings of reward functions, `reward.settings.<function>.<name>`, checked against the parameters they set."""
 
 import inspect
 import types
@@ -14,12 +14,12 @@ _PLAIN = (bool, int, float, str, list, dict, type(None))
 def checked_settings(
     function: Callable[..., object], given: object, *, key: str, names: Collection[str]
 ) -> dict[str, object]:
-    """What was given, where `names` has each name and the parameter's annotation allows its value.
+    """The given settings of a function or class, if each name is among `names` and its annotation allows its value.
 
-    Raises `ConfigError` in the words of `key`, which is `reward.settings.<function>`.
+    Otherwise raises `ConfigError`; `key` is `reward.settings.<function>`.
     """
     if not isinstance(given, Mapping):
-        raise ConfigError(f"{key}={given!r} names no setting.", remedy=f"{_known(key, names)} Write {key}.name=value.")
+        raise ConfigError(f"{key}={given!r} must be a mapping.", remedy=f"{_known(key, names)} Write {key}.name=value.")
     kinds = _kinds(function)
     for name, value in given.items():
         if name not in names:
@@ -35,21 +35,16 @@ def checked_settings(
     return {str(name): value for name, value in given.items()}
 
 
-def parameter_names(maker: Callable[..., object]) -> list[str]:
-    """The settings of a built-in function: the parameters of what makes it."""
-    return list(inspect.signature(maker).parameters)
-
-
 def _known(key: str, names: Collection[str]) -> str:
     return f"Settings of {key.rpartition('.')[2]}: {', '.join(names) or 'none'}."
 
 
 def _kinds(function: Callable[..., object]) -> dict[str, tuple[type, ...]]:
-    """The plain types that each parameter's annotation allows; parameters with other annotations are left out."""
-    target = function if inspect.isroutine(function) else type(function).__call__
+    """The plain types that each parameter's annotation allows, without parameters that have other annotations."""
+    called = function.__init__ if inspect.isclass(function) else type(function).__call__
     try:
-        hints = get_type_hints(target)
-    except (NameError, TypeError, AttributeError):  # a user's annotations need not be resolvable
+        hints = get_type_hints(function if inspect.isroutine(function) else called)
+    except (NameError, TypeError, AttributeError):  # annotations of user code may not be resolvable
         return {}
     found = {}
     for name, hint in hints.items():

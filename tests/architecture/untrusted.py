@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from tests.architecture.source import SourceFile, Violation
 
 MAY_UNPICKLE = {
-    "hybridflow/rewards/runners/nursery.py": "reads its parent's pipe, once, before any program runs",
+    "hybridflow/rewards/runners/forkserver.py": "reads its parent's pipe, once, before any program runs",
     "hybridflow/rewards/runners/processes.py": "writes into that pipe",
 }
 UNPICKLERS = {"pickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "torch.distributed.checkpoint"}

@@ -23,8 +23,8 @@ from pathlib import Path
 from hybridflow.errors import RewardError
 from hybridflow.rewards.functions.code_tests import tests_of
 from hybridflow.rewards.sandbox import runs
-from hybridflow.rewards.sandbox.limits import Limits
 from hybridflow.rewards.sandbox.questions import question_of
+from hybridflow.rewards.sandbox.runs import Limits
 from tests.attacks.cheats import cheating_programs, rows
 from tests.attacks.escapes import programs
 
@@ -153,7 +153,7 @@ def _gives_nothing(row: object) -> bool:
     except RewardError:
         return True
     assert found is not None
-    return not any(question_of(test).is_parted for test in found.statements)
+    return not any(question_of(test).is_split for test in found.statements)
 
 
 def _has_come(listener: socket.socket) -> bool:

@@ -32,7 +32,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
 def test_only_the_processes_of_reward_functions_unpickle(watched):
     assert any("/rewards.py:" in caller for caller in watched.callers)  # the watch sees what is there
     assert any(caller.startswith("ray/") for caller in watched.callers)
-    assert watched.ours() == {f"hybridflow/rewards/runners/{name}.py" for name in ("nursery", "processes")}
+    assert watched.ours() == {f"hybridflow/rewards/runners/{name}.py" for name in ("forkserver", "processes")}
     assert watched.problems() == []
 
 
@@ -60,7 +60,7 @@ def test_pickles_are_told_from_other_files(tmp_path):
 def test_what_must_not_be_is_a_problem():
     found = Watched()
     found.callers["hybridflow/elastic/store.py:load"] += 1
-    found.callers["hybridflow/rewards/runners/nursery.py:main"] += 1
+    found.callers["hybridflow/rewards/runners/forkserver.py:main"] += 1
     found.callers["ray/_private/serialization.py:_deserialize_pickle5_data"] += 1
     found.listeners["raylet", "::"] += 1
     found.listeners["raylet", "::ffff:127.0.0.1"] += 1

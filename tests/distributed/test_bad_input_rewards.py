@@ -61,7 +61,7 @@ def judge(tmp_path: Path) -> Judge:
             "short",
             ["reward.processes=0", "trainer.eval_every=0"],
             "training step 1",
-            "it answered 1 scores for 16 samples",
+            "it returned 1 scores for 16 samples",
         ),
         (
             "of_one",
@@ -73,13 +73,13 @@ def judge(tmp_path: Path) -> Judge:
             "eats",
             ["reward.memory_mb=200"],
             "the evaluation of step 0",
-            "its process came to use more than reward.memory_mb=200 beside",
+            "its process exceeded reward.memory_mb=200 (above",
         ),
         pytest.param(
             "eats",
             [],
             "the evaluation of step 0",
-            "its process came to use more than reward.memory_mb=4096 beside",
+            "its process exceeded reward.memory_mb=4096 (above",
             marks=pytest.mark.slow,
         ),
     ],
@@ -101,7 +101,7 @@ def test_a_failure_within_the_budget_is_told_and_counted(judge, tmp_path):
     ended = judge("fails_once", "reward.error_budget=1", "reward.processes=0")
     assert ended.status == 0, ended.said
     assert "failures=1 reward.error_budget=1" in ended.words
-    assert "failed on sample 5: it answered inf" in ended.words
+    assert "failed on sample 5: it returned inf" in ended.words
     rows = metric_rows(tmp_path / "run")
     assert [row.get("rewards/fails_once/not_scored", 0.0) for row in rows] == [0.0, 0.0, 1.0, 0.0, 0.0]
 

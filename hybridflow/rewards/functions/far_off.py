@@ -1,4 +1,4 @@
-"""far_off: the cost of an answer that is not merely wrong."""
+"""far_off: the cost of an answer that is far from right."""
 
 from hybridflow.rewards.answers import expected_answer, last_number
 from hybridflow.rewards.interface import Completion, Prompt, text_of
@@ -7,9 +7,9 @@ FAR_FRACTION = 0.05
 
 
 def far_off(prompts: list[Prompt], completions: list[Completion], answer: list, **columns: list) -> list[float | None]:
-    """1 where the response's last number is more than a twentieth off the answer, or missing, else 0.
+    """1 if the response has no number, or its last one differs from the answer by more than 5 %, else 0.
 
-    None where the data has no number as its answer. A cost, for `roles.cost` of Safe RLHF.
+    None if the answer has no number. A cost, for `roles.cost` of Safe RLHF.
     """
     return [_cost(text_of(completion), expected) for completion, expected in zip(completions, answer, strict=True)]
 
@@ -21,5 +21,5 @@ def _cost(text: str, expected: object) -> float | None:
         return None
     if found is None:
         return 1.0
-    aim = float(right.replace(",", ""))
-    return float(abs(float(found.replace(",", "")) - aim) > FAR_FRACTION * abs(aim))
+    target = float(right.replace(",", ""))
+    return float(abs(float(found.replace(",", "")) - target) > FAR_FRACTION * abs(target))

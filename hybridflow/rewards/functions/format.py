@@ -1,4 +1,4 @@
-"""format: the response has the wanted form."""
+"""format: whether the response matches a pattern."""
 
 import re
 
@@ -7,9 +7,9 @@ from hybridflow.rewards.interface import Completion, Prompt, text_of
 
 
 class FormatReward:
-    """1 where the whole response matches `reward.settings.format.pattern` (a dot also matches line ends), else 0."""
+    """1 if the whole response matches the regular expression `pattern` (dots also match line breaks), else 0."""
 
-    def __init__(self, pattern: str | None) -> None:
+    def __init__(self, pattern: str | None = None) -> None:
         if pattern is None:
             raise ConfigError(
                 "The reward function 'format' needs a pattern.",
@@ -24,5 +24,5 @@ class FormatReward:
             ) from error
 
     def __call__(self, prompts: list[Prompt], completions: list[Completion], **columns: list) -> list[float]:
-        """A score for each completion."""
+        """One score per completion."""
         return [float(self._pattern.fullmatch(text_of(completion)) is not None) for completion in completions]

@@ -1,4 +1,4 @@
-"""length and overlong: what the number of tokens of a response costs."""
+"""length and overlong: penalties on the number of tokens of a response."""
 
 import torch
 
@@ -8,9 +8,13 @@ from hybridflow.rewards.interface import Completion, Prompt
 
 
 class LengthReward:
-    """-penalty for each token more, and where `exact` also fewer, than `target`."""
+    """-penalty per token beyond `target`; if `exact`, also per token short of it."""
 
-    def __init__(self, target: int, penalty: float, exact: bool) -> None:
+    def __init__(self, target: int | None, penalty: float, exact: bool) -> None:
+        if target is None:
+            raise ConfigError(
+                "The reward function 'length' needs a target.", remedy="Set reward.settings.length.target=128 (tokens)."
+            )
         if target < 0:
             raise ConfigError(f"reward.settings.length.target={target} is below 0.", remedy="Use a number of tokens.")
         self._numbers = {"target": target, "penalty": penalty, "exact": exact}
@@ -18,19 +22,24 @@ class LengthReward:
     def __call__(
         self, prompts: list[Prompt], completions: list[Completion], completion_ids: list[list[int]], **columns: list
     ) -> list[float]:
-        """A score for each completion."""
+        """One score per completion."""
         return length_penalty(_lengths(completion_ids), **self._numbers).tolist()
 
 
 class OverlongReward:
-    """DAPO's soft punishment, times `penalty`, of responses that come near `max_response_tokens`."""
+    """DAPO's soft punishment, times `penalty`, of responses of nearly `max_response_tokens`."""
 
-    def __init__(self, max_response_tokens: int, buffer_tokens: int | None, penalty: float) -> None:
+    def __init__(self, max_response_tokens: int | None, buffer_tokens: int | None, penalty: float) -> None:
+        if max_response_tokens is None:
+            raise ConfigError(
+                "The reward function 'overlong' does not know the longest response.",
+                remedy="Set reward.settings.overlong.max_response_tokens; a run takes data.max_response_tokens.",
+            )
         buffer = max(1, max_response_tokens // 5) if buffer_tokens is None else buffer_tokens
         if not 0 < buffer <= max_response_tokens:
             raise ConfigError(
-                f"reward.settings.overlong.buffer_tokens={buffer} does not lie within a response of"
-                f" {max_response_tokens} tokens.",
+                f"reward.settings.overlong.buffer_tokens={buffer} must be between 1 and {max_response_tokens}, the"
+                " longest response.",
                 remedy=f"Use 1 to {max_response_tokens}; DAPO uses a fifth of the longest response.",
             )
         self._penalty = penalty
@@ -39,7 +48,7 @@ class OverlongReward:
     def __call__(
         self, prompts: list[Prompt], completions: list[Completion], completion_ids: list[list[int]], **columns: list
     ) -> list[float]:
-        """A score for each completion."""
+        """One score per completion."""
         return (self._penalty * overlong_punishment(_lengths(completion_ids), **self._numbers)).tolist()
 
 

@@ -1,4 +1,4 @@
-r"""math: the response's final answer equals the data's as mathematics: 1/2 is 0.5, and {1, 2} is {2, 1}."""
+r"""math: whether the response's final answer is mathematically equal to the data's: 1/2 is 0.5, {1, 2} is {2, 1}."""
 
 import threading
 
@@ -8,10 +8,10 @@ from hybridflow.rewards.interface import Completion, Prompt, text_of
 
 
 class MathReward:
-    """1 where math-verify finds the response's answer equal to the data's, else 0; None where the data has none.
+    """1 if math-verify finds the final answer equal to that of the data, else 0 (extra `math`).
 
-    An expected answer that math-verify cannot read is compared as it is written. `answer_seconds` bounds the reading
-    and the comparing of one answer, each: what takes longer is not equal.
+    None for a row without answer. An answer of the data that math-verify cannot parse is compared as text.
+    `answer_seconds` limits the parsing and the comparing of one answer, each; what takes longer is not equal.
     """
 
     def __init__(self, answer_seconds: int = 5) -> None:
@@ -21,8 +21,8 @@ class MathReward:
     def __call__(
         self, prompts: list[Prompt], completions: list[Completion], answer: list, **columns: list
     ) -> list[float | None]:
-        """A score for each completion."""
-        # math-verify keeps time with signals, which only the main thread of a process can have.
+        """One score per completion."""
+        # math-verify limits time with signals, which only the main thread of a process can handle.
         seconds = self._seconds if threading.current_thread() is threading.main_thread() else None
         return [
             None if expected is None else float(self._is_equal(text_of(completion), expected, seconds))

@@ -1,5 +1,5 @@
-"""How functions are run over samples.
+"""How reward functions are run over samples: `choice.py` makes the runner of a run.
 
-`serial.py` calls one after the other in this process; `pooled.py` calls them in processes with limits (`nursery.py`
-begets and ends these); `choice.py` says which runner a run has.
+`serial.py` calls functions in this process, `pooled.py` in processes with limits, which `processes.py` starts through
+the fork server of `forkserver.py`.
 """

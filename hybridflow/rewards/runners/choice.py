@@ -1,17 +1,33 @@
-"""Which functions run where: in this process, or in processes of their own."""
+"""Runners: what calls the reward functions, in this process or in processes of their own."""
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from hybridflow.config.reward import Reward
 from hybridflow.rewards.bound import BoundReward
 from hybridflow.rewards.interface import Outcome, Samples
-from hybridflow.rewards.runners.interface import Runner
 from hybridflow.rewards.runners.pooled import PooledRunner
 from hybridflow.rewards.runners.serial import SerialRunner
 
 
+class Runner(Protocol):
+    """Calls functions with samples; a sample that fails is reported in the outcome, never raised."""
+
+    def start(self) -> None:
+        """Starts processes in the background; otherwise `run` starts them."""
+        ...
+
+    def run(self, functions: Sequence[BoundReward], samples: Samples, *, allowed_failures: int) -> list[Outcome]:
+        """One outcome per function. After more than `allowed_failures` of a function, its outcome may be incomplete."""
+        ...
+
+    def close(self) -> None:
+        """Ends what was started."""
+        ...
+
+
 def make_runner(config: Reward, functions: Sequence[BoundReward]) -> Runner:
-    """The runner of `reward.processes`: 0, all here; N, all in N processes; null, one process for what needs it."""
+    """The runner for `reward.processes`: 0, this process; N, a pool of N; null, one process for untrusted functions."""
     if config.processes == 0:
         return SerialRunner()
     if config.processes is not None:
@@ -22,19 +38,19 @@ def make_runner(config: Reward, functions: Sequence[BoundReward]) -> Runner:
 
 
 class MixedRunner:
-    """Trusted functions run in one runner, all others in another."""
+    """Runs trusted functions in one runner, and all others in another."""
 
     def __init__(self, trusted: Runner, others: Runner) -> None:
         self._trusted = trusted
         self._others = others
 
     def start(self) -> None:
-        """Starts both."""
+        """Starts both runners."""
         self._trusted.start()
         self._others.start()
 
     def run(self, functions: Sequence[BoundReward], samples: Samples, *, allowed_failures: int) -> list[Outcome]:
-        """One outcome a function, in their order."""
+        """One outcome per function, in their order."""
         outcomes: dict[int, Outcome] = {}
         for runner, is_trusted in ((self._trusted, True), (self._others, False)):
             own = [index for index, function in enumerate(functions) if function.is_trusted is is_trusted]
@@ -44,6 +60,6 @@ class MixedRunner:
         return [outcomes[index] for index in range(len(functions))]
 
     def close(self) -> None:
-        """Ends both."""
+        """Ends both runners."""
         self._trusted.close()
         self._others.close()

@@ -1,4 +1,4 @@
-"""Samples in chunks, and the board that says which are still to be scored, which failed, and what came of all."""
+"""Samples in chunks, and the progress of a run over them: what is left to score, what failed, and the results."""
 
 import logging
 from collections import deque
@@ -6,23 +6,22 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from hybridflow.observability.metrics import Metrics, merge
-from hybridflow.rewards.bound import BoundReward
+from hybridflow.rewards.bound import BoundReward, failure
 from hybridflow.rewards.interface import Failure, Outcome, Samples
-from hybridflow.rewards.outcomes import failure, indices_of
 from hybridflow.rewards.runners.serial import ONLY_TOGETHER
 
 logger = logging.getLogger(__name__)
 
 CHUNK_SAMPLES = 8
-"""A chunk holds whole groups of one prompt, and ends with the group that fills it."""
+"""A chunk has at least as many samples, and whole groups of one prompt."""
 
 MOST_CHUNKS = 256
-"""Of a function that is called with a sample at a time, so that messages stay cheap beside a step."""
+"""Of a function that takes one sample per call; more messages would cost noticeable time in a step."""
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Samples `start` up to `stop` for one function; `whole` is the chunk that failed, where this is a sample of it."""
+    """Samples `start` up to `stop` for one function; `whole` is the failed chunk of which this retries one sample."""
 
     function: int
     start: int
@@ -34,10 +33,10 @@ class Chunk:
 
 
 def chunks_of(index: int, function: BoundReward, samples: Samples) -> list[Chunk]:
-    """The samples of one function in order, cut only where the prompt changes, as functions may compare siblings.
+    """The samples of one function in order, cut only between prompts, since functions may compare responses to one.
 
-    One that is called with a sample at a time is given few at a time, mostly one; an asynchronous one gets all, for it
-    waits for all of them at once.
+    A function that takes one sample per call gets small chunks, mostly of one; an asynchronous one gets all samples at
+    once, since it waits for them concurrently.
     """
     if function.is_async:
         size = len(samples)
@@ -55,7 +54,7 @@ def chunks_of(index: int, function: BoundReward, samples: Samples) -> list[Chunk
 
 @dataclass
 class _Retry:
-    """The samples of a chunk that failed, each by itself: how many are out, and whether any failed again."""
+    """A failed chunk whose samples are retried one by one: how many are left, and whether any failed again."""
 
     reason: str
     trace: str
@@ -65,8 +64,8 @@ class _Retry:
 
 
 @dataclass
-class _Tally:
-    """What is known of one function's samples."""
+class _Result:
+    """The results of one function so far."""
 
     scores: list[float | None]
     failures: list[Failure] = field(default_factory=list)
@@ -74,8 +73,8 @@ class _Tally:
     extras: dict[str, list] = field(default_factory=dict)
 
 
-class Board:
-    """What is to be done and what was found, over all functions of one run."""
+class Progress:
+    """The chunks that are left and the results so far, over all functions of one run."""
 
     def __init__(self, functions: Sequence[BoundReward], samples: Samples, allowed_failures: int) -> None:
         self._functions = functions
@@ -83,53 +82,47 @@ class Board:
         self._allowed = allowed_failures
         self._queue: deque[Chunk] = deque()
         self._retries: dict[Chunk, _Retry] = {}
-        self._tallies = [_Tally([None] * len(samples)) for _ in functions]
+        self._results = [_Result([None] * len(samples)) for _ in functions]
 
     def add(self, chunks: Iterable[Chunk]) -> None:
-        """More chunks to do."""
+        """Adds chunks to the queue."""
         self._queue.extend(chunks)
 
     def has_more(self) -> bool:
-        """Whether any chunk is left to be given out."""
-        while self._queue and not self.is_wanted(self._queue[0]):
+        """Whether any chunk is left in the queue."""
+        while self._queue and not self.is_needed(self._queue[0]):
             self._queue.popleft()
         return bool(self._queue)
 
     def next_chunk(self) -> Chunk | None:
-        """The next chunk to do, if there is one."""
+        """Takes the next chunk from the queue, if there is one."""
         return self._queue.popleft() if self.has_more() else None
 
-    def is_wanted(self, chunk: Chunk) -> bool:
-        """Whether a chunk still matters: it does not behind the failure of its function that is one too many."""
-        failed = indices_of(self._tallies[chunk.function].failures)
+    def is_needed(self, chunk: Chunk) -> bool:
+        """Whether a chunk can still matter: not if it comes after one failure too many of its function."""
+        failed = sorted({found.index for found in self._results[chunk.function].failures})
         return len(failed) <= self._allowed or chunk.start < failed[self._allowed]
 
-    def answered(self, chunk: Chunk, outcome: Outcome) -> None:
-        """A chunk was scored."""
-        tally = self._tallies[chunk.function]
-        tally.scores[chunk.start : chunk.stop] = outcome.scores
+    def succeeded(self, chunk: Chunk, outcome: Outcome) -> None:
+        """Records the outcome of a chunk."""
+        result = self._results[chunk.function]
+        result.scores[chunk.start : chunk.stop] = outcome.scores
         for found in outcome.failures:
-            tally.failures.append(replace(found, index=found.index + chunk.start))
+            result.failures.append(replace(found, index=found.index + chunk.start))
         if chunk.whole is None:
-            tally.metrics.append(outcome.metrics)
+            result.metrics.append(outcome.metrics)
             for name, values in outcome.extras.items():
-                tally.extras.setdefault(name, [None] * len(self._samples))[chunk.start : chunk.stop] = values
-        self._alone_is_done(chunk, has_failed=bool(outcome.failures))
+                result.extras.setdefault(name, [None] * len(self._samples))[chunk.start : chunk.stop] = values
+        self._retried(chunk, has_failed=bool(outcome.failures))
 
     def failed(
-        self, chunk: Chunk, reason: str, trace: str = "", *, by_raising: bool = False, of_all: bool = False
+        self, chunk: Chunk, reason: str, trace: str = "", *, by_raising: bool = False, for_all: bool = False
     ) -> None:
-        """A chunk was not scored: its samples are tried one by one, and a sample alone has failed.
-
-        `of_all`: each has failed, for a reason that is none of theirs.
-        """
-        if of_all and len(chunk) > 1:
+        """Records that a chunk failed: its samples are retried one by one, unless it has one or all fail `for_all`."""
+        if len(chunk) == 1 or for_all:
             for row in range(chunk.start, chunk.stop):
                 self._fail(chunk.function, row, reason, trace)
-            return
-        if len(chunk) == 1:
-            self._fail(chunk.function, chunk.start, reason, trace)
-            self._alone_is_done(chunk, has_failed=True)
+            self._retried(chunk, has_failed=True)
             return
         label = self._functions[chunk.function].label
         logger.warning("reward=%s samples=%d are scored one by one: %s", label, len(chunk), reason)
@@ -138,22 +131,23 @@ class Board:
         self._queue.extendleft(reversed(alone))
 
     def outcomes(self) -> list[Outcome]:
-        """One outcome a function."""
+        """One outcome per function."""
         return [
-            Outcome(tally.scores, sorted(tally.failures, key=lambda f: f.index), merge(tally.metrics), tally.extras)
-            for tally in self._tallies
+            Outcome(result.scores, sorted(result.failures, key=lambda f: f.index), merge(result.metrics), result.extras)
+            for result in self._results
         ]
 
-    def _alone_is_done(self, chunk: Chunk, *, has_failed: bool) -> None:
-        retry = self._retries.get(chunk.whole) if chunk.whole is not None else None
-        if chunk.whole is None or retry is None:
+    def _retried(self, chunk: Chunk, *, has_failed: bool) -> None:
+        """After the last retry of a chunk that raised, all its samples fail if none raised alone."""
+        if chunk.whole is None:
             return
+        retry = self._retries[chunk.whole]
         retry.left -= 1
         retry.has_failed |= has_failed
         if retry.left == 0 and retry.by_raising and not retry.has_failed:
             for row in range(chunk.whole.start, chunk.whole.stop):
-                self._tallies[chunk.function].scores[row] = None
+                self._results[chunk.function].scores[row] = None
                 self._fail(chunk.function, row, f"{retry.reason} {ONLY_TOGETHER}", retry.trace)
 
     def _fail(self, function: int, row: int, reason: str, trace: str) -> None:
-        self._tallies[function].failures.append(failure(self._functions[function], self._samples, row, reason, trace))
+        self._results[function].failures.append(failure(self._functions[function], self._samples, row, reason, trace))

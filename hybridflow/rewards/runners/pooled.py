@@ -1,4 +1,4 @@
-"""Functions in processes of their own, with limits: a slow or crashing one costs its sample, and nothing else."""
+"""Functions in processes of their own, with limits: a sample that hangs or crashes its process fails alone."""
 
 import math
 import time
@@ -9,20 +9,20 @@ from hybridflow.config.reward import Reward
 from hybridflow.errors import RewardError
 from hybridflow.rewards.bound import BoundReward
 from hybridflow.rewards.interface import Outcome, Samples
-from hybridflow.rewards.runners.chunks import Board, chunks_of
-from hybridflow.rewards.runners.messages import Raised, Ready
-from hybridflow.rewards.runners.processes import START_SECONDS, Nursery, PoolProcess
+from hybridflow.rewards.runners.chunks import Progress, chunks_of
+from hybridflow.rewards.runners.forkserver import Raised, Ready
+from hybridflow.rewards.runners.processes import START_SECONDS, ForkServer, PoolProcess
 
-_LOOK_SECONDS = 0.1
-"""How often the memory of busy processes is looked at."""
+_MEMORY_SECONDS = 0.1
+"""How often the memory of busy processes is measured."""
 
 
 class PooledRunner:
-    """Chunks of samples go to whichever process is free; a chunk that fails is tried again, a sample at a time.
+    """Sends chunks of samples to idle processes; a chunk that fails is retried sample by sample.
 
-    A chunk may take `reward.timeout_seconds` for each of its samples. A process that takes longer, that comes to use
-    more than `reward.memory_mb` beside what it began with, or that ends, is replaced. Functions are found anew in each
-    process, by what the user wrote, so none has to be picklable; code that changed meanwhile is an error.
+    A chunk may take `reward.timeout_seconds` per sample. A process that takes longer, uses more than `reward.memory_mb`
+    above its baseline, or ends, is replaced. Each process finds the functions by their settings, so they need not be
+    picklable; code that has changed meanwhile is an error.
 
         runner = PooledRunner(config.reward, processes=4)
         outcomes = runner.run(functions, samples, allowed_failures=0)
@@ -32,74 +32,74 @@ class PooledRunner:
     def __init__(self, config: Reward, *, processes: int) -> None:
         self._seconds = config.timeout_seconds
         self._memory_mb = config.memory_mb
-        self._next_look = math.inf if config.memory_mb is None else 0.0
+        self._next_measurement = math.inf if config.memory_mb is None else 0.0
         self._num_processes = processes
-        self._nursery = Nursery(config)
+        self._server = ForkServer(config)
         self._processes: list[PoolProcess] = []
 
     def start(self) -> None:
-        """Starts what begets the processes, which takes longest."""
-        self._nursery.start()
+        """Starts the fork server, which takes longest."""
+        self._server.start()
 
     def run(self, functions: Sequence[BoundReward], samples: Samples, *, allowed_failures: int) -> list[Outcome]:
-        """One outcome a function, in their order; what comes after too many failures is left out."""
-        self._nursery.start()
+        """One outcome per function, in their order; samples after too many failures are left out."""
+        self._server.start()
         while len(self._processes) < self._num_processes:
-            self._processes.append(self._nursery.beget())
-        numbers = [self._nursery.labels.index(function.label) for function in functions]
-        board = Board(functions, samples, allowed_failures)
+            self._processes.append(PoolProcess(self._server))
+        numbers = [self._server.labels.index(function.label) for function in functions]
+        progress = Progress(functions, samples, allowed_failures)
         for index, function in enumerate(functions):
-            board.add(chunks_of(index, function, samples))
-        while board.has_more() or any(p.chunk is not None and board.is_wanted(p.chunk) for p in self._processes):
+            progress.add(chunks_of(index, function, samples))
+        while progress.has_more() or any(p.chunk and progress.is_needed(p.chunk) for p in self._processes):
             for process in self._processes:
-                if process.is_idle and (chunk := board.next_chunk()) is not None:
+                if process.is_idle and (chunk := progress.next_chunk()) is not None:
                     own = samples.part(chunk.start, chunk.stop)
-                    process.give(chunk, numbers[chunk.function], own, seconds=self._seconds * len(chunk))
-            self._collect(board)
-        for process in [process for process in self._processes if process.chunk is not None]:
+                    process.send(chunk, numbers[chunk.function], own, seconds=self._seconds * len(chunk))
+            self._collect(progress)
+        for process in [process for process in self._processes if process.chunk]:
             self._replace(process)  # its samples come after too many failures
-        return board.outcomes()
+        return progress.outcomes()
 
     def close(self) -> None:
         """Ends all processes."""
-        self._nursery.close()
+        self._server.close()
         self._processes.clear()
 
-    def _collect(self, board: Board) -> None:
-        """Waits until a process says something, or has had its time, or memory is to be looked at."""
+    def _collect(self, progress: Progress) -> None:
+        """Waits for a reply, a timeout, or the next measurement of memory, and handles them."""
         active = [process for process in self._processes if not process.is_idle]
         first = min((process.deadline for process in active), default=0.0)
-        left = max(0.0, min(first, self._next_look) - time.monotonic())
+        left = max(0.0, min(first, self._next_measurement) - time.monotonic())
         ready = wait([process.connection for process in active], timeout=left)
         for process in active:
             if process.connection in ready:
-                self._take(process, board)
+                self._receive(process, progress)
             elif time.monotonic() >= process.deadline:
-                self._overdue(process, board)
-        self._look_at_memory(board)
+                self._time_out(process, progress)
+        self._measure_memory(progress)
 
-    def _take(self, process: PoolProcess, board: Board) -> None:
-        answer, chunk = process.receive(), process.chunk
-        if isinstance(answer, Ready):
-            process.become_ready(answer.code)
+    def _receive(self, process: PoolProcess, progress: Progress) -> None:
+        reply, chunk = process.receive(), process.chunk
+        if isinstance(reply, Ready):
+            process.become_ready(reply.code)
             return
-        if answer is None:
-            end = self._replace(process)
+        if reply is None:
+            ending = self._replace(process)
             if chunk is None:
                 raise RewardError(
-                    f"A process of the pool {end} before it had loaded the reward functions.",
+                    f"A process of the pool {ending} before it had loaded the reward functions.",
                     remedy="Importing their file must neither end the process nor crash it.",
                 )
-            board.failed(chunk, f"its process {end}.")
+            progress.failed(chunk, f"its process {ending}.")
             return
-        assert chunk is not None, "an answer that nobody asked for"
+        assert chunk is not None, "a reply without a request"
         process.chunk = None
-        if isinstance(answer, Raised):
-            board.failed(chunk, answer.message, answer.trace, by_raising=True, of_all=answer.of_all)
+        if isinstance(reply, Raised):
+            progress.failed(chunk, reply.message, reply.trace, by_raising=True, for_all=reply.for_all)
         else:
-            board.answered(chunk, answer)
+            progress.succeeded(chunk, reply)
 
-    def _overdue(self, process: PoolProcess, board: Board) -> None:
+    def _time_out(self, process: PoolProcess, progress: Progress) -> None:
         chunk = process.chunk
         self._replace(process)
         if chunk is None:
@@ -108,23 +108,22 @@ class PooledRunner:
                 remedy="Importing their file must not take so long; load models at the first call.",
             )
         several = f"{len(chunk)} x " if len(chunk) > 1 else ""
-        board.failed(chunk, f"it took longer than {several}reward.timeout_seconds={self._seconds:g}.")
+        progress.failed(chunk, f"it took longer than {several}reward.timeout_seconds={self._seconds:g}.")
 
-    def _look_at_memory(self, board: Board) -> None:
-        """Replaces busy processes that use too much, every `_LOOK_SECONDS` however often the others answer."""
+    def _measure_memory(self, progress: Progress) -> None:
+        """Replaces busy processes that use too much memory; however often it is called, it measures periodically."""
         now, allowed_mb = time.monotonic(), self._memory_mb
-        if allowed_mb is None or now < self._next_look:
+        if allowed_mb is None or now < self._next_measurement:
             return
-        self._next_look = now + _LOOK_SECONDS
+        self._next_measurement = now + _MEMORY_SECONDS
         for process in list(self._processes):
             if process.chunk is not None and process.added_bytes() > allowed_mb * 2**20:
                 chunk = process.chunk
                 self._replace(process)
-                reason = f"its process came to use more than reward.memory_mb={allowed_mb} beside what it began with."
-                board.failed(chunk, reason)
+                progress.failed(chunk, f"its process exceeded reward.memory_mb={allowed_mb} (above its baseline).")
 
     def _replace(self, process: PoolProcess) -> str:
-        """Another process takes its place; how it ended."""
-        end = process.end()
-        self._processes[self._processes.index(process)] = self._nursery.beget()
-        return end
+        """Replaces a process; returns how it ended."""
+        ending = process.end()
+        self._processes[self._processes.index(process)] = PoolProcess(self._server)
+        return ending

@@ -1,25 +1,27 @@
-"""The pool's side of its processes: begetting, talking to and ending them through the nursery."""
+"""The pool's side of its processes: starting them through the fork server, talking to them, and ending them."""
 
 import logging
 import os
-import pickle
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import time
 import weakref
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import send_handle
+from pathlib import Path
+
+import psutil
 
 from hybridflow.config.carried_code import imported_code
 from hybridflow.config.reward import Reward
 from hybridflow.errors import RewardError
 from hybridflow.rewards.interface import Outcome, Samples
 from hybridflow.rewards.resolve import labels_of
+from hybridflow.rewards.runners import forkserver
 from hybridflow.rewards.runners.chunks import Chunk
-from hybridflow.rewards.runners.memory import used_bytes
-from hybridflow.rewards.runners.messages import COMMAND, Raised, Ready, Setup, Unusable
+from hybridflow.rewards.runners.forkserver import Raised, Ready, Setup, Unusable
 
 logger = logging.getLogger(__name__)
 
@@ -31,163 +33,172 @@ _END_SECONDS = 10.0
 
 
 class PoolProcess:
-    """One process: starting, then idle or busy with a chunk, until it is ended.
+    """A process of the pool: it loads the functions, then is idle or busy with a chunk until it is ended.
 
-    `deadline` is when it must be ready, or have answered.
+    `deadline` is when it must be ready or have replied.
     """
 
-    def __init__(self, nursery: "Nursery") -> None:
-        self._nursery = nursery
+    def __init__(self, server: "ForkServer") -> None:
+        self._server = server
         ours, theirs = socket.socketpair()
-        self._id = nursery.command(b"S", 0, theirs)
-        theirs.close()
+        with theirs:
+            self._id = server.request(forkserver.FORK, theirs)
         self.connection = Connection(ours.detach())
         self.deadline = time.monotonic() + START_SECONDS
         self.is_ready = False
         self.chunk: Chunk | None = None
         self._bytes_at_start = 0
-        self._question = 0
+        self._number = 0
         self._function = 0
 
     @property
     def is_idle(self) -> bool:
-        """Whether it can be given a chunk."""
+        """Whether it can take a chunk."""
         return self.is_ready and self.chunk is None
 
     def become_ready(self, code: dict[str, str]) -> None:
-        """It has loaded the functions from this code; the memory that it takes from now on is theirs."""
-        self._nursery.check_code(code)
+        """Marks the functions as loaded, from this code; memory used from now on counts as theirs."""
+        self._server.check_code(code)
         self.is_ready, self._bytes_at_start = True, used_bytes(self._id)
 
     def added_bytes(self) -> int:
-        """Memory that it has come to use since it was ready."""
+        """Memory used in addition to what it used when it became ready."""
         return used_bytes(self._id) - self._bytes_at_start
 
-    def give(self, chunk: Chunk, function: int, samples: Samples, *, seconds: float) -> None:
-        """Gives it samples to score by one of the functions; should it be dead, `receive` says so."""
+    def send(self, chunk: Chunk, function: int, samples: Samples, *, seconds: float) -> None:
+        """Sends samples to be scored by one of the functions; if the process is dead, `receive` returns None."""
         self.chunk, self.deadline = chunk, time.monotonic() + seconds
-        self._question, self._function = self._question + 1, function
+        self._number, self._function = self._number + 1, function
         try:
-            self.connection.send((self._question, function, samples))
+            self.connection.send((self._number, function, samples))
         except OSError:
             logger.debug("a reward process died while idle")
 
     def receive(self) -> Ready | Raised | Outcome | None:
-        """What it says; None when it is dead. Raises `RewardError` for anything but the answer to the last question."""
+        """The reply to the last request; None if the process is dead. Raises `RewardError` for any other message."""
         try:
-            said = self.connection.recv()
+            message = self.connection.recv()
         except (EOFError, OSError):
             return None
-        number, answer = said if isinstance(said, tuple) and len(said) == 2 else (None, said)
-        if number != self._question:
+        number, reply = message if isinstance(message, tuple) and len(message) == 2 else (None, message)
+        if number != self._number:
             raise RewardError(
-                f"The process of the reward function '{self._nursery.labels[self._function]}' sent answer {number}"
-                f" where answer {self._question} was expected, so scores cannot be told apart.",
+                f"The process of the reward function '{self._server.labels[self._function]}' sent reply {number}"
+                f" instead of reply {self._number}, so its scores cannot be assigned to samples.",
                 remedy="Something that the function started writes to the connection of its process. Start programs"
                 " with subprocess or multiprocessing, and end each process that os.fork() makes with os._exit().",
             )
-        if isinstance(answer, Unusable):
+        if isinstance(reply, Unusable):
             raise RewardError(
-                f"A process of the pool cannot load the reward functions: {answer.reason}",
-                remedy="Fix what keeps them from being imported there, or use reward.processes=0.",
+                f"A process of the pool cannot load the reward functions: {reply.reason}",
+                remedy="Make them importable in a new process, or use reward.processes=0.",
             )
-        assert isinstance(answer, Ready | Raised | Outcome), f"not an answer: {answer!r}"
-        return answer
+        assert isinstance(reply, Ready | Raised | Outcome), f"not a reply: {reply!r}"
+        return reply
 
     def end(self) -> str:
-        """Kills it, with all that it started; how it had ended, where it had."""
-        status = self._nursery.command(b"E", self._id)
+        """Kills it and everything it started; returns how it ended, such as 'exited with status 1'."""
+        status = self._server.request(self._id)
         self.connection.close()
-        return _said_of(status)
+        return _ending(status)
 
 
-class Nursery:
-    """The process that begets the others. All of them end when it is closed, collected, or its owner dies."""
+class ForkServer:
+    """The process that forks the others. All of them end when it is closed or collected, or when its owner dies."""
 
     def __init__(self, config: Reward) -> None:
         self._setup = Setup(config, [path for path in sys.path if path])
         self.labels = labels_of(config)
         self._code = imported_code()
-        self._control: socket.socket | None = None
+        self._control: Connection | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._close = lambda: None
 
     def start(self) -> None:
-        """Starts it, where it has not been."""
+        """Starts the server unless it runs."""
         if self._control is not None:
             return
         ours, theirs = socket.socketpair()
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(self._setup.path)} | dict.fromkeys(_THREADS, "1")
-        process = subprocess.Popen(
-            [sys.executable, "-m", __name__.rpartition(".")[0] + ".nursery", str(theirs.fileno())],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
-            start_new_session=True,  # out of reach of a signal to this process's group, at which a run still saves
-        )
-        theirs.close()
-        data = pickle.dumps(self._setup)
-        ours.sendall(struct.pack("<q", len(data)) + data)
-        self._control, self._process = ours, process
-        self._close = weakref.finalize(self, _end, process, ours)
-
-    def beget(self) -> PoolProcess:
-        """A new process, starting."""
-        return PoolProcess(self)
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-c", f"from {forkserver.__name__} import main; main({theirs.fileno()})"],
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(self._setup.path)} | dict.fromkeys(_THREADS, "1"),
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # a signal to this process's group must not end it: scores may still be needed
+            )
+        self._control, self._process = Connection(ours.detach()), process
+        self._control.send(self._setup)
+        self._close = weakref.finalize(self, _close, process, self._control)
 
     def check_code(self, code: dict[str, str]) -> None:
-        """Raises `RewardError` where a process has imported other code than this one, or than another of the pool."""
+        """Raises `RewardError` if a process imported other code than this process or another process of the pool."""
         changed = sorted(file for file, digest in code.items() if self._code.setdefault(file, digest) != digest)
         if changed:
             raise RewardError(
                 f"A new process of the reward functions loaded code that has changed since the run began:"
                 f" {', '.join(changed)}.",
-                remedy="Restore the former contents and resume the run, or resume it with the present ones:"
+                remedy="Restore the former contents and resume the run, or resume with the new ones:"
                 " trainer.resume_changed=accept.",
             )
 
-    def command(self, letter: bytes, number: int, sent: socket.socket | None = None) -> int:
-        """Sends a command; the number that it answers."""
-        assert self._control is not None, "the nursery was not started"
+    def request(self, number: int, sent: socket.socket | None = None) -> int:
+        """Sends `FORK` with a socket for the new process, or the id of a process to end; returns the reply."""
+        assert self._control is not None, "the fork server was not started"
         try:
-            data = COMMAND.pack(letter, number)
-            if sent is None:
-                self._control.sendall(data)
-            else:
-                socket.send_fds(self._control, [data], [sent.fileno()])
-            answer = self._control.recv(COMMAND.size, socket.MSG_WAITALL)
-        except OSError:
-            answer = b""
-        if len(answer) < COMMAND.size:
-            raise self._died()
-        return COMMAND.unpack(answer)[1]
+            self._control.send(number)
+            if sent is not None:
+                send_handle(self._control, sent.fileno(), None)
+            return self._control.recv()
+        except (EOFError, OSError):
+            raise self._died() from None
 
     def _died(self) -> RewardError:
-        assert self._process is not None, "the nursery was not started"
+        assert self._process is not None, "the fork server was not started"
         self.close()
         status = self._process.returncode
         if status == -signal.SIGKILL:
-            remedy = "The kernel does so when memory runs out, as `dmesg` then says: lower reward.processes."
+            remedy = "The kernel does so when memory runs out (see `dmesg`): lower reward.processes."
         elif status < 0:
             remedy = "Find out what sent the signal."
         else:
             remedy = "See above for what it wrote to stderr."
         return RewardError(
-            f"The process that starts the processes of the reward functions {_said_of(status)}.",
+            f"The fork server of the reward functions {_ending(status)}.",
             remedy=f"{remedy} The run can be resumed from its last checkpoint.",
         )
 
     def close(self) -> None:
-        """Ends it, and with it all that it begot."""
+        """Ends the server and all processes that it forked."""
         self._close()
         self._control = None
 
 
-def _said_of(status: int) -> str:
+def used_bytes(process: int) -> int:
+    """Memory of a process and its descendants that no file backs; reserved but untouched pages do not count.
+
+    0 for a process that has ended. Without /proc: the resident memory of the process alone, from psutil.
+    """
+    if sys.platform != "linux":
+        return psutil.Process(process).memory_info().rss if psutil.pid_exists(process) else 0
+    total, waiting = 0, [process]
+    while waiting:
+        folder = Path(f"/proc/{waiting.pop()}")
+        try:
+            _, resident, shared, *_ = (folder / "statm").read_text().split()
+            total += int(resident) - int(shared)
+            for task in (folder / "task").iterdir():
+                waiting += map(int, (task / "children").read_text().split())
+        except OSError:
+            continue  # it has ended meanwhile, or this kernel does not list children
+    return total * os.sysconf("SC_PAGE_SIZE")
+
+
+def _ending(status: int) -> str:
     return f"was killed by signal {-status}" if status < 0 else f"exited with status {status}"
 
 
-def _end(process: subprocess.Popen[bytes], control: socket.socket) -> None:
+def _close(process: subprocess.Popen[bytes], control: Connection) -> None:
     control.close()
     try:
         process.wait(_END_SECONDS)

@@ -1,57 +1,56 @@
-"""The plain runner: one function after the other, in this process."""
+"""The plain runner: calls one function after the other, in this process."""
 
 import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from hybridflow.errors import RewardError, RewardUnavailable
-from hybridflow.rewards.bound import BoundReward
+from hybridflow.rewards.bound import BoundReward, all_failed, checked, failure, trace_of
 from hybridflow.rewards.interface import Outcome, Samples
-from hybridflow.rewards.outcomes import all_failed, checked, failure, trace_of
 
 logger = logging.getLogger(__name__)
 
+ONLY_TOGETHER = "It raised for all samples together, but for none alone."
+
 
 class SerialRunner:
-    """Calls each function once with all samples; only a function that raises is called again, sample by sample.
+    """Calls each function once with all samples; asynchronous functions run concurrently with all others.
 
-    That finds the sample it raised for, and leaves the others with their scores. Asynchronous functions wait beside
-    one another, and beside the others.
+    If a function raises, it is called again sample by sample, so that the others keep their scores.
     """
 
     def start(self) -> None:
-        """Nothing to start."""
+        """Does nothing."""
 
     def run(self, functions: Sequence[BoundReward], samples: Samples, *, allowed_failures: int) -> list[Outcome]:
-        """One outcome a function, in their order; no more calls are made than show that too many samples fail."""
-        apart = [index for index, function in enumerate(functions) if function.is_async and len(functions) > 1]
+        """One outcome per function, in their order; stops a function after more than `allowed_failures`."""
+        concurrent = [index for index, function in enumerate(functions) if function.is_async and len(functions) > 1]
 
         def outcome(index: int) -> Outcome:
-            return outcome_of(functions[index], samples, allowed_failures=allowed_failures)
+            return _outcome(functions[index], samples, allowed_failures)
 
-        with ThreadPoolExecutor(max(1, len(apart))) as threads:
-            waiting = {index: threads.submit(outcome, index) for index in apart}
+        with ThreadPoolExecutor(max(1, len(concurrent))) as threads:
+            waiting = {index: threads.submit(outcome, index) for index in concurrent}
             here = {index: outcome(index) for index in range(len(functions)) if index not in waiting}
             return [here[index] if index in here else waiting[index].result() for index in range(len(functions))]
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Does nothing."""
 
 
-def outcome_of(function: BoundReward, samples: Samples, *, allowed_failures: int) -> Outcome:
-    """What one function makes of the samples: each a finite score, None, or a failure with its reason."""
+def _outcome(function: BoundReward, samples: Samples, allowed_failures: int) -> Outcome:
     try:
         answers = function(samples)
     except RewardUnavailable as error:
         return all_failed(function, samples, error.message)
     except RewardError as error:
-        logger.warning("reward=%s raised; its samples are scored one by one to find which it fails for", function.label)
+        logger.warning("reward=%s raised; scoring its samples one by one to find which it fails for", function.label)
         return _one_by_one(function, samples, error, allowed_failures)
     return checked(function, samples, answers)
 
 
 def _one_by_one(function: BoundReward, samples: Samples, first: RewardError, allowed_failures: int) -> Outcome:
-    """The outcome of calling the function with one sample at a time; what it reports beside its scores is lost."""
+    """The outcome of calling the function with one sample at a time; its metrics and extras are dropped."""
     outcome = Outcome([None] * len(samples))
     for index in range(len(samples)):
         alone = samples.part(index, index + 1)
@@ -67,6 +66,3 @@ def _one_by_one(function: BoundReward, samples: Samples, first: RewardError, all
     if outcome.failures:
         return outcome
     return all_failed(function, samples, f"{first.message} {ONLY_TOGETHER}", trace_of(first))
-
-
-ONLY_TOGETHER = "It raised for all samples together, but for none alone."

@@ -1,5 +1,6 @@
-"""Programs that nobody trusts, run with limits: `runs.py` runs one and says how it ended.
+"""Runs untrusted programs with limits and without access to other processes, files or the network.
 
-`jail.py` is what runs in the new process: it gives up what a program must not have, and only then reads the program.
-`syscalls.py` says which calls of the kernel it gives up, `limits.py` how much of the machine it may use.
+Read `runs.py` first: it runs a program and reports how it ended. `jail.py` runs in the new process and restricts it
+before it runs the program; `syscalls.py` lists the system calls that are denied. `questions.py` splits tests, so that
+the values they expect stay out of that process.
 """

@@ -1,10 +1,10 @@
-"""What runs in the process of an untrusted program: first it gives up all it can, then it runs the program.
+"""Runs in the process of an untrusted program: drops all privileges it can, then runs the program.
 
-Run as `python -I jail.py JOB VERDICT` (descriptors of a file and of a socket); it imports the standard library alone.
-The job is JSON. A program without tests reads its standard input and writes its output, which the other side judges.
-One with tests is loaded as a module; then each test runs in its names, and what became of it goes to the socket, after
-a word that is only received once the program is loaded: the values of the expressions that a test asks for, which are
-judged elsewhere, or for a test that is a text, whether it ran without raising.
+Run as `python -I jail.py JOB VERDICT`, the descriptors of a file and of a socket; imports only the standard library.
+The job is JSON. A program without tests reads its standard input and writes its output, which `runs.py` judges. One
+with tests is loaded as a module. Then each test runs in its namespace, and the verdict is sent to the socket, after a
+secret word that is only received once the program is loaded. The verdict holds the values of the expressions that a
+test asks for, or for a test that is not split, whether it ran without raising.
 """
 
 import builtins
@@ -22,7 +22,7 @@ from types import CodeType, ModuleType
 from typing import Any, NoReturn
 
 UNCONFINED = 97
-"""The status that says that something could not be given up, and the program was not run."""
+"""The exit status if a restriction could not be applied; the program was not run."""
 
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP = 1, 38, 22
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
@@ -33,15 +33,15 @@ _REFER, _TRUNCATE, _IOCTL = 1 << 13, 1 << 14, 1 << 15
 _TCP, _SCOPES = 0b11, 0b11
 
 _LONG = 10**300
-"""Beyond it Python may refuse to write or read an integer in decimal digits."""
+"""Beyond it, Python may refuse to convert an integer to or from decimal digits."""
 _PARTS: dict[type, Callable[[Any], Iterator]] = {kind: kind.__iter__ for kind in (list, tuple, set, frozenset)}
 
 Test = str | dict
-"""A statement to run, or what to run and to ask for."""
+"""Text to run as a whole, or the steps of a split test."""
 
 
 def main(job_descriptor: int, verdict_descriptor: int) -> None:
-    """Reads the job, gives up what the job says, and runs the program."""
+    """Reads the job, applies its restrictions, and runs the program."""
     with os.fdopen(job_descriptor) as file:
         job = json.load(file)
     verdict = socket.socket(fileno=verdict_descriptor)
@@ -57,7 +57,7 @@ def main(job_descriptor: int, verdict_descriptor: int) -> None:
     tests: list[Test] | None = job["tests"]
     del job
     own, exit_ = dict(vars(builtins)), os._exit
-    sys.modules["__main__"] = ModuleType("__main__")  # this one is the program's no more
+    sys.modules["__main__"] = ModuleType("__main__")  # hides this module from the program
     if tests is None:
         verdict.close()
         _exit(_status_of(program, sys.modules["__main__"]))
@@ -65,7 +65,7 @@ def main(job_descriptor: int, verdict_descriptor: int) -> None:
     status = _status_of(program, module)
     if status:
         _exit(status)
-    # Nothing that the program has set for later is left in place.
+    # Undo what the program may have set up to interfere with its tests.
     builtins.__dict__.update(own)
     sys.settrace(None)
     sys.setprofile(None)
@@ -81,36 +81,36 @@ def main(job_descriptor: int, verdict_descriptor: int) -> None:
 
 
 def _verdict(test: Test, module: ModuleType) -> bytes:
-    """What becomes of one test: the values it asks for, or 1 where it runs as a whole."""
+    """The verdict of one test: the values it asks for, or for a test that is not split, 1 if it passes and 0 if not."""
     if not isinstance(test, str):
         return _answers(test["steps"], dict(module.__dict__) if test["apart"] else module.__dict__)
     try:
         exec(compile(test, "test", "exec"), module.__dict__)
     except BaseException:  # noqa: BLE001
-        _say_why()
+        _print_error()
         return b"0"
     return b"1"
 
 
 def _answers(steps: list[list[str]], names: dict) -> bytes:
-    """JSON of the values asked for, null for one that raised or is not plain; 0 where a statement raised."""
-    answers = []
+    """JSON of the values asked for, null for one that raised or cannot be encoded; 0 if a statement raised."""
+    values = []
     for kind, text in steps:
         try:
             if kind == "ask":
-                answers.append(json.dumps(_reported(eval(compile(text, "test", "eval"), names))))
+                values.append(json.dumps(_encoded(eval(compile(text, "test", "eval"), names))))
             else:
                 exec(compile(text, "test", "exec"), names)
         except BaseException:  # noqa: BLE001
-            _say_why()
+            _print_error()
             if kind != "ask":
                 return b"0"
-            answers.append("null")
-    return f"[{', '.join(answers)}]".encode()
+            values.append("null")
+    return f"[{', '.join(values)}]".encode()
 
 
-def _reported(value: Any) -> object:
-    """A plain value as JSON that `values.py` reads: what it holds, whatever its class says. Raises for others."""
+def _encoded(value: Any) -> object:
+    """A plain value as JSON that `values.py` decodes, whatever methods its class overrides. Raises for others."""
     if value is None:
         return ["None"]
     if isinstance(value, bool | float | str):
@@ -119,15 +119,15 @@ def _reported(value: Any) -> object:
         return value if -_LONG < value < _LONG else ["int", hex(value)]
     for kind, parts in _PARTS.items():
         if isinstance(value, kind):
-            return [kind.__name__, *map(_reported, parts(value))]
+            return [kind.__name__, *map(_encoded, parts(value))]
     if isinstance(value, dict):
-        return ["dict", *([_reported(key), _reported(each)] for key, each in dict.items(value))]
-    return _reported_further(value)
+        return ["dict", *([_encoded(key), _encoded(each)] for key, each in dict.items(value))]
+    return _encoded_other(value)
 
 
-def _reported_further(value: Any) -> object:
+def _encoded_other(value: Any) -> object:
     if isinstance(value, type({}.keys()) | type({}.items())):
-        return ["set", *map(_reported, value)]
+        return ["set", *map(_encoded, value)]
     if isinstance(value, range):
         return ["range", value.start, value.stop, value.step]
     if isinstance(value, bytes | bytearray):
@@ -135,24 +135,24 @@ def _reported_further(value: Any) -> object:
     if isinstance(value, complex):
         return ["complex", value.real, value.imag]
     if type(value).__module__ == "numpy" and not value.shape:
-        return _reported(value.item())
+        return _encoded(value.item())
     return ["fraction", *map(hex, value.as_integer_ratio())]
 
 
 def _status_of(program: str, module: ModuleType) -> int:
-    """Runs a program; the status with which a process of its own would have ended."""
+    """Runs a program; returns the status with which a process of its own would have exited."""
     try:
         code: CodeType = compile(program, "program.py", "exec")
         exec(code, module.__dict__)
     except SystemExit as left:
         return left.code if isinstance(left.code, int) else int(left.code is not None)
     except BaseException:  # noqa: BLE001
-        _say_why()
+        _print_error()
         return 1
     return 0
 
 
-def _say_why() -> None:
+def _print_error() -> None:
     sys.stderr.write(traceback.format_exc(limit=-3, chain=False))
 
 
@@ -166,11 +166,11 @@ def _exit(status: int) -> NoReturn:
 
 
 def _die_with(parent: int) -> None:
-    """The kernel kills this process when the thread that started it is gone."""
+    """Makes the kernel kill this process when the thread that started it is gone."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
-            raise OSError("the process that asked for this is gone")
+            raise OSError("the parent process is gone")
 
 
 def _limit(limits: dict[str, float]) -> None:
@@ -184,7 +184,7 @@ def _limit(limits: dict[str, float]) -> None:
 
 
 def _confine(job: dict) -> None:
-    """No privileges, no capabilities, no files but those named, no calls but those left. Raises `OSError`."""
+    """Drops privileges, capabilities, access to files, and system calls. Raises `OSError` if it cannot."""
     if job["filter"] is None:
         raise OSError("there is no filter of system calls for this machine")
     library = ctypes.CDLL(None, use_errno=True)
@@ -200,7 +200,7 @@ def _confine(job: dict) -> None:
 
 
 def _restrict_files(library: ctypes.CDLL, readable: list[str], scratch: str, newest: int) -> None:
-    """Landlock: these paths may be read, the scratch directory may be written, and nothing else be opened."""
+    """Landlock: these paths may be read, the scratch directory may be written, and nothing else may be opened."""
     version = library.syscall(_CREATE_RULESET, None, 0, 1)
     _checked(min(version, 0), "Landlock (Linux 5.13 or newer, and not turned off)")
     version = min(version, newest)

@@ -69,7 +69,7 @@ def literal(node: ast.expr, meter: Meter) -> object:
         case ast.Constant(value=value) if value is not ...:
             return value
         case ast.List() | ast.Tuple() | ast.Set() | ast.Dict():
-            return _made(node, meter)
+            return _container(node, meter)
         case ast.Attribute(value=ast.Name(id="math"), attr=name) if name in _NUMBERS:
             return vars(math)[name]
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _MAKERS:
@@ -85,11 +85,10 @@ def literal(node: ast.expr, meter: Meter) -> object:
     raise NotLiteral(ast.dump(node)[:100])
 
 
-def _made(node: ast.List | ast.Tuple | ast.Set | ast.Dict, meter: Meter) -> object:
-    """A list, tuple, set or dict of literals."""
+def _container(node: ast.List | ast.Tuple | ast.Set | ast.Dict, meter: Meter) -> object:
     if isinstance(node, ast.Dict):
         if None in node.keys:
-            raise NotLiteral("a dict in a dict")
+            raise NotLiteral("a dict unpacked in a dict")
         parts = [part for pair in zip(node.keys, node.values, strict=True) for part in pair if part is not None]
         values = [literal(part, meter) for part in parts]
         return _applied(dict_of, [list(zip(values[::2], values[1::2], strict=True))])
@@ -132,7 +131,7 @@ def _size_of_call(name: str, values: list[object]) -> int:
         case (("range" | "bool" | "len"), _):
             return 1
         case "sum", [list() | tuple() | set() as parts, *_] if not all(isinstance(part, _NUMBER) for part in parts):
-            raise NotLiteral("a sum of what are no numbers")
+            raise NotLiteral("a sum of other things than numbers")
     return sum(map(_size, values))
 
 

@@ -1,7 +1,7 @@
-"""Tests of a program in two halves: what it is asked, in its own process, and what the answers must be, outside it.
+"""Splits tests into what is evaluated in the program's process, and what its answers must be, which is checked outside.
 
-Of `assert double(2) == 4` the program's process is given `double(2)` and tells the value; the 4 stays here, so that
-nothing a program does to its own process shows it what to say. A test that cannot be parted so is run there whole, and
+Of `assert double(2) == 4`, the program's process evaluates `double(2)` and reports the value. The 4 stays here, so the
+program cannot find it in its own process. A test that cannot be split runs there as a whole, and its verdict is
 believed.
 """
 
@@ -15,16 +15,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from hybridflow.rewards.sandbox.literals import Meter, NotLiteral, literal
-from hybridflow.rewards.sandbox.values import reported_value
+from hybridflow.rewards.sandbox.values import decoded
 
 Answers = Sequence[object]
-Half = Callable[[Answers], object]
-"""What is worked out here of what the program reported."""
+Check = Callable[[Answers], object]
+"""Computes a value from the program's answers, outside its process."""
 
 RUN, ASK = "run", "ask"
 _KEPT = 100
-"""Largest size of a cached value, above that of its text. Larger values are recomputed each time, because thousands
-of tests are cached."""
+"""Largest value that is cached besides its text. Larger ones are recomputed, as thousands of tests are cached."""
 _FAILED = (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
 _COMPARISONS: Mapping[type[ast.cmpop], Callable[..., object]] = {
     ast.Eq: operator.eq,
@@ -48,27 +47,27 @@ _MEASURES: Mapping[str, Callable[..., object]] = {"abs": abs, "math.fabs": math.
 
 @dataclass(frozen=True)
 class Question:
-    """A test. `steps` are statements to run and expressions to tell the value of, in the program's process.
+    """A test. `steps` are statements to run and expressions to evaluate in the program's process.
 
-    Without any, `text` is run there whole. `is_apart`: the names that it sets are not the program's.
+    Without steps, `text` runs there as a whole. `is_isolated`: names that it sets are not visible to the program.
     """
 
     text: str
     steps: tuple[tuple[str, str], ...] = ()
-    conditions: tuple[Half, ...] = ()
-    is_apart: bool = False
+    conditions: tuple[Check, ...] = ()
+    is_isolated: bool = False
 
     @property
-    def is_parted(self) -> bool:
-        """Whether what is expected stays out of the program's process."""
+    def is_split(self) -> bool:
+        """Whether the expected values stay out of the program's process."""
         return bool(self.steps)
 
-    def is_passed(self, reported: bytes) -> bool:
-        """Whether what the program's process reported passes the test."""
-        if not self.is_parted:
-            return reported == b"1"
+    def is_passed(self, reply: bytes) -> bool:
+        """Whether the reply of the program's process passes the test."""
+        if not self.is_split:
+            return reply == b"1"
         try:
-            answers = json.loads(reported)
+            answers = json.loads(reply)
             if not isinstance(answers, list) or len(answers) != sum(kind == ASK for kind, _ in self.steps):
                 return False
             return all(condition(answers) for condition in self.conditions)
@@ -78,35 +77,35 @@ class Question:
 
 @lru_cache(maxsize=4096)
 def question_of(test: str) -> Question:
-    """A test, parted where it can be: `assert`s that compare with literals, also those of a `check(candidate)`."""
-    parting = _Parting()
+    """A test, split if it consists of `assert`s that compare with literals, or of a `check(candidate)` with such."""
+    splitter = _Splitter()
     try:
         for statement in ast.parse(test).body:
-            parting.add(statement)
-    except (_Whole, SyntaxError, ValueError, RecursionError, MemoryError):
+            splitter.add(statement)
+    except (_Unsplittable, SyntaxError, ValueError, RecursionError, MemoryError):
         return Question(test)
-    if not parting.num_asked:
+    if not splitter.num_asked:
         return Question(test)
-    return Question(test, tuple(parting.steps), tuple(parting.conditions), parting.is_apart)
+    return Question(test, tuple(splitter.steps), tuple(splitter.conditions), splitter.is_isolated)
 
 
-class _Whole(Exception):
-    """The test cannot be parted."""
+class _Unsplittable(Exception):
+    """The test cannot be split."""
 
 
-class _Parting:
-    """Takes a test apart, statement by statement."""
+class _Splitter:
+    """Splits a test, statement by statement."""
 
     def __init__(self) -> None:
         self.steps: list[tuple[str, str]] = []
-        self.conditions: list[Half] = []
+        self.conditions: list[Check] = []
         self.num_asked = 0
-        self.is_apart = False
+        self.is_isolated = False
         self._checks: dict[str, ast.FunctionDef] = {}
         self._meter = Meter()
 
     def add(self, statement: ast.stmt) -> None:
-        """One statement more. Raises `_Whole` where it judges in a way that cannot be parted."""
+        """Adds a statement. Raises `_Unsplittable` if it judges in a way that cannot be split."""
         match statement:
             case ast.Assert(test=test):
                 self.conditions.append(self._condition(test))
@@ -117,23 +116,23 @@ class _Parting:
             ):
                 self._inline(self._checks[name], tested)
             case _ if _judges(statement) or _names(statement) & set(self._checks):
-                raise _Whole
+                raise _Unsplittable
             case _:
                 self.steps.append((RUN, ast.unparse(statement)))
 
     def _inline(self, check: ast.FunctionDef, tested: ast.Name) -> None:
-        """The statements of a `check(candidate)`, with what is tested in the candidate's place."""
+        """Adds the statements of a `check(candidate)`, with the tested function in place of the candidate."""
         given = check.args
         if len(given.args) != 1 or given.vararg or given.kwarg or given.kwonlyargs or given.posonlyargs:
-            raise _Whole
-        self.is_apart = True
+            raise _Unsplittable
+        self.is_isolated = True
         replace = _Renamed(given.args[0].arg, tested.id)
         for statement in check.body:
             if not isinstance(statement, ast.Assert | ast.Assign | ast.Import | ast.ImportFrom | ast.Expr | ast.Pass):
-                raise _Whole
+                raise _Unsplittable
             self.add(replace.visit(deepcopy(statement)))
 
-    def _condition(self, node: ast.expr) -> Half:
+    def _condition(self, node: ast.expr) -> Check:
         """Whether an expression is true."""
         match node:
             case ast.BoolOp(op=op, values=values):
@@ -144,20 +143,20 @@ class _Parting:
                 return lambda answers: not condition(answers)
             case ast.Compare():
                 return self._comparison(node)
-            case ast.Call() if _is_measure(node, self._meter) or _is_plain(node, self._meter):
+            case ast.Call() if _is_distance(node, self._meter) or _is_plain_call(node, self._meter):
                 return self._value(node)
             case _ if _is_literal(node, self._meter):
                 return self._value(node)
-        raise _Whole
+        raise _Unsplittable
 
-    def _comparison(self, node: ast.Compare) -> Half:
-        """Each with the next, one of the two a literal."""
+    def _comparison(self, node: ast.Compare) -> Check:
+        """Whether a chain of comparisons holds, in each of which one side is a literal."""
         sides = [node.left, *node.comparators]
         for left, op, right in zip(sides, node.ops, sides[1:], strict=False):
             known = [side for side in (left, right) if _is_literal(side, self._meter)]
             is_identity = isinstance(op, ast.Is | ast.IsNot)
-            if not known or (is_identity and not any(_is_single(side) for side in known)):
-                raise _Whole
+            if not known or (is_identity and not any(_is_singleton(side) for side in known)):
+                raise _Unsplittable
         values = [self._value(side) for side in sides]
         compare = [_COMPARISONS[type(op)] for op in node.ops]
 
@@ -167,8 +166,8 @@ class _Parting:
 
         return holds
 
-    def _value(self, node: ast.expr) -> Half:
-        """A literal, or a distance from one, worked out here; all else is asked."""
+    def _value(self, node: ast.expr) -> Check:
+        """A literal or a distance from one, computed here; anything else is asked."""
         if _is_literal(node, self._meter):
             left, known = self._meter.left, literal(node, self._meter)
             if left - self._meter.left > _KEPT:
@@ -180,32 +179,32 @@ class _Parting:
             ):
                 apply, first, second = _DISTANCES[type(op)], self._value(left), self._value(right)
                 return lambda answers: apply(first(answers), second(answers))
-            case ast.Call(func=func, args=args, keywords=named) if _is_measure(node, self._meter):
+            case ast.Call(func=func, args=args, keywords=named) if _is_distance(node, self._meter):
                 measure, given = _MEASURES[ast.unparse(func)], [self._value(part) for part in args]
                 settings = {part.arg: literal(part.value, self._meter) for part in named if part.arg}
                 return lambda answers: measure(*(part(answers) for part in given), **settings)
-        return self._asked(node)
+        return self._ask(node)
 
-    def _asked(self, node: ast.expr) -> Half:
+    def _ask(self, node: ast.expr) -> Check:
         self.steps.append((ASK, ast.unparse(node)))
         place = self.num_asked
         self.num_asked += 1
-        return lambda answers: reported_value(answers[place])
+        return lambda answers: decoded(answers[place])
 
 
 class _Renamed(ast.NodeTransformer):
-    """The same statements with a name in another's place."""
+    """Replaces a name by another."""
 
     def __init__(self, name: str, other: str) -> None:
         self._name, self._other = name, other
 
     def visit_Name(self, node: ast.Name) -> ast.Name:
-        """Another name, where it is the one."""
+        """Replaces the name."""
         return ast.Name(self._other, node.ctx) if node.id == self._name else node
 
 
 def _judges(node: ast.AST) -> bool:
-    """Whether a statement says by raising that a program is wrong, as far as can be seen."""
+    """Whether a statement appears to judge the program, by raising if it is wrong."""
     return any(
         isinstance(part, ast.Assert | ast.Raise | ast.Try | ast.With)
         or (isinstance(part, ast.Name) and part.id.startswith("assert"))
@@ -226,18 +225,18 @@ def _is_literal(node: ast.expr, meter: Meter) -> bool:
     return True
 
 
-def _is_single(node: ast.expr) -> bool:
-    """Whether there is only one object of its value."""
+def _is_singleton(node: ast.expr) -> bool:
+    """Whether its value is a singleton, so that `is` can be checked outside."""
     return isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, bool))
 
 
 def _is_number(*nodes: ast.expr, meter: Meter) -> bool:
-    """Whether one of them is a number: what is added to it or taken from it cannot grow out of bounds."""
+    """Whether one of them is a literal number, so that sums and differences stay small."""
     return any(_is_literal(node, meter) and isinstance(literal(node, meter), int | float | complex) for node in nodes)
 
 
-def _is_measure(node: ast.Call, meter: Meter) -> bool:
-    """A distance from something known: `abs(f(1) - 3.14)`, `math.isclose(f(1), 3.14)`."""
+def _is_distance(node: ast.Call, meter: Meter) -> bool:
+    """Whether a call measures a distance from a literal: `abs(f(1) - 3.14)`, `math.isclose(f(1), 3.14)`."""
     name, parts = ast.unparse(node.func), node.args
     if name not in _MEASURES or any(isinstance(part, ast.Starred) for part in parts):
         return False
@@ -246,15 +245,15 @@ def _is_measure(node: ast.Call, meter: Meter) -> bool:
     return name != "math.isclose" or _is_number(*parts, meter=meter)
 
 
-def _is_plain(node: ast.expr, meter: Meter) -> bool:
-    """A call of the program's, `f(7)` or `Stack().is_empty()`, in which no result is held to what is expected of it."""
+def _is_plain_call(node: ast.expr, meter: Meter) -> bool:
+    """Whether a call of the program with literals, `f(7)` or `Stack().is_empty()`, which reveals no expected value."""
     match node:
         case ast.Call(func=ast.Name(), args=args, keywords=named):
             return all(_is_literal(part, meter) for part in [*args, *(each.value for each in named)])
         case ast.Call(func=ast.Attribute(value=ast.Name() as module), args=args, keywords=named):
-            return _is_plain(ast.Call(module, args, named), meter)
+            return _is_plain_call(ast.Call(module, args, named), meter)
         case ast.Call(func=ast.Attribute(value=ast.Call(args=[], keywords=[]) as made), args=args, keywords=named):
-            return _is_plain(made, meter) and _is_plain(ast.Call(ast.Name("made"), args, named), meter)
+            return _is_plain_call(made, meter) and _is_plain_call(ast.Call(ast.Name("made"), args, named), meter)
         case ast.Call(func=ast.Attribute(value=ast.Call() as made), args=[], keywords=[]):
-            return _is_plain(made, meter)
+            return _is_plain_call(made, meter)
     return False

@@ -1,4 +1,4 @@
-"""One run of an untrusted program: started in a jail, watched, ended, and what came of it."""
+"""Runs an untrusted program: starts it in the jail, watches its limits, ends it, and collects its results."""
 
 import json
 import os
@@ -10,15 +10,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import IO
 
-from hybridflow.errors import ResourceError
+from hybridflow.errors import ConfigError, ResourceError
 from hybridflow.rewards.sandbox.jail import UNCONFINED
-from hybridflow.rewards.sandbox.limits import Limits
 from hybridflow.rewards.sandbox.questions import Question, question_of
 from hybridflow.rewards.sandbox.scratch import MOST_FILES, is_full, scratch_directory
 from hybridflow.rewards.sandbox.syscalls import filter_of
@@ -26,8 +26,8 @@ from hybridflow.rewards.sandbox.syscalls import filter_of
 _JAIL = str(Path(__file__).with_name("jail.py"))
 _POLL_SECONDS = 0.02
 _LANDLOCK_VERSION = 6
-"""The newest interface of Landlock that is used; an older kernel's is used as far as it goes. Seccomp denies by itself
-whatever those after the first (Linux 5.13) add, as a second lock."""
+"""The newest Landlock ABI that is used; on older kernels, theirs. Whatever ABIs after the first (Linux 5.13) restrict,
+seccomp denies too."""
 _SYSTEM = (
     "/usr/lib",
     "/usr/lib64",
@@ -41,14 +41,32 @@ _SYSTEM = (
     "/dev/urandom",
 )
 _READABLE = sorted({sys.prefix, sys.base_prefix, *_SYSTEM})
-"""What a program may read beside its own directory: the interpreter with its packages, and what these load."""
+"""What a program may read besides its own directory: the interpreter, its packages, and the libraries they load."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of one run: processor and wall-clock time, address space, files in its directory, and output."""
+
+    cpu_seconds: int = 5
+    wall_seconds: float = 10.0
+    memory_mb: int = 512
+    scratch_mb: int = 16
+    output_kb: int = 256
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not value > 0:
+                raise ConfigError(
+                    f"reward.settings.code_tests.{name}={value} is too small.", remedy="Use a number above 0."
+                )
 
 
 @dataclass
 class Run:
-    """How a program ended: `status` as a process's (negative: a signal), what it wrote, and each test's verdict.
+    """How a program ended: its exit status (negative for a signal), its output, and whether it passed each test.
 
-    `ended_for` says which limit it met, where the watcher ended it.
+    `ended_for` names the limit that it exceeded, if it was ended for one.
     """
 
     status: int = 0
@@ -61,24 +79,18 @@ class Run:
 def run_program(
     program: str, limits: Limits, *, stdin: str = "", tests: list[str] | None = None, is_confined: bool = True
 ) -> Run:
-    """Runs a Python program with an input, or loads it and runs tests in its names.
+    """Runs a Python program with an input, or loads it as a module and runs tests in its namespace.
 
-    Raises `ResourceError` where this machine cannot confine it.
+    Raises `ResourceError` if this machine cannot confine it.
     """
     questions = [question_of(test) for test in tests or []]
     ours, theirs = socket.socketpair()
     with (
         scratch_directory() as scratch,
-        tempfile.TemporaryFile() as given,
-        tempfile.TemporaryFile() as job,
+        _file_of(stdin.encode(errors="surrogatepass")) as given,
+        _file_of(_job(program, None if tests is None else questions, limits, scratch, is_confined)) as job,
         ours,
     ):
-        given.write(stdin.encode(errors="surrogatepass"))
-        given.seek(0)
-        job.write(
-            json.dumps(_job(program, None if tests is None else questions, limits, str(scratch), is_confined)).encode()
-        )
-        job.seek(0)
         with theirs:
             process = subprocess.Popen(
                 [sys.executable, "-I", "-B", _JAIL, str(job.fileno()), str(theirs.fileno())],
@@ -91,81 +103,94 @@ def run_program(
                 start_new_session=True,
             )
         try:
-            run, said = _watched(process, ours, limits, scratch, questions)
+            run, reply = _watched(process, ours, limits, scratch, questions)
         finally:
             _end(process)
     run.status = process.returncode
-    if run.status == UNCONFINED and said:
+    if run.status == UNCONFINED and reply:
         raise ResourceError(
-            f"code_tests cannot confine programs on this machine: {said.decode(errors='replace')}.",
-            remedy="Run where Landlock and seccomp are there (Linux 5.13 or newer; containers allow both by default),"
-            " or, where nothing is worth protecting, set reward.settings.code_tests.unconfined=true.",
+            f"code_tests cannot confine programs on this machine: {reply.decode(errors='replace')}.",
+            remedy="Use a machine with Landlock and seccomp (Linux 5.13 or newer; containers allow both by default),"
+            " or, if nothing needs protection, set reward.settings.code_tests.unconfined=true.",
         )
     return run
 
 
 @cache
 def check_confinement() -> None:
-    """Raises `ResourceError` where this machine cannot confine programs."""
+    """Raises `ResourceError` if this machine cannot confine programs."""
     run = run_program("", Limits())
     assert run.status == 0, f"an empty program ended with {run.status}: {run.errors!r}"
 
 
-def _job(program: str, questions: list[Question] | None, limits: Limits, scratch: str, is_confined: bool) -> dict:
-    return {
+@contextmanager
+def _file_of(content: bytes) -> Iterator[IO[bytes]]:
+    """A temporary file with this content, positioned at its beginning."""
+    with tempfile.TemporaryFile() as file:
+        file.write(content)
+        file.seek(0)
+        yield file
+
+
+def _job(program: str, questions: list[Question] | None, limits: Limits, scratch: Path, is_confined: bool) -> bytes:
+    job = {
         "program": program,
-        "tests": None if questions is None else [_for_the_program(question) for question in questions],
+        # The process gets only the steps of a test, or all of it if it cannot be split.
+        "tests": questions
+        and [{"steps": q.steps, "apart": q.is_isolated} if q.is_split else q.text for q in questions],
         "limits": asdict(limits),
         "is_confined": is_confined,
         "filter": filter_of(),
         "readable": _READABLE,
-        "scratch": scratch,
+        "scratch": str(scratch),
         "landlock": _LANDLOCK_VERSION,
         "parent": os.getpid(),
     }
-
-
-def _for_the_program(question: Question) -> str | dict:
-    """The half of a test that its process is given: of one that cannot be parted, all of it."""
-    return {"steps": question.steps, "apart": question.is_apart} if question.is_parted else question.text
+    return json.dumps(job).encode()
 
 
 def _watched(
     process: subprocess.Popen[bytes], verdict: socket.socket, limits: Limits, scratch: Path, questions: list[Question]
 ) -> tuple[Run, bytes]:
-    """The run until it ends or meets a limit, and what the jail said that is no verdict."""
+    """Reads output and verdicts until the program ends or exceeds a limit; returns the run and the raw verdicts.
+
+    The jail sends `?` when the program is loaded, and receives a secret word that must precede each verdict.
+    """
     assert process.stdout is not None and process.stderr is not None, "both are pipes"
-    run, said, word = Run(), bytearray(), secrets.token_hex(16).encode()
-    most_said = limits.output_kb * 1024 + sum(len(word) + 8 * len(question.text) for question in questions)
+    run, word = Run(), secrets.token_hex(16).encode()
+    most_bytes = limits.output_kb * 1024 + sum(len(word) + 8 * len(question.text) for question in questions)
     deadline = time.monotonic() + limits.wall_seconds
-    written = {process.stdout: bytearray(), process.stderr: bytearray()}
+    received = {
+        process.stdout.fileno(): bytearray(),
+        process.stderr.fileno(): bytearray(),
+        verdict.fileno(): bytearray(),
+    }
+    output, errors, verdicts = received.values()
     with selectors.DefaultSelector() as selector:
-        for source in (*written, verdict):
-            selector.register(source, selectors.EVENT_READ)
+        for descriptor in received:
+            selector.register(descriptor, selectors.EVENT_READ)
         while selector.get_map() and not run.ended_for:
             for key, _ in selector.select(_POLL_SECONDS):
                 data = os.read(key.fd, 65536)
+                received[key.fd] += data
                 if not data:
-                    selector.unregister(key.fileobj)
-                elif key.fd == verdict.fileno():
-                    said += data
-                    if said == b"?":
-                        verdict.sendall(word)
-                else:
-                    written[process.stdout if key.fd == process.stdout.fileno() else process.stderr] += data
-            run.ended_for = _limit_met(process.pid, written.values(), limits, scratch, deadline)
-            if len(said) > most_said:
+                    selector.unregister(key.fd)
+                elif key.fd == verdict.fileno() and verdicts == b"?":
+                    verdict.sendall(word)
+            run.ended_for = _exceeded(process.pid, len(output) + len(errors), limits, scratch, deadline)
+            if len(verdicts) > most_bytes:
                 run.ended_for = "it wrote to the descriptor of its judge"
-    run.output, run.errors = bytes(written[process.stdout]), bytes(written[process.stderr])
-    answers = bytes(said).split(word)[1:] if said.startswith(b"?" + word) else []
-    run.passed = [question.is_passed(reported) for question, reported in zip(questions, answers, strict=False)]
-    return run, bytes(said)
+    run.output, run.errors = bytes(output), bytes(errors)
+    replies = bytes(verdicts).split(word)[1:] if verdicts.startswith(b"?" + word) else []
+    run.passed = [question.is_passed(reply) for question, reply in zip(questions, replies, strict=False)]
+    return run, bytes(verdicts)
 
 
-def _limit_met(process: int, written: Iterable[bytearray], limits: Limits, scratch: Path, deadline: float) -> str:
+def _exceeded(process: int, written: int, limits: Limits, scratch: Path, deadline: float) -> str:
+    """The limit that a program exceeded; empty if none."""
     if time.monotonic() > deadline:
         return f"it took longer than {limits.wall_seconds:g} s"
-    if sum(map(len, written)) > limits.output_kb * 1024:
+    if written > limits.output_kb * 1024:
         return f"it wrote more than {limits.output_kb} KB"
     if is_full(scratch, limits.scratch_mb * 2**20, process):
         return f"its files took more than {limits.scratch_mb} MB, or were more than {MOST_FILES}"
@@ -173,7 +198,7 @@ def _limit_met(process: int, written: Iterable[bytearray], limits: Limits, scrat
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kills the program and, where it was not confined, what it started in its session."""
+    """Kills the program and, if it was not confined, what it started in its session."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.kill()

@@ -1,7 +1,7 @@
-"""The calls of the Linux kernel that an untrusted program gives up, as a seccomp filter.
+"""The seccomp filter of an untrusted program: the system calls that it may not make.
 
-With Landlock, which confines it to its files, this leaves a program its own memory, threads, clock and directory: no
-other process, no network, nothing of the kernel's that it could change. A filter is a list of classic BPF instructions
+With Landlock, which restricts files, this leaves a program its own memory, threads, clock and directory: no other
+processes, no network, no kernel settings. A filter is a list of classic BPF instructions
 `[code, jump if true, jump if false, k]`; a k of None is the program's own process id.
 """
 
@@ -33,7 +33,7 @@ _NUMBERS = """
     fanotify_init:300:262 inotify_init:253:- inotify_init1:294:26
     sendmsg:46:211 sendmmsg:307:269 fallocate:285:47 flock:73:32 sync:162:81 syncfs:306:267
 """
-"""Calls that fail with EPERM, each with its number on x86_64 and on aarch64 (which never had some of them)."""
+"""Calls that fail with EPERM, each with its numbers on x86_64 and on aarch64 (`-`: not there)."""
 
 _WITH_CONDITIONS = """
     clone:56:220 clone3:435:435 kill:62:129 tgkill:234:131 prlimit64:302:261 fcntl:72:25
@@ -49,12 +49,12 @@ _ALLOW, _KILL, _EPERM, _ENOSYS = 0x7FFF0000, 0x80000000, 0x00050001, 0x00050026
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
 _CLONE_THREAD, _CLONE_FILES, _CLOSE_RANGE_UNSHARE = 0x10000, 0x400, 2
 _FCNTL_COMMANDS = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1032)
-"""Copies, flags and locks of a descriptor. Not among them: who gets its signals (F_SETOWN, F_SETOWN_EX, F_SETSIG),
-leases and notices (F_SETLEASE, F_NOTIFY), sizes of pipes, seals and hints."""
+"""Copies, flags and locks of a descriptor. Not allowed: the recipient of its signals (F_SETOWN, F_SETOWN_EX, F_SETSIG),
+leases and notifications (F_SETLEASE, F_NOTIFY), pipe sizes, seals and hints."""
 _IOCTL_REQUESTS = (0x5401, 0x802C542A, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
-"""TCGETS, TCGETS2 and TIOCGWINSZ (is it a terminal, and of what size), FIONREAD, FIONBIO, FIONCLEX, FIOCLEX. Not among
-them: who gets a file's signals (FIOSETOWN, SIOCSPGRP, TIOCSPGRP, FIOASYNC), a file's attributes (FS_IOC_SETFLAGS,
-FS_IOC_FSSETXATTR), clones of files, and everything that a device or file system may have of its own."""
+"""TCGETS, TCGETS2 and TIOCGWINSZ (is it a terminal, and of what size), FIONREAD, FIONBIO, FIONCLEX, FIOCLEX. Not
+allowed: the recipient of a file's signals (FIOSETOWN, SIOCSPGRP, TIOCSPGRP, FIOASYNC), file attributes
+(FS_IOC_SETFLAGS, FS_IOC_FSSETXATTR), clones of files, and requests of specific devices or file systems."""
 _AF_UNIX, _TYPES, _SOCK_STREAM = 1, 0xF, 1
 _O_ACCMODE, _O_TRUNC = 0o3, 0o1000
 
@@ -62,7 +62,7 @@ Instruction = Sequence[int | None]
 
 
 def filter_of(machine: str = platform.machine()) -> list[Instruction] | None:
-    """The filter for a machine; None where there is none."""
+    """The filter for a machine; None if it is not supported."""
     if machine not in _ARCHITECTURES or not sys.platform.startswith("linux"):
         return None
     numbers = denied_numbers(machine)
@@ -78,7 +78,7 @@ def filter_of(machine: str = platform.machine()) -> list[Instruction] | None:
     ]
     for number in numbers.values():
         instructions += _returning([_EQUAL, 0, 0, number], _EPERM)
-    # Threads that share one table of files, but no processes; signals to itself alone; limits to be read, not set.
+    # Allowed: threads that share the table of files, but no processes; signals to itself; reading limits.
     threads: list[Instruction] = [[_ANY_BIT, 0, 2, _CLONE_THREAD], [_ANY_BIT, 0, 1, _CLONE_FILES]]
     instructions += _judged(special["clone"], 0, threads)
     instructions += _judged(special["close_range"], 2, [[_ANY_BIT, 1, 0, _CLOSE_RANGE_UNSHARE]])
@@ -87,10 +87,10 @@ def filter_of(machine: str = platform.machine()) -> list[Instruction] | None:
     low, high = [_EQUAL, 0, 3, 0], [_EQUAL, 0, 1, 0]
     instructions += _judged(special["prlimit64"], 2, [low, [_LOAD, 0, 0, _ARGUMENTS + 2 * 8 + 4], high])
     instructions += _only(special["fcntl"], 1, _FCNTL_COMMANDS) + _only(special["ioctl"], 1, _IOCTL_REQUESTS)
-    # Pairs of sockets that reach each other alone: a pair of datagram sockets could write to any other.
+    # Only stream sockets: a pair of datagram sockets could also send to any other socket.
     kind: list[Instruction] = [[_LOAD, 0, 0, _ARGUMENTS + 8], [_AND, 0, 0, _TYPES], [_EQUAL, 0, 1, _SOCK_STREAM]]
     instructions += _judged(special["socketpair"], 0, [[_EQUAL, 0, len(kind) + 1, _AF_UNIX], *kind])
-    # Before Linux 6.2, Landlock lets whoever may read a file empty it.
+    # Before Linux 6.2, Landlock lets a program truncate any file that it may read.
     emptied: list[Instruction] = [[_AND, 0, 0, _O_ACCMODE | _O_TRUNC], [_EQUAL, 1, 0, _O_TRUNC]]
     for name, flags in (("open", 1), ("openat", 2)):
         instructions += _judged(special[name], flags, emptied) if name in special else []
@@ -114,7 +114,7 @@ def _parsed(table: str, machine: str) -> dict[str, int]:
 
 
 def _returning(test: Instruction, answer: int) -> list[Instruction]:
-    """Where the test holds, this answer; else on with the next."""
+    """Returns this action if the test holds, else continues."""
     code, _, _, k = test
     return [[code, 0, 1, k], [_RETURN, 0, 0, answer]]
 
@@ -122,13 +122,13 @@ def _returning(test: Instruction, answer: int) -> list[Instruction]:
 def _judged(
     number: int, argument: int, tests: Sequence[Instruction], *, passed: int = _ALLOW, jumped: int = _EPERM
 ) -> list[Instruction]:
-    """For the call of this number: one answer if the tests of the argument fall through, the other if they jump."""
+    """For this call: returns one action if the tests of the argument fall through, the other if they jump."""
     load: Instruction = [_LOAD, 0, 0, _ARGUMENTS + argument * 8]
     body: list[Instruction] = [load, *tests, [_RETURN, 0, 0, passed], [_RETURN, 0, 0, jumped]]
     return [[_EQUAL, 0, len(body), number], *body]
 
 
 def _only(number: int, argument: int, values: Sequence[int]) -> list[Instruction]:
-    """For the call of this number: allowed if the argument is one of the values, else EPERM."""
+    """For this call: allowed if the argument is one of the values, else EPERM."""
     tests: list[Instruction] = [[_EQUAL, len(values) - at, 0, value] for at, value in enumerate(values)]
     return _judged(number, argument, tests, passed=_EPERM, jumped=_ALLOW)

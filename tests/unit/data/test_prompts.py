@@ -106,7 +106,7 @@ def test_real_data_sets_are_recognised(tokenizer, file, rows, prompt_key):
 
 
 @pytest.mark.parametrize(
-    ("tests", "said"), [(["pass"], "Every program passes the tests"), ("[" * 100_000, "cannot read the tests")]
+    ("tests", "said"), [(["pass"], "Every program passes the tests"), ("[" * 100_000, "cannot parse the tests")]
 )
 def test_a_row_that_code_tests_cannot_judge_is_found_before_training(tmp_path, tokenizer, tests, said):
     rows = [{"prompt": "p", "tests": each} for each in (["assert f(1) == 2"], None, tests)]

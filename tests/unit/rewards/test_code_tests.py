@@ -77,7 +77,7 @@ def test_tests_as_people_write_them(value, expected):
     "value", [3, [], [3], {"input": []}, {"inputs": ["1"], "outputs": []}, *["42", "-3/4", "Paris", "It is 5."]]
 )
 def test_other_tests_are_an_error_that_says_the_form(value):
-    with pytest.raises(RewardError, match="cannot read the tests") as caught:
+    with pytest.raises(RewardError, match="cannot parse the tests") as caught:
         read_tests(value)
     assert '{"inputs": [...], "outputs": [...]}' in caught.value.remedy
 
@@ -112,7 +112,7 @@ def test_tests_that_every_program_passes_are_an_error(value, partial):
 
 
 def test_a_row_without_tests_for_programs_ends_the_run_with_the_form():
-    with pytest.raises(RewardError, match="cannot read the tests '42'") as caught:
+    with pytest.raises(RewardError, match="cannot parse the tests '42'") as caught:
         scores(["print(42)"] * 3, {"answer": ["42"] * 3})
     assert "a list of assert statements" in caught.value.message
 

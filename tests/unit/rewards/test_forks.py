@@ -45,7 +45,7 @@ class Judge:
 
 def writes(completions, **columns):
     for found in gc.get_objects():
-        if isinstance(found, Connection):
+        if isinstance(found, Connection) and not found.closed:
             found.send((7, None))
     return [1.0] * len(completions)
 """
@@ -78,9 +78,7 @@ def test_a_forked_process_never_answers_for_the_function(forking, tmp_path, proc
 
 def test_an_answer_to_another_question_is_an_error_that_names_the_function(forking):
     scorer = RewardScorer(Reward(functions=[f"{forking}:writes"], processes=1))
-    with pytest.raises(
-        RewardError, match="reward function 'writes' sent answer 7 where answer 1 was expected"
-    ) as caught:
+    with pytest.raises(RewardError, match="reward function 'writes' sent reply 7 instead of reply 1") as caught:
         scorer.score(["p"], ["c"], {})
     assert "os._exit()" in caught.value.remedy
 

@@ -1,13 +1,13 @@
 """Functions in processes of their own: the same answers, and what a slow, crashing or greedy one costs."""
 
 import os
-import pickle
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import time
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import send_handle
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ from hybridflow.observability.metrics import plain
 from hybridflow.rewards.interface import Samples
 from hybridflow.rewards.resolve import resolve_functions
 from hybridflow.rewards.runners.chunks import chunks_of
-from hybridflow.rewards.runners.messages import COMMAND, Setup
+from hybridflow.rewards.runners.forkserver import FORK, Setup
 from hybridflow.rewards.runners.pooled import PooledRunner
 from hybridflow.rewards.runners.serial import SerialRunner
 from hybridflow.rewards.scorer import RewardScorer
@@ -168,14 +168,14 @@ def test_a_sample_that_hoards_memory_fails_alone_and_says_why(judges):
     samples = samples_of(12, {"what": ["memory"] * 12})
     scored = RewardScorer(config).score(samples.prompts, samples.completions, samples.columns)
     assert [f.index for f in scored.failures] == [7]
-    assert "its process came to use more than reward.memory_mb=200" in scored.failures[0].reason
+    assert "its process exceeded reward.memory_mb=200" in scored.failures[0].reason
     assert scored.scores.tolist() == [0.0 if index == 7 else 1.0 for index in range(12)]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_of_what_a_function_starts_counts_as_its_own(judges):
     config = Reward(functions=[f"{judges}:starts_a_hoarder"], timeout_seconds=60, memory_mb=200)
-    with pytest.raises(RewardError, match="came to use more than reward.memory_mb=200"):
+    with pytest.raises(RewardError, match="exceeded reward.memory_mb=200"):
         RewardScorer(config).score(["p"], ["c"], {})
 
 
@@ -265,13 +265,13 @@ pool.run(resolve_functions(config), Samples(["a", "b"], ["7", "7"], {"what": ["h
 
 FORKLESS = """
 import os, sys
-from hybridflow.rewards.runners import nursery
+from hybridflow.rewards.runners import forkserver
 
 def refuse():
     raise BlockingIOError(11, "no process is left")
 
 os.fork = refuse
-nursery.main(int(sys.argv[1]))
+forkserver.main(int(sys.argv[1]))
 """
 
 PRINTER = """
@@ -293,7 +293,7 @@ print(outcome.scores, file=sys.stderr)
 def test_processes_end_with_their_owner_however_it_ends(judges, how):
     owner = subprocess.Popen([sys.executable, "-c", OWNER, str(judges)], stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None and owner.stdout.readline()
-    assert soon(lambda: len(descendants(owner.pid)) == 3)  # the nursery and two of its processes
+    assert soon(lambda: len(descendants(owner.pid)) == 3)  # the fork server and two of its processes
     time.sleep(0.5)
     family = descendants(owner.pid)
     os.kill(owner.pid, how)
@@ -315,11 +315,11 @@ def test_closing_and_forgetting_a_scorer_end_its_processes(judges):
 @pytest.mark.parametrize(
     ("how", "remedy"), [(signal.SIGKILL, "when memory runs out"), (signal.SIGSEGV, "Find out what sent the signal")]
 )
-def test_the_death_of_the_nursery_is_told_with_its_signal(judges, how, remedy):
+def test_the_death_of_the_fork_server_is_reported_with_its_signal(judges, how, remedy):
     others, runner = descendants(os.getpid()), PooledRunner(Reward(functions=[f"{judges}:nan"]), processes=1)
     runner.start()
-    [nursery] = set(descendants(os.getpid())) - set(others)
-    os.kill(nursery, how)
+    [server] = set(descendants(os.getpid())) - set(others)
+    os.kill(server, how)
     with pytest.raises(RewardError, match=f"was killed by signal {int(how)}") as caught:
         runner.run(resolve_functions(Reward(functions=[f"{judges}:nan"])), samples_of(2), allowed_failures=0)
     assert remedy in caught.value.remedy
@@ -361,10 +361,11 @@ def test_what_a_function_prints_before_it_crashes_is_shown(tmp_path):
 
 
 def test_a_process_that_cannot_be_started_says_why(tmp_path):
-    control, theirs = socket.socketpair()
-    setup = pickle.dumps(Setup(Reward(), []))
-    control.sendall(struct.pack("<q", len(setup)) + setup)
-    socket.send_fds(control, [COMMAND.pack(b"S", 0)], [theirs.fileno()])
+    ours, theirs = socket.socketpair()
+    control = Connection(ours.detach())
+    control.send(Setup(Reward(), []))
+    control.send(FORK)
+    send_handle(control, theirs.fileno(), None)
     done = subprocess.run(
         [sys.executable, "-c", FORKLESS, str(theirs.fileno())],
         pass_fds=[theirs.fileno()], capture_output=True, text=True, timeout=60, check=False,

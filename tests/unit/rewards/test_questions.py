@@ -8,7 +8,7 @@ import pytest
 
 from hybridflow.rewards.sandbox.literals import Meter, NotLiteral, literal
 from hybridflow.rewards.sandbox.questions import question_of
-from hybridflow.rewards.sandbox.values import reported_value
+from hybridflow.rewards.sandbox.values import decoded
 
 HUMAN_EVAL = '''
 METADATA = {"author": "x"}
@@ -73,7 +73,7 @@ WHOLE = [
 
 @pytest.mark.parametrize("test", WHOLE)
 def test_what_cannot_be_parted_stays_whole(test):
-    assert not question_of(test).is_parted
+    assert not question_of(test).is_split
 
 
 @pytest.mark.parametrize("test", PARTED)
@@ -132,7 +132,7 @@ def test_what_the_answers_are_held_to(test, sent, passes):
 )
 def test_what_says_no_value_is_an_error(sent):
     with pytest.raises((ValueError, TypeError, ZeroDivisionError)):
-        reported_value(sent)
+        decoded(sent)
 
 
 @pytest.mark.parametrize(
@@ -175,18 +175,18 @@ def test_a_row_cannot_make_the_trainer_work_out_something_large(text):
     begun = time.process_time()
     with pytest.raises(NotLiteral):
         literal(ast.parse(text, mode="eval").body, Meter())
-    assert not question_of(f"assert f(1) == {text}").is_parted
+    assert not question_of(f"assert f(1) == {text}").is_split
     assert time.process_time() - begun < 20  # seconds of processor; worked out, they take minutes or all memory
 
 
 def test_many_large_literals_of_one_test_are_not_worked_out():
     begun = time.process_time()
-    assert not question_of("assert f(1) == list(range(99_999))\n" * 1000).is_parted
+    assert not question_of("assert f(1) == list(range(99_999))\n" * 1000).is_split
     assert time.process_time() - begun < 3
 
 
 @pytest.mark.parametrize("kind", ["set", "dict"])
-def test_reported_values_that_take_long_to_compare_pass_no_test(kind):
+def test_decodeds_that_take_long_to_compare_pass_no_test(kind):
     question = question_of("assert f(1) != {1}")
     numbers = [i * (2**61 - 1) for i in range(13_000)]
     sent = json.dumps([[kind, *([[n, 1] for n in numbers] if kind == "dict" else numbers)]]).encode()

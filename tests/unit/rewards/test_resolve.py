@@ -156,7 +156,7 @@ def test_a_dialect_before_the_path_says_how_to_call_the_function(tmp_path):
 def test_a_dialect_that_does_not_fit_is_refused(tmp_path):
     path = written(tmp_path / "reward.py", LENGTHS)
     error = refused(f"verl:{path}:lengths")
-    assert "are not those of verl" in error.message and "compute_score(data_source" in error.remedy
+    assert "do not match that of verl" in error.message and "compute_score(data_source" in error.remedy
 
 
 def test_settings_reach_a_users_function_by_its_short_name(tmp_path):
@@ -172,8 +172,8 @@ def test_settings_reach_a_users_function_by_its_short_name(tmp_path):
         ({"overlong": {"bufer_tokens": 3}}, "no setting 'reward.settings.overlong.bufer_tokens'", "'buffer_tokens'?"),
         ({"overlong": {"buffer_tokens": "3"}}, "buffer_tokens='3' is a str", "Give int or null."),
         ({"overlong": {"penalty": True}}, "penalty=True is a bool", "Give float."),
-        ({"overlong": 3}, "reward.settings.overlong=3 names no setting", "Settings of overlong: max_response_tokens"),
-        ({"overlong": {"buffer_tokens": 9}}, "does not lie within a response of 8 tokens", "Use 1 to 8"),
+        ({"overlong": 3}, "reward.settings.overlong=3 must be a mapping", "Settings of overlong: max_response_tokens"),
+        ({"overlong": {"buffer_tokens": 9}}, "must be between 1 and 8", "Use 1 to 8"),
         ({}, "does not know the longest response", "reward.settings.overlong.max_response_tokens"),
     ],
 )
@@ -191,4 +191,4 @@ def test_settings_of_a_function_that_the_run_does_not_have_are_refused(caplog):
         check_settings(rewards)
     assert "Did you mean 'overlong'?" in caught.value.remedy and "gsm8k, exact_match" in caught.value.remedy
     check_settings([Reward(functions=["gsm8k"], settings={"overlong": {}})])
-    assert "reward.settings.overlong is without effect" in caplog.text
+    assert "reward.settings.overlong has no effect" in caplog.text

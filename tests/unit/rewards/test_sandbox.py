@@ -13,8 +13,7 @@ import pytest
 
 from hybridflow.errors import ConfigError, ResourceError
 from hybridflow.rewards.sandbox import runs
-from hybridflow.rewards.sandbox.limits import Limits
-from hybridflow.rewards.sandbox.runs import run_program
+from hybridflow.rewards.sandbox.runs import Limits, run_program
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux confines programs, no other system here")
 
@@ -142,7 +141,7 @@ def test_programs_may_use_pairs_of_sockets_of_their_own():
 
 def test_a_program_ends_with_the_process_that_runs_it(tmp_path):
     text = "from hybridflow.rewards.sandbox.runs import run_program\n"
-    text += "from hybridflow.rewards.sandbox.limits import Limits\n"
+    text += "from hybridflow.rewards.sandbox.runs import Limits\n"
     text += "program = \"open('begun', 'w').close()\\nimport time\\ntime.sleep(99)\"\n"
     text += "run_program(program, Limits(wall_seconds=99.0))"
     owner = subprocess.Popen([sys.executable, "-c", text], env=os.environ | {"TMPDIR": str(tmp_path)})

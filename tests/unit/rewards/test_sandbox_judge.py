@@ -4,8 +4,7 @@ import sys
 
 import pytest
 
-from hybridflow.rewards.sandbox.limits import Limits
-from hybridflow.rewards.sandbox.runs import run_program
+from hybridflow.rewards.sandbox.runs import Limits, run_program
 from tests.attacks.cheats import ASKS, WALKS
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux confines programs, no other system here")

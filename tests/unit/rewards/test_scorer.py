@@ -7,8 +7,7 @@ from hybridflow.algorithms.advantages.group_relative import group_statistics
 from hybridflow.config.reward import LARGEST_SCORE, Reward
 from hybridflow.errors import RewardError
 from hybridflow.observability.metrics import plain
-from hybridflow.rewards.combine import as_columns, weighted_sum
-from hybridflow.rewards.scorer import RewardScorer
+from hybridflow.rewards.scorer import RewardScorer, as_columns, weighted_sum
 from tests.oracles.rewards import weighted_score
 
 TEXTS = ["a", "bb", "ccc", "dddd"]
@@ -82,16 +81,16 @@ def test_a_function_that_raises_is_named_with_the_sample_it_raised_for(make_scor
 @pytest.mark.parametrize(
     ("expression", "index", "reason"),
     [
-        ("[1.0, float('nan'), 1.0, 1.0]", 1, "it answered nan."),
-        ("[1.0, 1.0, 1.0, float('inf')]", 3, "it answered inf."),
+        ("[1.0, float('nan'), 1.0, 1.0]", 1, "it returned nan."),
+        ("[1.0, 1.0, 1.0, float('inf')]", 3, "it returned inf."),
         ("[1.0, 1.0, 10**400, 1.0]", 2, "it returned a number beyond the largest float, 1.8e+308."),
-        ("[1.0, 1.0, 3e38, 1.0]", 2, "it answered 3e+38, which is not between -1e+15 and 1e+15."),
-        ("[1.0, -1.1e15, 1.0, 1.0]", 1, "it answered -1.1e+15, which is not between -1e+15 and 1e+15."),
-        ("[1.0, 'good', 1.0, 1.0]", 1, "it answered 'good' (a str), which is not a number."),
-        ("[1.0, 1.0, [1.0, 2.0], 1.0]", 2, "it answered [1.0, 2.0] (a list), which is not a number."),
-        ("[1.0, 1.0]", 0, "it answered 2 scores for 4 samples."),
-        ("0.5", 0, "it answered 0.5 (a float), not a list with a score for each of 4 samples."),
-        ("None", 0, "it answered None (a NoneType), not a list"),
+        ("[1.0, 1.0, 3e38, 1.0]", 2, "it returned 3e+38, which is not between -1e+15 and 1e+15."),
+        ("[1.0, -1.1e15, 1.0, 1.0]", 1, "it returned -1.1e+15, which is not between -1e+15 and 1e+15."),
+        ("[1.0, 'good', 1.0, 1.0]", 1, "it returned 'good' (a str), which is not a number."),
+        ("[1.0, 1.0, [1.0, 2.0], 1.0]", 2, "it returned [1.0, 2.0] (a list), which is not a number."),
+        ("[1.0, 1.0]", 0, "it returned 2 scores for 4 samples."),
+        ("0.5", 0, "it returned 0.5 (a float), not a list with a score for each of 4 samples."),
+        ("None", 0, "it returned None (a NoneType), not a list"),
         ("[1.0, None, 1.0, 1.0]", 1, "no function scored it"),
     ],
 )

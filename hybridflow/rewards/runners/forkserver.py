@@ -1,0 +1,152 @@
+"""The fork server of the reward pool, and the loop in which its processes score samples.
+
+The server is a clean process with one thread and few modules, so forking it is cheap and safe. User code is imported
+only in the forked processes. It ends when the pool's process ends, and takes the forked processes with it.
+"""
+
+import ctypes
+import importlib
+import os
+import signal
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle
+
+from hybridflow.config.carried_code import imported_code
+from hybridflow.config.reward import Reward
+from hybridflow.errors import ConfigError, RewardError, RewardUnavailable
+from hybridflow.observability.lasting import lasting
+from hybridflow.rewards.bound import checked, trace_of
+from hybridflow.rewards.interface import Outcome, Samples
+from hybridflow.rewards.resolve import resolve_functions
+
+FORK = 0
+"""Request to fork a process, followed by the descriptor of its connection; the reply is its process id. A request with
+a process id ends that process; the reply is its exit status."""
+
+_PR_SET_PDEATHSIG = 1
+_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a process needs to load the functions: their configuration, and `sys.path`."""
+
+    config: Reward
+    path: list[str]
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The functions are loaded; `code` holds the SHA-256 of each user file that was imported for them."""
+
+    code: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Unusable:
+    """The functions could not be loaded."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Raised:
+    """The function raised. `for_all`: for a reason that affects every sample, so none is worth retrying alone."""
+
+    message: str
+    trace: str
+    for_all: bool = False
+
+
+Reply = Ready | Unusable | Raised | Outcome
+"""Sent in a pair with the number of the request: 0 for loading the functions, then 1, 2, ..."""
+
+
+def main(descriptor: int) -> None:
+    """Serves requests on a connected socket until the pool disconnects."""
+    # The pool's process handles signals to its process group: it may still need scores until it has saved.
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    children: set[int] = set()
+    with Connection(descriptor) as control:
+        try:
+            setup: Setup = control.recv()
+            while True:
+                request = control.recv()
+                if request == FORK:
+                    reply = _forked(recv_handle(control), control, setup)
+                    children.add(reply)
+                else:
+                    children.remove(request)
+                    reply = _ended(request)
+                control.send(reply)
+        except (EOFError, ConnectionError):
+            pass  # the pool is gone
+        finally:
+            for process in children:
+                _ended(process)
+
+
+def _forked(descriptor: int, control: Connection, setup: Setup) -> int:
+    """Forks a process that serves the connection; returns its process id."""
+    server = os.getpid()
+    process = os.fork()
+    if process:
+        os.close(descriptor)
+        return process
+    status = 1
+    try:
+        control.close()
+        os.setsid()  # so that killing the process group also kills what the functions start
+        _die_with(server)
+        for number in _IGNORED:  # programs that the functions start would inherit SIG_IGN
+            signal.signal(number, signal.SIG_DFL)
+        with redirect_stdout(lasting(sys.stdout, by_lines=True)), redirect_stderr(lasting(sys.stderr)):
+            _serve(Connection(descriptor), setup)
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _ended(process: int) -> int:
+    """Kills a process and what it started; returns its exit status, negative for a signal."""
+    try:
+        os.killpg(process, signal.SIGKILL)
+    except ProcessLookupError:  # it has not called setsid yet
+        os.kill(process, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+
+def _die_with(parent: int) -> None:
+    """Makes the kernel kill this process when its parent dies, whatever it is doing."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+def _serve(connection: Connection, setup: Setup) -> None:
+    sys.path[:] = setup.path
+    importlib.invalidate_caches()
+    try:
+        functions = resolve_functions(setup.config)
+    except ConfigError as error:
+        connection.send((0, Unusable(error.message)))
+        return
+    connection.send((0, Ready(imported_code())))
+    while True:
+        try:
+            number, index, samples = connection.recv()
+        except EOFError:
+            return
+        assert isinstance(samples, Samples)
+        function = functions[index]
+        try:
+            reply: Reply = checked(function, samples, function(samples))
+        except RewardError as error:
+            reply = Raised(error.message, trace_of(error), isinstance(error, RewardUnavailable))
+        sys.stdout.flush()  # the process will be killed with whatever is still in its buffer
+        connection.send((number, reply))

@@ -26,7 +26,7 @@ from hybridflow.batch import Batch
 from hybridflow.controller.batch_ref import BatchRef
 from hybridflow.controller.futures import wait
 from hybridflow.dataflows.interface import Dataflow
-from hybridflow.dataflows.roles import Generates, Policy, Scores, ValueFunction
+from hybridflow.dataflows.roles import Policy, Sampler, Scorer, ValueFunction
 from hybridflow.observability.metrics import Metrics
 
 
@@ -35,9 +35,9 @@ class BestOfN(Dataflow):
 
     actor: Policy
     critic: ValueFunction
-    rollout: Generates
-    reward: Scores
-    style: Scores
+    rollout: Sampler
+    reward: Scorer
+    style: Scorer
     settings: "BestOfN.Settings"
     roles: ClassVar = {"style": {"kind": "reward_function", "functions": [f"{__file__}:closeness"]}}
 
@@ -66,7 +66,7 @@ class BestOfN(Dataflow):
         """One supervised step on the best sample of each prompt; siblings are adjacent."""
         best = batch.row("scores").view(-1, self.samples_per_prompt).argmax(1)
         first = torch.arange(0, len(batch), self.samples_per_prompt)
-        return wait(self.actor.imitate(batch.take(first + best)))
+        return wait(self.actor.supervised_step(batch.take(first + best)))
 
     def improve(self, batch: BatchRef) -> Metrics:
         """One step of PPO."""

@@ -1,7 +1,7 @@
 """What the configuration can choose by name: the function of each method, where it comes from, and how it is used.
 
-A function is called with what its parameters name: see `workers/methods.py` for all that is offered. Parameters with a
-default are the method's own settings (`algorithm.advantage_settings`, `algorithm.loss_settings`).
+A function is called with the arguments that its parameters name (`workers/named_functions.py` lists them).
+Parameters with a default are the method's own settings (`algorithm.advantage_settings`, `algorithm.loss_settings`).
 """
 
 from collections.abc import Callable, Mapping

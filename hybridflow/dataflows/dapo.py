@@ -14,7 +14,7 @@ from hybridflow.controller.batch_ref import BatchRef
 from hybridflow.controller.futures import wait
 from hybridflow.dataflows.dynamic_sampling import DynamicSampling
 from hybridflow.dataflows.interface import Dataflow
-from hybridflow.dataflows.roles import Generates, Policy, Predicts, Scores
+from hybridflow.dataflows.roles import FrozenModel, Policy, Sampler, Scorer
 from hybridflow.observability.metrics import Metrics
 
 OVERLONG = "rewards/overlong"
@@ -33,9 +33,9 @@ class DAPO(Dataflow):
     compares_samples = True
 
     actor: Policy
-    rollout: Generates
-    reward: Scores
-    reference: Predicts | None
+    rollout: Sampler
+    reward: Scorer
+    reference: FrozenModel | None
 
     settings: "DAPO.Settings"
 

@@ -10,8 +10,8 @@ from hybridflow.controller.batch_ref import BatchRef
 from hybridflow.controller.futures import wait
 from hybridflow.dataflows.interface import Dataflow
 from hybridflow.dataflows.pairs import compares_with_reference, reference_sums, rows_of_pairs
-from hybridflow.dataflows.roles import Generates, Policy, Predicts, Scores
-from hybridflow.dataflows.stages import assessed
+from hybridflow.dataflows.roles import FrozenModel, Policy, Sampler, Scorer
+from hybridflow.dataflows.stages import evaluated_by_source
 from hybridflow.observability.metrics import Metrics
 
 
@@ -23,9 +23,9 @@ class DPO(Dataflow):
     provides = ()
 
     actor: Policy
-    reference: Predicts | None
-    rollout: Generates | None
-    reward: Scores | None
+    reference: FrozenModel | None
+    rollout: Sampler | None
+    reward: Scorer | None
 
     settings: "DPO.Settings"
 
@@ -43,13 +43,13 @@ class DPO(Dataflow):
 
     def step(self, prompts: Batch) -> Metrics:
         """One pass over a batch of pairs."""
-        metrics = wait(self.actor.prefer(self._compared(prompts)))
+        metrics = wait(self.actor.preference_step(self._compared(prompts)))
         self.actor.publish_weights(version=self.iteration + 1)
         return metrics
 
     def evaluate(self, held_out: Batch) -> Metrics:
         """The same of held-out pairs: how often, and by how much, the chosen response has the higher reward."""
-        return assessed(held_out, lambda pairs: self.actor.assess(self._compared(pairs)))
+        return evaluated_by_source(held_out, lambda pairs: self.actor.evaluate(self._compared(pairs)))
 
     def foreknown(self, rows: Batch) -> dict[str, Tensor | Ragged]:
         """`ref_sums` [B, 2] of pairs."""

@@ -19,8 +19,8 @@ logger = logging.getLogger(__name__)
 SMALLEST_SPREAD = 1e-8
 """A group whose scores have no larger standard deviation teaches nothing."""
 
-Judge = Callable[[Batch], BatchRef]
-"""From prompts to their samples with scores, siblings adjacent."""
+SampleScored = Callable[[Batch], BatchRef]
+"""From prompts to their samples with scores; the samples of a prompt are adjacent."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class DynamicSampling:
     `scores` a reward may give `filter_scores`, to judge groups by.
     """
 
-    def __init__(self, judge: Judge, further: Callable[[], Batch], *, metric: str, max_refills: int) -> None:
-        self._judge = judge
+    def __init__(self, sample: SampleScored, further: Callable[[], Batch], *, metric: str, max_refills: int) -> None:
+        self._sample = sample
         self._further = further
         self._column = "scores" if metric == "scores" else f"rewards/{metric}"
         self._max_refills = max_refills
@@ -64,7 +64,7 @@ class DynamicSampling:
         """As many groups as there are prompts, of these and of further ones."""
         wanted, rounds, given, teaching = len(prompts), [], [], 0
         while True:
-            rounds.append(self._judged(prompts))
+            rounds.append(self._draw(prompts))
             given.append(prompts)
             teaching += sum(rounds[-1].teaches)
             if teaching >= wanted or len(rounds) > self._max_refills:
@@ -77,8 +77,8 @@ class DynamicSampling:
         )
         return self._taken(drawn, Batch.concat(given), wanted, refills=len(rounds) - 1)
 
-    def _judged(self, prompts: Batch) -> Drawn:
-        batch = self._judge(prompts)
+    def _draw(self, prompts: Batch) -> Drawn:
+        batch = self._sample(prompts)
         has_own = self._column == "scores" and "filter_scores" in batch.columns
         column = "filter_scores" if has_own else self._column
         if column not in batch.columns:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hybridflow.batch import Batch, Ragged
 from hybridflow.dataflows.interface import Dataflow
-from hybridflow.dataflows.roles import Generates, Scores
+from hybridflow.dataflows.roles import Sampler, Scorer
 from hybridflow.observability.metrics import Metrics, mean, measured
 from hybridflow.observability.samples import Sample
 from hybridflow.rewards.answers import expected_answer
@@ -43,8 +43,8 @@ class HeldOut:
 class Evaluation:
     """Answers all of `prompts` and scores them; `decode` turns tokens to text for the sample table."""
 
-    rollout: Generates
-    reward: Scores
+    rollout: Sampler
+    reward: Scorer
     prompts: Batch
     samples_per_prompt: int
     decode: Decode

@@ -3,7 +3,7 @@
 from hybridflow.batch import Batch
 from hybridflow.controller.futures import wait
 from hybridflow.dataflows.interface import Dataflow
-from hybridflow.dataflows.roles import Generates, Policy, Predicts, Scores
+from hybridflow.dataflows.roles import FrozenModel, Policy, Sampler, Scorer
 from hybridflow.observability.metrics import Metrics
 
 
@@ -13,9 +13,9 @@ class GRPO(Dataflow):
     provides = ()
 
     actor: Policy
-    rollout: Generates
-    reward: Scores
-    reference: Predicts | None
+    rollout: Sampler
+    reward: Scorer
+    reference: FrozenModel | None
 
     def step(self, prompts: Batch) -> Metrics:
         """One GRPO iteration."""

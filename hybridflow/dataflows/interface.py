@@ -14,7 +14,7 @@ from hybridflow.config.algorithm import KLPlacement
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.roles import DescribesRoles
 from hybridflow.controller.batch_ref import BatchRef
-from hybridflow.dataflows.roles import Generates, Judge, Policy, Predicts, Scores, ValueFunction
+from hybridflow.dataflows.roles import FrozenModel, Policy, Sampler, Scorer, TrainableRewardModel, ValueFunction
 from hybridflow.dataflows.stages import batch_metrics
 from hybridflow.errors import ConfigError
 from hybridflow.observability.metrics import Metrics
@@ -22,7 +22,7 @@ from hybridflow.observability.metrics import Metrics
 PREFERENCE_DATA = ("preferences", "labelled")
 """Kinds of data (`Dataflow.data`) with judged responses: pairs, and single ones."""
 
-ROLE_TYPES = (Generates, Scores, Predicts, Policy, Judge, ValueFunction)
+ROLE_TYPES = (Sampler, Scorer, FrozenModel, Policy, TrainableRewardModel, ValueFunction)
 
 
 class Stream(Protocol):
@@ -51,10 +51,10 @@ class Dataflow(DescribesRoles, ABC):
 
         class BestOfTwo(Dataflow):
             actor: Policy
-            rollout: Generates
-            reward: Scores
-            reference: Predicts | None      # there only if the configuration asks for it
-            style: Scores
+            rollout: Sampler
+            reward: Scorer
+            reference: FrozenModel | None      # there only if the configuration asks for it
+            style: Scorer
             roles: ClassVar = {"style": {"kind": "reward_function", "functions": ["format"]}}     # roles.style=...
 
             @dataclass
@@ -160,7 +160,7 @@ def role_needs(dataflow: type[Dataflow]) -> dict[str, RoleNeed]:
 
 def learns_from_samples(dataflow: type[Dataflow]) -> bool:
     """Whether it learns from responses of its own rollout; elsewhere a rollout only serves the evaluation."""
-    return any(need.kind is Generates and not need.is_optional for need in role_needs(dataflow).values())
+    return any(need.kind is Sampler and not need.is_optional for need in role_needs(dataflow).values())
 
 
 def learns_from_preferences(dataflow: type[Dataflow]) -> bool:

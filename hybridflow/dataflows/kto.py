@@ -12,8 +12,8 @@ from hybridflow.controller.batch_ref import BatchRef
 from hybridflow.controller.futures import wait
 from hybridflow.dataflows.interface import Dataflow
 from hybridflow.dataflows.pairs import compares_with_reference, interlaced, reference_sums, twice
-from hybridflow.dataflows.roles import Generates, Policy, Predicts, Scores
-from hybridflow.dataflows.stages import assessed
+from hybridflow.dataflows.roles import FrozenModel, Policy, Sampler, Scorer
+from hybridflow.dataflows.stages import evaluated_by_source
 from hybridflow.errors import BatchError
 from hybridflow.observability.metrics import Metrics
 
@@ -26,9 +26,9 @@ class KTO(Dataflow):
     provides = ()
 
     actor: Policy
-    reference: Predicts | None
-    rollout: Generates | None
-    reward: Scores | None
+    reference: FrozenModel | None
+    rollout: Sampler | None
+    reward: Scorer | None
 
     settings: "KTO.Settings"
 
@@ -47,7 +47,7 @@ class KTO(Dataflow):
 
     def step(self, prompts: Batch) -> Metrics:
         """One pass over a batch of labelled responses."""
-        metrics = wait(self.actor.prefer(self._compared(with_mismatched(prompts))))
+        metrics = wait(self.actor.preference_step(self._compared(with_mismatched(prompts))))
         self.actor.publish_weights(version=self.iteration + 1)
         return metrics
 
@@ -55,7 +55,7 @@ class KTO(Dataflow):
         """The same of held-out responses: how often their reward is on the side of the label."""
         sources = [source for source in held_out.object("data_source") for _ in range(2)]
         rows = with_mismatched(held_out).with_columns(objects={"data_source": sources})
-        return assessed(rows, lambda part: self.actor.assess(self._compared(part)))
+        return evaluated_by_source(rows, lambda part: self.actor.evaluate(self._compared(part)))
 
     def foreknown(self, rows: Batch) -> dict[str, Tensor | Ragged]:
         """`mismatched_ids`, and `ref_sums` [B, 2] of each response and of the mismatched one."""

@@ -15,7 +15,7 @@ from hybridflow.controller.backends.interface import Abandons
 from hybridflow.controller.futures import wait
 from hybridflow.dataflows.evaluation import Decode, Evaluates, samples_of
 from hybridflow.dataflows.interface import Dataflow
-from hybridflow.dataflows.roles import Learns, Policy
+from hybridflow.dataflows.roles import Policy, Trainable
 from hybridflow.dataflows.stages import stage_name
 from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore
 from hybridflow.elastic.claim import check_in_place
@@ -74,7 +74,7 @@ class Run:
     tracker: Tracker
     timers: StageTimers
     checkpoints: CheckpointStore
-    learners: Mapping[str, Learns]
+    learners: Mapping[str, Trainable]
     policies: Sequence[Policy]
     decode: Decode
     drain_calls: Callable[[], Iterable[tuple[str, str, float]]]

@@ -7,7 +7,7 @@ from hybridflow.batch import Batch, Ragged
 from hybridflow.batch.iterate import ROWS_TOGETHER
 from hybridflow.config.choices import LOSSES_WITHOUT_REFERENCE, preference_loss_name
 from hybridflow.config.experiment import Experiment
-from hybridflow.dataflows.roles import Policy, Predicts
+from hybridflow.dataflows.roles import FrozenModel, Policy
 
 
 def compares_with_reference(config: Experiment) -> bool:
@@ -18,7 +18,7 @@ def compares_with_reference(config: Experiment) -> bool:
     return not preference.reference_free and preference_loss_name(preference.loss) not in LOSSES_WITHOUT_REFERENCE
 
 
-def reference_sums(rows: Batch, actor: Policy, reference: Predicts | None) -> Tensor:
+def reference_sums(rows: Batch, actor: Policy, reference: FrozenModel | None) -> Tensor:
     """`ref_sums` [B, 2] of 2 B rows: by a reference of the run's own, or by the policy before its first step."""
     if reference:
         return reference.logprobs(rows).fetch().tokens("ref_logprobs").row_sums().view(-1, 2)

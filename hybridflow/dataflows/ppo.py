@@ -3,7 +3,7 @@
 from hybridflow.batch import Batch
 from hybridflow.controller.futures import wait
 from hybridflow.dataflows.interface import Dataflow
-from hybridflow.dataflows.roles import Generates, Policy, Predicts, Scores, ValueFunction
+from hybridflow.dataflows.roles import FrozenModel, Policy, Sampler, Scorer, ValueFunction
 from hybridflow.observability.metrics import Metrics
 
 
@@ -14,9 +14,9 @@ class PPO(Dataflow):
 
     actor: Policy
     critic: ValueFunction
-    rollout: Generates
-    reward: Scores
-    reference: Predicts | None
+    rollout: Sampler
+    reward: Scorer
+    reference: FrozenModel | None
 
     def step(self, prompts: Batch) -> Metrics:
         """One PPO iteration. A call returns at once: roles on separate pools run at the same time."""

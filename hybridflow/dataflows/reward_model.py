@@ -4,8 +4,8 @@ from hybridflow.batch import Batch
 from hybridflow.controller.futures import wait
 from hybridflow.dataflows.interface import Dataflow
 from hybridflow.dataflows.pairs import rows_of_pairs
-from hybridflow.dataflows.roles import Judge
-from hybridflow.dataflows.stages import assessed
+from hybridflow.dataflows.roles import TrainableRewardModel
+from hybridflow.dataflows.stages import evaluated_by_source
 from hybridflow.observability.metrics import Metrics
 
 
@@ -16,12 +16,12 @@ class RewardModeling(Dataflow):
     rows_per_prompt = 2
     provides = ()
 
-    reward_model: Judge
+    reward_model: TrainableRewardModel
 
     def step(self, prompts: Batch) -> Metrics:
         """One pass over a batch of pairs."""
-        return wait(self.reward_model.prefer(rows_of_pairs(prompts)))
+        return wait(self.reward_model.preference_step(rows_of_pairs(prompts)))
 
     def evaluate(self, held_out: Batch) -> Metrics:
         """`val-core/<source>/acc`, the fraction of held-out pairs in the right order (a tie counts half), and more."""
-        return assessed(held_out, lambda pairs: self.reward_model.assess(rows_of_pairs(pairs)))
+        return evaluated_by_source(held_out, lambda pairs: self.reward_model.evaluate(rows_of_pairs(pairs)))

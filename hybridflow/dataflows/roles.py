@@ -11,7 +11,7 @@ from hybridflow.observability.metrics import Metrics
 from hybridflow.parallel.file_records import Written
 
 
-class Generates(Protocol):
+class Sampler(Protocol):
     """A rollout: prompts in, prompts with responses out."""
 
     def generate(self, prompts: Batch | BatchRef, purpose: str = "train") -> BatchRef:
@@ -19,7 +19,7 @@ class Generates(Protocol):
         ...
 
 
-class Scores(Protocol):
+class Scorer(Protocol):
     """A judge: one number per response."""
 
     def score(self, batch: Batch | BatchRef) -> BatchRef:
@@ -27,7 +27,7 @@ class Scores(Protocol):
         ...
 
 
-class Predicts(Protocol):
+class FrozenModel(Protocol):
     """A frozen language model."""
 
     def logprobs(self, batch: Batch | BatchRef) -> BatchRef:
@@ -35,7 +35,7 @@ class Predicts(Protocol):
         ...
 
 
-class Learns(Protocol):
+class Trainable(Protocol):
     """What all trained roles can do besides: save and load themselves."""
 
     def save(self, directory: Path) -> Future[Written | Sequence[Written]]:
@@ -47,7 +47,7 @@ class Learns(Protocol):
         ...
 
 
-class Policy(Learns, Protocol):
+class Policy(Trainable, Protocol):
     """The language model being trained."""
 
     def logprobs(self, batch: Batch | BatchRef) -> BatchRef:
@@ -58,7 +58,7 @@ class Policy(Learns, Protocol):
         """The batch, with `rewards` and `advantages` from scores alone."""
         ...
 
-    def mix(self, batch: BatchRef, other: BatchRef, multiplier: float) -> BatchRef:
+    def combine_advantages(self, batch: BatchRef, other: BatchRef, multiplier: float) -> BatchRef:
         """The batch, with `advantages` that weigh those of the other batch (of the same rows) against its own."""
         ...
 
@@ -66,16 +66,16 @@ class Policy(Learns, Protocol):
         """Improves the policy; on texts of its pretraining beside, where they are given."""
         ...
 
-    def imitate(self, batch: Batch | BatchRef) -> Future[Metrics]:
+    def supervised_step(self, batch: Batch | BatchRef) -> Future[Metrics]:
         """One supervised step."""
         ...
 
-    def prefer(self, batch: Batch | BatchRef) -> Future[Metrics]:
+    def preference_step(self, batch: Batch | BatchRef) -> Future[Metrics]:
         """One step on preferences."""
         ...
 
-    def assess(self, batch: Batch | BatchRef) -> Future[Metrics]:
-        """What `imitate` or `prefer` would report of held-out rows, which teach nothing."""
+    def evaluate(self, batch: Batch | BatchRef) -> Future[Metrics]:
+        """What `supervised_step` or `preference_step` would report of held-out rows, which teach nothing."""
         ...
 
     def publish_weights(self, version: int) -> Future[None]:
@@ -83,19 +83,19 @@ class Policy(Learns, Protocol):
         ...
 
 
-class Judge(Learns, Scores, Protocol):
+class TrainableRewardModel(Trainable, Scorer, Protocol):
     """A reward model being trained."""
 
-    def prefer(self, batch: Batch | BatchRef) -> Future[Metrics]:
+    def preference_step(self, batch: Batch | BatchRef) -> Future[Metrics]:
         """One step on pairs of which one response is preferred."""
         ...
 
-    def assess(self, batch: Batch | BatchRef) -> Future[Metrics]:
-        """What `prefer` would report of held-out pairs, which teach nothing."""
+    def evaluate(self, batch: Batch | BatchRef) -> Future[Metrics]:
+        """What `preference_step` would report of held-out pairs, which teach nothing."""
         ...
 
 
-class ValueFunction(Learns, Protocol):
+class ValueFunction(Trainable, Protocol):
     """The critic."""
 
     def values(self, batch: BatchRef) -> BatchRef:

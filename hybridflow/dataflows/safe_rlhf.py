@@ -10,7 +10,7 @@ from hybridflow.config.ranges import ABOVE_0, FINITE, NOT_BELOW_0
 from hybridflow.controller.batch_ref import BatchRef
 from hybridflow.controller.futures import wait
 from hybridflow.dataflows.ppo import PPO
-from hybridflow.dataflows.roles import Scores, ValueFunction
+from hybridflow.dataflows.roles import Scorer, ValueFunction
 from hybridflow.errors import ConfigError
 from hybridflow.observability.metrics import Metrics, last, mean, summary
 
@@ -20,7 +20,7 @@ class SafeRLHF(PPO):
 
     cost_critics = ("cost_critic",)
 
-    cost: Scores
+    cost: Scorer
     cost_critic: ValueFunction
 
     settings: "SafeRLHF.Settings"
@@ -69,7 +69,7 @@ class SafeRLHF(PPO):
 
         batch, costs = self.critic.advantages(batch), self.cost_critic.advantages(costs)
         multiplier = self.multiplier.raised(float(costs.row("scores").mean()))
-        batch = self.actor.mix(batch, costs, multiplier)
+        batch = self.actor.combine_advantages(batch, costs, multiplier)
         metrics = wait(self.critic.update(batch), self.cost_critic.update(costs), self.actor.update(batch))
         self.actor.publish_weights(version=self.iteration + 1)
         return metrics | self.observe(prompts, batch) | self.cost_metrics(costs)

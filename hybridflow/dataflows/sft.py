@@ -5,8 +5,8 @@ import math
 from hybridflow.batch import Batch
 from hybridflow.controller.futures import wait
 from hybridflow.dataflows.interface import Dataflow
-from hybridflow.dataflows.roles import Generates, Policy, Scores
-from hybridflow.dataflows.stages import assessed
+from hybridflow.dataflows.roles import Policy, Sampler, Scorer
+from hybridflow.dataflows.stages import evaluated_by_source
 from hybridflow.observability.metrics import Metrics, last
 
 
@@ -18,18 +18,18 @@ class SFT(Dataflow):
     provides = ()
 
     actor: Policy
-    rollout: Generates | None
-    reward: Scores | None
+    rollout: Sampler | None
+    reward: Scorer | None
 
     def step(self, prompts: Batch) -> Metrics:
         """One pass over a batch of demonstrations."""
-        metrics = wait(self.actor.imitate(prompts))
+        metrics = wait(self.actor.supervised_step(prompts))
         self.actor.publish_weights(version=self.iteration + 1)
         return metrics
 
     def evaluate(self, held_out: Batch) -> Metrics:
         """`val-core/<source>/loss`, the mean of -log p over tokens to be learnt, and `perplexity`, its exponential."""
-        losses = assessed(held_out, self.actor.assess)
+        losses = evaluated_by_source(held_out, self.actor.evaluate)
         perplexities = {
             name.removesuffix("loss") + "perplexity": last(math.exp(min(measure.value, 700.0)))
             for name, measure in losses.items()

@@ -13,22 +13,22 @@ from hybridflow.observability.metrics import Metrics, mean, merge, summary, tota
 _STAGE_OF_METHOD = {
     "generate": "gen",
     "advantages": "adv",
-    "mix": "adv",
-    "assess": "testing",
+    "combine_advantages": "adv",
+    "evaluate": "testing",
     "publish_weights": "update_weights",
     "reference_logprobs": "ref",
     "save": "save_checkpoint",
 }
 
 _HELD_OUT = {"rewards/accuracies": "acc", "train/loss": "loss", "rewards/margins": "margin"}
-"""What `assess` reports, and its name where the rows are held out."""
+"""Metrics of `evaluate`, and their names for held-out rows."""
 
 
 def stage_name(role: str, method: str) -> str:
     """The name under which a call's seconds are reported (`timing_s/<stage>`), in verl's words."""
     if method == "logprobs":
         return "old_log_prob" if role == "actor" else "ref"
-    if method in ("update", "imitate", "prefer"):
+    if method in ("update", "supervised_step", "preference_step"):
         return f"update_{role}"
     if method == "score":
         return "reward" if role in ("reward", "reward_model") else role
@@ -64,10 +64,10 @@ def baselines_of(greedy: BatchRef, *, times: int) -> Batch:
     return Batch.of(rows={"baselines": greedy.row("scores").repeat_interleave(times)})
 
 
-def assessed(held_out: Batch, assess: Callable[[Batch], Future[Metrics]]) -> Metrics:
-    """`val-core/<source>/{acc,loss,margin}` of held-out rows, each source by itself: what `assess` has of these."""
+def evaluated_by_source(held_out: Batch, evaluate: Callable[[Batch], Future[Metrics]]) -> Metrics:
+    """`val-core/<source>/{acc,loss,margin}`: metrics of held-out rows, per data source."""
     sources, metrics = held_out.object("data_source"), {}
     for source in dict.fromkeys(sources):
-        measures = wait(assess(held_out.select([row for row, name in enumerate(sources) if name == source])))
+        measures = wait(evaluate(held_out.select([row for row, name in enumerate(sources) if name == source])))
         metrics |= {f"val-core/{source}/{name}": measures[key] for key, name in _HELD_OUT.items() if key in measures}
     return metrics

@@ -11,7 +11,13 @@ from hybridflow.dataflows.interface import Dataflow, role_needs
 from hybridflow.graph.entries import Entry
 from hybridflow.launch.compose.presets import Preset, presets
 from hybridflow.launch.plan.dataflow import DATAFLOWS
-from hybridflow.workers.methods import ESTIMATOR_OFFERS, LABEL_OFFERS, LOSS_OFFERS, PAIR_OFFERS, PREFERENCE_NUMBERS
+from hybridflow.workers.named_functions import (
+    ESTIMATOR_OFFERS,
+    LABEL_OFFERS,
+    LOSS_OFFERS,
+    PAIR_OFFERS,
+    PREFERENCE_NUMBERS,
+)
 
 NEEDS_OF_PARAMETERS: Mapping[str, str] = {
     "values": "critic",

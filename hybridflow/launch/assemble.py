@@ -15,7 +15,7 @@ from hybridflow.controller.worker_group import WorkerGroup
 from hybridflow.dataflows.evaluation import Evaluates, Evaluation, Evaluations, HeldOut
 from hybridflow.dataflows.interface import Dataflow
 from hybridflow.dataflows.loop import Run
-from hybridflow.dataflows.roles import Generates, Learns, Policy, Scores
+from hybridflow.dataflows.roles import Policy, Sampler, Scorer, Trainable
 from hybridflow.elastic.checkpoint import CheckpointStore
 from hybridflow.elastic.stopping import Stop
 from hybridflow.launch.plan.data_streams import DrivenData
@@ -81,7 +81,7 @@ def assemble(
         tracker=tracker,
         timers=timers,
         checkpoints=CheckpointStore(prepared.directory, keep=config.trainer.keep_checkpoints, world=num_devices),
-        learners={spec.name: cast(Learns, groups[spec.name]) for spec in specs if spec.is_trained},
+        learners={spec.name: cast(Trainable, groups[spec.name]) for spec in specs if spec.is_trained},
         policies=[cast(Policy, groups[ACTOR])] if ACTOR in groups else [],
         decode=data.decode,
         drain_calls=backend.drain_calls,
@@ -114,8 +114,8 @@ def _answers(config: Experiment, groups: Mapping[str, WorkerGroup], data: Driven
     reward = config.reward
     is_accuracy = len(reward.functions) == 1 and all_need_answers(reward)
     return Evaluation(
-        rollout=cast(Generates, groups[ROLLOUT]),
-        reward=cast(Scores, groups["reward"]),
+        rollout=cast(Sampler, groups[ROLLOUT]),
+        reward=cast(Scorer, groups["reward"]),
         prompts=questions,
         samples_per_prompt=config.rollout.eval_samples_per_prompt,
         decode=data.decode,

@@ -24,7 +24,15 @@ from hybridflow.elastic.storage import write_aside
 from hybridflow.errors import ConfigError, ResourceError
 from hybridflow.launch.plan.roles import RoleSpec, policy_model
 from hybridflow.parallel.file_records import in_threads
-from hybridflow.workers.lookout import TOKEN_FILE, Expected, Lookout, Sight, Sizes, read_back, sizes_of
+from hybridflow.workers.storage_check import (
+    TOKEN_FILE,
+    Expected,
+    Sizes,
+    StorageCheck,
+    StorageReport,
+    read_back,
+    sizes_of,
+)
 
 CODE_FOLDER = "code"
 """Below the run's directory: the Python files that the user's functions live in."""
@@ -71,11 +79,11 @@ def meet_nodes(
         keep_code(imported_user_files(), partial)
     with _meeting(run_dir) as (meeting, token):
         expected = Expected(meeting, token, read, code, Path.cwd())
-        groups = [WorkerGroup(Lookout, pool, backend, role=role) for role, pool in pools.items()]
-        looks = [group.look(expected) for group in groups]
-        wait(*looks)
-        sights = [sight for look in looks for sight in _each(look.result())]
-        problems = _problems(sights, meeting, token)
+        groups = [WorkerGroup(StorageCheck, pool, backend, role=role) for role, pool in pools.items()]
+        checks = [group.check(expected) for group in groups]
+        wait(*checks)
+        reports = [report for check in checks for report in _each(check.result())]
+        problems = _problems(reports, meeting, token)
     if problems:
         raise _unseen(problems, run_dir, read)
 
@@ -96,15 +104,17 @@ def _meeting(run_dir: Path) -> Iterator[tuple[Path, str]]:
         shutil.rmtree(meeting, ignore_errors=True)
 
 
-def _problems(sights: Sequence[Sight], meeting: Path, token: str) -> list[tuple[str, str, str]]:
+def _problems(reports: Sequence[StorageReport], meeting: Path, token: str) -> list[tuple[str, str, str]]:
     """Node, setting and description of a problem, at most one per node."""
-    found = {sight.node: (sight.node, *problem) for sight in reversed(sights) for problem in sight.problems.items()}
+    found = {
+        report.node: (report.node, *problem) for report in reversed(reports) for problem in report.problems.items()
+    }
     if found:
         return list(found.values())
-    unread = in_threads(lambda sight: read_back(meeting / sight.answer, token), sights, threads=32)
+    unread = in_threads(lambda report: read_back(meeting / report.answer, token), reports, threads=32)
     written = {
-        sight.node: (sight.node, _RUN_DIR, f"the driver cannot see what it wrote: {problem}")
-        for sight, problem in zip(sights, unread, strict=True)
+        report.node: (report.node, _RUN_DIR, f"the driver cannot see what it wrote: {problem}")
+        for report, problem in zip(reports, unread, strict=True)
         if problem is not None
     }
     return list(written.values())
@@ -125,5 +135,5 @@ def _unseen(
     )
 
 
-def _each(answer: object) -> list[Sight]:
-    return cast(list[Sight], answer if isinstance(answer, list) else [answer])
+def _each(answer: object) -> list[StorageReport]:
+    return cast(list[StorageReport], answer if isinstance(answer, list) else [answer])

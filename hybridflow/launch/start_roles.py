@@ -9,7 +9,7 @@ from hybridflow.controller.backends import Backend
 from hybridflow.controller.resource_pool import ResourcePool
 from hybridflow.controller.worker_group import WorkerGroup
 from hybridflow.launch.plan.roles import ACTOR, ROLLOUT, RoleSpec
-from hybridflow.launch.weight_link import link_weights
+from hybridflow.workers.weight_publisher import link_weights
 
 Meet = Callable[[Mapping[str, ResourcePool]], None]
 """Starts the processes of pools, given by the name of a role that lives in each, and checks what they see."""

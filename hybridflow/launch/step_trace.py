@@ -19,7 +19,7 @@ from hybridflow.config.loop import Device
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.placement import Placement, Pool
 from hybridflow.dataflows.interface import Dataflow, role_needs
-from hybridflow.dataflows.roles import Generates
+from hybridflow.dataflows.roles import Sampler
 from hybridflow.errors import STRICT, ConfigError, HybridflowError
 from hybridflow.graph.backend import Noted, TracingBackend
 from hybridflow.graph.schedule import ancestors, at_once, times, without_implied
@@ -183,7 +183,7 @@ def _roles(config: Experiment, dataflow: type[Dataflow], specs: Sequence[RoleSpe
     roles = []
     for name, need in role_needs(dataflow).items():
         kind, spec = need.kind.__name__, of_name.get(name)
-        if spec is None and need.kind is Generates and ACTOR in of_name and _generates(of_name[ACTOR]):
+        if spec is None and need.kind is Sampler and ACTOR in of_name and _generates(of_name[ACTOR]):
             engine = f"{_rollout_engine(config)}, in {ACTOR}"
             layout = _replicas(of_name[ACTOR].generation_mesh)
             roles.append(TracedRole(name, kind, pool_of(config, ROLLOUT), engine, layout))

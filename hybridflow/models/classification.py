@@ -1,4 +1,4 @@
-"""Models that judge a whole sequence: what a directory holds, and those that run as `transformers` has them."""
+"""Reward models: a description of those in a directory, and sequence-classification models run by `transformers`."""
 
 import json
 import logging
@@ -33,8 +33,8 @@ _NO_LIMIT = 1 << 30
 
 
 @dataclass(frozen=True)
-class JudgingModel:
-    """A directory whose model gives a sequence a score."""
+class RewardModelDescription:
+    """A model that gives a sequence a score."""
 
     directory: Path
     labels: tuple[str, ...]
@@ -42,14 +42,14 @@ class JudgingModel:
 
     max_positions: int | None
     is_decoder: bool
-    """It reads from left to right, and judges at the last token."""
+    """A causal model, which gives the score at the last token."""
 
     is_value_model: bool
     """A decoder with a head of one number, as `models/heads.py` has them: what training engines run. `transformers`
     has such a head without a bias, so that one with a bias was trained here."""
 
 
-def describe_judge(directory: Path, *, key: str, trust_remote_code: bool = False) -> JudgingModel:
+def describe_reward_model(directory: Path, *, key: str, trust_remote_code: bool = False) -> RewardModelDescription:
     """What the model in a directory is; raises `ConfigError` where it gives no score. `key` is the setting, for errors.
 
     A model trained here is one, and so is any `*ForSequenceClassification` with one label, or two.
@@ -76,19 +76,21 @@ def describe_judge(directory: Path, *, key: str, trust_remote_code: bool = False
             remedy="Give a model with one label, or with two (the score is then the log-odds of the second).",
         )
     positions = config.get_text_config().to_dict().get("max_position_embeddings")
-    return JudgingModel(directory, labels, positions, is_decoder=_HEAD in shapes, is_value_model=is_value_model)
+    return RewardModelDescription(
+        directory, labels, positions, is_decoder=_HEAD in shapes, is_value_model=is_value_model
+    )
 
 
 class Classifier:
     """A sequence-classification model as `transformers` has it, whole, in padded micro-batches.
 
-    classifier = Classifier(judge, tokenizer, dtype=torch.float32, device=device, microbatch_tokens=8192)
+    classifier = Classifier(description, tokenizer, dtype=torch.float32, device=device, microbatch_tokens=8192)
     scores = classifier(Ragged.from_rows(ids))
     """
 
     def __init__(
         self,
-        judge: JudgingModel,
+        description: RewardModelDescription,
         tokenizer: PreTrainedTokenizerBase,
         *,
         dtype: torch.dtype,
@@ -96,7 +98,7 @@ class Classifier:
         microbatch_tokens: int,
         trust_remote_code: bool = False,
     ) -> None:
-        self._model = _load(judge, dtype, device, trust_remote_code)
+        self._model = _load(description.directory, dtype, device, trust_remote_code)
         self._pad = pad_id(tokenizer)
         # A decoder finds the last token of a row by the padding that its configuration names.
         self._model.config.get_text_config().pad_token_id = self._pad
@@ -129,17 +131,17 @@ def reads_same_tokens(writer: PreTrainedTokenizerBase, reader: PreTrainedTokeniz
     )
 
 
-def longest_input(judge: JudgingModel, tokenizer: PreTrainedTokenizerBase) -> int | None:
+def longest_input(description: RewardModelDescription, tokenizer: PreTrainedTokenizerBase) -> int | None:
     """Tokens of its own that the model can read; None for no limit that is known."""
-    limits = [limit for limit in (judge.max_positions, tokenizer.model_max_length) if limit and limit < _NO_LIMIT]
+    limits = [limit for limit in (description.max_positions, tokenizer.model_max_length) if limit and limit < _NO_LIMIT]
     return min(limits, default=None)
 
 
-def _load(judge: JudgingModel, dtype: torch.dtype, device: torch.device, trust_remote_code: bool) -> PreTrainedModel:
+def _load(directory: Path, dtype: torch.dtype, device: torch.device, trust_remote_code: bool) -> PreTrainedModel:
     try:
         with quiet_transformers():
             loaded = AutoModelForSequenceClassification.from_pretrained(
-                judge.directory,
+                directory,
                 dtype=dtype,
                 trust_remote_code=trust_remote_code,
                 local_files_only=True,
@@ -147,22 +149,22 @@ def _load(judge: JudgingModel, dtype: torch.dtype, device: torch.device, trust_r
             )
     except Exception as error:  # as in `read_description`
         raise EngineError(
-            f"The reward model in {judge.directory} cannot be loaded: {one_line(error)}.",
+            f"The reward model in {directory} cannot be loaded: {one_line(error)}.",
             remedy="reward.model.path must hold config.json and the weights of a sequence-classification model.",
         ) from error
     model, loading = cast(tuple[PreTrainedModel, dict[str, set[str]]], loaded)
     if loading["missing_keys"]:
         names = sorted(loading["missing_keys"])
         raise EngineError(
-            f"The reward model in {judge.directory} lacks {len(names)} weights that its config.json asks for, first"
+            f"The reward model in {directory} lacks {len(names)} weights that its config.json asks for, first"
             f" '{names[0]}'.",
             remedy="Give a complete sequence-classification model as reward.model.path.",
         )
     if loading["unexpected_keys"]:
         names = sorted(loading["unexpected_keys"])
-        logger.warning("model=%s unused_weights=%d first=%s", judge.directory, len(names), names[0])
+        logger.warning("model=%s unused_weights=%d first=%s", directory, len(names), names[0])
     for name, weight in model.named_parameters():
-        check_finite(name, weight, judge.directory)
+        check_finite(name, weight, directory)
     torch.nn.Module.to(model, device)
     own_memory(model)
     return model.eval()

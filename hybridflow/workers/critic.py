@@ -1,4 +1,4 @@
-"""The critic: predicts what a response will be worth, token by token."""
+"""The critic: predicts the return from each token of a response on."""
 
 from hybridflow.algorithms.losses.value import explained_variance
 from hybridflow.batch import Batch
@@ -10,14 +10,13 @@ from hybridflow.engines.training.factory import make_value_engine
 from hybridflow.engines.training.interface import LossFn
 from hybridflow.observability.metrics import Metrics, mean
 from hybridflow.workers.estimation import AdvantageEstimation
-from hybridflow.workers.methods import ESTIMATOR_COLUMNS
 from hybridflow.workers.model_worker import ModelWorker, TrainingSetup
-from hybridflow.workers.objectives import Denominators, value_objective
-from hybridflow.workers.reports import token_summaries
+from hybridflow.workers.named_functions import ESTIMATOR_COLUMNS
+from hybridflow.workers.objectives import Denominators, token_summaries, value_objective
 
 
 class CriticWorker(ModelWorker):
-    """Values, advantages from them, and the critic's own update."""
+    """A value model: its values, the advantages computed from them, and its update."""
 
     def __init__(self, context: WorkerContext, *, setup: TrainingSetup, algorithm: Algorithm) -> None:
         super().__init__(context, setup)
@@ -27,7 +26,7 @@ class CriticWorker(ModelWorker):
 
     @transfer(DATA_PARALLEL, requires=("prompt_ids", "response_ids"), provides=("values",), changes=False)
     def values(self, batch: Batch) -> Batch:
-        """`values`: of the state before each response token."""
+        """`values`: the value of the state before each response token."""
         return self.predict(batch, "values")
 
     @transfer(
@@ -37,12 +36,12 @@ class CriticWorker(ModelWorker):
         provides=("rewards", "advantages", "returns"),
     )
     def advantages(self, batch: Batch) -> Batch:
-        """`rewards`, `advantages` and `returns` by an estimator that has returns (GAE)."""
+        """`rewards`, `advantages` and `returns` by an estimator with a critic (GAE)."""
         return self._estimation.estimate(batch)
 
     @transfer(MINIBATCHES, requires=("prompt_ids", "response_ids", "response_mask", "values", "returns"))
     def update(self, batch: Batch) -> Metrics:
-        """Moves the critic toward the returns; metrics `<role>/*`."""
+        """Fits the values to the returns; metrics `<role>/*`."""
         summaries = token_summaries(batch, {"returns": "critic/returns", "values": "critic/values"})
         mask, values, returns = (batch.tokens(n).values[None] for n in ("response_mask", "values", "returns"))
         explained = float(explained_variance(values, returns, mask, reduce=self.reduce))
@@ -52,9 +51,9 @@ class CriticWorker(ModelWorker):
 
         metrics = summaries | self.train(batch, objective, prefix="critic")
         metrics["critic/vf_explained_var"] = mean(explained)
-        of_policy = self._estimation.drain_metrics()
+        estimation = self._estimation.drain_metrics()
         if self.context.role == "critic":
-            return metrics | of_policy
+            return metrics | estimation
         return {f"{self.context.role}/{name.removeprefix('critic/')}": metric for name, metric in metrics.items()}
 
     def state(self) -> dict[str, float]:
@@ -62,5 +61,5 @@ class CriticWorker(ModelWorker):
         return self._estimation.kl_controller.state()
 
     def restore(self, state: dict[str, float]) -> None:
-        """Puts back what `state` gave."""
+        """Restores what `state` returned."""
         self._estimation.kl_controller.restore(state)

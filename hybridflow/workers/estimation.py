@@ -1,4 +1,4 @@
-"""Advantages from scores: shaping, estimating, whitening. Runs where the shards are."""
+"""Advantages from scores: token rewards, the estimator, whitening. Each rank computes those of its rows."""
 
 import torch
 from torch import Tensor
@@ -10,15 +10,15 @@ from hybridflow.algorithms.shaping import token_rewards
 from hybridflow.batch import Batch, Ragged
 from hybridflow.config.algorithm import KL, Algorithm, KLPlacement
 from hybridflow.observability.metrics import Metrics, last, mean
-from hybridflow.workers.methods import ESTIMATOR_COLUMNS, estimator, token_numbers
-from hybridflow.workers.reduction import Reduce
+from hybridflow.workers.model_worker import Reduce
+from hybridflow.workers.named_functions import ESTIMATOR_COLUMNS, estimator, token_numbers
 
 
 class AdvantageEstimation:
     """Turns `scores` into `rewards`, `advantages` and `returns`; owns the KL coefficient.
 
-    Sums over the batch go through `reduce`, so the result does not depend on how rows are split over ranks, as long
-    as the samples of one prompt are on one rank.
+    Sums over the batch go through `reduce`, so the result does not depend on how rows are distributed, as long as one
+    rank has all samples of a prompt.
     """
 
     def __init__(self, algorithm: Algorithm, reduce: Reduce) -> None:
@@ -29,7 +29,7 @@ class AdvantageEstimation:
         self._metrics: Metrics = {}
 
     def estimate(self, batch: Batch) -> Batch:
-        """Columns `rewards` and `advantages`, and `returns` where the estimator has them."""
+        """Columns `rewards` and `advantages`, and `returns` if the estimator computes them."""
         responses = batch.tokens("response_mask")
         mask = responses.padded(0)
         rewards = self._rewards(batch, mask)
@@ -50,12 +50,12 @@ class AdvantageEstimation:
         return column in self._estimator.parameters
 
     def drain_metrics(self) -> Metrics:
-        """Metrics of the last estimate, once; they travel with the update that follows it."""
+        """Metrics of the last estimate, once; the next update reports them."""
         metrics, self._metrics = self._metrics, {}
         return metrics
 
     def _offered(self, batch: Batch, rewards: Tensor, mask: Tensor) -> dict[str, object]:
-        """What estimators may name; see `methods.ESTIMATOR_OFFERS`."""
+        """Everything that an estimator may name, `named_functions.ESTIMATOR_OFFERS`."""
         batch.require([n for n in ESTIMATOR_COLUMNS if n in self._estimator.needs], stage=self._estimator.name)
         columns = {
             name: batch.tokens(name).padded(0) if name in batch.token_columns else batch.row(name)
@@ -67,7 +67,7 @@ class AdvantageEstimation:
         return {**columns, **numbers, **own}
 
     def _column(self, answer: object, mask: Tensor, which: str) -> Tensor:
-        """What the estimator answered as a column: checked, and 0 where the mask is."""
+        """The estimator's result as a column: checked, and 0 outside the mask."""
         numbers = token_numbers(answer, mask, of=f"algorithm.advantage={self._estimator.name}{which}")
         return zero_outside(numbers.to(mask.dtype), mask)
 
@@ -76,7 +76,7 @@ class AdvantageEstimation:
         process = torch.zeros_like(mask)
         if "token_scores" in batch:
             process = batch.tokens("token_scores").padded(0) * mask
-            scores = scores - process.sum(1)  # what is not of a token falls to the last
+            scores = scores - process.sum(1)  # the last token gets what no token has
         if self._algorithm.kl.placement is not KLPlacement.reward:
             return token_rewards(scores, mask) + process
         policy = "old_logprobs" if "old_logprobs" in batch else "rollout_logprobs"
@@ -85,17 +85,17 @@ class AdvantageEstimation:
         kl = kl_divergence(logprobs, reference, estimator=self._algorithm.kl.estimator_in_use)
         rewards = token_rewards(scores, mask, kl=kl, kl_coefficient=self.kl_controller.coefficient)
         totals = self._reduce(torch.tensor([float((kl * mask).sum()), float(mask.sum()), len(batch)]).double())
-        kl_a_token = float(totals[0] / totals[1].clamp(min=1.0))
+        kl_per_token = float(totals[0] / totals[1].clamp(min=1.0))
         self._metrics = {
-            "actor/reward_kl_penalty": mean(kl_a_token, float(totals[1])),
+            "actor/reward_kl_penalty": mean(kl_per_token, float(totals[1])),
             "actor/reward_kl_penalty_coeff": last(self.kl_controller.coefficient),
         }
-        self.kl_controller.update(kl_a_token, num_sequences=int(totals[2]))
+        self.kl_controller.update(kl_per_token, num_sequences=int(totals[2]))
         return rewards + process
 
 
 def make_kl_controller(kl: KL) -> KLController:
-    """Adaptive when the configuration gives a target, else fixed."""
+    """An adaptive coefficient if the configuration gives a target, otherwise a fixed one."""
     if kl.target is None:
         return FixedKL(kl.coefficient)
     return AdaptiveKL(kl.coefficient, target=kl.target, horizon=kl.horizon)

@@ -1,4 +1,4 @@
-"""What all workers with a training engine share: saving, loading, passes over a batch."""
+"""Workers with a training engine: checkpoints, predictions, and passes over a batch."""
 
 import json
 import socket
@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from hybridflow.batch import Batch
 from hybridflow.config.model import Model
@@ -20,17 +21,19 @@ from hybridflow.errors import CheckpointError
 from hybridflow.observability.metrics import Measure, Metrics, Reduction, merge
 from hybridflow.parallel.collectives import Together, dealt
 from hybridflow.parallel.file_records import Written, files_below, record_files, shared_out
-from hybridflow.workers.reduction import sum_over_data
 
 STATE_FILE = "worker.json"
 
 Objective = Callable[[Batch], tuple[Batch, LossFn]]
-"""From a minibatch to the batch that the engine is shown, and the loss of it."""
+"""From a minibatch to the batch that the engine reads, and its loss."""
+
+Reduce = Callable[[Tensor], Tensor]
+"""Sums a tensor over the data-parallel ranks, which have other rows of the same batch."""
 
 
 @dataclass(frozen=True)
 class TrainingSetup:
-    """What a trained role needs: its model, its section of the configuration, and the run's derived sizes."""
+    """The settings of a trained role: its model, its section of the configuration, and the run's derived sizes."""
 
     model: Model
     training: Training
@@ -38,7 +41,7 @@ class TrainingSetup:
     total_optimizer_steps: int
     max_response_tokens: int
     temperature: float
-    """Divides the logits wherever the model is asked or trained: that of the samples that it learns from."""
+    """Divides the logits in every forward pass: the temperature of the samples that the model learns from."""
 
 
 class ModelWorker(Worker):
@@ -52,13 +55,13 @@ class ModelWorker(Worker):
         self.setup = setup
         traits_of(training.engine, context.mesh.size).set_environment()
         self.device = chosen_device(context)
-        self.ranks = context.ranks()
-        self.reduce = sum_over_data(self.ranks)
+        self.ranks = ranks = context.ranks()
+        self.reduce: Reduce = lambda tensor: ranks.sum(tensor, "data")
         offloaded = {Part.parameters: training.offload_parameters, Part.optimizer: training.offload_optimizer}
         self._waiting = tuple(part for part, is_offloaded in offloaded.items() if is_offloaded)
 
     def started(self, make: Callable[..., TrainEngine]) -> TrainEngine:
-        """The engine that `make` (of engines/training/factory.py) makes of the role's setup, on this rank."""
+        """The engine that `make` (from engines/training/factory.py) builds from the role's setup, on this rank."""
         return make(
             self.setup.model,
             self.setup.training,
@@ -71,7 +74,7 @@ class ModelWorker(Worker):
     def save(self, directory: Path) -> Written:
         """Writes the model, its optimizer and the worker's state to `directory/<role>`, which all ranks share.
 
-        Answers the files that this rank hashed: once all ranks have written, they divide the files among themselves.
+        Returns the records of the files that this rank hashed: after writing, the ranks share out the hashing.
         """
         target = directory / self.context.role
         with Together(self.ranks):
@@ -96,38 +99,36 @@ class ModelWorker(Worker):
         self.restore(json.loads((source / STATE_FILE).read_text()))
 
     def state(self) -> dict[str, float]:
-        """What the worker itself must remember over a restart."""
+        """The worker's own state for a checkpoint."""
         return {}
 
     def restore(self, state: dict[str, float]) -> None:
-        """Puts back what `state` gave."""
+        """Restores what `state` returned."""
 
     def predict(self, batch: Batch, *outputs: str, adapted: bool = True) -> Batch:
-        """The model's named outputs for a batch, as token columns; `adapted=False` leaves its adapter out."""
-        predicted = self.engine.forward(batch, outputs, temperature=self.setup.temperature, adapted=adapted)
+        """The named outputs of a forward pass, as token columns; `adapted=False` disables the low-rank adapter."""
+        found = self.engine.forward(batch, outputs, temperature=self.setup.temperature, adapted=adapted)
         self.rest()
-        return predicted
+        return found
 
     def train(self, batch: Batch, objective: Objective, *, prefix: str) -> Metrics:
-        """Passes over the batch in minibatches, one optimizer step each; engine metrics get the role's prefix.
-
-        The objective gives the minibatch as the engine is to see it, and its loss.
-        """
+        """Passes over the batch, one optimizer step per minibatch; `prefix` goes before the engine's metrics."""
         reports, num_ranks = [], self.ranks.mesh.axis_size("data")
         rows = minibatch_rows(batch, self.setup.minibatch_sequences)
         for minibatch in _minibatches(batch, rows, self.setup.training.epochs):
             metrics = self.engine.train_step(*objective(minibatch), temperature=self.setup.temperature)
-            reports.append({_named(n, prefix): _over_steps(m, num_ranks) for n, m in metrics.items()})
+            named = {n if "/" in n else f"{prefix}/{n}": m for n, m in metrics.items()}
+            reports.append({n: _over_steps(m, num_ranks) for n, m in named.items()})
         self.rest()
         return merge(reports)
 
     def rest(self) -> None:
-        """Between calls weights and optimizer state wait in the host's memory, where the configuration says so."""
+        """Offloads weights and optimizer state to the CPU between calls, as configured."""
         self.engine.offload(*self._waiting)
 
 
 def _make(target: Path) -> None:
-    """Makes a role's directory in that of a checkpoint, which the driver has made where all ranks can see it."""
+    """Makes a role's directory in the checkpoint's, which the driver has made on storage that all ranks share."""
     try:
         target.mkdir(exist_ok=True)
     except FileNotFoundError as error:
@@ -138,20 +139,15 @@ def _make(target: Path) -> None:
 
 
 def chosen_device(context: WorkerContext) -> torch.device:
-    """The worker's device, made the default device of libraries."""
+    """The worker's device, set as the current one of CUDA."""
     device = torch.device(context.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     return device
 
 
-def num_minibatches(batch: Batch, size: int) -> int:
-    """Optimizer steps that an epoch over the batch takes."""
-    return len(minibatch_rows(batch, size))
-
-
 def minibatch_rows(batch: Batch, size: int) -> Sequence[int]:
-    """Rows of each minibatch: as the driver divided them over ranks, or so many of a batch that came whole."""
+    """Rows of each minibatch: this rank's share of each, or at most `size` of a batch that was not split over ranks."""
     given = batch.meta.get("minibatch_rows")
     if isinstance(given, tuple):
         return given
@@ -167,14 +163,10 @@ def _minibatches(batch: Batch, rows: Sequence[int], epochs: int) -> Iterator[Bat
             start += count
 
 
-def _named(name: str, prefix: str) -> str:
-    return name if "/" in name else f"{prefix}/{name}"
-
-
 def _over_steps(measure: Measure, num_ranks: int) -> Measure:
-    """A loss adds up over the data-parallel ranks within an optimizer step, and is averaged over steps.
+    """Sums are over the data-parallel ranks within an optimizer step, and averaged over steps.
 
-    The averages of the ranks are averaged by the driver in their turn: so many times the share of a rank makes the sum.
+    The driver averages over ranks, so each rank multiplies its part by their number.
     """
     if measure.reduction is not Reduction.sum:
         return measure

@@ -1,4 +1,4 @@
-"""Losses as engines take them: an algorithm's formula, its global denominators, and what to report."""
+"""Losses for the training engines: a formula, the denominators of the whole optimizer step, and metrics."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,31 +18,32 @@ from hybridflow.config.algorithm import Algorithm, KLPlacement, OldLogprobs
 from hybridflow.config.choices import is_own
 from hybridflow.engines.training.interface import Loss, LossFn
 from hybridflow.errors import ConfigError
-from hybridflow.observability.metrics import Measure, Metrics, last, maximum, mean, total
-from hybridflow.workers.methods import LOSS_COLUMNS, Bound, called, policy_loss, token_numbers
-from hybridflow.workers.reduction import Reduce, itself
+from hybridflow.observability.metrics import Measure, Metrics, last, maximum, mean, minimum, total
+from hybridflow.workers.model_worker import Reduce
+from hybridflow.workers.named_functions import LOSS_COLUMNS, NamedFunction, called, policy_loss, token_numbers
 
 PREPARED = "prepared/"
 IS_TEXT = "is_text"
-"""Where a minibatch has texts of pretraining among its rows: which rows are such texts, and no samples."""
+"""Row column of a minibatch that mixes samples and pretraining texts: which rows are texts."""
 
 
 @dataclass(frozen=True)
 class Denominators:
-    """Tokens that count, and all sampled sequences, over the whole optimizer step.
+    """The unmasked tokens and the sampled sequences of a whole optimizer step.
 
-    A sequence of which nothing counts is one of them, so that the scale of a loss does not depend on what is masked.
+    A fully masked sequence counts too, so that the scale of a loss does not depend on the mask.
     """
 
     num_tokens: float
     num_sequences: float
 
     @staticmethod
-    def of(batch: Batch, reduce: Reduce = itself) -> "Denominators":
-        """Those of a batch of which this rank has some rows, by its `response_mask`."""
+    def of(batch: Batch, reduce: Reduce | None = None) -> "Denominators":
+        """Counts a batch by its `response_mask`; `reduce` sums over the ranks that have its other rows."""
         sequences = (~batch.row(IS_TEXT)).sum() if IS_TEXT in batch else torch.tensor(len(batch))
         counted = batch.tokens("response_mask").values.sum()
-        tokens, sequences = reduce(torch.stack([counted, sequences]).double()).tolist()
+        counts = torch.stack([counted, sequences]).double()
+        tokens, sequences = (counts if reduce is None else reduce(counts)).tolist()
         return Denominators(tokens, sequences)
 
 
@@ -51,16 +52,16 @@ def policy_objective(
     denominators: Denominators,
     *,
     norm_tokens: float,
-    loss: Bound | None = None,
-    watches_rollout: bool = True,
+    loss: NamedFunction | None = None,
+    compares_rollout: bool = True,
 ) -> LossFn:
-    """The policy loss of the configuration, with the entropy bonus and the KL loss where the algorithm has them.
+    """The policy loss of the configuration, with its entropy bonus and KL loss, if any.
 
-    Columns: `response_mask`, `advantages`, `rollout_logprobs`, `old_logprobs` (the model's own where absent: right for
-    the one optimizer step of a batch), `ref_logprobs` where KL is in the loss, `correction_weights` where rollout and
-    training are reconciled, and whatever the loss prepared for the minibatch. `loss` is that of the configuration,
-    where the caller has it already. `watches_rollout`: the rollout's log-probabilities are compared with those of the
-    policy that drew the samples; with `algorithm.old_logprobs=rollout` these are the ones of this very pass.
+    Columns: `response_mask`, `advantages`, `rollout_logprobs`, `old_logprobs` (if absent, those of this forward pass,
+    which is right if the batch has one optimizer step), `ref_logprobs` for a KL loss, `correction_weights` from
+    `algorithm.correction`, and those that the loss prepares. Pass `loss` if `policy_loss(algorithm)` is at hand.
+    `compares_rollout` reports how far the rollout's log-probabilities are from those of the policy that drew the
+    samples; with `algorithm.old_logprobs=rollout` the latter are those of this forward pass.
     """
     loss = loss or policy_loss(algorithm)
     numbers = {"clip_low": algorithm.clip_low, "clip_high": algorithm.clip_high, "dual_clip": algorithm.dual_clip}
@@ -96,7 +97,7 @@ def policy_objective(
         measures = measured(weighted, mask, sums)
         if algorithm.kl.placement is KLPlacement.loss:
             measures["actor/kl_coef"] = last(algorithm.kl.coefficient)
-        if watches_rollout and "rollout_logprobs" in columns:
+        if compares_rollout and "rollout_logprobs" in columns:
             drawn_by = now if algorithm.old_logprobs is OldLogprobs.rollout else old
             measures |= rollout_difference(columns["rollout_logprobs"], drawn_by, mask)
         return Loss(value, measures)
@@ -104,25 +105,25 @@ def policy_objective(
     return LossFn(("logprobs", "entropy"), loss_fn)
 
 
-def _checked(loss: Bound, answer: object, logprobs: Tensor, mask: Tensor) -> Tensor:
-    """One loss per token; what a user's own function returns is checked."""
+def _checked(loss: NamedFunction, answer: object, logprobs: Tensor, mask: Tensor) -> Tensor:
+    """The loss per token; raises `ConfigError` if a user's function returned something else."""
     if not is_own(loss.name):
-        assert isinstance(answer, Tensor), f"the policy loss {loss.name} answered a {type(answer)}"
+        assert isinstance(answer, Tensor), f"the policy loss {loss.name} returned a {type(answer)}"
         return answer
     key = f"algorithm.policy_loss={loss.name}"
     surrogate = token_numbers(answer, mask, of=key)
     if logprobs.requires_grad and not surrogate.requires_grad:
         raise ConfigError(
-            f"{key} answered with a loss that has no gradient.",
+            f"{key} returned a loss that has no gradient.",
             remedy="Compute it from logprobs (or entropy), without detach() and without torch.no_grad().",
         )
     return surrogate
 
 
-def prepared(loss: Bound, minibatch: Batch, reduce: Reduce) -> Batch:
-    """The minibatch with the columns that the loss wants and that depend on all of it, over all ranks.
+def prepared(loss: NamedFunction, minibatch: Batch, reduce: Reduce) -> Batch:
+    """The minibatch with the columns that the loss computes from all of it, over all ranks.
 
-    `draws` are random numbers for tokens that do not depend on how rows are divided.
+    `draws` are random numbers per token that do not depend on how rows are distributed.
     """
     if loss.method.prepare is None:
         return minibatch
@@ -139,7 +140,7 @@ def prepared(loss: Bound, minibatch: Batch, reduce: Reduce) -> Batch:
 
 
 def prepared_of(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those columns under the names that the loss knows."""
+    """The columns of `prepared`, by the names of the loss's parameters."""
     return {name.removeprefix(PREPARED): column for name, column in columns.items() if name.startswith(PREPARED)}
 
 
@@ -182,7 +183,7 @@ def supervised_objective(denominators: Denominators) -> LossFn:
 
 
 def rollout_difference(rollout: Tensor, old: Tensor, mask: Tensor) -> Metrics:
-    """How far the rollout's probabilities are from the training engine's, for the same tokens and weights."""
+    """Differences between the probabilities of the rollout and of training, for the same tokens and weights."""
     gap = (old - rollout).abs() * mask
     probability_gap = (old.exp() - rollout.exp()).abs() * mask
     largest, largest_probability, average, count = torch.stack(
@@ -196,9 +197,40 @@ def rollout_difference(rollout: Tensor, old: Tensor, mask: Tensor) -> Metrics:
 
 
 def measured(weighted: Mapping[str, Tensor], mask: Tensor, sums: Mapping[str, Tensor]) -> Metrics:
-    """One transfer from the device for all numbers of a micro-batch."""
+    """Metrics of a micro-batch: means weighted by tokens, and sums; one transfer from the device for all."""
     names = [*weighted, *sums]
     numbers = torch.stack([mask.sum(), *(weighted[n] for n in weighted), *(sums[n].detach() for n in sums)]).tolist()
     count, values = numbers[0], dict(zip(names, numbers[1:], strict=True))
     measures: dict[str, Measure] = {name: mean(values[name], count) for name in weighted}
     return measures | {name: total(values[name]) for name in sums}
+
+
+def token_summaries(batch: Batch, names: Mapping[str, str]) -> Metrics:
+    """Mean, maximum and minimum of token columns over unmasked tokens; `names` maps columns to metrics."""
+    mask = batch.tokens("response_mask").values.bool()
+    metrics: Metrics = {}
+    for column, name in names.items():
+        if column in batch:
+            metrics |= _summary(name, batch.tokens(column).values[mask])
+    return metrics
+
+
+def row_summaries(batch: Batch, column: str, name: str) -> Metrics:
+    """Mean, maximum and minimum over sequences of a token column's sums, as verl reports `critic/rewards`."""
+    return _summary(name, batch.tokens(column).row_sums()) if column in batch else {}
+
+
+def columns_of(batch: Batch) -> dict[str, Tensor]:
+    """A batch as a loss reads it: row columns, and token columns of the response, right-padded."""
+    tokens = {name: column.padded(0) for name, column in batch.token_columns.items() if name != "prompt_ids"}
+    return batch.row_columns | tokens
+
+
+def _summary(name: str, values: Tensor) -> Metrics:
+    if not len(values):
+        return {}
+    return {
+        f"{name}/mean": mean(float(values.mean()), len(values)),
+        f"{name}/max": maximum(float(values.max())),
+        f"{name}/min": minimum(float(values.min())),
+    }

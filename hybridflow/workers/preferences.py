@@ -1,4 +1,4 @@
-"""Losses of preferences as engines take them: of rows in pairs (DPO and its kin), or of labelled rows (KTO)."""
+"""Preference losses for the training engines: of pairs (DPO and its variants) and of labelled responses (KTO)."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -15,21 +15,29 @@ from hybridflow.config.algorithm import Algorithm, Preference
 from hybridflow.engines.training.interface import Loss, LossFn
 from hybridflow.errors import ConfigError
 from hybridflow.observability.metrics import Measure, Metrics, mean, total
-from hybridflow.workers.methods import LABEL_OFFERS, PAIR_OFFERS, PREFERENCE_NUMBERS, Bound, preference_loss
-from hybridflow.workers.reduction import Reduce
+from hybridflow.workers.model_worker import Reduce
+from hybridflow.workers.named_functions import (
+    LABEL_OFFERS,
+    PAIR_OFFERS,
+    PREFERENCE_NUMBERS,
+    NamedFunction,
+    preference_loss,
+)
+from hybridflow.workers.objectives import columns_of
 
 PREFERENCE_COLUMNS = ("prompt_ids", "response_ids", "response_mask")
-"""Columns that rows of preferences have; with them come those of the next tuple, where the batch has them."""
+"""Columns of every row of preferences."""
 
 PREFERENCE_OPTIONS = ("is_chosen", "is_mismatched", "margin", "ref_logprobs", "ref_sums")
+"""Further columns that such rows may have."""
 
 Predict = Callable[[Batch], Tensor]
-"""Log-probabilities [B, R] of a batch's responses under the policy as it is, without a gradient."""
+"""The policy's log-probabilities [B, R] of a batch's responses, without a gradient."""
 
 
 @dataclass(frozen=True)
 class Responses:
-    """What is known of N responses, each [N]: sums over tokens of log pi and of log pi_ref, and tokens."""
+    """Quantities of N responses, each [N]: sums over tokens of log pi and of log pi_ref, and numbers of tokens."""
 
     sums: Tensor
     reference: Tensor
@@ -37,7 +45,7 @@ class Responses:
 
     @staticmethod
     def of(logprobs: Tensor, columns: Mapping[str, Tensor]) -> "Responses":
-        """Those of log-probabilities [N, R]; without a reference all it says is 0."""
+        """Sums of log-probabilities [N, R]; those of the reference are 0 without one."""
         mask = columns["response_mask"]
         sums = zero_outside(logprobs, mask).sum(1)
         if "ref_sums" in columns:
@@ -49,12 +57,12 @@ class Responses:
         return Responses(sums, reference, mask.sum(1))
 
     def at(self, rows: Tensor | slice) -> "Responses":
-        """Some of them."""
+        """A selection of the responses."""
         return Responses(self.sums[rows], self.reference[rows], self.tokens[rows])
 
     @property
     def offered(self) -> dict[str, Tensor]:
-        """By the names that losses know."""
+        """The quantities that a loss may name."""
         return {"ratios": self.ratios, "means": self.means, "sums": self.sums, "tokens": self.tokens}
 
     @property
@@ -69,15 +77,15 @@ class Responses:
 
 
 @dataclass(frozen=True)
-class PreferenceObjective:
-    """From a minibatch of preferences to what the engine is shown, and its loss; `predict` asks the policy."""
+class PreferenceUpdate:
+    """From a minibatch of preferences to the rows that the engine learns, and their loss."""
 
     algorithm: Algorithm
     reduce: Reduce
     predict: Predict
 
     def __call__(self, minibatch: Batch) -> tuple[Batch, LossFn]:
-        """The rows that teach, and their loss with the denominators of all ranks."""
+        """The rows to learn, and their loss with the denominators of all ranks; an `Objective`."""
         preference = self.algorithm.preference
         if "is_mismatched" not in minibatch:
             pairs, chosen_tokens = self._all(len(minibatch) / 2, _chosen_tokens(minibatch))
@@ -95,8 +103,8 @@ class PreferenceObjective:
         counts = LabelCounts(liked, count - liked, chosen_tokens)
         return own, label_objective(loss, preference, counts, anchor=float(anchor))
 
-    def assess(self, batch: Batch) -> Metrics:
-        """The metrics of rows that teach nothing."""
+    def evaluate(self, batch: Batch) -> Metrics:
+        """The loss's metrics of rows that are not learned."""
         rows, loss_fn = self(batch)
         return loss_fn({"logprobs": self.predict(rows)}, columns_of(rows)).metrics
 
@@ -106,18 +114,18 @@ class PreferenceObjective:
 
 @dataclass(frozen=True)
 class LabelCounts:
-    """Responses of an optimizer step that are liked, those that are not, and the tokens of the former."""
+    """Numbers of liked and of other responses in an optimizer step, and the tokens of the liked ones."""
 
     chosen: float
     rejected: float
     chosen_tokens: float
 
 
-def pair_objective(loss: Bound, preference: Preference, *, num_pairs: float, chosen_tokens: float) -> LossFn:
-    """The loss of pairs, averaged over all of the optimizer step's, and the cross-entropy of the chosen beside it.
+def pair_objective(loss: NamedFunction, preference: Preference, *, num_pairs: float, chosen_tokens: float) -> LossFn:
+    """The mean loss of the pairs of the optimizer step, plus the weighted cross-entropy of the chosen responses.
 
-    Rows are pairs, the chosen response and behind it the rejected one. Columns: `response_mask`, `margin`, and
-    `ref_logprobs` or `ref_sums`.
+    Each chosen response is followed by the rejected one. Columns: `response_mask`, `margin`, and `ref_logprobs` or
+    `ref_sums`.
     """
 
     def loss_fn(outputs: Mapping[str, Tensor], columns: Mapping[str, Tensor]) -> Loss:
@@ -130,7 +138,7 @@ def pair_objective(loss: Bound, preference: Preference, *, num_pairs: float, cho
         imitation = _imitation(outputs["logprobs"], columns, preference, chosen_tokens)
         value = value + preference.imitation * sum(imitation.values())
         rewards = [_rewards(part, loss, preference) for part in (chosen, rejected)]
-        numbers = {
+        means = {
             "rewards/chosen": rewards[0].mean(),
             "rewards/rejected": rewards[1].mean(),
             "rewards/margins": (rewards[0] - rewards[1]).mean(),
@@ -138,15 +146,15 @@ def pair_objective(loss: Bound, preference: Preference, *, num_pairs: float, cho
             "logps/chosen": chosen.sums.mean(),
             "logps/rejected": rejected.sums.mean(),
         }
-        return Loss(value, _measured(numbers, len(chosen.sums), {"train/loss": value, **imitation}))
+        return Loss(value, _measured(means, len(chosen.sums), {"train/loss": value, **imitation}))
 
     return LossFn(("logprobs",), loss_fn)
 
 
-def label_objective(loss: Bound, preference: Preference, counts: LabelCounts, *, anchor: float) -> LossFn:
-    """The loss of labelled responses, averaged over all of the optimizer step's; `anchor` is KTO's z0.
+def label_objective(loss: NamedFunction, preference: Preference, counts: LabelCounts, *, anchor: float) -> LossFn:
+    """The mean loss of the labelled responses of the optimizer step; `anchor` is KTO's z0.
 
-    The margin is that between the mean rewards of both kinds, where the optimizer step has both.
+    `rewards/margins` is the difference between the mean rewards of both labels, if the optimizer step has both.
     Columns: `response_mask`, `is_chosen`, and `ref_logprobs` or `ref_sums`.
     """
 
@@ -167,25 +175,19 @@ def label_objective(loss: Bound, preference: Preference, counts: LabelCounts, *,
         metrics = _measured({"rewards/accuracies": accuracy(above, below)}, len(liked), totals)
         for name, rows in (("chosen", liked), ("rejected", ~liked)):
             if count := int(rows.sum()):
-                numbers = {f"rewards/{name}": rewards[rows].mean(), f"logps/{name}": responses.sums[rows].mean()}
-                metrics |= _measured(numbers, count, {})
+                means = {f"rewards/{name}": rewards[rows].mean(), f"logps/{name}": responses.sums[rows].mean()}
+                metrics |= _measured(means, count, {})
         return Loss(value, metrics | {"train/kl": mean(anchor)})
 
     return LossFn(("logprobs",), loss_fn)
 
 
 def split_mismatched(batch: Batch) -> tuple[Batch, Batch]:
-    """The rows with a response to another prompt, and the others; each row may now stand anywhere."""
+    """The rows whose response answers another prompt, and the other rows; no rows must stay together any more."""
     mismatched = batch.row("is_mismatched")
     parts = [batch.select(rows.nonzero().flatten()) for rows in (mismatched, ~mismatched)]
     others, own = (part.with_columns(meta={ROWS_TOGETHER: 1}) for part in parts)
     return others, own
-
-
-def columns_of(batch: Batch) -> dict[str, Tensor]:
-    """All of a batch as a loss is given it: token columns of the response right-padded, row columns as they are."""
-    tokens = {name: column.padded(0) for name, column in batch.token_columns.items() if name != "prompt_ids"}
-    return batch.row_columns | tokens
 
 
 def numbers_of(preference: Preference) -> dict[str, float]:
@@ -195,30 +197,30 @@ def numbers_of(preference: Preference) -> dict[str, float]:
 
 
 def _compared(responses: Responses, preference: Preference) -> Responses:
-    """Compared with a reference that finds everything equally likely, where the configuration asks for that."""
+    """The responses, compared with a uniform reference if `algorithm.preference.reference_free`."""
     return replace(responses, reference=torch.zeros_like(responses.sums)) if preference.reference_free else responses
 
 
-def _rewards(responses: Responses, loss: Bound, preference: Preference) -> Tensor:
-    """beta times what the loss compares: ratios, or means where it is without a reference."""
+def _rewards(responses: Responses, loss: NamedFunction, preference: Preference) -> Tensor:
+    """beta times the ratios, or times the means for a loss without a reference."""
     compared = responses.means if _is_of_means(loss) else responses.ratios
     return preference.beta * compared.detach()
 
 
-def _is_of_means(loss: Bound) -> bool:
+def _is_of_means(loss: NamedFunction) -> bool:
     return {"chosen_means", "means"} & loss.needs != set() and not {"chosen_ratios", "ratios"} & loss.needs
 
 
-def _require_reference(batch: Batch, loss: Bound, preference: Preference) -> None:
+def _require_reference(batch: Batch, loss: NamedFunction, preference: Preference) -> None:
     if "ref_sums" in batch or preference.reference_free or not {"chosen_ratios", "ratios"} & loss.needs:
         return
-    batch.require(("ref_logprobs",), stage=f"actor.prefer with algorithm.preference.loss={loss.name}")
+    batch.require(("ref_logprobs",), stage=f"actor.preference_step with algorithm.preference.loss={loss.name}")
 
 
 def _imitation(
     logprobs: Tensor, columns: Mapping[str, Tensor], preference: Preference, chosen_tokens: float
 ) -> dict[str, Tensor]:
-    """The cross-entropy of responses that are liked, averaged over their tokens, where the configuration wants it."""
+    """The mean cross-entropy per token of the liked responses, if it has a weight."""
     if not preference.imitation:
         return {}
     liked = columns["is_chosen"]
@@ -230,18 +232,18 @@ def _chosen_tokens(batch: Batch) -> float:
     return float(batch.tokens("response_mask").row_sums()[batch.row("is_chosen")].sum())
 
 
-def _one_number_each(answer: Tensor | tuple[Tensor, Tensor], like: Tensor, loss: Bound) -> Tensor:
+def _one_number_each(answer: Tensor | tuple[Tensor, Tensor], like: Tensor, loss: NamedFunction) -> Tensor:
     if isinstance(answer, Tensor) and answer.shape == like.shape:
         return answer
     found = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
     raise ConfigError(
-        f"algorithm.preference.loss={loss.name} answered {found}, not one number for each of {len(like)}.",
+        f"algorithm.preference.loss={loss.name} returned {found}, not one number for each of {len(like)}.",
         remedy="Return a tensor [N], neither summed nor averaged.",
     )
 
 
 def _measured(means: Mapping[str, Tensor], count: float, totals: Mapping[str, Tensor]) -> Metrics:
-    """One transfer from the device for all numbers; means weigh as much as there are rows."""
+    """Metrics: means over `count` rows, and sums; one transfer from the device for all."""
     numbers = torch.stack([value.detach() for value in (*means.values(), *totals.values())]).tolist()
     measures: dict[str, Measure] = {name: mean(n, count) for name, n in zip(means, numbers, strict=False)}
     return measures | {name: total(n) for name, n in zip(totals, numbers[len(means) :], strict=True)}

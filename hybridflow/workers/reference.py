@@ -1,4 +1,4 @@
-"""The reference: the frozen model that the policy must not stray far from."""
+"""The reference: the frozen model from which the policy's KL divergence is measured."""
 
 from hybridflow.batch import Batch
 from hybridflow.config.model import Model
@@ -12,7 +12,7 @@ from hybridflow.workers.model_worker import chosen_device
 
 
 class ReferenceWorker(Worker):
-    """Log-probabilities of a model that is never updated."""
+    """The log-probabilities of a frozen language model."""
 
     def __init__(self, context: WorkerContext, *, model: Model, training: Training, temperature: float) -> None:
         super().__init__(context)
@@ -28,8 +28,8 @@ class ReferenceWorker(Worker):
 
     @transfer(DATA_PARALLEL, requires=("prompt_ids", "response_ids"), provides=("ref_logprobs",), changes=False)
     def logprobs(self, batch: Batch) -> Batch:
-        """`ref_logprobs`: the reference's log-probabilities of the same tokens, at the policy's temperature."""
-        predicted = self._engine.forward(batch, ("logprobs",), temperature=self._temperature)
+        """`ref_logprobs`: the reference's log-probabilities of the responses, at the policy's temperature."""
+        outputs = self._engine.forward(batch, ("logprobs",), temperature=self._temperature)
         if self._is_offloaded:
             self._engine.offload(Part.parameters)
-        return Batch.of(tokens={"ref_logprobs": predicted.tokens("logprobs")})
+        return Batch.of(tokens={"ref_logprobs": outputs.tokens("logprobs")})

@@ -1,8 +1,9 @@
-"""The reward of functions: rules that read a response and say what it is worth."""
+"""Rewards by functions."""
 
 import torch
 
 from hybridflow.batch import Batch
+from hybridflow.batch.wire import Meta
 from hybridflow.config.model import Model
 from hybridflow.config.reward import Reward
 from hybridflow.controller.protocols import DATA_PARALLEL
@@ -14,7 +15,7 @@ from hybridflow.rewards.scorer import RewardScorer
 
 
 class RewardFunctionWorker(Worker):
-    """Scores of responses by functions, on the CPU."""
+    """Scores responses with reward functions, on the CPU."""
 
     def __init__(self, context: WorkerContext, *, reward: Reward, model: Model) -> None:
         super().__init__(context)
@@ -24,13 +25,10 @@ class RewardFunctionWorker(Worker):
 
     @transfer(DATA_PARALLEL, provides=("scores",), changes=False)
     def score(self, batch: Batch) -> Batch:
-        """`scores` [B], and one column `rewards/<function>` [B] a function (NaN where it did not score).
+        """`scores` [B], and a column `rewards/<function>` [B] for each function (NaN where it gave no score).
 
-        `components` [B, F] are the same columns side by side, in the order of the functions.
-
-        `filter_scores` [B], where a function answers in a dialect that has them (see `RewardScorer`).
-
-        What functions reported beside their scores travels in `meta`, under its metric's name.
+        `components` [B, F] stacks these columns in the order of the functions. `filter_scores` [B] are there if a
+        function's dialect has them (see `RewardScorer`). Further metrics of the functions are in `meta`.
         """
         completions = decode_responses(self._tokenizer, batch.tokens("response_ids"))
         columns = {name: values for name, values in batch.objects.items() if name != "prompt"}
@@ -42,7 +40,7 @@ class RewardFunctionWorker(Worker):
         rows["components"] = torch.stack(list(scored.columns.values()), 1)
         if scored.filter_scores is not None:
             rows["filter_scores"] = scored.filter_scores
-        reported = {
+        further: Meta = {
             name: measure.value for name, measure in scored.metrics.items() if name.removesuffix("/mean") not in rows
         }
-        return Batch.of(rows={"scores": scored.scores} | rows, meta=dict(reported))
+        return Batch.of(rows={"scores": scored.scores} | rows, meta=further)

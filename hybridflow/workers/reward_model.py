@@ -1,6 +1,6 @@
-"""The reward model: a frozen model that judges responses, and the functions that judge beside it."""
+"""The reward model: a frozen model that scores responses, optionally together with reward functions."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,58 +16,57 @@ from hybridflow.config.training import Training
 from hybridflow.controller.protocols import DATA_PARALLEL, answering_ranks
 from hybridflow.controller.transfer import transfer
 from hybridflow.controller.worker import Worker, WorkerContext
+from hybridflow.data.chat import rendered, text_token_ids
 from hybridflow.engines.training.factory import make_value_engine, tokenizer_directory
 from hybridflow.engines.training.interface import TrainEngine
 from hybridflow.engines.training.traits import traits_of
 from hybridflow.errors import RewardError
 from hybridflow.models.classification import (
     Classifier,
-    JudgingModel,
-    describe_judge,
+    RewardModelDescription,
+    describe_reward_model,
     longest_input,
     reads_same_tokens,
 )
 from hybridflow.models.loading import resolve_model_path, torch_dtype
 from hybridflow.models.tokenizers import decode_responses, load_tokenizer
 from hybridflow.rewards.interface import Failure
-from hybridflow.workers.judging import values_after_tokens, values_at_end
 from hybridflow.workers.model_worker import chosen_device
-from hybridflow.workers.rereading import reread
 from hybridflow.workers.reward_function import RewardFunctionWorker
+from hybridflow.workers.reward_model_trainer import values_after_tokens, values_at_end
+
+Message = Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Reading:
-    """How a reward model is shown what a policy wrote."""
+class RewardModelInput:
+    """How a reward model reads the responses of a policy."""
 
-    judge: JudgingModel
-    writer: PreTrainedTokenizerBase
-    """The policy's tokenizer."""
-
-    reader: PreTrainedTokenizerBase
-    """The reward model's own."""
-
-    shows_tokens: bool
-    """The model is shown the policy's tokens, for they are its own; else the text."""
+    model: RewardModelDescription
+    policy_tokenizer: PreTrainedTokenizerBase
+    own_tokenizer: PreTrainedTokenizerBase
+    takes_tokens: bool
+    """The model reads the policy's tokens, because both tokenizers are equal; otherwise it reads text."""
 
 
-def reading_of(model: Model, policy: Model, *, key: str) -> Reading:
-    """How the model will read the policy; raises `ConfigError` where it judges nothing. `key` is the setting.
+def reward_model_input(model: Model, policy: Model, *, key: str) -> RewardModelInput:
+    """How the model at `key` will read the policy; raises `ConfigError` if it is no reward model.
 
-    The tokenizers are compared, not their names: a model from elsewhere may well have the policy's.
+    The tokenizers themselves are compared: models with different names may share one.
     """
     directory = resolve_model_path(str(model.path), key=key)
-    judge = describe_judge(directory, key=key, trust_remote_code=model.trust_remote_code)
+    description = describe_reward_model(directory, key=key, trust_remote_code=model.trust_remote_code)
     writer, reader = (load_tokenizer(tokenizer_directory(one), pad_token=one.pad_token) for one in (policy, model))
-    return Reading(judge, writer, reader, judge.is_value_model and reads_same_tokens(writer, reader))
+    takes_tokens = description.is_value_model and reads_same_tokens(writer, reader)
+    return RewardModelInput(description, writer, reader, takes_tokens)
 
 
 class RewardModelWorker(Worker):
-    """Scores of responses by a model, and by functions; `policy` is the model whose tokens the responses are.
+    """Scores responses with a reward model and optional reward functions; `policy` defines the responses' tokenizer.
 
-    The score of a response is what the model says once all of it is read: at its end-of-sequence, or where it broke
-    off, at the last token that there is; of an empty response, at the prompt's last. A value model runs on a training
-    engine; any other sequence-classification model whole on each device, as `transformers` has it.
+    The score is the model's output at the end of the response: at its end-of-sequence token or, if it was truncated,
+    its last token; at the prompt's last token for an empty response. A value model runs on a training engine; any other
+    sequence-classification model runs unsharded on each device, in `transformers`.
     """
 
     def __init__(self, context: WorkerContext, *, reward: Reward, policy: Model, training: Training) -> None:
@@ -76,66 +75,68 @@ class RewardModelWorker(Worker):
         self._section = "reward" if context.role == "reward" else f"roles.{context.role}"
         self._label = "model" if context.role == "reward" else context.role
         self._reward = reward
-        self._reading = reading_of(reward.model, policy, key=f"{self._section}.model.path")
-        self._engine = self._make_engine(training) if self._reading.judge.is_value_model else None
-        self._judge = partial(values_at_end, self._engine) if self._engine else self._make_classifier(training)
+        self._input = reward_model_input(reward.model, policy, key=f"{self._section}.model.path")
+        self._engine = self._make_engine(training) if self._input.model.is_value_model else None
+        self._model = partial(values_at_end, self._engine) if self._engine else self._make_classifier(training)
         does_answer = context.rank in answering_ranks(DATA_PARALLEL, context.mesh)
         wants_functions = bool(reward.functions) and does_answer
         self._functions = RewardFunctionWorker(context, reward=reward, model=policy) if wants_functions else None
 
     @transfer(DATA_PARALLEL, provides=("scores",), changes=False)
     def score(self, batch: Batch) -> Batch:
-        """`scores` [B]: `reward.model_weight` times the model's score, and the functions' weighted sum.
+        """`scores` [B]: `reward.model_weight` times the model's score, plus the functions' weighted sum.
 
-        `rewards/<label>` [B] are the scores of each function and of the model, `components` [B, F] all of them, with
-        the model's last. A process reward gives `token_scores` too, times the weight; the model's score is their sum.
+        `rewards/<label>` [B] are the scores of each function and of the model; `components` [B, F] stacks them, the
+        model's last. A process reward model also gives `token_scores`, times the weight, and its score is their sum.
 
-        Raises `RewardError` for a model's score that is not finite and for a sum beyond `LARGEST_SCORE`.
+        Raises `RewardError` if the model's score is not finite, or a sum is beyond `LARGEST_SCORE`.
         """
         tokens, weight = {}, self._reward.model_weight
         if self._reward.process:
-            judged_tokens = self._judged_tokens(batch)
-            judged = judged_tokens.row_sums()
-            tokens["token_scores"] = judged_tokens.like(weight * judged_tokens.values)
+            per_token = self._token_scores(batch)
+            scored = per_token.row_sums()
+            tokens["token_scores"] = per_token.like(weight * per_token.values)
         else:
-            judged = self._judge(self._sequences(batch))
-            self._check_finite(judged, batch)
+            scored = self._model(self._sequences(batch))
+            self._check_finite(scored, batch)
         functions = Batch.of(rows={"scores": torch.zeros(len(batch))})
         if self._functions is not None:
             functions = self._functions.score(batch)
         rows = {
             **functions.row_columns,
-            f"rewards/{self._label}": judged,
-            "scores": functions.row("scores") + weight * judged,
-            "components": _beside(functions, judged),
+            f"rewards/{self._label}": scored,
+            "scores": functions.row("scores") + weight * scored,
         }
+        others = functions.row("components") if "components" in functions else torch.empty(len(scored), 0)
+        rows["components"] = torch.cat([others, scored[:, None]], 1)
         if "filter_scores" in functions:
-            rows["filter_scores"] = functions.row("filter_scores") + weight * judged
+            rows["filter_scores"] = functions.row("filter_scores") + weight * scored
         for name in ("scores", "filter_scores"):
             if name in rows:
                 self._check_bound(name, rows[name], batch)
         return Batch.of(rows=rows, tokens=tokens, meta=functions.meta)
 
     def _sequences(self, batch: Batch) -> Ragged:
-        """What the model is shown of each row, in its own tokens."""
-        reading = self._reading
-        if reading.shows_tokens:
+        """The model's input for each row, in its own tokens."""
+        source = self._input
+        if source.takes_tokens:
             return interleaved(batch.tokens("prompt_ids"), batch.tokens("response_ids"))
-        is_decoder = reading.judge.is_decoder
-        sequences = reread(batch, writer=reading.writer, reader=reading.reader, is_decoder=is_decoder)
-        limit = longest_input(reading.judge, reading.reader)
+        sequences = retokenized(
+            batch, writer=source.policy_tokenizer, reader=source.own_tokenizer, is_decoder=source.model.is_decoder
+        )
+        limit = longest_input(source.model, source.own_tokenizer)
         too_long = (sequences.lengths > limit).nonzero().flatten().tolist() if limit else []
         if too_long:
             found = int(sequences.lengths[too_long[0]])
             raise RewardError(
-                self._sample_error(too_long[0], batch, f"it has {found} tokens, and the model reads {limit}."),
-                remedy="Lower data.max_prompt_tokens or data.max_response_tokens, or take a model that reads more.",
+                self._sample_error(too_long[0], batch, f"it has {found} tokens, and the model reads at most {limit}."),
+                remedy="Lower data.max_prompt_tokens or data.max_response_tokens, or use a model that reads more.",
             )
         return sequences
 
-    def _judged_tokens(self, batch: Batch) -> Ragged:
-        """The score of each token that the policy chose, and 0 for the others."""
-        assert self._engine is not None and self._reading.shows_tokens, "checked before the run"
+    def _token_scores(self, batch: Batch) -> Ragged:
+        """The score of each token that the policy sampled, and 0 for the others."""
+        assert self._engine is not None and self._input.takes_tokens, "checked before the run"
         scores = values_after_tokens(self._engine, batch)
         self._check_finite(scores.row_sums(), batch)
         return scores.like(scores.values * batch.tokens("response_mask").values)
@@ -160,8 +161,8 @@ class RewardModelWorker(Worker):
             )
 
     def _sample_error(self, row: int, batch: Batch, reason: str) -> str:
-        response = decode_responses(self._reading.writer, batch.tokens("response_ids").slice(row, row + 1))[0]
-        name = str(self._reading.judge.directory)
+        response = decode_responses(self._input.policy_tokenizer, batch.tokens("response_ids").slice(row, row + 1))[0]
+        name = str(self._input.model.directory)
         return f"The reward model {Failure(name, row, reason, batch.object('prompt')[row], response)}"
 
     def _make_engine(self, training: Training) -> TrainEngine:
@@ -176,8 +177,8 @@ class RewardModelWorker(Worker):
     def _make_classifier(self, training: Training) -> Callable[[Ragged], Tensor]:
         model = self._reward.model
         return Classifier(
-            self._reading.judge,
-            self._reading.reader,
+            self._input.model,
+            self._input.own_tokenizer,
             dtype=torch_dtype(model.dtype),
             device=chosen_device(self.context),
             microbatch_tokens=training.microbatch_tokens,
@@ -185,7 +186,50 @@ class RewardModelWorker(Worker):
         )
 
 
-def _beside(functions: Batch, judged: Tensor) -> Tensor:
-    """The functions' scores [B, F] and the model's behind them."""
-    known = functions.row("components") if "components" in functions else torch.empty(len(judged), 0)
-    return torch.cat([known, judged[:, None]], 1)
+def retokenized(
+    batch: Batch, *, writer: PreTrainedTokenizerBase, reader: PreTrainedTokenizerBase, is_decoder: bool
+) -> Ragged:
+    """Prompts and responses as one sequence per row, decoded by the writer's tokenizer and encoded by the reader's.
+
+    Conversations use the reader's chat template, which also closes truncated replies; without a template their turns
+    are joined by newlines. Text gets the reader's special tokens; for a decoder, exactly the responses that were not
+    truncated end with an end-of-sequence token.
+    """
+    responses = decode_responses(writer, batch.tokens("response_ids"))
+    truncated = batch.row("truncated").tolist() if "truncated" in batch else [False] * len(batch)
+    rows = [
+        _ids(prompt, response, reader, is_decoder=is_decoder, is_truncated=cut)
+        for prompt, response, cut in zip(batch.object("prompt"), responses, truncated, strict=True)
+    ]
+    return Ragged.from_rows(rows, torch.int64)
+
+
+def _ids(
+    prompt: str | list[Message],
+    response: str,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    is_decoder: bool,
+    is_truncated: bool,
+) -> list[int]:
+    if not isinstance(prompt, str) and tokenizer.chat_template is not None:
+        text = rendered(_answered(prompt, response), tokenizer)
+        return text_token_ids([text], tokenizer, add_special_tokens=False)[0]
+    turns = (
+        [prompt + response] if isinstance(prompt, str) else [turn["content"] for turn in _answered(prompt, response)]
+    )
+    text = "\n".join(turns)
+    if not is_decoder:
+        found: list[int] = tokenizer(text, verbose=False)["input_ids"]
+        return found
+    ids = text_token_ids([text], tokenizer, add_special_tokens=True)[0]
+    eos = tokenizer.eos_token_id
+    return [*ids, eos] if isinstance(eos, int) and not is_truncated else ids
+
+
+def _answered(prompt: list[Message], response: str) -> list[dict[str, str]]:
+    """The conversation with the reply, which continues the prompt's last turn if that is the assistant's."""
+    turns = [dict(turn) for turn in prompt]
+    if turns[-1]["role"] == "assistant":
+        return [*turns[:-1], {**turns[-1], "content": turns[-1]["content"] + response}]
+    return [*turns, {"role": "assistant", "content": response}]

@@ -1,61 +1,136 @@
-"""The rollout in a pool of its own: weights come from the actor's processes."""
+"""The rollout: an engine that draws responses, on weights of the actor's process or, in another pool, of its own."""
+
+import logging
+from contextlib import nullcontext
+from dataclasses import dataclass
 
 from hybridflow.batch import Batch
+from hybridflow.config.model import Model
+from hybridflow.config.rollout import Rollout, Sampling, Transfer
 from hybridflow.controller.protocols import BROADCAST, GENERATION
 from hybridflow.controller.signed_store import StoreAddress
 from hybridflow.controller.transfer import transfer
 from hybridflow.controller.worker import Worker, WorkerContext
+from hybridflow.engines.rollout.factory import make_rollout_engine
+from hybridflow.engines.training.factory import tokenizer_directory
+from hybridflow.models.loading import resolve_model_path
+from hybridflow.models.tokenizers import eos_ids, load_tokenizer
 from hybridflow.resharding.resharder import Resharder, joint_group
-from hybridflow.workers.generation import Generation, RolloutSetup
+from hybridflow.resharding.transport import Transport
+from hybridflow.workers.model_worker import chosen_device
+
+logger = logging.getLogger(__name__)
+
+GENERATED_COLUMNS = ("response_ids", "response_mask", "rollout_logprobs", "weight_version", "truncated")
+
+
+@dataclass(frozen=True)
+class RolloutSetup:
+    """The settings of a rollout."""
+
+    rollout: Rollout
+    model: Model
+    max_prompt_tokens: int
+    max_response_tokens: int
+    seed: int
+    is_colocated: bool = True
+    """It runs in the actor's processes; otherwise in its own pool."""
+
+
+class ResponseGenerator:
+    """A rollout engine on one rank, which receives its weights later, and the run's settings for sampling."""
+
+    def __init__(self, context: WorkerContext, setup: RolloutSetup) -> None:
+        directory = resolve_model_path(str(setup.model.path))
+        tokenizer = load_tokenizer(tokenizer_directory(setup.model), pad_token=setup.model.pad_token)
+        self._context = context
+        self._setup = setup
+        self.engine = make_rollout_engine(
+            setup.model,
+            setup.rollout,
+            max_prompt_tokens=setup.max_prompt_tokens,
+            max_response_tokens=setup.max_response_tokens,
+            eos_token_ids=eos_ids(tokenizer, directory),
+            device=chosen_device(context),
+            ranks=context.rendezvous.ranks(context.role, context.meshes["generation"]),
+            reads_weights=False,
+        )
+        sampling = setup.rollout.sampling
+        if context.rank == 0 and sampling.is_restricted:
+            logger.warning(
+                "rollout.sampling.top_p=%g rollout.sampling.top_k=%d: the rollout's log-probabilities are renormalised"
+                " over the kept tokens, so they are not compared with the actor's; draw from all tokens"
+                " (top_p=1 top_k=0), or correct the loss with importance weights (algorithm.correction.weights=token).",
+                sampling.top_p,
+                sampling.top_k,
+            )
+
+    def generate(self, prompts: Batch, purpose: str) -> Batch:
+        """One response per prompt. `purpose` chooses the sampling settings: train, eval or greedy."""
+        setup = self._setup
+        samplings = {
+            "train": setup.rollout.sampling,
+            "eval": setup.rollout.eval_sampling,
+            "greedy": Sampling(temperature=0.0),
+        }
+        # Evaluations have a seed of their own, always the same, so that two of them differ only by the weights.
+        seed = setup.seed if purpose == "train" else setup.seed + 1
+        # The ranks of a sharded replica compute each token together: none may leave the others.
+        is_alone = self.engine.mesh.count_along(("pipeline", "tensor")) == 1
+        with self._context.interruptible() if is_alone else nullcontext():
+            return self.engine.generate(
+                prompts, samplings[purpose], max_response_tokens=setup.max_response_tokens, seed=seed
+            )
 
 
 class RolloutWorker(Worker):
     """One rank of a rollout that shares no device with the actor.
 
-    `receive_weights` is called together with the actor's `publish_weights`; before the first one, and after one that
-    failed, `generate` refuses.
+    `receive_weights` is called together with the actor's `publish_weights`. Before the first transfer, and after one
+    that failed, `generate` raises.
     """
 
     def __init__(self, context: WorkerContext, *, setup: RolloutSetup) -> None:
         super().__init__(context)
         context.ranks()  # all ranks meet before vLLM makes its groups
-        self._setup = setup
-        self._generation = Generation(context, setup)
+        self._transfer = setup.rollout.transfer
+        self._generator = ResponseGenerator(context, setup)
         self._resharder: Resharder | None = None
 
     @transfer(BROADCAST, changes=False)
     def is_ready(self) -> bool:
-        """An answer comes once the engine has started, which may take longer than a transfer may."""
+        """Returns once the engine has started, which may take longer than the time limit of a transfer."""
         return True
 
     @transfer(BROADCAST)
     def join_actor(self, address: StoreAddress, sizes: tuple[int, int]) -> None:
-        """Meets the actor's ranks at a store of theirs; `sizes` are the ranks of the actor and of the rollout."""
-        num_sources, num_destinations = sizes
-        transfer_config = self._setup.rollout.transfer
-        group = joint_group(
-            self.context.rendezvous.link(address),
-            num_sources + self.context.rank,
-            num_sources + num_destinations,
-            timeout_seconds=transfer_config.timeout_seconds,
-            device=self.context.device,
-        )
-        slots = self._generation.engine.weight_slots()
-        self._resharder = Resharder(None, slots, group=group, node=self.context.node, transfer=transfer_config)
+        """Connects to the actor's ranks at their store; `sizes` counts the actor's and the rollout's ranks."""
+        group = actor_rollout_group(self.context, address, sizes, self._transfer, first_rank=sizes[0])
+        slots = self._generator.engine.weight_slots()
+        self._resharder = Resharder(None, slots, group=group, node=self.context.node, transfer=self._transfer)
 
     @transfer(BROADCAST, changes=False)
     def receive_weights(self, version: int) -> None:
-        """Takes the weights that the actor sends."""
+        """Receives the weights that the actor sends."""
         assert self._resharder is not None, "the rollout has not joined the actor"
-        self._generation.engine.weights_changing()
+        self._generator.engine.weights_changing()
         self._resharder.transfer(version)
-        self._generation.engine.weights_changed(version=version)
+        self._generator.engine.weights_changed(version=version)
 
-    @transfer(
-        GENERATION,
-        provides=("response_ids", "response_mask", "rollout_logprobs", "weight_version", "truncated"),
-        changes=False,
-    )
+    @transfer(GENERATION, provides=GENERATED_COLUMNS, changes=False)
     def generate(self, prompts: Batch, purpose: str = "train") -> Batch:
-        """One response per prompt. `purpose` chooses how tokens are drawn: train, eval or greedy."""
-        return self._generation.generate(prompts, purpose)
+        """One response per prompt. `purpose` chooses the sampling settings: train, eval or greedy."""
+        return self._generator.generate(prompts, purpose)
+
+
+def actor_rollout_group(
+    context: WorkerContext, address: StoreAddress, sizes: tuple[int, int], transfer: Transfer, *, first_rank: int
+) -> Transport:
+    """The group of the actor's ranks and, after them, the rollout's; `first_rank` is that of the caller's role."""
+    return joint_group(
+        context.rendezvous.link(address),
+        first_rank + context.rank,
+        sum(sizes),
+        timeout_seconds=transfer.timeout_seconds,
+        device=context.device,
+    )

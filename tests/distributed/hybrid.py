@@ -23,8 +23,8 @@ from hybridflow.parallel import ParallelMesh
 from hybridflow.parallel.layout import Box
 from hybridflow.resharding.grouping import generation_mesh
 from hybridflow.workers.actor import ActorWorker
-from hybridflow.workers.generation import RolloutSetup
 from hybridflow.workers.model_worker import TrainingSetup
+from hybridflow.workers.rollout import RolloutSetup
 from tests.toys import numbers_like, token_rows
 
 NUM_PROMPTS, RESPONSE_TOKENS = 8, 6

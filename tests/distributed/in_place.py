@@ -33,7 +33,7 @@ def memory_of_weights(rank: int, directory: Path, training: Training, rollout: R
     worker = actor_on_rank(rank, directory, training, rollout, num_ranks)
     assert worker.rollout is not None
     worker.publish_weights(0)
-    report = {name: int(measure.value) for name, measure in worker.rollout.drain_metrics().items()}
+    report = {name: int(measure.value) for name, measure in worker.weights.drain_metrics().items()}
     slots = worker.rollout.engine.weight_slots()
     shared = sum(
         _shared_bytes(shard, slots[shard.name]) for shard in worker.engine.weight_shards() if shard.name in slots

@@ -63,7 +63,11 @@ def attempt(tmp_path: Path) -> Try:
     [
         (["algorithm.advantage={}:mien"], "there is no 'mien' in it", "Did you mean 'mine'?"),
         (["algorithm.advantage={}:unknown"], "its parameter 'gruop_ids'", "Did you mean 'group_ids'?"),
-        (["algorithm.policy_loss={}:unknown"], "unknown(scores, mask, gruop_ids)", "It may name: logprobs, entropy"),
+        (
+            ["algorithm.policy_loss={}:unknown"],
+            "unknown(scores, mask, gruop_ids)",
+            "Parameters may be: logprobs, entropy",
+        ),
         (
             ["algorithm.advantage={}:mine", "algorithm.advantage_settings.shfit=1"],
             "no setting 'algorithm.advantage_settings.shfit'",
@@ -113,7 +117,7 @@ def test_an_estimator_and_a_loss_of_the_users_own_train(attempt, tmp_path):
 def test_an_estimator_that_answers_for_rows_ends_the_run(attempt):
     ended = attempt("algorithm.advantage={}:of_rows")
     assert ended.status != 0
-    assert "own.py:of_rows answered with something of shape [16]" in ended.words
+    assert "own.py:of_rows returned a value of shape [16]" in ended.words
     assert "a number for each token" in ended.words
     assert "Traceback" not in ended.said
 

@@ -55,9 +55,9 @@ def imitated(rank: int, directory: Path, engine: TrainingEngine, sizes: dict[str
     if data > 1:
         batch = batch.slice(*((0, 4), (4, 6))[rank])  # unequal shares
         batch = batch.with_columns(meta={"minibatch_rows": (len(batch),)})
-    steps = [worker.imitate(batch) for _ in range(STEPS)]
+    steps = [worker.supervised_step(batch) for _ in range(STEPS)]
     numbers_of_steps = [{name: (metrics[name].value,) for name in NAMES} for metrics in steps]
-    held_out = worker.assess(batch)["train/loss"]
+    held_out = worker.evaluate(batch)["train/loss"]
     return [*numbers_of_steps, {"held_out": (held_out.value, held_out.reduction.value)}]
 
 

@@ -18,7 +18,7 @@ from hybridflow.algorithms.masked import masked_whiten
 from hybridflow.algorithms.shaping import token_rewards
 from hybridflow.config.algorithm import Algorithm
 from hybridflow.config.choices import ADVANTAGES, POLICY_LOSSES
-from hybridflow.workers.methods import called, estimator, policy_loss
+from hybridflow.workers.named_functions import called, estimator, policy_loss
 from tests.parity.peer_files import BATCHES, FILES, Columns, assert_agrees
 
 ESTIMATOR_SETTINGS = {

@@ -70,7 +70,7 @@ def learned(rank: int, kind: str, layout: Layout, directory: Path) -> list[Metri
     algorithm = Algorithm(preference=Preference(loss=loss, imitation=0.3))
     worker = ActorWorker(context, setup=setup, algorithm=algorithm, rollout=None)
     rows = own_rows(BATCHES[kind](), mesh.index_along(rank, ("data",)), mesh.axis_size("data"))
-    return [*(worker.prefer(rows) for _ in range(STEPS)), worker.assess(rows)]
+    return [*(worker.preference_step(rows) for _ in range(STEPS)), worker.evaluate(rows)]
 
 
 def together(answers: list[list[Metrics]], layout: Layout) -> list[dict[str, float]]:

@@ -17,15 +17,15 @@ from dataclasses import dataclass
 from hybridflow.batch import Batch
 from hybridflow.controller.futures import wait
 from hybridflow.dataflows.interface import Dataflow
-from hybridflow.dataflows.roles import Generates, Policy, Scores
+from hybridflow.dataflows.roles import Sampler, Policy, Scorer
 from hybridflow.observability.metrics import last
 
 
 class Tutor(Dataflow):
     actor: Policy
-    rollout: Generates
-    correct: Scores
-    brief: Scores
+    rollout: Sampler
+    correct: Scorer
+    brief: Scorer
 
     @dataclass
     class Settings:
@@ -155,8 +155,8 @@ def test_the_dataflow_of_the_documents_learns(page: Path):
 @pytest.mark.parametrize(
     ("setting", "found", "remedy"),
     [
-        ("algorithm.advantage={}/wrong.py:advantage", "its parameter 'score' is not one that can be given", "scores"),
-        ("algorithm.policy_loss={}/wrong.py:loss", "its parameter 'ratio' is not one that can be given", "logprobs"),
+        ("algorithm.advantage={}/wrong.py:advantage", "there is no argument for its parameter 'score'", "scores"),
+        ("algorithm.policy_loss={}/wrong.py:loss", "there is no argument for its parameter 'ratio'", "logprobs"),
         ("algorithm.advantage={}/wrong.py:advantages", "there is no 'advantages' in it", "Did you mean 'advantage'?"),
         ("dataflow={}/wrong.py:loss", "'loss' is not a dataflow", "class loss(Dataflow)"),
     ],

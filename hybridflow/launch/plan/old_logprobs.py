@@ -12,7 +12,7 @@ from hybridflow.engines.rollout.traits import ROLLOUT_ENGINES
 from hybridflow.engines.training.traits import TRAINING_ENGINES
 from hybridflow.launch.compose.compose import Composed
 from hybridflow.launch.plan.roles import policy_model
-from hybridflow.workers.methods import estimator, policy_loss
+from hybridflow.workers.named_functions import estimator, policy_loss
 
 logger = logging.getLogger(__name__)
 

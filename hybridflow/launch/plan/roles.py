@@ -24,7 +24,7 @@ from hybridflow.config.roles import RoleKind
 from hybridflow.config.training import Lora, Training
 from hybridflow.controller.worker import Worker
 from hybridflow.dataflows.interface import Dataflow, RoleNeed, learns_from_samples, role_needs
-from hybridflow.dataflows.roles import Generates, Judge, Policy, Predicts, Scores, ValueFunction
+from hybridflow.dataflows.roles import FrozenModel, Policy, Sampler, Scorer, TrainableRewardModel, ValueFunction
 from hybridflow.engines.training.traits import TRAINING_ENGINES
 from hybridflow.errors import ConfigError
 from hybridflow.parallel import ParallelMesh
@@ -32,29 +32,28 @@ from hybridflow.resharding.grouping import generation_mesh
 from hybridflow.rewards.factory import with_run
 from hybridflow.workers.actor import ActorWorker
 from hybridflow.workers.critic import CriticWorker
-from hybridflow.workers.generation import RolloutSetup
-from hybridflow.workers.judge import JudgeWorker
 from hybridflow.workers.model_worker import TrainingSetup
 from hybridflow.workers.reference import ReferenceWorker
 from hybridflow.workers.reward_function import RewardFunctionWorker
 from hybridflow.workers.reward_model import RewardModelWorker
-from hybridflow.workers.rollout import RolloutWorker
+from hybridflow.workers.reward_model_trainer import RewardModelTrainer
+from hybridflow.workers.rollout import RolloutSetup, RolloutWorker
 
 ROLLOUT = "rollout"
 ACTOR = "actor"
 CRITIC = "critic"
 _KINDS_OF_TYPE = {
-    Predicts: (RoleKind.reference,),
-    Scores: (RoleKind.reward_function, RoleKind.reward_model),
+    FrozenModel: (RoleKind.reference,),
+    Scorer: (RoleKind.reward_function, RoleKind.reward_model),
     ValueFunction: (RoleKind.critic,),
 }
 _OWN_NAMES = {
     Policy: ACTOR,
-    Generates: ROLLOUT,
+    Sampler: ROLLOUT,
     ValueFunction: CRITIC,
-    Scores: "reward",
-    Predicts: "reference",
-    Judge: "reward_model",
+    Scorer: "reward",
+    FrozenModel: "reference",
+    TrainableRewardModel: "reward_model",
 }
 
 
@@ -99,7 +98,7 @@ def plan_roles(config: Experiment, dataflow: type[Dataflow]) -> list[RoleSpec]:
         if name in dataflow.roles:
             raise ConfigError(
                 f"{dataflow.__name__}.roles describes '{name}', which {dataflow.__name__} does not name.",
-                remedy=f"Annotate it, as in {name}: Scores. It names: {', '.join(role_needs(dataflow))}.",
+                remedy=f"Annotate it, as in {name}: Scorer. It names: {', '.join(role_needs(dataflow))}.",
             )
         raise ConfigError(
             f"roles.{name} is not a role of dataflow={config.dataflow}.",
@@ -108,7 +107,7 @@ def plan_roles(config: Experiment, dataflow: type[Dataflow]) -> list[RoleSpec]:
     with_rollout = ROLLOUT in needs
     specs = []
     for name, need in needs.items():
-        if need.kind is Generates:
+        if need.kind is Sampler:
             _check_own_name(config, name, need)
             specs += [] if is_colocated(config) else [_rollout_role(config, name)]
         elif name in config.roles:
@@ -121,7 +120,7 @@ def plan_roles(config: Experiment, dataflow: type[Dataflow]) -> list[RoleSpec]:
 def generates(config: Experiment, dataflow: type[Dataflow]) -> bool:
     """The run has a rollout."""
     needs = role_needs(dataflow).items()
-    return any(need.kind is Generates and _is_wanted(config, dataflow, name, need) for name, need in needs)
+    return any(need.kind is Sampler and _is_wanted(config, dataflow, name, need) for name, need in needs)
 
 
 def backend_kind(config: Experiment) -> BackendKind:
@@ -159,9 +158,9 @@ def policy_model(config: Experiment) -> Model:
 def _is_wanted(config: Experiment, dataflow: type[Dataflow], name: str, need: RoleNeed) -> bool:
     if not need.is_optional or name in config.roles:
         return True
-    if need.kind is Predicts:
+    if need.kind is FrozenModel:
         return dataflow.wants_reference(config)
-    return need.kind in (Generates, Scores) and is_evaluated(config) and is_rewarded(config)
+    return need.kind in (Sampler, Scorer) and is_evaluated(config) and is_rewarded(config)
 
 
 def _own_role(
@@ -174,9 +173,9 @@ def _own_role(
         return _trained(config, name, ActorWorker, kwargs, dataflow)
     if need.kind is ValueFunction:
         return _trained(config, name, CriticWorker, {"algorithm": config.algorithm}, dataflow)
-    if need.kind is Judge:
-        return _trained(config, name, JudgeWorker, {"algorithm": config.algorithm}, dataflow)
-    if need.kind is Scores:
+    if need.kind is TrainableRewardModel:
+        return _trained(config, name, RewardModelTrainer, {"algorithm": config.algorithm}, dataflow)
+    if need.kind is Scorer:
         return _reward(config, name, config.reward)
     if config.actor.lora.rank and pool_of(config, name) == pool_of(config, ACTOR):
         return _adapterless_actor(config, name)
@@ -233,7 +232,7 @@ def _further_role(config: Experiment, name: str, need: RoleNeed, dataflow: type[
         paid = replace(config.algorithm.kl, coefficient=-config.algorithm.kl.coefficient)
         algorithm = replace(config.algorithm, kl=paid if name in dataflow.cost_critics else KL())
         return _trained(config, name, CriticWorker, {"algorithm": algorithm}, dataflow)
-    if need.kind is Predicts:
+    if need.kind is FrozenModel:
         return _reference(config, name, resolved_model(config, role.model), dataflow)
     if role.kind is RoleKind.reward_function and not role.functions:
         raise ConfigError(

@@ -14,7 +14,7 @@ from hybridflow.config.experiment import Experiment
 from hybridflow.dataflows.interface import PREFERENCE_DATA, Dataflow, learns_from_preferences, learns_from_samples
 from hybridflow.errors import ConfigError
 from hybridflow.launch.plan.dataflow import DATAFLOWS, name_of
-from hybridflow.workers.methods import PROVIDED_COLUMNS, provided_for
+from hybridflow.workers.named_functions import PROVIDED_COLUMNS, provided_for
 
 _PROMPTS_OF_THE_TASK = ("builtin:calculator/train", "builtin:calculator/eval")
 

@@ -22,7 +22,7 @@ from hybridflow.launch.rules.device_memory import least_gpus
 from hybridflow.launch.rules.layouts import layout_errors
 from hybridflow.launch.rules.memory_estimate import check_memory
 from hybridflow.launch.rules.model_directories import check_models
-from hybridflow.launch.rules.reward_models import check_judge, is_served
+from hybridflow.launch.rules.reward_models import check_reward_model, is_served
 from hybridflow.models.adapters.lora import chosen_targets
 from hybridflow.models.geometry import read_geometry
 from hybridflow.models.loading import resolve_model_path
@@ -33,7 +33,7 @@ from hybridflow.rewards.resolve import check_settings
 from hybridflow.rewards.scorer import RewardScorer
 from hybridflow.workers.actor import ActorWorker
 from hybridflow.workers.critic import CriticWorker
-from hybridflow.workers.methods import PREFERENCE_OFFERS, Bound, estimator, policy_loss, preference_loss
+from hybridflow.workers.named_functions import PREFERENCE_OFFERS, NamedFunction, estimator, policy_loss, preference_loss
 
 logger = logging.getLogger(__name__)
 
@@ -48,14 +48,14 @@ def check_run(config: Experiment, specs: Sequence[RoleSpec], device: str = "cpu"
     directories = {spec.name: _directory(config, spec) for spec in specs if spec.model is not None}
     check_models({directories[spec.name]: spec.model for spec in specs if spec.model and not is_served(spec)})
     tokenizer = load_tokenizer(tokenizer_directory(policy), pad_token=policy.pad_token)
-    judges = {spec.name: check_judge(config, spec).judge for spec in specs if is_served(spec)}
+    reward_models = {spec.name: check_reward_model(config, spec) for spec in specs if is_served(spec)}
     for spec in specs:
-        if spec.model is not None and spec.name not in judges:
+        if spec.model is not None and spec.name not in reward_models:
             load_tokenizer(tokenizer_directory(spec.model), pad_token=spec.model.pad_token)
             _check_fit(config, tokenizer, directories[spec.name])
     directory = resolve_model_path(str(policy.path))
     eos_ids(tokenizer, directory)
-    whole = [name for name, judge in judges.items() if not judge.is_value_model]
+    whole = [name for name, model in reward_models.items() if not model.is_value_model]
     divided = [spec for spec in specs if spec.model is not None and spec.name not in whole]
     for error in layout_errors(config, divided, {spec.name: read_geometry(directories[spec.name]) for spec in divided}):
         raise error
@@ -96,7 +96,7 @@ def check_methods(config: Experiment, dataflow: type[Dataflow], specs: Sequence[
                 _check_weights(config, bound.settings.get("weights"))
 
 
-def _warn_of_unbounded_steps(config: Experiment, loss: Bound) -> None:
+def _warn_of_unbounded_steps(config: Experiment, loss: NamedFunction) -> None:
     """A loss that does not look at the policy of the samples is right for the first optimizer step of a batch."""
     steps = optimizer_steps_per_step(config, config.actor)
     if steps > 1 and "old_logprobs" not in loss.parameters:
@@ -109,16 +109,16 @@ def _warn_of_unbounded_steps(config: Experiment, loss: Bound) -> None:
 
 def _check_weights(config: Experiment, weights: object) -> None:
     """GDPO weighs each function, and the reward model after them."""
-    judges = [*config.reward.functions, *([] if config.reward.model.path is None else ["the reward model"])]
+    rewards = [*config.reward.functions, *([] if config.reward.model.path is None else ["the reward model"])]
     if config.reward.weights and not weights:
         logger.warning(
             "reward.weights=%s is without effect on advantages: algorithm.advantage=gdpo weighs each reward by"
             " algorithm.advantage_settings.weights, 1 each where there are none",
             config.reward.weights,
         )
-    if isinstance(weights, list) and weights and len(weights) != len(judges):
+    if isinstance(weights, list) and weights and len(weights) != len(rewards):
         raise ConfigError(
-            f"algorithm.advantage_settings.weights={weights} for {len(judges)} rewards: {', '.join(judges)}.",
+            f"algorithm.advantage_settings.weights={weights} for {len(rewards)} rewards: {', '.join(rewards)}.",
             remedy="Give one weight per reward, in this order, or none for 1 each.",
         )
 

@@ -13,12 +13,13 @@ from hybridflow.graph.backend import Noted
 from hybridflow.graph.stand_in import PROMPTS
 from hybridflow.launch.plan.old_logprobs import kl_reads_rollout
 from hybridflow.launch.plan.roles import ACTOR
-from hybridflow.workers.comparison import check_corrected, check_one_step, check_unlearned
-from hybridflow.workers.methods import ESTIMATOR_COLUMNS, estimator
+from hybridflow.workers.named_functions import ESTIMATOR_COLUMNS, estimator
+from hybridflow.workers.policy_update import check_one_step, check_unlearned
+from hybridflow.workers.rollout_correction import check_corrected
 
 logger = logging.getLogger(__name__)
 
-_LEARNS = ("update", "imitate", "prefer")
+_LEARNS = ("update", "supervised_step", "preference_step")
 _PUBLISH = "self.actor.publish_weights(version=self.iteration + 1)"
 
 

@@ -17,7 +17,7 @@ from hybridflow.launch.compose.overrides import shown
 from hybridflow.launch.plan.roles import ACTOR, ROLLOUT, RoleSpec
 from hybridflow.workers.actor import ActorWorker
 from hybridflow.workers.critic import CriticWorker
-from hybridflow.workers.methods import (
+from hybridflow.workers.named_functions import (
     PREFERENCE_NUMBERS,
     PREFERENCE_OFFERS,
     estimator,

@@ -21,10 +21,10 @@ from hybridflow.observability.metrics import Metrics, last
 from hybridflow.observability.samples import Sample
 from hybridflow.workers.actor import ActorWorker
 from hybridflow.workers.critic import CriticWorker
-from hybridflow.workers.generation import RolloutSetup
 from hybridflow.workers.model_worker import TrainingSetup
 from hybridflow.workers.reference import ReferenceWorker
 from hybridflow.workers.reward_function import RewardFunctionWorker
+from hybridflow.workers.rollout import RolloutSetup
 
 PROMPTS, RESPONSE = 4, 6
 

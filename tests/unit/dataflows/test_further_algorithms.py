@@ -207,7 +207,7 @@ def test_a_mixture_of_advantages_is_the_oracles(toy_dir):
     ids = batch.fetch(["response_ids"]).tokens("response_ids")
     own, other = numbers_like(ids, seed=1), numbers_like(ids, seed=2)
     left, right = (batch.join(Batch.of(tokens={"advantages": column})) for column in (own, other))
-    mixed = roles.groups["actor"].mix(left, right, 0.7)
+    mixed = roles.groups["actor"].combine_advantages(left, right, 0.7)
     assert isinstance(mixed, BatchRef)
     found = mixed.fetch(["advantages"]).tokens("advantages").rows()
     plain_rows = [[row.tolist() for row in column.rows()] for column in (own, other)]

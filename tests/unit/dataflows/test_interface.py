@@ -11,7 +11,7 @@ from hybridflow.controller.backends.local import LocalBackend
 from hybridflow.dataflows.grpo import GRPO
 from hybridflow.dataflows.interface import Dataflow, NoSettings, RoleNeed, role_needs
 from hybridflow.dataflows.ppo import PPO
-from hybridflow.dataflows.roles import Generates, Policy, Predicts, Scores, ValueFunction
+from hybridflow.dataflows.roles import FrozenModel, Policy, Sampler, Scorer, ValueFunction
 from hybridflow.dataflows.sft import SFT
 from hybridflow.errors import BatchError
 from tests.toys import sequences
@@ -22,8 +22,8 @@ class Own(Dataflow):
 
     actor: Policy
     notes: dict[str, int]
-    teacher: Predicts | None
-    judge: Scores
+    teacher: FrozenModel | None
+    judge: Scorer
 
     @dataclass
     class Settings:
@@ -36,7 +36,7 @@ class Own(Dataflow):
 class Longer(Own):
     """A dataflow made from another."""
 
-    second_judge: Scores
+    second_judge: Scorer
 
 
 def answered(uids: list[int]) -> BatchRef:
@@ -57,8 +57,8 @@ def own(samples: int = 2) -> Own:
 def test_roles_are_read_off_the_annotations():
     assert role_needs(Own) == {
         "actor": RoleNeed(Policy, is_optional=False),
-        "teacher": RoleNeed(Predicts, is_optional=True),
-        "judge": RoleNeed(Scores, is_optional=False),
+        "teacher": RoleNeed(FrozenModel, is_optional=True),
+        "judge": RoleNeed(Scorer, is_optional=False),
     }
 
 
@@ -71,9 +71,9 @@ def test_the_algorithms_name_their_roles():
     assert kinds == {
         "actor": Policy,
         "critic": ValueFunction,
-        "rollout": Generates,
-        "reward": Scores,
-        "reference": Predicts,
+        "rollout": Sampler,
+        "reward": Scorer,
+        "reference": FrozenModel,
     }
     assert set(role_needs(GRPO)) == set(kinds) - {"critic"}
     assert [name for name, need in role_needs(SFT).items() if need.is_optional] == ["rollout", "reward"]

@@ -210,7 +210,7 @@ class Leaving(Counting):
             if self.learns:
                 answers = prompts.tokens("prompt_ids")
                 mask = answers.like(torch.ones(len(answers.values)))
-                self.actor.imitate(
+                self.actor.supervised_step(
                     prompts.with_columns(tokens={"response_ids": answers, "response_mask": mask})
                 ).result()
             self.stop.signal = signal.SIGTERM

@@ -313,8 +313,8 @@ def test_a_minibatch_that_is_typed_is_never_changed():
 def test_a_dataflow_without_a_critic_is_not_checked_for_one(tmp_path):
     (tmp_path / "alone.py").write_text(
         "from hybridflow.dataflows.interface import Dataflow\n"
-        "from hybridflow.dataflows.roles import Generates, Policy, Scores, ValueFunction\n"
-        "class Alone(Dataflow):\n    actor: Policy\n    rollout: Generates\n    reward: Scores\n"
+        "from hybridflow.dataflows.roles import Sampler, Policy, Scorer, ValueFunction\n"
+        "class Alone(Dataflow):\n    actor: Policy\n    rollout: Sampler\n    reward: Scorer\n"
         "class Judged(Alone):\n    critic: ValueFunction\n"
     )
     settings = ["trainer.devices=2", "actor.engine=fsdp", "critic.engine=single"]

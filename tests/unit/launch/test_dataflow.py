@@ -16,13 +16,13 @@ from typing import Annotated
 
 from hybridflow.config.ranges import SHARE
 from hybridflow.dataflows.interface import Dataflow
-from hybridflow.dataflows.roles import Generates, Policy, Scores
+from hybridflow.dataflows.roles import Sampler, Policy, Scorer
 
 
 class Mine(Dataflow):
     actor: Policy
-    rollout: Generates
-    judge: Scores
+    rollout: Sampler
+    judge: Scorer
 
     @dataclass
     class Settings:

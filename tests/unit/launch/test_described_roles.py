@@ -13,13 +13,13 @@ from hybridflow.launch.plan.roles import plan_roles
 
 MINE = """
 from hybridflow.dataflows.interface import Dataflow
-from hybridflow.dataflows.roles import Generates, Policy, Scores
+from hybridflow.dataflows.roles import Sampler, Policy, Scorer
 
 
 class Mine(Dataflow):
     actor: Policy
-    rollout: Generates
-    style: Scores
+    rollout: Sampler
+    style: Scorer
     roles = {roles}
 
     def step(self, prompts):

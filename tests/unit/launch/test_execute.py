@@ -31,15 +31,15 @@ MY_FLOW = '''
 from dataclasses import dataclass
 
 from hybridflow.dataflows.grpo import GRPO
-from hybridflow.dataflows.roles import Predicts, Scores
+from hybridflow.dataflows.roles import FrozenModel, Scorer
 from hybridflow.observability.metrics import last
 
 
 class TwoJudges(GRPO):
     """The better of two judges counts."""
 
-    judge: Scores
-    teacher: Predicts | None
+    judge: Scorer
+    teacher: FrozenModel | None
 
     @dataclass
     class Settings:

@@ -8,14 +8,14 @@ from hybridflow.config.training import TrainingEngine
 from hybridflow.dataflows.grpo import GRPO
 from hybridflow.dataflows.interface import Dataflow
 from hybridflow.dataflows.reward_model import RewardModeling
-from hybridflow.dataflows.roles import Generates, Policy, Scores
+from hybridflow.dataflows.roles import Policy, Sampler, Scorer
 from hybridflow.launch.compose.compose import compose_run
 from hybridflow.launch.plan.device_defaults import resolved
 from hybridflow.launch.plan.roles import RoleSpec, plan_roles
 from hybridflow.launch.rules.memory_estimate import memory_phases
 from hybridflow.launch.rules.preflight import check_run
-from hybridflow.workers.judge import JudgeWorker
 from hybridflow.workers.reward_model import RewardModelWorker
+from hybridflow.workers.reward_model_trainer import RewardModelTrainer
 from tests.judges import make_decoder, make_encoder
 
 POOLS = ["trainer.devices=3", "placement.pools={main: {devices: 1}, judges: {devices: 2}}"]
@@ -25,9 +25,9 @@ class TwoJudges(Dataflow):
     """A dataflow that asks a reward model and another."""
 
     actor: Policy
-    rollout: Generates
-    reward: Scores
-    cost: Scores
+    rollout: Sampler
+    reward: Scorer
+    cost: Scorer
 
     def step(self, prompts):
         return {}
@@ -61,7 +61,7 @@ def test_a_further_judge_is_laid_out_as_it_says():
 def test_a_judge_is_trained_as_the_actor_section_says():
     words = ["actor={minibatch_size: 8, optimizer: {learning_rate: 3e-5}}"]
     spec = planned(RewardModeling, *words, name="reward_model")["reward_model"]
-    assert spec.worker_class is JudgeWorker and spec.is_trained and spec.training is not None
+    assert spec.worker_class is RewardModelTrainer and spec.is_trained and spec.training is not None
     assert spec.training.optimizer.learning_rate == 3e-5
     assert spec.minibatch_rows == 16  # two rows a pair
 
@@ -82,7 +82,7 @@ def test_how_a_model_will_read_is_told(caplog, tmp_path):
 def test_an_engine_that_does_nothing_and_a_length_that_may_be_too_short_are_told(caplog, tmp_path):
     encoder = make_encoder(tmp_path, positions=20)
     engine, length, line = told(caplog, f"reward.model.path={encoder}", *POOLS, "reward.engine=fsdp")
-    assert engine.startswith("reward.engine=fsdp is without effect")
+    assert engine.startswith("reward.engine=fsdp has no effect")
     assert "make 40 tokens; the model of reward reads 20 of its own" in length
     assert "runs_on=transformers" in line
 

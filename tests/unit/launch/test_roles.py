@@ -11,7 +11,7 @@ from hybridflow.dataflows.grpo import GRPO
 from hybridflow.dataflows.interface import Dataflow
 from hybridflow.dataflows.kto import KTO
 from hybridflow.dataflows.ppo import PPO
-from hybridflow.dataflows.roles import Generates, Policy, Predicts, Scores, ValueFunction
+from hybridflow.dataflows.roles import FrozenModel, Policy, Sampler, Scorer, ValueFunction
 from hybridflow.dataflows.safe_rlhf import SafeRLHF
 from hybridflow.dataflows.sft import SFT
 from hybridflow.errors import ConfigError
@@ -24,10 +24,10 @@ class TwoJudges(Dataflow):
     """A dataflow with roles of its own."""
 
     actor: Policy
-    rollout: Generates
-    reward: Scores
-    judge: Scores
-    teacher: Predicts | None
+    rollout: Sampler
+    reward: Scorer
+    judge: Scorer
+    teacher: FrozenModel | None
 
     def step(self, prompts):
         return {}
@@ -126,7 +126,7 @@ def test_a_demonstration_is_one_row_however_many_samples_an_evaluation_draws():
 class Judged(DPO):
     """Pairs that the policy itself samples in each step."""
 
-    rollout: Generates
+    rollout: Sampler
 
 
 @pytest.mark.parametrize(
@@ -193,10 +193,10 @@ def test_a_further_roles_own_pool_comes_first():
     ("dataflow", "overrides", "message", "remedy"),
     [
         (PPO, ["roles.judge.kind=reference"], "roles.judge is not a role of dataflow=ppo", "actor, critic, rollout"),
-        (TwoJudges, [], "'judge: Scores' that the configuration does not describe", "roles.judge.kind=..."),
-        (TwoJudges, ["roles.judge.kind=reference"], "the dataflow wants Scores", "roles.judge.kind=reward_function"),
+        (TwoJudges, [], "'judge: Scorer' that the configuration does not describe", "roles.judge.kind=..."),
+        (TwoJudges, ["roles.judge.kind=reference"], "the dataflow wants Scorer", "roles.judge.kind=reward_function"),
         (TwoJudges, ["roles.judge.kind=reward_function"], "roles.judge.functions is empty", "[exact_match]"),
-        (SafeRLHF, ["dataflow=safe_rlhf"], "'cost: Scores' that the configuration", "Use algorithm=safe_rlhf"),
+        (SafeRLHF, ["dataflow=safe_rlhf"], "'cost: Scorer' that the configuration", "Use algorithm=safe_rlhf"),
         (
             Misnamed,
             [f"dataflow={__file__}:Misnamed"],

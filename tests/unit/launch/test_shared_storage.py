@@ -12,8 +12,8 @@ from hybridflow.launch.compose.compose import compose_run
 from hybridflow.launch.plan.dataflow import find_dataflow
 from hybridflow.launch.plan.roles import plan_roles
 from hybridflow.launch.shared_storage import check_outlives_job, meet_nodes, read_directories
-from hybridflow.workers import lookout
-from hybridflow.workers.lookout import sizes_of
+from hybridflow.workers import storage_check
+from hybridflow.workers.storage_check import sizes_of
 
 SETTINGS = ["task=calculator", "algorithm=grpo"]
 
@@ -67,7 +67,7 @@ def test_a_model_that_a_process_does_not_see_is_named_with_its_setting_and_what_
 
 
 def test_a_process_that_cannot_write_to_the_run_directory_is_named(run_dir, monkeypatch):
-    monkeypatch.setattr(lookout, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(storage_check, "PATIENCE_SECONDS", 0.1)
     (run_dir / "code").mkdir()
     with pytest.raises(ResourceError, match="does not see trainer.run_dir=.*cannot be written") as caught:
         meet(run_dir, {}, **{"a/b": 1})  # no file can have that name

@@ -20,14 +20,14 @@ from hybridflow.launch.step_trace import check_step, trace_step
 POOLS = ["trainer.devices=3", "placement.pools.train.devices=2", "placement.pools.judge.devices=1"]
 MINE = """
 from hybridflow.dataflows.interface import Dataflow
-from hybridflow.dataflows.roles import Generates, Policy, Predicts, Scores
+from hybridflow.dataflows.roles import Sampler, Policy, FrozenModel, Scorer
 
 
 class Mine(Dataflow):
     actor: Policy
-    rollout: Generates
-    reward: Scores
-    reference: Predicts | None
+    rollout: Sampler
+    reward: Scorer
+    reference: FrozenModel | None
 
     def step(self, prompts):
 {body}
@@ -35,8 +35,8 @@ class Mine(Dataflow):
 
 class Imitation(Dataflow):
     actor: Policy
-    rollout: Generates
-    reward: Scores
+    rollout: Sampler
+    reward: Scorer
 
     def step(self, prompts):
         batch = self.rollout.generate(prompts.repeat(self.samples_per_prompt))
@@ -45,7 +45,7 @@ class Imitation(Dataflow):
         batch.row("rewards/exact_match") if "rewards/exact_match" in batch.columns else None
         further = self.streams["prompts"].next()
         assert not set(further.row("uid").tolist()) & set(prompts.row("uid").tolist())
-        self.actor.imitate(batch.take([0, 5]))
+        self.actor.supervised_step(batch.take([0, 5]))
         self.actor.publish_weights(version=self.iteration + 1)
         return {{}}
 """
@@ -124,7 +124,7 @@ def test_roles_are_told_with_what_runs_them():
     roles = {role.name: role for role in traced(*POOLS, "placement.roles.reward=judge", dataflow="ppo").roles}
     assert (roles["actor"].pool, roles["actor"].runs_on) == ("train", "fsdp, data 2")
     assert roles["rollout"].runs_on == "transformers, in actor, replicas 2"
-    assert (roles["reward"].kind, roles["reward"].pool, roles["reward"].runs_on) == ("Scores", "judge", "functions")
+    assert (roles["reward"].kind, roles["reward"].pool, roles["reward"].runs_on) == ("Scorer", "judge", "functions")
     assert roles["reference"].pool is None
 
 
@@ -139,7 +139,7 @@ def test_the_reference_of_an_adapter_is_the_actor():
 @pytest.mark.parametrize("name", sorted(DATAFLOWS))
 def test_every_dataflow_of_ours_can_be_followed(name):
     trace = traced(dataflow=name)
-    learning = {"update", "imitate", "prefer"}
+    learning = {"update", "supervised_step", "preference_step"}
     assert any(call.method in learning for call in trace.calls)
     assert not learns_from_samples(find_dataflow(name)) or any(call.name == "rollout.generate" for call in trace.calls)
     assert all(call.time > trace.calls[maker - 1].time for call in trace.calls for maker in call.takes if maker)
@@ -152,7 +152,7 @@ def test_neither_models_nor_data_are_looked_for():
 
 def test_a_dataflow_of_the_users_own_runs_on_made_up_answers(tmp_path):
     trace = traced("rollout.samples_per_prompt=6", dataflow=f"{own(tmp_path)}:Imitation")
-    assert [call.name for call in trace.calls][:3] == ["rollout.generate", "reward.score", "actor.imitate"]
+    assert [call.name for call in trace.calls][:3] == ["rollout.generate", "reward.score", "actor.supervised_step"]
     assert trace.title == "mine.py:Imitation"
     assert [call.time for call in trace.calls] == [1, 2, 3, 4]
 
@@ -302,7 +302,7 @@ def test_a_second_update_of_the_same_samples_needs_the_log_probabilities_of_befo
     file = own(tmp_path, WITHOUT_LOGPROBS.replace("metrics = self.actor.update", again))
     with pytest.raises(ConfigError, match="has learned since its samples were drawn") as caught:
         check_step(composed(RLOO, *ONE_STEP, dataflow=f"{file}:Mine"), ROWS)
-    assert "before the dataflow's first update" in caught.value.remedy
+    assert "before the step's first call of actor.update" in caught.value.remedy
 
 
 @pytest.mark.parametrize(
@@ -346,10 +346,10 @@ def test_a_step_that_observes_nothing_is_warned_of(tmp_path, caplog):
 
 def test_an_annotation_that_names_nothing_is_an_error_of_ours(tmp_path):
     path = Path(own(tmp_path, STEP))
-    path.write_text(path.read_text().replace("reward: Scores", "reward: 'Score'"))
+    path.write_text(path.read_text().replace("reward: Scorer", "reward: 'Score'"))
     with pytest.raises(ConfigError, match="An annotation of Mine cannot be read: name 'Score'") as caught:
         traced(RLOO, dataflow=f"{path}:Mine")
-    assert "Generates, Scores" in caught.value.remedy
+    assert "Sampler, Scorer" in caught.value.remedy
 
 
 def test_a_step_that_made_up_answers_break_does_not_stop_a_run(tmp_path):

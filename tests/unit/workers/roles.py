@@ -13,8 +13,8 @@ from hybridflow.config.training import Optimizer, Training
 from hybridflow.controller.worker import WorkerContext
 from hybridflow.workers.actor import ActorWorker
 from hybridflow.workers.critic import CriticWorker
-from hybridflow.workers.generation import RolloutSetup
 from hybridflow.workers.model_worker import TrainingSetup
+from hybridflow.workers.rollout import RolloutSetup
 from tests.toys import numbers_like, token_rows
 
 PROMPTS, SAMPLES, RESPONSE = 3, 2, 6
@@ -50,6 +50,11 @@ def critic(directory: Path, *, algorithm: Algorithm | None = None, **training) -
     return CriticWorker(
         WorkerContext("critic"), setup=setup_of(directory, **training), algorithm=algorithm or Algorithm()
     )
+
+
+def one_rank(tensor: torch.Tensor) -> torch.Tensor:
+    """The sum over the ranks of a role that has one."""
+    return tensor
 
 
 def prompts(seed: int = 0) -> Batch:

@@ -14,7 +14,7 @@ from hybridflow.controller.worker import WorkerContext
 from hybridflow.engines.training.interface import Part
 from hybridflow.errors import BatchError, ConfigError, EngineError, StaleWeightsError
 from hybridflow.workers.actor import ActorWorker
-from hybridflow.workers.generation import RolloutSetup
+from hybridflow.workers.rollout import RolloutSetup
 from tests.toys import numbers_like, sequences
 from tests.unit.engines.training.engines import largest_difference, weights
 from tests.unit.workers.roles import PROMPTS, SAMPLES, actor, prompts, sampled, setup_of
@@ -42,7 +42,7 @@ def test_generating_after_an_update_without_publishing_is_refused(toy_dir):
     with pytest.raises(StaleWeightsError, match="not published") as caught:
         worker.generate(prompts())
     assert "publish_weights" in caught.value.remedy
-    worker.imitate(sequences())
+    worker.supervised_step(sequences())
     with pytest.raises(StaleWeightsError, match="not published"):
         worker.generate(prompts())
 
@@ -135,7 +135,7 @@ def test_samples_of_another_temperature_are_refused_at_every_update_however_litt
         worker.update(batch)
     assert largest_difference(before, weights(worker.engine)) == 0.0
     assert "rollout.eval_sampling.temperature" in caught.value.remedy
-    assert "`rollout: Generates`" in caught.value.remedy
+    assert "`rollout: Sampler`" in caught.value.remedy
 
 
 def test_only_the_first_update_is_compared_and_all_are_reported(toy_dir):
@@ -231,7 +231,7 @@ def test_samples_of_a_policy_that_has_learnt_since_need_old_logprobs(toy_dir):
     worker.update(sampled(worker))
     worker.publish_weights(version=1)
     batch = sampled(worker)
-    worker.imitate(batch)
+    worker.supervised_step(batch)
     with pytest.raises(ConfigError, match=r"learned since .* no old_logprobs") as caught:
         worker.update(batch.only([name for name in batch.columns if name != "old_logprobs"]))
     assert "Call actor.logprobs before" in caught.value.remedy
@@ -294,7 +294,7 @@ def test_greedy_samples_of_one_prompt_are_equal(toy_dir):
 
 def test_imitation_lowers_its_loss(toy_dir):
     worker = actor(toy_dir(), minibatch_sequences=5)
-    losses = [worker.imitate(sequences())["train/loss"].value for _ in range(5)]
+    losses = [worker.supervised_step(sequences())["train/loss"].value for _ in range(5)]
     assert losses[-1] < losses[0]
 
 

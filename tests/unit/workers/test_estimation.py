@@ -204,9 +204,9 @@ def both(scores, mask):
 @pytest.mark.parametrize(
     ("name", "found", "remedy"),
     [
-        ("short", r"short answered with something of shape \[6\]", "Return a tensor [B, R] like the mask, here [6, 6]"),
-        ("broken", r"broken answered inf for token 0 of row 0", "divisions by 0"),
-        ("both", r"both \(its returns\) answered with something of shape \[6\]", "like the mask"),
+        ("short", r"short returned a value of shape \[6\]", "Return a tensor [B, R] like the mask, here [6, 6]"),
+        ("broken", r"broken returned inf for token 0 of row 0", "divisions by 0"),
+        ("both", r"both \(its returns\) returned a value of shape \[6\]", "like the mask"),
     ],
 )
 def test_a_users_estimator_that_answers_wrong_is_told(tmp_path, name, found, remedy):

@@ -13,7 +13,7 @@ from hybridflow.config.algorithm import KL, Algorithm, KLPlacement, OldLogprobs,
 from hybridflow.engines.training.interface import Loss, LossFn
 from hybridflow.errors import BatchError
 from hybridflow.observability.metrics import merge, plain
-from hybridflow.workers.methods import LABEL_OFFERS, PAIR_OFFERS, policy_loss, preference_loss
+from hybridflow.workers.named_functions import LABEL_OFFERS, PAIR_OFFERS, policy_loss, preference_loss
 from hybridflow.workers.objectives import (
     Denominators,
     policy_objective,
@@ -23,9 +23,9 @@ from hybridflow.workers.objectives import (
     value_objective,
 )
 from hybridflow.workers.preferences import LabelCounts, label_objective, pair_objective
-from hybridflow.workers.reduction import itself
 from tests.oracles import objectives as oracle
 from tests.unit.algorithms.fake_ranks import on_ranks
+from tests.unit.workers.roles import one_rank
 
 ROWS, WIDTH = 6, 5
 NORM = 7.0
@@ -154,7 +154,7 @@ def with_prepared(algorithm: Algorithm, columns: dict[str, Tensor]) -> dict[str,
     tokens = {name: Ragged.from_padded(column.detach(), lengths) for name, column in columns.items()}
     ids_too = {"prompt_ids": Ragged.from_padded(ids[:, :2], torch.full((ROWS,), 2))}
     batch = Batch.of(tokens=tokens | ids_too | {"response_ids": Ragged.from_padded(ids, lengths)})
-    found = prepared(policy_loss(algorithm), batch, itself)
+    found = prepared(policy_loss(algorithm), batch, one_rank)
     added = {n: c.padded(0) for n, c in found.token_columns.items() if n.startswith("prepared/")}
     return columns | added
 
@@ -250,7 +250,7 @@ def test_what_is_prepared_does_not_depend_on_the_ranks(name):
 
     parts = on_ranks([program(0, 1), program(1, 3), program(3, ROWS)])
     found = torch.cat([part.tokens("prepared/is_selected").values for part in parts])
-    whole_batch = prepared(loss, batch, itself).tokens("prepared/is_selected").values
+    whole_batch = prepared(loss, batch, one_rank).tokens("prepared/is_selected").values
     assert torch.equal(found, whole_batch)
     assert 0 < int(found.sum()) < len(found)
 
@@ -268,7 +268,7 @@ def test_the_rollout_is_watched_where_it_is_asked():
     gaps = []
     for old in OldLogprobs:
         algorithm = Algorithm(old_logprobs=old)
-        quiet = policy_objective(algorithm, sizes, norm_tokens=NORM, watches_rollout=False)
+        quiet = policy_objective(algorithm, sizes, norm_tokens=NORM, compares_rollout=False)
         assert not [name for name in whole(quiet, columns).metrics if name.startswith("training/rollout")]
         found_metrics = whole(policy_objective(algorithm, sizes, norm_tokens=NORM), columns).metrics
         gaps.append(found_metrics["training/rollout_logprobs_diff_max"].value)

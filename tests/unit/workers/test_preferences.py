@@ -26,7 +26,7 @@ def test_dpo_is_that_of_plain_loops(toy_dir):
     worker, batch = worker_of(toy_dir(), label_smoothing=0.1), pairs()
     found = log_ratios(worker, batch)
     chosen, rejected = found[::2], found[1::2]
-    metrics = plain(worker.assess(batch))
+    metrics = plain(worker.evaluate(batch))
     numbers = {"beta": 0.1, "label_smoothing": 0.1, "margin": 0.0}
     both = list(zip(chosen, rejected, strict=True))
     expected = {
@@ -37,8 +37,8 @@ def test_dpo_is_that_of_plain_loops(toy_dir):
         "rewards/accuracies": mean([float(c > r) for c, r in both]),
     }
     assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-4)
-    assert plain(worker.prefer(batch))["train/loss"] == pytest.approx(expected["train/loss"], rel=1e-4)
-    assert plain(worker.assess(batch))["train/loss"] < expected["train/loss"]
+    assert plain(worker.preference_step(batch))["train/loss"] == pytest.approx(expected["train/loss"], rel=1e-4)
+    assert plain(worker.evaluate(batch))["train/loss"] < expected["train/loss"]
 
 
 def test_kto_is_that_of_plain_loops(toy_dir):
@@ -46,20 +46,20 @@ def test_kto_is_that_of_plain_loops(toy_dir):
     found = log_ratios(worker, batch)
     labels = batch.row("is_chosen")[::2].tolist()
     expected = oracle.kto(found[::2], labels, found[1::2], beta=0.1, desirable=1.4, undesirable=1.0)
-    metrics = plain(worker.assess(batch))
+    metrics = plain(worker.evaluate(batch))
     assert metrics["train/loss"] == pytest.approx(mean(expected), rel=1e-4)
     assert metrics["train/kl"] == pytest.approx(max(0.0, mean(found[1::2])), rel=1e-4, abs=1e-5)
     liked = [ratio for ratio, label in zip(found[::2], labels, strict=True) if label]
     others = [ratio for ratio, label in zip(found[::2], labels, strict=True) if not label]
     assert metrics["rewards/margins"] == pytest.approx(0.1 * (mean(liked) - mean(others)), rel=1e-3)
-    assert plain(worker.prefer(batch))["train/loss"] == pytest.approx(mean(expected), rel=1e-4)
+    assert plain(worker.preference_step(batch))["train/loss"] == pytest.approx(mean(expected), rel=1e-4)
 
 
 @pytest.mark.parametrize("label", [True, False])
 def test_kto_learns_from_one_kind_of_label(toy_dir, label):
     worker, batch = worker_of(toy_dir(), loss="kto"), labelled((label,) * PAIRS)
     before = weights(worker.engine)
-    metrics = plain(worker.prefer(batch))
+    metrics = plain(worker.preference_step(batch))
     assert ("rewards/chosen" in metrics, "rewards/rejected" in metrics) == (label, not label)
     assert "rewards/margins" not in metrics
     assert largest_difference(before, weights(worker.engine)) > 0
@@ -71,7 +71,7 @@ def test_a_step_does_not_depend_on_microbatches(toy_dir, loss, imitation):
     found = []
     for budget in (16, 1000):
         worker = worker_of(toy_dir(), microbatch_tokens=budget, loss=loss, imitation=imitation)
-        metrics = plain(worker.prefer(pairs()))
+        metrics = plain(worker.preference_step(pairs()))
         found.append((metrics, weights(worker.engine)))
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-4, abs=1e-5)
     assert largest_difference(found[0][1], found[1][1]) < 1e-5
@@ -81,7 +81,7 @@ def test_a_policy_that_is_its_own_reference_is_at_log_two(toy_dir):
     worker = worker_of(toy_dir())
     batch = pairs()
     said = worker.logprobs(batch).tokens("old_logprobs")
-    metrics = plain(worker.assess(batch.with_columns(tokens={"ref_logprobs": said})))
+    metrics = plain(worker.evaluate(batch.with_columns(tokens={"ref_logprobs": said})))
     assert metrics["train/loss"] == pytest.approx(0.693147, abs=1e-5)
     assert (metrics["rewards/accuracies"], metrics["rewards/margins"]) == (0.5, 0.0)
 
@@ -90,29 +90,29 @@ def test_sums_known_before_are_as_good_as_log_probabilities(toy_dir):
     worker, batch = worker_of(toy_dir()), pairs()
     sums = batch.tokens("ref_logprobs").row_sums()
     known = batch.only([name for name in batch.columns if name != "ref_logprobs"]).with_columns(rows={"ref_sums": sums})
-    assert plain(worker.assess(known)) == pytest.approx(plain(worker.assess(batch)), rel=1e-5)
+    assert plain(worker.evaluate(known)) == pytest.approx(plain(worker.evaluate(batch)), rel=1e-5)
 
 
 def test_a_reference_that_is_missing_is_told(toy_dir):
     batch = pairs()
     bare = batch.only([name for name in batch.columns if name != "ref_logprobs"])
     with pytest.raises(BatchError, match="ref_logprobs"):
-        worker_of(toy_dir()).prefer(bare)
+        worker_of(toy_dir()).preference_step(bare)
     for preference in ({"reference_free": True}, {"loss": "orpo"}, {"loss": "simpo"}):
-        worker_of(toy_dir(), **preference).prefer(bare)
+        worker_of(toy_dir(), **preference).preference_step(bare)
 
 
 def test_reference_free_means_that_the_reference_does_not_matter(toy_dir):
     worker, batch = worker_of(toy_dir(), reference_free=True), pairs()
     bare = batch.only([name for name in batch.columns if name != "ref_logprobs"])
-    assert plain(worker.assess(batch)) == plain(worker.assess(bare))
+    assert plain(worker.evaluate(batch)) == plain(worker.evaluate(bare))
 
 
 def test_an_adapterless_policy_is_the_reference_of_one_with_an_adapter(toy_dir):
     worker = worker_of(toy_dir(), lora=Lora(rank=4))
     rows = pairs()
     batch = rows.join(worker.reference_logprobs(rows))
-    first, *_, last = [plain(worker.prefer(batch)) for _ in range(4)]
+    first, *_, last = [plain(worker.preference_step(batch)) for _ in range(4)]
     assert first["train/loss"] == pytest.approx(0.693147, abs=1e-5)
     assert last["train/loss"] < first["train/loss"] and last["rewards/margins"] > 0
     again = worker.reference_logprobs(rows).tokens("ref_logprobs").values
@@ -131,14 +131,14 @@ def test_a_loss_of_ones_own(toy_dir, tmp_path):
     worker = worker_of(toy_dir(), loss=f"{file}:exponential")
     ratios = torch.tensor(log_ratios(worker, batch)).view(-1, 2)
     expected = (-0.1 * (ratios[:, 0] - ratios[:, 1]) + batch.row("margin")[::2]).exp().mean()
-    assert plain(worker.assess(batch))["train/loss"] == pytest.approx(float(expected), rel=1e-4)
+    assert plain(worker.evaluate(batch))["train/loss"] == pytest.approx(float(expected), rel=1e-4)
     preference = Preference(loss=f"{file}:exponential")
     worker = actor(toy_dir(), algorithm=Algorithm(preference=preference, loss_settings={"temper": 0.5}))
     expected = (-0.1 * 0.5 * (ratios[:, 0] - ratios[:, 1]) + batch.row("margin")[::2]).exp().mean()
-    assert plain(worker.assess(batch))["train/loss"] == pytest.approx(float(expected), rel=1e-4)
+    assert plain(worker.evaluate(batch))["train/loss"] == pytest.approx(float(expected), rel=1e-4)
     with pytest.raises(ConfigError, match="not one number for each of 6") as caught:
-        worker_of(toy_dir(), loss=f"{file}:averaged").assess(batch)
+        worker_of(toy_dir(), loss=f"{file}:averaged").evaluate(batch)
     assert "neither summed nor averaged" in caught.value.remedy
     with pytest.raises(ConfigError, match="chosen_scores") as caught:
-        worker_of(toy_dir(), loss=f"{file}:unknown").assess(batch)
+        worker_of(toy_dir(), loss=f"{file}:unknown").evaluate(batch)
     assert "chosen_ratios" in caught.value.remedy

@@ -37,7 +37,7 @@ def test_the_gradient_is_the_policys_and_that_of_the_texts(toy_dir, coefficient)
     batch = sampled(both)
     together, alone = moved_by(both, batch, texts()), moved_by(policy, batch)
     before = {name: weight.clone() for name, weight in weights(imitator.engine).items()}
-    imitator.imitate(texts())
+    imitator.supervised_step(texts())
     for name, weight in weights(imitator.engine).items():
         expected = alone[name] + coefficient * (weight - before[name])
         assert torch.allclose(together[name], expected, atol=1e-3 * float(expected.abs().max()) + 1e-6), name

@@ -23,7 +23,7 @@ from hybridflow.engines.training.megatron.model import Chunk, make_chunks
 from hybridflow.engines.training.megatron.offloading import WaitingParameters
 from hybridflow.engines.training.megatron.optimizer import ChunkOptimizer
 from hybridflow.engines.training.megatron.pipeline import (
-    Judge,
+    LossFunc,
     ReportT,
     least_micros,
     metrics_of_last_stage,
@@ -94,12 +94,12 @@ class MegatronEngine:
         for chunk in self.chunks:
             chunk.eval()
 
-        def judge(micro: MicroBatch, outputs: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        def loss_func(micro: MicroBatch, outputs: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
             on_cpu = {name: flat.float().cpu() for name, flat in outputs.items()}
             return next(iter(outputs.values())).sum(), on_cpu
 
         micros = self._micros(batch)
-        reports = self._run(micros, judge, outputs, temperature=temperature, with_gradient=False)
+        reports = self._run(micros, loss_func, outputs, temperature=temperature, with_gradient=False)
         return joined_outputs(zip(micros, outputs_of_last_stage(reports), strict=True))
 
     def train_step(self, batch: Batch, loss_fn: LossFn, *, temperature: float) -> Metrics:
@@ -109,14 +109,14 @@ class MegatronEngine:
         for chunk in self.chunks:
             chunk.train()
 
-        def judge(micro: MicroBatch, outputs: dict[str, Tensor]) -> tuple[Tensor, Metrics]:
+        def loss_func(micro: MicroBatch, outputs: dict[str, Tensor]) -> tuple[Tensor, Metrics]:
             loss = loss_of(loss_fn, batch, micro, outputs)
             return loss.value, loss.metrics
 
         optimizer.zero_grad()
         with optimizer.reducing():
             micros = self._micros(batch)
-            reports = self._run(micros, judge, loss_fn.outputs, temperature=temperature, with_gradient=True)
+            reports = self._run(micros, loss_func, loss_fn.outputs, temperature=temperature, with_gradient=True)
         metrics = metrics_of_last_stage(merge(reports))
         norm = optimizer.grad_norm()
         metrics |= self._shell.step(norm, lambda rate: optimizer.step(norm, learning_rate=rate))
@@ -159,7 +159,7 @@ class MegatronEngine:
     def _run(
         self,
         micros: list[MicroBatch],
-        judge: Judge[ReportT],
+        loss_func: LossFunc[ReportT],
         outputs: tuple[str, ...],
         *,
         temperature: float,
@@ -171,7 +171,7 @@ class MegatronEngine:
         return run_pipeline(
             modules,
             micros,
-            judge,
+            loss_func,
             outputs=outputs,
             temperature=temperature,
             rotary=self._rotary,

@@ -20,21 +20,21 @@ from hybridflow.parallel.collectives import broadcast_from
 
 ReportT = TypeVar("ReportT")
 
-Judge = Callable[[MicroBatch, dict[str, Tensor]], tuple[Tensor, ReportT]]
+LossFunc = Callable[[MicroBatch, dict[str, Tensor]], tuple[Tensor, ReportT]]
 """On the last stage: from a micro-batch and what the model says of its tokens to its loss and a report."""
 
 
 def run_pipeline(
     modules: Sequence[Chunk | DistributedDataParallel],
     micros: Sequence[MicroBatch],
-    judge: Judge[ReportT],
+    loss_func: LossFunc[ReportT],
     *,
     outputs: tuple[str, ...],
     temperature: float,
     rotary: Rotary,
     with_gradient: bool,
 ) -> list[ReportT]:
-    """The judge's reports of all micro-batches, in their order, on ranks of the last stage; none on others.
+    """The reports of `loss_func` of all micro-batches, in their order, on ranks of the last stage; none on others.
 
     It is shown the named outputs of each.
     With a gradient those of the losses' sum are left in the parameters' `main_grad`, summed over data-parallel ranks.
@@ -46,11 +46,11 @@ def run_pipeline(
         chunk = unwrapped(module)
         hidden = module(micro, rotary(micro.packing, chunk.config.params_dtype))
 
-        def judged(hidden: Tensor) -> tuple[Tensor, Tensor, ReportT]:
-            loss, report = judge(micro, chunk.outputs(hidden, micro, outputs, temperature))
+        def loss_of(hidden: Tensor) -> tuple[Tensor, Tensor, ReportT]:
+            loss, report = loss_func(micro, chunk.outputs(hidden, micro, outputs, temperature))
             return loss, torch.zeros((), dtype=torch.int32, device=loss.device), report
 
-        return hidden, judged
+        return hidden, loss_of
 
     with torch.set_grad_enabled(with_gradient):
         return get_forward_backward_func()(

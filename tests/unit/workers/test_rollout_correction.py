@@ -11,13 +11,12 @@ from hybridflow.config.algorithm import Algorithm, Correction, CorrectionLevel, 
 from hybridflow.config.training import Optimizer
 from hybridflow.errors import BatchError, ConfigError
 from hybridflow.observability.metrics import merge, plain
-from hybridflow.workers.reconciliation import reconciled
-from hybridflow.workers.reduction import itself
+from hybridflow.workers.rollout_correction import rollout_corrected
 from tests.oracles import correction as oracle
 from tests.oracles.reductions import kept
 from tests.unit.algorithms.fake_ranks import on_ranks
 from tests.unit.engines.training.engines import largest_difference, weights
-from tests.unit.workers.roles import GRPO, actor, sampled
+from tests.unit.workers.roles import GRPO, actor, one_rank, sampled
 
 LEVEL = CorrectionLevel
 LENGTHS = (4, 2, 1, 3, 5)
@@ -46,8 +45,8 @@ def made(seed: int = 0) -> Batch:
     )
 
 
-def corrected(batch: Batch, correction: Correction, reduce=itself, old_logprobs=OldLogprobs.auto):
-    return reconciled(batch, Algorithm(correction=correction, old_logprobs=old_logprobs), reduce)
+def corrected(batch: Batch, correction: Correction, reduce=one_rank, old_logprobs=OldLogprobs.auto):
+    return rollout_corrected(batch, Algorithm(correction=correction, old_logprobs=old_logprobs), reduce)
 
 
 def rows_of(batch: Batch, name: str) -> list[list[float]]:
@@ -58,13 +57,13 @@ def rows_of(batch: Batch, name: str) -> list[list[float]]:
 
 def test_nothing_is_done_and_nothing_said_unless_asked():
     batch = made()
-    found, metrics = reconciled(batch, Algorithm(), itself)
+    found, metrics = rollout_corrected(batch, Algorithm(), one_rank)
     assert found is batch
     assert metrics == {}
 
 
 def test_truncated_responses_are_left_out_on_request():
-    found, metrics = reconciled(made(), Algorithm(mask_truncated=True), itself)
+    found, metrics = rollout_corrected(made(), Algorithm(mask_truncated=True), one_rank)
     sums = found.tokens("response_mask").row_sums().tolist()
     assert sums == [3.0, 0.0, 1.0, 3.0, 5.0]
     assert plain(metrics) == {"actor/truncated_fraction": pytest.approx(0.2)}
@@ -74,7 +73,7 @@ def test_masking_what_is_truncated_needs_to_know_it():
     batch = made()
     batch = batch.only([name for name in batch.columns if name != "truncated"])
     with pytest.raises(BatchError, match=r"mask_truncated=true.*truncated"):
-        reconciled(batch, Algorithm(mask_truncated=True), itself)
+        rollout_corrected(batch, Algorithm(mask_truncated=True), one_rank)
 
 
 @pytest.mark.parametrize("level", [LEVEL.token, LEVEL.sequence, LEVEL.geometric])
@@ -241,7 +240,7 @@ def test_weights_scale_the_gradient_of_an_update(toy_dir):
         worker = actor(toy_dir(), algorithm=replace(GRPO, correction=correction), optimizer=still)
         batch = sampled(worker)
         rollout = batch.tokens("rollout_logprobs")
-        worker._has_compared = True
+        worker._policy._has_compared = True
         metrics = worker.update(batch.with_columns(tokens={"rollout_logprobs": rollout.like(rollout.values + 0.7)}))
         norms.append(metrics["actor/grad_norm"].value)
     assert norms[1] / norms[0] == pytest.approx(0.49659, rel=1e-3)

@@ -15,15 +15,15 @@ from hybridflow.config.training import Optimizer, Training, TrainingEngine
 from hybridflow.controller.rendezvous import Rendezvous
 from hybridflow.controller.worker import WorkerContext
 from hybridflow.dataflows.pairs import rows_of_pairs
-from hybridflow.workers.judge import JudgeWorker
 from hybridflow.workers.model_worker import TrainingSetup
 from hybridflow.workers.reward_model import RewardModelWorker
+from hybridflow.workers.reward_model_trainer import RewardModelTrainer
 from tests.judges import make_decoder, make_encoder
 from tests.parity.layouts import Layout
 from tests.spmd import preload, run_ranks
 from tests.toys import token_rows
 
-preload("hybridflow.workers.reward_model", "hybridflow.workers.judge")
+preload("hybridflow.workers.reward_model", "hybridflow.workers.reward_model_trainer")
 
 TOLERANCE = 2e-5
 """float32 sums in another order, through three steps; a token too few or too many moves a score by 0.1."""
@@ -105,9 +105,9 @@ def judged(rank: int, layout: Layout, judge: Path, policy: Path, learns: bool) -
         outcome.columns.append(served(process=True).tokens("token_scores").values.tolist())
         setup = TrainingSetup(Model(path=str(judge)), training, 2 * PAIRS, 100, 8, temperature=1.0)
         algorithm = Algorithm(preference=Preference(center_coefficient=0.05))
-        worker = JudgeWorker(context("reward_model"), setup=setup, algorithm=algorithm)
+        worker = RewardModelTrainer(context("reward_model"), setup=setup, algorithm=algorithm)
         for _ in range(STEPS):
-            step = worker.prefer(rows)
+            step = worker.preference_step(rows)
             outcome.losses.append(step["train/loss"].value / mesh.axis_size("data"))
             outcome.norms.append(step["reward_model/grad_norm"].value)
         outcome.columns.append(worker.score(rows).row("scores").tolist())

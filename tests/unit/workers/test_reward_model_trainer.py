@@ -14,8 +14,8 @@ from hybridflow.config.training import Optimizer, Training
 from hybridflow.controller.worker import WorkerContext
 from hybridflow.dataflows.pairs import rows_of_pairs
 from hybridflow.models.heads import ValueModel, load_value_model
-from hybridflow.workers.judge import JudgeWorker
 from hybridflow.workers.reward_model import RewardModelWorker
+from hybridflow.workers.reward_model_trainer import RewardModelTrainer
 from tests.judges import make_decoder
 from tests.oracles import ranking as oracle
 from tests.toys import token_rows
@@ -24,10 +24,12 @@ from tests.unit.workers.roles import setup_of
 PLAIN = Optimizer(learning_rate=0.01, epsilon=1e-3, max_grad_norm=0.0)
 
 
-def judge(directory: Path, *, pairs: int = 4, role: str = "reward_model", preference=None, **training) -> JudgeWorker:
+def judge(
+    directory: Path, *, pairs: int = 4, role: str = "reward_model", preference=None, **training
+) -> RewardModelTrainer:
     setup = setup_of(directory, minibatch_sequences=2 * pairs, **({"optimizer": PLAIN} | training))
     algorithm = Algorithm(preference=preference or Preference())
-    return JudgeWorker(WorkerContext(role), setup=setup, algorithm=algorithm)
+    return RewardModelTrainer(WorkerContext(role), setup=setup, algorithm=algorithm)
 
 
 def pairs(margins: tuple[float, ...] = (0.0, 1.0, 0.5, 0.0)) -> Batch:
@@ -59,7 +61,7 @@ def scored(tmp_path_factory) -> Path:
 def test_a_step_is_that_of_a_loop_over_pairs(scored, microbatch_tokens):
     preference, batch = Preference(center_coefficient=0.1), pairs()
     worker = judge(scored, preference=preference, microbatch_tokens=microbatch_tokens)
-    metrics = worker.prefer(batch)
+    metrics = worker.preference_step(batch)
 
     plain = load_value_model(scored, dtype=torch.float32, device="cpu")
     values = scores_by_hand(plain, batch)
@@ -81,10 +83,10 @@ def test_a_step_is_that_of_a_loop_over_pairs(scored, microbatch_tokens):
 
 def test_a_new_head_begins_as_a_coin(toy_dir):
     worker = judge(toy_dir())
-    first = worker.prefer(pairs(margins=(0.0,) * 4))
+    first = worker.preference_step(pairs(margins=(0.0,) * 4))
     assert first["train/loss"].value == pytest.approx(math.log(2), abs=1e-6)
     assert first["rewards/accuracies"].value == 0.5
-    last = [worker.prefer(pairs(margins=(0.0,) * 4)) for _ in range(10)][-1]
+    last = [worker.preference_step(pairs(margins=(0.0,) * 4)) for _ in range(10)][-1]
     assert last["train/loss"].value < 0.5
     assert last["rewards/accuracies"].value == 1.0
 
@@ -92,27 +94,27 @@ def test_a_new_head_begins_as_a_coin(toy_dir):
 def test_assessing_reports_what_a_step_would_and_teaches_nothing(scored):
     worker, batch = judge(scored), pairs()
     before = worker.score(batch).row("scores")
-    assessed = worker.assess(batch)
+    evaluated_by_source = worker.evaluate(batch)
     assert torch.equal(worker.score(batch).row("scores"), before)
-    metrics = worker.prefer(batch)
-    assert set(assessed) <= set(metrics)
-    for name, measure in assessed.items():
+    metrics = worker.preference_step(batch)
+    assert set(evaluated_by_source) <= set(metrics)
+    for name, measure in evaluated_by_source.items():
         assert measure.value == pytest.approx(metrics[name].value, abs=1e-5), name
 
 
 def test_minibatches_count_pairs(toy_dir):
     worker = judge(toy_dir(), pairs=2)
-    worker.prefer(pairs())
+    worker.preference_step(pairs())
     reference = judge(toy_dir(), pairs=2)
     for half in (pairs().slice(0, 4), pairs().slice(4, 8)):
-        reference.prefer(half)
+        reference.preference_step(half)
     assert torch.equal(worker.score(pairs()).row("scores"), reference.score(pairs()).row("scores"))
 
 
 def test_what_it_saves_scores_the_same_when_served(toy_dir, tmp_path):
     worker, batch = judge(toy_dir()), pairs()
     for _ in range(3):
-        worker.prefer(batch)
+        worker.preference_step(batch)
     worker.save(tmp_path)
     expected = worker.score(batch).row("scores")
     path = str(tmp_path / "reward_model/huggingface")
@@ -127,5 +129,5 @@ def test_what_it_saves_scores_the_same_when_served(toy_dir, tmp_path):
     again = judge(toy_dir())
     again.load(tmp_path)
     assert torch.equal(again.score(batch).row("scores"), expected)
-    assert again.prefer(batch)["train/loss"].value == worker.prefer(batch)["train/loss"].value
+    assert again.preference_step(batch)["train/loss"].value == worker.preference_step(batch)["train/loss"].value
     assert torch.equal(again.score(batch).row("scores"), worker.score(batch).row("scores"))

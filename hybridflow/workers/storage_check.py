@@ -38,7 +38,7 @@ class Expected:
 
 
 @dataclass(frozen=True)
-class Sight:
+class StorageReport:
     """The result of the check in one process."""
 
     node: str
@@ -49,11 +49,11 @@ class Sight:
     """Problems by the setting that names the path; `trainer.run_dir` for the meeting directory."""
 
 
-class Lookout(Worker):
+class StorageCheck(Worker):
     """Checks the run's storage from one process."""
 
     @transfer(BROADCAST)
-    def look(self, expected: Expected) -> Sight:
+    def check(self, expected: Expected) -> StorageReport:
         """Reads the driver's token and writes it back, checks what the run reads, and uses the user's code."""
         answer = f"{self.context.role}-{self.context.rank}"
         found = _exchange(expected, answer)
@@ -65,7 +65,7 @@ class Lookout(Worker):
             use_code(expected.code)
             if expected.working_directory.is_dir():
                 os.chdir(expected.working_directory)
-        return Sight(self.context.node, answer, problems)
+        return StorageReport(self.context.node, answer, problems)
 
 
 def sizes_of(directory: Path) -> dict[str, int]:

@@ -10,7 +10,7 @@ from hybridflow.config.choices import advantage_name, is_own, policy_loss_name
 from hybridflow.config.user_code import load_member
 from hybridflow.engines.training.interface import Loss
 from hybridflow.errors import ConfigError
-from hybridflow.workers.methods import estimator, policy_loss, token_numbers
+from hybridflow.workers.named_functions import estimator, policy_loss, token_numbers
 from hybridflow.workers.objectives import Denominators, policy_objective
 
 OWN = """
@@ -183,8 +183,8 @@ def test_a_wrong_setting_of_a_users_loss_is_told(own):
         ("{folder}/absent.py:f", "there is no file", "Check the path"),
         ("{own}", "names a file only", ":name"),
         ("no_such_package.f", "cannot be imported", "installed or in the current directory"),
-        ("builtins.max", "parameters are not known", "written in Python"),
-        ("math.gcd", "gcd(integers) names nothing that is offered", "It may name: rewards, scores"),
+        ("builtins.max", "parameters cannot be read", "written in Python"),
+        ("math.gcd", "gcd(integers) has no parameter for the batch", "Parameters may be: rewards, scores"),
     ],
 )
 def test_what_is_no_function_is_told(own, name, found, remedy):
@@ -226,9 +226,9 @@ def test_a_penalty_in_rewards_that_the_estimator_does_not_read_is_refused():
 @pytest.mark.parametrize(
     ("name", "found", "remedy"),
     [
-        ("summed", r"summed answered with something of shape \[\]", "[B, R]"),
-        ("spread", "spread answered -inf for token 0 of row 0, and for 3 of 3", "divisions by 0"),
-        ("constant", "constant answered with a loss that has no gradient", "without detach()"),
+        ("summed", r"summed returned a value of shape \[\]", "[B, R]"),
+        ("spread", "spread returned -inf for token 0 of row 0; 3 of 3", "divisions by 0"),
+        ("constant", "constant returned a loss that has no gradient", "without detach()"),
     ],
 )
 def test_a_users_loss_that_answers_wrong_is_told(own, name, found, remedy):
@@ -253,14 +253,14 @@ def test_a_users_loss_is_aggregated_as_ours_are(own):
     ],
 )
 def test_an_answer_of_another_shape_is_told(answer, found):
-    with pytest.raises(ConfigError, match=f"f answered with something of {found}") as caught:
+    with pytest.raises(ConfigError, match=f"f returned a value of {found}") as caught:
         token_numbers(answer, MASK, of="f")
     assert "[2, 2]" in caught.value.remedy
 
 
 def test_a_number_that_is_not_finite_is_told_with_its_place():
     answer = torch.tensor([[0.0, torch.nan], [0.0, torch.inf]])
-    with pytest.raises(ConfigError, match="f answered nan for token 1 of row 0, and for 1 of 3 tokens") as caught:
+    with pytest.raises(ConfigError, match="f returned nan for token 1 of row 0; 1 of 3 tokens") as caught:
         token_numbers(answer, MASK, of="f")
     assert "divisions by 0" in caught.value.remedy
     outside = torch.tensor([[0.0, 0.0], [0.0, torch.inf]])

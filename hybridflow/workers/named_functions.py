@@ -1,4 +1,4 @@
-"""Methods that the configuration names, bound to what is offered to them: tensors by column, numbers by setting."""
+"""Estimators and losses that the configuration names; each is called with the arguments that its parameters name."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -15,37 +15,38 @@ from hybridflow.config.user_code import load_member
 from hybridflow.errors import ConfigError
 
 ESTIMATOR_COLUMNS = ("values", "baselines", "components", "old_logprobs", "sum_pi_squared", "ref_logprobs")
-"""Columns of the batch that an estimator may name."""
+"""Columns of the batch that an estimator may read."""
 
 ESTIMATOR_OFFERS = ("rewards", "scores", "mask", "group_ids", *ESTIMATOR_COLUMNS, "gamma", "lam", "reduce")
-"""All that an estimator may name: `rewards` [B, R] and their sums `scores` [B], the mask [B, R], `group_ids` [B]
-(samples of one prompt share it), columns, numbers of the configuration, and a sum over ranks."""
+"""Everything that an estimator may name: `rewards` [B, R] and their sums `scores` [B], the mask [B, R], `group_ids` [B]
+(equal for samples of one prompt), columns, numbers of the configuration, and `reduce`, a sum over ranks."""
 
 PROVIDED_COLUMNS = ("values", "baselines")
-"""Those that only some dataflows provide (`Dataflow.provides`)."""
+"""Columns that only some dataflows provide (`Dataflow.provides`)."""
 
 LOSS_COLUMNS = ("old_logprobs", "advantages", "rollout_logprobs", "ref_logprobs", "rewards", "scores")
-"""Columns of the batch that a loss may name."""
+"""Columns of the batch that a loss may read."""
 
 LOSS_OFFERS = ("logprobs", "entropy", "mask", *LOSS_COLUMNS, "clip_low", "clip_high", "dual_clip")
-"""All that a loss may name: `logprobs` and `entropy` [B, R] of the policy as it is, columns, and numbers."""
+"""Everything that a loss may name: `logprobs` and `entropy` [B, R] of the policy, columns, and numbers."""
 
 PREFERENCE_NUMBERS = ("beta", "label_smoothing", "margin", "desirable_weight", "undesirable_weight")
-"""Numbers of `algorithm.preference` that a loss of preferences may name."""
+"""Numbers of `algorithm.preference` that a preference loss may name."""
 
 PAIR_OFFERS = (
     *(f"{which}_{what}" for which in ("chosen", "rejected") for what in ("ratios", "means", "sums", "tokens")),
     "margins",
     *PREFERENCE_NUMBERS,
 )
-"""All that a loss of pairs may name, each [N]: of both responses the sum of log pi - log pi_ref, the mean and the sum
-of log pi, and the number of tokens; the data's `margins`; and numbers."""
+"""Everything that a loss of pairs may name, each [N]: for both responses the sum of log pi - log pi_ref, the mean and
+the sum of log pi, and the number of tokens; the data's `margins`; and numbers."""
 
 LABEL_OFFERS = ("ratios", "means", "sums", "tokens", "is_chosen", "anchor", *PREFERENCE_NUMBERS)
-"""All that a loss of labelled responses may name: the same of each response [N], its label, KTO's z0, and numbers."""
+"""Everything that a loss of labelled responses may name: the same for each response [N], its label, KTO's z0, and
+numbers."""
 
 PREFERENCE_OFFERS = {"preferences": PAIR_OFFERS, "labelled": LABEL_OFFERS}
-"""All that a loss of preferences may name, by the kind of data that the dataflow learns from."""
+"""Everything that a preference loss may name, by the data that the dataflow learns from."""
 
 Answer = TypeVar("Answer")
 
@@ -57,14 +58,14 @@ _KEYS = {
 
 _POSITIONAL_ONLY = inspect.Parameter.POSITIONAL_ONLY
 _KINDS = {bool: "truth value", (int, float): "number", str: "text", (list, tuple): "list", dict: "table"}
-"""Kinds of settings, the first that a default is of; a number is given where any number is expected."""
+"""Types of settings, the first that a default has: a whole number may stand for a float."""
 
 _STARRED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 @dataclass(frozen=True)
-class Bound:
-    """A method with its settings; called with everything that is offered, it passes on what the function names."""
+class NamedFunction:
+    """A function of the catalogue or the user's own, and its settings; a call passes on the arguments that it names."""
 
     name: str
     method: Method
@@ -72,81 +73,80 @@ class Bound:
 
     @property
     def parameters(self) -> frozenset[str]:
-        """All that the function names."""
+        """The names of the function's parameters."""
         return frozenset(_parameters(self.method.function))
 
     @property
     def needs(self) -> frozenset[str]:
-        """What the function cannot do without."""
+        """The parameters without a default."""
         return frozenset(
             n for n, p in _parameters(self.method.function).items() if p.default is inspect.Parameter.empty
         )
 
     @property
     def prepares_from(self) -> frozenset[str]:
-        """What is named by the function that prepares its columns from the whole minibatch; nothing without one."""
+        """The parameters of the function that prepares columns from the whole minibatch, if there is one."""
         return frozenset() if self.method.prepare is None else frozenset(_parameters(self.method.prepare))
 
     def __call__(self, offered: Mapping[str, object]) -> Tensor | tuple[Tensor, Tensor]:
-        """The function's answer."""
+        """The function's result."""
         return called(self.method.function, {**offered, **self.settings})
 
 
 def called(function: Callable[..., Answer], offered: Mapping[str, object]) -> Answer:
-    """A function's answer to those of the offered values that its parameters name."""
+    """The function's result for those of the offered values that its parameters name."""
     names = _parameters(function)
     return function(**{name: value for name, value in offered.items() if name in names})
 
 
 def token_numbers(answer: object, mask: Tensor, *, of: str) -> Tensor:
-    """A function's answer, if it is a finite number for each token of the mask [B, R]; else `ConfigError`."""
+    """A function's result; raises `ConfigError` unless it has a finite number for each token of the mask [B, R]."""
     if not isinstance(answer, Tensor) or answer.shape != mask.shape:
         found = f"shape {list(answer.shape)}" if isinstance(answer, Tensor) else f"type {type(answer).__name__}"
         raise ConfigError(
-            f"{of} answered with something of {found}.",
+            f"{of} returned a value of {found}.",
             remedy=f"Return a tensor [B, R] like the mask, here {list(mask.shape)}: a number for each token.",
         )
     wrong = ~answer.detach().isfinite() & mask.bool()
     if wrong.any():
         row, token = wrong.nonzero()[0].tolist()
         raise ConfigError(
-            f"{of} answered {answer[row, token].item()} for token {token} of row {row}, and for {int(wrong.sum())}"
-            f" of {int(mask.sum())} tokens no finite number.",
-            remedy="Look for divisions by 0, logarithms of 0 and rewards out of range; what the mask leaves out must"
-            " not enter a sum.",
+            f"{of} returned {answer[row, token].item()} for token {token} of row {row}; {int(wrong.sum())} of"
+            f" {int(mask.sum())} tokens have no finite number.",
+            remedy="Look for divisions by 0, logarithms of 0 and rewards out of range; sum no masked tokens.",
         )
     return answer
 
 
-def estimator(algorithm: Algorithm) -> Bound:
-    """The estimator of `algorithm.advantage`. Raises `ConfigError` for what cannot be called."""
+def estimator(algorithm: Algorithm) -> NamedFunction:
+    """The estimator of `algorithm.advantage`; raises `ConfigError` if it cannot be called."""
     name = advantage_name(algorithm.advantage)
     method = _own(name, "algorithm.advantage") if is_own(name) else ADVANTAGES[name]
     bound = _bound(name, method, algorithm.advantage_settings, ESTIMATOR_OFFERS, "advantage")
     if algorithm.kl.placement is KLPlacement.reward and not bound.parameters & {"rewards", "scores"}:
         raise ConfigError(
-            f"algorithm.kl.placement=reward, but algorithm.advantage={name} reads neither rewards nor scores, so that"
-            " the penalty would be lost.",
+            f"algorithm.kl.placement=reward, but algorithm.advantage={name} reads neither rewards nor scores, so the"
+            " penalty would be lost.",
             remedy="Use algorithm.kl.placement=loss.",
         )
     return bound
 
 
 def provided_for(name: str) -> frozenset[str]:
-    """The columns that a dataflow must provide for an estimator of the catalogue, beside what all have."""
+    """The columns of `PROVIDED_COLUMNS` that an estimator of the catalogue reads."""
     return frozenset(_parameters(ADVANTAGES[name].function)) & {*PROVIDED_COLUMNS}
 
 
-def policy_loss(algorithm: Algorithm) -> Bound:
-    """The loss of `algorithm.policy_loss`. Raises `ConfigError` for what cannot be called."""
+def policy_loss(algorithm: Algorithm) -> NamedFunction:
+    """The loss of `algorithm.policy_loss`; raises `ConfigError` if it cannot be called."""
     name = policy_loss_name(algorithm.policy_loss)
     method = _own(name, "algorithm.policy_loss") if is_own(name) else POLICY_LOSSES[name]
     prepared = () if method.prepare is None else tuple(_without_default(method.function))
     return _bound(name, method, algorithm.loss_settings, (*LOSS_OFFERS, *prepared), "loss")
 
 
-def preference_loss(algorithm: Algorithm, offers: Sequence[str]) -> Bound:
-    """The loss of `algorithm.preference.loss`, for pairs or labelled responses. Raises `ConfigError` as the others."""
+def preference_loss(algorithm: Algorithm, offers: Sequence[str]) -> NamedFunction:
+    """The loss of `algorithm.preference.loss`, given `offers`; raises `ConfigError` if it cannot be called."""
     name = preference_loss_name(algorithm.preference.loss)
     method = _own(name, "algorithm.preference.loss") if is_own(name) else PREFERENCE_LOSSES[name]
     return _bound(name, method, algorithm.loss_settings, offers, "preference")
@@ -155,17 +155,19 @@ def preference_loss(algorithm: Algorithm, offers: Sequence[str]) -> Bound:
 def _own(name: str, key: str) -> Method:
     function = load_member(name, key=key)
     if not callable(function):
-        raise ConfigError(f"{key}={name} is a {type(function).__name__}.", remedy="Name a function.")
+        raise ConfigError(f"{key}={name} is a {type(function).__name__}, not a function.", remedy="Name a function.")
     try:
         inspect.signature(function)
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"{key}={name}: its parameters are not known: {error}.", remedy="Name a function that is written in Python."
+            f"{key}={name}: its parameters cannot be read: {error}.", remedy="Name a function written in Python."
         ) from error
     return Method(cast(Function, function), source=name)
 
 
-def _bound(name: str, method: Method, settings: Mapping[str, object], offers: Sequence[str], kind: str) -> Bound:
+def _bound(
+    name: str, method: Method, settings: Mapping[str, object], offers: Sequence[str], kind: str
+) -> NamedFunction:
     key, settings_key = _KEYS[kind]
     parameters = _parameters(method.function)
     wrong = [n for n, p in parameters.items() if p.kind is _POSITIONAL_ONLY]
@@ -173,14 +175,14 @@ def _bound(name: str, method: Method, settings: Mapping[str, object], offers: Se
     wrong = [n for n in wrong if n not in settings and n not in method.settings]
     if wrong:
         raise ConfigError(
-            f"{key}={name}: its parameter '{wrong[0]}' is not one that can be given: {_shown(method.function)}.",
-            remedy=f"{did_you_mean(wrong[0], offers)}It may name: {', '.join(offers)}; others need a default, and are"
-            f" set with {settings_key}.",
+            f"{key}={name}: there is no argument for its parameter '{wrong[0]}': {_shown(method.function)}.",
+            remedy=f"{did_you_mean(wrong[0], offers)}Parameters may be: {', '.join(offers)}; any other needs a default"
+            f" and is set with {settings_key}.",
         )
     if not set(parameters) & set(offers):
         raise ConfigError(
-            f"{key}={name}: {_shown(method.function)} names nothing that is offered.",
-            remedy=f"It may name: {', '.join(offers)}.",
+            f"{key}={name}: {_shown(method.function)} has no parameter for the batch.",
+            remedy=f"Parameters may be: {', '.join(offers)}.",
         )
     own = [
         n for n, p in _all_parameters(method).items() if p.default is not inspect.Parameter.empty and n not in offers
@@ -197,7 +199,7 @@ def _bound(name: str, method: Method, settings: Mapping[str, object], offers: Se
                 f"{settings_key}.{setting}={settings[setting]} is a {type(settings[setting]).__name__}.",
                 remedy=f"Give a {_kind_of(default)}, as its default {default!r} is.",
             )
-    return Bound(name, method, {**method.settings, **settings})
+    return NamedFunction(name, method, {**method.settings, **settings})
 
 
 def _without_default(function: Callable) -> list[str]:
@@ -215,7 +217,7 @@ def _all_parameters(method: Method) -> Mapping[str, inspect.Parameter]:
 
 
 def _is_like(value: object, default: object) -> bool:
-    """Whether a setting is of the kind of the default; a default that is none says nothing."""
+    """Whether a setting has the type of its default; with the default None any type will do."""
     kinds = [kind for kind in _KINDS if isinstance(default, kind)]
     return not kinds or (isinstance(value, kinds[0]) and isinstance(value, bool) is isinstance(default, bool))
 

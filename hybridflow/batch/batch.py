@@ -9,8 +9,7 @@ from torch import Tensor
 
 from hybridflow.batch import wire
 from hybridflow.batch.column import Column, Rows, by_kind, chosen, concatenated
-from hybridflow.batch.positions import row_positions
-from hybridflow.batch.ragged import Ragged
+from hybridflow.batch.ragged import Ragged, row_positions
 from hybridflow.errors import BatchError
 
 Meta = wire.Meta

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hybridflow.batch.positions import row_positions
+from hybridflow.errors import BatchError
 
 LONG_ROW_TOKENS = 256
 """Rows longer than this on average are selected slice by slice: 17 times faster at 2,048 tokens."""
@@ -108,6 +108,27 @@ def offsets_of(lengths: Tensor) -> Tensor:
     offsets = torch.zeros(len(lengths) + 1, dtype=torch.int64)
     torch.cumsum(lengths, 0, out=offsets[1:])
     return offsets
+
+
+def row_positions(rows: Tensor | Sequence[int] | Sequence[bool], count: int) -> Tensor:
+    """Positions [K] (int64) of some rows of a batch of `count`: given as positions, or as a boolean mask [count].
+
+    Positions may be in any order and repeat. Raises `BatchError` for a mask of another length and for floats.
+    """
+    chosen = torch.as_tensor(rows)
+    if chosen.dtype is torch.bool:
+        if chosen.shape != (count,):
+            raise BatchError(
+                f"A mask of shape {list(chosen.shape)} cannot choose rows of a batch of {count}.",
+                remedy=f"Give one boolean per row, {count} in all, or the positions of the rows.",
+            )
+        return chosen.nonzero().flatten()
+    if chosen.dtype.is_floating_point and chosen.numel():
+        raise BatchError(
+            f"Rows cannot be chosen by numbers of type {str(chosen.dtype).removeprefix('torch.')}.",
+            remedy="Give integer positions, or a boolean mask such as batch.row('scores') > 0.",
+        )
+    return chosen.to(torch.int64)
 
 
 def interleaved(left: Ragged, right: Ragged) -> Ragged:

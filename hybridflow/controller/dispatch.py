@@ -3,6 +3,8 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import count
 
 from torch import Tensor
 
@@ -10,7 +12,7 @@ from hybridflow.batch import Batch
 from hybridflow.controller.backends.interface import Arguments, Backend, Stored
 from hybridflow.controller.batch_ref import BatchRef
 from hybridflow.controller.futures import Future
-from hybridflow.controller.partition import Division, Share, divided, divided_beside
+from hybridflow.controller.partition import Share, divided, divided_separately
 from hybridflow.controller.protocols import (
     PER_RANK,
     CustomProtocol,
@@ -25,101 +27,115 @@ from hybridflow.parallel import ParallelMesh
 
 
 @dataclass(frozen=True)
-class Call:
-    """One call of a role's method, as the driver made it."""
+class Method:
+    """A method of a role, and the ranks over which its calls are divided."""
 
     role: str
-    method: str
+    name: str
     spec: TransferSpec
-    args: tuple
-    kwargs: Mapping[str, object]
+    meshes: Mapping[str, ParallelMesh]
+    minibatch_rows: int | None
 
-    @property
-    def name(self) -> str:
-        """As the user typed it."""
-        return f"{self.role}.{self.method}"
+    def __str__(self) -> str:
+        return f"{self.role}.{self.name}"
 
-    def columns_of(self, *, is_beside: bool) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
-        """Columns that travel of a batch (None: all), and those that it must have; `is_beside`: not of the first."""
-        if is_beside and self.spec.beside:
-            return self.spec.beside, self.spec.beside
-        return self.spec.wanted, self.spec.requires
+    @cached_property
+    def mesh(self) -> ParallelMesh:
+        """The mesh that its protocol names."""
+        protocol = self.spec.protocol
+        return self.meshes[protocol.mesh if isinstance(protocol, TransferProtocol) else "training"]
+
+    @cached_property
+    def parts(self) -> list[int]:
+        """The part of the batch that each rank receives."""
+        protocol = self.spec.protocol
+        assert isinstance(protocol, TransferProtocol), f"{self} has the protocol {protocol}"
+        return [part_of(protocol, self.mesh, rank) for rank in range(self.mesh.size)]
+
+    @cached_property
+    def answering(self) -> list[int]:
+        """The ranks whose answers count, in the order of their parts."""
+        protocol = self.spec.protocol
+        return (
+            answering_ranks(protocol, self.mesh) if isinstance(protocol, TransferProtocol) else [*range(self.mesh.size)]
+        )
 
 
 @dataclass(frozen=True)
 class Dispatch:
-    """What every rank is called with, and how their answers stand to the batch."""
+    """What each rank is called with, and how the answers relate to the batch."""
 
     arguments: list[Arguments]
-    answering: list[int]
-    batch: BatchRef | None
-    """The first batch among the arguments, whose rows the answer has."""
+    batch: BatchRef | None = None
+    """The first batch among the arguments, if the answers together have its rows: one answer per part."""
 
-    parts: list[Tensor] | None
-    """Its rows in each part; None where it was not divided."""
-
-    keeps_rows: bool = False
-    """Whether the answers, put together, are the rows of the batch: every part is answered once."""
+    parts: list[Tensor] | None = None
+    """Its row positions in each part; None if it was not divided."""
 
     rank_batches: Sequence[BatchRef] | None = None
-    """With a user's protocol: the batch of each rank."""
+    """With a custom protocol: the batch of each rank."""
 
 
-def dispatched(call: Call, mesh: ParallelMesh, backend: Backend, *, minibatch_rows: int | None = None) -> Dispatch:
-    """Divides the batches of a call over a mesh as its protocol says, and repeats its other arguments."""
-    args = tuple(_accepted(value, call, backend) for value in call.args)
-    kwargs = {name: _accepted(value, call, backend) for name, value in call.kwargs.items()}
+def dispatched(method: Method, args: tuple, kwargs: Mapping[str, object], backend: Backend) -> Dispatch:
+    """Divides the batches of a call over the ranks as its protocol says, and repeats the other arguments."""
+    args = tuple(_accepted(value, method, backend) for value in args)
+    kwargs = {name: _accepted(value, method, backend) for name, value in kwargs.items()}
     batches = [value for value in (*args, *kwargs.values()) if isinstance(value, BatchRef)]
     for position, batch in enumerate(batches):
-        batch.require(call.columns_of(is_beside=position > 0)[1], stage=call.name)
-    protocol = call.spec.protocol
+        batch.require(method.spec.columns_of(position)[1], stage=str(method))
+    protocol = method.spec.protocol
     if not isinstance(protocol, TransferProtocol):
-        return _by_users_protocol(call, protocol, args, kwargs, mesh)
-    answering = answering_ranks(protocol, mesh)
-    if not batches and not _is_per_rank(protocol):
-        return Dispatch([Arguments(args, kwargs)] * mesh.size, answering, None, None)
-    count = num_parts(protocol, mesh)
-    first = batches[0] if batches else None
-    divisions = _divisions(call, batches, count, minibatch_rows if protocol.by_minibatch else None)
-    parts = divisions[id(first)].parts if first is not None else None
-    shared = {}
-    arguments = []
-    for rank in range(mesh.size):
-        part = part_of(protocol, mesh, rank)
-        if part not in shared:
-            entry = part if _is_per_rank(protocol) else None
-            shares = {batch: division.share(part) for batch, division in divisions.items()}
-            shared[part] = _arguments(call, args, kwargs, shares, part=entry, of=count)
-        arguments.append(shared[part])
-    keeps_rows = first is not None and [part_of(protocol, mesh, rank) for rank in answering] == list(range(count))
-    return Dispatch(arguments, answering, first, parts, keeps_rows)
+        return _by_custom_protocol(method, protocol, args, kwargs)
+    is_per_rank = protocol.split == PER_RANK.split
+    if not batches and not is_per_rank:
+        return Dispatch([Arguments(args, kwargs)] * method.mesh.size)
+    num = num_parts(protocol, method.mesh)
+    shares = _shares(method, batches, num, method.minibatch_rows if protocol.by_minibatch else None)
+    of_part = []
+    for part in range(num):
+        own = [_entry(value, part, num, method) for value in args] if is_per_rank else args
+        named = {name: _entry(value, part, num, method) for name, value in kwargs.items()} if is_per_rank else kwargs
+        of_part.append(_arguments(method, own, named, {batch: parts[part] for batch, parts in shares.items()}))
+    arguments = [of_part[part] for part in method.parts]
+    if not batches or [method.parts[rank] for rank in method.answering] != list(range(num)):
+        return Dispatch(arguments)
+    rows = [share.rows for share in shares[id(batches[0])] if share.rows is not None]
+    return Dispatch(arguments, batches[0], rows or None)
 
 
-def _divisions(call: Call, batches: Sequence[BatchRef], count: int, minibatch_rows: int | None) -> dict[int, Division]:
-    """How each batch (by its identity) is divided: all as the first, or those beside it by themselves."""
+def _shares(
+    method: Method, batches: Sequence[BatchRef], num: int, minibatch_rows: int | None
+) -> dict[int, Sequence[Share]]:
+    """The shares of each batch (by its identity): all are divided as the first, or each separately."""
     if not batches:
         return {}
-    first = divided(batches[0], count, role=call.role, minibatch_rows=minibatch_rows)
-    if not call.spec.beside:
-        _check_same_rows(batches, call)
-        return {id(batch): first for batch in batches}
-    minibatches = max(1, math.ceil(len(batches[0]) / minibatch_rows)) if minibatch_rows and len(batches) > 1 else 1
-    others = {id(batch): divided_beside(batch, count, minibatches, role=call.role) for batch in batches[1:]}
-    return {**others, id(batches[0]): first}
+    first, *others = batches
+    shares = divided(first, num, role=method.role, minibatch_rows=minibatch_rows)
+    if method.spec.other_requires:
+        minibatches = max(1, math.ceil(len(first) / minibatch_rows)) if minibatch_rows and others else 1
+        separate = {id(other): divided_separately(other, num, minibatches, role=method.role) for other in others}
+        return {**separate, id(first): shares}
+    if others and len({len(batch) for batch in batches}) > 1:
+        raise BatchError(
+            f"'{method}' was given batches of {[len(batch) for batch in batches]} rows.",
+            remedy="Give batches of the same rows to one call.",
+        )
+    return {id(batch): shares for batch in batches}
 
 
-def _by_users_protocol(
-    call: Call, protocol: CustomProtocol, args: tuple, kwargs: Mapping[str, object], mesh: ParallelMesh
+def _by_custom_protocol(
+    method: Method, protocol: CustomProtocol, args: tuple, kwargs: Mapping[str, object]
 ) -> Dispatch:
     given: list[Sequence[BatchRef]] = []
+    size = method.mesh.size
 
     def parts_of(value: object) -> Sequence[object]:
         if not isinstance(value, BatchRef):
-            return [value] * mesh.size
-        parts = protocol.distribute(value, mesh)
-        if len(parts) != mesh.size or not all(isinstance(part, BatchRef) for part in parts):
+            return [value] * size
+        parts = protocol.distribute(value, method.mesh)
+        if len(parts) != size or not all(isinstance(part, BatchRef) for part in parts):
             raise BatchError(
-                f"{type(protocol).__name__}.distribute gave {len(parts)} parts of '{call.name}' for {mesh.size} ranks.",
+                f"{type(protocol).__name__}.distribute returned {len(parts)} parts of '{method}' for {size} ranks.",
                 remedy="Return one BatchRef per rank, in the order of ranks: [batch.take(rows) for rows in ...].",
             )
         given.append(parts)
@@ -128,72 +144,47 @@ def _by_users_protocol(
     columns = [parts_of(value) for value in args]
     named = {name: parts_of(value) for name, value in kwargs.items()}
     arguments = [
-        _arguments(
-            call,
-            tuple(column[rank] for column in columns),
-            {name: column[rank] for name, column in named.items()},
-            {},
-        )
-        for rank in range(mesh.size)
+        _arguments(method, [parts[rank] for parts in columns], {name: named[name][rank] for name in named}, {})
+        for rank in range(size)
     ]
-    return Dispatch(arguments, list(range(mesh.size)), None, None, rank_batches=given[0] if given else None)
+    return Dispatch(arguments, rank_batches=given[0] if given else None)
 
 
 def _arguments(
-    call: Call,
-    args: tuple,
-    kwargs: Mapping[str, object],
-    shares: Mapping[int, Share],
-    *,
-    part: int | None = None,
-    of: int = 1,
+    method: Method, args: Sequence[object], kwargs: Mapping[str, object], shares: Mapping[int, Share]
 ) -> Arguments:
-    """What one rank receives: its rows of every batch; with PER_RANK, its entry of every other argument."""
+    """The arguments with a portion for each batch: its share, or all of a batch that has none."""
     stored: list[Stored] = []
-    seen: list[BatchRef] = []
+    positions = count()
 
     def received(value: object) -> object:
-        if isinstance(value, BatchRef):
-            share = shares.get(id(value), Share())
-            given = value.with_meta(minibatch_rows=share.minibatch_rows) if share.minibatch_rows else value
-            wanted, required = call.columns_of(is_beside=bool(seen))
-            seen.append(value)
-            return given.portion(share.rows, stored, wanted=wanted, required=required)
-        if part is None:
+        if not isinstance(value, BatchRef):
             return value
-        if not isinstance(value, list | tuple) or len(value) != of:
-            raise BatchError(
-                f"'{call.name}' takes one input per rank, but was given {type(value).__name__} for its {of} ranks.",
-                remedy=f"Give each argument as a list of {of} values, or a batch to divide.",
-            )
-        entry = value[part]
-        if not isinstance(entry, BatchRef):
-            return entry
-        return entry.portion(None, stored, wanted=call.spec.wanted, required=call.spec.requires)
+        share = shares.get(id(value), Share())
+        given = value.with_meta(minibatch_rows=share.minibatch_rows) if share.minibatch_rows else value
+        wanted, required = method.spec.columns_of(next(positions))
+        return given.portion(share.rows, stored, wanted=wanted, required=required)
 
     received_args = tuple(received(value) for value in args)
-    received_kwargs = {name: received(value) for name, value in kwargs.items()}
-    return Arguments(received_args, received_kwargs, tuple(stored))
+    return Arguments(received_args, {name: received(value) for name, value in kwargs.items()}, tuple(stored))
 
 
-def _accepted(value: object, call: Call, backend: Backend) -> object:
+def _entry(value: object, part: int, num: int, method: Method) -> object:
+    """One rank's entry of an argument under PER_RANK; a batch is divided instead."""
+    if isinstance(value, BatchRef):
+        return value
+    if not isinstance(value, list | tuple) or len(value) != num:
+        raise BatchError(
+            f"'{method}' takes one input per rank, but was given {type(value).__name__} for its {num} ranks.",
+            remedy=f"Give each argument as a list of {num} values, or a batch to divide.",
+        )
+    return value[part]
+
+
+def _accepted(value: object, method: Method, backend: Backend) -> object:
     """A batch of this process becomes a reference, also in a list with one value per rank; other values pass."""
     if isinstance(value, Future):
-        raise BatchError(
-            f"'{call.name}' was given the future of a plain value.", remedy="Pass future.result() instead."
-        )
+        raise BatchError(f"'{method}' was given the future of a plain value.", remedy="Pass future.result() instead.")
     if isinstance(value, list | tuple) and any(isinstance(entry, Batch) for entry in value):
-        return [_accepted(entry, call, backend) for entry in value]
+        return [_accepted(entry, method, backend) for entry in value]
     return BatchRef.of(value, backend) if isinstance(value, Batch) else value
-
-
-def _check_same_rows(batches: Sequence[BatchRef], call: Call) -> None:
-    if len(batches) > 1 and len({len(batch) for batch in batches}) > 1:
-        raise BatchError(
-            f"'{call.name}' was given batches of {[len(batch) for batch in batches]} rows.",
-            remedy="Give batches of the same rows to one call.",
-        )
-
-
-def _is_per_rank(protocol: TransferProtocol) -> bool:
-    return protocol.split == PER_RANK.split

@@ -1,28 +1,20 @@
-"""A failure inside a worker, on its way to the driver."""
+"""Failures of workers: exceptions on their way to the driver, and the errors for processes that end or hang."""
 
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from hybridflow.errors import HybridflowError, WorkerError
+from hybridflow.errors import HybridflowError, ResourceError, WorkerDied, WorkerError, WorkerHangs
 
 _ROOM = str(Path(__file__).parent)
 _REMEDY = "The last line of the worker's traceback is the one that failed."
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a call runs."""
-
-    role: str
-    rank: int
-    node: str
-    method: str
+_LOST = ("ObjectLostError", "ObjectReconstructionFailedError", "OwnerDiedError", "ObjectFetchTimedOutError")
 
 
 class CallFailed(Exception):
-    """Carries a worker's error, and its cause where it is one of the house's, out of the worker's process."""
+    """Carries a worker's error, and its cause if that is a `HybridflowError`, out of the worker's process."""
 
     def __init__(self, error: WorkerError, cause: HybridflowError | None) -> None:
         super().__init__(error, cause)
@@ -30,26 +22,138 @@ class CallFailed(Exception):
         self.cause = cause
 
 
-def call_failed(error: BaseException, place: Place) -> CallFailed:
+def call_failed(error: BaseException, *, role: str, rank: int, node: str, method: str) -> CallFailed:
     """What a worker raises for an exception in one of its methods: message, remedy and traceback, all as text."""
     cause = error if isinstance(error, HybridflowError) else None
     message = cause.message if cause else str(error)
-    first_line = f"{place.role}.{place.method} failed: {type(error).__name__}: {message}".rstrip(": ")
     worker_error = WorkerError(
-        first_line,
+        f"{role}.{method} failed: {type(error).__name__}: {message}".rstrip(": "),
         remedy=cause.remedy if cause else _REMEDY,
-        role=place.role,
-        rank=place.rank,
-        node=place.node,
-        method=place.method,
+        role=role,
+        rank=rank,
+        node=node,
+        method=method,
         worker_traceback="".join(traceback.format_exception(type(error), error, _own_frames(error.__traceback__))),
     )
     return CallFailed(worker_error, cause)
 
 
 def _own_frames(frames: TracebackType | None) -> TracebackType | None:
-    """The traceback from the worker's own code on: without the frames of this room that led there."""
+    """The traceback from the worker's own code on, without the frames of this package that called it."""
     inner = frames
     while inner is not None and str(Path(inner.tb_frame.f_code.co_filename).parent).startswith(_ROOM):
         inner = inner.tb_next
     return inner or frames
+
+
+@dataclass(frozen=True)
+class HostInfo:
+    """Where a process that holds workers runs."""
+
+    node: str
+    pid: int
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process as errors describe it: its roles, where it runs, and the calls that wait for it."""
+
+    pool: str
+    roles: Sequence[str]
+    rank: int
+    info: HostInfo | None
+    methods: Sequence[str]
+
+    @property
+    def role(self) -> str:
+        """All its roles."""
+        return "+".join(dict.fromkeys(self.roles)) or self.pool
+
+    @property
+    def waiting(self) -> str:
+        """The calls that wait for it."""
+        return ", ".join(dict.fromkeys(self.methods))
+
+    def __str__(self) -> str:
+        place = f"pid {self.info.pid} on {self.info.node}" if self.info else "before it had started"
+        return f"The process of rank {self.rank} of '{self.role}' (pool '{self.pool}', {place})"
+
+    def place(self) -> dict:
+        """The fields of a `WorkerError`."""
+        node = self.info.node if self.info else "unknown"
+        return {"role": self.role, "rank": self.rank, "node": node, "method": self.waiting or "(none)"}
+
+
+def death(process: Process, reason: str, *, report: str = "") -> WorkerDied:
+    """The error for a process that has ended: names it, the calls that wait for it, and any report."""
+    doing = f"while {process.waiting} waited for it" if process.methods else "while idle"
+    return WorkerDied(
+        f"{process} ended {doing}: {reason}.",
+        remedy="It was killed, ran out of memory or crashed: see the log above and the kernel's log (dmesg), "
+        "then start the run again; it resumes from the last checkpoint.",
+        **process.place(),
+        worker_traceback=report,
+    )
+
+
+def hang(process: Process, silent_seconds: float) -> WorkerHangs:
+    """The error for a process that sends no heartbeat: names it, and the calls that wait for it."""
+    doing = f", and {process.waiting} waits for it" if process.methods else ""
+    look = f"py-spy dump --pid {process.info.pid} on {process.info.node}" if process.info else "its node"
+    return WorkerHangs(
+        f"{process} does not answer: no heartbeat for {silent_seconds:.0f} s{doing}.",
+        remedy=f"It is stopped, its node is cut off, or native code in it holds the GIL: see "
+        f"{look}. Then start the run again; it resumes from the last checkpoint. For native code that takes longer, "
+        "raise trainer.hang_timeout_seconds.",
+        **process.place(),
+    )
+
+
+def head_lost(address: str, silent_seconds: float) -> ResourceError:
+    """The error for a cluster whose head does not answer."""
+    return ResourceError(
+        f"The head of the Ray cluster (GCS at {address}) has not answered for {silent_seconds:.0f} s.",
+        remedy="Check whether its process and node are alive and can be reached (ray status), restart the cluster if "
+        "they are not, and then start the run again: it resumes from the last checkpoint.",
+    )
+
+
+def ray_ended() -> ResourceError:
+    """The error for a Ray that the driver started and that has ended."""
+    return ResourceError(
+        "Ray, which this run started, has ended: its gcs_server or raylet is gone, so nothing more can be computed"
+        " or saved.",
+        remedy="Look for what ended it: a batch system or service manager that signals every process of a job (signal"
+        " the driver alone), or a lack of memory. Then start the same command again.",
+    )
+
+
+def how_it_ended(report: str) -> str:
+    """The line of a backend's report on a dead process that says how it ended."""
+    lines = _lines(report)
+    if "creation task" in lines[0]:
+        return f"it could not start: {lines[-1]}".rstrip(".")
+    telling = [line for line in lines if any(word in line.lower() for word in ("exit", "killed", "node"))]
+    return (telling or lines)[0].rstrip(".")
+
+
+def backend_failure(kind: str, report: str) -> tuple[str, str]:
+    """Message and remedy for a call that the backend could not execute; `kind` is the name of its exception."""
+    lines = _lines(report)
+    missing = next((line for line in reversed(lines) if "No module named" in line), None)
+    if missing is not None:
+        return (
+            f"A worker process cannot import what it was sent: {missing}.",
+            "Install the module on every node, or put its directory on PYTHONPATH before the start.",
+        )
+    if kind in _LOST:
+        return (
+            f"The answer of a stage is lost: {lines[0]}",
+            "A node was lost, or its object store ran out of memory; start the run again from the last checkpoint.",
+        )
+    return f"A call could not be executed: {kind}: {lines[0]}", "See the backend's own log above."
+
+
+def _lines(report: str) -> list[str]:
+    return [line.strip() for line in report.splitlines() if line.strip()] or ["no reason given"]

@@ -1,29 +1,13 @@
-"""Answers that are not here yet, and waiting for them."""
+"""Futures of calls, and waiting for them."""
 
 from collections.abc import Callable, Sequence
-from typing import Generic, Protocol, TypeGuard, TypeVar, overload
+from typing import Generic, TypeGuard, TypeVar, overload
 
 from hybridflow.controller.backends.interface import Backend, Pending
+from hybridflow.controller.batch_ref import BatchRef
 from hybridflow.observability.metrics import Measure, Metrics, merge
 
 Answer = TypeVar("Answer", covariant=True)
-
-
-class Awaited(Protocol):
-    """What can be waited for: a `Future`, or a `BatchRef`."""
-
-    @property
-    def backend(self) -> Backend:
-        """Where the calls run."""
-        ...
-
-    def pending(self) -> Sequence[Pending]:
-        """The calls under way."""
-        ...
-
-    def result(self) -> object:
-        """The answer, once it is there."""
-        ...
 
 
 class Future(Generic[Answer]):
@@ -43,7 +27,7 @@ class Future(Generic[Answer]):
         return self._backend
 
     def pending(self) -> Sequence[Pending]:
-        """The calls under way: one per rank."""
+        """The calls that it waits for: one per rank."""
         return [] if self._answer else self._calls
 
     def result(self) -> Answer:
@@ -56,11 +40,11 @@ class Future(Generic[Answer]):
 @overload
 def wait(*futures: Future[Metrics]) -> Metrics: ...
 @overload
-def wait(*futures: Awaited) -> object: ...
-def wait(*futures: Awaited) -> object:
-    """Waits for all: one set of metrics when all answers are metrics, else a tuple of answers (one answer: itself).
+def wait(*futures: Future | BatchRef) -> object: ...
+def wait(*futures: Future | BatchRef) -> object:
+    """Waits for all: merged metrics if all answers are metrics, else a tuple of answers (a single answer as it is).
 
-    All calls of the backend are watched meanwhile, so the first failure anywhere is raised and nothing hangs.
+    All calls of the backend are watched meanwhile: the first failure anywhere is raised, and nothing hangs.
     """
     for backend in {id(future.backend): future.backend for future in futures}.values():
         backend.wait([call for future in futures if future.backend is backend for call in future.pending()])
@@ -77,10 +61,7 @@ def is_metrics(answer: object) -> TypeGuard[Metrics]:
 
 
 def combined(answers: Sequence[object]) -> object:
-    """The answers of several ranks as one: metrics merged, a single answer itself, else a list in the order of parts.
-
-    Answers that are all None are None.
-    """
+    """The answers of all ranks as one: a single answer as it is, merged metrics, None if all are None, else a list."""
     if len(answers) == 1:
         return answers[0]
     sets = [answer for answer in answers if is_metrics(answer)]

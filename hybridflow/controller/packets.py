@@ -1,4 +1,4 @@
-"""What travels: columns as packets, a small summary for the driver, and how a rank puts its part together."""
+"""What crosses process boundaries: columns, their summary for the driver, and instructions for a rank's rows."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from hybridflow.errors import BatchError
 
 
 class Packet:
-    """Columns of some rows, as one stored object; pickles to views of the tensors' bytes, without a copy."""
+    """Columns of some rows, as one stored object; pickled as views of the tensors' bytes, without a copy."""
 
     __slots__ = ("columns", "meta")
 
@@ -27,7 +27,7 @@ class Packet:
 
 @dataclass(frozen=True)
 class Summary:
-    """What the driver learns of a stage's answer: numbers per row, never a token."""
+    """What the driver receives of a rank's answer: numbers per row, never a token."""
 
     rows: int
     columns: tuple[str, ...]
@@ -35,7 +35,7 @@ class Summary:
     """Tokens per row [B] of each token column."""
 
     scalars: Mapping[str, Tensor]
-    """Row columns of one number per row [B]."""
+    """Row columns with one number per row [B]."""
 
     meta: Meta
 
@@ -55,17 +55,15 @@ class Summary:
         )
 
     def __reduce__(self):
-        packed: dict[int, wire.Payload] = {}
-        for column in (*self.lengths.values(), *self.scalars.values()):
-            packed.setdefault(id(column), wire.as_bytes(column))
+        packed = {id(column): wire.as_bytes(column) for column in (*self.lengths.values(), *self.scalars.values())}
         lengths = {name: packed[id(column)] for name, column in self.lengths.items()}
         scalars = {name: packed[id(column)] for name, column in self.scalars.items()}
         return _unpacked_summary, (self.rows, self.columns, lengths, scalars, self.meta)
 
 
 @dataclass(frozen=True, slots=True)
-class Take:
-    """Some rows of one shard; `slots` says which of the call's stored objects hold its columns."""
+class ShardRows:
+    """Some rows of one shard; `slots` are the positions of its packets among the objects stored for the call."""
 
     slots: tuple[int, ...]
     rows: Rows
@@ -73,16 +71,16 @@ class Take:
 
 @dataclass(frozen=True, slots=True)
 class TablePart:
-    """One table's contribution to a portion: rows of its shards end to end, then put in `order`."""
+    """Some rows of a table: those of its shards end to end, then put in `order`."""
 
-    takes: tuple[Take, ...]
+    shards: tuple[ShardRows, ...]
     order: np.ndarray | None
     meta: Meta
 
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """One rank's part of a batch, as instructions: an argument that the worker's method gets as a Batch."""
+    """One rank's part of a batch, as instructions: the worker's method receives the batch `assembled` from it."""
 
     tables: tuple[TablePart, ...]
     wanted: tuple[str, ...] | None
@@ -91,21 +89,21 @@ class Portion:
 
 
 def assembled(portion: Portion, stored: Sequence[object], *, stage: str) -> Batch:
-    """The batch that a portion describes, from the stored packets of its call. Copies only what must be rearranged."""
+    """The batch that a portion describes, from the packets stored for its call. Copies only what must be rearranged."""
     columns: dict[str, Column] = {}
     meta: Meta = {}
     for table in portion.tables:
         meta |= table.meta
         shards: list[dict[str, Column]] = []
-        for take in table.takes:
+        for part in table.shards:
             shard: dict[str, Column] = {}
-            for slot in take.slots:
+            for slot in part.slots:
                 packet = stored[slot]
                 assert isinstance(packet, Packet), f"slot {slot} holds {type(packet)}"
                 meta |= packet.meta
                 for name, column in packet.columns.items():
                     if portion.wanted is None or name in portion.wanted:
-                        shard[name] = chosen(column, take.rows)
+                        shard[name] = chosen(column, part.rows)
             shards.append(shard)
         for name in _same_names(shards):
             columns[name] = chosen(concatenated([shard[name] for shard in shards]), table.order)
@@ -119,21 +117,18 @@ def _same_names(shards: Sequence[Mapping[str, Column]]) -> list[str]:
     for shard in shards[1:]:
         if set(shard) != set(names):
             raise BatchError(
-                f"The ranks of one stage answered with different columns: {names} and {list(shard)}.",
-                remedy="Let a method add the same columns on every rank.",
+                f"The ranks of one stage returned different columns: {names} and {list(shard)}.",
+                remedy="Add the same columns on every rank.",
             )
     return names
 
 
-def _unpacked(rows, tokens, objects, meta: Meta) -> Packet:
-    return Packet(*wire.unpack(rows, tokens, objects, meta))
+def _unpacked(*parts) -> Packet:
+    return Packet(*wire.unpack(*parts))
 
 
 def _unpacked_summary(rows, columns, lengths, scalars, meta) -> Summary:
-    return Summary(
-        rows,
-        columns,
-        {name: wire.from_bytes(payload) for name, payload in lengths.items()},
-        {name: wire.from_bytes(payload) for name, payload in scalars.items()},
-        meta,
+    lengths, scalars = (
+        {name: wire.from_bytes(payload) for name, payload in kind.items()} for kind in (lengths, scalars)
     )
+    return Summary(rows, columns, lengths, scalars, meta)

@@ -1,4 +1,4 @@
-"""Dividing a batch over ranks: siblings stay together, loads are close to equal, and as little moves as can be."""
+"""Divides a batch over ranks: siblings stay together, loads are nearly equal, and as little as possible moves."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,59 +11,46 @@ from hybridflow.controller.batch_ref import BatchRef
 from hybridflow.errors import BatchError
 
 SLACK_FRACTION = 0.01
-"""A division that moves less is taken when no part has this much more than its share of tokens."""
+"""A division that moves less is preferred if no part exceeds an equal share of the tokens by more than this."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """One part of a batch: its row positions (None: all), and how many of them belong to each minibatch, in order."""
+    """One part of a batch: its row positions (None: all rows), and how many of them each minibatch has, in order."""
 
     rows: Tensor | None = None
     minibatch_rows: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class Division:
-    """A batch divided into parts: the row positions of each (None: one part, which is everything)."""
-
-    parts: list[Tensor] | None
-    minibatch_rows: Sequence[tuple[int, ...]] = ()
-    """Of each part, where minibatches were divided one by one."""
-
-    def share(self, part: int) -> Share:
-        """One of the parts."""
-        rows = None if self.parts is None else self.parts[part]
-        return Share(rows, self.minibatch_rows[part] if self.minibatch_rows else ())
+def divided(batch: BatchRef, num_parts: int, *, role: str, minibatch_rows: int | None = None) -> list[Share]:
+    """The parts of a batch; with `minibatch_rows`, every so many consecutive rows are divided separately."""
+    if minibatch_rows is not None and num_parts > 1 and len(batch) > minibatch_rows:
+        starts = torch.arange(minibatch_rows, len(batch), minibatch_rows)
+        return _by_pieces(batch, torch.arange(len(batch)).tensor_split(starts), num_parts, role)
+    parts = partition(batch, num_parts, role=role)
+    return [Share()] if parts is None else [Share(rows) for rows in parts]
 
 
-def divided(batch: BatchRef, num_parts: int, *, role: str, minibatch_rows: int | None = None) -> Division:
-    """A batch in parts; with `minibatch_rows` every so many consecutive rows are divided by themselves."""
-    if minibatch_rows is None or num_parts == 1 or len(batch) <= minibatch_rows:
-        return Division(partition(batch, num_parts, role=role))
-    starts = torch.arange(minibatch_rows, len(batch), minibatch_rows)
-    return _by_pieces(batch, torch.arange(len(batch)).tensor_split(starts), num_parts, role)
-
-
-def divided_beside(batch: BatchRef, num_parts: int, num_minibatches: int, *, role: str) -> Division:
-    """A batch in as many minibatches of consecutive rows, about equally many in each, every one divided by itself."""
+def divided_separately(batch: BatchRef, num_parts: int, num_minibatches: int, *, role: str) -> list[Share]:
+    """The parts of a call's further batch: `num_minibatches` of about equally many rows, each divided separately."""
     if len(batch) < num_parts * num_minibatches:
         raise BatchError(
-            f"The {len(batch)} rows beside the batch cannot be divided into {num_minibatches} minibatches over the"
+            f"The second batch of {len(batch)} rows cannot be divided into {num_minibatches} minibatches over the"
             f" {num_parts} data-parallel ranks of '{role}'.",
             remedy=f"Give {num_parts * num_minibatches} rows or more, or fewer and larger minibatches.",
         )
     pieces = torch.arange(len(batch)).tensor_split(num_minibatches)
     if num_parts == 1:
-        return Division(None, [tuple(map(len, pieces))])
+        return [Share(None, tuple(map(len, pieces)))]
     return _by_pieces(batch, pieces, num_parts, role)
 
 
 def partition(batch: BatchRef, num_parts: int, *, role: str) -> list[Tensor] | None:
-    """Row positions of each part; None when there is one part, which is everything and asks nothing of the batch.
+    """Row positions of each part; None for a single part, which is the whole batch and needs no column of it.
 
-    With a `uid` column, rows of one prompt stay together and parts have about as many tokens (this waits for the
-    stage that made the tokens): the shards as they lie, or consecutive rows, where these are balanced, else groups
-    of rows are moved. Without, parts are consecutive rows. The same batch is always divided alike.
+    With a `uid` column, rows of one prompt stay together and parts have about equally many tokens (this waits for the
+    stage that made the tokens): the shards as they are, or consecutive rows, if these are balanced; otherwise groups
+    of rows are moved. Without `uid`, parts are consecutive rows. The same batch is always divided the same way.
     """
     if num_parts == 1:
         return None
@@ -80,19 +67,18 @@ def partition(batch: BatchRef, num_parts: int, *, role: str) -> list[Tensor] | N
     return [torch.tensor(rows, dtype=torch.int64) for rows in chosen]
 
 
-def _by_pieces(batch: BatchRef, pieces: Sequence[Tensor], num_parts: int, role: str) -> Division:
-    """Each piece of the batch (row positions) divided by itself."""
+def _by_pieces(batch: BatchRef, pieces: Sequence[Tensor], num_parts: int, role: str) -> list[Share]:
+    """The parts of a batch whose pieces (row positions) are divided separately."""
     divided_pieces: list[list[Tensor]] = []
     for rows in pieces:
         parts = partition(batch.take(rows), num_parts, role=role)
-        assert parts is not None, "several parts were asked for"
+        assert parts is not None, "there are several parts"
         divided_pieces.append([rows[part] for part in parts])
-    of_parts = list(zip(*divided_pieces, strict=True))
-    return Division([torch.cat(part) for part in of_parts], [tuple(map(len, part)) for part in of_parts])
+    return [Share(torch.cat(part), tuple(map(len, part))) for part in zip(*divided_pieces, strict=True)]
 
 
 def _consecutive(groups: Tensor, lengths: Tensor, num_parts: int) -> list[Tensor]:
-    """Consecutive rows, cut where a group ends nearest to an equal share of the tokens."""
+    """Consecutive rows, cut at the ends of groups that are nearest to equal shares of the tokens."""
     ends = torch.cat([(groups.diff() != 0).nonzero().flatten() + 1, torch.tensor([len(groups)])])
     tokens = lengths.cumsum(0)[ends - 1].double()
     shares = tokens[-1] * torch.arange(1, num_parts) / num_parts

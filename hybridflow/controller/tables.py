@@ -1,164 +1,210 @@
-"""Tables: the columns that one stage added, in the shards its ranks made. The driver holds names and handles."""
+"""The tables of a batch, on the driver: names, references and row numbers of columns, never their tokens."""
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from hybridflow.batch import Batch
+from hybridflow.batch.batch import Meta
+from hybridflow.batch.column import Column, Rows
 from hybridflow.controller.backends.interface import Backend, Pending, Stored
-from hybridflow.controller.packets import Packet, Summary
+from hybridflow.controller.packets import Packet, ShardRows, Summary, TablePart
 
 
-class Table(Protocol):
-    """Some columns of the same rows, in shards laid end to end."""
+@dataclass(eq=False, slots=True)
+class Shard:
+    """Rows of a table that one call returned, or that the driver has: a reference for each declared column."""
 
-    @property
-    def declared(self) -> tuple[str, ...]:
-        """Columns it is known to have before its stage has answered."""
-        ...
+    columns: Mapping[str, Stored]
+    rows: int | None = None
+    """How many; None if only the answer tells."""
 
-    @property
-    def sizes(self) -> list[int]:
-        """Rows of each shard; waits for the stage where only its answer can tell."""
-        ...
+    rest: Stored | None = None
+    """The packet of columns beyond those declared, and of the metadata."""
 
-    @property
-    def num_shards(self) -> int:
-        """How many shards there are."""
-        ...
+    call: Pending | None = None
+    summary: Summary | None = None
+    """None until the call's answer has been read."""
+
+
+class Table:
+    """The columns that one stage added: shards laid end to end, which all have the columns `declared`."""
+
+    def __init__(self, shards: Sequence[Shard], declared: tuple[str, ...], backend: Backend) -> None:
+        self.shards = shards
+        self.declared = declared
+        self._backend = backend
+
+    @staticmethod
+    def of_batch(batch: Batch, backend: Backend) -> "Table":
+        """A batch of this process; a column is stored for workers when it is first needed."""
+        summary = Summary.of(batch.by_name, len(batch), batch.meta)
+        shard = Shard(_StoredWhenNeeded(batch.by_name, backend), len(batch), summary=summary)
+        return Table([shard], summary.columns, backend)
+
+    @staticmethod
+    def of_answers(
+        calls: Sequence[Pending], provides: tuple[str, ...], rows: Sequence[int | None], backend: Backend
+    ) -> "Table":
+        """The answers of one stage: a shard per call."""
+        shards = [
+            Shard(dict(zip(provides, call.packets, strict=False)), count, call.packets[-1], call)
+            for call, count in zip(calls, rows, strict=True)
+        ]
+        return Table(shards, provides, backend)
+
+    @staticmethod
+    def concat(tables: Sequence["Table"]) -> "Table":
+        """Several tables end to end."""
+        first, shards = tables[0], [shard for table in tables for shard in table.shards]
+        declared = tuple(name for name in first.declared if all(name in table.declared for table in tables))
+        return Table(shards, declared, first._backend)
 
     @property
     def settled(self) -> bool:
         """Whether the summaries are here, so that reading them does not wait."""
-        ...
-
-    def summaries(self) -> Sequence[Summary]:
-        """What each shard holds; waits for the stage."""
-        ...
-
-    def stored(self, shard: int, column: str) -> Stored:
-        """One declared column of a shard."""
-        ...
-
-    def rest(self, shard: int) -> Stored | None:
-        """A shard's further columns and its metadata; None where there are none."""
-        ...
-
-    def pending(self) -> Sequence[Pending]:
-        """The calls that are making it."""
-        ...
-
-
-class DriverTable:
-    """A batch of this process: a column is stored for workers when it is first asked for."""
-
-    def __init__(self, batch: Batch, backend: Backend) -> None:
-        self._columns = batch.by_name
-        self._summary = Summary.of(self._columns, len(batch), batch.meta)
-        self._backend = backend
-        self._stored: dict[str, Stored] = {}
-        self.declared = tuple(self._columns)
-        self.sizes = [len(batch)]
-        self.num_shards = 1
-        self.settled = True
-
-    def summaries(self) -> Sequence[Summary]:
-        """The batch's own numbers."""
-        return [self._summary]
-
-    def stored(self, shard: int, column: str) -> Stored:
-        """One column, put once."""
-        if column not in self._stored:
-            self._stored[column] = self._backend.put(Packet({column: self._columns[column]}, {}))
-        return self._stored[column]
-
-    def rest(self, shard: int) -> Stored | None:
-        """Nothing."""
-        return None
-
-    def pending(self) -> Sequence[Pending]:
-        """Nothing."""
-        return []
-
-
-class StageTable:
-    """The answers of one stage, one shard per call."""
-
-    def __init__(
-        self, calls: Sequence[Pending], declared: tuple[str, ...], sizes: list[int] | None, backend: Backend
-    ) -> None:
-        self.declared = declared
-        self.num_shards = len(calls)
-        self._calls = calls
-        self._sizes = sizes
-        self._backend = backend
-        self._summaries: list[Summary] | None = None
+        return all(shard.summary is not None for shard in self.shards)
 
     @property
-    def settled(self) -> bool:
-        """Whether the stage has answered."""
-        return self._summaries is not None
+    def known(self) -> tuple[str, ...]:
+        """Columns that it is known to have."""
+        return self.summaries()[0].columns if self.settled else self.declared
 
     @property
     def sizes(self) -> list[int]:
-        """Rows of each shard."""
-        if self._sizes is None:
-            self._sizes = [summary.rows for summary in self.summaries()]
-        return self._sizes
+        """Rows of each shard; waits for the stage if only its answer tells."""
+        known = [shard.rows for shard in self.shards if shard.rows is not None]
+        return known if len(known) == len(self.shards) else [summary.rows for summary in self.summaries()]
 
-    def summaries(self) -> Sequence[Summary]:
-        """The small part of the answers."""
-        if self._summaries is None:
-            values = self._backend.wait(self._calls)
-            self._summaries = [value for value in values if isinstance(value, Summary)]
-            assert len(self._summaries) == len(values), f"not summaries: {values}"
-        return self._summaries
+    def summaries(self) -> list[Summary]:
+        """The summary of each shard; waits for the stage."""
+        awaited = [shard for shard in self.shards if shard.summary is None]
+        answers = self._backend.wait([shard.call for shard in awaited if shard.call]) if awaited else []
+        for shard, answer in zip(awaited, answers, strict=True):
+            assert isinstance(answer, Summary), f"not a summary: {answer}"
+            shard.summary, shard.rows = answer, answer.rows
+        return [shard.summary for shard in self.shards if shard.summary]
 
-    def stored(self, shard: int, column: str) -> Stored:
-        """One declared column of a shard."""
-        return self._calls[shard].packets[self.declared.index(column)]
-
-    def rest(self, shard: int) -> Stored | None:
-        """The packet of columns the stage added beyond those declared, and its metadata."""
-        return self._calls[shard].packets[-1]
-
-    def pending(self) -> Sequence[Pending]:
-        """The stage's calls."""
-        return self._calls
+    def pending(self) -> list[Pending]:
+        """The calls whose answers have not been read."""
+        return [shard.call for shard in self.shards if shard.call and not shard.summary]
 
 
-class ConcatTable:
-    """Several tables with the same columns, end to end."""
+@dataclass(frozen=True)
+class View:
+    """Rows of a table: positions in its shards laid end to end, or None for all of them in order."""
 
-    def __init__(self, tables: Sequence[Table]) -> None:
-        self._tables = tables
-        self._places = [(table, shard) for table in tables for shard in range(table.num_shards)]
-        self.declared = tuple(name for name in tables[0].declared if all(name in table.declared for table in tables))
-        self.num_shards = len(self._places)
+    table: Table
+    index: Tensor | None = None
 
-    @property
-    def settled(self) -> bool:
-        """Whether all have answered."""
-        return all(table.settled for table in self._tables)
+    @staticmethod
+    def concat(views: Sequence["View"]) -> "View":
+        """The rows of several views, in order."""
+        table = views[0].table
+        if all(view.table is table for view in views):
+            return View(table, torch.cat([view.positions() for view in views]))
+        whole = Table.concat([view.table for view in views])
+        if all(view.index is None for view in views):
+            return View(whole)
+        starts = torch.tensor([0, *(sum(view.table.sizes) for view in views)]).cumsum(0).tolist()
+        return View(whole, torch.cat([view.positions() + start for view, start in zip(views, starts, strict=False)]))
 
-    @property
-    def sizes(self) -> list[int]:
-        """Rows of each shard."""
-        return [size for table in self._tables for size in table.sizes]
+    def positions(self) -> Tensor:
+        """The index, also of a view of all rows."""
+        return self.index if self.index is not None else torch.arange(sum(self.table.sizes))
 
-    def summaries(self) -> Sequence[Summary]:
-        """Those of all tables, in order."""
-        return [summary for table in self._tables for summary in table.summaries()]
+    def rows(self, rows: Tensor | None) -> Tensor | None:
+        """Positions in the table of some rows of the view."""
+        if self.index is None or rows is None:
+            return rows if self.index is None else self.index
+        return self.index[rows]
 
-    def stored(self, shard: int, column: str) -> Stored:
-        """One declared column of a shard."""
-        table, inner = self._places[shard]
-        return table.stored(inner, column)
+    def is_view(self, other: "View") -> bool:
+        """Whether both show the same rows of the same table."""
+        if self.table is not other.table or (self.index is None) != (other.index is None):
+            return False
+        return self.index is None or other.index is None or torch.equal(self.index, other.index)
 
-    def rest(self, shard: int) -> Stored | None:
-        """A shard's further columns."""
-        table, inner = self._places[shard]
-        return table.rest(inner)
+    def part(
+        self, rows: Tensor | None, names: Sequence[str], wanted: tuple[str, ...] | None, stored: list[Stored]
+    ) -> TablePart:
+        """How a rank reads the columns `names` of some rows (None: all); appends what it must read to `stored`.
 
-    def pending(self) -> Sequence[Pending]:
-        """The calls of all tables."""
-        return [call for table in self._tables for call in table.pending()]
+        If no column is wanted, only the table's metadata travels.
+        """
+        table = self.table
+        meta: Meta = {}
+        reads_rest = not table.settled
+        if table.settled:
+            for summary in table.summaries():
+                meta |= summary.meta
+            extra = set(table.known) - set(table.declared)
+            reads_rest = bool(extra if wanted is None else extra & set(wanted))
+        if not names and not reads_rest:
+            return TablePart((), None, meta)
+        index = self.rows(rows)
+        if index is None:
+            found, order = [(number, None) for number in range(len(table.shards))], None
+        else:
+            found, order = located(index, table.sizes)
+        parts = []
+        for number, chosen in found:
+            shard = table.shards[number]
+            first = len(stored)
+            stored.extend(shard.columns[name] for name in names)
+            stored.extend([shard.rest] if reads_rest and shard.rest is not None else [])
+            parts.append(ShardRows(tuple(range(first, len(stored))), chosen))
+        return TablePart(tuple(parts), order, meta)
+
+
+class _StoredWhenNeeded(dict[str, Stored]):
+    """References to columns of the driver, which are put into the store when they are first read."""
+
+    def __init__(self, columns: Mapping[str, Column], backend: Backend) -> None:
+        super().__init__()
+        self._columns = columns
+        self._backend = backend
+
+    def __missing__(self, name: str) -> Stored:
+        self[name] = self._backend.put(Packet({name: self._columns[name]}, {}))
+        return self[name]
+
+
+def located(index: Tensor, sizes: Sequence[int]) -> tuple[list[tuple[int, Rows]], np.ndarray | None]:
+    """Which rows to take from which shards, and the order of all rows taken (None if they are in order).
+
+    `index` [K] counts through shards of the given `sizes` laid end to end.
+    """
+    starts = torch.tensor([0, *sizes]).cumsum(0)
+    shard_of = torch.searchsorted(starts[1:], index, right=True)
+    found: list[tuple[int, Rows]] = []
+    positions = []
+    for shard in shard_of.unique().tolist():
+        here = (shard_of == shard).nonzero().flatten()
+        found.append((shard, _as_rows(index[here] - starts[shard], sizes[shard])))
+        positions.append(here)
+    order = inverse(torch.cat(positions)) if len(found) > 1 else None
+    return found, None if order is None or is_identity(order) else order.numpy()
+
+
+def inverse(permutation: Tensor) -> Tensor:
+    """The inverse of a permutation: inverse(p)[p[i]] = i."""
+    return torch.empty_like(permutation).scatter_(0, permutation, torch.arange(len(permutation)))
+
+
+def is_identity(index: Tensor) -> bool:
+    """Whether the index leaves every row where it is."""
+    return torch.equal(index, torch.arange(len(index)))
+
+
+def _as_rows(index: Tensor, size: int) -> Rows:
+    """The cheapest form of some positions in a shard of `size` rows: all, a range, or the positions."""
+    if len(index) == 0:
+        return (0, 0)
+    first = int(index[0])
+    if not torch.equal(index, torch.arange(first, first + len(index))):
+        return index.numpy()
+    return None if len(index) == size else (first, first + len(index))

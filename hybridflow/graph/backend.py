@@ -5,14 +5,15 @@ from dataclasses import dataclass
 
 from hybridflow.batch.column import chosen
 from hybridflow.config.reward import Reward
-from hybridflow.controller.backends.interface import Arguments, Handle, Pending, RoleMeshes, Stored
+from hybridflow.controller.backends.interface import Arguments, Handle, Pending, Stored
 from hybridflow.controller.backends.local import LocalBackend
-from hybridflow.controller.colocation import VALUE, AnswerForm
 from hybridflow.controller.packets import Packet, Portion, Summary
 from hybridflow.controller.resource_pool import ResourcePool
 from hybridflow.controller.worker import Worker
+from hybridflow.controller.worker_host import VALUE, AnswerForm
 from hybridflow.graph.stand_in import StandIn
 from hybridflow.graph.trace import DRIVER
+from hybridflow.parallel import ParallelMesh
 from hybridflow.rewards.scorer import RewardScorer
 
 
@@ -67,7 +68,8 @@ class TracingBackend:
         pool: ResourcePool,
         *,
         role: str,
-        meshes: RoleMeshes,
+        mesh: ParallelMesh,
+        generation_mesh: ParallelMesh | None,
         kwargs: Mapping[str, object],
     ) -> list[Handle]:
         """A stand-in for the worker."""
@@ -75,7 +77,7 @@ class TracingBackend:
         reward = kwargs.get("reward")
         functions = RewardScorer(reward).names if isinstance(reward, Reward) and reward.functions else []
         played = {"plays": worker_class, "functions": functions}
-        return self._local.spawn(StandIn, pool, role=role, meshes=meshes, kwargs=played)
+        return self._local.spawn(StandIn, pool, role=role, mesh=mesh, generation_mesh=generation_mesh, kwargs=played)
 
     def call(self, handle: Handle, method: str, arguments: Arguments, form: AnswerForm = VALUE) -> Pending:
         """Notes the call, and lets the stand-in answer."""
@@ -89,8 +91,8 @@ class TracingBackend:
         portions = [value for value in given if isinstance(value, Portion)]
         self.calls.append(
             Noted(
-                handle.key.role,
-                handle.key.worker,
+                handle.role,
+                handle.worker,
                 method,
                 handle.pool.name,
                 takes=self._taken(portions, arguments.stored),
@@ -135,10 +137,6 @@ class TracingBackend:
         """Nothing took any time."""
         return []
 
-    def dead(self) -> list[Handle]:
-        """None."""
-        return []
-
     def kill(self, handles: Sequence[Handle]) -> None:
         """Forgets these stand-ins."""
         self._local.kill(handles)
@@ -151,7 +149,7 @@ class TracingBackend:
         """Columns by the call that made them."""
         found: dict[int, dict[str, None]] = {}
         for portion in portions:
-            for slot in (slot for table in portion.tables for take in table.takes for slot in take.slots):
+            for slot in (slot for table in portion.tables for shard in table.shards for slot in shard.slots):
                 packet = stored[slot]
                 assert isinstance(packet, Packet), f"slot {slot} holds {type(packet)}"
                 _, maker = self._makers.get(id(packet), (packet, DRIVER))
@@ -163,10 +161,10 @@ class TracingBackend:
 def _num_rows(portion: Portion, stored: Sequence[Stored]) -> int:
     """Rows of a portion: those that it takes of each shard."""
     count = 0
-    for take in portion.tables[0].takes:
-        packet = stored[take.slots[0]]
-        assert isinstance(packet, Packet), f"slot {take.slots[0]} holds {type(packet)}"
-        column = chosen(next(iter(packet.columns.values())), take.rows)
+    for shard in portion.tables[0].shards:
+        packet = stored[shard.slots[0]]
+        assert isinstance(packet, Packet), f"slot {shard.slots[0]} holds {type(packet)}"
+        column = chosen(next(iter(packet.columns.values())), shard.rows)
         count += len(column)
     return count
 

@@ -91,7 +91,7 @@ class ActorWorker(ModelWorker):
         MINIBATCHES,
         requires=("prompt_ids", "response_ids", "response_mask", "advantages"),
         optional=(*LOSS_COLUMNS, "weight_version", "truncated"),
-        beside=PRETRAINING_COLUMNS,
+        other_requires=PRETRAINING_COLUMNS,
     )
     def update(self, batch: Batch, pretraining: Batch | None = None) -> Metrics:
         """Improves the policy on the batch; metrics `actor/*`, `critic/{rewards,advantages}/*`, `training/*`.

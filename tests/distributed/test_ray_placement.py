@@ -21,7 +21,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from hybridflow.controller import ResourcePool
 from hybridflow.controller.backends import joined_gpus
 from hybridflow.controller.backends.ray.cluster import connect, disconnect
-from hybridflow.controller.backends.ray.gpus import joined_node_gpus
+from hybridflow.controller.backends.ray.cluster import joined_node_gpus
 from hybridflow.controller.backends.ray.placement import placed_pool, reserved
 from hybridflow.controller.backends.ray.pulse import Pulse
 from hybridflow.errors import ResourceError

@@ -2,9 +2,8 @@
 
 from collections.abc import Callable
 
-from hybridflow.controller.backends.interface import Backend
+from hybridflow.controller.backends.interface import HANG_TIMEOUT_SECONDS, Backend
 from hybridflow.controller.backends.local import LocalBackend
-from hybridflow.controller.health import HANG_TIMEOUT_SECONDS
 from hybridflow.controller.rendezvous import START_TIMEOUT_SECONDS
 from hybridflow.controller.resource_pool import NodeGpus
 from hybridflow.errors import ConfigError
@@ -23,9 +22,9 @@ def make_backend(
     while_waiting: Callable[[], None] = lambda: None,
     hang_timeout_seconds: float = HANG_TIMEOUT_SECONDS,
 ) -> Backend:
-    """The backend by name; `devices` per node. Ray is imported only when it is chosen.
+    """The backend with a name; `devices` are those per node. Ray is imported only if it is chosen.
 
-    `while_waiting` is called about twice a second while workers in other processes are waited for.
+    `while_waiting` is called about twice per second while the driver waits for workers in other processes.
     """
     if kind == "local":
         return LocalBackend(threads=threads)
@@ -53,7 +52,7 @@ def check_cluster(kind: str, nodes: int) -> None:
 
 
 def joined_gpus(kind: str) -> int | None:
-    """GPUs of the Ray cluster that a backend of this kind joins; None where it takes those of this machine."""
+    """GPUs of the Ray cluster that a backend of this kind joins; None if it uses those of this machine."""
     if kind != "ray":
         return None
     from hybridflow.controller.backends.ray.cluster import joined_gpus as of_cluster
@@ -65,6 +64,6 @@ def joined_node_gpus(kind: str) -> list[NodeGpus] | None:
     """The nodes with GPUs of the Ray cluster that a backend of this kind has joined; None if it joined none."""
     if kind != "ray":
         return None
-    from hybridflow.controller.backends.ray.gpus import joined_node_gpus as of_cluster
+    from hybridflow.controller.backends.ray.cluster import joined_node_gpus as of_cluster
 
     return of_cluster()

@@ -1,23 +1,34 @@
-"""The machinery under a worker group: where processes live and how calls reach them."""
+"""The interface of backends: where worker processes live, and how calls reach them."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from hybridflow.controller.colocation import VALUE, AnswerForm, WorkerKey
 from hybridflow.controller.resource_pool import ResourcePool
 from hybridflow.controller.worker import Worker
+from hybridflow.controller.worker_host import VALUE, AnswerForm
 from hybridflow.parallel import ParallelMesh
 
+HANG_TIMEOUT_SECONDS = 45.0
+"""Default of `trainer.hang_timeout_seconds`."""
+
+RAY_ADDRESS = "RAY_ADDRESS"
+"""The environment variable with the address of the Ray cluster to join."""
+
 Stored = object
-"""A value that stays where it was made, as its backend names it: the value itself, or a reference."""
+"""A value that stays where it was made, as its backend names it: the value, or a reference."""
 
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """One worker, as the driver knows it. `host` is its backend's own business."""
+    """One worker, as the driver knows it: the role it was made for, the role it is called as (see `WorkerGroup.view`).
 
-    key: WorkerKey
+    Only the backend uses `host`.
+    """
+
+    worker: str
+    role: str
     rank: int
     pool: ResourcePool
     host: object
@@ -34,44 +45,41 @@ class Arguments:
 
 @dataclass(eq=False, slots=True)
 class Pending:
-    """A call under way: its small answer, and the packets that stay where they are made."""
+    """A call that may still run: its small answer, and the packets, which stay where they are made."""
 
     handle: Handle
     method: str
     value: Stored
-    """The small answer, as its backend names it; once `done`, the answer itself."""
+    """The small answer, as its backend names it; once `done`, the answer."""
 
     packets: tuple[Stored, ...] = ()
     done: bool = False
     changes: bool = True
-    """It may change what a checkpoint holds of its worker."""
+    """See `AnswerForm.changes`."""
 
 
-@dataclass(frozen=True)
-class RoleMeshes:
-    """The layouts of a role's ranks: for training, and for generation where it differs."""
+class CallTimes:
+    """Seconds that roles spent in their methods, on the slowest rank of each."""
 
-    training: ParallelMesh
-    generation: ParallelMesh | None = None
+    def __init__(self) -> None:
+        self._seconds: dict[tuple[str, str], dict[int, float]] = defaultdict(lambda: defaultdict(float))
 
+    def add(self, role: str, method: str, rank: int, seconds: float) -> None:
+        """Adds the time of one rank's call."""
+        self._seconds[role, method][rank] += seconds
 
-class ObjectStore(Protocol):
-    """Where values stay that many read."""
-
-    def put(self, value: object) -> Stored:
-        """A value stored for workers to read."""
-        ...
-
-    def get(self, stored: Sequence[Stored]) -> list[object]:
-        """Stored values, brought to this process."""
-        ...
+    def drain(self) -> list[tuple[str, str, float]]:
+        """Role, method and seconds since the last drain."""
+        drained = [(role, method, max(ranks.values())) for (role, method), ranks in self._seconds.items()]
+        self._seconds.clear()
+        return drained
 
 
 class Abandons(Protocol):
     """Abandons a step so that the previous state can be saved."""
 
     def mark(self) -> None:
-        """A step begins: all calls that may change what a checkpoint holds have been made and waited for."""
+        """A step begins: all calls that may change what a checkpoint holds have returned."""
         ...
 
     def is_changing(self) -> bool:
@@ -79,15 +87,15 @@ class Abandons(Protocol):
         ...
 
     def abandon(self, seconds: float) -> bool:
-        """Drops all calls under way, and waits at most `seconds` until the workers can take other calls.
+        """Drops all running calls, and waits at most `seconds` until the workers can take other calls.
 
-        Returns whether they can, and hold what they held at `mark`.
+        Returns whether they can, and still hold what they held at `mark`.
         """
         ...
 
 
-class Backend(ObjectStore, Abandons, Protocol):
-    """Where workers run. The first failure of any call is raised by `call` or `wait`, whichever comes first."""
+class Backend(Abandons, Protocol):
+    """Runs workers. The first failure of any call is raised by `call` or `wait`, whichever comes first."""
 
     def spawn(
         self,
@@ -95,10 +103,11 @@ class Backend(ObjectStore, Abandons, Protocol):
         pool: ResourcePool,
         *,
         role: str,
-        meshes: RoleMeshes,
+        mesh: ParallelMesh,
+        generation_mesh: ParallelMesh | None,
         kwargs: Mapping[str, object],
     ) -> list[Handle]:
-        """One worker on each device of the pool, not waited for; the pool's processes start with its first role."""
+        """Starts one worker per device of the pool, without waiting; the pool's first role starts its processes."""
         ...
 
     def call(self, handle: Handle, method: str, arguments: Arguments, form: AnswerForm = VALUE) -> Pending:
@@ -109,16 +118,20 @@ class Backend(ObjectStore, Abandons, Protocol):
         """The values of some calls, while all calls and processes are watched."""
         ...
 
-    def drain_calls(self) -> list[tuple[str, str, float]]:
-        """Role, method and seconds in it, on its busiest rank, of the calls that ended since this was last asked."""
+    def put(self, value: object) -> Stored:
+        """Stores a value for workers to read."""
         ...
 
-    def dead(self) -> list[Handle]:
-        """Workers whose process has ended."""
+    def get(self, stored: Sequence[Stored]) -> list[object]:
+        """Stored values, copied to this process."""
+        ...
+
+    def drain_calls(self) -> list[tuple[str, str, float]]:
+        """Role, method and seconds (of its slowest rank) of the calls that have ended since the last drain."""
         ...
 
     def kill(self, handles: Sequence[Handle]) -> None:
-        """Ends the processes of some workers, and all that live in them; an empty pool gives its devices back."""
+        """Ends the processes of some workers, with all workers in them; an empty pool releases its devices."""
         ...
 
     def shutdown(self) -> None:

@@ -1,21 +1,18 @@
-"""Workers in this process: calls run at once, nothing is copied, and a debugger stops in the frame that failed."""
+"""Workers in this process: calls run immediately, nothing is copied, and a debugger stops in the frame that failed."""
 
 import socket
 from collections.abc import Mapping, Sequence
 
-from hybridflow.controller.backends.interface import Arguments, Handle, Pending, RoleMeshes, Stored
-from hybridflow.controller.colocation import VALUE, AnswerForm, WorkerHost, WorkerKey
+from hybridflow.controller.backends.interface import Arguments, CallTimes, Handle, Pending, Stored
 from hybridflow.controller.failures import CallFailed
-from hybridflow.controller.health import CallTimes
 from hybridflow.controller.resource_pool import ResourcePool
 from hybridflow.controller.worker import Worker
+from hybridflow.controller.worker_host import VALUE, AnswerForm, WorkerHost
+from hybridflow.parallel import ParallelMesh
 
 
 class LocalBackend:
-    """Every rank of every pool in this process, one after another.
-
-    Ranks cannot communicate: one rank per role is the rule.
-    """
+    """Every rank of every pool in this process, one after another. Ranks cannot communicate: use one per role."""
 
     def __init__(self, *, threads: int | None = None) -> None:
         self._threads = threads
@@ -29,34 +26,35 @@ class LocalBackend:
         pool: ResourcePool,
         *,
         role: str,
-        meshes: RoleMeshes,
+        mesh: ParallelMesh,
+        generation_mesh: ParallelMesh | None,
         kwargs: Mapping[str, object],
     ) -> list[Handle]:
-        """One worker a device, made here and now."""
+        """Constructs one worker per device."""
         hosts = self._hosts.setdefault(pool, [self._host(pool, rank) for rank in range(pool.devices)])
         for host in hosts:
             try:
-                host.build(role, worker_class, meshes.training, meshes.generation, kwargs, None)
+                host.build(role, worker_class, mesh, generation_mesh, kwargs, None)
             except CallFailed as failed:
                 raise _from_frame(failed) from failed.__cause__
-        return [Handle(WorkerKey(role, role), rank, pool, host) for rank, host in enumerate(hosts)]
+        return [Handle(role, role, rank, pool, host) for rank, host in enumerate(hosts)]
 
     def call(self, handle: Handle, method: str, arguments: Arguments, form: AnswerForm = VALUE) -> Pending:
         """Runs the method; its exception is raised here."""
-        host, key = handle.host, handle.key
+        host, target = handle.host, [handle.worker, handle.role, method]
         assert isinstance(host, WorkerHost), f"a handle of another backend: {host}"
         try:
-            answer = host.run([key.worker, key.role, method], form, arguments.args, arguments.kwargs, *arguments.stored)
+            answer = host.run(target, form, arguments.args, arguments.kwargs, *arguments.stored)
         except CallFailed as failed:
             raise _from_frame(failed) from failed.__cause__
         timed, *packets = answer if isinstance(answer, tuple) else (answer,)
         assert isinstance(timed, list), f"not a timed answer: {timed}"
         value, seconds = timed
-        self._times.add(key.role, method, handle.rank, seconds)
+        self._times.add(handle.role, method, handle.rank, seconds)
         return Pending(handle, method, value, tuple(packets), done=True)
 
     def wait(self, pending: Sequence[Pending]) -> list[object]:
-        """The values, which are there already."""
+        """The values: local calls have always returned."""
         return [call.value for call in pending]
 
     def put(self, value: object) -> Stored:
@@ -68,11 +66,11 @@ class LocalBackend:
         return list(stored)
 
     def drain_calls(self) -> list[tuple[str, str, float]]:
-        """Role, method and seconds in it since this was last asked; of several ranks, those of the busiest."""
+        """Role, method and seconds (of the slowest rank) since the last drain."""
         return self._times.drain()
 
     def mark(self) -> None:
-        """Notes how many changes have begun."""
+        """Records how many changing calls have begun."""
         self._marked = self._changes_begun()
 
     def is_changing(self) -> bool:
@@ -80,12 +78,8 @@ class LocalBackend:
         return self._changes_begun() != self._marked
 
     def abandon(self, seconds: float) -> bool:
-        """The call under way was left by an exception; whether nothing has changed since `mark`."""
+        """Whether nothing has changed since `mark`; an exception has already ended the running call."""
         return not self.is_changing()
-
-    def dead(self) -> list[Handle]:
-        """None: the workers live as long as this process."""
-        return []
 
     def kill(self, handles: Sequence[Handle]) -> None:
         """Forgets the pools of these workers."""

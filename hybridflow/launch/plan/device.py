@@ -9,7 +9,7 @@ from hybridflow.config.derived import num_devices
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.loop import BackendKind, Device
 from hybridflow.controller.backends import check_cluster, joined_gpus
-from hybridflow.controller.backends.ports import ADDRESS
+from hybridflow.controller.backends.interface import RAY_ADDRESS
 from hybridflow.errors import ResourceError
 from hybridflow.launch.plan.roles import backend_kind
 
@@ -29,7 +29,7 @@ def find_device(config: Experiment) -> str:
     if device == "cuda" and num_gpus is None and wanted > torch.cuda.device_count():
         raise ResourceError(
             f"trainer.devices={config.trainer.devices}, and this machine has {torch.cuda.device_count()} GPUs.",
-            remedy=f"Lower trainer.devices, set {ADDRESS} to a cluster with more, or use trainer.device=cpu.",
+            remedy=f"Lower trainer.devices, set {RAY_ADDRESS} to a cluster with more, or use trainer.device=cpu.",
         )
     where = _where(kind, device, wanted, num_gpus)
     logger.info("device=%s (trainer.device=%s): %s", device, config.trainer.device.name, where)
@@ -42,8 +42,8 @@ def _where(kind: BackendKind, device: str, wanted: int, num_gpus: int | None) ->
         gpus = f"{wanted} GPU{'' if wanted == 1 else 's'}"
         return f"{gpus} of this machine" if num_gpus is None else f"{gpus} of the {num_gpus} in the Ray cluster"
     processes = f"{wanted} process{'' if wanted == 1 else 'es'}"
-    if kind is BackendKind.ray and os.environ.get(ADDRESS):
-        return f"{processes} on the Ray cluster at {ADDRESS}={os.environ[ADDRESS]}"
+    if kind is BackendKind.ray and os.environ.get(RAY_ADDRESS):
+        return f"{processes} on the Ray cluster at {RAY_ADDRESS}={os.environ[RAY_ADDRESS]}"
     return f"{processes} on this machine"
 
 

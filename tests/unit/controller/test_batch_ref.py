@@ -9,7 +9,7 @@ import torch
 from hybridflow.batch import Batch, Ragged
 from hybridflow.controller import BatchRef, ResourcePool, WorkerGroup
 from hybridflow.controller.backends.local import LocalBackend
-from hybridflow.controller.row_index import inverse, shard_rows
+from hybridflow.controller.tables import inverse, located
 from hybridflow.errors import BatchError
 from tests.unit.controller.workers import Model, prompts
 
@@ -105,24 +105,23 @@ def test_rows_outside_the_batch_are_an_error(generated):
 
 
 @pytest.mark.parametrize("sizes", [[3], [2, 3], [1, 0, 4, 2]])
-def test_shard_rows_find_every_row_in_order(sizes):
+def test_every_row_is_located_in_order(sizes):
     shards = [[f"{shard}.{row}" for row in range(size)] for shard, size in enumerate(sizes)]
     flat = list(itertools.chain(*shards))
     generator = torch.Generator().manual_seed(0)
-    indices = [None, torch.arange(len(flat)), torch.arange(1, len(flat)), torch.arange(len(flat)).flip(0)]
+    indices = [torch.arange(len(flat)), torch.arange(1, len(flat)), torch.arange(len(flat)).flip(0)]
     indices += [torch.randint(0, len(flat), (count,), generator=generator) for count in (1, 2, 5, 20)]
     for index in indices:
-        found, order = shard_rows(index, sizes)
+        found, order = located(index, sizes)
         taken = []
-        for part in found:
-            whole = shards[part.shard]
-            rows = part.rows
+        for shard, rows in found:
+            whole = shards[shard]
             if isinstance(rows, np.ndarray):
                 taken += [whole[row] for row in rows]
             else:
                 taken += whole if rows is None else whole[rows[0] : rows[1]]
         ordered = taken if order is None else [taken[position] for position in order]
-        assert ordered == (flat if index is None else [flat[i] for i in index.tolist()])
+        assert ordered == [flat[i] for i in index.tolist()]
 
 
 def test_inverse_undoes_a_permutation():

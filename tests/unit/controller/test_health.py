@@ -5,8 +5,8 @@ import pickle
 import pytest
 
 from hybridflow.controller import make_backend
-from hybridflow.controller.health import (
-    CallTimes,
+from hybridflow.controller.backends.interface import CallTimes
+from hybridflow.controller.failures import (
     HostInfo,
     Process,
     backend_failure,

@@ -57,10 +57,10 @@ def test_balanced_rows_stay_on_the_shard_they_lie_on():
     for shard, part in enumerate(parts):
         stored: list[object] = []
         portion = shuffled.portion(part, stored, wanted=("response_ids",))
-        (take,) = portion.tables[1].takes
-        assert take.rows is None
+        (taken,) = portion.tables[1].shards
+        assert taken.rows is None
         assert portion.tables[1].order is None
-        assert stored[take.slots[0]] is shuffled._views[1].table.stored(shard, "response_ids")
+        assert stored[taken.slots[0]] is shuffled._views[1].table.shards[shard].columns["response_ids"]
 
 
 def test_without_uids_rows_are_consecutive():
@@ -72,8 +72,7 @@ def test_without_uids_rows_are_consecutive():
 
 def test_every_minibatch_is_divided_by_itself():
     lengths = [40, 1, 1, 38, 5, 5, 5, 5, 30, 2]
-    division = divided(reference(list(range(10)), lengths), 2, role="actor", minibatch_rows=4)
-    shares = [division.share(part) for part in range(2)]
+    shares = divided(reference(list(range(10)), lengths), 2, role="actor", minibatch_rows=4)
     assert [sum(share.minibatch_rows) for share in shares] == [
         len(share.rows) for share in shares if share.rows is not None
     ]
@@ -89,5 +88,5 @@ def test_every_minibatch_is_divided_by_itself():
 
 def test_one_part_or_one_minibatch_is_not_cut():
     whole = reference(list(range(4)), [3, 3, 3, 3])
-    assert divided(whole, 1, role="actor", minibatch_rows=2).share(0).rows is None
-    assert divided(whole, 2, role="actor", minibatch_rows=4).share(0).minibatch_rows == ()
+    assert divided(whole, 1, role="actor", minibatch_rows=2)[0].rows is None
+    assert divided(whole, 2, role="actor", minibatch_rows=4)[0].minibatch_rows == ()

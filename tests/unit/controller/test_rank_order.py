@@ -2,8 +2,8 @@
 
 import pytest
 
-from hybridflow.controller.backends.ray.order import divided_groups, slots_by_rank
-from hybridflow.controller.resource_pool import ResourcePool, Supply, too_few_devices
+from hybridflow.controller import ResourcePool
+from hybridflow.controller.backends.ray.placement import Supply, divided_groups, slots_by_rank, too_few_devices
 from hybridflow.parallel import ParallelMesh
 
 SCATTERED = list("01111111100000002333333332222222")

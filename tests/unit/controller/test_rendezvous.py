@@ -7,9 +7,9 @@ import psutil
 import pytest
 import torch.distributed as dist
 
-from hybridflow.controller.colocation import WorkerHost
 from hybridflow.controller.rendezvous import Rendezvous
 from hybridflow.controller.signed_store import StoreAddress, served_store
+from hybridflow.controller.worker_host import WorkerHost
 from hybridflow.errors import ResourceError
 
 

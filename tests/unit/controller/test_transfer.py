@@ -12,10 +12,11 @@ from tests.unit.controller.workers import Model
 
 def test_the_spec_says_what_travels():
     specs = specs_of(Model)
-    assert specs["values"].requires == ("prompt_ids", "response_ids")
-    assert specs["values"].wanted == ("prompt_ids", "response_ids", "bonus")
+    requires = ("prompt_ids", "response_ids")
+    assert specs["values"].columns_of(0) == ((*requires, "bonus"), requires)
     assert specs["values"].provides == ("values",)
-    assert specs["columns_seen"].wanted is None
+    assert specs["columns_seen"].columns_of(0) == (None, ())
+    assert specs["both"].columns_of(1) == (("uid",), ("uid",))
 
 
 def test_an_overriding_method_keeps_the_spec_of_the_one_it_overrides():

@@ -173,7 +173,7 @@ def test_a_stage_that_loses_a_row_or_a_column_is_named():
 def test_an_unknown_method_names_the_nearest():
     with pytest.raises(ConfigError, match=r"'actor' has no method 'generat'.*Did you mean 'generate'"):
         group(Model).generat(prompts())
-    with pytest.raises(ConfigError, match="'hidden' of the role 'actor' is not open"):
+    with pytest.raises(ConfigError, match="'hidden' of the role 'actor' cannot be called by the driver"):
         group(Talker).hidden()
 
 
@@ -184,7 +184,7 @@ def test_a_failure_names_role_rank_and_method_and_shows_the_workers_own_lines():
     assert (error.role, error.rank, error.method) == ("actor", 1, "fail")
     assert "ZeroDivisionError: no such number" in str(error)
     assert "workers.py" in error.worker_traceback
-    assert "colocation.py" not in error.worker_traceback
+    assert "worker_host.py" not in error.worker_traceback
     assert isinstance(error.__cause__, ZeroDivisionError)
 
 
@@ -279,7 +279,7 @@ def test_a_method_with_a_batch_beside_can_be_called_without_one():
 
 
 def test_too_few_rows_beside_are_told():
-    with pytest.raises(BatchError, match=r"The 5 rows beside .* 3 minibatches .* 2 data-parallel ranks") as caught:
+    with pytest.raises(BatchError, match=r"second batch of 5 rows .* 3 minibatches .* 2 data-parallel ranks") as caught:
         group(Model, 2, minibatch_rows=8).both(prompts(rows=12), beside(5))
     assert "6 rows or more" in caught.value.remedy
 

@@ -81,7 +81,7 @@ class Model(Worker):
         assert isinstance(rows, tuple)
         return [part.tolist() for part in batch.row("uid").split(list(rows))]
 
-    @transfer(MINIBATCHES, requires=("uid", "answer"), beside=("uid",))
+    @transfer(MINIBATCHES, requires=("uid", "answer"), other_requires=("uid",))
     def both(self, batch: Batch, other: Batch | None = None) -> list[tuple[list[int], list[int]]]:
         """The uids of each minibatch that this rank has a part of, and of what stands beside it."""
         if other is None:

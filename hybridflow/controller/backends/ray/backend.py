@@ -1,6 +1,6 @@
 """The backend that runs workers as Ray actors.
 
-Columns above 100 KB stay in the object store of the node that made them. Smaller ones Ray sends along in its messages,
+Columns above 100 KB stay in the object store of the node that made them. Ray sends smaller ones in its messages,
 through this process's memory: faster than a shared-memory object, and bounded however long the responses are.
 """
 
@@ -12,24 +12,24 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.placement_group import remove_placement_group
 
-from hybridflow.controller.backends.interface import Arguments, Handle, Pending, RoleMeshes, Stored
+from hybridflow.controller.backends.interface import HANG_TIMEOUT_SECONDS, Arguments, Handle, Pending, Stored
 from hybridflow.controller.backends.ray.cluster import abandon, connect, disconnect
 from hybridflow.controller.backends.ray.host import Host, host_of
 from hybridflow.controller.backends.ray.placement import PlacedPool, placed_pool, warn_of_divided_groups
 from hybridflow.controller.backends.ray.pulse import Pulse
-from hybridflow.controller.backends.ray.watch import DEATH_NOTICE_SECONDS, Patience, Watch, references_of
-from hybridflow.controller.colocation import VALUE, AnswerForm, WorkerKey
-from hybridflow.controller.health import HANG_TIMEOUT_SECONDS
+from hybridflow.controller.backends.ray.watch import Patience, Watch, references_of
 from hybridflow.controller.rendezvous import START_TIMEOUT_SECONDS
 from hybridflow.controller.resource_pool import ResourcePool
 from hybridflow.controller.worker import Worker
+from hybridflow.controller.worker_host import VALUE, AnswerForm
+from hybridflow.parallel import ParallelMesh
 
 POLL_SECONDS = 0.5
 """Interval at which a wait checks the calls and processes that it does not wait for."""
 
 
 class RayBackend:
-    """Actors on a Ray cluster: that of `RAY_ADDRESS`, or one started here and ended with this backend."""
+    """Actors on a Ray cluster: the one at `RAY_ADDRESS`, or one that starts and ends with this backend."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class RayBackend:
         while_waiting: Callable[[], None] = lambda: None,
         hang_timeout_seconds: float = HANG_TIMEOUT_SECONDS,
     ) -> None:
-        """`while_waiting` is called about twice a second while the driver waits for workers, and may raise an error."""
+        """`while_waiting` is called about twice per second while the driver waits for workers, and may raise."""
         self._while_waiting = while_waiting
         self._threads = threads or max(1, (os.cpu_count() or 1) // devices)
         self._start_timeout_seconds = start_timeout_seconds
@@ -58,7 +58,8 @@ class RayBackend:
         pool: ResourcePool,
         *,
         role: str,
-        meshes: RoleMeshes,
+        mesh: ParallelMesh,
+        generation_mesh: ParallelMesh | None,
         kwargs: Mapping[str, object],
     ) -> list[Handle]:
         """One worker per device; returns while processes are still starting, so that pools start at once."""
@@ -71,26 +72,23 @@ class RayBackend:
                 start_timeout_seconds=self._start_timeout_seconds,
             )
         placed = self._pools[pool]
-        warn_of_divided_groups(role, meshes, placed.reservation.slots)
-        key = WorkerKey(role, role)
+        warn_of_divided_groups(role, mesh, generation_mesh, placed.reservation.slots)
         packed = ray.put(dict(kwargs))
         handles = []
         for host in placed.hosts:
-            handle = Handle(key, host.rank, pool, host)
-            host.keys.append(key)
-            value = host.actor.build.remote(
-                role, worker_class, meshes.training, meshes.generation, packed, placed.address
-            )
+            handle = Handle(role, role, host.rank, pool, host)
+            host.roles.append(role)
+            value = host.actor.build.remote(role, worker_class, mesh, generation_mesh, packed, placed.address)
             self._watch.add(Pending(handle, "__init__", value))
             handles.append(handle)
         return handles
 
     def call(self, handle: Handle, method: str, arguments: Arguments, form: AnswerForm = VALUE) -> Pending:
-        """Sends the call to the actor; stored arguments are references, which are resolved there."""
-        host, key = host_of(handle), handle.key
+        """Sends the call to the actor, where references among the arguments are resolved."""
+        host = host_of(handle)
         if host.died is not None:
             raise host.died
-        run, target = host.actor.run, [key.worker, key.role, method]
+        run, target = host.actor.run, [handle.worker, handle.role, method]
         if form is VALUE and not arguments.args and not arguments.kwargs:
             value = run.remote(target)
             packets: tuple[ray.ObjectRef, ...] = ()
@@ -139,7 +137,7 @@ class RayBackend:
                 raise failure from failure.__cause__
 
     def drain_calls(self) -> list[tuple[str, str, float]]:
-        """Role, method and seconds (on the slowest rank) of the calls that have ended since the last call of this."""
+        """Role, method and seconds (of the slowest rank) of the calls that have ended since the last drain."""
         self._watch.look_at_calls()
         return self._watch.times.drain()
 
@@ -178,11 +176,6 @@ class RayBackend:
             host.num_changes = host.marked_changes
         return ray.get(asked) == [host.marked_changes for host in hosts]
 
-    def dead(self) -> list[Handle]:
-        """Workers whose process has ended; takes up to a second if some are busy."""
-        self._watch.ask_for_signs_of_life(seconds=DEATH_NOTICE_SECONDS)
-        return [Handle(key, host.rank, host.pool, host) for host in self._hosts() if host.died for key in host.keys]
-
     def kill(self, handles: Sequence[Handle]) -> None:
         """Ends the actors of these workers; a pool without actors releases its devices."""
         gone = [host_of(handle) for handle in handles]
@@ -196,7 +189,7 @@ class RayBackend:
         self._watch.forget(gone)
 
     def shutdown(self) -> None:
-        """Ends all actors, and Ray where it was started here."""
+        """Ends all actors, and Ray if it was started here."""
         atexit.unregister(self.shutdown)
         hosts = self._hosts()
         self._watch.forget(hosts)
@@ -206,7 +199,7 @@ class RayBackend:
         if self._pulse.is_head_lost():
             abandon()
             return
-        self.kill([Handle(WorkerKey("", ""), host.rank, host.pool, host) for host in hosts])
+        self.kill([Handle("", "", host.rank, host.pool, host) for host in hosts])
         if self._owns_ray:
             disconnect()
 

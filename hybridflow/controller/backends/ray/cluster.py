@@ -1,30 +1,50 @@
-"""The Ray cluster of a run: joined at RAY_ADDRESS, or started on this machine."""
+"""The Ray cluster of a run: joined at RAY_ADDRESS, or started on this machine; its ports and its GPUs."""
 
 import atexit
 import logging
 import os
 import signal
+import socket
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 
 import psutil
 import ray
 from ray._private import ray_constants
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from hybridflow.controller.backends.ports import ADDRESS, check_ports
+from hybridflow.controller.backends.interface import RAY_ADDRESS
+from hybridflow.controller.resource_pool import NodeGpus, visible_gpu_bytes
 from hybridflow.errors import ResourceError
+
+logger = logging.getLogger(__name__)
 
 DEVICE = "hybridflow_device"
 """Custom resource with one unit per CPU device of a Ray started here, so that any number of devices is available."""
 
+GPU_ENVIRONMENT = {
+    "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",  # docs/decisions/visible_gpus.md
+}
+"""For processes that see all GPUs of their node."""
 
+_STORE_PORT = "RAY_GCS_SERVER_PORT"
+"""The environment variable with the port of a new cluster's store (GCS); by default Ray takes a free one."""
+
+_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+"""HTTP/2's connection preface with empty settings; gRPC, which Ray speaks, answers with its own (RFC 9113, 3.4)."""
+
+_SETTINGS_FRAME = 4
+_CONNECT_SECONDS = 5.0
+_READ_SECONDS = 60.0
 _TOKEN = " (a cluster with tokens: set RAY_AUTH_MODE=token, and put its token into ~/.ray/auth_token)"
 _VITAL = ("gcs_server", "raylet")
 
 
 class _Connection:
-    """How this process was connected."""
+    """How this process is connected."""
 
     has_started_ray = False
     has_joined_early = False
@@ -34,13 +54,21 @@ class _Connection:
 
 
 def check_cluster(nodes: int) -> None:
-    """Raises `ResourceError` if a run on several nodes has no cluster, or if the ports of Ray cannot be used."""
-    if nodes > 1 and not ray.is_initialized() and not os.environ.get(ADDRESS):
+    """Raises `ResourceError` if a run on several nodes has no cluster, or if Ray's ports cannot be used.
+
+    Ray itself waits for minutes if no Ray answers at RAY_ADDRESS, or if the port for a new cluster is in use.
+    """
+    if nodes > 1 and not ray.is_initialized() and not os.environ.get(RAY_ADDRESS):
         raise ResourceError(
-            f"trainer.nodes={nodes}, and {ADDRESS} is not set, so there is no cluster to run on.",
-            remedy=f"Start one (ray start --head; ray start --address=... on the other nodes) and set {ADDRESS}.",
+            f"trainer.nodes={nodes}, and {RAY_ADDRESS} is not set, so there is no cluster to run on.",
+            remedy=f"Start one (ray start --head; ray start --address=... on the other nodes) and set {RAY_ADDRESS}.",
         )
-    check_ports(nodes)
+    host, colon, port = os.environ.get(RAY_ADDRESS, "").removeprefix("ray://").rpartition(":")
+    if colon and port.isdigit():
+        _check_answers(host, int(port), nodes)
+    wanted = os.environ.get(_STORE_PORT, "")
+    if not os.environ.get(RAY_ADDRESS) and wanted.isdigit() and int(wanted):
+        _check_free(int(wanted))
 
 
 def connect(devices: int, nodes: int, device: str) -> bool:
@@ -53,8 +81,8 @@ def connect(devices: int, nodes: int, device: str) -> bool:
         return is_ours
     _set_environment()
     check_cluster(nodes)
-    if os.environ.get(ADDRESS):
-        _initialized(os.environ[ADDRESS])
+    if os.environ.get(RAY_ADDRESS):
+        _initialized(os.environ[RAY_ADDRESS])
         return True
     _initialized("local", num_cpus=os.cpu_count(), resources={} if device == "cuda" else {DEVICE: devices})
     _Connection.has_started_ray = True
@@ -84,7 +112,7 @@ def abandon() -> None:
 
 
 def has_ray_ended() -> bool:
-    """Whether Ray was started here and one of its vital processes has ended, which takes no waiting to find out."""
+    """Whether Ray was started here and one of its vital processes has ended; does not wait."""
     return any(_has_ended(process) for process in _Connection.processes)
 
 
@@ -96,22 +124,105 @@ def _has_ended(process: psutil.Process) -> bool:
 
 
 def is_joined() -> bool:
-    """Whether the cluster was started elsewhere: it may have other jobs, and may grow."""
+    """Whether the cluster was started elsewhere: it may run other jobs, and may grow."""
     return not _Connection.has_started_ray
 
 
 def joined_gpus() -> int | None:
     """GPUs of the cluster at RAY_ADDRESS, which is joined if necessary; None if Ray will start on this machine."""
     if not ray.is_initialized():
-        if not os.environ.get(ADDRESS):
+        if not os.environ.get(RAY_ADDRESS):
             return None
         _Connection.has_joined_early = connect(0, 1, "cpu")
     return int(ray.cluster_resources().get("GPU", 0)) if is_joined() else None
 
 
+def joined_node_gpus(read: Callable[[], list[int]] = visible_gpu_bytes) -> list[NodeGpus] | None:
+    """The nodes of the joined cluster that have GPUs, once for each size of GPU; None if no cluster is joined.
+
+    Each node runs `read` in a process that sees all its GPUs, holds no resource and ends with its answer: Ray itself
+    knows only a name such as A100, which stands for cards of several sizes.
+    """
+    if not ray.is_initialized() or not is_joined():
+        return None
+    nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("GPU")]
+    environment = {"runtime_env": {"env_vars": {"PYTHONPATH": python_path()} | GPU_ENVIRONMENT}}
+    remote = ray.remote(num_cpus=0, max_calls=1, max_retries=0)(read)
+    asked = [
+        remote.options(
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False), **environment
+        ).remote()
+        for node in nodes
+    ]
+    ready, late = ray.wait(asked, num_returns=len(asked), timeout=_READ_SECONDS) if asked else ([], [])
+    for answer in late:
+        ray.cancel(answer)
+    return [
+        gpus
+        for node, answer in zip(nodes, asked, strict=True)
+        for gpus in _of_node(
+            f"node {node['NodeManagerHostname']} ({node['NodeManagerAddress']})",
+            int(node["Resources"]["GPU"]),
+            _sizes(answer) if answer in ready else [],
+        )
+    ]
+
+
+def python_path() -> str:
+    """The module search path of this process, for processes on other nodes."""
+    return os.pathsep.join(dict.fromkeys(os.path.abspath(path) for path in sys.path))
+
+
 def _set_environment() -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+
+def _check_answers(host: str, port: int, nodes: int) -> None:
+    alone = f", or unset {RAY_ADDRESS}: then a Ray of this run's own is started" if nodes == 1 else ""
+    needed = "" if nodes == 1 else f" A run on trainer.nodes={nodes} needs a cluster that is already running."
+    try:
+        with socket.create_connection((host, port), timeout=_CONNECT_SECONDS) as connection:
+            connection.sendall(_GREETING)
+            header = connection.recv(9)
+    except TimeoutError:
+        header = b""
+    except OSError as error:
+        raise ResourceError(
+            f"{RAY_ADDRESS}={host}:{port}, and no process is listening there: {error.strerror or error}.",
+            remedy=f"Start a cluster there (ray start --head --port={port}), correct {RAY_ADDRESS}{alone}.{needed}",
+        ) from error
+    if len(header) < 9 or header[3] != _SETTINGS_FRAME:
+        raise ResourceError(
+            f"{RAY_ADDRESS}={host}:{port}, and the port is in use by something that is not Ray.",
+            remedy=f"Give the address that 'ray start --head' printed{alone}.{needed}",
+        )
+
+
+def _check_free(port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            raise ResourceError(
+                f"{_STORE_PORT}={port}, and that port is in use: {error.strerror or error}.",
+                remedy=f"Unset {_STORE_PORT}, so that Ray takes a free port, or end the process that holds it "
+                f"(ss -ltnp 'sport = :{port}').",
+            ) from error
+
+
+def _of_node(name: str, count: int, sizes: list[int]) -> list[NodeGpus]:
+    """If Ray manages only some of the GPUs that the node sees, any of them may be the smallest."""
+    return NodeGpus.by_size(name, sizes) if len(sizes) == count else [NodeGpus(name, count, min(sizes, default=0))]
+
+
+def _sizes(answer: ray.ObjectRef) -> list[int]:
+    try:
+        return ray.get(answer)
+    except RayError as error:
+        logger.info("a node could not read the memory of its GPUs: %s", str(error).strip().splitlines()[-1])
+        return []
 
 
 def _initialized(address: str, *, num_cpus: int | None = None, resources: dict[str, float] | None = None) -> None:
@@ -127,17 +238,19 @@ def _initialized(address: str, *, num_cpus: int | None = None, resources: dict[s
                 log_to_driver=True,
             )
     except (ConnectionError, RuntimeError, OSError) as error:
-        what = "it could not start here" if address == "local" else f"no cluster can be joined at {ADDRESS}={address}"
+        what = (
+            "it could not start here" if address == "local" else f"no cluster can be joined at {RAY_ADDRESS}={address}"
+        )
         token = "" if address == "local" or os.environ.get("RAY_AUTH_MODE") else _TOKEN
         raise ResourceError(
             f"Ray: {what}: {str(error).strip().splitlines()[0]}",
-            remedy=f"Fix what Ray names{token}, or use one device without Ray: trainer.backend=local.",
+            remedy=f"Fix what Ray reports{token}, or use one device without Ray: trainer.backend=local.",
         ) from error
 
 
 @contextmanager
 def _own_sigterm() -> Iterator[None]:
-    """Keeps this process's handler of SIGTERM: Ray's own ends the driver immediately."""
+    """Keeps this process's SIGTERM handler: Ray's own ends the driver immediately."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -152,7 +265,7 @@ def _own_sigterm() -> Iterator[None]:
 def _on_loopback() -> Iterator[None]:
     """Makes Ray's processes listen at 127.0.0.1 only, for a cluster of this machine alone.
 
-    Ray provides this for systems whose firewall prompts: a switch that it reads at import and in its processes.
+    Ray has this switch for systems whose firewall prompts; it reads it at import and in its processes.
     """
     name, is_cluster = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, ray_constants.ENABLE_RAY_CLUSTER
     before = os.environ.get(name)
@@ -166,9 +279,9 @@ def _on_loopback() -> Iterator[None]:
 
 @contextmanager
 def _in_sessions_of_their_own() -> Iterator[None]:
-    """Starts Ray's processes outside this process's group, which a terminal, `timeout` or a batch system signals whole.
+    """Starts Ray's processes outside this process's group, which a terminal or a batch system signals as a whole.
 
-    This process then finishes its step and saves while Ray still runs. If this process dies, the kernel kills Ray's
+    This process can then finish its step and save while Ray still runs. If this process dies, the kernel kills Ray's
     head and raylet, as Ray asks it to; workers end within seconds, and Ray's two agents after about a minute.
     """
     _Connection.is_starting_ray = True

@@ -1,10 +1,9 @@
-"""The process of one rank as a Ray actor, and what the driver knows of it."""
+"""The process of one rank as a Ray actor, and the driver's record of it."""
 
 import _thread
 import os
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,23 +17,20 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from hybridflow.controller.backends.interface import Handle
+from hybridflow.controller.backends.ray.cluster import GPU_ENVIRONMENT, python_path
 from hybridflow.controller.backends.ray.pulse import start_beating
-from hybridflow.controller.colocation import WorkerHost, WorkerKey
-from hybridflow.controller.health import HostInfo
+from hybridflow.controller.failures import HostInfo
 from hybridflow.controller.resource_pool import ResourcePool
+from hybridflow.controller.worker_host import WorkerHost
 from hybridflow.errors import WorkerDied
 from hybridflow.observability.logs import configure_logging
 
 _LOOK_SECONDS = 0.2
 _CPU_ENVIRONMENT = {"TORCHDYNAMO_DISABLE": "1"}
-GPU_ENVIRONMENT = {
-    "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",  # docs/decisions/visible_gpus.md
-}
-"""Of processes that see all GPUs of their node."""
 
 
 class RayHost(WorkerHost):
-    """A worker host as an actor: it determines its node and sends its log lines through Ray."""
+    """A worker host as an actor: finds its node and device, and sends its log through Ray."""
 
     def __init__(self, rank: int, *, device: str, threads: int | None, timeout_seconds: float, heart: str) -> None:
         configure_logging(None, rank=rank)
@@ -59,7 +55,7 @@ class RayHost(WorkerHost):
     def interruptible(self) -> Iterator[None]:
         """A block that ends with `KeyboardInterrupt` if its call is cancelled.
 
-        Ray sets a flag that only the thread of the call can read; a signal makes it check a few times per second.
+        Ray sets a flag that only the thread of the call can read; a signal makes that thread check it regularly.
         """
         ended = threading.Event()
         threading.Thread(target=_look_now_and_then, args=(ended,), daemon=True).start()
@@ -82,7 +78,7 @@ def _look_now_and_then(ended: threading.Event) -> None:
 
 
 def visible_index(gpu: str, visible: str | None) -> int:
-    """The index by which a process sees a GPU (a number or UUID, as Ray names it); `visible`: CUDA_VISIBLE_DEVICES."""
+    """The index of a GPU (a number or UUID, as Ray names it) in a process with this CUDA_VISIBLE_DEVICES."""
     return visible.split(",").index(gpu) if visible else int(gpu)
 
 
@@ -96,26 +92,21 @@ class Host:
     heart: str
     """The key of its heartbeat."""
 
-    keys: list[WorkerKey] = field(default_factory=list)
+    roles: list[str] = field(default_factory=list)
     info: HostInfo | None = None
     sign_of_life: ray.ObjectRef | None = None
     died: WorkerDied | None = None
     num_changes: int = 0
-    """Calls made to it that may change what a checkpoint holds."""
+    """Calls sent to it that may change what a checkpoint holds."""
 
     marked_changes: int = 0
-    """How many of them had been made when the step began."""
+    """How many of these had been sent when the step began."""
 
 
 def host_of(handle: Handle) -> Host:
     """The actor behind a handle."""
     assert isinstance(handle.host, Host), f"a handle of another backend: {handle.host}"
     return handle.host
-
-
-def python_path() -> str:
-    """Where this process finds modules, for a process on another node."""
-    return os.pathsep.join(dict.fromkeys(os.path.abspath(path) for path in sys.path))
 
 
 def started_host(
@@ -128,9 +119,9 @@ def started_host(
     timeout_seconds: float,
     heart: str,
 ) -> Host:
-    """The actor of one rank, starting on its bundle of the placement group; ranks meet within `timeout_seconds`.
+    """Starts the actor of one rank on its bundle of the placement group; ranks meet within `timeout_seconds`.
 
-    Actors ask for no CPU: one whose share does not fit its bundle would wait forever silently.
+    Actors request no CPU: an actor whose share does not fit into its bundle would wait forever without a message.
     """
     environment = {
         "PYTHONPATH": python_path(),

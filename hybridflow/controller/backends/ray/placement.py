@@ -1,15 +1,16 @@
 """Pools as placement groups. On CPUs a device is a unit of a custom resource.
 
-A bundle holds one block of ranks (`ResourcePool.block`) where nodes have room for it: Ray then cannot divide it between
-nodes. Above 16 bundles Ray places them in no order (its sort is unstable), so ranks are numbered by the node of each
-bundle once that is known.
+A bundle holds one block of ranks (`ResourcePool.block`) if the nodes have room: Ray cannot divide it between nodes.
+Ray places more than 16 bundles in no order (its sort is unstable), so ranks are numbered by the node of each bundle
+once that is known.
 """
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 import ray
 from ray.util.placement_group import (
@@ -19,23 +20,44 @@ from ray.util.placement_group import (
     remove_placement_group,
 )
 
-from hybridflow.controller.backends.interface import RoleMeshes
 from hybridflow.controller.backends.ray.cluster import DEVICE, is_joined
 from hybridflow.controller.backends.ray.host import Host, started_host
-from hybridflow.controller.backends.ray.order import Slot, divided_groups, slots_by_rank
 from hybridflow.controller.backends.ray.pulse import Pulse
-from hybridflow.controller.resource_pool import ResourcePool, Supply, too_few_devices
+from hybridflow.controller.resource_pool import ResourcePool
+from hybridflow.errors import ResourceError
+from hybridflow.parallel import ParallelMesh
 
 logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
 _QUIET_SECONDS = 5.0
-"""Seconds until a waiting pool logs it, or takes devices one by one if the free ones form no whole blocks."""
+"""Seconds until a waiting pool logs that it waits, or takes single devices if the free ones form no whole blocks."""
+
+
+class Slot(NamedTuple):
+    """A device of a placement group: the index of its bundle, and the node of the bundle."""
+
+    bundle: int
+    node: str
+
+
+@dataclass(frozen=True)
+class Supply:
+    """Devices of one kind in a cluster: all, those that are free, and those held by other pools of this run."""
+
+    total: int
+    free: int
+    own: int
+
+    def __str__(self) -> str:
+        others = max(0, self.total - self.free - self.own)
+        held = f"{self.own} held by other pools of this run, {others} by other jobs"
+        return f"the cluster has {self.total}: {self.free} free, {held}"
 
 
 @dataclass
 class Reservation:
-    """The devices of a pool: a placement group, and what each rank gets of it."""
+    """The devices of a pool: a placement group, and the slot of each rank."""
 
     group: PlacementGroup
     slots: Sequence[Slot]
@@ -48,13 +70,13 @@ class PlacedPool:
     reservation: Reservation
     hosts: list[Host]
     address: ray.ObjectRef | None
-    """Where its ranks meet, once the first one has opened it; None for one rank."""
+    """Where its ranks meet, once the first one serves it; None for one rank."""
 
 
 def placed_pool(
     pool: ResourcePool, others: Iterable[ResourcePool], pulse: Pulse, *, threads: int, start_timeout_seconds: float
 ) -> PlacedPool:
-    """The pool's devices, reserved beside those of the other pools, and an actor on each, starting."""
+    """Reserves the pool's devices, in addition to those of other pools, and starts an actor on each."""
     reservation = reserved(pool, others, timeout_seconds=start_timeout_seconds)
     hosts = [
         started_host(
@@ -81,7 +103,7 @@ def reserved(pool: ResourcePool, others: Iterable[ResourcePool], *, timeout_seco
     supply = _supply(pool, resource, others)
     if pool.devices + supply.own > supply.total and not is_joined():
         raise too_few_devices(pool, supply)
-    size, is_said, started = pool.block, False, time.monotonic()
+    size, is_logged, started = pool.block, False, time.monotonic()
     group = _requested(pool, resource, size)
     while not group.wait(_LOOK_SECONDS):
         waited, supply = time.monotonic() - started, _supply(pool, resource, others)
@@ -91,8 +113,8 @@ def reserved(pool: ResourcePool, others: Iterable[ResourcePool], *, timeout_seco
         if waited > _QUIET_SECONDS and size > 1 and supply.free >= pool.devices:
             remove_placement_group(group)
             size, group = 1, _requested(pool, resource, 1)
-        elif waited > _QUIET_SECONDS and not is_said:
-            is_said = True
+        elif waited > _QUIET_SECONDS and not is_logged:
+            is_logged = True
             until = datetime.now() + timedelta(seconds=timeout_seconds - waited)
             logger.warning(
                 "pool=%s waits for %d devices (%s), until %s (trainer.start_timeout_seconds=%g): %s",
@@ -102,17 +124,51 @@ def reserved(pool: ResourcePool, others: Iterable[ResourcePool], *, timeout_seco
     return Reservation(group, slots_by_rank(nodes, devices_per_bundle=size, block=pool.block))
 
 
-def warn_of_divided_groups(role: str, meshes: RoleMeshes, slots: Sequence[Slot]) -> None:
-    """Warns of the tensor-parallel groups of a role that span nodes: they exchange activations at every layer."""
+def warn_of_divided_groups(
+    role: str, mesh: ParallelMesh, generation_mesh: ParallelMesh | None, slots: Sequence[Slot]
+) -> None:
+    """Warns if tensor-parallel groups of a role span nodes: they exchange activations at every layer."""
     nodes = [slot.node for slot in slots]
-    for what, mesh in (("training", meshes.training), ("generation", meshes.generation or meshes.training)):
-        divided = divided_groups(mesh, nodes)
-        if divided and (what == "training" or mesh is not meshes.training):
+    for what, ranks in (("training", mesh), ("generation", generation_mesh)):
+        divided = divided_groups(ranks, nodes) if ranks is not None else []
+        if divided and ranks is not None:
             logger.warning(
                 "role=%s: %d of %d tensor-parallel groups of %s span several nodes, for example ranks %s. Every layer "
                 "then waits for the network; use a tensor size that divides the devices of each node.",
-                role, len(divided), mesh.size // mesh.axis_size("tensor"), what, divided[0],
+                role, len(divided), ranks.size // ranks.axis_size("tensor"), what, divided[0],
             )  # fmt: skip
+
+
+def slots_by_rank(nodes: Mapping[int, str], *, devices_per_bundle: int, block: int) -> list[Slot]:
+    """The slot of each rank, given the node of each bundle by its index.
+
+    Ranks go node by node, nodes with the most devices first, so that rank // devices_per_node is the node. The devices
+    of a node that do not fill a `block` come last, so that as few blocks as possible are divided between nodes.
+    """
+    held: dict[str, list[Slot]] = {}
+    for bundle in sorted(nodes):
+        held.setdefault(nodes[bundle], []).extend([Slot(bundle, nodes[bundle])] * devices_per_bundle)
+    by_node = sorted(held.values(), key=lambda slots: -len(slots))
+    whole = [slot for slots in by_node for slot in slots[: len(slots) // block * block]]
+    return whole + [slot for slots in by_node for slot in slots[len(slots) // block * block :]]
+
+
+def divided_groups(mesh: ParallelMesh, nodes: Sequence[str]) -> list[list[int]]:
+    """The tensor-parallel groups of ranks that span several nodes, given the node of each rank."""
+    return [line for line in mesh.lines(("tensor",)) if len({nodes[rank] for rank in line}) > 1]
+
+
+def too_few_devices(pool: ResourcePool, supply: Supply, *, waited_seconds: float = 0.0) -> ResourceError:
+    """The error for a pool that does not fit into the cluster with what it already holds."""
+    after = f" after {waited_seconds:.0f} s" if waited_seconds else ""
+    lower = "lower trainer.devices or trainer.nodes (or placement.pools.<name>.devices)"
+    if pool.devices + supply.own > supply.total:
+        remedy = f"{lower.capitalize()}, or add nodes: ray start --address=... on each."
+    else:
+        remedy = f"Wait for the other jobs to end (see ray status), raise trainer.start_timeout_seconds, or {lower}."
+    return ResourceError(
+        f"The pool '{pool.name}' needs {pool.devices} devices ({pool.device}){after}; {supply}.", remedy=remedy
+    )
 
 
 def _requested(pool: ResourcePool, resource: str, size: int) -> PlacementGroup:

@@ -1,4 +1,4 @@
-"""The pending calls and the processes that execute them: detects and reports every failure."""
+"""Watches the pending calls and the processes that execute them: detects and reports every failure."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -7,14 +7,12 @@ from dataclasses import dataclass
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from hybridflow.controller.backends.interface import Pending, Stored
+from hybridflow.controller.backends.interface import HANG_TIMEOUT_SECONDS, CallTimes, Pending, Stored
 from hybridflow.controller.backends.ray.cluster import has_ray_ended
 from hybridflow.controller.backends.ray.host import Host, host_of
 from hybridflow.controller.backends.ray.pulse import Pulse
-from hybridflow.controller.failures import CallFailed
-from hybridflow.controller.health import (
-    HANG_TIMEOUT_SECONDS,
-    CallTimes,
+from hybridflow.controller.failures import (
+    CallFailed,
     HostInfo,
     Process,
     backend_failure,
@@ -27,7 +25,6 @@ from hybridflow.controller.health import (
 from hybridflow.controller.rendezvous import START_TIMEOUT_SECONDS
 from hybridflow.errors import WorkerDied, WorkerError
 
-DEATH_NOTICE_SECONDS = 1.0
 _LOOK_SECONDS = 1.0
 _DEATH_BEHIND_SECONDS = 3.0
 _MOST_UNSEEN_CALLS = 256
@@ -36,7 +33,7 @@ _RAY_ENDS_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class Patience:
-    """Longest time without a heartbeat, while a process constructs a worker and afterwards."""
+    """Maximum seconds without a heartbeat, while a process constructs a worker and afterwards."""
 
     starting_seconds: float = START_TIMEOUT_SECONDS
     running_seconds: float = HANG_TIMEOUT_SECONDS
@@ -55,7 +52,7 @@ class Watch:
         self._most_unseen_calls = _MOST_UNSEEN_CALLS
 
     def add(self, call: Pending) -> None:
-        """Registers a call; from time to time this also checks the calls that nobody waits for."""
+        """Registers a call; occasionally also checks the calls that nobody waits for."""
         self._calls[call.value] = call
         if len(self._calls) > self._most_unseen_calls:
             self.look_at_calls()
@@ -163,7 +160,7 @@ class Watch:
         return WorkerError(
             message,
             remedy=remedy,
-            role=place.key.role if place else "unknown",
+            role=place.role if place else "unknown",
             rank=place.rank if place else -1,
             node=_node(failed),
             method=failed.method if failed else "unknown",
@@ -178,11 +175,11 @@ class Watch:
         if isinstance(call.value, HostInfo):
             host_of(call.handle).info = call.value
         else:
-            self.times.add(call.handle.key.role, call.method, call.handle.rank, seconds)
+            self.times.add(call.handle.role, call.method, call.handle.rank, seconds)
 
     def _look_for_death_behind(self, error: WorkerError) -> None:
-        """Raises the death of a peer, if there is one: it makes other ranks fail with a broken connection."""
-        failed = [host for host in self._hosts() if any(error.role == key.role for key in host.keys)]
+        """Raises the death of a peer, if there is one: other ranks then fail with a broken connection."""
+        failed = [host for host in self._hosts() if error.role in host.roles]
         self.look_at_processes(seconds=0.0)  # answers to earlier pings: a process may have died since
         until = time.monotonic() + _DEATH_BEHIND_SECONDS
         while any(host.pool.devices > 1 for host in failed) and time.monotonic() < until:
@@ -196,8 +193,8 @@ class Watch:
 
     def _process(self, host: Host) -> Process:
         waiting = [call for call in self._calls.values() if call.handle.host is host]
-        methods = [f"{call.handle.key.role}.{call.method}" for call in waiting]
-        return Process(host.pool.name, [key.role for key in host.keys], host.rank, host.info, methods)
+        methods = [f"{call.handle.role}.{call.method}" for call in waiting]
+        return Process(host.pool.name, host.roles, host.rank, host.info, methods)
 
 
 def references_of(stored: Sequence[Stored]) -> list[ray.ObjectRef]:
@@ -213,7 +210,7 @@ def _node(failed: Pending | None) -> str:
 
 
 def _ray_has_ended_or_does() -> bool:
-    """Whether Ray ends in these moments: a raylet that shuts down ends its workers before itself."""
+    """Whether Ray has ended or is about to: a raylet that shuts down ends its workers before itself."""
     until = time.monotonic() + _RAY_ENDS_SECONDS
     while not (ended := has_ray_ended()) and time.monotonic() < until:
         time.sleep(0.1)

@@ -1,9 +1,8 @@
 """The process of one rank of a pool: it hosts that rank's worker of every role in the pool.
 
-The same class serves all backends: the local one calls it, the Ray one makes an actor of it. Calls run in call order.
+All backends use the same class: the local one calls it, the Ray one makes an actor of it. Calls run in call order.
 """
 
-import logging
 import os
 import time
 from collections.abc import Mapping
@@ -14,8 +13,7 @@ import torch
 
 from hybridflow.batch import Batch, Ragged
 from hybridflow.batch.column import Column
-from hybridflow.controller.failures import Place, call_failed
-from hybridflow.controller.health import HostInfo
+from hybridflow.controller.failures import HostInfo, call_failed
 from hybridflow.controller.packets import Packet, Portion, Summary, assembled
 from hybridflow.controller.rendezvous import START_TIMEOUT_SECONDS, Rendezvous, let_gloo_listen_at
 from hybridflow.controller.signed_store import StoreAddress, served_store
@@ -23,20 +21,10 @@ from hybridflow.controller.worker import Worker, WorkerContext
 from hybridflow.errors import BatchError
 from hybridflow.parallel import ParallelMesh
 
-logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerKey:
-    """Which worker of a host: the role it was made for, and the role it is called as (see `WorkerGroup.view`)."""
-
-    worker: str
-    role: str
-
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """What becomes of a method's answer."""
+    """How a method's answer returns to the driver."""
 
     wanted: bool = True
     """False on ranks that do not answer: the answer is dropped where it was made."""
@@ -45,19 +33,16 @@ class AnswerForm:
     """Columns the answer adds to its batch; empty for answers that are plain values."""
 
     keeps_rows: bool = True
-    """The answer must have the rows of the batch it was made from."""
+    """The answer must have the rows of the batch that the method was given."""
 
     changes: bool = True
     """The call may change what a checkpoint holds (see `TransferSpec.changes`)."""
 
     @property
     def objects(self) -> int:
-        """How many objects a call returns: a value, or a summary, one packet a column and one for the rest."""
+        """How many objects a call returns: a value; or a summary, a packet per column, and one for the rest."""
         return len(self.provides) + 2 if self.wanted and self.provides else 1
 
-
-Timed = list
-"""The small part of an answer, and the seconds its call took in the worker. Ray sends a list faster than a tuple."""
 
 VALUE = AnswerForm()
 
@@ -97,7 +82,7 @@ class WorkerHost:
         kwargs: Mapping[str, object],
         address: StoreAddress | None,
     ) -> HostInfo:
-        """Makes the worker of a role; all roles of the host share one rendezvous."""
+        """Constructs the worker of a role; all roles of the host share one rendezvous."""
         if not self.workers:
             self.rendezvous = Rendezvous(
                 self.rank, mesh.size, address, timeout_seconds=self.timeout_seconds, host=self.host
@@ -116,24 +101,24 @@ class WorkerHost:
         try:
             self.workers[role] = worker_class(context, **kwargs)
         except (Exception, SystemExit) as error:
-            raise call_failed(error, Place(role, self.rank, self.node, "__init__")) from error
+            raise call_failed(error, role=role, rank=self.rank, node=self.node, method="__init__") from error
         return self.info()
 
     def serve(self) -> StoreAddress:
-        """Opens the store where the ranks of the pool meet, at this node's address."""
+        """Starts the store where the ranks of the pool meet, at this node's address."""
         self.store = served_store(self.host)
         return self.store.address
 
     def info(self) -> HostInfo:
-        """Who this process is."""
+        """The node, process and device."""
         return HostInfo(self.node, os.getpid(), self.device)
 
     def changes_begun(self) -> int:
-        """How many calls that may change what a checkpoint holds have begun here."""
+        """How many calls that may change what a checkpoint holds have begun in this process."""
         return self._changes_begun
 
     def interruptible(self) -> AbstractContextManager[None]:
-        """A block that may be left at any point when its call is abandoned; see `WorkerContext.interruptible`."""
+        """A block that may be interrupted when its call is abandoned; see `WorkerContext.interruptible`."""
         return nullcontext()
 
     def run(
@@ -144,11 +129,11 @@ class WorkerHost:
         kwargs: Mapping[str, object] | None = None,
         *stored: object,
     ) -> object:
-        """Calls a method; portions among its arguments become batches made from the stored packets.
+        """Calls a method; portions among its arguments become batches, made from the stored packets.
 
-        `target` is the role the worker was made for, the one it is called as, and the method: as one argument, because
-        each costs Ray a tenth of an empty call.
-        Gives `Timed`; for an answer of several objects a tuple: the timed summary, and the packets.
+        `target` is the role the worker was made for, the role it is called as, and the method: one argument, because
+        each argument costs Ray a tenth of an empty call. Returns the small part of the answer and the seconds of the
+        call, in a list, which Ray sends faster than a tuple; with packets, a tuple of this list and the packets.
         """
         started = time.perf_counter()
         worker, role, method = target
@@ -161,8 +146,8 @@ class WorkerHost:
             answer = getattr(self.workers[worker], method)(*args, **named)
             small, packets = _answered(answer, form, given[0] if given else None)
         except (Exception, SystemExit) as error:
-            raise call_failed(error, Place(role, self.rank, self.node, method)) from error
-        timed: Timed = [small, time.perf_counter() - started]
+            raise call_failed(error, role=role, rank=self.rank, node=self.node, method=method) from error
+        timed = [small, time.perf_counter() - started]
         return (timed, *packets) if form.objects > 1 else timed
 
 
@@ -175,20 +160,20 @@ def _received(value: object, stored: tuple[object, ...], given: list[Batch], sta
 
 
 def _answered(answer: object, form: AnswerForm, given: Batch | None) -> tuple[object, tuple[Packet, ...]]:
-    """What goes to the driver, and what stays."""
+    """What is sent to the driver, and the packets that stay here."""
     if not form.wanted:
         return None, ()
     if not form.provides:
         if isinstance(answer, Batch):
             raise BatchError(
-                "The method answered with a Batch, but names no columns it provides.",
+                "The method returned a Batch, but @transfer names no columns that it provides.",
                 remedy="Name the columns it adds: @transfer(..., provides=('values',)).",
             )
         return answer, ()
     if not isinstance(answer, Batch):
         raise BatchError(
-            f"The method provides {list(form.provides)}, but answered with a {type(answer).__name__}.",
-            remedy="Return a Batch with these columns, one row for each row it was given.",
+            f"The method provides {list(form.provides)}, but returned a {type(answer).__name__}.",
+            remedy="Return a Batch with these columns and one row per row of the batch it was given.",
         )
     _check(answer, form, given)
     before = given.by_name if given is not None else {}
@@ -207,18 +192,18 @@ def _check(answer: Batch, form: AnswerForm, given: Batch | None) -> None:
     missing = [name for name in form.provides if name not in answer]
     if missing:
         raise BatchError(
-            f"The answer lacks the columns {missing}, which the method is said to provide; it has {answer.columns}.",
-            remedy="Add them to the answer, or take them out of @transfer(provides=...).",
+            f"The answer lacks the columns {missing}, which @transfer(provides=...) names; it has {answer.columns}.",
+            remedy="Add them to the answer, or remove them from provides.",
         )
     if given is not None and form.keeps_rows and len(answer) != len(given):
         raise BatchError(
-            f"The answer has {len(answer)} rows for the {len(given)} that were given.",
-            remedy="Answer each row exactly once, in the order given.",
+            f"The answer has {len(answer)} rows for the {len(given)} rows of the batch.",
+            remedy="Return each row exactly once, in the order given.",
         )
 
 
 def _same(column: Column, given: Column) -> bool:
-    """Whether a column is the one that was given, passed on."""
+    """Whether a column of the answer is that of the given batch, unchanged."""
     if isinstance(column, Ragged) and isinstance(given, Ragged):
         return column.values.data_ptr() == given.values.data_ptr() and len(column) == len(given)
     if isinstance(column, torch.Tensor) and isinstance(given, torch.Tensor):

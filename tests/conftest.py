@@ -16,8 +16,6 @@ EXTRAS = {"vllm": "vllm", "megatron": "megatron", "lora": "peft", "reasoning_gym
 WHOLE_FILES = {
     "megatron": [
         "unit/engines/training/megatron",
-        "parity/test_megatron_engine.py",
-        "parity/test_megatron_checkpoints.py",
         "distributed/test_checkpoint_layouts.py",
         "gpu/test_experts.py",
     ],

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from hybridflow.config.model import Dtype
 from hybridflow.config.training import TrainingEngine
@@ -18,11 +19,13 @@ from hybridflow.models.shard_files.reading import saved_shapes
 from hybridflow.parallel.groups import Ranks
 from hybridflow.parallel.layout import WeightShard
 from tests.parity.divided import (
+    BFLOAT16_TOLERANCE,
+    TOLERANCE,
     Case,
     Trained,
+    assert_equal,
     engine_of,
     global_batch,
-    largest_differences,
     loss_of,
     own_rows,
     train,
@@ -33,9 +36,6 @@ from tests.toys import stepped
 from tests.unit.elastic.parts import written_by
 
 preload("hybridflow.engines.training.megatron.engine")
-
-TOLERANCE = {"numbers": 5e-5, "outputs": 5e-5, "weights": 2e-6}
-"""float32 sums in another order, as between engines that never stopped."""
 
 SIZES = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 4}
 
@@ -124,23 +124,51 @@ def test_a_checkpoint_handed_from_engine_to_engine_stays_the_same_to_the_last_bi
         assert_same_checkpoint(tmp_path / "0", after)
 
 
+BFLOAT16, VALUE = {"dtype": Dtype.bfloat16}, {"kind": "value"}
+
+
 @pytest.mark.parametrize(
-    ("architecture", "first", "second"),
+    ("architecture", "settings", "first", "second"),
     [
-        ("qwen3", megatron(2, pipeline=2), fsdp(2)),
-        pytest.param("qwen2", fsdp(2), megatron(2, tensor=2), marks=pytest.mark.slow),
-        pytest.param("qwen3", megatron(4, tensor=2, pipeline=2), SINGLE, marks=pytest.mark.slow),
-        pytest.param("qwen3_moe", SINGLE, megatron(4, expert=2, pipeline=2), marks=pytest.mark.slow),
+        ("qwen3", {}, megatron(2, pipeline=2), fsdp(2, tensor=2)),
+        ("qwen3", {}, SINGLE, megatron(2, tensor=2)),
+        ("qwen3_moe", VALUE, fsdp(2), SINGLE),
+        ("qwen3", BFLOAT16, megatron(2), megatron(2, tensor=2)),
+    ]
+    + [
+        pytest.param(*case, marks=pytest.mark.slow)
+        for case in (
+            ("qwen2", {}, fsdp(2), megatron(2, tensor=2)),
+            ("qwen3", {}, SINGLE, fsdp(4, tensor=2)),
+            ("qwen3", {}, fsdp(4, tensor=2, sequence=2), fsdp(3)),
+            ("qwen3", {}, fsdp(3), megatron(4, pipeline=2)),
+            ("qwen3", {}, megatron(4, tensor=2, pipeline=2), SINGLE),
+            ("qwen3_moe", {}, fsdp(3), fsdp(4, replicas=2)),
+            ("qwen3_moe", {}, SINGLE, megatron(4, expert=2, pipeline=2)),
+            ("qwen3_moe", {}, megatron(4, expert=2), megatron(2, tensor=2)),
+            ("llama", VALUE, megatron(2, tensor=2), fsdp(2)),
+            ("llama", VALUE, fsdp(4, replicas=2), fsdp(2, tensor=2)),
+            ("qwen3_moe", VALUE, SINGLE, megatron(4, expert=2, pipeline=2)),
+            ("qwen3", BFLOAT16, fsdp(2), fsdp(2, tensor=2)),
+            ("qwen3", BFLOAT16, megatron(2, pipeline=2), fsdp(2)),
+            ("qwen3", BFLOAT16, SINGLE, megatron(4, pipeline=2)),
+        )
     ],
 )
-def test_training_goes_on_in_another_layout_as_if_nothing_had_happened(toy_dir, tmp_path, architecture, first, second):
-    case = case_of(toy_dir, architecture)
-    train(laid_out(case, first, steps=2, save_to=tmp_path / "checkpoint"))
+def test_training_goes_on_in_another_layout_as_if_nothing_had_happened(
+    toy_dir, tmp_path, architecture, settings, first, second
+):
+    case = case_of(toy_dir, architecture, **settings)
+    begun = train(laid_out(case, first, steps=2, save_to=tmp_path / "checkpoint"))
     resumed = train(laid_out(case, second, steps=3, first_step=2, resume_from=tmp_path / "checkpoint"))
     whole = train(laid_out(case, SINGLE))
     rest = Trained(whole.losses[2:], whole.norms[2:], whole.outputs[2:], whole.weights)
-    differences = largest_differences(resumed, rest)
-    assert all(differences[what] < limit for what, limit in TOLERANCE.items()), differences
+    assert_equal(resumed, rest, BFLOAT16_TOLERANCE if settings == BFLOAT16 else TOLERANCE)
+    if case.kind == "language":
+        saved = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint" / "huggingface")
+        for name, weight in saved.named_parameters():
+            if name in begun.weights:  # transformers stacks experts
+                assert torch.equal(weight, begun.weights[name].to(weight.dtype)), name
 
 
 def train_on_memory_of_nans(rank: int, case: Case) -> list[float]:

@@ -82,6 +82,7 @@ def test_the_two_critics_of_safe_rlhf_are_saved_apart(run: Run, tmp_path: Path):
     assert {"actor", "critic", "cost_critic"} <= {path.name for path in checkpoint.iterdir()}
 
 
+@pytest.mark.slow  # the quick case of the same rule: tests/distributed/test_runs_engines.py
 @pytest.mark.ray
 def test_the_judges_of_safe_rlhf_may_live_elsewhere(run: Run, ray_backend: Backend):
     local = run("algorithm=safe_rlhf", folder="local")
@@ -89,8 +90,9 @@ def test_the_judges_of_safe_rlhf_may_live_elsewhere(run: Run, ray_backend: Backe
     assert run("algorithm=safe_rlhf", "trainer={backend: ray, devices: 2}", pools) == local
 
 
+@pytest.mark.slow  # the quick cases: tests/distributed/test_runs_layouts.py, tests/parity/test_pretraining_ranks.py
 @pytest.mark.ray
-@pytest.mark.parametrize("name", ["ppo_ptx", pytest.param("dapo", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["ppo_ptx", "dapo"])
 def test_two_ranks_learn_what_one_device_learns(run: Run, ray_backend: Backend, name):
     gentle = ["actor.optimizer.epsilon=1e-3", "critic.optimizer.epsilon=1e-3", "trainer.total_steps=2"]
     settings = [f"algorithm={name}", *DATAFLOWS[name], *gentle]

@@ -63,14 +63,14 @@ def test_the_path_of_a_batch_is_that_of_the_local_backend(actor, judge):
 
 
 def test_answers_can_be_joined_and_passed_on_before_they_are_there(judge, other_talker):
-    other_talker.sleep(1.0)
+    other_talker.sleep(3.0)
     start = time.perf_counter()
     batch = path(judge, judge, prompts())
     update = judge.update(batch)
-    assert time.perf_counter() - start < 0.5
+    assert time.perf_counter() - start < 2.0
     assert not batch.settled
     assert update.result()["rows"].value == 12
-    assert time.perf_counter() - start > 0.5
+    assert time.perf_counter() - start > 2.0
 
 
 def test_only_required_columns_travel(actor):

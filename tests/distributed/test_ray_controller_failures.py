@@ -132,7 +132,5 @@ def test_ranks_left_alone_in_a_sum_name_the_dead_one(victims):
 
 
 def test_killing_a_group_gives_its_devices_back(ray_backend):
-    for _ in range(2):
-        pool = ResourcePool("large", 5)
-        group = WorkerGroup(Talker, pool, ray_backend, role="talker")
-        group.kill()
+    for _ in range(2):  # of the eight devices, tests share three
+        WorkerGroup(Talker, ResourcePool("large", 3), ray_backend, role="talker").kill()

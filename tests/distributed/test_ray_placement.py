@@ -11,7 +11,7 @@ import pytest
 
 from hybridflow.controller.resource_pool import visible_gpu_bytes
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow]  # seven nodes; the order of ranks is also in tests/unit/controller
 
 PROGRAM = """
 import json, logging, os, sys, threading, time

@@ -162,6 +162,7 @@ def test_what_cannot_judge_is_refused_before_anything_starts(what, tmp_path):
     assert not (tmp_path / "policy").exists()
 
 
+@pytest.mark.slow  # the quick case: a judge in a pool of its own, tests/recipes/test_own_dataflow.py
 @pytest.mark.ray
 def test_a_judge_in_a_pool_of_its_own_gives_the_same_bits(ray_backend: Backend, judge, tmp_path):
     words = ["trainer={total_steps: 1, eval_every: 0}"]

@@ -20,11 +20,11 @@ Run = Callable[..., list[Row]]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A function: an algorithm and settings -> the metrics of a run of six steps."""
+    """A function: an algorithm and settings -> the metrics of a run of four steps."""
 
     def metrics(algorithm: str, *settings: str) -> list[Row]:
         folder = tmp_path_factory.mktemp(algorithm)
-        words = [f"trainer={{total_steps: 6, save_every: 0, eval_every: 3, run_dir: {folder}/run}}"]
+        words = [f"trainer={{total_steps: 4, save_every: 0, eval_every: 2, run_dir: {folder}/run}}"]
         words += ["rollout.eval_samples_per_prompt=2"]
         ended = run_here([*small_run(folder), *ALGORITHMS[algorithm], *words, *settings])
         assert ended.status == 0, ended.said
@@ -40,14 +40,14 @@ def plain(run: Run) -> dict[str, list[Row]]:
 
 
 def assert_sound(rows: list[Row], algorithm: str) -> None:
-    """Six steps whose losses are numbers, with scores, and a rollout that agrees with training."""
-    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4, 5, 6]
-    assert [EVALUATED in row for row in rows] == [True, False, False, True, False, False, True]
+    """Four steps whose losses are numbers, with scores, and a rollout that agrees with training."""
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
+    assert [EVALUATED in row for row in rows] == [True, False, True, False, True]
     for row in rows[1:]:
         for name in [*LOSSES[algorithm], *ALWAYS]:
             assert math.isfinite(row[name]), name
         assert row["training/rollout_logprobs_diff_max"] < 1e-4  # float32; measured: 5e-6
-    assert sum(row["actor/grad_norm"] > 0.0 for row in rows[1:]) > 3  # a step whose groups all agree has none
+    assert sum(row["actor/grad_norm"] > 0.0 for row in rows[1:]) > 1  # a step whose groups all agree has none
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -90,7 +90,7 @@ def test_a_run_with_vllm_goes_on_with_the_same_bits(tmp_path):
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", [pytest.param("ppo", marks=pytest.mark.slow), "grpo"])  # ppo: in two pools, below
 def test_ray_gives_the_same_bits_as_the_local_backend(ray_backend: Backend, run, plain, algorithm):
     assert reproducible(run(algorithm, RAY)) == reproducible(plain[algorithm])
 

@@ -16,12 +16,13 @@ GENTLE = ["actor.optimizer.epsilon=1e-3", "critic.optimizer.epsilon=1e-3"]
 
 FSDP = ["trainer.devices=2", "actor.engine=fsdp"]
 MEGATRON = [
-    "trainer.devices=4",
+    "trainer.devices=2",
     "actor.engine=megatron",
-    "actor.parallelism={tensor: 2, pipeline: 2}",
+    "actor.parallelism.tensor=2",
     "rollout.engine=vllm",
     "rollout.parallelism.tensor=2",
 ]
+STAGES = ["trainer.devices=4", "actor.parallelism={tensor: 2, pipeline: 2}"]
 SPLIT = [
     "trainer.devices=3",
     "placement.pools={training: {devices: 2}, generation: {devices: 1}}",
@@ -63,10 +64,17 @@ def assert_alike(rows: list[Row], expected: list[Row], *, tolerance: float) -> N
                 assert math.isclose(row[name], other[name], rel_tol=tolerance, abs_tol=tolerance), name
 
 
-def test_two_ranks_of_fsdp_learn_what_one_device_learns(ray_backend: Backend, run, plain):
-    rows = run(*FSDP)
-    assert_alike(rows, plain, tolerance=2e-3)  # float32 sums in another order, through three steps
+def test_two_ranks_of_fsdp_learn_what_one_device_learns_and_take_over_each_others_checkpoints(
+    ray_backend: Backend, run, plain, tmp_path
+):
+    saved = ["trainer.save_every=1"]
+    rows = run(*saved, *FSDP, "trainer.total_steps=1", folder=tmp_path)
     assert rows[1]["reshard/bytes_moved"] > 0
+    run(*saved, "trainer.total_steps=2", folder=tmp_path)
+    rows = run(*saved, *FSDP, folder=tmp_path)
+    assert [row["step"] for row in rows] == [0, 1, 2, 3]
+    # float32 sums in another order, through three steps
+    assert_alike([_trained(row) for row in rows], [_trained(row) for row in plain], tolerance=2e-3)
 
 
 def test_a_rollout_in_a_pool_of_its_own_is_sent_the_weights(ray_backend: Backend, run, plain):
@@ -78,22 +86,16 @@ def test_a_rollout_in_a_pool_of_its_own_is_sent_the_weights(ray_backend: Backend
 
 @pytest.mark.megatron
 @pytest.mark.vllm
-def test_tensor_and_pipeline_parallel_training_learns(ray_backend: Backend, run, plain):
-    rows = run(*MEGATRON)
+@pytest.mark.parametrize(
+    "more", [[], pytest.param(STAGES, marks=pytest.mark.slow)], ids=["tensor", "tensor and pipeline"]
+)
+def test_megatron_with_vllm_learns(ray_backend: Backend, run, plain, more):
+    rows = run(*MEGATRON, *more)
     assert [row["step"] for row in rows] == [0, 1, 2, 3]
     for row in rows[1:]:
         assert row["training/rollout_logprobs_diff_max"] < 1e-4
         assert row["actor/grad_norm"] > 0
     assert set(rows[1]) >= {name for name in plain[1] if not name.startswith(OF_LAYOUT)}
-
-
-def test_a_checkpoint_of_two_ranks_goes_on_with_one_and_back(ray_backend: Backend, run, plain, tmp_path):
-    saved = ["trainer.save_every=1"]
-    run(*saved, *FSDP, "trainer.total_steps=1", folder=tmp_path)
-    run(*saved, "trainer.total_steps=2", folder=tmp_path)
-    rows = run(*saved, *FSDP, folder=tmp_path)
-    assert [row["step"] for row in rows] == [0, 1, 2, 3]
-    assert_alike([_trained(row) for row in rows[2:]], [_trained(row) for row in plain[2:]], tolerance=2e-3)
 
 
 def _trained(row: Row) -> Row:

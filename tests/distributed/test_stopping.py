@@ -45,7 +45,7 @@ def ending(run: Command) -> dict[str, str]:
     return json.loads((run.run_dir / "ending.json").read_text())
 
 
-@pytest.mark.parametrize(("name", "status"), [("SIGTERM", 143), ("SIGINT", 130)])
+@pytest.mark.parametrize(("name", "status"), [("SIGTERM", 143), pytest.param("SIGINT", 130, marks=pytest.mark.slow)])
 def test_a_step_that_ends_soon_is_finished_and_saved(run, whole, name, status):
     ended = stopped(run, IN_STEP_3, name)
     assert ended.status == status
@@ -60,7 +60,9 @@ def test_a_step_that_ends_soon_is_finished_and_saved(run, whole, name, status):
     assert ending(run) == {"how": "done", "said": "6 steps"}
 
 
-@pytest.mark.parametrize(("name", "status"), [("group:SIGTERM", 143), ("group:SIGHUP", 129)])
+@pytest.mark.parametrize(
+    ("name", "status"), [pytest.param("group:SIGTERM", 143, marks=pytest.mark.slow), ("group:SIGHUP", 129)]
+)
 def test_a_signal_to_the_whole_process_group_leaves_the_processes_of_the_reward_functions_alive(
     run, whole, name, status
 ):
@@ -115,7 +117,8 @@ def test_a_second_signal_stops_at_once(run, whole):
 
 @pytest.mark.ray
 @pytest.mark.parametrize(
-    ("name", "status", "seconds", "saved"), [("group:SIGTERM", 143, 120, 2), ("SIGINT", 130, 0, 3)]
+    ("name", "status", "seconds", "saved"),
+    [("group:SIGTERM", 143, 120, 2), pytest.param("SIGINT", 130, 0, 3, marks=pytest.mark.slow)],
 )
 def test_on_ray_the_driver_stops_alike_and_leaves_no_process(run, whole, name, status, seconds, saved):
     words = ["trainer={backend: ray, stop_seconds: 10}", "trainer.save_every=50"]
@@ -135,7 +138,7 @@ def test_on_ray_the_driver_stops_alike_and_leaves_no_process(run, whole, name, s
 def test_a_raylet_that_ends_in_order_leaves_a_run_with_an_ending_and_a_report(run):
     """Ray then ends the driver with `_exit(1)`, unless the driver notices first."""
     run.trap.write_text(f"{IN_STEP_3} raylet:SIGTERM 120")
-    ended = run.start("trainer={backend: ray, devices: 2}")
+    ended = run.start("trainer.backend=ray")
     assert ended.status == 1, ended.said
     assert processes_left(run) == []
     recorded = ending(run)
@@ -144,9 +147,6 @@ def test_a_raylet_that_ends_in_order_leaves_a_run_with_an_ending_and_a_report(ru
         "no ending was recorded"
     )
     assert f"failed: {recorded['said'][:60]}" in (run.run_dir / "run.log").read_text()
-    run.trap.unlink()
-    assert run.start("trainer={backend: local, devices: 1}").status == 0
-    assert steps_of(run.run_dir) == [0, 1, 2, 3, 4, 5, 6]
 
 
 def processes_left(run: Command) -> list[str]:

@@ -54,8 +54,8 @@ def right(completions, answer, **columns):
 class Command:
     """The words of one run of six steps, with a checkpoint every second, and its directory."""
 
-    def __init__(self, processes: Processes, folder: Path, *words: str, name: str = "run") -> None:
-        self.run_dir, self.trap = folder / name, folder / "trap"
+    def __init__(self, processes: Processes, folder: Path, *words: str) -> None:
+        self.run_dir, self.trap = folder / "run", folder / "trap"
         (folder / "judge.py").write_text(JUDGE.format(trap=str(self.trap)))
         run = [f"trainer={{total_steps: 6, run_dir: {self.run_dir}}}", f"reward.functions={folder}/judge.py:right"]
         run += ["reward.processes=0"]  # the judge ends the process that it is in: the worker's own

@@ -5,7 +5,6 @@ import pytest
 from hybridflow.config.training import TrainingEngine
 from tests.parity.divided import Case
 from tests.parity.poisoned import save_of_a_poisoned_rank
-from tests.parity.test_fsdp_engine import directory_of
 from tests.spmd import run_ranks
 
 FSDP, SINGLE = TrainingEngine.fsdp, TrainingEngine.single
@@ -21,7 +20,7 @@ FSDP, SINGLE = TrainingEngine.fsdp, TrainingEngine.single
     ],
 )
 def test_a_weight_that_is_not_finite_is_not_saved_by_any_rank(toy_dir, tmp_path, engine, ranks, sizes, kind, number):
-    case = Case(directory_of(toy_dir, "qwen3"), ranks, engine, sizes, kind)
+    case = Case(toy_dir("qwen3", num_attention_heads=4, num_key_value_heads=2), ranks, engine, sizes, kind)
     for said in run_ranks(save_of_a_poisoned_rank, ranks, case, number, tmp_path):
         assert "became NaN or infinite in training: nothing was saved at this step" in said
         assert "Lower the role's optimizer.learning_rate" in said and "resumes from the last one" in said

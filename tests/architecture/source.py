@@ -24,7 +24,7 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class Violation:
-    """One place that breaks a rule. `rule` and `subject` together name it in the list of waivers."""
+    """One place that breaks a rule."""
 
     rule: str
     subject: str

@@ -4,8 +4,6 @@ import subprocess
 import sys
 from fnmatch import fnmatch
 
-import pytest
-
 from tests.architecture.source import ROOT, python_files
 
 MOST_SECONDS = 0.3
@@ -64,14 +62,10 @@ def torch_free_modules() -> list[str]:
 
 def test_the_promised_modules_come_without_torch_and_ray():
     names = torch_free_modules()
-    assert "hybridflow.errors" in names
+    assert {"hybridflow.errors", "hybridflow.trainer.main_ppo", "hybridflow.trainer.main_sft"} <= set(names)
     answer = python(IMPORT_EACH.format(names=names, heavy=HEAVY))
     assert answer.returncode == 0, answer.stderr
-
-
-def test_a_module_that_brings_torch_is_seen():
-    answer = python(IMPORT_EACH.format(names=["hybridflow.errors", "torch"], heavy=HEAVY))
-    assert "torch brings torch" in answer.stderr
+    assert "json brings json" in python(IMPORT_EACH.format(names=["json"], heavy=("json",))).stderr  # it would be seen
 
 
 def test_importing_the_package_is_quick():
@@ -82,8 +76,3 @@ def test_importing_the_package_is_quick():
         assert answer.returncode == 0, answer.stderr
         seconds.append(float(answer.stdout))
     assert min(seconds) < MOST_SECONDS
-
-
-@pytest.mark.parametrize("entry", ["hybridflow.trainer.main_ppo", "hybridflow.trainer.main_sft"])
-def test_the_entry_points_are_among_them(entry):
-    assert entry in torch_free_modules()

@@ -3,8 +3,7 @@
 import pytest
 
 from tests.architecture import imports, shape, untrusted, words
-from tests.architecture.source import ROOT, Rule, Violation, parsed, python_files
-from tests.architecture.waivers import WAIVERS_FILE, stale, unwaived, waivers
+from tests.architecture.source import ROOT, Rule, parsed, python_files
 
 PACKAGE = ("hybridflow/",)
 PROGRAMS = ("hybridflow/", "recipes/", "benchmarks/")
@@ -129,19 +128,11 @@ def _name():
 '''
 
 
-def found(rule: Rule, folders: tuple[str, ...]) -> list[Violation]:
-    return [violation for source in python_files() if source.path.startswith(folders) for violation in rule(source)]
-
-
-def allowed() -> dict[tuple[str, str], str]:
-    return waivers(WAIVERS_FILE.read_text(encoding="utf-8"))
-
-
 @pytest.mark.parametrize(("rule", "folders"), RULES, ids=lambda value: getattr(value, "__name__", ""))
 def test_the_project_keeps(rule, folders):
-    violations = unwaived(found(rule, folders), allowed())
-    listing = "\n".join(f"  {violation.subject}: {violation.found}" for violation in violations)
-    assert not violations, f"{rule.__doc__}\n{listing}"
+    files = [source for source in python_files() if source.path.startswith(folders)]
+    listing = "\n".join(f"  {violation.subject}: {violation.found}" for file in files for violation in rule(file))
+    assert not listing, f"{rule.__doc__}\n{listing}"
 
 
 @pytest.mark.parametrize(("rule", "path", "text", "subject"), COUNTER_EXAMPLES)
@@ -169,14 +160,3 @@ def test_the_closed_list_of_inner_imports_agrees_with_ruffs():
     pyproject = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     for pattern in imports.MAY_IMPORT_INSIDE_FUNCTIONS:
         assert pattern.replace("hybridflow/*/", "**/").replace("cli/*", "cli/**") in pyproject
-
-
-def test_no_waiver_is_stale():
-    every_violation = [violation for rule, folders in RULES for violation in found(rule, folders)]
-    assert not stale(every_violation, allowed()), "These no longer cover anything: take them out of waivers.toml."
-
-
-def test_a_waiver_covers_its_rule_and_subject_only():
-    seen = [Violation("print", "a.py:1", ""), Violation("any", "a.py:1", ""), Violation("print", "b.py:2", "")]
-    assert unwaived(seen, {("print", "a.py:1")}) == seen[1:]
-    assert stale(seen, {("print", "a.py:1"), ("print", "gone.py:3")}) == {("print", "gone.py:3")}

@@ -1,7 +1,25 @@
-"""Files become batches: read `prompts.py` for the path of a row, `loader.py` for the order of rows in a run."""
+"""Files become batches of token ids.
+
+In the order of a row's path:
+
+- `sources.py` reads a table (with `json_files.py`, `hub.py`, `reasoning_gym.py`), and `selection.py` filters it.
+- `prompts.py`, `preferences.py`, `labelled_responses.py` and `demonstrations.py` find their kind of rows in a table.
+- `conversations.py` checks texts and messages, `chat_template.py` renders them, `tokenization.py` makes token ids,
+  `length_limits.py` leaves out long rows.
+- `loader.py` hands out batches, in an order of `order.py`.
+"""
 
 from hybridflow.data.demonstrations import load_demonstrations
-from hybridflow.data.loader import PromptLoader, eval_batches
+from hybridflow.data.labelled_responses import load_labelled
+from hybridflow.data.loader import BatchStream, eval_batches
+from hybridflow.data.preferences import load_preferences
 from hybridflow.data.prompts import load_prompts
 
-__all__ = ["PromptLoader", "eval_batches", "load_demonstrations", "load_prompts"]
+__all__ = [
+    "BatchStream",
+    "eval_batches",
+    "load_demonstrations",
+    "load_labelled",
+    "load_preferences",
+    "load_prompts",
+]

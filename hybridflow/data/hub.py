@@ -17,7 +17,7 @@ _OPTIONS = ("config", "split")
 
 @dataclass(frozen=True)
 class HubName:
-    """What a name says: the dataset or folder, which of its configurations, and which of its splits."""
+    """A dataset or folder, with its configuration and split if the name gives them."""
 
     path: str
     config: str | None = None
@@ -25,10 +25,10 @@ class HubName:
 
 
 def hub_name(name: str) -> HubName | None:
-    """What `owner/name` or `owner/name?config=main&split=test` says; None for a name that is no dataset's.
+    """The parts of `owner/name` or `owner/name?config=main&split=test`; None if the name is not a dataset's.
 
-    No such name is that of a file or folder that exists, nor that of a missing one in a folder that does; with
-    options it is of the hub, or of a folder. Raises `ConfigError` for options that do not exist.
+    A file or folder that exists is not a dataset of the hub, nor is a missing one in a folder that exists. With
+    options, the name may also be that of a folder. Raises `ConfigError` for unknown options.
     """
     path, mark, query = name.partition("?")
     if user_path(name).exists():
@@ -41,36 +41,38 @@ def hub_name(name: str) -> HubName | None:
 
 
 def check_splits_named(files: Sequence[str], *, key: str) -> None:
-    """Raises `ConfigError` for held-out data that would be the split that one trains on."""
+    """Raises `ConfigError` for held-out data without a split, which would be the split used for training."""
     for name in files:
         found = hub_name(name)
         if found is not None and found.split is None:
             config = f"config={found.config}&" if found.config else ""
             raise ConfigError(
-                f"{key}: '{name}' is no file here, and as a dataset it does not say which split is held out.",
+                f"{key}: '{name}' is not a file, and as a dataset of the hub it must name the held-out split.",
                 remedy=f"Name the split: '{key}=[\"{found.path}?{config}split=test\"]'; or correct the path.",
             )
 
 
 def read_hub(name: str, found: HubName) -> dict[str, list]:
-    """The columns of a dataset: of the split that is named, or of `train`."""
+    """The columns of a dataset's split, which is `train` if none is named."""
     # Imported only here: `datasets` takes a second to import, and most runs read plain files.
     datasets = require("datasets")
     try:
-        return datasets.load_dataset(_place(found.path), found.config, split=found.split or "train").to_dict()
+        folder = user_path(found.path)
+        path = str(folder) if folder.is_dir() else found.path
+        return datasets.load_dataset(path, found.config, split=found.split or "train").to_dict()
     except Exception as error:  # a download and files of any kind fail in as many ways
-        missing = f"No such file or directory: '{name}'; nor could a dataset of that name be had from the hub"
+        missing = f"No such file or directory: '{name}'; and no dataset of that name could be loaded from the hub"
         refused = missing if name == found.path else f"'{name}' cannot be read as a dataset"
         reason = " ".join(str(error).split())[:400] or "no reason given"
         raise DataError(
             f"{refused} ({type(error).__name__}: {reason}).",
             remedy=f"Correct the path, name a configuration and a split that the dataset has"
-            f" ('{found.path}?config=main&split=test'), or download it and give a file of it.",
+            f" ('{found.path}?config=main&split=test'), or download it and give one of its files.",
         ) from error
 
 
 def revision(found: HubName) -> str:
-    """Which revision of a dataset of the hub is read: the commit of its repository."""
+    """The commit of a dataset's repository on the hub that is read."""
     return str(require("datasets").load_dataset_builder(found.path, found.config).hash)
 
 
@@ -87,8 +89,3 @@ def _options(name: str, query: str) -> dict[str, str]:
             )
         given[key] = value
     return given
-
-
-def _place(path: str) -> str:
-    folder = user_path(path)
-    return str(folder) if folder.is_dir() else path

@@ -1,4 +1,4 @@
-"""Rows in a run: an endless stream of batches, resumable anywhere."""
+"""An endless stream of training batches, resumable at any position; batches for evaluation."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,21 +8,21 @@ from torch import Tensor
 
 from hybridflow.batch import Batch, Ragged
 from hybridflow.config.data import Data
-from hybridflow.data.joining import joined
 from hybridflow.data.order import Epochs, GrowingWindow, Mixture, Order
+from hybridflow.data.sources import joined
 from hybridflow.errors import DataError
 
 logger = logging.getLogger(__name__)
 
 
-class PromptLoader:
-    """An endless stream of whole batches over a table of N rows.
+class BatchStream:
+    """An endless stream of full batches from a table of N rows.
 
-    The order says which row is at position p of the stream, and `uid` is p: all that changes is the position.
+    The order says which row is at position p of the stream, and `uid` is p. The only state is the position.
 
-        loader = PromptLoader(table, batch_size=64, order=Epochs(len(table), seed=0, shuffle=True))
+        loader = BatchStream(table, batch_size=64, order=Epochs(len(table), seed=0, shuffle=True))
         batch = loader.next()
-        loader.restore(saved_state)          # goes on as if never interrupted
+        loader.restore(saved_state)          # continues as if never interrupted
     """
 
     def __init__(self, table: Batch, batch_size: int, order: Order) -> None:
@@ -37,7 +37,7 @@ class PromptLoader:
         self._position = 0
 
     def __len__(self) -> int:
-        """Rows an epoch."""
+        """Rows per epoch."""
         return len(self._table)
 
     @property
@@ -46,7 +46,7 @@ class PromptLoader:
         return self._table
 
     def add_columns(self, rows: Mapping[str, Tensor], tokens: Mapping[str, Ragged]) -> None:
-        """Columns of the table that only became known when it was there."""
+        """Adds columns to the table, such as precomputed ones."""
         self._table = self._table.with_columns(rows=rows, tokens=tokens)
 
     @property
@@ -55,13 +55,8 @@ class PromptLoader:
         return [*self._table.columns, "uid"]
 
     @property
-    def position(self) -> int:
-        """Prompts handed out since the start of the run."""
-        return self._position
-
-    @property
     def epoch(self) -> int:
-        """Passes over the rows so far: how often as many were handed out as there are."""
+        """Number of complete passes: rows handed out, divided by the number of rows."""
         return self._position // len(self._table)
 
     def next(self) -> Batch:
@@ -71,28 +66,28 @@ class PromptLoader:
         return batch
 
     def peek(self) -> Batch:
-        """What `next` would answer, without going on."""
+        """The batch that `next` will return, without advancing."""
         stop = self._position + self._batch_size
         rows = self._order.rows(self._position, stop)
         return self._table.select(rows).with_columns(rows={"uid": torch.arange(self._position, stop)})
 
     def state(self) -> dict[str, int]:
-        """Where the stream stands, for a checkpoint."""
+        """The position of the stream, for a checkpoint."""
         return {"position": self._position, "rows": len(self._table)}
 
     def place(self, position: int) -> str:
-        """In words, where the stream goes on in the present rows after `position` rows were handed out."""
+        """In words, where the stream continues in the present rows after `position` rows were handed out."""
         return self._order.place(position)
 
     def restore(self, state: dict[str, int]) -> None:
-        """Goes on from the position of a saved state, in the order of the present rows, however many they are."""
+        """Continues from the position of a saved state, in the order of the present rows, whatever their number."""
         self._position = state["position"]
 
 
-def training_stream(parts: Sequence[Batch], config: Data, *, seed: int) -> PromptLoader:
-    """The stream of a run over the rows of its files, in the order that the configuration asks for.
+def training_stream(parts: Sequence[Batch], config: Data, *, seed: int) -> BatchStream:
+    """The training stream over the rows of the files, in the configured order.
 
-    End to end, or mixed by `data.mixture`; shuffled, or from easy to hard by `data.difficulty_key`.
+    File after file, or mixed by `data.mixture`; shuffled, or from easy to hard by `data.difficulty_key`.
     """
     table = joined(parts, config.train_files)
     sizes, shuffle = [len(part) for part in parts], config.shuffle
@@ -105,16 +100,16 @@ def training_stream(parts: Sequence[Batch], config: Data, *, seed: int) -> Promp
             for index, (size, own) in enumerate(zip(sizes, difficulties, strict=True))
         ]
         logger.info("data.mixture %s", ", ".join(
-            f"{file}: {share:.3g} of the rows, {size} to draw from"
+            f"{file}: {share:.3g} of the draws, from {size} rows"
             for file, share, size in zip(config.train_files, shares, sizes, strict=True)
         ))  # fmt: skip
-        return PromptLoader(table, config.batch_size, Mixture(orders, sizes, shares, seed))
+        return BatchStream(table, config.batch_size, Mixture(orders, sizes, shares, seed))
     if difficulty is not None and config.curriculum_steps:
         epochs = Epochs(len(table), seed, shuffle=shuffle)
         window = GrowingWindow(epochs, difficulty, config.curriculum_steps * config.batch_size, seed)
-        return PromptLoader(table, config.batch_size, window)
+        return BatchStream(table, config.batch_size, window)
     epochs = Epochs(len(table), seed, shuffle=shuffle, difficulty=difficulty)
-    return PromptLoader(table, config.batch_size, epochs)
+    return BatchStream(table, config.batch_size, epochs)
 
 
 def _difficulty(table: Batch, key: str | None) -> Tensor | None:
@@ -126,7 +121,7 @@ def _difficulty(table: Batch, key: str | None) -> Tensor | None:
 
 
 def eval_batches(table: Batch, batch_size: int, *, limit: int | None = None) -> Iterator[Batch]:
-    """The first `limit` rows (all for None) in order, `uid` [B] their positions; the last batch may be smaller."""
+    """The first `limit` rows (all if None) in order, their positions as `uid` [B]; the last batch may be smaller."""
     rows = len(table) if limit is None else min(limit, len(table))
     for start in range(0, rows, batch_size):
         stop = min(start + batch_size, rows)

@@ -1,4 +1,4 @@
-"""In which order the rows of a table come: functions of the seed and the position in the stream alone."""
+"""The order of a table's rows in a run: a function of the seed and the position in the stream alone."""
 
 import hashlib
 import math
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 _BLOCK = 1024
-"""Positions of a mixture that are drawn together."""
+"""Number of positions of a mixture that are drawn together."""
 
 _PARTLY = "some rows may come a second time and others not at all"
 
@@ -23,14 +23,14 @@ class Order(Protocol):
         ...
 
     def place(self, position: int) -> str:
-        """In words, where a stream goes on after `position` rows, some of which were in the order of other data."""
+        """In words, where a stream continues after `position` rows, some of which were in the order of other data."""
         ...
 
 
 class Epochs:
-    """All rows, then all again: position p is row `order(p // N)[p % N]`, in a new order each epoch.
+    """All rows once per epoch, in a new order each epoch: position p is row `order(p // N)[p % N]`.
 
-    With `difficulty` [N] an epoch goes from easy to hard, and the order says which of two equally hard rows is first.
+    With `difficulty` [N] an epoch goes from easy to hard, and equally hard rows are in that epoch's order.
     """
 
     def __init__(self, num_rows: int, seed: int | str, *, shuffle: bool, difficulty: Tensor | None = None) -> None:
@@ -41,13 +41,13 @@ class Epochs:
         self._latest: tuple[int, Tensor] = (-1, torch.empty(0, dtype=torch.int64))
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """Those at the positions; a stretch may begin in one epoch and end in the next."""
+        """The rows at these positions, which may span several epochs."""
         first, last = start // self.num_rows, max(start, stop - 1) // self.num_rows
         stream = torch.cat([self._epoch(epoch) for epoch in range(first, last + 1)])
         return stream[start - first * self.num_rows : stop - first * self.num_rows]
 
     def place(self, position: int) -> str:
-        """The row and epoch that come next."""
+        """The next row and its epoch."""
         epoch, row = divmod(position, self.num_rows)
         return (
             f"row {row} of epoch {epoch} (both count from 0) in the order of the present rows; in this epoch {_PARTLY}"
@@ -63,10 +63,10 @@ class Epochs:
 
 
 class Mixture:
-    """Rows of several files one after the other in a table, of which each position draws one by its probability.
+    """Rows of several files, which follow each other in a table; each position draws a file by its probability.
 
-    Which file a position draws from follows from the seed and the position; a file's k-th draw is the k-th row of its
-    own order, so that all its rows are passed through before one comes again.
+    The seed and the position determine the file; a file's k-th draw is the k-th row of its own order, so that all its
+    rows are used before one is repeated.
     """
 
     def __init__(self, files: Sequence[Order], sizes: Sequence[int], probabilities: Sequence[float], seed: int) -> None:
@@ -75,10 +75,10 @@ class Mixture:
         self._probabilities = torch.tensor(probabilities, dtype=torch.float64)
         self._seed = seed
         self._drawn_before = [[0] * len(files)]
-        """Draws from each file before block 0, 1, ...: as far as the stream has been looked at."""
+        """Draws from each file before block 0, 1, ..., as far as they are known."""
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """Those at the positions."""
+        """The rows at these positions."""
         parts = []
         while start < stop:
             block, end = start // _BLOCK, min(stop, (start // _BLOCK + 1) * _BLOCK)
@@ -87,14 +87,14 @@ class Mixture:
         return torch.cat(parts)
 
     def place(self, position: int) -> str:
-        """The draw that comes next, and how many there were from each file."""
+        """The next draw, and the number of draws from each file."""
         block = position // _BLOCK
         files = self._draws(block)[: position - block * _BLOCK]
         here = torch.bincount(files, minlength=len(self._files)).tolist()
         drawn = ", ".join(str(a + b) for a, b in zip(self._before(block), here, strict=True))
         return (
             f"draw {position} (counted from 0) of data.mixture (draws so far, by file: {drawn}), and each"
-            f" file goes on after as many rows in the order of its present rows; in the current pass over a file"
+            f" file continues after as many rows in the order of its present rows; in the current pass over a file"
             f" {_PARTLY}"
         )
 
@@ -117,16 +117,16 @@ class Mixture:
         return self._drawn_before[block]
 
     def _draws(self, block: int) -> Tensor:
-        """Which file each position of a block draws from, [_BLOCK]."""
+        """The file that each position of a block draws from, [_BLOCK]."""
         generator = _generator(f"{self._seed}/mixture/{block}")
         return torch.multinomial(self._probabilities, _BLOCK, replacement=True, generator=generator)
 
 
 class GrowingWindow:
-    """For `positions`, batches of the easiest rows, of which ever more are let in; then epochs of all rows.
+    """A curriculum: for `positions` rows, batches from a growing set of the easiest rows; then epochs of all rows.
 
-    The batch that ends at position p is drawn from the `ceil(N p / positions)` easiest rows, at least as many as a
-    batch has.
+    The batch that ends at position p is drawn from the `ceil(N p / positions)` easiest rows, and from at least a
+    batch of rows.
     """
 
     def __init__(self, epochs: Epochs, difficulty: Tensor, positions: int, seed: int) -> None:
@@ -136,7 +136,7 @@ class GrowingWindow:
         self._seed = seed
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """Those of the batch start..stop-1."""
+        """The rows of the batch start..stop-1."""
         if start >= self._positions:
             return self._epochs.rows(start - self._positions, stop - self._positions)
         num_rows, batch = len(self._easiest), stop - start
@@ -145,17 +145,17 @@ class GrowingWindow:
         return self._easiest[drawn[:batch]]
 
     def place(self, position: int) -> str:
-        """The row of the curriculum, or of the epochs after it, that comes next."""
+        """The next row of the curriculum, or of the epochs after it."""
         if position >= self._positions:
             return f"{self._epochs.place(position - self._positions)} (epochs count from the end of the curriculum)"
         return (
             f"row {position} (counted from 0) of the {self._positions} of data.curriculum_steps, which are"
-            " drawn from ever more of the easiest present rows"
+            " drawn from a growing set of the easiest present rows"
         )
 
 
 def epoch_order(num_rows: int, *, seed: int | str, epoch: int, shuffle: bool) -> Tensor:
-    """The order of rows in one epoch, [N]: a function of its arguments alone."""
+    """The order of rows in one epoch, [N]; depends on nothing but its arguments."""
     if not shuffle:
         return torch.arange(num_rows)
     return torch.randperm(num_rows, generator=_generator(f"{seed}/{epoch}"))

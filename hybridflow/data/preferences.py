@@ -1,7 +1,9 @@
-"""Preferences: a prompt with the response that people prefer and the one that they do not, as token ids."""
+"""Preferences: a prompt with a chosen and a rejected response, as token ids.
+
+The prompt is in a column of its own, inside both conversations, or the common beginning of two texts.
+"""
 
 import logging
-from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
@@ -9,18 +11,26 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from hybridflow.batch import Batch
+from hybridflow.batch import Batch, Ragged
 from hybridflow.batch.columns import COLUMNS
 from hybridflow.config.data import Data
-from hybridflow.data.chat import as_conversation
-from hybridflow.data.completions import Demonstration, completion_token_ids, longest_row_tokens, rows_within_limits
-from hybridflow.data.joining import joined
-from hybridflow.data.pair_texts import Pair, pair_of
-from hybridflow.data.prompts import ragged_ids
-from hybridflow.data.recognition import column
-from hybridflow.data.responses import numbers_of
+from hybridflow.data.conversations import (
+    Message,
+    Prompt,
+    Response,
+    as_conversation,
+    check_end,
+    checked,
+    is_blank,
+    last_reply_start,
+    response_of,
+    row_error,
+    rows_without,
+)
+from hybridflow.data.length_limits import completions_within_limits
 from hybridflow.data.selection import read_rows
-from hybridflow.data.table import Table
+from hybridflow.data.sources import Table, read_files
+from hybridflow.data.tokenization import PromptCompletion, completion_token_ids
 from hybridflow.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -33,32 +43,56 @@ _REFERENCE = ("ref_chosen_logps", "ref_rejected_logps")
 
 
 @dataclass(frozen=True)
-class PairRows:
-    """The pairs of a table that can be learnt from, and the columns beside them; `reference` [N, 2] where known."""
+class Pair:
+    """A prompt with its chosen and rejected response; `place` is for errors: `row 3 of 'pairs.jsonl'`."""
 
-    pairs: list[Pair]
-    margins: Tensor
-    reference: Tensor | None
-    objects: dict[str, list]
+    place: str
+    prompt: Prompt
+    chosen: Response
+    rejected: Response
+
+    @property
+    def is_tie(self) -> bool:
+        """Both responses are the same."""
+        return self.chosen == self.rejected
+
+    @property
+    def is_blank(self) -> bool:
+        """A response is only white space."""
+        return is_blank(self.chosen) or is_blank(self.rejected)
 
 
 def load_preferences(
-    files: Sequence[str], config: Data, tokenizer: PreTrainedTokenizerBase, ends: Collection[int] = ()
+    files: Sequence[str], config: Data, tokenizer: PreTrainedTokenizerBase, stop_ids: Collection[int] = ()
 ) -> Batch:
     """One row per pair: `prompt_ids`, `chosen_ids`, `rejected_ids` (each with an end-of-sequence), `margin`.
 
-    `ref_sums` [B, 2] are there where the data has `ref_chosen_logps` and `ref_rejected_logps`. Objects: `prompt`,
-    `answer`, `data_source` and every other column.
+    `ref_sums` [B, 2] if the data has `ref_chosen_logps` and `ref_rejected_logps`. Objects: `prompt`, `answer`,
+    `data_source` and every other column.
     """
-    if not files:
-        raise DataError("No data files are named.", remedy="Set data.train_files=[path,...].")
-    return joined([_preferences_of(name, config, tokenizer, ends) for name in files], files)
+
+    def read(name: str) -> Batch:
+        pairs, others = recognize_pairs(read_rows(name, config), config)
+        longest = config.max_prompt_tokens + config.max_response_tokens
+        ids = completion_token_ids(both_responses(pairs), tokenizer, stop_ids, max_tokens=longest)
+        columns = {
+            "prompt_ids": ids.prompts[::2],
+            "chosen_ids": ids.responses[::2],
+            "rejected_ids": ids.responses[1::2],
+        }
+        longer = [max(both, key=len) for both in zip(columns["chosen_ids"], columns["rejected_ids"], strict=True)]
+        places = [pair.place for pair in pairs]
+        kept = completions_within_limits(columns["prompt_ids"], longer, config, places=places)
+        tokens = {name: Ragged.from_rows(rows, torch.int64) for name, rows in columns.items()}
+        return others.with_columns(tokens=tokens).select(kept)
+
+    return read_files(files, read)
 
 
-def recognise_pairs(table: Table, config: Data) -> PairRows:
-    """The pairs of a table: `chosen` and `rejected`, with the prompt apart or inside both; one log line says which.
+def recognize_pairs(table: Table, config: Data) -> tuple[list[Pair], Batch]:
+    """The pairs of a table's `chosen` and `rejected` columns, and its other columns; one log line says what was taken.
 
-    Pairs of which a response is blank, or whose responses are the same, are left out and counted.
+    Pairs with a blank response, and pairs of equal responses, are left out and counted.
     """
     for name in ("chosen", "rejected"):
         if name not in table.columns:
@@ -67,118 +101,134 @@ def recognise_pairs(table: Table, config: Data) -> PairRows:
                 f" {', '.join(table.columns)}.",
                 remedy="Name its columns prompt, chosen and rejected.",
             )
-    prompt_name = config.prompt_key or next((name for name in PROMPTS if name in table.columns), None)
-    prompts = column(table, prompt_name, key="data.prompt_key") if prompt_name else [None] * len(table)
+    prompt_name = config.prompt_key or table.first(PROMPTS)
+    prompts = table.column(prompt_name, key="data.prompt_key") if prompt_name else [None] * len(table)
     columns = zip(prompts, table.columns["chosen"], table.columns["rejected"], strict=True)
     found = [pair_of(*row, place=table.place(index)) for index, row in enumerate(columns)]
-    kept = _learnable(found, table)
+    ties = [row for row, pair in enumerate(found) if pair.is_tie]
+    blank = [row for row, pair in enumerate(found) if pair.is_blank and not pair.is_tie]
+    kept = rows_without({"both responses are the same": ties, "a response is blank": blank}, table, of="pairs")
     pairs = [replace(found[row], prompt=as_conversation(found[row].prompt, config)) for row in kept]
-    reference = _reference(table)
-    objects = objects_beside(table, config, used=(prompt_name, "chosen", "rejected", *_REFERENCE))
+    duplicates = len(pairs) - len({str((pair.prompt, pair.chosen, pair.rejected)) for pair in pairs})
+    if duplicates:
+        logger.warning("data=%s pairs=%d are duplicates, and are all used", table.name, duplicates)
+    num_rows, table = len(table), table.select(kept)
+    margins = enumerate(table.columns.get("margin", [None] * len(table)))
+    numbers = [0.0 if value is None else _number(value, "margin", table.place(row)) for row, value in margins]
+    objects = other_columns(table, config, used=(prompt_name, "chosen", "rejected", *_REFERENCE))
     logger.info(
-        "data=%s rows=%d recognised=%s prompt=%s chosen=chosen rejected=rejected beside=%s read_as=pairs",
-        table.name, len(table), _name_of_layout(pairs[0], prompt_name), prompt_name or "common_beginning",
+        "data=%s rows=%d recognized=%s prompt=%s chosen=chosen rejected=rejected extra=%s read_as=pairs",
+        table.name, num_rows, _layout_name(pairs[0], prompt_name), prompt_name or "common_beginning",
         ",".join(name for name in objects if name not in ("answer", "data_source")) or "-",
     )  # fmt: skip
-    return PairRows(
-        pairs,
-        torch.tensor(_margins(table))[kept],
-        None if reference is None else reference[kept],
-        {name: [values[row] for row in kept] for name, values in objects.items()},
+    return pairs, Batch.of(
+        rows={"margin": torch.tensor(numbers)} | _reference(table),
+        objects={"prompt": [pair.prompt for pair in pairs]} | objects,
     )
 
 
-def objects_beside(table: Table, config: Data, *, used: Sequence[str | None]) -> dict[str, list]:
-    """`answer`, `data_source` and the columns that are not used otherwise, under their own names."""
+def both_responses(pairs: Sequence[Pair]) -> list[PromptCompletion]:
+    """The chosen and the rejected response of each pair, in turn."""
+    both = [(pair, response) for pair in pairs for response in (pair.chosen, pair.rejected)]
+    return [PromptCompletion(pair.prompt, response, pair.place) for pair, response in both]
+
+
+def pair_of(prompt: object, chosen: object, rejected: object, *, place: str) -> Pair:
+    """The pair of a row; `prompt` is None if it is inside both responses."""
+    good = response_of(chosen, what="chosen response", place=place)
+    bad = response_of(rejected, what="rejected response", place=place)
+    if isinstance(good, list) is not isinstance(bad, list):
+        raise row_error(place, "has one response as text and one as messages", "Write both the same way.")
+    if prompt is not None:
+        pair = Pair(place, checked(prompt, what="prompt", place=place), good, bad)
+        return _checked(_without_repeated_prompt(pair))
+    if isinstance(good, list) and isinstance(bad, list):
+        cut = _common_turns(good, bad)
+    else:
+        cut = common_beginning(str(good), str(bad))
+    found = Pair(place, good[:cut], good[cut:], bad[cut:])
+    return found if found.is_tie and not found.prompt else _checked(found)
+
+
+def common_beginning(chosen: str, rejected: str) -> int:
+    """Number of characters of the prompt that two texts begin with.
+
+    Up to the last "Assistant:" of both (HH), else up to the word in which they differ, without the spaces before it.
+    """
+    same = min(len(chosen), len(rejected))
+    cut = next((i for i in range(same) if chosen[i] != rejected[i]), same)
+    if start := last_reply_start(chosen[:cut]):
+        return start
+    while cut > 0 and chosen[cut - 1].isalnum():
+        cut -= 1
+    while cut > 0 and chosen[cut - 1] == " ":
+        cut -= 1
+    return cut
+
+
+def other_columns(table: Table, config: Data, *, used: Sequence[str | None]) -> dict[str, list]:
+    """`answer`, `data_source`, and under their own names the columns that are not `used`."""
     answer_name = config.answer_key or ("answer" if "answer" in table.columns else None)
-    sources = table.columns.get("data_source", [None] * len(table))
     others = {name: values for name, values in table.columns.items() if name not in COLUMNS and name not in used}
-    return {
-        "answer": column(table, answer_name, key="data.answer_key") if answer_name else [None] * len(table),
-        "data_source": [table.data_source if source is None else str(source) for source in sources],
-    } | others
+    answers = table.column(answer_name, key="data.answer_key") if answer_name else [None] * len(table)
+    return {"answer": answers, "data_source": table.data_sources} | others
 
 
-def _preferences_of(name: str, config: Data, tokenizer: PreTrainedTokenizerBase, ends: Collection[int]) -> Batch:
-    found = recognise_pairs(read_rows(name, config), config)
-    prompts, chosen = completion_token_ids(
-        [Demonstration(pair.prompt, pair.chosen, pair.place) for pair in found.pairs],
-        tokenizer,
-        ends,
-        most_tokens=longest_row_tokens(config),
-    )
-    _, rejected = completion_token_ids(
-        [Demonstration(pair.prompt, pair.rejected, pair.place) for pair in found.pairs],
-        tokenizer,
-        ends,
-        most_tokens=longest_row_tokens(config),
-    )
-    longer = [max(both, key=len) for both in zip(chosen, rejected, strict=True)]
-    kept = rows_within_limits(prompts, longer, config, places=[pair.place for pair in found.pairs])
-    reference = {} if found.reference is None else {"ref_sums": found.reference[kept]}
-    return Batch.of(
-        rows={"margin": found.margins[kept]} | reference,
-        tokens={
-            "prompt_ids": ragged_ids([prompts[row] for row in kept]),
-            "chosen_ids": ragged_ids([chosen[row] for row in kept]),
-            "rejected_ids": ragged_ids([rejected[row] for row in kept]),
-        },
-        objects={"prompt": [found.pairs[row].prompt for row in kept]}
-        | {name: [values[row] for row in kept] for name, values in found.objects.items()},
-    )
+def _without_repeated_prompt(pair: Pair) -> Pair:
+    """The pair of a prompt column whose conversations may repeat the prompt, or continue a reply begun in it."""
+    prompt, chosen, rejected = pair.prompt, pair.chosen, pair.rejected
+    if not (isinstance(chosen, list) and isinstance(rejected, list)):
+        return pair
+    if isinstance(prompt, str) and chosen[0]["role"] != "assistant":
+        cut = _common_turns(chosen, rejected)
+        return Pair(pair.place, chosen[:cut], chosen[cut:], rejected[cut:])
+    turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    repeated = len(turns) if chosen[: len(turns)] == turns == rejected[: len(turns)] else 0
+    return Pair(pair.place, turns, chosen[repeated:], rejected[repeated:])
 
 
-def _learnable(pairs: Sequence[Pair], table: Table) -> list[int]:
-    """Positions of the pairs with different, nonblank responses; logs those left out and those that occur twice."""
-    even = [row for row, pair in enumerate(pairs) if pair.is_even]
-    blank = [row for row, pair in enumerate(pairs) if pair.is_blank and not pair.is_even]
-    for what, rows in (("both responses are the same", even), ("a response is blank", blank)):
-        if rows:
-            logger.warning("data=%s leaves out %d of %d pairs: %s (rows %s)",
-                           table.name, len(rows), len(pairs), what, numbers_of(rows, table))  # fmt: skip
-    left_out = {*even, *blank}
-    kept = [row for row in range(len(pairs)) if row not in left_out]
-    if not kept:
-        raise DataError(f"'{table.name}' has no pair of two different responses.", remedy="Give pairs to learn from.")
-    times = Counter(str((pairs[row].prompt, pairs[row].chosen, pairs[row].rejected)) for row in kept)
-    if len(times) < len(kept):
-        logger.warning("data=%s pairs=%d are there more than once, and count as often",
-                       table.name, len(kept) - len(times))  # fmt: skip
-    return kept
+def _checked(pair: Pair) -> Pair:
+    """The pair, with a prompt and two responses that end with the assistant's turn."""
+    if not pair.prompt:
+        raise row_error(pair.place, "has no prompt: its texts have no common beginning", "Add a prompt column.")
+    check_end(pair.chosen, what="chosen response", place=pair.place)
+    check_end(pair.rejected, what="rejected response", place=pair.place)
+    return pair
 
 
-def _margins(table: Table) -> list[float]:
-    values = table.columns.get("margin", [None] * len(table))
-    return [0.0 if value is None else _number(value, "margin", table.place(row)) for row, value in enumerate(values)]
+def _common_turns(chosen: list[Message], rejected: list[Message]) -> int:
+    """Number of turns of the prompt: those that are the same in both; if all are, all but the last."""
+    shorter = min(len(chosen), len(rejected))
+    same = next((i for i in range(shorter) if chosen[i] != rejected[i]), shorter)
+    return same - 1 if chosen == rejected else same
 
 
-def _reference(table: Table) -> Tensor | None:
-    """[N, 2]: log-probabilities of both responses under the reference, as TRL names them."""
+def _reference(table: Table) -> dict[str, Tensor]:
+    """`ref_sums` [N, 2]: log-probabilities of both responses under the reference, in columns named as by TRL."""
     there = [name for name in _REFERENCE if name in table.columns]
     if not there:
-        return None
+        return {}
     if len(there) < len(_REFERENCE):
         (missing,) = {*_REFERENCE} - {*there}
         raise DataError(
-            f"'{table.name}' has a column '{there[0]}', and no '{missing}': a reference has something to say of both"
-            " responses.",
+            f"'{table.name}' has a column '{there[0]}', and no '{missing}': the reference needs both.",
             remedy=f"Add '{missing}', or leave '{there[0]}' out.",
         )
     both = [[_number(value, name, table.place(row)) for row, value in enumerate(table.columns[name])]
             for name in _REFERENCE]  # fmt: skip
-    return torch.tensor(both).T.contiguous()
+    return {"ref_sums": torch.tensor(both).T.contiguous()}
 
 
 def _number(value: object, name: str, place: str) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST:
         return float(value)
     raise DataError(
-        f"'{name}' in {place} is no number: {str(value)[:40]!r}.",
+        f"'{name}' in {place} must be a number that fits float32, not {str(value)[:40]!r}.",
         remedy=f"Give a number in every row, or leave the column '{name}' out.",
     )
 
 
-def _name_of_layout(pair: Pair, prompt_name: str | None) -> str:
+def _layout_name(pair: Pair, prompt_name: str | None) -> str:
     if isinstance(pair.prompt, list):
         return "conversations"
     if prompt_name is not None:

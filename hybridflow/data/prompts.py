@@ -1,22 +1,56 @@
-"""Prompts for generation: read, recognised, tokenised, held to their limit, and laid out as one batch."""
+"""Prompts for generation: found in a table by its layout, checked, tokenized, held to their limit."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
+from dataclasses import dataclass
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from hybridflow.batch import Batch, Ragged
+from hybridflow.batch.columns import COLUMNS
 from hybridflow.config.data import Data
-from hybridflow.data.chat import as_conversation, may_be_cut, prompt_flaw, prompt_token_ids
-from hybridflow.data.joining import joined
-from hybridflow.data.long_rows import check_left, rows_within
-from hybridflow.data.recognition import PromptColumns, recognise_prompts
+from hybridflow.data.conversations import as_conversation, check_prompts, last_reply_start
+from hybridflow.data.length_limits import check_left, rows_within
 from hybridflow.data.selection import read_rows
-from hybridflow.data.table import Table
+from hybridflow.data.sources import Table, read_files
+from hybridflow.data.tokenization import may_be_cut, prompt_token_ids
 from hybridflow.errors import DataError, RewardError
 
+logger = logging.getLogger(__name__)
+
 RowCheck = Callable[[Mapping[str, object]], None]
+
+_ANSWERS = ("answer", "ground_truth", "label", "target", "solution")
+_COMPLETIONS = ("completion", "response", "output")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A known layout of prompts: the columns that identify it, the prompt's column, and possible answer columns.
+
+    A dot reaches into a column of objects: `reward_model.ground_truth`.
+    """
+
+    name: str
+    known_by: tuple[str, ...]
+    prompt: str
+    answers: tuple[str, ...] = _ANSWERS
+
+
+# The first that fits is taken, so more specific layouts come first.
+LAYOUTS = (
+    Layout("verl", ("prompt", "reward_model"), "prompt", ("reward_model.ground_truth",)),
+    Layout("SkyRL", ("prompt", "reward_spec"), "prompt", ("reward_spec.ground_truth",)),
+    Layout("DeepSpeed-Chat", ("prompt", "chosen", "rejected"), "prompt", ("answer",)),
+    Layout("trl_prompt", ("prompt",), "prompt"),
+    Layout("GSM8K", ("question",), "question"),
+    Layout("MATH", ("problem",), "problem"),
+    Layout("OpenRLHF", ("input",), "input", ("label", *_ANSWERS)),
+    Layout("messages", ("messages",), "messages"),
+    Layout("text", ("text",), "text"),
+    Layout("HH", ("chosen", "rejected"), "chosen", ()),
+)
 
 
 def load_prompts(
@@ -24,85 +58,127 @@ def load_prompts(
     config: Data,
     tokenizer: PreTrainedTokenizerBase,
     *,
-    judges_of_answers: Sequence[str] = (),
+    answer_functions: Sequence[str] = (),
     row_checks: Sequence[RowCheck] = (),
 ) -> Batch:
     """The rows of the files, in order: `prompt_ids`, `prompt`, `answer`, `data_source` and every other column.
 
-    `judges_of_answers` are the reward functions that can do nothing without an answer, where there are no others.
-    Each of `row_checks` is called with the columns of each row, and raises `RewardError` for one that cannot be
-    judged: a `DataError` here, with its place. `uid` is added by who orders the rows.
+    `answer_functions` are the run's reward functions if all of them need an answer, so that every row must have one.
+    Each of `row_checks` is called with the columns of each row; the `RewardError` that it raises for a row that cannot
+    be scored becomes a `DataError` with the row's place. The loader adds `uid`.
     """
-    if not files:
-        raise DataError("No data files are named.", remedy="Set data.train_files=[path,...].")
-    return joined([_prompts_of(name, config, tokenizer, judges_of_answers, row_checks) for name in files], files)
+
+    def read(name: str) -> Batch:
+        table = read_rows(name, config)
+        columns = recognize_prompts(table, prompt_key=config.prompt_key, answer_key=config.answer_key)
+        check_prompts(columns["prompt"], table)
+        if answer_functions:
+            _check_answers(columns["answer"], table, answer_functions)
+        for check in row_checks:
+            _check_rows(columns, table, check)
+        prompts = [as_conversation(prompt, config) for prompt in columns["prompt"]]
+        ids = prompt_token_ids(prompts, tokenizer, max_tokens=config.max_prompt_tokens)
+        batch = Batch.of(
+            tokens={"prompt_ids": Ragged.from_rows(ids, torch.int64)}, objects=columns | {"prompt": prompts}
+        )
+        return batch.select(_within_limit(prompts, ids, table, config))
+
+    return read_files(files, read)
 
 
-def ragged_ids(rows: Sequence[Sequence[int]]) -> Ragged:
-    """Rows of token ids as one ragged int64 column."""
-    lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
-    return Ragged.from_lengths(torch.tensor(list(chain.from_iterable(rows)), dtype=torch.int64), lengths)
+def recognize_prompts(table: Table, *, prompt_key: str | None = None, answer_key: str | None = None) -> dict[str, list]:
+    """`prompt` (unchecked), `answer` (None if there is none), `data_source` and all other columns of a table.
+
+    The keys, or the table's layout, say where they are; one log line says which columns were taken.
+
+    A last assistant turn in a `messages` column is the answer, and the turns before it the prompt. In dialogues with a
+    preferred reply (HH), the prompt is what precedes the last reply, and there is no answer.
+    """
+    layout = _layout(table, prompt_key)
+    prompts = table.column(prompt_key or layout.prompt, key="data.prompt_key")
+    answer_name = answer_key or next((n for n in layout.answers if _has(table, n) and not _is_label(table, n)), None)
+    answers = table.column(answer_name, key="data.answer_key") if answer_name else [None] * len(table)
+    if layout.name in ("messages", "HH"):
+        prompts, replies = zip(*(_before_last_reply(conversation) for conversation in prompts), strict=True)
+        if answer_name is None and layout.name == "messages":
+            answer_name, answers = "last_assistant_turn", list(replies)
+    extras = _extras(table, {prompt_key or layout.prompt, answer_name, "data_source"})
+    logger.info(
+        "data=%s rows=%d recognized=%s prompt=%s answer=%s extra=%s read_as=prompts",
+        table.name, len(table), layout.name, prompt_key or layout.prompt, answer_name or "-", ",".join(extras) or "-",
+    )  # fmt: skip
+    return {"prompt": list(prompts), "answer": answers, "data_source": table.data_sources} | extras
 
 
-def check_prompts(prompts: Sequence[object], table: Table) -> None:
-    """Raises `DataError` naming the file and the row of the first prompt that is none."""
-    for row, prompt in enumerate(prompts):
-        flaw = prompt_flaw(prompt)
-        if flaw is not None:
-            raise DataError(
-                f"The prompt in {table.place(row)} {flaw}.",
-                remedy='Give text, or messages such as [{"role": "user", "content": "..."}].',
-            )
-
-
-def _prompts_of(
-    name: str,
-    config: Data,
-    tokenizer: PreTrainedTokenizerBase,
-    judges: Sequence[str],
-    row_checks: Sequence[RowCheck],
-) -> Batch:
-    table = read_rows(name, config)
-    found = recognise_prompts(table, prompt_key=config.prompt_key, answer_key=config.answer_key)
-    check_prompts(found.prompts, table)
-    if judges:
-        _check_answers(found, table, judges)
-    for check in row_checks:
-        _check_rows(found, table, check)
-    prompts = [as_conversation(prompt, config) for prompt in found.prompts]
-    ids = prompt_token_ids(prompts, tokenizer, most_tokens=config.max_prompt_tokens)
+def _within_limit(prompts: Sequence, ids: Sequence[Sequence[int]], table: Table, config: Data) -> list[int]:
+    limit, setting = config.max_prompt_tokens, "data.max_prompt_tokens"
     kept = rows_within(
         [len(row) for row in ids],
-        config.max_prompt_tokens,
-        setting="data.max_prompt_tokens",
+        limit,
+        setting=setting,
         what="prompts",
         drop=config.drop_long_prompts,
         place=table.place,
-        at_least={row for row, prompt in enumerate(prompts) if may_be_cut(prompt, config.max_prompt_tokens)},
+        at_least={row for row, prompt in enumerate(prompts) if may_be_cut(prompt, limit)},
     )
-    check_left(len(kept), len(ids), settings="data.max_prompt_tokens")
-    columns = {"prompt": prompts, "answer": found.answers, "data_source": found.data_sources} | found.extras
-    return Batch.of(
-        tokens={"prompt_ids": ragged_ids([ids[row] for row in kept])},
-        objects={name: [values[row] for row in kept] for name, values in columns.items()},
-    )
+    check_left(len(kept), len(ids), settings=setting)
+    return kept
 
 
-def _check_answers(found: PromptColumns, table: Table, judges: Sequence[str]) -> None:
-    missing = next((row for row, answer in enumerate(found.answers) if answer is None), None)
-    if missing is None:
-        return
-    without = sum(answer is None for answer in found.answers)
+def _layout(table: Table, prompt_key: str | None) -> Layout:
+    for layout in LAYOUTS:
+        if all(name in table.columns for name in layout.known_by) and prompt_key in (None, layout.prompt):
+            return layout
+    if prompt_key is not None:
+        return Layout("prompt_key", (), prompt_key)
     raise DataError(
-        f"{without} of {len(table)} rows have no answer, which reward.functions=[{','.join(judges)}] compare with;"
-        f" the first is {table.place(missing)}.",
-        remedy="Name the column with data.answer_key=..., leave such rows out with data.filters, or add a reward"
-        " function that does without.",
+        f"No column of '{table.name}' is known to hold prompts; its columns are: {', '.join(table.columns)}.",
+        remedy="Name the column with data.prompt_key=... (and data.answer_key=...).",
     )
 
 
-def _check_rows(found: PromptColumns, table: Table, check: RowCheck) -> None:
-    columns = {"answer": found.answers} | found.extras
+def _has(table: Table, name: str) -> bool:
+    return name in table.columns or name.partition(".")[0] in table.columns
+
+
+def _is_label(table: Table, name: str) -> bool:
+    """Whether a column labels another column's responses as good or bad (KTO), and so holds no answers."""
+    labels = name == "label" and any(other in table.columns for other in _COMPLETIONS)
+    return labels and all(isinstance(value, bool | int | float) and value in (0, 1) for value in table.columns[name])
+
+
+def _before_last_reply(conversation: object) -> tuple[object, object]:
+    if isinstance(conversation, list) and conversation and isinstance(conversation[-1], dict):
+        if conversation[-1].get("role") == "assistant":
+            return conversation[:-1], conversation[-1].get("content")
+    if isinstance(conversation, str) and (start := last_reply_start(conversation)):
+        return conversation[:start], conversation[start:]
+    return conversation, None
+
+
+def _extras(table: Table, used: set[str | None]) -> dict[str, list]:
+    """All columns under their own names, except those whose names have another meaning in a batch."""
+    reserved = [name for name in table.columns if name in COLUMNS and name not in used]
+    if reserved:
+        logger.warning(
+            "data=%s columns=%s do not reach the reward functions: the names are reserved; rename them",
+            table.name, ",".join(reserved),
+        )  # fmt: skip
+    return {name: values for name, values in table.columns.items() if name not in COLUMNS}
+
+
+def _check_answers(answers: Sequence, table: Table, functions: Sequence[str]) -> None:
+    without = [row for row, answer in enumerate(answers) if answer is None]
+    if without:
+        raise DataError(
+            f"{len(without)} of {len(table)} rows have no answer, which reward.functions=[{','.join(functions)}] need;"
+            f" the first is {table.place(without[0])}.",
+            remedy="Name the column with data.answer_key=..., leave such rows out with data.filters, or add a reward"
+            " function that needs no answer.",
+        )
+
+
+def _check_rows(columns: Mapping[str, list], table: Table, check: RowCheck) -> None:
     for row in range(len(table)):
         try:
             check({name: values[row] for name, values in columns.items()})

@@ -1,4 +1,4 @@
-"""Which rows of a source a run takes: `data.filters`, `data.max_rows`, and a number for how hard each row is."""
+"""The rows of a source that a run uses: `data.filters`, `data.max_rows`, and the difficulty of each row."""
 
 import inspect
 import logging
@@ -10,9 +10,7 @@ from dataclasses import replace
 from hybridflow.config.data import Data
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.user_code import ending_forks, load_member
-from hybridflow.data.recognition import column
-from hybridflow.data.sources import read_table
-from hybridflow.data.table import Table
+from hybridflow.data.sources import Table, read_table
 from hybridflow.errors import ConfigError, DataError
 
 logger = logging.getLogger(__name__)
@@ -21,55 +19,57 @@ _STARRED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def read_rows(name: str, config: Data) -> Table:
-    """The rows of a source that the filters let stay, at most `data.max_rows`, with numbers in `difficulty_key`."""
+    """The rows of a source that pass the filters, at most `data.max_rows`, with numbers in `difficulty_key`."""
     table = read_table(name)
     for setting in config.filters:
         table = _filtered(table, setting)
     if config.max_rows is not None and config.max_rows < len(table):
-        logger.info("data=%s rows=%d data.max_rows=%d takes the first", name, len(table), config.max_rows)
+        logger.info("data=%s rows=%d data.max_rows=%d: only the first are used", name, len(table), config.max_rows)
         table = table.select(range(config.max_rows))
     _check_own_uids(table)
     return _with_difficulties(table, config.difficulty_key) if config.difficulty_key else table
 
 
 def unselected(config: Data) -> Data:
-    """The same settings for rows that are all taken: held-out rows, and texts beside the training rows."""
+    """The same settings for files of which all rows are used: held-out rows and pretraining texts."""
     return replace(config, filters=[], max_rows=None, mixture=[], difficulty_key=None, curriculum_steps=0)
 
 
 def _filtered(table: Table, setting: str) -> Table:
     function = load_member(setting, key="data.filters")
     if not callable(function):
-        raise ConfigError(f"data.filters: {setting} is a {type(function).__name__}.", remedy="Name a function.")
+        raise ConfigError(
+            f"data.filters: {setting} is a {type(function).__name__}, not a function.", remedy="Name a function."
+        )
     wanted = _wanted_columns(function, setting, table)
-    kept = [row for row in range(len(table)) if _stays(function, wanted, table, row, setting)]
+    kept = [row for row in range(len(table)) if _passes(function, wanted, table, row, setting)]
     if not kept:
         raise DataError(
-            f"data.filters: {setting} leaves none of the {len(table)} rows of '{table.name}'.",
-            remedy="A filter answers True for a row that stays; look at what it compares.",
+            f"data.filters: {setting} keeps none of the {len(table)} rows of '{table.name}'.",
+            remedy="A filter returns True for each row to keep; check what it compares.",
         )
-    logger.info("data=%s filter=%s rows=%d of %d stay", table.name, setting, len(kept), len(table))
+    logger.info("data=%s filter=%s keeps %d of %d rows", table.name, setting, len(kept), len(table))
     return table.select(kept)
 
 
 def _wanted_columns(function: Callable[..., object], setting: str, table: Table) -> list[str]:
-    """The columns that the function names, or all of them where it takes any."""
+    """The columns that the function's parameters name, or all columns if it takes `**kwargs`."""
     parameters = inspect.signature(function).parameters.values()
     named = [parameter for parameter in parameters if parameter.kind not in _STARRED]
     for parameter in named:
         if parameter.default is inspect.Parameter.empty and parameter.name not in table.columns:
             raise DataError(
-                f"data.filters: {setting} wants a column '{parameter.name}', which '{table.name}' does not have.",
+                f"data.filters: {setting} needs a column '{parameter.name}', which '{table.name}' does not have.",
                 remedy=f"{did_you_mean(parameter.name, table.columns)}Its columns are: {', '.join(table.columns)};"
-                " give the parameter a default where a file may lack it.",
+                " give the parameter a default if a file may lack it.",
             )
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
         return [*table.columns]
     return [parameter.name for parameter in named if parameter.name in table.columns]
 
 
-def _stays(function: Callable[..., object], wanted: list[str], table: Table, row: int, setting: str) -> bool:
-    """The filter's answer for one row, of which it gets copies; processes that it forks end where it returns."""
+def _passes(function: Callable[..., object], wanted: list[str], table: Table, row: int, setting: str) -> bool:
+    """The filter's result for copies of a row's values; a process that the filter forks exits when it returns."""
     place = table.place(row)
     try:
         with ending_forks():
@@ -81,31 +81,31 @@ def _stays(function: Callable[..., object], wanted: list[str], table: Table, row
         ) from error
     if not isinstance(answer, bool):
         raise DataError(
-            f"data.filters: {setting} answered {answer!r} (a {type(answer).__name__}) for {place}.",
-            remedy="Answer True for a row that stays and False for one that goes: bool(...).",
+            f"data.filters: {setting} returned {answer!r} (a {type(answer).__name__}) for {place}.",
+            remedy="Return True to keep a row and False to leave it out: bool(...).",
         )
     return answer
 
 
 def _check_own_uids(table: Table) -> None:
-    """Rows that the data itself calls by one name are most likely one row twice."""
+    """Raises `DataError` if two rows have the same `uid`, since they are most likely the same row."""
     seen: dict[str, int] = {}
     for row, uid in enumerate(table.columns.get("uid", [])):
         first = seen.setdefault(repr(uid), row)
         if uid is not None and first != row:
             raise DataError(
                 f"Rows {table.number(first)} and {table.number(row)} of '{table.name}' have the same uid, {uid!r}.",
-                remedy="Remove the duplicates, or call the column something else: rows are numbered without it.",
+                remedy="Remove the duplicates, or rename the column: the run numbers the rows itself.",
             )
 
 
 def _with_difficulties(table: Table, key: str) -> Table:
-    """The table with the numbers under the key itself, which may reach into a column of objects by a dot."""
-    values = column(table, key, key="data.difficulty_key")
+    """The table with the difficulties in a column named `key`, which may be a dotted path into a column of objects."""
+    values = table.column(key, key="data.difficulty_key")
     for row, value in enumerate(values):
         if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < sys.float_info.max:
             raise DataError(
-                f"data.difficulty_key={key}: {table.place(row)} has {value!r}, which is no number.",
+                f"data.difficulty_key={key}: {table.place(row)} has {value!r}, which is not a finite number.",
                 remedy="Give every row a number (larger is harder), or leave such rows out with data.filters.",
             )
     return replace(table, columns={**table.columns, key: values})

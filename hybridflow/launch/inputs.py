@@ -16,7 +16,7 @@ from hybridflow.config.experiment import Experiment
 from hybridflow.config.paths import PREFIX, builtin_path, user_path
 from hybridflow.config.user_code import FILE_MODULE
 from hybridflow.data.hub import hub_name, revision
-from hybridflow.data.reasoning_tasks import TASK_PREFIX
+from hybridflow.data.reasoning_gym import TASK_PREFIX
 from hybridflow.elastic.compatibility import words_of
 from hybridflow.elastic.fingerprints import Fingerprints, file_fingerprint
 from hybridflow.launch.compose.compose import Composed

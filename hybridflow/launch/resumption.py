@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from hybridflow.config.absolute_paths import path_settings
 from hybridflow.config.loop import ResumeChanged
-from hybridflow.data.loader import PromptLoader
+from hybridflow.data.loader import BatchStream
 from hybridflow.elastic.checkpoint import Checkpoint
 from hybridflow.elastic.compatibility import check_compatible, compare, flat, with_moves_undone, words_of
 from hybridflow.elastic.fingerprints import Fingerprints, check_unchanged
@@ -40,7 +40,7 @@ def check_resumable(
     checkpoint: Checkpoint,
     composed: Composed,
     inputs: Fingerprints,
-    streams: Mapping[str, PromptLoader],
+    streams: Mapping[str, BatchStream],
     trained: Collection[str],
 ) -> Changes:
     """What has changed since the checkpoint. Raises `CheckpointError` for what keeps the run from resuming."""
@@ -75,7 +75,7 @@ def check_resumable(
 
 
 def changed_rows(
-    saved: Mapping[str, Mapping[str, int]], streams: Mapping[str, PromptLoader], policy: ResumeChanged
+    saved: Mapping[str, Mapping[str, int]], streams: Mapping[str, BatchStream], policy: ResumeChanged
 ) -> list[str]:
     """For each stream that has another number of rows than in the checkpoint, where it goes on.
 

@@ -16,7 +16,8 @@ from hybridflow.config.training import Training
 from hybridflow.controller.protocols import DATA_PARALLEL, answering_ranks
 from hybridflow.controller.transfer import transfer
 from hybridflow.controller.worker import Worker, WorkerContext
-from hybridflow.data.chat import rendered, text_token_ids
+from hybridflow.data.chat_template import rendered
+from hybridflow.data.tokenization import text_token_ids
 from hybridflow.engines.training.factory import make_value_engine, tokenizer_directory
 from hybridflow.engines.training.interface import TrainEngine
 from hybridflow.engines.training.traits import traits_of

@@ -75,7 +75,7 @@ def assert_refused(ended: Ended, folder: Path, found: str, remedy: str) -> None:
         (
             "data.train_files=[{}/long.jsonl]",
             "2 of 13 prompts are longer than data.max_prompt_tokens=8 tokens (the longest, row 5 of '{}/long.jsonl'",
-            "Set data.max_prompt_tokens=62 if the model reads as many, or data.drop_long_prompts=true",
+            "Set data.max_prompt_tokens=62 if the model reads that many, or data.drop_long_prompts=true",
         ),
         ("data.max_prompt_tokens=255", "make 259 tokens; the model in", "Lower one of them, to 256 together"),
         # the user's functions and dataflow

@@ -200,7 +200,7 @@ def test_a_pair_without_a_chosen_response_stops_before_anything_starts(tmp_path)
     with (tmp_path / "pairs.jsonl").open("a") as file:
         file.write('{"prompt": "1+1=", "chosen": null, "rejected": "3"}\n')
     ended = run_here([*settings, f"trainer.run_dir={tmp_path}/run"], command=main_dpo.main)
-    assert ended.status == 2 and "Row 65 of" in ended.words and "has no chosen response" in ended.words
+    assert ended.status == 2 and "Row 65 of" in ended.words and "has a chosen response that is missing" in ended.words
     assert not (tmp_path / "run").exists()
 
 

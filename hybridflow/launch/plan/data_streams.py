@@ -11,12 +11,12 @@ from transformers import PreTrainedTokenizerBase
 from hybridflow.batch import Batch, Ragged
 from hybridflow.config.derived import is_evaluated, max_sequence_tokens
 from hybridflow.config.experiment import Experiment
-from hybridflow.data.chat import with_chat_template
+from hybridflow.data.chat_template import with_chat_template
 from hybridflow.data.demonstrations import load_demonstrations
 from hybridflow.data.hub import check_splits_named
-from hybridflow.data.labelled import load_labelled
-from hybridflow.data.loader import PromptLoader, eval_batches, training_stream
-from hybridflow.data.long_rows import RowsTooLong
+from hybridflow.data.labelled_responses import load_labelled
+from hybridflow.data.length_limits import RowsTooLong
+from hybridflow.data.loader import BatchStream, eval_batches, training_stream
 from hybridflow.data.preferences import load_preferences
 from hybridflow.data.prompts import load_prompts
 from hybridflow.data.selection import unselected
@@ -47,10 +47,10 @@ _ALWAYS_THERE = ["prompt", "answer", "data_source"]
 """Columns of all prompts, whatever their files have."""
 
 
-class Streams(dict[str, PromptLoader]):
+class Streams(dict[str, BatchStream]):
     """The training streams by name; one that a dataflow asks for and that has no files is a `ConfigError`."""
 
-    def __missing__(self, name: str) -> PromptLoader:
+    def __missing__(self, name: str) -> BatchStream:
         if name == PRETRAINING:
             raise ConfigError(
                 "The dataflow takes the stream 'pretraining', and data.pretraining_files is empty.",
@@ -63,7 +63,7 @@ class Streams(dict[str, PromptLoader]):
 class DrivenData:
     """What the driver itself holds: the training streams, the held-out rows, and how tokens become text."""
 
-    streams: Mapping[str, PromptLoader]
+    streams: Mapping[str, BatchStream]
     """`prompts`, whatever the dataflow learns from, and `pretraining` where the configuration names such files."""
 
     questions: Batch | None
@@ -93,9 +93,9 @@ def load_data(config: Experiment, dataflow: type[Dataflow], *, is_judged: bool) 
     model = policy_model(config)
     tokenizer = with_chat_template(load_tokenizer(tokenizer_directory(model), pad_token=model.pad_token), data)
     judges = config.reward.functions if all_need_answers(config.reward) else []
-    judged_prompts = partial(load_prompts, judges_of_answers=judges, row_checks=row_checks(_functions(config)))
+    judged_prompts = partial(load_prompts, answer_functions=judges, row_checks=row_checks(_functions(config)))
     ends = eos_ids(tokenizer, resolve_model_path(str(model.path)))
-    readers = {kind: partial(read, ends=ends) for kind, read in READERS.items()} | {"prompts": judged_prompts}
+    readers = {kind: partial(read, stop_ids=ends) for kind, read in READERS.items()} | {"prompts": judged_prompts}
     read = readers[dataflow.data]
     with _told_as("data.train_files", config):
         parts = [read([name], data, tokenizer) for name in data.train_files]

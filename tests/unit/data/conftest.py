@@ -1,6 +1,8 @@
-"""Tokenizers made on the fly: one token a character."""
+"""Tokenizers made on the fly, with one token per character; files of rows; token ids as text."""
 
+import json
 import string
+from pathlib import Path
 
 import pytest
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
@@ -27,6 +29,17 @@ def character_tokenizer(*, before: str = "", behind: str = "", chat_template: st
         tokenizer_object=inner, pad_token="<pad>", eos_token="<eos>", bos_token="<bos>", unk_token="<unk>",
         chat_template=chat_template,
     )  # fmt: skip
+
+
+def written(path: Path, rows: list[dict]) -> str:
+    """The path of a JSON-lines file with these rows."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def texts(tokenizer, rows) -> list[str]:
+    """The tokens of each row, end to end."""
+    return ["".join(tokenizer.convert_ids_to_tokens(list(map(int, row)))) for row in rows]
 
 
 @pytest.fixture(scope="session")

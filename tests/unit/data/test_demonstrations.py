@@ -1,4 +1,5 @@
-import json
+import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -7,21 +8,23 @@ from transformers import PreTrainedTokenizerFast
 
 from hybridflow.config.data import Data
 from hybridflow.data import load_demonstrations
+from hybridflow.data.tokenization import prompt_token_ids
 from hybridflow.errors import DataError
+from hybridflow.models.tokenizers import load_tokenizer
+from tests.unit.data.conftest import texts, written
 
 USER, REPLY = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}
+CHAT = "[user:hi]<eos>[assistant:"
+DIALOGUE = "\n\nHuman: hi\n\nAssistant: yo\n\nHuman: so?\n\nAssistant:"
 
 
 def loaded(path, tokenizer, rows, **settings):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return load_demonstrations([str(path)], Data(**settings), tokenizer)
+    return load_demonstrations([written(path, rows)], Data(**settings), tokenizer)
 
 
 def parts(batch, tokenizer):
-    columns = batch.tokens("prompt_ids").rows(), batch.tokens("response_ids").rows()
     return [
-        tuple("".join(tokenizer.convert_ids_to_tokens(row.tolist())) for row in pair)
-        for pair in zip(*columns, strict=True)
+        *zip(*(texts(tokenizer, batch.tokens(name).rows()) for name in ("prompt_ids", "response_ids")), strict=True)
     ]
 
 
@@ -29,13 +32,17 @@ def parts(batch, tokenizer):
     ("row", "prompt", "response"),
     [
         ({"prompt": "1+1=", "completion": "2"}, "<bos>1+1=", "2<eos>"),
-        ({"prompt": "1+1=", "answer": "2"}, "<bos>1+1=", "2<eos>"),
         ({"prompt": "1+1=", "answer": 2}, "<bos>1+1=", "2<eos>"),
         ({"question": "How?", "answer": " So."}, "<bos>How?", " So.<eos>"),
+        ({"input": "1+1=", "output": "2"}, "<bos>1+1=", "2<eos>"),
+        ({"instruction": "Add", "input": "1 1", "output": "2"}, "<bos>Add\n\n1 1", "2<eos>"),
+        ({"instruction": "Wait", "input": "", "output": "2"}, "<bos>Wait", "2<eos>"),
         ({"prompt": "p", "chosen": " good", "rejected": " bad"}, "<bos>p", " good<eos>"),
-        ({"messages": [USER, REPLY]}, "[user:hi]<eos>[assistant:", "yo]<eos>"),
-        ({"prompt": [USER], "completion": [REPLY]}, "[user:hi]<eos>[assistant:", "yo]<eos>"),
-        ({"prompt": [USER], "completion": "yo"}, "[user:hi]<eos>[assistant:", "yo]<eos>"),
+        ({"chosen": DIALOGUE + " a", "rejected": DIALOGUE + " b"}, "<bos>" + DIALOGUE, " a<eos>"),
+        ({"chosen": [USER, REPLY], "rejected": [USER]}, CHAT, "yo]<eos>"),
+        ({"messages": [USER, REPLY]}, CHAT, "yo]<eos>"),
+        ({"prompt": [USER], "completion": [REPLY]}, CHAT, "yo]<eos>"),
+        ({"prompt": [USER], "completion": "yo"}, CHAT, "yo]<eos>"),
         ({"text": "Once"}, "<bos>", "Once<eos>"),
     ],
 )
@@ -45,12 +52,18 @@ def test_layouts_become_prompt_and_response(tmp_path, chat_tokenizer, row, promp
 
 
 def test_the_mask_is_one_on_every_response_token(tmp_path, tokenizer):
-    batch = loaded(
-        tmp_path / "a.jsonl", tokenizer, [{"prompt": "a", "completion": "bc"}, {"prompt": "d", "answer": ""}][:1]
-    )
+    batch = loaded(tmp_path / "a.jsonl", tokenizer, [{"prompt": "a", "completion": "bc"}])
     mask = batch.tokens("response_mask")
     assert mask.values.dtype == torch.float32 and mask.values.tolist() == [1.0, 1.0, 1.0]
     assert mask.lengths.tolist() == batch.tokens("response_ids").lengths.tolist()
+
+
+def test_every_assistant_turn_of_messages_is_learned(tmp_path, chat_tokenizer):
+    batch = loaded(tmp_path / "a.jsonl", chat_tokenizer, [{"messages": [USER, REPLY, USER, REPLY]}])
+    assert parts(batch, chat_tokenizer) == [(CHAT, "yo]<eos>[user:hi]<eos>[assistant:yo]<eos>")]
+    learned = "1" * len("yo]e")
+    expected = learned + "0" * (len("[user:hi]e") + len("[assistant:")) + learned
+    assert "".join(f"{weight:.0f}" for weight in batch.tokens("response_mask").values.tolist()) == expected
 
 
 def test_text_without_a_beginning_token_learns_all_but_its_first_token(tmp_path, tokenizer):
@@ -64,8 +77,6 @@ def test_a_token_that_would_straddle_the_cut_is_avoided(tmp_path):
 
 
 def test_the_prompt_of_a_demonstration_is_what_generation_would_see(tmp_path, chat_tokenizer):
-    from hybridflow.data.chat import prompt_token_ids
-
     batch = loaded(tmp_path / "a.jsonl", chat_tokenizer, [{"messages": [USER, REPLY]}])
     assert batch.tokens("prompt_ids").row(0).tolist() == prompt_token_ids([[USER]], chat_tokenizer)[0]
 
@@ -90,16 +101,12 @@ def test_a_row_without_anything_to_learn_is_named(tmp_path, chat_tokenizer, row)
     assert caught.value.remedy
 
 
-def test_unknown_columns_ask_for_keys(tmp_path, tokenizer):
-    with pytest.raises(DataError, match="it has: body") as caught:
-        loaded(tmp_path / "a.jsonl", tokenizer, [{"body": "x"}])
+def test_keys_name_the_columns_that_are_not_known(tmp_path, tokenizer):
+    rows = [{"body": "x", "reply": "y"}]
+    with pytest.raises(DataError, match="it has: body, reply") as caught:
+        loaded(tmp_path / "a.jsonl", tokenizer, rows)
     assert "data.prompt_key" in caught.value.remedy
-
-
-def test_keys_name_the_columns(tmp_path, tokenizer):
-    batch = loaded(
-        tmp_path / "a.jsonl", tokenizer, [{"body": "x", "reply": "y"}], prompt_key="body", answer_key="reply"
-    )
+    batch = loaded(tmp_path / "a.jsonl", tokenizer, rows, prompt_key="body", answer_key="reply")
     assert parts(batch, tokenizer) == [("x", "y<eos>")]
 
 
@@ -110,12 +117,10 @@ def test_long_completions_are_counted_and_refused(tmp_path, tokenizer):
     assert "data.max_response_tokens=10" in caught.value.remedy
 
 
-def test_rows_over_either_limit_are_left_out_when_asked(tmp_path, tokenizer):
+def test_rows_over_either_limit_are_left_out_if_asked(tmp_path, tokenizer):
     rows = [{"prompt": "a" * p, "completion": "b" * r} for p, r in ((9, 1), (1, 9), (2, 2))]
-    batch = loaded(
-        tmp_path / "a.jsonl", tokenizer, rows, max_prompt_tokens=5, max_response_tokens=5, drop_long_prompts=True
-    )
-    assert parts(batch, tokenizer) == [("aa", "bb<eos>")]
+    limits = {"max_prompt_tokens": 5, "max_response_tokens": 5, "drop_long_prompts": True}
+    assert parts(loaded(tmp_path / "a.jsonl", tokenizer, rows, **limits), tokenizer) == [("aa", "bb<eos>")]
 
 
 def test_a_tokenizer_that_cannot_end_is_an_error(tmp_path):
@@ -126,45 +131,29 @@ def test_a_tokenizer_that_cannot_end_is_an_error(tmp_path):
 
 
 def _pairs():
-    """A tokenizer that takes two characters at a time: 'a' + 'bc' is one token a prompt, other tokens together."""
+    """A tokenizer that takes two characters at a time: 'a' + 'bc' is other tokens than 'abc'."""
     vocabulary = {token: index for index, token in enumerate(["<eos>", "<unk>", "a", "b", "c", "ab", "bc"])}
     inner = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     inner.pre_tokenizer = pre_tokenizers.Split(Regex("..|."), "isolated")
     return inner
 
 
-def test_replies_before_the_last_are_learnt_too(tmp_path, chat_tokenizer):
-    batch = loaded(tmp_path / "a.jsonl", chat_tokenizer, [{"messages": [USER, REPLY, USER, REPLY]}])
-    assert parts(batch, chat_tokenizer) == [
-        ("[user:hi]<eos>[assistant:", "yo]<eos>[user:hi]<eos>[assistant:yo]<eos>")
-    ]  # fmt: skip
-    learnt = "1" * len("yo]e")
-    expected = learnt + "0" * (len("[user:hi]e") + len("[assistant:")) + learnt
-    assert "".join(f"{weight:.0f}" for weight in batch.tokens("response_mask").values.tolist()) == expected
-
-
-def test_blank_completions_are_left_out_and_counted(tmp_path, tokenizer, caplog):
-    rows = [{"prompt": "a", "completion": " "}, {"prompt": "b", "completion": "c"}]
-    assert parts(loaded(tmp_path / "a.jsonl", tokenizer, rows), tokenizer) == [("b", "c<eos>")]
-    assert "leaves out 1 of 2 rows: blank completions" in caplog.text
-    with pytest.raises(DataError, match="blank completions alone") as caught:
-        loaded(tmp_path / "a.jsonl", tokenizer, rows[:1])
-    assert caught.value.remedy
-
-
-def test_texts_become_conversations_when_asked(tmp_path, chat_tokenizer):
+def test_texts_become_conversations_if_asked_unless_they_are_learned_whole(tmp_path, chat_tokenizer):
     rows = [{"prompt": "hi", "completion": "yo"}]
     batch = loaded(tmp_path / "a.jsonl", chat_tokenizer, rows, as_chat=True, system_prompt="Be brief")
     assert parts(batch, chat_tokenizer) == [("[system:Be brief]<eos>[user:hi]<eos>[assistant:", "yo]<eos>")]
-
-
-def test_plain_texts_stay_plain(tmp_path, chat_tokenizer):
     batch = loaded(tmp_path / "a.jsonl", chat_tokenizer, [{"text": "Once"}], as_chat=True)
     assert parts(batch, chat_tokenizer) == [("<bos>", "Once<eos>")]
 
 
-def test_a_bad_prompt_of_a_later_file_is_named(tmp_path, tokenizer):
-    for name, prompt in (("a", "x"), ("b", 7)):
-        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"prompt": prompt, "completion": "y"}) + "\n")
-    with pytest.raises(DataError, match=r"row 1 of '.*b.jsonl' is a int"):
-        load_demonstrations([str(tmp_path / f"{name}.jsonl") for name in "ab"], Data(), tokenizer)
+@pytest.mark.skipif("HYBRIDFLOW_ASSETS" not in os.environ, reason="needs HYBRIDFLOW_ASSETS")
+@pytest.mark.parametrize(
+    ("file", "rows"), [("tinystories/tinystories_1000.json", 1000), ("hh-rlhf/harmless-base-test.jsonl.gz", 2308)]
+)
+def test_real_texts_are_demonstrations(file, rows):
+    assets = Path(os.environ["HYBRIDFLOW_ASSETS"])
+    tokenizer = load_tokenizer(assets / "models" / "stories260K", pad_token="</s>")
+    config = Data(max_prompt_tokens=4000, max_response_tokens=4000)
+    batch = load_demonstrations([str(assets / "data" / file)], config, tokenizer)
+    assert len(batch) == rows  # 4 of 2,312 dialogues end with a blank reply
+    assert bool((batch.tokens("response_mask").values == 1).all())

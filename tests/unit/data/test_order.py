@@ -146,10 +146,10 @@ def test_every_stream_goes_on_as_if_it_had_never_stopped(settings, before):
     assert answers(whole, 5) == answers(resumed, 5)
 
 
-def test_the_shares_of_a_mixture_are_told(caplog):
+def test_the_shares_of_a_mixture_are_logged(caplog):
     caplog.set_level("INFO", logger="hybridflow")
     training_stream([part(0, 5), part(5, 3)], data(mixture=[6.0, 2.0]), seed=0)
-    assert "a.jsonl: 0.75 of the rows, 5 to draw from, b.jsonl: 0.25 of the rows, 3 to draw from" in caplog.text
+    assert "a.jsonl: 0.75 of the draws, from 5 rows, b.jsonl: 0.25 of the draws, from 3 rows" in caplog.text
 
 
 def test_files_of_different_tensors_cannot_be_joined():

@@ -1,4 +1,4 @@
-import json
+import logging
 import os
 from pathlib import Path
 
@@ -6,38 +6,99 @@ import pytest
 import torch
 
 from hybridflow.config.data import Data
-from hybridflow.data import load_prompts
+from hybridflow.data import load_preferences, load_prompts
+from hybridflow.data.prompts import recognize_prompts
+from hybridflow.data.sources import Table
 from hybridflow.errors import DataError
 from hybridflow.rewards.factory import row_checks
+from tests.unit.data.conftest import texts, written
+
+USER, REPLY = [{"role": "user", "content": "hi"}], {"role": "assistant", "content": "hello"}
+DIALOGUE = "\n\nHuman: hi\n\nAssistant: yo\n\nHuman: so?\n\nAssistant:"
 
 
-def written(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
+def table(**columns):
+    return Table("data.jsonl", "data", columns)
 
 
-def test_rows_become_columns_of_a_batch(tmp_path, tokenizer):
-    rows = [{"prompt": "1+1=", "answer": "2"}, {"prompt": "10+1=", "answer": "11"}]
-    batch = load_prompts([written(tmp_path / "sums.jsonl", rows)], Data(), tokenizer)
-    assert batch.objects == {"prompt": ["1+1=", "10+1="], "answer": ["2", "11"], "data_source": ["sums", "sums"]}
-    prompts = batch.tokens("prompt_ids")
-    assert prompts.values.dtype == torch.int64
-    assert [tokenizer.decode(row).replace(" ", "") for row in prompts.rows()] == ["1+1=", "10+1="]
+@pytest.mark.parametrize(
+    ("columns", "layout", "prompt", "answer"),
+    [
+        ({"prompt": ["1+1="], "answer": ["2"]}, "trl_prompt", "1+1=", "2"),
+        ({"prompt": [USER], "solution": ["2"]}, "trl_prompt", USER, "2"),
+        ({"prompt": ["only"]}, "trl_prompt", "only", None),
+        ({"prompt": [USER], "reward_model": [{"style": "rule", "ground_truth": "7"}]}, "verl", USER, "7"),
+        ({"prompt": [USER], "reward_spec": [{"method": "rule", "ground_truth": "8"}]}, "SkyRL", USER, "8"),
+        ({"question": ["How many?"], "answer": ["so\n#### 4"]}, "GSM8K", "How many?", "so\n#### 4"),
+        ({"problem": ["x?"], "solution": ["long"], "answer": ["3"]}, "MATH", "x?", "3"),
+        ({"input": ["say"], "label": ["said"]}, "OpenRLHF", "say", "said"),
+        ({"prompt": ["p"], "chosen": ["good"], "rejected": ["bad"]}, "DeepSpeed-Chat", "p", None),
+        ({"prompt": ["p"], "chosen": ["2"], "rejected": ["3"], "answer": ["2"]}, "DeepSpeed-Chat", "p", "2"),
+        ({"prompt": ["p"], "completion": ["c"], "label": [True]}, "trl_prompt", "p", None),
+        ({"prompt": ["p"], "completion": ["c"], "label": ["7"]}, "trl_prompt", "p", "7"),
+        ({"messages": [[*USER, REPLY]]}, "messages", USER, "hello"),
+        ({"messages": [USER]}, "messages", USER, None),
+        ({"text": ["Once upon"]}, "text", "Once upon", None),
+        ({"chosen": [DIALOGUE + " a"], "rejected": [DIALOGUE + " b"]}, "HH", DIALOGUE, None),
+    ],
+)
+def test_layouts_of_other_systems_are_known_by_their_columns(caplog, columns, layout, prompt, answer):
+    caplog.set_level(logging.INFO, logger="hybridflow")
+    found = recognize_prompts(table(**columns))
+    assert (found["prompt"], found["answer"], found["data_source"]) == ([prompt], [answer], ["data"])
+    assert f"data=data.jsonl rows=1 recognized={layout} prompt=" in caplog.text
 
 
-def test_files_with_different_columns_stand_one_after_the_other(tmp_path, tokenizer):
+def test_every_other_column_is_kept_under_its_own_name(caplog):
+    caplog.set_level(logging.INFO, logger="hybridflow")
+    found = recognize_prompts(
+        table(
+            prompt=["a", "b"], reward_model=[{"ground_truth": "7"}] * 2, data_source=["x", None], i=[1, 2],
+            values=[3, 4],
+        )
+    )  # fmt: skip
+    assert {name: found[name] for name in (*found,)[2:]} == {
+        "data_source": ["x", "data"], "reward_model": [{"ground_truth": "7"}] * 2, "i": [1, 2],
+    }  # fmt: skip
+    assert "columns=values do not reach the reward functions" in caplog.text
+    assert "prompt=prompt answer=reward_model.ground_truth extra=reward_model,i read_as=prompts" in caplog.text
+
+
+def test_keys_override_the_layout(caplog):
+    columns = table(prompt=["p"], Body=["b"], meta=[{"gold": 3}], answer=["a"])
+    found = recognize_prompts(columns, prompt_key="Body", answer_key="meta.gold")
+    assert (found["prompt"], found["answer"]) == (["b"], [3])
+    assert "columns=prompt,answer" in caplog.text
+
+
+@pytest.mark.parametrize("keys", [{"prompt_key": "qestion"}, {"answer_key": "qestion"}])
+def test_an_unknown_key_is_answered_with_the_nearest_column(keys):
+    with pytest.raises(DataError, match=rf"data.{next(iter(keys))}=qestion: 'data.jsonl' has no such column") as caught:
+        recognize_prompts(table(question=["q"], level=[1]), **keys)
+    assert "Did you mean 'question'?" in caught.value.remedy
+
+
+def test_unknown_columns_ask_for_a_key():
+    with pytest.raises(DataError, match="columns are: Body, Equation") as caught:
+        recognize_prompts(table(Body=["b"], Equation=["e"]))
+    assert "data.prompt_key=" in caught.value.remedy
+
+
+def test_files_follow_each_other_and_missing_columns_are_none(tmp_path, tokenizer):
     first = written(tmp_path / "a.jsonl", [{"prompt": "x", "answer": "1", "level": 3}])
-    second = written(tmp_path / "b.jsonl", [{"question": "y", "answer": "2"}])
+    second = written(tmp_path / "b.jsonl", [{"question": "yy", "answer": "2"}])
     batch = load_prompts([first, second], Data(), tokenizer)
-    assert batch.object("prompt") == ["x", "y"]
-    assert batch.object("data_source") == ["a", "b"]
-    assert (batch.object("level"), batch.object("question")) == ([3, None], [None, "y"])
+    assert batch.objects == {
+        "prompt": ["x", "yy"], "answer": ["1", "2"], "data_source": ["a", "b"], "level": [3, None],
+        "question": [None, "yy"],
+    }  # fmt: skip
+    prompts = batch.tokens("prompt_ids")
+    assert prompts.values.dtype == torch.int64 and texts(tokenizer, prompts.rows()) == ["x", "yy"]
 
 
-@pytest.mark.parametrize(("prompt", "flaw"), [(None, "is missing"), ("", "is empty")])
-def test_a_bad_prompt_is_named_with_its_row_and_file(tmp_path, tokenizer, prompt, flaw):
-    path = written(tmp_path / "a.jsonl", [{"prompt": "x"}, {"prompt": prompt}])
-    with pytest.raises(DataError, match=rf"row 2 of '.*a.jsonl' {flaw}") as caught:
+def test_a_bad_prompt_is_named_with_its_row_and_file(tmp_path, tokenizer):
+    path = written(tmp_path / "a.jsonl", [{"prompt": "x"}, {"prompt": None}])
+    with pytest.raises(DataError, match=r"Row 2 of '.*a.jsonl' has a prompt that is missing") as caught:
         load_prompts([path], Data(), tokenizer)
     assert "messages such as" in caught.value.remedy
 
@@ -49,10 +110,10 @@ def test_long_prompts_are_counted_and_refused(tmp_path, tokenizer):
     assert caught.value.message == (
         f"2 of 4 prompts are longer than data.max_prompt_tokens=8 tokens (the longest, row 4 of '{path}', has 12)."
     )
-    assert caught.value.remedy.startswith("Set data.max_prompt_tokens=12 if the model reads as many, or data.drop")
+    assert caught.value.remedy.startswith("Set data.max_prompt_tokens=12 if the model reads that many, or data.drop")
 
 
-def test_long_prompts_are_left_out_when_asked_and_the_warning_counts_them(tmp_path, tokenizer, caplog):
+def test_long_prompts_are_left_out_if_asked_and_the_warning_counts_them(tmp_path, tokenizer, caplog):
     rows = [{"prompt": "x" * n, "answer": n, "level": -n} for n in (3, 9, 4, 12)]
     path = written(tmp_path / "a.jsonl", rows)
     batch = load_prompts([path], Data(max_prompt_tokens=8, drop_long_prompts=True), tokenizer)
@@ -76,20 +137,12 @@ def test_no_files_are_an_error(tokenizer):
     assert "data.train_files" in caught.value.remedy
 
 
-def test_rows_without_an_answer_are_told_where_the_reward_needs_one(tmp_path, tokenizer):
+def test_rows_without_an_answer_are_an_error_if_the_reward_needs_one(tmp_path, tokenizer):
     path = written(tmp_path / "a.jsonl", [{"prompt": "x", "answer": "1"}, {"prompt": "y"}, {"prompt": "z"}])
     with pytest.raises(DataError, match=r"2 of 3 rows have no answer.*\[gsm8k\].* the first is row 2 of") as caught:
-        load_prompts([path], Data(), tokenizer, judges_of_answers=["gsm8k"])
+        load_prompts([path], Data(), tokenizer, answer_functions=["gsm8k"])
     assert "data.answer_key" in caught.value.remedy
     assert len(load_prompts([path], Data(), tokenizer)) == 3
-
-
-def test_texts_become_conversations_when_asked(tmp_path, chat_tokenizer):
-    path = written(tmp_path / "a.jsonl", [{"prompt": "x"}])
-    batch = load_prompts([path], Data(as_chat=True), chat_tokenizer)
-    assert batch.object("prompt") == [[{"role": "user", "content": "x"}]]
-    found = chat_tokenizer.convert_ids_to_tokens(batch.tokens("prompt_ids").row(0).tolist())
-    assert "".join(found) == "[user:x]<eos>[assistant:"
 
 
 @pytest.mark.skipif("HYBRIDFLOW_ASSETS" not in os.environ, reason="needs HYBRIDFLOW_ASSETS")
@@ -97,7 +150,7 @@ def test_texts_become_conversations_when_asked(tmp_path, chat_tokenizer):
     ("file", "rows", "prompt_key"),
     [("gsm8k/test.jsonl", 1319, None), ("math/math500.jsonl", 500, None), ("svamp/test.jsonl", 1000, "Question")],
 )
-def test_real_data_sets_are_recognised(tokenizer, file, rows, prompt_key):
+def test_real_data_sets_are_recognized(tokenizer, file, rows, prompt_key):
     path = Path(os.environ["HYBRIDFLOW_ASSETS"]) / "data" / file
     config = Data(max_prompt_tokens=5000, prompt_key=prompt_key, answer_key="Answer" if prompt_key else None)
     batch = load_prompts([str(path)], config, tokenizer)
@@ -115,3 +168,13 @@ def test_a_row_that_code_tests_cannot_judge_is_found_before_training(tmp_path, t
         load_prompts([path], Data(), tokenizer, row_checks=row_checks(["gsm8k", "code_tests", "own.py:f"]))
     assert "a list of assert statements" in caught.value.remedy
     assert len(load_prompts([path], Data(), tokenizer, row_checks=row_checks(["gsm8k"]))) == 3
+
+
+def test_a_file_that_is_read_twice_logs_how(tmp_path, tokenizer, caplog):
+    caplog.set_level(logging.INFO, logger="hybridflow")
+    file = written(tmp_path / "a.jsonl", [{"prompt": "a", "chosen": "b", "rejected": "c"}])
+    for load in (load_prompts, load_preferences):
+        load([file], Data(), tokenizer)
+    first, second = [record.getMessage() for record in caplog.records]
+    assert "recognized=DeepSpeed-Chat" in first and first.endswith("read_as=prompts")
+    assert "recognized=prompt,chosen,rejected" in second and second.endswith("read_as=pairs")

@@ -2,7 +2,7 @@ import pytest
 
 from hybridflow.config.data import Data
 from hybridflow.data import load_prompts
-from hybridflow.data.reasoning_tasks import parsed
+from hybridflow.data.reasoning_gym import parsed
 from hybridflow.data.sources import read_table
 from hybridflow.errors import DataError
 

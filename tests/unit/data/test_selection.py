@@ -5,7 +5,7 @@ import pytest
 
 from hybridflow.config.data import Data
 from hybridflow.data import load_demonstrations, load_prompts
-from hybridflow.data.labelled import load_labelled
+from hybridflow.data.labelled_responses import load_labelled
 from hybridflow.data.preferences import load_preferences
 from hybridflow.data.selection import read_rows, unselected
 from hybridflow.errors import ConfigError, DataError
@@ -76,7 +76,7 @@ def test_a_process_that_a_filter_forks_ends_where_the_filter_returns(folder, tmp
 def test_what_stays_is_counted_in_the_log(folder, caplog):
     caplog.set_level("INFO", logger="hybridflow")
     levels(folder, "short")
-    assert "f.py:short rows=3 of 5 stay" in caplog.text
+    assert "f.py:short keeps 3 of 5 rows" in caplog.text
 
 
 def test_the_first_rows_are_taken_of_those_that_stay(folder):
@@ -100,9 +100,9 @@ def test_later_errors_name_the_row_of_the_file(folder, tokenizer):
     ("name", "found", "remedy"),
     [
         ("fails", "raised ZeroDivisionError: division by zero, for row 2 of '{}/a.jsonl'", "Fix the function"),
-        ("counts", "answered 1 (a int) for row 1 of '{}/a.jsonl'", "bool(...)"),
-        ("nothing", "leaves none of the 5 rows of '{}/a.jsonl'", "True for a row that stays"),
-        ("asks", "wants a column 'promt', which '{}/a.jsonl' does not have", "Did you mean 'prompt'?"),
+        ("counts", "returned 1 (a int) for row 1 of '{}/a.jsonl'", "bool(...)"),
+        ("nothing", "keeps none of the 5 rows of '{}/a.jsonl'", "True for each row to keep"),
+        ("asks", "needs a column 'promt', which '{}/a.jsonl' does not have", "Did you mean 'prompt'?"),
     ],
 )
 def test_a_filter_that_does_not_work_is_an_error(folder, name, found, remedy):
@@ -126,11 +126,11 @@ def test_a_filter_that_is_none_is_an_error(folder, name, remedy):
     assert remedy in caught.value.remedy
 
 
-@pytest.mark.parametrize("value", ["hard", None, True, float("nan")])
-def test_a_difficulty_that_is_no_number_is_named(tmp_path, value):
+@pytest.mark.parametrize("value", ["3", None, True, float("nan"), 10**400])
+def test_a_difficulty_must_be_a_finite_number(tmp_path, value):
     rows = [{"prompt": "a", "level": 1}, {"prompt": "b", "level": value}]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(DataError, match=r"data.difficulty_key=level: row 2 of '.*a.jsonl' has") as caught:
+    with pytest.raises(DataError, match=r"level: row 2 of '.*a.jsonl' has .*, which is not a finite") as caught:
         read_rows(str(tmp_path / "a.jsonl"), Data(difficulty_key="level"))
     assert "data.filters" in caught.value.remedy
 
@@ -168,11 +168,3 @@ def test_one_uid_for_two_rows_is_an_error(tmp_path):
     with pytest.raises(DataError, match=r"Rows 1 and 3 of '.*a.jsonl' have the same uid, 4") as caught:
         read_rows(str(tmp_path / "a.jsonl"), Data())
     assert "Remove the duplicates" in caught.value.remedy
-
-
-@pytest.mark.parametrize("level", [10**400, float("nan"), "3"])
-def test_a_difficulty_that_is_no_finite_number_is_told(folder, level):
-    (folder / "hard.jsonl").write_text(json.dumps({"prompt": "a", "level": level}) + "\n")
-    with pytest.raises(DataError, match=r"row 1 of .*hard\.jsonl' has .*, which is no number") as caught:
-        read_rows(str(folder / "hard.jsonl"), Data(difficulty_key="level"))
-    assert "Give every row a number" in caught.value.remedy

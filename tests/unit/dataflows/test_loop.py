@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hybridflow.config.loop import Trainer
-from hybridflow.data.loader import PromptLoader
+from hybridflow.data.loader import BatchStream
 from hybridflow.data.order import Epochs
 from hybridflow.dataflows.evaluation import Evaluation, HeldOut
 from hybridflow.dataflows.grpo import GRPO
@@ -38,7 +38,7 @@ def run_of(directory, run_dir: Path, trainer: Trainer, kind: type[Dataflow] = Co
     return Run(
         trainer=trainer,
         dataflow=kind(roles.groups | {"reference": None}, settings=settings, samples_per_prompt=2),
-        streams={"prompts": PromptLoader(calculator_prompts(directory, 10), 4, Epochs(10, 0, shuffle=True))},
+        streams={"prompts": BatchStream(calculator_prompts(directory, 10), 4, Epochs(10, 0, shuffle=True))},
         evaluation=evaluation_of(roles, directory) if evaluated else None,
         tracker=Notebook(),
         timers=StageTimers(),

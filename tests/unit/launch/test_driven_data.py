@@ -134,5 +134,5 @@ def test_a_remedy_for_long_prompts_names_no_length_that_the_model_cannot_read(tm
                 is_judged=True,
             )
         assert (f"Set data.max_prompt_tokens={length} if" in caught.value.remedy) == raises
-        assert caught.value.remedy.endswith("data.drop_long_prompts=true to leave the 1 long ones out.")
+        assert caught.value.remedy.endswith("data.drop_long_prompts=true to leave out the 1 long ones.")
         assert raises or "The model reads 256 tokens" in caught.value.message

@@ -5,15 +5,15 @@ import torch
 
 from hybridflow.batch import Batch, Ragged
 from hybridflow.config.loop import ResumeChanged
-from hybridflow.data.loader import PromptLoader
+from hybridflow.data.loader import BatchStream
 from hybridflow.data.order import Epochs, GrowingWindow, Mixture, Order
 from hybridflow.errors import CheckpointError
 from hybridflow.launch.resumption import changed_rows
 
 
-def stream(rows: int, order: Order | None = None) -> PromptLoader:
+def stream(rows: int, order: Order | None = None) -> BatchStream:
     ids = Ragged.from_rows([[row] for row in range(rows)], torch.int64)
-    return PromptLoader(Batch.of(tokens={"prompt_ids": ids}), 2, order or Epochs(rows, 0, shuffle=False))
+    return BatchStream(Batch.of(tokens={"prompt_ids": ids}), 2, order or Epochs(rows, 0, shuffle=False))
 
 
 SAVED = {"prompts": {"position": 8, "rows": 5}, "pretraining": {"position": 2, "rows": 4}}

@@ -1,9 +1,54 @@
+"""Token ids of prompts, and of prompts with the completions to learn."""
+
 import pytest
 import torch
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
-from hybridflow.data.completions import Demonstration, tokenised_completions
+from hybridflow.data.tokenization import PromptCompletion, completion_token_ids, prompt_token_ids
 from hybridflow.errors import DataError
-from tests.unit.data.conftest import CHAT_TEMPLATE, character_tokenizer
+from tests.unit.data.conftest import CHAT_TEMPLATE, character_tokenizer, texts
+
+USER = [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("ab", "<bos>ab"),
+        (USER, "[user:hi]<eos>[assistant:"),
+        ([*USER, {"role": "assistant", "content": "He"}], "[user:hi]<eos>[assistant:He"),
+    ],
+)
+def test_a_prompt_opens_the_reply_or_continues_it(chat_tokenizer, prompt, expected):
+    found = texts(chat_tokenizer, prompt_token_ids(["a", prompt, "b"], chat_tokenizer))
+    assert found == ["<bos>a", expected, "<bos>b"]
+
+
+def test_messages_agree_with_the_tokenizers_own_template(chat_tokenizer):
+    (ids,) = prompt_token_ids([USER], chat_tokenizer)
+    assert ids == chat_tokenizer.apply_chat_template(USER, add_generation_prompt=True, return_dict=False)
+
+
+@pytest.mark.parametrize(("settings", "text"), [({}, "ab\n"), ({"before": "<bos>", "behind": "<eos>"}, "<bos>ab\n")])
+def test_a_text_has_the_beginning_that_the_tokenizer_adds_and_no_end(settings, text):
+    tokenizer = character_tokenizer(**settings)
+    assert texts(tokenizer, prompt_token_ids(["ab\n"], tokenizer)) == [text]
+
+
+def test_a_character_that_the_tokenizer_does_not_know_is_an_error_if_it_has_no_token_for_one():
+    inner = Tokenizer(models.WordLevel({"a": 0, "</s>": 1}, unk_token="<unk>"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="</s>")
+    with pytest.raises(DataError, match="The tokenizer cannot read a text: .*UNK") as caught:
+        prompt_token_ids(["b"], tokenizer)
+    assert "model.tokenizer_path" in caught.value.remedy
+
+
+def test_a_text_that_is_far_too_long_is_not_tokenized_to_its_end(tokenizer):
+    (ids,) = prompt_token_ids(["1+1" * 5_000_000], tokenizer, max_tokens=8)
+    assert 8 < len(ids) < 1000
+    words = "ab" * 100
+    assert prompt_token_ids([words], tokenizer, max_tokens=8) == prompt_token_ids([words], tokenizer)
 
 
 def turns(*contents):
@@ -23,7 +68,7 @@ def shown(found, tokenizer, row=0):
 
 def test_every_assistant_turn_is_learnt_and_the_others_are_read(chat_tokenizer):
     conversation = turns("hi", "yo", "so?", "no")
-    found = tokenised_completions([Demonstration(conversation[:1], conversation[1:])], chat_tokenizer)
+    found = completion_token_ids([PromptCompletion(conversation[:1], conversation[1:])], chat_tokenizer)
     assert shown(found, chat_tokenizer) == (
         "[user:hi]<eos>[assistant:",
         "{yo]<eos>}[user:so?]<eos>[assistant:{no]<eos>}",
@@ -32,27 +77,27 @@ def test_every_assistant_turn_is_learnt_and_the_others_are_read(chat_tokenizer):
 
 def test_the_ids_of_a_conversation_are_those_of_its_template(chat_tokenizer):
     conversation = turns("hi", "yo", "so?", "no")
-    found = tokenised_completions([Demonstration(conversation[:1], conversation[1:])], chat_tokenizer)
+    found = completion_token_ids([PromptCompletion(conversation[:1], conversation[1:])], chat_tokenizer)
     whole = chat_tokenizer.apply_chat_template(conversation, return_dict=False)
     assert found.prompts[0] + found.responses[0] == whole
 
 
 def test_assistant_turns_of_the_prompt_are_only_read(chat_tokenizer):
     conversation = turns("hi", "yo", "so?", "no")
-    found = tokenised_completions([Demonstration(conversation[:3], conversation[3:])], chat_tokenizer)
+    found = completion_token_ids([PromptCompletion(conversation[:3], conversation[3:])], chat_tokenizer)
     assert shown(found, chat_tokenizer)[1] == "{no]<eos>}"
 
 
 def test_a_reply_begun_in_the_prompt_goes_on(chat_tokenizer):
     prompt = turns("hi", "He")
     for completion in ("llo", [{"role": "assistant", "content": "llo"}]):
-        found = tokenised_completions([Demonstration(prompt, completion)], chat_tokenizer)
+        found = completion_token_ids([PromptCompletion(prompt, completion)], chat_tokenizer)
         assert shown(found, chat_tokenizer) == ("[user:hi]<eos>[assistant:He", "{llo]<eos>}")
 
 
 def test_texts_and_conversations_may_be_mixed_and_keep_their_order(chat_tokenizer):
-    rows = [Demonstration("a", "b"), Demonstration(turns("hi"), "yo"), Demonstration("", "cd")]
-    found = tokenised_completions(rows, chat_tokenizer)
+    rows = [PromptCompletion("a", "b"), PromptCompletion(turns("hi"), "yo"), PromptCompletion("", "cd")]
+    found = completion_token_ids(rows, chat_tokenizer)
     assert [shown(found, chat_tokenizer, row) for row in range(3)] == [
         ("<bos>a", "{b<eos>}"),
         ("[user:hi]<eos>[assistant:", "{yo]<eos>}"),
@@ -77,7 +122,7 @@ def test_a_template_that_does_not_keep_prefixes_is_an_error_that_shows_where(tem
     tokenizer = character_tokenizer(chat_template=template)
     conversation = turns("hi", "think|yo", "so?", "no")
     with pytest.raises(DataError, match="does not keep prefixes") as caught:
-        tokenised_completions([Demonstration(conversation[:1], conversation[1:], "row 7 of 'a.jsonl'")], tokenizer)
+        completion_token_ids([PromptCompletion(conversation[:1], conversation[1:], "row 7 of 'a.jsonl'")], tokenizer)
     assert f"turn {turn} of row 7 of 'a.jsonl'" in caught.value.message
     assert before in caught.value.message and after in caught.value.message
     assert "data.chat_template=FILE" in caught.value.remedy
@@ -85,13 +130,13 @@ def test_a_template_that_does_not_keep_prefixes_is_an_error_that_shows_where(tem
 
 def test_a_template_that_forgets_serves_a_single_reply():
     tokenizer = character_tokenizer(chat_template=FORGETS_THOUGHT)
-    found = tokenised_completions([Demonstration(turns("hi"), "think|yo")], tokenizer)
+    found = completion_token_ids([PromptCompletion(turns("hi"), "think|yo")], tokenizer)
     assert shown(found, tokenizer) == ("[user:hi][assistant:", "{think|yo]<eos>}")
 
 
 def test_masks_are_as_long_as_responses(chat_tokenizer):
-    rows = [Demonstration(turns("hi"), turns("hi", *"abcde"[: 2 * n + 1])[1:]) for n in range(3)]
-    found = tokenised_completions(rows, chat_tokenizer)
+    rows = [PromptCompletion(turns("hi"), turns("hi", *"abcde"[: 2 * n + 1])[1:]) for n in range(3)]
+    found = completion_token_ids(rows, chat_tokenizer)
     assert [len(mask) for mask in found.masks] == [len(response) for response in found.responses]
     assert torch.tensor(found.masks[2]).sum() == 3 * len("x]e")
 
@@ -100,7 +145,7 @@ def test_a_turn_that_ends_as_the_model_stops_gets_no_second_end(chat_tokenizer):
     template = "{% for m in messages %}{{ m['role'][0] + m['content'] + '|' }}{% endfor %}"
     tokenizer = character_tokenizer(chat_template=template + "{% if add_generation_prompt %}{{ 'a' }}{% endif %}")
     end_of_turn = tokenizer.convert_tokens_to_ids("|")
-    rows = [Demonstration(turns("hi"), "yo"), Demonstration("hi", "yo")]
-    found = tokenised_completions(rows, tokenizer, ends=(end_of_turn,))
+    rows = [PromptCompletion(turns("hi"), "yo"), PromptCompletion("hi", "yo")]
+    found = completion_token_ids(rows, tokenizer, stop_ids=(end_of_turn,))
     assert [shown(found, tokenizer, row)[1] for row in range(2)] == ["{yo|}", "{yo<eos>}"]
-    assert shown(tokenised_completions(rows, tokenizer), tokenizer)[1] == "{yo|<eos>}"
+    assert shown(completion_token_ids(rows, tokenizer), tokenizer)[1] == "{yo|<eos>}"

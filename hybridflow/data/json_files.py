@@ -1,9 +1,8 @@
-"""JSON and JSON-lines files as rows; an error names the file and the line."""
+"""Rows of JSON and JSON-lines files; errors name the file and the line."""
 
 import gzip
 import json
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 
 from hybridflow.config.json_text import parse_json
@@ -29,19 +28,15 @@ def read_json(path: Path, name: str) -> list[Row]:
     if content.lstrip()[:1] != b"[":
         return read_json_lines(path, name)
     found = _parsed(content, name, 1)
-    return [_row(value, f"entry {index} of '{name}'") for index, value in enumerate(_entries(found), start=1)]
-
-
-def _entries(found: object) -> Iterator[object]:
     assert isinstance(found, list), f"a text that begins with [ was parsed as {type(found)}"
-    yield from found
+    return [_row(value, f"entry {index} of '{name}'") for index, value in enumerate(found, start=1)]
 
 
 def _content(path: Path, name: str) -> bytes:
     try:
         content = gzip.decompress(path.read_bytes()) if path.name.endswith(".gz") else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
-        kind = "is not a whole gzip file" if path.name.endswith(".gz") else "cannot be read"
+        kind = "is not a complete gzip file" if path.name.endswith(".gz") else "cannot be read"
         raise DataError(f"'{name}' {kind}: {error}", remedy="Check the file, or write it again.") from error
     return content.removeprefix(_BYTE_ORDER_MARK)
 

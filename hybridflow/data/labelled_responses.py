@@ -1,0 +1,104 @@
+"""Labelled responses (unpaired preferences, as for KTO): a prompt, a response, and whether the response is good."""
+
+import logging
+from collections.abc import Collection, Sequence
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from hybridflow.batch import Batch, Ragged
+from hybridflow.config.data import Data
+from hybridflow.data.conversations import (
+    Prompt,
+    as_conversation,
+    check_prompts,
+    is_blank,
+    response_of,
+    rows_without,
+    split_response,
+)
+from hybridflow.data.length_limits import completions_within_limits
+from hybridflow.data.preferences import PROMPTS, both_responses, other_columns, recognize_pairs
+from hybridflow.data.selection import read_rows
+from hybridflow.data.sources import Table, read_files
+from hybridflow.data.tokenization import PromptCompletion, completion_token_ids
+from hybridflow.errors import DataError
+
+logger = logging.getLogger(__name__)
+
+_COMPLETIONS = ("completion", "response", "output")
+
+
+def load_labelled(
+    files: Sequence[str], config: Data, tokenizer: PreTrainedTokenizerBase, stop_ids: Collection[int] = ()
+) -> Batch:
+    """One row per response: `prompt_ids`, `response_ids` (with an end-of-sequence), and `is_chosen`, its label.
+
+    A file of pairs gives two rows per pair. Objects: `prompt`, `answer`, `data_source` and every other column.
+    """
+
+    def read(name: str) -> Batch:
+        responses, others = recognize_labelled(read_rows(name, config), config)
+        longest = config.max_prompt_tokens + config.max_response_tokens
+        ids = completion_token_ids(responses, tokenizer, stop_ids, max_tokens=longest)
+        columns = {"prompt_ids": ids.prompts, "response_ids": ids.responses}
+        places = [response.place for response in responses]
+        kept = completions_within_limits(ids.prompts, ids.responses, config, places=places)
+        tokens = {name: Ragged.from_rows(rows, torch.int64) for name, rows in columns.items()}
+        return others.with_columns(tokens=tokens).select(kept)
+
+    return read_files(files, read)
+
+
+def recognize_labelled(table: Table, config: Data) -> tuple[list[PromptCompletion], Batch]:
+    """The responses of a table, and its other columns: those with a `label`, or both responses of each pair.
+
+    Of a pair, the chosen response is a good one and the rejected one is bad.
+    """
+    if "label" not in table.columns and "chosen" in table.columns:
+        pairs, others = recognize_pairs(table, config)
+        twice = torch.arange(len(pairs)).repeat_interleave(2)
+        is_chosen = torch.tensor([True, False]).repeat(len(pairs))
+        return both_responses(pairs), others.only(others.objects).select(twice).with_columns(
+            rows={"is_chosen": is_chosen}
+        )
+    prompt_name = config.prompt_key or table.first(PROMPTS)
+    completion_name = table.first(_COMPLETIONS)
+    if "label" not in table.columns or prompt_name is None or completion_name is None:
+        raise DataError(
+            f"'{table.name}' holds no labelled responses; it has: {', '.join(table.columns)}.",
+            remedy="Name its columns prompt, completion and label (true or false), or prompt, chosen and rejected.",
+        )
+    prompts = table.column(prompt_name, key="data.prompt_key")
+    check_prompts(prompts, table)
+    columns = zip(prompts, table.columns[completion_name], strict=True)
+    found = [_prompt_completion(*both, config, table.place(row)) for row, both in enumerate(columns)]
+    blank = [row for row, response in enumerate(found) if is_blank(response.completion)]
+    kept = rows_without({"blank completions": blank}, table, of="rows")
+    num_rows, table = len(table), table.select(kept)
+    labels = [_label(value, table.place(row)) for row, value in enumerate(table.columns["label"])]
+    if len(set(labels)) == 1:
+        logger.warning("data=%s label=%s in every row", table.name, str(labels[0]).lower())
+    logger.info(
+        "data=%s rows=%d recognized=%s,%s,label read_as=labelled_responses",
+        table.name, num_rows, prompt_name, completion_name,
+    )  # fmt: skip
+    responses = [found[row] for row in kept]
+    objects = {"prompt": [response.prompt for response in responses]}
+    objects |= other_columns(table, config, used=(prompt_name, completion_name, "label"))
+    return responses, Batch.of(rows={"is_chosen": torch.tensor(labels)}, objects=objects)
+
+
+def _prompt_completion(prompt: Prompt, completion: object, config: Data, place: str) -> PromptCompletion:
+    response = response_of(completion, what="completion", place=place)
+    prompt, response = split_response(prompt, response, what="completion", place=place)
+    return PromptCompletion(as_conversation(prompt, config), response, place)
+
+
+def _label(value: object, place: str) -> bool:
+    if isinstance(value, bool | int | float) and value in (0, 1):
+        return bool(value)
+    raise DataError(
+        f"The label in {place} is {'the text ' if isinstance(value, str) else ''}{str(value)[:40]!r}.",
+        remedy="Give true for a good response and false for a bad one; without quotes, in JSON.",
+    )

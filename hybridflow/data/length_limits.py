@@ -1,0 +1,96 @@
+"""Rows longer than data.max_prompt_tokens or data.max_response_tokens: an error, or left out if asked."""
+
+import logging
+from collections.abc import Callable, Collection, Sequence
+
+from hybridflow.config.data import Data
+from hybridflow.errors import DataError
+
+logger = logging.getLogger(__name__)
+
+SMALLEST_SHARE = 0.05
+"""Share of the rows that must be left; with fewer, the limit does not fit the data."""
+
+
+class RowsTooLong(DataError):
+    """Rows of more than `limit` tokens. A limit of `needed` tokens would keep them all; None if that is not known."""
+
+    def __init__(self, message: str, *, setting: str, limit: int, needed: int | None, count: int) -> None:
+        self._drop = f"data.drop_long_prompts=true to leave out the {count} long ones."
+        raised = "" if needed is None else f"{setting}={needed} if the model reads that many, or "
+        super().__init__(message, remedy=f"Set {raised}{self._drop}")
+        self.limit, self.needed = limit, needed
+
+    def of_model(self, max_tokens: int, *, asked: int) -> DataError:
+        """The same error, with a remedy that raises no limit if the model cannot read the longer sequences.
+
+        The model reads `max_tokens`; with the present limits, prompts and responses have up to `asked` tokens.
+        """
+        if self.needed is None or not max_tokens or asked - self.limit + self.needed <= max_tokens:
+            return self
+        return DataError(
+            f"{self.message} The model reads {max_tokens} tokens, including the response.",
+            remedy=f"Set {self._drop}",
+        )
+
+
+def completions_within_limits(
+    prompts: list[list[int]], responses: list[list[int]], config: Data, *, places: Sequence[str]
+) -> list[int]:
+    """Positions of the rows within both limits; `places` say where each row is, for errors."""
+    parts = (
+        ("data.max_prompt_tokens", config.max_prompt_tokens, "prompts", prompts),
+        ("data.max_response_tokens", config.max_response_tokens, "completions", responses),
+    )
+    kept = {*range(len(prompts))}
+    for setting, limit, what, rows in parts:
+        lengths, drop = [len(row) for row in rows], config.drop_long_prompts
+        kept &= {*rows_within(lengths, limit, setting=setting, what=what, drop=drop, place=places.__getitem__)}
+    check_left(len(kept), len(prompts), settings="data.max_prompt_tokens or data.max_response_tokens")
+    return sorted(kept)
+
+
+def rows_within(
+    lengths: Sequence[int],
+    limit: int,
+    *,
+    setting: str,
+    what: str,
+    drop: bool,
+    place: Callable[[int], str],
+    at_least: Collection[int] = (),
+) -> list[int]:
+    """Positions of the rows of at most `limit` tokens; raises `RowsTooLong` for longer ones, or logs them with `drop`.
+
+    `setting` is the limit's key, `what` the plural of what is measured, and `place` says where a row is. Rows in
+    `at_least` may have more tokens than their length says, because only their beginnings were tokenized.
+    """
+    kept = [row for row, length in enumerate(lengths) if length <= limit]
+    long = len(lengths) - len(kept)
+    if long == 0:
+        return kept
+    longest = max(range(len(lengths)), key=lengths.__getitem__)
+    over = f"longer than {setting}={limit} tokens"
+    found = f"{long} of {len(lengths)} {what} are {over}"
+    cut = [row for row in at_least if lengths[row] > limit]
+    detail = f"the longest, {place(longest)}, has {lengths[longest]}"
+    if cut:
+        detail = f"{place(cut[0])} has {lengths[cut[0]]} or more"
+    if not drop:
+        needed = None if cut else lengths[longest]
+        raise RowsTooLong(f"{found} ({detail}).", setting=setting, limit=limit, needed=needed, count=long)
+    logger.warning("data.drop_long_prompts=true leaves out %d of %d %s %s (%s)", long, len(lengths), what, over, detail)
+    return kept
+
+
+def check_left(left: int, total: int, *, settings: str) -> None:
+    """Logs how many rows are within the limits, if not all; fewer than `SMALLEST_SHARE` of them are a `DataError`."""
+    if left == total:
+        return
+    found = f"{left} of {total} rows are left ({100 * left / total:.0f} %)"
+    if left < SMALLEST_SHARE * total:
+        raise DataError(
+            f"{found} after data.drop_long_prompts=true left out the long ones.",
+            remedy=f"Raise {settings}, or keep only the rows you mean with data.filters.",
+        )
+    logger.warning("%s", found)

@@ -1,0 +1,101 @@
+"""Chat templates; one that loops or fills the memory is stopped, and the error names its row."""
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hybridflow.config.data import Data
+from hybridflow.data import chat_template as module
+from hybridflow.data.chat_template import with_chat_template, with_limits
+from hybridflow.data.tokenization import prompt_token_ids
+from hybridflow.errors import DataError
+from tests.unit.data.conftest import CHAT_TEMPLATE, character_tokenizer, texts
+
+USER = [{"role": "user", "content": "hi"}]
+
+
+def test_a_template_from_a_file_replaces_the_tokenizers_own(tmp_path, chat_tokenizer):
+    (tmp_path / "own.jinja").write_text("{% for m in messages %}<{{ m['content'] }}>{% endfor %}")
+    other = with_chat_template(chat_tokenizer, Data(chat_template=str(tmp_path / "own.jinja")))
+    assert texts(other, prompt_token_ids([USER], other)) == ["<hi>"]
+    assert texts(chat_tokenizer, prompt_token_ids([USER], chat_tokenizer)) == ["[user:hi]<eos>[assistant:"]
+    assert with_chat_template(chat_tokenizer, Data()) is chat_tokenizer
+
+
+@pytest.mark.parametrize(
+    ("content", "found"), [(None, "cannot be read"), (b"\xff", "cannot be read"), (b"{% for %}", "refuses")]
+)
+def test_a_template_file_that_cannot_be_used_is_an_error(tmp_path, chat_tokenizer, content, found):
+    if content is not None:
+        (tmp_path / "own.jinja").write_bytes(content)
+    with pytest.raises(DataError, match=found) as caught:
+        with_chat_template(chat_tokenizer, Data(chat_template=str(tmp_path / "own.jinja")))
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("template", "found"),
+    [
+        (None, "no chat template"),
+        ("{{ raise_exception('no system role') }}" + CHAT_TEMPLATE, r"refuses a conversation: no system role.*'hi'"),
+        ("{{ range(10 ** 8) | list }}", "OverflowError: Range too big"),
+        ("{{ 1 / 0 }}", "ZeroDivisionError"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
+        ("{{ messages.nothing.at.all }}", "has no attribute 'nothing'"),
+    ],
+)
+def test_a_missing_or_failing_template_is_a_data_error(template, found):
+    with pytest.raises(DataError, match=f"chat template.*{found}" if template else found) as caught:
+        prompt_token_ids([USER], character_tokenizer(chat_template=template))
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for i in range(90000) %}{% for j in range(90000) %}{% set x = j %}{% endfor %}{% endfor %}",
+        "{{ 10 ** (10 ** 8) }}",
+        "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x }}",
+        "{{ 'x' * 10 ** 10 }}",
+    ],
+)
+def test_a_template_that_loops_or_fills_the_memory_is_a_data_error(monkeypatch, tmp_path, tokenizer, template):
+    monkeypatch.setattr(module, "MEMORY_BYTES", 256 << 20)
+    monkeypatch.setattr(module, "ROW_SECONDS", 1.0)
+    with pytest.raises(DataError, match="chat template") as caught:
+        prompt_token_ids([USER], character_tokenizer(chat_template=template))
+    assert caught.value.remedy
+    (tmp_path / "own.jinja").write_text(template)
+    with pytest.raises(DataError, match="chat template"):
+        with_chat_template(tokenizer, Data(chat_template=str(tmp_path / "own.jinja")))
+
+
+def test_results_come_back_in_order():
+    assert with_limits(lambda row: row * "ab", range(300)) == [row * "ab" for row in range(300)]
+    assert with_limits(str, []) == []
+
+
+def test_a_row_that_does_not_end_is_stopped(monkeypatch):
+    monkeypatch.setattr(module, "ROW_SECONDS", 0.5)
+    started = time.monotonic()
+    with pytest.raises(DataError, match=r"did not finish row 4 in 0\.5 seconds"):
+        with_limits(lambda row: time.sleep(600 if row == 3 else 0), range(9))
+    assert time.monotonic() - started < 30
+
+
+def test_a_template_that_takes_over_its_process_cannot_make_the_parent_unpickle_anything(tmp_path):
+    class Attack:
+        def __reduce__(self):
+            return Path.mkdir, (tmp_path / "unpickled",)
+
+    def forge(row: int) -> None:
+        frame = sys._getframe()
+        while "sender" not in frame.f_locals and frame.f_back is not None:
+            frame = frame.f_back
+        frame.f_locals["sender"].send(Attack())
+
+    with pytest.raises(DataError, match="row 1, or crashed"):
+        with_limits(forge, [0])
+    assert not list(tmp_path.iterdir())

@@ -1,6 +1,6 @@
-"""Samples become scores: `interface.py` says what a reward function is, `scorer.py` what is done with it.
+"""Scores samples with reward functions: `interface.py` defines what a function is, `scorer.py` applies them.
 
-Only what needs no tensors is imported here: the processes of `runners/pooled.py` start in a third of a second.
+Nothing here imports torch, so that the processes of `runners/pooled.py` start quickly.
 """
 
 from hybridflow.rewards.interface import Failure, RewardFunction, Samples

@@ -1,4 +1,4 @@
-r"""Final answers in texts: after `####`, in `\boxed{}`, or the last number; and when two of them are the same."""
+r"""Finds final answers in texts (after `####`, in `\boxed{}`, or the last number) and compares them."""
 
 import re
 
@@ -13,17 +13,15 @@ _DROPPED = re.compile(r"\\left|\\right|\\[!,;: ]|\\?[$%]|\\\(|\\\)|\^\{?\\circ\}
 
 
 def final_answer(text: str) -> str | None:
-    r"""What a text ends up with: its last `#### ...`, else its last `\boxed{...}`, else its last number."""
-    for found in (hash_answer(text), boxed_answer(text), last_number(text)):
-        if found is not None:
-            return found
-    return None
+    r"""The final answer of a text: its last `#### ...`, else its last `\boxed{...}`, else its last number."""
+    found = (hash_answer(text), boxed_answer(text), last_number(text))
+    return next((answer for answer in found if answer is not None), None)
 
 
 def expected_answer(answer: object) -> str:
-    r"""The answer of a data row: what stands after its `####` or in its `\boxed{}`, else all of it.
+    r"""The answer of a data row: the text after its `####` or in its `\boxed{}`, else all of it.
 
-    A whole number written as a decimal (145.0) is the whole number.
+    A float without a fraction (145.0) is read as an integer.
     """
     if isinstance(answer, float) and answer.is_integer():
         return str(int(answer))
@@ -32,13 +30,13 @@ def expected_answer(answer: object) -> str:
 
 
 def hash_answer(text: str) -> str | None:
-    """GSM8K: the rest of the line after the last `####`; None without one, or with nothing after it."""
+    """GSM8K: the rest of the line after the last `####`; None if there is none, or nothing after it."""
     found = _HASHES.findall(text)
     return (found[-1].strip() or None) if found else None
 
 
 def boxed_answer(text: str) -> str | None:
-    r"""MATH: what is in the last `\boxed{...}`, braces balanced; None without one, or where it does not close."""
+    r"""MATH: the content of the last `\boxed{...}`, with balanced braces; None without one that closes."""
     boxes = list(_BOX.finditer(text))
     if not boxes:
         return None
@@ -51,13 +49,13 @@ def boxed_answer(text: str) -> str | None:
 
 
 def last_number(text: str) -> str | None:
-    """The last number in a text, as it is written there."""
+    """The last number in a text, as written."""
     found = _LAST_NUMBER.findall(text)
     return found[-1] if found else None
 
 
 def same_answer(found: str, expected: str) -> bool:
-    """Whether two answers are equal once written alike; where a number is expected, words around one are ignored."""
+    """Whether two answers are equal after normalisation; if a number is expected, words around it are ignored."""
     left, right = normalised(found), normalised(expected)
     if left == right:
         return True
@@ -66,7 +64,7 @@ def same_answer(found: str, expected: str) -> bool:
 
 
 def normalised(answer: str) -> str:
-    """An answer written one way: no LaTeX dressing, spaces or case; numbers without separators or idle zeros."""
+    """An answer without LaTeX markup, spaces and case; numbers without separators and redundant zeros."""
     text = _DROPPED.sub("", answer.strip())
     text = _FRACTION.sub(r"\1/\2", _WORDS.sub(r"\1", text))
     text = re.sub(r"\s+", "", text).rstrip(".").casefold()

@@ -1,4 +1,4 @@
-"""What a reward function is given and answers, and what is known of each sample it was asked about."""
+"""The arguments and results of reward functions: samples, outcomes, failures."""
 
 from collections.abc import Mapping
 from copy import deepcopy
@@ -16,9 +16,9 @@ Completion = str | list[Message]
 class RewardFunction(Protocol):
     """The native signature, which is TRL's; `dialects.py` adapts the others.
 
-    `completions` are texts, or conversations of one assistant message where the prompt is a conversation. Every
-    column of the data arrives under its name, one value per sample; `answer` and `data_source` are always there. None
-    in the answer means that this function does not score that sample.
+    `completions` are strings, or lists of one assistant message if prompts are conversations. Each column of the data
+    is passed by its name, with one value per sample; `answer` and `data_source` always exist. None in the result means
+    that this function does not score the sample.
     """
 
     def __call__(
@@ -28,7 +28,7 @@ class RewardFunction(Protocol):
 
 @dataclass(frozen=True)
 class Samples:
-    """B samples to score: prompts, the text of the completions, the data's columns and the completions' token ids."""
+    """B samples to score: prompts, completions as text, columns of the data, and token ids of the completions."""
 
     prompts: list[Prompt]
     completions: list[str]
@@ -48,7 +48,7 @@ class Samples:
         )
 
     def copied(self) -> "Samples":
-        """The same samples in containers of their own; samples share none, even where rows of the data are repeated."""
+        """A deep copy, in which samples share no containers even if rows of the data are repeated."""
         return Samples(
             [deepcopy(prompt) for prompt in self.prompts],
             list(self.completions),
@@ -61,7 +61,7 @@ class Samples:
 class Failure:
     """A sample that a function could not score, and why.
 
-    `index` is its row in the batch, `trace` the lines of the function that raised (empty when it did not).
+    `index` is its row in the batch, `trace` the traceback within the user's function (empty if it did not raise).
     """
 
     function: str
@@ -81,9 +81,9 @@ class Failure:
 
 @dataclass
 class Outcome:
-    """What one function made of B samples: a finite score or None for each, and who failed.
+    """The result of one function for B samples: a finite score or None for each, and the failures.
 
-    `metrics` and `extras` (columns of B values) are what the function itself reported beside its scores.
+    `metrics` and `extras` (columns of B values) are what the function itself logged.
     """
 
     scores: list[float | None]
@@ -93,7 +93,7 @@ class Outcome:
 
 
 def text_of(completion: Completion) -> str:
-    """The text of a completion, also where it is a conversation."""
+    """The text of a completion, which may be a conversation."""
     if isinstance(completion, str):
         return completion
     return "\n".join(str(message["content"]) for message in completion)

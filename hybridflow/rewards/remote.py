@@ -1,4 +1,4 @@
-"""The reward of a server: prompts and responses by HTTP, in the form that OpenRLHF's servers speak."""
+"""Rewards from a server: prompts and responses are sent over HTTP, with the protocol of OpenRLHF's reward servers."""
 
 import json
 import logging
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 _MOST_CONCURRENT = 8
 _CONNECT_SECONDS = 5.0
 _REMEDY = (
-    'A server answers {"rewards": [...]} with one number, or null, for each of "query"; see'
+    'A server answers {"rewards": [...]} with a number, or null, per element of "query"; see'
     " docs/how_to/custom_reward.md."
 )
 _WHEN_DOWN = (
@@ -27,17 +27,16 @@ _WHEN_DOWN = (
 
 
 def is_address(setting: str) -> bool:
-    """Whether an entry of reward.functions names servers: `http://host:port/path`, several with spaces between."""
+    """Whether an entry of `reward.functions` is an address `http://host:port/path`, or several separated by spaces."""
     return setting.startswith(("http://", "https://"))
 
 
 class RemoteReward:
-    """POSTs `{"query", "prompts", "labels"}` and reads `{"rewards"}`, beside which `extra_logs` may stand.
+    """POSTs `{"query", "prompts", "labels"}` and reads `{"rewards"}`, optionally with `scores` and `extra_logs`.
 
-    Each request goes to the next of the addresses; where that fails, to the one after. Where none of them could be
-    reached, or all were overloaded, it waits `retry_seconds`, then 4 times as long and so on, and asks each again, up
-    to `attempts` times. `request_seconds` is for a whole request, from the connection to the last byte of its answer,
-    which may have `answer_mb` MiB.
+    Requests go to the addresses in turn; one that fails goes to the next address. If all addresses are unreachable or
+    overloaded, they are asked again, up to `attempts` times, after `retry_seconds` and then 4 times as long each time.
+    `request_seconds` limits a whole request, from connecting to the last byte of its answer; `answer_mb` its size.
     """
 
     def __init__(
@@ -66,7 +65,7 @@ class RemoteReward:
             )
 
     def check_reachable(self) -> None:
-        """Raises `ConfigError` where no server listens at any of the addresses; warns of those where none does."""
+        """Raises `ConfigError` if none of the addresses can be connected to; warns if some cannot."""
         flaws = {address: flaw for address in self._addresses if (flaw := unreachable(address, _CONNECT_SECONDS))}
         failures = "; ".join(f"{redacted_text(address)}: {flaw}" for address, flaw in flaws.items())
         if len(flaws) == len(self._addresses):
@@ -78,7 +77,7 @@ class RemoteReward:
             logger.warning("reward.functions: servers that cannot be reached yet: %s", failures)
 
     def __call__(self, queries: list[str], prompts: list[str], labels: list) -> dict[str, object]:
-        """The rewards of all samples, and what the server logged beside them."""
+        """The rewards of all samples, and what the servers logged."""
         size = self._batch_size or max(1, len(queries))
         bodies = [
             {"query": queries[at : at + size], "prompts": prompts[at : at + size], "labels": labels[at : at + size]}
@@ -87,14 +86,14 @@ class RemoteReward:
         turns = range(self._turn, self._turn + len(bodies))
         self._turn += len(bodies)
         with ThreadPoolExecutor(min(_MOST_CONCURRENT, max(1, len(bodies)))) as threads:
-            answers = list(threads.map(self._answer, bodies, turns))
+            answers = list(threads.map(self._request, bodies, turns))
         rewards = list(chain.from_iterable(rewards for rewards, _ in answers))
         logs = [log for _, log in answers]
         names = [name for name in logs[0] if all(name in log for log in logs)] if logs else []
         return {"rewards": rewards, "extra_logs": {name: [v for log in logs for v in log[name]] for name in names}}
 
-    def _answer(self, body: Mapping[str, list], turn: int) -> tuple[list, dict[str, list]]:
-        """The answer of the first server, from that of this turn on, that has one."""
+    def _request(self, body: Mapping[str, list], turn: int) -> tuple[list, dict[str, list]]:
+        """Rewards and logs from the first address that answers, beginning with the one whose turn it is."""
         at = turn % len(self._addresses)
         addresses = [*self._addresses[at:], *self._addresses[:at]]
         found: list[str] = []
@@ -102,12 +101,12 @@ class RemoteReward:
             is_down = True
             for address in addresses:
                 try:
-                    return _read(posted(address, body, self._headers, self._limits), len(body["query"]))
+                    return _parsed(posted(address, body, self._headers, self._limits), len(body["query"]))
                 except RewardError as error:
                     is_down &= isinstance(error, RewardUnavailable)
                     found.append(f"{redacted_text(address)}: {error.message}")
                     logger.warning("reward=%s attempt=%d of %d failed", found[-1], attempt + 1, self._attempts)
-            if not is_down:  # it says the same again
+            if not is_down:  # it would answer the same again
                 raise RewardError(f"No server gave a usable answer. {'; '.join(dict.fromkeys(found))}", remedy=_REMEDY)
             if attempt + 1 < self._attempts:
                 time.sleep(self._retry_seconds * 4**attempt)
@@ -116,17 +115,18 @@ class RemoteReward:
         )
 
 
-def _read(answer: bytes, num_samples: int) -> tuple[list, dict[str, list]]:
+def _parsed(answer: bytes, num_samples: int) -> tuple[list, dict[str, list]]:
     try:
         found = json.loads(answer)
     except (ValueError, RecursionError) as error:
-        why = "is nested too deep" if isinstance(error, RecursionError) else "is not JSON"
-        raise RewardError(f"it answered {answer[:200]!r}, which {why}.", remedy=_REMEDY) from error
+        flaw = "is nested too deeply" if isinstance(error, RecursionError) else "is not JSON"
+        raise RewardError(f"it answered {answer[:200]!r}, which {flaw}.", remedy=_REMEDY) from error
     rewards = found.get("rewards") if isinstance(found, dict) else None
     if not isinstance(rewards, list) or len(rewards) != num_samples:
         shown = answer[:200].decode(errors="replace")
         raise RewardError(f"it answered {shown}, without 'rewards' for {num_samples} samples.", remedy=_REMEDY)
-    rewards = [_alone(reward) for reward in rewards]
+    # Some servers wrap each number in a list.
+    rewards = [reward[0] if isinstance(reward, list) and len(reward) == 1 else reward for reward in rewards]
     extra = found.get("extra_logs")
     logs = (extra if isinstance(extra, dict) else {}) | {"scores": found.get("scores")}
     whole = {str(k): v for k, v in logs.items() if isinstance(v, list) and len(v) == num_samples}
@@ -139,16 +139,9 @@ def _read(answer: bytes, num_samples: int) -> tuple[list, dict[str, list]]:
 
 @cache
 def _warn_of_left_out(names: str) -> None:
-    """Once, because a server makes the same mistake in every answer."""
-    logger.warning(
-        "reward server: %s left out: 'scores' must have one value per query, and 'extra_logs' must be an object of such"
-        " lists", names,
-    )  # fmt: skip
-
-
-def _alone(reward: object) -> object:
-    """Some servers put each number in a list of its own."""
-    return reward[0] if isinstance(reward, list) and len(reward) == 1 else reward
+    """Warns once, because a server makes the same mistake in every answer."""
+    form = "'scores' must have one value per query, and 'extra_logs' must be an object of such lists"
+    logger.warning("reward server: %s left out: %s", names, form)
 
 
 def _check_addresses(addresses: list[str]) -> None:
@@ -166,7 +159,7 @@ def _check_addresses(addresses: list[str]) -> None:
 
 
 def address_label(setting: str) -> str:
-    """The short name of a server in metrics and settings: the end of its path, else its host."""
+    """The short name of a server in metrics and settings: the last part of its path, else its host."""
     address = setting.split()[0].split("://", 1)[1].split("?")[0].rstrip("/")
     host, _, path = address.partition("/")
     return (path.rpartition("/")[2] or host.partition(":")[0]).replace(".", "_")

@@ -8,8 +8,8 @@ import threading
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from hybridflow.errors import RewardError, RewardUnavailable
@@ -20,36 +20,43 @@ _REMEDY = "Look at the server's log. reward.settings.NAME.request_seconds and an
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """Limits of a whole request, and of the body of its response."""
+    """Limits of a request: seconds from connecting to the last byte, and bytes of the response body."""
 
     seconds: float
     answer_bytes: int
 
 
 def posted(address: str, body: object, headers: Mapping[str, str], limits: RequestLimits) -> bytes:
-    """The body of the response. Raises `RewardUnavailable`, or `RewardError` for a response that cannot be used.
+    """POSTs JSON and returns the body of the response.
 
-    Redirects are not followed: the request and its Authorization are meant for this server alone.
+    Raises `RewardUnavailable`, or `RewardError` for a response that cannot be used. Redirects are not followed, because
+    the request and its Authorization are meant for this server alone.
     """
     data = json.dumps(body, default=str).encode()
     request = urllib.request.Request(address, data=data, headers=dict(headers), method="POST")
-    watch = _Watch()
-    opener = urllib.request.build_opener(_Handler(watch), _NoRedirect())
-    with watch.ending_after(limits.seconds):
-        try:
-            with opener.open(request, timeout=limits.seconds) as answer:
-                found = answer.read(limits.answer_bytes + 1)
-        except urllib.error.HTTPError as error:
-            raise _refusal(error, watch) from error
-        except (OSError, http.client.HTTPException) as error:
-            reason = error.reason if isinstance(error, urllib.error.URLError) else error
-            said = str(reason) or type(reason).__name__
-            is_late = watch.has_ended or isinstance(reason, TimeoutError)
-            raise RewardUnavailable(_late(limits) if is_late else said, remedy=_REMEDY) from error
-    if watch.has_ended:
-        raise RewardUnavailable(_late(limits), remedy=_REMEDY)
+    handler = _Handler()
+    late = RewardUnavailable(
+        f"no complete response after request_seconds={limits.seconds:g} (timed out)", remedy=_REMEDY
+    )
+    timer = threading.Timer(limits.seconds, handler.end)
+    timer.daemon = True
+    timer.start()
+    try:
+        with urllib.request.build_opener(handler, _NoRedirect()).open(request, timeout=limits.seconds) as response:
+            found = response.read(limits.answer_bytes + 1)
+    except urllib.error.HTTPError as error:
+        raise _refusal(error, is_late=handler.has_ended) from error
+    except (OSError, http.client.HTTPException) as error:
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        if handler.has_ended or isinstance(reason, TimeoutError):
+            raise late from error
+        raise RewardUnavailable(str(reason) or type(reason).__name__, remedy=_REMEDY) from error
+    finally:
+        timer.cancel()
+    if handler.has_ended:
+        raise late
     if len(found) > limits.answer_bytes:
-        raise RewardError(f"its answer has more than {limits.answer_bytes // 2**20} MiB.", remedy=_REMEDY)
+        raise RewardError(f"its response has more than {limits.answer_bytes // 2**20} MiB.", remedy=_REMEDY)
     return found
 
 
@@ -66,61 +73,40 @@ def unreachable(address: str, seconds: float) -> str:
     return ""
 
 
-class _Watch:
-    """Shuts down the socket of a request when its time is over."""
+class _Handler(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
+    """Opens a connection that another thread can end."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.has_ended = False
-        self._socket: socket.socket | None = None
+        self.socket: socket.socket | None = None
 
-    def hold(self, connected: socket.socket) -> None:
-        """Registers the socket."""
-        self._socket = connected
+    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(functools.partial(_Connection, handler=self), req)
 
-    @contextmanager
-    def ending_after(self, seconds: float) -> Iterator[None]:
-        """Ends the connection if the block takes longer than `seconds`."""
-        timer = threading.Timer(seconds, self._end)
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
+    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(functools.partial(_SecureConnection, handler=self), req)
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """Shuts down the socket, at which reading from it ends."""
         self.has_ended = True
-        if self._socket is not None:
+        if self.socket is not None:
             with suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
+                self.socket.shutdown(socket.SHUT_RDWR)
 
 
 class _Connection(http.client.HTTPConnection):
-    def __init__(self, *args, watch: _Watch, **settings) -> None:
+    def __init__(self, *args, handler: _Handler, **settings) -> None:
         super().__init__(*args, **settings)
-        self._watch = watch
+        self._handler = handler
 
     def connect(self) -> None:
         super().connect()
-        self._watch.hold(self.sock)
+        self._handler.socket = self.sock
 
 
 class _SecureConnection(_Connection, http.client.HTTPSConnection):
     """The same over TLS."""
-
-
-class _Handler(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
-    """Opens connections whose sockets are registered with the watch."""
-
-    def __init__(self, watch: _Watch) -> None:
-        super().__init__()
-        self._watch = watch
-
-    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(functools.partial(_Connection, watch=self._watch), req)
-
-    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(functools.partial(_SecureConnection, watch=self._watch), req)
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -130,16 +116,12 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def _refusal(error: urllib.error.HTTPError, watch: _Watch) -> RewardError:
+def _refusal(error: urllib.error.HTTPError, *, is_late: bool) -> RewardError:
     said = ""
     with suppress(OSError, http.client.HTTPException):
         said = error.read(300).decode(errors="replace").strip()
     if 300 <= error.code < 400:
-        said = f"go to {error.headers.get('Location')}; name that address if it is right"
-    message = f"status {error.code} {error.reason}{f', and it said: {said}' if said else ''}"
-    kind = RewardUnavailable if error.code in _OVERLOADED or watch.has_ended else RewardError
+        said = f"go to {error.headers.get('Location')}; use that address if it is right"
+    message = f"status {error.code} {error.reason}{f': {said}' if said else ''}"
+    kind = RewardUnavailable if error.code in _OVERLOADED or is_late else RewardError
     return kind(message, remedy=_REMEDY)
-
-
-def _late(limits: RequestLimits) -> str:
-    return f"it had not answered in full after request_seconds={limits.seconds:g} (timed out)"

@@ -18,7 +18,7 @@ from hybridflow.rewards.dialects import FILTER_SCORES, as_list
 from hybridflow.rewards.interface import Failure, Outcome, Prompt, Samples
 from hybridflow.rewards.remote import RemoteReward
 from hybridflow.rewards.resolve import resolve_functions
-from hybridflow.rewards.runners.choice import Runner, make_runner
+from hybridflow.rewards.runners.choice import make_runner
 
 logger = logging.getLogger(__name__)
 
@@ -52,11 +52,11 @@ class RewardScorer:
         scored = scorer.score(prompts, completions, {"answer": answers})
     """
 
-    def __init__(self, config: Reward, *, runner: Runner | None = None) -> None:
+    def __init__(self, config: Reward) -> None:
         self.functions = resolve_functions(config)
         self._weights = _checked_weights(config)
         self._budget = config.error_budget
-        self._runner = runner or make_runner(config, self.functions)
+        self._runner = make_runner(config, self.functions)
         self._is_alone = config.model.path is None
         self._num_failures = 0
 

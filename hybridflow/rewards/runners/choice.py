@@ -21,10 +21,6 @@ class Runner(Protocol):
         """One outcome per function. After more than `allowed_failures` of a function, its outcome may be incomplete."""
         ...
 
-    def close(self) -> None:
-        """Ends what was started."""
-        ...
-
 
 def make_runner(config: Reward, functions: Sequence[BoundReward]) -> Runner:
     """The runner for `reward.processes`: 0, this process; N, a pool of N; null, one process for untrusted functions."""
@@ -58,8 +54,3 @@ class MixedRunner:
                 found = runner.run([functions[i] for i in own], samples, allowed_failures=allowed_failures)
                 outcomes |= dict(zip(own, found, strict=True))
         return [outcomes[index] for index in range(len(functions))]
-
-    def close(self) -> None:
-        """Ends both runners."""
-        self._trusted.close()
-        self._others.close()

@@ -39,30 +39,19 @@ class Setup:
 
 
 @dataclass(frozen=True)
-class Ready:
-    """The functions are loaded; `code` holds the SHA-256 of each user file that was imported for them."""
-
-    code: dict[str, str]
-
-
-@dataclass(frozen=True)
-class Unusable:
-    """The functions could not be loaded."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
 class Raised:
-    """The function raised. `for_all`: for a reason that affects every sample, so none is worth retrying alone."""
+    """A call that raised. `for_all`: for a reason that affects every sample, so none is worth retrying alone."""
 
     message: str
-    trace: str
+    trace: str = ""
     for_all: bool = False
 
 
-Reply = Ready | Unusable | Raised | Outcome
-"""Sent in a pair with the number of the request: 0 for loading the functions, then 1, 2, ..."""
+Code = dict[str, str]
+"""The SHA-256 of each user file that was imported."""
+
+Reply = Code | Outcome | Raised
+"""Sent in a pair with the number of the request: 0 for loading the functions (`Code`), then 1, 2, ... (`Outcome`)."""
 
 
 def main(descriptor: int) -> None:
@@ -134,9 +123,9 @@ def _serve(connection: Connection, setup: Setup) -> None:
     try:
         functions = resolve_functions(setup.config)
     except ConfigError as error:
-        connection.send((0, Unusable(error.message)))
+        connection.send((0, Raised(error.message)))
         return
-    connection.send((0, Ready(imported_code())))
+    connection.send((0, imported_code()))
     while True:
         try:
             number, index, samples = connection.recv()

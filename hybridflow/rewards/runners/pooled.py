@@ -10,7 +10,7 @@ from hybridflow.errors import RewardError
 from hybridflow.rewards.bound import BoundReward
 from hybridflow.rewards.interface import Outcome, Samples
 from hybridflow.rewards.runners.chunks import Progress, chunks_of
-from hybridflow.rewards.runners.forkserver import Raised, Ready
+from hybridflow.rewards.runners.forkserver import Raised
 from hybridflow.rewards.runners.processes import START_SECONDS, ForkServer, PoolProcess
 
 _MEMORY_SECONDS = 0.1
@@ -22,11 +22,10 @@ class PooledRunner:
 
     A chunk may take `reward.timeout_seconds` per sample. A process that takes longer, uses more than `reward.memory_mb`
     above its baseline, or ends, is replaced. Each process finds the functions by their settings, so they need not be
-    picklable; code that has changed meanwhile is an error.
+    picklable; code that has changed meanwhile is an error. The processes end when the runner is collected.
 
         runner = PooledRunner(config.reward, processes=4)
         outcomes = runner.run(functions, samples, allowed_failures=0)
-        runner.close()
     """
 
     def __init__(self, config: Reward, *, processes: int) -> None:
@@ -60,11 +59,6 @@ class PooledRunner:
             self._replace(process)  # its samples come after too many failures
         return progress.outcomes()
 
-    def close(self) -> None:
-        """Ends all processes."""
-        self._server.close()
-        self._processes.clear()
-
     def _collect(self, progress: Progress) -> None:
         """Waits for a reply, a timeout, or the next measurement of memory, and handles them."""
         active = [process for process in self._processes if not process.is_idle]
@@ -80,8 +74,8 @@ class PooledRunner:
 
     def _receive(self, process: PoolProcess, progress: Progress) -> None:
         reply, chunk = process.receive(), process.chunk
-        if isinstance(reply, Ready):
-            process.become_ready(reply.code)
+        if isinstance(reply, dict):
+            process.become_ready(reply)
             return
         if reply is None:
             ending = self._replace(process)

@@ -21,7 +21,7 @@ from hybridflow.rewards.interface import Outcome, Samples
 from hybridflow.rewards.resolve import labels_of
 from hybridflow.rewards.runners import forkserver
 from hybridflow.rewards.runners.chunks import Chunk
-from hybridflow.rewards.runners.forkserver import Raised, Ready, Setup, Unusable
+from hybridflow.rewards.runners.forkserver import Code, Raised, Reply, Setup
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class PoolProcess:
         """Whether it can take a chunk."""
         return self.is_ready and self.chunk is None
 
-    def become_ready(self, code: dict[str, str]) -> None:
+    def become_ready(self, code: Code) -> None:
         """Marks the functions as loaded, from this code; memory used from now on counts as theirs."""
         self._server.check_code(code)
         self.is_ready, self._bytes_at_start = True, used_bytes(self._id)
@@ -74,7 +74,7 @@ class PoolProcess:
         except OSError:
             logger.debug("a reward process died while idle")
 
-    def receive(self) -> Ready | Raised | Outcome | None:
+    def receive(self) -> Reply | None:
         """The reply to the last request; None if the process is dead. Raises `RewardError` for any other message."""
         try:
             message = self.connection.recv()
@@ -88,12 +88,12 @@ class PoolProcess:
                 remedy="Something that the function started writes to the connection of its process. Start programs"
                 " with subprocess or multiprocessing, and end each process that os.fork() makes with os._exit().",
             )
-        if isinstance(reply, Unusable):
+        if number == 0 and isinstance(reply, Raised):
             raise RewardError(
-                f"A process of the pool cannot load the reward functions: {reply.reason}",
+                f"A process of the pool cannot load the reward functions: {reply.message}",
                 remedy="Make them importable in a new process, or use reward.processes=0.",
             )
-        assert isinstance(reply, Ready | Raised | Outcome), f"not a reply: {reply!r}"
+        assert isinstance(reply, Outcome | Raised if number else dict), f"not a reply: {reply!r}"
         return reply
 
     def end(self) -> str:
@@ -104,7 +104,7 @@ class PoolProcess:
 
 
 class ForkServer:
-    """The process that forks the others. All of them end when it is closed or collected, or when its owner dies."""
+    """The process that forks the others. All of them end when it is collected, or when its owner dies."""
 
     def __init__(self, config: Reward) -> None:
         self._setup = Setup(config, [path for path in sys.path if path])
@@ -131,7 +131,7 @@ class ForkServer:
         self._control.send(self._setup)
         self._close = weakref.finalize(self, _close, process, self._control)
 
-    def check_code(self, code: dict[str, str]) -> None:
+    def check_code(self, code: Code) -> None:
         """Raises `RewardError` if a process imported other code than this process or another process of the pool."""
         changed = sorted(file for file, digest in code.items() if self._code.setdefault(file, digest) != digest)
         if changed:
@@ -155,7 +155,8 @@ class ForkServer:
 
     def _died(self) -> RewardError:
         assert self._process is not None, "the fork server was not started"
-        self.close()
+        self._close()
+        self._control = None
         status = self._process.returncode
         if status == -signal.SIGKILL:
             remedy = "The kernel does so when memory runs out (see `dmesg`): lower reward.processes."
@@ -167,11 +168,6 @@ class ForkServer:
             f"The fork server of the reward functions {_ending(status)}.",
             remedy=f"{remedy} The run can be resumed from its last checkpoint.",
         )
-
-    def close(self) -> None:
-        """Ends the server and all processes that it forked."""
-        self._close()
-        self._control = None
 
 
 def used_bytes(process: int) -> int:

@@ -34,9 +34,6 @@ class SerialRunner:
             here = {index: outcome(index) for index in range(len(functions)) if index not in waiting}
             return [here[index] if index in here else waiting[index].result() for index in range(len(functions))]
 
-    def close(self) -> None:
-        """Does nothing."""
-
 
 def _outcome(function: BoundReward, samples: Samples, allowed_failures: int) -> Outcome:
     try:

@@ -1,4 +1,4 @@
-"""A reward function that forks is answered for by its own process alone."""
+"""A process that a reward function forks never answers in place of the function's own process."""
 
 import os
 
@@ -49,7 +49,6 @@ def writes(completions, **columns):
             found.send((7, None))
     return [1.0] * len(completions)
 """
-NAMES = ["returns", "raises", "waits", "of_one"]
 
 
 @pytest.fixture
@@ -58,10 +57,11 @@ def forking(tmp_path):
     return tmp_path / "forking.py"
 
 
-@pytest.mark.parametrize("processes", [0, 1])
-def test_a_forked_process_never_answers_for_the_function(forking, tmp_path, processes):
+@pytest.mark.parametrize(
+    ("names", "processes"), [(["returns", "Judge"], 0), (["returns", "raises", "waits", "of_one", "Judge"], 1)]
+)
+def test_a_forked_process_never_answers_for_the_function(forking, tmp_path, names, processes):
     us, returned = os.getpid(), tmp_path / "returned"
-    names = NAMES if processes else ["returns"]  # children that are not ended here would multiply
     scorer = RewardScorer(Reward(functions=[f"{forking}:{name}" for name in names], processes=processes))
     prompts = [f"p{index // 2}" for index in range(40)]
     for step in range(3):
@@ -73,21 +73,11 @@ def test_a_forked_process_never_answers_for_the_function(forking, tmp_path, proc
         expected = [float(len(text)) for text in completions]
         assert {name: column.tolist() for name, column in scored.columns.items()} == dict.fromkeys(names, expected)
         assert scored.failures == []
-    assert not returned.exists()  # `returns` waited for its children
+    assert not returned.exists()  # `returns` and `Judge` wait for their children
 
 
-def test_an_answer_to_another_question_is_an_error_that_names_the_function(forking):
+def test_a_reply_to_another_request_is_an_error_that_names_the_function(forking):
     scorer = RewardScorer(Reward(functions=[f"{forking}:writes"], processes=1))
-    with pytest.raises(RewardError, match="reward function 'writes' sent reply 7 instead of reply 1") as caught:
+    with pytest.raises(RewardError, match="function 'writes' sent reply 7 instead of reply 1") as caught:
         scorer.score(["p"], ["c"], {})
     assert "os._exit()" in caught.value.remedy
-
-
-def test_a_process_that_a_reward_class_forks_ends_where_its_constructor_returns(forking, tmp_path):
-    us = os.getpid()
-    scorer = RewardScorer(Reward(functions=[f"{forking}:Judge"]))
-    if os.getpid() != us:
-        (tmp_path / "returned").touch()
-        os._exit(9)  # it must not go on as a second pytest
-    assert scorer.score(["p"], ["abc"], {}).scores.tolist() == [3.0]
-    assert not (tmp_path / "returned").exists()

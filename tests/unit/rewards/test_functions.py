@@ -6,6 +6,7 @@ import pytest
 from hybridflow.config.reward import Reward
 from hybridflow.errors import ConfigError, MissingExtraError
 from hybridflow.rewards.factory import with_run
+from hybridflow.rewards.functions.far_off import far_off
 from hybridflow.rewards.scorer import RewardScorer
 
 
@@ -14,18 +15,10 @@ def scores(config, completions, answers, prompts=None):
     return scored.scores.tolist()
 
 
-def test_exact_match_ignores_space_around_and_nothing_else():
+def test_exact_match_ignores_only_space_around_and_reads_numbers_and_conversations():
     config = Reward(functions=["exact_match"])
     assert scores(config, ["46", " 46\n", "046", "46.", ""], ["46"] * 5) == [1, 1, 0, 0, 0]
-
-
-def test_exact_match_takes_numbers_and_gsm8k_answers():
-    config = Reward(functions=["exact_match"])
     assert scores(config, ["46", "145", "12"], [46, 145.0, "so\n#### 12"]) == [1, 1, 1]
-
-
-def test_exact_match_reads_conversations():
-    config = Reward(functions=["exact_match"])
     assert scores(config, ["46"], ["46"], prompts=[[{"role": "user", "content": "40+6"}]]) == [1]
 
 
@@ -40,16 +33,30 @@ def test_format_wants_the_whole_response_to_match():
     assert scores(config, ["<think>a\nb</think> 4", "<think>a</think> 4 or 5", "4"], [None] * 3) == [1, 0, 0]
 
 
-def test_format_without_a_pattern_is_an_error():
-    with pytest.raises(ConfigError, match="'format' needs a pattern") as caught:
-        RewardScorer(Reward(functions=["format"]))
-    assert "reward.settings.format.pattern" in caught.value.remedy
+@pytest.mark.parametrize(
+    ("settings", "found", "remedy"),
+    [
+        ({}, "'format' needs a pattern", "reward.settings.format.pattern"),
+        ({"pattern": "(a"}, r"reward.settings.format.pattern=\(a is not a regular expression", "backslash"),
+    ],
+)
+def test_format_needs_a_regular_expression(settings, found, remedy):
+    with pytest.raises(ConfigError, match=found) as caught:
+        RewardScorer(Reward(functions=["format"], settings={"format": settings}))
+    assert remedy in caught.value.remedy
 
 
-def test_a_pattern_that_is_none_is_an_error():
-    with pytest.raises(ConfigError, match=r"reward.settings.format.pattern=\(a is not a regular expression") as caught:
-        RewardScorer(Reward(functions=["format"], settings={"format": {"pattern": "(a"}}))
-    assert "backslash" in caught.value.remedy
+@pytest.mark.parametrize(
+    ("completions", "answers", "costs"),
+    [
+        (["100", "105", "95", "106", "94", "it is 1,020"], [100] * 5 + ["1000"], [0, 0, 0, 1, 1, 0]),
+        (["", "ninety"], ["90", "so\n#### 90"], [1, 1]),
+        (["0", "1", "-40"], ["0", "0", "40"], [0, 1, 1]),
+        (["40", "40"], [None, "forty"], [None, None]),
+    ],
+)
+def test_far_off_costs_more_than_a_twentieth_off_or_no_number(completions, answers, costs):
+    assert far_off(["p"] * len(answers), completions, answers) == costs
 
 
 def lengths(function, settings, tokens):

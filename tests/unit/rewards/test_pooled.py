@@ -1,4 +1,4 @@
-"""Functions in processes of their own: the same answers, and what a slow, crashing or greedy one costs."""
+"""Functions in processes of their own: the same results, and what a slow, crashing or greedy sample costs."""
 
 import os
 import signal
@@ -22,7 +22,6 @@ from hybridflow.rewards.runners.forkserver import FORK, Setup
 from hybridflow.rewards.runners.pooled import PooledRunner
 from hybridflow.rewards.runners.serial import SerialRunner
 from hybridflow.rewards.scorer import RewardScorer
-from tests.unit.rewards.test_dialects import DIALECTS
 
 JUDGES = """
 import asyncio, ctypes, mmap, os, signal, subprocess, sys, time
@@ -73,11 +72,12 @@ def bad(what, text):
         os._exit(5)
     if what == "memory" and text.endswith("7"):
         return [b'x' * 2**24 for _ in iter(int, 1)]
+    if what == "memory of a child" and text.endswith("7"):
+        subprocess.run([sys.executable, "-c", "[b'x' * 2**24 for _ in iter(int, 1)]"])
     return 1.0
 
-def starts_a_hoarder(completions, **columns):
-    hoarder = "[b'x' * 2**24 for _ in iter(int, 1)]"
-    return [float(subprocess.run([sys.executable, "-c", hoarder]).returncode) for _ in completions]
+def misbehaves(completions, what, **columns):
+    return [bad(kind, text) for kind, text in zip(what, completions)]
 
 def reserves(completions, **columns):
     reserved = mmap.mmap(-1, 2**33)
@@ -87,8 +87,17 @@ def loads_torch(completions, **columns):
     import torch
     return [float(torch.ones(len(text), 1000, 1000).sum() / 1e6) for text in completions]
 
-def misbehaves(completions, what, **columns):
-    return [bad(kind, text) for kind, text in zip(what, completions)]
+def prints(completions, **columns):
+    print("of", len(completions))
+    return [float(len(text)) for text in completions]
+
+def prints_and_crashes(completions, **columns):
+    print("looking at", completions)
+    os._exit(3)
+
+def floods(completions, **columns):
+    print("x" * 3000, flush=True)
+    return [float(len(text)) for text in completions]
 """
 
 
@@ -108,15 +117,13 @@ def samples_of(num, columns=None):
     )
 
 
-@pytest.mark.parametrize("processes", [1, 3])
-def test_outcomes_are_those_of_the_serial_runner(judges, processes):
+@pytest.mark.parametrize(("processes", "memory_mb"), [(1, 4096), (3, None)])
+def test_outcomes_are_those_of_the_serial_runner(judges, processes, memory_mb):
     names = ["lengths", "raises", "leaves", "nan", "only_alone", "of_its_group", "of_one", "waits"]
-    config = Reward(functions=[f"{judges}:{name}" for name in names])
+    config = Reward(functions=[f"{judges}:{name}" for name in names], memory_mb=memory_mb)
     functions, samples = resolve_functions(config), samples_of(30)
     expected = SerialRunner().run(functions, samples, allowed_failures=100)
-    pool = PooledRunner(config, processes=processes)
-    found = pool.run(functions, samples, allowed_failures=100)
-    pool.close()
+    found = PooledRunner(config, processes=processes).run(functions, samples, allowed_failures=100)
     for name, one, other in zip(names, found, expected, strict=True):
         assert one.scores == other.scores, name
         assert [f.index for f in one.failures] == [f.index for f in other.failures], name
@@ -127,87 +134,58 @@ def test_outcomes_are_those_of_the_serial_runner(judges, processes):
     assert "sys.exit" not in found[2].failures[0].reason and "SystemExit: 3" in found[2].failures[0].reason
 
 
-def test_every_dialect_scores_the_same_in_a_process(tmp_path):
-    for name, text in DIALECTS.items():
-        (tmp_path / f"{name}.py").write_text(text)
-    config = Reward(functions=[f"{tmp_path}/{name}.py:f" for name in DIALECTS], processes=2)
-    columns = {"answer": ["2", "4", "6"], "data_source": ["sums"] * 3, "level": [7, 8, 9]}
-    columns["extra_info"] = [{"i": 1}, {"i": 2}, {"i": 3}]
-    scorer = RewardScorer(config)
-    scored = scorer.score(["1+1=", "2+2=", "3+3="], ["2", "5", "6"], columns, completion_ids=[[12], [15], [16]])
-    assert [column.tolist() for column in scored.columns.values()] == [[1.0, 0.0, 1.0]] * len(DIALECTS)
-
-
 @pytest.mark.parametrize(
-    ("what", "reason"),
+    ("what", "settings", "reason"),
     [
-        ("hang", "it took longer than reward.timeout_seconds=0.3."),
-        ("hang in C", "it took longer than reward.timeout_seconds=0.3."),
-        ("kill", "its process was killed by signal 9."),
-        ("segfault", "its process was killed by signal 11."),
-        ("exit", "its process exited with status 5."),
+        ("hang", {"timeout_seconds": 0.3}, "it took longer than reward.timeout_seconds=0.3."),
+        ("hang in C", {"timeout_seconds": 0.3}, "it took longer than reward.timeout_seconds=0.3."),
+        ("kill", {}, "its process was killed by signal 9."),
+        ("segfault", {}, "its process was killed by signal 11."),
+        ("exit", {}, "its process exited with status 5."),
+        ("memory", {"memory_mb": 200}, "its process exceeded reward.memory_mb=200 (above its baseline)."),
+        ("memory of a child", {"memory_mb": 200}, "its process exceeded reward.memory_mb=200"),
     ],
 )
-def test_only_the_guilty_sample_fails_and_says_why(judges, what, reason):
-    config = Reward(functions=[f"{judges}:misbehaves"], processes=2, timeout_seconds=0.3, error_budget=9)
-    scorer = RewardScorer(config)
-    samples = samples_of(12, {"what": [what] * 12})
-    begun = time.monotonic()
-    scored = scorer.score(samples.prompts, samples.completions, samples.columns)
-    assert time.monotonic() - begun < 20
-    assert [f.index for f in scored.failures] == [7]
+def test_only_the_guilty_sample_fails_and_says_why(judges, what, settings, reason):
+    if "memory" in what and sys.platform != "linux":
+        pytest.skip("reads /proc")
+    scorer = RewardScorer(Reward(functions=[f"{judges}:misbehaves"], processes=2, error_budget=9, **settings))
+    scored = scorer.score(["p"] * 3, ["1", "27", "3"], {"what": [what] * 3})
+    assert [f.index for f in scored.failures] == [1]
     assert reason in scored.failures[0].reason
-    assert scored.scores.tolist() == [0.0 if index == 7 else 1.0 for index in range(12)]
-    again = scorer.score(samples.prompts[:3], samples.completions[:3], {"what": ["fine"] * 3})
-    assert again.scores.tolist() == [1.0] * 3
+    assert scored.scores.tolist() == [1.0, 0.0, 1.0]
+    assert scorer.score(["p"] * 3, ["1", "27", "3"], {"what": ["fine"] * 3}).scores.tolist() == [1.0] * 3
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_sample_that_hoards_memory_fails_alone_and_says_why(judges):
-    config = Reward(functions=[f"{judges}:misbehaves"], timeout_seconds=60, memory_mb=200, error_budget=9)
-    samples = samples_of(12, {"what": ["memory"] * 12})
-    scored = RewardScorer(config).score(samples.prompts, samples.completions, samples.columns)
-    assert [f.index for f in scored.failures] == [7]
-    assert "its process exceeded reward.memory_mb=200" in scored.failures[0].reason
-    assert scored.scores.tolist() == [0.0 if index == 7 else 1.0 for index in range(12)]
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_memory_of_what_a_function_starts_counts_as_its_own(judges):
-    config = Reward(functions=[f"{judges}:starts_a_hoarder"], timeout_seconds=60, memory_mb=200)
-    with pytest.raises(RewardError, match="exceeded reward.memory_mb=200"):
-        RewardScorer(config).score(["p"], ["c"], {})
-
-
-def test_there_is_a_limit_unless_it_is_taken_away_and_models_fit_below_it(judges):
+def test_models_fit_below_the_limit_and_reserved_memory_does_not_count(judges):
     assert Reward().memory_mb is not None
-    for memory_mb in (600, None):
-        config = Reward(functions=[f"{judges}:loads_torch", f"{judges}:reserves"], memory_mb=memory_mb)
-        scored = RewardScorer(config).score(["p"], ["four"], {})
-        assert [column.tolist() for column in scored.columns.values()] == [[4.0], [2.0**33]]
+    config = Reward(functions=[f"{judges}:loads_torch", f"{judges}:reserves"], memory_mb=600)
+    scored = RewardScorer(config).score(["p"], ["four"], {})
+    assert [column.tolist() for column in scored.columns.values()] == [[4.0], [2.0**33]]
 
 
 def test_past_the_budget_the_run_stops_without_waiting_for_the_rest(judges):
-    config = Reward(functions=[f"{judges}:misbehaves"], processes=1, timeout_seconds=0.2)
-    samples = samples_of(30, {"what": ["hang"] * 30})
-    with pytest.raises(RewardError, match="failed on sample 7: it took longer") as caught:
-        RewardScorer(config).score(samples.prompts, samples.completions, samples.columns)
-    assert "x" * 2 + "7" in caught.value.message and "reward.error_budget" in caught.value.remedy
+    config = Reward(functions=[f"{judges}:misbehaves"], processes=1, timeout_seconds=0.1)
+    with pytest.raises(RewardError, match="failed on sample 1: it took longer") as caught:
+        RewardScorer(config).score(
+            [f"p{i}" for i in range(30)], ["x", *["xx7"] * 29], {"what": ["fine", *["hang"] * 29]}
+        )
+    assert "xx7" in caught.value.message and "reward.error_budget" in caught.value.remedy
 
 
-def test_asynchronous_functions_wait_beside_one_another(judges, tmp_path):
+@pytest.mark.parametrize("processes", [0, 2])
+def test_asynchronous_functions_wait_concurrently(judges, tmp_path, processes):
     (tmp_path / "copy.py").write_text(JUDGES)
     functions = [f"{judges}:waits", f"{tmp_path}/copy.py:waits", f"{judges}:lengths"]
-    samples = samples_of(9)
-    for processes in (0, 2):
-        scorer = RewardScorer(Reward(functions=functions, processes=processes))
+    scorer, samples = RewardScorer(Reward(functions=functions, processes=processes)), samples_of(9)
+    if processes:
         scorer.score(samples.prompts, samples.completions, samples.columns)
-        begun = time.monotonic()
-        scorer.score(samples.prompts, samples.completions, samples.columns)
-        assert time.monotonic() - begun < 1.15
+    begun = time.monotonic()
+    scorer.score(samples.prompts, samples.completions, samples.columns)
+    assert time.monotonic() - begun < 1.15
 
 
-def test_a_function_that_only_the_driver_can_import_is_told(judges, tmp_path):
+def test_a_function_that_only_the_driver_can_import_is_an_error(judges, tmp_path):
     path = tmp_path / "late.py"
     path.write_text("def f(completions, **columns):\n    return [1.0] * len(completions)\n")
     scorer = RewardScorer(Reward(functions=[f"{path}:f"]))
@@ -217,8 +195,7 @@ def test_a_function_that_only_the_driver_can_import_is_told(judges, tmp_path):
     assert "reward.processes=0" in caught.value.remedy
 
 
-@pytest.mark.parametrize("edited", ["reward", "rule_of_edited_reward"])
-def test_code_that_is_edited_during_a_run_is_an_error_when_a_process_is_replaced(tmp_path, monkeypatch, edited):
+def test_code_that_is_edited_during_a_run_is_an_error_when_a_process_is_replaced(tmp_path, monkeypatch):
     reward, rule = tmp_path / "reward.py", tmp_path / "rule_of_edited_reward.py"
     reward.write_text(
         "import os\nfrom rule_of_edited_reward import score\n"
@@ -230,12 +207,12 @@ def test_code_that_is_edited_during_a_run_is_an_error_when_a_process_is_replaced
     scorer = RewardScorer(Reward(functions=[f"{reward}:f"], error_budget=1))
     prompts = [f"p{index}" for index in range(4)]
     assert scorer.score(prompts, list("abcd"), {}).scores.tolist() == [1.0] * 4
-    changed = tmp_path / f"{edited}.py"
-    changed.write_text(changed.read_text() + "# another version\n")
+    for changed in (reward, rule):
+        changed.write_text(changed.read_text() + "# another version\n")
     assert scorer.score(prompts, list("abcd"), {}).scores.tolist() == [1.0] * 4
     with pytest.raises(RewardError, match="code that has changed since the run began") as caught:
         scorer.score(prompts, ["a", "die", "c", "d"], {})
-    assert str(changed) in caught.value.message and "trainer.resume_changed=accept" in caught.value.remedy
+    assert f"{reward}, {rule}" in caught.value.message and "trainer.resume_changed=accept" in caught.value.remedy
 
 
 def test_chunks_are_cut_between_prompts_only(judges):
@@ -250,49 +227,24 @@ def test_chunks_are_cut_between_prompts_only(judges):
 
 
 OWNER = """
-import os, sys, time
-from hybridflow.config.reward import Reward
-from hybridflow.rewards.runners.pooled import PooledRunner
-from hybridflow.rewards.resolve import resolve_functions
-from hybridflow.rewards.interface import Samples
-config = Reward(functions=[sys.argv[1] + ":misbehaves"], timeout_seconds=60)
-pool = PooledRunner(config, processes=2)
-pool.start()
-print(os.getpid(), flush=True)
-pool.run(resolve_functions(config), Samples(["a", "b"], ["7", "7"], {"what": ["hang in C"] * 2}), allowed_failures=9)
-"""
-
-
-FORKLESS = """
-import os, sys
-from hybridflow.rewards.runners import forkserver
-
-def refuse():
-    raise BlockingIOError(11, "no process is left")
-
-os.fork = refuse
-forkserver.main(int(sys.argv[1]))
-"""
-
-PRINTER = """
 import sys
 from hybridflow.config.reward import Reward
 from hybridflow.rewards.interface import Samples
 from hybridflow.rewards.resolve import resolve_functions
 from hybridflow.rewards.runners.pooled import PooledRunner
 
-config = Reward(functions=[sys.argv[1]])
-pool = PooledRunner(config, processes=1)
-[outcome] = pool.run(resolve_functions(config), Samples(["a", "a"], ["7", "777"], {}), allowed_failures=0)
-print(outcome.scores, file=sys.stderr)
+file, *names = sys.argv[1:]
+config = Reward(functions=[f"{file}:{name}" for name in names], timeout_seconds=60)
+pool = PooledRunner(config, processes=2)
+samples = Samples(["a", "b"], ["7", "777"], {"what": ["hang in C"] * 2})
+print([outcome.scores for outcome in pool.run(resolve_functions(config), samples, allowed_failures=9)], file=sys.stderr)
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_processes_end_with_their_owner_however_it_ends(judges, how):
-    owner = subprocess.Popen([sys.executable, "-c", OWNER, str(judges)], stdout=subprocess.PIPE, text=True)
-    assert owner.stdout is not None and owner.stdout.readline()
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, str(judges), "misbehaves"])
     assert soon(lambda: len(descendants(owner.pid)) == 3)  # the fork server and two of its processes
     time.sleep(0.5)
     family = descendants(owner.pid)
@@ -301,7 +253,8 @@ def test_processes_end_with_their_owner_however_it_ends(judges, how):
     assert soon(lambda: not any(Path(f"/proc/{process}").exists() for process in family))
 
 
-def test_closing_and_forgetting_a_scorer_end_its_processes(judges):
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_processes_end_with_their_scorer(judges):
     others = descendants(os.getpid())
     scorer = RewardScorer(Reward(functions=[f"{judges}:nan"]))
     scorer.score(["p"], ["c"], {})
@@ -325,42 +278,35 @@ def test_the_death_of_the_fork_server_is_reported_with_its_signal(judges, how, r
     assert remedy in caught.value.remedy
 
 
-def test_functions_that_print_to_a_closed_pipe_score_as_before(tmp_path):
-    (tmp_path / "prints.py").write_text(
-        "def length(completions, **columns):\n"
-        "    print('x' * 3000, flush=True)\n"
-        "    return [float(len(text)) for text in completions]\n"
-    )
+def test_functions_that_print_to_a_closed_pipe_score_as_before(judges):
     reading, writing = os.pipe()
     os.close(reading)
-    command = [sys.executable, "-c", PRINTER, f"{tmp_path}/prints.py:length"]
+    command = [sys.executable, "-c", OWNER, str(judges), "floods"]
     done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writing)
-    assert done.stderr == "[1.0, 3.0]\n"
+    assert done.stderr == "[[1.0, 3.0]]\n"
 
 
-def test_what_a_function_prints_is_shown_though_its_process_is_killed_in_the_end(tmp_path):
-    (tmp_path / "prints.py").write_text(
-        "def length(completions, **columns):\n"
-        "    print('of', len(completions))\n"
-        "    return [float(len(text)) for text in completions]\n"
-    )
-    command = [sys.executable, "-c", PRINTER, f"{tmp_path}/prints.py:length"]
+def test_what_a_function_prints_is_shown_though_its_process_crashes_or_is_killed_in_the_end(judges):
+    command = [sys.executable, "-c", OWNER, str(judges), "prints", "prints_and_crashes"]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    assert subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout == "of 2\n"
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert "of 2\n" in done.stdout and "looking at ['777']\n" in done.stdout
 
 
-def test_what_a_function_prints_before_it_crashes_is_shown(tmp_path):
-    (tmp_path / "prints.py").write_text(
-        "import os\n\ndef crashes(completions, **columns):\n    print('looking at', completions)\n    os._exit(3)\n"
-    )
-    command = [sys.executable, "-c", PRINTER, f"{tmp_path}/prints.py:crashes"]
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert "looking at ['7']" in done.stdout
+FORKLESS = """
+import os, sys
+from hybridflow.rewards.runners import forkserver
+
+def refuse():
+    raise BlockingIOError(11, "no process is left")
+
+os.fork = refuse
+forkserver.main(int(sys.argv[1]))
+"""
 
 
-def test_a_process_that_cannot_be_started_says_why(tmp_path):
+def test_a_process_that_cannot_be_started_says_why():
     ours, theirs = socket.socketpair()
     control = Connection(ours.detach())
     control.send(Setup(Reward(), []))

@@ -149,7 +149,7 @@ def test_the_next_address_is_asked_where_one_fails(address, asked, bad, caplog):
 @pytest.mark.parametrize(
     ("bad", "said"),
     [
-        ("broken", "status 500 Internal Server Error, and it said: the model is still loading"),
+        ("broken", "status 500 Internal Server Error: the model is still loading"),
         ("short", "without 'rewards' for 3 samples"),
         ("words", "b'hello', which is not JSON"),
         ("slow", "timed out"),
@@ -199,7 +199,7 @@ def test_a_server_is_looked_for_before_anything_is_loaded(address, caplog):
 @pytest.mark.parametrize("path", ["trickle", "headers"])
 def test_a_request_has_a_total_time(address, path):
     begun = time.monotonic()
-    with pytest.raises(RewardError, match="had not answered in full after request_seconds=0.5"):
+    with pytest.raises(RewardError, match="no complete response after request_seconds=0.5"):
         scored(f"{address}/{path}", settings={path: {"request_seconds": 0.5, "attempts": 1}})
     assert time.monotonic() - begun < 3
 
@@ -207,9 +207,9 @@ def test_a_request_has_a_total_time(address, path):
 @pytest.mark.parametrize(
     ("path", "said"),
     [
-        ("huge", "its answer has more than 1 MiB"),
-        ("deep", "which is nested too deep"),
-        ("moved", "status 302 Found, and it said: go to /good; name that address if it is right"),
+        ("huge", "its response has more than 1 MiB"),
+        ("deep", "which is nested too deeply"),
+        ("moved", "status 302 Found: go to /good; use that address if it is right"),
     ],
 )
 def test_answers_that_take_much_or_lead_elsewhere_are_errors(address, asked, path, said):

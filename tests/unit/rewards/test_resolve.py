@@ -21,25 +21,15 @@ def written(path, text):
     return path
 
 
-def test_a_function_in_a_file(tmp_path):
-    path = written(tmp_path / "reward.py", LENGTHS)
-    scorer = RewardScorer(Reward(functions=[f"{path}:lengths"], processes=0))
-    assert scorer.names == ["lengths"]
-    assert scorer.score(["p", "p"], ["ab", "abc"], {}).scores.tolist() == [2, 3]
-
-
-def test_a_function_by_dotted_path(tmp_path, monkeypatch):
-    written(tmp_path / "my_rewards_by_path.py", LENGTHS)
+def test_a_function_in_a_file_by_dotted_path_or_made_by_a_class(tmp_path, monkeypatch):
+    text = LENGTHS + "class Lengths:\n    def __call__(self, completions, **columns):\n        return [1.0, 2.0]\n"
+    path = written(tmp_path / "my_rewards_by_path.py", text)
     monkeypatch.syspath_prepend(tmp_path)
-    assert RewardScorer(Reward(functions=["my_rewards_by_path.lengths"])).names == ["lengths"]
-
-
-def test_a_class_is_made_and_called(tmp_path):
-    text = "class Lengths:\n    def __call__(self, completions, **columns):\n        return [1.0] * len(completions)\n"
-    path = written(tmp_path / "reward.py", text)
-    assert RewardScorer(Reward(functions=[f"{path}:Lengths"], processes=0)).score(["p"], ["c"], {}).scores.tolist() == [
-        1
-    ]
+    functions = [f"{path}:lengths", "my_rewards_by_path.lengths", f"{path}:Lengths"]
+    scorer = RewardScorer(Reward(functions=functions, processes=0))
+    assert scorer.names == ["lengths", "lengths_2", "Lengths"]
+    columns = scorer.score(["p", "p"], ["ab", "abc"], {}).columns
+    assert [column.tolist() for column in columns.values()] == [[2, 3], [2, 3], [1, 2]]
 
 
 def test_functions_of_one_file_share_its_module(tmp_path):
@@ -52,39 +42,23 @@ def test_functions_of_one_file_share_its_module(tmp_path):
     ).scores.tolist() == [1]
 
 
-def test_two_functions_of_one_name_get_different_labels(tmp_path):
-    first, second = written(tmp_path / "a.py", LENGTHS), written(tmp_path / "b.py", LENGTHS)
-    scorer = RewardScorer(Reward(functions=[f"{first}:lengths", f"{second}:lengths"]))
-    assert scorer.names == ["lengths", "lengths_2"]
-
-
-def test_an_unknown_name_is_answered_with_the_nearest_and_the_list():
-    error = refused("exact_mach")
-    assert "there is no built-in function 'exact_mach'" in error.message
-    assert error.remedy.startswith("Did you mean 'exact_match'?") and "gsm8k" in error.remedy
-
-
-def test_a_missing_file_is_answered_with_the_nearest(tmp_path):
-    written(tmp_path / "reward.py", LENGTHS)
-    error = refused(f"{tmp_path}/rewrad.py:lengths")
-    assert "there is no file" in error.message and "Did you mean 'reward.py'?" in error.remedy
-
-
-def test_a_missing_file_is_not_answered_with_one_that_shares_only_the_ending(tmp_path):
-    written(tmp_path / "halves.py", LENGTHS)
-    error = refused(f"{tmp_path}/nofile.py:lengths")
-    assert error.remedy == f"'{tmp_path}' has: halves.py. Check the path."
-
-
-def test_a_missing_function_is_answered_with_the_nearest(tmp_path):
-    path = written(tmp_path / "reward.py", LENGTHS)
-    error = refused(f"{path}:length")
-    assert "there is no 'length' in it" in error.message
-    assert "Did you mean 'lengths'?" in error.remedy and "It has: lengths" in error.remedy
-
-
-def test_a_file_without_a_function_named_asks_for_one(tmp_path):
-    assert refused(f"{tmp_path}/reward.py").remedy.endswith("reward.py:name.")
+@pytest.mark.parametrize(
+    ("setting", "found", "remedy"),
+    [
+        ("exact_mach", "there is no built-in function 'exact_mach'", "Did you mean 'exact_match'?"),
+        ("{}/rewrad.py:lengths", "there is no file", "Did you mean 'reward.py'?"),
+        ("{}/nofile.py:lengths", "there is no file", "'{}' has: reward.py. Check the path."),
+        ("{}/reward.py:length", "there is no 'length' in it", "Did you mean 'lengths'? It has: lengths"),
+        ("{}/reward.py", "names a file only", "reward.py:name."),
+        ("no_such_package.rewards.f", "No module named 'no_such_package'", "installed"),
+        ("{}/reward.py:WEIGHT", "is a int, not a function", "Name a function."),
+        ("verl:{}/reward.py:lengths", "do not match that of verl", "compute_score(data_source"),
+    ],
+)
+def test_what_names_no_function_is_an_error_with_the_nearest(tmp_path, setting, found, remedy):
+    written(tmp_path / "reward.py", "WEIGHT = 3\n" + LENGTHS)
+    error = refused(setting.format(tmp_path))
+    assert found in error.message and remedy.format(tmp_path) in error.remedy
 
 
 @pytest.mark.parametrize(
@@ -106,11 +80,6 @@ def test_a_file_that_cannot_be_run_shows_why_and_where(tmp_path, text, found):
                 sys.modules[name].__file__ == str(path)]  # fmt: skip
 
 
-def test_a_module_that_is_not_there_is_an_error():
-    error = refused("no_such_package.rewards.f")
-    assert "No module named 'no_such_package'" in error.message and "installed" in error.remedy
-
-
 @pytest.mark.parametrize(
     "signature", ["a, b", "prompt, completion, **columns", "completions, /", "solution_str, ground_truth, needed"]
 )
@@ -119,12 +88,6 @@ def test_parameters_of_no_known_kind_are_refused_with_the_known_ones(tmp_path, s
     error = refused(f"{path}:f")
     assert f"({signature})" in error.message
     assert "f(prompts, completions, **columns)" in error.remedy and "compute_score(data_source" in error.remedy
-
-
-def test_something_that_is_no_function_is_an_error(tmp_path):
-    path = written(tmp_path / "reward.py", "WEIGHT = 3\n" + LENGTHS)
-    error = refused(f"{path}:WEIGHT")
-    assert "is a int, not a function" in error.message and error.remedy == "Name a function."
 
 
 def test_no_functions_at_all_are_an_error():
@@ -151,12 +114,6 @@ def test_a_dialect_before_the_path_says_how_to_call_the_function(tmp_path):
     assert resolve_functions(Reward(functions=[f"{path}:f"]))[0].dialect.name == "TRL"
     assert resolve_functions(config)[0].dialect.name == "OpenRLHF"
     assert RewardScorer(config).score(["ab"], ["c"], {}).scores.tolist() == [3]
-
-
-def test_a_dialect_that_does_not_fit_is_refused(tmp_path):
-    path = written(tmp_path / "reward.py", LENGTHS)
-    error = refused(f"verl:{path}:lengths")
-    assert "do not match that of verl" in error.message and "compute_score(data_source" in error.remedy
 
 
 def test_settings_reach_a_users_function_by_its_short_name(tmp_path):

@@ -159,7 +159,7 @@ class Resharder:
         if isinstance(error, HybridflowError):
             return error
         found = f"rank {self._transport.rank} failed in {stage}: {type(error).__name__}: {error}."
-        return EngineError(found, remedy="See that rank's log.")
+        return EngineError(found, remedy="Check that rank's log.")
 
     def _lost(self, stage: str, lost: LostPeer) -> HybridflowError:
         """The error that all ranks raise when this one has lost a peer."""

@@ -19,7 +19,7 @@ def check(ranks, *, timeout_seconds):
             assert seen.kind == "ResourceError", seen
             assert f"Rank {VICTIM} (" in seen.error, seen.error
             assert not any(f"ank {other} (" in seen.error for other in range(len(ranks)) if other != VICTIM), seen.error
-            assert "See that rank's log" in seen.error
+            assert "Check that rank's log" in seen.error
             assert seen.seconds < timeout_seconds + SLACK_SECONDS
             assert not seen.is_complete
             assert "weights are incomplete" in seen.refusal

@@ -37,7 +37,7 @@ def token_logprobs(
 ) -> Float[Tensor, "*N"]:
     """The log-probability (float32) of each target under softmax(logits / temperature).
 
-    `logits[..., i, :]` predicts `targets[..., i]`: nothing is shifted here, see `predicting_positions`.
+    `logits[..., i, :]` predicts `targets[..., i]`: nothing is shifted here, see `packed_predicting_positions`.
     Computed in float32, chunk by chunk: see `logprobs_and_entropy`.
     """
     return _chunked(logits, targets, temperature, chunk_tokens, with_entropy=False)[0]
@@ -67,26 +67,15 @@ def sum_pi_squared(
     return torch.cat(parts).view(logits.shape[:-1])
 
 
-def predicting_positions(
-    prompt_lengths: Int64[Tensor, " B"], *, response_tokens: int, row_tokens: int
-) -> Int64[Tensor, "B R"]:
-    """Where the logits of each response token are, in rows of prompt then response, right-padded to `row_tokens`.
-
-    Response token r of a row stands at prompt_length + r and is predicted one position earlier; the value of that
-    token (of the state before it) is read there as well. Past a row's end the position is clamped into the row.
-    Example: `logits[torch.arange(B)[:, None], predicting_positions(...)]` is [B, R, V]. Prompts have at least a token.
-    """
-    offsets = torch.arange(response_tokens, device=prompt_lengths.device) - 1
-    return (prompt_lengths[:, None] + offsets).clamp(max=row_tokens - 1)
-
-
 def packed_predicting_positions(
     row_starts: Int64[Tensor, " B"], prompt_lengths: Int64[Tensor, " B"], response_lengths: Int64[Tensor, " B"]
 ) -> Int64[Tensor, " N"]:
-    """The same for rows inside one flat sequence of positions: N = all response tokens, row after row.
+    """Where the logits of each response token are, in one flat sequence of positions: N response tokens, row by row.
 
-    Row b begins at `row_starts[b]`: b * T where padded rows were flattened, the sum of earlier lengths where rows are
-    packed end to end. Example: `hidden.flatten(0, 1)[packed_predicting_positions(...)]` is [N, H], ragged.
+    Response token r of a row stands at prompt_length + r and is predicted one position earlier; its value (of the state
+    before it) is read there as well. Prompts have at least one token. Row b begins at `row_starts[b]`: b * T where
+    padded rows were flattened, the sum of earlier lengths where rows are packed end to end. Example:
+    `hidden.flatten(0, 1)[packed_predicting_positions(...)]` is [N, H], ragged.
     """
     before = response_lengths.cumsum(0) - response_lengths
     first = row_starts + prompt_lengths - 1 - before

@@ -4,7 +4,6 @@ A torch tensor is pickled in-band; its bytes as a numpy array are an out-of-band
 Ray puts into shared memory and maps on the other side. Whoever reads must not write in place.
 """
 
-import hashlib
 import warnings
 from collections.abc import Mapping
 
@@ -68,13 +67,3 @@ def from_bytes(payload: Payload) -> Tensor:
         warnings.filterwarnings("ignore", message=".*not writable.*")
         flat = torch.from_numpy(array)
     return flat.view(getattr(torch, dtype)).reshape(shape)
-
-
-def checksum(tensors: Mapping[str, Tensor]) -> str:
-    """One SHA-256 over names, shapes and bytes, independent of order."""
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        array, dtype, shape = as_bytes(tensors[name])
-        digest.update(f"{name}{dtype}{shape}".encode())
-        digest.update(array.data)
-    return digest.hexdigest()

@@ -33,11 +33,6 @@ class TensorLayout:
         """The shape of the piece."""
         return tuple(high - low for low, high in self.box)
 
-    @property
-    def is_full(self) -> bool:
-        """The piece is the whole weight."""
-        return self.local_shape == self.shape
-
 
 @dataclass(frozen=True)
 class WeightShard:

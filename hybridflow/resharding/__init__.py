@@ -1,10 +1,10 @@
-"""One set of weights, two layouts: who sends which part of which weight to whom. Read `plan.py` first.
+"""One set of weights in two layouts: which rank sends which part of which weight to which rank. Read `plan.py` first.
 
-`grouping.py` says which ranks generate together, so that little has to move; `cost.py` what moving costs.
-`resharder.py` is the transition itself: `executors/` carry a plan out, `verify.py` compares both sides.
+`grouping.py` decides which ranks generate together, so that little has to move. `resharder.py` runs the transfers:
+`executors/` carry out a plan, `verify.py` compares both sides.
 """
 
-from hybridflow.resharding.holdings import Holding, Piece, holdings_of
+from hybridflow.resharding.holdings import Holding, Piece
 from hybridflow.resharding.plan import Gather, ReshardPlan, make_plan
 
-__all__ = ["Holding", "Piece", "holdings_of", "Gather", "ReshardPlan", "make_plan"]
+__all__ = ["Holding", "Piece", "Gather", "ReshardPlan", "make_plan"]

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from hybridflow.parallel.boxes import volume
-from hybridflow.parallel.layout import Box, WeightShard
+from hybridflow.parallel.layout import Box
 
 Kind = tuple[tuple[int, ...], int]
 """Shape of a weight, and bytes per element."""
@@ -107,13 +107,6 @@ def ranked(lists: Iterable[Sequence[Holding] | RankHoldings]) -> Ranked:
             known[id(own)] = replace(made, roster=rosters.setdefault(made.roster, made.roster))
         found.append((own, known[id(own)]))  # keeps `own` alive, so that no other object gets its id
     return tuple(holdings for _, holdings in found)
-
-
-def holdings_of(shards: Iterable[WeightShard]) -> tuple[Holding, ...]:
-    """The holdings of some shards."""
-    return tuple(
-        Holding(shard.name, shard.layout.shape, shard.layout.box, shard.tensor.element_size()) for shard in shards
-    )
 
 
 class Declared(NamedTuple):

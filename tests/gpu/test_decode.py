@@ -57,7 +57,7 @@ def test_graphs_draw_what_plain_steps_draw(device, dtype, sampling):
         for own, other in zip(counted(found), counted(expected), strict=True):
             assert torch.equal(own, other)  # the same kernels on the same sizes
     if device.type == "cuda":
-        assert isinstance(made[-1], Graphs) and made[-1].num_captured > 2
+        assert isinstance(made[-1], Graphs) and len(made[-1]._graphs) > 2
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)

@@ -10,11 +10,11 @@ from hybridflow.resharding.executors.cuda_ipc import CudaIpcExecutor
 from hybridflow.resharding.executors.interface import ExecutorSetup
 from hybridflow.resharding.executors.local import LocalExecutor
 from hybridflow.resharding.executors.shared_memory import SharedMemoryExecutor
-from hybridflow.resharding.holdings import holdings_of
 from hybridflow.resharding.plan import make_plan
 from hybridflow.resharding.transport import Transport, group_within
 from hybridflow.resharding.views import OwnPieces
 from tests.spmd import run_ranks
+from tests.unit.resharding.random_weights import holdings_of
 
 ROWS, COLUMNS = 96, 40
 

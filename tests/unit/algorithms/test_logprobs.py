@@ -7,7 +7,6 @@ from hybridflow.algorithms.logprobs import (
     language_outputs,
     logprobs_and_entropy,
     packed_predicting_positions,
-    predicting_positions,
     sum_pi_squared,
     token_logprobs,
 )
@@ -143,12 +142,7 @@ def test_positions_are_one_before_each_response_token(lengths):
     prompts, responses = ([[0] * n for n in column] for column in zip(*lengths, strict=True))
     expected = oracle.response_positions(prompts, responses)
     prompt_lengths, response_lengths = (torch.tensor(column) for column in zip(*lengths, strict=True))
-    width, row_tokens = int(response_lengths.max()), int((prompt_lengths + response_lengths).max())
-
-    padded = predicting_positions(prompt_lengths, response_tokens=width, row_tokens=row_tokens)
-    assert [row[:n] for row, n in zip(padded.tolist(), response_lengths.tolist(), strict=True)] == expected
-    assert padded.numel() == 0 or 0 <= padded.min() <= padded.max() < row_tokens
-
+    row_tokens = int((prompt_lengths + response_lengths).max())
     starts = torch.arange(len(lengths)) * row_tokens
     flat = packed_predicting_positions(starts, prompt_lengths, response_lengths)
     assert flat.tolist() == [start + p for start, row in zip(starts.tolist(), expected, strict=True) for p in row]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hybridflow.batch import Batch, Ragged
-from hybridflow.batch.wire import as_bytes, checksum, from_bytes
+from hybridflow.batch.wire import as_bytes, from_bytes
 from tests.unit.batch.examples import batch_of, contents
 
 DTYPES = [torch.int64, torch.float32, torch.bfloat16, torch.float16, torch.bool, torch.int32, torch.uint8]
@@ -71,22 +71,3 @@ def test_a_batch_without_tokens_or_rows_survives():
     batch = batch_of([[], []])
     assert contents(pickle.loads(pickle.dumps(batch, protocol=5))) == contents(batch)
     assert len(pickle.loads(pickle.dumps(batch.slice(0, 0), protocol=5))) == 0
-
-
-def test_the_checksum_does_not_depend_on_the_order_of_names():
-    tensors = {"a": torch.arange(3.0), "b": torch.ones(2, 2)}
-    assert checksum(tensors) == checksum(dict(reversed(tensors.items())))
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"a": torch.tensor([0.0, 1.0, 2.0000002])},
-        {"c": torch.arange(3.0)},
-        {"a": torch.arange(3.0).view(1, 3)},
-        {"a": torch.arange(3.0).view(torch.int32)},
-    ],
-    ids=["one bit", "name", "shape", "number format"],
-)
-def test_the_checksum_sees_every_change(changed):
-    assert checksum({"a": torch.arange(3.0)}) != checksum(changed)

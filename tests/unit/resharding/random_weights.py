@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hybridflow.parallel.boxes import volume
 from hybridflow.parallel.layout import Box, TensorLayout, WeightShard
+from hybridflow.resharding import Holding
 
 RankBoxes = list[list[Box]]
 """The boxes of one weight on each rank."""
@@ -82,6 +83,13 @@ def random_weights(
 def by_name(shards: Iterable[WeightShard]) -> dict[str, WeightShard]:
     """Shards by a key of their own, since a rank may hold a weight in several."""
     return {f"{number} {shard.name}": shard for number, shard in enumerate(shards)}
+
+
+def holdings_of(shards: Iterable[WeightShard]) -> tuple[Holding, ...]:
+    """The holdings of some shards."""
+    return tuple(
+        Holding(shard.name, shard.layout.shape, shard.layout.box, shard.tensor.element_size()) for shard in shards
+    )
 
 
 def _replicated(rng: random.Random, shape: tuple[int, ...], ranks: range, num_ranks: int) -> RankBoxes:

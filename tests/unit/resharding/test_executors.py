@@ -13,11 +13,11 @@ from hybridflow.parallel.layout import TensorLayout, WeightShard
 from hybridflow.resharding.executors.cuda_ipc import Handle, SharedMemories
 from hybridflow.resharding.executors.factory import executor_kind, make_executor
 from hybridflow.resharding.executors.interface import ExecutorSetup
-from hybridflow.resharding.holdings import holdings_of
 from hybridflow.resharding.plan import ReshardPlan, make_plan
 from hybridflow.resharding.transport import Transport, _poll, group_within
 from hybridflow.resharding.views import OwnPieces
 from tests.spmd import run_ranks
+from tests.unit.resharding.random_weights import holdings_of
 from tests.unit.resharding.resharding_programs import Sized, aliased, nested, random_plans
 
 SMALL, TINY = 64 << 10, 1024

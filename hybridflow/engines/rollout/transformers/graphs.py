@@ -25,11 +25,6 @@ class Graphs:
         self._warm: set[Hashable] = set()
         self._is_capturing = True
 
-    @property
-    def num_captured(self) -> int:
-        """How many steps have been captured."""
-        return len(self._graphs)
-
     def __call__(self, key: Hashable, step: Callable[[], None]) -> None:
         """Runs a step; steps with the same key must use the same tensors."""
         if key not in self._graphs and (

@@ -18,6 +18,9 @@ DATAFLOWS = {
 }
 """What each is run with, beside `algorithm=NAME`."""
 
+WITH_STATE = ("dapo", "ppo_ptx", "safe_rlhf")
+"""Those that have a state of their own to resume: prompts drawn ahead, a place in the texts, a multiplier."""
+
 Run = Callable[..., list[Row]]
 
 
@@ -33,7 +36,9 @@ def run(tmp_path: Path) -> Run:
     return rows
 
 
-@pytest.mark.parametrize("name", DATAFLOWS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n in WITH_STATE else pytest.mark.slow) for n in DATAFLOWS]
+)
 def test_a_resumed_run_goes_on_as_if_it_had_never_stopped(run: Run, name):
     settings = (f"algorithm={name}", *DATAFLOWS[name])
     whole = run(*settings, folder="whole")

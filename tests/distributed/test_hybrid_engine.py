@@ -37,7 +37,6 @@ LAYOUTS = {
 }
 FAST = [
     ("megatron 2x2 to vllm 2", "qwen3"),
-    ("fsdp 4 to vllm 2", "llama"),
     ("fsdp 2 to vllm 1 x 2, asleep in between", "qwen2"),
 ]
 ALL = [(layout, model) for layout in LAYOUTS for model in ("llama", "qwen2", "qwen3", "qwen3_moe", "stories15M")]

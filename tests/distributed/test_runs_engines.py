@@ -55,13 +55,8 @@ def test_a_run_is_sound(plain, algorithm):
     assert_sound(plain[algorithm], algorithm)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_the_same_words_give_the_same_bits(run, plain, algorithm):
-    assert reproducible(run(algorithm)) == reproducible(plain[algorithm])
-
-
 @pytest.mark.vllm
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", ["ppo", pytest.param("grpo", marks=pytest.mark.slow)])
 def test_a_run_with_vllm_is_sound(run, plain, algorithm):
     rows = run(algorithm, "rollout.engine=vllm")
     assert_sound(rows, algorithm)
@@ -82,7 +77,11 @@ def test_a_run_with_vllm_goes_on_with_the_same_bits(tmp_path):
     found = []
     for name, parts in (("whole", [4]), ("parts", [2, 4])):
         for steps in parts:
-            words = [f"trainer={{run_dir: {tmp_path}/{name}, total_steps: {steps}}}", "rollout.engine=vllm"]
+            words = [
+                f"trainer={{run_dir: {tmp_path}/{name}, total_steps: {steps}}}",
+                "rollout.engine=vllm",
+                "algorithm=grpo",
+            ]
             ended = run_here([*small_run(tmp_path), *words])
             assert ended.status == 0, ended.said
         found.append(reproducible(metric_rows(tmp_path / name)))

@@ -1,5 +1,7 @@
 """vLLM over ranks: whatever the layout, the answers of transformers and of one rank alone, and the right pieces."""
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,7 @@ MODELS = {
     "qwen3": {"num_key_value_heads": 2},
     "qwen3_moe": {"num_attention_heads": 4, "num_key_value_heads": 2},
 }
+CASES = [pytest.param(name, marks=pytest.mark.slow if name == "qwen3" else []) for name in MODELS]
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +50,14 @@ def directories(toy_dir) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def divided(directories) -> list[dict[str, Seen]]:
-    """All models, each over two tensor-parallel ranks, in one world."""
-    return run_ranks(each_model, 2, directories, TWO)
+def divided(directories) -> Callable[[str], list[Seen]]:
+    """A function: model -> what its two tensor-parallel ranks saw."""
+
+    @cache
+    def seen(name: str) -> list[Seen]:
+        return [rank[name] for rank in run_ranks(each_model, 2, {name: directories[name]}, TWO)]
+
+    return seen
 
 
 @pytest.fixture(scope="module")
@@ -58,34 +66,40 @@ def alone(directories) -> Seen:
     return run_ranks(each_model, 1, {"llama": directories["llama"]}, {"data": 1, "tensor": 1})[0]["llama"]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", CASES)
 def test_greedy_answers_over_ranks_are_those_of_transformers(directories, divided, name):
     plain = load_causal_lm(directories[name], dtype=torch.float32, device="cpu")
     expected = greedy_answers(plain, all_prompts(), tokens=TOKENS)
-    for rank in divided:
-        assert rank[name].greedy == expected
+    assert [rank.greedy for rank in divided(name)] == [expected, expected]
     prompts = all_prompts().tokens("prompt_ids").rows()
-    for prompt, tokens, logprobs in zip(prompts, expected, divided[0][name].logprobs, strict=True):
+    for prompt, tokens, logprobs in zip(prompts, expected, divided(name)[0].logprobs, strict=True):
         row = {"prompt_ids": prompt, "response_ids": torch.tensor(tokens)}
         with torch.no_grad():
             exact = response_logprobs(plain, row, 1.0)[0]
         assert torch.allclose(torch.tensor(logprobs), exact, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", CASES)
 def test_the_slots_of_all_ranks_are_the_checkpoint(directories, divided, name):
     whole = checkpoint_shards(directories[name])
     width = whole["model.layers.1.self_attn.o_proj.weight"].layout.shape[1] // 2
-    assert [rank[name].wrong for rank in divided] == [[], []]
-    assert set().union(*(rank[name].boxes for rank in divided)) == set(whole)
+    assert [rank.wrong for rank in divided(name)] == [[], []]
+    assert set().union(*(rank.boxes for rank in divided(name))) == set(whole)
     for weight, shard in whole.items():
-        boxes = [rank[name].boxes[weight] for rank in divided if weight in rank[name].boxes]
+        boxes = [rank.boxes[weight] for rank in divided(name) if weight in rank.boxes]
         assert covers(boxes, TensorLayout.full(shard.layout.shape).box), weight
-    projections = {rank[name].boxes["model.layers.1.self_attn.o_proj.weight"] for rank in divided}
+    projections = {rank.boxes["model.layers.1.self_attn.o_proj.weight"] for rank in divided(name)}
     assert projections == {((0, 64), (0, width)), ((0, 64), (width, 2 * width))}
 
 
-@pytest.mark.parametrize("axes", [{"data": 2, "tensor": 1}, {"data": 1, "tensor": 2, "micro_tensor": 2}], ids=str)
+@pytest.mark.parametrize(
+    "axes",
+    [
+        pytest.param({"data": 2, "tensor": 1}, marks=pytest.mark.slow),
+        {"data": 1, "tensor": 2, "micro_tensor": 2},
+    ],
+    ids=str,
+)
 def test_samples_do_not_depend_on_the_layout_or_the_number_of_replicas(directories, divided, alone, axes):
     """Nor do replicas wait for one another, though they are strided: ranks 0 and 2, ranks 1 and 3."""
     num_ranks = ParallelMesh(axes).size
@@ -93,7 +107,7 @@ def test_samples_do_not_depend_on_the_layout_or_the_number_of_replicas(directori
     for rank, part in enumerate(parts):
         rows = own_rows(rank, axes)
         assert (
-            part.sampled == [alone.sampled[row] for row in rows] == [divided[0]["llama"].sampled[row] for row in rows]
+            part.sampled == [alone.sampled[row] for row in rows] == [divided("llama")[0].sampled[row] for row in rows]
         )
         assert part.greedy == [alone.greedy[row] for row in rows]
         assert part.wrong == []
@@ -114,7 +128,7 @@ def test_weights_written_from_outside_answer_and_nothing_else_does(divided, fill
     for rank in filled:
         found = rank[name]
         assert "have not been written yet" in found["unwritten"]
-        assert found["version 3"] == found["version 4"] == divided[0][name].greedy
+        assert found["version 3"] == found["version 4"] == divided(name)[0].greedy
         assert "given back while it slept" in found["slept"]
         assert found["released"].weight_bytes > 0
         assert found["released"].cache_bytes > 0.99 * (16 << 20)  # whole pages

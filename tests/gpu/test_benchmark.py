@@ -5,10 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 SECTIONS = "engines,attention,offload,decode,update,learning,gsm8k"
 
 
+@pytest.mark.slow
 def test_every_section_runs_on_a_cpu(tmp_path):
     command = [sys.executable, "benchmarks/gpu.py", "--device", "cpu", "--only", SECTIONS, "--results", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)

@@ -34,11 +34,11 @@ from workload import ModelSize, save_random_llama
 from hybridflow.batch import Batch, Ragged
 from hybridflow.config.model import Model
 from hybridflow.config.training import Training, TrainingEngine
-from hybridflow.engines.training.families import LANGUAGE, EngineSetup, prepared
 from hybridflow.engines.training.interface import Loss, LossFn
 from hybridflow.engines.training.microbatch import MicroBatch, make_microbatches
 from hybridflow.engines.training.optimizer import make_optimizer
 from hybridflow.engines.training.passes import accumulate_gradients
+from hybridflow.engines.training.setup import LANGUAGE, EngineSetup, prepared
 from hybridflow.models.packed_attention import IMPLEMENTATION
 from hybridflow.parallel.groups import Ranks
 
@@ -155,7 +155,7 @@ class Update:
         self._batch = batch
         self._model = cast(PreTrainedModel, setup.load(directory))
         self._outputs = prepared(setup, self._model)
-        self._optimizer = make_optimizer(self._model, training.optimizer)
+        self._optimizer = make_optimizer([*self._model.parameters()], training.optimizer)
         self._total = float(len(batch.tokens("response_ids").values))
 
     def gradient_norm(self, way: Way) -> float:

@@ -66,7 +66,7 @@ def state_of(checkpoint: Path) -> dict[str, torch.Tensor]:
     saved = saved_shapes(checkpoint / "optimizer")
     tensors = {key: torch.full(shape, torch.nan) for key, shape in saved.items()}
     shards = [(key.partition(".")[0], WeightShard.full(key.partition(".")[2], t)) for key, t in tensors.items()]
-    return tensors | {"steps": torch.tensor(load_state(checkpoint, shards, Ranks.alone())["steps"])}
+    return tensors | {"steps": torch.tensor(load_state(checkpoint, shards, Ranks.alone()))}
 
 
 def assert_same_checkpoint(one: Path, other: Path) -> None:

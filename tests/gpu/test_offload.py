@@ -7,11 +7,11 @@ from torch import nn
 from hybridflow.config.model import Dtype, Model
 from hybridflow.config.training import Optimizer, Training
 from hybridflow.engines.rollout.memory import WeightBuffer
-from hybridflow.engines.training import families
+from hybridflow.engines.training import setup as engine_setup
 from hybridflow.engines.training.factory import make_language_engine
 from hybridflow.engines.training.host_memory import HostShelf, Lane, StreamLane
 from hybridflow.engines.training.interface import Part
-from hybridflow.engines.training.optimizer import MasterAdamW, optimizer_over
+from hybridflow.engines.training.optimizer import MasterAdamW, make_optimizer
 from hybridflow.engines.training.single import SingleEngine
 from hybridflow.parallel.groups import Ranks
 from tests.toys import logprobs_of, sequences, stepped
@@ -30,7 +30,7 @@ def four_steps(device: torch.device, dtype: torch.dtype, lane: Lane | None) -> t
     weights = [nn.Parameter(torch.randn(shape, generator=generator).to(device, dtype)) for shape in shapes]
     wide = torch.randn(256, 120, generator=generator).to(device, dtype)
     weights.append(nn.Parameter(wide[:, :100]))
-    optimizer = optimizer_over(weights, Optimizer(learning_rate=0.1))
+    optimizer = make_optimizer(weights, Optimizer(learning_rate=0.1))
     if lane is not None:
         optimizer.rest(HostShelf(lane))
     for _ in range(4):
@@ -72,9 +72,9 @@ def engine_on(device: torch.device, directory, **settings: object) -> SingleEngi
 
 
 def test_an_engine_whose_memory_waits_on_the_host_trains_the_same(device, toy_dir, tmp_path, monkeypatch):
-    monkeypatch.setattr(families, "lane_to", lambda device: None)
+    monkeypatch.setattr(engine_setup, "lane_to", lambda device: None)
     twin = engine_on(device, toy_dir())
-    monkeypatch.setattr(families, "lane_to", small_lane)
+    monkeypatch.setattr(engine_setup, "lane_to", small_lane)
     engine = engine_on(device, toy_dir(), offload_optimizer=True)
     for seed in range(3):
         norms = []

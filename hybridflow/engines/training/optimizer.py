@@ -1,23 +1,24 @@
-"""AdamW: its parameter groups, and its float32 copies of weights."""
+"""AdamW: its parameter groups, its float32 copies of weights, and its learning rate at each step."""
 
 # pyright: reportPrivateImportUsage=false
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from hybridflow.config.training import Optimizer
-from hybridflow.engines.training.contiguous import contiguous
+from hybridflow.config.training import Optimizer, Schedule
 from hybridflow.engines.training.host_memory import HostShelf
 from hybridflow.engines.training.streamed_state import StreamedState, narrowed
 
 
 class MasterAdamW(torch.optim.AdamW):
-    """AdamW that moves float32 copies of weights kept in fewer bits, and then rounds the copies into the weights.
+    """AdamW that keeps float32 copies of weights in lower precision: it steps the copies, then rounds into the weights.
 
-    In bfloat16 numbers near 0.1 are 5e-4 apart, so that steps of 1e-6 would all be lost (arXiv:1710.03740, sec. 3.1).
-    Weights in float32 are moved themselves. Moments and copies can wait in the host's memory between steps:
+    In bfloat16, numbers near 0.1 are 5e-4 apart, so that steps of 1e-6 would all be lost (arXiv:1710.03740, sec. 3.1).
+    Weights in float32 are stepped directly. Moments and copies can wait in host memory between steps:
 
         optimizer.rest(shelf)
         optimizer.step()            # bucket by bucket
@@ -32,11 +33,11 @@ class MasterAdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """One step along the gradients of the weights. The numbers do not depend on where the state waits."""
+        """One step along the gradients of the weights. Results do not depend on where the state waits."""
         if self._streamed is None:
             self._step_on([parameter for group in self.param_groups for parameter in group["params"]])
         else:
-            self._streamed.step(self._step_on)
+            self._streamed.step(self, self._step_on)
 
     def step_at(self, learning_rate: float) -> None:
         """One step with a learning rate."""
@@ -45,21 +46,21 @@ class MasterAdamW(torch.optim.AdamW):
         self.step()
 
     def rest(self, shelf: HostShelf) -> None:
-        """Takes moments and float32 copies to the host; `step` brings them to the device a bucket at a time."""
+        """Moves moments and float32 copies to the host; `step` then brings them to the device a bucket at a time."""
         if self._streamed is None:
-            self._streamed = StreamedState(self, self.weight_of, shelf)
-        self._streamed.settle()
+            self._streamed = StreamedState(self.weight_of, shelf)
+        self._streamed.settle(self)
 
     def bring_back(self) -> None:
-        """Takes them to the device for good."""
+        """Moves them to the device until the next `rest`."""
         if self._streamed is not None:
-            self._streamed.bring_back()
+            self._streamed.bring_back(self)
             self._streamed = None
 
     def settle(self) -> None:
-        """To be called when state was made or replaced from outside: takes it to where the rest is."""
+        """Moves state that was created or replaced from outside to where the rest of the state is."""
         if self._streamed is not None:
-            self._streamed.settle()
+            self._streamed.settle(self)
 
     def _step_on(self, parameters: Sequence[Tensor]) -> None:
         copies = [parameter for parameter in parameters if parameter in self.weight_of]
@@ -81,13 +82,8 @@ class MasterAdamW(torch.optim.AdamW):
         return master
 
 
-def make_optimizer(model: nn.Module, config: Optimizer) -> MasterAdamW:
-    """AdamW over a model's parameters."""
-    return optimizer_over([parameter for parameter in model.parameters() if parameter.requires_grad], config)
-
-
-def optimizer_over(trained: Sequence[Tensor], config: Optimizer) -> MasterAdamW:
-    """AdamW with weight decay on matrices only, in one fused kernel."""
+def make_optimizer(trained: Sequence[Tensor], config: Optimizer) -> MasterAdamW:
+    """Fused AdamW over parameters, with weight decay on matrices only."""
     groups = [
         {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.weight_decay},
         {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
@@ -98,3 +94,37 @@ def optimizer_over(trained: Sequence[Tensor], config: Optimizer) -> MasterAdamW:
         betas=(config.beta1, config.beta2),
         eps=config.epsilon,
     )
+
+
+def learning_rate(step: int, *, optimizer: Optimizer, total_steps: int) -> float:
+    """Learning rate of optimizer step `step` (from 0): linear warm-up, then constant, or decaying to 0 at the end."""
+    peak = optimizer.learning_rate
+    if step < optimizer.warmup_steps:
+        return peak * (step + 1) / optimizer.warmup_steps
+    progress = (step - optimizer.warmup_steps) / max(1, total_steps - optimizer.warmup_steps)
+    progress = min(1.0, max(0.0, progress))
+    if optimizer.schedule is Schedule.linear:
+        return peak * (1.0 - progress)
+    if optimizer.schedule is Schedule.cosine:
+        return peak * 0.5 * (1.0 + math.cos(math.pi * progress))
+    return peak
+
+
+@contextmanager
+def contiguous(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Replaces the memory of each non-contiguous tensor by a contiguous copy, and writes the values back on exit.
+
+    Parameters bound to a rollout engine can be columns of a wider tensor. torch's fused AdamW ignores strides and would
+    write past them. Nothing is written back if the block raises.
+    """
+    places = {tensor: tensor.data for tensor in tensors if not tensor.is_contiguous()}
+    for tensor, place in places.items():
+        tensor.data = place.contiguous()
+    try:
+        yield
+        with torch.no_grad():
+            for tensor, place in places.items():
+                place.copy_(tensor.data)
+    finally:
+        for tensor, place in places.items():
+            tensor.data = place

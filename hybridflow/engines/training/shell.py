@@ -1,81 +1,101 @@
-"""What all training engines do alike: an optimizer made when it is needed, its steps, offloading and checkpoints."""
+"""What all training engines share: an optimizer made when it is needed, its steps, offloading and checkpoints."""
 
-from collections.abc import Callable, Iterator
+# pyright: reportPrivateImportUsage=false
+
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-from hybridflow.engines.training.families import EngineSetup
-from hybridflow.engines.training.finite_weights import check_finite
+import torch
+from torch import Tensor
+
 from hybridflow.engines.training.host_memory import HostShelf
 from hybridflow.engines.training.interface import Part
+from hybridflow.engines.training.optimizer import learning_rate
 from hybridflow.engines.training.passes import finite_norm
-from hybridflow.engines.training.schedule import learning_rate
+from hybridflow.engines.training.setup import EngineSetup
 from hybridflow.engines.training.state_files import load_weights, save_weights
+from hybridflow.errors import EngineError
 from hybridflow.models.adapters.files import ADAPTER_DIRECTORY, load_adapter
 from hybridflow.models.adapters.lora import Adapter
 from hybridflow.observability.metrics import Metrics, last, mean
+from hybridflow.parallel.collectives import Together
+from hybridflow.parallel.groups import Ranks
 from hybridflow.parallel.layout import WeightShard
+from hybridflow.parallel.mesh import ParallelMesh
 
 
 class OffloadedOptimizer(Protocol):
-    """An optimizer whose state can wait in the host's memory between steps."""
+    """An optimizer whose state can wait in host memory between steps."""
 
     def rest(self, shelf: HostShelf) -> None:
-        """Takes the state to the host; each step then brings it to the device bucket by bucket."""
+        """Moves the state to the host; each step then brings it to the device bucket by bucket."""
         ...
 
     def bring_back(self) -> None:
-        """Takes the state to the device for good."""
+        """Moves the state to the device until the next `rest`."""
         ...
-
-
-class MoveParameters(Protocol):
-    """Takes an engine's parameters to the host (`away`) or back; those that a rollout engine shares stay."""
-
-    def __call__(self, shelf: HostShelf, *, away: bool) -> None: ...
 
 
 OptimizerT = TypeVar("OptimizerT", bound=OffloadedOptimizer)
 
 
-class EngineShell(Generic[OptimizerT]):
-    """An engine's optimizer, the steps taken, and which parts are away on the host.
+class EngineShell(ABC, Generic[OptimizerT]):
+    """The part of a `TrainEngine` that does not depend on the engine; each engine inherits from it.
 
-    shell.onload(Part.parameters)
-    optimizer = shell.optimizer                     # made now: a frozen model never has one
-    ...                                             # the engine's own passes; `norm` is their gradient's
-    metrics |= shell.step(norm, optimizer.step_at)
-
-    What it calls must not refer to the engine: in a reference cycle, `del engine` would not free the device's memory.
+    It keeps the optimizer, the steps taken, and which parts are away on the host. An engine's methods begin with
+    `onload(Part.parameters)`, and its `train_step` ends with `optimizer_step`.
     """
 
-    def __init__(
-        self, setup: EngineSetup, *, make_optimizer: Callable[[], OptimizerT], move_parameters: MoveParameters
-    ) -> None:
+    def __init__(self, setup: EngineSetup) -> None:
+        self.mesh: ParallelMesh = setup.ranks.mesh
+        self.device = setup.device
         self.shelf = setup.shelf()
         self.away = {Part.optimizer} if setup.training.offload_optimizer else set[Part]()
         self.steps = 0
         self.made_optimizer: OptimizerT | None = None
+        self.adapter: Adapter | None = None
         self._setup = setup
-        self._make_optimizer = make_optimizer
-        self._move_parameters = move_parameters
+        self._training = setup.training
+
+    @abstractmethod
+    def _make_optimizer(self) -> OptimizerT:
+        """The optimizer, with its state on the device."""
+
+    @abstractmethod
+    def _move_parameters(self, shelf: HostShelf, *, away: bool) -> None:
+        """Moves the parameters to the host (`away`) or back; those that a rollout engine shares stay."""
+
+    @abstractmethod
+    def _held_shards(self) -> Iterator[WeightShard]:
+        """The weights that this rank holds, an adapter's apart from those that they are added to."""
+
+    @abstractmethod
+    def _save_optimizer(self, directory: Path) -> None:
+        """Writes the optimizer's state with all ranks."""
+
+    @abstractmethod
+    def _load_optimizer(self, directory: Path) -> int:
+        """Reads what `_save_optimizer` wrote; returns the optimizer steps taken."""
 
     @property
     def optimizer(self) -> OptimizerT:
-        """Made when first needed, and moved to where its state waits."""
+        """Made when first needed (a frozen model never has one), and moved to where its state waits."""
         if self.made_optimizer is None:
             self.made_optimizer = self._make_optimizer()
             if Part.optimizer in self.away:
                 self._move({Part.optimizer}, away=True)
         return self.made_optimizer
 
-    def step(self, norm: float, move: Callable[[float], None]) -> Metrics:
-        """One optimizer step, `move(learning rate)`. Raises `EngineError` where the gradient's norm is not finite."""
+    def optimizer_step(self, norm: float, step: Callable[[float], None]) -> Metrics:
+        """One optimizer step, `step(learning rate)`. Raises `EngineError` if the gradient's norm is not finite."""
         finite_norm(norm, step=self.steps + 1)
-        training, total = self._setup.training, self._setup.total_optimizer_steps
-        rate = learning_rate(self.steps, optimizer=training.optimizer, total_steps=total)
-        move(rate)
+        total = self._setup.total_optimizer_steps
+        rate = learning_rate(self.steps, optimizer=self._training.optimizer, total_steps=total)
+        step(rate)
         self.steps += 1
         return {"grad_norm": mean(norm), "lr": last(rate)}
 
@@ -85,15 +105,46 @@ class EngineShell(Generic[OptimizerT]):
         self.away |= set(parts)
 
     def onload(self, *parts: Part) -> None:
-        """See `TrainEngine.onload`. What a method of an engine needs comes back by itself."""
+        """See `TrainEngine.onload`. Methods bring back the parts that they need themselves."""
         self._move(set(parts) & self.away, away=False)
         self.away -= set(parts)
 
-    @contextmanager
-    def weights_here(self) -> Iterator[None]:
-        """Meanwhile the weights are on the engine's device; if they are away now, they go back there afterwards.
+    def save(self, directory: Path) -> None:
+        """See `TrainEngine.save`."""
+        with self._weights_on_device():
+            check_finite(self._held_shards(), self._setup.ranks)
+            self._save_weights(directory)
+            self._save_optimizer(directory)
 
-        The optimizer's state stays where it is: it may not fit beside them.
+    def load(self, directory: Path) -> None:
+        """See `TrainEngine.load`."""
+        with self._weights_on_device():
+            self._load_weights(directory)
+            self.steps = self._load_optimizer(directory)
+
+    def _bindable(self, slots: Mapping[str, WeightShard]) -> dict[str, WeightShard]:
+        """The slots of weights that no adapter is merged into: those are computed for each transfer."""
+        merged = self.adapter.adapted if self.adapter else frozenset()
+        return {name: slot for name, slot in slots.items() if name not in merged}
+
+    def _save_weights(self, directory: Path) -> None:
+        """Writes the weights that all ranks hold: only the adapter's, if there is one."""
+        if self.adapter is not None:
+            self._setup.save_adapter(self.adapter, self._held_shards(), directory)
+        else:
+            save_weights(directory, self._held_shards(), self._setup.ranks, write_rest=self._setup.describe)
+
+    def _load_weights(self, directory: Path) -> None:
+        if self.adapter is not None:
+            load_adapter(self.adapter, self._held_shards(), directory / ADAPTER_DIRECTORY)
+        else:
+            load_weights(directory, self._held_shards(), self._setup.ranks)
+
+    @contextmanager
+    def _weights_on_device(self) -> Iterator[None]:
+        """Brings the weights to the device for a block, and moves them back afterwards if they were away.
+
+        The optimizer's state stays where it is: the device may not have room for both.
         """
         leaving = {Part.parameters} & self.away
         self.onload(Part.parameters)
@@ -101,21 +152,6 @@ class EngineShell(Generic[OptimizerT]):
             yield
         finally:
             self.offload(*leaving)
-
-    def save_weights(self, directory: Path, held: Callable[[], Iterator[WeightShard]], adapter: Adapter | None) -> None:
-        """Writes what all ranks hold, after checking that it is finite: the adapter alone, where there is one."""
-        check_finite(held(), self._setup.ranks)
-        if adapter is not None:
-            self._setup.save_adapter(adapter, held(), directory)
-        else:
-            save_weights(directory, held(), self._setup.ranks, write_rest=self._setup.describe)
-
-    def load_weights(self, directory: Path, held: Iterator[WeightShard], adapter: Adapter | None) -> None:
-        """Reads what `save_weights` wrote into the held weights."""
-        if adapter is not None:
-            load_adapter(adapter, held, directory / ADAPTER_DIRECTORY)
-        else:
-            load_weights(directory, held, self._setup.ranks)
 
     def _move(self, parts: set[Part], *, away: bool) -> None:
         if self.shelf is None:
@@ -127,3 +163,40 @@ class EngineShell(Generic[OptimizerT]):
                 self.made_optimizer.rest(self.shelf)
             else:
                 self.made_optimizer.bring_back()
+
+
+def check_finite(shards: Iterable[WeightShard], ranks: Ranks) -> None:
+    """Raises `EngineError` on all ranks if any rank holds a weight with NaN or infinity; called on all ranks together.
+
+    A checkpoint with NaN would be resumed from again and again.
+    """
+    with Together(ranks):
+        bad = non_finite(shards)
+        if bad:
+            others = f" and {len(bad) - 1} other weights" if len(bad) > 1 else ""
+            raise EngineError(
+                f"The weight '{bad[0]}'{others} became NaN or infinite in training: nothing was saved at this step.",
+                remedy="Lower the role's optimizer.learning_rate (or set optimizer.max_grad_norm). Earlier checkpoints"
+                " are untouched: trainer.resume=auto, the default, resumes from the last one.",
+            )
+
+
+@torch.no_grad()
+def non_finite(shards: Iterable[WeightShard]) -> list[str]:
+    """The names of the weights with NaN or infinity in the pieces that this rank holds.
+
+    One fused reduction per number format, and one synchronization with the device.
+    """
+    by_format: dict[torch.dtype, dict[str, list[Tensor]]] = defaultdict(lambda: defaultdict(list))
+    for shard in shards:
+        if shard.tensor.is_floating_point() and shard.tensor.numel():
+            by_format[shard.tensor.dtype][shard.name].append(shard.tensor.detach())
+    names, largest = [], []
+    for named in by_format.values():
+        names += [name for name, pieces in named.items() for _ in pieces]
+        norms = torch._foreach_norm([piece for pieces in named.values() for piece in pieces], torch.inf)
+        largest += [norm.float() for norm in norms]
+    if not largest:
+        return []
+    finite = torch.stack(largest).isfinite().tolist()
+    return list(dict.fromkeys(name for name, is_finite in zip(names, finite, strict=True) if not is_finite))

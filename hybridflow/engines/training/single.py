@@ -1,25 +1,23 @@
 """The plain training engine: the whole model on one device."""
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hybridflow.batch import Batch
-from hybridflow.engines.training.families import EngineSetup, prepared
-from hybridflow.engines.training.finite_weights import check_finite
 from hybridflow.engines.training.host_memory import HostShelf
 from hybridflow.engines.training.interface import LossFn, Part
 from hybridflow.engines.training.microbatch import MicroBatch, make_microbatches
-from hybridflow.engines.training.optimizer import make_optimizer
-from hybridflow.engines.training.optimizer_files import ShardsOf, load_optimizer, save_optimizer
+from hybridflow.engines.training.optimizer import MasterAdamW, make_optimizer
 from hybridflow.engines.training.passes import accumulate_gradients, forward_pass
+from hybridflow.engines.training.setup import EngineSetup, prepared
 from hybridflow.engines.training.shell import EngineShell
 from hybridflow.engines.training.slot_memory import slot_memory
-from hybridflow.engines.training.state_files import MODEL_DIRECTORY
+from hybridflow.engines.training.state_files import MODEL_DIRECTORY, ShardsOf, load_optimizer, save_optimizer
 from hybridflow.errors import EngineError
 from hybridflow.models.adapters.lora import initialize
 from hybridflow.models.adapters.merging import merged_shards
@@ -27,10 +25,9 @@ from hybridflow.models.names.huggingface import parts_of
 from hybridflow.models.names.parts import views
 from hybridflow.observability.metrics import Metrics
 from hybridflow.parallel.layout import WeightShard
-from hybridflow.parallel.mesh import ParallelMesh
 
 
-class SingleEngine:
+class SingleEngine(EngineShell[MasterAdamW]):
     """One model, one device, AdamW; implements `TrainEngine`.
 
     engine = SingleEngine(EngineSetup(LANGUAGE, config.actor.model, config.actor, 300, device, Ranks.alone()))
@@ -39,40 +36,32 @@ class SingleEngine:
     """
 
     def __init__(self, setup: EngineSetup) -> None:
-        self.mesh = ParallelMesh({"data": 1})
+        super().__init__(setup)
         self.model = setup.load(setup.directory)
-        self.device = setup.device
-        self._setup = setup
-        self._training = setup.training
-        self._adapter = setup.add_adapter(self.model)
-        if self._adapter is not None:
+        self.adapter = setup.add_adapter(self.model)
+        if self.adapter is not None:
             initialize(self._held_shards())
         self._outputs = prepared(setup, self.model)
         for parameter in self.model.parameters():
             if parameter.requires_grad:
-                parameter.grad_dtype = torch.float32  # micro-batches add up as if they were one
+                parameter.grad_dtype = torch.float32  # gradients of micro-batches add up without rounding
         self._bound: set[str] = set()
-        self._shell = EngineShell(
-            setup,
-            make_optimizer=partial(make_optimizer, self.model, setup.training.optimizer),
-            move_parameters=partial(_move_parameters, self.model, self._bound),
-        )
 
     def forward(self, batch: Batch, outputs: tuple[str, ...], *, temperature: float, adapted: bool = True) -> Batch:
         """See `TrainEngine.forward`."""
         self.onload(Part.parameters)
-        with nullcontext() if adapted or self._adapter is None else self._adapter.off():
+        with nullcontext() if adapted or self.adapter is None else self.adapter.off():
             return forward_pass(self._outputs, self._micros(batch), outputs, temperature=temperature)
 
     def train_step(self, batch: Batch, loss_fn: LossFn, *, temperature: float) -> Metrics:
-        """See `TrainEngine.train_step`. Raises `EngineError` when the gradient is not finite."""
+        """See `TrainEngine.train_step`. Raises `EngineError` if the gradient is not finite."""
         self.onload(Part.parameters)
-        optimizer = self._shell.optimizer
+        optimizer = self.optimizer
         self.model.zero_grad(set_to_none=True)
         metrics = accumulate_gradients(self._outputs, batch, self._micros(batch), loss_fn, temperature=temperature)
         limit = self._training.optimizer.max_grad_norm or float("inf")
         norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit, foreach=True))
-        metrics |= self._shell.step(norm, optimizer.step_at)
+        metrics |= self.optimizer_step(norm, optimizer.step_at)
         self.model.zero_grad(set_to_none=True)
         return metrics
 
@@ -80,13 +69,12 @@ class SingleEngine:
         """See `TrainEngine.weight_shards`: all of each weight."""
         self.onload(Part.parameters)
         held = self._held_shards()
-        return held if self._adapter is None else merged_shards(held, self._adapter)
+        return held if self.adapter is None else merged_shards(held, self.adapter)
 
     def bind(self, slots: Mapping[str, WeightShard]) -> set[str]:
-        """See `TrainEngine.bind`: binds where number format and device agree, and where the slots lie alike."""
+        """See `TrainEngine.bind`: binds where number format, device and memory layout agree."""
         self.onload(Part.parameters)
-        merged = self._adapter.adapted if self._adapter else frozenset()
-        slots = {name: slot for name, slot in slots.items() if name not in merged}
+        slots = self._bindable(slots)
         names = set()
         for parameter_name, parameter in self.model.named_parameters():
             own = _pieces(parameter_name, parameter.data)
@@ -99,46 +87,40 @@ class SingleEngine:
             names |= {shard.name for shard in own}
         return names
 
-    def save(self, directory: Path) -> None:
-        """See `TrainEngine.save`."""
-        setup, shell = self._setup, self._shell
-        with shell.weights_here():
-            if self._is_in_pieces:
-                shell.save_weights(directory, self._held_shards, self._adapter)
-            else:
-                check_finite(self._held_shards(), setup.ranks)
-                setup.save(self.model, directory / MODEL_DIRECTORY)
-            save_optimizer(directory, shell.optimizer, self._trained(), shell.steps, setup.ranks)
+    def _make_optimizer(self) -> MasterAdamW:
+        return make_optimizer([p for p in self.model.parameters() if p.requires_grad], self._training.optimizer)
 
-    def load(self, directory: Path) -> None:
-        """See `TrainEngine.load`."""
-        shell = self._shell
-        with shell.weights_here():
-            if self._is_in_pieces:
-                shell.load_weights(directory, self._held_shards(), self._adapter)
-            else:
-                self._load_whole(directory)
-            shell.steps = load_optimizer(directory, shell.optimizer, self._trained(), self._setup.ranks)
-
-    def offload(self, *parts: Part) -> None:
-        """See `TrainEngine.offload`."""
-        self._shell.offload(*parts)
-
-    def onload(self, *parts: Part) -> None:
-        """See `TrainEngine.onload`. What a method needs comes back by itself."""
-        self._shell.onload(*parts)
-
-    @property
-    def _is_in_pieces(self) -> bool:
-        """Its weights are written one by one; else only transformers knows what they are called on disk."""
-        return self._adapter is not None or self._setup.has_known_names
+    def _move_parameters(self, shelf: HostShelf, *, away: bool) -> None:
+        free = {name: p.data for name, p in self.model.named_parameters() if name not in self._bound}
+        moved = shelf.put(free) if away else shelf.take([*free])
+        for name, memory in moved.items():
+            self.model.get_parameter(name).data = memory
 
     def _held_shards(self) -> Iterator[WeightShard]:
-        """What it holds, an adapter's weights apart from those that they are added to."""
         for name, parameter in self.model.named_parameters():
             yield from _pieces(name, parameter.data)
 
-    def _load_whole(self, directory: Path) -> None:
+    def _save_optimizer(self, directory: Path) -> None:
+        save_optimizer(directory, self.optimizer, self._trained(), self.steps, self._setup.ranks)
+
+    def _load_optimizer(self, directory: Path) -> int:
+        return load_optimizer(directory, self.optimizer, self._trained(), self._setup.ranks)
+
+    @property
+    def _is_in_pieces(self) -> bool:
+        """Its weights are written one by one; otherwise only transformers knows their names on disk."""
+        return self.adapter is not None or self._setup.has_known_names
+
+    def _save_weights(self, directory: Path) -> None:
+        if self._is_in_pieces:
+            super()._save_weights(directory)
+        else:
+            self._setup.save(self.model, directory / MODEL_DIRECTORY)
+
+    def _load_weights(self, directory: Path) -> None:
+        if self._is_in_pieces:
+            super()._load_weights(directory)
+            return
         whole = self._setup.load(directory / MODEL_DIRECTORY)
         try:
             self.model.load_state_dict(whole.state_dict())
@@ -155,13 +137,6 @@ class SingleEngine:
 
     def _micros(self, batch: Batch) -> list[MicroBatch]:
         return make_microbatches(batch, budget_tokens=self._training.microbatch_tokens, device=self.device)
-
-
-def _move_parameters(model: nn.Module, bound: Set[str], shelf: HostShelf, *, away: bool) -> None:
-    free = {name: p.data for name, p in model.named_parameters() if name not in bound}
-    moved = shelf.put(free) if away else shelf.take([*free])
-    for name, memory in moved.items():
-        model.get_parameter(name).data = memory
 
 
 def _pieces(name: str, tensor: Tensor) -> list[WeightShard]:

@@ -1,7 +1,7 @@
 """Saves a training engine's state in files that any engine in any layout can load.
 
     actor/huggingface/   the weights, as `models/shard_files` writes them; or
-    actor/adapter/       a low-rank adapter alone, as `models/adapters` writes it
+    actor/adapter/       a LoRA adapter alone, as `models/adapters` writes it
     actor/optimizer/     moments, and float32 copies of weights in lower precision, in safetensors files, as
                          `<kind>.<canonical name of the weight>`; and numbers.json
 
@@ -10,10 +10,14 @@ JSON can contain code, so a checkpoint from an untrusted source is safe to load.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
+from hybridflow.engines.training.optimizer import MasterAdamW
 from hybridflow.errors import CheckpointError, EngineError
 from hybridflow.models.adapters.files import ADAPTER_DIRECTORY, read_adapter
 from hybridflow.models.shard_files import read_into, save_directory
@@ -27,14 +31,18 @@ MODEL_DIRECTORY = "huggingface"
 STATE_DIRECTORY = "optimizer"
 NUMBERS_FILE = "numbers.json"
 FIRST_MOMENT, SECOND_MOMENT, MASTER = "exp_avg", "exp_avg_sq", "master"
+STEPS = "steps"
 
 StateShard = tuple[str, WeightShard]
 """The kind of a piece of state (a moment, or the float32 copy), and the piece under the name of its weight."""
 
+ShardsOf = Callable[[Tensor], Iterable[WeightShard]]
+"""Views of a tensor of a parameter's shape (the parameter, or a moment of it) as shards of the weights in it."""
+
 Shape = tuple[int, ...]
 
 _PICKLED_METADATA = ".metadata"
-"""Of the distributed checkpoints of torch that earlier versions wrote."""
+"""A file of torch's distributed checkpoints, which earlier versions wrote."""
 
 _SAME_MODEL = "Resume with the model the run was started with (model.path, critic.model.path)."
 
@@ -52,41 +60,84 @@ def save_weights(
 
 
 def load_weights(directory: Path, shards: Iterable[WeightShard], ranks: Ranks) -> None:
-    """Fills the shards with what `save_weights` wrote; raises where that is another model, and changes nothing."""
+    """Reads what `save_weights` wrote into the shards; raises if it is another model, and changes nothing then."""
     own = list(shards)
     shapes = gathered({shard.name: shard.layout.shape for shard in own}, ranks)
     with Together(ranks):
         if ranks.rank == 0:
             held = {name: tuple(shape) for some in shapes for name, shape in some.items()}
-            with _of_a_checkpoint():
+            with _checkpoint_errors():
                 saved = saved_shapes(directory / MODEL_DIRECTORY)
-            _check_same_model(directory, saved, held)
-    with Together(ranks), _of_a_checkpoint():
+            for name in sorted(saved.keys() | held.keys()):
+                _check_shape(directory, f"'{name}'", saved.get(name), held.get(name))
+    with Together(ranks), _checkpoint_errors():
         read_into(directory / MODEL_DIRECTORY, own)
 
 
-def save_state(directory: Path, shards: Iterable[StateShard], numbers: Mapping[str, int | float], ranks: Ranks) -> None:
-    """Writes the optimizer's state that all ranks hold together, and numbers that are the same on all of them."""
+def save_optimizer(
+    directory: Path, optimizer: MasterAdamW, trained: Iterable[tuple[Tensor, ShardsOf]], steps: int, ranks: Ranks
+) -> None:
+    """Writes moments and float32 copies of the trained parameters, and the optimizer steps taken, with all ranks."""
+    copies = {weight: copy for copy, weight in optimizer.weight_of.items()}
+    shards: list[StateShard] = []
+    for parameter, shards_of in trained:
+        stepped = copies.get(parameter, parameter)
+        state = optimizer.state.get(stepped, {})
+        for kind in (FIRST_MOMENT, SECOND_MOMENT):
+            shards += [(kind, shard) for shard in shards_of(state[kind])] if kind in state else []
+        if stepped is not parameter:
+            shards += [(MASTER, shard) for shard in shards_of(stepped.detach())]
+    save_state(directory, shards, steps, ranks)
+
+
+@torch.no_grad()
+def load_optimizer(
+    directory: Path, optimizer: MasterAdamW, trained: Iterable[tuple[Tensor, ShardsOf]], ranks: Ranks
+) -> int:
+    """Reads the state saved by any engine in any layout; returns the steps taken. Weights must be loaded first."""
+    copies = {weight: copy for copy, weight in optimizer.weight_of.items()}
+    shards: list[StateShard] = []
+    own_copies: list[WeightShard] = []
+    for parameter, shards_of in trained:
+        stepped = copies.get(parameter, parameter)
+        state = optimizer.state[stepped]
+        state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+        for kind in (FIRST_MOMENT, SECOND_MOMENT):
+            state[kind] = torch.zeros_like(stepped)
+            shards += [(kind, shard) for shard in shards_of(state[kind])]
+        if stepped is parameter:
+            own_copies += shards_of(parameter.detach())
+        else:
+            shards += [(MASTER, shard) for shard in shards_of(stepped.detach())]
+    steps = load_state(directory, shards, ranks, own_copies=own_copies)
+    for state in optimizer.state.values():
+        state["step"].fill_(steps)
+    optimizer.settle()
+    return steps
+
+
+def save_state(directory: Path, shards: Iterable[StateShard], steps: int, ranks: Ranks) -> None:
+    """Writes the optimizer's state that all ranks hold together, and the optimizer steps taken."""
 
     def write_numbers(target: Path) -> None:
-        (target / NUMBERS_FILE).write_text(json.dumps(dict(numbers)))
+        (target / NUMBERS_FILE).write_text(json.dumps({STEPS: steps}))
 
     save_directory(_keyed(shards), directory / STATE_DIRECTORY, ranks, write_rest=write_numbers)
 
 
 def load_state(
     directory: Path, shards: Iterable[StateShard], ranks: Ranks, *, own_copies: Iterable[WeightShard] = ()
-) -> dict[str, int | float]:
-    """Fills the shards, which are writable views of an optimizer's state, and returns the numbers.
+) -> int:
+    """Reads the state into the shards, which are writable views of an optimizer's state, and returns the steps taken.
 
-    Before the first optimizer step there are no moments: they become zero. A float32 copy that was not saved is read
-    from the saved weights (an adapter's, where that is what was trained). `own_copies` are the weights that have no
-    copy, being in float32: where they had one when they were saved, rounded, they take its values.
+    Moments that were not saved (before the first optimizer step) become zero. A float32 copy that was not saved is read
+    from the saved weights (those of the adapter, if an adapter was trained). `own_copies` are float32 weights, which
+    have no copy: if a float32 copy of them was saved, they take its values, which are not rounded.
     """
     target = directory / STATE_DIRECTORY
     wanted = list(shards)
     with Together(ranks):
-        numbers = _numbers(target)
+        steps = _saved_steps(target)
         saved = _saved_tensors(target)
         absent = [shard for shard in wanted if _key(*shard) not in saved]
         copies = [shard for kind, shard in absent if kind == MASTER]
@@ -100,10 +151,10 @@ def load_state(
         wanted += [(MASTER, weight) for weight in own_copies]
         present = [shard for shard in wanted if _key(*shard) in saved]
         for kind, shard in present:
-            _check_shape(directory, kind, shard, saved[_key(kind, shard)])
-        with _in_our_words(target):
+            _check_shape(directory, f"{kind} of '{shard.name}'", saved[_key(kind, shard)], shard.layout.shape)
+        with _state_errors(target):
             read_into(target, _keyed(present))
-    return numbers
+    return steps
 
 
 def _keyed(shards: Iterable[StateShard]) -> list[WeightShard]:
@@ -115,51 +166,41 @@ def _key(kind: str, shard: WeightShard) -> str:
     return f"{kind}.{shard.name}"
 
 
-def _check_same_model(directory: Path, saved: Mapping[str, Shape], held: Mapping[str, Shape]) -> None:
-    for name in sorted(saved.keys() | held.keys()):
-        there, here = saved.get(name, "absent"), held.get(name, "absent")
-        if there != here:
-            raise EngineError(
-                f"The checkpoint {directory} is of another model: '{name}' is {there} there and {here} here.",
-                remedy=_SAME_MODEL,
-            )
-
-
-def _check_shape(directory: Path, kind: str, shard: WeightShard, saved: Shape) -> None:
-    if saved != shard.layout.shape:
+def _check_shape(directory: Path, what: str, saved: Shape | None, held: Shape | None) -> None:
+    if saved != held:
         raise EngineError(
-            f"The checkpoint {directory} is of another model: {kind} of '{shard.name}' is {saved} there"
-            f" and {shard.layout.shape} here.",
+            f"The checkpoint {directory} is of another model: {what} is {saved or 'absent'} there"
+            f" and {held or 'absent'} here.",
             remedy=_SAME_MODEL,
         )
 
 
-def _numbers(target: Path) -> dict[str, int | float]:
+def _saved_steps(target: Path) -> int:
     try:
         numbers = json.loads((target / NUMBERS_FILE).read_text())
     except (OSError, ValueError, RecursionError) as error:
         raise _unreadable(target, error) from error
-    if not isinstance(numbers, dict) or not all(isinstance(number, int | float) for number in numbers.values()):
-        raise _unreadable(target, f"{NUMBERS_FILE} must name numbers")
-    return numbers
+    if not isinstance(numbers, dict) or not isinstance(numbers.get(STEPS), int | float):
+        raise _unreadable(target, f"{NUMBERS_FILE} must have the number '{STEPS}'")
+    return int(numbers[STEPS])
 
 
 def _saved_tensors(target: Path) -> dict[str, Shape]:
     if (target / _PICKLED_METADATA).exists():
-        raise _unreadable(target, f"{_PICKLED_METADATA} is torch's format, which can hold code, and is not opened")
-    with _in_our_words(target):
+        raise _unreadable(target, f"{_PICKLED_METADATA} is in torch's format, which can contain code")
+    with _state_errors(target):
         return saved_shapes(target)
 
 
 def _unreadable(target: Path, why: object) -> CheckpointError:
     return CheckpointError(
         f"The optimizer's state in {target} cannot be read: {why}.",
-        remedy="Use another checkpoint of the run, or give its model as model.path of a new one.",
+        remedy="Use another checkpoint of the run, or start a new run with its model as model.path.",
     )
 
 
 @contextmanager
-def _of_a_checkpoint() -> Iterator[None]:
+def _checkpoint_errors() -> Iterator[None]:
     """Reports an error in a model directory as one in a checkpoint, with a remedy for a checkpoint."""
     try:
         yield
@@ -172,7 +213,7 @@ def _of_a_checkpoint() -> Iterator[None]:
 
 
 @contextmanager
-def _in_our_words(target: Path) -> Iterator[None]:
+def _state_errors(target: Path) -> Iterator[None]:
     """Reports an error in a directory of weights as one in the optimizer's state."""
     try:
         yield

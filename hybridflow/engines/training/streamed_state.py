@@ -15,63 +15,64 @@ _Key = tuple[Tensor, str | None]
 
 
 class StreamedState:
-    """The moments of an optimizer's parameters, and the parameters that are float32 copies, on the host.
+    """The moments of an optimizer's parameters, and the parameters that are float32 copies, in host memory.
 
     While one bucket is stepped, the next is copied to the device and the previous one back, so that three buckets are
-    on the device at once. A parameter's state is never divided: if it exceeds the size of a bucket, it is a bucket of
-    its own. Scalars that an optimizer keeps for each parameter, such as torch's step count, stay on the device.
+    on the device at once. A parameter's state is never split: if it exceeds the bucket size, it is a bucket of its own.
+    Scalars that an optimizer keeps for each parameter, such as torch's step count, stay on the device.
 
-        state = StreamedState(optimizer, copies, shelf)
-        state.step(lambda parameters: move(parameters))      # once for each bucket, with its state on the device
-        state.bring_back()
+        state = StreamedState(copies, shelf)
+        state.settle(optimizer)
+        state.step(optimizer, lambda parameters: move(parameters))      # once per bucket, with its state on the device
+        state.bring_back(optimizer)
+
+    It keeps no reference to the optimizer, which may own it: a reference cycle would delay freeing its memory.
     """
 
-    def __init__(self, optimizer: Optimizer, copies: Collection[Tensor], shelf: HostShelf) -> None:
-        self._optimizer = optimizer
+    def __init__(self, copies: Collection[Tensor], shelf: HostShelf) -> None:
         self._copies = set(copies)
         self._shelf = shelf
-        self.settle()
 
-    def settle(self) -> None:
+    def settle(self, optimizer: Optimizer) -> None:
         """Moves all state to the host, wherever it is: new state, or state just loaded from a checkpoint."""
-        for bucket in self._buckets():
-            self._place(self._shelf.put(self._state_of(bucket)))
+        for bucket in self._buckets(optimizer):
+            _place(optimizer, self._shelf.put(self._state_of(optimizer, bucket)))
 
-    def bring_back(self) -> None:
+    def bring_back(self, optimizer: Optimizer) -> None:
         """Moves all state to the device."""
-        for bucket in self._buckets():
-            self._place(self._shelf.take([*self._state_of(bucket)]))
+        for bucket in self._buckets(optimizer):
+            _place(optimizer, self._shelf.take([*self._state_of(optimizer, bucket)]))
 
     @torch.no_grad()
-    def step(self, act: Callable[[Sequence[Tensor]], None]) -> None:
+    def step(self, optimizer: Optimizer, act: Callable[[Sequence[Tensor]], None]) -> None:
         """Calls `act` with the parameters of each bucket while their state is on the device.
 
         State that `act` creates is moved to the host with the rest. On return all state is on the host.
         """
-        buckets = [*self._buckets()]
+        buckets = [*self._buckets(optimizer)]
         leaving: deque[Journey] = deque()
-        coming = [self._fetched(bucket) for bucket in buckets[:1]]
+        coming = [self._fetched(optimizer, bucket) for bucket in buckets[:1]]
         try:
             for number, bucket in enumerate(buckets):
                 here, arrival = coming.pop()
-                coming = [self._fetched(following) for following in buckets[number + 1 : number + 2]]
+                coming = [self._fetched(optimizer, following) for following in buckets[number + 1 : number + 2]]
                 arrival.join()
-                self._place(here)
+                _place(optimizer, here)
                 try:
                     act(bucket)
                 finally:
-                    leaving.append(self._left(bucket))
+                    leaving.append(self._left(optimizer, bucket))
                 if len(leaving) > 1:
                     leaving.popleft().wait()
         finally:
             for journey in [*leaving, *(arrival for _, arrival in coming)]:
                 journey.wait()
 
-    def _buckets(self) -> Iterator[list[Tensor]]:
+    def _buckets(self, optimizer: Optimizer) -> Iterator[list[Tensor]]:
         """Parameters in the order of the optimizer, in buckets of about the lane's size and at least one parameter."""
         bucket: list[Tensor] = []
         size = 0
-        for group in self._optimizer.param_groups:
+        for group in optimizer.param_groups:
             for parameter in group["params"]:
                 num_bytes = 3 * parameter.numel() * 4
                 if bucket and size + num_bytes > self._shelf.lane.bucket_bytes:
@@ -82,32 +83,25 @@ class StreamedState:
         if bucket:
             yield bucket
 
-    def _state_of(self, parameters: Sequence[Tensor]) -> dict[_Key, Tensor]:
+    def _state_of(self, optimizer: Optimizer, parameters: Sequence[Tensor]) -> dict[_Key, Tensor]:
         state: dict[_Key, Tensor] = {}
         for parameter in parameters:
             if parameter in self._copies:
                 state[parameter, None] = parameter.data
-            kept = self._optimizer.state.get(parameter, {})
+            kept = optimizer.state.get(parameter, {})
             state |= {(parameter, kind): tensor for kind, tensor in kept.items() if kind != "step"}
         return state
 
-    def _fetched(self, bucket: Sequence[Tensor]) -> tuple[dict[_Key, Tensor], Journey]:
-        return self._shelf.fetch([*self._state_of(bucket)])
+    def _fetched(self, optimizer: Optimizer, bucket: Sequence[Tensor]) -> tuple[dict[_Key, Tensor], Journey]:
+        return self._shelf.fetch([*self._state_of(optimizer, bucket)])
 
-    def _left(self, bucket: Sequence[Tensor]) -> Journey:
+    def _left(self, optimizer: Optimizer, bucket: Sequence[Tensor]) -> Journey:
         """Starts to copy the bucket's state to the host, and makes the optimizer refer to it there."""
-        state = self._state_of(bucket)
+        state = self._state_of(optimizer, bucket)
         places = self._shelf.reserve(state)
         journey = self._shelf.lane.start([(places[key], state[key]) for key in state], outward=True)
-        self._place(places)
+        _place(optimizer, places)
         return journey
-
-    def _place(self, state: dict[_Key, Tensor]) -> None:
-        for (parameter, kind), tensor in state.items():
-            if kind is None:
-                parameter.data = tensor
-            else:
-                self._optimizer.state[parameter][kind] = tensor
 
 
 @contextmanager
@@ -120,3 +114,11 @@ def narrowed(optimizer: Optimizer, parameters: Sequence[Tensor]) -> Iterator[lis
         yield optimizer.param_groups
     finally:
         optimizer.param_groups = groups
+
+
+def _place(optimizer: Optimizer, state: dict[_Key, Tensor]) -> None:
+    for (parameter, kind), tensor in state.items():
+        if kind is None:
+            parameter.data = tensor
+        else:
+            optimizer.state[parameter][kind] = tensor

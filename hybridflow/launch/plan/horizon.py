@@ -10,7 +10,7 @@ from hybridflow.config.paths import user_path
 from hybridflow.config.section import sealed
 from hybridflow.config.training import Optimizer, Schedule, Training
 from hybridflow.elastic.checkpoint import CheckpointStore, saved_config
-from hybridflow.engines.training.schedule import learning_rate
+from hybridflow.engines.training.optimizer import learning_rate
 from hybridflow.errors import ConfigError
 from hybridflow.launch.compose.compose import Composed
 

@@ -117,7 +117,7 @@ def test_float32_of_a_bfloat16_run_is_what_the_optimizer_moves(toy_dir, run_of, 
     engine = trained(language_engine(toy_dir(), dtype=Dtype.bfloat16, optimizer=LARGE_STEPS))
     run_dir = run_of({1: {"actor": engine}})
     assert main(["export", str(run_dir), str(tmp_path / "out"), "--dtype", "float32"]) == 0
-    copies = {weight: copy for copy, weight in engine._shell.optimizer.weight_of.items()}
+    copies = {weight: copy for copy, weight in engine.optimizer.weight_of.items()}
     expected = {name: copies[parameter].detach() for name, parameter in engine.model.named_parameters()}
     assert_equal(loaded(tmp_path / "out"), expected)
     assert any(not torch.equal(copy, weight.float()) for weight, copy in copies.items())

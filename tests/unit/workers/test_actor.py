@@ -325,7 +325,7 @@ def test_offloaded_weights_and_optimizer_wait_outside_the_device_after_every_cal
     worker = actor(toy_dir(), rollout=Rollout(sleep=sleep), offload_parameters=True, offload_optimizer=True)
     away = {Part.parameters, Part.optimizer}
     batch = sampled(worker)
-    shell = vars(worker.engine)["_shell"]
+    shell = worker.engine
     assert shell.away == away
     worker.update(batch)
     assert shell.away == away

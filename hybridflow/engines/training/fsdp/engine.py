@@ -1,6 +1,6 @@
 """The training engine on FSDP2: Hugging Face models in shards, in copies of shards (HSDP), by matrix and by token."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -11,30 +11,29 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from hybridflow.batch import Batch
-from hybridflow.config.training import Optimizer
-from hybridflow.engines.training.families import LANGUAGE, EngineSetup, prepared
 from hybridflow.engines.training.fsdp.adapters import gathered_downs
-from hybridflow.engines.training.fsdp.binding import bind_parameter, held_shards
-from hybridflow.engines.training.fsdp.gradients import clipped_norm
 from hybridflow.engines.training.fsdp.mesh import ShardMesh
-from hybridflow.engines.training.fsdp.offloading import move_parameters
 from hybridflow.engines.training.fsdp.sequence import SequenceParallelOutputs
 from hybridflow.engines.training.fsdp.sharding import (
-    HeldParameter,
+    bind_parameter,
+    clipped_norm,
     finish_sharding,
+    held_shards,
+    move_parameters,
     reshard,
     rows_of,
     shard_model,
     undone_on_failure,
 )
-from hybridflow.engines.training.fsdp.tensor_plan import divide_matrices
-from hybridflow.engines.training.fsdp.vocabulary import DividedLanguageOutputs
+from hybridflow.engines.training.fsdp.tensor_parallel import DividedLanguageOutputs, divide_matrices
+from hybridflow.engines.training.host_memory import HostShelf
 from hybridflow.engines.training.interface import LossFn, Part
 from hybridflow.engines.training.microbatch import MicroBatch, make_microbatches
-from hybridflow.engines.training.optimizer import MasterAdamW, optimizer_over
-from hybridflow.engines.training.optimizer_files import ShardsOf, load_optimizer, save_optimizer
+from hybridflow.engines.training.optimizer import MasterAdamW, make_optimizer
 from hybridflow.engines.training.passes import accumulate_gradients, forward_pass
+from hybridflow.engines.training.setup import LANGUAGE, EngineSetup, prepared
 from hybridflow.engines.training.shell import EngineShell
+from hybridflow.engines.training.state_files import ShardsOf, load_optimizer, save_optimizer
 from hybridflow.models.adapters.lora import initialize, is_adapter_weight
 from hybridflow.models.adapters.merging import merged_shards
 from hybridflow.models.heads import ValueModel
@@ -43,7 +42,7 @@ from hybridflow.observability.metrics import Metrics
 from hybridflow.parallel.layout import WeightShard
 
 
-class FsdpEngine:
+class FsdpEngine(EngineShell[MasterAdamW]):
     """A model in shards over the ranks of a mesh; implements `TrainEngine`. All ranks make it, and call it, together.
 
     engine = FsdpEngine(EngineSetup(LANGUAGE, config.actor.model, config.actor, 300, device, ranks))
@@ -52,13 +51,10 @@ class FsdpEngine:
     """
 
     def __init__(self, setup: EngineSetup) -> None:
-        self.mesh = setup.ranks.mesh
-        self.device = setup.device
-        self._setup = setup
-        self._training = setup.training
+        super().__init__(setup)
         self._shards = ShardMesh(setup.ranks, setup.training.parallelism.replicas, setup.device)
         self.model = setup.skeleton()
-        self._adapter = setup.add_adapter(self.model)
+        self.adapter = setup.add_adapter(self.model)
         self._outputs = self._divided(self.model)
         self._parameters = shard_model(self._outputs, self.model, self._shards)
         for parameter in self._parameters:
@@ -67,18 +63,13 @@ class FsdpEngine:
         for module in self.model.modules():
             for name, buffer in module.named_buffers(recurse=False):
                 module.register_buffer(name, buffer.to(self.device), name not in module._non_persistent_buffers_set)
-        self._shell = EngineShell(
-            setup,
-            make_optimizer=partial(_make_optimizer, self._parameters, setup.training.optimizer),
-            move_parameters=partial(move_parameters, self._parameters),
-        )
         self._read_weights(setup.directory)
 
     def forward(self, batch: Batch, outputs: tuple[str, ...], *, temperature: float, adapted: bool = True) -> Batch:
         """See `TrainEngine.forward`."""
         self.onload(Part.parameters)
         micros = self._micros(batch)
-        kind = nullcontext() if adapted or self._adapter is None else self._adapter.off()
+        kind = nullcontext() if adapted or self.adapter is None else self.adapter.off()
         with kind, undone_on_failure(self._outputs):
             result = forward_pass(self._outputs, micros, outputs, temperature=temperature)
         reshard(self._outputs)
@@ -87,7 +78,7 @@ class FsdpEngine:
     def train_step(self, batch: Batch, loss_fn: LossFn, *, temperature: float) -> Metrics:
         """See `TrainEngine.train_step`. Raises `EngineError` when the gradient is not finite."""
         self.onload(Part.parameters)
-        optimizer = self._shell.optimizer
+        optimizer = self.optimizer
         self._forget_gradients()
         micros = self._micros(batch)
         with undone_on_failure(self._outputs):
@@ -103,7 +94,7 @@ class FsdpEngine:
             parameter.take_gradient()
         limit = self._training.optimizer.max_grad_norm or float("inf")
         norm = clipped_norm(self._parameters, self._shards, limit=limit)
-        metrics |= self._shell.step(norm, optimizer.step_at)
+        metrics |= self.optimizer_step(norm, optimizer.step_at)
         self._forget_gradients()
         return metrics
 
@@ -111,54 +102,46 @@ class FsdpEngine:
         """See `TrainEngine.weight_shards`: rows of each weight, none where there are fewer rows than ranks."""
         self.onload(Part.parameters)
         held = self._held_shards()
-        if self._adapter is None:
+        if self.adapter is None:
             return held
-        return merged_shards(held, self._adapter, gathered_downs(self._parameters, self._shards))
+        return merged_shards(held, self.adapter, gathered_downs(self._parameters, self._shards))
 
     def bind(self, slots: Mapping[str, WeightShard]) -> set[str]:
         """See `TrainEngine.bind`: binds what lies in a slot as whole rows, unless FSDP needs padding behind it."""
         self.onload(Part.parameters)
-        merged = self._adapter.adapted if self._adapter else frozenset()
-        slots = {name: slot for name, slot in slots.items() if name not in merged}
+        slots = self._bindable(slots)
         return {name for parameter in self._parameters for name in bind_parameter(parameter, slots)}
 
-    def save(self, directory: Path) -> None:
-        """See `TrainEngine.save`."""
-        shell = self._shell
-        with shell.weights_here():
-            shell.save_weights(directory, self._held_shards, self._adapter)
-            save_optimizer(directory, shell.optimizer, _trained(self._parameters), shell.steps, self._setup.ranks)
+    def _make_optimizer(self) -> MasterAdamW:
+        return make_optimizer([piece for piece, _ in self._trained()], self._training.optimizer)
 
-    def load(self, directory: Path) -> None:
-        """See `TrainEngine.load`."""
-        shell = self._shell
-        with shell.weights_here():
-            shell.load_weights(directory, self._held_shards(), self._adapter)
-            shell.steps = load_optimizer(directory, shell.optimizer, _trained(self._parameters), self._setup.ranks)
+    def _move_parameters(self, shelf: HostShelf, *, away: bool) -> None:
+        move_parameters(self._parameters, shelf, away=away)
 
-    def offload(self, *parts: Part) -> None:
-        """See `TrainEngine.offload`."""
-        self._shell.offload(*parts)
+    def _save_optimizer(self, directory: Path) -> None:
+        save_optimizer(directory, self.optimizer, self._trained(), self.steps, self._setup.ranks)
 
-    def onload(self, *parts: Part) -> None:
-        """See `TrainEngine.onload`. What a method needs comes back by itself."""
-        self._shell.onload(*parts)
+    def _load_optimizer(self, directory: Path) -> int:
+        return load_optimizer(directory, self.optimizer, self._trained(), self._setup.ranks)
+
+    def _trained(self) -> list[tuple[Tensor, ShardsOf]]:
+        """The pieces that the optimizer steps, and the weights in each."""
+        return [(p.shard, partial(held_shards, p)) for p in self._parameters if p.trained and p.shard.numel()]
 
     def _divided(self, model: PreTrainedModel | ValueModel) -> nn.Module:
         """The model as it is asked, its matrices and tokens divided as the configuration says."""
         setup, shards = self._setup, self._shards
         outputs: nn.Module = prepared(setup, model)
-        backbone = setup.family.backbone(model)
+        backbone = setup.kind.backbone(model)
         if shards.tensor_size > 1:
             divide_matrices(backbone, shards.tensor)
-            if setup.family is LANGUAGE:
+            if setup.kind is LANGUAGE:
                 columns = rows_of(backbone.config.get_text_config().vocab_size, shards.tensor_size, shards.tensor_index)
                 outputs = DividedLanguageOutputs(backbone, first_column=columns[0], group=shards.tensor.get_group())
         group = setup.ranks.group("sequence")
         return outputs if group is None else SequenceParallelOutputs(outputs, backbone, group)
 
     def _held_shards(self) -> Iterator[WeightShard]:
-        """What this rank holds, an adapter's weights apart from those that they are added to."""
         for parameter in self._parameters:
             yield from held_shards(parameter)
 
@@ -192,12 +175,3 @@ class FsdpEngine:
     def _forget_gradients(self) -> None:
         for parameter in self._parameters:
             parameter.forget_gradient()
-
-
-def _trained(parameters: Sequence[HeldParameter]) -> list[tuple[Tensor, ShardsOf]]:
-    """The pieces that the optimizer moves, and the weights in each."""
-    return [(p.shard, partial(held_shards, p)) for p in parameters if p.trained and p.shard.numel()]
-
-
-def _make_optimizer(parameters: Sequence[HeldParameter], settings: Optimizer) -> MasterAdamW:
-    return optimizer_over([piece for piece, _ in _trained(parameters)], settings)

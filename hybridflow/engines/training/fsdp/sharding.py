@@ -4,7 +4,7 @@ The only file that knows FSDP2's inner parts: PyTorch offers no other way to say
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import cast
 
@@ -13,10 +13,15 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.tensor import DTensor, Shard
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from hybridflow.engines.training.fsdp.mesh import ShardMesh
-from hybridflow.parallel.layout import TensorLayout
+from hybridflow.engines.training.host_memory import HostShelf
+from hybridflow.engines.training.slot_memory import slot_memory
+from hybridflow.models.names.huggingface import parts_of
+from hybridflow.models.names.parts import views
+from hybridflow.parallel.layout import TensorLayout, WeightShard
 
 
 class HeldParameter:
@@ -154,6 +159,52 @@ def rows_of(size: int, parts: int, index: int) -> tuple[int, int]:
     """The rows of part `index` when `parts` ranks divide `size` rows: all as many, but for the last ones."""
     each = math.ceil(size / parts)
     return min(size, index * each), min(size, (index + 1) * each)
+
+
+def held_shards(parameter: HeldParameter, tensor: Tensor | None = None) -> list[WeightShard]:
+    """The weights in this rank's piece of a parameter, as views of it (or of a moment of it, or another copy)."""
+    parts = parts_of(parameter.name, parameter.layout.shape, parameter.layout.box)
+    return views(parameter.shard.data if tensor is None else tensor, parts)
+
+
+@torch.no_grad()
+def bind_parameter(parameter: HeldParameter, slots: Mapping[str, WeightShard]) -> list[str]:
+    """Moves this rank's piece into the slots of its weights, and returns their names; none where it cannot be there.
+
+    The slots' memory must be one run of elements in the piece's order and format: whole rows of a weight, or several
+    weights one behind the other. A piece that is filled up for the all-gather has no place in a slot.
+    """
+    own = held_shards(parameter)
+    if not parameter.is_whole_memory:
+        return []
+    memory = slot_memory(own, slots)
+    if memory is None or len(memory) != parameter.padded_numel:
+        return []
+    memory.copy_(parameter.shard.flatten())
+    parameter.place(memory)
+    parameter.is_bound = True
+    return [shard.name for shard in own]
+
+
+def move_parameters(parameters: Sequence[HeldParameter], shelf: HostShelf, *, away: bool) -> None:
+    """Takes each piece to the host or back, and lets go of where it was; those that a rollout engine shares stay."""
+    free = {parameter.name: parameter for parameter in parameters if not parameter.is_bound}
+    moved = shelf.put({name: parameter.memory for name, parameter in free.items()}) if away else shelf.take([*free])
+    for name, parameter in free.items():
+        parameter.place(moved[name])
+
+
+def clipped_norm(parameters: Sequence[HeldParameter], mesh: ShardMesh, *, limit: float) -> float:
+    """The norm of the whole gradient, the same on all ranks; gradients of a larger norm are scaled down to `limit`.
+
+    What several ranks hold counts once. A gradient that is not finite is left as it is.
+    """
+    own = get_total_norm([p.shard.grad for p in parameters if p.counts and p.shard.grad is not None])
+    squares = own.to(mesh.device, torch.float64).square()
+    norm = mesh.ranks.sum(squares, *mesh.ranks.mesh.sizes).sqrt()
+    if norm.isfinite():
+        clip_grads_with_norm_([p.shard for p in parameters], limit, norm.float())
+    return float(norm)
 
 
 def _without_views(root: nn.Module, arguments: tuple, outputs: dict[str, Tensor]) -> dict[str, Tensor]:

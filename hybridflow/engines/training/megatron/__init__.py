@@ -3,6 +3,6 @@
 Importing the package adapts Megatron-Core to machines without CUDA, before any of its files imports it.
 """
 
-from hybridflow.engines.training.megatron import cpu_adapter, known_warnings
+from hybridflow.engines.training.megatron import cpu_adapter
 
-__all__ = ["cpu_adapter", "known_warnings"]
+__all__ = ["cpu_adapter"]

@@ -1,9 +1,11 @@
 """A Hugging Face model's description as Megatron-Core's, and what this engine cannot compute."""
 
+import logging
 from functools import partial
 from typing import cast
 
 import torch
+from megatron.core.fusions.fused_bias_swiglu import bias_swiglu_impl
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.transformer import ModuleSpec, TransformerConfig
 from megatron.core.transformer.attention import CoreAttentionBuilder, LinearQkvBuilder, SelfAttentionSubmodules
@@ -12,18 +14,26 @@ from megatron.core.transformer.mlp import MLPSubmodules
 from megatron.core.transformer.moe.moe_layer import MoESubmodules
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_layer import TransformerLayerSubmodules
+from torch import nn
 from torch.nn import functional as F  # noqa: N812 (its usual name)
 from transformers import PreTrainedConfig
 
 from hybridflow.config.placement import Parallelism
 from hybridflow.engines.training.megatron.attention import PackedSelfAttention
 from hybridflow.engines.training.megatron.experts import GroupedExperts
-from hybridflow.engines.training.megatron.normalization import RmsNorm
 from hybridflow.engines.training.megatron.stacked_linear import StackedLinear
 from hybridflow.errors import EngineError
 from hybridflow.models.geometry import ModelGeometry
 
 _RECOMPUTED = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+
+
+class RmsNorm(nn.RMSNorm):
+    """Root-mean-square norm (arXiv:1910.07467) whose gradient Megatron-Core sums over ranks that divide the tokens."""
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float, **unused: object) -> None:
+        super().__init__(hidden_size, eps, dtype=config.params_dtype)
+        vars(self.weight)["sequence_parallel"] = config.sequence_parallel
 
 
 def check_model(geometry: ModelGeometry, description: PreTrainedConfig) -> None:
@@ -131,6 +141,30 @@ def decoder_spec(geometry: ModelGeometry, layers: int) -> TransformerBlockSubmod
         mlp.module = GroupedExperts
     cast(MLPSubmodules, mlp.submodules).linear_fc1 = ModuleSpec(StackedLinear, params={"proportions": (1, 1)})
     return TransformerBlockSubmodules(layer_specs=[spec] * layers, layer_norm=ModuleSpec(RmsNorm))
+
+
+logger = logging.getLogger(__name__)
+
+
+def has_fused_activation(device: torch.device) -> bool:
+    """Whether Megatron-Core's fused SwiGLU can be used on a device: on GPUs with Triton, a C compiler and its headers.
+
+    It is tried on a few numbers, so that what is missing is found at the start and not in the first step. On CPUs,
+    compiling it costs more than it saves.
+    """
+    return device.type == "cuda" and can_compile_activation(device)
+
+
+def can_compile_activation(device: torch.device) -> bool:
+    """Whether `torch.compile` makes both passes of the kernel; logs a warning if it does not."""
+    try:
+        numbers = torch.zeros((2, 1, 16), device=device, requires_grad=True)
+        torch.autograd.grad(bias_swiglu_impl(numbers, None).sum(), numbers)
+    except RuntimeError as error:  # every failure of torch.compile is one
+        reason = str(error).strip().partition("\n")[0]
+        logger.warning("engine=megatron computes SwiGLU in separate kernels: torch.compile failed: %s", reason)
+        return False
+    return True
 
 
 def _experts(

@@ -11,6 +11,7 @@ import importlib.abc
 import importlib.machinery
 import re
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from importlib.machinery import ModuleSpec
@@ -20,8 +21,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hybridflow.engines.training.megatron.uneven_collectives import gathered, reduce_scattered
 from hybridflow.errors import EngineError
+
+for _message in (
+    ".*Apex (is|are) not installed",
+    r".*(all_gather_into_tensor|reduce_scatter_tensor)` is deprecated",
+    ".*attribute of a Tensor that is not a leaf Tensor is being accessed",
+    "TypedStorage is deprecated",
+):
+    warnings.filterwarnings("ignore", message=_message)  # of Megatron-Core in itself: a user can do nothing about them
 
 _PACKAGE = "megatron.core"
 _COLLECTIVES = "megatron.core.tensor_parallel.mappings"
@@ -205,6 +213,22 @@ def _allow_uneven_sizes(module: ModuleType) -> None:
 
     vars(module)["_gather_along_first_dim"] = gather_along_first_dim
     vars(module)["_reduce_scatter_along_first_dim"] = reduce_scatter_along_first_dim
+
+
+def gathered(share: Tensor, group: dist.ProcessGroup, sizes: list[int]) -> Tensor:
+    """All ranks' shares, `sizes` rows of each, one below the other: gathered as if each had as many as the largest."""
+    padded = share.new_zeros((max(sizes), *share.shape[1:]))
+    padded[: len(share)] = share
+    parts = [torch.empty_like(padded) for _ in sizes]
+    dist.all_gather(parts, padded, group=group)
+    return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+
+
+def reduce_scattered(whole: Tensor, group: dist.ProcessGroup, sizes: list[int]) -> Tensor:
+    """This rank's share of the sum over ranks: the whole sum is made, and the share kept."""
+    total = whole.contiguous().clone()
+    dist.all_reduce(total, group=group)
+    return total.split(sizes)[group.rank()].clone()
 
 
 def install() -> None:

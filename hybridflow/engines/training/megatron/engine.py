@@ -1,27 +1,23 @@
 """The training engine on Megatron-Core: matrices, layers, experts and optimizer state divided over ranks."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from megatron.core.transformer import TransformerConfig
 from torch import Tensor
 
 from hybridflow.batch import Batch
-from hybridflow.config.training import Training
-from hybridflow.engines.training.families import VALUE, EngineSetup
+from hybridflow.engines.training.host_memory import HostShelf
 from hybridflow.engines.training.interface import LossFn, Part
-from hybridflow.engines.training.megatron.activation import has_fused_activation
 from hybridflow.engines.training.megatron.architecture import (
     check_model,
     divides_tokens,
+    has_fused_activation,
     transformer_config,
 )
 from hybridflow.engines.training.megatron.attention import make_rotary
-from hybridflow.engines.training.megatron.binding import bind_parameters, held_shards
-from hybridflow.engines.training.megatron.model import Chunk, make_chunks
-from hybridflow.engines.training.megatron.offloading import WaitingParameters
+from hybridflow.engines.training.megatron.model import make_chunks
 from hybridflow.engines.training.megatron.optimizer import ChunkOptimizer
+from hybridflow.engines.training.megatron.parameters import WaitingParameters, bind_parameters, held_shards
 from hybridflow.engines.training.megatron.pipeline import (
     LossFunc,
     ReportT,
@@ -33,6 +29,7 @@ from hybridflow.engines.training.megatron.pipeline import (
 from hybridflow.engines.training.megatron.process_groups import Layout
 from hybridflow.engines.training.microbatch import MicroBatch, make_microbatches
 from hybridflow.engines.training.passes import joined_outputs, loss_of
+from hybridflow.engines.training.setup import VALUE, EngineSetup
 from hybridflow.engines.training.shell import EngineShell
 from hybridflow.models.geometry import read_geometry
 from hybridflow.models.loading import read_description, torch_dtype
@@ -41,7 +38,7 @@ from hybridflow.observability.metrics import Metrics, merge
 from hybridflow.parallel.layout import WeightShard
 
 
-class MegatronEngine:
+class MegatronEngine(EngineShell[ChunkOptimizer]):
     """A model divided over the ranks of a mesh; implements `TrainEngine`. All ranks make it, and call it, together.
 
     engine = MegatronEngine(EngineSetup(LANGUAGE, config.actor.model, config.actor, 300, device, ranks))
@@ -53,10 +50,7 @@ class MegatronEngine:
     """
 
     def __init__(self, setup: EngineSetup) -> None:
-        self.mesh = setup.ranks.mesh
-        self.device = setup.device
-        self._setup = setup
-        self._training = setup.training
+        super().__init__(setup)
         parallelism = setup.training.parallelism
         geometry = read_geometry(setup.directory)
         description = read_description(setup.directory, trust_remote_code=setup.model.trust_remote_code)
@@ -77,15 +71,10 @@ class MegatronEngine:
             self.chunks = make_chunks(
                 self._config,
                 geometry,
-                is_value=setup.family is VALUE,
+                is_value=setup.kind is VALUE,
                 padding_token=description.get_text_config().pad_token_id,
             )
-        replicas = self.mesh.axis_size("data")
-        self._shell = EngineShell(
-            setup,
-            make_optimizer=partial(_make_optimizer, self._layout, self.chunks, self._config, setup.training, replicas),
-            move_parameters=WaitingParameters(self.chunks).move,
-        )
+        self._parameters = WaitingParameters(self.chunks)
         read_into(setup.directory, self.weight_shards(), zero_if_absent=("score.weight", "score.bias"))
 
     def forward(self, batch: Batch, outputs: tuple[str, ...], *, temperature: float, adapted: bool = True) -> Batch:
@@ -105,7 +94,7 @@ class MegatronEngine:
     def train_step(self, batch: Batch, loss_fn: LossFn, *, temperature: float) -> Metrics:
         """See `TrainEngine.train_step`. Raises `EngineError` when the gradient is not finite."""
         self.onload(Part.parameters)
-        optimizer = self._shell.optimizer
+        optimizer = self.optimizer
         for chunk in self.chunks:
             chunk.train()
 
@@ -119,7 +108,7 @@ class MegatronEngine:
             reports = self._run(micros, loss_func, loss_fn.outputs, temperature=temperature, with_gradient=True)
         metrics = metrics_of_last_stage(merge(reports))
         norm = optimizer.grad_norm()
-        metrics |= self._shell.step(norm, lambda rate: optimizer.step(norm, learning_rate=rate))
+        metrics |= self.optimizer_step(norm, lambda rate: optimizer.step(norm, learning_rate=rate))
         if self._training.offload_optimizer:
             optimizer.free_gradients()
         return metrics
@@ -127,34 +116,30 @@ class MegatronEngine:
     def weight_shards(self) -> Iterator[WeightShard]:
         """See `TrainEngine.weight_shards`: the parameters themselves, without padding of the vocabulary."""
         self.onload(Part.parameters)
-        return held_shards(self.chunks)
+        return self._held_shards()
 
     def bind(self, slots: Mapping[str, WeightShard]) -> set[str]:
         """See `TrainEngine.bind`: binds what lies whole in a slot, whatever lies around it there."""
         self.onload(Part.parameters)
         return bind_parameters(self.chunks, slots)
 
-    def save(self, directory: Path) -> None:
-        """See `TrainEngine.save`."""
-        shell = self._shell
-        with shell.weights_here():
-            shell.save_weights(directory, self.weight_shards, adapter=None)
-            shell.optimizer.save(directory, shell.steps, self._setup.ranks)
+    def _make_optimizer(self) -> ChunkOptimizer:
+        self._layout.activate()
+        replicas = self.mesh.axis_size("data")
+        divided = self._training.parallelism.distributed_optimizer and replicas > 1
+        return ChunkOptimizer(self.chunks, self._config, self._training.optimizer, divided=divided, replicas=replicas)
 
-    def load(self, directory: Path) -> None:
-        """See `TrainEngine.load`."""
-        shell = self._shell
-        with shell.weights_here():
-            shell.load_weights(directory, self.weight_shards(), adapter=None)
-            shell.steps = shell.optimizer.load(directory, self._setup.ranks)
+    def _move_parameters(self, shelf: HostShelf, *, away: bool) -> None:
+        self._parameters.move(shelf, away=away)
 
-    def offload(self, *parts: Part) -> None:
-        """See `TrainEngine.offload`. The memory of the gradients goes with the optimizer's state."""
-        self._shell.offload(*parts)
+    def _held_shards(self) -> Iterator[WeightShard]:
+        return held_shards(self.chunks)
 
-    def onload(self, *parts: Part) -> None:
-        """See `TrainEngine.onload`. What a method needs comes back by itself."""
-        self._shell.onload(*parts)
+    def _save_optimizer(self, directory: Path) -> None:
+        self.optimizer.save(directory, self.steps, self._setup.ranks)
+
+    def _load_optimizer(self, directory: Path) -> int:
+        return self.optimizer.load(directory, self._setup.ranks)
 
     def _run(
         self,
@@ -166,7 +151,7 @@ class MegatronEngine:
         with_gradient: bool,
     ) -> list[ReportT]:
         self._layout.activate()
-        optimizer = self._shell.made_optimizer
+        optimizer = self.made_optimizer
         modules = self.chunks if optimizer is None else optimizer.modules
         return run_pipeline(
             modules,
@@ -195,11 +180,3 @@ class MegatronEngine:
         most = self._setup.ranks.maximum(len(own), "data") if layout.expert > 1 else len(own)
         wanted = least_micros(most, layout.pipeline, layout.virtual_pipeline)
         return own if len(own) == wanted else made(wanted)
-
-
-def _make_optimizer(
-    layout: Layout, chunks: Sequence[Chunk], config: TransformerConfig, training: Training, replicas: int
-) -> ChunkOptimizer:
-    layout.activate()
-    divided = training.parallelism.distributed_optimizer and replicas > 1
-    return ChunkOptimizer(chunks, config, training.optimizer, divided=divided, replicas=replicas)

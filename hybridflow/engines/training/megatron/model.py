@@ -1,5 +1,6 @@
 """A rank's part of a model: one chunk of consecutive layers, or several with virtual pipeline stages."""
 
+import re
 from collections.abc import Sequence
 
 import torch
@@ -16,15 +17,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (its usual name)
 
 from hybridflow.algorithms.vocabulary_parallel import vocabulary_parallel_outputs
-from hybridflow.engines.training.megatron.architecture import decoder_spec
+from hybridflow.engines.training.megatron.architecture import RmsNorm, decoder_spec
 from hybridflow.engines.training.megatron.attention import PackedTokens
-from hybridflow.engines.training.megatron.normalization import RmsNorm
-from hybridflow.engines.training.megatron.parameter_parts import part_of
 from hybridflow.engines.training.megatron.process_groups import tensor_group
 from hybridflow.engines.training.microbatch import MicroBatch
-from hybridflow.engines.training.recomputed import chunk_tokens_of, recomputed_in_chunks
+from hybridflow.engines.training.outputs import chunk_tokens_of, recomputed_in_chunks
 from hybridflow.models.geometry import ModelGeometry
-from hybridflow.models.names.parts import Part
+from hybridflow.models.names.megatron import parts_of
+from hybridflow.models.names.parts import Part, whole_part
 from hybridflow.models.names.rules import Place, padded_vocabulary, stage_layers
 
 
@@ -150,6 +150,22 @@ def make_chunks(
         )
         for stage, layers in enumerate(stages)
     ]
+
+
+_STACKED = re.compile(r"(?P<module>.+)\.(?P<kind>weight|bias)(?:e?s)\.(?P<index>\d+)")
+
+
+def part_of(parameter_name: str, geometry: ModelGeometry, place: Place, layers: Sequence[int]) -> Part:
+    """The one weight in a parameter; the rows of an embedding after the vocabulary's end are in no part.
+
+    Projections that Megatron-Core stacks in one parameter are `StackedLinear`'s `weights.0`, `weights.1` and so on.
+    """
+    found = _STACKED.fullmatch(parameter_name)
+    if found is None:
+        (part,) = parts_of(parameter_name, geometry, place, layers)
+        return part
+    part = parts_of(f"{found['module']}.{found['kind']}", geometry, place, layers)[int(found["index"])]
+    return whole_part(part.name, part.layout)
 
 
 def this_place() -> Place:

@@ -1,11 +1,12 @@
 """Megatron-Core's AdamW over a rank's chunks, with its state whole on each data-parallel rank or divided over them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import torch
-from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.distributed.param_and_grad_buffer import _ParamAndGradBuffer
 from megatron.core.optimizer import ChainedOptimizer, OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
@@ -15,14 +16,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer as Adam
 
 from hybridflow.config.training import Optimizer
-from hybridflow.engines.training.contiguous import contiguous
 from hybridflow.engines.training.host_memory import HostShelf
-from hybridflow.engines.training.megatron.binding import held_parameters
-from hybridflow.engines.training.megatron.flat_weights import FlatWeights
 from hybridflow.engines.training.megatron.model import Chunk
-from hybridflow.engines.training.megatron.optimizer_state import moved_tensors, set_steps
-from hybridflow.engines.training.megatron.reduction import reducing, reduction_config
-from hybridflow.engines.training.optimizer_files import STEPS
+from hybridflow.engines.training.megatron.optimizer_state import FlatWeights, moved_tensors, set_steps
+from hybridflow.engines.training.megatron.parameters import held_parameters
+from hybridflow.engines.training.optimizer import contiguous
 from hybridflow.engines.training.state_files import (
     FIRST_MOMENT,
     MASTER,
@@ -136,14 +134,13 @@ class ChunkOptimizer:
         self.free_gradients()
         if not self._streamed:
             copies = [moved.tensor for moved in moved_tensors(self._chain) if moved.is_copy]
-            self._streamed = [
-                StreamedState(optimizer.optimizer, copies, shelf) for optimizer in self._chain.chained_optimizers
-            ]
+            self._streamed = [StreamedState(copies, shelf) for _ in self._chain.chained_optimizers]
+        self._settle()
 
     def bring_back(self) -> None:
         """Takes them to the device for good."""
-        for state in self._streamed:
-            state.bring_back()
+        for optimizer, state in zip(self._chain.chained_optimizers, self._streamed, strict=False):
+            state.bring_back(optimizer.optimizer)
         self._streamed = []
 
     def state_shards(self) -> Iterator[StateShard]:
@@ -157,7 +154,7 @@ class ChunkOptimizer:
 
     def save(self, directory: Path, steps: int, ranks: Ranks) -> None:
         """Writes the state and the steps taken, with all ranks."""
-        save_state(directory, self.state_shards(), {STEPS: steps}, ranks)
+        save_state(directory, self.state_shards(), steps, ranks)
 
     def load(self, directory: Path, ranks: Ranks) -> int:
         """Fills the state with what `save` of any engine in any layout wrote; returns the steps. Weights come first."""
@@ -168,11 +165,14 @@ class ChunkOptimizer:
             if parameter.dtype is torch.float32
             for shard in views(parameter.data, [part])
         ]
-        steps = int(load_state(directory, self.state_shards(), ranks, own_copies=uncopied)[STEPS])
+        steps = load_state(directory, self.state_shards(), ranks, own_copies=uncopied)
         set_steps(self._chain, steps)
-        for state in self._streamed:
-            state.settle()
+        self._settle()
         return steps
+
+    def _settle(self) -> None:
+        for optimizer, state in zip(self._chain.chained_optimizers, self._streamed, strict=False):
+            state.settle(optimizer.optimizer)
 
     def _step_in_buckets(self) -> None:
         """What `step_with_ready_grads` of the chain does, while a bucket of the state is on the device."""
@@ -190,7 +190,7 @@ class ChunkOptimizer:
                 for moved in (copies[tensor] for tensor in parameters if tensor in copies):
                     moved.range_of(self._flat.target(moved.parameter)).copy_(moved.tensor)
 
-            state.step(act)
+            state.step(inner, act)
             for group in inner.param_groups:
                 group.update(counted)
             if isinstance(optimizer, DistributedOptimizer):
@@ -215,6 +215,51 @@ class ChunkOptimizer:
     def _gradient_buffers(self) -> Iterator[_ParamAndGradBuffer]:
         for module in self.modules:
             yield from (*vars(module)["buffers"], *module.expert_parallel_buffers)
+
+
+BUCKET_ELEMENTS: int | None = None
+"""Gradients per bucket; None is Megatron-Core's choice: 40 million, or 1 million per data-parallel rank if more."""
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., object])
+
+
+def reduction_config(*, divided: bool, replicas: int) -> DistributedDataParallelConfig:
+    """Gradients are added up and summed in float32; there is nothing to overlap on a single data-parallel rank.
+
+    Weights are not gathered during the next forward pass: that would keep Megatron-Core's copy of all weights through
+    the pass (see docs/decisions/megatron_kernels.md).
+    """
+    return DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True,
+        use_distributed_optimizer=divided,
+        overlap_grad_reduce=replicas > 1,
+        bucket_size=BUCKET_ELEMENTS,
+    )
+
+
+@contextmanager
+def reducing(config: TransformerConfig, modules: Sequence[DistributedDataParallel]) -> Iterator[None]:
+    """Within it, the pipeline's schedules sum a bucket once the last micro-batch has added to all of its gradients.
+
+    Micro-batches before the last add to the gradients without exchanging them. Later stages of a pipeline, which end
+    their backward passes first, sum theirs at the end, as in Megatron-Core's training loop. Passes without gradients
+    must not run within it: a schedule that only runs forward never leaves `no_sync`.
+    """
+    if not any(module.ddp_config.overlap_grad_reduce for module in modules):
+        yield
+        return
+    no_sync: list[Callable[[], AbstractContextManager[None]]] = [module.no_sync for module in modules]
+    config.no_sync_func = _one_or_all(no_sync)  # pyright: ignore[reportAttributeAccessIssue]
+    config.grad_sync_func = _one_or_all([module.start_grad_sync for module in modules])  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        yield
+    finally:
+        config.no_sync_func = config.grad_sync_func = None
+
+
+def _one_or_all(functions: list[FunctionT]) -> FunctionT | list[FunctionT]:
+    """What the schedules expect: a function for one chunk, a list for several."""
+    return functions[0] if len(functions) == 1 else functions
 
 
 def _finalize(modules: list[nn.Module], tokens: Tensor | None = None, **options: object) -> None:

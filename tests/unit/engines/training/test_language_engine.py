@@ -11,7 +11,7 @@ from hybridflow.batch import Batch
 from hybridflow.config.algorithm import Algorithm
 from hybridflow.config.model import Dtype
 from hybridflow.config.training import Optimizer, Schedule
-from hybridflow.engines.training import families
+from hybridflow.engines.training import setup as engine_setup
 from hybridflow.engines.training.interface import Loss, LossFn, Part
 from hybridflow.errors import BatchError, EngineError
 from hybridflow.models.names.huggingface import parts_of
@@ -276,13 +276,11 @@ def test_what_waits_on_the_host_is_not_on_the_device_in_a_pass_and_changes_no_nu
     lane = LateLane()
     settings = {"dtype": Dtype.bfloat16, "offload_optimizer": True}
     twin = language_engine(toy_dir(), **settings)
-    monkeypatch.setattr(families, "lane_to", lambda device: lane)
+    monkeypatch.setattr(engine_setup, "lane_to", lambda device: lane)
     engine = language_engine(toy_dir(), **settings)
 
     def watched(outputs: Mapping[str, Tensor], columns: Mapping[str, Tensor]) -> Loss:
-        assert all(lane.holds(master) for master in engine._shell.optimizer.weight_of), (
-            "float32 copies are on the device"
-        )
+        assert all(lane.holds(master) for master in engine.optimizer.weight_of), "float32 copies are on the device"
         return likelihood_loss(outputs, columns)
 
     for seed in range(4):
@@ -306,11 +304,11 @@ def test_what_was_away_before_it_was_saved_or_loaded_is_away_again(toy_dir, tmp_
     engine = language_engine(toy_dir())
     engine.offload(*Part)
     engine.save(tmp_path)
-    assert engine._shell.away == set(Part)
+    assert engine.away == set(Part)
     engine.load(tmp_path)
-    assert engine._shell.away == set(Part)
+    assert engine.away == set(Part)
     list(engine.weight_shards())
-    assert engine._shell.away == {Part.optimizer}
+    assert engine.away == {Part.optimizer}
 
 
 def test_gradients_of_bfloat16_weights_add_up_in_float32(toy_dir):
@@ -345,7 +343,7 @@ def test_a_step_leaves_no_gradients_behind(toy_dir):
 def test_a_frozen_model_has_no_optimizer(toy_dir):
     engine = language_engine(toy_dir(), steps=0)
     logprobs_of(engine, sequences())
-    assert engine._shell.made_optimizer is None
+    assert engine.made_optimizer is None
     assert all(parameter.grad is None for parameter in engine.model.parameters())
 
 
@@ -355,6 +353,9 @@ def test_the_default_settings_train(toy_dir):
     assert losses[-1] < losses[0]
 
 
-def test_an_engine_without_references_is_freed_at_once(toy_dir):
-    directory = toy_dir()
-    assert is_freed_at_once(lambda: language_engine(directory), sequences())
+@pytest.mark.parametrize("offloads", [False, True])
+def test_an_engine_without_references_is_freed_at_once(toy_dir, monkeypatch, offloads):
+    if offloads:
+        monkeypatch.setattr(engine_setup, "lane_to", lambda device: LateLane())
+    settings = {"dtype": Dtype.bfloat16, "offload_optimizer": offloads}
+    assert is_freed_at_once(lambda: language_engine(toy_dir(), **settings), sequences())

@@ -58,7 +58,7 @@ def test_only_the_adapter_moves_and_the_loss_falls(toy_dir, settings):
 
 def test_the_optimizer_keeps_state_of_the_adapter_alone(toy_dir):
     engine = trained(toy_dir(), 1)
-    kept = sum(state["exp_avg"].numel() for state in engine._shell.optimizer.state.values())
+    kept = sum(state["exp_avg"].numel() for state in engine.optimizer.state.values())
     assert kept == sum(weight.numel() for name, weight in weights(engine).items() if "lora_" in name)
 
 
@@ -135,8 +135,7 @@ def test_a_checkpoint_is_read_in_another_number_format(toy_dir, tmp_path, dtype,
     again = language_engine(toy_dir(), lora=LORA, dtype=other)
     again.load(tmp_path)
     exact = {
-        weight: copy
-        for copy, weight in (engine if dtype is Dtype.bfloat16 else again)._shell.optimizer.weight_of.items()
+        weight: copy for copy, weight in (engine if dtype is Dtype.bfloat16 else again).optimizer.weight_of.items()
     }
     pairs = zip(engine.model.parameters(), again.model.parameters(), strict=True)
     for ours, theirs in [pair for pair in pairs if pair[0].requires_grad]:
@@ -145,7 +144,7 @@ def test_a_checkpoint_is_read_in_another_number_format(toy_dir, tmp_path, dtype,
 
 def test_small_steps_are_not_lost_in_bfloat16(toy_dir):
     engine = language_engine(toy_dir(), lora=LORA, dtype=Dtype.bfloat16)
-    masters = [master for master in engine._shell.optimizer.weight_of if master.dtype is torch.float32]
+    masters = [master for master in engine.optimizer.weight_of if master.dtype is torch.float32]
     assert sum(master.numel() for master in masters) == sum(
         weight.numel() for name, weight in weights(engine).items() if "lora_" in name
     )

@@ -7,7 +7,7 @@ from torch import nn
 from hybridflow.config.model import Dtype
 from hybridflow.config.training import Optimizer
 from hybridflow.engines.training.host_memory import HostShelf
-from hybridflow.engines.training.optimizer import MasterAdamW, make_optimizer, optimizer_over
+from hybridflow.engines.training.optimizer import MasterAdamW, make_optimizer
 from tests.toys import logprobs_of, sequences, stepped
 from tests.unit.engines.training.engines import language_engine, largest_difference, likelihood_loss, weights
 from tests.unit.engines.training.late_lane import LateLane
@@ -19,7 +19,7 @@ def moved(dtype: torch.dtype, steps: int, config: Optimizer = SMALL_STEPS) -> nn
     """A linear map after steps along gradients that always point the same way."""
     torch.manual_seed(0)
     model = nn.Linear(4, 4).to(dtype)
-    optimizer = make_optimizer(model, config)
+    optimizer = make_optimizer([*model.parameters()], config)
     for _ in range(steps):
         for parameter in model.parameters():
             parameter.grad = torch.ones_like(parameter)
@@ -38,7 +38,7 @@ def test_small_steps_add_up_in_bfloat16_as_they_do_in_float32():
 
 def test_float32_weights_are_moved_themselves():
     model = nn.Linear(4, 4)
-    optimizer = make_optimizer(model, SMALL_STEPS)
+    optimizer = make_optimizer([*model.parameters()], SMALL_STEPS)
     assert optimizer.weight_of == {}
     assert {id(p) for group in optimizer.param_groups for p in group["params"]} == set(map(id, model.parameters()))
 
@@ -50,7 +50,7 @@ def steps(dtype: torch.dtype, lane: LateLane | None) -> tuple[list[torch.Tensor]
     weights = [nn.Parameter(torch.randn(n, 32, generator=generator).to(dtype)) for n in [8] * 20 + [9]]
     weights += [nn.Parameter(torch.randn(32, generator=generator).to(dtype)), nn.Parameter(wide[:, :32])]
     idle = nn.Parameter(torch.ones(8, 8, dtype=dtype))
-    optimizer, shelf = optimizer_over([*weights, idle], Optimizer(learning_rate=0.1)), lane and HostShelf(lane)
+    optimizer, shelf = make_optimizer([*weights, idle], Optimizer(learning_rate=0.1)), lane and HostShelf(lane)
     for step in range(5):
         if shelf is not None and step != 3:
             optimizer.rest(shelf)
@@ -85,7 +85,7 @@ def test_a_state_that_waits_on_the_host_gives_the_same_numbers_with_three_bucket
 
 def test_a_step_that_fails_leaves_all_state_on_the_host():
     lane, model = LateLane(), nn.Linear(32, 32)
-    optimizer = make_optimizer(model, SMALL_STEPS)
+    optimizer = make_optimizer([*model.parameters()], SMALL_STEPS)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     optimizer.rest(HostShelf(lane))
@@ -101,7 +101,7 @@ def test_a_weight_without_a_gradient_stays():
     model = nn.Linear(4, 4).bfloat16()
     before = model.weight.detach().clone()
     model.bias.grad = torch.ones_like(model.bias)
-    make_optimizer(model, Optimizer(learning_rate=0.1)).step()
+    make_optimizer([*model.parameters()], Optimizer(learning_rate=0.1)).step()
     assert torch.equal(model.weight, before)
 
 
@@ -129,8 +129,8 @@ def test_weights_that_are_columns_of_a_wider_tensor_are_moved_exactly_as_others_
     start = torch.randn(4, 33, generator=generator)
     for parameter in (columns, plain, beside):
         parameter.data.copy_(start)
-    bound = optimizer_over([columns, beside], Optimizer(learning_rate=0.1, epsilon=1e-3))
-    free = optimizer_over([plain], Optimizer(learning_rate=0.1, epsilon=1e-3))
+    bound = make_optimizer([columns, beside], Optimizer(learning_rate=0.1, epsilon=1e-3))
+    free = make_optimizer([plain], Optimizer(learning_rate=0.1, epsilon=1e-3))
     for _ in range(3):
         gradient = torch.randn(4, 33, generator=generator)
         for parameter in (columns, plain, beside):

@@ -8,8 +8,7 @@ from transformers import AutoModelForCausalLM, Gemma2Config
 from hybridflow.config.model import Dtype
 from hybridflow.config.training import Optimizer
 from hybridflow.engines.training.optimizer import MasterAdamW, make_optimizer
-from hybridflow.engines.training.optimizer_files import load_optimizer, save_optimizer
-from hybridflow.engines.training.state_files import save_weights
+from hybridflow.engines.training.state_files import load_optimizer, save_optimizer, save_weights
 from hybridflow.errors import EngineError
 from hybridflow.parallel.groups import Ranks
 from hybridflow.parallel.layout import WeightShard
@@ -18,6 +17,10 @@ from tests.toys import sequences, stepped
 from tests.unit.engines.training.engines import language_engine, largest_difference, likelihood_loss, weights
 
 SMALL_STEPS = Optimizer(learning_rate=1e-4)
+
+
+def adamw(model: nn.Module) -> MasterAdamW:
+    return make_optimizer([*model.parameters()], SMALL_STEPS)
 
 
 def trained(model: nn.Module):
@@ -33,7 +36,7 @@ def step(model: nn.Module, optimizer: MasterAdamW) -> None:
 
 def test_the_float32_copies_are_part_of_the_state(tmp_path):
     one, other = nn.Linear(4, 4).bfloat16(), nn.Linear(4, 4).bfloat16()
-    first, second = make_optimizer(one, SMALL_STEPS), make_optimizer(other, SMALL_STEPS)
+    first, second = adamw(one), adamw(other)
     for _ in range(3):
         step(one, first)
     other.load_state_dict(one.state_dict())
@@ -48,7 +51,10 @@ def test_the_float32_copies_are_part_of_the_state(tmp_path):
 @pytest.mark.parametrize("steps", [0, 3])
 def test_float32_weights_saved_are_the_copies_of_a_bfloat16_engine(tmp_path, steps):
     full, halved = nn.Linear(4, 4), nn.Linear(4, 4).bfloat16()
-    first, second = make_optimizer(full, SMALL_STEPS), make_optimizer(halved, SMALL_STEPS)
+    first, second = (
+        adamw(full),
+        adamw(halved),
+    )
     for _ in range(steps):
         step(full, first)
     shards = [WeightShard.full(name, parameter.detach()) for name, parameter in full.named_parameters()]
@@ -62,7 +68,10 @@ def test_float32_weights_saved_are_the_copies_of_a_bfloat16_engine(tmp_path, ste
 
 def test_a_float32_engine_takes_the_copies_of_a_bfloat16_one(tmp_path):
     full, halved = nn.Linear(4, 4), nn.Linear(4, 4).bfloat16()
-    first, second = make_optimizer(halved, SMALL_STEPS), make_optimizer(full, SMALL_STEPS)
+    first, second = (
+        adamw(halved),
+        adamw(full),
+    )
     step(halved, first)
     save_optimizer(tmp_path, first, trained(halved), 1, Ranks.alone())
     load_optimizer(tmp_path, second, trained(full), Ranks.alone())

@@ -6,9 +6,9 @@ from transformers import AutoModelForCausalLM, FalconConfig
 
 from hybridflow.config.model import Model
 from hybridflow.config.training import Training, TrainingEngine
-from hybridflow.engines.training.families import LANGUAGE, EngineSetup, prepared
 from hybridflow.engines.training.microbatch import make_microbatches
 from hybridflow.engines.training.passes import accumulate_gradients, forward_pass
+from hybridflow.engines.training.setup import LANGUAGE, EngineSetup, prepared
 from hybridflow.parallel.groups import Ranks
 from tests.toys import TEMPERATURE, sequences
 from tests.unit.engines.training.engines import likelihood_loss
@@ -78,7 +78,7 @@ def test_a_model_that_needs_padding_is_told_of(caplog):
     setup = EngineSetup(LANGUAGE, Model(path="a-falcon"), Training(), 1, CPU, Ranks.alone())
     with caplog.at_level("WARNING"):
         prepared(setup, model)
-    assert "model=a-falcon" in caplog.text and "without padding" in caplog.text
+    assert "model=a-falcon" in caplog.text and "does not support packed sequences" in caplog.text
 
 
 def test_rotations_that_depend_on_the_longest_sequence_are_told_of(toy_dir, caplog):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hybridflow.engines.training.recomputed import chunk_tokens_of, recomputed_in_chunks
+from hybridflow.engines.training.outputs import chunk_tokens_of, recomputed_in_chunks
 
 CHUNKS = [1, 3, 7, 8, 100]
 

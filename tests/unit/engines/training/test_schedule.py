@@ -3,7 +3,7 @@
 import pytest
 
 from hybridflow.config.training import Optimizer, Schedule
-from hybridflow.engines.training.schedule import learning_rate
+from hybridflow.engines.training.optimizer import learning_rate
 
 
 def rates(steps: int, **settings) -> list[float]:

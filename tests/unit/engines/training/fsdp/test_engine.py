@@ -11,7 +11,7 @@ from torch import Tensor
 from hybridflow.batch import Batch
 from hybridflow.config.model import Dtype
 from hybridflow.config.training import Optimizer, TrainingEngine
-from hybridflow.engines.training import families
+from hybridflow.engines.training import setup as engine_setup
 from hybridflow.engines.training.fsdp.engine import FsdpEngine
 from hybridflow.engines.training.fsdp.sharding import rows_of
 from hybridflow.engines.training.interface import Loss, LossFn, Part, TrainEngine
@@ -105,7 +105,7 @@ def moved_and_not(rank: int, case: Case, directory: Path) -> list[list[float]]:
     numbers = []
     for moves in (False, True):
         if moves:
-            families.lane_to = late_lane
+            engine_setup.lane_to = late_lane
         engine, own = engine_of(case, rank), []
         assert isinstance(engine, FsdpEngine)
         for step in range(3):
@@ -115,8 +115,8 @@ def moved_and_not(rank: int, case: Case, directory: Path) -> list[list[float]]:
             )
             own.append(sum(float(shard.tensor.double().square().sum()) for shard in engine.weight_shards()))
             engine.offload(*Part)
-            moved = [*(parameter.memory for parameter in engine._parameters), *engine._shell.optimizer.weight_of]
-            assert all(waits(engine._shell.shelf, memory) is moves for memory in moved if memory.numel())
+            moved = [*(parameter.memory for parameter in engine._parameters), *engine.optimizer.weight_of]
+            assert all(waits(engine.shelf, memory) is moves for memory in moved if memory.numel())
             if step == 0:
                 engine.save(directory / str(moves))
                 engine = engine_of(case, rank)

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from hybridflow.config.model import Dtype
 from hybridflow.config.training import TrainingEngine
-from hybridflow.engines.training import families
+from hybridflow.engines.training import setup as engine_setup
 from hybridflow.engines.training.interface import Loss, LossFn, Part
 from hybridflow.engines.training.megatron.engine import MegatronEngine
 from hybridflow.engines.training.megatron.stacked_linear import StackedLinear, stacked
@@ -72,7 +72,7 @@ def padding_and_buffers(rank: int, case: Case) -> tuple[float, list[int]]:
     for _ in range(2):
         stepped(engine, batch, loss_of(batch, "language"))
     table = dict(engine.chunks[0].named_parameters())["embedding.word_embeddings.weight"]
-    buffers = [buffer for module in engine._shell.optimizer.modules for buffer in vars(module)["buffers"]]
+    buffers = [buffer for module in engine.optimizer.modules for buffer in vars(module)["buffers"]]
     return float(table[67:].abs().sum()), [buffer.param_data.untyped_storage().nbytes() for buffer in buffers]
 
 
@@ -204,29 +204,27 @@ def forward_alone(rank: int, case: Case) -> list[float]:
 def move_between_steps(rank: int, case: Case, directory: Path) -> list[tuple[float, float]]:
     """Gradient norms of an engine whose memory moves between steps (here from the host to the host), and of another."""
     still, norms = megatron_engine(case, rank), []
-    families.lane_to = late_lane
+    engine_setup.lane_to = late_lane
     engine = megatron_engine(case, rank)
     for step in range(3):
         batch = global_batch(step, "language")
         loss_fn = loss_of(batch, "language")
 
         def watched(outputs, columns, engine=engine, loss_fn=loss_fn) -> Loss:
-            moments = (shard.tensor for _, shard in engine._shell.optimizer.state_shards())
-            assert all(waits(engine._shell.shelf, moment) for moment in moments), (
-                "the state is on the device during a pass"
-            )
+            moments = (shard.tensor for _, shard in engine.optimizer.state_shards())
+            assert all(waits(engine.shelf, moment) for moment in moments), "the state is on the device during a pass"
             return loss_fn(outputs, columns)
 
         norms.append(
             tuple(stepped(each, batch, LossFn(loss_fn.outputs, watched))["grad_norm"].value for each in (still, engine))
         )
-        for module in engine._shell.optimizer.modules:
+        for module in engine.optimizer.modules:
             assert all(buffer.grad_data.untyped_storage().nbytes() == 0 for buffer in vars(module)["buffers"])
         logprobs_of(engine, batch)
         parameters = [parameter for chunk in engine.chunks for parameter in chunk.parameters()]
         old = [parameter.detach().clone() for parameter in parameters]
         engine.offload(*Part)
-        assert all(waits(engine._shell.shelf, parameter) for parameter in parameters)
+        assert all(waits(engine.shelf, parameter) for parameter in parameters)
         if step == 0:
             engine.save(directory)
             engine = megatron_engine(case, rank)
@@ -234,7 +232,7 @@ def move_between_steps(rank: int, case: Case, directory: Path) -> list[tuple[flo
             continue
         engine.onload(Part.parameters)
         assert all(map(torch.equal, parameters, old))
-        assert not any(waits(engine._shell.shelf, parameter) for parameter in parameters)
+        assert not any(waits(engine.shelf, parameter) for parameter in parameters)
         linears = [m for chunk in engine.chunks for m in chunk.modules() if isinstance(m, StackedLinear)]
         assert linears and all(stacked([weight.data for weight in linear.weights]) is not None for linear in linears)
     return norms
@@ -247,7 +245,7 @@ def parts_away(rank: int, case: Case, directory: Path) -> list[set[Part]]:
     found = []
     for deed in (lambda: engine.save(directory), lambda: engine.load(directory), engine.weight_shards):
         deed()
-        found.append(set(engine._shell.away))
+        found.append(set(engine.away))
     return found
 
 

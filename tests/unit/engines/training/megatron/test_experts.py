@@ -10,7 +10,7 @@ from torch._inductor import config as inductor
 from torch.nn import functional as F  # noqa: N812 (its usual name)
 
 from hybridflow.config.training import TrainingEngine
-from hybridflow.engines.training.megatron import activation, experts
+from hybridflow.engines.training.megatron import architecture, experts
 from hybridflow.engines.training.megatron import engine as megatron
 from hybridflow.engines.training.megatron.experts import matrices
 from tests.parity.divided import Case, copies, engine_of, global_batch, loss_of, mesh_of, own_rows
@@ -114,8 +114,8 @@ def compiled_without_a_compiler(rank: int) -> tuple[bool, str]:
     inductor.cpp.cxx = (None, "/absent/compiler")
     inductor.force_disable_caches = True
     records: list[logging.LogRecord] = []
-    activation.logger.addFilter(lambda record: records.append(record) is not None)
-    return activation.can_compile_activation(torch.device("cpu")), " ".join(each.getMessage() for each in records)
+    architecture.logger.addFilter(lambda record: records.append(record) is not None)
+    return architecture.can_compile_activation(torch.device("cpu")), " ".join(each.getMessage() for each in records)
 
 
 def test_without_a_compiler_the_activation_is_not_fused_and_the_log_says_why():

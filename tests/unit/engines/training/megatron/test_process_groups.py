@@ -5,8 +5,8 @@ import torch
 import torch.distributed as dist
 
 from hybridflow.config.placement import Parallelism
+from hybridflow.engines.training.megatron.cpu_adapter import gathered, reduce_scattered
 from hybridflow.engines.training.megatron.process_groups import Layout, parallel_state
-from hybridflow.engines.training.megatron.uneven_collectives import gathered, reduce_scattered
 from hybridflow.parallel.mesh import ParallelMesh
 from tests.spmd import preload, run_ranks
 

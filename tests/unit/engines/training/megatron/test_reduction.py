@@ -8,7 +8,7 @@ import pytest
 from torch import Tensor
 
 from hybridflow.config.training import TrainingEngine
-from hybridflow.engines.training.megatron import optimizer, reduction
+from hybridflow.engines.training.megatron import optimizer
 from hybridflow.engines.training.megatron.engine import MegatronEngine
 from hybridflow.parallel.mesh import ParallelMesh
 from tests.parity.divided import Case, copies, engine_of, global_batch, loss_of, mesh_of, own_rows
@@ -33,15 +33,15 @@ class Seen:
 
 def trained(rank: int, case: Case, overlapped: bool) -> bytes:
     """Three steps with unequal numbers of rows and micro-batches, a pass without gradient before each."""
-    reduction.BUCKET_ELEMENTS = 2000
+    optimizer.BUCKET_ELEMENTS = 2000
     if not overlapped:
-        plain = reduction.reduction_config
+        plain = optimizer.reduction_config
         optimizer.reduction_config = lambda divided, replicas: plain(divided=divided, replicas=1)
     engine = engine_of(case, rank)
     assert isinstance(engine, MegatronEngine)
     mesh: ParallelMesh = mesh_of(case)
     seen, groups = Seen(), groups_of(engine)
-    wrapper = type(engine._shell.optimizer.modules[0])
+    wrapper = type(engine.optimizer.modules[0])
     finish = wrapper.finish_grad_sync
     step = 0
 
@@ -65,7 +65,7 @@ def trained(rank: int, case: Case, overlapped: bool) -> bytes:
 
 def groups_of(engine: MegatronEngine) -> list[object]:
     """The groups of buckets that a rank sums at once."""
-    modules = engine._shell.optimizer.modules
+    modules = engine.optimizer.modules
     return [group for module in modules for group in (*module.bucket_groups, *module.expert_parallel_bucket_groups)]
 
 

@@ -1,4 +1,4 @@
-"""Language models and value models: how each kind is read, written and asked."""
+"""The kinds of models that are trained, language models and value models, and the setup that engines are made from."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -31,47 +31,48 @@ from hybridflow.parallel.layout import WeightShard
 
 logger = logging.getLogger(__name__)
 
-_ROTATIONS_BY_LENGTH = {"dynamic", "longrope"}
+_LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
 
 
 @dataclass(frozen=True)
-class Family:
-    """How models of one kind are read, written and asked; `backbone` is the part with the layers.
+class ModelKind:
+    """How models of one kind are loaded, saved and run.
 
-    The model is a `PreTrainedModel` in the language family and a `ValueModel` in the value family.
+    Language models are a `PreTrainedModel`, value models a `ValueModel`. `backbone` is the part with the layers, and
+    `skeleton` makes the modules without memory for parameters.
     """
 
-    name: Head
-    read: Callable[..., Any]
-    outline: Callable[..., Any]
-    write: Callable[..., None]
-    ask: Callable[[Any], TokenModel]
+    head: Head
+    load: Callable[..., Any]
+    skeleton: Callable[..., Any]
+    save: Callable[..., None]
+    outputs: Callable[[Any], TokenModel]
     backbone: Callable[[Any], PreTrainedModel]
 
 
-LANGUAGE = Family(
-    name="language",
-    read=load_causal_lm,
-    outline=causal_lm_skeleton,
-    write=save_causal_lm,
-    ask=LanguageOutputs,
+LANGUAGE = ModelKind(
+    head="language",
+    load=load_causal_lm,
+    skeleton=causal_lm_skeleton,
+    save=save_causal_lm,
+    outputs=LanguageOutputs,
     backbone=lambda model: model,
 )
-VALUE = Family(
-    name="value",
-    read=load_value_model,
-    outline=value_model_skeleton,
-    write=save_value_model,
-    ask=ValueOutputs,
+VALUE = ModelKind(
+    head="value",
+    load=load_value_model,
+    skeleton=value_model_skeleton,
+    save=save_value_model,
+    outputs=ValueOutputs,
     backbone=lambda model: model.backbone,
 )
 
 
 @dataclass(frozen=True)
 class EngineSetup:
-    """The settings of every engine."""
+    """What every engine is made from."""
 
-    family: Family
+    kind: ModelKind
     model: Model
     training: Training
     total_optimizer_steps: int
@@ -80,35 +81,35 @@ class EngineSetup:
 
     @property
     def directory(self) -> Path:
-        """Where the model is."""
+        """The model's directory."""
         return resolve_model_path(str(self.model.path))
 
-    def load(self, directory: Path, device: torch.device | None = None) -> PreTrainedModel | ValueModel:
-        """The Hugging Face model in a directory, whole, on the engine's device or another."""
-        return self.family.read(
+    def load(self, directory: Path) -> PreTrainedModel | ValueModel:
+        """The whole Hugging Face model in a directory, on the engine's device."""
+        return self.kind.load(
             directory,
             dtype=torch_dtype(self.model.dtype),
-            device=device or self.device,
+            device=self.device,
             trust_remote_code=self.model.trust_remote_code,
         )
 
     def skeleton(self) -> PreTrainedModel | ValueModel:
         """The model's modules, without memory for parameters."""
-        return self.family.outline(
+        return self.kind.skeleton(
             self.directory, dtype=torch_dtype(self.model.dtype), trust_remote_code=self.model.trust_remote_code
         )
 
     def shelf(self) -> HostShelf | None:
-        """Places for the engine's tensors in the host's memory; None on a CPU, which has no other memory."""
+        """Host memory for the engine's tensors; None on a CPU, where tensors are in host memory already."""
         lane = lane_to(self.device)
         return None if lane is None else HostShelf(lane)
 
     def add_adapter(self, model: PreTrainedModel | ValueModel) -> Adapter | None:
-        """Adds the low-rank adapter that the configuration asks for to a model, in place, and freezes the rest."""
+        """Adds the LoRA adapter that the configuration asks for to a model, in place, and freezes the base model."""
         return Adapter(model, self.training.lora) if self.training.lora.rank else None
 
     def save_adapter(self, adapter: Adapter, shards: Iterable[WeightShard], directory: Path) -> None:
-        """Writes `directory/adapter` from what all ranks hold of a model with an adapter."""
+        """Writes `directory/adapter` from the shards that all ranks hold of a model with an adapter."""
         path = str(self.model.path)
         is_local = path.startswith("builtin:") or user_path(path).exists()
         base_model = str(self.directory) if is_local else path
@@ -116,14 +117,14 @@ class EngineSetup:
 
     def save(self, model: nn.Module, directory: Path) -> None:
         """Writes the model as a Hugging Face directory, with its tokenizer."""
-        self.family.write(model, directory, tokenizer_from=tokenizer_directory(self.model))
+        self.kind.save(model, directory, tokenizer_from=tokenizer_directory(self.model))
 
     def describe(self, directory: Path) -> None:
-        """Writes what such a directory holds beside the weights."""
+        """Writes everything in such a directory except the weights."""
         copy_description(
             self.directory,
             directory,
-            head=self.family.name,
+            head=self.kind.head,
             dtype=torch_dtype(self.model.dtype),
             tokenizer_from=tokenizer_directory(self.model),
             trust_remote_code=self.model.trust_remote_code,
@@ -131,40 +132,42 @@ class EngineSetup:
 
     @property
     def has_known_names(self) -> bool:
-        """Whether its weights are named on disk as `models/names` says, and can be written in pieces."""
+        """Whether `models/names` knows the names of its weights on disk, so that they can be written in pieces."""
         return read_geometry(self.directory).model_type in MODEL_TYPES
 
 
 def tokenizer_directory(model: Model) -> Path:
-    """Where a model's tokenizer is."""
+    """The directory of a model's tokenizer."""
     return resolve_model_path(str(model.tokenizer_path or model.path))
 
 
 def prepared(setup: EngineSetup, model: PreTrainedModel | ValueModel) -> TokenModel:
-    """The model as engines ask it: attention without padding, and layers recomputed where the configuration says so.
+    """The model as engines call it: attention without padding, and layers recomputed if the configuration says so.
 
-    Models stay in evaluation mode, so that a token has one probability: no dropout, no router noise.
+    Models stay in evaluation mode (no dropout, no router noise), so that the probability of a token is deterministic.
     """
-    backbone = setup.family.backbone(model)
+    backbone = setup.kind.backbone(model)
     if not use_packed_attention(backbone) and setup.ranks.rank == 0:
         logger.warning(
-            "model=%s packed=false: %s cannot be run without padding, rows are padded to the longest of a micro-batch",
+            "model=%s packed=false: %s does not support packed sequences; rows are padded to the longest in each"
+            " micro-batch",
             setup.model.path,
             type(backbone).__name__,
         )
     if setup.ranks.rank == 0:
-        _warn_of_rotations(setup, backbone)
+        _warn_of_rope(setup, backbone)
     if setup.training.gradient_checkpointing:
         _checkpoint_layers(backbone)
-    return setup.family.ask(model)
+    return setup.kind.outputs(model)
 
 
-def _warn_of_rotations(setup: EngineSetup, backbone: PreTrainedModel) -> None:
-    """Rotary positions of some kinds are scaled by the longest sequence that a model is shown at once, or was."""
+def _warn_of_rope(setup: EngineSetup, backbone: PreTrainedModel) -> None:
+    """Some rotary embeddings are scaled by the longest sequence that the model is given, at once or earlier."""
     kinds = {kind for module in backbone.modules() if isinstance(kind := vars(module).get("rope_type"), str)}
-    for kind in sorted(kinds & _ROTATIONS_BY_LENGTH):
+    for kind in sorted(kinds & _LENGTH_DEPENDENT_ROPE):
         logger.warning(
-            "model=%s rope_type=%s: past its original length a token's probability depends on the sequences beside it",
+            "model=%s rope_type=%s: beyond the model's original context length, a token's probability depends on the"
+            " other sequences in its micro-batch",
             setup.model.path,
             kind,
         )
@@ -173,7 +176,7 @@ def _warn_of_rotations(setup: EngineSetup, backbone: PreTrainedModel) -> None:
 def _checkpoint_layers(model: PreTrainedModel) -> None:
     """Recomputes each layer in the backward pass.
 
-    transformers does so in training mode alone: the layers themselves are put in it, and not the modules in them.
+    transformers does so only in training mode: the layers themselves are put into it, but not the modules inside them.
     """
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not (model.supports_gradient_checkpointing and layers):

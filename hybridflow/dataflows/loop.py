@@ -22,11 +22,9 @@ from hybridflow.elastic.claim import check_in_place
 from hybridflow.elastic.faults import fault_point
 from hybridflow.elastic.stopping import Abandoned, Stop
 from hybridflow.errors import HybridflowError, RewardError, explained
-from hybridflow.observability.memory import memory_metrics
 from hybridflow.observability.metrics import Metrics, last, measured, plain
+from hybridflow.observability.performance import StageTimers, memory_metrics, throughput
 from hybridflow.observability.samples import Sample
-from hybridflow.observability.throughput import throughput
-from hybridflow.observability.timers import StageTimers
 from hybridflow.observability.trackers.interface import Tracker
 from hybridflow.parallel.file_records import FileRecord, all_files
 

@@ -25,7 +25,7 @@ from hybridflow.launch.plan.roles import ACTOR, ROLLOUT, backend_kind
 from hybridflow.launch.prepare import Prepared
 from hybridflow.launch.shared_storage import meet_nodes, read_directories
 from hybridflow.launch.start_roles import start_roles
-from hybridflow.observability.timers import StageTimers
+from hybridflow.observability.performance import StageTimers
 from hybridflow.observability.trackers.interface import Tracker
 from hybridflow.rewards.factory import all_need_answers
 

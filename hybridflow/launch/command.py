@@ -36,7 +36,7 @@ def run_command(argv: Sequence[str] | None, *, program: str, config_name: str, p
         from hybridflow.launch.compose.help import config_text, help_as_typed
         from hybridflow.launch.failure import say_failure
         from hybridflow.launch.rules.parallelism import check_parallelism
-        from hybridflow.observability.lasting import lasting
+        from hybridflow.observability.logs import lasting
         from hybridflow.observability.printable import PlainConsole
         from hybridflow.optional import check_builds
     stop = Stop()
@@ -102,7 +102,7 @@ def _run(composed: "Composed", console: "Console", stop: "Stop") -> int:
         from hybridflow.launch.failure import say_failure
         from hybridflow.launch.farewell import say_finished, say_kept, say_restored, say_stopped_at_once
         from hybridflow.launch.prepare import prepare
-        from hybridflow.observability.lasting import lasting
+        from hybridflow.observability.logs import lasting
 
     finished = None
     try:

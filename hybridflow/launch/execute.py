@@ -18,10 +18,10 @@ from hybridflow.launch.going_on import ending_of
 from hybridflow.launch.prepare import Prepared
 from hybridflow.observability.ending import Ending, forget_ending, read_ending, write_ending
 from hybridflow.observability.logs import LOG_FILE, log_to_file
+from hybridflow.observability.performance import StageTimers
 from hybridflow.observability.progress import Progress
 from hybridflow.observability.redaction import redacted_text
 from hybridflow.observability.report import write_report
-from hybridflow.observability.timers import StageTimers
 from hybridflow.observability.trackers.factory import TrackedRun, make_trackers
 from hybridflow.observability.trackers.jsonl import METRICS_FILE
 from hybridflow.observability.witness import Witness

@@ -1,14 +1,17 @@
-"""Shows control characters (escape sequences, bidirectional marks) in untrusted text as codes.
+"""Untrusted text made safe for log lines, the console and the report: control characters are shown as codes.
 
-Prompts, responses, names of data sources and responses of servers are untrusted. Log lines, the console and the report
-use this module.
+Prompts, responses, names of data sources and responses of servers are untrusted: they may contain escape sequences and
+bidirectional marks.
 """
 
+import html
 import re
 from collections.abc import Iterable
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+
+from hybridflow.observability.redaction import redacted_sample, redacted_text
 
 _UNPRINTABLE = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ud800-\udfff\ufeff\U000e0000-\U000e007f]"
@@ -32,3 +35,13 @@ class PlainConsole(Console):
 def _code(found: re.Match[str]) -> str:
     number = ord(found[0])
     return f"\\x{number:02x}" if number < 256 else f"\\u{number:04x}"
+
+
+def shown(text: str) -> str:
+    """The text as HTML, with control characters and secrets removed."""
+    return html.escape(printable(redacted_text(text)))
+
+
+def shown_sample(text: str) -> str:
+    """What a prompt, a response or an answer says as HTML, with control characters and known secret values removed."""
+    return html.escape(printable(redacted_sample(text)))

@@ -2,7 +2,7 @@
 
 import re
 
-from hybridflow.observability.report.escape import shown
+from hybridflow.observability.printable import shown
 
 _ORIGIN = re.compile(r"^(?P<setting>.*?)\s+#\s*origin:\s*(?P<origin>.*?)\s*$")
 

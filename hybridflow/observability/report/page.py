@@ -8,11 +8,11 @@ from pathlib import Path
 
 from hybridflow.observability import formatting
 from hybridflow.observability.ending import UNRECORDED
+from hybridflow.observability.printable import shown
 from hybridflow.observability.progress import eval_label
 from hybridflow.observability.report.catalogue import charts, other_charts
 from hybridflow.observability.report.charts import chart_card, sparkline
 from hybridflow.observability.report.config import config_section
-from hybridflow.observability.report.escape import shown
 from hybridflow.observability.report.record import RunRecord, Series, read_record
 from hybridflow.observability.report.samples import samples_section
 from hybridflow.observability.report.timing import timing_section

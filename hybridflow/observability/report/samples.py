@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from hybridflow.observability import formatting
-from hybridflow.observability.report.escape import shown_sample
+from hybridflow.observability.printable import shown_sample
 from hybridflow.observability.report.record import RunRecord
 from hybridflow.observability.samples import RIGHT_AT, RIGHT_MEANS, Pair, Sample, pairs, watched
 from hybridflow.observability.tables import visible

@@ -6,9 +6,19 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from hybridflow.observability import formatting
-from hybridflow.observability.report.axes import Axis, step_axis, value_axis
-from hybridflow.observability.report.charts import BOTTOM, COLORS, HEIGHT, LEFT, RIGHT, TOP, grid
-from hybridflow.observability.report.escape import shown
+from hybridflow.observability.printable import shown
+from hybridflow.observability.report.charts import (
+    BOTTOM,
+    COLORS,
+    HEIGHT,
+    LEFT,
+    RIGHT,
+    TOP,
+    Axis,
+    grid,
+    step_axis,
+    value_axis,
+)
 from hybridflow.observability.report.record import Series
 
 _STAGE_NAMES = {

@@ -9,8 +9,7 @@ from hybridflow.errors import ConfigError
 from hybridflow.observability.jsonlines import read_rows
 from hybridflow.observability.progress import Progress
 from hybridflow.observability.samples import Sample, sample_of_row
-from hybridflow.observability.trackers.fanout import FanoutTracker
-from hybridflow.observability.trackers.interface import Tracker
+from hybridflow.observability.trackers.interface import FanoutTracker, Tracker
 from hybridflow.observability.trackers.jsonl import METRICS_FILE, SAMPLES_FILE
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hybridflow.observability.samples import Sample
-from hybridflow.observability.trackers.run_id import stored_run_id
+from hybridflow.observability.trackers.interface import stored_run_id
 from hybridflow.optional import require
 
 

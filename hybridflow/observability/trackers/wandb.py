@@ -5,7 +5,7 @@ from dataclasses import astuple, fields
 from pathlib import Path
 
 from hybridflow.observability.samples import Sample
-from hybridflow.observability.trackers.run_id import stored_run_id
+from hybridflow.observability.trackers.interface import stored_run_id
 from hybridflow.optional import require
 
 

@@ -17,7 +17,7 @@ from multiprocessing.reduction import recv_handle
 from hybridflow.config.carried_code import imported_code
 from hybridflow.config.reward import Reward
 from hybridflow.errors import ConfigError, RewardError, RewardUnavailable
-from hybridflow.observability.lasting import lasting
+from hybridflow.observability.logs import lasting
 from hybridflow.rewards.bound import checked, trace_of
 from hybridflow.rewards.interface import Outcome, Samples
 from hybridflow.rewards.resolve import resolve_functions

@@ -18,7 +18,7 @@ from hybridflow.elastic.checkpoint import CheckpointStore
 from hybridflow.elastic.stopping import Abandoned
 from hybridflow.errors import ConfigError, WorkerError
 from hybridflow.models.tokenizers import decode_responses, load_tokenizer
-from hybridflow.observability.timers import StageTimers
+from hybridflow.observability.performance import StageTimers
 from tests.unit.dataflows.programs import Counting, Notebook, Roles, calculator_prompts, local_roles
 
 

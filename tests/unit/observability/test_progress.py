@@ -6,8 +6,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from hybridflow.observability.progress import Progress, eval_label
-from hybridflow.observability.progress_line import ProgressState, live_line
+from hybridflow.observability.progress import Progress, ProgressState, eval_label, live_line
 
 
 class Clock:

@@ -10,8 +10,8 @@ import pytest
 
 from hybridflow.config.experiment import Experiment
 from hybridflow.elastic.compatibility import flat
+from hybridflow.observability.printable import shown_sample
 from hybridflow.observability.redaction import redacted, redacted_leaves, redacted_text
-from hybridflow.observability.report.escape import shown_sample
 from hybridflow.rewards.interface import Failure
 
 SECRETS = [

@@ -12,8 +12,16 @@ from hypothesis import strategies as st
 
 from hybridflow.errors import DataError
 from hybridflow.observability.report import write_report
-from hybridflow.observability.report.axes import Axis, round_gap, tick_label, value_axis
-from hybridflow.observability.report.charts import Chart, line_chart, short_labels, smoothed
+from hybridflow.observability.report.charts import (
+    Axis,
+    Chart,
+    line_chart,
+    round_gap,
+    short_labels,
+    smoothed,
+    tick_label,
+    value_axis,
+)
 from hybridflow.observability.report.config import config_section
 from hybridflow.observability.report.record import Series, read_record
 from hybridflow.observability.report.timing import stage_times

@@ -15,7 +15,7 @@ from hybridflow.observability.progress import Progress
 from hybridflow.observability.samples import Sample
 from hybridflow.observability.trackers.console import ConsoleTracker
 from hybridflow.observability.trackers.factory import TrackedRun, check_names, make_trackers
-from hybridflow.observability.trackers.fanout import FanoutTracker
+from hybridflow.observability.trackers.interface import FanoutTracker
 from hybridflow.observability.trackers.jsonl import JsonlTracker
 from hybridflow.observability.trackers.tensorboard import TensorBoardTracker
 

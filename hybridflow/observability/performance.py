@@ -1,11 +1,14 @@
-"""How long each stage of a step took."""
+"""Metrics of time, throughput and memory: `timing_s/*` and `perf/*`."""
 
+import resource
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import psutil
 from codetiming import Timer
 
-from hybridflow.observability.metrics import Metrics, total
+from hybridflow.observability.metrics import Metrics, last, maximum, total
 
 
 class StageTimers:
@@ -58,3 +61,44 @@ class StageTimers:
     def _tell(self) -> None:
         if self._on_stage is not None:
             self._on_stage(self._running[-1] if self._running else None)
+
+
+def throughput(tokens: int, seconds: float, samples: int, *, devices: int = 1) -> Metrics:
+    """`perf/*` of one step; `perf/throughput` is tokens (prompt and response) a second and device, as verl counts it.
+
+    `seconds` is the whole step; a step that took no measurable time has throughput 0.
+    """
+    rate = 1.0 / seconds if seconds > 0.0 else 0.0
+    return {
+        "perf/total_num_tokens": total(tokens),
+        "perf/time_per_step": last(seconds),
+        "perf/throughput": last(tokens * rate / devices),
+        "perf/samples_per_second": last(samples * rate),
+    }
+
+
+_GIB = 2.0**30
+_RSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024
+
+
+def memory_metrics() -> Metrics:
+    """`perf/*_gb`, in units of 2^30 bytes under verl's names; device figures only where CUDA is in use already."""
+    return {
+        "perf/cpu_memory_used_gb": maximum(psutil.virtual_memory().used / _GIB),
+        "perf/process_memory_gb": maximum(psutil.Process().memory_info().rss / _GIB),
+        "perf/process_memory_peak_gb": maximum(
+            resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT_BYTES / _GIB
+        ),
+        **_device_memory(),
+    }
+
+
+def _device_memory() -> Metrics:
+    """Looks torch up among the modules that are loaded, so that asking never imports it nor creates a CUDA context."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return {}
+    return {
+        "perf/max_memory_allocated_gb": maximum(torch.cuda.max_memory_allocated() / _GIB),
+        "perf/max_memory_reserved_gb": maximum(torch.cuda.max_memory_reserved() / _GIB),
+    }

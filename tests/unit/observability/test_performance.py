@@ -4,10 +4,8 @@ import sys
 
 import pytest
 
-from hybridflow.observability.memory import memory_metrics
 from hybridflow.observability.metrics import plain
-from hybridflow.observability.throughput import throughput
-from hybridflow.observability.timers import StageTimers
+from hybridflow.observability.performance import StageTimers, memory_metrics, throughput
 
 
 def test_nested_stages_are_measured_inside_the_step():

@@ -12,7 +12,7 @@ _TALKER = """
 import logging, sys
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from hybridflow.observability.lasting import lasting
+from hybridflow.observability.logs import lasting
 from hybridflow.observability.logs import configure_logging
 from hybridflow.observability.printable import PlainConsole
 

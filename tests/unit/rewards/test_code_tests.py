@@ -26,18 +26,13 @@ def scores(completions, columns, **settings):
 
 
 @pytest.mark.parametrize("partial", [False, True])
-def test_inputs_and_outputs(partial):
+def test_a_program_passes_all_tests_or_a_fraction(partial):
     completions = [ADDS, ALWAYS_THREE, CRASHES, "no program"]
     expected = [1.0, 0.5 if partial else 0.0, 0.0, 0.0]
     assert scores(completions, {"answer": [json.dumps(PAIRS)] * 4}, partial=partial) == expected
-
-
-@pytest.mark.parametrize("partial", [False, True])
-def test_statements(partial):
     completions = ["def f(x):\n    return x + 1", "def f(x):\n    return 2", "def f(x):\n    import os; os._exit(0)"]
     tests = [["assert f(1) == 2", "assert f(2) == 3"]] * 3
-    expected = [1.0, 0.5 if partial else 0.0, 0.0]
-    assert scores(completions, {"answer": [None] * 3, "test_list": tests}, partial=partial) == expected
+    assert scores(completions, {"answer": [None] * 3, "test_list": tests}, partial=partial) == expected[:3]
 
 
 def test_rows_without_tests_are_not_scored_and_tests_can_be_limited():
@@ -83,32 +78,26 @@ def test_other_tests_are_an_error_that_says_the_form(value):
 
 
 IDLE = [
-    {"inputs": [], "outputs": []},
-    {"inputs": ["1", "2"], "outputs": ["", " \n"]},
-    *[
-        "pass",
-        "x = 1",
-        "import math",
-        "assert True",
-        "assert 1 + 1 == 2",
-        "import math\nassert math.pi > 3",
-        "f(1) == 2",
-    ],
-    ["pass", "import math"],
-    "def check(candidate):\n    assert candidate(1) == 2",
-    "x = [y for y in range(3)]\nassert sum(x) == 3",
+    "pass",
+    "x = 1",
+    "import math",
+    "assert True",
+    "assert 1 + 1 == 2",
+    "import math\nassert math.pi > 3",
+    "f(1) == 2",
 ]
+IDLE += ["def check(candidate):\n    assert candidate(1) == 2", "x = [y for y in range(3)]\nassert sum(x) == 3"]
 
 
-@pytest.mark.parametrize("partial", [False, True])
-@pytest.mark.parametrize("value", IDLE, ids=str)
-def test_tests_that_every_program_passes_are_an_error(value, partial):
+@pytest.mark.parametrize(
+    "value",
+    [*IDLE, ["pass", "import math"], {"inputs": [], "outputs": []}, {"inputs": ["1", "2"], "outputs": ["", " \n"]}],
+    ids=str,
+)
+def test_tests_that_every_program_passes_are_an_error(value):
     with pytest.raises(RewardError, match="Every program passes the tests") as caught:
         read_tests(value)
     assert "a list of assert statements" in caught.value.remedy
-    column = [json.dumps(value) if isinstance(value, dict) else value] * 3
-    with pytest.raises(RewardError, match="Every program passes the tests"):
-        scores(["def f(x): pass"] * 3, {"answer": column}, partial=partial)
 
 
 def test_a_row_without_tests_for_programs_ends_the_run_with_the_form():
@@ -139,7 +128,7 @@ def test_tests_that_can_be_forged_are_warned_about_once(caplog):
     assert whole in warned.getMessage() and "docs/how_to/code_rewards.md" in warned.getMessage()
 
 
-def test_a_check_of_a_candidate_is_parted(caplog):
+def test_a_check_of_a_candidate_is_split(caplog):
     check = (
         "def check(candidate):\n    assert candidate(1) == 1\n    assert abs(candidate(0.3) - 0.3) < 1e-6\n\ncheck(f)"
     )

@@ -84,8 +84,9 @@ def scorer_of(tmp_path, text):
 
 
 @pytest.mark.parametrize("name", DIALECTS)
-def test_every_dialect_scores_the_same(tmp_path, name):
+def test_every_dialect_is_recognised_and_scores_the_same(tmp_path, name):
     scorer = scorer_of(tmp_path, DIALECTS[name])
+    assert scorer.functions[0].dialect.name.lower() == name.split("_")[0]
     scored = scorer.score(PROMPTS, COMPLETIONS, COLUMNS, completion_ids=[[12], [15], [16]])
     assert scored.scores.tolist() == EXPECTED
     assert plain(scored.metrics)["rewards/f/mean"] == pytest.approx(2 / 3)
@@ -103,23 +104,12 @@ def f(completions, completion_ids, **columns):
     assert scored.scores.tolist() == [1, 1]
 
 
-def test_each_function_is_taken_for_the_dialect_it_is_written_in(tmp_path):
-    found = {}
-    for name, text in DIALECTS.items():
-        (tmp_path / name).mkdir()
-        found[name.split("_")[0]] = scorer_of(tmp_path / name, text).functions[0].dialect.name
-    assert found == {"trl": "TRL", "verl": "verl", "openrlhf": "OpenRLHF", "trlx": "trlX", "torchforge": "TorchForge"}
-
-
-def test_further_keys_of_verls_dict_become_metrics_and_columns(tmp_path):
+def test_what_functions_return_besides_scores_becomes_metrics_and_columns(tmp_path):
     scored = scorer_of(tmp_path, DIALECTS["verl_dict"]).score(PROMPTS, COMPLETIONS, COLUMNS)
     assert plain(scored.metrics)["rewards/f/acc"] == pytest.approx(2 / 3)
-    assert scored.extras["pred"] == ["2", "5", "6"]
-    assert "rewards/f/pred" not in scored.metrics
-
-
-def test_extra_logs_of_openrlhf_become_metrics(tmp_path):
-    scored = scorer_of(tmp_path, DIALECTS["openrlhf_dict"]).score(PROMPTS, COMPLETIONS, COLUMNS)
+    assert scored.extras["pred"] == ["2", "5", "6"] and "rewards/f/pred" not in scored.metrics
+    (tmp_path / "openrlhf").mkdir()
+    scored = scorer_of(tmp_path / "openrlhf", DIALECTS["openrlhf_dict"]).score(PROMPTS, COMPLETIONS, COLUMNS)
     assert plain(scored.metrics)["rewards/f/half"] == pytest.approx(1 / 3)
 
 
@@ -130,23 +120,19 @@ def f(queries, prompts, labels):
 """
 
 
-def test_scores_of_openrlhf_are_kept_for_groups_to_be_judged_by(tmp_path):
+def test_groups_are_judged_by_the_scores_of_openrlhf_and_else_by_the_rewards(tmp_path):
     scored = scorer_of(tmp_path, SCORES).score(PROMPTS, COMPLETIONS, COLUMNS)
     assert scored.scores.tolist() == [1.0, 2.0, 3.0]
     assert scored.filter_scores is not None and scored.filter_scores.tolist() == [0.5, 0.0, 3.0]
     assert plain(scored.metrics)["rewards/f/scores"] == pytest.approx(0.25)
-
-
-def test_groups_are_judged_by_what_one_function_says_of_this_and_by_the_scores_of_the_others(tmp_path):
-    (tmp_path / "rich.py").write_text(SCORES)
     (tmp_path / "plain.py").write_text(DIALECTS["openrlhf"])
-    functions = [f"{tmp_path}/rich.py:f", f"{tmp_path}/plain.py:f"]
-    scored = RewardScorer(Reward(functions=functions, weights=[2.0, 1.0])).score(PROMPTS, COMPLETIONS, COLUMNS)
+    config = Reward(functions=[f"{tmp_path}/reward.py:f", f"{tmp_path}/plain.py:f"], weights=[2.0, 1.0], processes=0)
+    scored = RewardScorer(config).score(PROMPTS, COMPLETIONS, COLUMNS)
     assert scored.scores.tolist() == [3.0, 4.0, 7.0]
     assert scored.filter_scores is not None and scored.filter_scores.tolist() == [2.0, 0.0, 7.0]
 
 
-def test_other_dialects_have_no_scores_of_that_kind(tmp_path):
+def test_other_dialects_have_no_filter_scores(tmp_path):
     text = "def f(completions, log_extra, **columns):\n    log_extra('scores', [9.0] * 3)\n    return [1.0] * 3\n"
     assert scorer_of(tmp_path, text).score(PROMPTS, COMPLETIONS, COLUMNS).filter_scores is None
 

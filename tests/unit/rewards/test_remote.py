@@ -41,7 +41,7 @@ class Handler(BaseHTTPRequestHandler):
             "/other": {"reward": 1},
         }
         if self.path == "/slow":
-            time.sleep(1.0)
+            time.sleep(0.6)
         if self.path == "/waking" and len(self.server.asked) < 3:
             self.send_error(503)
             return
@@ -111,6 +111,10 @@ def scored(functions, **settings):
     return scorer.score(PROMPTS, COMPLETIONS, COLUMNS)
 
 
+def test_null_is_not_scored(address):
+    assert scored(f"{address}/null", error_budget=1).columns["null"].isnan().tolist() == [True, False, False]
+
+
 @pytest.mark.parametrize("path", ["good", "nested", "rich", "lists"])
 def test_a_server_is_asked_and_answers_as_openrlhfs_do(address, asked, path, caplog):
     found = scored(f"{address}/{path}")
@@ -125,11 +129,6 @@ def test_a_server_is_asked_and_answers_as_openrlhfs_do(address, asked, path, cap
         assert found.filter_scores is not None and found.filter_scores.tolist() == [0.0, 0.0, 1.0]
 
 
-def test_null_is_not_scored(address):
-    found = scored(f"{address}/null", error_budget=1)
-    assert found.columns["null"].isnan().tolist() == [True, False, False]
-
-
 def test_samples_go_in_requests_of_the_size_asked_for_to_the_addresses_in_turn(address, asked):
     settings = {"good": {"batch_size": 1, "headers": {"Authorization": "Bearer x"}}}
     found = scored(f"{address}/good {address}/rich", settings=settings)
@@ -138,7 +137,7 @@ def test_samples_go_in_requests_of_the_size_asked_for_to_the_addresses_in_turn(a
     assert all(headers["Authorization"] == "Bearer x" for _, _, headers in asked)
 
 
-@pytest.mark.parametrize("bad", ["broken", "short", "other", "words", "slow"])
+@pytest.mark.parametrize("bad", ["broken", "other", "slow"])
 def test_the_next_address_is_asked_where_one_fails(address, asked, bad, caplog):
     found = scored(f"{address}/{bad} {address}/good", settings={bad: {"request_seconds": 0.3}})
     assert found.scores.tolist() == [1.0, 0.0, 1.0]
@@ -160,13 +159,8 @@ def test_when_none_answers_the_error_says_what_they_said(address, bad, said):
         scored(f"{address}/{bad}", settings={bad: {"attempts": 1, "request_seconds": 0.3}})
     advice = "Start the server again" if bad == "slow" else "A server answers"
     assert f"/{bad}" in caught.value.message and advice in caught.value.message
-    assert "line" not in caught.value.message  # where in the package it was noticed helps nobody
+    assert "line" not in caught.value.message  # of our own code
     assert (said in caught.value.message) or (said.replace("3", "1") in caught.value.message)
-
-
-def test_a_server_that_is_not_there_is_an_error():
-    with pytest.raises(RewardError, match="refused"):
-        scored("http://127.0.0.1:9/reward", settings={"reward": {"retry_seconds": 0}})
 
 
 def test_a_server_that_restarts_is_waited_for(address, asked):

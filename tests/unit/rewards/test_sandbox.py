@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -48,12 +47,9 @@ def test_how_a_program_ends_is_told(program, status):
     assert run_program(program, SHORT).status == status
 
 
-def test_the_secrets_of_the_environment_are_not_there(monkeypatch):
+def test_neither_the_environment_nor_descriptors_are_inherited(tmp_path, monkeypatch):
     monkeypatch.setenv("API_KEY", "secret")
     assert b"secret" not in run_program("import os; print(dict(os.environ))", SHORT).output
-
-
-def test_descriptors_are_not_inherited(tmp_path):
     with open(tmp_path / "secret", "w+") as file:
         file.write("secret")
         file.flush()
@@ -79,7 +75,6 @@ time.sleep(9)
     [
         ("while True: pass", ""),
         ("import signal, time\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass", ""),
-        ("import time; time.sleep(99)", "it took longer than 2.5 s"),
         ("x = []\nwhile True: x.append(bytearray(10**7))", ""),
         ("import threading, time\nfor _ in range(9999): threading.Thread(target=time.sleep, args=(9,)).start()", ""),
         ("while True: print('x' * 1000)", "it wrote more than 16 KB"),
@@ -88,7 +83,7 @@ time.sleep(9)
         ("for i in range(10**6): open(str(i), 'wb').write(bytes(10**6))", "its files took more than 2 MB"),
         (KEEPS % "kept.append(file)", "its files took more than 2 MB"),
         (KEEPS % "kept.append(mmap.mmap(file.fileno(), 4096)); file.close()", "its files took more than 2 MB"),
-        ("import os, time\nfor i in range(10**7): os.makedirs(f'd{i}'); time.sleep(3e-4)", "were more than 1000"),
+        ("import os, time\nfor i in range(1100): os.mkdir(str(i))\ntime.sleep(9)", "were more than 1000"),
         ("import os, time\nfor _ in range(30): os.mkdir('d' * 250); os.chdir('d' * 250)\ntime.sleep(9)", "its files"),
     ],
 )
@@ -111,23 +106,22 @@ def test_deleted_files_that_are_let_go_do_not_count():
     assert run_program(program, SHORT).status == 0
 
 
-def test_nothing_of_a_run_stays():
-    before = set(Path(tempfile.gettempdir()).glob("hybridflow_program_*"))
-    run_program("import os; os.makedirs('a/b'); open('a/b/c', 'w').write('x'); os.setsid()", SHORT)
-    assert set(Path(tempfile.gettempdir()).glob("hybridflow_program_*")) <= before
-
-
-def test_nothing_stays_of_folders_that_are_deep_or_closed():
-    before = set(Path(tempfile.gettempdir()).glob("hybridflow_program_*"))
-    program = (
-        "import os\nfor mode in (0o000, 0o300): os.mkdir(f'closed{mode}', mode)\nopen('closed192/x', 'w').close()\n"
-    )
-    program += "os.symlink('/etc', 'link')\nfor _ in range(2000): os.mkdir('d'); os.symlink('/', 'l'); os.chdir('d')"
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import os; os.makedirs('a/b'); open('a/b/c', 'w').write('x'); os.setsid()",
+        "import os\nfor mode in (0, 0o300): os.mkdir(f'closed{mode}', mode)\nopen('closed192/x', 'w').close()\n"
+        "os.symlink('/etc', 'link')\nfor _ in range(2000): os.mkdir('d'); os.symlink('/', 'l'); os.chdir('d')",
+    ],
+    ids=["plain", "deep_or_closed"],
+)
+def test_no_file_of_a_run_stays(program, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     run_program(program, SHORT)
-    assert set(Path(tempfile.gettempdir()).glob("hybridflow_program_*")) <= before
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_program_says_to_its_judge_is_limited():
+def test_what_a_program_sends_to_its_judge_is_limited():
     program = "import os\nwhile True:\n    for n in range(3, 4096):\n        try: os.write(n, bytes(9999))\n"
     program += "        except OSError: pass"
     roomy = Limits(cpu_seconds=10, wall_seconds=30, memory_mb=256, scratch_mb=2, output_kb=16)  # on a busy machine too
@@ -168,12 +162,13 @@ def test_a_machine_that_cannot_confine_is_told_before_anything_runs(monkeypatch)
     assert "reward.settings.code_tests.unconfined=true" in caught.value.remedy
 
 
-def test_without_confinement_time_and_memory_are_still_limited():
-    assert run_program("x = bytearray(10**9)", SHORT, is_confined=False).status == 1
-    assert "longer than" in run_program("import time; time.sleep(99)", SHORT, is_confined=False).ended_for
-    served = socket.socket()
-    served.close()
-    assert run_program("import socket; socket.socket()", SHORT, is_confined=False).status == 0
+@pytest.mark.parametrize("is_confined", [True, False])
+def test_time_and_memory_are_limited_with_and_without_confinement(is_confined):
+    assert run_program("x = bytearray(10**9)", SHORT, is_confined=is_confined).status == 1
+    asleep = run_program("import time; time.sleep(99)", Limits(wall_seconds=0.5), is_confined=is_confined)
+    assert asleep.ended_for == "it took longer than 0.5 s"
+    connected = run_program("import socket; socket.socket()", SHORT, is_confined=is_confined)
+    assert connected.status == int(is_confined)
 
 
 def test_limits_are_checked():

@@ -1,4 +1,4 @@
-"""Programs that try to deceive their judge, and values that honest ones tell."""
+"""Programs that try to deceive their judge, and values that honest ones report."""
 
 import sys
 
@@ -15,7 +15,7 @@ TESTS = ["assert double(2) == 4", "assert double('a') == 'aa'"]
 
 
 @pytest.mark.parametrize("cheat", [ASKS, WALKS])
-def test_a_test_that_is_not_parted_can_be_forged(cheat):
+def test_a_test_that_is_not_split_can_be_forged(cheat):
     whole = ["assert double(2) == double(1) + 2"]
     program = cheat.replace("NAME", "double").replace("CLAIMED", "b'1',")
     roomy = Limits(cpu_seconds=5, wall_seconds=20)  # on a busy machine too
@@ -67,7 +67,7 @@ def echo(text): return eval(text)
         ("float('inf')", "float('inf')"),
     ],
 )
-def test_values_are_told_as_they_are(value, expected):
+def test_values_are_reported_as_they_are(value, expected):
     tests = [f"assert echo({value!r}) == {expected}", f"assert echo({value!r}) != {expected}"]
     assert run_program(VALUES, SHORT, tests=tests).passed == [True, False]
 

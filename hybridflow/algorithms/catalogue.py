@@ -1,109 +1,109 @@
-"""What the configuration can choose by name: the function of each method, where it comes from, and how it is used.
+"""Estimators and losses that the configuration chooses by name: where each function is, its source, and how it is used.
 
 A function is called with the arguments that its parameters name (`workers/named_functions.py` lists them).
 Parameters with a default are the method's own settings (`algorithm.advantage_settings`, `algorithm.loss_settings`).
+Importing this file imports no function and no torch, so that a misspelt name is found at once.
 """
 
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from torch import Tensor
-
-from hybridflow.algorithms.advantages.best_of_group import best_of_group
-from hybridflow.algorithms.advantages.decoupled import decoupled
-from hybridflow.algorithms.advantages.gae import gae
-from hybridflow.algorithms.advantages.greedy_baseline import greedy_baseline
-from hybridflow.algorithms.advantages.group_policy_gradient import group_policy_gradient
-from hybridflow.algorithms.advantages.group_relative import group_relative
-from hybridflow.algorithms.advantages.leave_one_out import leave_one_out
-from hybridflow.algorithms.advantages.length_weighted import length_weighted
-from hybridflow.algorithms.advantages.optimal_token_baseline import optimal_token_baseline
-from hybridflow.algorithms.advantages.reinforce import reinforce
-from hybridflow.algorithms.losses.cispo import cispo, cispo_clip_fraction
-from hybridflow.algorithms.losses.covariance import (
-    clip_cov,
-    clip_cov_selection,
-    kl_cov,
-    kl_cov_selection,
-    selected_fraction,
-)
-from hybridflow.algorithms.losses.divergence import (
-    cut_fraction,
-    dppo_kl,
-    dppo_tv,
-    outside_fraction,
-    within_binary_kl,
-    within_total_variation,
-)
-from hybridflow.algorithms.losses.dro import dro
-from hybridflow.algorithms.losses.gmpo import gmpo, gmpo_clip_fraction
-from hybridflow.algorithms.losses.gpg import gpg
-from hybridflow.algorithms.losses.gspo import gspo, gspo_clip_fraction
-from hybridflow.algorithms.losses.kto import prospect
-from hybridflow.algorithms.losses.policy import clip_fraction, clipped_surrogate, dual_clip_fraction
-from hybridflow.algorithms.losses.preference import (
-    hinge_preference,
-    length_normalised_preference,
-    odds_ratio_preference,
-    sigmoid_preference,
-    squared_preference,
-)
-from hybridflow.algorithms.losses.sapo import sapo, sapo_gate
-
-Function = Callable[..., Tensor | tuple[Tensor, Tensor]]
+Function = Callable[..., Any]
 
 
 @dataclass(frozen=True)
 class Method:
-    """One entry. `source` is the paper and the equation."""
+    """One entry. Functions are dotted paths below `hybridflow.algorithms`."""
 
-    function: Function
+    target: str | Function
+    """The estimator or the loss; a user's own is the function itself."""
+
     source: str
+    """The paper and the equation."""
+
     whitens: bool = False
-    """Advantages: scaled over the batch afterwards, unless `algorithm.whiten_advantages` says otherwise."""
+    """Advantages: whiten them over the batch, unless `algorithm.whiten_advantages` is set."""
 
     compares_samples: bool = True
-    """Advantages: a prompt's samples are compared with one another, so that one of them says nothing."""
+    """Advantages: they compare the samples of a prompt, so one sample alone carries no signal."""
 
     aggregation: str = "token-mean"
-    """Losses: how tokens become one number, unless `algorithm.aggregation` says otherwise."""
+    """Policy losses: the aggregation over tokens, unless `algorithm.aggregation` is set."""
+
+    compares_with_reference: bool = True
+    """Preference losses: they read the log-probabilities of a reference model."""
+
+    data: str = "preferences"
+    """Preference losses: the kind of data that they learn from, as `Dataflow.data` names it."""
 
     settings: Mapping[str, object] = field(default_factory=dict)
-    """What the entry fixes of a function that serves several."""
+    """Arguments that the entry fixes, for a function with several entries."""
 
-    prepare: Callable[..., dict[str, Tensor]] | None = None
-    """Losses: columns [B, R] that the function wants and that depend on the whole minibatch, of all ranks."""
+    prepare: str | None = None
+    """Policy losses: a function that computes columns [B, R] for the loss from the whole minibatch of all ranks."""
 
-    watches: Mapping[str, Callable[..., Tensor]] = field(default_factory=dict)
-    """Losses: metrics, each a number for the tokens of a micro-batch."""
+    watches: Mapping[str, str] = field(default_factory=dict)
+    """Policy losses: metrics, by the function that computes each from the tokens of a micro-batch."""
+
+    @property
+    def function(self) -> Function:
+        """The estimator or the loss."""
+        return load(self.target) if isinstance(self.target, str) else self.target
+
+
+def load(path: str) -> Function:
+    """Imports a function of this package."""
+    module, _, name = path.rpartition(".")
+    return vars(importlib.import_module(f"hybridflow.algorithms.{module}"))[name]
 
 
 ADVANTAGES: dict[str, Method] = {
-    "gae": Method(gae, "Schulman et al., eq. 16 (arXiv:1506.02438)", whitens=True, compares_samples=False),
-    "grpo": Method(group_relative, "DeepSeekMath, sec. 4.1.2 (arXiv:2402.03300)"),
-    "dr_grpo": Method(group_relative, "Dr. GRPO, sec. 3.2 (arXiv:2503.20783)", settings={"divide_by_std": False}),
-    "rloo": Method(leave_one_out, "RLOO, REINFORCE with a leave-one-out baseline (arXiv:2402.14740)"),
-    "remax": Method(greedy_baseline, "ReMax, algorithm 1 (arXiv:2310.10505)", compares_samples=False),
+    "gae": Method(
+        "advantages.gae.gae", "Schulman et al., eq. 16 (arXiv:1506.02438)", whitens=True, compares_samples=False
+    ),
+    "grpo": Method("advantages.group_relative.group_relative", "DeepSeekMath, sec. 4.1.2 (arXiv:2402.03300)"),
+    "dr_grpo": Method(
+        "advantages.group_relative.group_relative",
+        "Dr. GRPO, sec. 3.2 (arXiv:2503.20783)",
+        settings={"divide_by_std": False},
+    ),
+    "rloo": Method(
+        "advantages.leave_one_out.leave_one_out", "RLOO, REINFORCE with a leave-one-out baseline (arXiv:2402.14740)"
+    ),
+    "remax": Method(
+        "advantages.greedy_baseline.greedy_baseline", "ReMax, algorithm 1 (arXiv:2310.10505)", compares_samples=False
+    ),
     "reinforce_plus_plus": Method(
-        reinforce,
+        "advantages.reinforce.reinforce",
         "REINFORCE++, global advantage normalization (arXiv:2501.03262)",
         whitens=True,
         compares_samples=False,
     ),
     "reinforce_plus_plus_baseline": Method(
-        group_relative,
+        "advantages.group_relative.group_relative",
         "REINFORCE++ w/ Baseline: the group's mean, then global normalization (arXiv:2501.03262)",
         whitens=True,
         settings={"divide_by_std": False},
     ),
-    "opo": Method(length_weighted, "OPO, optimal reward baseline, responses weighted by length (arXiv:2505.23585)"),
-    "gpg": Method(group_policy_gradient, "GPG, eq. 6 to 8 (arXiv:2504.02546)"),
-    "grpo_passk": Method(best_of_group, "Tang et al., leave-one-out of the pass@k objective (arXiv:2503.19595)"),
+    "opo": Method(
+        "advantages.length_weighted.length_weighted",
+        "OPO, optimal reward baseline, responses weighted by length (arXiv:2505.23585)",
+    ),
+    "gpg": Method("advantages.group_policy_gradient.group_policy_gradient", "GPG, eq. 6 to 8 (arXiv:2504.02546)"),
+    "grpo_passk": Method(
+        "advantages.best_of_group.best_of_group",
+        "Tang et al., leave-one-out of the pass@k objective (arXiv:2503.19595)",
+    ),
     "gdpo": Method(
-        decoupled, "GDPO, normalization of each reward in its group, then of the batch (arXiv:2601.05242)", whitens=True
+        "advantages.decoupled.decoupled",
+        "GDPO, normalization of each reward in its group, then of the batch (arXiv:2601.05242)",
+        whitens=True,
     ),
     "optimal_token_baseline": Method(
-        optimal_token_baseline, "Li et al., optimal token baseline by the logit-gradient proxy (arXiv:2602.07078)"
+        "advantages.optimal_token_baseline.optimal_token_baseline",
+        "Li et al., optimal token baseline by the logit-gradient proxy (arXiv:2602.07078)",
     ),
 }
 
@@ -111,63 +111,82 @@ BY_ROWS = "seq-mean-token-mean"
 
 POLICY_LOSSES: dict[str, Method] = {
     "ppo": Method(
-        clipped_surrogate,
+        "losses.policy.clipped_surrogate",
         "PPO, eq. 7 (arXiv:1707.06347); clip-higher: DAPO, eq. 10 (arXiv:2503.14476)",
-        watches={"actor/pg_clipfrac": clip_fraction, "actor/pg_clipfrac_lower": dual_clip_fraction},
+        watches={
+            "actor/pg_clipfrac": "losses.policy.clip_fraction",
+            "actor/pg_clipfrac_lower": "losses.policy.dual_clip_fraction",
+        },
     ),
     "gspo": Method(
-        gspo,
+        "losses.gspo.gspo",
         "GSPO, eq. 5, 7 and 14 (arXiv:2507.18071)",
         aggregation=BY_ROWS,
-        watches={"actor/pg_clipfrac": gspo_clip_fraction},
+        watches={"actor/pg_clipfrac": "losses.gspo.gspo_clip_fraction"},
     ),
-    "cispo": Method(cispo, "CISPO, eq. 4 and 5 (arXiv:2506.13585)", watches={"actor/pg_clipfrac": cispo_clip_fraction}),
+    "cispo": Method(
+        "losses.cispo.cispo",
+        "CISPO, eq. 4 and 5 (arXiv:2506.13585)",
+        watches={"actor/pg_clipfrac": "losses.cispo.cispo_clip_fraction"},
+    ),
     "sapo": Method(
-        sapo, "SAPO, eq. 5 and 6 (arXiv:2511.20347)", aggregation=BY_ROWS, watches={"actor/sapo_gate": sapo_gate}
+        "losses.sapo.sapo",
+        "SAPO, eq. 5 and 6 (arXiv:2511.20347)",
+        aggregation=BY_ROWS,
+        watches={"actor/sapo_gate": "losses.sapo.sapo_gate"},
     ),
-    "gpg": Method(gpg, "GPG, eq. 5 (arXiv:2504.02546)"),
+    "gpg": Method("losses.gpg.gpg", "GPG, eq. 5 (arXiv:2504.02546)"),
     "gmpo": Method(
-        gmpo,
+        "losses.gmpo.gmpo",
         "GMPO, eq. 4 (arXiv:2507.20673)",
         aggregation=BY_ROWS,
-        watches={"actor/pg_clipfrac": gmpo_clip_fraction},
+        watches={"actor/pg_clipfrac": "losses.gmpo.gmpo_clip_fraction"},
     ),
     "clip_cov": Method(
-        clip_cov,
+        "losses.covariance.clip_cov",
         "Clip-Cov, eq. 11 and 12 (arXiv:2505.22617)",
-        prepare=clip_cov_selection,
-        watches={"actor/pg_clipfrac": clip_fraction, "actor/covariance_fraction": selected_fraction},
+        prepare="losses.covariance.clip_cov_selection",
+        watches={
+            "actor/pg_clipfrac": "losses.policy.clip_fraction",
+            "actor/covariance_fraction": "losses.covariance.selected_fraction",
+        },
     ),
     "kl_cov": Method(
-        kl_cov,
+        "losses.covariance.kl_cov",
         "KL-Cov, eq. 13 and 14 (arXiv:2505.22617)",
-        prepare=kl_cov_selection,
-        watches={"actor/covariance_fraction": selected_fraction},
+        prepare="losses.covariance.kl_cov_selection",
+        watches={"actor/covariance_fraction": "losses.covariance.selected_fraction"},
     ),
     "dppo_tv": Method(
-        dppo_tv,
+        "losses.divergence.dppo_tv",
         "DPPO, eq. 13, binary total variation (arXiv:2602.04879)",
         watches={
-            "actor/pg_clipfrac": outside_fraction(within_total_variation),
-            "actor/pg_clipfrac_lower": cut_fraction(within_total_variation),
+            "actor/pg_clipfrac": "losses.divergence.dppo_tv_clip_fraction",
+            "actor/pg_clipfrac_lower": "losses.divergence.dppo_tv_cut_fraction",
         },
     ),
     "dppo_kl": Method(
-        dppo_kl,
+        "losses.divergence.dppo_kl",
         "DPPO, eq. 14, binary KL divergence (arXiv:2602.04879)",
         watches={
-            "actor/pg_clipfrac": outside_fraction(within_binary_kl),
-            "actor/pg_clipfrac_lower": cut_fraction(within_binary_kl),
+            "actor/pg_clipfrac": "losses.divergence.dppo_kl_clip_fraction",
+            "actor/pg_clipfrac_lower": "losses.divergence.dppo_kl_cut_fraction",
         },
     ),
-    "dro": Method(dro, "DRO-V, eq. 8, the policy's loss (arXiv:2405.19107)"),
+    "dro": Method("losses.dro.dro", "DRO-V, eq. 8, the policy's loss (arXiv:2405.19107)"),
 }
 
 PREFERENCE_LOSSES: dict[str, Method] = {
-    "sigmoid": Method(sigmoid_preference, "DPO, eq. 7 (arXiv:2305.18290); label smoothing: cDPO"),
-    "ipo": Method(squared_preference, "IPO, eq. 17 (arXiv:2310.12036)"),
-    "hinge": Method(hinge_preference, "SLiC-HF, eq. 2 (arXiv:2305.10425)"),
-    "orpo": Method(odds_ratio_preference, "ORPO, eq. 4 to 7 (arXiv:2403.07691)"),
-    "simpo": Method(length_normalised_preference, "SimPO, eq. 6 (arXiv:2405.14734)"),
-    "kto": Method(prospect, "KTO, sec. 4.1 (arXiv:2402.01306)"),
+    "sigmoid": Method("losses.preference.sigmoid_preference", "DPO, eq. 7 (arXiv:2305.18290); label smoothing: cDPO"),
+    "ipo": Method("losses.preference.squared_preference", "IPO, eq. 17 (arXiv:2310.12036)"),
+    "hinge": Method("losses.preference.hinge_preference", "SLiC-HF, eq. 2 (arXiv:2305.10425)"),
+    "orpo": Method(
+        "losses.preference.odds_ratio_preference", "ORPO, eq. 4 to 7 (arXiv:2403.07691)", compares_with_reference=False
+    ),
+    "simpo": Method(
+        "losses.preference.length_normalised_preference",
+        "SimPO, eq. 6 (arXiv:2405.14734)",
+        compares_with_reference=False,
+    ),
+    "kto": Method("losses.kto.prospect", "KTO, sec. 4.1 (arXiv:2402.01306)", data="labelled"),
 }

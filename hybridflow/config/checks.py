@@ -6,13 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from hybridflow.config.algorithm import Correction, CorrectionLevel, KLPlacement, OldLogprobs
-from hybridflow.config.choices import (
-    AGGREGATIONS,
-    KL_ESTIMATORS,
-    advantage_name,
-    policy_loss_name,
-    preference_loss_name,
-)
+from hybridflow.config.choices import AGGREGATIONS, KL_ESTIMATORS
 from hybridflow.config.derived import num_devices
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.nearest import did_you_mean
@@ -38,15 +32,8 @@ def check(config: Experiment, faults: Faults = STRICT) -> None:
 
 
 def _check_choices(config: Experiment, faults: Faults) -> None:
-    """Estimators, losses and aggregations must be among those that exist."""
+    """Aggregations and KL estimators must be among those that exist."""
     algorithm = config.algorithm
-    for find, name in (
-        (advantage_name, algorithm.advantage),
-        (policy_loss_name, algorithm.policy_loss),
-        (preference_loss_name, algorithm.preference.loss),
-    ):
-        with faults.caught():
-            find(name)
     for key, value, choices in (
         ("algorithm.aggregation", algorithm.aggregation, AGGREGATIONS),
         ("algorithm.kl.estimator", algorithm.kl.estimator, KL_ESTIMATORS),

@@ -14,15 +14,13 @@ from hybridflow.config.algorithm import KLPlacement
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.roles import DescribesRoles
 from hybridflow.controller.batch_ref import BatchRef
-from hybridflow.dataflows.roles import FrozenModel, Policy, Sampler, Scorer, TrainableRewardModel, ValueFunction
+from hybridflow.dataflows.roles import ROLE_TYPES, Policy, Sampler
 from hybridflow.dataflows.stages import batch_metrics
 from hybridflow.errors import ConfigError
 from hybridflow.observability.metrics import Metrics
 
 PREFERENCE_DATA = ("preferences", "labelled")
 """Kinds of data (`Dataflow.data`) with judged responses: pairs, and single ones."""
-
-ROLE_TYPES = (Sampler, Scorer, FrozenModel, Policy, TrainableRewardModel, ValueFunction)
 
 
 class Stream(Protocol):

@@ -3,9 +3,10 @@
 import torch
 from torch import Tensor
 
+from hybridflow.algorithms.catalogue import PREFERENCE_LOSSES
 from hybridflow.batch import Batch, Ragged
 from hybridflow.batch.iterate import ROWS_TOGETHER
-from hybridflow.config.choices import LOSSES_WITHOUT_REFERENCE, preference_loss_name
+from hybridflow.config.choices import chosen
 from hybridflow.config.experiment import Experiment
 from hybridflow.dataflows.roles import FrozenModel, Policy
 
@@ -15,7 +16,8 @@ def compares_with_reference(config: Experiment) -> bool:
     preference = config.algorithm.preference
     if config.dataflow_settings.get("precompute_reference"):
         return False
-    return not preference.reference_free and preference_loss_name(preference.loss) not in LOSSES_WITHOUT_REFERENCE
+    method = PREFERENCE_LOSSES.get(chosen(preference.loss, "algorithm.preference.loss", PREFERENCE_LOSSES))
+    return not preference.reference_free and (method is None or method.compares_with_reference)
 
 
 def reference_sums(rows: Batch, actor: Policy, reference: FrozenModel | None) -> Tensor:

@@ -109,3 +109,7 @@ class ValueFunction(Trainable, Protocol):
     def update(self, batch: BatchRef) -> Future[Metrics]:
         """Moves the critic toward the returns."""
         ...
+
+
+ROLE_TYPES = (Sampler, Scorer, FrozenModel, Policy, TrainableRewardModel, ValueFunction)
+"""The types with which a dataflow may annotate its roles."""

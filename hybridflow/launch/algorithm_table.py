@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 
-from hybridflow.algorithms.catalogue import ADVANTAGES, POLICY_LOSSES, PREFERENCE_LOSSES, Method
+from hybridflow.algorithms.catalogue import ADVANTAGES, POLICY_LOSSES, PREFERENCE_LOSSES, Method, load
 from hybridflow.config.algorithm import Algorithm
 from hybridflow.config.choices import ADVANTAGE_SYNONYMS, POLICY_LOSS_SYNONYMS, PREFERENCE_SYNONYMS
 from hybridflow.config.schema import config_directory
@@ -141,7 +141,7 @@ def _numbers(method: Method, preset: Preset | None) -> dict[str, object]:
 
 def _own(method: Method, preset: Preset | None, table: str, offers: Sequence[str]) -> dict[str, object]:
     """The method's own settings: what the entry fixes, what the preset gives, and defaults."""
-    defaults = {**(_defaults(method.prepare) if method.prepare else {}), **_defaults(method.function)}
+    defaults = {**(_defaults(load(method.prepare)) if method.prepare else {}), **_defaults(method.function)}
     own = {name: method.settings.get(name, default) for name, default in defaults.items() if name not in offers}
     return {f"algorithm.{table}.{name}": _of(preset, value, "algorithm", table, name) for name, value in own.items()}
 

@@ -7,9 +7,9 @@ from typing import TypeVar, cast
 
 from torch import Tensor
 
-from hybridflow.algorithms.catalogue import ADVANTAGES, POLICY_LOSSES, PREFERENCE_LOSSES, Function, Method
+from hybridflow.algorithms.catalogue import ADVANTAGES, POLICY_LOSSES, PREFERENCE_LOSSES, Function, Method, load
 from hybridflow.config.algorithm import Algorithm, KLPlacement
-from hybridflow.config.choices import advantage_name, is_own, policy_loss_name, preference_loss_name
+from hybridflow.config.choices import chosen, is_own
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.user_code import load_member
 from hybridflow.errors import ConfigError
@@ -85,8 +85,18 @@ class NamedFunction:
 
     @property
     def prepares_from(self) -> frozenset[str]:
-        """The parameters of the function that prepares columns from the whole minibatch, if there is one."""
-        return frozenset() if self.method.prepare is None else frozenset(_parameters(self.method.prepare))
+        """The parameters of `prepare`."""
+        return frozenset() if self.prepare is None else frozenset(_parameters(self.prepare))
+
+    @property
+    def prepare(self) -> Function | None:
+        """The function that computes columns for the loss from the whole minibatch, if there is one."""
+        return None if self.method.prepare is None else load(self.method.prepare)
+
+    @property
+    def watches(self) -> dict[str, Function]:
+        """The functions of the loss's metrics, by metric."""
+        return {metric: load(path) for metric, path in self.method.watches.items()}
 
     def __call__(self, offered: Mapping[str, object]) -> Tensor | tuple[Tensor, Tensor]:
         """The function's result."""
@@ -120,8 +130,7 @@ def token_numbers(answer: object, mask: Tensor, *, of: str) -> Tensor:
 
 def estimator(algorithm: Algorithm) -> NamedFunction:
     """The estimator of `algorithm.advantage`; raises `ConfigError` if it cannot be called."""
-    name = advantage_name(algorithm.advantage)
-    method = _own(name, "algorithm.advantage") if is_own(name) else ADVANTAGES[name]
+    name, method = _method("algorithm.advantage", algorithm.advantage, ADVANTAGES)
     bound = _bound(name, method, algorithm.advantage_settings, ESTIMATOR_OFFERS, "advantage")
     if algorithm.kl.placement is KLPlacement.reward and not bound.parameters & {"rewards", "scores"}:
         raise ConfigError(
@@ -139,20 +148,22 @@ def provided_for(name: str) -> frozenset[str]:
 
 def policy_loss(algorithm: Algorithm) -> NamedFunction:
     """The loss of `algorithm.policy_loss`; raises `ConfigError` if it cannot be called."""
-    name = policy_loss_name(algorithm.policy_loss)
-    method = _own(name, "algorithm.policy_loss") if is_own(name) else POLICY_LOSSES[name]
+    name, method = _method("algorithm.policy_loss", algorithm.policy_loss, POLICY_LOSSES)
     prepared = () if method.prepare is None else tuple(_without_default(method.function))
     return _bound(name, method, algorithm.loss_settings, (*LOSS_OFFERS, *prepared), "loss")
 
 
 def preference_loss(algorithm: Algorithm, offers: Sequence[str]) -> NamedFunction:
     """The loss of `algorithm.preference.loss`, given `offers`; raises `ConfigError` if it cannot be called."""
-    name = preference_loss_name(algorithm.preference.loss)
-    method = _own(name, "algorithm.preference.loss") if is_own(name) else PREFERENCE_LOSSES[name]
+    name, method = _method("algorithm.preference.loss", algorithm.preference.loss, PREFERENCE_LOSSES)
     return _bound(name, method, algorithm.loss_settings, offers, "preference")
 
 
-def _own(name: str, key: str) -> Method:
+def _method(key: str, value: str, table: Mapping[str, Method]) -> tuple[str, Method]:
+    """The entry that a setting names, or one for the user's own function, and its name."""
+    name = chosen(value, key, table)
+    if not is_own(name):
+        return name, table[name]
     function = load_member(name, key=key)
     if not callable(function):
         raise ConfigError(f"{key}={name} is a {type(function).__name__}, not a function.", remedy="Name a function.")
@@ -162,7 +173,7 @@ def _own(name: str, key: str) -> Method:
         raise ConfigError(
             f"{key}={name}: its parameters cannot be read: {error}.", remedy="Name a function written in Python."
         ) from error
-    return Method(cast(Function, function), source=name)
+    return name, Method(cast(Function, function), source=name)
 
 
 def _bound(
@@ -212,7 +223,7 @@ def _parameters(function: Callable) -> Mapping[str, inspect.Parameter]:
 
 
 def _all_parameters(method: Method) -> Mapping[str, inspect.Parameter]:
-    prepare = {} if method.prepare is None else _parameters(method.prepare)
+    prepare = {} if method.prepare is None else _parameters(load(method.prepare))
     return {**prepare, **_parameters(method.function)}
 
 

@@ -65,7 +65,7 @@ def policy_objective(
     """
     loss = loss or policy_loss(algorithm)
     numbers = {"clip_low": algorithm.clip_low, "clip_high": algorithm.clip_high, "dual_clip": algorithm.dual_clip}
-    mode = algorithm.aggregation or loss.method.aggregation
+    mode, watches = algorithm.aggregation or loss.method.aggregation, loss.watches
 
     def summed(values: Tensor, mask: Tensor) -> Tensor:
         return aggregate(values, mask, mode=mode, norm_tokens=norm_tokens, **vars(denominators))
@@ -84,7 +84,7 @@ def policy_objective(
         weighted = {
             "actor/entropy": masked_mean(entropy.detach(), mask),
             "actor/ppo_kl": approximate_kl(logprobs, old, mask),
-        } | {name: called(watch, {**offered, **loss.settings}) for name, watch in loss.method.watches.items()}
+        } | {name: called(watch, {**offered, **loss.settings}) for name, watch in watches.items()}
         sums = {"actor/pg_loss": policy}
         if algorithm.entropy_coefficient:
             value = value - algorithm.entropy_coefficient * summed(entropy, mask)
@@ -125,7 +125,7 @@ def prepared(loss: NamedFunction, minibatch: Batch, reduce: Reduce) -> Batch:
 
     `draws` are random numbers per token that do not depend on how rows are distributed.
     """
-    if loss.method.prepare is None:
+    if loss.prepare is None:
         return minibatch
     read = [name for name in LOSS_COLUMNS if name in loss.prepares_from]
     stage = f"algorithm.policy_loss={loss.name}"
@@ -134,7 +134,7 @@ def prepared(loss: NamedFunction, minibatch: Batch, reduce: Reduce) -> Batch:
     padded = {name: column.padded(0) for name, column in minibatch.token_columns.items() if name in LOSS_COLUMNS}
     draws = hashed_draws(minibatch.tokens("prompt_ids").padded(0), minibatch.tokens("response_ids").padded(0))
     offered = {**padded, "mask": responses.padded(0), "draws": draws, "reduce": reduce, **loss.settings}
-    columns = called(loss.method.prepare, offered)
+    columns = called(loss.prepare, offered)
     tokens = {f"{PREPARED}{name}": Ragged.from_padded(column, responses.lengths) for name, column in columns.items()}
     return minibatch.with_columns(tokens=tokens)
 

@@ -24,6 +24,7 @@ TORCH_FREE = (
     "hybridflow.models.names*",
     "hybridflow.observability*",
     "hybridflow.engines.*.traits",
+    "hybridflow.algorithms.catalogue",
     "hybridflow.launch.compose.compose",
     "hybridflow.launch.rules.parallelism",
     "hybridflow.trainer.main_*",

@@ -1,7 +1,7 @@
 """Every method that has a name has been seen to learn, by `benchmarks/algorithms.py`, with all its seeds."""
 
 from benchmarks.algorithms import LONGEST_SECONDS, METHODS, lines
-from hybridflow.config.choices import ADVANTAGES, POLICY_LOSSES
+from hybridflow.algorithms.catalogue import ADVANTAGES, POLICY_LOSSES
 
 PROGRAMS = {"dapo", "pf_ppo", "ppo_ptx", "safe_rlhf"}
 """What a method is that is more than an estimator and a loss."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hybridflow.config.choices import ADVANTAGES, POLICY_LOSSES
+from hybridflow.algorithms.catalogue import ADVANTAGES, POLICY_LOSSES
 from tests.distributed.runs import Row, metric_rows, run_here, small_run
 
 PRESETS = sorted(path.stem for path in Path("trainer_configs/algorithm").glob("*.yaml"))

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from hybridflow.algorithms.aggregate import MODES, aggregate
+from hybridflow.algorithms.catalogue import ADVANTAGES, POLICY_LOSSES
 from hybridflow.algorithms.correction import importance_ratio, importance_weights, mean_weight
 from hybridflow.algorithms.kl import K3_BOUND, kl_divergence
 from hybridflow.algorithms.losses.value import clipped_value_loss
 from hybridflow.algorithms.masked import masked_whiten
 from hybridflow.algorithms.shaping import token_rewards
 from hybridflow.config.algorithm import Algorithm
-from hybridflow.config.choices import ADVANTAGES, POLICY_LOSSES
 from hybridflow.workers.named_functions import called, estimator, policy_loss
 from tests.parity.peer_files import BATCHES, FILES, Columns, assert_agrees
 

@@ -1,7 +1,5 @@
 """Trust regions of a token's probability itself, rather than of its ratio (DPPO)."""
 
-from collections.abc import Callable
-
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -71,35 +69,53 @@ def within_binary_kl(
     return torch.where(advantages > 0, grown, shrunk)
 
 
-def outside_fraction(inside: Callable[..., Inside]) -> Callable[..., Float[Tensor, ""]]:
-    """A metric: the fraction of tokens outside a region, whose gradient is stopped."""
-
-    def fraction(
-        logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Mask, clip_low: float, clip_high: float
-    ) -> Float[Tensor, ""]:
-        kept = inside(logprobs, old_logprobs, advantages, clip_low, clip_high)
-        return masked_mean((~kept).float(), mask)
-
-    return fraction
+def dppo_tv_clip_fraction(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Mask, clip_low: float, clip_high: float
+) -> Float[Tensor, ""]:
+    """The fraction of tokens outside the region of the total variation, whose gradient is stopped."""
+    return masked_mean((~within_total_variation(logprobs, old_logprobs, advantages, clip_low, clip_high)).float(), mask)
 
 
-def cut_fraction(inside: Callable[..., Inside]) -> Callable[..., Float[Tensor, ""]]:
-    """A metric: the fraction of tokens inside a region whose ratio is cut at `max_ratio`."""
+def dppo_tv_cut_fraction(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Mask,
+    clip_low: float,
+    clip_high: float,
+    max_ratio: float = MAX_RATIO,
+) -> Float[Tensor, ""]:
+    """The fraction of tokens inside the region of the total variation whose ratio is cut at `max_ratio`."""
+    inside = within_total_variation(logprobs, old_logprobs, advantages, clip_low, clip_high)
+    return _cut_fraction(logprobs, old_logprobs, inside, mask, max_ratio)
 
-    def fraction(
-        logprobs: Tensor,
-        old_logprobs: Tensor,
-        advantages: Tensor,
-        mask: Mask,
-        clip_low: float,
-        clip_high: float,
-        max_ratio: float = MAX_RATIO,
-    ) -> Float[Tensor, ""]:
-        kept = inside(logprobs, old_logprobs, advantages, clip_low, clip_high)
-        ratio = clamped_log_ratio(logprobs.detach(), old_logprobs).exp()
-        return masked_mean((kept & (ratio > max_ratio)).float(), mask)
 
-    return fraction
+def dppo_kl_clip_fraction(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Mask, clip_low: float, clip_high: float
+) -> Float[Tensor, ""]:
+    """The fraction of tokens outside the region of the binary KL divergence, whose gradient is stopped."""
+    return masked_mean((~within_binary_kl(logprobs, old_logprobs, advantages, clip_low, clip_high)).float(), mask)
+
+
+def dppo_kl_cut_fraction(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Mask,
+    clip_low: float,
+    clip_high: float,
+    max_ratio: float = MAX_RATIO,
+) -> Float[Tensor, ""]:
+    """The fraction of tokens inside the region of the binary KL divergence whose ratio is cut at `max_ratio`."""
+    inside = within_binary_kl(logprobs, old_logprobs, advantages, clip_low, clip_high)
+    return _cut_fraction(logprobs, old_logprobs, inside, mask, max_ratio)
+
+
+def _cut_fraction(
+    logprobs: Tensor, old_logprobs: Tensor, inside: Tensor, mask: Mask, max_ratio: float
+) -> Float[Tensor, ""]:
+    ratio = clamped_log_ratio(logprobs.detach(), old_logprobs).exp()
+    return masked_mean((inside & (ratio > max_ratio)).float(), mask)
 
 
 def _weighted(

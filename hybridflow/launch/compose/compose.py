@@ -15,11 +15,12 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException, ValidationError
 
+from hybridflow.algorithms.catalogue import ADVANTAGES, POLICY_LOSSES, PREFERENCE_LOSSES
 from hybridflow.config import fields
 from hybridflow.config.absolute_paths import with_absolute_paths
-from hybridflow.config.algorithm import KLPlacement
+from hybridflow.config.algorithm import Algorithm, KLPlacement
 from hybridflow.config.checks import check
-from hybridflow.config.choices import PREFERENCE_LOSSES, PREFERENCE_SYNONYMS
+from hybridflow.config.choices import PREFERENCE_SYNONYMS, chosen
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.placement import Pool
@@ -107,6 +108,7 @@ def compose_run(
     said = in_files.union(typed_keys)
     followed = _follow_batch_size(config, said)
     check(config, faults)
+    _check_methods(config.algorithm, faults)
     followed |= _choose_kl_estimator(config)
     origins = _origins(from_files, whole, typed_keys, described) | followed
     as_written = with_absolute_paths(config)
@@ -270,6 +272,17 @@ def _set(config: DictConfig, setting: Setting) -> None:
         if section is not None and row not in rows:
             rows[row] = OmegaConf.structured(section)
         OmegaConf.update(config, setting.key, setting.value)
+
+
+def _check_methods(algorithm: Algorithm, faults: Faults) -> None:
+    """The estimator and the losses must be in the catalogue, or be the user's own."""
+    for key, name, known in (
+        ("algorithm.advantage", algorithm.advantage, ADVANTAGES),
+        ("algorithm.policy_loss", algorithm.policy_loss, POLICY_LOSSES),
+        ("algorithm.preference.loss", algorithm.preference.loss, PREFERENCE_LOSSES),
+    ):
+        with faults.caught():
+            chosen(name, key, known)
 
 
 def _explained(error: Exception, file: Path, choices: Sequence[str]) -> ConfigError:

@@ -65,12 +65,6 @@ def find_dataflow(name: str) -> type[Dataflow]:
     return found
 
 
-def name_of(dataflow: type[Dataflow]) -> str | None:
-    """The name of the dataflow of ours that the class is, or that it derives from; None for one of neither kind."""
-    names = {found: name for name, found in DATAFLOWS.items()}
-    return next((names[base] for base in dataflow.__mro__ if base in names), None)
-
-
 def make_settings(dataflow: type[Dataflow], given: dict[str, object]) -> object:
     """The dataflow's `Settings`, with what `dataflow_settings.*` gives, checked for names, types and ranges."""
     settings = dataflow.Settings

@@ -2,18 +2,19 @@
 
 from collections.abc import Iterator
 
-from hybridflow.algorithms.catalogue import ADVANTAGES
-from hybridflow.config.choices import (
-    LOSSES_WITHOUT_REFERENCE,
-    PAIR_LOSSES,
-    advantage_name,
-    is_own,
-    preference_loss_name,
-)
+from hybridflow.algorithms.catalogue import ADVANTAGES, PREFERENCE_LOSSES
+from hybridflow.config.choices import chosen, is_own
 from hybridflow.config.experiment import Experiment
-from hybridflow.dataflows.interface import PREFERENCE_DATA, Dataflow, learns_from_preferences, learns_from_samples
+from hybridflow.dataflows.interface import (
+    PREFERENCE_DATA,
+    Dataflow,
+    learns_from_preferences,
+    learns_from_samples,
+    role_needs,
+)
+from hybridflow.dataflows.roles import TrainableRewardModel
 from hybridflow.errors import ConfigError
-from hybridflow.launch.plan.dataflow import DATAFLOWS, name_of
+from hybridflow.launch.plan.dataflow import DATAFLOWS
 from hybridflow.workers.named_functions import PROVIDED_COLUMNS, provided_for
 
 _PROMPTS_OF_THE_TASK = ("builtin:calculator/train", "builtin:calculator/eval")
@@ -40,7 +41,7 @@ def _sampling(config: Experiment) -> Iterator[ConfigError]:
 
 def _estimator(config: Experiment, dataflow: type[Dataflow]) -> Iterator[ConfigError]:
     """The dataflow provides what the estimator reads, and samples to compare."""
-    name = advantage_name(config.algorithm.advantage)
+    name = chosen(config.algorithm.advantage, "algorithm.advantage", ADVANTAGES)
     if dataflow.provides is None or is_own(name):
         return
     provided, wanted = frozenset(dataflow.provides), provided_for(name)
@@ -76,10 +77,10 @@ def _fits(provided: frozenset[str], wanted: frozenset[str]) -> bool:
 def _preference(config: Experiment, dataflow: type[Dataflow]) -> Iterator[ConfigError]:
     """The loss is one for the dataflow's data, has something to learn from, and a reference where it compares."""
     preference = config.algorithm.preference
-    loss = preference_loss_name(preference.loss)
+    loss = chosen(preference.loss, "algorithm.preference.loss", PREFERENCE_LOSSES)
     if is_own(loss):
         return
-    is_alone = preference.reference_free or loss in LOSSES_WITHOUT_REFERENCE
+    is_alone = preference.reference_free or not PREFERENCE_LOSSES[loss].compares_with_reference
     if is_alone and config.dataflow_settings.get("precompute_reference"):
         why = "reference_free=true" if preference.reference_free else f"loss={loss}"
         yield ConfigError(
@@ -93,8 +94,9 @@ def _preference(config: Experiment, dataflow: type[Dataflow]) -> Iterator[Config
             remedy="Use 1 for one of them at least.",
         )
     has_pairs = dataflow.data == "preferences"
-    if (loss in PAIR_LOSSES) is not has_pairs:
-        fitting, own, other = (", ".join(PAIR_LOSSES), "dpo", "kto") if has_pairs else ("kto", "kto", "dpo")
+    if PREFERENCE_LOSSES[loss].data != dataflow.data:
+        fitting = ", ".join(name for name, method in PREFERENCE_LOSSES.items() if method.data == dataflow.data)
+        own, other = ("dpo", "kto") if has_pairs else ("kto", "dpo")
         yield ConfigError(
             f"dataflow={config.dataflow} cannot use algorithm.preference.loss={loss}.",
             remedy=f"Use {fitting} (python -m hybridflow.trainer.main_{own} does); or"
@@ -106,7 +108,8 @@ def _pairs(config: Experiment, dataflow: type[Dataflow]) -> Iterator[ConfigError
     """The built-in task of a trainer that learns from samples has no preferences."""
     prompts = [name for name in config.data.train_files if name in _PROMPTS_OF_THE_TASK]
     if prompts and dataflow.data in PREFERENCE_DATA:
-        trainer = {"labelled": "kto"}.get(dataflow.data, name_of(dataflow) or "dpo")
+        trains_reward_model = any(need.kind is TrainableRewardModel for need in role_needs(dataflow).values())
+        trainer = "reward_model" if trains_reward_model else {"preferences": "dpo", "labelled": "kto"}[dataflow.data]
         yield ConfigError(
             f"dataflow={config.dataflow} learns from pairs, and data.train_files=[{prompts[0]}] holds none.",
             remedy=f"Use python -m hybridflow.trainer.main_{trainer}, which has pairs and settings that fit; or name"

@@ -7,12 +7,11 @@ from hypothesis import strategies as st
 
 from hybridflow.algorithms.losses.cispo import cispo, cispo_clip_fraction
 from hybridflow.algorithms.losses.divergence import (
-    cut_fraction,
     dppo_kl,
+    dppo_kl_clip_fraction,
     dppo_tv,
-    outside_fraction,
-    within_binary_kl,
-    within_total_variation,
+    dppo_tv_clip_fraction,
+    dppo_tv_cut_fraction,
 )
 from hybridflow.algorithms.losses.dro import dro
 from hybridflow.algorithms.losses.gpg import gpg
@@ -96,20 +95,20 @@ OLD_COIN = torch.full((1, 4), 0.5).log()
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 @pytest.mark.parametrize(
-    ("function", "inside", "bounds"),
+    ("function", "clip_fraction", "bounds"),
     [
-        (dppo_tv, within_total_variation, {"clip_low": 0.05, "clip_high": 0.07}),
+        (dppo_tv, dppo_tv_clip_fraction, {"clip_low": 0.05, "clip_high": 0.07}),
         # KL of coins 0.5 and 0.4 is 0.0204, of 0.5 and 0.56 0.0073, of 0.5 and 0.9 0.5108.
-        (dppo_kl, within_binary_kl, {"clip_low": 0.02, "clip_high": 0.0074}),
+        (dppo_kl, dppo_kl_clip_fraction, {"clip_low": 0.02, "clip_high": 0.0074}),
     ],
 )
-def test_only_what_leads_further_out_of_the_region_is_stopped(function, inside, bounds, sign):
+def test_only_what_leads_further_out_of_the_region_is_stopped(function, clip_fraction, bounds, sign):
     advantages = torch.full((1, 4), sign)
     logprobs = COIN.clone().requires_grad_()
     (slope,) = torch.autograd.grad(function(logprobs, OLD_COIN, advantages, **bounds).sum(), logprobs)
     expected = [-0.8, -1.0, -1.12, 0.0] if sign > 0 else [0.0, 1.0, 1.12, 1.8]
     assert slope[0].tolist() == pytest.approx(expected)
-    fraction = outside_fraction(inside)(logprobs, OLD_COIN, advantages, torch.ones(1, 4), **bounds)
+    fraction = clip_fraction(logprobs, OLD_COIN, advantages, torch.ones(1, 4), **bounds)
     assert fraction.item() == pytest.approx(0.25)
     assert not fraction.requires_grad
 
@@ -120,7 +119,7 @@ def test_the_ratio_is_cut_where_the_token_is_inside():
     leaf = logprobs.clone().requires_grad_()
     (slope,) = torch.autograd.grad(dppo_tv(leaf, old, torch.ones(1, 2), **numbers).sum(), leaf)
     assert slope[0].tolist() == pytest.approx([-10.0, -1.0])
-    fraction = cut_fraction(within_total_variation)(logprobs, old, torch.ones(1, 2), torch.ones(1, 2), **numbers)
+    fraction = dppo_tv_cut_fraction(logprobs, old, torch.ones(1, 2), torch.ones(1, 2), **numbers)
     assert fraction.item() == pytest.approx(0.5)
 
 

@@ -5,8 +5,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from hybridflow.algorithms.catalogue import ADVANTAGES, POLICY_LOSSES, PREFERENCE_LOSSES
 from hybridflow.cli.main import main
-from hybridflow.config.choices import ADVANTAGES, POLICY_LOSSES, PREFERENCE_LOSSES
 from hybridflow.graph.geometry import laid_out
 from hybridflow.graph.svg import svg_drawing
 from hybridflow.launch.compose.compose import compose_run

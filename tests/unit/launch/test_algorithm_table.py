@@ -5,15 +5,9 @@ import re
 import pytest
 
 from docs.reference_pages import algorithms_page
+from hybridflow.algorithms.catalogue import ADVANTAGES, POLICY_LOSSES, PREFERENCE_LOSSES
 from hybridflow.config.algorithm import Algorithm
-from hybridflow.config.choices import (
-    ADVANTAGE_SYNONYMS,
-    ADVANTAGES,
-    POLICY_LOSS_SYNONYMS,
-    POLICY_LOSSES,
-    PREFERENCE_LOSSES,
-    PREFERENCE_SYNONYMS,
-)
+from hybridflow.config.choices import ADVANTAGE_SYNONYMS, POLICY_LOSS_SYNONYMS, PREFERENCE_SYNONYMS
 from hybridflow.graph.entries import Entry
 from hybridflow.launch.algorithm_table import algorithm_table
 from hybridflow.launch.compose.compose import compose_run

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from hybridflow.algorithms.catalogue import ADVANTAGES, POLICY_LOSSES
 from hybridflow.config.algorithm import Algorithm
-from hybridflow.config.choices import ADVANTAGES, POLICY_LOSSES
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.roles import RoleKind
 from hybridflow.config.schema import config_directory
@@ -166,6 +166,7 @@ def test_what_is_composed_is_sealed():
         ("algorithm.kl.placement=both", "placement=both is unknown", "must be one of: none, reward, loss."),
         ("model.dtype=5", "model.dtype=5 is unknown", "model.dtype must be one of: "),
         ("algorithm.advantage=gea", "algorithm.advantage=gea is unknown", "Did you mean 'gae'?"),
+        ("algorithm.preference.loss=sigmiod", "loss=sigmiod is unknown", "Did you mean 'sigmoid'?"),
         ("roles.judge.kind=judge", "roles.judge.kind=judge is unknown", "must be one of: reference, reward_function"),
         ("placement.pools.a.devices=x", "placement.pools.a.devices has the wrong type", "takes a whole number"),
         ("reward.weights=[heavy]", "reward.weights has the wrong type", "takes a list, each a number"),

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from hybridflow.algorithms.catalogue import ADVANTAGES
 from hybridflow.batch import Batch
 from hybridflow.config.algorithm import KL, Algorithm, KLPlacement
-from hybridflow.config.choices import ADVANTAGES
 from hybridflow.errors import BatchError, ConfigError
 from hybridflow.workers.estimation import AdvantageEstimation, Reduce
 from tests.oracles import advantages as oracle

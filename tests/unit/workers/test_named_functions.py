@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from hybridflow.algorithms.catalogue import ADVANTAGES, POLICY_LOSSES
 from hybridflow.config.algorithm import KL, Algorithm, KLPlacement
-from hybridflow.config.choices import advantage_name, is_own, policy_loss_name
+from hybridflow.config.choices import chosen, is_own
 from hybridflow.config.user_code import load_member
 from hybridflow.engines.training.interface import Loss
 from hybridflow.errors import ConfigError
@@ -208,10 +209,10 @@ def test_a_member_is_loaded_once(own):
 
 def test_names_are_told_apart_from_functions_of_the_users_own():
     assert [is_own(name) for name in ("grpo", "a.py:f", "package.f", "reinforce++")] == [False, True, True, False]
-    assert advantage_name("reinforce++") == "reinforce_plus_plus"
-    assert policy_loss_name("vanilla") == "ppo"
+    assert chosen("reinforce++", "algorithm.advantage", ADVANTAGES) == "reinforce_plus_plus"
+    assert chosen("vanilla", "algorithm.policy_loss", POLICY_LOSSES) == "ppo"
     with pytest.raises(ConfigError, match="algorithm.advantage=grp is unknown") as caught:
-        advantage_name("grp")
+        chosen("grp", "algorithm.advantage", ADVANTAGES)
     assert "Did you mean 'grpo'?" in caught.value.remedy
 
 

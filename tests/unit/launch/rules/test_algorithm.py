@@ -7,7 +7,7 @@ import pytest
 from hybridflow.config.training import TrainingEngine
 from hybridflow.dataflows.interface import Dataflow
 from hybridflow.errors import ConfigError
-from hybridflow.launch.plan.dataflow import DATAFLOWS, find_dataflow, name_of
+from hybridflow.launch.plan.dataflow import DATAFLOWS, find_dataflow
 from hybridflow.launch.rules.algorithm import algorithm_errors
 from hybridflow.launch.rules.dataflow import check_dataflow
 from tests.unit.config.experiments import experiment
@@ -153,6 +153,11 @@ def test_every_dataflow_of_ours_declares_what_it_provides():
     assert [name for name, dataflow in DATAFLOWS.items() if dataflow.provides is None] == []
 
 
-def test_a_derived_class_is_known_by_the_dataflow_it_derives_from():
-    assert name_of(type("Mine", (find_dataflow("safe_rlhf"),), {})) == "safe_rlhf"
-    assert name_of(find_dataflow(OWN)) is None
+@pytest.mark.parametrize(
+    ("name", "data", "trainer"),
+    [("grpo", "preferences", "dpo"), ("grpo", "labelled", "kto"), ("reward_model", "preferences", "reward_model")],
+)
+def test_prompts_for_preferences_name_the_trainer_of_such_data(name, data, trainer):
+    mine = type("Mine", (find_dataflow(name),), {"data": data, "provides": None})
+    (error,) = algorithm_errors(experiment({"data.train_files": ["builtin:calculator/train"]}), mine)
+    assert f"hybridflow.trainer.main_{trainer}," in error.remedy

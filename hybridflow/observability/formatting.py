@@ -1,4 +1,4 @@
-"""Numbers as people read them: durations, counts, three digits, sparklines."""
+"""Numbers for people to read: durations, counts, three significant digits, sparklines."""
 
 import math
 from collections.abc import Sequence
@@ -35,12 +35,12 @@ def count(number: float) -> str:
 
 
 def short(number: float) -> str:
-    """About three significant digits; exponents below 0.001 only: `0`, `0.621`, `0.0165`, `12.3`, `54.5k`, `1.2e-05`.
+    """About three significant digits: `0`, `0.621`, `0.0165`, `12.3`, `54.5k`, `1.2e-05`; `-` for NaN.
 
-    Evaluations and scores are written with it wherever people read them, so that each reads the same everywhere.
+    The console and the report both use it, so that a number reads the same everywhere.
     """
     if not math.isfinite(number):
-        return str(number)
+        return "-" if math.isnan(number) else str(number)
     size = abs(number)
     if size >= 1e4:
         return count(number)
@@ -53,7 +53,7 @@ def short(number: float) -> str:
 
 
 def sparkline(values: Sequence[float], cells: int) -> str:
-    """The values as at most `cells` block characters, from lowest to highest; each cell is a mean of its stretch."""
+    """The values as at most `cells` block characters, scaled to their range; each cell averages a part of them."""
     numbers = [value for value in values if math.isfinite(value)]
     cells = min(cells, len(numbers))
     if cells < 2:

@@ -19,11 +19,11 @@ _PLAIN_FIRST_STEPS = 3
 _PLAIN_EVERY_SECONDS = 5.0
 _RECENT_STEPS = 20
 _APART = ("testing", "save_checkpoint")
-"""Stages that are no part of a step: seconds per step leave them out, the time left counts them at their average."""
+"""Stages outside steps: seconds per step exclude them, and the time left includes their average."""
 
 _HEADLINES = {"critic/score/mean": "score", "train/loss": "loss"}
 _ACCURACY = "rewards/accuracies"
-"""How often what is preferred has the higher reward: shown beside the headline."""
+"""How often the chosen response has the higher reward; shown after the headline."""
 
 _EVAL_NAME = re.compile(r"val-core/(?P<source>.+)/(?P<what>[^/]+)/(?P<of>mean|pass)@(?P<samples>\d+)")
 _HELD_OUT_NAME = re.compile(r"val-core/(?P<source>.+)/(?P<what>acc|loss|margin|perplexity)")
@@ -33,9 +33,7 @@ _PART_NAME = re.compile(r"val-aux/(?P<source>.+)/(?P<what>[^/]+)/mean")
 class Progress:
     """Shows step k of N, time left, the headline metric with its history, response length and tokens per second.
 
-    Where a step learns from preferences, their accuracy stands beside the headline.
-
-    States: quiet -> `start` -> shown -> `close`. `update` and `evaluation` print nothing while quiet.
+    States: hidden -> `start` -> shown -> `close`. `update` and `evaluation` print nothing while hidden.
 
         progress = Progress(total_steps=200)
         progress.start()
@@ -54,8 +52,8 @@ class Progress:
         is_live: bool | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`start_step`: steps done before this process began (a resumed run). `headlines`: metric -> label; the first
-        that a step has is the number followed."""
+        """`start_step`: steps done before this process started (a resumed run). `headlines`: metric -> label; the
+        first one that a step has is the headline."""
         self.console = console or PlainConsole(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
         self._state = ProgressState(total_steps=total_steps, step=start_step)
         self._headlines = headlines
@@ -72,14 +70,14 @@ class Progress:
         self._first_eval: dict[str, float] = {}
 
     def recall(self, history: Iterable[Mapping[str, object]]) -> None:
-        """Take the headline's history and the first evaluation from the metrics of earlier steps."""
+        """Takes the headline's history and the first evaluation from the metrics of earlier steps."""
         for row in history:
             numbers = {name: float(value) for name, value in row.items() if isinstance(value, (int, float))}
             self._follow(numbers)
             self._remember(numbers)
 
     def start(self) -> None:
-        """Begin to show; the clock of the first step starts here."""
+        """Starts to show, and starts the clock of the first step."""
         self._is_shown = True
         self._ends.clear()
         self._ends.append(self._trained_seconds())
@@ -88,7 +86,7 @@ class Progress:
             self._live.start()
 
     def stage(self, name: str | None) -> None:
-        """Show what is being done now; see `StageTimers(on_stage=...)`."""
+        """Shows the current stage; see `StageTimers(on_stage=...)`."""
         self._state.stage = None if name == "step" else name
         if self._apart_since is not None:
             self._apart_seconds += self._clock() - self._apart_since
@@ -99,7 +97,7 @@ class Progress:
             self._ends.append(self._trained_seconds())
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A step has ended with these metrics."""
+        """Shows the metrics of a step that has ended."""
         state = self._state
         elapsed = self._trained_seconds() - self._ends[-1]
         self._ends.append(self._trained_seconds())
@@ -117,14 +115,14 @@ class Progress:
             self._print_now_and_then()
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A line of its own for the `val-core/*` metrics, each beside its first value."""
+        """Prints a line with the `val-core/*` metrics, each followed by its first value."""
         current = {name: value for name, value in metrics.items() if _is_evaluation(name)}
         if current and self._is_shown:
             self.console.print(self._evaluation_line(step, current))
         self._remember(current)
 
     def close(self) -> None:
-        """Stop showing; the last line stays."""
+        """Stops showing; the last line stays."""
         if self._live is not None:
             self._state.stage = None
             self._live.stop()
@@ -132,7 +130,7 @@ class Progress:
         self._is_shown = False
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The live line at the terminal's present width."""
+        """The live line at the current width of the terminal."""
         yield live_line(self._state, options.max_width, is_ascii=options.ascii_only)
 
     def _print_now_and_then(self) -> None:
@@ -146,11 +144,11 @@ class Progress:
         elif self._says_all_steps:
             self._says_all_steps = False
             self.console.print(
-                Text(f"(from here on a line every {_PLAIN_EVERY_SECONDS:g} s; metrics.jsonl has all steps)")
+                Text(f"(from here on, one line every {_PLAIN_EVERY_SECONDS:g} s; metrics.jsonl has all steps)")
             )
 
     def _trained_seconds(self) -> float:
-        """The clock without what evaluations and checkpoints took."""
+        """The clock without the time of evaluations and checkpoints."""
         apart = 0.0 if self._apart_since is None else self._clock() - self._apart_since
         return self._clock() - self._apart_seconds - apart
 
@@ -175,10 +173,10 @@ class Progress:
 
 
 def eval_label(name: str) -> str:
-    """`val-core/arithmetic/acc/mean@1` -> `arithmetic exact match`; other names as they are.
+    """`val-core/arithmetic/acc/mean@1` -> `arithmetic exact match`; unknown names are unchanged.
 
-    `val-core/pairs/acc`, which is said of held-out rows rather than of answers -> `pairs held-out accuracy`, and
-    `val-aux/arithmetic/format/mean`, one reward of several -> `arithmetic reward format`.
+    `val-core/pairs/acc`, a metric of held-out rows -> `pairs held-out accuracy`; `val-aux/arithmetic/format/mean`, one
+    of several rewards -> `arithmetic reward format`.
     """
     if part := _PART_NAME.fullmatch(name):
         return f"{part['source']} reward {part['what']}"
@@ -197,7 +195,7 @@ def _is_evaluation(name: str) -> bool:
 
 
 def _is_live_terminal(console: Console) -> bool:
-    """A line is redrawn only where it can be: not in a file, a notebook, a dumb terminal or a CI that forces colour."""
+    """Whether the line can be redrawn: not in a file, a notebook, a dumb terminal or a CI that forces color."""
     return console.is_terminal and not console.is_dumb_terminal and not console.is_jupyter and console.file.isatty()
 
 
@@ -207,7 +205,7 @@ _SPARK_CELLS = 16
 
 @dataclass
 class ProgressState:
-    """The numbers behind the line; NaN where not known yet."""
+    """The numbers of the progress line; NaN if not known yet."""
 
     total_steps: int
     step: int = 0
@@ -217,10 +215,10 @@ class ProgressState:
     response_length: float = math.nan
     tokens_per_second: float = math.nan
     seconds_per_step: float = math.nan
-    """Of training alone."""
+    """Without evaluations and checkpoints."""
 
     apart_per_step: float = 0.0
-    """What evaluations and checkpoints took so far, divided by the steps."""
+    """Seconds of evaluations and checkpoints so far, divided by the number of steps."""
 
     stage: str | None = None
 
@@ -236,7 +234,7 @@ class ProgressState:
 
 
 def live_line(state: ProgressState, width: int, *, is_ascii: bool = False) -> Text:
-    """One coloured line of at most `width` cells; the least telling parts are left out first, the bar shrinks."""
+    """One colored line of at most `width` cells; the bar shrinks, and the least important parts are left out first."""
     parts = _optional_parts(state, is_ascii=is_ascii)
     for kept in range(len(parts), -1, -1):
         for cells in _BAR_CELLS:
@@ -249,35 +247,35 @@ def live_line(state: ProgressState, width: int, *, is_ascii: bool = False) -> Te
 
 
 def plain_line(state: ProgressState) -> str:
-    """One aligned line without colour, for files and continuous-integration logs."""
+    """One aligned line without color, for files and logs of continuous integration."""
     digits = len(str(state.total_steps))
     line = f"step {state.step:>{digits}}/{state.total_steps}"
-    if not math.isnan(state.score):
-        line += f"  {state.label} {formatting.short(state.score):>7}"
-    if not math.isnan(state.accuracy):
-        line += f"  accuracy {formatting.short(state.accuracy):>5}"
-    if not math.isnan(state.response_length):
-        line += f"  length {formatting.short(state.response_length):>5}"
-    if not math.isnan(state.tokens_per_second):
-        line += f"  {formatting.count(state.tokens_per_second):>6} tok/s"
-    line += f"  {_number(state.seconds_per_step):>5} s/step"
-    return f"{line}  eta {formatting.duration(state.seconds_left):>5}"
+    for before, number, after, width in _facts(state):
+        line += f"  {before}{number:>{width}}{after}"
+    seconds, left = formatting.short(state.seconds_per_step), formatting.duration(state.seconds_left)
+    return f"{line}  {seconds:>5} s/step  eta {left:>5}"
+
+
+def _facts(state: ProgressState) -> list[tuple[str, str, str, int]]:
+    """What precedes each known number, the number, what follows it, and its width in aligned lines."""
+    facts = (
+        (f"{state.label} ", state.score, formatting.short, "", 7),
+        ("accuracy ", state.accuracy, formatting.short, "", 5),
+        ("length ", state.response_length, formatting.short, "", 5),
+        ("", state.tokens_per_second, formatting.count, " tok/s", 6),
+    )
+    return [(before, form(value), after, width) for before, value, form, after, width in facts if not math.isnan(value)]
 
 
 def _optional_parts(state: ProgressState, *, is_ascii: bool) -> list[Text]:
-    """From the most to the least telling."""
+    """From the most to the least important."""
     parts = []
-    if not math.isnan(state.score):
-        parts.append(Text.assemble((f"{state.label} ", "dim"), (formatting.short(state.score), "bold green")))
+    for before, number, after, _ in _facts(state):
+        is_headline = before == f"{state.label} "
+        parts.append(Text.assemble((before, "dim"), (number, "bold green" if is_headline else "bold"), (after, "dim")))
         spark = "" if is_ascii else formatting.sparkline(state.headline, _SPARK_CELLS)
-        if spark:
+        if is_headline and spark:
             parts.append(Text(spark, "green"))
-    if not math.isnan(state.accuracy):
-        parts.append(Text.assemble(("accuracy ", "dim"), (formatting.short(state.accuracy), "bold")))
-    if not math.isnan(state.response_length):
-        parts.append(Text.assemble(("length ", "dim"), formatting.short(state.response_length)))
-    if not math.isnan(state.tokens_per_second):
-        parts.append(Text.assemble(formatting.count(state.tokens_per_second), (" tok/s", "dim")))
     if state.stage is not None:
         parts.append(Text(state.stage, "italic dim"))
     return parts
@@ -295,7 +293,3 @@ def _bar(fraction: float, cells: int, *, is_ascii: bool) -> Text:
     done = round(min(1.0, max(0.0, fraction)) * cells)
     full, empty = ("#", "-") if is_ascii else ("━", "━")
     return Text.assemble((full * done, "cyan"), (empty * (cells - done), "bright_black"))
-
-
-def _number(value: float) -> str:
-    return "-" if math.isnan(value) else formatting.short(value)

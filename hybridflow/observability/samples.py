@@ -1,4 +1,4 @@
-"""Samples: one prompt with its response and score, as people and reports read them."""
+"""Samples: a prompt with its response and score, for the console, the trackers and the report."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -8,15 +8,15 @@ from typing import Literal
 from hybridflow.observability.jsonlines import Json
 
 RIGHT_AT = 0.5
-"""From this score on a response counts as right, also where scores are graded."""
+"""A response with at least this score counts as right."""
 
 RIGHT_MEANS = f"right: a score of {RIGHT_AT:g} or more"
-"""What `right` means, beside headings."""
+"""The explanation of "right" in tables and reports."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One response. `uid` is the prompt's place in its data stream; `score` is NaN where no function scored it."""
+    """One response. `uid` is the position of its prompt in the data stream; `score` is NaN if it was not scored."""
 
     prompt: str
     response: str
@@ -33,20 +33,10 @@ class Sample:
 
 @dataclass(frozen=True)
 class Pair:
-    """The same prompt answered at two steps."""
+    """Responses to the same prompt at two steps."""
 
     before: Sample
     now: Sample
-
-    @property
-    def turned_right(self) -> bool:
-        """Wrong before, right now."""
-        return self.before.score < RIGHT_AT <= self.now.score
-
-    @property
-    def turned_wrong(self) -> bool:
-        """Right before, wrong now."""
-        return self.now.score < RIGHT_AT <= self.before.score
 
 
 def sample_of_row(row: dict[str, Json]) -> tuple[int, Sample]:
@@ -63,13 +53,20 @@ def sample_of_row(row: dict[str, Json]) -> tuple[int, Sample]:
 
 
 def pairs(before: Iterable[Sample], now: Iterable[Sample]) -> list[Pair]:
-    """Prompts present on both sides, the first response of each, in the order of `before`."""
+    """The first responses to each prompt that occurs in both, in the order of `before`."""
     latest = _first_of_each_prompt(now)
     return [Pair(sample, latest[key]) for key, sample in _first_of_each_prompt(before).items() if key in latest]
 
 
-def watched(samples: Sequence[Sample], limit: int) -> list[Sample]:
-    """At most `limit` samples to follow over a run: wrong ones, and one that is right, in their order."""
+def turned(compared: Iterable[Pair]) -> tuple[int, int]:
+    """How many pairs turned from wrong to right, and from right to wrong."""
+    scores = [(pair.before.score, pair.now.score) for pair in compared]
+    right = sum(before < RIGHT_AT <= now for before, now in scores)
+    return right, sum(now < RIGHT_AT <= before for before, now in scores)
+
+
+def followed(samples: Sequence[Sample], limit: int) -> list[Sample]:
+    """At most `limit` samples to follow over a run: wrong ones and one right one, in their order."""
     right = [place for place, sample in enumerate(samples) if sample.score >= RIGHT_AT]
     wrong = [place for place, sample in enumerate(samples) if not sample.score >= RIGHT_AT]
     chosen = wrong[: limit - 1] + right[:1]

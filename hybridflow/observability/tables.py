@@ -18,12 +18,12 @@ from hybridflow.observability.samples import RIGHT_AT, RIGHT_MEANS, Pair, Sample
 _EDGE_SPACES = re.compile(r"^ +| +$")
 _ARROWS = str.maketrans({"\n": "\u21b5", "\t": "\u2192"})
 _GAP_CELLS = 3
-"""Between two columns of `box.SIMPLE_HEAD`: a space of padding on both sides of its blank divider."""
+"""Cells between two columns of `box.SIMPLE_HEAD`: padding on both sides of a blank divider."""
 _MIN_CELLS = 8
 
 
 def sample_table(samples: Sequence[Sample], *, console: Console, title: str) -> Group:
-    """One row per sample; a right response is green and marked, a wrong one red."""
+    """One row per sample; right responses are green, wrong ones red."""
     columns = {
         "prompt": [visible(sample.prompt) for sample in samples],
         "response": [visible(sample.response) for sample in samples],
@@ -36,7 +36,7 @@ def sample_table(samples: Sequence[Sample], *, console: Console, title: str) -> 
 
 
 def before_after_table(pairs: Sequence[Pair], *, console: Console, title: str) -> Group:
-    """The same prompts answered before and now, each response coloured by whether it was right."""
+    """One row per prompt, with its response before and now; right responses are green, wrong ones red."""
     columns = {
         "prompt": [visible(pair.now.prompt) for pair in pairs],
         "before": [visible(pair.before.response) for pair in pairs],
@@ -57,7 +57,7 @@ def before_after_table(pairs: Sequence[Pair], *, console: Console, title: str) -
 def visible(text: str) -> str:
     """The text on one line: spaces at its ends as dots, line ends and tabs as arrows, other controls as codes.
 
-    A model may emit anything; no control sequence reaches the terminal.
+    No control sequence that a model emits reaches the terminal.
     """
     if not text:
         return "(empty)"
@@ -100,12 +100,12 @@ def _table(
 
 
 def _kept_part(column: str) -> Literal["start", "end", "both"]:
-    """The end of a prompt holds the question; of a response both ends count."""
+    """Prompts end with the question; of a response, both ends matter."""
     return "end" if column == "prompt" else "start" if column == "answer" else "both"
 
 
 def _fitted(columns: Mapping[str, list[str]], available: int) -> dict[str, int]:
-    """Cells for each column: what it needs, or where that is too much, an equal share of what the rest leave."""
+    """The width of each column: what it needs, or if that is too much, an equal share of the remaining cells."""
     needed = {name: max([cell_len(text) for text in texts] + [len(name)]) for name, texts in columns.items()}
     widths: dict[str, int] = {}
     for place, name in enumerate(sorted(needed, key=lambda name: needed[name])):

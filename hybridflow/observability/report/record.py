@@ -1,10 +1,11 @@
-"""What a run directory says about its run."""
+"""The record of a run: its metrics, samples, configuration and ending, read from the run directory."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Literal
 
 from hybridflow.errors import DataError
 from hybridflow.observability.ending import Ending, read_ending
@@ -14,7 +15,7 @@ from hybridflow.observability.samples import Sample, sample_of_row
 
 @dataclass(frozen=True)
 class Series:
-    """One metric over steps; NaN where it was not finite. Steps ascend."""
+    """One metric over ascending steps; NaN if it was not finite."""
 
     name: str
     steps: list[int]
@@ -22,13 +23,13 @@ class Series:
 
     @property
     def finite(self) -> list[float]:
-        """The values that are numbers."""
+        """The finite values."""
         return [value for value in self.values if math.isfinite(value)]
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """All a report shows: metrics by name, samples by step (ascending), and the configuration as it was written."""
+    """What a report shows: metrics by name, samples by step (ascending), and the text of config.yaml."""
 
     name: str
     metrics: Mapping[str, Series]
@@ -36,28 +37,21 @@ class RunRecord:
     config_text: str
     written: datetime
     ending: Ending | None = None
-    """How the run ended; None while it runs."""
+    """How the run ended; None while it is running."""
 
     @property
     def last_step(self) -> int:
         """The last step with metrics; 0 for an empty run."""
         return max((series.steps[-1] for series in self.metrics.values()), default=0)
 
-    def eval_samples(self) -> dict[int, list[Sample]]:
-        """The samples of evaluations, by step."""
-        return self._of_split("eval")
-
-    def train_samples(self) -> dict[int, list[Sample]]:
-        """The samples of training, by step."""
-        return self._of_split("train")
-
-    def _of_split(self, split: str) -> dict[int, list[Sample]]:
+    def samples_of(self, split: Literal["train", "eval"]) -> dict[int, list[Sample]]:
+        """The samples of training or of evaluations, by step."""
         chosen = {step: [each for each in rows if each.split == split] for step, rows in self.samples.items()}
         return {step: rows for step, rows in chosen.items() if rows}
 
 
 def read_record(run_dir: Path) -> RunRecord:
-    """The record of a run directory; metrics.jsonl must be there, the rest may be missing."""
+    """The record of a run directory; raises `DataError` without metrics.jsonl, while other files may be missing."""
     path = run_dir / "metrics.jsonl"
     if not path.is_file():
         raise DataError(

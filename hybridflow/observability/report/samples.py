@@ -1,4 +1,4 @@
-"""Samples in the report: the same prompts over the evaluations, and what training saw last."""
+"""Samples in the report: evaluation prompts over the run, and the latest training samples."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from hybridflow.observability import formatting
 from hybridflow.observability.printable import shown_sample
 from hybridflow.observability.report.record import RunRecord
-from hybridflow.observability.samples import RIGHT_AT, RIGHT_MEANS, Pair, Sample, pairs, watched
+from hybridflow.observability.samples import RIGHT_AT, RIGHT_MEANS, Pair, Sample, followed, pairs, turned
 from hybridflow.observability.tables import visible
 
 _SHORT_CHARACTERS = 24
@@ -18,8 +18,8 @@ _MAX_CHARACTERS = 1500
 
 
 def samples_section(record: RunRecord) -> str:
-    """Evaluation prompts from wrong to right, then the latest training samples; empty when none were kept."""
-    evaluated, trained = record.eval_samples(), record.train_samples()
+    """Evaluation prompts, then the latest training samples; empty if no samples were kept."""
+    evaluated, trained = record.samples_of("eval"), record.samples_of("train")
     parts = []
     if evaluated:
         parts.append(_evaluations(evaluated))
@@ -45,21 +45,19 @@ def _evaluations(evaluated: Mapping[int, list[Sample]]) -> str:
 
 
 def _summary(compared: Sequence[Pair], first: int, last: int) -> str:
-    right = sum(pair.turned_right for pair in compared)
-    wrong = sum(pair.turned_wrong for pair in compared)
+    right, wrong = turned(compared)
     return (
-        f'<p class="note">Of {len(compared)} evaluation prompts kept, <b class="right">{right} turned right</b> and '
-        f'<b class="wrong">{wrong} turned wrong</b> between step {first} and step {last} ({RIGHT_MEANS}).</p>'
+        f'<p class="note">Of {len(compared)} recorded evaluation prompts, <b class="right">{right} turned right</b> and'
+        f' <b class="wrong">{wrong} turned wrong</b> between step {first} and step {last} ({RIGHT_MEANS}).</p>'
     )
 
 
 def _film(evaluated: Mapping[int, list[Sample]]) -> str:
-    """One row per prompt, one column per evaluation: short answers seen changing."""
+    """One row per prompt and one column per evaluation, for short responses."""
     steps = _spread(sorted(evaluated), _FILM_STEPS)
-    followed = watched(evaluated[steps[0]], _FILM_ROWS)
     by_step = {step: {(s.uid, s.prompt): s for s in reversed(evaluated[step])} for step in steps}
     rows = []
-    for sample in followed:
+    for sample in followed(evaluated[steps[0]], _FILM_ROWS):
         cells = [by_step[step].get((sample.uid, sample.prompt)) for step in steps]
         shown = "".join(f"<td>{_answer(cell)}</td>" if cell else "<td></td>" for cell in cells)
         answer = f"<td>{_text(sample.answer)}</td>" if sample.answer is not None else "<td></td>"
@@ -72,7 +70,7 @@ def _film(evaluated: Mapping[int, list[Sample]]) -> str:
 
 
 def _comparison(compared: Sequence[Pair], first: int, last: int) -> str:
-    """A card per prompt with both responses, for texts."""
+    """A card per prompt with its first and last response, for long responses."""
     cards = [
         f'<article class="card pair"><h3>{_text(pair.now.prompt)}</h3><div class="columns">'
         f"{_response(pair.before, f'step {first}')}{_response(pair.now, f'step {last}')}</div></article>"
@@ -83,22 +81,26 @@ def _comparison(compared: Sequence[Pair], first: int, last: int) -> str:
 
 def _response(sample: Sample, label: str) -> str:
     return (
-        f'<div><p class="note">{label} <b class="{_kind(sample)}">{_number(sample.score)}</b></p>'
+        f'<div><p class="note">{label} {_score(sample)}</p>'
         f'<div class="text">{_text(sample.response) or "(empty)"}</div></div>'
     )
 
 
 def _sample_table(samples: Sequence[Sample]) -> str:
-    rows = [
-        f'<tr><td class="text">{_text(sample.prompt)}</td><td class="text">{_text(sample.response)}</td>'
-        f'<td class="text">{_text(sample.answer or "")}</td><td><b class="{_kind(sample)}">{_number(sample.score)}</b>'
-        "</td></tr>"
-        for sample in samples
-    ]
+    rows = []
+    for sample in samples:
+        texts = "".join(
+            f'<td class="text">{_text(text)}</td>' for text in (sample.prompt, sample.response, sample.answer or "")
+        )
+        rows.append(f"<tr>{texts}<td>{_score(sample)}</td></tr>")
     return (
         '<div class="card scroll"><table class="samples"><thead><tr><th>prompt</th><th>response</th><th>answer</th>'
         f"<th>score</th></tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
     )
+
+
+def _score(sample: Sample) -> str:
+    return f'<b class="{_kind(sample)}">{formatting.short(sample.score)}</b>'
 
 
 def _answer(sample: Sample) -> str:
@@ -115,12 +117,8 @@ def _kind(sample: Sample) -> str:
     return "unscored" if math.isnan(sample.score) else "right" if sample.score >= RIGHT_AT else "wrong"
 
 
-def _number(score: float) -> str:
-    return "-" if math.isnan(score) else formatting.short(score)
-
-
 def _spread(steps: Sequence[int], limit: int) -> list[int]:
-    """At most `limit` of the steps, evenly, with the first and the last."""
+    """At most `limit` of the steps, evenly spaced, with the first and the last."""
     if len(steps) <= limit:
         return list(steps)
     return [steps[round(place * (len(steps) - 1) / (limit - 1))] for place in range(limit)]

@@ -1,20 +1,20 @@
-"""The terminal: the progress line, evaluation lines, sample tables."""
+"""The console tracker: progress line, evaluation lines and sample tables."""
 
 from collections.abc import Mapping, Sequence
 
 from rich.console import Group
 
 from hybridflow.observability.progress import Progress
-from hybridflow.observability.samples import Pair, Sample, pairs, watched
+from hybridflow.observability.samples import Sample, followed, pairs, turned
 from hybridflow.observability.tables import before_after_table, sample_table
 
 _TABLE_ROWS = 6
 
 
 class ConsoleTracker:
-    """Feeds the progress line, and prints samples: of training as they are, of evaluation beside the first ones.
+    """Updates the progress line, and prints training samples and evaluation samples, the latter with the first ones.
 
-    `first_samples` are the evaluation samples of the first evaluation, when a run continues an earlier one.
+    `first_samples` are the samples of the first evaluation, if the run is resumed.
     """
 
     def __init__(self, progress: Progress, *, first_samples: Sequence[Sample] = ()) -> None:
@@ -23,16 +23,16 @@ class ConsoleTracker:
         progress.start()
 
     def begin(self) -> None:
-        """Nothing: a terminal keeps what it showed."""
+        """Does nothing: a terminal keeps its output."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Move the progress line; evaluation metrics among them get a line of their own."""
+        """Updates the progress line; evaluation metrics are printed on a separate line."""
         self._progress.evaluation(step, metrics)
         if step > 0:
             self._progress.update(step, metrics)
 
     def log_samples(self, step: int, rows: Sequence[Sample]) -> None:
-        """Print a table of some training samples, and one of the same evaluation prompts before and now."""
+        """Prints a table of some training samples, and one of evaluation prompts with first and latest responses."""
         trained = [sample for sample in rows if sample.split == "train"]
         evaluated = [sample for sample in rows if sample.split == "eval"]
         console = self._progress.console
@@ -40,20 +40,15 @@ class ConsoleTracker:
             self._print(sample_table(trained[:_TABLE_ROWS], console=console, title=f"samples  step {step}"))
         compared = pairs(self._before, evaluated)
         if compared:
-            shown = pairs(watched(self._before, _TABLE_ROWS), evaluated)
-            self._print(before_after_table(shown, console=console, title=_title(step, compared)))
+            right, wrong = turned(compared)
+            title = f"eval samples  step {step}  of {len(compared)} prompts {right} turned right, {wrong} turned wrong"
+            shown = pairs(followed(self._before, _TABLE_ROWS), evaluated)
+            self._print(before_after_table(shown, console=console, title=title))
         self._before = self._before or evaluated
 
     def close(self) -> None:
-        """Leave the last progress line in place."""
+        """Leaves the last progress line in place."""
         self._progress.close()
 
     def _print(self, table: Group) -> None:
         self._progress.console.print("", table, "", sep="\n")
-
-
-def _title(step: int, compared: Sequence[Pair]) -> str:
-    right = sum(pair.turned_right for pair in compared)
-    wrong = sum(pair.turned_wrong for pair in compared)
-    turned = f"{right} turned right, {wrong} turned wrong"
-    return f"eval samples  step {step}  of {len(compared)} prompts {turned}"

@@ -7,7 +7,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from hybridflow.observability.samples import Sample, pairs, sample_of_row, watched
+from hybridflow.observability.samples import Sample, followed, pairs, sample_of_row, turned
 from hybridflow.observability.tables import before_after_table, clip, sample_table, visible
 
 
@@ -35,18 +35,16 @@ def test_pairs_match_prompts_and_take_the_first_response_of_each():
     before = [_sample(1, 0.0), _sample(2, 1.0), _sample(3, 0.0)]
     now = [_sample(2, 0.0), _sample(1, 1.0), _sample(1, 0.0), _sample(9, 1.0)]
     found = pairs(before, now)
-    assert [(pair.now.uid, pair.turned_right, pair.turned_wrong) for pair in found] == [
-        (1, True, False),
-        (2, False, True),
-    ]
+    assert [(pair.before.score, pair.now.score, pair.now.uid) for pair in found] == [(0.0, 1.0, 1), (1.0, 0.0, 2)]
+    assert (turned(found), turned(found[:1]), turned(found[1:])) == ((1, 1), (1, 0), (0, 1))
 
 
 def test_watched_samples_are_the_wrong_ones_and_one_right():
     samples = [_sample(uid, float(uid in (1, 3, 6))) for uid in range(8)]
-    assert [sample.uid for sample in watched(samples, 4)] == [0, 1, 2, 4]
-    assert len(watched(samples, 20)) == 8
-    assert [sample.uid for sample in watched([samples[1], samples[3]], 4)] == [1, 3]
-    assert watched([], 4) == []
+    assert [sample.uid for sample in followed(samples, 4)] == [0, 1, 2, 4]
+    assert len(followed(samples, 20)) == 8
+    assert [sample.uid for sample in followed([samples[1], samples[3]], 4)] == [1, 3]
+    assert followed([], 4) == []
 
 
 def test_spaces_at_the_ends_and_line_ends_are_visible():

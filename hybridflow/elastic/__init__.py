@@ -1,12 +1,12 @@
-"""A run outlives its machines: whole checkpoints, and how a run goes on from them. Read `checkpoint.py` first.
+"""Checkpoints of a run, and how a run stops and resumes. Read `checkpoint.py` first.
 
     runs/<experiment>/checkpoints/step_40/
-        manifest.json      every file with its size and SHA-256; written last, so what lacks it is not a checkpoint
+        manifest.json      every file with its size and SHA-256; written last, so that it marks a checkpoint
         driver.json        counters, data position and random states of the driver
-        actor/huggingface/ a model directory that `transformers` loads
-        actor/...          what each role saved itself
+        actor/huggingface/ a model directory that `transformers` can load
+        actor/...          the rest of each role's state
 
-Nothing half-written is ever visible: `storage` writes beside the final name, flushes, and renames.
+Nothing half-written is ever visible: `storage` writes to a temporary directory, flushes it, and renames it.
 """
 
 from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore

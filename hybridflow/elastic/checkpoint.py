@@ -1,16 +1,15 @@
-"""Checkpoints of the whole run, in `run_dir/checkpoints/step_N`: saved whole, found again, verified."""
+"""Checkpoints of a run in `run_dir/checkpoints/step_N`: saved atomically, found again, verified, deleted."""
 
 import logging
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hybridflow.elastic import driver_state as json_state
 from hybridflow.elastic.faults import fault_point
 from hybridflow.elastic.manifest import MANIFEST, Manifest, Parts, verify, write_manifest
-from hybridflow.elastic.retention import is_whole, prune
-from hybridflow.elastic.storage import settle, write_aside
+from hybridflow.elastic.storage import delete, settle, write_aside
 from hybridflow.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -21,27 +20,27 @@ _STEP = re.compile(r"step_(\d+)")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that was verified: every file is there as it was written."""
+    """A verified checkpoint: every file is as it was written."""
 
     path: Path
     manifest: Manifest
 
     @property
     def step(self) -> int:
-        """Training steps that were complete."""
+        """Number of completed training steps."""
         return self.manifest.step
 
     def driver_state(self) -> dict:
-        """The driver's state, exactly as it was given to `save`, and the `step`."""
+        """The driver's state exactly as given to `save`, plus the `step`."""
         return json_state.loads((self.path / DRIVER_STATE).read_text())
 
     def check_parts(self, roles: Collection[str]) -> None:
-        """Raises `CheckpointError` where the checkpoint lacks the part of a role that a run is to load."""
+        """Raises `CheckpointError` if the checkpoint lacks a role that the run loads."""
         missing = sorted(set(roles) - set(self.manifest.parts))
         if missing:
             raise CheckpointError(
-                f"{self.path} has no part of the role '{missing[0]}'; it has: {', '.join(self.manifest.parts)}.",
-                remedy="Train the roles that the run was started with, or start over with trainer.resume=never.",
+                f"{self.path} has no state of the role '{missing[0]}'; it has: {', '.join(self.manifest.parts)}.",
+                remedy="Use the roles with which the run was started, or start over with trainer.resume=never.",
             )
 
 
@@ -50,9 +49,9 @@ class CheckpointStore:
 
         store = CheckpointStore(run_dir, keep=2)
         store.save(40, write=lambda directory: {"actor": all_files(actor.save(directory).result())}, driver_state={})
-        checkpoint = store.latest()              # None, or verified to the last byte
+        checkpoint = store.latest()              # None, or fully verified
 
-    One process at a time writes to a run's directory.
+    Only one process at a time may write to a run's directory.
     """
 
     def __init__(self, run_dir: Path, *, keep: int = 2, world: int = 1) -> None:
@@ -62,11 +61,11 @@ class CheckpointStore:
         self.world = world
 
     def save(self, step: int, write: Callable[[Path], Parts], driver_state: dict) -> Path:
-        """Write a checkpoint and return its path; then delete those beyond `keep`.
+        """Writes a checkpoint and returns its path; then deletes old ones beyond `keep`.
 
-        `write` fills the directory it is given (workers save their own parts there) and answers what each role wrote.
-        Until all of it is on the disk, and found there by this process, the checkpoint does not exist; if anything
-        fails, the earlier ones are as they were.
+        `write` fills the directory it is given, where each worker saves its own files, and returns what each role
+        wrote. The checkpoint appears only when all of it is on disk and visible to this process. If anything fails,
+        earlier checkpoints are unchanged.
         """
         state = json_state.dumps(driver_state | {"step": step})
         final = self.directory / f"step_{step}"
@@ -77,43 +76,46 @@ class CheckpointStore:
             (partial / DRIVER_STATE).write_text(state)
             fault_point("before_manifest")
             write_manifest(partial, parts, step=step, world=self.world)
-        prune(self.paths(), keep=self.keep, just_written=final)
+        _prune(self.paths(), keep=self.keep, just_written=final)
         return final
 
     def latest(self) -> Checkpoint | None:
-        """The newest whole checkpoint; damaged ones are passed over with a warning that says why. Changes nothing."""
+        """The newest intact checkpoint; skips damaged ones with a warning. Does not change the directory."""
         for path in reversed(self.paths()):
             try:
                 return self.open(path)
             except CheckpointError as error:
-                logger.warning("checkpoint=%s is passed over: %s", path, error.message)
+                logger.warning("checkpoint=%s is skipped: %s", path, error.message)
         return None
 
     def settle(self) -> None:
-        """Finish what a killed save left behind; only for the process that claimed the run's directory."""
+        """Cleans up after a killed save; only for the process that has claimed the run's directory."""
         settle(self.directory)
 
     def open(self, path: Path) -> Checkpoint:
-        """The checkpoint in a directory, verified to the last byte; `CheckpointError` names what is damaged."""
+        """The checkpoint in a directory, fully verified; raises a `CheckpointError` that names damaged files."""
         if not (path / MANIFEST).exists():
-            raise CheckpointError(_not_a_checkpoint(path), remedy=self._nearest(path))
+            found = f"{path} is not a checkpoint: it has no {MANIFEST}."
+            if not path.exists():
+                found = f"The checkpoint {path} does not exist."
+            raise CheckpointError(found, remedy=self._nearest(path))
         checkpoint = Checkpoint(path, verify(path))
         _check_step(checkpoint)
         return checkpoint
 
     def paths(self) -> list[Path]:
-        """The `step_N` directories, oldest first, whole or not."""
+        """The `step_N` directories, oldest first, including damaged ones."""
         return steps_below(self.directory)
 
     def is_own(self, path: Path) -> bool:
-        """Whether a checkpoint belongs to this run, also if `checkpoints` or a `step_N` in it is a symbolic link."""
+        """Whether a checkpoint belongs to this run, even if `checkpoints` or `step_N` is a symbolic link."""
         roots = {found.resolve() for found in (self.run_dir, self.directory, *self.paths())}
         places = (path.resolve(), path.parent.resolve() / path.name)
         return any(place.is_relative_to(root) for place in places for root in roots)
 
     def newest_whole(self) -> Path | None:
-        """The newest checkpoint whose files have their sizes; their contents are not read."""
-        return next((path for path in reversed(self.paths()) if is_whole(path)), None)
+        """The newest checkpoint whose files have the right sizes, without reading their contents."""
+        return next((path for path in reversed(self.paths()) if _is_intact(path)), None)
 
     def _nearest(self, path: Path) -> str:
         inside = steps_below(path) or steps_below(path / "checkpoints") or steps_below(path.parent) or self.paths()
@@ -122,7 +124,7 @@ class CheckpointStore:
 
 
 def saved_config(path: Path) -> dict[str, object]:
-    """The settings of a checkpoint, unverified; none where they cannot be read."""
+    """The settings in a checkpoint, without verifying it; empty if they cannot be read."""
     try:
         found = json_state.loads((path / DRIVER_STATE).read_text()).get("config")
     except (OSError, ValueError, AttributeError, RecursionError):
@@ -131,7 +133,7 @@ def saved_config(path: Path) -> dict[str, object]:
 
 
 def steps_below(directory: Path) -> list[Path]:
-    """The `step_N` directories below a directory, by step."""
+    """The `step_N` directories in a directory, by step."""
     if not directory.is_dir():
         return []
     numbered = [(_STEP.fullmatch(path.name), path) for path in directory.iterdir() if path.is_dir()]
@@ -139,9 +141,9 @@ def steps_below(directory: Path) -> list[Path]:
 
 
 def _check_step(checkpoint: Checkpoint) -> None:
-    """The directory's name and the driver's state say the same step as the manifest."""
-    named, said = _STEP.fullmatch(checkpoint.path.name), checkpoint.driver_state().get("step")
-    for what, step in (("its name", int(named[1]) if named else checkpoint.step), (DRIVER_STATE, said)):
+    """Checks that the directory's name and the driver's state have the manifest's step."""
+    named, saved = _STEP.fullmatch(checkpoint.path.name), checkpoint.driver_state().get("step")
+    for what, step in (("its name", int(named[1]) if named else checkpoint.step), (DRIVER_STATE, saved)):
         if step != checkpoint.step:
             raise CheckpointError(
                 f"{checkpoint.path} is damaged: {what} says step {step}, its manifest step {checkpoint.step}.",
@@ -149,7 +151,31 @@ def _check_step(checkpoint: Checkpoint) -> None:
             )
 
 
-def _not_a_checkpoint(path: Path) -> str:
-    if not path.exists():
-        return f"The checkpoint {path} does not exist."
-    return f"{path} is not a checkpoint: it has no {MANIFEST}."
+def _prune(paths: Sequence[Path], *, keep: int, just_written: Path) -> None:
+    """Deletes the checkpoints older than the newest `keep` intact ones, judged by file sizes; `paths` are oldest first.
+
+    Never deletes the one just written. Deletes a symbolic link, but not its target. A checkpoint that cannot be deleted
+    stays, with a warning.
+    """
+    intact = [path for path in paths if path == just_written or _is_intact(path)]
+    oldest_kept = intact[-max(keep, 1) :][0]
+    for path in paths[: paths.index(oldest_kept)]:
+        target = path.resolve() if path.is_symlink() else None
+        if path == just_written:
+            continue
+        try:
+            delete(path)
+        except OSError as error:
+            logger.warning("checkpoint=%s could not be deleted: %s keep_checkpoints=%d", path, error, keep)
+        else:
+            how = f"deleted keep_checkpoints={keep}" if target is None else f"was a link to {target}: deleted the link"
+            logger.info("checkpoint=%s %s", path, how)
+
+
+def _is_intact(path: Path) -> bool:
+    """Whether a checkpoint has all files of its manifest, with the right sizes."""
+    try:
+        verify(path, full=False)
+    except CheckpointError:
+        return False
+    return True

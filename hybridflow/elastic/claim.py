@@ -1,4 +1,4 @@
-"""One process at a time writes to a run's directory: a lock on the directory itself, which ends with the process."""
+"""A lock on a run's directory, so that one process at a time writes to it; it ends with the process."""
 
 import fcntl
 import logging
@@ -13,26 +13,26 @@ from hybridflow.errors import ResourceError
 logger = logging.getLogger(__name__)
 
 _PATIENCE_SECONDS = 0.5
-"""`is_claimed` locks a directory for an instant: a claim at that instant tries again for this long."""
+"""How long `claim` retries, because `is_claimed` holds a lock for a moment."""
 
 
 @dataclass(frozen=True)
 class _Held:
-    """A directory that this process has locked, and whether it also made it."""
+    """A directory that this process has locked, and whether it created it."""
 
     descriptor: int
     is_new: bool
 
 
 _held: dict[Path, _Held] = {}
-"""The directories that this process holds, by the path they were claimed under."""
+"""The directories that this process has locked, by the path used to claim them."""
 
 
 def claim(run_dir: Path) -> None:
-    """Makes the directory, or the target of a symbolic link, and takes it for this process, until `release`.
+    """Creates the directory, or the target of a symbolic link, and locks it for this process until `release`.
 
-    Raises `ResourceError` when another process has it. Where a file system knows no locks, nothing is locked. A
-    directory that cannot be made is not claimed: writing run.log into it fails, and says why.
+    Raises `ResourceError` if another process holds the lock. Does not lock on file systems without locks, nor a
+    directory that cannot be created: writing run.log to it then fails with the reason.
     """
     release(run_dir)
     while True:
@@ -41,7 +41,7 @@ def claim(run_dir: Path) -> None:
             run_dir.resolve().mkdir(parents=True, exist_ok=True)
         except OSError:
             return
-        with suppress(FileNotFoundError):  # renamed or removed by its holder since: it is made again
+        with suppress(FileNotFoundError):  # renamed or removed meanwhile by its holder: create it again
             descriptor = _locked(run_dir)
             if _is_at(descriptor, run_dir):
                 _held[run_dir.absolute()] = _Held(descriptor, is_new)
@@ -50,13 +50,13 @@ def claim(run_dir: Path) -> None:
 
 
 def is_claimed(run_dir: Path) -> bool:
-    """Whether some process, this one too, has the directory; also where the file system does not tell."""
+    """Whether any process, including this one, has claimed the directory; true if the file system has no locks."""
     if not run_dir.is_dir():
         return False
     descriptor = os.open(run_dir, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:  # held, or the file system knows no locks
+    except OSError:  # locked, or the file system has no locks
         return True
     finally:
         os.close(descriptor)
@@ -71,7 +71,7 @@ def _locked(run_dir: Path) -> int:
         os.close(descriptor)
         raise ResourceError(
             f"trainer.run_dir={run_dir} is being written by another process.",
-            remedy="Name another one (trainer.run_dir or trainer.experiment), or end that process"
+            remedy="Use another directory (trainer.run_dir or trainer.experiment), or end that process"
             f" (fuser -v {run_dir}).",
         ) from error
     except OSError as error:
@@ -91,7 +91,7 @@ def _lock(descriptor: int) -> None:
 
 
 def _is_at(descriptor: int, run_dir: Path) -> bool:
-    """Whether a directory is still the one at this path, not deleted or renamed since it was opened."""
+    """Whether an open directory is still the one at this path, not deleted or renamed."""
     try:
         return os.path.samestat(os.fstat(descriptor), run_dir.stat())
     except FileNotFoundError:
@@ -99,18 +99,18 @@ def _is_at(descriptor: int, run_dir: Path) -> bool:
 
 
 def check_in_place(run_dir: Path) -> None:
-    """Raises `ResourceError` where a directory that this process claimed was deleted or moved away meanwhile."""
+    """Raises `ResourceError` if a directory that this process has claimed was deleted or moved."""
     held = _held.get(run_dir.absolute())
     if held is not None and not _is_at(held.descriptor, run_dir):
         raise ResourceError(
             f"trainer.run_dir={run_dir} was deleted or moved while the run was writing to it; the run ends here.",
-            remedy="Start the same command again: it starts over, or resumes from the last checkpoint if you first move"
-            " the directory back.",
+            remedy="Run the same command again: it starts over, or resumes from the last checkpoint if you move the"
+            " directory back first.",
         )
 
 
 def release(run_dir: Path) -> None:
-    """Gives the directory back, where this process has it; one that it made and wrote nothing into is removed."""
+    """Unlocks the directory if this process has claimed it; removes it if this process created it and it is empty."""
     held = _held.pop(run_dir.absolute(), None)
     if held is None:
         return

@@ -1,40 +1,27 @@
-"""Which settings may change when a run is resumed, and which would make the checkpoint mean something else."""
+"""Which settings and files may change when a run is resumed, and which must be as the checkpoint has them."""
 
+import hashlib
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from hybridflow.config.absolute_paths import is_code, written_file
 from hybridflow.config.loop import ResumeChanged
-from hybridflow.elastic.fingerprints import Fingerprints
 from hybridflow.errors import CheckpointError
 
-FIXED = (
-    "model.path",
-    "model.tokenizer_path",
-    "model.pad_token",
-    "actor.model.path",
-    "critic.model.path",
-    "actor.lora.rank",
-    "actor.lora.alpha",
-    "actor.lora.targets",
-    "critic.lora.rank",
-    "critic.lora.alpha",
-    "critic.lora.targets",
-    "dataflow",
-    "algorithm.advantage",
-    "data.train_files",
-    "data.batch_size",
-    "data.shuffle",
-    "data.mixture",
-    "data.difficulty_key",
-    "data.curriculum_steps",
-    "data.pretraining_files",
-    "data.max_prompt_tokens",
-    "data.drop_long_prompts",
-    "data.prompt_key",
-    "data.answer_key",
-    "trainer.seed",
+Fingerprints = Mapping[str, Mapping[str, str]]
+"""Digests by source and by file in it (the empty name for a source that is a single file).
+
+A source is a file, directory or dataset as a setting writes it, or `module NAME` for a module of the user's.
+"""
+
+FIXED = re.compile(
+    r"model\.(path|tokenizer_path|pad_token)|(actor|critic)\.(model\.path|lora\.(rank|alpha|targets))"
+    r"|data\.(train_files|batch_size|shuffle|mixture|difficulty_key|curriculum_steps|pretraining_files)"
+    r"|data\.(max_prompt_tokens|drop_long_prompts|prompt_key|answer_key)"
+    r"|dataflow|algorithm\.advantage|trainer\.seed"
 )
 """Settings on which the saved weights, data position or random states depend."""
 
@@ -43,15 +30,19 @@ _INPUTS = re.compile(
     r"|reward\.(functions|process|model\.(path|tokenizer_path|pad_token))"
     r"|roles\..+\.(kind|functions|process|model\.(path|tokenizer_path|pad_token))"
 )
-"""Settings that choose which rows, prompts and rewards a run has: they may change where files may."""
+"""Settings that choose the rows, prompts and rewards of a run: they may change only if the contents of files may."""
 
 _DIRECTORIES = re.compile(r"\A(?P<prefix>(\w+:)?)[^:?]*/")
-"""What a path begins with, after a prefix such as `verl:` and before options such as `?split=train`."""
+"""The directories of a path, after a prefix such as `verl:` and before options such as `?split=train`."""
+
+_WHOLE_BYTES = 4 << 30
+_BLOCK_BYTES = 64 << 10
+_BLOCKS = 4096
 
 
 @dataclass(frozen=True)
 class Change:
-    """A setting that is not what it was."""
+    """A setting that differs from the checkpoint's."""
 
     key: str
     saved: object
@@ -60,20 +51,20 @@ class Change:
     @property
     def is_of_inputs(self) -> bool:
         """Whether the setting chooses inputs: rows, prompts, rewards, or code in a file (`path/file.py:name`)."""
-        named = any(isinstance(word, str) and is_code(word) for word in words_of(self.saved) + words_of(self.now))
-        return named or _INPUTS.fullmatch(self.key) is not None
+        words = words_of(self.saved) + words_of(self.now)
+        return _INPUTS.fullmatch(self.key) is not None or any(isinstance(word, str) and is_code(word) for word in words)
 
     def __str__(self) -> str:
         return f"{self.key} was {self.saved!r} and is {self.now!r}"
 
 
 def words_of(value: object) -> list[object]:
-    """The values of a setting: those of a list, or the one that it has."""
+    """The values of a setting: the items of a list, or the single value."""
     return value if isinstance(value, list) else [value]
 
 
 def flat(config: Mapping[str, object]) -> dict[str, object]:
-    """A nested configuration by dotted keys; lists are values, and so is an empty section."""
+    """A nested configuration by dotted keys. Lists and empty sections are values."""
     out: dict[str, object] = {}
     for key, value in config.items():
         if isinstance(value, Mapping) and value:
@@ -97,10 +88,10 @@ def with_moves_undone(
     before: Fingerprints,
     after: Fingerprints,
 ) -> dict[str, object]:
-    """The present settings by dotted keys, with the saved value where only directories differ.
+    """The present settings by dotted keys, with the saved value if only directories differ.
 
-    `paths` are the keys of settings that may hold paths. In these, each name must be the same in the same position,
-    and the fingerprints of its files, `before` and `after`, must be known and equal.
+    `paths` are the keys of settings that may hold paths. A path counts as moved if its last component is the same, at
+    the same position, and the fingerprints of its files, `before` and `after`, are known and equal.
     """
     was, settings = flat(saved), flat(now)
     for key in paths:
@@ -114,11 +105,8 @@ def _is_moved(old: object, new: object, before: Fingerprints, after: Fingerprint
     if not isinstance(old, str) or not isinstance(new, str) or old == new:
         return old == new
     files = before.get(written_file(old) or old)
-    return _name(old) == _name(new) and bool(files) and files == after.get(written_file(new) or new)
-
-
-def _name(path: str) -> str:
-    return _DIRECTORIES.sub(r"\g<prefix>", path.rstrip("/"), count=1)
+    names = {_DIRECTORIES.sub(r"\g<prefix>", path.rstrip("/"), count=1) for path in (old, new)}
+    return len(names) == 1 and bool(files) and files == after.get(written_file(new) or new)
 
 
 def check_compatible(
@@ -126,21 +114,61 @@ def check_compatible(
 ) -> list[Change]:
     """The settings that changed since a checkpoint was written.
 
-    Raises `CheckpointError` if one of `FIXED` did, or one that chooses inputs, unless `trainer.resume_changed=accept`.
+    Raises `CheckpointError` if a `FIXED` setting changed, or one that chooses inputs and `policy` is to refuse that.
     """
-    # A setting that the checkpoint does not know yet, and that is still empty, is as it was.
+    # A setting that the checkpoint does not have yet counts as unchanged while it is empty.
     changes = [change for change in compare(saved, now) if change.saved or change.now]
-    if fixed := [change for change in changes if change.key in FIXED]:
+    if fixed := [change for change in changes if FIXED.fullmatch(change.key)]:
         raise CheckpointError(
             f"The checkpoint was made with other settings: {'; '.join(map(str, fixed))}.",
-            remedy="Set them back to resume, or start over with trainer.resume=never (the old run is set aside);"
+            remedy="Restore them to resume, or start over with trainer.resume=never (the old run is renamed);"
             " model.path may then be the checkpoint's actor/huggingface.",
         )
     inputs = [change for change in changes if change.is_of_inputs]
     if inputs and policy is ResumeChanged.refuse:
         raise CheckpointError(
             f"The checkpoint was made with other inputs: {'; '.join(map(str, inputs))}.",
-            remedy="Set them back to resume, resume with the present ones (trainer.resume_changed=accept), or start"
-            " over (trainer.resume=never).",
+            remedy="Restore them to resume, accept the changes (trainer.resume_changed=accept), or start over"
+            " (trainer.resume=never).",
         )
     return changes
+
+
+def file_fingerprint(path: Path) -> str:
+    """A digest of a file's contents.
+
+    Files of up to 4 GiB are hashed whole. For a larger file, the digest covers its size, its time of modification and
+    4,096 blocks of 64 KiB, evenly spaced from its start to its end.
+    """
+    with path.open("rb") as file:
+        known = os.fstat(file.fileno())
+        if known.st_size <= _WHOLE_BYTES:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+        digest = hashlib.sha256(f"{known.st_size} {known.st_mtime_ns}".encode())
+        last = max(0, known.st_size - _BLOCK_BYTES)
+        for block in range(_BLOCKS):
+            file.seek(last * block // (_BLOCKS - 1))
+            digest.update(file.read(_BLOCK_BYTES))
+    return f"sampled:{digest.hexdigest()}"
+
+
+def check_unchanged(saved: Fingerprints, now: Fingerprints, policy: ResumeChanged) -> list[str]:
+    """The files whose contents have changed since a checkpoint was written.
+
+    Raises a `CheckpointError` that names them, unless `policy` accepts changes. Ignores sources that only one side has:
+    there a setting has changed (see `check_compatible`), or what a module imports.
+    """
+    changed = [
+        os.path.join(source, file) if file else source
+        for source in saved.keys() & now.keys()
+        for file in saved[source].keys() | now[source].keys()
+        if saved[source].get(file) != now[source].get(file)
+    ]
+    changed.sort()
+    if changed and policy is ResumeChanged.refuse:
+        raise CheckpointError(
+            f"These files have changed since the checkpoint was written: {', '.join(changed)}.",
+            remedy="Restore their contents to resume, accept the changes (trainer.resume_changed=accept), or start over"
+            " (trainer.resume=never).",
+        )
+    return changed

@@ -1,4 +1,4 @@
-"""The driver's state as JSON that comes back exactly: floats to the last bit, tuples and bytes as what they were."""
+"""The driver's state as JSON that round-trips exactly: floats to the last bit, tuples as tuples, bytes as bytes."""
 
 import base64
 import json
@@ -10,9 +10,9 @@ _TUPLE, _BYTES = "__tuple__", "__bytes__"
 
 
 def dumps(state: dict) -> str:
-    """JSON text of a state made of dicts with string keys, lists, tuples, strings, bytes, numbers, booleans and None.
+    """JSON text of a state of dicts with string keys, lists, tuples, strings, bytes, numbers, booleans and None.
 
-    Python writes the shortest decimals that give the same float back; NaN and infinities are written as Python does.
+    Floats round-trip because Python writes their shortest exact decimals; NaN and infinities use Python's extension.
     """
     return json.dumps(_plain(state, "state"), indent=1) + "\n"
 
@@ -23,7 +23,7 @@ def loads(text: str) -> dict:
 
 
 def _plain(value: object, place: str) -> object:
-    # Exact types: a subclass (an enum, a NumPy scalar) would come back as something else.
+    # Exact types only: a subclass (an enum, a NumPy scalar) would load as another type.
     if value is None or type(value) in (bool, int, float, str):
         return value
     if type(value) is bytes:

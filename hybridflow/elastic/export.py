@@ -1,4 +1,4 @@
-"""A trained model taken out of a run's checkpoint, as a Hugging Face directory."""
+"""Exports a trained model from a run's checkpoint as a Hugging Face directory."""
 
 import json
 import os
@@ -40,18 +40,20 @@ def export_model(
 ) -> Path:
     """Writes the model of a role to `out`, a new or empty directory; returns the role's directory in the checkpoint.
 
-    Without a role that of the actor, or of the only role that was trained (a run of main_reward_model has no actor).
-    The checkpoint is the newest whole one, or that of a step, verified to the last byte. An adapter is added to the
-    weights of its model, found where the run had it or at `base_model`. With a `dtype` weights are converted, one at a
-    time; to float32 from the run's float32 copies, so that nothing is lost.
+    The default role is the actor, or the only trained role (a run of main_reward_model has no actor). Uses the newest
+    intact checkpoint, or that of `step`, fully verified. Merges an adapter into its base model, taken from the run's
+    path or from `base_model`. With a `dtype`, converts weights one at a time; float32 weights come from the optimizer's
+    float32 copies, so that no precision is lost.
     """
     checkpoint = _checkpoint(run_dir, step)
-    source = checkpoint.path / (role or _role_trained(checkpoint.path))
-    if source not in _with_models(checkpoint.path):
-        roles = [path.name for path in _with_models(checkpoint.path)]
+    kinds = (MODEL_DIRECTORY, ADAPTER_DIRECTORY)
+    roles = [path.name for path in sorted(checkpoint.path.iterdir()) if any((path / kind).is_dir() for kind in kinds)]
+    role = role or (roles[0] if len(roles) == 1 else "actor")
+    if role not in roles:
         raise ConfigError(
-            f"{checkpoint.path} holds no model of a role '{source.name}'.", remedy=f"Use --role with one of: {roles}."
+            f"{checkpoint.path} has no model of the role '{role}'.", remedy=f"Use --role with one of: {roles}."
         )
+    source = checkpoint.path / role
     config = flat(checkpoint.driver_state().get("config", {}))
     trusts = bool(config.get("model.trust_remote_code"))
     with _appearing_whole(out) as target:
@@ -65,17 +67,6 @@ def export_model(
             _convert(model, target, torch_dtype(dtype), state_of=source, trust_remote_code=trusts)
         shutil.rmtree(target / ".merged", ignore_errors=True)
     return source
-
-
-def _role_trained(checkpoint: Path) -> str:
-    found = [path.name for path in _with_models(checkpoint)]
-    return found[0] if len(found) == 1 else "actor"
-
-
-def _with_models(checkpoint: Path) -> list[Path]:
-    """The directories of roles whose model a checkpoint holds."""
-    kinds = (MODEL_DIRECTORY, ADAPTER_DIRECTORY)
-    return [path for path in sorted(checkpoint.iterdir()) if any((path / kind).is_dir() for kind in kinds)]
 
 
 def _checkpoint(run_dir: Path, step: int | None) -> Checkpoint:
@@ -105,7 +96,7 @@ def _checkpoint(run_dir: Path, step: int | None) -> Checkpoint:
 
 
 def _tokenizer_path(checkpoint: Checkpoint, config: Mapping[str, object]) -> object:
-    """Where the run had its tokenizer: checkpoints keep the path as it was written, the run's config.yaml whole."""
+    """The path of the run's tokenizer; the run's config.yaml has it in full, a checkpoint only as it was written."""
     written = config.get("model.tokenizer_path")
     of_run = checkpoint.path.parent.parent / "config.yaml"
     if not written or not of_run.is_file():
@@ -122,7 +113,7 @@ def _merge(adapter: Path, target: Path, base_model: str | None, tokenizer: objec
 
 
 def _convert(source: Path, target: Path, dtype: torch.dtype, *, state_of: Path, trust_remote_code: bool) -> None:
-    """Weights in another number format, but for a value head, which stays in float32."""
+    """Converts the weights to a dtype, except a value head, which stays in float32."""
     with ExitStack() as stack:
         tensors = _opened(source, stack)
         if dtype is torch.float32:
@@ -149,7 +140,7 @@ def _convert(source: Path, target: Path, dtype: torch.dtype, *, state_of: Path, 
 
 
 def _opened(source: Path, stack: ExitStack) -> dict[str, Tensor]:
-    """The weights of a directory, read from its files when they are used."""
+    """The weights of a directory, loaded lazily from its files."""
     files = weight_files(source)
     opened = {path: stack.enter_context(safe_open(path, framework="pt")) for path in sorted(set(files.values()))}
     return {name: opened[path].get_tensor(name) for name, path in files.items()}
@@ -157,10 +148,10 @@ def _opened(source: Path, stack: ExitStack) -> dict[str, Tensor]:
 
 @contextmanager
 def _appearing_whole(out: Path) -> Iterator[Path]:
-    """A directory beside `out` that takes its name when the block ends, or goes if it fails."""
+    """A temporary directory that is renamed to `out` when the block ends, or deleted if the block fails."""
     out = out.expanduser().absolute()
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise ConfigError(f"{out} is there already, and not an empty directory.", remedy="Name a new one.")
+        raise ConfigError(f"{out} exists and is not an empty directory.", remedy="Use a new directory.")
     partial = out.with_name(f".{out.name}.partial-{os.getpid()}")
     try:
         partial.mkdir(parents=True)
@@ -168,7 +159,7 @@ def _appearing_whole(out: Path) -> Iterator[Path]:
         os.rename(partial, out)
     except OSError as error:
         raise ResourceError(
-            f"{out} could not be written: {error}.", remedy="Name a directory that can be written, with room for it."
+            f"{out} could not be written: {error}.", remedy="Use a writable directory with enough free space."
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)

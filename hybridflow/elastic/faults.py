@@ -1,9 +1,7 @@
-"""Deaths on demand, for tests: a process kills itself at a named moment.
+"""Fault injection for tests: a process kills itself at a named point.
 
-    HYBRIDFLOW_KILL_AT=before_rename:3
-
-makes a process send itself SIGKILL when it comes to the point `before_rename` for the third time (without `:3`, the
-first). Without the variable a point costs one look into the environment, and nothing else ever happens there.
+With HYBRIDFLOW_KILL_AT=before_rename:3 in its environment, a process sends itself SIGKILL when it reaches the point
+`before_rename` for the third time (without `:3`, the first). Otherwise a fault point does nothing.
 """
 
 import os
@@ -23,13 +21,13 @@ POINTS = (
     "during_delete",
     "step_done",
 )
-"""In the order in which saving a checkpoint passes them; `step_done` is for the loop, after each training step."""
+"""In the order in which saving a checkpoint reaches them; `step_done` comes after each training step."""
 
 _passed: Counter[str] = Counter()
 
 
 def fault_point(name: str) -> None:
-    """Die here, if the environment says so."""
+    """Kills this process if HYBRIDFLOW_KILL_AT names this point."""
     assert name in POINTS, f"'{name}' is not in POINTS"
     wanted = os.environ.get(VARIABLE)
     if wanted is None:

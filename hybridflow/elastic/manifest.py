@@ -1,4 +1,4 @@
-"""The manifest: every file of a checkpoint with its size and SHA-256. What it does not cover is not a checkpoint."""
+"""The manifest of a checkpoint: every file with its size and SHA-256."""
 
 import hashlib
 import json
@@ -15,9 +15,9 @@ MANIFEST = "manifest.json"
 FORMAT = 2
 
 Parts = Mapping[str, Mapping[str, FileRecord]]
-"""What each role wrote: role -> path relative to the checkpoint -> what the file holds."""
+"""What each role wrote: role -> path relative to the checkpoint -> size and SHA-256."""
 
-_OTHER = "Use another checkpoint of the run, or trainer.resume=auto, which takes the newest whole one."
+_OTHER = "Use another checkpoint of the run, or trainer.resume=auto, which takes the newest intact one."
 
 
 @dataclass(frozen=True)
@@ -26,26 +26,26 @@ class Manifest:
 
     format: int
     step: int
-    """Training steps that were complete."""
+    """Number of completed training steps."""
     created: str
     """UTC, ISO 8601."""
     hybridflow: str
-    """Version that wrote it."""
+    """Version of hybridflow that wrote it."""
     world: int
-    """Devices of the run."""
+    """Number of devices of the run."""
     parts: list[str]
-    """Roles that saved themselves; the files of each lie in a directory of its name."""
+    """Roles with saved state, each in a directory of its name."""
     files: dict[str, FileRecord]
-    """Path relative to the checkpoint -> what it must be."""
+    """Path relative to the checkpoint -> size and SHA-256."""
     digest: str = ""
-    """SHA-256 of all the other fields."""
+    """SHA-256 of all other fields."""
 
 
-def write_manifest(directory: Path, parts: Parts, *, step: int, world: int) -> Manifest:
-    """Records all files below a directory in its `manifest.json`; call it last.
+def write_manifest(directory: Path, parts: Parts, *, step: int, world: int) -> None:
+    """Records all files in a directory in its `manifest.json`; call it last.
 
-    The records of `parts` come from the ranks that wrote the files; only what is in none of them is hashed here.
-    Raises `CheckpointError` where a role wrote nothing, or a file that a rank wrote is not in this process's directory.
+    `parts` are records from the ranks that wrote the files; only the remaining files are hashed here. Raises
+    `CheckpointError` if a role wrote nothing, or if this process does not see a file that a rank wrote.
     """
     here = files_below(directory)
     written = {name: record for files in parts.values() for name, record in files.items()}
@@ -56,14 +56,13 @@ def write_manifest(directory: Path, parts: Parts, *, step: int, world: int) -> M
     manifest = Manifest(FORMAT, step, created, __version__, world, sorted(parts), files)
     text = json.dumps(asdict(manifest) | {"digest": _digest(manifest)}, indent=1)
     (directory / MANIFEST).write_text(text + "\n")
-    return manifest
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """The manifest of a checkpoint directory, once its own digest and its step are found right."""
+    """The manifest of a checkpoint directory; checks its format, digest and step."""
     path = directory / MANIFEST
     if not path.is_file():
-        raise CheckpointError(f"{directory} has no {MANIFEST}: it is not a whole checkpoint.", remedy=_OTHER)
+        raise CheckpointError(f"{directory} has no {MANIFEST}: it is not a complete checkpoint.", remedy=_OTHER)
     try:
         raw = json.loads(path.read_text())
         _check_format(path, raw["format"], raw["hybridflow"])
@@ -79,23 +78,16 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def verify(directory: Path, *, full: bool = True) -> Manifest:
-    """The manifest, once every part and file is found as recorded: its size, and with `full` its SHA-256.
-
-    All files are hashed by several threads at once.
-    """
+    """The manifest, after checking every part and file: its size, and with `full` its SHA-256, in several threads."""
     manifest = read_manifest(directory)
     for part in manifest.parts:
         if not any(name.startswith(f"{part}/") for name in manifest.files):
-            raise CheckpointError(f"{directory} lacks the part of the role '{part}'.", remedy=_OTHER)
+            raise CheckpointError(f"{directory} lacks the state of the role '{part}'.", remedy=_OTHER)
     for name, record in manifest.files.items():
         if (damage := _wrong_size(directory / name, record)) is not None:
             raise CheckpointError(f"{directory / name} is damaged: {damage}.", remedy=_OTHER)
-    if full:
-        _check_contents(directory, manifest)
-    return manifest
-
-
-def _check_contents(directory: Path, manifest: Manifest) -> None:
+    if not full:
+        return manifest
     try:
         found = record_files(directory, manifest.files)
     except OSError as error:
@@ -103,19 +95,20 @@ def _check_contents(directory: Path, manifest: Manifest) -> None:
     for name, record in manifest.files.items():
         if found[name] != record:
             raise CheckpointError(f"{directory / name} is damaged: its SHA-256 is not the recorded one.", remedy=_OTHER)
+    return manifest
 
 
 def _check_parts(directory: Path, parts: Parts, here: Mapping[str, int]) -> None:
     remedy = "Set trainer.run_dir to a directory that every node of the run shares; earlier checkpoints are untouched."
     for role, files in parts.items():
         if not any(name.startswith(f"{role}/") for name in files):
-            raise CheckpointError(f"The role '{role}' wrote no part of the checkpoint {directory}.", remedy=remedy)
+            raise CheckpointError(f"The role '{role}' wrote nothing to the checkpoint {directory}.", remedy=remedy)
         for name, record in files.items():
             if here.get(name) != record.bytes:
                 found = "the file is missing" if name not in here else f"the file has {here[name]} bytes"
                 raise CheckpointError(
-                    f"The workers of '{role}' wrote {record.bytes} bytes to {directory / name}, but the driver sees"
-                    f" another directory there: {found}.",
+                    f"The workers of '{role}' wrote {record.bytes} bytes to {directory / name}, but the driver sees a"
+                    f" different directory there: {found}.",
                     remedy=remedy,
                 )
 

@@ -1,4 +1,4 @@
-"""Where a run begins: at a checkpoint or from the start, and what becomes of what is in its way."""
+"""Where a run starts: at a checkpoint or from scratch, and how an earlier run is moved out of its way."""
 
 import logging
 import os
@@ -14,7 +14,7 @@ _OF_A_RUN = ("checkpoints", "config.yaml", "metrics.jsonl", "run.log")
 
 
 def check_links(directory: Path) -> None:
-    """Raises `ResourceError` for a directory that is, or lies below, a symbolic link to nothing."""
+    """Raises `ResourceError` if a directory or one of its parents is a broken symbolic link."""
     for link in (directory, *directory.absolute().parents):
         if os.path.islink(link) and not os.path.exists(link):
             raise ResourceError(
@@ -24,10 +24,10 @@ def check_links(directory: Path) -> None:
 
 
 def resolve_resume(resume: str, store: CheckpointStore, total_steps: int) -> Checkpoint | None:
-    """The checkpoint that `trainer.resume` means: auto (the newest whole one), never (none), or a path.
+    """The checkpoint that `trainer.resume` means: auto (the newest intact one), never (none), or a path.
 
-    Raises `CheckpointError` for a run that has done more steps than that, and `ResourceError` if the directory of the
-    checkpoints is a symbolic link to nothing, such as to a disk that is not mounted.
+    Raises `CheckpointError` if it has more than `total_steps` steps, and `ResourceError` if the checkpoints' directory
+    is a broken symbolic link, for instance to a disk that is not mounted.
     """
     if resume == "never":
         return None
@@ -44,50 +44,46 @@ def resolve_resume(resume: str, store: CheckpointStore, total_steps: int) -> Che
 
 
 def warn_of_complete(checkpoint: Checkpoint, total_steps: int) -> None:
-    """Warns of a run that has done all its steps, once nothing else keeps it from resuming."""
+    """Warns if a run that could resume has completed all its steps."""
     if checkpoint.step == total_steps:
-        logger.warning(
-            "checkpoint=%s has all of trainer.total_steps=%d: raise it to go on, or set trainer.resume=never to start"
-            " over.",
-            checkpoint.path,
-            total_steps,
-        )
+        advice = "raise it to continue, or set trainer.resume=never to start over."
+        logger.warning("checkpoint=%s has all of trainer.total_steps=%d: %s", checkpoint.path, total_steps, advice)
 
 
 def set_aside(run_dir: Path) -> Path | None:
-    """Rename a run directory that is not empty to `<run_dir>.<n>`, n the first free number, and return that name.
+    """Renames a run directory that is not empty to `<run_dir>.<n>`, n the first free number; returns the new path.
 
-    Of a symbolic link, the target is renamed beside itself, and the link stays: `claim` makes the target again. Only a
-    directory that holds a run is moved: of any other, and of the current one, nothing is touched.
+    For a symbolic link, renames the target and keeps the link; `claim` creates the target again. Raises an error for a
+    directory that does not hold a run, and for the current one.
     """
     held = sorted(path.name for path in run_dir.iterdir()) if run_dir.is_dir() else []
     if not held:
         return None
     if not any(name in _OF_A_RUN for name in held):
         raise ConfigError(
-            f"trainer.run_dir={run_dir} holds other files than a run's: {', '.join(held[:4])}.",
-            remedy=f"Name a directory that is empty or new, such as trainer.run_dir={run_dir / 'run'}.",
+            f"trainer.run_dir={run_dir} contains files that are not a run's: {', '.join(held[:4])}.",
+            remedy=f"Use an empty or new directory, such as trainer.run_dir={run_dir / 'run'}.",
         )
     directory = run_dir.resolve() if run_dir.is_symlink() else run_dir.absolute()
     aside = _free_name(directory)
     try:
         if Path.cwd().is_relative_to(run_dir.resolve()):
-            raise OSError("it is the current directory, or holds it")
+            raise OSError("it is or contains the current directory")
         os.rename(directory, aside)
     except OSError as error:
         raise ResourceError(
             f"trainer.run_dir={run_dir} holds an earlier run, which cannot be renamed to {aside}: {error}.",
-            remedy="Name another trainer.run_dir, or move what is in it away.",
+            remedy="Use another trainer.run_dir, or move the earlier run away.",
         ) from error
     logger.warning("run_dir=%s held an earlier run, which is now in %s", run_dir, aside)
     return aside
 
 
 def set_later_aside(store: CheckpointStore, checkpoint: Checkpoint) -> list[Path]:
-    """Rename the store's checkpoints that are not before the one resumed from, so that no later `auto` takes them.
+    """Renames the store's checkpoints that do not precede the one resumed from, so that `auto` ignores them later.
 
-    For a `trainer.resume=<path>`: from then on the run has another history. Where the path lies outside the store,
-    that is all of the store's. They become `step_N.<n>`, which nothing deletes; returns their new names.
+    For `trainer.resume=<path>`, after which they are not part of the run's history; if the path is outside the store,
+    all of the store's. They become `step_N.<n>` and are never deleted; returns the new paths.
     """
     linked = checkpoint.path.resolve() in {path.resolve() for path in store.paths()}
     own = linked or checkpoint.path.parent.resolve() == store.directory.resolve()
@@ -97,7 +93,7 @@ def set_later_aside(store: CheckpointStore, checkpoint: Checkpoint) -> list[Path
         if path.resolve() not in before:
             moved.append(_free_name(path))
             os.rename(path, moved[-1])
-            logger.warning("checkpoint=%s is of another history and is now %s", path, moved[-1])
+            logger.warning("checkpoint=%s is not in the history of this run and is now %s", path, moved[-1])
     return moved
 
 

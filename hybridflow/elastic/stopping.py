@@ -1,4 +1,4 @@
-"""Stops a run at SIGTERM, Ctrl-C or SIGHUP: between two steps with a checkpoint, or at once at a second signal."""
+"""Stops a run on SIGTERM, Ctrl-C or SIGHUP: between two steps with a checkpoint, or at once on a second signal."""
 
 import logging
 import math
@@ -25,12 +25,12 @@ _SHARE_TO_SAVE = 0.2
 
 
 class Abandoned(KeyboardInterrupt):
-    """The current step is abandoned, because it would not end in time."""
+    """The current step is abandoned because it would not finish in time."""
 
 
 @dataclass
 class _Work:
-    """Work that may be abandoned: when it began, how long it usually takes, and whether it changes state."""
+    """Work that may be abandoned: when it began, how long it usually takes, and whether it is changing state."""
 
     began: float
     usual_seconds: float | None
@@ -61,7 +61,7 @@ class Stop:
         self.save_seconds: float | None = None
         """How long the last checkpoint took; None before the first."""
         self.before_exit: Callable[[], None] | None = None
-        """Called where the third signal exits."""
+        """Called before the third signal exits the process."""
         self._seconds: float | None = None
         self._in_process = False
         self._saves = True
@@ -101,7 +101,7 @@ class Stop:
 
     @contextmanager
     def gracefully(self, seconds: float, *, in_process: bool, saves: bool) -> Iterator[None]:
-        """In the block the first signal raises nothing: the run must end by itself within `seconds`.
+        """In the block the first signal raises nothing: the run must end on its own within `seconds`.
 
         `in_process`: the work is done in this process, and a thread triggers `check`; otherwise the code that waits for
         the work must call `check` regularly. `saves`: the run saves a checkpoint when it stops, as the log then says.
@@ -114,7 +114,7 @@ class Stop:
 
     @contextmanager
     def abandonable(self, is_changing: Callable[[], bool], *, usual_seconds: float | None) -> Iterator[None]:
-        """A block that may be abandoned; while `is_changing` is true, only when just the time of a checkpoint is left.
+        """A block that may be abandoned; while `is_changing` is true, only when no time beyond a checkpoint is left.
 
         `usual_seconds` is how long the block usually takes, None if that is unknown.
         """
@@ -160,7 +160,7 @@ class Stop:
         self.signal = self.signal or signal.Signals(number)
         if not is_first or self._seconds is None:
             self._has_raised = True
-        # What was sent together is handled here, not after an operation of seconds during which no handler can run.
+        # Handles signals that were sent together now, not after a long C call during which no handler can run.
         time.sleep(_TOGETHER_SECONDS)
         if self._has_raised or self._seconds is None:
             raise KeyboardInterrupt
@@ -170,7 +170,7 @@ class Stop:
             self.check()
 
     def _look(self, asked: signal.Signals, seconds: float) -> None:
-        """Says what goes on, where a handler must not; then has the main thread look at its work now and then."""
+        """Logs the stop, which a signal handler must not do; then has the main thread run `check` regularly."""
         logger.warning(
             "%s: finishing or abandoning the current step%s, within %g s (trainer.stop_seconds); a second signal stops"
             " at once.", asked.name, ", then saving a checkpoint" if self._saves else "", seconds,

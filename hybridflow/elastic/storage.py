@@ -1,4 +1,4 @@
-"""Directories that appear whole or not at all: written aside, flushed to the disk, renamed."""
+"""Directories that appear atomically: written under a temporary name, flushed to disk, renamed."""
 
 import errno
 import logging
@@ -27,10 +27,10 @@ _ABANDONED_SECONDS = 24 * 3600
 
 @contextmanager
 def write_aside(final: Path) -> Iterator[Path]:
-    """A fresh directory beside `final` to write into; it takes that name when the block ends, or goes if it fails.
+    """A temporary directory to write into, renamed to `final` when the block ends, and deleted if the block fails.
 
-    Whenever the process is killed, `final` is its old self, its new self or absent; absent where it had an old self,
-    `settle` brings that back. All is flushed to the disk before the rename. A full disk raises `ResourceError`.
+    Whenever the process is killed, `final` holds the old or the new contents or is absent; in the last case `settle`
+    restores the old contents. All files are flushed to disk before the rename. A full disk raises `ResourceError`.
     """
     partial = _aside(final, "partial")
     try:
@@ -50,9 +50,9 @@ def write_aside(final: Path) -> Iterator[Path]:
 
 
 def delete(directory: Path) -> None:
-    """Remove a directory, or a symbolic link but not its target. Raises `OSError`.
+    """Deletes a directory, or a symbolic link but not its target; raises `OSError`.
 
-    Killed in between, it is gone under its name, and `settle` removes the rest.
+    If the process is killed meanwhile, the directory is gone under its name, and `settle` removes the rest.
     """
     doomed = _aside(directory, "deleted")
     fault_point("before_delete")
@@ -62,10 +62,10 @@ def delete(directory: Path) -> None:
 
 
 def settle(directory: Path) -> None:
-    """Finish what dead processes left below `directory`: bring back what was being replaced, remove the rest.
+    """Cleans up what killed processes left in `directory`: restores what was being replaced, and removes the rest.
 
-    Only for the process that writes to `directory`: another one, in a container with process numbers of its own, cannot
-    tell whether a writer is alive. What can be neither brought back nor removed is warned of.
+    Only for the process that writes to `directory`: another one, in a container with its own process ids, cannot tell
+    whether a writer is alive. Warns of what can be neither restored nor removed.
     """
     for leftover in sorted(directory.glob(".*")):
         found = _ASIDE.fullmatch(leftover.name)
@@ -84,7 +84,7 @@ def settle(directory: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a directory with what is in it; of a symbolic link the link alone."""
+    """Removes a directory and its contents, or a symbolic link but not its target."""
     if path.is_symlink():
         path.unlink()
     else:
@@ -96,7 +96,7 @@ def _aside(final: Path, kind: str) -> Path:
 
 
 def _is_abandoned(leftover: Path, host: str, pid: int) -> bool:
-    """Whether its writer is gone; a process that began after the last write only inherited the number."""
+    """Whether its writer is dead; a process that started after the last write only has the same id."""
     written = leftover.lstat().st_mtime
     if host != socket.gethostname():
         return time.time() - written > _ABANDONED_SECONDS
@@ -109,7 +109,7 @@ def _is_abandoned(leftover: Path, host: str, pid: int) -> bool:
 
 
 def _put_in_place(partial: Path, final: Path) -> None:
-    """Rename; an older directory of that name steps aside first and is deleted after."""
+    """Renames; an older directory of that name is renamed first and deleted afterwards."""
     replaced = _aside(final, "replaced") if os.path.lexists(final) else None
     if replaced is not None:
         os.rename(final, replaced)
@@ -140,7 +140,7 @@ def _flush(path: Path) -> None:
 
 
 def _explained(error: BaseException, final: Path, partial: Path) -> BaseException:
-    """The error in our words where the file system is to blame, else the error itself."""
+    """An error with a remedy if the file system is the cause, else the error itself."""
     existing = next(path for path in (partial, *partial.parents) if path.is_dir())
     free = shutil.disk_usage(existing).free
     sizes = [path.stat().st_size for path in partial.rglob("*") if path.is_file()]
@@ -149,18 +149,18 @@ def _explained(error: BaseException, final: Path, partial: Path) -> BaseExceptio
         return ResourceError(
             f"{why}: {final} could not be written ({written} bytes were, {free} are free in {existing}).",
             remedy="Free space there, raise the limit, lower trainer.keep_checkpoints, or set trainer.run_dir to a"
-            " larger disk; earlier checkpoints are untouched and trainer.resume=auto goes on from them.",
+            " larger disk; earlier checkpoints are intact, and trainer.resume=auto resumes from them.",
         )
     if isinstance(error, OSError):
         return CheckpointError(
             f"{final} could not be written: {error}.",
-            remedy="Set trainer.run_dir to a directory that can be written; earlier checkpoints are untouched.",
+            remedy="Set trainer.run_dir to a directory that can be written; earlier checkpoints are intact.",
         )
     return error
 
 
 def _why_full(error: BaseException, free_bytes: int, largest_bytes: int) -> str | None:
-    """Libraries tell it in their own ways: an error number, words, or (torch.save) only that writing failed."""
+    """Why writing failed: libraries give an error number, a message, or (torch.save) no reason at all."""
     cause: BaseException | None = error
     while cause is not None:
         if (why := why_full(cause)) is not None:

@@ -17,8 +17,7 @@ from hybridflow.config.paths import PREFIX, builtin_path, user_path
 from hybridflow.config.user_code import FILE_MODULE
 from hybridflow.data.hub import hub_name, revision
 from hybridflow.data.reasoning_gym import TASK_PREFIX
-from hybridflow.elastic.compatibility import words_of
-from hybridflow.elastic.fingerprints import Fingerprints, file_fingerprint
+from hybridflow.elastic.compatibility import Fingerprints, file_fingerprint, words_of
 from hybridflow.launch.compose.compose import Composed
 from hybridflow.launch.plan.roles import RoleSpec
 from hybridflow.models.loading import resolve_model_path

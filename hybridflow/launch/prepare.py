@@ -9,7 +9,7 @@ from hybridflow.config.derived import run_dir as run_dir_of
 from hybridflow.dataflows.interface import Dataflow, role_needs
 from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore
 from hybridflow.elastic.claim import claim, release
-from hybridflow.elastic.fingerprints import Fingerprints
+from hybridflow.elastic.compatibility import Fingerprints
 from hybridflow.elastic.recovery import check_links, resolve_resume, set_aside, set_later_aside, warn_of_complete
 from hybridflow.errors import STRICT, Faults, HybridflowError
 from hybridflow.launch.checked_plan import RunPlan, plan_run

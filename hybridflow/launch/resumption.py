@@ -8,8 +8,15 @@ from hybridflow.config.absolute_paths import path_settings
 from hybridflow.config.loop import ResumeChanged
 from hybridflow.data.loader import BatchStream
 from hybridflow.elastic.checkpoint import Checkpoint
-from hybridflow.elastic.compatibility import check_compatible, compare, flat, with_moves_undone, words_of
-from hybridflow.elastic.fingerprints import Fingerprints, check_unchanged
+from hybridflow.elastic.compatibility import (
+    Fingerprints,
+    check_compatible,
+    check_unchanged,
+    compare,
+    flat,
+    with_moves_undone,
+    words_of,
+)
 from hybridflow.errors import CheckpointError
 from hybridflow.launch.compose.compose import Composed
 from hybridflow.launch.plan.data_streams import PRETRAINING

@@ -18,6 +18,7 @@ TORCH_FREE = (
     "hybridflow.parallel*",
     "hybridflow.models.geometry",
     "hybridflow.models.accounting",
+    "hybridflow.elastic",
     "hybridflow.resharding",
     "hybridflow.resharding.plan",
     "hybridflow.resharding.grouping",

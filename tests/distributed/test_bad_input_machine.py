@@ -115,8 +115,8 @@ def test_a_run_directory_that_cannot_be_written_is_told(tmp_path):
 @pytest.mark.parametrize(
     ("file", "found", "remedy"),
     [
-        ("thesis.tex", "holds other files than a run's: thesis.tex", "empty or new"),
-        ("metrics.jsonl", "it is the current directory", "Name another trainer.run_dir"),
+        ("thesis.tex", "contains files that are not a run's: thesis.tex", "empty or new"),
+        ("metrics.jsonl", "it is or contains the current directory", "Use another trainer.run_dir"),
     ],
 )
 def test_a_directory_of_something_else_and_the_current_one_are_left_alone(tmp_path, monkeypatch, file, found, remedy):
@@ -183,7 +183,7 @@ def test_a_checkpoint_that_does_not_fit_is_told_and_nothing_is_changed(tmp_path)
             "a step_N directory",
         ),
         ("algorithm=ppo", "dataflow was 'grpo' and is 'ppo'", "trainer.resume=never"),
-        (f"model.path={saved}/actor/huggingface", "model.path was 'builtin:calc", "Set them back"),
+        (f"model.path={saved}/actor/huggingface", "model.path was 'builtin:calc", "Restore them"),
         ("trainer.total_steps=1", "at step 2, beyond trainer.total_steps=1", "Set trainer.total_steps above 2"),
     ):
         assert_refused(attempt(tmp_path, *run, setting), found, remedy)

@@ -96,13 +96,13 @@ def test_a_damaged_checkpoint_is_passed_over_and_a_finished_run_only_says_so(com
     assert run.start(kill_at="step_done:5").status == KILLED
     (run.run_dir / "checkpoints" / "step_4" / "actor" / "optimizer" / "model.safetensors").write_bytes(b"torn")
     ended = run.start()
-    assert "step_4 is passed over" in ended.words
+    assert "step_4 is skipped" in ended.words
     assert "4 bytes instead of" in ended.words
     assert run.rows() == whole["grpo"].rows()
     rows, saved = metric_rows(run.run_dir), sorted((run.run_dir / "checkpoints").rglob("*"))
     ended = run.start()
     assert ended.status == 0
-    assert "has all of trainer.total_steps=6: raise it to go on" in ended.words
+    assert "has all of trainer.total_steps=6: raise it to continue" in ended.words
     assert metric_rows(run.run_dir) == rows
     assert sorted((run.run_dir / "checkpoints").rglob("*")) == saved
     assert "done 6 steps" in ended.words

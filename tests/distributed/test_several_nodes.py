@@ -81,7 +81,7 @@ def test_a_run_with_relative_paths_is_saved_whole_and_resumed_from_a_copy_that_t
     words = words.replace("[my_reward", "[/proc/self/cwd/my_reward")
     words = "export RAY_AUTH_MODE=token RAY_ADDRESS=HEAD_ADDRESS:6379\n" + words
     assert nodes.sh(words, cwd=copy, **alone) == 0, nodes.said[-1]
-    assert "step_5/actor" in nodes.said[-1] and "is passed over" in nodes.said[-1]
+    assert "step_5/actor" in nodes.said[-1] and "is skipped" in nodes.said[-1]
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows][-2:] == [1, 2]
     assert verify(first.with_name("step_2")).parts == ["actor"] and verify(first).step == 1

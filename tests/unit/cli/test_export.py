@@ -87,7 +87,7 @@ def test_a_damaged_checkpoint_is_passed_over_unless_it_is_asked_for(toy_dir, run
     (run_dir / "checkpoints" / "step_4" / "actor" / "huggingface" / "model.safetensors").write_bytes(b"torn")
     assert main(["export", str(run_dir), str(tmp_path / "out")]) == 0
     assert_equal(loaded(tmp_path / "out"), before)
-    assert "step_4 is passed over" in capsys.readouterr().err
+    assert "step_4 is skipped" in capsys.readouterr().err
     assert main(["export", str(run_dir), str(tmp_path / "other"), "--step", "4"]) == 2
     assert "is damaged" in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "other").exists()
@@ -144,10 +144,10 @@ def test_an_adapter_is_added_to_the_model_it_was_trained_on(toy_dir, run_of, tmp
         (["{tmp}", "{tmp}/out"], "Runs below it: {tmp}/run"),
         (
             ["{run}", "{tmp}/out", "--role", "critic"],
-            "no model of a role 'critic'. What to do: Use --role with one of: ['actor']",
+            "no model of the role 'critic'. What to do: Use --role with one of: ['actor']",
         ),
         (["{run}", "{tmp}/out", "--step", "3"], "no checkpoint of step 3. What to do: Use --step with one of: 1."),
-        (["{run}", "{run}"], "is there already, and not an empty directory. What to do: Name a new one"),
+        (["{run}", "{run}"], "exists and is not an empty directory. What to do: Use a new directory"),
         (["{run}", "{run}/checkpoints/step_1/driver.json/out"], "could not be written"),
     ],
 )

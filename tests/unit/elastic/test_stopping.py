@@ -26,38 +26,27 @@ def stopped_in(stop: Stop, *, changing: bool, usual: float | None, seconds: floa
     raise TimeoutError
 
 
-def test_work_that_would_not_end_in_time_is_left_at_once():
-    assert stopped_in(Stop(), changing=False, usual=100.0, seconds=25.0, takes=9.0) < 2.0
-
-
-def test_work_that_ends_in_time_is_finished():
-    with pytest.raises(TimeoutError):
-        stopped_in(Stop(), changing=False, usual=0.5, seconds=25.0, takes=0.5)
-
-
-def test_work_that_has_begun_to_change_something_is_finished():
-    with pytest.raises(TimeoutError):
-        stopped_in(Stop(), changing=True, usual=100.0, seconds=25.0, takes=0.5)
-
-
-def test_work_that_changes_something_is_left_when_time_is_up():
-    assert 1.0 < stopped_in(Stop(), changing=True, usual=100.0, seconds=2.0, takes=9.0) < 6.0
-
-
-def test_work_of_which_nothing_is_known_gets_half_of_the_time():
-    assert 0.5 < stopped_in(Stop(), changing=False, usual=None, seconds=2.0, takes=9.0) < 5.0
-
-
-def test_a_checkpoint_is_given_the_time_that_the_last_one_took():
+@pytest.mark.parametrize(
+    ("changing", "usual", "seconds", "save_seconds", "left_between"),
+    [
+        pytest.param(False, 100.0, 25.0, None, (0.0, 2.0), id="would not end in time"),
+        pytest.param(False, 1.0, 10.0, 8.0, (0.0, 2.0), id="no time for it before a checkpoint like the last"),
+        pytest.param(False, None, 2.0, None, (0.5, 5.0), id="unknown: half of the time"),
+        pytest.param(True, 100.0, 2.0, None, (1.0, 6.0), id="changing, until the time is up"),
+        pytest.param(True, 100.0, 10.0, 8.0, (1.9, 5.0), id="changing, while a checkpoint still fits after it"),
+    ],
+)
+def test_work_is_abandoned(changing, usual, seconds, save_seconds, left_between):
     stop = Stop()
-    stop.save_seconds = 8.0
-    assert stopped_in(stop, changing=False, usual=1.0, seconds=10.0, takes=9.0) < 2.0
+    stop.save_seconds = save_seconds
+    low, high = left_between
+    assert low < stopped_in(stop, changing=changing, usual=usual, seconds=seconds, takes=9.0) < high
 
 
-def test_a_change_under_way_is_finished_where_a_checkpoint_still_fits_behind_it():
-    stop = Stop()
-    stop.save_seconds = 8.0
-    assert 1.9 < stopped_in(stop, changing=True, usual=100.0, seconds=10.0, takes=9.0) < 5.0
+@pytest.mark.parametrize(("changing", "usual"), [(False, 0.5), (True, 100.0)])
+def test_work_that_ends_in_time_or_changes_something_is_finished(changing, usual):
+    with pytest.raises(TimeoutError):
+        stopped_in(Stop(), changing=changing, usual=usual, seconds=25.0, takes=0.5)
 
 
 def test_the_second_signal_raises_and_handlers_are_put_back():
@@ -72,13 +61,14 @@ def test_the_second_signal_raises_and_handlers_are_put_back():
 
 
 @pytest.mark.parametrize(
-    "sent",
-    [(signal.SIGHUP, signal.SIGHUP), (signal.SIGTERM, signal.SIGHUP), (signal.SIGTERM, signal.SIGTERM)],
-    ids=["terminal and shell", "systemd", "timeout"],
+    ("first", "second", "seconds_between"),
+    [
+        pytest.param(signal.SIGHUP, signal.SIGHUP, 0.02, id="terminal and shell"),
+        pytest.param(signal.SIGTERM, signal.SIGHUP, 0.3, id="systemd"),
+        pytest.param(signal.SIGTERM, signal.SIGTERM, 0.0, id="timeout"),
+    ],
 )
-@pytest.mark.parametrize("seconds_between", [0.0, 0.02, 0.3])
-def test_signals_of_one_request_are_one(sent, seconds_between):
-    first, second = sent
+def test_signals_of_one_request_are_one(first, second, seconds_between):
     before, stop = signal.signal(signal.SIGHUP, signal.SIG_DFL), Stop()
     with stop.handled(), stop.gracefully(25.0, in_process=True, saves=True):
         os.kill(os.getpid(), first)
@@ -88,7 +78,7 @@ def test_signals_of_one_request_are_one(sent, seconds_between):
         time.sleep(1.1)
         os.kill(os.getpid(), signal.SIGTERM)
     signal.signal(signal.SIGHUP, before)
-    assert stop.signal is first
+    assert stop.signal is first and stop.status == 128 + first
 
 
 def test_a_hangup_is_no_second_request_however_late_it_comes():
@@ -130,13 +120,6 @@ def test_before_the_first_step_a_doubled_signal_neither_exits_nor_interrupts_wha
     assert stop.status == 143
 
 
-def test_before_the_first_step_the_first_signal_raises():
-    stop = Stop()
-    with stop.handled(), pytest.raises(KeyboardInterrupt):
-        os.kill(os.getpid(), signal.SIGTERM)
-    assert stop.status == 143
-
-
 @pytest.mark.parametrize(("saves", "seconds"), [(True, 21.0), (False, 22.0)])
 def test_the_log_promises_a_checkpoint_only_where_the_run_saves_one(saves, seconds, caplog):
     def own_messages() -> list[str]:  # the thread of an earlier test may log during this one
@@ -153,18 +136,6 @@ def test_the_log_promises_a_checkpoint_only_where_the_run_saves_one(saves, secon
         f"SIGTERM: finishing or abandoning the current step{saving}, within {seconds:g} s (trainer.stop_seconds);"
         " a second signal stops at once."
     ]
-
-
-def test_a_closed_terminal_asks_for_a_stop_as_sigterm_does():
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
-    stop = Stop()
-    try:
-        with stop.handled(), stop.gracefully(25.0, in_process=True, saves=True):
-            os.kill(os.getpid(), signal.SIGHUP)
-    finally:
-        signal.signal(signal.SIGHUP, before)
-    assert stop.signal is signal.SIGHUP
-    assert stop.status == 129
 
 
 def test_a_hangup_that_nohup_ignores_stays_ignored():

@@ -217,7 +217,7 @@ def test_a_checkpoint_of_other_settings_is_refused_before_anything_is_changed(wo
     before = (words.folder / "whole" / "config.yaml").read_text()
     with pytest.raises(CheckpointError, match=r"data\.batch_size"):
         words.run("whole", "data.batch_size=2")
-    assert "raise it to go on" not in caplog.text
+    assert "raise it to continue" not in caplog.text
     assert (words.folder / "whole" / "config.yaml").read_text() == before
 
 

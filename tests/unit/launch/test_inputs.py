@@ -4,7 +4,7 @@ import pytest
 
 from hybridflow.config.loop import ResumeChanged
 from hybridflow.dataflows.grpo import GRPO
-from hybridflow.elastic.fingerprints import Fingerprints, check_unchanged
+from hybridflow.elastic.compatibility import Fingerprints, check_unchanged
 from hybridflow.errors import CheckpointError
 from hybridflow.launch.compose.compose import compose_run
 from hybridflow.launch.inputs import fingerprints

@@ -12,7 +12,7 @@ import pytest
 from hybridflow.config.user_code import load_member
 from hybridflow.dataflows.grpo import GRPO
 from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore
-from hybridflow.elastic.fingerprints import Fingerprints
+from hybridflow.elastic.compatibility import Fingerprints
 from hybridflow.errors import CheckpointError
 from hybridflow.launch.compose.compose import Composed, compose_run
 from hybridflow.launch.inputs import fingerprints

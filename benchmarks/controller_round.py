@@ -20,6 +20,7 @@ import torch
 
 from hybridflow.batch import Batch, Ragged
 from hybridflow.controller import BROADCAST, DATA_PARALLEL, BatchRef, ResourcePool, Worker, WorkerGroup, transfer, wait
+from hybridflow.controller.backends import BackendOptions
 from hybridflow.controller.backends.ray import RayBackend
 
 COLUMNS = {"input_ids": 8, "responses": 8, "old_log_probs": 4, "ref_log_prob": 4, "values": 4, "advantages": 4}
@@ -69,7 +70,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=9)
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    backend = RayBackend(devices=2 * GROUP, threads=1)
+    backend = RayBackend(BackendOptions(devices=2 * GROUP, threads=1))
     try:
         sys.stdout.write(json.dumps(measured(backend, options)) + "\n")
     finally:

@@ -1,6 +1,8 @@
 """Batch: rows of sequences as named columns, and metadata of the whole batch."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -13,13 +15,21 @@ from hybridflow.batch.ragged import Ragged, row_positions
 from hybridflow.errors import BatchError
 
 Meta = wire.Meta
+ColumnKind = TypeVar("ColumnKind", Tensor, Ragged, list)
+
+_READERS = {
+    Tensor: ("row", "dense row column"),
+    Ragged: ("tokens", "ragged token column"),
+    list: ("object", "column of Python values"),
+}
+"""The method that reads each kind of column, and what errors call it."""
 
 
 class Batch:
-    """B rows on the CPU. Nothing is changed in place: every method returns a new Batch that may share storage.
+    """B rows on the CPU. Immutable: every method returns a new Batch, which may share storage.
 
     Row columns are dense [B, ...] tensors, token columns are ragged [B, (tokens)], object columns are lists of B Python
-    values; `meta` holds numbers that belong to the whole batch.
+    values; `meta` holds values that belong to the whole batch.
 
         batch = Batch.of(rows={"uid": uid}, tokens={"prompt_ids": ragged}, objects={"answer": answers})
         batch = batch.repeat(4).with_columns(rows={"scores": scores})
@@ -28,14 +38,16 @@ class Batch:
     __slots__ = ("_size", "by_name", "meta")
 
     def __init__(self, by_name: Mapping[str, Column], meta: Meta | None = None, *, size: int | None = None) -> None:
-        """`by_name` are all columns; `size` is the number of rows, which a batch without columns cannot tell."""
+        """`by_name` are all columns; `size` is the number of rows of a batch that may have no columns."""
         self.by_name = dict(by_name)
         self.meta: Meta = dict(meta or {})
-        sizes = {name: len(column) for name, column in self.by_name.items()}
-        self._size = next(iter(sizes.values()), 0) if size is None else size
-        for name, found in sizes.items():
-            if found != self._size:
-                raise _misfit(name, found, self._size)
+        self._size = len(next(iter(self.by_name.values()), ())) if size is None else size
+        for name, column in self.by_name.items():
+            if len(column) != self._size:
+                raise BatchError(
+                    f"Column '{name}' has {len(column)} rows, the batch has {self._size}.",
+                    remedy="Give every column one value per row.",
+                )
 
     @staticmethod
     def of(
@@ -45,9 +57,9 @@ class Batch:
         objects: Mapping[str, Sequence | np.ndarray] | None = None,
         meta: Meta | None = None,
     ) -> "Batch":
-        """A batch from its columns; all must have the same number of rows. Object columns become lists.
+        """A batch made from its columns, which must have the same number of rows. Object columns become lists.
 
-        Raises `BatchError` for columns of different lengths and for a column that is not of the kind it is given as.
+        Raises `BatchError` for columns of different lengths, and for a column of another kind than it is given as.
         """
         return Batch(_named(rows, tokens, objects), meta)
 
@@ -82,34 +94,25 @@ class Batch:
 
     def row(self, name: str) -> Tensor:
         """A dense column [B, ...]."""
-        column = self._read(name)
-        if not isinstance(column, Tensor):
-            raise _other_kind(name, column, "row")
-        return column
+        return self._read(name, Tensor)
 
     def tokens(self, name: str) -> Ragged:
         """A ragged column."""
-        column = self._read(name)
-        if not isinstance(column, Ragged):
-            raise _other_kind(name, column, "tokens")
-        return column
+        return self._read(name, Ragged)
 
     def object(self, name: str) -> list:
         """An object column."""
-        column = self._read(name)
-        if not isinstance(column, list):
-            raise _other_kind(name, column, "object")
-        return column
+        return self._read(name, list)
 
     def to_tensordict(self) -> TensorDict:
-        """The row columns, and the token columns as jagged tensors, which share their storage with this batch."""
+        """The row columns, and the token columns as jagged tensors, which share storage with this batch."""
         tensors: dict[str, Tensor] = dict(self.row_columns)
         for name, ragged in self.token_columns.items():
             tensors[name] = torch.nested.nested_tensor_from_jagged(ragged.values, ragged.offsets)
         return TensorDict(tensors, batch_size=[len(self)])
 
     def require(self, columns: Iterable[str], *, stage: str) -> None:
-        """Raises `BatchError` naming the stage and the columns it lacks."""
+        """Raises `BatchError`, which names the stage and the missing columns, unless the batch has them all."""
         missing = [name for name in columns if name not in self]
         if missing:
             raise BatchError(
@@ -125,7 +128,7 @@ class Batch:
         objects: Mapping[str, Sequence | np.ndarray] | None = None,
         meta: Meta | None = None,
     ) -> "Batch":
-        """This batch with columns added or replaced, whatever kind the replaced ones are of."""
+        """This batch with columns added or replaced; a replaced column may be of another kind."""
         added = _named(rows, tokens, objects)
         return Batch(self.by_name | added, self.meta | (meta or {}), size=len(self) if self.by_name else None)
 
@@ -161,11 +164,7 @@ class Batch:
     def split(self, sizes: Sequence[int]) -> list["Batch"]:
         """Consecutive parts of the given sizes."""
         assert sum(sizes) == len(self), f"parts of {list(sizes)} rows do not add up to {len(self)}"
-        parts, start = [], 0
-        for size in sizes:
-            parts.append(self.slice(start, start + size))
-            start += size
-        return parts
+        return [self.slice(stop - size, stop) for size, stop in zip(sizes, accumulate(sizes), strict=True)]
 
     @staticmethod
     def concat(parts: Sequence["Batch"]) -> "Batch":
@@ -185,9 +184,16 @@ class Batch:
             size=sum(map(len, parts)),
         )
 
-    def _read(self, name: str) -> Column:
+    def _read(self, name: str, kind: type[ColumnKind]) -> ColumnKind:
         self.require((name,), stage="read")
-        return self.by_name[name]
+        column = self.by_name[name]
+        if isinstance(column, kind):
+            return column
+        method, found = next(_READERS[known] for known in _READERS if isinstance(column, known))
+        raise BatchError(
+            f"batch.{_READERS[kind][0]}('{name}'): '{name}' is a {found}.",
+            remedy=f"Read it with batch.{method}('{name}').",
+        )
 
     def _rows(self, rows: Rows, count: int) -> "Batch":
         return Batch({name: chosen(column, rows) for name, column in self.by_name.items()}, self.meta, size=count)
@@ -230,25 +236,4 @@ def _listed(name: str, values: object) -> list:
     raise BatchError(
         f"The object column '{name}' is a {type(values).__name__}, not a list with one value per row.",
         remedy="Pass a list: list(...). Tensors belong in `rows`, ragged tokens in `tokens`.",
-    )
-
-
-def _other_kind(name: str, column: Column, asked: str) -> BatchError:
-    kind, method = next(
-        (kind, method)
-        for of, kind, method in (
-            (Tensor, "dense row column", "row"),
-            (Ragged, "ragged token column", "tokens"),
-            (list, "column of Python values", "object"),
-        )
-        if isinstance(column, of)
-    )
-    return BatchError(
-        f"batch.{asked}('{name}'): '{name}' is a {kind}.", remedy=f"Read it with batch.{method}('{name}')."
-    )
-
-
-def _misfit(name: str, found: int, expected: int) -> BatchError:
-    return BatchError(
-        f"Column '{name}' has {found} rows, the batch has {expected}.", remedy="Give every column one value per row."
     )

@@ -3,7 +3,7 @@
 The driver moves handles, never tokens: a worker's answer stays where it was made, and its consumers pull their part.
 """
 
-from hybridflow.controller.backends import Backend, make_backend
+from hybridflow.controller.backends import Backend, BackendOptions, make_backend
 from hybridflow.controller.batch_ref import BatchRef
 from hybridflow.controller.futures import Future, wait
 from hybridflow.controller.protocols import (
@@ -39,5 +39,6 @@ __all__ = [
     "Future",
     "wait",
     "Backend",
+    "BackendOptions",
     "make_backend",
 ]

@@ -74,11 +74,6 @@ class BatchRef:
         return f"BatchRef({tables})"
 
     @property
-    def rows(self) -> int:
-        """Number of rows."""
-        return len(self)
-
-    @property
     def columns(self) -> list[str]:
         """Names of all columns; waits for the stages that have not answered."""
         return list(dict.fromkeys(name for view in self._views for name in view.table.summaries()[0].columns))

@@ -46,19 +46,12 @@ class Method:
         return self.meshes[protocol.mesh if isinstance(protocol, TransferProtocol) else "training"]
 
     @cached_property
-    def parts(self) -> list[int]:
-        """The part of the batch that each rank receives."""
-        protocol = self.spec.protocol
-        assert isinstance(protocol, TransferProtocol), f"{self} has the protocol {protocol}"
-        return [part_of(protocol, self.mesh, rank) for rank in range(self.mesh.size)]
-
-    @cached_property
     def answering(self) -> list[int]:
         """The ranks whose answers count, in the order of their parts."""
         protocol = self.spec.protocol
-        return (
-            answering_ranks(protocol, self.mesh) if isinstance(protocol, TransferProtocol) else [*range(self.mesh.size)]
-        )
+        if isinstance(protocol, TransferProtocol):
+            return answering_ranks(protocol, self.mesh)
+        return list(range(self.mesh.size))
 
 
 @dataclass(frozen=True)
@@ -93,11 +86,14 @@ def dispatched(method: Method, args: tuple, kwargs: Mapping[str, object], backen
     shares = _shares(method, batches, num, method.minibatch_rows if protocol.by_minibatch else None)
     of_part = []
     for part in range(num):
-        own = [_entry(value, part, num, method) for value in args] if is_per_rank else args
-        named = {name: _entry(value, part, num, method) for name, value in kwargs.items()} if is_per_rank else kwargs
-        of_part.append(_arguments(method, own, named, {batch: parts[part] for batch, parts in shares.items()}))
-    arguments = [of_part[part] for part in method.parts]
-    if not batches or [method.parts[rank] for rank in method.answering] != list(range(num)):
+        part_args, part_kwargs = args, kwargs
+        if is_per_rank:
+            part_args = tuple(_entry(value, part, num, method) for value in args)
+            part_kwargs = {name: _entry(value, part, num, method) for name, value in kwargs.items()}
+        of_part.append(_arguments(method, part_args, part_kwargs, {batch: own[part] for batch, own in shares.items()}))
+    parts = [part_of(protocol, method.mesh, rank) for rank in range(method.mesh.size)]
+    arguments = [of_part[part] for part in parts]
+    if not batches or [parts[rank] for rank in method.answering] != list(range(num)):
         return Dispatch(arguments)
     rows = [share.rows for share in shares[id(batches[0])] if share.rows is not None]
     return Dispatch(arguments, batches[0], rows or None)

@@ -49,22 +49,21 @@ def wait(*futures: Future | BatchRef) -> object:
     for backend in {id(future.backend): future.backend for future in futures}.values():
         backend.wait([call for future in futures if future.backend is backend for call in future.pending()])
     answers = tuple(future.result() for future in futures)
-    sets = [answer for answer in answers if is_metrics(answer)]
+    sets = [answer for answer in answers if _is_metrics(answer)]
     if len(sets) == len(answers):
         return merge(sets)
     return answers[0] if len(answers) == 1 else answers
-
-
-def is_metrics(answer: object) -> TypeGuard[Metrics]:
-    """Whether an answer is a set of metrics: a dict of measures."""
-    return isinstance(answer, dict) and all(isinstance(measure, Measure) for measure in answer.values())
 
 
 def combined(answers: Sequence[object]) -> object:
     """The answers of all ranks as one: a single answer as it is, merged metrics, None if all are None, else a list."""
     if len(answers) == 1:
         return answers[0]
-    sets = [answer for answer in answers if is_metrics(answer)]
+    sets = [answer for answer in answers if _is_metrics(answer)]
     if len(sets) == len(answers):
         return merge(sets)
     return None if all(answer is None for answer in answers) else list(answers)
+
+
+def _is_metrics(answer: object) -> TypeGuard[Metrics]:
+    return isinstance(answer, dict) and all(isinstance(measure, Measure) for measure in answer.values())

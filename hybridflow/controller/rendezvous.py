@@ -1,9 +1,9 @@
-"""How the ranks of a pool find one another: a store on the first rank, and torch.distributed on demand."""
+"""How the ranks of a pool meet: a store on the first rank, and torch.distributed on demand."""
 
 # pyright: reportPrivateImportUsage=false
 
 import os
-import time
+from datetime import timedelta
 
 import psutil
 import torch
@@ -15,14 +15,14 @@ from hybridflow.parallel.groups import Ranks
 from hybridflow.parallel.mesh import ParallelMesh
 
 START_TIMEOUT_SECONDS = 600.0
-"""Of `trainer.start_timeout_seconds`."""
+"""Default of `trainer.start_timeout_seconds`."""
 
 
 class Rendezvous:
-    """One rank's way into the process group of its pool. `Rendezvous()` is that of a process alone.
+    """How one rank joins the process group of its pool. `Rendezvous()` is for a single process.
 
-    The driver gives every rank the address where the first one serves; nothing is opened before `process_group`. Stores
-    listen at `host` alone, and the secret in the address signs their values.
+    The driver gives every rank the address where the first one serves; no port is opened before `process_group`. Stores
+    listen only at `host`, and the secret in the address signs their values.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Rendezvous:
         self._ranks: dict[ParallelMesh, Ranks] = {}
 
     def process_group(self, role: str) -> dist.ProcessGroup:
-        """The default group of torch.distributed over all ranks (gloo, and NCCL for GPU tensors), made at first use."""
+        """torch.distributed's default group over all ranks (gloo, and NCCL for GPU tensors), created at first use."""
         if not dist.is_initialized():
             backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
             dist.init_process_group(
@@ -53,7 +53,7 @@ class Rendezvous:
         return group
 
     def ranks(self, role: str, mesh: ParallelMesh) -> Ranks:
-        """This rank's place in a mesh over the pool: one object for all roles laid out alike, which share groups."""
+        """This rank's place in a mesh over the pool: one object for all roles with that layout, which share groups."""
         if mesh.size > 1:
             self.process_group(role)
         if mesh not in self._ranks:
@@ -61,11 +61,11 @@ class Rendezvous:
         return self._ranks[mesh]
 
     def serve_link(self) -> StoreAddress:
-        """Opens a store where ranks of this pool and of another can meet, at this node's address."""
+        """Starts a store where ranks of this pool and of another can meet, at this node's address."""
         return served_store(self.host).address
 
     def link(self, address: StoreAddress) -> dist.Store:
-        """The store at an address that `serve_link` gave."""
+        """The store at an address that `serve_link` returned."""
         return connected_store(address, self.timeout_seconds)
 
     def _store(self, role: str) -> dist.Store:
@@ -82,7 +82,7 @@ class Rendezvous:
 
 
 def let_gloo_listen_at(host: str) -> None:
-    """Makes gloo listen at this address alone, unless the user names an interface. For the whole process."""
+    """Makes gloo listen only at this address, in the whole process, unless the user names an interface."""
     for interface, addresses in psutil.net_if_addrs().items():
         if any(known.address == host for known in addresses):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
@@ -90,16 +90,13 @@ def let_gloo_listen_at(host: str) -> None:
 
 
 def _join(store: dist.Store, rank: int, world_size: int, *, role: str, timeout_seconds: float) -> None:
-    """Waits until every rank has come, and names those that have not."""
+    """Waits until every rank has joined; names those that have not."""
     store.set(f"joined/{rank}", "1")
-    deadline = time.monotonic() + timeout_seconds
-    missing = list(range(world_size))
-    while missing:
-        missing = [other for other in missing if not store.check([f"joined/{other}"])]
-        if missing and time.monotonic() > deadline:
-            raise ResourceError(
-                f"Ranks {missing} of '{role}' did not join ranks 0-{world_size - 1} within {timeout_seconds:.0f} s.",
-                remedy="Call the same method on every rank; see whether these ranks' processes are alive or stuck.",
-            )
-        if missing:
-            time.sleep(0.01)
+    try:
+        store.wait([f"joined/{other}" for other in range(world_size)], timedelta(seconds=timeout_seconds))
+    except dist.DistStoreError as error:
+        missing = [other for other in range(world_size) if not store.check([f"joined/{other}"])]
+        raise ResourceError(
+            f"Ranks {missing} of '{role}' did not join ranks 0-{world_size - 1} within {timeout_seconds:.0f} s.",
+            remedy="Call the same method on every rank, and check that these ranks' processes are alive and not stuck.",
+        ) from error

@@ -62,25 +62,22 @@ class SignedStore(dist.Store):
         return self._checked(key, self._store.get(key))
 
     def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
-        """Replaces `expected_value` ("" for a missing key) by `desired_value`; returns the value stored then."""
+        """Replaces `expected_value` ("" for a missing key) by `desired_value`; returns the value stored afterwards."""
         before = self._signed(key, expected_value) if expected_value else b""
         after = self._store.compare_set(key, before, self._signed(key, desired_value))  # pyright: ignore[reportArgumentType]
         return self._checked(key, after) if after else b""
 
     def add(self, key: str, value: int) -> int:
-        """Adds to a counter; its value afterwards."""
+        """Adds to a counter, and returns its new value."""
         return self._store.add(key, value)
 
     def check(self, keys: list[str]) -> bool:
-        """All the keys exist."""
+        """Whether all the keys exist."""
         return self._store.check(keys)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Waits until all the keys exist."""
-        if timeout is None:
-            self._store.wait(keys)
-        else:
-            self._store.wait(keys, timeout)
+        """Waits until all keys exist."""
+        self._store.wait(keys, *([] if timeout is None else [timeout]))
 
     def delete_key(self, key: str) -> bool:
         """Deletes a key; returns whether it existed."""
@@ -89,7 +86,7 @@ class SignedStore(dist.Store):
     deleteKey = delete_key  # noqa: N815
 
     def num_keys(self) -> int:
-        """How many keys there are."""
+        """The number of keys."""
         return self._store.num_keys()
 
     getNumKeys = num_keys  # noqa: N815
@@ -97,12 +94,6 @@ class SignedStore(dist.Store):
     def clone(self) -> "SignedStore":
         """The same store."""
         return self
-
-    def has_extended_api(self) -> bool:
-        """Whether the store has queues and lists: it has none."""
-        return False
-
-    hasExtendedApi = has_extended_api  # noqa: N815
 
     def _signed(self, key: str, value: str | bytes) -> bytes:
         data = value.encode() if isinstance(value, str) else value
@@ -124,7 +115,7 @@ class SignedStore(dist.Store):
 
 
 def served_store(host: str, *, port: int = 0) -> SignedStore:
-    """A store served by this process, at this address alone; port 0 chooses a free port."""
+    """A store served by this process, only at this address; port 0 chooses a free port."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         with socket.socket(family, socket.SOCK_STREAM) as listener:

@@ -1,4 +1,4 @@
-"""What runs on one rank of a role."""
+"""The base class of workers, and what a worker knows of its place."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -13,9 +13,9 @@ from hybridflow.parallel.groups import Ranks
 
 @dataclass(frozen=True)
 class WorkerContext:
-    """Where a worker stands: its role, its rank in the role's mesh, and what it computes on.
+    """What a worker knows of its place: its role, its rank in the role's mesh, its device and how its ranks meet.
 
-    `WorkerContext("actor")` is the one worker of a role in this process, as tests want it.
+    `WorkerContext("actor")` is that of a single worker in this process, for tests.
     """
 
     role: str
@@ -27,8 +27,8 @@ class WorkerContext:
     threads: int | None = None
     rendezvous: Rendezvous = field(default_factory=Rendezvous)
     interruptible: Callable[[], AbstractContextManager[None]] = nullcontext
-    """Makes a block that `KeyboardInterrupt` may end anywhere when the run stops: for long work that changes nothing
-    that a checkpoint holds, and in which no other rank waits for this one."""
+    """A block that `KeyboardInterrupt` may end anywhere when the run stops: for long work that changes nothing that a
+    checkpoint holds, and during which no other rank waits for this one."""
 
     @property
     def world_size(self) -> int:
@@ -41,16 +41,16 @@ class WorkerContext:
         return {"training": self.mesh, "generation": self.generation_mesh or self.mesh}
 
     def ranks(self) -> Ranks:
-        """The worker's place among the ranks of its role; several ranks meet here, so all of them must be starting."""
+        """The worker's place among the ranks of its role; waits until all ranks have called, if there are several."""
         return self.rendezvous.ranks(self.role, self.mesh)
 
     def process_group(self) -> dist.ProcessGroup:
-        """All ranks of the role as torch.distributed's default group; the first call waits until all have called."""
+        """All ranks of the role as torch.distributed's default group; waits until all ranks have called."""
         return self.rendezvous.process_group(self.role)
 
 
 class Worker:
-    """Base of all workers: keeps the context. Methods marked `@transfer(...)` may be called by the driver.
+    """Base class of all workers: keeps the context. The driver may call methods marked `@transfer(...)`.
 
     One instance lives on each device of its pool. Calls to a pool run one after another, in the driver's order.
 
@@ -62,3 +62,14 @@ class Worker:
 
     def __init__(self, context: WorkerContext) -> None:
         self.context = context
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """How the workers of a role are constructed: the same on every rank."""
+
+    role: str
+    worker_class: type[Worker]
+    mesh: ParallelMesh
+    generation_mesh: ParallelMesh | None
+    kwargs: Mapping[str, object]

@@ -15,8 +15,8 @@ from hybridflow.controller.dispatch import Dispatch, Method, dispatched
 from hybridflow.controller.futures import Future, combined
 from hybridflow.controller.protocols import TransferProtocol
 from hybridflow.controller.resource_pool import ResourcePool
-from hybridflow.controller.transfer import TransferSpec, specs_of
-from hybridflow.controller.worker import Worker
+from hybridflow.controller.transfer import specs_of
+from hybridflow.controller.worker import Worker, WorkerSpec
 from hybridflow.controller.worker_host import VALUE, AnswerForm
 from hybridflow.errors import ConfigError
 from hybridflow.parallel import ParallelMesh
@@ -72,9 +72,7 @@ class WorkerGroup:
                 f"{worker_class.__name__}'s methods {taken} have names that WorkerGroup itself uses.",
                 remedy="Rename the methods.",
             )
-        self.handles = backend.spawn(
-            worker_class, pool, role=role, mesh=mesh, generation_mesh=generation_mesh, kwargs=kwargs or {}
-        )
+        self.handles = backend.spawn(WorkerSpec(role, worker_class, mesh, generation_mesh, kwargs or {}), pool)
 
     @property
     def world_size(self) -> int:
@@ -110,10 +108,17 @@ class WorkerGroup:
         if name not in self._methods:
             own_name = self._renamed.get(name, name)
             if own_name not in self._specs:
-                raise ConfigError(_unknown(name, self.role, self.worker_class), remedy=_nearest(name, self._specs))
+                raise self._unknown(name)
             method = Method(self.role, own_name, self._specs[own_name], self.meshes, self.minibatch_rows)
             self._methods[name] = _BoundMethod(method, self.handles, self.backend, self._linked)
         return self._methods[name]
+
+    def _unknown(self, name: str) -> ConfigError:
+        known = f"Its methods: {', '.join(sorted(self._specs)) or 'none'}; mark a method with @transfer(...) to add it."
+        found = f"The role '{self.role}' has no method '{name}'."
+        if name in dir(self.worker_class):
+            found = f"The driver cannot call the method '{name}' of the role '{self.role}'."
+        return ConfigError(found, remedy=did_you_mean(name, self._specs) + known)
 
 
 class _BoundMethod:
@@ -131,10 +136,9 @@ class _BoundMethod:
     def __call__(self, *args: object, **kwargs: object) -> Future | BatchRef:
         method, spec = self._method, self._method.spec
         dispatch = dispatched(method, args, kwargs, self._backend)
-        keeps_rows = dispatch.batch is not None
-        form = (
-            VALUE if spec.changes and not spec.provides else AnswerForm(True, spec.provides, keeps_rows, spec.changes)
-        )
+        form = VALUE
+        if spec.provides or not spec.changes:
+            form = AnswerForm(True, spec.provides, dispatch.batch is not None, spec.changes)
         dropped = AnswerForm(wanted=False, changes=spec.changes)
         calls = [
             self._backend.call(handle, method.name, arguments, form if handle.rank in self._answering else dropped)
@@ -151,9 +155,9 @@ class _BoundMethod:
 
         def combine(values: Sequence[object]) -> object:
             answers = [values[rank] for rank in method.answering]
-            return (
-                combined(answers) if isinstance(protocol, TransferProtocol) else protocol.collect(answers, method.mesh)
-            )
+            if isinstance(protocol, TransferProtocol):
+                return combined(answers)
+            return protocol.collect(answers, method.mesh)
 
         return Future([*calls, *linked], self._backend, combine)
 
@@ -176,14 +180,3 @@ class _BoundMethod:
                 remedy="Return a BatchRef from collect, for example BatchRef.concat(answers).",
             )
         return collected
-
-
-def _unknown(name: str, role: str, worker_class: type[Worker]) -> str:
-    if name in dir(worker_class):
-        return f"The method '{name}' of the role '{role}' cannot be called by the driver."
-    return f"The role '{role}' has no method '{name}'."
-
-
-def _nearest(name: str, specs: Mapping[str, TransferSpec]) -> str:
-    known = f"Its methods: {', '.join(sorted(specs)) or 'none'}; mark a method with @transfer(...) to add it."
-    return did_you_mean(name, specs) + known

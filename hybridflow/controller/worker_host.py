@@ -17,9 +17,8 @@ from hybridflow.controller.failures import HostInfo, call_failed
 from hybridflow.controller.packets import Packet, Portion, Summary, assembled
 from hybridflow.controller.rendezvous import START_TIMEOUT_SECONDS, Rendezvous, let_gloo_listen_at
 from hybridflow.controller.signed_store import StoreAddress, served_store
-from hybridflow.controller.worker import Worker, WorkerContext
+from hybridflow.controller.worker import Worker, WorkerContext, WorkerSpec
 from hybridflow.errors import BatchError
-from hybridflow.parallel import ParallelMesh
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,41 +72,22 @@ class WorkerHost:
         if threads is not None:
             torch.set_num_threads(threads)
 
-    def build(
-        self,
-        role: str,
-        worker_class: type[Worker],
-        mesh: ParallelMesh,
-        generation_mesh: ParallelMesh | None,
-        kwargs: Mapping[str, object],
-        address: StoreAddress | None,
-    ) -> HostInfo:
+    def build(self, spec: WorkerSpec, address: StoreAddress | None) -> HostInfo:
         """Constructs the worker of a role; all roles of the host share one rendezvous."""
+        role, mesh, rank = spec.role, spec.mesh, self.rank
         if not self.workers:
-            self.rendezvous = Rendezvous(
-                self.rank, mesh.size, address, timeout_seconds=self.timeout_seconds, host=self.host
-            )
-        context = WorkerContext(
-            role,
-            self.rank,
-            mesh,
-            generation_mesh,
-            self.device,
-            self.node,
-            self.threads,
-            self.rendezvous,
-            self.interruptible,
-        )
+            self.rendezvous = Rendezvous(rank, mesh.size, address, timeout_seconds=self.timeout_seconds, host=self.host)
+        place = (self.device, self.node, self.threads)
+        context = WorkerContext(role, rank, mesh, spec.generation_mesh, *place, self.rendezvous, self.interruptible)
         try:
-            self.workers[role] = worker_class(context, **kwargs)
+            self.workers[role] = spec.worker_class(context, **spec.kwargs)
         except (Exception, SystemExit) as error:
-            raise call_failed(error, role=role, rank=self.rank, node=self.node, method="__init__") from error
+            raise call_failed(error, role=role, rank=rank, node=self.node, method="__init__") from error
         return self.info()
 
     def serve(self) -> StoreAddress:
         """Starts the store where the ranks of the pool meet, at this node's address."""
-        self.store = served_store(self.host)
-        return self.store.address
+        return served_store(self.host).address
 
     def info(self) -> HostInfo:
         """The node, process and device."""
@@ -170,25 +150,16 @@ def _answered(answer: object, form: AnswerForm, given: Batch | None) -> tuple[ob
                 remedy="Name the columns it adds: @transfer(..., provides=('values',)).",
             )
         return answer, ()
+    return _packed(answer, form, given)
+
+
+def _packed(answer: object, form: AnswerForm, given: Batch | None) -> tuple[Summary, tuple[Packet, ...]]:
+    """The summary of a batch that a method returned, a packet per provided column, and one for the rest."""
     if not isinstance(answer, Batch):
         raise BatchError(
             f"The method provides {list(form.provides)}, but returned a {type(answer).__name__}.",
             remedy="Return a Batch with these columns and one row per row of the batch it was given.",
         )
-    _check(answer, form, given)
-    before = given.by_name if given is not None else {}
-    declared: dict[str, Column] = {}
-    rest: dict[str, Column] = {}
-    for name, column in answer.by_name.items():
-        if name in form.provides:
-            declared[name] = column
-        elif name not in before or not _same(column, before[name]):
-            rest[name] = column
-    summary = Summary.of(declared | rest, len(answer), answer.meta)
-    return summary, (*(Packet({name: declared[name]}, {}) for name in form.provides), Packet(rest, answer.meta))
-
-
-def _check(answer: Batch, form: AnswerForm, given: Batch | None) -> None:
     missing = [name for name in form.provides if name not in answer]
     if missing:
         raise BatchError(
@@ -200,6 +171,16 @@ def _check(answer: Batch, form: AnswerForm, given: Batch | None) -> None:
             f"The answer has {len(answer)} rows for the {len(given)} rows of the batch.",
             remedy="Return each row exactly once, in the order given.",
         )
+    before = given.by_name if given is not None else {}
+    declared: dict[str, Column] = {}
+    rest: dict[str, Column] = {}
+    for name, column in answer.by_name.items():
+        if name in form.provides:
+            declared[name] = column
+        elif name not in before or not _same(column, before[name]):
+            rest[name] = column
+    summary = Summary.of(declared | rest, len(answer), answer.meta)
+    return summary, (*(Packet({name: declared[name]}, {}) for name in form.provides), Packet(rest, answer.meta))
 
 
 def _same(column: Column, given: Column) -> bool:

@@ -1,7 +1,7 @@
 """A backend that starts nothing: it notes who is called with which columns, made by whom, and after what."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hybridflow.batch.column import chosen
 from hybridflow.config.reward import Reward
@@ -9,11 +9,10 @@ from hybridflow.controller.backends.interface import Arguments, Handle, Pending,
 from hybridflow.controller.backends.local import LocalBackend
 from hybridflow.controller.packets import Packet, Portion, Summary
 from hybridflow.controller.resource_pool import ResourcePool
-from hybridflow.controller.worker import Worker
+from hybridflow.controller.worker import WorkerSpec
 from hybridflow.controller.worker_host import VALUE, AnswerForm
 from hybridflow.graph.stand_in import StandIn
 from hybridflow.graph.trace import DRIVER
-from hybridflow.parallel import ParallelMesh
 from hybridflow.rewards.scorer import RewardScorer
 
 
@@ -62,22 +61,13 @@ class TracingBackend:
         self._awaited.clear()
         self.calls.clear()
 
-    def spawn(
-        self,
-        worker_class: type[Worker],
-        pool: ResourcePool,
-        *,
-        role: str,
-        mesh: ParallelMesh,
-        generation_mesh: ParallelMesh | None,
-        kwargs: Mapping[str, object],
-    ) -> list[Handle]:
+    def spawn(self, spec: WorkerSpec, pool: ResourcePool) -> list[Handle]:
         """A stand-in for the worker."""
         assert pool.devices == 1, f"a step is followed on one rank a pool, and '{pool.name}' has {pool.devices}"
-        reward = kwargs.get("reward")
+        reward = spec.kwargs.get("reward")
         functions = RewardScorer(reward).names if isinstance(reward, Reward) and reward.functions else []
-        played = {"plays": worker_class, "functions": functions}
-        return self._local.spawn(StandIn, pool, role=role, mesh=mesh, generation_mesh=generation_mesh, kwargs=played)
+        played = {"plays": spec.worker_class, "functions": functions}
+        return self._local.spawn(replace(spec, worker_class=StandIn, kwargs=played), pool)
 
     def call(self, handle: Handle, method: str, arguments: Arguments, form: AnswerForm = VALUE) -> Pending:
         """Notes the call, and lets the stand-in answer."""

@@ -10,7 +10,7 @@ from hybridflow.batch import Batch
 from hybridflow.config.derived import is_evaluated, pool_sizes
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.loop import BackendKind
-from hybridflow.controller.backends import Backend, make_backend
+from hybridflow.controller.backends import Backend, BackendOptions, make_backend
 from hybridflow.controller.worker_group import WorkerGroup
 from hybridflow.dataflows.evaluation import Evaluates, Evaluation, Evaluations, HeldOut
 from hybridflow.dataflows.interface import Dataflow
@@ -34,16 +34,17 @@ logger = logging.getLogger(__name__)
 
 def start_backend(config: Experiment, stop: Stop) -> Backend:
     """The backend the configuration asks for; while the driver waits for workers, it looks whether it must stop."""
-    return make_backend(
-        backend_kind(config).name,
-        devices=config.trainer.devices,
-        nodes=config.trainer.nodes,
-        device=config.trainer.device.name,
-        threads=config.trainer.threads,
-        start_timeout_seconds=config.trainer.start_timeout_seconds,
+    trainer = config.trainer
+    options = BackendOptions(
+        devices=trainer.devices,
+        nodes=trainer.nodes,
+        device=trainer.device.name,
+        threads=trainer.threads,
+        start_timeout_seconds=trainer.start_timeout_seconds,
+        hang_timeout_seconds=trainer.hang_timeout_seconds,
         while_waiting=stop.check,
-        hang_timeout_seconds=config.trainer.hang_timeout_seconds,
     )
+    return make_backend(backend_kind(config).name, options)
 
 
 def assemble(

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hybridflow.controller import Backend, ResourcePool, make_backend
+from hybridflow.controller import Backend, BackendOptions, ResourcePool, make_backend
 from tests.distributed.processes import Processes, started
 from tests.toys import toy_dir
 
@@ -16,7 +16,7 @@ DEVICES = 8
 @pytest.fixture(scope="session")
 def ray_backend() -> Iterator[Backend]:
     """A Ray of eight virtual devices, ended with the session."""
-    backend = make_backend("ray", devices=DEVICES, threads=1)
+    backend = make_backend("ray", BackendOptions(devices=DEVICES, threads=1))
     yield backend
     backend.shutdown()
 

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 PROGRAM = """
 import json, os, sys, time
 from ray.cluster_utils import Cluster
-from hybridflow.controller import ResourcePool, WorkerGroup, make_backend
+from hybridflow.controller import BackendOptions, ResourcePool, WorkerGroup, make_backend
 from hybridflow.errors import WorkerDied
 from tests.unit.controller.workers import Talker
 
@@ -21,7 +21,7 @@ device = {"num_cpus": 1, "resources": {"hybridflow_device": 1}}
 cluster = Cluster(initialize_head=True, head_node_args=device)
 other = cluster.add_node(**device)
 os.environ["RAY_ADDRESS"] = cluster.address
-backend = make_backend("ray", devices=1, nodes=2, threads=1)
+backend = make_backend("ray", BackendOptions(devices=1, nodes=2, threads=1))
 group = WorkerGroup(Talker, ResourcePool("main", 2), backend, role="talker")
 found = {"total": group.total(1.0).result()}
 call = group.sleep(60.0)

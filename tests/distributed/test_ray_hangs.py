@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hybridflow.controller import ResourcePool, WorkerGroup, make_backend
+from hybridflow.controller import BackendOptions, ResourcePool, WorkerGroup, make_backend
 from hybridflow.errors import WorkerHangs
 from tests.unit.controller.workers import Talker
 
@@ -18,7 +18,7 @@ HANG_SECONDS = 10.0
 @pytest.fixture
 def group(ray_backend) -> Iterator[WorkerGroup]:
     """Two workers of a second backend on the session's Ray, with less patience."""
-    backend = make_backend("ray", devices=2, threads=1, hang_timeout_seconds=HANG_SECONDS)
+    backend = make_backend("ray", BackendOptions(devices=2, threads=1, hang_timeout_seconds=HANG_SECONDS))
     yield WorkerGroup(Talker, ResourcePool("hanging", 2), backend, role="talker")
     backend.shutdown()
 

@@ -13,11 +13,11 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 PROGRAM = """
 import os, signal, sys, time
 import psutil
-from hybridflow.controller import ResourcePool, WorkerGroup, make_backend
+from hybridflow.controller import BackendOptions, ResourcePool, WorkerGroup, make_backend
 from hybridflow.errors import ResourceError
 from tests.unit.controller.workers import Talker
 
-backend = make_backend("ray", devices=1, threads=1)
+backend = make_backend("ray", BackendOptions(devices=1, threads=1))
 group = WorkerGroup(Talker, ResourcePool("main", 1), backend, role="talker")
 group.pid().result()
 driver = psutil.Process()

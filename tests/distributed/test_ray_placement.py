@@ -43,11 +43,11 @@ for _ in range(3):
 os.environ["RAY_ADDRESS"] = cluster.address
 
 def ranks(name, devices, *, block=1, seconds=60.0, keep=False):
-    reservation = reserved(ResourcePool("main", devices, block=block), [], timeout_seconds=seconds)
-    nodes = [slot.node for slot in reservation.slots]
+    group, slots = reserved(ResourcePool("main", devices, block=block), [], timeout_seconds=seconds)
+    nodes = [slot.node for slot in slots]
     found[name] = [sorted(set(nodes), key=nodes.index).index(node) for node in nodes]
     if not keep:
-        remove_placement_group(reservation.group)
+        remove_placement_group(group)
         time.sleep(0.3)
 
 for words in ([], ["trainer.device=cuda"], ["trainer.device=cpu"]):

@@ -1,17 +1,14 @@
 """The interface of backends: where worker processes live, and how calls reach them."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from hybridflow.controller.rendezvous import START_TIMEOUT_SECONDS
 from hybridflow.controller.resource_pool import ResourcePool
-from hybridflow.controller.worker import Worker
+from hybridflow.controller.worker import WorkerSpec
 from hybridflow.controller.worker_host import VALUE, AnswerForm
-from hybridflow.parallel import ParallelMesh
-
-HANG_TIMEOUT_SECONDS = 45.0
-"""Default of `trainer.hang_timeout_seconds`."""
 
 RAY_ADDRESS = "RAY_ADDRESS"
 """The environment variable with the address of the Ray cluster to join."""
@@ -58,6 +55,22 @@ class Pending:
     """See `AnswerForm.changes`."""
 
 
+@dataclass(frozen=True)
+class BackendOptions:
+    """What a backend starts with; the local one reads `threads` alone."""
+
+    devices: int = 1
+    """Devices per node."""
+
+    nodes: int = 1
+    device: str = "cpu"
+    threads: int | None = None
+    start_timeout_seconds: float = START_TIMEOUT_SECONDS
+    hang_timeout_seconds: float = 45.0
+    while_waiting: Callable[[], None] = lambda: None
+    """Called about twice per second while the driver waits for workers in other processes; may raise."""
+
+
 class CallTimes:
     """Seconds that roles spent in their methods, on the slowest rank of each."""
 
@@ -97,16 +110,7 @@ class Abandons(Protocol):
 class Backend(Abandons, Protocol):
     """Runs workers. The first failure of any call is raised by `call` or `wait`, whichever comes first."""
 
-    def spawn(
-        self,
-        worker_class: type[Worker],
-        pool: ResourcePool,
-        *,
-        role: str,
-        mesh: ParallelMesh,
-        generation_mesh: ParallelMesh | None,
-        kwargs: Mapping[str, object],
-    ) -> list[Handle]:
+    def spawn(self, spec: WorkerSpec, pool: ResourcePool) -> list[Handle]:
         """Starts one worker per device of the pool, without waiting; the pool's first role starts its processes."""
         ...
 

@@ -1,14 +1,13 @@
 """Workers in this process: calls run immediately, nothing is copied, and a debugger stops in the frame that failed."""
 
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from hybridflow.controller.backends.interface import Arguments, CallTimes, Handle, Pending, Stored
 from hybridflow.controller.failures import CallFailed
 from hybridflow.controller.resource_pool import ResourcePool
-from hybridflow.controller.worker import Worker
+from hybridflow.controller.worker import WorkerSpec
 from hybridflow.controller.worker_host import VALUE, AnswerForm, WorkerHost
-from hybridflow.parallel import ParallelMesh
 
 
 class LocalBackend:
@@ -20,24 +19,15 @@ class LocalBackend:
         self._times = CallTimes()
         self._marked = 0
 
-    def spawn(
-        self,
-        worker_class: type[Worker],
-        pool: ResourcePool,
-        *,
-        role: str,
-        mesh: ParallelMesh,
-        generation_mesh: ParallelMesh | None,
-        kwargs: Mapping[str, object],
-    ) -> list[Handle]:
+    def spawn(self, spec: WorkerSpec, pool: ResourcePool) -> list[Handle]:
         """Constructs one worker per device."""
         hosts = self._hosts.setdefault(pool, [self._host(pool, rank) for rank in range(pool.devices)])
         for host in hosts:
             try:
-                host.build(role, worker_class, mesh, generation_mesh, kwargs, None)
+                host.build(spec, None)
             except CallFailed as failed:
                 raise _from_frame(failed) from failed.__cause__
-        return [Handle(role, role, rank, pool, host) for rank, host in enumerate(hosts)]
+        return [Handle(spec.role, spec.role, rank, pool, host) for rank, host in enumerate(hosts)]
 
     def call(self, handle: Handle, method: str, arguments: Arguments, form: AnswerForm = VALUE) -> Pending:
         """Runs the method; its exception is raised here."""

@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from hybridflow.controller import make_backend
+from hybridflow.controller import BackendOptions, make_backend
 from hybridflow.controller.backends.interface import CallTimes
 from hybridflow.controller.failures import (
     HostInfo,
@@ -56,7 +56,7 @@ def test_a_lost_head_is_told_with_what_to_do():
 
 def test_a_backend_that_is_not_there_is_named():
     with pytest.raises(ConfigError, match=r"no backend 'slurm'.*trainer\.backend=local or ray"):
-        make_backend("slurm")
+        make_backend("slurm", BackendOptions())
 
 
 @pytest.mark.parametrize(

@@ -173,7 +173,7 @@ def test_a_stage_that_loses_a_row_or_a_column_is_named():
 def test_an_unknown_method_names_the_nearest():
     with pytest.raises(ConfigError, match=r"'actor' has no method 'generat'.*Did you mean 'generate'"):
         group(Model).generat(prompts())
-    with pytest.raises(ConfigError, match="'hidden' of the role 'actor' cannot be called by the driver"):
+    with pytest.raises(ConfigError, match="driver cannot call the method 'hidden' of the role 'actor'"):
         group(Talker).hidden()
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hybridflow.controller.backends import make_backend
+from hybridflow.controller.backends import BackendOptions, make_backend
 from hybridflow.controller.resource_pool import ResourcePool
 from hybridflow.errors import ConfigError, ResourceError
 from hybridflow.launch.compose.compose import compose_run
@@ -34,7 +34,7 @@ def run_dir(tmp_path):
 
 
 def meet(run_dir: Path, read, **pools: int) -> None:
-    backend = make_backend("local", threads=1)
+    backend = make_backend("local", BackendOptions(threads=1))
     roles = {role: ResourcePool(role, devices) for role, devices in pools.items()}
     meet_nodes(backend, roles, run_dir, read)
 

@@ -6,23 +6,22 @@ through this process's memory: faster than a shared-memory object, and bounded h
 
 import atexit
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
+from typing import NoReturn
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.placement_group import remove_placement_group
 
-from hybridflow.controller.backends.interface import HANG_TIMEOUT_SECONDS, Arguments, Handle, Pending, Stored
+from hybridflow.controller.backends.interface import Arguments, BackendOptions, Handle, Pending, Stored
 from hybridflow.controller.backends.ray.cluster import abandon, connect, disconnect
 from hybridflow.controller.backends.ray.host import Host, host_of
 from hybridflow.controller.backends.ray.placement import PlacedPool, placed_pool, warn_of_divided_groups
 from hybridflow.controller.backends.ray.pulse import Pulse
-from hybridflow.controller.backends.ray.watch import Patience, Watch, references_of
-from hybridflow.controller.rendezvous import START_TIMEOUT_SECONDS
+from hybridflow.controller.backends.ray.watch import Watch, references_of
 from hybridflow.controller.resource_pool import ResourcePool
-from hybridflow.controller.worker import Worker
+from hybridflow.controller.worker import WorkerSpec
 from hybridflow.controller.worker_host import VALUE, AnswerForm
-from hybridflow.parallel import ParallelMesh
 
 POLL_SECONDS = 0.5
 """Interval at which a wait checks the calls and processes that it does not wait for."""
@@ -31,37 +30,17 @@ POLL_SECONDS = 0.5
 class RayBackend:
     """Actors on a Ray cluster: the one at `RAY_ADDRESS`, or one that starts and ends with this backend."""
 
-    def __init__(
-        self,
-        *,
-        devices: int = 1,
-        nodes: int = 1,
-        device: str = "cpu",
-        threads: int | None = None,
-        start_timeout_seconds: float = START_TIMEOUT_SECONDS,
-        while_waiting: Callable[[], None] = lambda: None,
-        hang_timeout_seconds: float = HANG_TIMEOUT_SECONDS,
-    ) -> None:
-        """`while_waiting` is called about twice per second while the driver waits for workers, and may raise."""
-        self._while_waiting = while_waiting
-        self._threads = threads or max(1, (os.cpu_count() or 1) // devices)
-        self._start_timeout_seconds = start_timeout_seconds
+    def __init__(self, options: BackendOptions) -> None:
+        self._while_waiting = options.while_waiting
+        self._threads = options.threads or max(1, (os.cpu_count() or 1) // options.devices)
+        self._start_timeout_seconds = options.start_timeout_seconds
         self._pools: dict[ResourcePool, PlacedPool] = {}
-        self._owns_ray = connect(devices, nodes, device)
+        self._owns_ray = connect(options.devices, options.nodes, options.device)
         self._pulse = Pulse()
-        self._watch = Watch(self._hosts, self._pulse, Patience(start_timeout_seconds, hang_timeout_seconds))
+        self._watch = Watch(self._hosts, self._pulse, options)
         atexit.register(self.shutdown)
 
-    def spawn(
-        self,
-        worker_class: type[Worker],
-        pool: ResourcePool,
-        *,
-        role: str,
-        mesh: ParallelMesh,
-        generation_mesh: ParallelMesh | None,
-        kwargs: Mapping[str, object],
-    ) -> list[Handle]:
+    def spawn(self, spec: WorkerSpec, pool: ResourcePool) -> list[Handle]:
         """One worker per device; returns while processes are still starting, so that pools start at once."""
         if pool not in self._pools:
             self._pools[pool] = placed_pool(
@@ -72,13 +51,13 @@ class RayBackend:
                 start_timeout_seconds=self._start_timeout_seconds,
             )
         placed = self._pools[pool]
-        warn_of_divided_groups(role, mesh, generation_mesh, placed.reservation.slots)
-        packed = ray.put(dict(kwargs))
+        warn_of_divided_groups(spec, placed.slots)
+        packed, role = ray.put(spec), spec.role
         handles = []
         for host in placed.hosts:
             handle = Handle(role, role, host.rank, pool, host)
             host.roles.append(role)
-            value = host.actor.build.remote(role, worker_class, mesh, generation_mesh, packed, placed.address)
+            value = host.actor.build.remote(packed, placed.address)
             self._watch.add(Pending(handle, "__init__", value))
             handles.append(handle)
         return handles
@@ -114,9 +93,7 @@ class RayBackend:
                 self._while_waiting()
                 self._watch.look_at_silence()
             except RayError as error:
-                self._watch.look_at_calls()
-                failure = self._watch.translated(error)
-                raise failure from failure.__cause__
+                self._raise_translated(error)
         return [call.value for call in pending]
 
     def put(self, value: object) -> Stored:
@@ -132,9 +109,7 @@ class RayBackend:
             except GetTimeoutError:
                 self._while_waiting()
             except RayError as error:
-                self._watch.look_at_calls()
-                failure = self._watch.translated(error)
-                raise failure from failure.__cause__
+                self._raise_translated(error)
 
     def drain_calls(self) -> list[tuple[str, str, float]]:
         """Role, method and seconds (of the slowest rank) of the calls that have ended since the last drain."""
@@ -184,7 +159,7 @@ class RayBackend:
                 ray.kill(host.actor)
                 placed.hosts.remove(host)
             if not placed.hosts:
-                remove_placement_group(placed.reservation.group)
+                remove_placement_group(placed.group)
                 del self._pools[pool]
         self._watch.forget(gone)
 
@@ -202,6 +177,11 @@ class RayBackend:
         self.kill([Handle("", "", host.rank, host.pool, host) for host in hosts])
         if self._owns_ray:
             disconnect()
+
+    def _raise_translated(self, error: RayError) -> NoReturn:
+        self._watch.look_at_calls()
+        failure = self._watch.translated(error)
+        raise failure from failure.__cause__
 
     def _hosts(self) -> list[Host]:
         return [host for placed in self._pools.values() for host in placed.hosts]

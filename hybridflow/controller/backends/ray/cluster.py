@@ -79,7 +79,8 @@ def connect(devices: int, nodes: int, device: str) -> bool:
     if ray.is_initialized():
         is_ours, _Connection.has_joined_early = _Connection.has_joined_early, False
         return is_ours
-    _set_environment()
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     check_cluster(nodes)
     if os.environ.get(RAY_ADDRESS):
         _initialized(os.environ[RAY_ADDRESS])
@@ -148,34 +149,24 @@ def joined_node_gpus(read: Callable[[], list[int]] = visible_gpu_bytes) -> list[
     nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("GPU")]
     environment = {"runtime_env": {"env_vars": {"PYTHONPATH": python_path()} | GPU_ENVIRONMENT}}
     remote = ray.remote(num_cpus=0, max_calls=1, max_retries=0)(read)
-    asked = [
-        remote.options(
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False), **environment
-        ).remote()
-        for node in nodes
-    ]
+    places = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes]
+    asked = [remote.options(scheduling_strategy=place, **environment).remote() for place in places]
     ready, late = ray.wait(asked, num_returns=len(asked), timeout=_READ_SECONDS) if asked else ([], [])
     for answer in late:
         ray.cancel(answer)
-    return [
-        gpus
-        for node, answer in zip(nodes, asked, strict=True)
-        for gpus in _of_node(
-            f"node {node['NodeManagerHostname']} ({node['NodeManagerAddress']})",
-            int(node["Resources"]["GPU"]),
-            _sizes(answer) if answer in ready else [],
-        )
-    ]
+    found: list[NodeGpus] = []
+    for node, answer in zip(nodes, asked, strict=True):
+        name = f"node {node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
+        count, sizes = int(node["Resources"]["GPU"]), _sizes(answer) if answer in ready else []
+        # If Ray manages only some of the GPUs that the node sees, any of them may be the smallest.
+        same = len(sizes) == count
+        found += NodeGpus.by_size(name, sizes) if same else [NodeGpus(name, count, min(sizes, default=0))]
+    return found
 
 
 def python_path() -> str:
     """The module search path of this process, for processes on other nodes."""
     return os.pathsep.join(dict.fromkeys(os.path.abspath(path) for path in sys.path))
-
-
-def _set_environment() -> None:
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 
 def _check_answers(host: str, port: int, nodes: int) -> None:
@@ -210,11 +201,6 @@ def _check_free(port: int) -> None:
                 remedy=f"Unset {_STORE_PORT}, so that Ray takes a free port, or end the process that holds it "
                 f"(ss -ltnp 'sport = :{port}').",
             ) from error
-
-
-def _of_node(name: str, count: int, sizes: list[int]) -> list[NodeGpus]:
-    """If Ray manages only some of the GPUs that the node sees, any of them may be the smallest."""
-    return NodeGpus.by_size(name, sizes) if len(sizes) == count else [NodeGpus(name, count, min(sizes, default=0))]
 
 
 def _sizes(answer: ray.ObjectRef) -> list[int]:

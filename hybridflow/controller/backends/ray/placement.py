@@ -24,6 +24,7 @@ from hybridflow.controller.backends.ray.cluster import DEVICE, is_joined
 from hybridflow.controller.backends.ray.host import Host, started_host
 from hybridflow.controller.backends.ray.pulse import Pulse
 from hybridflow.controller.resource_pool import ResourcePool
+from hybridflow.controller.worker import WorkerSpec
 from hybridflow.errors import ResourceError
 from hybridflow.parallel import ParallelMesh
 
@@ -56,18 +57,11 @@ class Supply:
 
 
 @dataclass
-class Reservation:
-    """The devices of a pool: a placement group, and the slot of each rank."""
+class PlacedPool:
+    """The devices of a pool, the slot of each rank, and the actors on them."""
 
     group: PlacementGroup
     slots: Sequence[Slot]
-
-
-@dataclass
-class PlacedPool:
-    """A reservation and the actors on it."""
-
-    reservation: Reservation
     hosts: list[Host]
     address: ray.ObjectRef | None
     """Where its ranks meet, once the first one serves it; None for one rank."""
@@ -77,23 +71,25 @@ def placed_pool(
     pool: ResourcePool, others: Iterable[ResourcePool], pulse: Pulse, *, threads: int, start_timeout_seconds: float
 ) -> PlacedPool:
     """Reserves the pool's devices, in addition to those of other pools, and starts an actor on each."""
-    reservation = reserved(pool, others, timeout_seconds=start_timeout_seconds)
+    group, slots = reserved(pool, others, timeout_seconds=start_timeout_seconds)
     hosts = [
         started_host(
             pool,
-            reservation.group,
+            group,
             rank=rank,
             bundle=slot.bundle,
             threads=threads,
             timeout_seconds=start_timeout_seconds,
             heart=pulse.new_key(),
         )
-        for rank, slot in enumerate(reservation.slots)
+        for rank, slot in enumerate(slots)
     ]
-    return PlacedPool(reservation, hosts, hosts[0].actor.serve.remote() if pool.devices > 1 else None)
+    return PlacedPool(group, slots, hosts, hosts[0].actor.serve.remote() if pool.devices > 1 else None)
 
 
-def reserved(pool: ResourcePool, others: Iterable[ResourcePool], *, timeout_seconds: float) -> Reservation:
+def reserved(
+    pool: ResourcePool, others: Iterable[ResourcePool], *, timeout_seconds: float
+) -> tuple[PlacementGroup, list[Slot]]:
     """Reserves the pool's devices; waits up to `timeout_seconds` for a cluster that may still provide them.
 
     A pending placement group is what Ray's autoscaler acts on. Raises `ResourceError`: immediately if Ray was started
@@ -121,21 +117,19 @@ def reserved(pool: ResourcePool, others: Iterable[ResourcePool], *, timeout_seco
                 pool.name, pool.devices, pool.device, f"{until:%H:%M:%S}", timeout_seconds, supply,
             )  # fmt: skip
     nodes = placement_group_table(group)["bundles_to_node_id"]
-    return Reservation(group, slots_by_rank(nodes, devices_per_bundle=size, block=pool.block))
+    return group, slots_by_rank(nodes, devices_per_bundle=size, block=pool.block)
 
 
-def warn_of_divided_groups(
-    role: str, mesh: ParallelMesh, generation_mesh: ParallelMesh | None, slots: Sequence[Slot]
-) -> None:
+def warn_of_divided_groups(spec: WorkerSpec, slots: Sequence[Slot]) -> None:
     """Warns if tensor-parallel groups of a role span nodes: they exchange activations at every layer."""
     nodes = [slot.node for slot in slots]
-    for what, ranks in (("training", mesh), ("generation", generation_mesh)):
+    for what, ranks in (("training", spec.mesh), ("generation", spec.generation_mesh)):
         divided = divided_groups(ranks, nodes) if ranks is not None else []
         if divided and ranks is not None:
             logger.warning(
                 "role=%s: %d of %d tensor-parallel groups of %s span several nodes, for example ranks %s. Every layer "
                 "then waits for the network; use a tensor size that divides the devices of each node.",
-                role, len(divided), ranks.size // ranks.axis_size("tensor"), what, divided[0],
+                spec.role, len(divided), ranks.size // ranks.axis_size("tensor"), what, divided[0],
             )  # fmt: skip
 
 

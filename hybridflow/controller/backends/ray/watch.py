@@ -2,12 +2,11 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from hybridflow.controller.backends.interface import HANG_TIMEOUT_SECONDS, CallTimes, Pending, Stored
+from hybridflow.controller.backends.interface import BackendOptions, CallTimes, Pending, Stored
 from hybridflow.controller.backends.ray.cluster import has_ray_ended
 from hybridflow.controller.backends.ray.host import Host, host_of
 from hybridflow.controller.backends.ray.pulse import Pulse
@@ -22,7 +21,6 @@ from hybridflow.controller.failures import (
     how_it_ended,
     ray_ended,
 )
-from hybridflow.controller.rendezvous import START_TIMEOUT_SECONDS
 from hybridflow.errors import WorkerDied, WorkerError
 
 _LOOK_SECONDS = 1.0
@@ -31,22 +29,14 @@ _MOST_UNSEEN_CALLS = 256
 _RAY_ENDS_SECONDS = 2.0
 
 
-@dataclass(frozen=True)
-class Patience:
-    """Maximum seconds without a heartbeat, while a process constructs a worker and afterwards."""
-
-    starting_seconds: float = START_TIMEOUT_SECONDS
-    running_seconds: float = HANG_TIMEOUT_SECONDS
-
-
 class Watch:
     """The pending calls. `hosts` returns the current processes of all pools."""
 
-    def __init__(self, hosts: Callable[[], Sequence[Host]], pulse: Pulse, patience: Patience) -> None:
+    def __init__(self, hosts: Callable[[], Sequence[Host]], pulse: Pulse, options: BackendOptions) -> None:
         self.times = CallTimes()
         self._hosts = hosts
         self._pulse = pulse
-        self._patience = patience
+        self._options = options
         self._looked_at = 0.0
         self._calls: dict[Stored, Pending] = {}
         self._most_unseen_calls = _MOST_UNSEEN_CALLS
@@ -114,10 +104,10 @@ class Watch:
             raise ray_ended() if has_ray_ended() else head_lost(self._pulse.head, self._pulse.head_silent_seconds())
         silent = {host: self._pulse.silent_seconds(host.heart) for host in self._hosts()}
         for host, seconds in silent.items():
-            if seconds > self._patience.running_seconds:
+            if seconds > self._options.hang_timeout_seconds:
                 process = self._process(host)
                 is_starting = any(method.endswith(".__init__") for method in process.methods)
-                if not is_starting or seconds > self._patience.starting_seconds:
+                if not is_starting or seconds > self._options.start_timeout_seconds:
                     self._calls.clear()
                     raise hang(process, seconds)
 

@@ -1,5 +1,5 @@
-"""Numbers and words that leave the system: metrics, timers, the progress line, sample tables, trackers, the report.
+"""What a run reports: metrics, logs, the progress line, sample tables, trackers and the report.
 
-Read `metrics.py` first (what a number is), then `trackers/interface.py` (where numbers go), then `report.py`.
-Only `dataflows/loop.py` sends anything to trackers; the floors below return metrics.
+Read `metrics.py` first, then `trackers/interface.py`, then `report/__init__.py`. Only `dataflows/loop.py` sends
+anything to trackers; the floors below return metrics.
 """

@@ -14,7 +14,7 @@ ENDING_FILE = "ending.json"
 
 @dataclass(frozen=True)
 class Ending:
-    """How a run ended: `done`, `interrupted` or `failed`, with a sentence."""
+    """How a run ended: `done`, `interrupted` or `failed`, with an explanation."""
 
     how: str
     said: str
@@ -22,15 +22,15 @@ class Ending:
 
 UNRECORDED = Ending(
     "failed",
-    "no ending was recorded: the process of the run was ended from outside. It was killed, ran out of memory, or was"
-    " ended by Ray, whose raylet had ended. What to do: look for what ended it, then start the same command again; it"
+    "no ending was recorded: the run's process was ended from outside. It was killed, ran out of memory, or was ended"
+    " by Ray because its raylet had ended. What to do: find out what ended it, then start the same command again; it"
     " resumes from the last checkpoint, if there is one.",
 )
-"""The ending of a run whose process wrote none and is no longer there."""
+"""The ending of a run whose process is gone and wrote none."""
 
 
 def write_ending(run_dir: Path, ending: Ending) -> None:
-    """Stores how the run ended; logs a warning if the directory cannot be written."""
+    """Writes how the run ended; logs a warning if the directory cannot be written."""
     try:
         (run_dir / ENDING_FILE).write_text(json.dumps(asdict(ending)) + "\n", encoding="utf-8")
     except OSError as error:
@@ -47,7 +47,7 @@ def read_ending(run_dir: Path) -> Ending | None:
 
 
 def is_unrecorded(run_dir: Path) -> bool:
-    """Whether a run began in this directory, which no process holds, and its process recorded no ending."""
+    """Whether a run started in this directory and recorded no ending; call it only if no process runs it any more."""
     return (run_dir / METRICS_FILE).is_file() and (read_ending(run_dir) or UNRECORDED) == UNRECORDED
 
 

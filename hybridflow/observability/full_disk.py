@@ -1,4 +1,4 @@
-"""Recognizes the errors of a file system that takes no more: a full disk, a quota, a limit on the size of a file."""
+"""Recognizes errors of a full disk, a disk quota and a limit on the size of a file."""
 
 import errno
 
@@ -12,11 +12,11 @@ _WORDS = {
     errno.EDQUOT: ("Disk quota exceeded", "os error 122"),
     errno.EFBIG: ("File too large", "os error 27"),
 }
-"""What libraries and workers write of an error whose number is lost."""
+"""Messages of libraries and workers for an error whose number is lost."""
 
 
 def why_full(error: BaseException) -> str | None:
-    """Why the file system takes no more, as the beginning of a sentence; None for errors of another kind."""
+    """Why nothing more can be written, as the beginning of a sentence; None for other errors."""
     if isinstance(error, OSError) and error.errno in _SAID:
         return _SAID[error.errno]
     found = (number for number, words in _WORDS.items() if any(word in str(error) for word in words))

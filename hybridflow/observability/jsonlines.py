@@ -1,4 +1,4 @@
-"""JSON lines on disk that survive a killed run: whole lines appended, a torn last line cut, later steps forgotten."""
+"""JSON-lines files that survive a killed run: complete lines are appended, and a torn last line is dropped."""
 
 import json
 import logging
@@ -16,10 +16,10 @@ Json = str | int | float | bool | None
 
 
 class JsonLinesFile:
-    """A file of one JSON object per line, opened to append; each line reaches the system before `append` ends.
+    """A file of one JSON object per line, opened to append; each line is written when `append` returns.
 
-    Bytes are written unbuffered, so a process killed at any moment leaves at most one torn line, the last. If the file
-    is deleted, moved or replaced meanwhile, it is opened again, with a warning that says which.
+    Writes are unbuffered, so a killed process leaves at most one torn line, the last. If the file is deleted, moved or
+    replaced meanwhile, it is opened again, with a warning.
     """
 
     def __init__(self, path: Path) -> None:
@@ -27,7 +27,7 @@ class JsonLinesFile:
         self._file = path.open("ab", buffering=0)
 
     def append(self, row: Mapping[str, Json]) -> None:
-        """Write one line. Numbers that are not finite become null; a full disk raises `ResourceError`."""
+        """Writes one line. Numbers that are not finite become null; a full disk raises `ResourceError`."""
         finite = {name: _finite(value) for name, value in row.items()}
         self._reopen_if_gone()
         line = memoryview((json.dumps(finite, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8", "replace"))
@@ -39,7 +39,7 @@ class JsonLinesFile:
             raise
 
     def truncate_after(self, step: int) -> int:
-        """Drop the lines whose `step` is above `step`, as `truncate_after` does; returns how many were dropped."""
+        """Drops the lines after `step`, as the function `truncate_after` does; returns how many were dropped."""
         self._file.close()
         try:
             return truncate_after(self.path, step)
@@ -52,7 +52,7 @@ class JsonLinesFile:
                 return
             count = self.path.read_bytes().count(b"\n")
             lines = f"{count} line{'' if count == 1 else 's'}"
-            what = f"was replaced by another file, which holds {lines}: the run goes on in that one."
+            what = f"was replaced by another file, which has {lines}: the run continues in that one."
         except FileNotFoundError:
             what = "was deleted or moved: a new file was started, which lacks the earlier rows."
         self._file.close()
@@ -60,12 +60,12 @@ class JsonLinesFile:
         logger.warning("file=%s %s", self.path, what)
 
     def close(self) -> None:
-        """Close the file; nothing is waiting to be written."""
+        """Closes the file; nothing is buffered."""
         self._file.close()
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Json]]:
-    """The objects of a file in order; none when it is absent. A torn last line is skipped, other bad lines warn."""
+    """The objects of a file in order; none if it does not exist. A torn last line is skipped; other bad lines warn."""
     if not path.exists():
         return
     with path.open("rb") as file:
@@ -78,9 +78,9 @@ def read_rows(path: Path) -> Iterator[dict[str, Json]]:
 
 
 def truncate_after(path: Path, step: int) -> int:
-    """Drop the lines whose `step` is above `step`, and lines that are not whole; returns how many were dropped.
+    """Drops the lines whose `step` is greater than `step`, and torn lines; returns how many were dropped.
 
-    The kept lines are written aside and renamed, so that a process killed here loses nothing.
+    The kept lines are written to another file, which is then renamed, so that a process killed here loses nothing.
     """
     if not path.exists():
         return 0
@@ -98,7 +98,7 @@ def truncate_after(path: Path, step: int) -> int:
 
 
 def set_aside(path: Path) -> Path | None:
-    """Rename an earlier run's file (`metrics.jsonl` -> `metrics.1.jsonl`) so that nothing is mixed or lost."""
+    """Renames an earlier run's file (`metrics.jsonl` -> `metrics.1.jsonl`), so that nothing is mixed or lost."""
     if not path.is_file() or path.stat().st_size == 0:
         return None
     number = 1

@@ -28,10 +28,10 @@ _MOST_HELD = 200
 
 
 def configure_logging(run_dir: Path | None, level: str = "info", *, rank: int = 0) -> None:
-    """Send log records to stderr and, with a `run_dir`, to `run_dir/run.log`; calling again replaces what was set.
+    """Sends log records to stderr and, with a `run_dir`, to `run_dir/run.log`; a second call replaces the first.
 
-    Records sent before there was a `run_dir` are held (the latest 200) and written first: run.log has the start too.
-    `level` holds for our own loggers on rank 0; other ranks, and other packages, say WARNING and up.
+    The latest 200 records from before there was a `run_dir` are written to run.log first. `level` applies to our own
+    loggers on rank 0; other ranks and other packages log WARNING and above.
     """
     if level not in LEVELS:
         raise ConfigError(f"There is no log level '{level}'.", remedy=f"Use one of: {', '.join(LEVELS)}.")
@@ -53,7 +53,7 @@ def configure_logging(run_dir: Path | None, level: str = "info", *, rank: int = 
 
 
 def log_to_file(level: int, message: str) -> bool:
-    """One line in run.log alone, now or once it is there; False before `configure_logging`, when it goes nowhere.
+    """Writes a line to run.log only, now or once it exists; returns False before `configure_logging`, when it is lost.
 
     For what the terminal shows in another form, or cannot show. Line ends in the message become spaces.
     """
@@ -64,14 +64,14 @@ def log_to_file(level: int, message: str) -> bool:
 
 
 class _SafeFormatter(logging.Formatter):
-    """Lines, tracebacks too, without secrets and without what would act on a terminal."""
+    """Formats lines and tracebacks without secrets and without control characters."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(redacted_text(super().format(record)))
 
 
 class _StderrHandler(logging.StreamHandler[TextIO]):
-    """Writes to whatever `sys.stderr` is at that moment, so that lines pass above a live progress line."""
+    """Writes to the current `sys.stderr`, so that lines appear above a live progress line."""
 
     def __init__(self) -> None:
         super().__init__(sys.stderr)
@@ -82,7 +82,7 @@ class _StderrHandler(logging.StreamHandler[TextIO]):
 
 
 class _HeldHandler(logging.Handler):
-    """Keeps the latest records for a run.log that is not there yet, as text, so that no argument is kept alive."""
+    """Keeps the latest records until there is a run.log, as text, so that no argument is kept alive."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class _HeldHandler(logging.Handler):
 
 
 class _RunLogHandler(logging.FileHandler):
-    """run.log; on the first failed write (a full disk) it says so once and stops, rather than at every record."""
+    """run.log; stops at the first failed write (a full disk), with one warning."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (a name of logging)
         logging.getLogger().removeHandler(self)
@@ -135,13 +135,13 @@ def _remove_own_handlers(root: logging.Logger) -> None:
 
 
 _ROOM_SECONDS = 5.0
-"""How long a full descriptor that does not block is waited for."""
+"""How long to wait for a full nonblocking descriptor."""
 
 
 def lasting(stream: TextIO | None, *, by_lines: bool = False) -> TextIO:
-    """A stream on the same descriptor whose writes never fail; run.log says when lines are lost.
+    """A stream on the same descriptor whose writes never fail; run.log says if lines are lost.
 
-    Only for a standard stream of this process; any other (a notebook's, a test's) is returned as it is. Without a
+    Streams other than standard streams of this process (a notebook's, a test's) are returned unchanged. Without a
     stream (`2>&-`) everything is dropped. With `by_lines`, each line is written as soon as it ends.
     """
     if stream is None:
@@ -162,10 +162,10 @@ def lasting(stream: TextIO | None, *, by_lines: bool = False) -> TextIO:
 
 
 class _LastingFile(io.FileIO):
-    """A descriptor to write to; from the first failed write it leads to /dev/null.
+    """A descriptor to write to; after the first failed write it leads to /dev/null.
 
-    Where it does not block, it is waited for as a blocking one would, but for seconds only: if nobody reads it any
-    more, lines are dropped until there is room.
+    If it is nonblocking and full, a write waits a few seconds; if nobody reads it, lines are dropped until there is
+    room.
     """
 
     _lost: str | None = None
@@ -179,13 +179,13 @@ class _LastingFile(io.FileIO):
             if written is None and self._has_room and select.select([], [self], [], _ROOM_SECONDS)[1]:
                 written = super().write(data)
         except OSError as error:
-            self._lost = f"the console can no longer be written ({error.strerror}): the run goes on without it"
+            self._lost = f"the console can no longer be written ({error.strerror}): the run continues without it"
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self.fileno())
             os.close(nowhere)
             written = size
         if written is None and self._has_room:
-            self._lost = "the console takes no more: lines are left out of it until it is read"
+            self._lost = "the console is full: lines are dropped until it is read"
         self._has_room = written is not None
         if self._lost is not None and log_to_file(logging.WARNING, self._lost):
             self._lost = None

@@ -1,4 +1,4 @@
-"""Metrics: named numbers that declare how they are reduced over micro-batches, minibatches and ranks."""
+"""Metrics: named numbers that declare how to reduce them over micro-batches, minibatches and ranks."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -10,7 +10,7 @@ from hybridflow.errors import ConfigError
 
 
 class Reduction(StrEnum):
-    """How several measures of one name become one."""
+    """How measures of the same name are combined."""
 
     mean = "mean"
     sum = "sum"
@@ -32,32 +32,32 @@ Metrics = dict[str, Measure]
 
 
 def mean(value: float, weight: float = 1.0) -> Measure:
-    """A measure averaged with its weight."""
+    """A measure reduced to its weighted mean."""
     return Measure(float(value), float(weight), Reduction.mean)
 
 
 def total(value: float) -> Measure:
-    """A measure that adds up."""
+    """A measure reduced to its sum."""
     return Measure(float(value), 1.0, Reduction.sum)
 
 
 def maximum(value: float) -> Measure:
-    """A measure of which the largest counts."""
+    """A measure reduced to its maximum."""
     return Measure(float(value), 1.0, Reduction.max)
 
 
 def minimum(value: float) -> Measure:
-    """A measure of which the smallest counts."""
+    """A measure reduced to its minimum."""
     return Measure(float(value), 1.0, Reduction.min)
 
 
 def last(value: float) -> Measure:
-    """A measure of which the latest counts, such as a learning rate."""
+    """A measure reduced to its latest value, such as a learning rate."""
     return Measure(float(value), 1.0, Reduction.last)
 
 
 def measured(metrics: Mapping[str, Measure | float], *, owner: str) -> Metrics:
-    """The metrics of user code: a plain number is averaged; `ConfigError` names `owner` for anything but numbers."""
+    """The metrics that user code returned; plain numbers are averaged. Raises `ConfigError` for anything else."""
     if not isinstance(metrics, Mapping):
         raise ConfigError(
             f"{owner} returned {type(metrics).__name__} instead of metrics.",
@@ -78,7 +78,7 @@ def measured(metrics: Mapping[str, Measure | float], *, owner: str) -> Metrics:
 
 
 def summary(name: str, values: Iterable[float]) -> Metrics:
-    """`name/mean`, `name/max` and `name/min` of some values; nothing for no values."""
+    """`name/mean`, `name/max` and `name/min` of the values; empty if there are none."""
     numbers = [float(value) for value in values]
     if not numbers:
         return {}
@@ -90,7 +90,7 @@ def summary(name: str, values: Iterable[float]) -> Metrics:
 
 
 def merge(parts: Iterable[Metrics]) -> Metrics:
-    """One set of metrics from several, each name by its own reduction, in order of first appearance."""
+    """The metrics of several parts combined, each by its reduction, in order of first appearance."""
     gathered: dict[str, list[Measure]] = {}
     for part in parts:
         for name, measure in part.items():
@@ -99,7 +99,7 @@ def merge(parts: Iterable[Metrics]) -> Metrics:
 
 
 def plain(metrics: Mapping[str, Measure]) -> dict[str, float]:
-    """Names and numbers alone, as trackers take them."""
+    """Names and values only, for trackers."""
     return {name: measure.value for name, measure in metrics.items()}
 
 

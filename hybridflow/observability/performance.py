@@ -12,7 +12,7 @@ from hybridflow.observability.metrics import Metrics, last, maximum, total
 
 
 class StageTimers:
-    """Seconds a stage since the last `reset`; stages may nest, and a stage entered twice adds up.
+    """Seconds per stage since the last `reset`; stages may nest, and a stage that runs twice adds up.
 
         timers.reset()
         with timers.stage("step"):
@@ -29,12 +29,12 @@ class StageTimers:
         self._on_stage = on_stage
 
     def reset(self) -> None:
-        """Forget what was measured, as at the start of a step."""
+        """Forgets the measurements, as at the start of a step."""
         self._seconds.clear()
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Measure the block as part of stage `name`, also when it raises."""
+        """Measures the block as part of stage `name`, even if it raises."""
         timer = Timer(logger=None)
         self._running.append(name)
         self._tell()
@@ -47,11 +47,11 @@ class StageTimers:
             self._tell()
 
     def add(self, name: str, seconds: float) -> None:
-        """Count seconds that were measured elsewhere, such as in a worker."""
+        """Adds seconds that were measured elsewhere, such as in a worker."""
         self._seconds[name] = self._seconds.get(name, 0.0) + seconds
 
     def seconds(self, name: str) -> float:
-        """What stage `name` has taken so far; 0 when it never ran."""
+        """Seconds of stage `name` so far; 0 if it never ran."""
         return self._seconds.get(name, 0.0)
 
     def metrics(self) -> Metrics:
@@ -64,9 +64,9 @@ class StageTimers:
 
 
 def throughput(tokens: int, seconds: float, samples: int, *, devices: int = 1) -> Metrics:
-    """`perf/*` of one step; `perf/throughput` is tokens (prompt and response) a second and device, as verl counts it.
+    """`perf/*` of one step; `perf/throughput` is tokens (prompt and response) per second per device, as in verl.
 
-    `seconds` is the whole step; a step that took no measurable time has throughput 0.
+    `seconds` is the duration of the whole step; if it is 0, so is the throughput.
     """
     rate = 1.0 / seconds if seconds > 0.0 else 0.0
     return {
@@ -82,7 +82,7 @@ _RSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024
 
 
 def memory_metrics() -> Metrics:
-    """`perf/*_gb`, in units of 2^30 bytes under verl's names; device figures only where CUDA is in use already."""
+    """`perf/*_gb`, in units of 2^30 bytes under verl's names; device memory only if CUDA is already in use."""
     return {
         "perf/cpu_memory_used_gb": maximum(psutil.virtual_memory().used / _GIB),
         "perf/process_memory_gb": maximum(psutil.Process().memory_info().rss / _GIB),
@@ -94,7 +94,7 @@ def memory_metrics() -> Metrics:
 
 
 def _device_memory() -> Metrics:
-    """Looks torch up among the modules that are loaded, so that asking never imports it nor creates a CUDA context."""
+    """Looks torch up among the loaded modules, so that it neither imports it nor creates a CUDA context."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return {}

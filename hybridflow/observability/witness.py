@@ -1,7 +1,7 @@
-"""A small process beside a run: it writes how the run ended where the run's own process was ended before it could.
+"""A small process that records how a run ended if the run's own process was ended before it could.
 
-A process cannot report that it was killed. Ray is a second cause: where its raylet ends in an orderly way, Ray's C++
-code ends the driver with `_exit(1)` as soon as it stores the loss of an object.
+A process cannot report that it was killed. Ray is a second cause: after an orderly end of its raylet, Ray's C++ code
+ends the driver with `_exit(1)` as soon as it stores the loss of an object.
 """
 
 import logging
@@ -33,7 +33,7 @@ class Witness:
 
     def __init__(self, run_dir: Path) -> None:
         command = [sys.executable, "-m", __name__, str(run_dir.absolute()), str(os.getpid())]
-        # In a session of its own: what a terminal or `timeout` sends to the process group of the run spares it.
+        # A session of its own: signals of a terminal or `timeout` to the run's process group do not reach it.
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         self._process = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True
@@ -46,7 +46,7 @@ class Witness:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Waits for the end of the parent process; `arguments` are the run directory and the parent's id."""
+    """Waits until the parent process ends; `arguments` are the run directory and the parent's id."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     run_dir, run = Path(arguments[0]), int(arguments[1])
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def record_end(run_dir: Path) -> None:
-    """Writes `UNRECORDED` to stderr, run.log and ending.json, and the report where the run has a record."""
+    """Writes `UNRECORDED` to stderr, run.log and ending.json, and the report if the run has metrics."""
     configure_logging(run_dir)
     logger.error("%s: %s", UNRECORDED.how, UNRECORDED.said)
     write_ending(run_dir, UNRECORDED)

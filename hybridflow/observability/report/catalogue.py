@@ -1,4 +1,4 @@
-"""Which metrics share a chart, in which order, and how to read them."""
+"""The charts of the report: which metrics they show, in which order, and a note on how to read each."""
 
 import re
 from collections.abc import Mapping
@@ -17,31 +17,47 @@ class _Entry:
 
 
 _ENTRIES = (
-    _Entry("Score", r"critic/score/mean", "Mean score of the sampled responses; thick: smoothed."),
-    _Entry("Evaluation", r"val-core/(?:.+/)?(?!loss$|margin$|perplexity$)[^/]+", "Held-out prompts and rows."),
+    _Entry("Score", r"critic/score/mean", "Mean score of the sampled responses; the thick line is smoothed."),
+    _Entry("Evaluation", r"val-core/(?:.+/)?(?!loss$|margin$|perplexity$)[^/]+", "On held-out data."),
     _Entry("Loss", r"(?:.+/)?loss", "Mean loss."),
-    _Entry("Preferences", r"rewards/(?:accuracies|margins|chosen|rejected)|val-core/.+/margin", "Of both responses."),
-    _Entry("KL", r"actor/(?:ppo_kl|kl_loss|kl|kl_to_reference|reward_kl_penalty)", "Against rollout and reference."),
-    _Entry("Entropy", r"actor/entropy(?:_loss)?", "Nats per token; a collapse to zero ends exploration."),
-    _Entry("Response length", r"response_length/(?:mean|max|min)", "Tokens."),
-    _Entry("Policy loss", r"actor/pg_loss", "Clipped surrogate."),
-    _Entry("Value loss", r"critic/vf_loss", "Squared error of the critic."),
-    _Entry("Explained variance", r"critic/vf_explained_var", "Of returns by values; 1 is perfect, 0 is a constant."),
-    _Entry("Gradient norms", r"(?:actor|critic)/grad_norm", "Before clipping."),
-    _Entry("Clipped fraction", r"(?:actor/pg_clipfrac|critic/vf_clipfrac)", "Of tokens, by the trust region."),
     _Entry(
-        "Rollout against training", r"training/rollout_(?:log)?probs_diff_(?:max|mean)",
-        "Difference in token probabilities between the two engines.", is_log=True,
+        "Preferences",
+        r"rewards/(?:accuracies|margins|chosen|rejected)|val-core/.+/margin",
+        "Rewards of the chosen and the rejected responses.",
+    ),
+    _Entry(
+        "KL",
+        r"actor/(?:ppo_kl|kl_loss|kl|kl_to_reference|reward_kl_penalty)",
+        "From the rollout policy and from the reference.",
+    ),
+    _Entry("Entropy", r"actor/entropy(?:_loss)?", "Nats per token; at zero, exploration ends."),
+    _Entry("Response length", r"response_length/(?:mean|max|min)", "Tokens."),
+    _Entry("Policy loss", r"actor/pg_loss", "Clipped surrogate objective."),
+    _Entry("Value loss", r"critic/vf_loss", "Squared error of the critic."),
+    _Entry(
+        "Explained variance",
+        r"critic/vf_explained_var",
+        "Of the returns by the values; 1 is perfect, 0 no better than a constant.",
+    ),
+    _Entry("Gradient norms", r"(?:actor|critic)/grad_norm", "Before clipping."),
+    _Entry(
+        "Clipped fraction", r"(?:actor/pg_clipfrac|critic/vf_clipfrac)", "Fraction of tokens outside the trust region."
+    ),
+    _Entry(
+        "Rollout and training",
+        r"training/rollout_(?:log)?probs_diff_(?:max|mean)",
+        "Difference in token probabilities between the two engines.",
+        is_log=True,
     ),
     _Entry("Learning rates", r"(?:actor|critic)/lr", ""),
-    _Entry("Throughput", r"perf/throughput", "Tokens per second and device."),
-)  # fmt: skip
+    _Entry("Throughput", r"perf/throughput", "Tokens per second per device."),
+)
 
 _NOT_CHARTED = re.compile(r"timing_s/.*|training/global_step")
 
 
 def charts(metrics: Mapping[str, Series]) -> list[Chart]:
-    """The charts of the page's front, of the metrics that are there."""
+    """The main charts, of the metrics that the run has."""
     found = []
     for entry in _ENTRIES:
         series = [metrics[name] for name in _matching(metrics, entry.names)][:COLORS]
@@ -52,7 +68,7 @@ def charts(metrics: Mapping[str, Series]) -> list[Chart]:
 
 
 def other_charts(metrics: Mapping[str, Series]) -> tuple[list[Chart], dict[str, float]]:
-    """A chart for each metric the front does not show, and the values of those that never change."""
+    """A chart for each metric that no main chart shows, and the values of those that never change."""
     shown = {name for entry in _ENTRIES for name in _matching(metrics, entry.names)[:COLORS]}
     rest = [
         series for name, series in sorted(metrics.items()) if name not in shown and not _NOT_CHARTED.fullmatch(name)

@@ -1,4 +1,4 @@
-"""Line charts as inline SVG; the page's script adds a cross-hair with values."""
+"""Line charts as inline SVG; the page's script adds a crosshair with values."""
 
 import json
 import math
@@ -31,14 +31,14 @@ class Axis:
     is_log: bool = False
 
     def place(self, value: float) -> float:
-        """Where a value lies on the drawing."""
+        """The position of a value on the drawing."""
         low, high, value = (math.log10(v) for v in (self.low, self.high, value)) if self.is_log else (
             self.low, self.high, value,
         )  # fmt: skip
         return self.start + (value - low) / (high - low) * (self.end - self.start)
 
     def ticks(self, wanted: int) -> list[tuple[float, str]]:
-        """About `wanted` round values inside the scale, with their labels."""
+        """About `wanted` round values within the scale, with their labels."""
         if self.is_log:
             powers = range(math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9) + 1)
             stride = max(1, round(len(powers) / wanted))
@@ -50,7 +50,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Chart:
-    """What is drawn: a title, a sentence on how to read it, and series that share a scale."""
+    """A title, a note on how to read the chart, and series that share a scale."""
 
     title: str
     series: Sequence[Series]
@@ -60,7 +60,7 @@ class Chart:
 
 
 def chart_card(chart: Chart) -> str:
-    """A card: title, latest value, the chart, and a legend when there are several series."""
+    """A card: title, latest value, the chart, and a legend if there are several series."""
     latest = [each.finite[-1] for each in chart.series if each.finite]
     value = f'<span class="latest">{formatting.short(latest[0])}</span>' if latest else ""
     note = f'<p class="note">{shown(chart.note)}</p>' if chart.note else ""
@@ -71,7 +71,7 @@ def chart_card(chart: Chart) -> str:
 
 
 def line_chart(chart: Chart) -> str:
-    """The SVG of a chart: grid, axes, one line a series (and its smoothed course where it is long)."""
+    """The SVG of a chart: grid, axes, and one line per series, with a smoothed line if it is long."""
     drawn = [_thinned(each) for each in chart.series]
     x = step_axis([step for each in drawn for step in each.steps], LEFT, WIDTH - RIGHT)
     y = value_axis([v for each in drawn for v in each.values], HEIGHT - BOTTOM, TOP, is_log=chart.is_log)
@@ -112,7 +112,7 @@ def sparkline(values: Sequence[float], *, width: int = 96, height: int = 26) -> 
 
 
 def smoothed(values: Sequence[float]) -> list[float]:
-    """Exponential moving average over a twentieth of the run, without the bias of a zero start; skips NaN."""
+    """Bias-corrected exponential moving average over a twentieth of the run; skips NaN."""
     keep = 1.0 - 2.0 / (max(6.0, len(values) / 20.0) + 1.0)
     total, weight, course = 0.0, 0.0, []
     for value in values:
@@ -123,7 +123,7 @@ def smoothed(values: Sequence[float]) -> list[float]:
 
 
 def short_labels(names: Sequence[str]) -> list[str]:
-    """Names without the parts (between slashes) that all share at their beginning and end."""
+    """Names without the parts (between slashes) that all of them share at the start and end."""
     parts = [name.split("/") for name in names]
     shortest = min((len(each) for each in parts), default=0)
     start = 0
@@ -162,7 +162,7 @@ def _line(series: Series, kind: str, x: Axis, y: Axis) -> str:
 
 
 def _path(steps: Sequence[int], values: Sequence[float], x: Axis, y: Axis) -> str:
-    """Line segments; the line is broken where a value is missing."""
+    """Line segments; there is a gap where a value is missing."""
     commands, is_down = [], False
     for step, value in zip(steps, values, strict=True):
         if _is_drawable(value, y):
@@ -176,7 +176,7 @@ def _is_drawable(value: float, y: Axis) -> bool:
 
 
 def _thinned(series: Series) -> Series:
-    """At most about `_MAX_POINTS` points: the ends, and of each stretch the lowest and the highest, so spikes stay."""
+    """At most about `_MAX_POINTS` points: the ends, and the minimum and maximum of each bucket, so spikes stay."""
     size = len(series.steps)
     if size <= _MAX_POINTS:
         return series
@@ -209,7 +209,7 @@ def _hover_data(chart: Chart, drawn: Sequence[Series], x: Axis, y: Axis) -> str:
 
 
 def value_axis(values: Sequence[float], start: float, end: float, *, is_log: bool = False) -> Axis:
-    """An axis that holds the finite values with some air, from zero where zero is near."""
+    """An axis that holds the finite values with some margin, starting at zero if that is near."""
     numbers = [value for value in values if math.isfinite(value) and (value > 0.0 or not is_log)]
     if not numbers:
         return Axis(0.1 if is_log else 0.0, 1.0, start, end, is_log)
@@ -229,13 +229,13 @@ def step_axis(steps: Sequence[int], start: float, end: float) -> Axis:
 
 
 def round_gap(gap: float) -> float:
-    """The least of 1, 2, 5 times a power of ten that is at least `gap`."""
+    """The smallest of 1, 2, 5 times a power of ten that is at least `gap`."""
     power = 10.0 ** math.floor(math.log10(gap))
     return next(size * power for size in (1.0, 2.0, 5.0, 10.0) if size * power >= gap * (1.0 - 1e-9))
 
 
 def tick_label(value: float, gap: float) -> str:
-    """The value with as many digits as the gap between ticks needs, so that no two ticks have the same label."""
+    """The value with as many digits as the gap between ticks needs for distinct labels."""
     for size, unit in _UNITS:
         if gap >= 1000.0 and abs(value) >= size:
             return f"{value / size:.{_decimals(gap / size)}f}{unit}"
@@ -247,5 +247,5 @@ def tick_label(value: float, gap: float) -> str:
 
 
 def _decimals(gap: float) -> int:
-    """Digits after the point that tell multiples of the gap, a 1, 2 or 5 times a power of ten, apart."""
+    """Digits after the point that distinguish multiples of the gap, which is 1, 2 or 5 times a power of ten."""
     return max(0, -math.floor(math.log10(gap) + 1e-9))

@@ -1,4 +1,4 @@
-"""The configuration in the report: the text of config.yaml, with what was changed made visible."""
+"""The configuration in the report: the text of config.yaml, with changed settings highlighted."""
 
 import re
 
@@ -8,7 +8,7 @@ _ORIGIN = re.compile(r"^(?P<setting>.*?)\s+#\s*origin:\s*(?P<origin>.*?)\s*$")
 
 
 def config_section(text: str) -> str:
-    """The whole configuration, each value with its origin, and a switch to hide the defaults; empty for no text."""
+    """The whole configuration, each value with its origin, and a switch to show the defaults; empty without a text."""
     if not text.strip():
         return ""
     lines = text.splitlines()
@@ -20,7 +20,7 @@ def config_section(text: str) -> str:
     ]
     return (
         '<section><h2>Configuration</h2><div class="card config"><label><input type="checkbox" id="all-settings"> '
-        f"show defaults too</label><pre>{''.join(rows)}</pre></div></section>"
+        f"show default settings</label><pre>{''.join(rows)}</pre></div></section>"
     )
 
 
@@ -33,7 +33,7 @@ def _line(line: str, origin: str | None) -> str:
 
 
 def _origins(lines: list[str]) -> list[str | None]:
-    """The origin of each line; a line of a list or a long text has that of the setting it belongs to."""
+    """The origin of each line; lines of a list or a long text have the origin of their setting."""
     found: list[str | None] = []
     latest: str | None = None
     for line in lines:
@@ -47,7 +47,7 @@ def _origins(lines: list[str]) -> list[str | None]:
 
 
 def _kept(lines: list[str], origins: list[str | None]) -> list[bool]:
-    """Which lines say something that is not a default: changed settings and the sections they are in."""
+    """Which lines are shown without the defaults: changed settings and the sections that contain them."""
     kept = [origin is not None and origin != "default" for origin in origins]
     deepest_needed = 0
     for place in range(len(lines) - 1, -1, -1):

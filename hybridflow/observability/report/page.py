@@ -1,4 +1,4 @@
-"""The page: headline numbers, curves, timing, samples, configuration; one file without outside resources."""
+"""The report page: headline numbers, curves, timing, samples and configuration, in one file without other resources."""
 
 import math
 from collections.abc import Sequence
@@ -22,9 +22,9 @@ _MAX_EVAL_TILES = 3
 
 
 def write_report(run_dir: Path, *, is_over: bool = False) -> Path:
-    """Write `run_dir/report.html` from metrics.jsonl, samples.jsonl and config.yaml, and return its path.
+    """Writes `run_dir/report.html` from metrics.jsonl, samples.jsonl and config.yaml, and returns its path.
 
-    `is_over`: no process runs it any more, so that a missing ending is one that was not recorded.
+    `is_over`: no process runs the run any more; if it has no ending, none was recorded.
     """
     record = read_record(run_dir)
     page = report_page(replace(record, ending=UNRECORDED) if is_over and record.ending is None else record)
@@ -66,11 +66,11 @@ def _sentence(record: RunRecord) -> str:
     seconds = math.fsum(value for name in _time_names(record) for value in record.metrics[name].finite)
     steps = f"{record.last_step} step{'' if record.last_step == 1 else 's'}"
     took = f" in {formatting.spoken_duration(seconds)}" if seconds else ""
-    return f"{steps}{took}, last written {record.written:%Y-%m-%d %H:%M}"
+    return f"{steps}{took}, last updated {record.written:%Y-%m-%d %H:%M}"
 
 
 def _ending(record: RunRecord) -> str:
-    """How the run ended, where that is more than its number of steps."""
+    """How the run ended, unless it was simply done."""
     ending = record.ending
     if ending is None or ending.how == "done":
         return ""
@@ -87,7 +87,7 @@ def _tiles(record: RunRecord) -> list[str]:
     evaluations = [series for name, series in metrics.items() if name.startswith("val-core/")]
     tiles = [_evaluation_tile(series, record.last_step) for series in evaluations[:_MAX_EVAL_TILES]]
     for label, name in (
-        ("score in training", "critic/score/mean"),
+        ("training score", "critic/score/mean"),
         ("loss", "train/loss"),
         ("response length", "response_length/mean"),
         ("entropy", "actor/entropy"),
@@ -101,7 +101,7 @@ def _tiles(record: RunRecord) -> list[str]:
 
 
 def _evaluation_tile(series: Series, last_step: int) -> str:
-    """The last evaluation beside the first, with its step where later steps were not evaluated."""
+    """The last and the first evaluation, with the step of the last one if later steps were not evaluated."""
     found = [(step, value) for step, value in zip(series.steps, series.values, strict=True) if math.isfinite(value)]
     if not found:
         return ""
@@ -112,7 +112,7 @@ def _evaluation_tile(series: Series, last_step: int) -> str:
 
 
 def _change_tile(label: str, series: Series) -> str:
-    """The beginning and the end of a metric, each the mean of some steps, because one step is noisy."""
+    """The start and the end of a metric, each averaged over some steps, because single steps are noisy."""
     numbers = series.finite
     if not numbers:
         return ""

@@ -1,4 +1,4 @@
-"""Where the time of a run went: shares of each stage, and the course of it over steps."""
+"""Where the time of a run went: the share of each stage, and seconds over steps."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -41,7 +41,7 @@ _WIDTH = 560
 
 @dataclass(frozen=True)
 class StageTimes:
-    """Seconds of each stage at each step; the stages fill the step, the rest is `other`."""
+    """Seconds of each stage at each step; the rest of the step is `other`."""
 
     steps: list[int]
     seconds: Mapping[str, list[float]]
@@ -52,7 +52,7 @@ class StageTimes:
 
 
 def stage_times(metrics: Mapping[str, Series]) -> StageTimes:
-    """The stages of `timing_s/*` in the order of a step, unknown ones after, then the rest of `timing_s/step`."""
+    """The stages of `timing_s/*` in the order of a step, then unknown ones, then the rest of `timing_s/step`."""
     found = {name.removeprefix(_PREFIX): series for name, series in metrics.items() if name.startswith(_PREFIX)}
     steps = sorted({step for series in found.values() for step in series.steps})
     whole = _by_step(found.pop("step", None), steps)
@@ -67,7 +67,7 @@ def stage_times(metrics: Mapping[str, Series]) -> StageTimes:
 
 
 def timing_section(metrics: Mapping[str, Series]) -> str:
-    """A bar of shares, a table of stages and stacked bars over steps; empty when nothing was timed."""
+    """A bar of shares, a table of stages and stacked bars over steps; empty if nothing was timed."""
     times = stage_times(metrics)
     whole = math.fsum(times.total(stage) for stage in times.seconds)
     if whole <= 0.0:
@@ -92,7 +92,7 @@ def timing_section(metrics: Mapping[str, Series]) -> str:
 
 
 def stacked_bars(times: StageTimes) -> str:
-    """One bar a step (a mean of neighbours where there are many), stages stacked in the order of the table."""
+    """One bar per step (neighboring steps are averaged if there are many), with stages in the order of the table."""
     count = min(_MAX_BARS, len(times.steps))
     edges = [place * len(times.steps) // count for place in range(count + 1)]
     heights = {stage: _stretch_means(seconds, edges) for stage, seconds in times.seconds.items()}

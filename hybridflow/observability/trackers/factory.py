@@ -1,4 +1,4 @@
-"""Names of `trainer.trackers` -> trackers."""
+"""Makes the trackers that `trainer.trackers` names."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,11 +15,10 @@ from hybridflow.observability.trackers.jsonl import METRICS_FILE, SAMPLES_FILE
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What trackers need to know of a run.
+    """What trackers need to know about a run.
 
-    `resume_after`: the last step of an earlier process that this one continues; -1 when it continues one that never
-    reached a checkpoint; None for a new run. `is_last_unlogged`: the metrics of that step are still to come.
-    `config` is shown by trackers that keep settings.
+    `resume_after`: the last step of the process that this one resumes, -1 if that one reached no checkpoint, None for
+    a new run. `is_last_unlogged`: the metrics of that step are still to come. `config` is for trackers that store it.
     """
 
     run_dir: Path
@@ -31,17 +30,17 @@ class TrackedRun:
 
 
 def make_trackers(names: Sequence[str], run: TrackedRun) -> FanoutTracker:
-    """The named trackers as one; an unknown name, or a package that is not installed, is an error at once."""
+    """The named trackers as one. Raises an error for an unknown name or a package that is not installed."""
     check_names(names)
     return FanoutTracker({name: _MAKERS[name](run) for name in sorted(set(names), key=list(_MAKERS).index)})
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Raise `ConfigError` for a name that is no tracker, naming the nearest one."""
+    """Raises `ConfigError` for an unknown tracker, with the nearest name."""
     for name in names:
         if name not in _MAKERS:
             raise ConfigError(
-                f"trainer.trackers names '{name}', and there is no such tracker.",
+                f"trainer.trackers names '{name}', which is not a tracker.",
                 remedy=f"{did_you_mean(name, _MAKERS)}Choose from: {', '.join(_MAKERS)}.",
             )
 

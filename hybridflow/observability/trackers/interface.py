@@ -13,33 +13,33 @@ logger = logging.getLogger(__name__)
 
 
 class Tracker(Protocol):
-    """Takes the numbers and samples of a run, a step at a time; `log` is called once per step, in order."""
+    """Receives the metrics and samples of a run; `log` is called once per step, in order."""
 
     def begin(self) -> None:
-        """Drop what an earlier process wrote after the step that the run resumes from.
+        """Drops what an earlier process wrote after the step that the run resumes from.
 
-        Called once, when the roles hold their weights: a resume that fails before that changes no record.
+        Called once, after the weights are loaded, so that a resume that fails earlier changes no record.
         """
         ...
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take the metrics of one step; step 0 is what was measured before training."""
+        """Logs the metrics of one step; step 0 is before training."""
         ...
 
     def log_samples(self, step: int, rows: Sequence[Sample]) -> None:
-        """Take some samples of one step, of training or of evaluation."""
+        """Logs some samples of one step, of training or of evaluation."""
         ...
 
     def close(self) -> None:
-        """Write what is pending and let go of files and connections."""
+        """Writes what is pending, and closes files and connections."""
         ...
 
 
 class FanoutTracker:
-    """Sends everything to each of the named trackers; use it as a context manager, and it closes them.
+    """Sends everything to each of the named trackers, and closes them as a context manager.
 
-    A failing tracker is dropped with a warning that names it. `ResourceError` (a full disk under metrics.jsonl)
-    is not a tracker's failure but the run's, and rises.
+    A tracker that fails is dropped with a warning, except for `ResourceError` (no space for metrics.jsonl), which is
+    raised.
     """
 
     def __init__(self, trackers: Mapping[str, Tracker]) -> None:
@@ -51,19 +51,19 @@ class FanoutTracker:
         return list(self._trackers)
 
     def begin(self) -> None:
-        """Let each tracker drop what an earlier process wrote after the step that the run resumes from."""
+        """Lets each tracker drop what an earlier process wrote after the step that the run resumes from."""
         self._each("at the start", lambda tracker: tracker.begin())
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Send the metrics of one step."""
+        """Sends the metrics of one step."""
         self._each(f"step={step}", lambda tracker: tracker.log(step, metrics))
 
     def log_samples(self, step: int, rows: Sequence[Sample]) -> None:
-        """Send samples of one step."""
+        """Sends samples of one step."""
         self._each(f"step={step}", lambda tracker: tracker.log_samples(step, rows))
 
     def close(self) -> None:
-        """Close every tracker, whatever happens to the others."""
+        """Closes every tracker, even if closing another fails."""
         self._each("while closing", lambda tracker: tracker.close())
         self._trackers.clear()
 
@@ -90,5 +90,5 @@ class FanoutTracker:
 
 
 def stored_run_id(path: Path, *, is_resumed: bool) -> str | None:
-    """The id a resumed run had; None for a new run or when none was kept."""
+    """The id by which a tracking service knows a resumed run; None for a new run, or if no id was stored."""
     return path.read_text(encoding="utf-8").strip() or None if is_resumed and path.exists() else None

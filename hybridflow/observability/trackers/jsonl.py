@@ -1,4 +1,4 @@
-"""metrics.jsonl and samples.jsonl: the record of a run that everything else can be rebuilt from."""
+"""metrics.jsonl and samples.jsonl: the record of a run, from which everything else can be rebuilt."""
 
 import logging
 import math
@@ -17,9 +17,9 @@ SAMPLES_FILE = "samples.jsonl"
 class JsonlTracker:
     """One object per step in metrics.jsonl (`step` and the metrics), one per sample in samples.jsonl.
 
-    `resume_after` is the last step to keep (-1: none): `begin` drops later and torn lines, so that a resumed run
-    leaves no step twice. None is a new run: files of an earlier one in the same directory are set aside.
-    With `is_last_unlogged` that step's metrics will be logged again, so they are dropped too.
+    `resume_after` is the last step to keep (-1: none): `begin` drops later and torn lines, so that no step occurs
+    twice. None means a new run: files of an earlier run in the same directory are renamed. With `is_last_unlogged`, the
+    metrics of step `resume_after` are dropped too, because they will be logged again.
     """
 
     def __init__(self, run_dir: Path, *, resume_after: int | None = None, is_last_unlogged: bool = False) -> None:
@@ -32,23 +32,23 @@ class JsonlTracker:
         self._warned: set[str] = set()
 
     def begin(self) -> None:
-        """Drop the lines after the step that the run resumes from."""
+        """Drops the lines after the step that the run resumes from."""
         if self._resume_after is not None:
             _drop_after(self._metrics, self._resume_after - self._is_last_unlogged)
             _drop_after(self._samples, self._resume_after)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append one line; a number that is not finite is written as null, with a warning at its first time."""
+        """Appends one line; a number that is not finite is written as null, with a warning the first time."""
         self._warn_of_non_finite(step, metrics)
         self._metrics.append({"step": step, **metrics})
 
     def log_samples(self, step: int, rows: Sequence[Sample]) -> None:
-        """Append one line per sample."""
+        """Appends one line per sample."""
         for sample in rows:
             self._samples.append(sample.row(step))
 
     def close(self) -> None:
-        """Close both files."""
+        """Closes both files."""
         self._metrics.close()
         self._samples.close()
 

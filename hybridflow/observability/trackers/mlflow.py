@@ -9,7 +9,7 @@ from hybridflow.optional import require
 
 
 class MlflowTracker:
-    """One MLflow run, where MLFLOW_TRACKING_URI says; its id is kept in `run_dir/mlflow_id` for a resumed run."""
+    """One MLflow run on the server of MLFLOW_TRACKING_URI; its id is in `run_dir/mlflow_id`, for a resumed run."""
 
     def __init__(
         self, run_dir: Path, *, experiment: str, config: Mapping[str, object], resume_after: int | None = None
@@ -24,16 +24,16 @@ class MlflowTracker:
             self._mlflow.log_dict(dict(config), "config.json")
 
     def begin(self) -> None:
-        """Nothing: what the service holds stays."""
+        """Does nothing: the service keeps what it has."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Metrics under their names, `@` spelled `_at_`, which MLflow refuses."""
+        """Logs metrics under their names, with `_at_` for `@`, which MLflow refuses."""
         self._mlflow.log_metrics({name.replace("@", "_at_"): value for name, value in metrics.items()}, step=step)
 
     def log_samples(self, step: int, rows: Sequence[Sample]) -> None:
-        """One JSON artifact a step."""
+        """Logs one JSON artifact per step."""
         self._mlflow.log_dict({"samples": [sample.row(step) for sample in rows]}, f"samples/step_{step}.json")
 
     def close(self) -> None:
-        """End the run."""
+        """Ends the run."""
         self._mlflow.end_run()

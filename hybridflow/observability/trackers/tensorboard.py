@@ -28,22 +28,22 @@ class TensorBoardTracker:
         self._first_step = 0 if resume_after is None else resume_after + 1
 
     def begin(self) -> None:
-        """Start a session at the first step that is still to come, which hides what the record has of later ones."""
+        """Starts a session at the next step, which hides earlier records of that and later steps."""
         self._write(Event(step=self._first_step, session_log=SessionLog(status=SessionLog.START)))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One scalar per metric."""
+        """Writes one scalar per metric."""
         values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
         self._write(Event(step=step, summary=Summary(value=values)))
 
     def log_samples(self, step: int, rows: Sequence[Sample]) -> None:
-        """One markdown table per split."""
+        """Writes one markdown table per split."""
         for split in sorted({sample.split for sample in rows}):
             table = _TABLE_HEAD + "\n".join(_table_row(sample) for sample in rows if sample.split == split)
             self._write(Event(step=step, summary=Summary(value=[_text_value(f"samples/{split}", table)])))
 
     def close(self) -> None:
-        """Flush and close the event file."""
+        """Flushes and closes the event file."""
         self._writer.close()
 
     def _write(self, event: Event) -> None:

@@ -10,7 +10,7 @@ from hybridflow.optional import require
 
 
 class WandbTracker:
-    """One wandb run; its id is kept in `run_dir/wandb_id`, and a resumed run continues it."""
+    """One wandb run; its id is in `run_dir/wandb_id`, and a resumed run continues it."""
 
     def __init__(
         self, run_dir: Path, *, experiment: str, config: Mapping[str, object], resume_after: int | None = None
@@ -24,17 +24,17 @@ class WandbTracker:
         id_file.write_text(self._run.id, encoding="utf-8")
 
     def begin(self) -> None:
-        """Nothing: what the service holds stays."""
+        """Does nothing: the service keeps what it has."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One wandb history row."""
+        """Logs one history row."""
         self._run.log(dict(metrics), step=step)
 
     def log_samples(self, step: int, rows: Sequence[Sample]) -> None:
-        """One wandb table."""
+        """Logs one table."""
         table = self._wandb.Table(columns=[each.name for each in fields(Sample)], data=[list(astuple(s)) for s in rows])
         self._run.log({"samples": table}, step=step)
 
     def close(self) -> None:
-        """Finish the run, waiting for uploads."""
+        """Finishes the run after its uploads."""
         self._run.finish()

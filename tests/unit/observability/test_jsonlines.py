@@ -102,7 +102,7 @@ def test_a_full_disk_is_a_resource_error_that_names_the_file(tmp_path):
     ("how", "said"),
     [
         ("deleted", "was deleted or moved: a new file was started, which lacks the earlier rows."),
-        ("replaced", "was replaced by another file, which holds 1 line: the run goes on in that one."),
+        ("replaced", "was replaced by another file, which has 1 line: the run continues in that one."),
     ],
 )
 def test_a_file_that_goes_while_it_is_written_is_opened_again_with_a_warning(how, said, tmp_path, caplog):

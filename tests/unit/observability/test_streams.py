@@ -48,7 +48,7 @@ def test_a_console_that_cannot_be_written_is_noted_in_run_log_and_nothing_else_h
     os.close(descriptor)
     assert done.returncode == 0
     log = (tmp_path / "run.log").read_text()
-    assert f"the console can no longer be written ({why}): the run goes on without it" in log
+    assert f"the console can no longer be written ({why}): the run continues without it" in log
     assert "the run goes on\n" in log
 
 
@@ -70,7 +70,7 @@ def test_a_console_that_does_not_block_is_waited_for_and_in_the_end_left_out(is_
     assert "the run goes on\n" in log
     if not is_read:
         os.close(reading)
-        assert "the console takes no more: lines are left out of it until it is read" in log
+        assert "the console is full: lines are dropped until it is read" in log
 
 
 def test_text_that_the_console_cannot_encode_is_escaped(tmp_path):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import repeat
 from operator import itemgetter
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,8 @@ from hybridflow.resharding.holdings import Holding, Piece, Ranked, RankHoldings,
 from hybridflow.resharding.routes import Ints, Route, Topology, make_route
 from hybridflow.resharding.weight_classes import classify
 
-Bools = NDArray[np.bool_]
+Chosen = Callable[[Ints, Ints], NDArray[np.bool_]]
+"""Selects rows by their sources and destinations."""
 
 
 class Gather(NamedTuple):
@@ -61,15 +62,15 @@ class ReshardPlan:
 
     def received_by(self, rank: int) -> tuple[Piece, ...]:
         """The pieces that a rank receives from others."""
-        return self._own("received", rank)
+        return self._listed(Route.rows_to, rank, lambda start, end: start != rank)
 
     def sent_by(self, rank: int) -> tuple[Piece, ...]:
         """The pieces that a rank sends to others."""
-        return self._own("sent", rank)
+        return self._listed(Route.rows_from, rank, lambda start, end: (start == rank) & (end != rank))
 
     def kept_by(self, rank: int) -> tuple[Piece, ...]:
         """The pieces that a rank both holds and wants: copied within the rank, or already in place."""
-        return self._own("kept", rank)
+        return self._listed(Route.rows_to, rank, lambda start, end: start == rank)
 
     def as_gathers(self, rank: int) -> tuple[list[Gather], list[Piece]]:
         """The all-gathers that a rank takes part in, and the pieces it sends or receives outside of them.
@@ -129,18 +130,9 @@ class ReshardPlan:
             lines.append(f"{'...':>6} and {self.size - most_ranks} more")
         return "\n".join(lines)
 
-    def _own(self, part: Literal["received", "sent", "kept"], rank: int) -> tuple[Piece, ...]:
-        """A part of a rank's pieces, cached."""
-        if (part, rank) not in self._listed:
-            rows_of = Route.rows_from if part == "sent" else Route.rows_to
-            selected = ((route, rows_of(route, rank)) for route in self.routes)
-            with _collector_paused():
-                self._listed[part, rank] = tuple(_pieces(selected, _OWN[part](rank)))
-        return self._listed[part, rank]
-
-    @cached_property
-    def _listed(self) -> dict[tuple[str, int], tuple[Piece, ...]]:
-        return {}
+    def _listed(self, rows_of: Callable[[Route, int], Ints], rank: int, chosen: Chosen) -> tuple[Piece, ...]:
+        with _collector_paused():
+            return tuple(_pieces(((route, rows_of(route, rank)) for route in self.routes), chosen))
 
     @cached_property
     def _received(self) -> Ints:
@@ -196,15 +188,7 @@ def _megabytes(nbytes: int) -> str:
     return f"{nbytes / 1e6:,.3f}" if nbytes < 1e8 else f"{nbytes / 1e6:,.0f}"
 
 
-_OWN: dict[str, Callable[[int], Callable[[Ints, Ints], Bools]]] = {
-    "received": lambda rank: lambda start, end: start != rank,
-    "sent": lambda rank: lambda start, end: (start == rank) & (end != rank),
-    "kept": lambda rank: lambda start, end: start == rank,
-}
-"""Selects a part of a rank's rows by their sources and destinations."""
-
-
-def _pieces(selected: Iterable[tuple[Route, Ints]], chosen: Callable[[Ints, Ints], Bools] | None = None) -> list[Piece]:
+def _pieces(selected: Iterable[tuple[Route, Ints]], chosen: Chosen | None = None) -> list[Piece]:
     """The pieces of some rows of each route, filtered by source and destination, in plan order."""
     of_weight: list[tuple[int, list[Piece]]] = []
     for route, rows in selected:
@@ -220,7 +204,7 @@ def _pieces(selected: Iterable[tuple[Route, Ints]], chosen: Callable[[Ints, Ints
 
 
 def _endpoints(
-    route: Route, rows: Ints, boxes: list[Box], number: int, chosen: Callable[[Ints, Ints], Bools] | None
+    route: Route, rows: Ints, boxes: list[Box], number: int, chosen: Chosen | None
 ) -> tuple[list[Box], list[int], list[int]]:
     """Boxes, sources and destinations of the chosen rows, for the `number`-th weight of the class."""
     sources, destinations = route.sources(rows, number), route.rows.destinations(rows)

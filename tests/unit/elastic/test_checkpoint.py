@@ -20,14 +20,7 @@ from hybridflow.elastic.manifest import MANIFEST, Manifest, Parts, read_manifest
 from hybridflow.errors import CheckpointError
 from hybridflow.parallel.file_records import FileRecord, record_files
 from tests.unit.elastic.parts import written_by
-from tests.unit.elastic.victim import save
-
-
-def store_with(run_dir: Path, *steps: int, keep: int = 10) -> CheckpointStore:
-    store = CheckpointStore(run_dir, keep=keep, world=4)
-    for step in steps:
-        save(store, step)
-    return store
+from tests.unit.elastic.victim import save, store_with
 
 
 def flip_a_bit(path: Path) -> None:
@@ -214,17 +207,6 @@ def test_damaged_ones_do_not_count_among_those_kept(tmp_path):
     assert names(store) == ["step_1", "step_2", "step_3", "step_4"]
     save(store, 5)
     assert names(store) == ["step_4", "step_5"]
-
-
-def test_a_failed_save_deletes_nothing(tmp_path):
-    store = store_with(tmp_path, 1, 2, keep=2)
-
-    def write(directory: Path) -> Parts:
-        raise ValueError("a worker failed")
-
-    with pytest.raises(ValueError, match="a worker failed"):
-        store.save(3, write, {})
-    assert names(store) == ["step_1", "step_2"]
 
 
 def test_saving_a_step_again_replaces_it(tmp_path):

@@ -8,14 +8,7 @@ from hybridflow.elastic.checkpoint import CheckpointStore
 from hybridflow.elastic.claim import claim, release
 from hybridflow.elastic.recovery import resolve_resume, set_aside, set_later_aside, warn_of_complete
 from hybridflow.errors import CheckpointError, ResourceError
-from tests.unit.elastic.victim import save
-
-
-def store_with(run_dir: Path, *steps: int) -> CheckpointStore:
-    store = CheckpointStore(run_dir, keep=10)
-    for step in steps:
-        save(store, step)
-    return store
+from tests.unit.elastic.victim import store_with
 
 
 def test_auto_takes_the_newest_and_never_takes_none(tmp_path):

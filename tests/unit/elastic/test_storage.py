@@ -66,15 +66,11 @@ def test_leftovers_of_the_dead_are_removed_and_of_the_living_are_not(kind, tmp_p
     assert elsewhere.exists()
 
 
-def test_leftovers_of_a_process_whose_number_was_given_out_again_are_removed(tmp_path):
-    leftover = aside(tmp_path / "step_1", "partial", pid=os.getppid())
-    os.utime(leftover, (1, 1))
-    settle(tmp_path)
-    assert not leftover.exists()
-
-
-def test_leftovers_of_another_machine_are_removed_after_a_day(tmp_path):
-    leftover = aside(tmp_path / "step_1", "partial", pid=1, host="another-host")
+@pytest.mark.parametrize(("pid", "host"), [(os.getppid(), os.uname().nodename), (1, "another-host")])
+def test_leftovers_older_than_the_process_of_that_number_or_of_another_machine_than_a_day_are_removed(
+    pid, host, tmp_path
+):
+    leftover = aside(tmp_path / "step_1", "partial", pid=pid, host=host)
     os.utime(leftover, (1, 1))
     settle(tmp_path)
     assert not leftover.exists()

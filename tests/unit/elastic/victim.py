@@ -33,6 +33,14 @@ def save(store: CheckpointStore, step: int) -> None:
     store.save(step, write, {"step": step, "loss": 0.1 * step})
 
 
+def store_with(run_dir: Path, *steps: int, keep: int = 10) -> CheckpointStore:
+    """A store with checkpoints of these steps, of a run on four devices."""
+    store = CheckpointStore(run_dir, keep=keep, world=4)
+    for step in steps:
+        save(store, step)
+    return store
+
+
 def main() -> None:
     """Serve requests until standard input ends."""
     for line in sys.stdin:

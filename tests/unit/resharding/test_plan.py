@@ -280,12 +280,6 @@ def holding(name: str = "w", box: Box = ((0, 4), (0, 2)), *, shape: tuple = (4, 
     return Holding(name, shape, box, itemsize)
 
 
-def test_trainers_that_hold_the_same_send_alike():
-    sources, destinations = in_pools(whole(TINY, 3), whole(TINY, 6))
-    plan = make_plan(sources, destinations)
-    assert {plan.bytes_sent(rank) for rank in range(3)} == {2 * plan.bytes_received(5)}
-
-
 def test_layers_that_lie_alike_take_turns():
     """One receiver, three holders of 40 equal layers: nobody sends more than one layer more than another."""
     layers = [[holding(f"layers.{number}.weight") for number in range(40)]]
@@ -339,20 +333,6 @@ def test_a_rank_that_needs_a_part_twice_is_refused():
     twice = [holding(box=((0, 3), (0, 2))), holding(box=((2, 4), (0, 2)))]
     with pytest.raises(EngineError, match=re.escape("Rank 0 needs parts of 'w' twice: [0:3, 0:2], [2:4, 0:2]")):
         make_plan([[holding()]], [twice])
-
-
-def test_a_weight_in_several_pieces():
-    """A rank holds two separate parts, and another wants two others."""
-    held = [[holding(box=((0, 1), (0, 2))), holding(box=((2, 3), (0, 2)))]]
-    held.append([holding(box=((1, 2), (0, 2))), holding(box=((3, 4), (0, 2)))])
-    wanted = [[holding(box=((0, 2), (0, 1))), holding(box=((2, 4), (1, 2)))], []]
-    plan = make_plan(held, wanted)
-    assert [piece[1:4] for piece in plan.pieces] == [
-        (((0, 1), (0, 1)), 0, 0),
-        (((1, 2), (0, 1)), 1, 0),
-        (((2, 3), (1, 2)), 0, 0),
-        (((3, 4), (1, 2)), 1, 0),
-    ]
 
 
 def test_what_nobody_wants_stays():

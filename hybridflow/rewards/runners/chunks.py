@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from hybridflow.observability.metrics import Metrics, merge
 from hybridflow.rewards.bound import BoundReward, failure
 from hybridflow.rewards.interface import Failure, Outcome, Samples
-from hybridflow.rewards.runners.serial import ONLY_TOGETHER
 
 logger = logging.getLogger(__name__)
 
@@ -21,12 +20,12 @@ MOST_CHUNKS = 256
 
 @dataclass(frozen=True)
 class Chunk:
-    """Samples `start` up to `stop` for one function; `whole` is the failed chunk of which this retries one sample."""
+    """Samples `start` up to `stop` for one function; `is_retry`: one sample of a chunk that failed."""
 
     function: int
     start: int
     stop: int
-    whole: "Chunk | None" = None
+    is_retry: bool = False
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -53,17 +52,6 @@ def chunks_of(index: int, function: BoundReward, samples: Samples) -> list[Chunk
 
 
 @dataclass
-class _Retry:
-    """A failed chunk whose samples are retried one by one: how many are left, and whether any failed again."""
-
-    reason: str
-    trace: str
-    by_raising: bool
-    left: int
-    has_failed: bool = False
-
-
-@dataclass
 class _Result:
     """The results of one function so far."""
 
@@ -81,7 +69,6 @@ class Progress:
         self._samples = samples
         self._allowed = allowed_failures
         self._queue: deque[Chunk] = deque()
-        self._retries: dict[Chunk, _Retry] = {}
         self._results = [_Result([None] * len(samples)) for _ in functions]
 
     def add(self, chunks: Iterable[Chunk]) -> None:
@@ -109,25 +96,20 @@ class Progress:
         result.scores[chunk.start : chunk.stop] = outcome.scores
         for found in outcome.failures:
             result.failures.append(replace(found, index=found.index + chunk.start))
-        if chunk.whole is None:
+        if not chunk.is_retry:
             result.metrics.append(outcome.metrics)
             for name, values in outcome.extras.items():
                 result.extras.setdefault(name, [None] * len(self._samples))[chunk.start : chunk.stop] = values
-        self._retried(chunk, has_failed=bool(outcome.failures))
 
-    def failed(
-        self, chunk: Chunk, reason: str, trace: str = "", *, by_raising: bool = False, for_all: bool = False
-    ) -> None:
-        """Records that a chunk failed: its samples are retried one by one, unless it has one or all fail `for_all`."""
-        if len(chunk) == 1 or for_all:
-            for row in range(chunk.start, chunk.stop):
-                self._fail(chunk.function, row, reason, trace)
-            self._retried(chunk, has_failed=True)
+    def failed(self, chunk: Chunk, reason: str) -> None:
+        """Records that the process of a chunk was lost: its samples are retried one by one, if there are several."""
+        function = self._functions[chunk.function]
+        if len(chunk) == 1:
+            failed = failure(function, self._samples, chunk.start, reason)
+            self._results[chunk.function].failures.append(failed)
             return
-        label = self._functions[chunk.function].label
-        logger.warning("reward=%s samples=%d are scored one by one: %s", label, len(chunk), reason)
-        self._retries[chunk] = _Retry(reason, trace, by_raising, left=len(chunk))
-        alone = [Chunk(chunk.function, row, row + 1, whole=chunk) for row in range(chunk.start, chunk.stop)]
+        logger.warning("reward=%s samples=%d are scored one by one: %s", function.label, len(chunk), reason)
+        alone = [Chunk(chunk.function, row, row + 1, is_retry=True) for row in range(chunk.start, chunk.stop)]
         self._queue.extendleft(reversed(alone))
 
     def outcomes(self) -> list[Outcome]:
@@ -136,18 +118,3 @@ class Progress:
             Outcome(result.scores, sorted(result.failures, key=lambda f: f.index), merge(result.metrics), result.extras)
             for result in self._results
         ]
-
-    def _retried(self, chunk: Chunk, *, has_failed: bool) -> None:
-        """After the last retry of a chunk that raised, all its samples fail if none raised alone."""
-        if chunk.whole is None:
-            return
-        retry = self._retries[chunk.whole]
-        retry.left -= 1
-        retry.has_failed |= has_failed
-        if retry.left == 0 and retry.by_raising and not retry.has_failed:
-            for row in range(chunk.whole.start, chunk.whole.stop):
-                self._results[chunk.function].scores[row] = None
-                self._fail(chunk.function, row, f"{retry.reason} {ONLY_TOGETHER}", retry.trace)
-
-    def _fail(self, function: int, row: int, reason: str, trace: str) -> None:
-        self._results[function].failures.append(failure(self._functions[function], self._samples, row, reason, trace))

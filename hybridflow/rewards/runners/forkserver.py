@@ -16,11 +16,11 @@ from multiprocessing.reduction import recv_handle
 
 from hybridflow.config.carried_code import imported_code
 from hybridflow.config.reward import Reward
-from hybridflow.errors import ConfigError, RewardError, RewardUnavailable
+from hybridflow.errors import ConfigError
 from hybridflow.observability.logs import lasting
-from hybridflow.rewards.bound import checked, trace_of
 from hybridflow.rewards.interface import Outcome, Samples
 from hybridflow.rewards.resolve import resolve_functions
+from hybridflow.rewards.runners.serial import outcome_of
 
 FORK = 0
 """Request to fork a process, followed by the descriptor of its connection; the reply is its process id. A request with
@@ -38,20 +38,12 @@ class Setup:
     path: list[str]
 
 
-@dataclass(frozen=True)
-class Raised:
-    """A call that raised. `for_all`: for a reason that affects every sample, so none is worth retrying alone."""
-
-    message: str
-    trace: str = ""
-    for_all: bool = False
-
-
 Code = dict[str, str]
 """The SHA-256 of each user file that was imported."""
 
-Reply = Code | Outcome | Raised
-"""Sent in a pair with the number of the request: 0 for loading the functions (`Code`), then 1, 2, ... (`Outcome`)."""
+Reply = Code | str | Outcome
+"""Sent in a pair with the number of the request. Request 0 loads the functions: the reply is their code, or the reason
+why they cannot be loaded. Requests 1, 2, ... score samples."""
 
 
 def main(descriptor: int) -> None:
@@ -123,19 +115,15 @@ def _serve(connection: Connection, setup: Setup) -> None:
     try:
         functions = resolve_functions(setup.config)
     except ConfigError as error:
-        connection.send((0, Raised(error.message)))
+        connection.send((0, error.message))
         return
     connection.send((0, imported_code()))
     while True:
         try:
-            number, index, samples = connection.recv()
+            number, index, samples, allowed_failures = connection.recv()
         except EOFError:
             return
         assert isinstance(samples, Samples)
-        function = functions[index]
-        try:
-            reply: Reply = checked(function, samples, function(samples))
-        except RewardError as error:
-            reply = Raised(error.message, trace_of(error), isinstance(error, RewardUnavailable))
+        outcome = outcome_of(functions[index], samples, allowed_failures)
         sys.stdout.flush()  # the process will be killed with whatever is still in its buffer
-        connection.send((number, reply))
+        connection.send((number, outcome))

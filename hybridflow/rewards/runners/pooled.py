@@ -10,7 +10,6 @@ from hybridflow.errors import RewardError
 from hybridflow.rewards.bound import BoundReward
 from hybridflow.rewards.interface import Outcome, Samples
 from hybridflow.rewards.runners.chunks import Progress, chunks_of
-from hybridflow.rewards.runners.forkserver import Raised
 from hybridflow.rewards.runners.processes import START_SECONDS, ForkServer, PoolProcess
 
 _MEMORY_SECONDS = 0.1
@@ -53,7 +52,8 @@ class PooledRunner:
             for process in self._processes:
                 if process.is_idle and (chunk := progress.next_chunk()) is not None:
                     own = samples.part(chunk.start, chunk.stop)
-                    process.send(chunk, numbers[chunk.function], own, seconds=self._seconds * len(chunk))
+                    seconds, number = self._seconds * len(chunk), numbers[chunk.function]
+                    process.send(chunk, number, own, allowed_failures=allowed_failures, seconds=seconds)
             self._collect(progress)
         for process in [process for process in self._processes if process.chunk]:
             self._replace(process)  # its samples come after too many failures
@@ -88,10 +88,7 @@ class PooledRunner:
             return
         assert chunk is not None, "a reply without a request"
         process.chunk = None
-        if isinstance(reply, Raised):
-            progress.failed(chunk, reply.message, reply.trace, by_raising=True, for_all=reply.for_all)
-        else:
-            progress.succeeded(chunk, reply)
+        progress.succeeded(chunk, reply)
 
     def _time_out(self, process: PoolProcess, progress: Progress) -> None:
         chunk = process.chunk

@@ -21,7 +21,7 @@ from hybridflow.rewards.interface import Outcome, Samples
 from hybridflow.rewards.resolve import labels_of
 from hybridflow.rewards.runners import forkserver
 from hybridflow.rewards.runners.chunks import Chunk
-from hybridflow.rewards.runners.forkserver import Code, Raised, Reply, Setup
+from hybridflow.rewards.runners.forkserver import Code, Setup
 
 logger = logging.getLogger(__name__)
 
@@ -65,16 +65,16 @@ class PoolProcess:
         """Memory used in addition to what it used when it became ready."""
         return used_bytes(self._id) - self._bytes_at_start
 
-    def send(self, chunk: Chunk, function: int, samples: Samples, *, seconds: float) -> None:
+    def send(self, chunk: Chunk, function: int, samples: Samples, *, allowed_failures: int, seconds: float) -> None:
         """Sends samples to be scored by one of the functions; if the process is dead, `receive` returns None."""
         self.chunk, self.deadline = chunk, time.monotonic() + seconds
         self._number, self._function = self._number + 1, function
         try:
-            self.connection.send((self._number, function, samples))
+            self.connection.send((self._number, function, samples, allowed_failures))
         except OSError:
             logger.debug("a reward process died while idle")
 
-    def receive(self) -> Reply | None:
+    def receive(self) -> Code | Outcome | None:
         """The reply to the last request; None if the process is dead. Raises `RewardError` for any other message."""
         try:
             message = self.connection.recv()
@@ -88,12 +88,12 @@ class PoolProcess:
                 remedy="Something that the function started writes to the connection of its process. Start programs"
                 " with subprocess or multiprocessing, and end each process that os.fork() makes with os._exit().",
             )
-        if number == 0 and isinstance(reply, Raised):
+        if isinstance(reply, str):
             raise RewardError(
-                f"A process of the pool cannot load the reward functions: {reply.message}",
+                f"A process of the pool cannot load the reward functions: {reply}",
                 remedy="Make them importable in a new process, or use reward.processes=0.",
             )
-        assert isinstance(reply, Outcome | Raised if number else dict), f"not a reply: {reply!r}"
+        assert isinstance(reply, Outcome if number else dict), f"not a reply: {reply!r}"
         return reply
 
     def end(self) -> str:

@@ -10,8 +10,6 @@ from hybridflow.rewards.interface import Outcome, Samples
 
 logger = logging.getLogger(__name__)
 
-ONLY_TOGETHER = "It raised for all samples together, but for none alone."
-
 
 class SerialRunner:
     """Calls each function once with all samples; asynchronous functions run concurrently with all others.
@@ -27,7 +25,7 @@ class SerialRunner:
         concurrent = [index for index, function in enumerate(functions) if function.is_async and len(functions) > 1]
 
         def outcome(index: int) -> Outcome:
-            return _outcome(functions[index], samples, allowed_failures)
+            return outcome_of(functions[index], samples, allowed_failures)
 
         with ThreadPoolExecutor(max(1, len(concurrent))) as threads:
             waiting = {index: threads.submit(outcome, index) for index in concurrent}
@@ -35,7 +33,8 @@ class SerialRunner:
             return [here[index] if index in here else waiting[index].result() for index in range(len(functions))]
 
 
-def _outcome(function: BoundReward, samples: Samples, allowed_failures: int) -> Outcome:
+def outcome_of(function: BoundReward, samples: Samples, allowed_failures: int) -> Outcome:
+    """Calls a function with all samples and, if it raises, with one sample at a time."""
     try:
         answers = function(samples)
     except RewardUnavailable as error:
@@ -62,4 +61,5 @@ def _one_by_one(function: BoundReward, samples: Samples, first: RewardError, all
             return outcome
     if outcome.failures:
         return outcome
-    return all_failed(function, samples, f"{first.message} {ONLY_TOGETHER}", trace_of(first))
+    reason = f"{first.message} It raised for all samples together, but for none alone."
+    return all_failed(function, samples, reason, trace_of(first))

@@ -3,11 +3,11 @@
 import logging
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from hybridflow.observability.metrics import Metrics, merge
 from hybridflow.rewards.bound import BoundReward, failure
-from hybridflow.rewards.interface import Failure, Outcome, Samples
+from hybridflow.rewards.interface import Outcome, Samples
 
 logger = logging.getLogger(__name__)
 
@@ -51,16 +51,6 @@ def chunks_of(index: int, function: BoundReward, samples: Samples) -> list[Chunk
     ]
 
 
-@dataclass
-class _Result:
-    """The results of one function so far."""
-
-    scores: list[float | None]
-    failures: list[Failure] = field(default_factory=list)
-    metrics: list[Metrics] = field(default_factory=list)
-    extras: dict[str, list] = field(default_factory=dict)
-
-
 class Progress:
     """The chunks that are left and the results so far, over all functions of one run."""
 
@@ -69,7 +59,8 @@ class Progress:
         self._samples = samples
         self._allowed = allowed_failures
         self._queue: deque[Chunk] = deque()
-        self._results = [_Result([None] * len(samples)) for _ in functions]
+        self._results = [Outcome([None] * len(samples)) for _ in functions]
+        self._metrics: list[list[Metrics]] = [[] for _ in functions]
 
     def add(self, chunks: Iterable[Chunk]) -> None:
         """Adds chunks to the queue."""
@@ -97,7 +88,7 @@ class Progress:
         for found in outcome.failures:
             result.failures.append(replace(found, index=found.index + chunk.start))
         if not chunk.is_retry:
-            result.metrics.append(outcome.metrics)
+            self._metrics[chunk.function].append(outcome.metrics)
             for name, values in outcome.extras.items():
                 result.extras.setdefault(name, [None] * len(self._samples))[chunk.start : chunk.stop] = values
 
@@ -115,6 +106,6 @@ class Progress:
     def outcomes(self) -> list[Outcome]:
         """One outcome per function."""
         return [
-            Outcome(result.scores, sorted(result.failures, key=lambda f: f.index), merge(result.metrics), result.extras)
-            for result in self._results
+            replace(result, failures=sorted(result.failures, key=lambda failed: failed.index), metrics=merge(metrics))
+            for result, metrics in zip(self._results, self._metrics, strict=True)
         ]

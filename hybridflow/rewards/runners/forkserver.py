@@ -18,7 +18,7 @@ from hybridflow.config.carried_code import imported_code
 from hybridflow.config.reward import Reward
 from hybridflow.errors import ConfigError
 from hybridflow.observability.logs import lasting
-from hybridflow.rewards.interface import Outcome, Samples
+from hybridflow.rewards.interface import Samples
 from hybridflow.rewards.resolve import resolve_functions
 from hybridflow.rewards.runners.serial import outcome_of
 
@@ -40,10 +40,6 @@ class Setup:
 
 Code = dict[str, str]
 """The SHA-256 of each user file that was imported."""
-
-Reply = Code | str | Outcome
-"""Sent in a pair with the number of the request. Request 0 loads the functions: the reply is their code, or the reason
-why they cannot be loaded. Requests 1, 2, ... score samples."""
 
 
 def main(descriptor: int) -> None:
@@ -110,6 +106,10 @@ def _die_with(parent: int) -> None:
 
 
 def _serve(connection: Connection, setup: Setup) -> None:
+    """Loads the functions, and replies with their code or the reason why not; then scores samples until disconnected.
+
+    Each reply is sent in a pair with the number of its request: 0 for loading, then 1, 2, ...
+    """
     sys.path[:] = setup.path
     importlib.invalidate_caches()
     try:

@@ -16,6 +16,7 @@ from hybridflow.launch.prepare import check_directory, read_data, tell
 from hybridflow.models.accounting import parameter_count
 from hybridflow.models.geometry import read_geometry
 from hybridflow.models.loading import resolve_model_path
+from hybridflow.observability import formatting
 from hybridflow.observability.logs import configure_logging
 
 
@@ -68,8 +69,6 @@ def _parameters(spec: RoleSpec) -> str:
     if spec.model is None:
         return ""
     try:
-        count = float(parameter_count(read_geometry(resolve_model_path(str(spec.model.path)))))
+        return formatting.count(parameter_count(read_geometry(resolve_model_path(str(spec.model.path)))))
     except HybridflowError:
         return "?"
-    unit, size = next(((unit, size) for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)) if count >= size), ("", 1))
-    return f"{count / size:.3g} {unit}".strip()

@@ -26,8 +26,8 @@ def spoken_duration(seconds: float) -> str:
 
 
 def count(number: float) -> str:
-    """`950`, `12.3k`, `4.5M`, `7.8G`."""
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+    """`950`, `12.3k`, `4.5M`, `7.8B`."""
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(number) >= size * 0.9995:
             scaled = number / size
             return f"{scaled:.0f}{unit}" if abs(scaled) >= 99.95 else f"{scaled:.1f}{unit}"

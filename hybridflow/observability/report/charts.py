@@ -17,7 +17,7 @@ _MAX_POINTS = 360
 _SMOOTHED_FROM = 16
 _MARKED_UP_TO = 24
 _PLAIN_DECIMALS = 4
-_UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
+_UNITS = ((1e9, "B"), (1e6, "M"), (1e3, "k"))
 
 
 @dataclass(frozen=True)

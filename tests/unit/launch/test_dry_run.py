@@ -36,7 +36,7 @@ def test_a_run_without_problems_shows_its_roles(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ended = run_here(["--dry-run", "trainer={devices: 2, device: cpu}", "algorithm.kl.placement=loss"])
     assert ended.status == 0 and "no problem found; nothing was started" in ended.words
-    for row in ("actor main 2 fsdp + transformers data 2 1.07 M", "reward main 2 functions", "reference main 2 fsdp"):
+    for row in ("actor main 2 fsdp + transformers data 2 1.1M", "reward main 2 functions", "reference main 2 fsdp"):
         assert row in ended.words
     assert list(tmp_path.iterdir()) == []
 

@@ -25,7 +25,7 @@ def test_spoken_duration(seconds, text):
 
 @pytest.mark.parametrize(
     ("number", "text"),
-    [(950, "950"), (999.6, "1.0k"), (12345, "12.3k"), (123456, "123k"), (4.5e6, "4.5M"), (7.8e9, "7.8G")],
+    [(950, "950"), (999.6, "1.0k"), (12345, "12.3k"), (123456, "123k"), (4.5e6, "4.5M"), (7.8e9, "7.8B")],
 )
 def test_count(number, text):
     assert count(number) == text

@@ -1,6 +1,7 @@
-"""Secrets do not leave the process: the one place that knows what a secret looks like, and puts `***` in its place.
+"""Replaces secrets with `***` in everything that is written or shown.
 
-Whatever is written down or shown passes here: config.yaml, checkpoints, trackers, the report, log lines and errors.
+That is config.yaml, checkpoints, trackers, the report, log lines and errors. Only this file knows what a secret looks
+like.
 """
 
 import json
@@ -39,7 +40,7 @@ _GRANTS = frozenset((
 _FORMS = frozenset((
     "int", "integer", "str", "string", "text", "value", "val", "raw", "plain", "json", "bytes", "hex", "encoded",
 ))  # fmt: skip
-"""Last words of a name that say how the secret is written: `password_int`."""
+"""Last words of a name that describe the form of the secret: `password_int`."""
 
 _LOGINS = frozenset((
     "basic", "http", "proxy", "digest",
@@ -50,10 +51,10 @@ _WRITTEN_TOGETHER = ("password", "passwd", "passphrase", "apikey")
 _PLACES = frozenset((
     "url", "uri", "address", "addr", "endpoint", "link", "path",
 ))  # fmt: skip
-"""Last words of the name of a webhook: whoever knows its address may use it."""
+"""Last words of the names of webhook addresses; whoever knows such an address can use it."""
 
 _SHORTEST = 8
-"""Characters of an environment variable's value; a shorter one would be found in half of all words."""
+"""Minimum length of an environment variable's value to be redacted; shorter ones occur in ordinary words."""
 
 _PORT = r"(?!\d{1,5}(?:[/?#'\",;)\]}\s]|$))"
 _USER = re.compile(rf"(\b\w+://)(?:[^\s/@'\":\[]*:{_PORT}[^\s@]{{1,512}}@(?:[^\s/?#@'\"]*@)*|[^/\s'\"@]+@)")
@@ -82,7 +83,7 @@ _HEAD = re.compile(
 """Also the flags of a command as Python lists it: `['--password', 'x']`."""
 
 _BLOCK = re.compile(r"[|>][-+\d]*[ \t]*(?=\n)")
-"""The head of a YAML value whose lines follow, further indented than its name."""
+"""The start of a YAML block, whose lines are indented further than its name."""
 
 _PEM = re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY-----).*?(-----END|\Z)", re.DOTALL)
 _COUNT = re.compile(r"\d{1,9}(?![\w.+/=~-])")
@@ -97,7 +98,7 @@ _VALUE = re.compile(
 _COOKIES = re.compile(rf"{_PROSE}{_REFERENCE}[^'\"\n]+", re.IGNORECASE)
 _BEARER = re.compile(r"\b(bearer\s+)[\w.~+/=-]{8,}", re.IGNORECASE)
 _RANDOM = re.compile(r"['\"]?(?=[^\s'\",}]*[A-Za-z])(?=[^\s'\",}]*\d)[\w+/=~-]{8,}(?![\w.])")
-"""Letters and digits as no word has them; so that `sort(key=len)` and `token: <x>` stay readable."""
+"""Letters and digits unlike any word, so that `sort(key=len)` and `token: <x>` stay readable."""
 
 _OPEN_HEADERS = ("content-type", "accept", "user-agent")
 
@@ -114,7 +115,7 @@ def redacted_text(text: str) -> str:
 
 
 def redacted_sample(text: str) -> str:
-    """What a prompt or a response says without the values of secret variables; code such as `token=5` stays."""
+    """A prompt or a response without the values of secret variables; code such as `token=5` is kept."""
     for value in _secret_values():
         text = text.replace(value, REDACTED)
     return text
@@ -126,7 +127,7 @@ def sample_lines(prompt: str, completion: str) -> str:
 
 
 def _without_named(text: str) -> str:
-    """The text without what names, addresses and forms show to be secret."""
+    """The text without secrets that are recognized by a name, an address or their form."""
     text = _PEM.sub(rf"\1{REDACTED}\2", text)
     text = _HOOK.sub(rf"\1{REDACTED}", _BARE_USER.sub(REDACTED, _USER.sub(rf"\1{REDACTED}@", text)))
     text = _PARAMETER.sub(lambda found: f"{found[1]}={REDACTED}" if _is_parameter(found[1]) else found[0], text)
@@ -169,7 +170,7 @@ def _without_assigned(text: str) -> str:
 
 
 def _end_of_block(text: str, name: int, end: int) -> int:
-    """Where the lines after `end` stop that are further indented than the line on which the name stands at `name`."""
+    """The end of the lines after `end` that are indented further than the line of the name at `name`."""
     begin = text.rfind("\n", 0, name) + 1
     indent = name - begin if not text[begin:name].strip(" \t-") else 0
     while end < len(text):
@@ -182,7 +183,7 @@ def _end_of_block(text: str, name: int, end: int) -> int:
 
 
 def _is_word(head: re.Match[str]) -> bool:
-    """Whether a text may speak of a `key` or a `token` here, and nothing random follows that could be one."""
+    """Whether `key` or `token` is an ordinary word here, not followed by random characters that could be a secret."""
     name, sign = (head["name"] or "").lower(), head["sign"]
     if _RANDOM.match(head.string, head.end("sign")) or (sign and sign[0] in "'\""):
         return False
@@ -202,7 +203,7 @@ def _words(name: str) -> list[str]:
 
 
 def _says_how(before: str, secret: str, last: str) -> bool:
-    """Whether the last word of a name says in what form or where the secret is that the words before it name."""
+    """Whether the last word of a name describes the form or place of a secret that the words before it name."""
     if last in _FORMS:
         return secret != "" and (secret != "token" or before in _GRANTS)
     return (last == "id" and secret == "key") or (last in _PLACES and secret in ("webhook", "webhooks"))
@@ -247,7 +248,7 @@ def _is_variable(name: str) -> bool:
 
 
 def _secret_values() -> list[str]:
-    """What secret variables hold, the longest first, in each form in which a text may have it."""
+    """The values of secret variables, the longest first, in each form that a text may contain."""
     forms: set[str] = set()
     for name, value in os.environ.items():
         if len(value) >= _SHORTEST and _is_variable(name):

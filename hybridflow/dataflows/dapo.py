@@ -1,33 +1,44 @@
-"""DAPO (arXiv:2503.14476): GRPO with clip-higher, dynamic sampling, a loss averaged over tokens, overlong shaping.
+"""DAPO (arXiv:2503.14476): GRPO with clip-higher, dynamic sampling, a token-level loss, and overlong shaping.
 
-Dynamic sampling and the soft punishment of long responses are here; the rest are settings that `algorithm=dapo` chooses
-(see trainer_configs/algorithm/dapo.yaml).
+Dynamic sampling and the soft punishment of long responses are here, the rest in `trainer_configs/algorithm/dapo.yaml`.
 """
 
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
+import torch
+from torch import Tensor
+
+from hybridflow.algorithms.advantages.group_relative import group_statistics
 from hybridflow.algorithms.response_length import overlong_punishment
 from hybridflow.batch import Batch
+from hybridflow.batch.accounting import check_accounted
 from hybridflow.config.ranges import AT_LEAST_0, Range
 from hybridflow.controller.batch_ref import BatchRef
 from hybridflow.controller.futures import wait
-from hybridflow.dataflows.dynamic_sampling import DynamicSampling
 from hybridflow.dataflows.interface import Dataflow
 from hybridflow.dataflows.roles import FrozenModel, Policy, Sampler, Scorer
-from hybridflow.observability.metrics import Metrics
+from hybridflow.errors import ConfigError
+from hybridflow.observability.metrics import Metrics, last, mean
+
+logger = logging.getLogger(__name__)
 
 OVERLONG = "rewards/overlong"
-"""The punishment's own column, as the reward function `overlong` writes it."""
+"""The column of the punishment, as the reward function `overlong` writes it."""
 
 _PART = Range(
-    lambda v: 0 <= v <= 1, "from 0 to 1", "is no part of a response", "Use 0 (no punishment) to 1; DAPO uses 0.2."
+    lambda v: 0 <= v <= 1,
+    "from 0 to 1",
+    "is not a fraction",
+    "Use 0 (no punishment) to 1; DAPO uses 0.2.",
 )
 _PENALTY = Range(lambda v: v >= 0, "of 0 or more", "would reward length", "Use 0 or more; DAPO uses 1.")
 
 
 class DAPO(Dataflow):
-    """Sample and judge until the batch is full of groups that teach something, compare within groups, improve."""
+    """Sample and score until the batch is full of groups with a signal, compare within groups, improve."""
 
     provides = ()
     compares_samples = True
@@ -41,21 +52,21 @@ class DAPO(Dataflow):
 
     @dataclass
     class Settings:
-        """What `dataflow_settings.*` may say."""
+        """`dataflow_settings.*`."""
 
         max_refills: Annotated[int, AT_LEAST_0] = 10
-        """Further batches of prompts that a step may draw; past it, groups without signal fill up."""
+        """Extra batches of prompts that a step may draw; after that, groups without a signal fill up the batch."""
 
         filter_metric: str = "scores"
-        """Groups are judged by their `scores` (of an OpenRLHF function that answers `scores` beside its `rewards`, by
-        these), or by those of one reward function (`exact_match`)."""
+        """The scores that must differ within a group: `scores` (for an OpenRLHF function that returns `scores` besides
+        `rewards`, those), or the name of a reward function."""
 
         overlong_buffer: Annotated[float, _PART] = 0.2
-        """The last part of `data.max_response_tokens`, over which the length of a response comes to cost
-        `overlong_penalty`, as groups are compared, not as they are judged; 0: it costs nothing."""
+        """The last fraction of `data.max_response_tokens`, over which the punishment of long responses grows to
+        `overlong_penalty`. It counts for the advantages, not for `filter_metric`; 0 disables it."""
 
         overlong_penalty: Annotated[float, _PENALTY] = 1.0
-        """What the longest responses cost."""
+        """The punishment of the longest responses."""
 
     def step(self, prompts: Batch) -> Metrics:
         """One DAPO iteration."""
@@ -71,17 +82,17 @@ class DAPO(Dataflow):
         self.actor.publish_weights(version=self.iteration + 1)
         return metrics | self.observe(gathered.prompts, batch) | gathered.metrics
 
-    def dynamic_sampling(self) -> DynamicSampling:
-        """How groups are drawn: the step's prompts first, then those that follow in the data."""
+    def dynamic_sampling(self) -> "DynamicSampling":
+        """Draws groups for the step's prompts, then for those that follow in the data."""
         settings, further = self.settings, self.streams["prompts"].next
-        return DynamicSampling(self.judged, further, metric=settings.filter_metric, max_refills=settings.max_refills)
+        return DynamicSampling(self.sample, further, metric=settings.filter_metric, max_refills=settings.max_refills)
 
-    def judged(self, prompts: Batch) -> BatchRef:
-        """Samples of prompts, with their scores."""
+    def sample(self, prompts: Batch) -> BatchRef:
+        """Samples of prompts, with scores."""
         return self.reward.score(self.rollout.generate(prompts.repeat(self.samples_per_prompt)))
 
     def punished(self, batch: BatchRef) -> Batch:
-        """`scores` with DAPO's soft punishment (eq. 13), unless the run's own functions have it."""
+        """`scores` with DAPO's soft punishment (eq. 13), unless one of the run's reward functions has computed it."""
         scores, settings, longest = batch.row("scores"), self.settings, self.max_response_tokens
         if not settings.overlong_buffer or longest is None or OVERLONG in batch.columns:
             return Batch.of(rows={"scores": scores})
@@ -89,3 +100,113 @@ class DAPO(Dataflow):
         lengths = batch.tokens_of("response_ids").float()
         punishment = overlong_punishment(lengths, max_tokens=longest, buffer_tokens=buffer)
         return Batch.of(rows={"scores": scores + settings.overlong_penalty * punishment, OVERLONG: punishment})
+
+
+SMALLEST_SPREAD = 1e-8
+"""A group whose scores have no larger standard deviation carries no signal."""
+
+SampleScored = Callable[[Batch], BatchRef]
+"""From prompts to their samples with scores; the samples of a prompt are adjacent."""
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """A full batch, its prompts, and metrics of all groups that were drawn."""
+
+    batch: BatchRef
+    prompts: Batch
+    metrics: Metrics
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """All samples of a step so far, and for each group, in the order of drawing, whether it carries a signal."""
+
+    batch: BatchRef
+    uids: list[int]
+    has_signal: list[bool]
+
+    def chosen(self, wanted: int) -> list[int]:
+        """The first groups with a signal; if they are too few, the first of the others fill up the batch."""
+        with_signal = [place for place, has_signal in enumerate(self.has_signal) if has_signal]
+        others = [place for place, has_signal in enumerate(self.has_signal) if not has_signal]
+        return sorted((with_signal + others)[:wanted])
+
+
+class DynamicSampling:
+    """Draws batches until enough groups have unequal scores, or `max_refills` extra batches are drawn (DAPO, sec. 3.2).
+
+    `metric` names the scores: `scores`, or those of a reward function. Instead of `scores`, the `filter_scores` of a
+    reward are compared if it has them.
+    """
+
+    def __init__(self, sample: SampleScored, further: Callable[[], Batch], *, metric: str, max_refills: int) -> None:
+        self._sample = sample
+        self._further = further
+        self._column = "scores" if metric == "scores" else f"rewards/{metric}"
+        self._max_refills = max_refills
+
+    def gather(self, prompts: Batch) -> Gathered:
+        """As many groups as there are prompts, of these and of further prompts."""
+        wanted, rounds, given, with_signal = len(prompts), [], [], 0
+        while True:
+            rounds.append(self._draw(prompts))
+            given.append(prompts)
+            with_signal += sum(rounds[-1].has_signal)
+            if with_signal >= wanted or len(rounds) > self._max_refills:
+                break
+            prompts = self._further()
+        drawn = Drawn(
+            BatchRef.concat([each.batch for each in rounds]),
+            [uid for each in rounds for uid in each.uids],
+            [has_signal for each in rounds for has_signal in each.has_signal],
+        )
+        return self._taken(drawn, Batch.concat(given), wanted, refills=len(rounds) - 1)
+
+    def _draw(self, prompts: Batch) -> Drawn:
+        batch = self._sample(prompts)
+        has_own = self._column == "scores" and "filter_scores" in batch.columns
+        column = "filter_scores" if has_own else self._column
+        if column not in batch.columns:
+            functions = [name.removeprefix("rewards/") for name in batch.columns if name.startswith("rewards/")]
+            raise ConfigError(
+                f"dataflow_settings.filter_metric={self._column.removeprefix('rewards/')} is not a score of this run.",
+                remedy=f"Use scores, or a reward function: {', '.join(functions)}.",
+            )
+        spread = group_statistics(batch.row(column).nan_to_num(0.0), batch.row("uid")).std
+        uids, with_signal = prompts.row("uid"), batch.row("uid")[spread > SMALLEST_SPREAD]
+        return Drawn(batch, uids.tolist(), torch.isin(uids, with_signal).tolist())
+
+    def _taken(self, drawn: Drawn, prompts: Batch, wanted: int, *, refills: int) -> Gathered:
+        chosen = drawn.chosen(wanted)
+        uids = torch.tensor(drawn.uids)
+        kept = uids[chosen]
+        left = torch.ones(len(uids), dtype=torch.bool).index_fill(0, torch.tensor(chosen), value=False)
+        has_signal = torch.tensor(drawn.has_signal)
+        discarded, surplus = uids[left & ~has_signal], uids[left & has_signal]
+        check_accounted(
+            prompts.row("uid"), torch.cat([kept, discarded, surplus]), samples_per_prompt=1, stage="dynamic sampling"
+        )
+        without_signal = int((~has_signal[chosen]).sum())
+        if without_signal:
+            logger.warning(
+                "%d of %d groups still have zero reward variance after dataflow_settings.max_refills=%d extra batches:"
+                " use harder or easier prompts, or more samples per prompt.",
+                without_signal, wanted, self._max_refills,
+            )  # fmt: skip
+        numbers = {
+            "prompts_drawn": len(uids),
+            "groups_kept": wanted - without_signal,
+            "groups_discarded": len(discarded),
+            "groups_surplus": len(surplus),
+            "groups_without_signal": without_signal,
+            "refills": refills,
+        }
+        metrics = {f"dapo/{name}": last(number) for name, number in numbers.items()}
+        metrics["dapo/signal_fraction"] = mean(float(has_signal.float().mean()), len(uids))
+        return Gathered(drawn.batch.take(_rows_of(kept, drawn.batch.row("uid"))), prompts.select(chosen), metrics)
+
+
+def _rows_of(groups: Tensor, uids: Tensor) -> Tensor:
+    """Positions [K] of the rows of the given groups, in the order of the batch."""
+    return torch.isin(uids, groups).nonzero().flatten()

@@ -1,4 +1,4 @@
-"""Held-out prompts, answered and judged."""
+"""Evaluation on held-out data."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ Decode = Callable[[Ragged], list[str]]
 
 
 class Evaluates(Protocol):
-    """How the loop looks at a model between steps."""
+    """An evaluation between steps."""
 
     def run(self) -> tuple[Metrics, list[Sample]]:
         """Metrics, and samples to show."""
@@ -28,7 +28,7 @@ class Evaluates(Protocol):
 
 @dataclass(frozen=True)
 class HeldOut:
-    """What a dataflow that learns from data says of rows it does not learn from."""
+    """Held-out rows, measured by the dataflow's own `evaluate`."""
 
     dataflow: Dataflow
     batch: Batch
@@ -41,7 +41,7 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Answers all of `prompts` and scores them; `decode` turns tokens to text for the sample table."""
+    """Held-out prompts: samples responses and scores them; `decode` turns tokens into text for the sample table."""
 
     rollout: Sampler
     reward: Scorer
@@ -50,12 +50,12 @@ class Evaluation:
     decode: Decode
     sample_rows: int
     what: str = "reward"
-    """`acc` where a score of 1 means a right answer, else `reward`."""
+    """`acc` if a score of 1 means a correct answer, otherwise `reward`."""
 
     def run(self) -> tuple[Metrics, list[Sample]]:
         """`val-core/<source>/<what>/mean@N`, and the first samples.
 
-        For several samples also the best's `pass@N`; for several functions `val-aux/<source>/<function>/mean` of each.
+        With several samples also `pass@N`, of the best one; with several functions `val-aux/<source>/<function>/mean`.
         """
         batch = self.rollout.generate(self.prompts.repeat(self.samples_per_prompt), purpose="eval")
         batch = self.reward.score(batch)
@@ -78,30 +78,30 @@ class Evaluation:
 
 
 def _part(name: str, scores: Tensor) -> Metrics:
-    """The mean of one function's scores, of the responses that it scored."""
+    """The mean score of a function over the responses that it scored."""
     scored = scores[~scores.isnan()]
     return {f"{name}/mean": mean(float(scored.mean()), len(scored))} if len(scored) else {}
 
 
 @dataclass(frozen=True)
 class Evaluations:
-    """Several looks at one model."""
+    """Several evaluations of a model."""
 
-    looks: Sequence[Evaluates]
+    evaluations: Sequence[Evaluates]
 
     def run(self) -> tuple[Metrics, list[Sample]]:
-        """What all of them say."""
+        """The metrics and samples of all of them."""
         metrics: Metrics = {}
         samples: list[Sample] = []
-        for look in self.looks:
-            found, shown = look.run()
+        for one in self.evaluations:
+            found, shown = one.run()
             metrics |= found
             samples += shown
         return metrics, samples
 
 
 def samples_of(batch: Batch, decode: Decode, *, split: str) -> list[Sample]:
-    """The rows of a batch as text; of a worked solution, the final answer."""
+    """The rows of a batch as text; answers are reduced to their final value."""
     responses = decode(batch.tokens("response_ids"))
     prompts = decode(batch.tokens("prompt_ids"))
     answers = batch.object("answer") if "answer" in batch else [None] * len(batch)

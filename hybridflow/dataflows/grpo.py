@@ -1,4 +1,4 @@
-"""Group relative policy optimisation (arXiv:2402.03300): PPO without the critic."""
+"""Group relative policy optimization (arXiv:2402.03300): PPO without the critic."""
 
 from hybridflow.batch import Batch
 from hybridflow.controller.futures import wait
@@ -8,7 +8,7 @@ from hybridflow.observability.metrics import Metrics
 
 
 class GRPO(Dataflow):
-    """Sample one group per prompt, judge, compare within the group, improve, publish."""
+    """Sample one group per prompt, score, compare within the group, improve, publish."""
 
     provides = ()
 

@@ -1,4 +1,4 @@
-"""What a dataflow is: roles it names, settings of its own, and one step."""
+"""The base class of dataflows: roles, settings, and a step."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -20,11 +20,11 @@ from hybridflow.errors import ConfigError
 from hybridflow.observability.metrics import Metrics
 
 PREFERENCE_DATA = ("preferences", "labelled")
-"""Kinds of data (`Dataflow.data`) with judged responses: pairs, and single ones."""
+"""Kinds of data (`Dataflow.data`) with preferences: pairs of responses, and labelled ones."""
 
 
 class Stream(Protocol):
-    """An endless stream of batches, whose place every checkpoint keeps."""
+    """An endless stream of batches; checkpoints keep its position."""
 
     def next(self) -> Batch:
         """The next batch."""
@@ -33,7 +33,7 @@ class Stream(Protocol):
 
 @dataclass(frozen=True)
 class RoleNeed:
-    """A role that a dataflow names: its kind, and whether it can do without."""
+    """The type of a role that a dataflow names, and whether it is optional."""
 
     kind: type
     is_optional: bool
@@ -45,13 +45,13 @@ class NoSettings:
 
 
 class Dataflow(DescribesRoles, ABC):
-    """A program over roles. A subclass names its roles as annotations, and writes `step`.
+    """A program over roles. A subclass annotates its roles and implements `step`.
 
         class BestOfTwo(Dataflow):
             actor: Policy
             rollout: Sampler
             reward: Scorer
-            reference: FrozenModel | None      # there only if the configuration asks for it
+            reference: FrozenModel | None      # None unless the configuration needs it
             style: Scorer
             roles: ClassVar = {"style": {"kind": "reward_function", "functions": ["format"]}}     # roles.style=...
 
@@ -61,33 +61,33 @@ class Dataflow(DescribesRoles, ABC):
 
             def step(self, prompts): ...
 
-    `iteration` counts finished steps, and `seed` is the run's: random numbers that follow from these two alone are
-    drawn again by a resumed run. `max_response_tokens` is the longest response of the run. `wants_old_logprobs` says
-    whether the configuration needs `actor.logprobs` before the update (`algorithm.old_logprobs`). `last_batch` is what
-    `observe` was last shown, for the sample table. `streams` are for a step that wants more data than it is given:
-    `prompts` goes on where the step's own prompts end, and `pretraining` gives batches of `data.pretraining_files`.
+    `iteration` counts finished steps, and `seed` is the run's: random numbers derived from these two are the same in a
+    resumed run. `max_response_tokens` limits the length of responses. `wants_old_logprobs` says whether an update needs
+    `actor.logprobs` (`algorithm.old_logprobs`). `last_batch` is the last argument of `observe`, for the sample table.
+    `streams` are for a step that needs more data: `prompts` continues after the step's own prompts, and `pretraining`
+    yields batches of `data.pretraining_files`.
     """
 
     Settings: ClassVar[type] = NoSettings
     data: ClassVar[str] = "prompts"
-    """What the loader gives: prompts; demonstrations (prompts with responses); preferences (prompts with a chosen and
+    """What the loader yields: prompts; demonstrations (prompts with responses); preferences (prompts with a chosen and
     a rejected response); or labelled (prompts with a response that is liked or not)."""
 
     cost_critics: ClassVar[tuple[str, ...]] = ()
-    """Further critics whose scores are to be low: the divergence from the reference adds to their costs."""
+    """Critics of costs, which should be low: the KL penalty is added to their costs."""
 
     provides: ClassVar[tuple[str, ...] | None] = None
-    """Columns for the advantage estimator beside those of rollout and reward: `values`, `baselines`, or none. With
-    None the class does not say, and no rule judges `algorithm.advantage` or `data.pretraining_files`."""
+    """Further columns for the advantage estimator: `values`, `baselines`, or none. With None, the rules for
+    `algorithm.advantage` and `data.pretraining_files` are skipped."""
 
     compares_samples: ClassVar[bool] = False
-    """The step itself compares the samples of one prompt, whatever the estimator does."""
+    """The step itself compares the samples of a prompt, whatever the estimator does."""
 
     reads_pretraining: ClassVar[bool] = False
-    """The step takes batches of `data.pretraining_files` from `streams["pretraining"]`."""
+    """The step reads batches of `data.pretraining_files` from `streams["pretraining"]`."""
 
     rows_per_prompt: ClassVar[int | None] = None
-    """Rows of a batch that come from one of the loader's; None: as many as `rollout.samples_per_prompt`."""
+    """Rows of a training batch per row of the loader; None means `rollout.samples_per_prompt`."""
 
     def __init__(self, roles: Mapping[str, object], *, settings: object, samples_per_prompt: int) -> None:
         for name in role_needs(type(self)):
@@ -103,37 +103,37 @@ class Dataflow(DescribesRoles, ABC):
 
     @classmethod
     def wants_reference(cls, config: Experiment) -> bool:
-        """Whether the run needs the role `reference`, where the class annotates it as optional."""
+        """Whether the run needs the role `reference`, if the class annotates it as optional."""
         return config.algorithm.kl.placement is not KLPlacement.none
 
     @abstractmethod
     def step(self, prompts: Batch) -> Metrics:
-        """One iteration on prompts [B] of the loader."""
+        """One iteration on a batch [B] of the loader."""
 
     def observe(self, prompts: Batch, batch: BatchRef) -> Metrics:
-        """Scores and lengths as metrics, after checking that every prompt that entered left."""
+        """Metrics of scores and lengths; raises if a prompt of the step was lost or duplicated."""
         check_unique(prompts.row("uid"))
         check_accounted(prompts.row("uid"), batch.row("uid"), samples_per_prompt=self.samples_per_prompt, stage="step")
         self.last_batch = batch
         return batch_metrics(batch)
 
     def evaluate(self, held_out: Batch) -> Metrics | None:
-        """Metrics of held-out rows of the kind that the dataflow learns from; None: responses are judged instead."""
+        """Metrics of held-out rows of `data`; None if responses are sampled and scored instead."""
         return None
 
-    def foreknown(self, rows: Batch) -> dict[str, Tensor | Ragged]:
-        """Columns that all training and held-out rows get before the first step; none by default.
+    def precompute(self, rows: Batch) -> dict[str, Tensor | Ragged]:
+        """Columns to add to all training and held-out rows before the first step; none by default.
 
-        Asked once, some rows at a time, of models as they begin, and kept in the run's directory.
+        Called once per part of the data, with the initial models; the columns are kept in the run's directory.
         """
         return {}
 
     def state(self) -> dict[str, object]:
-        """What the dataflow itself must remember over a restart (JSON)."""
+        """The dataflow's own state for a checkpoint (JSON)."""
         return {}
 
     def restore(self, state: dict[str, object]) -> None:
-        """Puts back what `state` gave."""
+        """Restores what `state` returned."""
         assert not state, f"{type(self).__name__} was given a state that it does not restore: {state}"
 
 
@@ -157,11 +157,11 @@ def role_needs(dataflow: type[Dataflow]) -> dict[str, RoleNeed]:
 
 
 def learns_from_samples(dataflow: type[Dataflow]) -> bool:
-    """Whether it learns from responses of its own rollout; elsewhere a rollout only serves the evaluation."""
+    """Whether it learns from samples of its rollout; otherwise a rollout is only for the evaluation."""
     return any(need.kind is Sampler and not need.is_optional for need in role_needs(dataflow).values())
 
 
 def learns_from_preferences(dataflow: type[Dataflow]) -> bool:
-    """Whether its policy learns from pairs or labels with the loss of `algorithm.preference`."""
+    """Whether its policy learns from pairs or labelled responses, with the loss of `algorithm.preference`."""
     has_policy = any(need.kind is Policy for need in role_needs(dataflow).values())
     return has_policy and dataflow.data in PREFERENCE_DATA

@@ -1,4 +1,4 @@
-"""The loop around every dataflow: batches in, metrics out, evaluation, samples, checkpoints. Written once."""
+"""The training loop around every dataflow: data, metrics, evaluation, samples, checkpoints."""
 
 import logging
 import time
@@ -32,15 +32,15 @@ logger = logging.getLogger(__name__)
 
 
 PROMPTS = "prompts"
-"""The stream that each step's batch comes from."""
+"""The stream of the steps' batches."""
 
 
 class Loader(Protocol):
-    """A stream of batches that can be left and taken up again."""
+    """A stream of batches whose position can be saved and restored."""
 
     @property
     def epoch(self) -> int:
-        """Which pass over the data the next batch begins in, from 0."""
+        """The pass over the data, from 0, in which the next batch begins."""
         ...
 
     def next(self) -> Batch:
@@ -48,25 +48,26 @@ class Loader(Protocol):
         ...
 
     def state(self) -> dict[str, int]:
-        """Where the stream is."""
+        """The position."""
         ...
 
     def restore(self, state: dict[str, int]) -> None:
-        """Goes to where `state` was taken."""
+        """Restores a position."""
         ...
 
 
 @dataclass(frozen=True)
 class Run:
-    """What the loop drives. `drain_calls` gives (role, method, seconds) of the calls that ended since last asked.
+    """The objects that the loop works with.
 
-    `calls` are those under way, `stop` knows when the run is to end, `report` writes the page of what was logged.
+    `drain_calls` returns (role, method, seconds) of calls that ended since the last time; `calls` are those in flight;
+    `stop` knows when to end; `report` writes the report page.
     """
 
     trainer: Trainer
     dataflow: Dataflow
     streams: Mapping[str, Loader]
-    """The loader of each step's batch is `prompts`."""
+    """The loaders; `prompts` yields the steps' batches."""
 
     evaluation: Evaluates | None
     tracker: Tracker
@@ -84,25 +85,24 @@ class Run:
     stop: Stop = field(default_factory=Stop)
     report: Callable[[], None] = lambda: None
     begun: Callable[[], None] = lambda: None
-    """Called once the roles have started and have their weights, before the first evaluation or step."""
+    """Called once all roles have their weights, before the first evaluation or step."""
 
 
 @dataclass(frozen=True)
 class Stopped:
-    """How a run ended before its last step: by which signal, and what is saved."""
+    """How a run was stopped before its last step."""
 
     by: str
     saved_step: int
     """The step of the last checkpoint; 0 for none."""
 
     abandoned: str = ""
-    """What was left half way, in words."""
+    """The step or evaluation that was abandoned, in words."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: its steps, the last evaluation, the steps of the first and the last evaluation, and where the
-    last checkpoint is."""
+    """How a run ended: its steps, the last evaluation and checkpoint, and the first and last evaluated steps."""
 
     steps: int
     evaluation: dict[str, float]
@@ -112,10 +112,10 @@ class Outcome:
 
 
 class Loop:
-    """Runs a dataflow from where it is to `trainer.total_steps`.
+    """Runs a dataflow from its current step to `trainer.total_steps`.
 
-    A checkpoint holds all that the remaining steps depend on: roles (weights, optimizers), the loader's position,
-    the dataflow's state and the step. So a run resumed from one continues as if it had never stopped.
+    A checkpoint has everything that the remaining steps depend on: roles (weights, optimizers), the loaders' positions,
+    the dataflow's state and the step. A resumed run therefore continues as if it had never stopped.
     """
 
     def __init__(self, run: Run) -> None:
@@ -133,7 +133,7 @@ class Loop:
         self.first_evaluation: dict[str, float] = {}
 
     def resume(self, checkpoint: Checkpoint) -> None:
-        """Puts roles, loader and dataflow where the checkpoint left them."""
+        """Restores roles, loaders and dataflow from a checkpoint."""
         state = checkpoint.driver_state()
         wait(*(role.load(checkpoint.path) for role in self._run.learners.values()))
         for name, loader in self._run.streams.items():
@@ -148,10 +148,9 @@ class Loop:
         logger.info("resumed checkpoint=%s step=%d", checkpoint.path, checkpoint.step)
 
     def run(self) -> Outcome:
-        """Trains to the end, or until it is asked to stop; every step is reported, the last one evaluated and saved.
+        """Trains to the end, or until the run is stopped; logs every step, and evaluates and saves the last one.
 
-        Of a step that is abandoned nothing is kept: the checkpoint is of the step before, and where roles have already
-        changed, there is none.
+        Nothing of an abandoned step is kept: the checkpoint is of the previous step, or none if roles have changed.
         """
         try:
             self._train()
@@ -216,7 +215,7 @@ class Loop:
         return metrics
 
     def _evaluate(self, step: int) -> None:
-        """Adds what an evaluation finds to the row that is not logged yet."""
+        """Adds the metrics of an evaluation to the row that is not logged yet."""
         run, started = self._run, time.perf_counter()
         if run.evaluation is None or not run.trainer.eval_every:
             return
@@ -234,7 +233,7 @@ class Loop:
         self._unlogged = (self._unlogged or {}) | self._evaluation
 
     def _log_step(self) -> None:
-        """Logs the row of the step: before it is saved, so that no resumed run lacks it; saving counts in the next."""
+        """Logs the step's row before saving, so that no resumed run lacks it; the time of saving is in the next row."""
         run, row = self._run, self._unlogged or {}
         if self._step:
             row |= plain(run.timers.metrics())
@@ -250,7 +249,7 @@ class Loop:
         return samples_of(rows, self._run.decode, split="train")
 
     def _save_once(self) -> None:
-        """Saves a checkpoint unless this step has one, no step has finished, or saving is off."""
+        """Saves a checkpoint unless the step has one, no step has finished, or saving is off."""
         run = self._run
         if not run.trainer.save_every or self._step in (0, self._checkpoint_step):
             return
@@ -272,7 +271,7 @@ class Loop:
         run.drain_calls()
 
     def _where_data_is(self) -> dict[str, object]:
-        """The driver's own part of the state between two steps, which the next step does not change."""
+        """A copy of the driver's state between two steps."""
         streams = {name: loader.state() for name, loader in self._run.streams.items()}
         return deepcopy({"streams": streams, "dataflow": self._run.dataflow.state()})
 
@@ -283,20 +282,20 @@ class Loop:
         return Stopped(asked.name, self._checkpoint_step, self._abandoned)
 
     def _save_roles(self, directory: Path) -> dict[str, dict[str, FileRecord]]:
-        """What each role wrote."""
+        """The files that each role wrote."""
         saving = {name: role.save(directory) for name, role in self._run.learners.items()}
         wait(*saving.values())
         return {name: all_files(written.result()) for name, written in saving.items()}
 
     def _publish(self) -> None:
-        """The rollout takes the actor's weights under the version of this step."""
+        """Gives the rollout the actor's weights, with the step as their version."""
         wait(*(policy.publish_weights(version=self._step) for policy in self._run.policies))
         self._run.drain_calls()
 
 
 @contextmanager
 def _in(what: str) -> Iterator[None]:
-    """A reward that fails says when: functions are called in training and in evaluations."""
+    """Says in a reward's error where it failed: functions are called in training and in evaluations."""
     try:
         yield
     except HybridflowError as error:

@@ -1,4 +1,6 @@
-"""Pairs of responses as rows that a model can read: the chosen one, and the rejected one behind it."""
+"""Preferences as rows that a model reads: two responses to a prompt, one after the other."""
+
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -12,7 +14,7 @@ from hybridflow.dataflows.roles import FrozenModel, Policy
 
 
 def compares_with_reference(config: Experiment) -> bool:
-    """Whether each step asks a reference model, by the loss of `algorithm.preference` and what is precomputed."""
+    """Whether each step needs a reference model: the loss compares with one, and nothing is precomputed."""
     preference = config.algorithm.preference
     if config.dataflow_settings.get("precompute_reference"):
         return False
@@ -21,45 +23,36 @@ def compares_with_reference(config: Experiment) -> bool:
 
 
 def reference_sums(rows: Batch, actor: Policy, reference: FrozenModel | None) -> Tensor:
-    """`ref_sums` [B, 2] of 2 B rows: by a reference of the run's own, or by the policy before its first step."""
+    """`ref_sums` [B, 2] of 2 B rows, by the run's reference model or by the policy before its first step."""
     if reference:
         return reference.logprobs(rows).fetch().tokens("ref_logprobs").row_sums().view(-1, 2)
     return actor.logprobs(rows).fetch().tokens("old_logprobs").row_sums().view(-1, 2)
 
 
 def rows_of_pairs(pairs: Batch) -> Batch:
-    """Two rows per pair: `prompt_ids`, `response_ids`, `response_mask`, `is_chosen`, `margin` and the pair's `uid`.
-
-    `ref_sums` [2 B] from the pairs' [B, 2], where the data has them. What the batch says of itself keeps the two rows
-    of a pair in one micro-batch; a division over ranks keeps rows of one `uid` together anyway.
-    """
-    count = len(pairs)
-    responses = interlaced(pairs.tokens("chosen_ids"), pairs.tokens("rejected_ids"))
+    """Two rows per pair, the chosen response and then the rejected one: `two_rows` with `is_chosen` and `margin`."""
     rows = {
-        "is_chosen": torch.tensor([True, False]).repeat(count),
-        "margin": twice(pairs.row("margin")),
-        "uid": twice(pairs.row("uid")),
+        "is_chosen": torch.tensor([True, False]).repeat(len(pairs)),
+        "margin": pairs.row("margin").repeat_interleave(2),
     }
-    if "ref_sums" in pairs:
-        rows["ref_sums"] = pairs.row("ref_sums").flatten()
-    prompts = pairs.tokens("prompt_ids")
+    return two_rows(pairs, pairs.tokens("chosen_ids"), pairs.tokens("rejected_ids"), rows)
+
+
+def two_rows(source: Batch, first: Ragged, second: Ragged, rows: Mapping[str, Tensor]) -> Batch:
+    """Two rows per row of the source, one for each of its responses, and the given row columns [2 B].
+
+    Columns: `prompt_ids`, `response_ids`, `response_mask`, `uid`, and `ref_sums` [2 B] if the source has them [B, 2].
+    The metadata keeps the two rows in one micro-batch; as they share a `uid`, they stay on one rank too.
+    """
+    known = {"ref_sums": source.row("ref_sums").flatten()} if "ref_sums" in source else {}
+    both = Ragged.concat([first, second])
+    responses = both.select(torch.arange(len(both)).view(2, -1).T.flatten())
     return Batch.of(
-        rows=rows,
+        rows={**rows, "uid": source.row("uid").repeat_interleave(2), **known},
         tokens={
-            "prompt_ids": prompts.select(twice(torch.arange(count))),
+            "prompt_ids": source.tokens("prompt_ids").select(torch.arange(len(source)).repeat_interleave(2)),
             "response_ids": responses,
             "response_mask": responses.like(torch.ones(len(responses.values))),
         },
         meta={ROWS_TOGETHER: 2},
     )
-
-
-def interlaced(first: Ragged, second: Ragged) -> Ragged:
-    """Rows of two columns in turn."""
-    both = Ragged.concat([first, second])
-    return both.select(torch.arange(len(both)).view(2, -1).T.flatten())
-
-
-def twice(column: Tensor) -> Tensor:
-    """Each row two times, adjacent."""
-    return column.repeat_interleave(2, 0)

@@ -1,4 +1,4 @@
-"""PF-PPO (arXiv:2409.06957): PPO that learns from the samples whose scores can be trusted."""
+"""PF-PPO (arXiv:2409.06957): PPO on the samples whose scores are reliable."""
 
 import hashlib
 from dataclasses import dataclass
@@ -17,19 +17,19 @@ from hybridflow.observability.metrics import Metrics, mean
 
 
 class PFPPO(PPO):
-    """PPO, whose update takes as many samples as there are, drawn again by a weight of their scores."""
+    """PPO whose update resamples the batch with weights that depend on the scores."""
 
     settings: "PFPPO.Settings"
 
     @dataclass
     class Settings:
-        """What `dataflow_settings.*` may say."""
+        """`dataflow_settings.*`."""
 
         weighting: str = "max_random"
-        """pow (by their size), max_min (the best and the worst alone) or max_random (the best four times as often)."""
+        """pow (a power of the score), max_min (the best and worst) or max_random (the best four times as often)."""
 
         power: Annotated[float, FINITE] = 2.0
-        """The power of the score, for pow."""
+        """The exponent, for pow."""
 
         def __post_init__(self) -> None:
             if self.weighting not in WEIGHTINGS:
@@ -50,12 +50,12 @@ class PFPPO(PPO):
 
         batch = self.critic.advantages(batch)
         chosen = self.resampled(batch)
-        metrics = wait(self.critic.update(apart(chosen)), self.actor.update(apart(chosen)))
+        metrics = wait(self.critic.update(ungrouped(chosen)), self.actor.update(ungrouped(chosen)))
         self.actor.publish_weights(version=self.iteration + 1)
         return metrics | self.observe(prompts, batch) | resampling_metrics(chosen)
 
     def resampled(self, batch: BatchRef) -> BatchRef:
-        """Rows drawn by their scores; the numbers of a step follow from the run's seed and the step alone."""
+        """Rows drawn by their scores; the draws depend only on the run's seed and the step."""
         weights = resampling_weights(batch.row("scores"), weighting=self.settings.weighting, power=self.settings.power)
         # A hash, because a CPU generator reads no more than 32 bits of its seed.
         digest = hashlib.sha256(f"{self.seed}/{self.iteration}".encode()).digest()
@@ -63,16 +63,16 @@ class PFPPO(PPO):
         return batch.take(resampled_rows(weights, generator=generator))
 
 
-def apart(batch: BatchRef) -> BatchRef:
-    """The batch with a `uid` a row: no siblings are compared any more, and any rank may take any row.
+def ungrouped(batch: BatchRef) -> BatchRef:
+    """The batch with a `uid` per row, so that any rank may take any row.
 
-    Else a few prompts that are drawn over and over could not be divided over the ranks.
+    Otherwise a few prompts that are drawn often could not be distributed over the ranks.
     """
     return batch.join(Batch.of(rows={"uid": torch.arange(len(batch))}))
 
 
 def resampling_metrics(chosen: BatchRef) -> Metrics:
-    """The score of what was drawn, and how many samples are among it."""
+    """Metrics of the drawn samples: their mean score, and the fraction of distinct ones."""
     distinct = len({*zip(chosen.row("uid").tolist(), chosen.row("sample_index").tolist(), strict=True)})
     return {
         "pf_ppo/score/mean": mean(float(chosen.row("scores").mean()), len(chosen)),

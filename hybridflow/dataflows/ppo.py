@@ -1,4 +1,4 @@
-"""Proximal policy optimisation (arXiv:1707.06347), as used in RLHF."""
+"""Proximal policy optimization (arXiv:1707.06347), as used in RLHF."""
 
 from hybridflow.batch import Batch
 from hybridflow.controller.futures import wait
@@ -8,7 +8,7 @@ from hybridflow.observability.metrics import Metrics
 
 
 class PPO(Dataflow):
-    """Sample, judge, estimate, improve, publish."""
+    """Sample, score, estimate, improve, publish."""
 
     provides = ("values",)
 

@@ -1,4 +1,4 @@
-"""PPO-ptx (InstructGPT, eq. 2, arXiv:2203.02155): PPO that goes on learning the texts of its pretraining."""
+"""PPO-ptx (InstructGPT, eq. 2, arXiv:2203.02155): PPO that also learns pretraining texts."""
 
 from hybridflow.batch import Batch
 from hybridflow.controller.futures import wait
@@ -7,7 +7,7 @@ from hybridflow.observability.metrics import Metrics
 
 
 class PPOPtx(PPO):
-    """PPO, with texts of `data.pretraining_files` beside the samples in every update of the policy."""
+    """PPO with texts of `data.pretraining_files` in every update of the policy."""
 
     reads_pretraining = True
 

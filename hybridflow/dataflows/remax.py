@@ -1,4 +1,4 @@
-"""ReMax (arXiv:2310.10505): no critic; a prompt's greedy response says what score to expect."""
+"""ReMax (arXiv:2310.10505): instead of a critic, the score of each prompt's greedy response is the baseline."""
 
 from hybridflow.batch import Batch
 from hybridflow.controller.futures import wait
@@ -9,7 +9,7 @@ from hybridflow.observability.metrics import Metrics
 
 
 class ReMax(Dataflow):
-    """Sample, answer greedily as well, judge both, improve, publish."""
+    """Sample, also greedily, score both, improve, publish."""
 
     provides = ("baselines",)
 

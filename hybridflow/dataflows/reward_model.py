@@ -1,4 +1,4 @@
-"""Reward modelling: learn from pairs which of two responses people prefer (arXiv:2203.02155)."""
+"""Reward modelling from pairs of responses (arXiv:2203.02155)."""
 
 from hybridflow.batch import Batch
 from hybridflow.controller.futures import wait
@@ -10,7 +10,7 @@ from hybridflow.observability.metrics import Metrics
 
 
 class RewardModeling(Dataflow):
-    """One ranking step per batch of pairs; held-out pairs say how often the chosen response scores higher."""
+    """One ranking step per batch of pairs."""
 
     data = "preferences"
     rows_per_prompt = 2
@@ -23,5 +23,5 @@ class RewardModeling(Dataflow):
         return wait(self.reward_model.preference_step(rows_of_pairs(prompts)))
 
     def evaluate(self, held_out: Batch) -> Metrics:
-        """`val-core/<source>/acc`, the fraction of held-out pairs in the right order (a tie counts half), and more."""
+        """`val-core/<source>/acc`, the fraction of held-out pairs in the right order (ties count half), and more."""
         return evaluated_by_source(held_out, lambda pairs: self.reward_model.evaluate(rows_of_pairs(pairs)))

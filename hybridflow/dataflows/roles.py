@@ -1,4 +1,4 @@
-"""The menu: what a role can do, as seen by a dataflow. Every call returns at once, with a handle or a future."""
+"""The types of roles: the methods that a dataflow may call. Every call returns at once, with a handle or a future."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,10 +20,10 @@ class Sampler(Protocol):
 
 
 class Scorer(Protocol):
-    """A judge: one number per response."""
+    """A reward: one score per response."""
 
     def score(self, batch: Batch | BatchRef) -> BatchRef:
-        """The batch, with `scores` and a column `rewards/<function>` a function or model."""
+        """The batch, with `scores` and a column `rewards/<name>` per function or model."""
         ...
 
 
@@ -36,10 +36,10 @@ class FrozenModel(Protocol):
 
 
 class Trainable(Protocol):
-    """What all trained roles can do besides: save and load themselves."""
+    """What all trained roles can do: save and load themselves."""
 
     def save(self, directory: Path) -> Future[Written | Sequence[Written]]:
-        """Writes the role's part of a checkpoint; of several ranks each answers what it hashed."""
+        """Writes the role's part of a checkpoint; each rank returns the files that it hashed."""
         ...
 
     def load(self, directory: Path) -> Future[None]:
@@ -59,27 +59,27 @@ class Policy(Trainable, Protocol):
         ...
 
     def combine_advantages(self, batch: BatchRef, other: BatchRef, multiplier: float) -> BatchRef:
-        """The batch, with `advantages` that weigh those of the other batch (of the same rows) against its own."""
+        """The batch, with `advantages` combined with those of another batch of the same rows."""
         ...
 
     def update(self, batch: BatchRef, pretraining: Batch | None = None) -> Future[Metrics]:
-        """Improves the policy; on texts of its pretraining beside, where they are given."""
+        """Improves the policy, optionally on pretraining texts too."""
         ...
 
     def supervised_step(self, batch: Batch | BatchRef) -> Future[Metrics]:
-        """One supervised step."""
+        """A step on demonstrations."""
         ...
 
     def preference_step(self, batch: Batch | BatchRef) -> Future[Metrics]:
-        """One step on preferences."""
+        """A step on preferences."""
         ...
 
     def evaluate(self, batch: Batch | BatchRef) -> Future[Metrics]:
-        """What `supervised_step` or `preference_step` would report of held-out rows, which teach nothing."""
+        """The metrics of such a step on held-out rows, without training on them."""
         ...
 
     def publish_weights(self, version: int) -> Future[None]:
-        """Makes the trained weights those of the rollout."""
+        """Gives the rollout the trained weights."""
         ...
 
 
@@ -87,11 +87,11 @@ class TrainableRewardModel(Trainable, Scorer, Protocol):
     """A reward model being trained."""
 
     def preference_step(self, batch: Batch | BatchRef) -> Future[Metrics]:
-        """One step on pairs of which one response is preferred."""
+        """A step on pairs of a chosen and a rejected response."""
         ...
 
     def evaluate(self, batch: Batch | BatchRef) -> Future[Metrics]:
-        """What `preference_step` would report of held-out pairs, which teach nothing."""
+        """The metrics of such a step on held-out pairs, without training on them."""
         ...
 
 
@@ -107,7 +107,7 @@ class ValueFunction(Trainable, Protocol):
         ...
 
     def update(self, batch: BatchRef) -> Future[Metrics]:
-        """Moves the critic toward the returns."""
+        """Fits the values to the returns."""
         ...
 
 

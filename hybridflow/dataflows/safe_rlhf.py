@@ -16,7 +16,7 @@ from hybridflow.observability.metrics import Metrics, last, mean, summary
 
 
 class SafeRLHF(PPO):
-    """PPO with a second judge, its critic, and a multiplier between the two advantages."""
+    """PPO with a cost, its critic, and a multiplier between the two advantages."""
 
     cost_critics = ("cost_critic",)
 
@@ -27,19 +27,19 @@ class SafeRLHF(PPO):
 
     @dataclass
     class Settings:
-        """What `dataflow_settings.*` may say."""
+        """`dataflow_settings.*`."""
 
         cost_limit: Annotated[float, FINITE] = 0.0
-        """The mean cost of a response that is allowed."""
+        """The limit on the mean cost of a response."""
 
         multiplier: Annotated[float, ABOVE_0] = 1.0
-        """The multiplier's first value."""
+        """The initial multiplier."""
 
         multiplier_rate: Annotated[float, NOT_BELOW_0] = 0.1
-        """Learning rate of the multiplier's logarithm."""
+        """The learning rate of the multiplier's logarithm."""
 
         multiplier_max: Annotated[float, ABOVE_0] = 5.0
-        """The multiplier's largest value."""
+        """The largest multiplier."""
 
         def __post_init__(self) -> None:
             if self.multiplier > self.multiplier_max:
@@ -75,7 +75,7 @@ class SafeRLHF(PPO):
         return metrics | self.observe(prompts, batch) | self.cost_metrics(costs)
 
     def cost_metrics(self, costs: BatchRef) -> Metrics:
-        """What was done about the costs of a batch, and the multiplier."""
+        """Metrics of the costs of a batch, and the multiplier."""
         found = costs.row("scores")
         beyond = float((found > self.settings.cost_limit).float().mean())
         return summary("safe_rlhf/cost", found.tolist()) | {
@@ -88,5 +88,5 @@ class SafeRLHF(PPO):
         return dict(self.multiplier.state())
 
     def restore(self, state: dict[str, object]) -> None:
-        """Puts back what `state` gave."""
+        """Restores what `state` returned."""
         self.multiplier.restore({name: float(str(value)) for name, value in state.items()})

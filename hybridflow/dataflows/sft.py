@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: imitate demonstrations."""
+"""Supervised fine-tuning on demonstrations."""
 
 import math
 
@@ -11,7 +11,7 @@ from hybridflow.observability.metrics import Metrics, last
 
 
 class SFT(Dataflow):
-    """One supervised step per batch; a rollout and a reward only serve the evaluation."""
+    """One supervised step per batch; rollout and reward are only for the evaluation."""
 
     data = "demonstrations"
     rows_per_prompt = 1
@@ -28,7 +28,7 @@ class SFT(Dataflow):
         return metrics
 
     def evaluate(self, held_out: Batch) -> Metrics:
-        """`val-core/<source>/loss`, the mean of -log p over tokens to be learnt, and `perplexity`, its exponential."""
+        """`val-core/<source>/loss`, the mean of -log p per response token, and `perplexity`, its exponential."""
         losses = evaluated_by_source(held_out, self.actor.evaluate)
         perplexities = {
             name.removesuffix("loss") + "perplexity": last(math.exp(min(measure.value, 700.0)))

@@ -1,4 +1,4 @@
-"""Pieces that several dataflows share."""
+"""Functions that several dataflows share."""
 
 from collections.abc import Callable
 
@@ -25,7 +25,7 @@ _HELD_OUT = {"rewards/accuracies": "acc", "train/loss": "loss", "rewards/margins
 
 
 def stage_name(role: str, method: str) -> str:
-    """The name under which a call's seconds are reported (`timing_s/<stage>`), in verl's words."""
+    """The stage of a call in `timing_s/<stage>`, as verl names it."""
     if method == "logprobs":
         return "old_log_prob" if role == "actor" else "ref"
     if method in ("update", "supervised_step", "preference_step"):
@@ -38,7 +38,7 @@ def stage_name(role: str, method: str) -> str:
 
 
 def batch_metrics(batch: BatchRef) -> Metrics:
-    """Scores and lengths of a batch, from the numbers per row that the driver knows."""
+    """Metrics of scores and lengths, from the row columns that the driver has."""
     prompts, responses = batch.tokens_of("prompt_ids"), batch.tokens_of("response_ids")
     scores, uids = batch.row("scores"), batch.row("uid")
     metrics = summary("critic/score", scores.tolist())
@@ -60,7 +60,7 @@ def batch_metrics(batch: BatchRef) -> Metrics:
 
 
 def baselines_of(greedy: BatchRef, *, times: int) -> Batch:
-    """`baselines` [B]: the score of each prompt's greedy response, for its samples, which are adjacent."""
+    """`baselines` [B]: for each sample the score of its prompt's greedy response; a prompt's samples are adjacent."""
     return Batch.of(rows={"baselines": greedy.row("scores").repeat_interleave(times)})
 
 

@@ -101,7 +101,7 @@ def trace_step(config: Experiment, rows: Batch | None = None) -> Trace:
 def _stepped(config: Experiment, program: Dataflow, prompts: Batch, backend: TracingBackend) -> tuple[Noted, ...]:
     """The calls of one step on these prompts, which have the columns of the user's `foreknown`."""
     if is_own(config.dataflow):
-        known, told = apart(program.foreknown(prompts))
+        known, told = apart(program.precompute(prompts))
         prompts = prompts.with_columns(rows=known, tokens=told)
         backend.forget()
     measured(program.step(prompts), owner=f"{type(program).__name__}.step")

@@ -29,11 +29,11 @@ Columns = dict[str, Tensor | Ragged]
 
 
 def with_foreknown(program: Dataflow, data: DrivenData, directory: Path) -> DrivenData:
-    """The data with the columns of `Dataflow.foreknown`; called while the models are what they begin as.
+    """The data with the columns of `Dataflow.precompute`; called while the models are what they begin as.
 
     Read from the run's directory where it has them of these very rows: a resumed run does not work them out again.
     """
-    if type(program).foreknown is Dataflow.foreknown:
+    if type(program).precompute is Dataflow.precompute:
         return data
     tables = {"train": data.streams["prompts"].table}
     if data.held_out is not None:
@@ -68,7 +68,7 @@ def _worked_out(program: Dataflow, table: Batch) -> Columns:
     """The columns of all rows, some rows at a time: as many each time, so that no rank goes without."""
     table = table.with_columns(rows={"uid": torch.arange(len(table))})
     count = -(-len(table) // _ROWS_AT_ONCE)
-    parts = [program.foreknown(table.select(rows)) for rows in torch.arange(len(table)).tensor_split(count)]
+    parts = [program.precompute(table.select(rows)) for rows in torch.arange(len(table)).tensor_split(count)]
     kinds = [apart(part) for part in parts]
     rows = {name: torch.cat([part[name] for part, _ in kinds]) for name in kinds[0][0]}
     return rows | {name: Ragged.concat([part[name] for _, part in kinds]) for name in kinds[0][1]}

@@ -9,7 +9,7 @@ import torch
 from hybridflow.batch import Batch
 from hybridflow.controller import BatchRef
 from hybridflow.controller.backends.local import LocalBackend
-from hybridflow.dataflows.dynamic_sampling import DynamicSampling, Gathered
+from hybridflow.dataflows.dapo import DynamicSampling, Gathered
 from hybridflow.errors import ConfigError
 
 SAMPLES = 2

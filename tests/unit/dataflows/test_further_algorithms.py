@@ -13,7 +13,7 @@ from hybridflow.controller import BatchRef
 from hybridflow.controller.partition import divided
 from hybridflow.dataflows.dapo import DAPO
 from hybridflow.dataflows.interface import Dataflow
-from hybridflow.dataflows.pf_ppo import PFPPO, apart
+from hybridflow.dataflows.pf_ppo import PFPPO, ungrouped
 from hybridflow.dataflows.ppo_ptx import PPOPtx
 from hybridflow.dataflows.remax import ReMax
 from hybridflow.dataflows.safe_rlhf import SafeRLHF
@@ -161,7 +161,7 @@ def test_few_prompts_drawn_often_can_be_divided_over_ranks(toy_dir):
     batch = BatchRef.of(drawn, local_roles(toy_dir()).backend)
     with pytest.raises(BatchError, match="cannot be divided"):
         divided(batch, 2, role="actor", minibatch_rows=3)
-    parts = [part.rows for part in divided(apart(batch), 2, role="actor", minibatch_rows=3)]
+    parts = [part.rows for part in divided(ungrouped(batch), 2, role="actor", minibatch_rows=3)]
     assert sorted(torch.cat(parts).tolist()) == [0, 1, 2, 3, 4, 5]
     assert all(len(part) >= 2 for part in parts)
 

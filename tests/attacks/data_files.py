@@ -35,36 +35,12 @@ OF_TRAINER = {
     "reward_model": PAIR,
 }
 VALUES: list[object] = [
-    None,
-    "",
-    " ",
-    0,
-    -1,
-    1.5,
-    True,
-    [],
-    {},
-    [None],
-    [[]],
-    [""],
-    {"role": "user"},
-    [{"role": "user"}],
-    [{"role": "user", "content": None}],
-    [{"role": "user", "content": 3}],
-    [{"role": 3, "content": "x"}],
-    [{"role": "user", "content": [{"type": "text", "text": "x"}]}],
-    [{"role": "x\ud83d", "content": "x"}],
-    [{"role": "assistant", "content": ""}],
-    "\x00",
-    "\u202e1+1=",
-    "\U0001f600" * 9,
-    "1" * 70,
-    10**400,
-    float("nan"),
-    float("inf"),
-    -1e309,
-    "a\ud800",
-]
+    None, "", " ", 0, -1, 1.5, True, [], {}, [None], [[]], [""], {"role": "user"}, [{"role": "user"}],
+    [{"role": "user", "content": None}], [{"role": "user", "content": 3}], [{"role": 3, "content": "x"}],
+    [{"role": "user", "content": [{"type": "text", "text": "x"}]}], [{"role": "x\ud83d", "content": "x"}],
+    [{"role": "assistant", "content": ""}], "\x00", "\u202e1+1=", "\U0001f600" * 9, "1" * 70, 10**400, float("nan"),
+    float("inf"), -1e309, "a\ud800",
+]  # fmt: skip
 
 
 def cases(seed: int) -> list[Case]:

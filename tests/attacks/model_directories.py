@@ -28,36 +28,13 @@ CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG = (
 )
 WEIGHTS, INDEX = MODEL / "model.safetensors", MODEL / "model.safetensors.index.json"
 Change = Callable[[], object]
+ADDED_TOKEN = {"id": 10**6, "content": "<x>", "special": True, "single_word": False} | dict.fromkeys(
+    ("lstrip", "rstrip", "normalized"), False
+)
 VALUES: list[object] = [
-    None,
-    True,
-    False,
-    0,
-    -1,
-    1,
-    3,
-    10**6,
-    10**18,
-    10**30,
-    0.5,
-    -1e308,
-    math.nan,
-    math.inf,
-    "",
-    "x",
-    "\x00",
-    "\ud800",
-    "../../x",
-    "os.system",
-    [],
-    [None],
-    [[1]],
-    ["x"] * 3,
-    {},
-    {"x": 1},
-    {"": None},
-    {"__class__": "os.system"},
-]
+    None, True, False, 0, -1, 1, 3, 10**6, 10**18, 10**30, 0.5, -1e308, math.nan, math.inf, "", "x", "\x00", "\ud800",
+    "../../x", "os.system", [], [None], [[1]], ["x"] * 3, {}, {"x": 1}, {"": None}, {"__class__": "os.system"},
+]  # fmt: skip
 
 
 def cases(seed: int) -> list[Case]:
@@ -155,20 +132,7 @@ def _tokenizers() -> dict[str, Change]:
         "tokenizer_class evil": _set(TOKENIZER_CONFIG, tokenizer_class="Evil"),
         "tokenizer model null": _set(TOKENIZER, model=None),
         "tokenizer vocabulary empty": _set(TOKENIZER, model={"type": "WordLevel", "vocab": {}, "unk_token": "x"}),
-        "tokenizer added token of id 10**6": _set(
-            TOKENIZER,
-            added_tokens=[
-                {
-                    "id": 10**6,
-                    "content": "<x>",
-                    "special": True,
-                    "single_word": False,
-                    "lstrip": False,
-                    "rstrip": False,
-                    "normalized": False,
-                }
-            ],
-        ),
+        "tokenizer added token of id 10**6": _set(TOKENIZER, added_tokens=[ADDED_TOKEN]),
     }
 
 

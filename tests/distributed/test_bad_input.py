@@ -19,7 +19,7 @@ Attempt = Callable[..., Ended]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Data that is wrong in one way per file, functions that cannot be used, and a dataflow with settings."""
+    """Data that is wrong in one way per file."""
     lines = {
         "broken": ['{"prompt": "1+1=", "answer": "2"}', "", '{"prompt": "1+2=", "answer'],
         "long": [json.dumps({"prompt": "1+" * n + "1=", "answer": "2"}) for n in (1, 1, 20, 1, 30, *[1] * 8)],
@@ -27,11 +27,6 @@ def folder(tmp_path: Path) -> Path:
     }
     for name, rows in lines.items():
         (tmp_path / f"{name}.jsonl").write_text("".join(row + "\n" for row in rows))
-    (tmp_path / "judges.py").write_text("def right(completions, wanted_lenght, **columns):\n    return [0.0]\n")
-    (tmp_path / "flows.py").write_text(
-        "from dataclasses import dataclass\nfrom hybridflow.dataflows.grpo import GRPO\n\n\n"
-        "class Mine(GRPO):\n    @dataclass\n    class Settings:\n        threshold: float = 0.5\n"
-    )
     return tmp_path
 
 
@@ -61,7 +56,6 @@ def assert_refused(ended: Ended, folder: Path, found: str, remedy: str) -> None:
     [
         # the command line, a preset, a setting, a rule that joins two
         ("--epochs", "There is no option --epochs", "key=value"),
-        ("algorithm=pro", "There is no algorithm=pro", "Did you mean 'ppo'?"),
         (
             "actor.optimizer.learningrate=1",
             "no setting 'actor.optimizer.learningrate'",
@@ -77,19 +71,10 @@ def assert_refused(ended: Ended, folder: Path, found: str, remedy: str) -> None:
             "2 of 13 prompts are longer than data.max_prompt_tokens=8 tokens (the longest, row 5 of '{}/long.jsonl'",
             "Set data.max_prompt_tokens=62 if the model reads that many, or data.drop_long_prompts=true",
         ),
-        ("data.max_prompt_tokens=255", "make 259 tokens; the model in", "Lower one of them, to 256 together"),
-        # the user's functions and dataflow
-        ("reward.functions=[{}/judges.py:right]", "needs the column 'wanted_lenght'", "The columns are:"),
-        (
-            "dataflow={}/flows.py:Mine algorithm.advantage=grpo dataflow_settings.threshold=high",
-            "dataflow_settings.threshold: Value 'high'",
-            "It takes a number",
-        ),
         # models
         ("critic.model.path={}/my_modle", "critic.model.path={}/my_modle does not exist", "directory: {}/my_model"),
         ("model.path={}/data", "has no config.json", "Give a Hugging Face directory"),
         ("model.path={}/unpadded", "has no token to pad with", "model.pad_token='</s>'"),
-        ("critic.model.path={}/short", "make 12 tokens; the model in", ""),
         ("critic.model.path={}/small", "ids up to 63, but the model", ""),
         # layouts and devices
         (
@@ -118,7 +103,6 @@ def assert_refused(ended: Ended, folder: Path, found: str, remedy: str) -> None:
 def test_a_mistake_is_told_before_anything_starts(attempt, folder, toy_dir: MakeToy, settings, found, remedy):
     (folder / "data").mkdir()
     (folder / "my_model").symlink_to(toy_dir())
-    (folder / "short").symlink_to(toy_dir(max_position_embeddings=8))
     (folder / "small").symlink_to(toy_dir(vocab_size=32))
     unpadded(folder)
     assert_refused(attempt("trainer.backend=auto", *settings.split()), folder, found, remedy)

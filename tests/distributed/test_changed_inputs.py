@@ -40,11 +40,11 @@ def rewrite(path: Path) -> None:
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-@pytest.mark.parametrize("name", ["sums.jsonl", "model/model.safetensors", "model/config.json"])
+@pytest.mark.parametrize("name", ["sums.jsonl", "model/model.safetensors"])
 def test_a_resume_on_other_contents_of_the_same_size_names_the_file(words, name):
     folder = folder_of(words)
     kept = (folder / name).read_bytes()
-    rewrite(folder / name) if name != "model/config.json" else (folder / name).write_bytes(kept + b" ")
+    rewrite(folder / name)
     try:
         ended = run_here([*words, "trainer.total_steps=3"])
     finally:
@@ -65,25 +65,6 @@ def test_a_resume_with_another_judge_is_refused_and_accepted_when_asked(words):
     assert f"resuming although '{folder}/judge.py' has changed" in ended.words
     assert steps_of(folder / "run") == [0, 1, 2, 3]
     assert run_here([*words, "trainer.total_steps=4"]).status == 0  # the checkpoint of step 3 knows the new judge
-
-
-def test_a_resume_with_a_judge_in_another_file_is_refused_as_one_with_a_changed_file_is(words):
-    folder = folder_of(words)
-    (folder / "other.py").write_text(JUDGE.replace("float(a == b)", "-5.0"))
-    ended = run_here([*words, f"reward.functions={folder}/other.py:right", "trainer.total_steps=6"])
-    assert ended.status == 2, ended.said
-    assert "The checkpoint was made with other inputs: reward.functions was [" in ended.words
-    assert "trainer.resume_changed=accept" in ended.words.partition("What to do:")[2]
-
-
-def test_a_resume_with_the_same_judge_in_another_directory_goes_on_and_asks_for_nothing(words):
-    folder = folder_of(words)
-    (folder / "moved").mkdir()
-    shutil.copy(folder / "judge.py", folder / "moved")
-    ended = run_here([*words, f"reward.functions={folder}/moved/judge.py:right", "trainer.total_steps=4"])
-    assert ended.status == 0, ended.said
-    assert f"(was ['{folder}/judge.py:right'], with the same contents)" in ended.words
-    assert "resume_changed" not in ended.words
 
 
 def test_a_resume_on_fewer_rows_is_refused_before_anything_loads_and_goes_on_when_asked(words):

@@ -42,14 +42,6 @@ def test_a_rollout_that_agrees_has_weights_of_one(tmp_path):
         assert row["training/rollout_logprobs_diff_max"] < 1e-3
 
 
-def test_two_policies_need_no_old_log_probabilities_for_several_steps(tmp_path):
-    rows = steps_of_run(tmp_path, "algorithm.old_logprobs=rollout", FEW_TOKENS)
-    for row in rows:
-        assert "timing_s/old_log_prob" not in row
-        assert row["training/rollout_probs_diff_max"] > 1e-3
-        assert row["actor/grad_norm"] > 0
-
-
 def test_two_policies_are_compared_where_something_is_rejected(tmp_path):
     words = ["algorithm=ppo", "algorithm.old_logprobs=rollout", FEW_TOKENS]
     rows = steps_of_run(tmp_path, *words, "algorithm.correction={reject: geometric, reject_upper: 1.5}")

@@ -46,22 +46,6 @@ def test_it_goes_on_from_a_checkpoint_to_the_last_bit(plain, folder):
     assert reproducible(rows_of(folder, "resumed"))[-2:] == reproducible(plain)[-2:]
 
 
-@pytest.mark.parametrize(
-    ("settings", "found", "remedy"),
-    [
-        (["actor.lora.targets=[q_proj,up_prj]"], "actor.lora.targets names 'up_prj'", "Did you mean 'up_proj'?"),
-        (["critic.lora={rank: 2, targets: [score]}"], "critic.lora.targets names 'score'", "q_proj"),
-        (["actor.lora.rank=-1"], "actor.lora.rank=-1 is too small", "0 (no adapter)"),
-        (["actor.engine=megatron"], "actor.engine=megatron trains no adapters", "actor.engine=single or fsdp"),
-    ],
-)
-def test_what_cannot_be_adapted_is_told_before_anything_starts(tmp_path, settings, found, remedy):
-    ended = run_here([*small_run(tmp_path), *LORA, f"trainer.run_dir={tmp_path}/run", *settings])
-    message, _, advice = ended.words.partition("What to do:")
-    assert ended.status == 2 and found in message and remedy in advice, ended.said
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_run_that_had_another_adapter_is_not_resumed(plain, folder):
     ended = run_here([*small_run(folder), *LORA, f"trainer.run_dir={folder}/plain", "actor.lora.rank=8"])
     assert ended.status == 2 and "actor.lora.rank was 4 and is 8" in ended.words

@@ -146,14 +146,3 @@ def test_on_ray_with_its_judges_in_pools_of_their_own_it_gives_the_same_bits(run
     ended = run(*POOLS, "trainer={backend: ray, resume: never}")
     assert ended.status == 0, ended.said
     assert rows_of(tmp_path / "run") == local
-
-
-@pytest.mark.ray
-@pytest.mark.slow
-def test_two_reward_models_in_pools_of_their_own_give_the_same_bits(run, tmp_path, ray_backend: Backend):
-    models = judges(make_decoder(tmp_path / "first"), make_decoder(tmp_path / "second", seed=8))
-    assert run(*models).status == 0
-    local = rows_of(tmp_path / "run")
-    ended = run(*models, *POOLS, "trainer={backend: ray, resume: never}")
-    assert ended.status == 0, ended.said
-    assert rows_of(tmp_path / "run") == local

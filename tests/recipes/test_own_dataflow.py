@@ -150,22 +150,3 @@ def test_the_dataflow_of_the_documents_learns(page: Path):
     ended = run_here([*small_run(page), BRIEF, *own, f"trainer.run_dir={page}/run"])
     assert ended.status == 0, ended.said
     assert [row["actor/grad_norm"] > 0.0 for row in rows_of(page / "run")] == [True, True]
-
-
-@pytest.mark.parametrize(
-    ("setting", "found", "remedy"),
-    [
-        ("algorithm.advantage={}/wrong.py:advantage", "there is no argument for its parameter 'score'", "scores"),
-        ("algorithm.policy_loss={}/wrong.py:loss", "there is no argument for its parameter 'ratio'", "logprobs"),
-        ("algorithm.advantage={}/wrong.py:advantages", "there is no 'advantages' in it", "Did you mean 'advantage'?"),
-        ("dataflow={}/wrong.py:loss", "'loss' is not a dataflow", "class loss(Dataflow)"),
-    ],
-)
-def test_what_does_not_fit_is_told_before_the_run_starts(page: Path, setting, found, remedy):
-    (page / "wrong.py").write_text("def advantage(score, mask): ...\n\n\ndef loss(ratio, advantages): ...\n")
-    own = [setting.format(page), f"trainer.run_dir={page}/run"]
-    ended = run_here([*small_run(page), BRIEF, "algorithm=grpo", *own])
-    assert ended.status != 0
-    assert found in ended.words
-    assert remedy in ended.words
-    assert not (page / "run").exists()

@@ -1,8 +1,9 @@
-"""Learning from preferences on several ranks of every engine against one: the same losses, gradients and policy."""
+"""Learning from preferences and demonstrations on several ranks of every engine against one: the same numbers."""
 
 from pathlib import Path
 
 import pytest
+import torch
 
 from hybridflow.batch import Batch
 from hybridflow.config.algorithm import Algorithm, Preference
@@ -17,6 +18,7 @@ from hybridflow.workers.model_worker import TrainingSetup
 from tests.parity.layouts import Layout
 from tests.preferences import labelled, pairs
 from tests.spmd import preload, run_ranks
+from tests.toys import sequences
 
 preload("hybridflow.workers.actor")
 
@@ -36,6 +38,9 @@ CASES = [
     case("labelled", 2, TrainingEngine.fsdp),
     case("pairs", 2, TrainingEngine.megatron, tensor=2),
     case("pairs", 2, TrainingEngine.megatron, pipeline=2),
+    case("replies", 2, TrainingEngine.fsdp),
+    case("replies", 2, TrainingEngine.megatron, pipeline=2),
+    case("replies", 2, TrainingEngine.megatron, tensor=2, slow=True),
     case("labelled", 2, TrainingEngine.megatron, tensor=2, slow=True),
     case("labelled", 2, TrainingEngine.megatron, pipeline=2, slow=True),
     case("pairs", 2, TrainingEngine.megatron, pipeline=2, virtual_pipeline=2, slow=True),
@@ -45,7 +50,16 @@ CASES = [
     case("pairs", 4, TrainingEngine.megatron, tensor=2, slow=True),
 ]
 
-BATCHES = {"pairs": pairs, "labelled": labelled}
+
+def replies() -> Batch:
+    """Six rows of which two thirds of the tokens are learnt, and every row some."""
+    batch = sequences((3, 1, 7, 4, 2, 5), (5, 9, 1, 4, 2, 3), seed=3)
+    ids = batch.tokens("response_ids")
+    mask = torch.cat([(torch.arange(int(length)) % 3 != 1).float() for length in ids.lengths])
+    return batch.with_columns(tokens={"response_mask": ids.like(mask)})
+
+
+BATCHES = {"pairs": pairs, "labelled": labelled, "replies": replies}
 
 
 def own_rows(batch: Batch, index: int, count: int) -> Batch:
@@ -66,11 +80,13 @@ def learned(rank: int, kind: str, layout: Layout, directory: Path) -> list[Metri
     sizes = {"minibatch_sequences": 100, "total_optimizer_steps": 10, "max_response_tokens": 16}
     setup = TrainingSetup(Model(path=str(directory)), training, **sizes, temperature=1.0)
     context = WorkerContext("actor", rank=rank, mesh=mesh, rendezvous=Rendezvous(rank, mesh.size))
-    loss = {"pairs": "sigmoid", "labelled": "kto"}[kind]
+    loss = "kto" if kind == "labelled" else "sigmoid"
     algorithm = Algorithm(preference=Preference(loss=loss, imitation=0.3))
     worker = ActorWorker(context, setup=setup, algorithm=algorithm, rollout=None)
     rows = own_rows(BATCHES[kind](), mesh.index_along(rank, ("data",)), mesh.axis_size("data"))
-    return [*(worker.preference_step(rows) for _ in range(STEPS)), worker.evaluate(rows)]
+    rows = rows.with_columns(meta={"minibatch_rows": (len(rows),)})
+    step = worker.supervised_step if kind == "replies" else worker.preference_step
+    return [*(step(rows) for _ in range(STEPS)), worker.evaluate(rows)]
 
 
 def together(answers: list[list[Metrics]], layout: Layout) -> list[dict[str, float]]:

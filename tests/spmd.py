@@ -11,6 +11,7 @@ two rather than ten. A test's program is a function at the top of a module: rank
 import multiprocessing as mp
 import os
 import queue
+import socket
 import tempfile
 import time
 import traceback
@@ -39,11 +40,11 @@ def run_ranks(
     others at the end.
     """
     _context.set_forkserver_preload(_PRELOADED)
-    answers = _context.Queue()
+    answers, port = _context.Queue(), _free_port()
     with tempfile.TemporaryDirectory() as folder:
         processes = [
             _context.Process(
-                target=_rank, args=(program, rank, num_ranks, Path(folder), args, answers, may_die), daemon=True
+                target=_rank, args=(program, rank, num_ranks, Path(folder), port, args, answers, may_die), daemon=True
             )
             for rank in range(num_ranks)
         ]
@@ -81,9 +82,17 @@ def _gathered(processes: list, answers, timeout_seconds: float, may_die: bool) -
     return [found[rank] for rank in range(len(processes))]
 
 
-def _rank(program: Callable, rank: int, num_ranks: int, folder: Path, args: tuple, answers, may_die: bool) -> None:
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _rank(
+    program: Callable, rank: int, num_ranks: int, folder: Path, port: int, args: tuple, answers, may_die: bool
+) -> None:
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(num_ranks), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
     try:
         if num_ranks > 1:

@@ -178,7 +178,7 @@ def located(index: Tensor, sizes: Sequence[int]) -> tuple[list[tuple[int, Rows]]
 
     `index` [K] counts through shards of the given `sizes` laid end to end.
     """
-    starts = torch.tensor([0, *sizes]).cumsum(0)
+    starts, index = torch.tensor([0, *sizes]).cumsum(0), index.contiguous()
     shard_of = torch.searchsorted(starts[1:], index, right=True)
     found: list[tuple[int, Rows]] = []
     positions = []

@@ -11,6 +11,7 @@ from hybridflow.batch import Batch, Ragged
 from hybridflow.controller import ResourcePool, WorkerGroup, wait
 from hybridflow.controller.backends.local import LocalBackend
 from hybridflow.errors import ResourceError
+from recipes import custom_protocol
 from tests.unit.controller.test_batch_ref import same
 from tests.unit.controller.workers import Model, Talker, prompts
 
@@ -88,11 +89,11 @@ def test_pools_run_at_once_and_roles_of_one_pool_in_turn(actor, talker, other_ta
     assert all(one[1] <= two[0] for one, two in zip(first, second, strict=True))
 
 
-def test_protocols_of_users_and_one_input_a_rank(talker):
+def test_protocols_of_users_and_one_input_a_rank(talker, ray_backend, pair):
     assert talker.add([1, 2], right=[10, 20]).result() == [11, 22]
-    given = prompts(rows=5, siblings=1)
-    assert talker.own(given, "word").result()["answers"] == [("word", [104, 102, 100]), ("word", [103, 101])]
-    assert talker.own_batch(given).fetch().row("uid").tolist() == [104, 102, 100, 103, 101]
+    counter = WorkerGroup(custom_protocol.Counter, pair, ray_backend, role="counter")
+    assert counter.total(custom_protocol.prompts()).result() == {0: 12, 1: 9}
+    assert counter.count(custom_protocol.prompts()).fetch().row("uid").tolist() == [1, 5, 2, 3, 4, 0]
 
 
 def test_ranks_of_a_pool_can_sum(talker, other_talker):

@@ -1,5 +1,7 @@
 """Calls to a group on the local backend: who gets what, and what comes back."""
 
+import sys
+
 import pytest
 import torch
 
@@ -8,6 +10,7 @@ from hybridflow.controller import BatchRef, ResourcePool, WorkerGroup, wait
 from hybridflow.controller.backends.local import LocalBackend
 from hybridflow.errors import BatchError, ConfigError, RewardError, WorkerError
 from hybridflow.parallel import ParallelMesh
+from recipes import custom_protocol
 from tests.unit.controller.workers import Broken, Model, Talker, prompts
 
 
@@ -136,17 +139,12 @@ def test_per_rank_takes_one_input_a_rank_or_divides_a_batch():
         talker.add([1, 2], right=[1, 2, 3])
 
 
-def test_a_users_protocol_distributes_and_collects():
-    talker = group(Talker, 2)
-    given = prompts(rows=5, siblings=1)
-    assert talker.own(given, "word").result() == {
-        "answers": [("word", [104, 102, 100]), ("word", [103, 101])],
-        "ranks": 2,
-    }
-    batch = talker.own_batch(given).fetch()
-    assert batch.row("uid").tolist() == [104, 102, 100, 103, 101]
-    assert batch.row("rank").tolist() == [0, 0, 0, 1, 1]
-    assert batch.object("answer") == ["4", "2", "0", "3", "1"]
+def test_a_users_protocol_distributes_and_collects(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["custom_protocol.py"])
+    custom_protocol.main()
+    printed = dict(line.strip().split(": ", 1) for line in capsys.readouterr().out.splitlines())
+    assert printed["uid"] == "[1, 5, 2, 3, 4, 0]" and printed["rank"] == "[0, 0, 0, 1, 1, 1]"
+    assert printed["tokens"] == "[6, 4, 2, 5, 3, 1]" and printed["tokens by rank"] == "{0: 12, 1: 9}"
 
 
 def test_wait_merges_metrics_and_gives_other_answers_as_they_are():

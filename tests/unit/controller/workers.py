@@ -14,26 +14,12 @@ from hybridflow.controller import (
     MINIBATCHES,
     PER_RANK,
     STAGES,
-    BatchRef,
     Worker,
     WorkerContext,
     transfer,
 )
 from hybridflow.errors import RewardError
 from hybridflow.observability.metrics import Measure, mean, total
-from hybridflow.parallel import ParallelMesh
-
-
-class Shuffled:
-    """A user's own protocol: rows in reverse, dealt out like cards."""
-
-    def distribute(self, batch: BatchRef, mesh: ParallelMesh) -> list[BatchRef]:
-        return [batch.take(torch.arange(len(batch) - 1 - rank, -1, -mesh.size)) for rank in range(mesh.size)]
-
-    def collect(self, answers, mesh: ParallelMesh):
-        if isinstance(answers[0], BatchRef):
-            return BatchRef.concat(answers)
-        return {"answers": list(answers), "ranks": mesh.size}
 
 
 class Model(Worker):
@@ -147,14 +133,6 @@ class Talker(Worker):
     @transfer(GENERATION, requires=("uid",))
     def uids(self, batch: Batch) -> list[int]:
         return batch.row("uid").tolist()
-
-    @transfer(Shuffled())
-    def own(self, batch: Batch, word: str) -> tuple[str, list[int]]:
-        return word, batch.row("uid").tolist()
-
-    @transfer(Shuffled(), provides=("rank",))
-    def own_batch(self, batch: Batch) -> Batch:
-        return batch.with_columns(rows={"rank": torch.full((len(batch),), self.context.rank)})
 
     @transfer(BROADCAST)
     def sleep(self, seconds: float) -> tuple[float, float]:

@@ -14,21 +14,19 @@ def test_all_samples_of_all_prompts_in_any_order_are_fine():
     check_unique(ENTERED)
 
 
-def test_a_lost_prompt_is_named():
-    with pytest.raises(BatchError, match=r"'filter' lost 1 rows \(uids \[7\]\)") as caught:
-        check_accounted(ENTERED, torch.tensor([3, 9]), samples_per_prompt=1, stage="filter")
-    assert "exactly once" in caught.value.remedy
+@pytest.mark.parametrize(
+    ("left", "message"),
+    [
+        ([3, 9], r"'step' lost 1 rows \(uids \[7\]\)"),
+        ([3, 7, 9, 9], r"added 1 \(uids \[9\]\)"),
+        ([3, 7, 8], r"lost 1 rows \(uids \[9\]\) and added 1 \(uids \[8\]\)"),
+    ],
+    ids=["lost", "duplicated", "replaced"],
+)
+def test_rows_that_are_lost_or_added_are_named(left, message):
+    with pytest.raises(BatchError, match=message) as caught:
+        check_accounted(ENTERED, torch.tensor(left), samples_per_prompt=1, stage="step")
     assert "all rows that it generated to self.observe" in caught.value.remedy
-
-
-def test_a_duplicated_prompt_is_named():
-    with pytest.raises(BatchError, match=r"added 1 \(uids \[9\]\)"):
-        check_accounted(ENTERED, torch.tensor([3, 7, 9, 9]), samples_per_prompt=1, stage="step")
-
-
-def test_a_foreign_prompt_in_anothers_place_is_seen():
-    with pytest.raises(BatchError, match=r"lost 1 rows \(uids \[9\]\) and added 1 \(uids \[8\]\)"):
-        check_accounted(ENTERED, torch.tensor([3, 7, 8]), samples_per_prompt=1, stage="step")
 
 
 def test_one_number_for_two_prompts_is_an_error():

@@ -9,7 +9,7 @@ import torch
 from hybridflow.batch import Batch, Ragged
 from hybridflow.controller import BatchRef, ResourcePool, WorkerGroup
 from hybridflow.controller.backends.local import LocalBackend
-from hybridflow.controller.tables import inverse, located
+from hybridflow.controller.tables import located
 from hybridflow.errors import BatchError
 from tests.unit.controller.workers import Model, prompts
 
@@ -64,14 +64,9 @@ def test_a_later_column_replaces_an_earlier_one(generated):
     ones = Batch.of(rows={"weight_version": torch.ones(16)})
     assert generated.join(ones).fetch(["weight_version"]).row("weight_version").tolist() == [1.0] * 16
     assert generated.join(ones).row("weight_version").tolist() == [1.0] * 16
+    assert generated.join(ones).join(generated).row("weight_version").tolist() == [1.0] * 16, "it was there already"
     back = BatchRef.of(ones, generated.backend).join(generated)
     assert back.fetch().row("weight_version").tolist() == [7] * 16
-
-
-def test_joining_what_is_there_already_changes_nothing(generated):
-    ones = Batch.of(rows={"weight_version": torch.ones(16)})
-    changed = generated.join(ones)
-    assert changed.join(generated).row("weight_version").tolist() == [1.0] * 16
 
 
 def test_joining_other_rows_is_an_error(generated):
@@ -122,11 +117,6 @@ def test_every_row_is_located_in_order(sizes):
                 taken += whole if rows is None else whole[rows[0] : rows[1]]
         ordered = taken if order is None else [taken[position] for position in order]
         assert ordered == [flat[i] for i in index.tolist()]
-
-
-def test_inverse_undoes_a_permutation():
-    permutation = torch.randperm(20, generator=torch.Generator().manual_seed(1))
-    assert torch.equal(permutation[inverse(permutation)], torch.arange(20))
 
 
 def test_object_columns_and_empty_rows_survive():

@@ -38,11 +38,6 @@ def test_a_port_in_use_is_named():
             served_store("127.0.0.1", port=port)
 
 
-def test_two_stores_take_different_ports():
-    one, two = served_store("127.0.0.1"), served_store("127.0.0.1")
-    assert one.address.port != two.address.port and one.address.secret != two.address.secret
-
-
 def test_ranks_of_the_local_backend_cannot_meet():
     with pytest.raises(ResourceError, match=r"2 ranks of 'critic'.*trainer\.backend=ray"):
         Rendezvous(0, 2).process_group("critic")

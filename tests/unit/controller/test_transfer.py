@@ -27,13 +27,6 @@ def test_an_overriding_method_keeps_the_spec_of_the_one_it_overrides():
     assert specs_of(Other)["values"] == specs_of(Model)["values"]
 
 
-def test_the_method_itself_is_not_changed():
-    def method(self) -> int:
-        return 1
-
-    assert transfer(BROADCAST)(method) is method
-
-
 def test_a_generator_is_refused():
     with pytest.raises(ConfigError, match=r"generator.*Return the whole answer"):
 
@@ -50,14 +43,16 @@ def test_a_batch_without_provided_columns_is_refused():
             return batch
 
 
-def test_columns_given_as_a_string_are_refused():
-    with pytest.raises(ConfigError, match=r"requires='prompt_ids'.*tuple"):
-        transfer(DATA_PARALLEL, requires="prompt_ids")  # pyright: ignore[reportArgumentType]
-
-
-def test_what_is_no_protocol_is_refused():
-    with pytest.raises(ConfigError, match=r"'broadcast'.*not a transfer protocol.*DATA_PARALLEL"):
-        transfer("broadcast")  # pyright: ignore[reportArgumentType]
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"protocol": DATA_PARALLEL, "requires": "prompt_ids"}, r"requires='prompt_ids'.*tuple"),
+        ({"protocol": "broadcast"}, r"'broadcast'.*not a transfer protocol.*DATA_PARALLEL"),
+    ],
+)
+def test_other_protocols_and_columns_are_refused(given, message):
+    with pytest.raises(ConfigError, match=message):
+        transfer(**given)
 
 
 def test_a_method_named_like_one_of_the_group_is_refused():

@@ -13,7 +13,6 @@ from hybridflow.controller import (
     GENERATION,
     MINIBATCHES,
     PER_RANK,
-    STAGES,
     Worker,
     WorkerContext,
     transfer,
@@ -117,10 +116,6 @@ class Talker(Worker):
     @transfer(BROADCAST)
     def recall(self) -> str:
         return self.remembered
-
-    @transfer(STAGES)
-    def stage(self) -> dict[str, int]:
-        return self.context.mesh.coordinate(self.context.rank)
 
     @transfer(PER_RANK)
     def add(self, left: int, *, right: int) -> int:

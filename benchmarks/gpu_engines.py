@@ -13,12 +13,24 @@ from hybridflow.config.model import Dtype, Model
 from hybridflow.config.rollout import Rollout, RolloutKind, Sampling
 from hybridflow.engines.rollout.factory import make_rollout_engine
 from hybridflow.engines.training.interface import TrainEngine
-from hybridflow.models.accounting import parameter_count, training_flops_per_token
-from hybridflow.models.geometry import read_geometry
+from hybridflow.models.geometry import parameter_count, read_geometry
 from hybridflow.models.packed_attention import packed_attention
 from hybridflow.models.packing import Packing
 
 CPU = torch.device("cpu")
+
+
+def training_flops_per_token(model: ModelGeometry, context: float) -> float:
+    """Operations of forward and backward for a token that attends to `context` tokens, a multiply-add being two.
+
+    The forward pass takes 2 per weight of every matrix and 4 * heads * head_dim * context per layer for attention; both
+    passes take three times as many (Kaplan et al. 2020, sec. 2.1).
+    """
+    experts = max(model.experts_per_token, 1)
+    attention = model.hidden * (2 * model.query_width + 2 * model.kv_width)
+    matrices = attention + 3 * experts * model.hidden * model.intermediate + model.experts * model.hidden
+    forward = model.layers * (2 * matrices + 4 * model.query_width * context) + 2 * model.vocab * model.hidden
+    return 3 * forward
 
 
 def engines_against_the_cpu(case: Case) -> list[Row]:
@@ -140,7 +152,7 @@ def update_speed(case: Case) -> list[Row]:
             )
             name = f"{kind}, checkpointing {'on' if checkpointing else 'off'}"
             rows.append(Row(name, tokens / seconds, "tokens/s"))
-            flops = tokens * training_flops_per_token(geometry, context=context) / seconds
+            flops = tokens * training_flops_per_token(geometry, context) / seconds
             rows.append(Row(f"{name}: useful operations", flops / 1e12, "TFLOP/s"))
             if case.peak_flops is not None:
                 rows.append(Row(f"{name}: share of the card's peak", 100 * flops / case.peak_flops, "%"))

@@ -22,7 +22,7 @@ from hybridflow.models.names.parts import views
 from hybridflow.parallel.groups import Ranks
 from hybridflow.parallel.layout import Box, WeightShard
 from hybridflow.parallel.mesh import ParallelMesh
-from tests.unit.engines.rollout.rows import prompt_rows, responses
+from tests.unit.engines.rollout.rows import prompt_rows, responses, write_slots
 
 TOKENS = 8
 GREEDY = Sampling(temperature=0.0, ignore_eos=True)
@@ -136,7 +136,7 @@ def _weights_from_outside(rank: int, directory: Path, axes: Mapping[str, int]) -
     engine = engine_on(rank, directory, axes, reads_weights=False)
     found: dict[str, object] = {"unwritten": _refusal(engine, all_prompts())}
     for version in (3, 4):
-        engine.load_weights(checkpoint_shards(directory).values())
+        write_slots(engine, checkpoint_shards(directory).values())
         engine.weights_changed(version=version)
         found[f"version {version}"] = answered(engine, all_prompts())
         found["released"] = engine.sleep()

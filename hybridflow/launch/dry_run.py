@@ -13,8 +13,7 @@ from hybridflow.launch.compose.compose import Composed
 from hybridflow.launch.failure import say_problems
 from hybridflow.launch.plan.roles import ROLLOUT, RoleSpec
 from hybridflow.launch.prepare import check_directory, read_data, tell
-from hybridflow.models.accounting import parameter_count
-from hybridflow.models.geometry import read_geometry
+from hybridflow.models.geometry import parameter_count, read_geometry
 from hybridflow.models.loading import resolve_model_path
 from hybridflow.observability import formatting
 from hybridflow.observability.logs import configure_logging

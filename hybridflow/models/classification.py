@@ -19,8 +19,7 @@ from transformers import (
 from hybridflow.batch.iterate import microbatches
 from hybridflow.batch.ragged import Ragged
 from hybridflow.errors import ConfigError, EngineError
-from hybridflow.models.finite import check_finite
-from hybridflow.models.loading import one_line, own_memory, quiet_transformers, read_description
+from hybridflow.models.loading import check_finite, one_line, own_memory, quiet_transformers, read_description
 from hybridflow.models.names.rules import MODEL_TYPES
 from hybridflow.models.shard_files.reading import saved_shapes
 from hybridflow.models.tokenizers import pad_id

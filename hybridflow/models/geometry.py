@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hybridflow.config.json_text import read_json_object
+from hybridflow.config.model import Dtype
 from hybridflow.errors import EngineError
 
 _QKV_BIAS_BY_DEFAULT = {"qwen2"}
@@ -117,6 +118,42 @@ def geometry_of(config: dict, name: str = "config.json") -> ModelGeometry:
         experts=experts,
         experts_per_token=config.get("num_experts_per_tok", 0) if experts else 0,
     )
+
+
+def value_bytes(dtype: Dtype | None) -> int:
+    """Bytes of one weight or activation; None is float32."""
+    return 2 if dtype is Dtype.bfloat16 else 4
+
+
+def parameter_count(model: ModelGeometry) -> int:
+    """Parameters of the whole model; a tied head is counted once."""
+    norms = 2 * model.hidden + (2 * model.head_dim if model.qk_norm else 0)
+    router = model.experts * model.hidden
+    layer = _attention_weights(model) + _biases(model) + max(model.experts, 1) * _mlp_weights(model) + router + norms
+    embeddings = model.vocab * model.hidden * (1 if model.tied else 2)
+    return model.layers * layer + embeddings + model.hidden
+
+
+def expert_parameter_count(model: ModelGeometry) -> int:
+    """Parameters of all experts, which expert parallelism divides; 0 for a dense model."""
+    return model.layers * model.experts * _mlp_weights(model)
+
+
+def kv_cache_bytes_per_token(model: ModelGeometry, *, bytes_per_value: int = 4) -> int:
+    """Bytes of keys and values that generation keeps for each token."""
+    return 2 * model.layers * model.kv_width * bytes_per_value
+
+
+def _attention_weights(model: ModelGeometry) -> int:
+    return model.hidden * (2 * model.query_width + 2 * model.kv_width)
+
+
+def _biases(model: ModelGeometry) -> int:
+    return model.qkv_bias * (model.query_width + 2 * model.kv_width) + model.output_bias * model.hidden
+
+
+def _mlp_weights(model: ModelGeometry) -> int:
+    return 3 * model.hidden * model.intermediate
 
 
 def _check_numbers(config: dict[str, Any], name: str) -> None:

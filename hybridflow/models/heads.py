@@ -10,8 +10,7 @@ from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES
 
 from hybridflow.errors import EngineError
-from hybridflow.models.finite import check_finite
-from hybridflow.models.loading import copy_tokenizer, load_backbone, quiet_transformers
+from hybridflow.models.loading import check_finite, copy_tokenizer, load_backbone, quiet_transformers
 from hybridflow.models.packed_attention import IMPLEMENTATION
 from hybridflow.models.packing import Packing
 

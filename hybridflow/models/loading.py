@@ -2,6 +2,7 @@
 
 import difflib
 import logging
+import math
 import re
 import shutil
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from typing import cast
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -27,7 +28,6 @@ from hybridflow.config.json_text import read_json_object
 from hybridflow.config.model import Dtype
 from hybridflow.config.paths import builtin_path, user_path
 from hybridflow.errors import EngineError
-from hybridflow.models.finite import check_finite
 
 logger = logging.getLogger(__name__)
 
@@ -125,6 +125,24 @@ def copy_tokenizer(source: Path, target: Path) -> None:
         for found in source.glob(pattern):
             copy = shutil.copytree if found.is_dir() else shutil.copyfile
             copy(found, target / found.name)
+
+
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def check_finite(name: str, weight: Tensor, place: Path) -> None:
+    """Raises `EngineError` for a weight with NaN or infinite elements; `place` is the file or directory it is from.
+
+    One pass over the weight, without a copy. Integers and 8-bit floats are not looked at.
+    """
+    if weight.numel() == 0 or weight.dtype not in _FLOATS or weight.is_meta:
+        return
+    low, high = weight.detach().aminmax()
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise EngineError(
+            f"The weight '{name}' in {place} is not finite: it has NaN or infinite elements.",
+            remedy="The file is damaged, or comes from a run that diverged; use other weights.",
+        )
 
 
 def own_memory(module: nn.Module) -> None:

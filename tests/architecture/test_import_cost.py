@@ -17,7 +17,6 @@ TORCH_FREE = (
     "hybridflow.mapping*",
     "hybridflow.parallel*",
     "hybridflow.models.geometry",
-    "hybridflow.models.accounting",
     "hybridflow.elastic",
     "hybridflow.resharding",
     "hybridflow.resharding.plan",

@@ -12,7 +12,7 @@ from hybridflow.engines.rollout.memory import Released, trim_heap
 from hybridflow.models.loading import load_causal_lm
 from tests.spmd import preload, run_ranks
 from tests.toys import sequences, stepped
-from tests.unit.engines.rollout.rows import greedy_answers, prompt_rows
+from tests.unit.engines.rollout.rows import greedy_answers, prompt_rows, write_slots
 from tests.unit.engines.training.engines import language_engine, likelihood_loss, weights
 from tests.vllm_ranks import TOKENS, all_prompts, answered, engine_on
 
@@ -61,7 +61,7 @@ def train_and_generate(rank: int, directory: Path, is_bound: bool) -> Shared:
     if is_bound:
         assert trained.bind(slots) == set(slots)
     else:
-        engine.load_weights(trained.weight_shards())
+        write_slots(engine, trained.weight_shards())
     grown = resident_mb() - before
     held = {shard.name: shard.tensor for shard in trained.weight_shards()}
     apart = [n for n, slot in slots.items() if (slot.tensor.data_ptr(), slot.tensor.shape) != _place(held[n])]

@@ -23,7 +23,7 @@ from hybridflow.models.loading import load_causal_lm
 from hybridflow.parallel.layout import WeightShard
 from tests.oracles import sampling as oracle
 from tests.oracles.training import response_logprobs, rows_of
-from tests.unit.engines.rollout.rows import greedy_answers, prompt_rows, responses, same_prompt
+from tests.unit.engines.rollout.rows import greedy_answers, prompt_rows, responses, same_prompt, write_slots
 
 ENDS = (1, 9)
 TOKENS = 16
@@ -192,11 +192,11 @@ def test_loaded_weights_are_the_weights_that_answer(pair):
     generator = torch.Generator().manual_seed(5)
     head = torch.randn(64, 64, generator=generator)
     kept = pair.rollout.weight_slots()["lm_head.weight"].tensor.clone()
-    pair.rollout.load_weights([WeightShard.full("lm_head.weight", head)])
+    write_slots(pair.rollout, [WeightShard.full("lm_head.weight", head)])
     pair.rollout.weights_changed(version=1)
     assert torch.equal(pair.rollout.weight_slots()["lm_head.weight"].tensor, head)
     assert pair.largest_difference(pair.generate(prompt_rows())) > 0.1
-    pair.rollout.load_weights([WeightShard.full("lm_head.weight", kept)])
+    write_slots(pair.rollout, [WeightShard.full("lm_head.weight", kept)])
     pair.rollout.weights_changed(version=2)
     assert pair.largest_difference(pair.generate(prompt_rows())) < TOLERANCE
 
@@ -249,7 +249,7 @@ def test_weights_given_back_in_a_sleep_are_not_used_before_they_are_written(pair
     with pytest.raises(StaleWeightsError, match="given back") as caught:
         pair.generate(prompt_rows())
     assert "weights_changed" in caught.value.remedy
-    pair.rollout.load_weights(plain_shards(pair))
+    write_slots(pair.rollout, plain_shards(pair))
     with pytest.raises(StaleWeightsError, match="being written"):
         pair.generate(prompt_rows())
     pair.rollout.weights_changed(version=3)
@@ -263,7 +263,7 @@ def test_a_kept_weight_survives_a_sleep_that_gives_back_the_others(pair):
     assert torch.equal(slots[kept].tensor, dict(pair.plain.named_parameters())[kept])
     assert not slots["model.layers.0.mlp.gate_proj.weight"].tensor.any()
     pair.rollout.wake()
-    pair.rollout.load_weights(plain_shards(pair))
+    write_slots(pair.rollout, plain_shards(pair))
     pair.rollout.weights_changed(version=0)
     assert pair.largest_difference(pair.generate(prompt_rows())) < TOLERANCE
 

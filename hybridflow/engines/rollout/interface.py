@@ -41,10 +41,6 @@ class RolloutEngine(Protocol):
         """Writable views of the pieces that this rank holds, under their canonical names; each weight at most once."""
         ...
 
-    def load_weights(self, shards: Iterable[WeightShard]) -> None:
-        """Copies weights, or pieces of weights, into the slots; for a holder that cannot write there itself."""
-        ...
-
     def weights_changing(self) -> None:
         """The slots are about to be written: `generate` refuses until `weights_changed`."""
         ...

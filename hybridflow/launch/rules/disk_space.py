@@ -14,8 +14,7 @@ from hybridflow.config.training import Lora
 from hybridflow.elastic.checkpoint import steps_below
 from hybridflow.errors import ResourceError
 from hybridflow.launch.plan.roles import RoleSpec
-from hybridflow.models.accounting import weight_bytes
-from hybridflow.models.geometry import ModelGeometry, read_geometry
+from hybridflow.models.geometry import ModelGeometry, parameter_count, read_geometry
 from hybridflow.models.loading import resolve_model_path
 from hybridflow.models.names.rules import canonical_weights
 
@@ -78,7 +77,7 @@ def _saved_bytes(spec: RoleSpec) -> int:
     if spec.training is not None and spec.training.lora.rank:
         return _FLOAT32_COPIES * _FLOAT32_BYTES * _adapter_elements(geometry, spec.training.lora)
     beside = _BFLOAT16_BYTES if spec.model.dtype is Dtype.bfloat16 else 0
-    return weight_bytes(geometry, bytes_per_parameter=beside + _FLOAT32_COPIES * _FLOAT32_BYTES)
+    return parameter_count(geometry) * (beside + _FLOAT32_COPIES * _FLOAT32_BYTES)
 
 
 def _adapter_elements(geometry: ModelGeometry, lora: Lora) -> int:

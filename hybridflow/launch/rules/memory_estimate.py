@@ -19,13 +19,14 @@ from hybridflow.engines.rollout.vllm.memory import VllmMemory, check_cache, plan
 from hybridflow.engines.training.traits import TRAINING_ENGINES
 from hybridflow.errors import ResourceError
 from hybridflow.launch.plan.roles import ACTOR, ROLLOUT, RoleSpec, policy_model
-from hybridflow.models.accounting import (
+from hybridflow.models.geometry import (
+    ModelGeometry,
     expert_parameter_count,
     kv_cache_bytes_per_token,
     parameter_count,
+    read_geometry,
     value_bytes,
 )
-from hybridflow.models.geometry import ModelGeometry, read_geometry
 from hybridflow.models.loading import resolve_model_path
 
 logger = logging.getLogger(__name__)

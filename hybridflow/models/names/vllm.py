@@ -24,7 +24,9 @@ def parts_of(parameter_name: str, geometry: ModelGeometry, place: Place) -> list
     if found:
         return _expert_parts(found["mlp"], found["kind"], geometry, place)
     specs = _specs(geometry)
-    names = [name for name in _canonical_names(parameter_name, geometry) if name in specs]
+    names = [name for name in unfused(parameter_name) if name in specs]
+    if parameter_name == "lm_head.weight" and geometry.tied:
+        names = ["model.embed_tokens.weight"]
     boxes = [tensor_box(specs[name], geometry, place.tensor, place.tensor_size) for name in names]
     return stacked_parts(zip(names, (specs[name].shape for name in names), boxes, strict=True))
 
@@ -38,14 +40,11 @@ def stage_layers(layers: int, pipeline_rank: int, pipeline_size: int) -> range:
     return range(start, start + sizes[pipeline_rank])
 
 
-def _canonical_names(parameter_name: str, geometry: ModelGeometry) -> list[str]:
-    path, _, kind = parameter_name.replace(".base_layer.", ".").rpartition(".")
+def unfused(parameter_name: str) -> list[str]:
+    """The names of the weights that vLLM keeps, one below the other, in one parameter."""
+    path, _, kind = parameter_name.rpartition(".")
     parent, _, module = path.rpartition(".")
-    if module in _FUSED:
-        return [f"{parent}.{part}.{kind}" for part in _FUSED[module]]
-    if module == "lm_head" and geometry.tied:
-        return ["model.embed_tokens.weight"]
-    return [f"{path}.{kind}"]
+    return [f"{parent}.{part}.{kind}" for part in _FUSED[module]] if module in _FUSED else [parameter_name]
 
 
 def _expert_parts(mlp: str, kind: str, geometry: ModelGeometry, place: Place) -> list[Part]:

@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 
 from hybridflow.config.json_text import read_json_object
 from hybridflow.errors import EngineError
-from hybridflow.models.finite import check_finite
+from hybridflow.models.loading import check_finite
 from hybridflow.parallel.layout import WeightShard
 
 INDEX_FILE = "model.safetensors.index.json"

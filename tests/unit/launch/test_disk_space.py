@@ -12,8 +12,7 @@ from hybridflow.errors import ResourceError
 from hybridflow.launch.compose.compose import compose_run
 from hybridflow.launch.plan.roles import plan_roles
 from hybridflow.launch.rules.disk_space import check_room
-from hybridflow.models.accounting import parameter_count
-from hybridflow.models.geometry import read_geometry
+from hybridflow.models.geometry import parameter_count, read_geometry
 
 
 class Usage(NamedTuple):

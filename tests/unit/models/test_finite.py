@@ -8,9 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hybridflow.errors import EngineError
-from hybridflow.models.finite import check_finite
 from hybridflow.models.heads import load_value_model
-from hybridflow.models.loading import load_causal_lm
+from hybridflow.models.loading import check_finite, load_causal_lm
 from hybridflow.models.shard_files import read_into
 from hybridflow.parallel.layout import WeightShard
 

@@ -11,7 +11,7 @@ from transformers import Cache, PreTrainedModel
 from hybridflow.batch import Ragged
 from hybridflow.config.rollout import Sampling
 from hybridflow.engines.rollout.sampling import draw
-from hybridflow.engines.rollout.transformers.cache import GrowingLayer, growing_cache
+from hybridflow.engines.rollout.transformers.attention import GrowingLayer, growing_cache
 from hybridflow.engines.rollout.transformers.fixed import LOOK_EVERY_TOKENS, FixedMemory, FixedStep, Prompts
 
 COMPACT_BELOW = 0.75

@@ -8,10 +8,8 @@ from transformers import PreTrainedModel
 from hybridflow.batch import Batch, Ragged
 from hybridflow.config.rollout import Sampling
 from hybridflow.engines.rollout.memory import Released, WeightBuffer
-from hybridflow.engines.rollout.readiness import BEING_WRITTEN, GIVEN_BACK, Readiness
-from hybridflow.engines.rollout.responses import checked_prompts, response_batch
+from hybridflow.engines.rollout.responses import BEING_WRITTEN, GIVEN_BACK, Readiness, checked_prompts, response_batch
 from hybridflow.engines.rollout.sampling import row_keys, uniform_draws
-from hybridflow.engines.rollout.slots import write_shards
 from hybridflow.engines.rollout.transformers.attention import IMPLEMENTATION, use_decoding_attention
 from hybridflow.engines.rollout.transformers.decode import decode
 from hybridflow.engines.rollout.transformers.fixed import FixedMemory
@@ -95,11 +93,6 @@ class TransformersEngine:
     def weight_slots(self) -> Mapping[str, WeightShard]:
         """See `RolloutEngine.weight_slots`: the parameters themselves, stacked experts one by one."""
         return self._slots
-
-    def load_weights(self, shards: Iterable[WeightShard]) -> None:
-        """See `RolloutEngine.load_weights`."""
-        self.weights_changing()
-        write_shards(self._slots, shards)
 
     def weights_changing(self) -> None:
         """See `RolloutEngine.weights_changing`."""

@@ -13,10 +13,15 @@ from hybridflow.config.json_text import read_json_object
 from hybridflow.config.model import Model
 from hybridflow.config.rollout import Rollout, Sampling
 from hybridflow.engines.rollout.memory import Released, give_back, trim_heap
-from hybridflow.engines.rollout.readiness import BEING_WRITTEN, GIVEN_BACK, UNWRITTEN, Readiness
-from hybridflow.engines.rollout.responses import checked_prompts, response_batch
+from hybridflow.engines.rollout.responses import (
+    BEING_WRITTEN,
+    GIVEN_BACK,
+    UNWRITTEN,
+    Readiness,
+    checked_prompts,
+    response_batch,
+)
 from hybridflow.engines.rollout.sampling import row_keys
-from hybridflow.engines.rollout.slots import write_shards
 from hybridflow.engines.rollout.vllm.compat import cache_tensors, draw_all_rows_at_once, replica_group
 from hybridflow.engines.rollout.vllm.limits import unsupported_reason
 from hybridflow.engines.rollout.vllm.requests import answers, sampling_params, token_prompts
@@ -69,7 +74,6 @@ class VllmEngine:
         self._llm, self._buffer = started.llm, started.buffer
         self._draws_rows = draw_all_rows_at_once(self._llm)
         self._slots = slots_of(started.model, held.parts_of, held.layouts)
-        self._elsewhere = held.elsewhere
         self._readiness = Readiness(None if reads_weights else UNWRITTEN)
         if device.type == "cpu":
             self._give_back_cache()  # vLLM fills it with zeros; pages come as sequences do
@@ -95,11 +99,6 @@ class VllmEngine:
     def weight_slots(self) -> Mapping[str, WeightShard]:
         """See `RolloutEngine.weight_slots`."""
         return self._slots
-
-    def load_weights(self, shards: Iterable[WeightShard]) -> None:
-        """See `RolloutEngine.load_weights`."""
-        self.weights_changing()
-        write_shards(self._slots, shards, elsewhere=self._elsewhere)
 
     def weights_changing(self) -> None:
         """See `RolloutEngine.weights_changing`."""

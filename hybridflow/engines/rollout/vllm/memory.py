@@ -10,8 +10,13 @@ from pathlib import Path
 from hybridflow.config.model import Dtype, Model
 from hybridflow.config.rollout import DEFAULT_SEQUENCES, Rollout
 from hybridflow.errors import ResourceError
-from hybridflow.models.accounting import kv_cache_bytes_per_token, value_bytes, weight_bytes
-from hybridflow.models.geometry import ModelGeometry, read_geometry
+from hybridflow.models.geometry import (
+    ModelGeometry,
+    kv_cache_bytes_per_token,
+    parameter_count,
+    read_geometry,
+    value_bytes,
+)
 
 PREFILL_TOKENS = 8192
 """Tokens of prompts that vLLM reads per step on a GPU."""
@@ -56,7 +61,7 @@ def plan_memory(
     size = value_bytes(dtype)
     sizes, vllm = rollout.parallelism, rollout.vllm
     shards = sizes.tensor * sizes.pipeline
-    weights = weight_bytes(geometry, bytes_per_parameter=size) // shards
+    weights = parameter_count(geometry) * size // shards
     working = _working_bytes(geometry, size, rollout)
     left = int(vllm.gpu_memory_fraction * device_bytes) - weights - working
     copies = max(1, sizes.tensor // geometry.kv_heads)  # ranks that hold the same heads

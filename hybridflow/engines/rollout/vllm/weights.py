@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,15 +14,9 @@ from hybridflow.models.geometry import ModelGeometry, read_geometry
 from hybridflow.models.loading import read_description
 from hybridflow.models.names import vllm as names
 from hybridflow.models.names.parts import Part, stacked_parts, views
-from hybridflow.models.names.rules import MODEL_TYPES, Place, canonical_weights, stage_weights, tensor_box
+from hybridflow.models.names.rules import MODEL_TYPES, Place, stage_weights, tensor_box
 from hybridflow.parallel.layout import TensorLayout, WeightShard
 from hybridflow.parallel.mesh import ParallelMesh
-
-FUSED = {
-    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
-    "gate_up_proj": ("gate_proj", "up_proj"),
-}
-"""Which projections vLLM keeps, one below the other, in one tensor (most decoders of the Llama family)."""
 
 PartsOf = Callable[[str, Tensor], list[Part]]
 """From one of vLLM's parameters, by name, to the canonical weights in it."""
@@ -50,8 +43,6 @@ class HeldWeights:
 
     parts_of: PartsOf
     layouts: Mapping[str, TensorLayout]
-    elsewhere: frozenset[str] = frozenset()
-    """Weights of the model that other ranks hold: of other pipeline stages, or rows of a small vocabulary."""
 
 
 def held_weights(directory: Path, mesh: ParallelMesh, rank: int, *, trust_remote_code: bool = False) -> HeldWeights:
@@ -62,9 +53,12 @@ def held_weights(directory: Path, mesh: ParallelMesh, rank: int, *, trust_remote
     kind = read_json_object(directory / "config.json").get("model_type")
     if kind in MODEL_TYPES:
         geometry = read_geometry(directory)
-        layouts = rank_layouts(geometry, mesh, rank)
-        elsewhere = frozenset(canonical_weights(geometry)) - set(layouts)
-        return HeldWeights(partial(_parts_by_rule, geometry, _place(mesh, rank)), layouts, elsewhere)
+        place = _place(mesh, rank)
+
+        def parts_of(name: str, tensor: Tensor) -> list[Part]:
+            return names.parts_of(name, geometry, place)
+
+        return HeldWeights(parts_of, rank_layouts(geometry, mesh, rank))
     assert mesh.count_along(("tensor", "pipeline")) == 1, f"no rules divide a model of type {kind}"
     shapes = _whole_shapes(directory, trust_remote_code)
     return HeldWeights(whole_parts(shapes), {name: TensorLayout.full(shape) for name, shape in shapes.items()})
@@ -86,7 +80,7 @@ def whole_parts(shapes: Mapping[str, Sequence[int]]) -> PartsOf:
     """Whole weights of the given shapes, fused projections by their usual names: for models without rules."""
 
     def parts_of(name: str, tensor: Tensor) -> list[Part]:
-        found = [part for part in _canonical_names(name) if part in shapes]
+        found = [part for part in names.unfused(name) if part in shapes]
         return stacked_parts((part, tuple(shapes[part]), TensorLayout.full(shapes[part]).box) for part in found)
 
     return parts_of
@@ -96,21 +90,11 @@ def _place(mesh: ParallelMesh, rank: int) -> Place:
     return Place(mesh.index_along(rank, ("tensor",)), mesh.axis_size("tensor"))
 
 
-def _parts_by_rule(geometry: ModelGeometry, place: Place, name: str, tensor: Tensor) -> list[Part]:
-    return names.parts_of(name, geometry, place)
-
-
 def _whole_shapes(directory: Path, trust_remote_code: bool) -> dict[str, tuple[int, ...]]:
     config = read_description(directory, trust_remote_code=trust_remote_code)
     with torch.device("meta"):
         skeleton = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     return {name: tuple(parameter.shape) for name, parameter in skeleton.named_parameters()}
-
-
-def _canonical_names(name: str) -> list[str]:
-    path, _, kind = name.rpartition(".")
-    parent, _, module = path.rpartition(".")
-    return [f"{parent}.{part}.{kind}" for part in FUSED[module]] if module in FUSED else [name]
 
 
 def _check_cover(name: str, tensor: Tensor, parts: list[Part]) -> None:

@@ -1,12 +1,15 @@
 """Prompts for rollout engines, and plain transformers' greedy answer to them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from hybridflow.batch import Batch, Ragged
+from hybridflow.engines.rollout.interface import RolloutEngine
+from hybridflow.parallel.boxes import intersection, slices_within
+from hybridflow.parallel.layout import WeightShard
 from tests.toys import token_rows
 
 UNEQUAL = (5, 5, 2, 7, 1, 4)
@@ -43,3 +46,16 @@ def greedy_answers(
 def responses(batch: Batch) -> list[list[int]]:
     """Response tokens, row by row."""
     return [row.tolist() for row in batch.tokens("response_ids").rows()]
+
+
+@torch.no_grad()
+def write_slots(engine: RolloutEngine, shards: Iterable[WeightShard]) -> None:
+    """Copies what each shard and the slot of its name have in common, as a transfer does."""
+    engine.weights_changing()
+    slots = engine.weight_slots()
+    for shard in shards:
+        slot = slots.get(shard.name)
+        common = None if slot is None else intersection(slot.layout.box, shard.layout.box)
+        if slot is not None and common is not None:
+            target = slot.tensor[slices_within(common, slot.layout.box)]
+            target.copy_(shard.tensor[slices_within(common, shard.layout.box)])

@@ -1,7 +1,7 @@
 import torch
 
 from hybridflow.batch import Ragged
-from hybridflow.engines.rollout.transformers.cache import GrowingLayer
+from hybridflow.engines.rollout.transformers.attention import GrowingLayer
 from hybridflow.engines.rollout.transformers.decode import distinct_neighbours, left_padded
 
 

@@ -1,10 +1,8 @@
-import json
-
 import pytest
 import torch
 from torch import nn
 
-from hybridflow.engines.rollout.vllm.weights import held_weights, rank_layouts, slots_of, whole_parts
+from hybridflow.engines.rollout.vllm.weights import rank_layouts, slots_of, whole_parts
 from hybridflow.errors import EngineError
 from hybridflow.models.geometry import geometry_of
 from hybridflow.models.names.rules import canonical_weights
@@ -113,15 +111,3 @@ def test_layers_follow_one_another_over_pipeline_stages():
     assert layers == [{0, 1}, {2, 3}, {4}]
     ends = [{name for name in rank_layouts(GEOMETRY, mesh, rank) if "layers" not in name} for rank in range(3)]
     assert ends == [{"model.embed_tokens.weight"}, set(), {"model.norm.weight", "lm_head.weight"}]
-
-
-def test_weights_that_other_ranks_hold_are_known_by_name(tmp_path):
-    """Of 30 rows, padded to 64, the second of two ranks holds none; the second of two stages has no embedding."""
-    config = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-    (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 30}))
-    rows, stages = ParallelMesh({"data": 1, "tensor": 2}), ParallelMesh({"data": 1, "pipeline": 2})
-    assert held_weights(tmp_path, rows, 0).elsewhere == set()
-    assert held_weights(tmp_path, rows, 1).elsewhere == {"model.embed_tokens.weight", "lm_head.weight"}
-    last = held_weights(tmp_path, stages, 1)
-    assert "model.embed_tokens.weight" in last.elsewhere and "model.layers.0.mlp.up_proj.weight" in last.elsewhere
-    assert not last.elsewhere & set(last.layouts)

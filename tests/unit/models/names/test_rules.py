@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridflow.models.accounting import parameter_count
-from hybridflow.models.geometry import ModelGeometry
+from hybridflow.models.geometry import ModelGeometry, parameter_count
 from hybridflow.models.names import rules, vllm
 from hybridflow.models.names.rules import Cut
 from tests.unit.models.names.examples import geometry

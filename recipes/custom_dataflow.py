@@ -1,4 +1,4 @@
-"""An algorithm of one's own in under 40 lines: learn from the best of n samples first, then PPO, under two judges.
+"""An algorithm of one's own in under 40 lines: learn from the best of n samples first, then PPO, with two rewards.
 
 Question:  how is a new algorithm written, run and placed, without touching the package?
 Hardware:  2 CPU cores.
@@ -8,7 +8,7 @@ Expect:    exact match of held-out sums from 0.44 to 0.65 after 50 of 120 steps,
 
 What it names as annotations are its roles: `actor`, `critic`, `rollout` and `reward` are described by the sections of
 these names, `style` by `roles` in the class, and by `roles.style` where a run says otherwise. Its `Settings` are
-`dataflow_settings.*`. Two reward models on pools of their own, which judge at the same time, are nothing but settings:
+`dataflow_settings.*`. Two reward models that run at the same time, in pools of their own, need only settings:
 
     'reward={functions: [], model: {path: my/helpfulness}}' \
     'roles.style={kind: reward_model, model: {path: my/politeness}, pool: second}' \
@@ -49,10 +49,10 @@ class BestOfN(Dataflow):
         """Steps of imitation before PPO."""
 
         style_weight: float = 0.3
-        """The second judge's weight beside the first."""
+        """The weight of the second reward."""
 
     def step(self, prompts: Batch) -> Metrics:
-        """Sample and judge; then one of the two ways to learn."""
+        """Sample and score, then learn in one of the two ways."""
         batch = self.rollout.generate(prompts.repeat(self.samples_per_prompt))
         reward, style = self.reward.score(batch), self.style.score(batch)
         scores = reward.row("scores") + self.settings.style_weight * style.row("scores")
@@ -76,7 +76,7 @@ class BestOfN(Dataflow):
 
 
 def closeness(completions: list[str], answer: list[str], **columns: object) -> list[float]:
-    """The second judge: 1 for the right number, less the further away, 0 for what is no number."""
+    """The second reward: 1 for the right number, less the further away, 0 for anything but a number."""
     return [
         1.0 / (1.0 + abs(int(text) - int(right))) if text.isdigit() else 0.0
         for text, right in zip(completions, answer, strict=True)

@@ -111,11 +111,11 @@ def _lines(call: TracedCall, trace: Trace) -> list[Line]:
         if maker == DRIVER:
             given = [name for name in names if name in trace.data]
             made = [name for name in names if name not in trace.data]
-            told = [("data", "the data" if call.takes_all else " ".join(given))] if given else []
-            told += [("data", f"{' '.join(made)} (driver)")] if made else []
+            parts = [("data", "the data" if call.takes_all else " ".join(given))] if given else []
+            parts += [("data", f"{' '.join(made)} (driver)")] if made else []
         else:
-            told = [("takes", "everything" if call.takes_all else " ".join(names))]
-        for kind, text in told:
+            parts = [("takes", "everything" if call.takes_all else " ".join(names))]
+        for kind, text in parts:
             first, *rest = wrap(text, _LETTERS_A_LINE, break_long_words=False, break_on_hyphens=False)
             found += [Line(first, kind, maker), *(Line(text, kind) for text in rest)]
     if call.adds:

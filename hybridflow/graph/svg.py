@@ -29,12 +29,12 @@ def svg_drawing(trace: Trace) -> str:
     numbers = colour_numbers(trace.roles, trace.calls)
     colours = {call.number: numbers[call.role] for call in trace.calls}
     height = layout.height + 34
-    told = f"One step of {trace.title}: {', '.join(call.name for call in trace.calls)}."
+    description = f"One step of {trace.title}: {', '.join(call.name for call in trace.calls)}."
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{layout.width:.0f}" height="{height:.0f}"'
         f' viewBox="0 0 {layout.width:.0f} {height:.0f}" role="img" aria-labelledby="title description">',
         f'<title id="title">{escape(trace.title)}</title>',
-        f'<desc id="description">{escape(told)}</desc>',
+        f'<desc id="description">{escape(description)}</desc>',
         _styles(sorted(set(numbers.values()))),
         f'<rect class="page" width="{layout.width:.0f}" height="{height:.0f}" rx="14"/>',
         f'<text class="title" x="24" y="40">{escape(trace.title)}</text>',

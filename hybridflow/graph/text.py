@@ -65,11 +65,11 @@ def _taken(call: TracedCall, trace: Trace, colours: Mapping[str, str]) -> Iterat
         own = [name for name in names if maker != DRIVER or name not in trace.data]
         given = [name for name in names if name not in own]
         style = "" if maker == DRIVER else colours[trace.calls[maker - 1].role]
-        told = "everything" if call.takes_all else " ".join(own)
+        columns = "everything" if call.takes_all else " ".join(own)
         if given:
             yield Text("the data" if call.takes_all else " ".join(given), "dim")
         if own:
-            yield Text.assemble((told, style), (f" ({maker or 'driver'})", "dim"))
+            yield Text.assemble((columns, style), (f" ({maker or 'driver'})", "dim"))
 
 
 def _notes(trace: Trace) -> list[RenderableType]:

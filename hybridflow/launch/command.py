@@ -67,8 +67,8 @@ def run_command(argv: Sequence[str] | None, *, program: str, config_name: str, p
 def _dry_run(flags: "argparse.Namespace", console: "Console") -> int:
     """Prints all problems and the roles; 2 if there is a problem.
 
-    Problems of settings alone come first, before a large library is imported. A setting that cannot be used is told and
-    left out, so that the rules after it judge the rest.
+    Problems of settings alone come first, before a large library is imported. A setting that cannot be used is reported
+    and left out, so that the rules after it judge the rest.
     """
     with ended_by_signals("interrupted  before the run began"):
         from rich.text import Text

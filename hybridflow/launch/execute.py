@@ -98,8 +98,8 @@ def _ending_of(error: BaseException) -> Ending:
     if isinstance(error, KeyboardInterrupt):
         return _AT_ONCE
     if isinstance(error, HybridflowError):
-        told = explained(error)
-        said = f"{type(told).__name__}: {told.message} What to do: {told.remedy}"
+        cause = explained(error)
+        said = f"{type(cause).__name__}: {cause.message} What to do: {cause.remedy}"
     else:
         said = f"{type(error).__name__}: {error}"
     return Ending("failed", redacted_text(said))

@@ -80,7 +80,7 @@ def compose_run(
 ) -> Composed:
     """The checked, sealed configuration of `config_name` with overrides. Raises `ConfigError` for what cannot work.
 
-    With `faults` that collect, an override that cannot be read is left out and told there, as are broken rules.
+    With `faults` that collect, an override that cannot be read is left out and reported there, as are broken rules.
     """
     directory = config_dir.resolve() if config_dir else config_directory()
     if not (directory / f"{config_name}.yaml").is_file():

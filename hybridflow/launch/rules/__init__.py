@@ -1,1 +1,1 @@
-"""Rules that need the dataflow's class. Each yields the errors it finds, so that all of them can be told at once."""
+"""Rules that need the dataflow's class. Each yields all errors that it finds, so that they can be reported at once."""

@@ -16,7 +16,7 @@ from hybridflow.config.other_names import OTHER_NAMES
 from hybridflow.graph.svg import svg_drawing
 from hybridflow.launch.algorithm_table import algorithm_table
 from hybridflow.launch.compose.compose import compose_run
-from hybridflow.launch.step_trace import trace_step
+from hybridflow.launch.step_trace import plan_to_show, trace_step
 from hybridflow.rewards.dialects import DIALECTS
 from hybridflow.rewards.factory import BUILT_IN
 
@@ -157,7 +157,7 @@ def _learning() -> Iterator[str]:
 def drawings() -> dict[str, str]:
     """Drawings of dataflows by the names of their files, as `hybridflow show --svg` makes them."""
     return {
-        name: svg_drawing(trace_step(compose_run(overrides, config_name="ppo").config))
+        name: svg_drawing(trace_step(plan_to_show(compose_run(overrides, config_name="ppo"))))
         for name, overrides in DRAWN.items()
     }
 

@@ -1,8 +1,12 @@
 """All exceptions. Each says what was found and what was expected, and carries a `remedy`: what to do about it."""
 
 import json
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+
+logger = logging.getLogger(__name__)
 
 LONGEST_TEXT = 8_000
 """Maximum length in characters of an error's message and remedy when sent between ranks; the rest is cut off."""
@@ -23,24 +27,62 @@ class HybridflowError(Exception):
         return _rebuild, (type(self), self.message, self.remedy, self.__dict__)
 
 
-class Faults:
-    """The errors that checks of a run find: the first one is raised or, with `collects`, all are collected.
+@dataclass(frozen=True)
+class Advice:
+    """A warning about a run that can start: what was found, and what to do about it."""
 
+    message: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.remedy}"
+
+
+Problem = HybridflowError | Advice
+"""What a rule finds: an error, or a warning."""
+
+
+class Faults:
+    """The problems that the rules of a run find.
+
+    The first error is raised and warnings are logged or, with `collects`, all are collected.
+
+    faults.judge(RULES, plan)
     with faults.caught():
-        check_placement(config)
+        data = load_data(plan)
     """
 
     def __init__(self, *, collects: bool = False) -> None:
         self.collects = collects
         self.found: list[HybridflowError] = []
+        self.warnings: list[Advice] = []
 
-    def add(self, *errors: HybridflowError) -> None:
-        """Collects errors whose messages are new, or raises the first."""
-        for error in errors:
+    def add(self, *problems: Problem) -> None:
+        """Collects problems whose messages are new, or raises the first error and logs warnings."""
+        for problem in problems:
+            if isinstance(problem, Advice):
+                self._advise(problem)
+                continue
             if not self.collects:
-                raise error
-            if error.message not in {known.message for known in self.found}:
-                self.found.append(error)
+                raise problem
+            if problem.message not in {known.message for known in self.found}:
+                self.found.append(problem)
+
+    def judge(self, rules: Iterable[Callable[..., Iterable[Problem]]], *facts: object) -> bool:
+        """Adds what each rule finds in the facts; an error that a rule raises is one of its problems.
+
+        Returns whether there was no error.
+        """
+        is_sound = True
+        for rule in rules:
+            try:
+                for problem in rule(*facts):
+                    self.add(problem)
+                    is_sound = is_sound and isinstance(problem, Advice)
+            except HybridflowError as error:
+                is_sound = False
+                self.add(error)
+        return is_sound
 
     @contextmanager
     def caught(self) -> Iterator[None]:
@@ -52,9 +94,15 @@ class Faults:
                 raise
             self.add(error)
 
+    def _advise(self, advice: Advice) -> None:
+        if not self.collects:
+            logger.warning("%s", advice)
+        elif advice not in self.warnings:
+            self.warnings.append(advice)
+
 
 STRICT = Faults()
-"""Raises the first error."""
+"""Raises the first error, and logs warnings."""
 
 
 def _rebuild(kind: type[HybridflowError], message: str, remedy: str, state: dict) -> HybridflowError:

@@ -14,7 +14,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from hybridflow.cli import export, recipe, report, show
         from hybridflow.elastic.stopping import Stop
         from hybridflow.errors import HybridflowError
-        from hybridflow.launch.failure import say_failure
+        from hybridflow.launch.messages import say_failure
         from hybridflow.observability.logs import configure_logging, lasting
         from hybridflow.observability.printable import PlainConsole
         from hybridflow.optional import check_builds

@@ -62,9 +62,9 @@ def _run(arguments: argparse.Namespace, console: Console) -> None:
     with ended_by_signals("interrupted"):  # only now, so that a wrong setting is reported before torch is loaded
         from hybridflow.graph.svg import svg_drawing
         from hybridflow.graph.text import text_drawing
-        from hybridflow.launch.step_trace import trace_step
+        from hybridflow.launch.step_trace import plan_to_show, trace_step
 
-    trace = trace_step(composed.config)
+    trace = trace_step(plan_to_show(composed))
     PlainConsole(highlight=False).print(text_drawing(trace))
     if arguments.svg is not None:
         _write(arguments.svg, svg_drawing(trace))

@@ -1,4 +1,4 @@
-"""A checked configuration to a running system: the only file that sees every room."""
+"""Turns a prepared run into a running system: the only file that sees every room."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -7,7 +7,6 @@ from functools import partial
 from typing import cast
 
 from hybridflow.batch import Batch
-from hybridflow.config.derived import is_evaluated, pool_sizes
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.loop import BackendKind
 from hybridflow.controller.backends import Backend, BackendOptions, make_backend
@@ -18,10 +17,10 @@ from hybridflow.dataflows.loop import Run
 from hybridflow.dataflows.roles import Policy, Sampler, Scorer, Trainable
 from hybridflow.elastic.checkpoint import CheckpointStore
 from hybridflow.elastic.stopping import Stop
-from hybridflow.launch.plan.data_streams import DrivenData
-from hybridflow.launch.plan.old_logprobs import wants_old_logprobs
-from hybridflow.launch.plan.precompute import with_foreknown
-from hybridflow.launch.plan.roles import ACTOR, ROLLOUT, backend_kind
+from hybridflow.launch.plan.data_streams import RunData
+from hybridflow.launch.plan.plan import RunPlan
+from hybridflow.launch.plan.precompute import with_precomputed
+from hybridflow.launch.plan.roles import ACTOR, ROLLOUT
 from hybridflow.launch.prepare import Prepared
 from hybridflow.launch.shared_storage import meet_nodes, read_directories
 from hybridflow.launch.start_roles import start_roles
@@ -32,19 +31,19 @@ from hybridflow.rewards.factory import all_need_answers
 logger = logging.getLogger(__name__)
 
 
-def start_backend(config: Experiment, stop: Stop) -> Backend:
-    """The backend the configuration asks for; while the driver waits for workers, it looks whether it must stop."""
-    trainer = config.trainer
+def start_backend(plan: RunPlan, stop: Stop) -> Backend:
+    """The planned backend; while the driver waits for workers, it looks whether it must stop."""
+    trainer = plan.config.trainer
     options = BackendOptions(
         devices=trainer.devices,
         nodes=trainer.nodes,
-        device=trainer.device.name,
+        device=plan.device,
         threads=trainer.threads,
         start_timeout_seconds=trainer.start_timeout_seconds,
         hang_timeout_seconds=trainer.hang_timeout_seconds,
         while_waiting=stop.check,
     )
-    return make_backend(backend_kind(config).name, options)
+    return make_backend(plan.backend.name, options)
 
 
 def assemble(
@@ -59,30 +58,30 @@ def assemble(
 ) -> Run:
     """Starts backend and roles, and ties them to the loop; what is started ends with the stack."""
     plan, data = prepared.plan, prepared.data
-    config, specs = plan.config, plan.specs
-    backend = start_backend(config, stop)
+    config = plan.config
+    backend = start_backend(plan, stop)
     stack.callback(backend.shutdown)
     meet = None
-    if backend_kind(config) is BackendKind.ray:
-        read = read_directories(config, specs, prepared.directory, prepared.checkpoint)
+    if plan.backend is BackendKind.ray:
+        read = read_directories(plan, prepared.checkpoint)
         meet = partial(meet_nodes, backend, run_dir=prepared.directory, read=read)
-    groups = start_roles(config, specs, backend, meet=meet)
+    groups = start_roles(plan.roles, plan.pools, backend, device=plan.device, meet=meet)
     samples_per_prompt = config.rollout.samples_per_prompt
     program = plan.dataflow(groups, settings=plan.settings, samples_per_prompt=samples_per_prompt)
     program.streams, program.seed = data.streams, config.trainer.seed
-    program.wants_old_logprobs = wants_old_logprobs(config, plan.dataflow)
+    program.wants_old_logprobs = plan.wants_old_logprobs
     program.max_response_tokens = config.data.max_response_tokens
-    data = with_foreknown(program, data, prepared.directory)
-    num_devices = sum(pool_sizes(config).values())
+    data = with_precomputed(program, data, prepared.directory)
+    num_devices = sum(plan.pools.values())
     return Run(
         trainer=config.trainer,
         dataflow=program,
         streams=data.streams,
-        evaluation=_evaluation(config, program, groups, data),
+        evaluation=_evaluation(plan, program, groups, data),
         tracker=tracker,
         timers=timers,
         checkpoints=CheckpointStore(prepared.directory, keep=config.trainer.keep_checkpoints, world=num_devices),
-        learners={spec.name: cast(Trainable, groups[spec.name]) for spec in specs if spec.is_trained},
+        learners={name: cast(Trainable, groups[name]) for name in plan.trained},
         policies=[cast(Policy, groups[ACTOR])] if ACTOR in groups else [],
         decode=data.decode,
         drain_calls=backend.drain_calls,
@@ -96,22 +95,20 @@ def assemble(
     )
 
 
-def _evaluation(
-    config: Experiment, program: Dataflow, groups: Mapping[str, WorkerGroup], data: DrivenData
-) -> Evaluates | None:
-    """The dataflow's own measure of held-out rows, and what the reward says of the model's answers: both, or one."""
+def _evaluation(plan: RunPlan, program: Dataflow, groups: Mapping[str, WorkerGroup], data: RunData) -> Evaluates | None:
+    """The dataflow's own measure of held-out rows, and the scores of the model's answers: both, or one."""
     looks: list[Evaluates] = [] if data.held_out is None else [HeldOut(program, data.held_out)]
     if data.questions is not None:
-        looks.append(_answers(config, groups, data, data.questions))
-    if not looks and is_evaluated(config):
+        looks.append(_answers(plan.config, groups, data, data.questions))
+    if not looks and plan.is_evaluated:
         logger.warning(
             "trainer.eval_every=%d is without effect: dataflow=%s has no roles 'rollout' and 'reward' to evaluate with",
-            config.trainer.eval_every, config.dataflow,
+            plan.config.trainer.eval_every, plan.config.dataflow,
         )  # fmt: skip
     return Evaluations(looks) if looks else None
 
 
-def _answers(config: Experiment, groups: Mapping[str, WorkerGroup], data: DrivenData, questions: Batch) -> Evaluation:
+def _answers(config: Experiment, groups: Mapping[str, WorkerGroup], data: RunData, questions: Batch) -> Evaluation:
     reward = config.reward
     is_accuracy = len(reward.functions) == 1 and all_need_answers(reward)
     return Evaluation(

@@ -31,11 +31,11 @@ def run_command(argv: Sequence[str] | None, *, program: str, config_name: str, p
     """
     with ended_by_signals("interrupted  before the run began"):
         from hybridflow.elastic.stopping import Stop
-        from hybridflow.errors import HybridflowError
+        from hybridflow.errors import STRICT, HybridflowError
         from hybridflow.launch.compose.compose import compose_run, parse_command_line
         from hybridflow.launch.compose.help import config_text, help_as_typed
-        from hybridflow.launch.failure import say_failure
-        from hybridflow.launch.rules.parallelism import check_parallelism
+        from hybridflow.launch.messages import say_failure
+        from hybridflow.launch.rules.parallelism import parallelism_problems
         from hybridflow.observability.logs import lasting
         from hybridflow.observability.printable import PlainConsole
         from hybridflow.optional import check_builds
@@ -50,7 +50,7 @@ def run_command(argv: Sequence[str] | None, *, program: str, config_name: str, p
             if flags.dry_run:
                 return _dry_run(flags, console)
             composed = compose_run(flags.overrides, config_name=flags.config_name, config_dir=flags.config_dir)
-            check_parallelism(composed.config)
+            STRICT.judge([parallelism_problems], composed.config)
             if flags.cfg:
                 sys.stdout.write(config_text(composed))
                 return 0
@@ -75,19 +75,19 @@ def _dry_run(flags: "argparse.Namespace", console: "Console") -> int:
 
         from hybridflow.errors import Faults
         from hybridflow.launch.compose.compose import compose_run
-        from hybridflow.launch.failure import say_problems
-        from hybridflow.launch.rules.parallelism import check_parallelism
+        from hybridflow.launch.messages import say_problems
+        from hybridflow.launch.rules.parallelism import parallelism_problems
 
-    faults, composed = Faults(collects=True), None
+    faults, composed, has_layout = Faults(collects=True), None, False
     with faults.caught():
         named = {"config_name": flags.config_name, "config_dir": flags.config_dir}
         composed = compose_run(flags.overrides, **named, faults=faults)
-        check_parallelism(composed.config, faults)
-    say_problems(faults.found, console)
+        has_layout = faults.judge([parallelism_problems], composed.config)
+    say_problems(console, faults.found)
     if composed is not None:
         with ended_by_signals("interrupted  before the run began"):
             from hybridflow.launch.dry_run import dry_run
-        dry_run(composed, faults, console)
+        dry_run(composed, faults, console, has_layout=has_layout)
     count = len(faults.found)
     verdict = (f"{count} problem{'s' * (count != 1)}", "bold red") if count else ("no problem found", "bold green")
     console.print(Text.assemble(verdict, "; nothing was started"))
@@ -99,8 +99,13 @@ def _run(composed: "Composed", console: "Console", stop: "Stop") -> int:
     with ended_by_signals("interrupted  before the run began"):
         from hybridflow.errors import HybridflowError
         from hybridflow.launch.execute import execute
-        from hybridflow.launch.failure import say_failure
-        from hybridflow.launch.farewell import say_finished, say_kept, say_restored, say_stopped_at_once
+        from hybridflow.launch.messages import (
+            say_failure,
+            say_finished,
+            say_kept,
+            say_restored,
+            say_stopped_at_once,
+        )
         from hybridflow.launch.prepare import prepare
         from hybridflow.observability.logs import lasting
 

@@ -1,39 +1,46 @@
-"""`--dry-run`: the problems of a run all at once, and what it would consist of; no role is started.
-
-What depends on an earlier run in its directory (a checkpoint to resume from) is left to the start.
-"""
+"""`--dry-run`: all problems of a run at once, and what the run would consist of; no role is started."""
 
 from rich.console import Console
 from rich.table import Table
 
-from hybridflow.config.derived import pool_sizes
 from hybridflow.errors import Faults, HybridflowError
-from hybridflow.launch.checked_plan import RunPlan, plan_run
 from hybridflow.launch.compose.compose import Composed
-from hybridflow.launch.failure import say_problems
-from hybridflow.launch.plan.roles import ROLLOUT, RoleSpec
-from hybridflow.launch.prepare import check_directory, read_data, tell
-from hybridflow.models.geometry import parameter_count, read_geometry
-from hybridflow.models.loading import resolve_model_path
+from hybridflow.launch.messages import say_problems, say_warnings
+from hybridflow.launch.plan.dataflow import find_dataflow
+from hybridflow.launch.plan.plan import RunPlan
+from hybridflow.launch.plan.roles import RoleSpec
+from hybridflow.launch.prepare import judged_data, judged_plan
+from hybridflow.launch.rules.all import DATAFLOW_RULES
+from hybridflow.launch.run_directory import start_in_words
+from hybridflow.models.geometry import parameter_count
 from hybridflow.observability import formatting
 from hybridflow.observability.logs import configure_logging
 
 
-def dry_run(composed: Composed, faults: Faults, console: Console) -> None:
-    """Prints the problems that the plan, the models, the data and the functions have, and then the roles."""
+def dry_run(composed: Composed, faults: Faults, console: Console, *, has_layout: bool) -> None:
+    """Prints the problems of the plan, the models, the data and the functions, the roles, and how the run starts.
+
+    `has_layout`: the roles fit on the devices. Otherwise there is no plan.
+    """
     configure_logging(None)
-    told = len(faults.found)
-    plan = None
+    before = len(faults.found)
+    plan, data, start = None, None, None
     with faults.caught():
-        plan = plan_run(composed, faults)
-        tell(plan)
+        plan = judged_plan(composed, faults) if has_layout else None
+    if plan is None:
+        with faults.caught():
+            faults.judge(DATAFLOW_RULES, composed.config, find_dataflow(composed.config.dataflow))
     if plan is not None:
         with faults.caught():
-            read_data(plan, faults)
+            data = judged_data(plan, faults)
+    if plan is not None and data is not None:
         with faults.caught():
-            check_directory(plan)
-    say_problems(faults.found, console, begin=told)
-    console.print("models and data are looked at once these are mended" if plan is None else _roles(plan))
+            start = start_in_words(plan, data)
+    say_problems(console, faults.found, begin=before)
+    say_warnings(console, faults.warnings)
+    console.print("Models and data are checked once these problems are fixed." if plan is None else _roles(plan))
+    if start is not None and not faults.found:
+        console.print(f"The run {start}.", soft_wrap=True)
 
 
 def _roles(plan: RunPlan) -> Table:
@@ -41,33 +48,31 @@ def _roles(plan: RunPlan) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for column in ("role", "pool", "devices", "engine", "layout", "parameters", "update rows"):
         table.add_column(column, no_wrap=column != "layout")
-    sizes = pool_sizes(plan.config)
-    for spec in plan.specs:
-        rows = "" if spec.minibatch_rows is None else str(spec.minibatch_rows)
-        row = spec.name, spec.pool, str(sizes[spec.pool]), _engine(plan, spec), _layout(spec), _parameters(spec), rows
-        table.add_row(*row)
+    for role in plan.roles:
+        rows = "" if role.minibatch_rows is None else str(role.minibatch_rows)
+        place = role.name, role.pool, str(plan.pools[role.pool])
+        table.add_row(*place, _engine(plan, role), _layout(role), _parameters(plan, role), rows)
     return table
 
 
-def _engine(plan: RunPlan, spec: RoleSpec) -> str:
+def _engine(plan: RunPlan, role: RoleSpec) -> str:
     """`fsdp + vllm` for an actor that generates."""
     rollout = plan.config.rollout.engine
-    generates = [rollout.name] if rollout and (spec.generation_mesh or spec.name == ROLLOUT) else []
-    trains = [] if spec.training is None else [spec.training.engine.name]
-    return " + ".join(trains + generates) or (f"that of {spec.view_of}" if spec.view_of else "functions")
+    generates = [rollout.name] if rollout and role.generates else []
+    trains = [] if role.training is None else [role.training.engine.name]
+    return " + ".join(trains + generates) or (f"that of {role.view_of}" if role.view_of else "functions")
 
 
-def _layout(spec: RoleSpec) -> str:
+def _layout(role: RoleSpec) -> str:
     """`data 4, tensor 2`: the axes along which ranks are laid out."""
-    sizes = {} if spec.mesh is None else {axis: size for axis, size in spec.mesh.sizes.items() if size > 1}
-    return ", ".join(f"{axis} {size}" for axis, size in sizes.items()) or "1 rank"
+    return ", ".join(f"{axis} {size}" for axis, size in role.mesh.sizes.items() if size > 1) or "1 rank"
 
 
-def _parameters(spec: RoleSpec) -> str:
-    """How many its model has; nothing where there is no model, or none that can be read (a problem of its own)."""
-    if spec.model is None:
+def _parameters(plan: RunPlan, role: RoleSpec) -> str:
+    """The parameter count of its model; empty for a role without one, `?` if the model cannot be read."""
+    if role.model is None:
         return ""
     try:
-        return formatting.count(parameter_count(read_geometry(resolve_model_path(str(spec.model.path)))))
+        return formatting.count(parameter_count(plan.models.geometry(role.name)))
     except HybridflowError:
         return "?"

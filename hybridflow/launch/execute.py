@@ -3,7 +3,6 @@
 import logging
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -14,7 +13,7 @@ from hybridflow.elastic.claim import release
 from hybridflow.elastic.stopping import Stop
 from hybridflow.errors import HybridflowError, explained
 from hybridflow.launch.assemble import assemble
-from hybridflow.launch.going_on import ending_of
+from hybridflow.launch.messages import Finished, ending_of
 from hybridflow.launch.prepare import Prepared
 from hybridflow.observability.ending import Ending, forget_ending, read_ending, write_ending
 from hybridflow.observability.logs import LOG_FILE, log_to_file
@@ -31,18 +30,7 @@ logger = logging.getLogger(__name__)
 _AT_ONCE = Ending("interrupted", "stopped at once, without a checkpoint of the step under way")
 
 _MOST_SHARE_OF_TIME = 0.02
-"""Of a run's time, at most so much goes into reports written on the way."""
-
-
-@dataclass(frozen=True)
-class Finished:
-    """A run that came to its end or was asked to stop: its outcome, its directory, and its report, where it has one."""
-
-    outcome: Outcome
-    ending: Ending
-    run_dir: Path
-    report: Path | None
-    first_evaluation: dict[str, float]
+"""Largest share of a run's time that goes into reports written on the way."""
 
 
 def execute(prepared: Prepared, console: Console, stop: Stop | None = None) -> Finished:

@@ -14,15 +14,14 @@ from typing import cast
 
 from hybridflow.config.absolute_paths import model_directories
 from hybridflow.config.carried_code import imported_user_files, keep_code
-from hybridflow.config.experiment import Experiment
 from hybridflow.controller.backends import Backend
 from hybridflow.controller.futures import wait
 from hybridflow.controller.resource_pool import ResourcePool
 from hybridflow.controller.worker_group import WorkerGroup
 from hybridflow.elastic.checkpoint import Checkpoint
 from hybridflow.elastic.storage import write_aside
-from hybridflow.errors import ConfigError, ResourceError
-from hybridflow.launch.plan.roles import RoleSpec, policy_model
+from hybridflow.errors import ResourceError
+from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.parallel.file_records import in_threads
 from hybridflow.workers.storage_check import (
     TOKEN_FILE,
@@ -38,31 +37,17 @@ CODE_FOLDER = "code"
 """Below the run's directory: the Python files that the user's functions live in."""
 
 _RUN_DIR = "trainer.run_dir"
-_JOB_COPY = ("runtime_resources", "working_dir_files")
-"""Parts of the path of the working directory that Ray creates for a job and deletes after it."""
 
 
-def check_outlives_job(directory: Path) -> None:
-    """Raises `ConfigError` for a run directory in the copy of a working directory that Ray made for a submitted job."""
-    if all(part in directory.parts for part in _JOB_COPY):
-        raise ConfigError(
-            f"{_RUN_DIR}={directory} lies in the copy of the working directory that Ray makes on each node for this"
-            " job and deletes afterwards.",
-            remedy=f"Give an absolute {_RUN_DIR} on storage that all nodes share.",
-        )
-
-
-def read_directories(
-    config: Experiment, specs: Sequence[RoleSpec], run_dir: Path, checkpoint: Checkpoint | None
-) -> dict[str, tuple[Path, Sizes]]:
+def read_directories(plan: RunPlan, checkpoint: Checkpoint | None) -> dict[str, tuple[Path, Sizes]]:
     """What workers read from the file system, by the setting that names it: models, tokenizers, a checkpoint's path.
 
     Names on a hub are left out, and so is a checkpoint in the run's own directory.
     """
-    models = [policy_model(config), *(spec.model for spec in specs if spec.model is not None)]
+    models = [plan.policy, *(role.model for role in plan.roles if role.model is not None)]
     paths = {path for model in models for path in (model.path, model.tokenizer_path)}
-    read = {key: directory for key, directory in model_directories(config) if str(directory) in paths}
-    if checkpoint is not None and not checkpoint.path.resolve().is_relative_to(run_dir.resolve()):
+    read = {key: directory for key, directory in model_directories(plan.config) if str(directory) in paths}
+    if checkpoint is not None and not checkpoint.path.resolve().is_relative_to(plan.run_dir.resolve()):
         read["trainer.resume"] = checkpoint.path
     return {key: (directory, sizes_of(directory)) for key, directory in read.items()}
 

@@ -1,14 +1,13 @@
-"""Role specifications to worker groups on a backend."""
+"""Starts the planned roles as worker groups on a backend."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from hybridflow.config.derived import pool_sizes
-from hybridflow.config.experiment import Experiment
 from hybridflow.controller.backends import Backend
 from hybridflow.controller.resource_pool import ResourcePool
 from hybridflow.controller.worker_group import WorkerGroup
 from hybridflow.launch.plan.roles import ACTOR, ROLLOUT, RoleSpec
+from hybridflow.launch.plan.setups import ADAPTERLESS_METHODS
 from hybridflow.workers.weight_publisher import link_weights
 
 Meet = Callable[[Mapping[str, ResourcePool]], None]
@@ -16,37 +15,41 @@ Meet = Callable[[Mapping[str, ResourcePool]], None]
 
 
 def start_roles(
-    config: Experiment, specs: Sequence[RoleSpec], backend: Backend, *, meet: Meet | None = None
+    roles: Sequence[RoleSpec],
+    pool_sizes: Mapping[str, int],
+    backend: Backend,
+    *,
+    device: str,
+    meet: Meet | None = None,
 ) -> dict[str, WorkerGroup]:
     """One worker group per role, each in its pool; a rollout without a pool of its own is a view of the actor.
 
     So is the reference of a policy with a low-rank adapter. `meet` is called before the first role is started.
     """
-    device = config.trainer.device.name
     pools = {
-        name: ResourcePool(name, size, device=device, block=_block([spec for spec in specs if spec.pool == name]))
-        for name, size in pool_sizes(config).items()
+        name: ResourcePool(name, size, device=device, block=_block([role for role in roles if role.pool == name]))
+        for name, size in pool_sizes.items()
     }
     if meet is not None:
-        role_in = {spec.pool: spec.name for spec in reversed(specs) if spec.view_of is None}
+        role_in = {role.pool: role.name for role in reversed(roles) if role.view_of is None}
         meet({role: pools[pool] for pool, role in role_in.items()})
     groups = {
-        spec.name: WorkerGroup(
-            spec.worker_class,
-            pools[spec.pool],
+        role.name: WorkerGroup(
+            role.worker_class,
+            pools[role.pool],
             backend,
-            role=spec.name,
-            mesh=spec.mesh,
-            generation_mesh=spec.generation_mesh,
-            kwargs=spec.kwargs,
-            minibatch_rows=spec.minibatch_rows,
+            role=role.name,
+            mesh=role.mesh,
+            generation_mesh=role.generation_mesh,
+            kwargs=role.arguments,
+            minibatch_rows=role.minibatch_rows,
         )
-        for spec in specs
-        if spec.view_of is None
+        for role in roles
+        if role.view_of is None
     }
-    for spec in specs:
-        if spec.view_of is not None:
-            groups[spec.name] = groups[spec.view_of].view(spec.name, methods=spec.methods)
+    for role in roles:
+        if role.view_of is not None:
+            groups[role.name] = groups[role.view_of].view(role.name, methods=ADAPTERLESS_METHODS)
     if ACTOR in groups and ROLLOUT in groups:
         link_weights(groups[ACTOR], groups[ROLLOUT])
     elif ACTOR in groups:
@@ -54,7 +57,7 @@ def start_roles(
     return groups
 
 
-def _block(specs: Sequence[RoleSpec]) -> int:
+def _block(roles: Sequence[RoleSpec]) -> int:
     """How many consecutive ranks should share a node, so that no tensor-parallel group of a pool's roles spans two."""
-    meshes = [mesh for spec in specs for mesh in (spec.mesh, spec.generation_mesh) if mesh is not None]
+    meshes = [mesh for role in roles for mesh in (role.mesh, role.generation_mesh) if mesh is not None]
     return math.lcm(*(mesh.block(("tensor",)) for mesh in meshes))

@@ -1,4 +1,4 @@
-"""Runs a step over stand-ins, and tells what was called, when, and by whom it is run."""
+"""Runs a step over stand-ins for the workers, and records its calls: which, when, and on what."""
 
 import logging
 import math
@@ -13,11 +13,10 @@ import torch
 
 from hybridflow.batch import Batch
 from hybridflow.config.choices import is_own
-from hybridflow.config.derived import pool_of, pool_sizes
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.loop import Device
 from hybridflow.config.nearest import did_you_mean
-from hybridflow.config.placement import Placement, Pool
+from hybridflow.config.rollout import RolloutKind
 from hybridflow.dataflows.interface import Dataflow, role_needs
 from hybridflow.dataflows.roles import Sampler
 from hybridflow.errors import STRICT, ConfigError, HybridflowError
@@ -25,13 +24,11 @@ from hybridflow.graph.backend import Noted, TracingBackend
 from hybridflow.graph.schedule import ancestors, at_once, times, without_implied
 from hybridflow.graph.stand_in import MadeUpStream
 from hybridflow.graph.trace import DRIVER, Trace, TracedCall, TracedRole
-from hybridflow.launch.plan.dataflow import find_dataflow, make_settings
-from hybridflow.launch.plan.device_defaults import resolved
-from hybridflow.launch.plan.old_logprobs import wants_old_logprobs
-from hybridflow.launch.plan.precompute import apart
-from hybridflow.launch.plan.roles import ACTOR, ROLLOUT, RoleSpec, plan_roles
-from hybridflow.launch.rules.batches import batch_errors
-from hybridflow.launch.rules.dataflow import check_dataflow
+from hybridflow.launch.compose.compose import Composed
+from hybridflow.launch.plan.plan import RunPlan, plan_run
+from hybridflow.launch.plan.precompute import by_kind
+from hybridflow.launch.plan.roles import ACTOR, ROLLOUT, RoleSpec
+from hybridflow.launch.rules.all import STEP_RULES
 from hybridflow.launch.rules.step import check_followed, check_versions
 from hybridflow.launch.start_roles import start_roles
 from hybridflow.observability.metrics import measured
@@ -47,41 +44,43 @@ class NotFollowedError(ConfigError):
     """A step that fails on made-up answers. It may still work on real ones."""
 
 
-def check_step(config: Experiment, rows: Batch) -> None:
+def check_step(plan: RunPlan, rows: Batch) -> None:
     """Raises `ConfigError` for a user's own dataflow whose first two steps cannot work; `rows` are some of its data."""
-    if not is_own(config.dataflow):
+    if not is_own(plan.config.dataflow):
         return
     try:
-        trace_step(config, rows)
+        trace_step(plan, rows)
     except NotFollowedError as error:
         logger.info("The step was not checked before the start: %s", error.message)
 
 
-def trace_step(config: Experiment, rows: Batch | None = None) -> Trace:
-    """Follows one step of the configuration's dataflow. Starts no worker, reads no data and no model.
+def plan_to_show(composed: Composed) -> RunPlan:
+    """The plan of a run whose step is drawn here, whatever devices the run needs. Raises what its step would meet."""
+    is_on_gpu = composed.config.trainer.device is not Device.cpu and torch.cuda.is_available()
+    plan = plan_run(composed, device="cuda" if is_on_gpu else "cpu")
+    STRICT.judge(STEP_RULES, plan)
+    return plan
+
+
+def trace_step(plan: RunPlan, rows: Batch | None = None) -> Trace:
+    """Follows one step of the planned dataflow. Starts no worker, reads no data and no model.
 
     A user's own dataflow runs a second step as well, which is checked and not drawn.
 
     `rows` are some of the run's own data, where they have been read: the step finds their further columns.
     """
-    is_on_gpu = config.trainer.device is not Device.cpu and torch.cuda.is_available()
-    config = resolved(config, "cuda" if is_on_gpu else "cpu")
-    dataflow = find_dataflow(config.dataflow)
-    check_dataflow(config, dataflow)
-    settings = make_settings(dataflow, config.dataflow_settings)
-    specs = plan_roles(config, dataflow)
-    STRICT.add(*batch_errors(config, dataflow, specs))
+    config, dataflow, settings = plan.config, plan.dataflow, plan.settings
     backend = TracingBackend()
-    groups = start_roles(_on_one_device_a_pool(config), [_without_layout(spec) for spec in specs], backend)
+    groups = start_roles(_on_one_rank(plan), dict.fromkeys(plan.pools, 1), backend, device="cpu")
     backend.forget()
     stream, texts = MadeUpStream(dataflow.data, rows), MadeUpStream("demonstrations")
     samples = min(config.rollout.samples_per_prompt, MOST_SAMPLES)
     with _explained(config.dataflow, dataflow, settings):
         program = dataflow(groups, settings=settings, samples_per_prompt=samples)
-        program.wants_old_logprobs = wants_old_logprobs(config, dataflow)
+        program.wants_old_logprobs = plan.wants_old_logprobs
         program.streams = {"prompts": stream, "pretraining": texts}
         calls = _stepped(config, program, stream.next(), backend)
-    check_followed(config, program, calls)
+    check_followed(plan, program, calls)
     if is_own(config.dataflow):
         program.iteration = 1
         with _explained(config.dataflow, dataflow, settings):
@@ -91,18 +90,18 @@ def trace_step(config: Experiment, rows: Batch | None = None) -> Trace:
         title=config.dataflow.rpartition("/")[2],
         purpose=cleandoc(dataflow.__doc__ or "").partition("\n")[0],
         calls=_calls(calls),
-        roles=tuple(_roles(config, dataflow, specs)),
-        pools=pool_sizes(config),
+        roles=tuple(_roles(plan)),
+        pools=plan.pools,
         data=("sample_index", *stream.columns, *texts.columns),
         held_up=tuple(map(tuple, _held_up(calls))),
     )
 
 
 def _stepped(config: Experiment, program: Dataflow, prompts: Batch, backend: TracingBackend) -> tuple[Noted, ...]:
-    """The calls of one step on these prompts, which have the columns of the user's `foreknown`."""
+    """The calls of one step on these prompts, which have the columns of the user's `precompute`."""
     if is_own(config.dataflow):
-        known, told = apart(program.precompute(prompts))
-        prompts = prompts.with_columns(rows=known, tokens=told)
+        rows, tokens = by_kind(program.precompute(prompts))
+        prompts = prompts.with_columns(rows=rows, tokens=tokens)
         backend.forget()
     measured(program.step(prompts), owner=f"{type(program).__name__}.step")
     return tuple(backend.calls)
@@ -121,15 +120,9 @@ def _explained(name: str, dataflow: type[Dataflow], settings: object) -> Iterato
         raise _cannot_follow(name, dataflow, error) from error
 
 
-def _on_one_device_a_pool(config: Experiment) -> Experiment:
+def _on_one_rank(plan: RunPlan) -> list[RoleSpec]:
     """The same roles in the same pools; one rank shows as much of a step as many."""
-    pools = {name: Pool(devices=1) for name in pool_sizes(config)}
-    placement = Placement(pools=pools, roles=config.placement.roles)
-    return replace(config, placement=placement, trainer=replace(config.trainer, device=Device.cpu))
-
-
-def _without_layout(spec: RoleSpec) -> RoleSpec:
-    return replace(spec, mesh=None, generation_mesh=None)
+    return [replace(role, mesh=ParallelMesh({"data": 1}), generation_mesh=None) for role in plan.roles]
 
 
 def _calls(noted: Sequence[Noted]) -> tuple[TracedCall, ...]:
@@ -178,44 +171,35 @@ def _with_workers(noted: Sequence[Noted], needs: Sequence[frozenset[int]]) -> li
     return found
 
 
-def _roles(config: Experiment, dataflow: type[Dataflow], specs: Sequence[RoleSpec]) -> list[TracedRole]:
-    of_name = {spec.name: spec for spec in specs}
+def _roles(plan: RunPlan) -> list[TracedRole]:
+    planned = {role.name: role for role in plan.roles}
+    actor, rollout = planned.get(ACTOR), plan.config.rollout.engine
     roles = []
-    for name, need in role_needs(dataflow).items():
-        kind, spec = need.kind.__name__, of_name.get(name)
-        if spec is None and need.kind is Sampler and ACTOR in of_name and _generates(of_name[ACTOR]):
-            engine = f"{_rollout_engine(config)}, in {ACTOR}"
-            layout = _replicas(of_name[ACTOR].generation_mesh)
-            roles.append(TracedRole(name, kind, pool_of(config, ROLLOUT), engine, layout))
-        elif spec is None:
+    for name, need in role_needs(plan.dataflow).items():
+        kind, role = need.kind.__name__, planned.get(name)
+        if role is None and need.kind is Sampler and actor is not None and actor.generates:
+            layout = _replicas(actor.generation_mesh)
+            roles.append(TracedRole(name, kind, actor.pool, f"{_name(rollout)}, in {ACTOR}", layout))
+        elif role is None:
             roles.append(TracedRole(name, kind, None, "", {}))
         else:
-            roles.append(TracedRole(name, kind, spec.pool, _engine(config, spec), _layout(config, spec)))
+            layout = _replicas(role.mesh) if name == ROLLOUT else _axes(role.mesh.sizes)
+            roles.append(TracedRole(name, kind, role.pool, _engine(role, rollout), layout))
     return roles
 
 
-def _generates(actor: RoleSpec) -> bool:
-    return actor.kwargs.get("rollout") is not None
-
-
-def _engine(config: Experiment, spec: RoleSpec) -> str:
+def _engine(role: RoleSpec, rollout: RolloutKind | None) -> str:
     """What runs the role."""
-    if spec.view_of is not None:
-        return f"in {spec.view_of}, without its adapter"
-    if spec.training is not None:
-        return spec.training.engine.name
-    return _rollout_engine(config) if spec.model is not None else "functions"
+    if role.view_of is not None:
+        return f"in {role.view_of}, without its adapter"
+    if role.training is not None:
+        return role.training.engine.name
+    return _name(rollout) if role.model is not None else "functions"
 
 
-def _rollout_engine(config: Experiment) -> str:
-    assert config.rollout.engine is not None, "the device's defaults are not filled in"
-    return config.rollout.engine.name
-
-
-def _layout(config: Experiment, spec: RoleSpec) -> dict[str, int]:
-    if spec.name == ROLLOUT:
-        return _replicas(spec.generation_mesh)
-    return _axes(spec.mesh.sizes if spec.mesh is not None else {"data": pool_sizes(config)[spec.pool]})
+def _name(rollout: RolloutKind | None) -> str:
+    assert rollout is not None, "the device's defaults are not filled in"
+    return rollout.name
 
 
 def _replicas(mesh: ParallelMesh | None) -> dict[str, int]:

@@ -15,7 +15,7 @@ from hybridflow.config.roles import Role
 from hybridflow.errors import HybridflowError
 from hybridflow.launch.compose.compose import compose_run, parse_command_line
 from hybridflow.launch.compose.presets import SYNONYMS, presets
-from hybridflow.launch.failure import say_failure
+from hybridflow.launch.messages import say_failure
 from hybridflow.launch.prepare import prepare
 from tests.attacks.trial import Case
 

@@ -8,14 +8,14 @@ import transformers.models.llama.modeling_llama
 import hybridflow.engines.rollout.transformers.engine
 import hybridflow.engines.training.single
 import hybridflow.launch.execute
-import hybridflow.launch.farewell
+import hybridflow.launch.messages
 from hybridflow.trainer import main_dpo, main_kto, main_ppo, main_reward_model, main_sft
 
 IMPORTED = (
     hybridflow.engines.rollout.transformers.engine,
     hybridflow.engines.training.single,
     hybridflow.launch.execute,
-    hybridflow.launch.farewell,
+    hybridflow.launch.messages,
     transformers.models.llama.modeling_llama,
 )
 """What a run imports late, so that forked cases need not."""

@@ -5,12 +5,13 @@ import torch
 
 from hybridflow.controller.resource_pool import visible_gpu_bytes
 from hybridflow.launch.compose.compose import compose_run
-from hybridflow.launch.rules.device_memory import least_gpus
+from hybridflow.launch.plan.plan import plan_run
+from hybridflow.launch.rules.memory import available_gpus, least_unavoidable
 
 
 def test_the_memory_of_this_machines_gpus_is_what_pytorch_finds_there(device):
-    config = compose_run(["trainer.backend=local", "trainer.devices=1"], config_name="ppo").config
-    gpus = least_gpus(config)
+    plan = plan_run(compose_run(["trainer.backend=local", "trainer.devices=1"], config_name="ppo"), device=device.type)
+    gpus = least_unavoidable(available_gpus(plan), 1)
     if device.type == "cpu" and not torch.cuda.is_available():
         assert gpus is None and visible_gpu_bytes() == []
         return

@@ -11,7 +11,7 @@ from hybridflow.controller import Backend
 from hybridflow.launch.compose.compose import compose_run
 from hybridflow.launch.plan.dataflow import find_dataflow
 from hybridflow.launch.plan.roles import plan_roles
-from hybridflow.launch.step_trace import trace_step
+from hybridflow.launch.step_trace import plan_to_show, trace_step
 from hybridflow.workers.reward_model import RewardModelWorker
 from tests.distributed.runs import Ended, Row, metric_rows, reproducible, run_here, small_run
 from tests.judges import make_decoder
@@ -115,10 +115,10 @@ def judges(first: object, second: object) -> list[str]:
 
 def test_reward_models_in_pools_of_their_own_judge_at_once(monkeypatch):
     monkeypatch.chdir(ROOT)
-    config = compose_run([TYPED, *judges("my/first", "my/second"), *POOLS], config_name="ppo").config
-    specs = {spec.name: spec for spec in plan_roles(config, find_dataflow(config.dataflow))}
+    plan = plan_to_show(compose_run([TYPED, *judges("my/first", "my/second"), *POOLS], config_name="ppo"))
+    specs = {role.name: role for role in plan.roles}
     assert [specs[name].worker_class for name in ("reward", "style")] == [RewardModelWorker, RewardModelWorker]
-    calls = {call.name: call for call in trace_step(config).calls}
+    calls = {call.name: call for call in trace_step(plan).calls}
     first, second = calls["reward.score"], calls["style.score"]
     assert (first.pool, second.pool) == ("first", "second")
     assert first.time == second.time

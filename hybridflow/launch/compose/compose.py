@@ -60,7 +60,7 @@ class Composed:
 
     config: Experiment
     origins: Mapping[str, str]
-    said: frozenset[str] = frozenset()
+    user_keys: frozenset[str] = frozenset()
     """Keys that the user gave, on the command line or in files of their own."""
 
     as_written: Mapping[str, object] = field(default_factory=dict)
@@ -95,7 +95,7 @@ def compose_run(
         faults.add(error)
         typed = replace(typed, groups={})
         from_files = _from_files(config_name, directory, typed, {})
-    in_files = _said_in_files(directory / f"{config_name}.yaml", typed)
+    in_files = _keys_in_files(directory / f"{config_name}.yaml", typed)
     described = _described(from_files, typed.settings)
     if described:
         from_files = _from_files(config_name, directory, typed, described)
@@ -107,14 +107,14 @@ def compose_run(
         raise _wrong(str(error.full_key or "a setting"), error) from error
     assert isinstance(config, Experiment), f"composed a {type(config)}"
     typed_keys = [setting.key for setting in typed.settings]
-    said = in_files.union(typed_keys)
-    followed = _follow_batch_size(config, said)
+    user_keys = in_files.union(typed_keys)
+    followed = _follow_batch_size(config, user_keys)
     check(config, faults)
     _check_methods(config.algorithm, faults)
     followed |= _choose_kl_estimator(config)
     origins = _origins(from_files, whole, typed_keys, described) | followed
     as_written = with_absolute_paths(config)
-    return Composed(sealed(config), origins, said, as_written)
+    return Composed(sealed(config), origins, user_keys, as_written)
 
 
 def parse_command_line(argv: Sequence[str], *, program: str, config_name: str) -> argparse.Namespace:
@@ -142,7 +142,7 @@ def parse_command_line(argv: Sequence[str], *, program: str, config_name: str) -
     return known
 
 
-def _said_in_files(file: Path, typed: Typed) -> frozenset[str]:
+def _keys_in_files(file: Path, typed: Typed) -> frozenset[str]:
     """The keys that the user's own files set, with switches that are no switches refused."""
     leaves = dict(leaves_in_files(file, typed.groups))
     for key, value in leaves.items():
@@ -150,15 +150,15 @@ def _said_in_files(file: Path, typed: Typed) -> frozenset[str]:
     return frozenset(leaves)
 
 
-def _follow_batch_size(config: Experiment, said: frozenset[str]) -> dict[str, str]:
+def _follow_batch_size(config: Experiment, user_keys: frozenset[str]) -> dict[str, str]:
     """Fits minibatch sizes of the package's own files to a batch size that the user gave: the largest divisor of the
     batch size that is not larger. Returns the origins of the sizes that changed."""
-    if "data.batch_size" not in said:
+    if "data.batch_size" not in user_keys:
         return {}
     origins, batch_size = {}, config.data.batch_size
     for name, training in (("actor", config.actor), ("critic", config.critic)):
         key, size = f"{name}.minibatch_size", training.minibatch_size
-        if key not in said and size and batch_size > 0 and batch_size % size:
+        if key not in user_keys and size and batch_size > 0 and batch_size % size:
             training.minibatch_size = max(d for d in range(1, min(size, batch_size) + 1) if batch_size % d == 0)
             origins[key] = "data.batch_size"
     return origins

@@ -1,12 +1,13 @@
-"""The dataflow by name or from a file, and its settings."""
+"""The dataflow by name or from a file, its settings, and the functions that `algorithm` names for it."""
 
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from hybridflow.config import fields as config_fields
 from hybridflow.config.choices import is_own
+from hybridflow.config.experiment import Experiment
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.other_names import replacement
 from hybridflow.config.ranges import check_fields
@@ -14,7 +15,7 @@ from hybridflow.config.user_code import load_member
 from hybridflow.dataflows.dapo import DAPO
 from hybridflow.dataflows.dpo import DPO
 from hybridflow.dataflows.grpo import GRPO
-from hybridflow.dataflows.interface import Dataflow
+from hybridflow.dataflows.interface import Dataflow, learns_from_preferences, learns_from_samples
 from hybridflow.dataflows.kto import KTO
 from hybridflow.dataflows.pf_ppo import PFPPO
 from hybridflow.dataflows.ppo import PPO
@@ -25,6 +26,17 @@ from hybridflow.dataflows.safe_rlhf import SafeRLHF
 from hybridflow.dataflows.sft import SFT
 from hybridflow.errors import ConfigError
 from hybridflow.launch.compose.presets import preset_name, presets
+from hybridflow.workers.named_functions import PREFERENCE_OFFERS, NamedFunction, estimator, policy_loss, preference_loss
+
+
+@dataclass(frozen=True)
+class NamedFunctions:
+    """The functions that `algorithm` names, with their settings; None for those that the dataflow does not call."""
+
+    estimator: NamedFunction | None = None
+    policy_loss: NamedFunction | None = None
+    preference_loss: NamedFunction | None = None
+
 
 DATAFLOWS: dict[str, type[Dataflow]] = {
     "ppo": PPO,
@@ -62,6 +74,11 @@ def find_dataflow(name: str) -> type[Dataflow]:
             f"dataflow={name}: '{class_name}' is not a dataflow.",
             remedy=f"Write 'class {class_name}(Dataflow)', from hybridflow.dataflows.interface.",
         )
+    if any("foreknown" in vars(base) for base in found.__mro__):
+        raise ConfigError(
+            f"dataflow={name}: {found.__name__} defines 'foreknown', which is now called 'precompute'.",
+            remedy="Rename the method.",
+        )
     return found
 
 
@@ -90,3 +107,13 @@ def make_settings(dataflow: type[Dataflow], given: dict[str, object]) -> object:
         ) from error
     check_fields(made, "dataflow_settings.")
     return made
+
+
+def named_functions(config: Experiment, dataflow: type[Dataflow]) -> NamedFunctions:
+    """The estimator and the losses that the dataflow calls. Raises `ConfigError` for one that cannot be called."""
+    algorithm, preference = config.algorithm, None
+    if learns_from_preferences(dataflow):
+        preference = preference_loss(algorithm, PREFERENCE_OFFERS[dataflow.data])
+    if not learns_from_samples(dataflow):
+        return NamedFunctions(preference_loss=preference)
+    return NamedFunctions(estimator(algorithm), policy_loss(algorithm), preference)

@@ -1,4 +1,4 @@
-"""What a dataflow wants to know of every row before its first step: worked out once, and kept with the run."""
+"""Columns that a dataflow precomputes for every row before its first step: once, and kept with the run."""
 
 import hashlib
 import logging
@@ -14,7 +14,7 @@ from torch import Tensor
 from hybridflow.batch import Batch, Ragged
 from hybridflow.dataflows.interface import Dataflow
 from hybridflow.elastic.storage import write_aside
-from hybridflow.launch.plan.data_streams import DrivenData
+from hybridflow.launch.plan.data_streams import RunData
 
 logger = logging.getLogger(__name__)
 
@@ -23,15 +23,15 @@ FOLDER = "foreknown"
 
 _ROWS_AT_ONCE = 512
 _OFFSETS = ":offsets"
-"""Behind the name of a column of tokens: where its rows begin."""
+"""Suffix of the entry that says where the rows of a token column begin."""
 
 Columns = dict[str, Tensor | Ragged]
 
 
-def with_foreknown(program: Dataflow, data: DrivenData, directory: Path) -> DrivenData:
-    """The data with the columns of `Dataflow.precompute`; called while the models are what they begin as.
+def with_precomputed(program: Dataflow, data: RunData, directory: Path) -> RunData:
+    """The data with the columns of `Dataflow.precompute`; called while the models still have their first weights.
 
-    Read from the run's directory where it has them of these very rows: a resumed run does not work them out again.
+    A resumed run reads them from its directory, if they were computed for the same rows.
     """
     if type(program).precompute is Dataflow.precompute:
         return data
@@ -41,35 +41,35 @@ def with_foreknown(program: Dataflow, data: DrivenData, directory: Path) -> Driv
     found = {name: _kept(directory / FOLDER / f"{name}.safetensors", table) for name, table in tables.items()}
     if any(columns is None for columns in found.values()):
         started = time.perf_counter()
-        found = {name: _worked_out(program, table) for name, table in tables.items()}
+        found = {name: _computed(program, table) for name, table in tables.items()}
         if not any(found.values()):
             return data
         _keep(directory / FOLDER, {name: (tables[name], columns) for name, columns in found.items() if columns})
         logger.info(
-            "columns=%s of rows=%d are worked out seconds=%.1f directory=%s",
+            "precomputed columns=%s rows=%d seconds=%.1f directory=%s",
             ",".join(found["train"] or ()), sum(map(len, tables.values())), time.perf_counter() - started,
             directory / FOLDER,
         )  # fmt: skip
-    rows, tokens = apart(found["train"] or {})
+    rows, tokens = by_kind(found["train"] or {})
     data.streams["prompts"].add_columns(rows, tokens)
     if data.held_out is None:
         return data
-    rows, tokens = apart(found["held_out"] or {})
+    rows, tokens = by_kind(found["held_out"] or {})
     return replace(data, held_out=data.held_out.with_columns(rows=rows, tokens=tokens))
 
 
-def apart(columns: Columns) -> tuple[dict[str, Tensor], dict[str, Ragged]]:
-    """Columns of rows, and of tokens."""
+def by_kind(columns: Columns) -> tuple[dict[str, Tensor], dict[str, Ragged]]:
+    """Columns with one value per row, and columns with one value per token."""
     rows = {name: column for name, column in columns.items() if isinstance(column, Tensor)}
     return rows, {name: column for name, column in columns.items() if isinstance(column, Ragged)}
 
 
-def _worked_out(program: Dataflow, table: Batch) -> Columns:
-    """The columns of all rows, some rows at a time: as many each time, so that no rank goes without."""
+def _computed(program: Dataflow, table: Batch) -> Columns:
+    """The columns of all rows, in parts of equal size so that every rank gets some rows of each."""
     table = table.with_columns(rows={"uid": torch.arange(len(table))})
     count = -(-len(table) // _ROWS_AT_ONCE)
     parts = [program.precompute(table.select(rows)) for rows in torch.arange(len(table)).tensor_split(count)]
-    kinds = [apart(part) for part in parts]
+    kinds = [by_kind(part) for part in parts]
     rows = {name: torch.cat([part[name] for part, _ in kinds]) for name in kinds[0][0]}
     return rows | {name: Ragged.concat([part[name] for _, part in kinds]) for name in kinds[0][1]}
 
@@ -77,7 +77,7 @@ def _worked_out(program: Dataflow, table: Batch) -> Columns:
 def _keep(folder: Path, found: dict[str, tuple[Batch, Columns]]) -> None:
     with write_aside(folder) as partial:
         for name, (table, columns) in found.items():
-            rows, tokens = apart(columns)
+            rows, tokens = by_kind(columns)
             for column, ids in tokens.items():
                 rows |= {column: ids.values, column + _OFFSETS: ids.offsets}
             save_file(rows, partial / f"{name}.safetensors", metadata={"rows": _fingerprint(table)})
@@ -88,16 +88,16 @@ def _kept(file: Path, table: Batch) -> Columns | None:
         return None
     with safe_open(file, framework="pt") as kept:
         if kept.metadata().get("rows") != _fingerprint(table):
-            logger.warning("file=%s is of other rows than those that the run is given: it is made again", file)
+            logger.warning("file=%s was computed for different data; recomputing", file)
             return None
-        found = {name: kept.get_tensor(name) for name in kept.keys()}  # noqa: SIM118 (it is no dict)
+        found = {name: kept.get_tensor(name) for name in kept.keys()}  # noqa: SIM118 (not a dict)
     tokens = {name.removesuffix(_OFFSETS) for name in found if name.endswith(_OFFSETS)}
     rows = {name: column for name, column in found.items() if name.removesuffix(_OFFSETS) not in tokens}
     return rows | {name: Ragged(found[name], found[name + _OFFSETS]) for name in tokens}
 
 
 def _fingerprint(table: Batch) -> str:
-    """The same for the same tokens in the same order."""
+    """A digest of the tokens, in their order."""
     digest = hashlib.sha256()
     for name, column in sorted(table.token_columns.items()):
         digest.update(name.encode())

@@ -1,7 +1,6 @@
 """From the roles a dataflow names to worker classes, their arguments and their pools."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from hybridflow.config.algorithm import KL
 from hybridflow.config.choices import is_own
@@ -27,17 +26,24 @@ from hybridflow.dataflows.interface import Dataflow, RoleNeed, learns_from_sampl
 from hybridflow.dataflows.roles import FrozenModel, Policy, Sampler, Scorer, TrainableRewardModel, ValueFunction
 from hybridflow.engines.training.traits import TRAINING_ENGINES
 from hybridflow.errors import ConfigError
+from hybridflow.launch.plan.setups import (
+    ActorRole,
+    AdapterlessActorRole,
+    CriticRole,
+    ReferenceRole,
+    RewardFunctionRole,
+    RewardModelRole,
+    RewardRole,
+    RoleSetup,
+    RolloutRole,
+    TrainedRewardModelRole,
+    TrainedRole,
+)
 from hybridflow.parallel import ParallelMesh
 from hybridflow.resharding.grouping import generation_mesh
 from hybridflow.rewards.factory import with_run
-from hybridflow.workers.actor import ActorWorker
-from hybridflow.workers.critic import CriticWorker
 from hybridflow.workers.model_worker import TrainingSetup
-from hybridflow.workers.reference import ReferenceWorker
-from hybridflow.workers.reward_function import RewardFunctionWorker
-from hybridflow.workers.reward_model import RewardModelWorker
-from hybridflow.workers.reward_model_trainer import RewardModelTrainer
-from hybridflow.workers.rollout import RolloutSetup, RolloutWorker
+from hybridflow.workers.rollout import RolloutSetup
 
 ROLLOUT = "rollout"
 ACTOR = "actor"
@@ -59,31 +65,79 @@ _OWN_NAMES = {
 
 @dataclass(frozen=True)
 class RoleSpec:
-    """One role to start: its worker, what the worker is told, the pool it lives in, and the model that it runs."""
+    """One role to start: what its worker is given, the pool it lives in, and how its ranks are laid out."""
 
     name: str
-    worker_class: type[Worker]
-    kwargs: Mapping[str, object]
+    setup: RoleSetup
     pool: str
-    is_trained: bool = False
-    model: Model | None = None
-    training: Training | None = None
-    """How the model is run; None for roles without one, and for a rollout in a pool of its own."""
-
-    mesh: ParallelMesh | None = None
-    """The layout of its ranks; None: as many data-parallel ranks as the pool has devices."""
+    mesh: ParallelMesh
+    """The layout of its ranks."""
 
     generation_mesh: ParallelMesh | None = None
     """The layout of the ranks for generation, where the role generates."""
 
-    minibatch_rows: int | None = None
-    """Rows per optimizer step, for a trained role."""
+    @property
+    def worker_class(self) -> type[Worker]:
+        """The class of its workers."""
+        return self.setup.worker_class
 
-    view_of: str | None = None
-    """The role whose workers play this one as well; None for a role with workers of its own."""
+    @property
+    def arguments(self) -> dict[str, object]:
+        """The keyword arguments of its workers."""
+        return dict(vars(self.setup))
 
-    methods: Mapping[str, str] = field(default_factory=dict)
-    """What those workers call the methods of this role."""
+    @property
+    def is_trained(self) -> bool:
+        """Whether the role learns, and so is part of checkpoints."""
+        return isinstance(self.setup, TrainedRole)
+
+    @property
+    def model(self) -> Model | None:
+        """The model it runs; None for functions, and for a role that the actor's workers play."""
+        match self.setup:
+            case ActorRole() | CriticRole() | TrainedRewardModelRole() | RolloutRole():
+                return self.setup.setup.model
+            case ReferenceRole():
+                return self.setup.model
+            case RewardModelRole():
+                return self.setup.reward.model
+            case _:
+                return None
+
+    @property
+    def training(self) -> Training | None:
+        """How the training engine runs the model; None for roles without one."""
+        match self.setup:
+            case ActorRole() | CriticRole() | TrainedRewardModelRole():
+                return self.setup.setup.training
+            case ReferenceRole() | RewardModelRole():
+                return self.setup.training
+            case _:
+                return None
+
+    @property
+    def reward(self) -> Reward | None:
+        """What the role scores with; None for roles that do not score."""
+        return self.setup.reward if isinstance(self.setup, RewardRole) else None
+
+    @property
+    def minibatch_rows(self) -> int | None:
+        """Rows per optimizer step, for a trained role."""
+        return self.setup.setup.minibatch_sequences if isinstance(self.setup, TrainedRole) else None
+
+    @property
+    def view_of(self) -> str | None:
+        """The role whose workers play this one as well; None for a role with workers of its own."""
+        return ACTOR if isinstance(self.setup, AdapterlessActorRole) else None
+
+    @property
+    def generates(self) -> bool:
+        """Whether the role generates responses: a rollout, or an actor with one."""
+        match self.setup:
+            case ActorRole():
+                return self.setup.rollout is not None
+            case _:
+                return isinstance(self.setup, RolloutRole)
 
 
 def plan_roles(config: Experiment, dataflow: type[Dataflow]) -> list[RoleSpec]:
@@ -115,12 +169,6 @@ def plan_roles(config: Experiment, dataflow: type[Dataflow]) -> list[RoleSpec]:
         else:
             specs.append(_own_role(config, name, need, dataflow, with_rollout=with_rollout))
     return specs
-
-
-def generates(config: Experiment, dataflow: type[Dataflow]) -> bool:
-    """The run has a rollout."""
-    needs = role_needs(dataflow).items()
-    return any(need.kind is Sampler and _is_wanted(config, dataflow, name, need) for name, need in needs)
 
 
 def backend_kind(config: Experiment) -> BackendKind:
@@ -167,45 +215,21 @@ def _own_role(
     config: Experiment, name: str, need: RoleNeed, dataflow: type[Dataflow], *, with_rollout: bool
 ) -> RoleSpec:
     _check_own_name(config, name, need)
-    if need.kind is Policy:
-        rollout = _rollout_setup(config) if with_rollout else None
-        kwargs = {"algorithm": config.algorithm, "rollout": rollout}
-        return _trained(config, name, ActorWorker, kwargs, dataflow)
-    if need.kind is ValueFunction:
-        return _trained(config, name, CriticWorker, {"algorithm": config.algorithm}, dataflow)
-    if need.kind is TrainableRewardModel:
-        return _trained(config, name, RewardModelTrainer, {"algorithm": config.algorithm}, dataflow)
     if need.kind is Scorer:
         return _reward(config, name, config.reward)
-    if config.actor.lora.rank and pool_of(config, name) == pool_of(config, ACTOR):
-        return _adapterless_actor(config, name)
-    return _reference(config, name, policy_model(config), dataflow)
-
-
-def _adapterless_actor(config: Experiment, name: str) -> RoleSpec:
-    """The reference of a policy with a low-rank adapter: the policy without it, in no memory of its own."""
-    methods = {"logprobs": "reference_logprobs"}
-    return RoleSpec(name, ActorWorker, {}, pool_of(config, name), view_of=ACTOR, methods=methods)
-
-
-def _trained(
-    config: Experiment, name: str, worker_class: type[Worker], kwargs: Mapping[str, object], dataflow: type[Dataflow]
-) -> RoleSpec:
+    if need.kind is FrozenModel:
+        if config.actor.lora.rank and pool_of(config, name) == pool_of(config, ACTOR):
+            return RoleSpec(name, AdapterlessActorRole(), pool_of(config, name), _mesh(config, name, config.actor))
+        return _reference(config, name, policy_model(config), dataflow)
     setup = _training_setup(config, training_of(config, name), dataflow)
-    mesh = _mesh(config, name, setup.training)
-    rollout = kwargs.get("rollout")
-    return RoleSpec(
-        name,
-        worker_class,
-        {"setup": setup, **kwargs},
-        pool_of(config, name),
-        is_trained=True,
-        model=setup.model,
-        training=setup.training,
-        mesh=mesh,
-        generation_mesh=_generation_mesh(config, setup.training, mesh) if rollout and is_colocated(config) else None,
-        minibatch_rows=setup.minibatch_sequences,
-    )
+    pool, mesh = pool_of(config, name), _mesh(config, name, setup.training)
+    if need.kind is ValueFunction:
+        return RoleSpec(name, CriticRole(setup, config.algorithm), pool, mesh)
+    if need.kind is TrainableRewardModel:
+        return RoleSpec(name, TrainedRewardModelRole(setup, config.algorithm), pool, mesh)
+    rollout = _rollout_setup(config) if with_rollout else None
+    generation = _generation_mesh(config, setup.training, mesh) if rollout and rollout.is_colocated else None
+    return RoleSpec(name, ActorRole(setup, config.algorithm, rollout), pool, mesh, generation)
 
 
 def _rollout_role(config: Experiment, name: str) -> RoleSpec:
@@ -213,8 +237,7 @@ def _rollout_role(config: Experiment, name: str) -> RoleSpec:
     sizes, pool = config.rollout.parallelism, pool_of(config, name)
     replicas = pool_sizes(config)[pool] // (sizes.pipeline * sizes.tensor)
     mesh = ParallelMesh({"data": replicas, "pipeline": sizes.pipeline, "tensor": sizes.tensor})
-    kwargs = {"setup": _rollout_setup(config)}
-    return RoleSpec(name, RolloutWorker, kwargs, pool, model=policy_model(config), mesh=mesh, generation_mesh=mesh)
+    return RoleSpec(name, RolloutRole(_rollout_setup(config)), pool, mesh, mesh)
 
 
 def _further_role(config: Experiment, name: str, need: RoleNeed, dataflow: type[Dataflow]) -> RoleSpec:
@@ -231,7 +254,8 @@ def _further_role(config: Experiment, name: str, need: RoleNeed, dataflow: type[
         # so that its weight in a mixture of the two stays what it is, as in Safe RLHF.
         paid = replace(config.algorithm.kl, coefficient=-config.algorithm.kl.coefficient)
         algorithm = replace(config.algorithm, kl=paid if name in dataflow.cost_critics else KL())
-        return _trained(config, name, CriticWorker, {"algorithm": algorithm}, dataflow)
+        setup = _training_setup(config, training_of(config, name), dataflow)
+        return RoleSpec(name, CriticRole(setup, algorithm), pool_of(config, name), _mesh(config, name, setup.training))
     if need.kind is FrozenModel:
         return _reference(config, name, resolved_model(config, role.model), dataflow)
     if role.kind is RoleKind.reward_function and not role.functions:
@@ -250,28 +274,24 @@ def _further_role(config: Experiment, name: str, need: RoleNeed, dataflow: type[
 
 
 def _reward(config: Experiment, name: str, reward: Reward) -> RoleSpec:
-    """Functions alone run in workers without an engine; a reward model takes the functions beside it."""
-    reward = with_run(reward, max_response_tokens=config.data.max_response_tokens)
-    policy = policy_model(config)
+    """Functions alone run in workers without an engine; a reward model takes the functions with it."""
+    reward, pool = with_run(reward, max_response_tokens=config.data.max_response_tokens), pool_of(config, name)
     if reward.model.path is None:
-        return RoleSpec(name, RewardFunctionWorker, {"reward": reward, "model": policy}, pool_of(config, name))
+        mesh = ParallelMesh({"data": pool_sizes(config)[pool]})
+        return RoleSpec(name, RewardFunctionRole(reward, policy_model(config)), pool, mesh)
     training = training_of(config, name)
-    kwargs = {"reward": reward, "policy": policy, "training": training}
-    mesh = _mesh(config, name, training)
-    return RoleSpec(
-        name, RewardModelWorker, kwargs, pool_of(config, name), model=reward.model, training=training, mesh=mesh
-    )
+    return RoleSpec(name, RewardModelRole(reward, policy_model(config), training), pool, _mesh(config, name, training))
 
 
 def _reference(config: Experiment, name: str, model: Model, dataflow: type[Dataflow]) -> RoleSpec:
     training = replace(training_of(config, name), lora=Lora())
-    kwargs = {"model": model, "training": training, "temperature": training_temperature(config, dataflow)}
-    mesh = _mesh(config, name, training)
-    return RoleSpec(name, ReferenceWorker, kwargs, pool_of(config, name), model=model, training=training, mesh=mesh)
+    setup = ReferenceRole(model, training, training_temperature(config, dataflow))
+    return RoleSpec(name, setup, pool_of(config, name), _mesh(config, name, training))
 
 
 def _mesh(config: Experiment, name: str, training: Training) -> ParallelMesh:
-    return ParallelMesh(training_mesh(training.parallelism, pool_sizes(config)[pool_of(config, name)]))
+    sizes = training_mesh(training.parallelism, pool_sizes(config)[pool_of(config, name)])
+    return ParallelMesh(sizes | {"data": max(sizes["data"], 1)})  # too few devices are a problem for the rules
 
 
 def _generation_mesh(config: Experiment, training: Training, mesh: ParallelMesh) -> ParallelMesh:

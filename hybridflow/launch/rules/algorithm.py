@@ -1,10 +1,14 @@
-"""Rules between the settings of the algorithm and what the dataflow's class declares."""
+"""Rules on the algorithm's settings: the dataflow's class, named functions, batches and schedules fit them."""
 
+import logging
 from collections.abc import Iterator
+from dataclasses import replace
 
 from hybridflow.algorithms.catalogue import ADVANTAGES, PREFERENCE_LOSSES
 from hybridflow.config.choices import chosen, is_own
+from hybridflow.config.derived import optimizer_steps_per_step, total_optimizer_steps, training_of
 from hybridflow.config.experiment import Experiment
+from hybridflow.config.training import Optimizer, Schedule, Training
 from hybridflow.dataflows.interface import (
     PREFERENCE_DATA,
     Dataflow,
@@ -13,14 +17,19 @@ from hybridflow.dataflows.interface import (
     role_needs,
 )
 from hybridflow.dataflows.roles import TrainableRewardModel
-from hybridflow.errors import ConfigError
+from hybridflow.engines.training.optimizer import learning_rate
+from hybridflow.errors import Advice, ConfigError, Problem
 from hybridflow.launch.plan.dataflow import DATAFLOWS
+from hybridflow.launch.plan.plan import RunPlan
+from hybridflow.launch.plan.roles import CRITIC
 from hybridflow.workers.named_functions import PROVIDED_COLUMNS, provided_for
+
+logger = logging.getLogger(__name__)
 
 _PROMPTS_OF_THE_TASK = ("builtin:calculator/train", "builtin:calculator/eval")
 
 
-def algorithm_errors(config: Experiment, dataflow: type[Dataflow]) -> Iterator[ConfigError]:
+def algorithm_problems(config: Experiment, dataflow: type[Dataflow]) -> Iterator[ConfigError]:
     """What the dataflow cannot do with its algorithm's settings, or with its data."""
     if learns_from_samples(dataflow):
         yield from _sampling(config)
@@ -133,3 +142,86 @@ def _pretraining(config: Experiment, dataflow: type[Dataflow]) -> Iterator[Confi
             remedy="Use algorithm=ppo_ptx, which has both; algorithm=ppo is the same without texts. A dataflow of your"
             " own that reads them declares reads_pretraining = True.",
         )
+
+
+def gradient_problems(plan: RunPlan) -> Iterator[Problem]:
+    """A loss that ignores the policy that drew the samples is right only for the first optimizer step of a batch."""
+    loss, steps = plan.functions.policy_loss, optimizer_steps_per_step(plan.config, plan.config.actor)
+    if loss is not None and steps > 1 and "old_logprobs" not in loss.parameters:
+        yield Advice(
+            f"algorithm.policy_loss={loss.name} ignores the policy that drew the samples, and a batch has {steps}"
+            " optimizer steps: nothing bounds how far the later ones move the policy.",
+            remedy="Use actor.minibatch_size=null and actor.epochs=1.",
+        )
+
+
+def reward_weight_problems(plan: RunPlan) -> Iterator[Problem]:
+    """GDPO weighs each function, and the reward model after them."""
+    config, estimator = plan.config, plan.functions.estimator
+    if estimator is None or estimator.name != "gdpo" or "reward" in config.roles:
+        return
+    weights = estimator.settings.get("weights")
+    rewards = [*config.reward.functions, *([] if config.reward.model.path is None else ["the reward model"])]
+    if config.reward.weights and not weights:
+        yield Advice(
+            f"reward.weights={config.reward.weights} is without effect on advantages: algorithm.advantage=gdpo weighs"
+            " each reward by algorithm.advantage_settings.weights, 1 each if there are none.",
+            remedy="Set algorithm.advantage_settings.weights.",
+        )
+    if isinstance(weights, list) and weights and len(weights) != len(rewards):
+        yield ConfigError(
+            f"algorithm.advantage_settings.weights={weights} for {len(rewards)} rewards: {', '.join(rewards)}.",
+            remedy="Give one weight per reward, in this order, or none for 1 each.",
+        )
+
+
+def minibatch_advice(plan: RunPlan) -> Iterator[Advice]:
+    """Minibatch sizes that were fitted to the user's batch size: learning rates do not follow."""
+    flat = plan.composed.flat()
+    for key, origin in plan.composed.origins.items():
+        role = key.partition(".")[0]
+        if origin == "data.batch_size" and (role != CRITIC or CRITIC in role_needs(plan.dataflow)):
+            rate = f"{role}.optimizer.learning_rate"
+            yield Advice(
+                f"{key}={flat[key]} was set to fit data.batch_size={flat[origin]}; {rate}={flat[rate]} was chosen for"
+                " larger minibatches, and may be too high.",
+                remedy=f"Watch the first steps, or set {rate}.",
+            )
+
+
+def schedule_problems(plan: RunPlan) -> Iterator[ConfigError]:
+    """Learning-rate schedules that end before the run. Logs the last rate of longer ones.
+
+    All trained roles but critics learn as the section `actor` says.
+    """
+    config, total = plan.config, plan.config.trainer.total_steps
+    for name in sorted({"critic" if role.endswith("critic") else "actor" for role in plan.trained}):
+        training = training_of(config, name)
+        optimizer, key = training.optimizer, f"{name}.optimizer.schedule_steps"
+        horizon = optimizer.schedule_steps or total
+        if optimizer.schedule is Schedule.constant or horizon == total:
+            continue
+        if horizon < total:
+            other = replace(optimizer, schedule_steps=total)
+            yield ConfigError(
+                f"trainer.total_steps={total} goes beyond {key}={horizon}: with {name}.optimizer.schedule="
+                f"{optimizer.schedule.name} the learning rate is 0 from step {horizon + 1} on.",
+                remedy=f"Set {key}={total}: the rate is then {_rate(config, training, other, horizon):.3g} at step"
+                f" {horizon + 1} and falls to 0 after step {total}. Or set {name}.optimizer.schedule=constant:"
+                f" {optimizer.learning_rate:.3g} throughout.",
+            )
+            continue
+        logger.info(
+            "%s=%d: the learning rate of the last step, %d, is %.3g; with %s=%d it would fall to 0 after that",
+            key, horizon, total, _rate(config, training, optimizer, total - 1), key, total,
+        )  # fmt: skip
+
+
+def _rate(config: Experiment, training: Training, optimizer: Optimizer, step: int) -> float:
+    """The learning rate of the first optimizer step after `step` training steps."""
+    training = replace(training, optimizer=optimizer)
+    return learning_rate(
+        step * optimizer_steps_per_step(config, training),
+        optimizer=optimizer,
+        total_steps=total_optimizer_steps(config, training),
+    )

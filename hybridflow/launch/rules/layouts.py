@@ -1,33 +1,94 @@
-"""Rules on layouts that need the model: its heads, layers, experts and vocabulary against the parallel sizes."""
+"""Rules on layouts that need the plan: models against parallel sizes, and batches against minibatches and ranks."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator
 
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.rollout import RolloutKind
+from hybridflow.controller.protocols import GENERATION, num_parts
+from hybridflow.dataflows.interface import Dataflow, learns_from_samples, role_needs
 from hybridflow.engines.rollout.traits import ROLLOUT_ENGINES
 from hybridflow.engines.training.traits import TRAINING_ENGINES
 from hybridflow.errors import ConfigError
-from hybridflow.launch.plan.roles import RoleSpec
+from hybridflow.launch.plan.data_streams import RunData
+from hybridflow.launch.plan.plan import RunPlan
+from hybridflow.launch.plan.roles import CRITIC, ROLLOUT, RoleSpec
+from hybridflow.launch.rules.parallelism import role_problems
+from hybridflow.launch.rules.rewards import runs_whole
 from hybridflow.models.geometry import ModelGeometry
 from hybridflow.models.names.layouts import layout_problem
 
 
-def layout_errors(
-    config: Experiment, specs: Sequence[RoleSpec], geometries: Mapping[str, ModelGeometry]
-) -> Iterator[ConfigError]:
-    """Models that an engine cannot divide as asked, to train them or to generate; `geometries` by role."""
-    for spec in specs:
-        if spec.training is not None:
-            geometry, engine = geometries[spec.name], spec.training.engine
-            if problem := layout_problem(geometry, TRAINING_ENGINES[engine].weights, spec.training.parallelism):
-                yield _error(_section(config, spec.name), engine.name, problem, geometry)
-        if spec.generation_mesh is not None:
-            geometry, engine = geometries[spec.name], config.rollout.engine or RolloutKind.transformers
-            if problem := layout_problem(geometry, ROLLOUT_ENGINES[engine].weights, config.rollout.parallelism):
-                yield _error("rollout", engine.name, problem, geometry)
+def layout_problems(plan: RunPlan) -> Iterator[ConfigError]:
+    """Models whose heads, layers, experts or vocabulary an engine cannot divide as asked."""
+    for role in plan.roles:
+        if role.model is None or runs_whole(plan, role):
+            continue
+        geometry, engine = plan.models.geometry(role.name), plan.config.rollout.engine or RolloutKind.transformers
+        if role.training is not None:
+            weights = TRAINING_ENGINES[role.training.engine].weights
+            if problem := layout_problem(geometry, weights, role.training.parallelism):
+                yield _layout_error(_section(plan, role.name), role.training.engine.name, problem, geometry)
+        if role.generation_mesh is not None:
+            if problem := layout_problem(geometry, ROLLOUT_ENGINES[engine].weights, plan.config.rollout.parallelism):
+                yield _layout_error("rollout", engine.name, problem, geometry)
 
 
-def _error(section: str, engine: str, problem: str, geometry: ModelGeometry) -> ConfigError:
+def critic_layout_problems(config: Experiment, dataflow: type[Dataflow]) -> Iterator[ConfigError]:
+    """The layout of the section `critic`, which only a dataflow with a critic reads."""
+    if CRITIC in role_needs(dataflow):
+        yield from role_problems(config, CRITIC)
+
+
+def batch_problems(plan: RunPlan) -> Iterator[ConfigError]:
+    """Minibatches that do not divide the batch, and roles with more ranks than a batch has prompts."""
+    batch, dataflow = plan.config.data.batch_size, plan.dataflow
+    for role in plan.roles:
+        ranks = role.mesh.axis_size("data")
+        if role.is_trained:
+            yield from _minibatches(plan, role, ranks)
+        elif role.view_of is None and role.generation_mesh is None and dataflow.data == "prompts" and batch < ranks:
+            yield ConfigError(
+                f"data.batch_size={batch} prompts cannot be divided over the {ranks} ranks of '{role.name}'.",
+                remedy=f"Give data.batch_size={ranks} or more, or {_fewer_devices(role.name)}.",
+            )
+        if role.generation_mesh is not None and learns_from_samples(dataflow):
+            replicas = num_parts(GENERATION, role.generation_mesh)
+            if batch < replicas:
+                yield ConfigError(
+                    f"data.batch_size={batch} prompts cannot be divided over the {replicas} rollout replicas.",
+                    remedy=f"Use {replicas} or more, or a larger rollout.parallelism.tensor.",
+                )
+
+
+def evaluation_problems(plan: RunPlan, data: RunData | None) -> Iterator[ConfigError]:
+    """Roles with more ranks than there are held-out rows; each source of held-out rows is measured separately."""
+    if data is None:
+        return
+    questions = 0 if data.questions is None else len(data.questions)
+    sources = [] if data.held_out is None else data.held_out.object("data_source")
+    for role in plan.roles:
+        name = role.name if role.generation_mesh is None else ROLLOUT
+        if questions and (role.generation_mesh is not None or role.reward is not None):
+            mesh = role.generation_mesh
+            ranks = role.mesh.axis_size("data") if mesh is None else num_parts(GENERATION, mesh)
+            if questions < ranks:
+                yield ConfigError(
+                    f"data.eval_files: {questions} prompts cannot be divided over the {ranks} ranks of '{name}'.",
+                    remedy=f"Give {ranks} prompts or more, or {_fewer_devices(name)}.",
+                )
+    for source, rows in Counter(sources).items():
+        for role in plan.roles:
+            ranks = role.mesh.axis_size("data")
+            if role.is_trained and rows < ranks:
+                yield ConfigError(
+                    f"data.eval_files: {rows} rows of '{source}' cannot be divided over the {ranks} ranks of"
+                    f" '{role.name}'.",
+                    remedy=f"Give {ranks} or more of each source, or place {role.name} on fewer devices.",
+                )
+
+
+def _layout_error(section: str, engine: str, problem: str, geometry: ModelGeometry) -> ConfigError:
     experts = f", {geometry.experts} experts" if geometry.experts else ""
     is_size = problem.startswith("parallelism.")
     return ConfigError(
@@ -37,8 +98,34 @@ def _error(section: str, engine: str, problem: str, geometry: ModelGeometry) -> 
     )
 
 
-def _section(config: Experiment, role: str) -> str:
+def _section(plan: RunPlan, role: str) -> str:
     """Where a role's layout is set; a reference is laid out as the actor is."""
-    if role in config.roles:
+    if role in plan.config.roles:
         return f"roles.{role}"
-    return role if role in ("critic", "reward") else "actor"
+    return role if role in (CRITIC, "reward") else "actor"
+
+
+def _minibatches(plan: RunPlan, role: RoleSpec, ranks: int) -> Iterator[ConfigError]:
+    """Minibatches of a trained role; further critics are trained as the section `critic` says."""
+    assert role.training is not None, f"{role.name} is not trained"
+    is_further = role.name in plan.config.roles
+    section = CRITIC if is_further or role.name == CRITIC else "actor"
+    batch = plan.config.data.batch_size
+    prompts = role.training.minibatch_size or batch
+    if batch % prompts:
+        close = min((size for size in range(1, batch + 1) if batch % size == 0), key=lambda size: abs(size - prompts))
+        yield ConfigError(
+            f"{section}.minibatch_size={prompts} does not divide data.batch_size={batch}.",
+            remedy=f"Use {close}, or another divisor: both count prompts, over all devices.",
+        )
+    elif prompts < ranks:
+        key = f"{section}.minibatch_size" if role.training.minibatch_size else "data.batch_size"
+        sizes = f"roles.{role.name}" if is_further else section
+        yield ConfigError(
+            f"{key}={prompts} prompts cannot be divided over the {ranks} data-parallel ranks of {role.name}.",
+            remedy=f"Use {ranks} or more, or larger sizes in {sizes}.parallelism.",
+        )
+
+
+def _fewer_devices(role: str) -> str:
+    return f"place {role} on fewer devices (placement.pools, placement.roles.{role})"

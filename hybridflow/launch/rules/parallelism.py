@@ -11,26 +11,25 @@ from hybridflow.config.loop import BackendKind
 from hybridflow.config.training import Training
 from hybridflow.engines.rollout.traits import ROLLOUT_ENGINES
 from hybridflow.engines.training.traits import TRAINING_ENGINES
-from hybridflow.errors import STRICT, ConfigError, Faults
+from hybridflow.errors import ConfigError
 
 _AXES = ("tensor", "pipeline", "virtual_pipeline", "expert", "sequence", "replicas")
 
 
-def check_parallelism(config: Experiment, faults: Faults = STRICT) -> None:
-    """Adds a `ConfigError` for each layout that its engine or its devices cannot have, in every section but `critic`.
+def parallelism_problems(config: Experiment) -> Iterator[ConfigError]:
+    """Layouts that their engine or their devices cannot have, in every section but `critic`.
 
-    Only a dataflow with a critic reads that section: see `role_errors`.
+    Only a dataflow with a critic reads that section: see `layouts.critic_layout_problems`.
     """
-    with faults.caught():
-        check_placement(config)  # layouts are of pools that exist
-        faults.add(*_process_errors(config))
-        rewards = [] if config.reward.model.path is None else ["reward"]
-        for role in ("actor", *rewards, *config.roles):
-            faults.add(*role_errors(config, role))
-        faults.add(*_rollout_errors(config))
+    check_placement(config)  # a layout belongs to a pool
+    yield from _process_errors(config)
+    rewards = [] if config.reward.model.path is None else ["reward"]
+    for role in ("actor", *rewards, *config.roles):
+        yield from role_problems(config, role)
+    yield from _rollout_errors(config)
 
 
-def role_errors(config: Experiment, role: str) -> Iterator[ConfigError]:
+def role_problems(config: Experiment, role: str) -> Iterator[ConfigError]:
     """What the engine of a role, or the devices of its pool, cannot do."""
     training, name = training_of(config, role), f"roles.{role}" if role in config.roles else role
     yield from _engine_errors(name, training)

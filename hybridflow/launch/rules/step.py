@@ -11,9 +11,10 @@ from hybridflow.dataflows.interface import Dataflow
 from hybridflow.errors import ConfigError
 from hybridflow.graph.backend import Noted
 from hybridflow.graph.stand_in import PROMPTS
-from hybridflow.launch.plan.old_logprobs import kl_reads_rollout
+from hybridflow.launch.plan.defaults import kl_reads_rollout
+from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.plan.roles import ACTOR
-from hybridflow.workers.named_functions import ESTIMATOR_COLUMNS, estimator
+from hybridflow.workers.named_functions import ESTIMATOR_COLUMNS
 from hybridflow.workers.policy_update import check_one_step, check_unlearned
 from hybridflow.workers.rollout_correction import check_corrected
 
@@ -23,15 +24,16 @@ _LEARNS = ("update", "supervised_step", "preference_step")
 _PUBLISH = "self.actor.publish_weights(version=self.iteration + 1)"
 
 
-def check_followed(config: Experiment, program: Dataflow, calls: Sequence[Noted]) -> None:
+def check_followed(plan: RunPlan, program: Dataflow, calls: Sequence[Noted]) -> None:
     """Raises `ConfigError` for a step that cannot work, and warns of a step that reports nothing.
 
     `program` has run its first step, which made `calls`.
     """
+    config = plan.config
     name = f"dataflow={config.dataflow}"
     _check_published(name, program, calls)
     if is_own(config.dataflow):
-        _check_estimator(config, name, calls)
+        _check_estimator(plan, name, calls)
         _check_old_logprobs(config, program, calls)
     if program.data == "prompts" and program.last_batch is None:
         logger.warning(
@@ -111,9 +113,11 @@ def _taken(call: Noted) -> set[str]:
     return {column for columns in call.takes.values() for column in columns}
 
 
-def _check_estimator(config: Experiment, name: str, calls: Sequence[Noted]) -> None:
+def _check_estimator(plan: RunPlan, name: str, calls: Sequence[Noted]) -> None:
     """The batch has the columns that the advantage estimator needs."""
-    bound = estimator(config.algorithm)
+    bound = plan.functions.estimator
+    if bound is None:
+        return
     needed = [column for column in ESTIMATOR_COLUMNS if column in bound.needs]
     for call in calls:
         missing = [column for column in needed if column not in _taken(call)]

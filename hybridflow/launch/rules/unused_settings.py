@@ -1,162 +1,154 @@
-"""What a user asked for and does not get, because nothing in the run reads it: told by name, with the reason."""
+"""Rules on settings without effect: what a user set and nothing in the run reads, with the reason."""
 
-import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from itertools import chain
 
 from hybridflow.config import fields
 from hybridflow.config.algorithm import Algorithm, CorrectionLevel, KLPlacement
-from hybridflow.config.experiment import Experiment
 from hybridflow.config.rollout import RolloutKind
 from hybridflow.config.training import TrainingEngine
-from hybridflow.dataflows.interface import Dataflow, learns_from_preferences, learns_from_samples
+from hybridflow.dataflows.interface import learns_from_preferences, learns_from_samples
+from hybridflow.errors import Advice
 from hybridflow.launch.compose.compose import Composed
 from hybridflow.launch.compose.overrides import shown
-from hybridflow.launch.plan.roles import ACTOR, ROLLOUT, RoleSpec
-from hybridflow.workers.actor import ActorWorker
-from hybridflow.workers.critic import CriticWorker
-from hybridflow.workers.named_functions import (
-    PREFERENCE_NUMBERS,
-    PREFERENCE_OFFERS,
-    estimator,
-    policy_loss,
-    preference_loss,
-)
-from hybridflow.workers.reward_function import RewardFunctionWorker
-from hybridflow.workers.reward_model import RewardModelWorker
-from hybridflow.workers.rollout import RolloutWorker
-
-logger = logging.getLogger(__name__)
+from hybridflow.launch.plan.plan import RunPlan
+from hybridflow.launch.plan.roles import ROLLOUT
+from hybridflow.launch.plan.setups import ActorRole, CriticRole, RewardModelRole
+from hybridflow.workers.named_functions import PREFERENCE_NUMBERS, NamedFunction
 
 _OF_A_REWARD_MODEL = ("model", "model_weight", "process", "engine", "parallelism", "microbatch_tokens")
 
 
 @dataclass(frozen=True)
-class Unread:
-    """Settings, or sections with all that is in them `but` some, and why nothing reads them."""
+class Unused:
+    """Settings, or whole sections except for `but`, and why nothing reads them."""
 
     keys: tuple[str, ...]
     why: str
     but: tuple[str, ...] = ()
 
     def covers(self, key: str) -> bool:
-        """Whether it is said of this setting."""
+        """Whether this setting is one of them."""
         return _is_in(key, self.keys) and not _is_in(key, self.but)
 
 
-def warn_of_unread(composed: Composed, dataflow: type[Dataflow], specs: Sequence[RoleSpec]) -> None:
-    """One line for each reason that makes settings of the user's useless; each setting is told once."""
-    config, left = composed.config, _given(composed)
-    by_place = _of_roles(config, specs), _of_rollout(config, dataflow, specs), _of_algorithm(config, dataflow, specs)
-    for unread in chain(*by_place):
-        told = {key: left.pop(key) for key in list(left) if unread.covers(key)}
-        if told:
-            settings = ", ".join(f"{key}={shown(value)}" for key, value in told.items())
-            logger.warning("%s %s without effect: %s", settings, "are" if len(told) > 1 else "is", unread.why)
+def unused_settings(plan: RunPlan) -> Iterator[Advice]:
+    """One warning per reason that makes settings of the user useless; each setting is named once."""
+    left = _given(plan.composed)
+    for unused in (*_of_roles(plan), *_of_rollout(plan), *_of_algorithm(plan)):
+        found = {key: left.pop(key) for key in list(left) if unused.covers(key)}
+        if found:
+            settings = ", ".join(f"{key}={shown(value)}" for key, value in found.items())
+            is_are, it = ("are", "them") if len(found) > 1 else ("is", "it")
+            yield Advice(f"{settings} {is_are} without effect: {unused.why}.", remedy=f"Leave {it} out.")
 
 
 def _given(composed: Composed) -> dict[str, object]:
-    """What the user said, and not the package's own files, where it is not the default anyway."""
-    defaults = {key.path: _plain(key.default) for key in fields.keys()}  # noqa: SIM118 (it is no dict)
+    """The settings that the user gave, apart from the package's own files, and that are not the default anyway."""
+    defaults = {key.path: _plain(key.default) for key in fields.keys()}  # noqa: SIM118 (a function, not a dict)
     flat = composed.flat()
-    return {key: flat[key] for key in sorted(composed.said & flat.keys()) if flat[key] != defaults.get(key)}
+    return {key: flat[key] for key in sorted(composed.user_keys & flat.keys()) if flat[key] != defaults.get(key)}
 
 
 def _plain(value: object) -> object:
     return value.name if isinstance(value, Enum) else value
 
 
-def _of_roles(config: Experiment, specs: Sequence[RoleSpec]) -> Iterator[Unread]:
+def _of_roles(plan: RunPlan) -> Iterator[Unused]:
     """Sections of roles that the run does not have, and layouts and adapters that they do not take."""
-    workers = {spec.worker_class for spec in specs}
-    if CriticWorker not in workers:
-        yield Unread(("critic", "algorithm.value_clip"), f"dataflow={config.dataflow} has no critic")
+    config = plan.config
+    if not any(isinstance(role.setup, CriticRole) for role in plan.roles):
+        yield Unused(("critic", "algorithm.value_clip"), f"dataflow={config.dataflow} has no critic")
     elif config.critic.engine is TrainingEngine.auto:
-        yield Unread(("critic.parallelism",), "critic.engine=auto takes the actor's engine and layout")
-    if not workers & {RewardFunctionWorker, RewardModelWorker}:
-        yield Unread(("reward",), "nothing in this run is judged")
-    elif RewardModelWorker not in workers:
-        yield Unread(tuple(f"reward.{name}" for name in _OF_A_REWARD_MODEL), "reward.model.path names no reward model")
+        yield Unused(("critic.parallelism",), "critic.engine=auto takes the actor's engine and layout")
+    if not any(role.reward is not None for role in plan.roles):
+        yield Unused(("reward",), "this run scores no responses")
+    elif not any(isinstance(role.setup, RewardModelRole) for role in plan.roles):
+        yield Unused(tuple(f"reward.{name}" for name in _OF_A_REWARD_MODEL), "reward.model.path names no reward model")
     for name, training in (("actor", config.actor), ("critic", config.critic)):
         if not training.lora.rank:
-            yield Unread((f"{name}.lora",), f"{name}.lora.rank=0 trains the whole model")
+            yield Unused((f"{name}.lora",), f"{name}.lora.rank=0 trains the whole model")
 
 
-def _of_rollout(config: Experiment, dataflow: type[Dataflow], specs: Sequence[RoleSpec]) -> Iterator[Unread]:
-    """How responses are generated, where none are, or only in evaluation; places of roles that are not there."""
-    has_rollout = any(s.worker_class is RolloutWorker or s.kwargs.get("rollout") is not None for s in specs)
-    if not has_rollout:
-        yield Unread(("rollout",), "this run generates nothing")
-    elif not learns_from_samples(dataflow):
-        yield Unread(
+def _of_rollout(plan: RunPlan) -> Iterator[Unused]:
+    """Settings of a rollout that the run does not have, or has only for evaluation; places of roles it lacks."""
+    config = plan.config
+    if not plan.generates:
+        yield Unused(("rollout",), "this run generates nothing")
+    elif not learns_from_samples(plan.dataflow):
+        yield Unused(
             ("rollout.sampling", "rollout.samples_per_prompt", "rollout.max_logprob_difference"),
-            f"dataflow={config.dataflow} generates for its evaluation alone, as rollout.eval_sampling and"
-            " rollout.eval_samples_per_prompt say",
+            f"dataflow={config.dataflow} generates only for its evaluation, with rollout.eval_sampling and"
+            " rollout.eval_samples_per_prompt",
         )
     engine = config.rollout.engine or RolloutKind.transformers
     others = tuple(f"rollout.{other.name}" for other in RolloutKind if other is not engine)
-    yield Unread(others, f"rollout.engine={engine.name}")
-    names = {spec.name for spec in specs} | ({ROLLOUT} if has_rollout else set())
+    yield Unused(others, f"rollout.engine={engine.name}")
+    names = {role.name for role in plan.roles} | ({ROLLOUT} if plan.generates else set())
     for role in sorted(set(config.placement.roles) - names):
-        yield Unread((f"placement.roles.{role}",), f"this run has no role '{role}'")
+        yield Unused((f"placement.roles.{role}",), f"this run has no role '{role}'")
 
 
-def _of_algorithm(config: Experiment, dataflow: type[Dataflow], specs: Sequence[RoleSpec]) -> Iterator[Unread]:
-    """What the trainer, or the chosen method, does not read of `algorithm`."""
-    name = config.dataflow
+def _of_algorithm(plan: RunPlan) -> Iterator[Unused]:
+    """What the trainer, or the chosen functions, do not read of `algorithm`."""
+    name, dataflow = plan.config.dataflow, plan.dataflow
     if learns_from_samples(dataflow):
         if dataflow.provides is not None:
-            yield Unread(("algorithm.preference",), f"dataflow={name} learns from rewards, not from preferences")
-        algorithms = [s.kwargs.get("algorithm") for s in specs if s.name == ACTOR and s.worker_class is ActorWorker]
-        for algorithm in algorithms:
-            assert isinstance(algorithm, Algorithm), f"an actor without an algorithm: {algorithm}"
-            yield from _of_samples(algorithm)
+            yield Unused(("algorithm.preference",), f"dataflow={name} learns from rewards, not from preferences")
+        if any(isinstance(role.setup, ActorRole) for role in plan.roles):
+            yield from _of_functions(plan)
+            yield from _of_parts(plan.config.algorithm)
     elif learns_from_preferences(dataflow):
-        yield from _of_preferences(config, dataflow)
+        yield from _of_preferences(plan)
     elif dataflow.data == "preferences":
         own = "algorithm.preference.center_coefficient"
-        yield Unread(("algorithm",), f"dataflow={name} ranks pairs, and reads {own} alone", but=(own,))
+        yield Unused(("algorithm",), f"dataflow={name} trains a reward model, which reads only {own}", but=(own,))
     elif dataflow.data == "demonstrations":
-        yield Unread(("algorithm",), f"dataflow={name} imitates, and reads nothing of `algorithm`")
+        yield Unused(("algorithm",), f"dataflow={name} is supervised and reads nothing of `algorithm`")
 
 
-def _of_preferences(config: Experiment, dataflow: type[Dataflow]) -> Iterator[Unread]:
+def _of_preferences(plan: RunPlan) -> Iterator[Unused]:
     """DPO and KTO: other algorithms' settings, and numbers that the loss does not name."""
-    section = "algorithm.preference"
+    section, loss = "algorithm.preference", plan.functions.preference_loss
     sections = (section, "algorithm.loss_settings")
-    yield Unread(("algorithm",), f"dataflow={config.dataflow} reads {' and '.join(sections)} alone", but=sections)
-    yield Unread((f"{section}.center_coefficient",), "it is for reward models (main_reward_model)")
-    loss = preference_loss(config.algorithm, PREFERENCE_OFFERS[dataflow.data])
+    yield Unused(("algorithm",), f"dataflow={plan.config.dataflow} reads only {' and '.join(sections)}", but=sections)
+    yield Unused((f"{section}.center_coefficient",), "it is for reward models (main_reward_model)")
+    if loss is None:
+        return
     numbers = tuple(f"{section}.{name}" for name in PREFERENCE_NUMBERS if name not in loss.parameters)
-    yield Unread(numbers, f"{section}.loss={loss.name} does not read it")
+    yield Unused(numbers, f"{section}.loss={loss.name} does not read it")
     if not loss.parameters & {"chosen_ratios", "rejected_ratios", "ratios"}:
-        yield Unread((f"{section}.reference_free",), f"{section}.loss={loss.name} compares with no reference")
+        yield Unused((f"{section}.reference_free",), f"{section}.loss={loss.name} uses no reference model")
 
 
-def _of_samples(algorithm: Algorithm) -> Iterator[Unread]:
-    """Methods that learn from samples: numbers that estimator and loss do not name, parts that are turned off."""
-    for key, method, numbers in (
-        ("advantage", estimator(algorithm), ("gamma", "lam")),
-        ("policy_loss", policy_loss(algorithm), ("clip_low", "clip_high", "dual_clip")),
-    ):
-        unread = tuple(f"algorithm.{name}" for name in numbers if name not in method.parameters)
-        yield Unread(unread, f"algorithm.{key}={method.name} does not read it")
+def _of_functions(plan: RunPlan) -> Iterator[Unused]:
+    """Numbers that the estimator and the policy loss do not name."""
+    of_estimator, of_loss = ("gamma", "lam"), ("clip_low", "clip_high", "dual_clip")
+    found: tuple[tuple[str, NamedFunction | None, tuple[str, ...]], ...] = (
+        ("advantage", plan.functions.estimator, of_estimator),
+        ("policy_loss", plan.functions.policy_loss, of_loss),
+    )
+    for key, function, numbers in found:
+        if function is not None:
+            unused = tuple(f"algorithm.{name}" for name in numbers if name not in function.parameters)
+            yield Unused(unused, f"algorithm.{key}={function.name} does not read it")
+
+
+def _of_parts(algorithm: Algorithm) -> Iterator[Unused]:
+    """Settings of the parts of an algorithm that are turned off."""
+    kl, correction = "algorithm.kl", "algorithm.correction"
     if algorithm.kl.placement is KLPlacement.none:
-        yield Unread(("algorithm.kl",), "algorithm.kl.placement=none looks at no reference model")
+        yield Unused((kl,), f"{kl}.placement=none uses no reference model")
     else:
         if algorithm.kl.placement is KLPlacement.reward:
-            yield Unread(
-                ("algorithm.kl.allow_k1_loss",), "algorithm.kl.placement=reward puts no divergence in the loss"
-            )
+            yield Unused((f"{kl}.allow_k1_loss",), f"{kl}.placement=reward puts no divergence in the loss")
         if algorithm.kl.target is None:
-            yield Unread(("algorithm.kl.horizon",), "algorithm.kl.target=null keeps the coefficient as it is")
-    correction = "algorithm.correction"
+            yield Unused((f"{kl}.horizon",), f"{kl}.target=null keeps the coefficient constant")
     if algorithm.correction.weights is CorrectionLevel.none:
-        yield Unread((f"{correction}.upper",), f"{correction}.weights=none")
+        yield Unused((f"{correction}.upper",), f"{correction}.weights=none")
     if algorithm.correction.reject is CorrectionLevel.none:
-        yield Unread((f"{correction}.reject_upper", f"{correction}.reject_lower"), f"{correction}.reject=none")
+        yield Unused((f"{correction}.reject_upper", f"{correction}.reject_lower"), f"{correction}.reject=none")
 
 
 def _is_in(key: str, sections: Sequence[str]) -> bool:

@@ -11,7 +11,7 @@ from hybridflow.graph.geometry import laid_out
 from hybridflow.graph.svg import svg_drawing
 from hybridflow.launch.compose.compose import compose_run
 from hybridflow.launch.plan.dataflow import DATAFLOWS
-from hybridflow.launch.step_trace import trace_step
+from hybridflow.launch.step_trace import plan_to_show, trace_step
 
 POOLS = ["trainer.devices=3", "placement.pools.train.devices=2", "placement.pools.judge.devices=1"]
 
@@ -91,8 +91,8 @@ def test_a_page_is_whole_by_itself(page):
 
 
 def test_boxes_and_wires_stay_apart():
-    config = compose_run(["algorithm=safe_rlhf", *POOLS, "placement.roles.cost=judge"], config_name="ppo").config
-    layout = laid_out(trace_step(config))
+    composed = compose_run(["algorithm=safe_rlhf", *POOLS, "placement.roles.cost=judge"], config_name="ppo")
+    layout = laid_out(trace_step(plan_to_show(composed)))
     for box in layout.boxes:
         assert box.x > 0 and box.x + box.width < layout.width and box.y + box.height < layout.height
         for other in layout.boxes:
@@ -116,8 +116,8 @@ def test_a_class_without_a_docstring_is_drawn_without_a_description(tmp_path, ca
 
 
 def test_a_page_is_the_same_every_time():
-    config = compose_run([], config_name="ppo").config
-    assert svg_drawing(trace_step(config)) == svg_drawing(trace_step(config))
+    composed = compose_run([], config_name="ppo")
+    assert svg_drawing(trace_step(plan_to_show(composed))) == svg_drawing(trace_step(plan_to_show(composed)))
 
 
 def test_the_table_has_every_choice_with_its_command(capsys):

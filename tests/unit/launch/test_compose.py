@@ -13,15 +13,14 @@ from hybridflow.config.algorithm import Algorithm
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.roles import RoleKind
 from hybridflow.config.schema import config_directory
-from hybridflow.dataflows.grpo import GRPO
-from hybridflow.dataflows.ppo import PPO
-from hybridflow.errors import ConfigError
+from hybridflow.errors import STRICT, ConfigError
 from hybridflow.launch.compose.compose import Composed, compose_run, parse_command_line
 from hybridflow.launch.compose.presets import SYNONYMS, preset_name, presets
 from hybridflow.launch.plan.dataflow import DATAFLOWS, find_dataflow
-from hybridflow.launch.plan.device_defaults import with_device_defaults
-from hybridflow.launch.prepare import warn_of_followed
-from hybridflow.launch.rules.dataflow import check_dataflow
+from hybridflow.launch.plan.defaults import with_device_defaults
+from hybridflow.launch.rules.algorithm import minibatch_advice
+from hybridflow.launch.rules.all import DATAFLOW_RULES
+from tests.unit.launch.plans import judged, planned
 
 
 def compose(*overrides: str, name: str = "ppo", directory: Path | None = None) -> Composed:
@@ -323,7 +322,7 @@ def test_a_dataflow_without_a_critic_is_not_checked_for_one(tmp_path):
         config = compose(f"dataflow={tmp_path}/alone.py:{name}", *settings).config
         refused = pytest.raises(ConfigError, match=r"critic.engine=single runs a model on one")
         with refused if name == "Judged" else nullcontext():
-            check_dataflow(config, find_dataflow(config.dataflow))
+            STRICT.judge(DATAFLOW_RULES, config, find_dataflow(config.dataflow))
 
 
 def test_paths_are_absolute_in_the_configuration_and_as_written_where_they_are_recorded(tmp_path, monkeypatch):
@@ -335,14 +334,9 @@ def test_paths_are_absolute_in_the_configuration_and_as_written_where_they_are_r
         assert (recorded.flat()["model.path"], recorded.flat()["trainer.run_dir"]) == ("model", "out")
 
 
-def test_minibatches_that_follow_are_warned_of_with_the_learning_rate_that_stays(caplog):
-    warn_of_followed(compose("data.batch_size=64"), PPO)
-    assert not caplog.records
-    warn_of_followed(compose("data.batch_size=8"), PPO)
-    assert (
-        "actor.minibatch_size=8 was set to data.batch_size=8; actor.optimizer.learning_rate=0.0003 was" in caplog.text
-    )
-    assert "critic.minibatch_size=8 was set" in caplog.text
-    caplog.clear()
-    warn_of_followed(compose("algorithm=grpo", "data.batch_size=8"), GRPO)
-    assert "critic" not in caplog.text and "actor.minibatch_size=8 was set" in caplog.text
+def test_minibatches_that_follow_are_warned_of_with_the_learning_rate_that_stays():
+    assert not judged(planned("data.batch_size=64"), minibatch_advice)
+    actor, critic = judged(planned("data.batch_size=8"), minibatch_advice)
+    assert actor.message.startswith("actor.minibatch_size=8 was set to fit data.batch_size=8; actor.optimizer")
+    assert critic.message.startswith("critic.minibatch_size=8 was set")
+    assert len(judged(planned("algorithm=grpo", "data.batch_size=8"), minibatch_advice)) == 1

@@ -9,9 +9,9 @@ from hybridflow.config.model import Dtype
 from hybridflow.config.rollout import RolloutKind
 from hybridflow.errors import ConfigError, ResourceError
 from hybridflow.launch.compose.compose import compose_run
-from hybridflow.launch.plan import device_defaults
+from hybridflow.launch.plan import defaults
+from hybridflow.launch.plan.defaults import resolved, with_device_defaults
 from hybridflow.launch.plan.device import find_device
-from hybridflow.launch.plan.device_defaults import resolved, with_device_defaults
 
 
 def composed(*overrides: str):
@@ -20,7 +20,7 @@ def composed(*overrides: str):
 
 @pytest.fixture(params=[True, False], ids=["with vllm", "without vllm"])
 def has_vllm(request, monkeypatch):
-    monkeypatch.setattr(device_defaults, "find_spec", lambda name: object() if request.param else None)
+    monkeypatch.setattr(defaults, "find_spec", lambda name: object() if request.param else None)
     return request.param
 
 

@@ -7,12 +7,10 @@ from typing import NamedTuple
 import pytest
 
 from hybridflow.config.loop import Trainer
-from hybridflow.dataflows.grpo import GRPO
 from hybridflow.errors import ResourceError
-from hybridflow.launch.compose.compose import compose_run
-from hybridflow.launch.plan.roles import plan_roles
-from hybridflow.launch.rules.disk_space import check_room
+from hybridflow.launch.rules.resources import run_directory_problems
 from hybridflow.models.geometry import parameter_count, read_geometry
+from tests.unit.launch.plans import judged, planned
 
 
 class Usage(NamedTuple):
@@ -23,8 +21,7 @@ class Usage(NamedTuple):
 
 def room(toy: Path, directory: Path, *settings: str) -> None:
     words = ["algorithm=grpo", "task=calculator", "rollout.samples_per_prompt=2", f"model.path={toy}", *settings]
-    config = compose_run(words, config_name="ppo").config
-    check_room(config, plan_roles(config, GRPO), directory)
+    judged(planned(*words, f"trainer.run_dir={directory}"), run_directory_problems)
 
 
 @pytest.fixture

@@ -14,10 +14,10 @@ from rich.console import Console
 
 from hybridflow.errors import ResourceError, WorkerError
 from hybridflow.launch import execute as execute_module
-from hybridflow.launch import prepare as prepare_module
+from hybridflow.launch import run_directory
 from hybridflow.launch.compose.compose import Composed
 from hybridflow.launch.execute import execute
-from hybridflow.launch.farewell import say_restored
+from hybridflow.launch.messages import say_restored
 from hybridflow.observability.ending import Ending, read_ending, write_ending
 from hybridflow.trainer import main_ppo
 from tests.toys import MakeToy
@@ -77,7 +77,7 @@ def test_an_earlier_run_is_put_back_if_its_directory_cannot_be_opened(words, res
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(prepare_module, "config_text", full)
+        patched.setattr(run_directory, "config_text", full)
         with pytest.raises(OSError, match="No space"):
             words.prepared("run", f"trainer.resume={resume}")
     assert contents(directory) == before

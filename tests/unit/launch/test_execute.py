@@ -17,9 +17,10 @@ from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore
 from hybridflow.elastic.export import export_model
 from hybridflow.elastic.recovery import resolve_resume
 from hybridflow.errors import CheckpointError, ConfigError, WorkerError
-from hybridflow.launch import prepare as prepare_module
+from hybridflow.launch import run_directory
 from hybridflow.launch.compose.compose import compose_run
-from hybridflow.launch.execute import Finished, _Reporting, execute
+from hybridflow.launch.execute import _Reporting, execute
+from hybridflow.launch.messages import Finished
 from hybridflow.launch.prepare import Prepared, prepare
 from hybridflow.observability.ending import Ending
 from hybridflow.trainer import main_ppo
@@ -290,7 +291,7 @@ def test_the_same_command_twice_is_refused_while_the_first_is_still_reading_its_
         second.append(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False))
         return resolve_resume(resume, store, total_steps)
 
-    monkeypatch.setattr(prepare_module, "resolve_resume", slow)
+    monkeypatch.setattr(run_directory, "resolve_resume", slow)
     prepared = words.prepared("twice", f"trainer.resume={first}")
     assert second[0].returncode == 2
     assert "is being written by another process" in " ".join(second[0].stderr.split())

@@ -3,12 +3,10 @@
 import pytest
 
 from hybridflow.config.loop import ResumeChanged
-from hybridflow.dataflows.grpo import GRPO
 from hybridflow.elastic.compatibility import Fingerprints, check_unchanged
 from hybridflow.errors import CheckpointError
-from hybridflow.launch.compose.compose import compose_run
-from hybridflow.launch.inputs import fingerprints
-from hybridflow.launch.plan.roles import plan_roles
+from hybridflow.launch.resume import fingerprints
+from tests.unit.launch.plans import planned
 
 WORDS = [
     "algorithm=grpo", "data={train_files: [sums.jsonl, more.jsonl], max_prompt_tokens: 8, max_response_tokens: 4}",
@@ -24,9 +22,9 @@ def test_a_copy_of_a_run_is_compared_with_the_files_that_it_reads_there(tmp_path
         (folder / "more.jsonl").write_text("{}")
         (folder / "judge.py").write_text("def right(completions, **columns): return [0.0] * len(completions)")
         monkeypatch.chdir(folder)
-        composed = compose_run(WORDS, config_name="ppo")
-        assert composed.config.data.train_files == [str(folder / "sums.jsonl"), str(folder / "more.jsonl")]
-        return fingerprints(composed, plan_roles(composed.config, GRPO))
+        plan = planned(*WORDS)
+        assert plan.config.data.train_files == [str(folder / "sums.jsonl"), str(folder / "more.jsonl")]
+        return fingerprints(plan)
 
     first = taken("first", '{"prompt": "1+1="}')
     assert {"sums.jsonl", "more.jsonl", "judge.py"} <= first.keys()

@@ -1,7 +1,6 @@
 """Model directories that cannot work are refused before anything starts, in words that name the file and the value."""
 
 import json
-import logging
 import math
 import shutil
 from collections.abc import Callable
@@ -9,19 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from hybridflow.dataflows.grpo import GRPO
-from hybridflow.errors import EngineError
-from hybridflow.launch.compose.compose import compose_run
-from hybridflow.launch.plan.roles import plan_roles
-from hybridflow.launch.rules.preflight import check_run
+from hybridflow.errors import Advice, EngineError
+from hybridflow.launch.rules.models import directory_problems, tokenizer_problems
+from tests.unit.launch.plans import judged, planned
 
 Edit = Callable[[dict], object]
 
 
-def check(directory: Path) -> None:
+def check(directory: Path) -> list[Advice]:
     words = ["algorithm=grpo", "task=calculator", "rollout.samples_per_prompt=2", f"model.path={directory}"]
-    config = compose_run(words, config_name="ppo").config
-    check_run(config, plan_roles(config, GRPO))
+    return judged(planned(*words), directory_problems, tokenizer_problems)
 
 
 @pytest.fixture
@@ -53,7 +49,7 @@ def write(path: Path, **changes: object) -> None:
         ({"model_type": ["llama"]}, r"model_type=\['llama'\], which is not text"),
         ({"eos_token_id": 10**6}, "eos_token_id=1000000, but '1000000' is not a token of the model"),
         ({"eos_token_id": "</s>"}, "'eos_token_id' with value '</s>'"),
-        ({"quantization_config": {"quant_method": "bitsandbytes"}}, r"are quantised \(bitsandbytes\)"),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, r"are quantized \(bitsandbytes\)"),
     ],
 )
 def test_a_wrong_config_is_refused(model, changes, found):
@@ -99,9 +95,7 @@ def test_an_index_that_is_none_is_refused(model, index):
     assert "safetensors" in caught.value.remedy
 
 
-def test_layers_that_the_config_does_not_have_are_named(model, caplog):
+def test_layers_that_the_config_does_not_have_are_named(model):
     write(model / "config.json", num_hidden_layers=1)
-    with caplog.at_level(logging.WARNING, logger="hybridflow"):
-        check(model)
-    (told,) = [record.getMessage() for record in caplog.records if "layers" in record.getMessage()]
-    assert "the weights have layers 1 to 1" in told and "num_hidden_layers=1" in told
+    (advice,) = check(model)
+    assert "the weights have layers 1 to 1" in advice.message and "num_hidden_layers=1" in advice.message

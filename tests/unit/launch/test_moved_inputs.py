@@ -10,14 +10,16 @@ from pathlib import Path
 import pytest
 
 from hybridflow.config.user_code import load_member
-from hybridflow.dataflows.grpo import GRPO
 from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore
 from hybridflow.elastic.compatibility import Fingerprints
 from hybridflow.errors import CheckpointError
-from hybridflow.launch.compose.compose import Composed, compose_run
-from hybridflow.launch.inputs import fingerprints
-from hybridflow.launch.plan.roles import plan_roles
-from hybridflow.launch.resumption import Changes, check_resumable
+from hybridflow.launch.plan.data_streams import RunData
+from hybridflow.launch.plan.plan import RunPlan
+from hybridflow.launch.resume import Changes, check_resumable, fingerprints
+from hybridflow.models.loading import resolve_model_path
+from hybridflow.models.tokenizers import load_tokenizer
+from tests.unit.elastic.parts import written_by
+from tests.unit.launch.plans import planned
 
 WORDS = [
     "algorithm=grpo",
@@ -36,26 +38,35 @@ def folder(tmp_path, monkeypatch):
         for name in ("sums.jsonl", "chat.jinja", "model/config.json"):
             (tmp_path / place / name).write_text(f'{{"n": {sign}}}')
         for name in ("right.py", "wrong.py"):
-            (tmp_path / place / name).write_text(f"SIGN = {sign}  # {name}")
+            (tmp_path / place / name).write_text(
+                f"SIGN = {sign}  # {name}\n\n\ndef loss(logprobs):\n    return logprobs\n"
+            )
     shutil.copytree(tmp_path / "first", tmp_path / "same")
     return tmp_path
 
 
-def composed(words: Sequence[str]) -> tuple[Composed, Fingerprints]:
-    run = compose_run([*WORDS, *words], config_name="ppo")
-    return run, fingerprints(run, plan_roles(run.config, GRPO))
+def with_inputs(words: Sequence[str]) -> tuple[RunPlan, Fingerprints]:
+    plan = planned(*WORDS, *words)
+    return plan, fingerprints(plan)
 
 
 def saved(folder: Path, *words: str) -> Checkpoint:
-    """A checkpoint of no role that knows the settings and inputs of a run."""
-    store, (run, inputs) = CheckpointStore(folder / "run"), composed(words)
-    state = {"config": run.redacted(), "inputs": inputs, "streams": {}}
-    return store.open(store.save(1, lambda directory: {}, state))
+    """A checkpoint that knows the settings and inputs of a run."""
+    store, (plan, inputs) = CheckpointStore(folder / "run"), with_inputs(words)
+    state = {"config": plan.composed.redacted(), "inputs": inputs, "streams": {}}
+
+    def write(directory: Path):
+        (directory / "actor").mkdir()
+        (directory / "actor" / "weights").write_text("1")
+        return written_by(directory, "actor")
+
+    return store.open(store.save(1, write, state))
 
 
 def resumed(checkpoint: Checkpoint, *words: str) -> Changes:
-    run, inputs = composed(words)
-    return check_resumable(checkpoint, run, inputs, {}, [])
+    plan, inputs = with_inputs(words)
+    tokenizer = load_tokenizer(resolve_model_path("builtin:calculator"), pad_token=None)
+    return check_resumable(checkpoint, plan, RunData({}, None, None, tokenizer, []), inputs)
 
 
 def refused(checkpoint: Checkpoint, *words: str) -> str:

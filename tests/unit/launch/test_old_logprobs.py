@@ -6,35 +6,30 @@ from hybridflow.errors import ConfigError
 from hybridflow.launch.compose.compose import compose_run
 from hybridflow.launch.compose.presets import config_for
 from hybridflow.launch.plan.dataflow import find_dataflow, make_settings
-from hybridflow.launch.plan.device_defaults import resolved
-from hybridflow.launch.plan.old_logprobs import say_old_logprobs, wants_old_logprobs
+from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.step_trace import trace_step
+from tests.unit.launch import plans
 
 ONE_STEP = ("actor.minibatch_size=null", "actor.epochs=1")
 POLICIES = ("ppo", "grpo", "remax", "dapo", "pf_ppo", "ppo_ptx", "safe_rlhf")
 ROLLOUT = "algorithm.old_logprobs=rollout"
 
 
-def composed(*overrides: str, algorithm: str = "grpo"):
+def planned(*overrides: str, algorithm: str = "grpo"):
     chosen = config_for(algorithm)
-    composed = compose_run([*chosen.overrides, *ONE_STEP, *overrides], config_name=chosen.config_name)
-    return resolved(composed.config, "cpu")
+    return plans.planned(*chosen.overrides, *ONE_STEP, *overrides, name=chosen.config_name)
 
 
-def wants(config) -> bool:
-    return wants_old_logprobs(config, find_dataflow(config.dataflow))
-
-
-def has_the_pass(config) -> bool:
-    return ("actor", "logprobs") in {(call.role, call.method) for call in trace_step(config).calls}
+def has_the_pass(plan: RunPlan) -> bool:
+    return ("actor", "logprobs") in {(call.role, call.method) for call in trace_step(plan).calls}
 
 
 @pytest.mark.parametrize("algorithm", POLICIES)
 def test_one_optimizer_step_per_batch_needs_no_pass_in_any_dataflow(algorithm):
-    assert not has_the_pass(composed(algorithm=algorithm))
-    assert has_the_pass(composed("algorithm.old_logprobs=recompute", algorithm=algorithm))
-    assert has_the_pass(composed("actor.minibatch_size=32", algorithm=algorithm))
-    assert not has_the_pass(composed("actor.minibatch_size=32", ROLLOUT, algorithm=algorithm))
+    assert not has_the_pass(planned(algorithm=algorithm))
+    assert has_the_pass(planned("algorithm.old_logprobs=recompute", algorithm=algorithm))
+    assert has_the_pass(planned("actor.minibatch_size=32", algorithm=algorithm))
+    assert not has_the_pass(planned("actor.minibatch_size=32", ROLLOUT, algorithm=algorithm))
 
 
 @pytest.mark.parametrize(
@@ -64,13 +59,13 @@ def test_one_optimizer_step_per_batch_needs_no_pass_in_any_dataflow(algorithm):
     ids=str,
 )
 def test_the_pass_is_made_where_something_reads_it_before_the_update(overrides, by_auto, by_rollout):
-    assert wants(composed(*overrides)) is by_auto
-    assert wants(composed(*overrides, ROLLOUT)) is by_rollout
-    assert wants(composed(*overrides, "algorithm.old_logprobs=recompute"))
+    assert planned(*overrides).wants_old_logprobs is by_auto
+    assert planned(*overrides, ROLLOUT).wants_old_logprobs is by_rollout
+    assert planned(*overrides, "algorithm.old_logprobs=recompute").wants_old_logprobs
 
 
 def test_weights_compare_and_need_the_pass():
-    assert wants(composed("algorithm.correction.weights=token"))
+    assert planned("algorithm.correction.weights=token").wants_old_logprobs
 
 
 def test_an_estimator_of_the_users_own_gets_what_it_names(tmp_path):
@@ -79,20 +74,20 @@ def test_an_estimator_of_the_users_own_gets_what_it_names(tmp_path):
         "def plain(rewards, mask):\n    return rewards\n\n\n"
         "def looks_back(rewards, mask, old_logprobs=None):\n    return rewards - old_logprobs\n"
     )
-    assert not wants(composed(f"algorithm.advantage={file}:plain"))
-    assert wants(composed(f"algorithm.advantage={file}:looks_back"))
+    assert not planned(f"algorithm.advantage={file}:plain").wants_old_logprobs
+    assert planned(f"algorithm.advantage={file}:looks_back").wants_old_logprobs
 
 
 @pytest.mark.parametrize("algorithm", ["sft", "dpo", "kto", "reward_model"])
 def test_what_samples_nothing_is_left_alone(algorithm):
     chosen = config_for(algorithm)
-    assert wants(compose_run(chosen.overrides, config_name=chosen.config_name).config)
+    assert plans.planned(*chosen.overrides, name=chosen.config_name).wants_old_logprobs
 
 
 @pytest.mark.parametrize("text", ["algorithm.correction.bypass=true", "algorithm.correction={bypass: true}"])
 def test_the_bypass_of_old_names_its_successor(text, tmp_path):
     with pytest.raises(ConfigError, match=r"no setting 'algorithm\.correction\.bypass'") as caught:
-        composed(text)
+        planned(text)
     assert "algorithm.old_logprobs=rollout" in caught.value.remedy
     (tmp_path / "team.yaml").write_text("defaults: [ppo, _self_]\nalgorithm: {correction: {bypass: true}}\n")
     with pytest.raises(ConfigError, match=r"no setting 'algorithm\.correction\.bypass'") as caught:
@@ -122,8 +117,7 @@ def test_the_dataflows_setting_of_old_names_its_successor():
 )
 def test_the_log_says_what_auto_became(overrides, line, caplog):
     caplog.set_level("INFO", "hybridflow")
-    config = composed(*overrides)
-    say_old_logprobs(config, find_dataflow(config.dataflow))
+    planned(*overrides)
     assert [record.getMessage() for record in caplog.records] == (
         [] if line is None else [f"algorithm.old_logprobs=auto: {line}"]
     )

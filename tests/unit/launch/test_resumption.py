@@ -8,7 +8,7 @@ from hybridflow.config.loop import ResumeChanged
 from hybridflow.data.loader import BatchStream
 from hybridflow.data.order import Epochs, GrowingWindow, Mixture, Order
 from hybridflow.errors import CheckpointError
-from hybridflow.launch.resumption import changed_rows
+from hybridflow.launch.resume import changed_rows
 
 
 def stream(rows: int, order: Order | None = None) -> BatchStream:

@@ -56,7 +56,7 @@ class Planned:
 
     def told(self, role: str, name: str):
         """What a role's worker is given under a name."""
-        return self.specs[role].kwargs[name]
+        return self.specs[role].arguments[name]
 
 
 def configured(*overrides: str, name: str = "ppo") -> Experiment:
@@ -89,7 +89,7 @@ def test_a_reference_is_there_when_the_divergence_counts(placement):
 def test_the_reference_of_a_policy_with_an_adapter_is_the_policy_without_it():
     specs = planned(PPO, "actor.lora.rank=4", "algorithm.kl.placement=loss").specs
     reference = specs["reference"]
-    assert reference.view_of == "actor" and reference.methods == {"logprobs": "reference_logprobs"}
+    assert reference.view_of == "actor"
     assert reference.model is None and reference.training is None and not reference.is_trained
 
 

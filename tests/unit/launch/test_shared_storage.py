@@ -8,12 +8,11 @@ import pytest
 from hybridflow.controller.backends import BackendOptions, make_backend
 from hybridflow.controller.resource_pool import ResourcePool
 from hybridflow.errors import ConfigError, ResourceError
-from hybridflow.launch.compose.compose import compose_run
-from hybridflow.launch.plan.dataflow import find_dataflow
-from hybridflow.launch.plan.roles import plan_roles
-from hybridflow.launch.shared_storage import check_outlives_job, meet_nodes, read_directories
+from hybridflow.launch.rules.resources import run_directory_problems
+from hybridflow.launch.shared_storage import meet_nodes, read_directories
 from hybridflow.workers import storage_check
 from hybridflow.workers.storage_check import sizes_of
+from tests.unit.launch.plans import judged, planned
 
 SETTINGS = ["task=calculator", "algorithm=grpo"]
 
@@ -78,16 +77,13 @@ def test_only_what_the_roles_read_from_this_file_system_is_looked_for(model, run
     monkeypatch.chdir(model.parent)
     shutil.copytree(model, model.with_name("unused"))
     words = ["model.path=model", "critic.model.path=unused", "model.tokenizer_path=org/name"]  # GRPO has no critic
-    composed = compose_run([*SETTINGS, *words], config_name="ppo")
-    specs = plan_roles(composed.config, find_dataflow(composed.config.dataflow))
-    found = read_directories(composed.config, specs, run_dir, None)
+    found = read_directories(planned(*SETTINGS, *words), None)
     assert found == {"model.path": (model, {"config.json": 2, "model.safetensors": 7})}
 
 
 def test_a_run_directory_in_a_submitted_jobs_copy_of_its_working_directory_is_refused(tmp_path):
     copy = tmp_path / "session" / "runtime_resources" / "working_dir_files" / "_ray_pkg_1"
-    with pytest.raises(
-        ConfigError, match="Ray makes on each node for this job.*absolute trainer.run_dir on storage that all nodes"
-    ):
-        check_outlives_job(copy / "runs" / "first")
-    check_outlives_job(tmp_path / "runs" / "first")
+    words = ["algorithm=grpo", "task=calculator"]
+    with pytest.raises(ConfigError, match="Ray makes on each node for this job.*absolute trainer.run_dir on storage"):
+        judged(planned(*words, f"trainer.run_dir={copy / 'runs' / 'first'}"), run_directory_problems)
+    judged(planned(*words, f"trainer.run_dir={tmp_path / 'runs' / 'first'}"), run_directory_problems)

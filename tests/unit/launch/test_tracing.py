@@ -6,16 +6,16 @@ import pytest
 import torch
 
 from hybridflow.batch import Batch
-from hybridflow.config.experiment import Experiment
 from hybridflow.dataflows.interface import learns_from_samples
 from hybridflow.errors import BatchError, ConfigError
 from hybridflow.graph.schedule import ancestors, at_once, times, without_implied
 from hybridflow.graph.trace import DRIVER, Trace
 from hybridflow.launch.compose.compose import compose_run
 from hybridflow.launch.compose.presets import config_for
-from hybridflow.launch.plan import device_defaults
+from hybridflow.launch.plan import defaults
 from hybridflow.launch.plan.dataflow import DATAFLOWS, find_dataflow
-from hybridflow.launch.step_trace import check_step, trace_step
+from hybridflow.launch.plan.plan import RunPlan
+from hybridflow.launch.step_trace import check_step, plan_to_show, trace_step
 
 POOLS = ["trainer.devices=3", "placement.pools.train.devices=2", "placement.pools.judge.devices=1"]
 MINE = """
@@ -51,13 +51,13 @@ class Imitation(Dataflow):
 """
 
 
-def composed(*overrides: str, dataflow: str | None = None) -> Experiment:
+def shown(*overrides: str, dataflow: str | None = None) -> RunPlan:
     chosen = config_for(dataflow)
-    return compose_run([*chosen.overrides, *overrides], config_name=chosen.config_name).config
+    return plan_to_show(compose_run([*chosen.overrides, *overrides], config_name=chosen.config_name))
 
 
 def traced(*overrides: str, dataflow: str | None = None) -> Trace:
-    return trace_step(composed(*overrides, dataflow=dataflow))
+    return trace_step(shown(*overrides, dataflow=dataflow))
 
 
 def names_by_time(trace: Trace) -> list[set[str]]:
@@ -159,7 +159,7 @@ def test_a_dataflow_of_the_users_own_runs_on_made_up_answers(tmp_path):
 
 def test_a_drawing_for_a_cpu_has_the_engines_of_a_cpu_on_a_machine_with_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(device_defaults, "find_spec", lambda name: object())  # as where vLLM is installed
+    monkeypatch.setattr(defaults, "find_spec", lambda name: object())  # as where vLLM is installed
     engines = []
     for device in ("cpu", "auto"):
         roles = traced(f"trainer.device={device}", dataflow="grpo").roles
@@ -231,7 +231,7 @@ def test_a_step_that_cannot_work_is_refused_before_it_costs_anything(tmp_path, l
     file = own(tmp_path, STEP.replace(line, instead))
     for check in (
         lambda name: traced(RLOO, dataflow=name),
-        lambda name: check_step(composed(RLOO, dataflow=name), ROWS),
+        lambda name: check_step(shown(RLOO, dataflow=name), ROWS),
     ):
         with pytest.raises(ConfigError) as caught:
             check(f"{file}:Mine")
@@ -258,18 +258,18 @@ ONE_STEP = ("actor.minibatch_size=null", "actor.epochs=1")
 def test_a_step_without_the_log_probabilities_that_its_update_needs_is_refused(tmp_path, overrides, message, remedy):
     file = own(tmp_path, WITHOUT_LOGPROBS)
     with pytest.raises(ConfigError, match=message) as caught:
-        check_step(composed(RLOO, *overrides, dataflow=f"{file}:Mine"), ROWS)
+        check_step(shown(RLOO, *overrides, dataflow=f"{file}:Mine"), ROWS)
     assert remedy in caught.value.remedy
-    check_step(composed(RLOO, *overrides, dataflow=f"{own(tmp_path / 'whole', STEP)}:Mine"), ROWS)
+    check_step(shown(RLOO, *overrides, dataflow=f"{own(tmp_path / 'whole', STEP)}:Mine"), ROWS)
 
 
 def test_a_step_without_log_probabilities_is_fine_where_nothing_needs_them(tmp_path):
     file = own(tmp_path, WITHOUT_LOGPROBS)
-    check_step(composed(RLOO, *ONE_STEP, dataflow=f"{file}:Mine"), ROWS)
+    check_step(shown(RLOO, *ONE_STEP, dataflow=f"{file}:Mine"), ROWS)
     several = ("data.batch_size=8", "actor.minibatch_size=4", "actor.epochs=1")
-    check_step(composed(RLOO, *several, "algorithm.old_logprobs=rollout", dataflow=f"{file}:Mine"), ROWS)
+    check_step(shown(RLOO, *several, "algorithm.old_logprobs=rollout", dataflow=f"{file}:Mine"), ROWS)
     first = WITHOUT_LOGPROBS.replace("self.actor.update(batch)", "self.actor.update(batch.take([0, 1]))")
-    check_step(composed(RLOO, *several, dataflow=f"{own(tmp_path / 'few', first)}:Mine"), ROWS)
+    check_step(shown(RLOO, *several, dataflow=f"{own(tmp_path / 'few', first)}:Mine"), ROWS)
 
 
 @pytest.mark.parametrize(
@@ -286,14 +286,12 @@ def test_a_kl_penalty_in_the_reward_reads_the_rollout_only_where_that_is_right(t
     step = WITHOUT_LOGPROBS.replace(
         "self.reward.score(batch)", "self.reward.score(batch), self.reference.logprobs(batch)"
     )
-    config = composed(
-        RLOO, *ONE_STEP, "algorithm.kl.placement=reward", *overrides, dataflow=f"{own(tmp_path, step)}:Mine"
-    )
+    plan = shown(RLOO, *ONE_STEP, "algorithm.kl.placement=reward", *overrides, dataflow=f"{own(tmp_path, step)}:Mine")
     if is_fine:
-        check_step(config, ROWS)
+        check_step(plan, ROWS)
         return
     with pytest.raises(ConfigError, match="placement=reward needs the column 'old_logprobs'") as caught:
-        check_step(config, ROWS)
+        check_step(plan, ROWS)
     assert "batch.join(self.actor.logprobs(batch))" in caught.value.remedy
 
 
@@ -301,7 +299,7 @@ def test_a_second_update_of_the_same_samples_needs_the_log_probabilities_of_befo
     again = "self.actor.update(batch).result()\nmetrics = self.actor.update"
     file = own(tmp_path, WITHOUT_LOGPROBS.replace("metrics = self.actor.update", again))
     with pytest.raises(ConfigError, match="has learned since its samples were drawn") as caught:
-        check_step(composed(RLOO, *ONE_STEP, dataflow=f"{file}:Mine"), ROWS)
+        check_step(shown(RLOO, *ONE_STEP, dataflow=f"{file}:Mine"), ROWS)
     assert "before the step's first call of actor.update" in caught.value.remedy
 
 
@@ -318,7 +316,7 @@ def test_a_misspelt_setting_or_role_of_the_step_is_refused_before_the_run(tmp_pa
     mine = path.read_text().replace("    def step", f"{settings}\n    def step", 1)
     path.write_text(f"from dataclasses import dataclass\n{mine}")
     with pytest.raises(ConfigError, match=message) as caught:
-        check_step(composed(RLOO, dataflow=f"{path}:Mine"), ROWS)
+        check_step(shown(RLOO, dataflow=f"{path}:Mine"), ROWS)
     assert remedy in caught.value.remedy
 
 
@@ -354,24 +352,24 @@ def test_an_annotation_that_names_nothing_is_an_error_of_ours(tmp_path):
 
 def test_a_step_that_made_up_answers_break_does_not_stop_a_run(tmp_path):
     file = own(tmp_path, "return {'x': 1 / 0}")
-    check_step(composed(dataflow=f"{file}:Mine"), ROWS)
+    check_step(shown(dataflow=f"{file}:Mine"), ROWS)
 
 
-def test_a_step_may_read_what_its_dataflow_worked_out_before(tmp_path):
+def test_a_step_may_read_what_its_dataflow_computed_before(tmp_path):
     first = "assert (prompts.row('level') == 2 * prompts.row('uid')).all()\n"
     path = Path(own(tmp_path, first + STEP))
-    worked_out = "\n    def precompute(self, rows):\n        return {'level': 2 * rows.row('uid')}\n"
-    path.write_text(path.read_text().replace("    def step", f"{worked_out}\n    def step", 1))
-    check_step(composed(RLOO, dataflow=f"{path}:Mine"), ROWS)
+    computed = "\n    def precompute(self, rows):\n        return {'level': 2 * rows.row('uid')}\n"
+    path.write_text(path.read_text().replace("    def step", f"{computed}\n    def step", 1))
+    check_step(shown(RLOO, dataflow=f"{path}:Mine"), ROWS)
 
 
 def test_a_step_may_read_further_columns_of_the_data(tmp_path):
     levels = "assert prompts.object('level') == ['easy', 'hard', 'easy', 'hard']\n"
     file = own(tmp_path, levels + STEP)
-    check_step(composed(RLOO, dataflow=f"{file}:Mine"), ROWS)
+    check_step(shown(RLOO, dataflow=f"{file}:Mine"), ROWS)
     with pytest.raises(BatchError, match="needs the columns \\['colour'\\]"):
         check_step(
-            composed(RLOO, dataflow=f"{own(tmp_path / 'other', levels.replace('level', 'colour') + STEP)}:Mine"), ROWS
+            shown(RLOO, dataflow=f"{own(tmp_path / 'other', levels.replace('level', 'colour') + STEP)}:Mine"), ROWS
         )
 
 

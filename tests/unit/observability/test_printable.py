@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hybridflow.errors import DataError
-from hybridflow.launch.failure import say_failure
+from hybridflow.launch.messages import say_failure
 from hybridflow.observability.logs import configure_logging
 from hybridflow.observability.printable import PlainConsole, printable
 from hybridflow.observability.report import write_report

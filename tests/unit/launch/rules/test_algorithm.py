@@ -6,10 +6,10 @@ import pytest
 
 from hybridflow.config.training import TrainingEngine
 from hybridflow.dataflows.interface import Dataflow
-from hybridflow.errors import ConfigError
+from hybridflow.errors import STRICT, ConfigError, Faults
 from hybridflow.launch.plan.dataflow import DATAFLOWS, find_dataflow
-from hybridflow.launch.rules.algorithm import algorithm_errors
-from hybridflow.launch.rules.dataflow import check_dataflow
+from hybridflow.launch.rules.algorithm import algorithm_problems
+from hybridflow.launch.rules.all import DATAFLOW_RULES
 from tests.unit.config.experiments import experiment
 
 OWN = f"{Path(__file__).parents[4]}/recipes/custom_dataflow.py:BestOfN"
@@ -115,7 +115,7 @@ def dataflow_of(name: str, kind: str) -> type[Dataflow]:
 def test_a_conflict_is_explained(settings, message, remedy, kind):
     config = experiment(settings)
     with pytest.raises(ConfigError) as caught:
-        check_dataflow(config, dataflow_of(config.dataflow, kind))
+        STRICT.judge(DATAFLOW_RULES, config, dataflow_of(config.dataflow, kind))
     assert message in caught.value.message
     assert remedy in caught.value.remedy
 
@@ -123,30 +123,31 @@ def test_a_conflict_is_explained(settings, message, remedy, kind):
 @pytest.mark.parametrize("settings", FINE, ids=[", ".join(settings) for settings in FINE])
 def test_what_can_work_passes(settings, kind):
     config = experiment(settings)
-    check_dataflow(config, dataflow_of(config.dataflow, kind))
+    STRICT.judge(DATAFLOW_RULES, config, dataflow_of(config.dataflow, kind))
 
 
 def test_a_class_may_provide_more_than_an_estimator_reads_and_nothing_unknown():
     ppo = find_dataflow("ppo")
     both = type("Both", (ppo,), {"provides": ("values", "baselines")})
     for advantage in ("gae", "remax"):
-        check_dataflow(experiment({"algorithm.advantage": advantage}), both)
+        STRICT.judge(DATAFLOW_RULES, experiment({"algorithm.advantage": advantage}), both)
     with pytest.raises(ConfigError, match="cannot use algorithm.advantage=grpo"):
-        check_dataflow(experiment({"algorithm.advantage": "grpo"}), both)
+        STRICT.judge(DATAFLOW_RULES, experiment({"algorithm.advantage": "grpo"}), both)
     with pytest.raises(ConfigError, match="provides names 'value'") as caught:
-        check_dataflow(experiment({}), type("Misspelt", (ppo,), {"provides": ("value",)}))
+        STRICT.judge(DATAFLOW_RULES, experiment({}), type("Misspelt", (ppo,), {"provides": ("value",)}))
     assert "values, baselines" in caught.value.remedy
 
 
 def test_a_class_that_declares_nothing_chooses_its_losses_itself():
     own = type("Own", (find_dataflow("kto"),), {"provides": None})
-    check_dataflow(experiment({"data.train_files": ["rows.jsonl"]}), own)
+    STRICT.judge(DATAFLOW_RULES, experiment({"data.train_files": ["rows.jsonl"]}), own)
 
 
 def test_all_errors_are_told():
     config = experiment({"dataflow": "grpo", "rollout.sampling.temperature": 0.0, "data.pretraining_files": ["a.txt"]})
-    messages = [error.message for error in algorithm_errors(config, find_dataflow("grpo"))]
-    assert len(messages) == 3, messages
+    faults = Faults(collects=True)
+    assert not faults.judge(DATAFLOW_RULES, config, find_dataflow("grpo"))
+    assert len(faults.found) == 3
 
 
 def test_every_dataflow_of_ours_declares_what_it_provides():
@@ -159,5 +160,5 @@ def test_every_dataflow_of_ours_declares_what_it_provides():
 )
 def test_prompts_for_preferences_name_the_trainer_of_such_data(name, data, trainer):
     mine = type("Mine", (find_dataflow(name),), {"data": data, "provides": None})
-    (error,) = algorithm_errors(experiment({"data.train_files": ["builtin:calculator/train"]}), mine)
+    (error,) = algorithm_problems(experiment({"data.train_files": ["builtin:calculator/train"]}), mine)
     assert f"hybridflow.trainer.main_{trainer}," in error.remedy

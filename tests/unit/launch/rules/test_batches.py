@@ -2,14 +2,17 @@
 
 import pytest
 
+from hybridflow.batch import Batch
 from hybridflow.config.placement import Pool
 from hybridflow.config.roles import Role, RoleKind
 from hybridflow.config.training import TrainingEngine
 from hybridflow.errors import ConfigError
-from hybridflow.launch.plan.dataflow import find_dataflow
-from hybridflow.launch.plan.roles import plan_roles
-from hybridflow.launch.rules.batches import batch_errors, evaluation_errors
+from hybridflow.launch.plan.data_streams import RunData
+from hybridflow.launch.rules.layouts import batch_problems, evaluation_problems
+from hybridflow.models.loading import resolve_model_path
+from hybridflow.models.tokenizers import load_tokenizer
 from tests.unit.config.experiments import experiment
+from tests.unit.launch.plans import plan_of
 
 GRPO = {"dataflow": "grpo", "rollout.samples_per_prompt": 2, "reward.functions": ["exact_match"]}
 PPO = {"dataflow": "ppo", "reward.functions": ["exact_match"]}
@@ -64,8 +67,7 @@ FINE = [
 
 def _found(settings: dict[str, object]) -> list[ConfigError]:
     config = experiment(settings)
-    dataflow = find_dataflow(config.dataflow)
-    return list(batch_errors(config, dataflow, plan_roles(config, dataflow)))
+    return list(batch_problems(plan_of(config)))
 
 
 @pytest.mark.parametrize(("settings", "messages", "remedy"), REFUSED, ids=[messages[0] for _, messages, _ in REFUSED])
@@ -82,14 +84,20 @@ def test_a_batch_that_can_be_divided_passes(settings):
 
 
 def test_held_out_rows_are_enough_for_every_rank_that_answers_scores_or_measures():
-    config = experiment({**GRPO, "trainer.devices": 4})
-    specs = plan_roles(config, find_dataflow("grpo"))
-    found = list(evaluation_errors(config, specs, questions=3, sources=["many"] * 4 + ["one"]))
-    assert [error.message for error in found] == [
+    plan = plan_of(experiment({**GRPO, "trainer.devices": 4}))
+
+    def found(questions: int, sources: list[str]) -> list[ConfigError]:
+        asked, measured = (Batch.of(objects={"data_source": each}) for each in (["x"] * questions, sources))
+        tokenizer = load_tokenizer(resolve_model_path("builtin:calculator"), pad_token=None)
+        data = RunData({}, asked if questions else None, measured if sources else None, tokenizer, [])
+        return list(evaluation_problems(plan, data))
+
+    refused = found(3, ["many"] * 4 + ["one"])
+    assert [error.message for error in refused] == [
         "data.eval_files: 3 prompts cannot be divided over the 4 ranks of 'rollout'.",
         "data.eval_files: 3 prompts cannot be divided over the 4 ranks of 'reward'.",
         "data.eval_files: 1 rows of 'one' cannot be divided over the 4 ranks of 'actor'.",
     ]
-    assert found[1].remedy.startswith("Give 4 prompts or more, or place reward on fewer devices")
-    assert found[2].remedy.startswith("Give 4 or more of each source, or place actor on fewer")
-    assert not list(evaluation_errors(config, specs, questions=0, sources=[]))
+    assert refused[1].remedy.startswith("Give 4 prompts or more, or place reward on fewer devices")
+    assert refused[2].remedy.startswith("Give 4 or more of each source, or place actor on fewer")
+    assert not found(0, [])

@@ -1,17 +1,28 @@
 """A model that an engine cannot divide as asked, in the words of its own section; all of them at once."""
 
+import json
+
 from hybridflow.config.rollout import RolloutKind
 from hybridflow.config.training import TrainingEngine
-from hybridflow.launch.plan.dataflow import find_dataflow
-from hybridflow.launch.plan.roles import plan_roles
-from hybridflow.launch.rules.layouts import layout_errors
+from hybridflow.launch.rules.layouts import layout_problems
 from tests.unit.config.experiments import experiment
-from tests.unit.models.names.examples import geometry
+from tests.unit.launch.plans import plan_of
+
+SIZES = {
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+    "vocab_size": 64,
+    "max_position_embeddings": 512,
+}
 
 
-def test_every_role_is_named_by_the_section_that_lays_it_out():
+def test_every_role_is_named_by_the_section_that_lays_it_out(tmp_path):
     settings = {
         "trainer.devices": 4,
+        "model.path": str(tmp_path),
         "reward.functions": ["exact_match"],
         "actor.engine": TrainingEngine.megatron,
         "actor.parallelism.tensor": 4,
@@ -19,13 +30,15 @@ def test_every_role_is_named_by_the_section_that_lays_it_out():
         "rollout.engine": RolloutKind.vllm,
         "rollout.parallelism.tensor": 4,
     }
-    config = experiment(settings)
-    specs = [spec for spec in plan_roles(config, find_dataflow("ppo")) if spec.model is not None]
-    known, unknown = geometry("llama"), geometry("gemma2")
-    found = [error.message for error in layout_errors(config, specs, {"actor": unknown, "critic": unknown})]
-    refused = ["actor.engine=megatron", "rollout.engine=vllm"]
-    assert [message.partition(" divides models of")[0] for message in found] == refused
-    found = [error.message for error in layout_errors(config, specs, {"actor": known, "critic": known})]
-    assert found == [
+
+    def found(model_type: str) -> list[str]:
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, **SIZES}))
+        return [error.message for error in layout_problems(plan_of(experiment(settings)))]
+
+    assert [message.partition(" divides models of")[0] for message in found("gemma2")] == [
+        "actor.engine=megatron",
+        "rollout.engine=vllm",
+    ]
+    assert found("llama") == [
         "actor.parallelism.tensor=4 does not divide the model's 2 key-value heads, with actor.engine=megatron."
     ]

@@ -6,8 +6,8 @@ from hybridflow.config.loop import BackendKind
 from hybridflow.config.placement import Pool
 from hybridflow.config.rollout import RolloutKind
 from hybridflow.config.training import TrainingEngine
-from hybridflow.errors import ConfigError
-from hybridflow.launch.rules.parallelism import check_parallelism
+from hybridflow.errors import STRICT, ConfigError
+from hybridflow.launch.rules.parallelism import parallelism_problems
 from tests.unit.config.experiments import experiment
 
 TWO_POOLS = {"placement.pools": {"a": Pool(devices=2), "b": Pool(devices=2)}, "trainer.devices": 4}
@@ -95,11 +95,11 @@ FINE = [
 @pytest.mark.parametrize(("settings", "message", "remedy"), REFUSED, ids=[message for _, message, _ in REFUSED])
 def test_a_layout_that_cannot_be_is_explained(settings, message, remedy):
     with pytest.raises(ConfigError) as caught:
-        check_parallelism(experiment(settings))
+        STRICT.judge([parallelism_problems], experiment(settings))
     assert message in caught.value.message
     assert remedy in caught.value.remedy
 
 
 @pytest.mark.parametrize("settings", FINE, ids=[", ".join(settings) for settings in FINE])
 def test_a_layout_that_can_be_passes(settings):
-    check_parallelism(experiment(settings))
+    STRICT.judge([parallelism_problems], experiment(settings))

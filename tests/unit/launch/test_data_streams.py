@@ -4,12 +4,10 @@ from pathlib import Path
 import pytest
 
 from hybridflow.config.experiment import Experiment
-from hybridflow.dataflows.dpo import DPO
-from hybridflow.dataflows.grpo import GRPO
-from hybridflow.dataflows.kto import KTO
-from hybridflow.dataflows.sft import SFT
 from hybridflow.errors import ConfigError, DataError
-from hybridflow.launch.plan.data_streams import PRETRAINING, load_data
+from hybridflow.launch.plan import data_streams
+from hybridflow.launch.plan.data_streams import PRETRAINING, RunData
+from tests.unit.launch.plans import plan_of
 
 SUMS = [{"prompt": f"{a}+1=", "answer": str(a + 1), "level": -a} for a in range(10)]
 
@@ -30,10 +28,17 @@ def experiment(folder: Path, **data: object) -> Experiment:
     return config
 
 
+def load_data(config: Experiment, dataflow: str = "grpo") -> RunData:
+    config.dataflow = dataflow
+    if dataflow == "kto":
+        config.algorithm.preference.loss = "kto"
+    return data_streams.load_data(plan_of(config))
+
+
 def test_plain_texts_of_the_pretraining_are_a_stream_of_their_own(tmp_path):
     texts = written(tmp_path / "texts.jsonl", [{"text": f"one and {n}"} for n in range(5)])
     config = experiment(tmp_path, pretraining_files=[texts], answer_key="answer", difficulty_key="level", max_rows=4)
-    data = load_data(config, GRPO, is_judged=False)
+    data = load_data(config)
     batch = data.streams[PRETRAINING].next()
     assert len(data.streams[PRETRAINING]) == 5
     assert sorted(batch.columns) == ["data_source", "prompt", "prompt_ids", "response_ids", "response_mask", "uid"]
@@ -42,7 +47,7 @@ def test_plain_texts_of_the_pretraining_are_a_stream_of_their_own(tmp_path):
 
 
 def test_a_stream_that_has_no_files_says_which_setting_names_them(tmp_path):
-    streams = load_data(experiment(tmp_path), GRPO, is_judged=False).streams
+    streams = load_data(experiment(tmp_path)).streams
     with pytest.raises(ConfigError, match="data.pretraining_files is empty") as caught:
         streams[PRETRAINING].next()
     assert "data.pretraining_files=" in caught.value.remedy
@@ -55,14 +60,16 @@ def test_a_stream_that_has_no_files_says_which_setting_names_them(tmp_path):
 def test_a_missing_file_is_told_with_the_setting_that_names_it(tmp_path, setting):
     config = experiment(tmp_path, **{setting: [str(tmp_path / "sumz.jsonl")]})
     with pytest.raises(DataError, match=rf"data\.{setting}: No such file or directory: .*sumz\.jsonl") as caught:
-        load_data(config, GRPO, is_judged=True)
+        load_data(config)
     assert "Did you mean 'sums.jsonl'?" in caught.value.remedy
 
 
 def test_held_out_rows_are_measured_and_answered_where_both_can_be(tmp_path):
     held_out = written(tmp_path / "held_out.jsonl", SUMS[:3])
     config = experiment(tmp_path, eval_files=[held_out], max_rows=5, difficulty_key="level")
-    both, measured = (load_data(config, SFT, is_judged=is_judged) for is_judged in (True, False))
+    both = load_data(config, "sft")
+    config.reward.functions = []
+    measured = load_data(config, "sft")
     assert both.questions is not None and len(both.questions) == 3
     assert both.held_out is not None and "response_ids" in both.held_out
     assert measured.questions is None and measured.held_out is not None
@@ -71,11 +78,12 @@ def test_held_out_rows_are_measured_and_answered_where_both_can_be(tmp_path):
 def test_prompts_that_nothing_is_to_follow_are_only_answered(tmp_path, caplog):
     config = experiment(tmp_path, eval_files=[written(tmp_path / "asked.jsonl", [{"prompt": "1+1="}])])
     config.reward.functions = ["format"]
-    data = load_data(config, SFT, is_judged=True)
+    data = load_data(config, "sft")
     assert data.questions is not None and data.held_out is None
-    assert "answered and judged" in caplog.text
+    assert "answered and scored" in caplog.text
+    config.reward.functions = []
     with pytest.raises(DataError, match="no columns known to hold demonstrations"):
-        load_data(config, SFT, is_judged=False)
+        load_data(config, "sft")
 
 
 @pytest.mark.parametrize(("functions", "is_refused"), [(["exact_match"], True), (["exact_match", "format"], False)])
@@ -83,10 +91,10 @@ def test_rows_without_an_answer_are_refused_where_no_function_could_judge_them(t
     config = experiment(tmp_path, train_files=[written(tmp_path / "asked.jsonl", [{"prompt": "1+1="}] * 4)])
     config.reward.functions = functions
     if not is_refused:
-        assert len(load_data(config, GRPO, is_judged=False).streams["prompts"]) == 4
+        assert len(load_data(config).streams["prompts"]) == 4
         return
     with pytest.raises(DataError, match=r"4 of 4 rows have no answer.*first is row 1 of '.*asked.jsonl'") as caught:
-        load_data(config, GRPO, is_judged=False)
+        load_data(config)
     assert "data.answer_key" in caught.value.remedy
 
 
@@ -94,30 +102,30 @@ OPINIONS = [{"prompt": row["prompt"], "completion": row["answer"], "label": row[
 PAIRS = [{"prompt": row["prompt"], "chosen": row["answer"], "rejected": "0"} for row in SUMS]
 
 
-@pytest.mark.parametrize(("dataflow", "rows"), [(KTO, OPINIONS), (DPO, PAIRS)])
+@pytest.mark.parametrize(("dataflow", "rows"), [("kto", OPINIONS), ("dpo", PAIRS)])
 def test_held_out_rows_without_answers_are_measured_and_not_answered(tmp_path, caplog, dataflow, rows):
     file = written(tmp_path / "mine.jsonl", rows)
-    data = load_data(experiment(tmp_path, train_files=[file], eval_files=[file]), dataflow, is_judged=True)
+    data = load_data(experiment(tmp_path, train_files=[file], eval_files=[file]), dataflow)
     assert data.questions is None and data.held_out is not None and len(data.held_out) == len(rows)
     assert "data.eval_files have no answers, which reward.functions=[exact_match] compare with" in caplog.text
     some = written(tmp_path / "some.jsonl", [rows[0] | {"answer": "1"}, *rows[1:]])
     with pytest.raises(DataError, match="9 of 10 rows have no answer") as caught:
-        load_data(experiment(tmp_path, train_files=[file], eval_files=[some]), dataflow, is_judged=True)
+        load_data(experiment(tmp_path, train_files=[file], eval_files=[some]), dataflow)
     assert "data.answer_key" in caught.value.remedy
 
 
 def test_held_out_data_of_the_hub_names_its_split_before_anything_is_read(tmp_path):
     config = experiment(tmp_path, train_files=["nowhere.jsonl"], eval_files=["openai/gsm8k"])
     with pytest.raises(ConfigError, match="data.eval_files: 'openai/gsm8k'") as caught:
-        load_data(config, GRPO, is_judged=True)
+        load_data(config)
     assert "openai/gsm8k?split=test" in caught.value.remedy
     config.trainer.eval_every = 0
     with pytest.raises(DataError, match=r"No such file or directory: 'nowhere.jsonl'"):
-        load_data(config, GRPO, is_judged=False)
+        load_data(config)
 
 
 def test_a_system_prompt_that_nobody_is_shown_is_told(tmp_path, caplog):
-    load_data(experiment(tmp_path, system_prompt="Add"), GRPO, is_judged=False)
+    load_data(experiment(tmp_path, system_prompt="Add"))
     assert "set data.as_chat=true" in caplog.text
 
 
@@ -130,8 +138,6 @@ def test_a_remedy_for_long_prompts_names_no_length_that_the_model_cannot_read(tm
         with pytest.raises(DataError) as caught:
             load_data(
                 experiment(tmp_path, max_prompt_tokens=limit, max_response_tokens=50, **{name: [long]}),
-                GRPO,
-                is_judged=True,
             )
         assert (f"Set data.max_prompt_tokens={length} if" in caught.value.remedy) == raises
         assert caught.value.remedy.endswith("data.drop_long_prompts=true to leave out the 1 long ones.")

@@ -1,13 +1,11 @@
-"""What a user asked for and nothing in the run reads is told; what the package's own files say is not."""
-
-import logging
+"""Settings of the user that nothing in the run reads are warned of; those of the package's own files are not."""
 
 import pytest
 
 from hybridflow.launch.compose.compose import Composed, compose_run
-from hybridflow.launch.plan.dataflow import find_dataflow
-from hybridflow.launch.plan.roles import plan_roles
-from hybridflow.launch.rules.unused_settings import warn_of_unread
+from hybridflow.launch.plan.plan import plan_run
+from hybridflow.launch.rules.unused_settings import unused_settings
+from tests.unit.launch.plans import judged
 
 OWN_FLOW = """
 from hybridflow.dataflows.interface import Dataflow
@@ -21,23 +19,23 @@ class Own(Dataflow):
     def step(self, prompts):
         return {}
 """
-UNREAD = [
-    ("sft", "algorithm.kl.placement=loss", "dataflow=sft imitates"),
-    ("sft", "algorithm.preference.beta=0.5", "dataflow=sft imitates"),
-    ("sft", "algorithm.advantage=grpo", "dataflow=sft imitates"),
+UNUSED = [
+    ("sft", "algorithm.kl.placement=loss", "dataflow=sft is supervised"),
+    ("sft", "algorithm.preference.beta=0.5", "dataflow=sft is supervised"),
+    ("sft", "algorithm.advantage=grpo", "dataflow=sft is supervised"),
     ("sft", "rollout.sampling.temperature=0.5", "rollout.eval_sampling"),
     ("sft", "rollout.samples_per_prompt=8", "rollout.eval_samples_per_prompt"),
     ("sft", "critic.optimizer.learning_rate=0.01", "has no critic"),
-    ("reward_model", "algorithm.preference.loss=ipo", "algorithm.preference.center_coefficient alone"),
-    ("reward_model", "algorithm.gamma=0.9", "algorithm.preference.center_coefficient alone"),
+    ("reward_model", "algorithm.preference.loss=ipo", "reads only algorithm.preference.center_coefficient"),
+    ("reward_model", "algorithm.gamma=0.9", "reads only algorithm.preference.center_coefficient"),
     ("reward_model", "rollout.eval_sampling.temperature=0.5", "generates nothing"),
-    ("reward_model", "reward.functions=[exact_match]", "nothing in this run is judged"),
-    ("dpo", "algorithm.clip_high=0.3", "reads algorithm.preference and algorithm.loss_settings alone"),
-    ("dpo", "algorithm.kl.coefficient=0.5", "reads algorithm.preference and algorithm.loss_settings alone"),
+    ("reward_model", "reward.functions=[exact_match]", "scores no responses"),
+    ("dpo", "algorithm.clip_high=0.3", "reads only algorithm.preference and algorithm.loss_settings"),
+    ("dpo", "algorithm.kl.coefficient=0.5", "reads only algorithm.preference and algorithm.loss_settings"),
     ("dpo", "algorithm.preference.center_coefficient=0.5", "for reward models"),
     ("dpo", "algorithm.preference.desirable_weight=2.0", "algorithm.preference.loss=sigmoid does not read it"),
     ("dpo algorithm.preference.loss=orpo", "algorithm.preference.margin=1.0", "loss=orpo does not read it"),
-    ("dpo algorithm.preference.loss=simpo", "algorithm.preference.reference_free=true", "compares with no reference"),
+    ("dpo algorithm.preference.loss=simpo", "algorithm.preference.reference_free=true", "uses no reference model"),
     ("kto", "algorithm.preference.label_smoothing=0.2", "algorithm.preference.loss=kto does not read it"),
     ("ppo", "algorithm.preference.beta=0.5", "not from preferences"),
     ("ppo", "algorithm.kl.coefficient=0.5", "algorithm.kl.placement=none"),
@@ -69,14 +67,9 @@ READ = [
 COMMANDS = ["ppo", "sft", "dpo", "dpo algorithm.preference.loss=orpo", "kto", "reward_model", "ppo algorithm=dapo"]
 
 
-def told(caplog, composed: Composed) -> list[str]:
-    """The lines about settings without effect."""
-    dataflow = find_dataflow(composed.config.dataflow)
-    specs = plan_roles(composed.config, dataflow)
-    caplog.clear()
-    with caplog.at_level(logging.WARNING, logger="hybridflow"):
-        warn_of_unread(composed, dataflow, specs)
-    return [record.getMessage() for record in caplog.records]
+def warnings(composed: Composed) -> list[str]:
+    """The warnings of settings without effect."""
+    return [advice.message for advice in judged(plan_run(composed, device="cpu"), unused_settings)]
 
 
 def composed(command: str) -> Composed:
@@ -85,49 +78,49 @@ def composed(command: str) -> Composed:
     return compose_run(settings, config_name=trainer)
 
 
-@pytest.mark.parametrize(("command", "setting", "why"), UNREAD, ids=[f"{c} {s}" for c, s, _ in UNREAD])
-def test_a_setting_that_nothing_reads_is_told_with_the_reason(caplog, command, setting, why):
-    (line,) = told(caplog, composed(f"{command} {setting}"))
+@pytest.mark.parametrize(("command", "setting", "why"), UNUSED, ids=[f"{c} {s}" for c, s, _ in UNUSED])
+def test_a_setting_that_nothing_reads_is_told_with_the_reason(command, setting, why):
+    (line,) = warnings(composed(f"{command} {setting}"))
     assert line.startswith(f"{setting} is without effect: ")
     assert why in line
 
 
 @pytest.mark.parametrize("command", READ)
-def test_a_setting_that_is_read_is_not_told(caplog, command):
-    assert told(caplog, composed(command)) == []
+def test_a_setting_that_is_read_is_not_warnings(command):
+    assert warnings(composed(command)) == []
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_what_the_package_says_itself_is_not_told(caplog, command):
-    assert told(caplog, composed(command)) == []
+def test_what_the_package_says_itself_is_not_warnings(command):
+    assert warnings(composed(command)) == []
 
 
-def test_settings_of_one_reason_share_a_line_and_none_is_told_twice(caplog):
+def test_settings_of_one_reason_share_a_line_and_none_is_told_twice():
     command = "sft algorithm.gamma=0.9 algorithm.kl.placement=loss algorithm.kl.coefficient=0.5 critic.epochs=2"
-    lines = told(caplog, composed(command))
+    lines = warnings(composed(command))
     assert lines == [
-        "critic.epochs=2 is without effect: dataflow=sft has no critic",
+        "critic.epochs=2 is without effect: dataflow=sft has no critic.",
         "algorithm.gamma=0.9, algorithm.kl.coefficient=0.5, algorithm.kl.placement=loss are without effect:"
-        " dataflow=sft imitates, and reads nothing of `algorithm`",
+        " dataflow=sft is supervised and reads nothing of `algorithm`.",
     ]
 
 
-def test_a_users_file_is_asked_and_the_package_that_it_builds_on_is_not(caplog, tmp_path):
+def test_a_users_file_is_asked_and_the_package_that_it_builds_on_is_not(tmp_path):
     (tmp_path / "team.yaml").write_text("defaults: [dpo, _self_]\nalgorithm: {kl: {placement: loss}}\n")
     (tmp_path / "algorithm").mkdir()
     (tmp_path / "algorithm/mine.yaml").write_text("# @package _global_\nrollout: {vllm: {kv_cache_mb: 64}}\n")
     (tmp_path / "run.yaml").write_text("defaults: [team, algorithm: mine, _self_]\nrollout: {samples_per_prompt: 8}\n")
-    lines = told(caplog, compose_run(["algorithm.gamma=0.5"], config_name="run", config_dir=tmp_path))
+    lines = warnings(compose_run(["algorithm.gamma=0.5"], config_name="run", config_dir=tmp_path))
     assert [line.partition(" is ")[0] for line in lines] == [
         "rollout.samples_per_prompt=8",
         "rollout.vllm.kv_cache_mb=64",
-        "algorithm.gamma=0.5, algorithm.kl.placement=loss are without effect: dataflow=dpo reads"
-        " algorithm.preference and algorithm.loss_settings alone",
+        "algorithm.gamma=0.5, algorithm.kl.placement=loss are without effect: dataflow=dpo reads only"
+        " algorithm.preference and algorithm.loss_settings.",
     ]
 
 
-def test_of_a_dataflow_of_ones_own_only_roles_are_known(caplog, tmp_path):
+def test_of_a_dataflow_of_ones_own_only_roles_are_known(tmp_path):
     (tmp_path / "own.py").write_text(OWN_FLOW)
     settings = ["algorithm.preference.beta=0.5", "critic.epochs=2"]
-    lines = told(caplog, compose_run([f"dataflow={tmp_path}/own.py:Own", *settings], config_name="ppo"))
+    lines = warnings(compose_run([f"dataflow={tmp_path}/own.py:Own", *settings], config_name="ppo"))
     assert [line.partition(" is ")[0] for line in lines] == ["critic.epochs=2"]

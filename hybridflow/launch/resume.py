@@ -1,44 +1,141 @@
-"""What a run reads: the files of its data, its models and its user's code, with a fingerprint of each."""
+"""What a run reads, and what has changed since the checkpoint it resumes from: refused, or logged."""
 
+import logging
 import os
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from hybridflow.config.absolute_paths import written_file
+from hybridflow.config.absolute_paths import path_settings, written_file
 from hybridflow.config.carried_code import imported_modules
 from hybridflow.config.data import Data
 from hybridflow.config.derived import is_evaluated
 from hybridflow.config.experiment import Experiment
+from hybridflow.config.loop import ResumeChanged
 from hybridflow.config.paths import PREFIX, builtin_path, user_path
 from hybridflow.config.user_code import FILE_MODULE
 from hybridflow.data.hub import hub_name, revision
+from hybridflow.data.loader import BatchStream
 from hybridflow.data.reasoning_gym import TASK_PREFIX
-from hybridflow.elastic.compatibility import Fingerprints, file_fingerprint, words_of
+from hybridflow.elastic.checkpoint import Checkpoint
+from hybridflow.elastic.compatibility import (
+    Fingerprints,
+    check_compatible,
+    check_unchanged,
+    compare,
+    file_fingerprint,
+    flat,
+    with_moves_undone,
+    words_of,
+)
+from hybridflow.errors import CheckpointError
 from hybridflow.launch.compose.compose import Composed
-from hybridflow.launch.plan.roles import RoleSpec
+from hybridflow.launch.plan.data_streams import PRETRAINING, RunData
+from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.models.loading import resolve_model_path
+from hybridflow.observability.redaction import redacted_leaves
 from hybridflow.parallel.file_records import in_threads
 
+logger = logging.getLogger(__name__)
+
+_LEARNT_FROM = ("data.train_files", "data.pretraining_files")
 Digest = Callable[[], str]
 """Computes the fingerprint of one file, or asks the hub for the revision of a dataset."""
 
 _MODEL_FILES = (".json", ".safetensors", ".bin", ".model", ".txt", ".jinja", ".tiktoken", ".py")
 
 
-def fingerprints(composed: Composed, specs: Sequence[RoleSpec]) -> Fingerprints:
+@dataclass(frozen=True)
+class Changes:
+    """What differs from the run that wrote the checkpoint, as log lines: changed settings are `notes`, changed contents
+    `warnings`."""
+
+    notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def log(self) -> None:
+        """Says it, once nothing refuses the resume any more."""
+        for note in self.notes:
+            logger.info("%s", note)
+        for warning in self.warnings:
+            logger.warning("%s (trainer.resume_changed=accept)", warning)
+
+
+def check_resumable(checkpoint: Checkpoint, plan: RunPlan, data: RunData, inputs: Fingerprints) -> Changes:
+    """What has changed since the checkpoint. Raises `CheckpointError` for what keeps the run from resuming."""
+    composed = plan.composed
+    policy, state = composed.config.trainer.resume_changed, checkpoint.driver_state()
+    saved, now, before = redacted_leaves(state["config"]), composed.redacted(), state.get("inputs", {})
+    in_place = with_moves_undone(saved, now, path_settings(composed.config), before, inputs)
+    settings = check_compatible(saved, in_place, policy)
+    written = flat(now)
+    named = {key: set(words_of(written[key])) for key in (*_LEARNT_FROM, "data.eval_files")}
+    only_evaluated = named["data.eval_files"].difference(*(named[key] for key in _LEARNT_FROM))
+    shown = {name: files for name, files in inputs.items() if name in only_evaluated}
+    files = check_unchanged(before, {name: inputs[name] for name in inputs.keys() - shown.keys()}, policy)
+    rows = changed_rows(state["streams"], data.streams, policy)
+    checkpoint.check_parts(plan.trained)
+    moves = compare(in_place, now)
+    said = [(change, f"resuming with {change.key}={change.now!r} (was {change.saved!r})") for change in settings]
+    return Changes(
+        notes=[
+            *(words for change, words in said if not change.is_of_inputs and change.key != "trainer.resume_changed"),
+            *(
+                f"resuming although '{name}' of data.eval_files has changed: later evaluations are of other rows"
+                for name in check_unchanged(before, shown, ResumeChanged.accept)
+            ),
+            *(f"resuming with {move.key}={move.now!r} (was {move.saved!r}, with the same contents)" for move in moves),
+        ],
+        warnings=[
+            *(words for change, words in said if change.is_of_inputs),
+            *(f"resuming although '{name}' has changed" for name in files),
+            *rows,
+        ],
+    )
+
+
+def changed_rows(
+    saved: Mapping[str, Mapping[str, int]], streams: Mapping[str, BatchStream], policy: ResumeChanged
+) -> list[str]:
+    """For each stream that has another number of rows than in the checkpoint, where it goes on.
+
+    A stream keeps its position: the number of rows that it has handed out. The order of the present rows says which
+    rows follow. Raises `CheckpointError`, unless the policy is `accept`.
+    """
+    found = []
+    for name, stream in streams.items():
+        rows, before = len(stream), saved[name]["rows"]
+        if rows == before:
+            continue
+        key = "data.pretraining_files" if name == PRETRAINING else "data.train_files"
+        if policy is ResumeChanged.refuse:
+            raise CheckpointError(
+                f"{key} gives {rows} rows; when the checkpoint was written it gave {before}.",
+                remedy="Restore the data, or the settings that choose rows from it (data.filters, data.max_rows); go on"
+                " with the present rows (trainer.resume_changed=accept); or start over (trainer.resume=never).",
+            )
+        position = saved[name]["position"]
+        found.append(
+            f"resuming with {rows} rows of {key} (there were {before}): {position} rows were handed out, so the run"
+            f" goes on at {stream.place(position)}"
+        )
+    return found
+
+
+def fingerprints(plan: RunPlan) -> Fingerprints:
     """The fingerprints of all files that the run reads, under the names that the user wrote, and of the user's modules
     that the run has imported.
 
     So a run that is resumed from another copy of its directory is compared with the files that it reads there.
     """
-    config, written = composed.config, _written(composed)
+    composed, config = plan.composed, plan.config
+    written = _written(composed)
     found: dict[str, dict[str, Digest]] = {name: dict(_of_data(name)) for name in _data_files(config)}
-    for spec in specs:
-        for path in () if spec.model is None else (spec.model.path, spec.model.tokenizer_path):
+    for role in plan.roles:
+        for path in () if role.model is None else (role.model.path, role.model.tokenizer_path):
             if path is not None:
                 found[path] = dict(_of_directory(resolve_model_path(path), suffixes=_MODEL_FILES))
     template = config.data.chat_template

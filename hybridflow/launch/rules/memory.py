@@ -6,28 +6,28 @@ family, in which a layer stores 6 hidden + 3 query + 5 intermediate values per t
 
 import logging
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from hybridflow.config.derived import max_sequence_tokens, pool_of, pool_sizes
-from hybridflow.config.experiment import Experiment
+from hybridflow.config.loop import BackendKind
 from hybridflow.config.model import Dtype
 from hybridflow.config.rollout import DEFAULT_SEQUENCES, RolloutKind
 from hybridflow.config.training import Training
-from hybridflow.controller.resource_pool import NodeGpus
+from hybridflow.controller.backends import joined_node_gpus
+from hybridflow.controller.resource_pool import NodeGpus, visible_gpu_bytes
 from hybridflow.engines.rollout.vllm.memory import VllmMemory, check_cache, plan_memory
 from hybridflow.engines.training.traits import TRAINING_ENGINES
-from hybridflow.errors import ResourceError
-from hybridflow.launch.plan.roles import ACTOR, ROLLOUT, RoleSpec, policy_model
+from hybridflow.errors import Advice, Problem, ResourceError
+from hybridflow.launch.plan.plan import RunPlan
+from hybridflow.launch.plan.roles import ACTOR, RoleSpec
+from hybridflow.launch.rules.rewards import runs_whole
 from hybridflow.models.geometry import (
     ModelGeometry,
     expert_parameter_count,
     kv_cache_bytes_per_token,
     parameter_count,
-    read_geometry,
     value_bytes,
 )
-from hybridflow.models.loading import resolve_model_path
 
 logger = logging.getLogger(__name__)
 
@@ -83,17 +83,58 @@ class _Load:
     is_trained: bool
 
 
-def check_memory(
-    config: Experiment, specs: Sequence[RoleSpec], gpus: NodeGpus | None, *, whole: Collection[str] = ()
-) -> None:
-    """Logs the memory of each phase on a GPU; raises `ResourceError` for one that the smallest of `gpus` cannot hold.
+def memory_problems(plan: RunPlan) -> Iterator[Problem]:
+    """Phases of a step that do not fit into the memory of a GPU; says nothing of CPUs."""
+    if plan.device != "cuda":
+        return
+    nodes, wanted = available_gpus(plan), sum(plan.pools.values())
+    yield from unchecked_gpus(nodes, wanted)
+    yield from phase_problems(plan, least_unavoidable(nodes, wanted))
 
-    None means GPUs of unknown size, for which nothing is refused. `whole` are the judges that `transformers` runs:
-    models of any family, of which only the weights are counted.
+
+def available_gpus(plan: RunPlan) -> Sequence[NodeGpus]:
+    """The GPUs of the Ray cluster that the run has joined, else those of this machine."""
+    nodes = joined_node_gpus(plan.backend.name)
+    if nodes is not None:
+        return nodes
+    sizes = visible_gpu_bytes()
+    # The local backend uses the first GPUs; Ray may choose any.
+    is_local = plan.backend is BackendKind.local
+    return NodeGpus.by_size("this machine", sizes[: sum(plan.pools.values())] if is_local else sizes)
+
+
+def least_unavoidable(nodes: Sequence[NodeGpus], wanted: int) -> NodeGpus | None:
+    """The node that provides the last of `wanted` devices if the run gets the largest GPUs of all nodes.
+
+    None if the memory of no GPU is known.
     """
+    known = sorted((node for node in nodes if node.smallest), key=lambda node: -node.smallest)
+    devices = [node for node in known for _ in range(node.count)]
+    return devices[min(wanted, len(devices)) - 1] if devices else None
+
+
+def unchecked_gpus(nodes: Sequence[NodeGpus], wanted: int) -> Iterator[Advice]:
+    """Nodes of unknown memory, and those with smaller GPUs, which Ray may choose as well."""
+    if unknown := [node.node for node in nodes if not node.smallest]:
+        yield Advice(
+            f"The memory of GPUs is unknown and not checked on {', '.join(unknown)}.",
+            remedy="Make sure that those GPUs are as large as the others.",
+        )
+    least = least_unavoidable(nodes, wanted)
+    smaller = [node for node in nodes if least is not None and 0 < node.smallest < least.smallest]
+    if least is not None and smaller:
+        others = ", ".join(f"{_gib(node.smallest)} GiB on {node.node}" for node in smaller)
+        yield Advice(
+            f"Memory is checked for the GPUs of {least.node}; Ray may also choose smaller ones: {others}.",
+            remedy="Start Ray on nodes with equal GPUs if the run does not fit the smaller ones.",
+        )
+
+
+def phase_problems(plan: RunPlan, gpus: NodeGpus | None) -> Iterator[ResourceError]:
+    """Phases that the smallest of `gpus` cannot hold; none if their size is unknown (None). Logs each phase."""
     size = None if gpus is None else gpus.smallest
-    for pool in pool_sizes(config):
-        phases = memory_phases(config, specs, pool, device_bytes=size, whole=whole)
+    for pool in plan.pools:
+        phases = memory_phases(plan, pool, device_bytes=size)
         if not phases:
             continue
         peak = max(phases, key=lambda phase: phase.total)
@@ -105,23 +146,21 @@ def check_memory(
         if gpus is None:
             continue
         if peak.total > TOLERANCE * gpus.smallest:
-            raise ResourceError(
+            yield ResourceError(
                 f"{peak.name} needs about {_gib(peak.total)} GiB on each device of pool '{pool}', and a GPU of"
                 f" {gpus.node} has {_gib(gpus.smallest)} GiB: {peak.largest}.",
-                remedy=_remedy(config, specs, pool),
+                remedy=_remedy(plan, pool),
             )
         generates = any(phase.name == GENERATING for phase in phases)
-        if generates and config.rollout.engine is RolloutKind.vllm:
-            check_cache(_vllm_memory(config, gpus.smallest), config.rollout)
+        if generates and plan.config.rollout.engine is RolloutKind.vllm:
+            check_cache(_vllm_memory(plan, gpus.smallest), plan.config.rollout)
 
 
-def memory_phases(
-    config: Experiment, specs: Sequence[RoleSpec], pool: str, *, device_bytes: int | None, whole: Collection[str] = ()
-) -> list[Phase]:
-    """The phases of a step in a pool, on its fullest device; see `check_memory`."""
-    here = [spec for spec in specs if spec.pool == pool and spec.training and spec.view_of is None]
-    loads = [_load_of_judge(spec) if spec.name in whole else _load(config, spec) for spec in here]
-    rollout = _rollout(config, specs, pool, device_bytes)
+def memory_phases(plan: RunPlan, pool: str, *, device_bytes: int | None) -> list[Phase]:
+    """The phases of a step in a pool, on its fullest device."""
+    here = [role for role in plan.roles if role.pool == pool and role.training and role.view_of is None]
+    loads = [_whole_load(plan, role) if runs_whole(plan, role) else _load(plan, role) for role in here]
+    rollout = _rollout(plan, pool, device_bytes)
     resident: dict[str, float] = {}
     for load in loads:
         is_shared = load.name == ACTOR and rollout is not None and not load.training.lora.rank  # views of the rollout's
@@ -133,7 +172,7 @@ def memory_phases(
         weights, working, cache = rollout
         resident["weights of the rollout"] = weights
         phases.append(Phase(GENERATING, resident | {"cache": cache, "working memory of the rollout": working}))
-        if config.rollout.sleep is False:
+        if plan.config.rollout.sleep is False:
             resident["cache"] = cache
     return phases + [_phase_of(load, resident) for load in loads]
 
@@ -151,35 +190,33 @@ def _phase_of(load: _Load, resident: Mapping[str, float]) -> Phase:
     return Phase(f"updating {load.name}", own | dict(load.working))
 
 
-def _load(config: Experiment, spec: RoleSpec) -> _Load:
-    assert spec.training is not None and spec.model is not None, f"{spec.name} runs no model"
-    geometry = read_geometry(resolve_model_path(str(spec.model.path)))
-    size = value_bytes(spec.model.dtype)
-    mesh = {axis: 1 if spec.mesh is None else spec.mesh.axis_size(axis) for axis in _AXES}
-    if spec.mesh is None:
-        mesh["data"] = pool_sizes(config)[spec.pool]
-    shards, optimizer_shards = _shards(spec.training, mesh)
+def _load(plan: RunPlan, role: RoleSpec) -> _Load:
+    assert role.training is not None and role.model is not None, f"{role.name} runs no model"
+    geometry = plan.models.geometry(role.name)
+    size = value_bytes(role.model.dtype)
+    mesh = {axis: role.mesh.axis_size(axis) for axis in _AXES}
+    shards, optimizer_shards = _shards(role.training, mesh)
     experts = expert_parameter_count(geometry)
-    parameters = parameter_count(geometry) - experts + experts / spec.training.parallelism.expert
-    is_whole = spec.is_trained and not spec.training.lora.rank
+    parameters = parameter_count(geometry) - experts + experts / role.training.parallelism.expert
+    is_whole = role.is_trained and not role.training.lora.rank
     return _Load(
-        name=spec.name,
+        name=role.name,
         weights=parameters * size / shards,
         state=parameters * (12 if size == 2 else 8) / optimizer_shards if is_whole else 0.0,
         gradients=parameters * size / shards if is_whole else 0.0,
-        working=_working(config, spec, geometry, size, mesh, is_sharded=shards > 1),
-        training=spec.training,
-        is_trained=spec.is_trained,
+        working=_working(plan, role, geometry, size, mesh, is_sharded=shards > 1),
+        training=role.training,
+        is_trained=role.is_trained,
     )
 
 
-def _load_of_judge(spec: RoleSpec) -> _Load:
-    """The load of a judge that is not divided: the size of its weight files."""
-    assert spec.training is not None and spec.model is not None, f"{spec.name} runs no model"
-    directory = resolve_model_path(str(spec.model.path))
+def _whole_load(plan: RunPlan, role: RoleSpec) -> _Load:
+    """The load of a reward model that is not divided: the size of its weight files."""
+    assert role.training is not None, f"{role.name} runs no model"
+    directory = plan.models.directory(role.name)
     files = [*directory.glob("*.safetensors")] or [*directory.glob("*.bin")]
     weights = float(sum(file.stat().st_size for file in files))
-    return _Load(spec.name, weights, 0.0, 0.0, {}, spec.training, is_trained=False)
+    return _Load(role.name, weights, 0.0, 0.0, {}, role.training, is_trained=False)
 
 
 _AXES = ("data", "pipeline", "sequence", "tensor")
@@ -194,79 +231,73 @@ def _shards(training: Training, mesh: Mapping[str, int]) -> tuple[int, int]:
 
 
 def _working(
-    config: Experiment, spec: RoleSpec, geometry: ModelGeometry, size: int, mesh: Mapping[str, int], *, is_sharded: bool
+    plan: RunPlan, role: RoleSpec, geometry: ModelGeometry, size: int, mesh: Mapping[str, int], *, is_sharded: bool
 ) -> dict[str, float]:
     """Activations, logits and gathered layers of one micro-batch."""
-    assert spec.training is not None
-    in_all = config.data.batch_size * config.rollout.samples_per_prompt * max_sequence_tokens(config) / mesh["data"]
-    tokens = min(max(spec.training.microbatch_tokens, max_sequence_tokens(config)), in_all) / mesh["sequence"]
+    assert role.training is not None
+    longest = plan.sequence_tokens
+    in_all = plan.config.data.batch_size * plan.config.rollout.samples_per_prompt * longest / mesh["data"]
+    tokens = min(max(role.training.microbatch_tokens, longest), in_all) / mesh["sequence"]
     inner = geometry.intermediate * max(geometry.experts_per_token, 1)
     layer = tokens * size * (6 * geometry.hidden + 3 * geometry.query_width + 5 * inner) / mesh["tensor"]
     layers = geometry.layers / mesh["pipeline"]
-    if not spec.is_trained:
+    if not role.is_trained:
         kept = layer
-    elif spec.training.gradient_checkpointing:
+    elif role.training.gradient_checkpointing:
         kept = layers * tokens * size * geometry.hidden + layer
     else:
         kept = layers * layer
     logits = min(tokens * geometry.vocab / mesh["tensor"], _LOGITS_CHUNK) * _LOGITS_BYTES
     found = {"activations": kept, "logits": logits}
-    if is_sharded and TRAINING_ENGINES[spec.training.engine].shards_over_data:
+    if is_sharded and TRAINING_ENGINES[role.training.engine].shards_over_data:
         embedding = geometry.vocab * geometry.hidden
         layer_weights = (parameter_count(geometry) - embedding) / geometry.layers
         found["gathered layers"] = (2 * layer_weights + embedding) * size / mesh["tensor"]
     return found
 
 
-def _rollout(
-    config: Experiment, specs: Sequence[RoleSpec], pool: str, device_bytes: int | None
-) -> tuple[float, float, float] | None:
+def _rollout(plan: RunPlan, pool: str, device_bytes: int | None) -> tuple[float, float, float] | None:
     """Weights, working memory and cache of the rollout in a pool, in bytes; None if it does not generate there."""
-    generates = [s for s in specs if s.generation_mesh is not None or s.name == ROLLOUT]
-    if not generates or pool_of(config, ROLLOUT) != pool:
+    config, longest = plan.config, plan.sequence_tokens
+    if not any(role.generates and role.pool == pool for role in plan.roles):
         return None
     if config.rollout.engine is RolloutKind.vllm:
-        planned = _vllm_memory(config, device_bytes or 0)
+        planned = _vllm_memory(plan, device_bytes or 0)
         return planned.weights, planned.working, max(0, planned.cache)
-    model, sizes = policy_model(config), config.rollout.parallelism
-    geometry = read_geometry(resolve_model_path(str(model.path)))
-    size = value_bytes(model.dtype)
+    geometry, size, sizes = plan.models.geometry(ACTOR), value_bytes(plan.policy.dtype), config.rollout.parallelism
     weights = parameter_count(geometry) * size / (sizes.tensor * sizes.pipeline)
-    replicas = pool_sizes(config)[pool]
     at_once = config.rollout.max_sequences or DEFAULT_SEQUENCES
-    rows = min(at_once, config.data.batch_size * config.rollout.samples_per_prompt / replicas)
-    return weights, 0.0, rows * max_sequence_tokens(config) * kv_cache_bytes_per_token(geometry, bytes_per_value=size)
+    rows = min(at_once, config.data.batch_size * config.rollout.samples_per_prompt / plan.pools[pool])
+    return weights, 0.0, rows * longest * kv_cache_bytes_per_token(geometry, bytes_per_value=size)
 
 
-def _vllm_memory(config: Experiment, device_bytes: int) -> VllmMemory:
+def _vllm_memory(plan: RunPlan, device_bytes: int) -> VllmMemory:
     """vLLM's memory on each device."""
-    model = policy_model(config)
-    geometry = read_geometry(resolve_model_path(str(model.path)))
     return plan_memory(
-        geometry,
-        model.dtype,
-        config.rollout,
+        plan.models.geometry(ACTOR),
+        plan.policy.dtype,
+        plan.config.rollout,
         device_bytes=device_bytes,
-        sequence_tokens=max_sequence_tokens(config),
+        sequence_tokens=plan.sequence_tokens,
     )
 
 
-def _remedy(config: Experiment, specs: Sequence[RoleSpec], pool: str) -> str:
+def _remedy(plan: RunPlan, pool: str) -> str:
     """The settings that lower the peak, the cheapest first."""
-    trained = [spec for spec in specs if spec.pool == pool and spec.is_trained and spec.training is not None]
-    advice = []
-    if policy_model(config).dtype is Dtype.float32:
+    longest, advice = plan.sequence_tokens, []
+    if plan.policy.dtype is Dtype.float32:
         advice.append("model.dtype=bfloat16")
-    for spec in trained:
-        assert spec.training is not None
-        section = "critic" if spec.name != ACTOR and "critic" in spec.name else ACTOR
-        if not spec.training.gradient_checkpointing:
+    for role in plan.roles:
+        if role.pool != pool or not role.is_trained or role.training is None:
+            continue
+        section = "critic" if role.name != ACTOR and "critic" in role.name else ACTOR
+        if not role.training.gradient_checkpointing:
             advice.append(f"{section}.gradient_checkpointing=true")
-        if spec.training.microbatch_tokens > max_sequence_tokens(config):
-            advice.append(f"{section}.microbatch_tokens={max_sequence_tokens(config)}")
-        if not spec.training.offload_optimizer:
+        if role.training.microbatch_tokens > longest:
+            advice.append(f"{section}.microbatch_tokens={longest}")
+        if not role.training.offload_optimizer:
             advice.append(f"{section}.offload_optimizer=true")
-    if config.rollout.engine is RolloutKind.transformers:
+    if plan.config.rollout.engine is RolloutKind.transformers:
         advice.append("rollout.engine=vllm with rollout.parallelism.tensor")
     return f"Use {', '.join(dict.fromkeys(advice)) or 'a smaller model'}, or more devices (trainer.devices)."
 

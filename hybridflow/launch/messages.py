@@ -1,0 +1,168 @@
+"""What a run prints for the person at the terminal: problems, failures, and its last lines."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.text import Text
+
+from hybridflow.elastic.checkpoint import CheckpointStore
+from hybridflow.errors import Advice, HybridflowError, WorkerError, explained
+from hybridflow.observability import formatting
+from hybridflow.observability.ending import Ending
+from hybridflow.observability.progress import eval_label
+from hybridflow.observability.redaction import redacted_text
+
+if TYPE_CHECKING:  # the first error can be printed before torch is imported
+    from hybridflow.dataflows.loop import Outcome
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run that came to its end or was asked to stop: its outcome, its directory, and its report, where it has one."""
+
+    outcome: "Outcome"
+    ending: Ending
+    run_dir: Path
+    report: Path | None
+    first_evaluation: dict[str, float]
+
+
+def say_failure(console: Console, error: HybridflowError, *, report: Path | None = None) -> None:
+    """What was found and what to do; for a failure in a worker also where, with its traceback if it is unexplained."""
+    shown = explained(error)
+    console.print(Text.assemble((f"{type(shown).__name__}: ", "bold red"), redacted_text(shown.message)))
+    _say_remedy(console, shown.remedy)
+    if isinstance(error, WorkerError):
+        console.print(Text(f"role={error.role} rank={error.rank} node={error.node} method={error.method}", "bold"))
+        if shown is error:
+            console.print(Text(redacted_text(error.worker_traceback.rstrip()), "dim"))
+    if report is not None and report.is_file():
+        console.print(f"  report      {from_here(report)}", soft_wrap=True)
+
+
+def say_problems(console: Console, found: Sequence[HybridflowError], *, begin: int = 0) -> None:
+    """The problems from the one at `begin` on, numbered."""
+    for number, error in enumerate(found[begin:], begin + 1):
+        console.print(f"{number}. ", end="")
+        say_failure(console, error)
+
+
+def say_warnings(console: Console, warnings: Sequence[Advice]) -> None:
+    """What does not keep a run from starting."""
+    for advice in warnings:
+        console.print(Text.assemble(("Warning: ", "bold yellow"), redacted_text(advice.message)))
+        _say_remedy(console, advice.remedy)
+
+
+def say_finished(finished: Finished, console: Console) -> None:
+    """How it ended, how the evaluation went from first to last, the report, and the checkpoint."""
+    outcome, ending = finished.outcome, finished.ending
+    colour = "bold green" if ending.how == "done" else "bold yellow"
+    console.print(Text.assemble((ending.how, colour), f"  {ending.said}"), soft_wrap=True)
+    _say_evaluations(outcome, finished.first_evaluation, console)
+    if finished.report is not None:
+        console.print(f"  report      {from_here(finished.report)}", soft_wrap=True)
+    if outcome.checkpoint is not None:
+        checkpoint = from_here(outcome.checkpoint)
+        console.print(f"  checkpoint  {checkpoint}", soft_wrap=True)
+        _say_model(checkpoint, console)
+
+
+def say_stopped_at_once(run_dir: Path, resume: str, console: Console) -> None:
+    """What is left of a run that was stopped before its first step, or by a second signal."""
+    saved = CheckpointStore(run_dir).newest_whole()
+    next_start = nothing_saved(resume)
+    if saved is not None:
+        next_start = resumed_from(f"the last checkpoint, step {saved.name.removeprefix('step_')}", resume)
+    console.print(Text.assemble(("\ninterrupted", "bold yellow"), f"  {next_start}"), soft_wrap=True)
+    if (report := run_dir / "report.html").is_file():
+        console.print(f"  report      {from_here(report)}", soft_wrap=True)
+    if saved is not None:
+        console.print(f"  checkpoint  {from_here(saved)}", soft_wrap=True)
+
+
+def say_kept(run_dir: Path, resume: str, console: Console) -> None:
+    """The last whole checkpoint of a run that failed, and how to resume from it."""
+    if saved := CheckpointStore(run_dir).newest_whole():
+        how = f"{resumed_from('it', resume)}; if you change code or data, add trainer.resume_changed=accept"
+        console.print(f"  checkpoint  {from_here(saved)}  ({how})", soft_wrap=True)
+
+
+def say_restored(run_dir: Path, console: Console) -> None:
+    """What a run that failed or was interrupted before its first step leaves: the earlier run of its directory."""
+    console.print(f"  run_dir     {from_here(run_dir)}  (the earlier run in it is unchanged)", soft_wrap=True)
+
+
+def ending_of(outcome: "Outcome", run_dir: Path, resume: str) -> Ending:
+    """How a run ended that raised nothing, in a sentence that begins with what is saved."""
+    stopped, steps = outcome.stopped, f"{outcome.steps} step{'' if outcome.steps == 1 else 's'}"
+    if stopped is None:
+        return Ending("done", steps)
+    saved, path = stopped.saved_step, outcome.checkpoint
+    if path is None or not CheckpointStore(run_dir).is_own(path):  # none, or the one that it began from
+        next_start = nothing_saved(resume)
+    elif saved == outcome.steps:
+        next_start = f"saved step {saved}: {resumed_from('it', resume)}."
+    else:
+        last = f"the last checkpoint, step {saved}"
+        next_start = f"step {outcome.steps} is not saved: {resumed_from(last, resume)}."
+    return Ending("interrupted", next_start + (f" {stopped.abandoned} was abandoned." if stopped.abandoned else ""))
+
+
+def resumed_from(checkpoint: str, resume: str) -> str:
+    """How a run resumes from its own checkpoint: by the same command, or with another `trainer.resume`."""
+    if resume == "auto":
+        return f"the same command resumes from {checkpoint}"
+    return f"to resume from {checkpoint}, set trainer.resume=auto"
+
+
+def nothing_saved(resume: str) -> str:
+    """What the same command does where the run has no checkpoint of its own."""
+    start = "the beginning" if resume in ("auto", "never") else f"trainer.resume={resume} again"
+    return f"No checkpoint was saved. The same command starts from {start}."
+
+
+def from_here(path: Path) -> Path:
+    """The path as it is shortest to type: relative to the current directory where it lies below that."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
+def _say_remedy(console: Console, remedy: str) -> None:
+    console.print(Text.assemble(("What to do: ", "bold"), redacted_text(remedy)))
+
+
+def _say_evaluations(outcome: "Outcome", first_evaluation: Mapping[str, float], console: Console) -> None:
+    """`acc  0.594 at step 25, from 0.438`; without the step where the last step was evaluated."""
+    first, last = outcome.evaluated
+    is_only = first == last
+    at = f" at step {last}" if is_only or last != outcome.steps else ""
+    for name, value in outcome.evaluation.items():
+        line = Text.assemble(f"  {eval_label(name)}  ", (formatting.short(value), "bold"), (at, "dim"))
+        if name in first_evaluation and not is_only:
+            line.append(f"{', ' if at else '  '}from {formatting.short(first_evaluation[name])}", "dim")
+        console.print(line)
+
+
+def _say_model(checkpoint: Path, console: Console) -> None:
+    """Where the trained model is, and what reads it."""
+    trained = checkpoint / "reward_model"
+    if trained.is_dir():
+        kind = "adapter" if (trained / "adapter").is_dir() else "huggingface"
+        console.print(f"  model       {trained / kind}", soft_wrap=True)
+        if kind == "huggingface":
+            console.print(f"  serve it    main_ppo reward.model.path={trained / kind}", soft_wrap=True)
+        else:
+            run_dir = checkpoint.parent.parent
+            console.print(f"  serve it    hybridflow export {run_dir} DIRECTORY --role reward_model, then"
+                          " main_ppo reward.model.path=DIRECTORY", soft_wrap=True)  # fmt: skip
+        return
+    actor = checkpoint / "actor"
+    if (actor / "adapter").is_dir():
+        console.print(f"  adapter     {actor / 'adapter'}  (peft, or hybridflow export)", soft_wrap=True)
+    else:
+        model = actor / "huggingface"
+        console.print(f"  model       {model}  (AutoModelForCausalLM.from_pretrained)", soft_wrap=True)

@@ -1,0 +1,160 @@
+"""Settings that are left open until the run is planned: what follows from the device, and from the run itself."""
+
+import logging
+from dataclasses import fields, is_dataclass, replace
+from importlib.util import find_spec
+
+from hybridflow.config.algorithm import KLPlacement, OldLogprobs
+from hybridflow.config.derived import optimizer_steps_per_step, run_dir, training_of
+from hybridflow.config.experiment import Experiment
+from hybridflow.config.loop import Device
+from hybridflow.config.model import Dtype, Model
+from hybridflow.config.paths import user_path
+from hybridflow.config.rollout import DEFAULT_SEQUENCES, Rollout, RolloutKind
+from hybridflow.config.section import Section, sealed
+from hybridflow.config.training import Training
+from hybridflow.dataflows.interface import Dataflow, learns_from_samples
+from hybridflow.elastic.checkpoint import CheckpointStore, saved_config
+from hybridflow.engines.rollout.traits import ROLLOUT_ENGINES
+from hybridflow.engines.training.traits import TRAINING_ENGINES
+from hybridflow.launch.compose.compose import Composed
+from hybridflow.launch.plan.dataflow import NamedFunctions
+from hybridflow.launch.plan.roles import policy_model
+
+logger = logging.getLogger(__name__)
+
+DEVICE_ORIGIN = "device"
+"""The origin of a value that follows from the device."""
+
+SCHEDULE_ORIGIN = "trainer.total_steps"
+"""The origin of the length of a learning-rate schedule."""
+
+
+def with_device_defaults(composed: Composed, device: str) -> Composed:
+    """The same run with every default that depends on the device (`cpu` or `cuda`). Logs the choice on GPUs."""
+    config = resolved(composed.config, device)
+    before, after = composed.flat(), replace(composed, config=config).flat()
+    chosen = {key: value for key, value in after.items() if key in before and before[key] != value}
+    if device == "cuda":
+        rollout = None if config.rollout.engine is None else config.rollout.engine.name
+        logger.info(
+            "defaults on a GPU: model.dtype=%s actor.gradient_checkpointing=%s rollout.engine=%s",
+            after["model.dtype"], str(after["actor.gradient_checkpointing"]).lower(), rollout,
+        )  # fmt: skip
+    return replace(composed, config=config, origins={**composed.origins, **dict.fromkeys(chosen, DEVICE_ORIGIN)})
+
+
+def with_schedule_steps(composed: Composed) -> Composed:
+    """The same run with `optimizer.schedule_steps` filled in: as in the checkpoint it resumes, else its total steps."""
+    config, saved = composed.config, _saved(composed.config)
+    changed: dict[str, Training] = {}
+    origins = dict(composed.origins)
+    for name in ("actor", "critic"):
+        training: Training = vars(config)[name]
+        if training.optimizer.schedule_steps is None:
+            kept = saved.get(f"{name}.optimizer.schedule_steps")
+            steps = kept if isinstance(kept, int) else config.trainer.total_steps
+            changed[name] = replace(training, optimizer=replace(training.optimizer, schedule_steps=steps))
+            origins[f"{name}.optimizer.schedule_steps"] = SCHEDULE_ORIGIN
+    return replace(composed, config=sealed(replace(config, **changed)), origins=origins)
+
+
+def resolved(config: Experiment, device: str) -> Experiment:
+    """The configuration with null replaced: on GPUs bfloat16, gradient checkpointing, a sleeping rollout, and vLLM
+    where it is installed.
+
+    On CPUs float32, no checkpointing, no sleep, and transformers. A rollout that divides its model uses vLLM on both.
+    `trainer.device` becomes the device, if it was `auto`.
+    """
+    on_gpu = device == "cuda"
+    sizes = config.rollout.parallelism
+    uses_vllm = sizes.tensor * sizes.pipeline > 1 or (on_gpu and find_spec("vllm") is not None)
+    rollout = config.rollout.engine or (RolloutKind.vllm if uses_vllm else RolloutKind.transformers)
+    defaults = {
+        (Model, "dtype"): Dtype.bfloat16 if on_gpu else Dtype.float32,
+        (Training, "gradient_checkpointing"): on_gpu,
+        (Rollout, "engine"): rollout,
+        (Rollout, "max_sequences"): ROLLOUT_ENGINES[rollout].sequences_on_gpus if on_gpu else DEFAULT_SEQUENCES,
+        (Rollout, "sleep"): on_gpu,
+    }
+    filled = _filled(config, defaults)
+    assert isinstance(filled, Experiment), f"made a {type(filled)}"
+    return sealed(replace(filled, trainer=replace(filled.trainer, device=Device[device])))
+
+
+def _filled(value: object, defaults: dict[tuple[type, str], object]) -> object:
+    """A section with its nulls, and those of the sections in it, replaced by the defaults of their fields."""
+    if isinstance(value, dict):
+        return {name: _filled(item, defaults) for name, item in value.items()}
+    if not (isinstance(value, Section) and is_dataclass(value)):
+        return value
+    found = {field.name: _filled(vars(value)[field.name], defaults) for field in fields(value)}
+    found |= {
+        name: default for (kind, name), default in defaults.items() if kind is type(value) and found[name] is None
+    }
+    return replace(value, **found)
+
+
+def _saved(config: Experiment) -> dict[str, object]:
+    """The settings of the run that is resumed; nothing where it starts over."""
+    if config.trainer.resume == "never":
+        return {}
+    if config.trainer.resume == "auto":
+        return next(filter(None, map(saved_config, reversed(CheckpointStore(run_dir(config)).paths()))), {})
+    return saved_config(user_path(config.trainer.resume, key="trainer.resume"))
+
+
+def with_old_logprobs_explained(composed: Composed, dataflow: type[Dataflow], *, wants: bool) -> Composed:
+    """The same run; the origin of `algorithm.old_logprobs=auto` says what it became. Logs that, too."""
+    algorithm, key = composed.config.algorithm, "algorithm.old_logprobs"
+    is_chosen = algorithm.old_logprobs is not OldLogprobs.auto
+    if is_chosen or dataflow.provides is None or not learns_from_samples(dataflow):
+        return composed
+    if wants:
+        became = "a separate forward pass of the actor before the update"
+    elif algorithm.kl.placement is KLPlacement.reward:
+        became = "no separate forward pass; the KL penalty in the reward uses the rollout's log-probabilities"
+    else:
+        became = "no separate forward pass; the update uses the log-probabilities of its own forward pass"
+    logger.info("%s=auto: %s", key, became)
+    return replace(composed, origins={**composed.origins, key: f"{composed.origins[key]}, became: {became}"})
+
+
+def wants_old_logprobs(config: Experiment, dataflow: type[Dataflow], functions: NamedFunctions) -> bool:
+    """Whether a step calls `actor.logprobs`, by `algorithm.old_logprobs` and by what reads the answer.
+
+    Without that call the update takes `old_logprobs` from its own forward pass, where the policy is still the old one,
+    or from the rollout.
+    """
+    algorithm, estimator, loss = config.algorithm, functions.estimator, functions.policy_loss
+    if not learns_from_samples(dataflow) or algorithm.old_logprobs is OldLogprobs.recompute:
+        return True
+    if estimator is None or loss is None:
+        return True
+    read_before = (
+        (algorithm.kl.placement is KLPlacement.reward and not kl_reads_rollout(config))
+        or algorithm.correction.is_active
+        or bool(estimator.parameters & {"old_logprobs", "sum_pi_squared"})
+    )
+    if algorithm.old_logprobs is OldLogprobs.rollout:
+        return read_before
+    several_steps = optimizer_steps_per_step(config, config.actor) > 1
+    return read_before or several_steps or "old_logprobs" in loss.prepares_from
+
+
+def kl_reads_rollout(config: Experiment) -> bool:
+    """Whether a KL penalty in the reward may read the rollout's log-probabilities in place of `old_logprobs`.
+
+    The description of `algorithm.old_logprobs` lists when. Device defaults must have been filled in.
+    """
+    if config.rollout.sampling.is_restricted:
+        return False
+    assert config.rollout.engine is not None, "device defaults are not filled in"
+    rollout, actor = ROLLOUT_ENGINES[config.rollout.engine], TRAINING_ENGINES[training_of(config, "actor").engine]
+    same_model = (
+        rollout.runs_transformers
+        and actor.runs_transformers
+        and config.actor.lora.rank == 0
+        and policy_model(config).dtype is Dtype.float32
+    )
+    return same_model or config.algorithm.old_logprobs is OldLogprobs.rollout

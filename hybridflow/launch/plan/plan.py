@@ -1,0 +1,140 @@
+"""A composed configuration becomes a `RunPlan`: everything that the rules judge and that the start of a run needs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from hybridflow.config.derived import is_evaluated, max_sequence_tokens, pool_sizes, run_dir
+from hybridflow.config.experiment import Experiment
+from hybridflow.config.loop import BackendKind
+from hybridflow.config.model import Model
+from hybridflow.dataflows.interface import Dataflow
+from hybridflow.errors import STRICT, Faults
+from hybridflow.launch.compose.compose import Composed
+from hybridflow.launch.plan.dataflow import NamedFunctions, find_dataflow, make_settings, named_functions
+from hybridflow.launch.plan.defaults import (
+    wants_old_logprobs,
+    with_device_defaults,
+    with_old_logprobs_explained,
+    with_schedule_steps,
+)
+from hybridflow.launch.plan.device import find_device
+from hybridflow.launch.plan.roles import ACTOR, RoleSpec, backend_kind, plan_roles, policy_model
+from hybridflow.models.geometry import ModelGeometry, read_geometry
+from hybridflow.models.loading import resolve_model_path
+
+
+class Models:
+    """The directories and sizes of the models of a run's roles, each read once, when first asked for."""
+
+    def __init__(self, config: Experiment, roles: Sequence[RoleSpec]) -> None:
+        own = {"actor": config.actor.model, "critic": config.critic.model, "reward": config.reward.model}
+        own |= {f"roles.{name}": role.model for name, role in config.roles.items()}
+        self._paths = {ACTOR: (str(policy_model(config).path), _key(own, ACTOR))}
+        for role in roles:
+            if role.model is not None:
+                self._paths[role.name] = (str(role.model.path), _key(own, role.name))
+        self.directory = cache(self._directory)
+        self.geometry = cache(self._geometry)
+
+    def _directory(self, role: str) -> Path:
+        """The directory of a role's model; an error names the setting that gives it. `actor` is always known."""
+        path, key = self._paths[role]
+        return resolve_model_path(path, key=key)
+
+    def _geometry(self, role: str) -> ModelGeometry:
+        return read_geometry(self.directory(role))
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """A run as planned. Made once; whoever needs one of these facts takes it from here."""
+
+    composed: Composed
+    device: str
+    """`cpu` or `cuda`."""
+
+    backend: BackendKind
+    """`local` or `ray`."""
+
+    dataflow: type[Dataflow]
+    settings: object
+    """The dataflow's `Settings`."""
+
+    functions: NamedFunctions
+    roles: tuple[RoleSpec, ...]
+    pools: Mapping[str, int]
+    """Devices of each pool."""
+
+    policy: Model
+    """The model being trained: its tokenizer is the run's."""
+
+    models: Models
+    sequence_tokens: int
+    """The longest prompt and response together."""
+
+    wants_old_logprobs: bool
+    """Whether a step calls `actor.logprobs` before its update."""
+
+    is_evaluated: bool
+    """Whether the run reads held-out rows."""
+
+    run_dir: Path
+
+    @property
+    def config(self) -> Experiment:
+        """The whole configuration."""
+        return self.composed.config
+
+    @property
+    def generates(self) -> bool:
+        """Whether the run has a rollout."""
+        return any(role.generates for role in self.roles)
+
+    @property
+    def trained(self) -> list[str]:
+        """The names of the roles that learn."""
+        return [role.name for role in self.roles if role.is_trained]
+
+
+def plan_run(composed: Composed, faults: Faults = STRICT, *, device: str | None = None) -> RunPlan:
+    """The plan of a composed run. Starts nothing, reads no data and no model.
+
+    `device` is `cpu` or `cuda`, by default what `trainer.device` chooses here. Adds to `faults` what leaves a plan with
+    a gap, such as a loss that cannot be called; raises `HybridflowError` for what leaves no plan, such as a dataflow
+    that does not exist.
+    """
+    dataflow = find_dataflow(composed.config.dataflow)
+    settings = make_settings(dataflow, composed.config.dataflow_settings)
+    device = find_device(composed.config) if device is None else device
+    composed = with_schedule_steps(with_device_defaults(composed, device))
+    config = composed.config
+    functions = NamedFunctions()
+    with faults.caught():
+        functions = named_functions(config, dataflow)
+    wants = wants_old_logprobs(config, dataflow, functions)
+    roles = tuple(plan_roles(config, dataflow))
+    return RunPlan(
+        composed=with_old_logprobs_explained(composed, dataflow, wants=wants),
+        device=device,
+        backend=backend_kind(config),
+        dataflow=dataflow,
+        settings=settings,
+        functions=functions,
+        roles=roles,
+        pools=pool_sizes(config),
+        policy=policy_model(config),
+        models=Models(config, roles),
+        sequence_tokens=max_sequence_tokens(config),
+        wants_old_logprobs=wants,
+        is_evaluated=is_evaluated(config),
+        run_dir=run_dir(config),
+    )
+
+
+def _key(own: Mapping[str, Model], role: str) -> str:
+    """The setting that names a role's model."""
+    section = ACTOR if role == "reward_model" else role
+    named = [key for key in (section, f"roles.{role}") if key in own and own[key].path is not None]
+    return f"{named[0]}.model.path" if named else "model.path"

@@ -1,0 +1,98 @@
+"""What each kind of role is started with: one dataclass per kind, whose fields are its worker's keyword arguments."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from hybridflow.config.algorithm import Algorithm
+from hybridflow.config.model import Model
+from hybridflow.config.reward import Reward
+from hybridflow.config.training import Training
+from hybridflow.controller.worker import Worker
+from hybridflow.workers.actor import ActorWorker
+from hybridflow.workers.critic import CriticWorker
+from hybridflow.workers.model_worker import TrainingSetup
+from hybridflow.workers.reference import ReferenceWorker
+from hybridflow.workers.reward_function import RewardFunctionWorker
+from hybridflow.workers.reward_model import RewardModelWorker
+from hybridflow.workers.reward_model_trainer import RewardModelTrainer
+from hybridflow.workers.rollout import RolloutSetup, RolloutWorker
+
+
+@dataclass(frozen=True)
+class ActorRole:
+    """The policy being trained; with a `rollout`, it also generates."""
+
+    worker_class: ClassVar[type[Worker]] = ActorWorker
+    setup: TrainingSetup
+    algorithm: Algorithm
+    rollout: RolloutSetup | None
+
+
+@dataclass(frozen=True)
+class CriticRole:
+    """A value function being trained."""
+
+    worker_class: ClassVar[type[Worker]] = CriticWorker
+    setup: TrainingSetup
+    algorithm: Algorithm
+
+
+@dataclass(frozen=True)
+class TrainedRewardModelRole:
+    """A reward model being trained."""
+
+    worker_class: ClassVar[type[Worker]] = RewardModelTrainer
+    setup: TrainingSetup
+    algorithm: Algorithm
+
+
+@dataclass(frozen=True)
+class ReferenceRole:
+    """A frozen language model."""
+
+    worker_class: ClassVar[type[Worker]] = ReferenceWorker
+    model: Model
+    training: Training
+    temperature: float
+
+
+@dataclass(frozen=True)
+class AdapterlessActorRole:
+    """The reference of a policy with a low-rank adapter: the actor's own workers, with the adapter left out."""
+
+    worker_class: ClassVar[type[Worker]] = ActorWorker
+
+
+@dataclass(frozen=True)
+class RewardFunctionRole:
+    """Reward functions; `model` is the policy, whose tokenizer decodes the responses."""
+
+    worker_class: ClassVar[type[Worker]] = RewardFunctionWorker
+    reward: Reward
+    model: Model
+
+
+@dataclass(frozen=True)
+class RewardModelRole:
+    """A frozen reward model, optionally with reward functions."""
+
+    worker_class: ClassVar[type[Worker]] = RewardModelWorker
+    reward: Reward
+    policy: Model
+    training: Training
+
+
+@dataclass(frozen=True)
+class RolloutRole:
+    """A rollout in a pool of its own."""
+
+    worker_class: ClassVar[type[Worker]] = RolloutWorker
+    setup: RolloutSetup
+
+
+ADAPTERLESS_METHODS = {"logprobs": "reference_logprobs"}
+"""What the actor's workers call the methods of that reference."""
+
+TrainedRole = ActorRole | CriticRole | TrainedRewardModelRole
+RewardRole = RewardFunctionRole | RewardModelRole
+RoleSetup = TrainedRole | RewardRole | ReferenceRole | AdapterlessActorRole | RolloutRole

@@ -1,0 +1,140 @@
+"""Rules on what a run uses: packages, pools, checkpoints and disk space."""
+
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from hybridflow.config.model import Dtype
+from hybridflow.config.training import Lora
+from hybridflow.elastic.checkpoint import steps_below
+from hybridflow.elastic.recovery import check_links
+from hybridflow.engines.training.traits import TRAINING_ENGINES
+from hybridflow.errors import Advice, ConfigError, Problem, ResourceError
+from hybridflow.launch.plan.plan import RunPlan
+from hybridflow.launch.plan.roles import RoleSpec
+from hybridflow.models.geometry import ModelGeometry, parameter_count
+from hybridflow.models.names.rules import canonical_weights
+from hybridflow.observability.trackers.factory import check_names
+from hybridflow.optional import check_installed
+
+_TRACKER_PACKAGES = ("wandb", "mlflow")
+_JOB_COPY = ("runtime_resources", "working_dir_files")
+"""Parts of the path of the working directory that Ray creates for a job and deletes after it."""
+
+_LOGS_BYTES = 1 << 20
+_FLOAT32_BYTES = 4
+_BFLOAT16_BYTES = 2
+_FLOAT32_COPIES = 3
+"""Weights, and AdamW's two moments of each; weights in bfloat16 come in addition to their float32 copies."""
+
+
+def package_problems(plan: RunPlan) -> Iterable[Problem]:
+    """Trackers exist, and the packages that trackers and engines import are installed."""
+    check_names(plan.config.trainer.trackers)
+    for name in plan.config.trainer.trackers:
+        if name in _TRACKER_PACKAGES:
+            check_installed(name)
+    for role in plan.roles:
+        if role.training is not None:
+            TRAINING_ENGINES[role.training.engine].check_installed()
+    return []
+
+
+def pool_problems(plan: RunPlan) -> Iterator[Advice]:
+    """Pools without roles."""
+    for pool in sorted(set(plan.pools) - {role.pool for role in plan.roles}):
+        yield Advice(
+            f"placement.pools.{pool}.devices={plan.pools[pool]}: no role lives in this pool, so its devices are idle.",
+            remedy=f"Place a role there with placement.roles.<role>={pool}, or leave the pool out.",
+        )
+
+
+def checkpoint_problems(plan: RunPlan) -> Iterator[Advice]:
+    """A run that saves nothing."""
+    if not plan.config.trainer.save_every:
+        yield Advice(
+            "trainer.save_every=0: no checkpoint is written, so the trained model is not kept.",
+            remedy="Set trainer.save_every to keep it.",
+        )
+
+
+def run_directory_problems(plan: RunPlan) -> Iterator[Problem]:
+    """The run directory outlives the job, can be written, and has room for the checkpoints kept at one time.
+
+    Those are `trainer.keep_checkpoints` and the one being written: an old one is deleted only after it.
+    """
+    directory = plan.run_dir
+    if all(part in directory.parts for part in _JOB_COPY):
+        yield ConfigError(
+            f"trainer.run_dir={directory} lies in the copy of the working directory that Ray makes on each node for"
+            " this job and deletes afterwards.",
+            remedy="Give an absolute trainer.run_dir on storage that all nodes share.",
+        )
+    check_links(directory)
+    nearest = next(path for path in (directory, *directory.absolute().parents) if path.exists())
+    if not nearest.is_dir():
+        return  # it cannot be a run directory, as its opening will tell
+    _check_directories(directory, nearest)
+    free = shutil.disk_usage(nearest).free
+    checkpoints, size = _further_checkpoints(plan), sum(_saved_bytes(plan, role) for role in plan.roles)
+    needed = _LOGS_BYTES + checkpoints * size
+    if free < needed:
+        writes = f"{checkpoints} checkpoint{'s' * (checkpoints > 1)} of {_megabytes(size)}" if checkpoints else "logs"
+        yield ResourceError(
+            f"The disk of trainer.run_dir={directory} is too full: {_megabytes(free)} are free, and the run writes"
+            f" {writes}, {_megabytes(needed)} in total before it deletes old ones.",
+            remedy="Free space there, set trainer.run_dir to a larger disk, or lower trainer.keep_checkpoints="
+            f"{plan.config.trainer.keep_checkpoints}; trainer.save_every=0 saves nothing.",
+        )
+
+
+def _check_directories(directory: Path, nearest: Path) -> None:
+    """Raises `ResourceError` where no directory can be made (as in /proc), which a full disk does not explain."""
+    try:
+        os.rmdir(tempfile.mkdtemp(prefix=".hybridflow-", dir=nearest))
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return
+        raise ResourceError(
+            f"The run directory '{directory}' cannot be written: {error.strerror or error}, for a new directory in"
+            f" {nearest}.",
+            remedy="Set trainer.run_dir to a directory you may write to, on a disk with free space.",
+        ) from error
+
+
+def _further_checkpoints(plan: RunPlan) -> int:
+    """How many checkpoints will exist at one time in addition to those of this run that are there already."""
+    trainer = plan.config.trainer
+    if not trainer.save_every:
+        return 0
+    in_all = -(-trainer.total_steps // trainer.save_every)
+    there = 0 if trainer.resume == "never" else len(steps_below(plan.run_dir / "checkpoints"))
+    return max(1, min(in_all, trainer.keep_checkpoints + 1) - there)
+
+
+def _saved_bytes(plan: RunPlan, role: RoleSpec) -> int:
+    if not role.is_trained or role.model is None:
+        return 0
+    geometry = plan.models.geometry(role.name)
+    if role.training is not None and role.training.lora.rank:
+        return _FLOAT32_COPIES * _FLOAT32_BYTES * _adapter_elements(geometry, role.training.lora)
+    extra = _BFLOAT16_BYTES if role.model.dtype is Dtype.bfloat16 else 0
+    return parameter_count(geometry) * (extra + _FLOAT32_COPIES * _FLOAT32_BYTES)
+
+
+def _adapter_elements(geometry: ModelGeometry, lora: Lora) -> int:
+    """Parameter count of a LoRA adapter: rank * (rows + columns) per adapted matrix."""
+    linear = {
+        name.removesuffix(".weight"): spec.shape
+        for name, spec in canonical_weights(geometry).items()
+        if ".layers." in name and ".experts." not in name and len(spec.shape) == 2
+    }
+    chosen = [shape for name, shape in linear.items() if not lora.targets or name.endswith(tuple(lora.targets))]
+    return lora.rank * sum(sum(shape) for shape in chosen)
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:.1f} MB"

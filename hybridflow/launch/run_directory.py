@@ -1,0 +1,138 @@
+"""The directory of a run: opened for it, and put back as it was if the run fails before its first step."""
+
+import logging
+import os
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore
+from hybridflow.elastic.claim import check_in_place, claim, is_claimed, release
+from hybridflow.elastic.compatibility import Fingerprints
+from hybridflow.elastic.recovery import resolve_resume, set_aside, set_later_aside, warn_of_complete
+from hybridflow.errors import ResourceError
+from hybridflow.launch.compose.help import config_text
+from hybridflow.launch.plan.data_streams import RunData
+from hybridflow.launch.plan.plan import RunPlan
+from hybridflow.launch.resume import Changes, check_resumable, fingerprints
+from hybridflow.observability.ending import UNRECORDED, is_unrecorded
+from hybridflow.observability.logs import LOG_FILE, configure_logging
+
+logger = logging.getLogger(__name__)
+
+CONFIG_FILE = "config.yaml"
+
+
+@dataclass
+class EarlierRun:
+    """What the start of a run has changed in its directory, so that a failed start can undo it.
+
+    `aside` is where the earlier run was moved, `later` are checkpoints that were renamed, and `files` are files that
+    the start overwrites.
+    """
+
+    directory: Path
+    aside: Path | None = None
+    later: Sequence[Path] = ()
+    files: dict[Path, bytes] = field(default_factory=dict)
+    has_begun: bool = False
+    is_restored: bool = False
+
+    @property
+    def can_be_restored(self) -> bool:
+        """Whether there was an earlier run and the new one has not begun."""
+        return not self.has_begun and bool(self.aside or self.files)
+
+    def restore(self) -> bool:
+        """Puts the earlier run back unless the new one has begun; returns whether there was one to put back."""
+        if not self.can_be_restored:
+            return False
+        try:
+            check_in_place(self.directory)
+            self._restore()
+        except (OSError, ResourceError) as error:
+            logger.warning("run_dir=%s: its earlier run could not be put back: %s", self.directory, error)
+            return False
+        self.is_restored = True
+        with suppress(ResourceError):  # run.log cannot be written: the line is shown all the same
+            configure_logging(self.directory)
+        if moved := [self.aside] if self.aside is not None else self.later:
+            names = ", ".join(map(str, moved))
+            logger.warning("run_dir=%s: the earlier run is back as it was, from %s", self.directory, names)
+        return True
+
+    def _restore(self) -> None:
+        configure_logging(None)  # closes run.log, which may move to the end of the earlier one
+        for path in self.later:
+            os.rename(path, path.with_suffix(""))
+        for path, content in self.files.items():
+            path.write_bytes(content)
+        if self.aside is not None:
+            log = self.directory / LOG_FILE
+            lines = log.read_text(encoding="utf-8") if log.is_file() else ""
+            directory = self.directory.resolve()  # of a symbolic link, the target was set aside
+            shutil.rmtree(directory, ignore_errors=True)
+            os.rename(self.aside, directory)
+            with (self.directory / LOG_FILE).open("a", encoding="utf-8") as log:
+                log.write(lines)
+
+
+def open_directory(plan: RunPlan, data: RunData, inputs: Fingerprints) -> tuple[Checkpoint | None, EarlierRun]:
+    """Opens the run directory, claimed for this process, with its log and configuration.
+
+    Returns the checkpoint to resume from, and what was in the directory.
+    """
+    claim(plan.run_dir)
+    earlier = EarlierRun(plan.run_dir)
+    try:
+        return _opened(earlier, plan, data, inputs), earlier
+    except BaseException:
+        earlier.restore()
+        release(plan.run_dir)
+        raise
+
+
+def start_in_words(plan: RunPlan, data: RunData) -> str:
+    """What the start of the run would do with what is in its directory; changes nothing there.
+
+    Raises `HybridflowError` where the start would be refused.
+    """
+    trainer, directory = plan.config.trainer, plan.run_dir
+    if is_claimed(directory):
+        raise ResourceError(
+            f"trainer.run_dir={directory} is being written by another process.",
+            remedy="Name another one (trainer.run_dir or trainer.experiment), or wait for that process to end.",
+        )
+    store = CheckpointStore(directory)
+    checkpoint = resolve_resume(trainer.resume, store, trainer.total_steps)
+    if checkpoint is not None:
+        check_resumable(checkpoint, plan, data, fingerprints(plan))
+        complete = " (the last one: nothing is left to do)" if checkpoint.step == trainer.total_steps else ""
+        return f"resumes from step {checkpoint.step}{complete}, {checkpoint.path}"
+    is_empty = not directory.is_dir() or not any(directory.iterdir())
+    return "begins at step 1" if is_empty else f"begins at step 1; the earlier run in {directory} is moved aside"
+
+
+def _opened(earlier: EarlierRun, plan: RunPlan, data: RunData, inputs: Fingerprints) -> Checkpoint | None:
+    trainer, directory = plan.config.trainer, earlier.directory
+    store = CheckpointStore(directory, keep=trainer.keep_checkpoints)
+    store.settle()
+    checkpoint = resolve_resume(trainer.resume, store, trainer.total_steps)
+    if is_unrecorded(directory):
+        logger.warning("run_dir=%s: of the run here before, %s", directory, UNRECORDED.said.partition(". What")[0])
+    changes = Changes()
+    if checkpoint is not None:
+        changes = check_resumable(checkpoint, plan, data, inputs)
+        warn_of_complete(checkpoint, trainer.total_steps)
+    if checkpoint is not None and store.is_own(checkpoint.path):
+        earlier.later = set_later_aside(store, checkpoint)
+        earlier.files = {path: path.read_bytes() for path in [directory / CONFIG_FILE] if path.is_file()}
+    elif (aside := set_aside(directory)) is not None:  # what was there has another history
+        earlier.aside = aside
+        claim(directory)
+    configure_logging(directory)
+    changes.log()
+    (directory / CONFIG_FILE).write_text(config_text(plan.composed))
+    return checkpoint

@@ -1,0 +1,78 @@
+"""What rules of the plan warn of, and what they leave alone."""
+
+import pytest
+
+from hybridflow.config.rollout import RolloutKind
+from hybridflow.errors import ConfigError
+from hybridflow.launch.plan import defaults
+from hybridflow.launch.rules.algorithm import gradient_problems, reward_weight_problems, schedule_problems
+from hybridflow.launch.rules.all import PLAN_RULES
+from hybridflow.launch.rules.layouts import layout_problems
+from hybridflow.launch.rules.models import rollout_problems
+from hybridflow.launch.rules.resources import pool_problems
+from tests.unit.launch.plans import errors, judged, planned
+
+TEXTS = "data={train_files: [texts.jsonl], max_prompt_tokens: 8, max_response_tokens: 4}"
+TWO_POOLS = ["trainer.devices=2", "placement.pools={a: {devices: 1}, b: {devices: 1}}"]
+SHORT = [
+    "trainer.total_steps=6",
+    "actor.optimizer={schedule: linear, schedule_steps: 4}",
+    "critic.optimizer={schedule: cosine, schedule_steps: 3}",
+]
+
+
+def test_a_pool_without_roles_is_idle():
+    (advice,) = judged(planned("algorithm=grpo", *TWO_POOLS), pool_problems)
+    assert advice.message.startswith("placement.pools.b.devices=1: no role lives in this pool")
+    assert not judged(planned("algorithm=grpo", *TWO_POOLS, "placement.roles={reward: b}"), pool_problems)
+
+
+def test_gdpo_does_not_read_the_weights_of_functions():
+    words = ["algorithm=gdpo", "rollout.samples_per_prompt=2", "reward.weights=[2.0]"]
+    (advice,) = judged(planned(*words), reward_weight_problems)
+    assert advice.message.startswith("reward.weights=[2.0] is without effect on advantages")
+    with pytest.raises(ConfigError, match=r"weights=\[1, 2\] for 1 rewards"):
+        judged(planned("algorithm=gdpo", "algorithm.advantage_settings.weights=[1,2]"), reward_weight_problems)
+
+
+def test_several_steps_of_a_loss_that_nothing_bounds():
+    (advice,) = judged(planned("algorithm=gpg"), gradient_problems)
+    assert "actor.minibatch_size=null" in advice.remedy
+    assert not judged(planned("algorithm=gpg", "actor.minibatch_size=null"), gradient_problems)
+    assert not judged(planned("algorithm=grpo"), gradient_problems)
+
+
+def test_a_setting_that_a_preference_loss_does_not_have_is_refused():
+    with pytest.raises(ConfigError, match=r"algorithm\.loss_settings\.temper") as caught:
+        planned("algorithm.loss_settings={temper: 2}", name="dpo")
+    assert "none" in caught.value.remedy
+
+
+def test_vllm_need_not_know_the_model_of_a_run_that_generates_nothing(toy_dir, monkeypatch):
+    monkeypatch.setattr(defaults, "find_spec", lambda name: object())  # as where vLLM is installed
+    plan = planned(f"model.path={toy_dir(head_dim=20)}", TEXTS, name="sft", device="cuda")
+    assert plan.config.rollout.engine is RolloutKind.vllm
+    judged(plan, rollout_problems)
+
+
+def test_the_layout_of_a_rollout_is_judged_once_and_only_where_there_is_one(toy_dir):
+    layout = ["trainer.devices=2", "rollout.engine=vllm", "rollout.parallelism.tensor=2"]
+    words = [f"model.path={toy_dir(num_attention_heads=3, num_key_value_heads=3, hidden_size=96)}", TEXTS, *layout]
+    plan = planned("algorithm=grpo", "rollout.samples_per_prompt=2", *words)
+    with pytest.raises(ConfigError, match=r"^rollout\.parallelism\.tensor=2 does not divide the model's 3") as caught:
+        judged(plan, layout_problems)
+    assert "3 heads" in caught.value.remedy
+    judged(planned(*words, name="sft"), layout_problems)
+
+
+def test_every_role_whose_schedule_ends_before_the_run_is_named():
+    found = errors(planned(*SHORT), schedule_problems)
+    for error, (key, steps) in zip(found, (("actor", 4), ("critic", 3)), strict=True):
+        assert f"trainer.total_steps=6 goes beyond {key}.optimizer.schedule_steps={steps}" in error.message
+        assert f"Set {key}.optimizer.schedule_steps=6" in error.remedy
+    (found,) = errors(planned("algorithm=grpo", *SHORT), schedule_problems)
+    assert "critic" not in found.message
+
+
+def test_a_run_of_the_package_breaks_no_rule(tmp_path):
+    assert not errors(planned(f"trainer.run_dir={tmp_path}/run"), *PLAN_RULES)

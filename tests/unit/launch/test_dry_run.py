@@ -67,7 +67,7 @@ def test_a_run_whose_roles_cannot_be_laid_out_is_told_so_with_its_other_problems
     ended = run_here(["--dry-run", "trainer.device=cpu", "algorithm.advantage=grpo", *settings])
     assert ended.status == 2 and found in ended.words
     assert "dataflow=ppo cannot use algorithm.advantage=grpo" in ended.words
-    assert "models and data are looked at once these are mended" in ended.words
+    assert "Models and data are checked once these problems are fixed" in ended.words
 
 
 def test_problems_of_settings_are_told_before_torch_is_imported():

@@ -77,6 +77,9 @@ def rendered(
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
         )
+    except MemoryError as error:
+        message = f"The chat template ran out of memory for the conversation {str(list(conversation))[:200]}"
+        raise DataError(message, remedy=_OTHER_TEMPLATE) from error
     except Exception as error:  # a template is a program
         words = str(error) if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
         raise DataError(

@@ -29,7 +29,7 @@ FORBIDDEN_IMPORTS = (
     ("vllm", "workers/rollout.py", "vllm"),
     ("hydra", "config/experiment.py", "hydra.core.config_store"),
     ("megatron", "engines/training/single.py", "megatron.core"),
-    ("elsewhere", "observability/trackers/fanout.py", "wandb"),
+    ("elsewhere", "observability/trackers/console.py", "wandb"),
     ("siblings", "data/one.py", "hybridflow.data.two"),
     ("siblings", "data/two.py", "hybridflow.data.one"),
 )

@@ -66,7 +66,7 @@ def test_a_template_that_loops_or_fills_the_memory_is_a_data_error(monkeypatch, 
     monkeypatch.setattr(module, "ROW_SECONDS", 1.0)
     with pytest.raises(DataError, match="chat template") as caught:
         prompt_token_ids([USER], character_tokenizer(chat_template=template))
-    assert caught.value.remedy
+    assert "data.chat_template=FILE to another template" in caught.value.remedy
     (tmp_path / "own.jinja").write_text(template)
     with pytest.raises(DataError, match="chat template"):
         with_chat_template(tokenizer, Data(chat_template=str(tmp_path / "own.jinja")))

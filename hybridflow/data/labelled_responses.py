@@ -80,7 +80,7 @@ def recognize_labelled(table: Table, config: Data) -> tuple[list[PromptCompletio
     if len(set(labels)) == 1:
         logger.warning("data=%s label=%s in every row", table.name, str(labels[0]).lower())
     logger.info(
-        "data=%s rows=%d recognized=%s,%s,label read_as=labelled_responses",
+        "data=%s rows=%d layout=%s,%s,label read_as=labelled_responses",
         table.name, num_rows, prompt_name, completion_name,
     )  # fmt: skip
     responses = [found[row] for row in kept]

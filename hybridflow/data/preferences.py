@@ -117,9 +117,9 @@ def recognize_pairs(table: Table, config: Data) -> tuple[list[Pair], Batch]:
     numbers = [0.0 if value is None else _number(value, "margin", table.place(row)) for row, value in margins]
     objects = other_columns(table, config, used=(prompt_name, "chosen", "rejected", *_REFERENCE))
     logger.info(
-        "data=%s rows=%d recognized=%s prompt=%s chosen=chosen rejected=rejected extra=%s read_as=pairs",
+        "data=%s rows=%d layout=%s prompt=%s chosen=chosen rejected=rejected other_columns=%s read_as=pairs",
         table.name, num_rows, _layout_name(pairs[0], prompt_name), prompt_name or "common_beginning",
-        ",".join(name for name in objects if name not in ("answer", "data_source")) or "-",
+        ",".join(name for name in objects if name not in ("answer", "data_source")) or "none",
     )  # fmt: skip
     return pairs, Batch.of(
         rows={"margin": torch.tensor(numbers)} | _reference(table),

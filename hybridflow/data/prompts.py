@@ -104,8 +104,9 @@ def recognize_prompts(table: Table, *, prompt_key: str | None = None, answer_key
             answer_name, answers = "last_assistant_turn", list(replies)
     extras = _extras(table, {prompt_key or layout.prompt, answer_name, "data_source"})
     logger.info(
-        "data=%s rows=%d recognized=%s prompt=%s answer=%s extra=%s read_as=prompts",
-        table.name, len(table), layout.name, prompt_key or layout.prompt, answer_name or "-", ",".join(extras) or "-",
+        "data=%s rows=%d layout=%s prompt=%s answer=%s other_columns=%s read_as=prompts",
+        table.name, len(table), layout.name, prompt_key or layout.prompt, answer_name or "none",
+        ",".join(extras) or "none",
     )  # fmt: skip
     return {"prompt": list(prompts), "answer": answers, "data_source": table.data_sources} | extras
 

@@ -71,7 +71,7 @@ def _trained(prepared: Prepared, console: Console, stop: Stop, reporting: "_Repo
             reporting.begin()
             stop.before_exit = reporting.end_at_once
             tracker.begin()  # drops rows of the earlier run, which cannot be put back from here on
-            logger.info("the roles have started; step %d of %d is next", start + 1, trainer.total_steps)
+            logger.info("all roles have started; %d of %d steps are done", start, trainer.total_steps)
 
         run = assemble(prepared, tracker, timers, stack, stop=stop, report=reporting.on_the_way, begun=begin)
         loop = Loop(run)

@@ -121,7 +121,7 @@ def _opened(earlier: EarlierRun, plan: RunPlan, data: RunData, inputs: Fingerpri
     store.settle()
     checkpoint = resolve_resume(trainer.resume, store, trainer.total_steps)
     if is_unrecorded(directory):
-        logger.warning("run_dir=%s: of the run here before, %s", directory, UNRECORDED.said.partition(". What")[0])
+        logger.warning("run_dir=%s: the earlier run here failed: %s", directory, UNRECORDED.said.partition(". What")[0])
     changes = Changes()
     if checkpoint is not None:
         changes = check_resumable(checkpoint, plan, data, inputs)

@@ -48,7 +48,7 @@ def short(number: float) -> str:
         return f"{number:.0f}"
     if size < 1e-3:
         return f"{number:.1e}"
-    decimals = max(0, 2 - math.floor(math.log10(size)))
+    decimals = max(0, 2 - math.floor(math.log10(float(f"{size:.3g}"))))
     return f"{number:.{decimals}f}"
 
 

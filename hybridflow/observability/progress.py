@@ -144,7 +144,7 @@ class Progress:
         elif self._says_all_steps:
             self._says_all_steps = False
             self.console.print(
-                Text(f"(from here on, one line every {_PLAIN_EVERY_SECONDS:g} s; metrics.jsonl has all steps)")
+                Text(f"(from now on, at most one line every {_PLAIN_EVERY_SECONDS:g} s; metrics.jsonl has every step)")
             )
 
     def _trained_seconds(self) -> float:

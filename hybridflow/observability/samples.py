@@ -8,10 +8,10 @@ from typing import Literal
 from hybridflow.observability.jsonlines import Json
 
 RIGHT_AT = 0.5
-"""A response with at least this score counts as right."""
+"""A response with at least this score counts as correct."""
 
-RIGHT_MEANS = f"right: a score of {RIGHT_AT:g} or more"
-"""The explanation of "right" in tables and reports."""
+RIGHT_MEANS = f"correct: a score of {RIGHT_AT:g} or more"
+"""The explanation of "correct" in tables and reports."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def pairs(before: Iterable[Sample], now: Iterable[Sample]) -> list[Pair]:
 
 
 def turned(compared: Iterable[Pair]) -> tuple[int, int]:
-    """How many pairs turned from wrong to right, and from right to wrong."""
+    """How many pairs became correct, and how many became wrong."""
     scores = [(pair.before.score, pair.now.score) for pair in compared]
     right = sum(before < RIGHT_AT <= now for before, now in scores)
     return right, sum(now < RIGHT_AT <= before for before, now in scores)

@@ -117,7 +117,7 @@ def with_old_logprobs_explained(composed: Composed, dataflow: type[Dataflow], *,
     else:
         became = "no separate forward pass; the update uses the log-probabilities of its own forward pass"
     logger.info("%s=auto: %s", key, became)
-    return replace(composed, origins={**composed.origins, key: f"{composed.origins[key]}, became: {became}"})
+    return replace(composed, origins={**composed.origins, key: f"{composed.origins[key]}; resolved to: {became}"})
 
 
 def wants_old_logprobs(config: Experiment, dataflow: type[Dataflow], functions: NamedFunctions) -> bool:

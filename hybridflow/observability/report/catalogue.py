@@ -18,7 +18,7 @@ class _Entry:
 
 _ENTRIES = (
     _Entry("Score", r"critic/score/mean", "Mean score of the sampled responses; the thick line is smoothed."),
-    _Entry("Evaluation", r"val-core/(?:.+/)?(?!loss$|margin$|perplexity$)[^/]+", "On held-out data."),
+    _Entry("Evaluation", r"val-core/(?:.+/)?(?!loss$|margin$|perplexity$)[^/]+", "Mean over held-out data."),
     _Entry("Loss", r"(?:.+/)?loss", "Mean loss."),
     _Entry(
         "Preferences",
@@ -28,32 +28,32 @@ _ENTRIES = (
     _Entry(
         "KL",
         r"actor/(?:ppo_kl|kl_loss|kl|kl_to_reference|reward_kl_penalty)",
-        "From the rollout policy and from the reference.",
+        "KL divergence per token, in nats.",
     ),
-    _Entry("Entropy", r"actor/entropy(?:_loss)?", "Nats per token; at zero, exploration ends."),
-    _Entry("Response length", r"response_length/(?:mean|max|min)", "Tokens."),
-    _Entry("Policy loss", r"actor/pg_loss", "Clipped surrogate objective."),
+    _Entry("Entropy", r"actor/entropy(?:_loss)?", "Nats per token; near zero, the policy no longer explores."),
+    _Entry("Response length", r"response_length/(?:mean|max|min)", "Tokens per response."),
+    _Entry("Policy loss", r"actor/pg_loss", "Policy-gradient loss."),
     _Entry("Value loss", r"critic/vf_loss", "Squared error of the critic."),
     _Entry(
         "Explained variance",
         r"critic/vf_explained_var",
-        "Of the returns by the values; 1 is perfect, 0 no better than a constant.",
+        "Share of the variance of the returns that the critic explains; 1 is perfect, 0 is no better than a constant.",
     ),
-    _Entry("Gradient norms", r"(?:actor|critic)/grad_norm", "Before clipping."),
+    _Entry("Gradient norms", r"(?:actor|critic)/grad_norm", "Global norm before clipping."),
     _Entry(
-        "Clipped fraction", r"(?:actor/pg_clipfrac|critic/vf_clipfrac)", "Fraction of tokens outside the trust region."
+        "Clipped fraction", r"(?:actor/pg_clipfrac|critic/vf_clipfrac)", "Fraction of tokens outside the clip range."
     ),
     _Entry(
-        "Rollout and training",
+        "Rollout versus training",
         r"training/rollout_(?:log)?probs_diff_(?:max|mean)",
-        "Difference in token probabilities between the two engines.",
+        "Difference between the token probabilities of the rollout engine and the training engine.",
         is_log=True,
     ),
     _Entry("Learning rates", r"(?:actor|critic)/lr", ""),
     _Entry("Throughput", r"perf/throughput", "Tokens per second per device."),
 )
 
-_NOT_CHARTED = re.compile(r"timing_s/.*|training/global_step")
+_NOT_CHARTED = re.compile(r"timing_s/(?!reshard).*|training/global_step")
 
 
 def charts(metrics: Mapping[str, Series]) -> list[Chart]:
@@ -73,8 +73,13 @@ def other_charts(metrics: Mapping[str, Series]) -> tuple[list[Chart], dict[str, 
     rest = [
         series for name, series in sorted(metrics.items()) if name not in shown and not _NOT_CHARTED.fullmatch(name)
     ]
-    moving = [Chart(series.name, [series]) for series in rest if len(set(series.finite)) > 1]
-    return moving, {series.name: series.finite[0] for series in rest if len(set(series.finite)) == 1}
+    moving = [Chart(series.name, [series]) for series in rest if not _is_constant(series.finite)]
+    return moving, {series.name: series.finite[0] for series in rest if series.finite and _is_constant(series.finite)}
+
+
+def _is_constant(values: list[float]) -> bool:
+    """Whether there are no values, or they differ by no more than float32 rounds."""
+    return not values or max(values) - min(values) <= 1e-6 * max(map(abs, values))
 
 
 def _matching(metrics: Mapping[str, Series], pattern: str) -> list[str]:

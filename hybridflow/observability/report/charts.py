@@ -136,9 +136,10 @@ def short_labels(names: Sequence[str]) -> list[str]:
 
 
 def _legend(chart: Chart) -> str:
-    if len(chart.series) < 2:
+    names = [each.name for each in chart.series]
+    if names == [chart.title]:
         return ""
-    labels = short_labels([each.name for each in chart.series])
+    labels = short_labels(names) if len(names) > 1 else names
     items = [f'<li class="c{place % COLORS}">{shown(label)}</li>' for place, label in enumerate(labels)]
     return f'<ul class="legend">{"".join(items)}</ul>'
 

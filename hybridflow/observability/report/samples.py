@@ -47,8 +47,8 @@ def _evaluations(evaluated: Mapping[int, list[Sample]]) -> str:
 def _summary(compared: Sequence[Pair], first: int, last: int) -> str:
     right, wrong = turned(compared)
     return (
-        f'<p class="note">Of {len(compared)} recorded evaluation prompts, <b class="right">{right} turned right</b> and'
-        f' <b class="wrong">{wrong} turned wrong</b> between step {first} and step {last} ({RIGHT_MEANS}).</p>'
+        f'<p class="note">Of {len(compared)} recorded evaluation prompts, <b class="right">{right} became correct</b>'
+        f' and <b class="wrong">{wrong} became wrong</b> between step {first} and step {last} ({RIGHT_MEANS}).</p>'
     )
 
 

@@ -1,6 +1,7 @@
 """Where the time of a run went: the share of each stage, and seconds over steps."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -35,6 +36,9 @@ _STAGE_NAMES = {
     "save_checkpoint": "save checkpoint",
 }
 _PREFIX = "timing_s/"
+_STAGE = re.compile(rf"{_PREFIX}(?!reshard)")
+"""Resharding is part of the stage `update_weights`."""
+
 _MAX_BARS = 120
 _WIDTH = 560
 
@@ -53,7 +57,7 @@ class StageTimes:
 
 def stage_times(metrics: Mapping[str, Series]) -> StageTimes:
     """The stages of `timing_s/*` in the order of a step, then unknown ones, then the rest of `timing_s/step`."""
-    found = {name.removeprefix(_PREFIX): series for name, series in metrics.items() if name.startswith(_PREFIX)}
+    found = {name.removeprefix(_PREFIX): series for name, series in metrics.items() if _STAGE.match(name)}
     steps = sorted({step for series in found.values() for step in series.steps})
     whole = _by_step(found.pop("step", None), steps)
     known = list(_STAGE_NAMES)

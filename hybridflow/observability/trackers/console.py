@@ -41,7 +41,7 @@ class ConsoleTracker:
         compared = pairs(self._before, evaluated)
         if compared:
             right, wrong = turned(compared)
-            title = f"eval samples  step {step}  of {len(compared)} prompts {right} turned right, {wrong} turned wrong"
+            title = f"eval samples  step {step}  {len(compared)} prompts: {right} became correct, {wrong} became wrong"
             shown = pairs(followed(self._before, _TABLE_ROWS), evaluated)
             self._print(before_after_table(shown, console=console, title=title))
         self._before = self._before or evaluated

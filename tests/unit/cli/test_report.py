@@ -23,7 +23,7 @@ def test_a_page_is_written_for_each_run_and_says_how_it_ended(tmp_path, capsys):
     said = capsys.readouterr().err
     assert str(running / "report.html") in said and str(failed / "report.html") in said
     assert 'class="ending' not in (running / "report.html").read_text()
-    assert "<strong>failed</strong> no ending was recorded: the process of" in (killed / "report.html").read_text()
+    assert "<strong>failed</strong> no ending was recorded: the run" in (killed / "report.html").read_text()
     page = (failed / "report.html").read_text()
     assert "<strong>failed</strong> RewardError: &lt;mine&gt; raised. What to do: Mend it." in page
 

@@ -46,7 +46,7 @@ def test_layouts_of_other_systems_are_known_by_their_columns(caplog, columns, la
     caplog.set_level(logging.INFO, logger="hybridflow")
     found = recognize_prompts(table(**columns))
     assert (found["prompt"], found["answer"], found["data_source"]) == ([prompt], [answer], ["data"])
-    assert f"data=data.jsonl rows=1 recognized={layout} prompt=" in caplog.text
+    assert f"data=data.jsonl rows=1 layout={layout} prompt=" in caplog.text
 
 
 def test_every_other_column_is_kept_under_its_own_name(caplog):
@@ -61,7 +61,7 @@ def test_every_other_column_is_kept_under_its_own_name(caplog):
         "data_source": ["x", "data"], "reward_model": [{"ground_truth": "7"}] * 2, "i": [1, 2],
     }  # fmt: skip
     assert "columns=values do not reach the reward functions" in caplog.text
-    assert "prompt=prompt answer=reward_model.ground_truth extra=reward_model,i read_as=prompts" in caplog.text
+    assert "prompt=prompt answer=reward_model.ground_truth other_columns=reward_model,i read_as=prompts" in caplog.text
 
 
 def test_keys_override_the_layout(caplog):
@@ -176,5 +176,5 @@ def test_a_file_that_is_read_twice_logs_how(tmp_path, tokenizer, caplog):
     for load in (load_prompts, load_preferences):
         load([file], Data(), tokenizer)
     first, second = [record.getMessage() for record in caplog.records]
-    assert "recognized=DeepSpeed-Chat" in first and first.endswith("read_as=prompts")
-    assert "recognized=prompt,chosen,rejected" in second and second.endswith("read_as=pairs")
+    assert "layout=DeepSpeed-Chat" in first and first.endswith("read_as=prompts")
+    assert "layout=prompt,chosen,rejected" in second and second.endswith("read_as=pairs")

@@ -128,7 +128,7 @@ def test_a_run_leaves_everything_in_its_directory(words, algorithm):
     assert finished.outcome.checkpoint == finished.run_dir / "checkpoints" / "step_4"
     text = (finished.run_dir / "config.yaml").read_text()
     assert "# origin: command line" in text
-    assert "  old_logprobs: auto  # origin: default, became: no separate forward pass; the update uses" in text
+    assert "  old_logprobs: auto  # origin: default; resolved to: no separate forward pass; the update uses" in text
 
 
 def test_the_checkpoint_is_a_model_that_plain_transformers_loads(words):
@@ -203,7 +203,7 @@ def test_the_next_start_says_that_the_run_before_it_recorded_no_ending(words, ca
     assert "no ending was recorded" not in caplog.text
     (directory / "ending.json").unlink()
     words.run("whole")
-    assert f"run_dir={directory}: of the run here before, no ending was recorded: the process" in caplog.text
+    assert f"run_dir={directory}: the earlier run here failed: no ending was recorded: the run's process" in caplog.text
 
 
 def test_starting_anew_sets_the_earlier_run_aside(words):
@@ -248,7 +248,7 @@ def test_a_failure_in_a_worker_is_status_1_with_its_place(words, capsys):
     assert "role=reward rank=0" in shown
     assert "method=score" in shown
     assert f"report      {words.folder}/broken/report.html" in shown
-    assert "the roles have started; step 1 of " in shown
+    assert "all roles have started; 0 of " in shown
     assert f"checkpoint  {words.folder}/broken/checkpoints/step_2  (the same command resumes from it; " in shown
     assert "trainer.resume_changed=accept" in shown
 

@@ -52,6 +52,7 @@ def _run_dir(tmp_path, steps=40, response="<script>alert(1)</script>"):
     for step in range(1, steps + 1):
         rows.append({"step": step, "critic/score/mean": step / steps, "actor/grad_norm": None if step == 9 else 1.5})
         rows[-1] |= {"timing_s/gen": 1.0, "timing_s/update_actor": 0.5, "timing_s/step": 2.0, "my/own": step % 3}
+        rows[-1]["my/flat"] = 1.0 + 1e-9 * step  # as float32 rounds
     rows[-1]["val-core/arithmetic/acc/mean@1"] = 0.83
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"step": 41, "cri')
     samples = [
@@ -88,9 +89,10 @@ def test_the_report_shows_first_and_last_evaluation_stages_samples_and_settings(
     assert "arithmetic exact match" in page
     assert re.search(r"0\.830<small>from 0\.400", page)
     assert "40 steps in 1 min 20 s" in page
-    for part in ("generate", "update actor", "other", "my/own", "1 turned right", "total_steps: 40", "command line"):
+    for part in ("generate", "update actor", "other", "my/own", "1 became correct", "total_steps: 40", "command line"):
         assert part in page
-    assert "step 40 (right: a score of 0.5 or more)" in page
+    assert '<li class="c0">critic/score/mean</li>' in page and "<tr><td>my/flat</td><td>1.00</td></tr>" in page
+    assert "step 40 (correct: a score of 0.5 or more)" in page
     assert '<span class="chip wrong" title="score 0">45</span>' in page
 
 
@@ -209,6 +211,7 @@ def test_stages_fill_the_step_in_order_with_the_rest_as_other():
             "timing_s/step": Series("timing_s/step", [1, 2], [4.0, 6.0]),
             "timing_s/gen": Series("timing_s/gen", [1, 2], [2.0, 2.0]),
             "timing_s/testing": Series("timing_s/testing", [2], [1.0]),
+            "timing_s/reshard": Series("timing_s/reshard", [1, 2], [0.5, 0.5]),
         }
     )
     assert times.steps == [1, 2]

@@ -73,7 +73,7 @@ def test_a_table_off_a_terminal_is_plain_and_marks_right_and_wrong():
     assert "\x1b" not in text
     rows = text.splitlines()[4:]
     assert [row.split()[-1] for row in rows] == ["✓", "✗", "-"]
-    assert text.splitlines()[:2] == ["samples  step 5", "right: a score of 0.5 or more"]
+    assert text.splitlines()[:2] == ["samples  step 5", "correct: a score of 0.5 or more"]
 
 
 def test_a_table_on_a_terminal_colours_by_score():

@@ -139,8 +139,8 @@ def test_the_console_shows_evaluation_prompts_before_and_now():
     tracker.log_samples(1, [*_eval_samples(1.0, 0.0, 1.0), Sample("9+9=", "18", "18", 1.0, 3)])
     tracker.close()
     text = progress.console.file.getvalue()
-    right = "right: a score of 0.5 or more"
-    assert f"eval samples  step 1  of 3 prompts 1 turned right, 0 turned wrong\n{right}\n" in text
+    right = "correct: a score of 0.5 or more"
+    assert f"eval samples  step 1  3 prompts: 1 became correct, 0 became wrong\n{right}\n" in text
     assert f"\nsamples  step 1\n{right}\n" in text
     assert "step  1/10" in text
     assert "step  0/10" not in text
@@ -158,7 +158,7 @@ def test_a_resumed_console_compares_with_the_first_evaluation_of_the_earlier_pro
         trackers.log_samples(6, _eval_samples(1.0, 1.0))
     text = progress.console.file.getvalue()
     assert "exact match 0.750 (was 0.250)" in text
-    assert "2 turned right" in text
+    assert "2 became correct" in text
 
 
 def test_a_failing_tracker_is_dropped_and_named_while_the_others_go_on(tmp_path, caplog):

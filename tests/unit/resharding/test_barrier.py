@@ -74,40 +74,26 @@ def test_an_error_of_one_rank_is_raised_by_all():
     assert all(isinstance(found[rank], StaleWeightsError) and "w differs. Stop." in str(found[rank]) for rank in (0, 2))
 
 
-def test_a_rank_that_died_is_named_by_those_who_waited_for_it_and_by_those_who_did_not(monkeypatch):
+@pytest.mark.parametrize(
+    ("lost", "words"),
+    [
+        pytest.param({0: [1], 2: []}, "Rank 1 (a) left the transfer unfinished (reset)", id="not all waited for it"),
+        pytest.param({0: [1], 1: [2]}, "Rank 2 (b) left the transfer unfinished (reset)", id="a chain of waits"),
+        pytest.param({0: [1], 1: [2], 2: [0]}, "All ranks are alive", id="broken connections"),
+    ],
+)
+def test_a_rank_that_died_is_named_by_all_and_those_that_live_are_not(lost, words, monkeypatch):
     monkeypatch.setattr(barrier, "GRACE_SECONDS", 0.3)
 
     def act(each, rank):
-        if rank == 0:
-            each.report_alive()
-            raise each.peer_error("the transfer", [1], "connection reset")
-        each.wait("the end of the transfer")
+        if not lost[rank]:
+            each.wait("the end of the transfer")
+        each.report_alive()
+        raise each.peer_error("the transfer", lost[rank], "reset")
 
-    found, _ = on_ranks(act, ranks=[0, 2])
-    for error in found:
+    for error in on_ranks(act, ranks=list(lost))[0]:
         assert isinstance(error, ResourceError)
-        assert "Rank 1 (a) left the transfer unfinished (connection reset)" in str(error)
-
-
-def test_who_waits_for_one_that_waits_itself_names_the_one_at_the_end(monkeypatch):
-    monkeypatch.setattr(barrier, "GRACE_SECONDS", 0.3)
-
-    def act(each, rank):
-        each.report_alive()
-        raise each.peer_error("the transfer", [rank + 1], "time was up")
-
-    found, _ = on_ranks(act, ranks=[0, 1])
-    assert all("Rank 2 (b) left the transfer" in str(error) and "Rank 1" not in str(error) for error in found)
-
-
-def test_broken_connections_of_ranks_that_are_alive_are_called_so(monkeypatch):
-    monkeypatch.setattr(barrier, "GRACE_SECONDS", 0.3)
-
-    def act(each, rank):
-        each.report_alive()
-        raise each.peer_error("the transfer", [(rank + 1) % 3], "reset")
-
-    assert all("All ranks are alive" in str(error) for error in on_ranks(act)[0])
+        assert words in str(error) and str(error).count("(a)") == words.count("(a)")
 
 
 def test_a_store_that_is_gone_is_named():

@@ -34,7 +34,7 @@ def test_a_split_piece_is_bounded_and_whole(box, most):
 
 @given(pieces=pieces_of_ranks, bucket_bytes=st.integers(8, 2000))
 @settings(max_examples=100, deadline=None)
-def test_messages_carry_every_piece_once_and_ranks_agree(pieces, bucket_bytes):
+def test_messages_carry_every_piece_once_ranks_agree_and_buckets_are_bounded(pieces, bucket_bytes):
     messages = messages_of(pieces, size=3, bucket_bytes=bucket_bytes)
     assert sum(message.nbytes for message in messages) == sum(piece.nbytes for piece in pieces)
     for rank in range(3):
@@ -42,12 +42,6 @@ def test_messages_carry_every_piece_once_and_ranks_agree(pieces, bucket_bytes):
         mine = messages_of(own, size=3, bucket_bytes=bucket_bytes)
         assert mine == [message for message in messages if rank in (message.source, message.destination)]
     assert len({(message.source, message.destination, message.number) for message in messages}) == len(messages)
-
-
-@given(pieces=pieces_of_ranks, bucket_bytes=st.integers(100, 2000))
-@settings(max_examples=100, deadline=None)
-def test_buckets_are_bounded(pieces, bucket_bytes):
-    messages = messages_of(pieces, size=3, bucket_bytes=bucket_bytes)
     buckets = buckets_of(messages, bucket_bytes=bucket_bytes)
     assert [message for bucket in buckets for message in bucket] == messages
     assert all(sum(message.nbytes for message in bucket) <= bucket_bytes for bucket in buckets)

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hybridflow.parallel.boxes import slices_within, volume
-from hybridflow.parallel.layout import Box, WeightShard
+from hybridflow.parallel.boxes import Box, slices_within, volume
+from hybridflow.parallel.layout import WeightShard
 from hybridflow.resharding.holdings import Holding
 
 

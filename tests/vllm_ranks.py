@@ -19,8 +19,9 @@ from hybridflow.errors import EngineError
 from hybridflow.models.loading import load_causal_lm
 from hybridflow.models.names.huggingface import parts_of
 from hybridflow.models.names.parts import views
+from hybridflow.parallel.boxes import Box
 from hybridflow.parallel.groups import Ranks
-from hybridflow.parallel.layout import Box, WeightShard
+from hybridflow.parallel.layout import WeightShard
 from hybridflow.parallel.mesh import ParallelMesh
 from tests.unit.engines.rollout.rows import prompt_rows, responses, write_slots
 

@@ -10,7 +10,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from hybridflow.batch import wire
-from hybridflow.batch.column import Column, Rows, by_kind, chosen, concatenated
+from hybridflow.batch.columns import Column, Rows, by_kind, chosen, concatenated
 from hybridflow.batch.ragged import Ragged, row_positions
 from hybridflow.errors import BatchError
 

@@ -1,17 +1,27 @@
-"""The vocabulary: every column's name, kind, dtype, meaning and producer.
+"""The columns of a batch: their three kinds, operations on any kind, and the specification of every known column.
 
 Kinds: `row` has one value per sequence; `tokens` one per token, ragged, aligned with the token it describes;
 `object` is a Python list.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+import numpy as np
 import torch
+from torch import Tensor
+
+from hybridflow.batch.ragged import Ragged
+
+Column = Tensor | Ragged | list
+"""B rows: a dense tensor [B, ...], ragged tokens [B, (tokens)], or a list of B Python values."""
+Rows = tuple[int, int] | np.ndarray | Tensor | None
+"""Rows of a column: start and stop, positions, or None for all."""
 
 
 class Kind(StrEnum):
-    """How a column is laid out."""
+    """How a column is stored: as a tensor, as a `Ragged`, or as a list."""
 
     row = "row"
     tokens = "tokens"
@@ -19,8 +29,8 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True)
-class Column:
-    """One entry of the vocabulary."""
+class ColumnSpec:
+    """What a column holds, and who produces it."""
 
     kind: Kind
     dtype: torch.dtype | None
@@ -28,52 +38,99 @@ class Column:
     producer: str
 
 
-COLUMNS: dict[str, Column] = {
-    "uid": Column(Kind.row, torch.int64, "position of the prompt in the data stream; siblings share it", "loader"),
-    "sample_index": Column(Kind.row, torch.int64, "which of a prompt's samples, from 0", "Batch.repeat"),
-    "prompt_ids": Column(Kind.tokens, torch.int64, "prompt tokens", "loader"),
-    "prompt": Column(Kind.object, None, "the prompt as text or messages", "loader"),
-    "answer": Column(Kind.object, None, "the expected answer, if the data has one", "loader"),
-    "data_source": Column(Kind.object, None, "name of the file or data set the row came from", "loader"),
-    "response_ids": Column(Kind.tokens, torch.int64, "response tokens, end-of-sequence included", "rollout.generate"),
-    "response_mask": Column(Kind.tokens, torch.float32, "1 for tokens the policy chose", "rollout.generate"),
-    "rollout_logprobs": Column(Kind.tokens, torch.float32, "log-probability when sampled", "rollout.generate"),
-    "weight_version": Column(Kind.row, torch.int64, "version of the weights that sampled", "rollout.generate"),
-    "truncated": Column(Kind.row, torch.bool, "the response met its length limit", "rollout.generate"),
-    "scores": Column(
-        Kind.row, torch.float32, "weighted sum of reward functions and models, token scores included", "reward.score"
+COLUMNS: dict[str, ColumnSpec] = {
+    "uid": ColumnSpec(Kind.row, torch.int64, "position of the prompt in the data stream; siblings share it", "loader"),
+    "sample_index": ColumnSpec(
+        Kind.row, torch.int64, "index of the sample among those of its prompt, from 0", "Batch.repeat"
     ),
-    "token_scores": Column(
-        Kind.tokens, torch.float32, "a process reward model's score of each token, times its weight", "reward.score"
+    "prompt_ids": ColumnSpec(Kind.tokens, torch.int64, "prompt tokens", "loader"),
+    "prompt": ColumnSpec(Kind.object, None, "the prompt as text or messages", "loader"),
+    "answer": ColumnSpec(Kind.object, None, "the expected answer, if the data has one", "loader"),
+    "data_source": ColumnSpec(Kind.object, None, "name of the file or data set the row came from", "loader"),
+    "response_ids": ColumnSpec(
+        Kind.tokens, torch.int64, "response tokens, end-of-sequence included", "rollout.generate"
     ),
-    "filter_scores": Column(
-        Kind.row, torch.float32, "`scores` as reward functions want groups judged by, where one says", "reward.score"
+    "response_mask": ColumnSpec(Kind.tokens, torch.float32, "1 for tokens that the policy sampled", "rollout.generate"),
+    "rollout_logprobs": ColumnSpec(Kind.tokens, torch.float32, "log-probability at sampling time", "rollout.generate"),
+    "weight_version": ColumnSpec(
+        Kind.row, torch.int64, "version of the weights that sampled the response", "rollout.generate"
     ),
-    "components": Column(Kind.row, torch.float32, "[B, F]: the score of each reward function", "reward.score"),
-    "baselines": Column(Kind.row, torch.float32, "the score of the prompt's greedy response", "dataflow (ReMax)"),
-    "old_logprobs": Column(Kind.tokens, torch.float32, "log-probability before the update", "actor.logprobs"),
-    "sum_pi_squared": Column(
+    "truncated": ColumnSpec(Kind.row, torch.bool, "whether the response reached its length limit", "rollout.generate"),
+    "scores": ColumnSpec(
+        Kind.row,
+        torch.float32,
+        "weighted sum of all reward functions and models, token scores included",
+        "reward.score",
+    ),
+    "token_scores": ColumnSpec(
+        Kind.tokens, torch.float32, "weighted score of each token by a process reward model", "reward.score"
+    ),
+    "filter_scores": ColumnSpec(
+        Kind.row, torch.float32, "scores for filtering groups, if a reward function returns such", "reward.score"
+    ),
+    "components": ColumnSpec(Kind.row, torch.float32, "[B, F]: the score of each reward function", "reward.score"),
+    "baselines": ColumnSpec(Kind.row, torch.float32, "the score of the prompt's greedy response", "dataflow (ReMax)"),
+    "old_logprobs": ColumnSpec(Kind.tokens, torch.float32, "log-probability before the update", "actor.logprobs"),
+    "sum_pi_squared": ColumnSpec(
         Kind.tokens, torch.float32, "sum of the squares of the next token's probabilities", "actor.logprobs"
     ),
-    "ref_logprobs": Column(Kind.tokens, torch.float32, "log-probability under the reference", "reference.logprobs"),
-    "values": Column(Kind.tokens, torch.float32, "the critic's value of each response token", "critic.values"),
-    "rewards": Column(Kind.tokens, torch.float32, "token rewards: score at the end, less the KL penalty", "advantages"),
-    "advantages": Column(Kind.tokens, torch.float32, "advantage of each response token", "advantages"),
-    "correction_weights": Column(
+    "ref_logprobs": ColumnSpec(
+        Kind.tokens, torch.float32, "log-probability under the reference model", "reference.logprobs"
+    ),
+    "values": ColumnSpec(Kind.tokens, torch.float32, "the critic's value of each response token", "critic.values"),
+    "rewards": ColumnSpec(
+        Kind.tokens, torch.float32, "reward of each token: the score at the last one, less the KL penalty", "advantages"
+    ),
+    "advantages": ColumnSpec(Kind.tokens, torch.float32, "advantage of each response token", "advantages"),
+    "correction_weights": ColumnSpec(
         Kind.tokens, torch.float32, "importance weight of the old policy against the rollout", "actor.update"
     ),
-    "chosen_ids": Column(Kind.tokens, torch.int64, "tokens of the response that is preferred", "loader"),
-    "rejected_ids": Column(Kind.tokens, torch.int64, "tokens of the other response", "loader"),
-    "is_chosen": Column(
-        Kind.row, torch.bool, "the response is liked: the preferred of a pair, or by its label", "loader"
+    "chosen_ids": ColumnSpec(Kind.tokens, torch.int64, "tokens of the preferred response", "loader"),
+    "rejected_ids": ColumnSpec(Kind.tokens, torch.int64, "tokens of the rejected response", "loader"),
+    "is_chosen": ColumnSpec(
+        Kind.row, torch.bool, "whether the response is the preferred one of a pair, or labelled desirable", "loader"
     ),
-    "is_mismatched": Column(Kind.row, torch.bool, "the response is one to another prompt", "dataflow (KTO)"),
-    "mismatched_ids": Column(
-        Kind.tokens, torch.int64, "tokens of a response to another prompt, where it is kept", "dataflow (KTO)"
+    "is_mismatched": ColumnSpec(
+        Kind.row, torch.bool, "whether the response belongs to another prompt", "dataflow (KTO)"
     ),
-    "margin": Column(
-        Kind.row, torch.float32, "by how much the chosen response is better, where the data says", "loader"
+    "mismatched_ids": ColumnSpec(Kind.tokens, torch.int64, "tokens of a response to another prompt", "dataflow (KTO)"),
+    "margin": ColumnSpec(
+        Kind.row, torch.float32, "how much better the chosen response is, if the data says so", "loader"
     ),
-    "ref_sums": Column(Kind.row, torch.float32, "log-probability under the reference; [B, 2] of a pair", "loader"),
-    "returns": Column(Kind.tokens, torch.float32, "the critic's target", "advantages"),
+    "ref_sums": ColumnSpec(
+        Kind.row, torch.float32, "summed log-probability under the reference model; [B, 2] for pairs", "loader"
+    ),
+    "returns": ColumnSpec(Kind.tokens, torch.float32, "the critic's target", "advantages"),
 }
+
+
+def chosen(column: Column, rows: Rows) -> Column:
+    """Some rows of a column: itself for all, a view for a range, a copy for positions."""
+    if rows is None:
+        return column
+    if isinstance(rows, tuple):
+        start, stop = rows
+        return column.slice(start, stop) if isinstance(column, Ragged) else column[start:stop]
+    if isinstance(column, list):
+        return [column[row] for row in rows.tolist()]
+    index = torch.as_tensor(rows, dtype=torch.int64)
+    return column.select(index) if isinstance(column, Ragged) else column[index]
+
+
+def concatenated(parts: Sequence[Column]) -> Column:
+    """Columns of one kind end to end; a single one is itself."""
+    if len(parts) == 1:
+        return parts[0]
+    tensors = [part for part in parts if isinstance(part, Tensor)]
+    ragged = [part for part in parts if isinstance(part, Ragged)]
+    if tensors:
+        return torch.cat(tensors)
+    return Ragged.concat(ragged) if ragged else [value for part in parts if isinstance(part, list) for value in part]
+
+
+def by_kind(columns: Mapping[str, Column]) -> tuple[dict[str, Tensor], dict[str, Ragged], dict[str, list]]:
+    """Row, token and object columns apart."""
+    rows = {name: column for name, column in columns.items() if isinstance(column, Tensor)}
+    tokens = {name: column for name, column in columns.items() if isinstance(column, Ragged)}
+    objects = {name: column for name, column in columns.items() if isinstance(column, list)}
+    return rows, tokens, objects

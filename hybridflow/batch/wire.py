@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hybridflow.batch.column import Column, by_kind
+from hybridflow.batch.columns import Column, by_kind
 from hybridflow.batch.ragged import Ragged
 
 Payload = tuple[np.ndarray, str, tuple[int, ...]]

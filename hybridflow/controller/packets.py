@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hybridflow.batch import Batch, wire
 from hybridflow.batch.batch import Meta
-from hybridflow.batch.column import Column, Rows, by_kind, chosen, concatenated
+from hybridflow.batch.columns import Column, Rows, by_kind, chosen, concatenated
 from hybridflow.errors import BatchError
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hybridflow.batch import Batch
 from hybridflow.batch.batch import Meta
-from hybridflow.batch.column import Column, Rows
+from hybridflow.batch.columns import Column, Rows
 from hybridflow.controller.backends.interface import Backend, Pending, Stored
 from hybridflow.controller.packets import Packet, ShardRows, Summary, TablePart
 

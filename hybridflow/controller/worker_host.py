@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from hybridflow.batch import Batch, Ragged
-from hybridflow.batch.column import Column
+from hybridflow.batch.columns import Column
 from hybridflow.controller.failures import HostInfo, call_failed
 from hybridflow.controller.packets import Packet, Portion, Summary, assembled
 from hybridflow.controller.rendezvous import START_TIMEOUT_SECONDS, Rendezvous, let_gloo_listen_at

@@ -8,7 +8,7 @@ from hybridflow.batch import Batch
 from hybridflow.controller.batch_ref import BatchRef
 from hybridflow.controller.futures import Future
 from hybridflow.observability.metrics import Metrics
-from hybridflow.parallel.file_records import Written
+from hybridflow.parallel.file_records import WrittenFiles
 
 
 class Sampler(Protocol):
@@ -38,7 +38,7 @@ class FrozenModel(Protocol):
 class Trainable(Protocol):
     """What all trained roles can do: save and load themselves."""
 
-    def save(self, directory: Path) -> Future[Written | Sequence[Written]]:
+    def save(self, directory: Path) -> Future[WrittenFiles | Sequence[WrittenFiles]]:
         """Writes the role's part of a checkpoint; each rank returns the files that it hashed."""
         ...
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hybridflow.batch.column import chosen
+from hybridflow.batch.columns import chosen
 from hybridflow.config.reward import Reward
 from hybridflow.controller.backends.interface import Arguments, Handle, Pending, Stored
 from hybridflow.controller.backends.local import LocalBackend

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hybridflow.batch import Batch, Ragged
-from hybridflow.batch.columns import COLUMNS, Column, Kind
+from hybridflow.batch.columns import COLUMNS, ColumnSpec, Kind
 from hybridflow.controller.transfer import specs_of
 from hybridflow.controller.worker import Worker, WorkerContext
 from hybridflow.observability.metrics import Metrics
@@ -17,7 +17,7 @@ from hybridflow.observability.metrics import Metrics
 PROMPTS = 4
 """Prompts a batch."""
 
-_UNKNOWN = Column(Kind.row, torch.float32, "", "")
+_UNKNOWN = ColumnSpec(Kind.row, torch.float32, "", "")
 _OF_DATA = {
     "prompts": (),
     "demonstrations": ("response_ids", "response_mask"),

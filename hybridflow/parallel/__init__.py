@@ -1,4 +1,7 @@
-"""Who is where: arithmetic on ranks. Read `mesh.py` first. Imports without torch."""
+"""Meshes of ranks, their process groups, and layouts of weights. Read `mesh.py` first.
+
+Only `groups.py` and `collectives.py` import torch.
+"""
 
 from hybridflow.parallel.mesh import ParallelMesh
 

@@ -1,21 +1,22 @@
-"""Arithmetic on boxes of indices: one half-open interval a dimension. Imports without torch.
+"""Arithmetic on boxes of indices. Imports without torch.
 
-A box is empty where one of its intervals is; the box of a scalar, (), holds one element.
+A box is empty if any of its intervals is. The box of a scalar, (), holds one element.
 """
 
 import math
 from collections.abc import Iterable, Sequence
 
-from hybridflow.parallel.layout import Box
+Box = tuple[tuple[int, int], ...]
+"""A half-open interval of indices per dimension: ((0, 896), (0, 3584)) is the first 896 rows."""
 
 
 def volume(box: Box) -> int:
-    """Elements in a box."""
+    """The number of elements in a box."""
     return math.prod(max(0, high - low) for low, high in box)
 
 
 def intersection(first: Box, second: Box) -> Box | None:
-    """The box of the indices in both; None where there are none."""
+    """The box of the indices in both; None if there are none."""
     common = tuple(
         (max(low, other_low), min(high, other_high))
         for (low, high), (other_low, other_high) in zip(first, second, strict=True)
@@ -24,7 +25,7 @@ def intersection(first: Box, second: Box) -> Box | None:
 
 
 def contains(outer: Box, inner: Box) -> bool:
-    """Every index of `inner` is in `outer`."""
+    """Whether every index of `inner` is in `outer`."""
     return not volume(inner) or all(
         low <= inner_low and inner_high <= high
         for (low, high), (inner_low, inner_high) in zip(outer, inner, strict=True)
@@ -32,7 +33,7 @@ def contains(outer: Box, inner: Box) -> bool:
 
 
 def difference(box: Box, other: Box) -> list[Box]:
-    """The indices of `box` that are not in `other`, as disjoint boxes: at most two a dimension."""
+    """The indices of `box` that are not in `other`, as disjoint boxes: at most two per dimension."""
     common = intersection(box, other)
     if common is None:
         return [box] if volume(box) else []
@@ -53,17 +54,17 @@ def uncovered(box: Box, boxes: Iterable[Box]) -> list[Box]:
 
 
 def covers(boxes: Iterable[Box], box: Box) -> bool:
-    """Every index of `box` is in at least one of `boxes`."""
+    """Whether every index of `box` is in at least one of `boxes`."""
     return not uncovered(box, boxes)
 
 
 def are_disjoint(boxes: Sequence[Box]) -> bool:
-    """No index is in two of the boxes."""
+    """Whether no index is in two of the boxes."""
     filled = sorted(box for box in boxes if volume(box))
     for number, box in enumerate(filled):
         for other in filled[number + 1 :]:
             if box and other[0][0] >= box[0][1]:
-                break  # sorted by the first dimension: the rest begin later still
+                break  # they are sorted: all others begin even later
             if intersection(box, other) is not None:
                 return False
     return True
@@ -83,11 +84,11 @@ def cells(boxes: Iterable[Box]) -> list[Box]:
 
 
 def slices_within(box: Box, outer: Box) -> tuple[slice, ...]:
-    """Where `box` lies in a tensor that holds `outer`: `tensor[slices_within(box, outer)]` is a view of that part."""
+    """The slices of `box` in a tensor that holds `outer`: `tensor[slices_within(box, outer)]` is a view of it."""
     assert contains(outer, box), f"{box} is not inside {outer}"
     return tuple(slice(low - start, high - start) for (low, high), (start, _) in zip(box, outer, strict=True))
 
 
 def box_text(box: Box) -> str:
-    """A box as people write it: [0:896, 0:3584]."""
+    """A box as text: [0:896, 0:3584]."""
     return "[" + ", ".join(f"{low}:{high}" for low, high in box) + "]"

@@ -1,7 +1,7 @@
-"""Collectives for plain data, and steps that fail on all ranks if they fail on one.
+"""Collectives for bytes and JSON values, and steps that fail on all ranks if they fail on one.
 
-torch's own collectives for objects unpickle what they receive, which can execute code. These send bytes, or JSON, which
-cannot; a message has at most `MOST_BYTES`.
+torch's object collectives unpickle what they receive, which can execute code. Bytes and JSON cannot. A message has at
+most `MOST_BYTES`.
 """
 
 import json
@@ -22,8 +22,8 @@ Plain: TypeAlias = "bool | int | float | str | Sequence[Plain] | Mapping[str, Pl
 """Values that JSON can represent. Tuples are received as lists."""
 
 
-def gathered(item: Plain, ranks: Ranks) -> list:
-    """The items of all ranks on rank 0, in the order of ranks; an empty list on the others."""
+def gather_json(item: Plain, ranks: Ranks) -> list:
+    """Gathers the items of all ranks on rank 0, in the order of ranks; other ranks receive an empty list."""
     own = json.dumps(item)
     if ranks.mesh.size == 1:
         return [json.loads(own)]
@@ -33,8 +33,8 @@ def gathered(item: Plain, ranks: Ranks) -> list:
     return [json.loads(_cut(part, size)) for part, size in zip(parts or (), sizes if parts else (), strict=True)]
 
 
-def dealt(items: Sequence[Plain], ranks: Ranks) -> list:
-    """Scatters the items of rank 0, one (a list) per rank; returns this rank's."""
+def scatter_json(items: Sequence[Plain], ranks: Ranks) -> list:
+    """Scatters the items of rank 0, one list per rank; returns this rank's."""
     texts = [json.dumps(item).encode() for item in items]
     if ranks.mesh.size == 1:
         return json.loads(texts[0])
@@ -46,8 +46,8 @@ def dealt(items: Sequence[Plain], ranks: Ranks) -> list:
     return json.loads(_cut(mine, int(sizes[ranks.rank])))
 
 
-def all_gathered(message: bytes, group: dist.ProcessGroup | None) -> list[bytes]:
-    """The messages of all ranks of a group, in the order of ranks, on every rank; None is the default group."""
+def all_gather_bytes(message: bytes, group: dist.ProcessGroup | None) -> list[bytes]:
+    """Gathers the messages of all ranks of a group on every rank, in the order of ranks; None is the default group."""
     sent, sizes = _padded(message, group)
     if not sent.numel():
         return [b""] * len(sizes)
@@ -56,8 +56,8 @@ def all_gathered(message: bytes, group: dist.ProcessGroup | None) -> list[bytes]
     return [_cut(part, size) for part, size in zip(parts, sizes, strict=True)]
 
 
-def broadcast_from(message: bytes, group: dist.ProcessGroup, *, source: int) -> bytes:
-    """The message of the rank `source` (its number in the group), on all ranks of the group."""
+def broadcast_bytes(message: bytes, group: dist.ProcessGroup, *, source: int) -> bytes:
+    """Sends the message of one rank to all ranks of the group; `source` is that rank's number in the group."""
     size = torch.tensor([len(message)])
     dist.broadcast(size, group=group, group_src=source)
     own = (
@@ -70,17 +70,17 @@ def broadcast_from(message: bytes, group: dist.ProcessGroup, *, source: int) -> 
 
 
 def checked_size(size: int) -> int:
-    """The size of a message that a rank announces; raises `EngineError` if it exceeds `MOST_BYTES`."""
+    """The size of a message, as a rank announced it; raises `EngineError` if it exceeds `MOST_BYTES`."""
     if 0 <= size <= MOST_BYTES:
         return size
     raise EngineError(
         f"A rank announced a message of {size} bytes; at most {MOST_BYTES} are accepted.",
-        remedy="Check whether strangers can reach the ranks' ports (docs/how_to/security.md).",
+        remedy="Check whether other programs can reach the ranks' ports (docs/how_to/security.md).",
     )
 
 
 class Together:
-    """A step of all ranks: if it fails on one, it fails on all with that rank's error, and no rank waits forever.
+    """A step of all ranks: if it fails on one, it fails on all with that rank's error, so no rank waits forever.
 
         with Together(ranks):
             write_own_part()
@@ -98,10 +98,10 @@ class Together:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Waits for the others, and raises the first rank's error if this rank has none of its own."""
+        """Waits for the other ranks; raises the error of the first rank that failed, unless this rank raised one."""
         if self._ranks.mesh.size == 1 or not (error is None or isinstance(error, Exception)):
             return
-        failures = all_gathered(b"" if error is None else error_text(self._ours(error)).encode(), None)
+        failures = all_gather_bytes(b"" if error is None else error_text(self._ours(error)).encode(), None)
         first = next((failure for failure in failures if failure), None)
         if error is None and first is not None:
             raise error_from(first.decode())
@@ -115,7 +115,7 @@ class Together:
 
 
 def _padded(message: bytes, group: dist.ProcessGroup | None) -> tuple[Tensor, list[int]]:
-    """A message padded to the longest of the group, and the length of each rank's."""
+    """A message padded to the longest one in the group, and the length of every rank's message."""
     sizes = [torch.empty(1, dtype=torch.int64) for _ in range(dist.get_world_size(group))]
     dist.all_gather(sizes, torch.tensor([len(message)]), group=group)
     lengths = [int(size) for size in sizes]

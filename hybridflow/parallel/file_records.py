@@ -1,7 +1,6 @@
-"""What files hold: their sizes and SHA-256 digests, taken by many threads and many ranks at once."""
+"""Sizes and SHA-256 digests of files, computed by several threads and ranks in parallel."""
 
 import hashlib
-import heapq
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,30 +16,30 @@ _MOST_THREADS = 16
 
 @dataclass(frozen=True)
 class FileRecord:
-    """What one file holds."""
+    """The size and SHA-256 digest of one file."""
 
     bytes: int
     sha256: str
 
 
 @dataclass(frozen=True)
-class Written:
-    """What a rank answers for of the files that all ranks of its role wrote together.
+class WrittenFiles:
+    """Records of some files that the ranks of a role wrote, by path relative to the checkpoint.
 
-    `files` maps paths relative to the checkpoint to what they hold; each file is hashed by one of the ranks.
+    One rank hashes each file, whichever rank wrote it.
     """
 
     files: Mapping[str, FileRecord]
 
 
 def files_below(directory: Path) -> dict[str, int]:
-    """The files below a directory and their sizes in bytes, by path relative to it, in the order of the paths."""
+    """The size in bytes of every file below a directory, by path relative to it, sorted by path."""
     found = sorted(path for path in directory.rglob("*") if path.is_file())
     return {path.relative_to(directory).as_posix(): path.stat().st_size for path in found}
 
 
 def record_files(directory: Path, names: Iterable[str], *, threads: int | None = None) -> dict[str, FileRecord]:
-    """The records of some files of a directory, by name. Hashing releases Python's lock, so threads hash in parallel.
+    """The records of some files of a directory, by name. Hashing releases the GIL, so threads hash in parallel.
 
     `threads` defaults to one per CPU, at most 16. Raises `OSError` for a file that cannot be read.
     """
@@ -50,26 +49,15 @@ def record_files(directory: Path, names: Iterable[str], *, threads: int | None =
 
 
 def in_threads(read: Callable[[T], U], items: Sequence[T], *, threads: int | None = None) -> list[U]:
-    """What `read` returns for each item, in order; several threads call it, as many as `record_files` uses."""
+    """Applies `read` to each item in parallel threads, as many as `record_files` uses; results are in order."""
     count = threads or min(os.cpu_count() or 1, _MOST_THREADS)
     with ThreadPoolExecutor(max_workers=max(1, min(count, len(items)))) as pool:
         return list(pool.map(read, items))
 
 
-def shared_out(sizes: Mapping[str, int], parts: int) -> list[list[str]]:
-    """Names dealt out so that the sums of the parts' sizes are about equal: the largest first, to the smallest part."""
-    shares: list[list[str]] = [[] for _ in range(parts)]
-    loads = [(0, part) for part in range(parts)]
-    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
-        load, part = loads[0]
-        shares[part].append(name)
-        heapq.heapreplace(loads, (load + sizes[name], part))
-    return shares
-
-
-def all_files(answers: Written | Sequence[Written]) -> dict[str, FileRecord]:
-    """What all ranks of a role answer for: the role's part of a checkpoint."""
-    written = [answers] if isinstance(answers, Written) else answers
+def all_files(answers: WrittenFiles | Sequence[WrittenFiles]) -> dict[str, FileRecord]:
+    """The records of a role's part of a checkpoint, from the answers of all its ranks."""
+    written = [answers] if isinstance(answers, WrittenFiles) else answers
     return {name: record for answer in written for name, record in answer.files.items()}
 
 

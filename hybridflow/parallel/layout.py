@@ -1,20 +1,19 @@
-"""Where a rank's piece of a weight lies inside the whole weight. Imports without torch."""
+"""Which part of a weight a rank holds. Imports without torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hybridflow.parallel.boxes import Box, slices_within
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-Box = tuple[tuple[int, int], ...]
-"""One half-open interval of indices a dimension: ((0, 896), (0, 3584)) is the first 896 rows."""
-
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """The global shape of a weight, and the box of global indices that a piece holds."""
+    """The global shape of a weight, and the box of its indices that a shard holds."""
 
     shape: tuple[int, ...]
     box: Box
@@ -25,21 +24,21 @@ class TensorLayout:
 
     @staticmethod
     def full(shape: Sequence[int]) -> "TensorLayout":
-        """The layout of a piece that is the whole weight."""
+        """The layout of a shard that is the whole weight."""
         return TensorLayout(tuple(shape), tuple((0, size) for size in shape))
 
     @property
     def local_shape(self) -> tuple[int, ...]:
-        """The shape of the piece."""
+        """The shape of the shard."""
         return tuple(high - low for low, high in self.box)
 
 
 @dataclass(frozen=True)
 class WeightShard:
-    """A rank's piece of one weight: `tensor` is a view of what an engine holds, never a copy.
+    """The part of one weight that a rank holds: `tensor` is a view of the engine's memory, never a copy.
 
     `name` is the weight's name in a Hugging Face checkpoint (`model.layers.7.self_attn.q_proj.weight`), whatever the
-    engine calls it; a weight tied to another appears once, under the other's name.
+    engine calls it. Tied weights appear once.
     """
 
     name: str
@@ -48,17 +47,18 @@ class WeightShard:
 
     def __post_init__(self) -> None:
         found = tuple(self.tensor.shape)
-        assert found == self.layout.local_shape, f"{self.name}: {found} is not the layout's {self.layout.local_shape}"
+        assert found == self.layout.local_shape, (
+            f"{self.name}: the shape {found} is not the layout's {self.layout.local_shape}"
+        )
 
     @property
     def dtype(self) -> "torch.dtype":
-        """The number format."""
+        """The dtype of the tensor."""
         return self.tensor.dtype
 
     def part(self, box: Box) -> "Tensor":
-        """The view of a box (of global indices) that lies inside the piece."""
-        bounds = zip(box, self.layout.box, strict=True)
-        return self.tensor[tuple(slice(low - start, high - start) for (low, high), (start, _) in bounds)]
+        """A view of a box of global indices, which must lie inside the shard."""
+        return self.tensor[slices_within(box, self.layout.box)]
 
     @staticmethod
     def full(name: str, tensor: "Tensor") -> "WeightShard":

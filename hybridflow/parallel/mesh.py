@@ -1,4 +1,4 @@
-"""A mesh of ranks with named axes: rank <-> coordinate."""
+"""A mesh of ranks with named axes: ranks, coordinates and subgroups. Imports without torch."""
 
 import math
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ParallelMesh:
-    """Ranks 0..size-1 laid out along named axes, outermost first; an absent axis has size 1.
+    """Ranks 0 to size - 1 laid out along named axes, outermost first; an absent axis has size 1.
 
     The training order is data, pipeline, tensor, so rank = tensor + t * pipeline + p * t * data (HybridFlow, sec. 5).
 
@@ -31,11 +31,11 @@ class ParallelMesh:
         return math.prod(self.sizes.values())
 
     def axis_size(self, axis: str) -> int:
-        """Ranks along an axis; 1 for an axis this mesh does not have."""
+        """The number of ranks along an axis; 1 for an axis that this mesh does not have."""
         return self.sizes.get(axis, 1)
 
     def coordinate(self, rank: int) -> dict[str, int]:
-        """The coordinate of a rank, one number an axis."""
+        """The coordinate of a rank: its position along each axis."""
         assert 0 <= rank < self.size, f"rank {rank} is not in a mesh of {self.size}"
         coordinate = {}
         for axis in reversed(list(self.sizes)):
@@ -43,7 +43,7 @@ class ParallelMesh:
         return {axis: coordinate[axis] for axis in self.sizes}
 
     def rank(self, coordinate: Mapping[str, int]) -> int:
-        """The rank at a coordinate; axes not given are 0, negative numbers count from the end."""
+        """The rank at a coordinate. Missing axes are 0; negative positions count from the end."""
         rank = 0
         for axis, size in self.sizes.items():
             position = coordinate.get(axis, 0)
@@ -59,26 +59,23 @@ class ParallelMesh:
         return index
 
     def count_along(self, axes: tuple[str, ...]) -> int:
-        """Number of positions in the sub-mesh of the given axes."""
+        """The number of ranks in the sub-mesh of the given axes."""
         return math.prod(self.axis_size(axis) for axis in axes)
 
-    def line(self, rank: int, axes: tuple[str, ...]) -> list[int]:
-        """The ranks whose coordinate differs from a rank's along the given axes alone, that rank included, in order."""
-        own = self.coordinate(rank)
-        fixed = [axis for axis in self.sizes if axis not in axes]
-        others = ((other, self.coordinate(other)) for other in range(self.size))
-        return [other for other, place in others if all(place[axis] == own[axis] for axis in fixed)]
+    def subgroup(self, rank: int, axes: tuple[str, ...]) -> list[int]:
+        """The ranks whose coordinates differ from a rank's only along the given axes, in order, including itself."""
+        return next(group for group in self.subgroups(axes) if rank in group)
 
-    def lines(self, axes: tuple[str, ...]) -> list[list[int]]:
-        """Every `line` along the given axes, in order of their first ranks."""
-        found: dict[tuple[int, ...], list[int]] = {}
+    def subgroups(self, axes: tuple[str, ...]) -> list[list[int]]:
+        """Every `subgroup` along the given axes, in the order of their first ranks."""
+        groups: dict[tuple[int, ...], list[int]] = {}
         for rank in range(self.size):
-            place = self.coordinate(rank)
-            found.setdefault(tuple(place[axis] for axis in self.sizes if axis not in axes), []).append(rank)
-        return sorted(found.values())
+            coordinate = self.coordinate(rank)
+            groups.setdefault(tuple(coordinate[axis] for axis in self.sizes if axis not in axes), []).append(rank)
+        return sorted(groups.values())
 
     def block(self, axes: tuple[str, ...]) -> int:
-        """The smallest divisor b of `size` such that each `line` along the axes lies in one run of b ranks."""
-        lines = self.lines(axes)
+        """The smallest divisor b of `size` such that each `subgroup` along the axes lies in one block of b ranks."""
+        groups = self.subgroups(axes)
         sizes = (size for size in range(1, self.size + 1) if self.size % size == 0)
-        return next(size for size in sizes if all(min(line) // size == max(line) // size for line in lines))
+        return next(size for size in sizes if all(min(group) // size == max(group) // size for group in groups))

@@ -13,8 +13,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from hybridflow.parallel.boxes import volume
-from hybridflow.parallel.layout import Box
+from hybridflow.parallel.boxes import Box, volume
 from hybridflow.resharding.holdings import Piece
 from hybridflow.resharding.views import HeldWeights
 

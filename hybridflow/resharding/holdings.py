@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from hybridflow.parallel.boxes import volume
-from hybridflow.parallel.layout import Box
+from hybridflow.parallel.boxes import Box, volume
 
 Kind = tuple[tuple[int, ...], int]
 """Shape of a weight, and bytes per element."""

@@ -20,8 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridflow.parallel.boxes import uncovered, volume
-from hybridflow.parallel.layout import Box
+from hybridflow.parallel.boxes import Box, uncovered, volume
 from hybridflow.resharding.holdings import Holding, Piece, Ranked, RankHoldings, ranked
 from hybridflow.resharding.routes import Ints, Route, Topology, make_route
 from hybridflow.resharding.weight_classes import classify

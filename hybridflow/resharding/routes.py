@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridflow.errors import EngineError
-from hybridflow.parallel.boxes import are_disjoint, box_text, cells, contains, uncovered, volume
-from hybridflow.parallel.layout import Box
+from hybridflow.parallel.boxes import Box, are_disjoint, box_text, cells, contains, uncovered, volume
 from hybridflow.resharding.weight_classes import Located, WeightClass
 
 Ints = NDArray[np.int64]

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hybridflow.parallel.collectives import Plain, broadcast_from, checked_size
+from hybridflow.parallel.collectives import Plain, broadcast_bytes, checked_size
 from hybridflow.resharding.barrier import GRACE_SECONDS, Barrier
 
 POLL_SECONDS = 0.0005
@@ -213,7 +213,7 @@ def joint_group(
 
 def group_within(world: dist.ProcessGroup, *, timeout_seconds: float, device: torch.device | str) -> Transport:
     """A transport over the ranks of a process group, which keeps working if a transfer fails."""
-    name = broadcast_from(uuid.uuid4().hex.encode(), world, source=0).decode()
+    name = broadcast_bytes(uuid.uuid4().hex.encode(), world, source=0).decode()
     store = dist.PrefixStore(f"resharding/{name}", world.get_group_store())
     return joint_group(store, world.rank(), world.size(), timeout_seconds=timeout_seconds, device=device)
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from hybridflow.errors import StaleWeightsError
-from hybridflow.parallel.boxes import box_text
-from hybridflow.parallel.layout import Box, WeightShard
+from hybridflow.parallel.boxes import Box, box_text
+from hybridflow.parallel.layout import WeightShard
 from hybridflow.resharding.executors.interface import WireDtypes
 from hybridflow.resharding.holdings import Piece
 from hybridflow.resharding.plan import ReshardPlan

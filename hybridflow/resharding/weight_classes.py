@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, NoReturn
 
 from hybridflow.errors import EngineError
-from hybridflow.parallel.boxes import are_disjoint, box_text, volume
-from hybridflow.parallel.layout import Box
+from hybridflow.parallel.boxes import Box, are_disjoint, box_text, volume
 from hybridflow.resharding.holdings import Kind, Ranked, Roster
 
 Located = tuple[tuple[Box, tuple[int, ...]], ...]

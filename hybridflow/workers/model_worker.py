@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hybridflow.batch import Batch
+from hybridflow.batch.balance import balanced_groups
 from hybridflow.config.model import Model
 from hybridflow.config.training import Training
 from hybridflow.controller.protocols import BROADCAST
@@ -19,8 +20,8 @@ from hybridflow.engines.training.interface import LossFn, Part, TrainEngine
 from hybridflow.engines.training.traits import traits_of
 from hybridflow.errors import CheckpointError
 from hybridflow.observability.metrics import Measure, Metrics, Reduction, merge
-from hybridflow.parallel.collectives import Together, dealt
-from hybridflow.parallel.file_records import Written, files_below, record_files, shared_out
+from hybridflow.parallel.collectives import Together, scatter_json
+from hybridflow.parallel.file_records import WrittenFiles, files_below, record_files
 
 STATE_FILE = "worker.json"
 
@@ -71,10 +72,10 @@ class ModelWorker(Worker):
         )
 
     @transfer(BROADCAST, changes=False)
-    def save(self, directory: Path) -> Written:
+    def save(self, directory: Path) -> WrittenFiles:
         """Writes the model, its optimizer and the worker's state to `directory/<role>`, which all ranks share.
 
-        Returns the records of the files that this rank hashed: after writing, the ranks share out the hashing.
+        Returns the records of the files that this rank hashed: after writing, the ranks divide the hashing.
         """
         target = directory / self.context.role
         with Together(self.ranks):
@@ -86,9 +87,11 @@ class ModelWorker(Worker):
             if self.context.rank == 0:
                 (target / STATE_FILE).write_text(json.dumps(self.state()))
                 sizes = files_below(target)
-        mine = dealt(shared_out(sizes, self.ranks.mesh.size), self.ranks)
+        names = list(sizes)
+        shares = balanced_groups(range(len(names)), list(sizes.values()), self.ranks.mesh.size)
+        mine = scatter_json([[names[file] for file in share] for share in shares], self.ranks)
         records = record_files(target, mine, threads=self.context.threads)
-        return Written({f"{self.context.role}/{name}": record for name, record in records.items()})
+        return WrittenFiles({f"{self.context.role}/{name}": record for name, record in records.items()})
 
     @transfer(BROADCAST)
     def load(self, directory: Path) -> None:

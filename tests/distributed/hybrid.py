@@ -20,7 +20,7 @@ from hybridflow.controller.rendezvous import Rendezvous
 from hybridflow.controller.worker import WorkerContext
 from hybridflow.engines.training.traits import TRAINING_ENGINES
 from hybridflow.parallel import ParallelMesh
-from hybridflow.parallel.layout import Box
+from hybridflow.parallel.boxes import Box
 from hybridflow.resharding.grouping import generation_mesh
 from hybridflow.workers.actor import ActorWorker
 from hybridflow.workers.model_worker import TrainingSetup

@@ -23,7 +23,7 @@ from hybridflow.models.adapters.files import ADAPTER_DIRECTORY, read_adapter
 from hybridflow.models.shard_files import read_into, save_directory
 from hybridflow.models.shard_files.reading import saved_shapes
 from hybridflow.models.shard_files.writing import DtypeOf
-from hybridflow.parallel.collectives import Together, gathered
+from hybridflow.parallel.collectives import Together, gather_json
 from hybridflow.parallel.groups import Ranks
 from hybridflow.parallel.layout import WeightShard
 
@@ -62,7 +62,7 @@ def save_weights(
 def load_weights(directory: Path, shards: Iterable[WeightShard], ranks: Ranks) -> None:
     """Reads what `save_weights` wrote into the shards; raises if it is another model, and changes nothing then."""
     own = list(shards)
-    shapes = gathered({shard.name: shard.layout.shape for shard in own}, ranks)
+    shapes = gather_json({shard.name: shard.layout.shape for shard in own}, ranks)
     with Together(ranks):
         if ranks.rank == 0:
             held = {name: tuple(shape) for some in shapes for name, shape in some.items()}

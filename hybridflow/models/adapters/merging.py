@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from hybridflow.models.adapters.lora import DOWN, UP, Adapter, is_adapter_weight
-from hybridflow.parallel.layout import Box, WeightShard
+from hybridflow.parallel.boxes import Box
+from hybridflow.parallel.layout import WeightShard
 
 TILE_ROWS, TILE_COLUMNS = 512, 4096
 """A merged weight is worked out in tiles of this size, counted from where the rank's piece begins."""

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from hybridflow.models.names.parts import Part, whole_part
-from hybridflow.parallel.layout import Box, TensorLayout
+from hybridflow.parallel.boxes import Box
+from hybridflow.parallel.layout import TensorLayout
 
 _STACKED = {
     "experts.gate_up_proj": ("gate_proj", "up_proj"),

@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hybridflow.parallel.layout import Box, TensorLayout, WeightShard
+from hybridflow.parallel.boxes import Box
+from hybridflow.parallel.layout import TensorLayout, WeightShard
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Literal
 
 from hybridflow.models.geometry import ModelGeometry
-from hybridflow.parallel.layout import Box
+from hybridflow.parallel.boxes import Box
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 """The architectures whose weights these rules know."""

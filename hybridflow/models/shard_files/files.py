@@ -5,7 +5,8 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from hybridflow.parallel.layout import Box, TensorLayout
+from hybridflow.parallel.boxes import Box
+from hybridflow.parallel.layout import TensorLayout
 
 LARGEST_FILE_BYTES = 5_000_000_000
 """As transformers cuts large models."""

@@ -19,10 +19,10 @@ from hybridflow.models.shard_files.files import (
     plan_files,
 )
 from hybridflow.models.shard_files.reading import INDEX_FILE
-from hybridflow.parallel.boxes import covers, volume
-from hybridflow.parallel.collectives import Plain, Together, dealt, gathered
+from hybridflow.parallel.boxes import Box, covers, volume
+from hybridflow.parallel.collectives import Plain, Together, gather_json, scatter_json
 from hybridflow.parallel.groups import Ranks
-from hybridflow.parallel.layout import Box, TensorLayout, WeightShard
+from hybridflow.parallel.layout import TensorLayout, WeightShard
 
 DtypeOf = Callable[[str], torch.dtype]
 _DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
@@ -78,7 +78,7 @@ def save_directory(
         _Piece(shard.name, _DTYPES[dtype_of(shard.name) if dtype_of else shard.tensor.dtype], shard.layout)
         for shard in own
     ]
-    gathered_pieces = gathered([piece.said for piece in pieces], ranks)
+    gathered_pieces = gather_json([piece.said for piece in pieces], ranks)
     everyones = [[_Piece.read(*said) for said in rank_pieces] for rank_pieces in gathered_pieces]
     tasks: list[list[_Task]] = []
     with Together(ranks):
@@ -86,7 +86,7 @@ def save_directory(
             directory.mkdir(parents=True, exist_ok=True)
             tasks = _begun(everyones, directory, largest_file_bytes)
             write_rest(directory)
-    mine = [_Task(*task) for task in dealt(tasks, ranks)]
+    mine = [_Task(*task) for task in scatter_json(tasks, ranks)]
     with Together(ranks):
         _write(own, mine, directory)
 

@@ -11,7 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hybridflow.errors import ResourceError
-from hybridflow.parallel.layout import Box, WeightShard
+from hybridflow.parallel.boxes import Box
+from hybridflow.parallel.layout import WeightShard
 from hybridflow.resharding.buckets import PackedPieces, aligned, split
 from hybridflow.resharding.executors.interface import ExecutorSetup, TransferReport
 from hybridflow.resharding.holdings import Piece

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridflow.parallel.boxes import (
+    Box,
     are_disjoint,
     box_text,
     cells,
@@ -19,7 +20,6 @@ from hybridflow.parallel.boxes import (
     uncovered,
     volume,
 )
-from hybridflow.parallel.layout import Box
 
 INTERVALS = st.tuples(st.integers(0, 5), st.integers(0, 5)).map(lambda ends: (min(ends), max(ends)))
 PLANES = st.tuples(INTERVALS, INTERVALS)

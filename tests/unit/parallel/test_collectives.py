@@ -3,7 +3,7 @@
 import pytest
 
 from hybridflow.errors import EngineError
-from hybridflow.parallel.collectives import Together, dealt, gathered
+from hybridflow.parallel.collectives import Together, gather_json, scatter_json
 from hybridflow.parallel.groups import Ranks
 from hybridflow.parallel.mesh import ParallelMesh
 from tests.spmd import run_ranks
@@ -15,8 +15,8 @@ def ranks_of(rank: int) -> Ranks:
 
 def there_and_back(rank: int) -> tuple[list[int], str]:
     ranks = ranks_of(rank)
-    numbers = gathered(rank * rank, ranks)
-    return numbers, dealt([f"for {index}: {number}" for index, number in enumerate(numbers)], ranks)
+    numbers = gather_json(rank * rank, ranks)
+    return numbers, scatter_json([f"for {index}: {number}" for index, number in enumerate(numbers)], ranks)
 
 
 def test_rank_0_gathers_and_deals_out():
@@ -59,6 +59,6 @@ def test_ranks_that_fail_each_keep_their_own_error():
 
 def test_one_rank_alone_needs_no_others():
     alone = Ranks.alone()
-    assert dealt(gathered("own", alone), alone) == "own"
+    assert scatter_json(gather_json("own", alone), alone) == "own"
     with pytest.raises(OSError, match="own"), Together(alone):
         raise OSError("own")

@@ -8,8 +8,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from hybridflow.parallel.boxes import volume
-from hybridflow.parallel.layout import Box, TensorLayout, WeightShard
+from hybridflow.parallel.boxes import Box, volume
+from hybridflow.parallel.layout import TensorLayout, WeightShard
 from hybridflow.resharding import Holding
 
 RankBoxes = list[list[Box]]

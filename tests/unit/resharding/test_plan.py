@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from hybridflow.errors import EngineError
 from hybridflow.parallel import ParallelMesh
-from hybridflow.parallel.boxes import uncovered, volume
-from hybridflow.parallel.layout import Box
+from hybridflow.parallel.boxes import Box, uncovered, volume
 from hybridflow.resharding import Gather, Holding, Piece, ReshardPlan, make_plan
 from hybridflow.resharding.grouping import generation_mesh, micro_data_groups
 from tests.oracles import resharding as oracle

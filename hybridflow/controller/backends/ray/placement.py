@@ -149,7 +149,7 @@ def slots_by_rank(nodes: Mapping[int, str], *, devices_per_bundle: int, block: i
 
 def divided_groups(mesh: ParallelMesh, nodes: Sequence[str]) -> list[list[int]]:
     """The tensor-parallel groups of ranks that span several nodes, given the node of each rank."""
-    return [line for line in mesh.lines(("tensor",)) if len({nodes[rank] for rank in line}) > 1]
+    return [ranks for ranks in mesh.subgroups(("tensor",)) if len({nodes[rank] for rank in ranks}) > 1]
 
 
 def too_few_devices(pool: ResourcePool, supply: Supply, *, waited_seconds: float = 0.0) -> ResourceError:

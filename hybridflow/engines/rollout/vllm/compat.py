@@ -39,7 +39,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from hybridflow.config.rollout import Sampling
 from hybridflow.engines.rollout.sampling import draw, uniforms_at
 from hybridflow.errors import EngineError
-from hybridflow.parallel.collectives import broadcast_from
+from hybridflow.parallel.collectives import broadcast_bytes
 
 _SHARED_MEMORY = Path("/dev/shm")
 
@@ -249,7 +249,7 @@ def _own_segments() -> Iterator[None]:
     def group_name(communicator: cpu_communicator.CpuCommunicator) -> str:
         if id(communicator) not in names:
             name = f"hybridflow-{uuid.uuid4().hex}".encode()
-            names[id(communicator)] = broadcast_from(name, communicator.cpu_group, source=0).decode()
+            names[id(communicator)] = broadcast_bytes(name, communicator.cpu_group, source=0).decode()
         return names[id(communicator)]
 
     try:

@@ -28,7 +28,7 @@ from hybridflow.engines.rollout.vllm.requests import answers, sampling_params, t
 from hybridflow.engines.rollout.vllm.start import Started
 from hybridflow.engines.rollout.vllm.weights import held_weights, slots_of
 from hybridflow.errors import EngineError
-from hybridflow.parallel.collectives import all_gathered
+from hybridflow.parallel.collectives import all_gather_bytes
 from hybridflow.parallel.groups import Ranks
 from hybridflow.parallel.layout import WeightShard
 
@@ -139,7 +139,7 @@ class VllmEngine:
         if not self._is_divided:
             return
         own = hashlib.sha256(repr((parts, self._readiness.version)).encode()).digest()
-        if len(set(all_gathered(own, replica_group()))) > 1:
+        if len(set(all_gather_bytes(own, replica_group()))) > 1:
             raise EngineError(
                 "The ranks of one rollout replica were given different prompts, settings or weight versions.",
                 remedy="Send all ranks that differ in tensor or pipeline alone the same rows, in the same order.",

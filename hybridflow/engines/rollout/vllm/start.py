@@ -24,7 +24,7 @@ from hybridflow.engines.rollout.vllm.compat import (
 from hybridflow.engines.rollout.vllm.memory import gpu_memory
 from hybridflow.errors import EngineError
 from hybridflow.models.loading import torch_dtype
-from hybridflow.parallel.collectives import all_gathered
+from hybridflow.parallel.collectives import all_gather_bytes
 from hybridflow.parallel.groups import Ranks
 
 DEFAULT_CPU_CACHE_MB = 256
@@ -124,7 +124,7 @@ def replica_devices(device: torch.device, replica: list[int]) -> tuple[list[int]
     if len(replica) > 1:
         group = dist.new_group(replica, backend="gloo", use_local_synchronization=True)
         assert isinstance(group, dist.ProcessGroup), f"rank {dist.get_rank()} is not among {replica}"
-        places = [(node, number) for node, number in map(json.loads, all_gathered(json.dumps(own).encode(), group))]
+        places = [(node, number) for node, number in map(json.loads, all_gather_bytes(json.dumps(own).encode(), group))]
         dist.destroy_process_group(group)
     on_node = [place for place in places if place[0] == own[0]]
     return [index for _, index in on_node], on_node.index(own)
@@ -134,4 +134,4 @@ def _replica(ranks: Ranks) -> list[int]:
     """The ranks of the world that hold one model with this one; an engine alone is so in a larger world, too."""
     if ranks.mesh.size == 1:
         return [dist.get_rank() if dist.is_initialized() else 0]
-    return ranks.mesh.line(ranks.rank, ("pipeline", "tensor"))
+    return ranks.mesh.subgroup(ranks.rank, ("pipeline", "tensor"))

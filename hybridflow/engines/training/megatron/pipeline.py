@@ -16,7 +16,7 @@ from hybridflow.engines.training.megatron.attention import Rotary
 from hybridflow.engines.training.megatron.model import Chunk
 from hybridflow.engines.training.microbatch import MicroBatch
 from hybridflow.observability.metrics import Measure, Metrics, Reduction
-from hybridflow.parallel.collectives import broadcast_from
+from hybridflow.parallel.collectives import broadcast_bytes
 
 ReportT = TypeVar("ReportT")
 
@@ -97,4 +97,4 @@ def _from_last_stage(message: bytes) -> bytes:
     """The last stage's message, on all stages: as bytes, because nothing that the network says may run as code."""
     group = parallel_state.get_pipeline_model_parallel_group()
     assert isinstance(group, dist.ProcessGroup), f"no pipeline group: {group}"
-    return message if group.size() == 1 else broadcast_from(message, group, source=group.size() - 1)
+    return message if group.size() == 1 else broadcast_bytes(message, group, source=group.size() - 1)

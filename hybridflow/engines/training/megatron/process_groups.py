@@ -88,12 +88,12 @@ def _expert_groups(layout: Layout) -> dict[str, object]:
     )
 
     def group(*axes: str) -> object:
-        return dist.new_subgroups_by_enumeration(mesh.lines(axes))[0]
+        return dist.new_subgroups_by_enumeration(mesh.subgroups(axes))[0]
 
     same_experts = group("replica")
     return {
         "_EXPERT_MODEL_PARALLEL_GROUP": group("expert"),
-        "_EXPERT_MODEL_PARALLEL_RANKS": mesh.line(dist.get_rank(), ("expert",)),
+        "_EXPERT_MODEL_PARALLEL_RANKS": mesh.subgroup(dist.get_rank(), ("expert",)),
         "_EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP": group("expert", "tensor"),
         "_EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP": group("expert", "pipeline", "tensor"),
         "_EXPERT_DATA_PARALLEL_GROUP": same_experts,

@@ -92,7 +92,7 @@ def test_the_ranks_of_a_replica_hold_the_model_together_and_what_is_divided_once
     """With more tensor ranks than key-value heads, neighbours hold the same head; norms and routers are on all."""
     axes = {"data": 2, "pipeline": pipeline, "micro_pipeline": 2, "tensor": tensor, "micro_tensor": 2}
     mesh = ParallelMesh(axes)
-    for number, replica in enumerate(mesh.lines(("pipeline", "tensor"))):
+    for number, replica in enumerate(mesh.subgroups(("pipeline", "tensor"))):
         held = [rank_layouts(GEOMETRY, mesh, rank) for rank in replica]
         for name, spec in canonical_weights(GEOMETRY).items():
             boxes = [layouts[name].box for layouts in held if name in layouts]

@@ -20,9 +20,9 @@ from hybridflow.engines.training.state_files import (
     save_weights,
 )
 from hybridflow.errors import CheckpointError, EngineError
-from hybridflow.parallel.boxes import slices_within
+from hybridflow.parallel.boxes import Box, slices_within
 from hybridflow.parallel.groups import Ranks
-from hybridflow.parallel.layout import Box, TensorLayout, WeightShard
+from hybridflow.parallel.layout import TensorLayout, WeightShard
 from hybridflow.parallel.mesh import ParallelMesh
 from tests.spmd import run_ranks
 from tests.unit.elastic.parts import written_by

@@ -16,7 +16,7 @@ from hybridflow.engines.training.fsdp.engine import FsdpEngine
 from hybridflow.engines.training.fsdp.sharding import rows_of
 from hybridflow.engines.training.interface import Loss, LossFn, Part, TrainEngine
 from hybridflow.errors import EngineError
-from hybridflow.parallel.layout import Box
+from hybridflow.parallel.boxes import Box
 from tests.parity.divided import Case, assembled, copies, engine_of, global_batch, loss_of, train
 from tests.spmd import run_ranks
 from tests.toys import logprobs_of, sequences, stepped

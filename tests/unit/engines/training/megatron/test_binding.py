@@ -10,8 +10,7 @@ from hybridflow.config.training import TrainingEngine
 from hybridflow.engines.training.interface import TrainEngine
 from hybridflow.models.geometry import read_geometry
 from hybridflow.models.names.rules import Place
-from hybridflow.parallel.boxes import slices_within
-from hybridflow.parallel.layout import Box
+from hybridflow.parallel.boxes import Box, slices_within
 from tests.parity.divided import Case, engine_of, global_batch, loss_of, mesh_of, own_rows
 from tests.spmd import preload, run_ranks
 from tests.toys import logprobs_of, stepped

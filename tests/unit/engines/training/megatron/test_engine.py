@@ -15,7 +15,7 @@ from hybridflow.engines.training.megatron.engine import MegatronEngine
 from hybridflow.engines.training.megatron.stacked_linear import StackedLinear, stacked
 from hybridflow.errors import EngineError, HybridflowError
 from hybridflow.observability.metrics import Metrics
-from hybridflow.parallel.layout import Box
+from hybridflow.parallel.boxes import Box
 from tests.parity.divided import Case, copies, engine_of, global_batch, loss_of
 from tests.spmd import preload, run_ranks
 from tests.toys import TEMPERATURE, logprobs_of, stepped

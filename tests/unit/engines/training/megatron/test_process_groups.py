@@ -45,11 +45,11 @@ def expected(layout: Layout, rank: int, ranks: int) -> dict[str, list[int]]:
     mesh = ParallelMesh(sizes)
     nested = ParallelMesh({"replica": data // layout.expert, "expert": layout.expert, **sizes} | {"data": 1})
     return {
-        "tensor": mesh.line(rank, ("tensor",)),
-        "pipeline": mesh.line(rank, ("pipeline",)),
-        "data": mesh.line(rank, ("data",)),
+        "tensor": mesh.subgroup(rank, ("tensor",)),
+        "pipeline": mesh.subgroup(rank, ("pipeline",)),
+        "data": mesh.subgroup(rank, ("data",)),
         "expert": nested.line(rank, ("expert",)),
-        "expert tensor": mesh.line(rank, ("tensor",)),
+        "expert tensor": mesh.subgroup(rank, ("tensor",)),
         "replica": nested.line(rank, ("replica",)),
         "expert and tensor": nested.line(rank, ("expert", "tensor")),
     }

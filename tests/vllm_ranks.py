@@ -193,7 +193,7 @@ def visible_devices(rank: int, axes: Mapping[str, int]) -> tuple[list[int], int]
     from hybridflow.engines.rollout.vllm.start import replica_devices
 
     os.environ["CUDA_VISIBLE_DEVICES"] = "2,3,6,7"
-    ids, own = replica_devices(torch.device("cuda", rank), ParallelMesh(axes).line(rank, ("pipeline", "tensor")))
+    ids, own = replica_devices(torch.device("cuda", rank), ParallelMesh(axes).subgroup(rank, ("pipeline", "tensor")))
     arguments = SimpleNamespace(device_ids=ids, distributed_executor_backend="external_launcher")
     arg_utils.current_platform = type("Cuda", (Platform,), {"device_control_env_var": "CUDA_VISIBLE_DEVICES"})
     set_assigned_physical_gpu_ids(arg_utils.EngineArgs._resolve_device_ids(arguments))

@@ -48,10 +48,10 @@ def expected(layout: Layout, rank: int, ranks: int) -> dict[str, list[int]]:
         "tensor": mesh.subgroup(rank, ("tensor",)),
         "pipeline": mesh.subgroup(rank, ("pipeline",)),
         "data": mesh.subgroup(rank, ("data",)),
-        "expert": nested.line(rank, ("expert",)),
+        "expert": nested.subgroup(rank, ("expert",)),
         "expert tensor": mesh.subgroup(rank, ("tensor",)),
-        "replica": nested.line(rank, ("replica",)),
-        "expert and tensor": nested.line(rank, ("expert", "tensor")),
+        "replica": nested.subgroup(rank, ("replica",)),
+        "expert and tensor": nested.subgroup(rank, ("expert", "tensor")),
     }
 
 

@@ -44,8 +44,7 @@ def add_command(commands: Commands) -> None:
 def _run(arguments: argparse.Namespace, console: Console) -> None:
     if arguments.algorithms:
         with ended_by_signals("interrupted"):
-            from hybridflow.graph.table import text_tables
-            from hybridflow.launch.algorithm_table import algorithm_table
+            from hybridflow.launch.algorithm_table import algorithm_table, text_tables
 
         PlainConsole(highlight=False).print(text_tables(algorithm_table()))
         return

@@ -1,7 +1,7 @@
-"""A backend that starts nothing: it notes who is called with which columns, made by whom, and after what."""
+"""A backend that starts nothing: it records which role is called, with which columns, and which call made them."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 from hybridflow.batch.columns import chosen
 from hybridflow.config.reward import Reward
@@ -12,65 +12,37 @@ from hybridflow.controller.resource_pool import ResourcePool
 from hybridflow.controller.worker import WorkerSpec
 from hybridflow.controller.worker_host import VALUE, AnswerForm
 from hybridflow.graph.stand_in import StandIn
-from hybridflow.graph.trace import DRIVER
+from hybridflow.graph.trace import DRIVER, Call
 from hybridflow.rewards.scorer import RewardScorer
 
 
-@dataclass(frozen=True)
-class Noted:
-    """One call, as it was made. `worker` is the role whose worker answers: the actor's, for a rollout beside it."""
-
-    role: str
-    worker: str
-    method: str
-    pool: str
-    takes: Mapping[int, tuple[str, ...]]
-    """Columns that travel to it, by the call that made them. A maker whose answer must be there first, though none of
-    its columns travel, has none."""
-
-    takes_all: bool
-    """Whatever columns the batch has travel."""
-
-    adds: tuple[str, ...]
-    """Columns of its answer."""
-
-    awaited: frozenset[int]
-    """Calls that the driver waited for before this one."""
-
-    rows: int
-    """Rows of the first batch that travels to it; 0 without one."""
-
-    plain: tuple[object, ...]
-    """Arguments that are no batches, in order."""
-
-
 class TracingBackend:
-    """Calls are answered by stand-ins in this process, one rank per role, and noted in `calls`."""
+    """Calls are answered by stand-ins in this process, one rank per role, and recorded in `calls`."""
 
     def __init__(self) -> None:
         self._local = LocalBackend()
         self._makers: dict[int, tuple[Packet, int]] = {}
         self._numbers: dict[int, tuple[Pending, int]] = {}
         self._awaited: set[int] = set()
-        self.calls: list[Noted] = []
+        self.calls: list[Call] = []
 
     def forget(self) -> None:
-        """What was called so far was no part of a step."""
+        """Drops the calls so far, which are not part of a step."""
         self._makers.clear()
         self._numbers.clear()
         self._awaited.clear()
         self.calls.clear()
 
     def spawn(self, spec: WorkerSpec, pool: ResourcePool) -> list[Handle]:
-        """A stand-in for the worker."""
-        assert pool.devices == 1, f"a step is followed on one rank a pool, and '{pool.name}' has {pool.devices}"
+        """Starts a stand-in for the worker."""
+        assert pool.devices == 1, f"a step is traced on one rank per pool, and '{pool.name}' has {pool.devices}"
         reward = spec.kwargs.get("reward")
         functions = RewardScorer(reward).names if isinstance(reward, Reward) and reward.functions else []
         played = {"plays": spec.worker_class, "functions": functions}
         return self._local.spawn(replace(spec, worker_class=StandIn, kwargs=played), pool)
 
     def call(self, handle: Handle, method: str, arguments: Arguments, form: AnswerForm = VALUE) -> Pending:
-        """Notes the call, and lets the stand-in answer."""
+        """Records the call, and lets the stand-in answer."""
         pending = self._local.call(handle, method, arguments, form)
         number = len(self.calls) + 1
         for packet in pending.packets:
@@ -80,7 +52,7 @@ class TracingBackend:
         given = (*arguments.args, *arguments.kwargs.values())
         portions = [value for value in given if isinstance(value, Portion)]
         self.calls.append(
-            Noted(
+            Call(
                 handle.role,
                 handle.worker,
                 method,
@@ -107,7 +79,7 @@ class TracingBackend:
         return value
 
     def get(self, stored: Sequence[Stored]) -> list[object]:
-        """The values; from now on every call comes after those who made them."""
+        """The values; from now on every call comes after the calls that made them."""
         makers = {self._makers[id(value)][1] for value in stored if id(value) in self._makers}
         self._awaited.update(makers - {DRIVER})
         return list(stored)

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
 
-from hybridflow.graph.palette import ordered_roles
 from hybridflow.graph.trace import DRIVER, Trace, TracedCall
 
 LINE = 14.0
@@ -148,10 +147,10 @@ class _Rows:
         self._tops: dict[str, float] = {}
         y = _TOP
         pools = {call.role: call.pool for call in trace.calls}
-        for pool in dict.fromkeys(pools[name] for name in ordered_roles(trace.calls)):
+        for pool in dict.fromkeys(pools.values()):
             start, tops = y, {}
             y += _POOL_HEADING
-            for role in (name for name in ordered_roles(trace.calls) if pools[name] == pool):
+            for role in (name for name in pools if pools[name] == pool):
                 own = [call for call in trace.calls if call.role == role]
                 for maker in sorted({m for call in own for m in _far_makers(call, self.calls)}):
                     self._tracks[role, maker] = y

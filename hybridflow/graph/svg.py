@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from xml.sax.saxutils import escape
 
 from hybridflow.graph.geometry import Band, Box, Layout, Wire, laid_out
-from hybridflow.graph.palette import DARK, LIGHT, colour_numbers
 from hybridflow.graph.trace import Trace
 
 _STYLE = """
@@ -20,13 +19,15 @@ _DARK_STYLE = """
   .page { fill: #12141b; } .band { fill: #191c26; stroke: #2b3040; } .card { fill: #222633; stroke: #414759; }
   text { fill: #e9ebf3; } .soft { fill: #a1a8bd; } .hollow { stroke: #7d859b; }
 """
+_LIGHT = ("#0b7d72", "#9a5b00", "#6d3fc4", "#1d56b8", "#3c7a1f", "#b3263f")
+_DARK = ("#3fc5b5", "#e9a845", "#ab8bf5", "#6ba1f7", "#86c96a", "#f0798c")
 _CORNER = 5.0
 
 
 def svg_drawing(trace: Trace) -> str:
     """The whole page: lanes of pools and roles, calls as boxes, columns as wires, time to the right."""
     layout = laid_out(trace)
-    numbers = colour_numbers(trace.roles, trace.calls)
+    numbers = trace.colours
     colours = {call.number: numbers[call.role] for call in trace.calls}
     height = layout.height + 34
     description = f"One step of {trace.title}: {', '.join(call.name for call in trace.calls)}."
@@ -54,8 +55,8 @@ def _styles(numbers: Sequence[int]) -> str:
         return "\n".join(f"  .s{n} {{ stroke: {of[n]}; }} .f{n} {{ fill: {of[n]}; }}" for n in numbers)
 
     return (
-        f"<style>{_STYLE}{colours(LIGHT)}\n"
-        f"  @media (prefers-color-scheme: dark) {{{_DARK_STYLE}{colours(DARK)}\n  }}\n</style>"
+        f"<style>{_STYLE}{colours(_LIGHT)}\n"
+        f"  @media (prefers-color-scheme: dark) {{{_DARK_STYLE}{colours(_DARK)}\n  }}\n</style>"
     )
 
 

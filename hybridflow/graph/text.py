@@ -7,13 +7,14 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from hybridflow.graph.palette import TERMINAL, colour_numbers
 from hybridflow.graph.trace import DRIVER, Trace, TracedCall
+
+_COLOURS = ("cyan", "yellow", "magenta", "blue", "green", "red")
 
 
 def text_drawing(trace: Trace) -> RenderableType:
     """The whole drawing, as wide as the terminal."""
-    colours = {name: TERMINAL[number] for name, number in colour_numbers(trace.roles, trace.calls).items()}
+    colours = {name: _COLOURS[number] for name, number in trace.colours.items()}
     title = Text.assemble((trace.title, "bold"), "  ", (trace.purpose, "dim"))
     return Group(title, "", _step(trace, colours), "", *_notes(trace), "", _roles(trace, colours))
 

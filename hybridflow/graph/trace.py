@@ -1,40 +1,67 @@
-"""A step followed: the calls it makes, what each takes and adds, and when it runs; and the roles it is made of."""
+"""A step as a graph: its calls, the columns that each takes and adds, when it runs, and the roles behind the calls."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 DRIVER = 0
-"""The number that stands for the driver, and the data it was given, where calls are numbered from 1."""
+"""The number of the driver, and of the data it was given, among calls that are numbered from 1."""
+
+NUM_COLOURS = 6
+"""Colours of a drawing. Roles beyond the sixth start over with the first."""
 
 
 @dataclass(frozen=True)
-class TracedCall:
-    """One call of a step. Calls are numbered from 1 in the driver's order; 0 stands for the driver and its data."""
+class Call:
+    """One call of a step, as the driver makes it."""
 
-    number: int
     role: str
+    worker: str
+    """The role whose worker answers: the actor, for a rollout in the actor's processes."""
+
     method: str
     pool: str
-    time: int
-    """Calls of one time run at once."""
-
     takes: Mapping[int, tuple[str, ...]]
-    """Columns that travel to it, by the call that made them."""
+    """Columns that travel to it, by the call that made them; none for a call whose answer is only awaited."""
 
     takes_all: bool
-    """Whatever columns the batch has travel."""
+    """Whether all columns of the batch travel."""
 
     adds: tuple[str, ...]
-    """Columns that it adds."""
+    """Columns of its answer."""
 
-    after: tuple[int, ...]
-    """Calls that it follows though it takes no column of theirs: the driver waits for them, or their answer might have
-    had more columns than it promises."""
+    awaited: frozenset[int]
+    """Calls that the driver waited for before this one."""
+
+    rows: int
+    """Rows of the first batch that travels to it; 0 without one."""
+
+    plain: tuple[object, ...]
+    """The arguments other than batches, in order."""
 
     @property
     def name(self) -> str:
-        """As the dataflow writes it."""
+        """`actor.update`, as the dataflow writes it."""
         return f"{self.role}.{self.method}"
+
+    @property
+    def needs(self) -> frozenset[int]:
+        """Calls that must have answered before this one."""
+        return (frozenset(self.takes) | self.awaited) - {DRIVER}
+
+
+@dataclass(frozen=True)
+class TracedCall(Call):
+    """A call with its place in the step."""
+
+    number: int
+    """Its position in the driver's order, from 1."""
+
+    time: int
+    """Calls of the same time run at once."""
+
+    after: tuple[int, ...]
+    """Calls that it follows although it takes none of their columns: the driver waits for them, or their answers might
+    have more columns than they promise."""
 
 
 @dataclass(frozen=True)
@@ -44,23 +71,19 @@ class TracedRole:
     name: str
     kind: str
     pool: str | None
-    """None: the run does without it."""
+    """None if the run does without the role."""
 
     engine: str
-    """`fsdp`, or what stands in its place: `2 functions`, `in actor`."""
+    """`fsdp`, or for a role without an engine of its own `functions` or `vllm, in actor`."""
 
     mesh: Mapping[str, int]
     """Axes of more than one rank."""
 
     @property
-    def layout(self) -> str:
-        """`data 2 x tensor 2`; nothing for one rank."""
-        return " x ".join(f"{axis} {size}" for axis, size in self.mesh.items())
-
-    @property
     def runs_on(self) -> str:
         """`fsdp, data 2 x tensor 2`."""
-        return ", ".join(words for words in (self.engine, self.layout) if words)
+        layout = " x ".join(f"{axis} {size}" for axis, size in self.mesh.items())
+        return f"{self.engine}, {layout}" if layout else self.engine
 
 
 @dataclass(frozen=True)
@@ -75,7 +98,13 @@ class Trace:
     """Devices of each pool."""
 
     data: tuple[str, ...]
-    """Columns of the rows that the step is given, or takes from its streams; others of number 0 the driver made."""
+    """Columns of the rows that the step is given or takes from its streams; the driver made the others of `DRIVER`."""
 
     held_up: tuple[tuple[int, ...], ...]
     """Calls that would run at once if their roles had pools of their own."""
+
+    @property
+    def colours(self) -> Mapping[str, int]:
+        """The number of each role's colour, in the order in which the roles are first called."""
+        names = dict.fromkeys([*(call.role for call in self.calls), *(role.name for role in self.roles)])
+        return {name: number % NUM_COLOURS for number, name in enumerate(names)}

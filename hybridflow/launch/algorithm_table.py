@@ -2,13 +2,17 @@
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from hybridflow.algorithms.catalogue import ADVANTAGES, POLICY_LOSSES, PREFERENCE_LOSSES, Method, load
 from hybridflow.config.algorithm import Algorithm
 from hybridflow.config.choices import ADVANTAGE_SYNONYMS, POLICY_LOSS_SYNONYMS, PREFERENCE_SYNONYMS
 from hybridflow.config.schema import config_directory
 from hybridflow.dataflows.interface import Dataflow, role_needs
-from hybridflow.graph.entries import Entry
 from hybridflow.launch.compose.presets import Preset, presets
 from hybridflow.launch.plan.dataflow import DATAFLOWS
 from hybridflow.workers.named_functions import (
@@ -37,6 +41,22 @@ _NUMBERS = ("gamma", "lam", "clip_low", "clip_high", "dual_clip")
 _EVERY_RUN = ("actor", "rollout", "reward")
 
 
+@dataclass(frozen=True)
+class Entry:
+    """One row: what it is called, where it comes from, and how it is run."""
+
+    name: str
+    synonyms: tuple[str, ...]
+    source: str
+    place: str
+    """`file:function`, in the package."""
+
+    command: str
+    needs: tuple[str, ...]
+    settings: Mapping[str, object]
+    """Keys of the configuration that it reads, with what they are."""
+
+
 def algorithm_table() -> dict[str, list[Entry]]:
     """The rows of each table, by its heading."""
     known = presets()
@@ -46,6 +66,21 @@ def algorithm_table() -> dict[str, list[Entry]]:
         "Preference losses": [_preference_loss(name, method) for name, method in PREFERENCE_LOSSES.items()],
         "Dataflows": [_dataflow(name, dataflow, known) for name, dataflow in DATAFLOWS.items()],
     }
+
+
+def text_tables(tables: Mapping[str, Sequence[Entry]]) -> RenderableType:
+    """One table a heading: name, how it is run, what it needs, and where it comes from."""
+    parts: list[RenderableType] = []
+    for heading, entries in tables.items():
+        table = Table.grid(padding=(0, 2, 0, 0))
+        table.add_column(no_wrap=True, style="bold cyan")
+        table.add_column()
+        for entry in entries:
+            needs = f"   needs {', '.join(entry.needs)}" if entry.needs else ""
+            table.add_row(entry.name, Text.assemble(entry.command, (needs, "yellow"), "\n", (entry.source, "dim")))
+        parts += [Text(heading, "bold"), table, ""]
+    note = "main_NAME stands for python -m hybridflow.trainer.main_NAME; all else is added to main_ppo."
+    return Group(*parts, Text(note, "dim"))
 
 
 def _advantage(name: str, method: Method, known: Mapping[str, Preset]) -> Entry:

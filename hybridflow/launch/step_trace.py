@@ -3,7 +3,7 @@
 import logging
 import math
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from inspect import cleandoc, getsourcefile
@@ -20,10 +20,10 @@ from hybridflow.config.rollout import RolloutKind
 from hybridflow.dataflows.interface import Dataflow, role_needs
 from hybridflow.dataflows.roles import Sampler
 from hybridflow.errors import STRICT, ConfigError, HybridflowError
-from hybridflow.graph.backend import Noted, TracingBackend
-from hybridflow.graph.schedule import ancestors, at_once, times, without_implied
+from hybridflow.graph.backend import TracingBackend
+from hybridflow.graph.schedule import held_up, scheduled
 from hybridflow.graph.stand_in import MadeUpStream
-from hybridflow.graph.trace import DRIVER, Trace, TracedCall, TracedRole
+from hybridflow.graph.trace import Call, Trace, TracedRole
 from hybridflow.launch.compose.compose import Composed
 from hybridflow.launch.plan.plan import RunPlan, plan_run
 from hybridflow.launch.plan.precompute import by_kind
@@ -89,15 +89,15 @@ def trace_step(plan: RunPlan, rows: Batch | None = None) -> Trace:
     return Trace(
         title=config.dataflow.rpartition("/")[2],
         purpose=cleandoc(dataflow.__doc__ or "").partition("\n")[0],
-        calls=_calls(calls),
+        calls=scheduled(calls),
         roles=tuple(_roles(plan)),
         pools=plan.pools,
         data=("sample_index", *stream.columns, *texts.columns),
-        held_up=tuple(map(tuple, _held_up(calls))),
+        held_up=held_up(calls),
     )
 
 
-def _stepped(config: Experiment, program: Dataflow, prompts: Batch, backend: TracingBackend) -> tuple[Noted, ...]:
+def _stepped(config: Experiment, program: Dataflow, prompts: Batch, backend: TracingBackend) -> tuple[Call, ...]:
     """The calls of one step on these prompts, which have the columns of the user's `precompute`."""
     if is_own(config.dataflow):
         rows, tokens = by_kind(program.precompute(prompts))
@@ -123,52 +123,6 @@ def _explained(name: str, dataflow: type[Dataflow], settings: object) -> Iterato
 def _on_one_rank(plan: RunPlan) -> list[RoleSpec]:
     """The same roles in the same pools; one rank shows as much of a step as many."""
     return [replace(role, mesh=ParallelMesh({"data": 1}), generation_mesh=None) for role in plan.roles]
-
-
-def _calls(noted: Sequence[Noted]) -> tuple[TracedCall, ...]:
-    needs = [_needs(call) for call in noted]
-    found = times(needs, [call.pool for call in noted])
-    behind = ancestors(_with_workers(noted, needs))
-    known = dict(enumerate(behind, start=1))
-    calls = []
-    for number, (call, time) in enumerate(zip(noted, found, strict=True), start=1):
-        made = frozenset(maker for maker, columns in call.takes.items() if columns) - {DRIVER}
-        waits = without_implied(needs[number - 1], known) - made
-        calls.append(
-            TracedCall(
-                number=number,
-                role=call.role,
-                method=call.method,
-                pool=call.pool,
-                time=time,
-                takes={maker: columns for maker, columns in call.takes.items() if columns},
-                takes_all=call.takes_all,
-                adds=call.adds,
-                after=tuple(sorted(waits)),
-            )
-        )
-    return tuple(calls)
-
-
-def _held_up(noted: Sequence[Noted]) -> list[list[int]]:
-    """What would run at once in pools of their own, of what shares a pool now."""
-    groups = at_once(times([_needs(call) for call in noted], [call.worker for call in noted]))
-    return [group for group in groups if len({noted[number - 1].pool for number in group}) < len(group)]
-
-
-def _needs(call: Noted) -> frozenset[int]:
-    return (frozenset(call.takes) | call.awaited) - {DRIVER}
-
-
-def _with_workers(noted: Sequence[Noted], needs: Sequence[frozenset[int]]) -> list[frozenset[int]]:
-    """What calls need, and the one before on the same worker, which leaves it in the state that they find."""
-    last: dict[str, int] = {}
-    found = []
-    for number, (call, needed) in enumerate(zip(noted, needs, strict=True), start=1):
-        before = {last[call.worker]} if call.worker in last else set()
-        found.append(needed | before)
-        last[call.worker] = number
-    return found
 
 
 def _roles(plan: RunPlan) -> list[TracedRole]:

@@ -9,8 +9,8 @@ from hybridflow.config.derived import optimizer_steps_per_step
 from hybridflow.config.experiment import Experiment
 from hybridflow.dataflows.interface import Dataflow
 from hybridflow.errors import ConfigError
-from hybridflow.graph.backend import Noted
 from hybridflow.graph.stand_in import PROMPTS
+from hybridflow.graph.trace import Call
 from hybridflow.launch.plan.defaults import kl_reads_rollout
 from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.plan.roles import ACTOR
@@ -24,7 +24,7 @@ _LEARNS = ("update", "supervised_step", "preference_step")
 _PUBLISH = "self.actor.publish_weights(version=self.iteration + 1)"
 
 
-def check_followed(plan: RunPlan, program: Dataflow, calls: Sequence[Noted]) -> None:
+def check_followed(plan: RunPlan, program: Dataflow, calls: Sequence[Call]) -> None:
     """Raises `ConfigError` for a step that cannot work, and warns of a step that reports nothing.
 
     `program` has run its first step, which made `calls`.
@@ -41,7 +41,7 @@ def check_followed(plan: RunPlan, program: Dataflow, calls: Sequence[Noted]) -> 
         )
 
 
-def _check_published(name: str, program: Dataflow, calls: Sequence[Noted]) -> None:
+def _check_published(name: str, program: Dataflow, calls: Sequence[Call]) -> None:
     """A policy that generates publishes its weights after it has learned, under a version of their own."""
     own = [call for call in calls if call.role == ACTOR]
     learned = [index for index, call in enumerate(own) if call.method in _LEARNS]
@@ -57,7 +57,7 @@ def _check_published(name: str, program: Dataflow, calls: Sequence[Noted]) -> No
     _check_newer(name, program, published[-1], current=0)
 
 
-def check_versions(config: Experiment, program: Dataflow, first: Sequence[Noted], second: Sequence[Noted]) -> None:
+def check_versions(config: Experiment, program: Dataflow, first: Sequence[Call], second: Sequence[Call]) -> None:
     """Raises `ConfigError` if the second step publishes weights under a version that the first step has used.
 
     A constant does: samples of older weights then look as if they came from the current ones.
@@ -67,7 +67,7 @@ def check_versions(config: Experiment, program: Dataflow, first: Sequence[Noted]
         _check_newer(f"dataflow={config.dataflow}", program, after[-1], current=before[-1].plain[0])
 
 
-def _check_newer(name: str, program: Dataflow, published: Noted, *, current: object) -> None:
+def _check_newer(name: str, program: Dataflow, published: Call, *, current: object) -> None:
     (version,) = published.plain
     if not isinstance(version, int) or not isinstance(current, int) or version <= current:
         raise ConfigError(
@@ -77,11 +77,11 @@ def _check_newer(name: str, program: Dataflow, published: Noted, *, current: obj
         )
 
 
-def _published(calls: Sequence[Noted]) -> list[Noted]:
+def _published(calls: Sequence[Call]) -> list[Call]:
     return [call for call in calls if call.role == ACTOR and call.method == "publish_weights"]
 
 
-def _check_old_logprobs(config: Experiment, program: Dataflow, calls: Sequence[Noted]) -> None:
+def _check_old_logprobs(config: Experiment, program: Dataflow, calls: Sequence[Call]) -> None:
     """Every update has the log-probabilities of the policy of before, or does not need them."""
     takes_rollouts = config.algorithm.old_logprobs is OldLogprobs.rollout
     needs_for_kl = config.algorithm.kl.placement is KLPlacement.reward and not kl_reads_rollout(config)
@@ -103,17 +103,17 @@ def _check_old_logprobs(config: Experiment, program: Dataflow, calls: Sequence[N
         has_learned = call.method in _LEARNS or (has_learned and call.method != "publish_weights")
 
 
-def _optimizer_steps(config: Experiment, program: Dataflow, update: Noted) -> int:
+def _optimizer_steps(config: Experiment, program: Dataflow, update: Call) -> int:
     """Those that the run's update takes at least: minibatches of a part of the rows are known by the run alone."""
     all_rows = PROMPTS * (program.rows_per_prompt or program.samples_per_prompt)
     return optimizer_steps_per_step(config, config.actor) if update.rows >= all_rows else config.actor.epochs
 
 
-def _taken(call: Noted) -> set[str]:
+def _taken(call: Call) -> set[str]:
     return {column for columns in call.takes.values() for column in columns}
 
 
-def _check_estimator(plan: RunPlan, name: str, calls: Sequence[Noted]) -> None:
+def _check_estimator(plan: RunPlan, name: str, calls: Sequence[Call]) -> None:
     """The batch has the columns that the advantage estimator needs."""
     bound = plan.functions.estimator
     if bound is None:

@@ -8,8 +8,7 @@ from docs.reference_pages import algorithms_page
 from hybridflow.algorithms.catalogue import ADVANTAGES, POLICY_LOSSES, PREFERENCE_LOSSES
 from hybridflow.config.algorithm import Algorithm
 from hybridflow.config.choices import ADVANTAGE_SYNONYMS, POLICY_LOSS_SYNONYMS, PREFERENCE_SYNONYMS
-from hybridflow.graph.entries import Entry
-from hybridflow.launch.algorithm_table import algorithm_table
+from hybridflow.launch.algorithm_table import Entry, algorithm_table
 from hybridflow.launch.compose.compose import compose_run
 from hybridflow.launch.compose.presets import config_for, presets
 from hybridflow.launch.plan.dataflow import DATAFLOWS

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, get_args, get_type_hints
 from hybridflow.batch.columns import COLUMNS
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.fields import field_docs, type_name
-from hybridflow.config.other_names import OTHER_NAMES
+from hybridflow.config.other_names import other_names
 from hybridflow.graph.svg import svg_drawing
 from hybridflow.launch.algorithm_table import algorithm_table
 from hybridflow.launch.compose.compose import compose_run
@@ -84,10 +84,10 @@ def names_page() -> str:
     lines = [
         "# Names in other systems",
         "",
-        "Generated from `hybridflow/config/other_names.py`; errors use it too. Sizes",
+        "Generated from `hybridflow/assets/other_names.yaml`; errors use it too. Sizes",
     ]
     lines += ["here are global: over all devices, for the whole batch. verl's `actor_rollout_ref.` is left out.", ""]
-    for system, names in OTHER_NAMES.items():
+    for system, names in other_names().items():
         lines += [f"## {system}", "", "| there | here |", "|---|---|"]
         lines += [f"| `{theirs}` | {_as_code(here)} |" for theirs, here in names.items()] + [""]
     return "\n".join(lines)

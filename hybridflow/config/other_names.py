@@ -1,221 +1,42 @@
-"""What other systems call a setting, and what is set here instead: for errors, and for the reference page of names."""
+"""Names of settings in other systems and former names here: for errors, and for the reference page of names."""
 
 from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
 
-_NOTHING = "nothing: "
+import yaml
 
-_VERL = {
-    "actor.strategy": "actor.engine",
-    "actor.ppo_mini_batch_size": "actor.minibatch_size, in prompts of the whole run",
-    "actor.ppo_micro_batch_size": "actor.microbatch_tokens",
-    "actor.ppo_micro_batch_size_per_gpu": "actor.microbatch_tokens",
-    "actor.ppo_max_token_len_per_gpu": "actor.microbatch_tokens",
-    "actor.use_dynamic_bsz": "nothing: microbatches are always formed by tokens (actor.microbatch_tokens)",
-    "actor.ppo_epochs": "actor.epochs",
-    "actor.grad_clip": "actor.optimizer.max_grad_norm",
-    "actor.optim.lr": "actor.optimizer.learning_rate",
-    "actor.optim.lr_warmup_steps": "actor.optimizer.warmup_steps",
-    "actor.optim.weight_decay": "actor.optimizer.weight_decay",
-    "actor.clip_ratio": "algorithm.clip_low and algorithm.clip_high",
-    "actor.clip_ratio_low": "algorithm.clip_low",
-    "actor.clip_ratio_high": "algorithm.clip_high",
-    "actor.clip_ratio_c": "algorithm.dual_clip",
-    "actor.loss_agg_mode": "algorithm.aggregation",
-    "actor.entropy_coeff": "algorithm.entropy_coefficient",
-    "actor.use_kl_loss": "algorithm.kl.placement=loss",
-    "actor.kl_loss_coef": "algorithm.kl.coefficient",
-    "actor.kl_loss_type": "algorithm.kl.estimator",
-    "actor.policy_loss.loss_mode": "algorithm.policy_loss; its numbers are algorithm.loss_settings.*",
-    "actor.ulysses_sequence_parallel_size": "actor.parallelism.sequence",
-    "actor.fsdp_config.fsdp_size": "actor.parallelism.replicas, the number of copies",
-    "actor.fsdp_config.param_offload": "actor.offload_parameters",
-    "actor.fsdp_config.optimizer_offload": "actor.offload_optimizer",
-    "actor.fsdp_config.reshard_after_forward": "nothing: layers are always resharded after they have run",
-    "actor.megatron.tensor_model_parallel_size": "actor.parallelism.tensor",
-    "actor.megatron.pipeline_model_parallel_size": "actor.parallelism.pipeline",
-    "actor.megatron.virtual_pipeline_model_parallel_size": "actor.parallelism.virtual_pipeline",
-    "actor.megatron.expert_model_parallel_size": "actor.parallelism.expert",
-    "actor.megatron.sequence_parallel": "actor.parallelism.sequence_parallel",
-    "actor.megatron.use_distributed_optimizer": "actor.parallelism.distributed_optimizer",
-    "actor.megatron.context_parallel_size": "nothing: there is no context parallelism",
-    "model.enable_gradient_checkpointing": "actor.gradient_checkpointing",
-    "model.use_remove_padding": "nothing: training never pads",
-    "model.lora_rank": "actor.lora.rank",
-    "model.lora_alpha": "actor.lora.alpha",
-    "model.target_modules": "actor.lora.targets",
-    "rollout.name": "rollout.engine",
-    "rollout.n": "rollout.samples_per_prompt",
-    "rollout.temperature": "rollout.sampling.temperature",
-    "rollout.top_p": "rollout.sampling.top_p",
-    "rollout.top_k": "rollout.sampling.top_k",
-    "rollout.val_kwargs.temperature": "rollout.eval_sampling.temperature",
-    "rollout.val_kwargs.n": "rollout.eval_samples_per_prompt",
-    "rollout.tensor_model_parallel_size": "rollout.parallelism.tensor",
-    "rollout.free_cache_engine": "rollout.sleep",
-    "rollout.gpu_memory_utilization": "rollout.vllm.gpu_memory_fraction",
-    "rollout.enforce_eager": "rollout.vllm.enforce_eager",
-    "rollout.max_num_seqs": "rollout.max_sequences",
-    "rollout.load_format": "nothing: weights are in place, or sent piece by piece",
-    "rollout.layered_summon": "nothing: weights are in place, or sent piece by piece",
-    "rollout.log_prob_micro_batch_size_per_gpu": "actor.microbatch_tokens",
-    "rollout.log_prob_max_token_len_per_gpu": "actor.microbatch_tokens",
-    "critic.optim.lr": "critic.optimizer.learning_rate",
-    "critic.cliprange_value": "algorithm.value_clip",
-    "critic.ppo_mini_batch_size": "critic.minibatch_size",
-    "trainer.n_gpus_per_node": "trainer.devices",
-    "trainer.nnodes": "trainer.nodes",
-    "trainer.logger": "trainer.trackers",
-    "trainer.test_freq": "trainer.eval_every",
-    "trainer.save_freq": "trainer.save_every",
-    "trainer.val_before_train": "trainer.eval_every, which also evaluates before the first step",
-    "trainer.total_epochs": "trainer.total_steps, in training steps",
-    "trainer.total_training_steps": "trainer.total_steps",
-    "trainer.experiment_name": "trainer.experiment",
-    "trainer.project_name": "trainer.experiment",
-    "trainer.default_local_dir": "trainer.run_dir",
-    "trainer.resume_mode": "trainer.resume",
-    "trainer.resume_from_path": "trainer.resume",
-    "trainer.max_actor_ckpt_to_keep": "trainer.keep_checkpoints",
-    "trainer.log_val_generations": "trainer.sample_rows",
-    "algorithm.adv_estimator": "algorithm=NAME, or algorithm.advantage alone",
-    "algorithm.use_kl_in_reward": "algorithm.kl.placement=reward",
-    "algorithm.kl_penalty": "algorithm.kl.estimator",
-    "algorithm.kl_ctrl.kl_coef": "algorithm.kl.coefficient",
-    "algorithm.kl_ctrl.target_kl": "algorithm.kl.target",
-    "algorithm.kl_ctrl.horizon": "algorithm.kl.horizon",
-    "algorithm.norm_adv_by_std_in_grpo": "algorithm.advantage=dr_grpo where it is False",
-    "algorithm.filter_groups": "algorithm=dapo with dataflow_settings.filter_metric and max_refills",
-    "algorithm.rollout_correction.bypass_mode": "algorithm.old_logprobs=rollout",
-    "algorithm.rollout_correction": "algorithm.correction",
-    "algorithm.pf_ppo": "algorithm=pf_ppo with dataflow_settings.weighting and power",
-    "algorithm.gdpo_reward_weights": "algorithm.advantage_settings.weights",
-    "reward_model.enable": "reward.model.path",
-    "reward_model.model.path": "reward.model.path",
-    "custom_reward_function.path": "reward.functions=[FILE.py:NAME]",
-    "custom_reward_function.name": "reward.functions=[FILE.py:NAME]",
-    "data.train_batch_size": "data.batch_size, in prompts",
-    "data.val_files": "data.eval_files",
-    "data.max_prompt_length": "data.max_prompt_tokens",
-    "data.max_response_length": "data.max_response_tokens",
-    "data.filter_overlong_prompts": "data.drop_long_prompts",
-    "data.train_max_samples": "data.max_rows",
-    "data.val_max_samples": "data.eval_limit",
-}
-
-_TRL = {
-    "num_generations": "rollout.samples_per_prompt",
-    "max_completion_length": "data.max_response_tokens",
-    "max_prompt_length": "data.max_prompt_tokens",
-    "max_length": "data.max_prompt_tokens and data.max_response_tokens",
-    "per_device_train_batch_size": "data.batch_size in prompts of the whole run, and actor.microbatch_tokens",
-    "gradient_accumulation_steps": "actor.microbatch_tokens: gradients are accumulated over a whole minibatch",
-    "steps_per_generation": "actor.minibatch_size",
-    "num_iterations": "actor.epochs",
-    "num_train_epochs": "trainer.total_steps, in training steps",
-    "max_steps": "trainer.total_steps",
-    "learning_rate": "actor.optimizer.learning_rate",
-    "lr_scheduler_type": "actor.optimizer.schedule",
-    "warmup_steps": "actor.optimizer.warmup_steps",
-    "warmup_ratio": "actor.optimizer.warmup_steps",
-    "weight_decay": "actor.optimizer.weight_decay",
-    "max_grad_norm": "actor.optimizer.max_grad_norm",
-    "gradient_checkpointing": "actor.gradient_checkpointing",
-    "bf16": "model.dtype=bfloat16",
-    "fp16": "model.dtype",
-    "beta": "algorithm.kl.coefficient in main_ppo, algorithm.preference.beta in main_dpo",
-    "epsilon": "algorithm.clip_low",
-    "epsilon_high": "algorithm.clip_high",
-    "delta": "algorithm.dual_clip",
-    "loss_type": "algorithm=NAME in main_ppo, algorithm.preference.loss in main_dpo",
-    "scale_rewards": "algorithm.advantage=dr_grpo where it is False",
-    "mask_truncated_completions": "algorithm.mask_truncated",
-    "reward_weights": "reward.weights",
-    "reward_funcs": "reward.functions",
-    "use_vllm": "rollout.engine=vllm",
-    "vllm_mode": "nothing: vLLM runs beside the actor, or in devices of its own by placement.roles.rollout=POOL",
-    "vllm_gpu_memory_utilization": "rollout.vllm.gpu_memory_fraction",
-    "vllm_tensor_parallel_size": "rollout.parallelism.tensor",
-    "temperature": "rollout.sampling.temperature",
-    "top_p": "rollout.sampling.top_p",
-    "top_k": "rollout.sampling.top_k",
-    "model_name_or_path": "model.path",
-    "dataset_name": "data.train_files",
-    "output_dir": "trainer.run_dir",
-    "report_to": "trainer.trackers",
-    "save_steps": "trainer.save_every",
-    "eval_steps": "trainer.eval_every",
-    "save_total_limit": "trainer.keep_checkpoints",
-    "resume_from_checkpoint": "trainer.resume",
-    "log_completions": "trainer.samples_every",
-    "lora_r": "actor.lora.rank",
-    "lora_alpha": "actor.lora.alpha",
-    "lora_target_modules": "actor.lora.targets",
-}
-
-_OPENRLHF = {
-    "pretrain": "model.path",
-    "prompt_data": "data.train_files",
-    "input_key": "data.prompt_key",
-    "label_key": "data.answer_key",
-    "apply_chat_template": "data.as_chat",
-    "n_samples_per_prompt": "rollout.samples_per_prompt",
-    "rollout_batch_size": "data.batch_size",
-    "train_batch_size": "actor.minibatch_size, in prompts",
-    "micro_train_batch_size": "actor.microbatch_tokens",
-    "micro_rollout_batch_size": "actor.microbatch_tokens",
-    "max_epochs": "actor.epochs",
-    "num_episodes": "trainer.total_steps, in training steps",
-    "prompt_max_len": "data.max_prompt_tokens",
-    "generate_max_len": "data.max_response_tokens",
-    "actor_learning_rate": "actor.optimizer.learning_rate",
-    "critic_learning_rate": "critic.optimizer.learning_rate",
-    "advantage_estimator": "algorithm=NAME, or algorithm.advantage alone",
-    "init_kl_coef": "algorithm.kl.coefficient with algorithm.kl.placement=reward",
-    "use_kl_loss": "algorithm.kl.placement=loss",
-    "kl_estimator": "algorithm.kl.estimator",
-    "eps_clip": "algorithm.clip_low and algorithm.clip_high",
-    "value_clip": "algorithm.value_clip",
-    "lambd": "algorithm.lam",
-    "reward_pretrain": "reward.model.path",
-    "remote_rm_url": "reward.functions=[http://...]",
-    "zero_stage": "actor.engine=fsdp",
-    "adam_offload": "actor.offload_optimizer",
-    "colocate_all_models": "nothing: roles share devices unless placement.pools divides them",
-    "vllm_num_engines": "placement.pools and placement.roles.rollout",
-    "vllm_enable_sleep": "rollout.sleep",
-    "save_path": "trainer.run_dir",
-    "ckpt_path": "trainer.run_dir",
-    "use_wandb": "trainer.trackers=[console,jsonl,wandb]",
-    "eval_dataset": "data.eval_files",
-}
-
-OTHER_NAMES = {"verl": _VERL, "TRL": _TRL, "OpenRLHF": _OPENRLHF}
-"""Of each system: its name of a setting (without verl's `actor_rollout_ref.`), and what is set here in its place."""
-
-
-def said_elsewhere(key: str) -> str | None:
-    """`Instead of verl's rollout.n, use rollout.samples_per_prompt.` for another system's setting, else None."""
-    name = key.removeprefix("actor_rollout_ref.").replace("-", "_")
-    for system, names in OTHER_NAMES.items():
-        known = [other for other in names if name == other or name.startswith(f"{other}.")]
-        if known:
-            here = names[known[0]]
-            if here.startswith(_NOTHING):
-                return f"{system}'s {known[0]} has no counterpart: {here.removeprefix(_NOTHING)}."
-            return f"Instead of {system}'s {known[0]}, use {here}."
-    return None
-
+_TABLE = Path(__file__).resolve().parents[1] / "assets" / "other_names.yaml"
+_NONE = "none: "
 
 REPLACED: Mapping[str, str] = {
     "algorithm.correction.bypass": "Use algorithm.old_logprobs=rollout, which replaced it (use auto instead of false).",
     "dataflow_settings.recompute_logprobs": "Use algorithm.old_logprobs=recompute, which replaced it (use auto"
     " instead of false).",
 }
-"""What to write instead, by the old key."""
+"""What to write instead of a former key."""
+
+
+@cache
+def other_names() -> Mapping[str, Mapping[str, str]]:
+    """By system, the setting to use here for each of its settings; verl's are without `actor_rollout_ref.`."""
+    return yaml.safe_load(_TABLE.read_text(encoding="utf-8"))
+
+
+def counterpart(key: str) -> str | None:
+    """`Instead of verl's rollout.n, use rollout.samples_per_prompt.` for another system's setting, else None."""
+    name = key.removeprefix("actor_rollout_ref.").replace("-", "_")
+    for system, names in other_names().items():
+        known = next((other for other in names if name == other or name.startswith(f"{other}.")), None)
+        if known is not None and names[known].startswith(_NONE):
+            return f"{system}'s {known} has no counterpart: {names[known].removeprefix(_NONE)}."
+        if known is not None:
+            return f"Instead of {system}'s {known}, use {names[known]}."
+    return None
 
 
 def replacement(key: str) -> str | None:
-    """What to write instead of a key that once was one, in whatever section it is looked for."""
+    """What to write instead of a former key, whatever section it is looked for in."""
     last = key.rpartition(".")[2]
     found = [remedy for old, remedy in REPLACED.items() if old.rpartition(".")[2] == last]
     return REPLACED.get(key) or (found[0] if found else None)

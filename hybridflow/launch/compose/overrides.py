@@ -11,7 +11,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from hybridflow.config import fields
-from hybridflow.config.other_names import replacement, said_elsewhere
+from hybridflow.config.other_names import counterpart, replacement
 from hybridflow.errors import STRICT, ConfigError, Faults
 
 GROUPS = ("algorithm", "task")
@@ -59,7 +59,7 @@ def parse_overrides(overrides: Sequence[str], faults: Faults = STRICT) -> Typed:
 def suggestion(key: str) -> str:
     """What an unknown key may have meant, with the space that follows it: a setting that took its place, another
     system's name, or the nearest."""
-    if known := replacement(key) or said_elsewhere(key) or _of_followed_role(key):
+    if known := replacement(key) or counterpart(key) or _of_followed_role(key):
         return f"{known} "
     if close := fields.nearest(key):
         return f"Did you mean {close}? "

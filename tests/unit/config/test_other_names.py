@@ -6,9 +6,9 @@ import pytest
 
 from docs.reference_pages import names_page
 from hybridflow.config.fields import find
-from hybridflow.config.other_names import OTHER_NAMES, said_elsewhere
+from hybridflow.config.other_names import counterpart, other_names
 
-ALL = [(system, theirs, here) for system, names in OTHER_NAMES.items() for theirs, here in names.items()]
+ALL = [(system, theirs, here) for system, names in other_names().items() for theirs, here in names.items()]
 
 
 @pytest.mark.parametrize(("system", "theirs", "here"), ALL)
@@ -16,19 +16,19 @@ def test_what_is_named_instead_exists(system, theirs, here):
     assert find(theirs) is None
     keys = re.findall(r"(?<![\w./\[])((?:[a-z_]+\.)+[a-z_]+)", here.replace(".*", ""))
     keys = [key for key in keys if not key.endswith(".py")]
-    assert keys or here.startswith(("nothing", "algorithm="))
+    assert keys or here.startswith(("none: ", "algorithm="))
     assert [key for key in keys if find(key) is None] == []
 
 
 def test_prefixes_and_dashes_of_other_command_lines_are_understood():
     said = "Instead of verl's rollout.n, use rollout.samples_per_prompt."
-    assert said_elsewhere("actor_rollout_ref.rollout.n") == said_elsewhere("rollout.n") == said
+    assert counterpart("actor_rollout_ref.rollout.n") == counterpart("rollout.n") == said
     assert (
-        said_elsewhere("n-samples-per-prompt")
+        counterpart("n-samples-per-prompt")
         == "Instead of OpenRLHF's n_samples_per_prompt, use rollout.samples_per_prompt."
     )
-    assert said_elsewhere("algorithm.filter_groups.enable") is not None
-    assert said_elsewhere("trainer.sed") is None
+    assert counterpart("algorithm.filter_groups.enable") is not None
+    assert counterpart("trainer.sed") is None
 
 
 def test_the_page_lists_every_name():

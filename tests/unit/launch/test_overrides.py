@@ -125,7 +125,7 @@ def test_an_unknown_key_says_where_its_setting_went(key, said):
         ("algorithm.adv_estimator", "Instead of verl's algorithm.adv_estimator, use algorithm=NAME"),
         ("rollout.n", "Instead of verl's rollout.n, use rollout.samples_per_prompt."),
         ("custom_reward_function.path", "use reward.functions=[FILE.py:NAME]."),
-        ("actor.megatron.context_parallel_size", "has no counterpart: there is no context parallelism."),
+        ("actor.megatron.context_parallel_size", "has no counterpart: context parallelism is not implemented."),
         ("beta", "Instead of TRL's beta, use algorithm.kl.coefficient in main_ppo"),
         ("model_name_or_path", "Instead of TRL's model_name_or_path, use model.path."),
     ],

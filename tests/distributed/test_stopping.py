@@ -175,7 +175,7 @@ def test_a_run_directory_that_is_gone_ends_the_run_at_the_next_write(run, how, t
     ended = run.start("trainer.trackers=[console, jsonl, tensorboard]")
     assert ended.status == 1, ended.said
     assert f"trainer.run_dir={run.run_dir} was deleted or moved while the run was writing to it" in ended.words
-    assert "if you first move the directory back" in ended.words
+    assert "if you move the directory back first" in ended.words
     assert "Traceback" not in ended.said and "Exception in thread" not in ended.said
     assert not run.run_dir.exists()
     if how == "move":

@@ -5,9 +5,9 @@ import pytest
 from hybridflow.observability.metrics import Measure, last, maximum, mean, merge, minimum, plain, summary, total
 
 
-def test_means_are_weighted():
-    merged = merge([{"loss": mean(1.0, 3)}, {"loss": mean(5.0, 1)}])
-    assert merged["loss"] == mean(2.0, 4)
+def test_means_are_weighted_and_may_be_merged_in_parts():
+    parts = [{"loss": mean(value, weight)} for value, weight in ((1.0, 1), (2.0, 5), (4.0, 2))]
+    assert merge(parts)["loss"] == merge([merge(parts[:2]), parts[2]])["loss"] == mean(19.0 / 8, 8)
 
 
 def test_each_reduction_is_kept():
@@ -16,11 +16,6 @@ def test_each_reduction_is_kept():
         {"tokens": total(4), "high": maximum(7), "low": minimum(-2), "lr": last(0.2)},
     ]
     assert plain(merge(parts)) == {"tokens": 7.0, "high": 7.0, "low": -2.0, "lr": 0.2}
-
-
-def test_merging_in_parts_equals_merging_at_once():
-    parts = [{"loss": mean(value, weight)} for value, weight in ((1.0, 1), (2.0, 5), (4.0, 2))]
-    assert merge([merge(parts[:2]), parts[2]]) == merge(parts)
 
 
 def test_a_mean_over_nothing_does_not_count():

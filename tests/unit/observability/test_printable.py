@@ -17,10 +17,6 @@ from hybridflow.observability.report import write_report
 EVIL = "a\x1b]0;pwned\x07\x1b[31mRED\x1b[2J\x9b1m\u202egpj\u2066\r"
 
 
-def test_what_acts_is_shown_as_a_code():
-    assert printable("a\x1b[31m\u202eb\n\tc") == "a\\x1b[31m\\u202eb\n\tc"
-
-
 def acts(text):
     return [each for each in text if each in "\x1b\x07\x9b\u202e\u2066\r"]
 
@@ -33,6 +29,7 @@ def test_no_text_reaches_a_console_raw():
     table.add_row(Text(EVIL, "red"))
     console.print(EVIL, Text(EVIL), table, markup=False)
     say_failure(console, DataError(f"Line 1 is {EVIL}.", remedy=EVIL))
+    assert printable("a\x1b[31m\u202eb\n\tc") == "a\\x1b[31m\\u202eb\n\tc"
     assert "pwned" in file.getvalue()
     assert acts(file.getvalue()) == []
 

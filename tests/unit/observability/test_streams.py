@@ -73,38 +73,26 @@ def test_a_console_that_does_not_block_is_waited_for_and_in_the_end_left_out(is_
         assert "the console is full: lines are dropped until it is read" in log
 
 
-def test_text_that_the_console_cannot_encode_is_escaped(tmp_path):
-    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
-    code = _TALKER.replace("from user code", "caf\\u00e9 \\ud800")
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], env=environment, capture_output=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == b"caf\\xe9 \\ud800\n" * 3
-
-
 def test_without_a_console_everything_is_dropped(tmp_path):
     command = f"'{sys.executable}' -c '{_TALKER}' {tmp_path} >&- 2>&-"
     assert subprocess.run(["bash", "-c", command], check=False).returncode == 0
     assert "the run goes on\n" in (tmp_path / "run.log").read_text()
 
 
-def test_a_console_that_can_be_written_shows_every_line(tmp_path):
-    command = [sys.executable, "-c", _TALKER, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.stdout == "from user code\n" * 3
-    assert done.stderr.startswith("before there is a log\nline 0\nline 1\nline 2\n")
-    assert done.stderr.endswith("the run goes on\nthe last line\n")
+def test_a_console_shows_every_line_and_escapes_what_it_cannot_encode(tmp_path):
+    code = _TALKER.replace("from user code", "caf\\u00e9 \\ud800")
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, env=os.environ | {"PYTHONIOENCODING": "ascii"}, capture_output=True, check=False)
+    assert done.stdout == b"caf\\xe9 \\ud800\n" * 3
+    assert done.stderr.startswith(b"before there is a log\nline 0\nline 1\nline 2\n")
+    assert done.stderr.endswith(b"the run goes on\nthe last line\n")
     assert "console" not in Path(tmp_path, "run.log").read_text()
 
 
-def test_a_command_keeps_its_exit_status_though_nobody_can_read_it():
-    command = [sys.executable, "-m", "hybridflow.trainer.main_ppo", "trainer.no_such_setting=1"]
+@pytest.mark.parametrize(
+    "arguments", [("hybridflow.trainer.main_ppo", "trainer.no_such_setting=1"), ("hybridflow", "report", "no/such/run")]
+)
+def test_a_command_keeps_its_exit_status_if_nobody_can_read_it(arguments):
     with open("/dev/full", "w") as full:
-        assert subprocess.run(command, stdout=full, stderr=full, check=False).returncode == 2
-
-
-def test_a_further_command_keeps_its_exit_status_though_nobody_can_read_it():
-    command = [sys.executable, "-m", "hybridflow", "report", "no/such/run"]
-    with open("/dev/full", "w") as full:
-        assert subprocess.run(command, stdout=full, stderr=full, check=False).returncode == 2
+        done = subprocess.run([sys.executable, "-m", *arguments], stdout=full, stderr=full, check=False)
+    assert done.returncode == 2

@@ -68,38 +68,14 @@ def test_jsonl_warns_of_a_number_that_is_not_finite_once_a_name(tmp_path, caplog
     with caplog.at_level(logging.WARNING):
         tracker.log(3, {"actor/pg_loss": float("nan"), "actor/lr": 0.1})
         tracker.log(4, {"actor/pg_loss": float("nan"), "actor/lr": 0.1})
-    assert [record.getMessage() for record in caplog.records] == [
-        "step=3 not_finite: actor/pg_loss=nan; written as null in metrics.jsonl."
-    ]
+    assert caplog.messages == ["step=3 not_finite: actor/pg_loss=nan; written as null in metrics.jsonl."]
     assert _lines(tmp_path / "metrics.jsonl")[1] == {"step": 4, "actor/pg_loss": None, "actor/lr": 0.1}
-
-
-def test_a_resumed_jsonl_has_no_step_twice(tmp_path):
-    first = JsonlTracker(tmp_path)
-    for step in range(1, 8):
-        first.log(step, {"x": step})
-        first.log_samples(step, _eval_samples(1.0))
-    with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 8, "x"')
-    resumed = JsonlTracker(tmp_path, resume_after=5)
-    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 8
-    resumed.begin()
-    for step in range(6, 9):
-        resumed.log(step, {"x": step})
-    assert [row["step"] for row in _lines(tmp_path / "metrics.jsonl")] == list(range(1, 9))
-    assert [row["step"] for row in _lines(tmp_path / "samples.jsonl")] == list(range(1, 6))
-
-
-def test_a_new_run_in_an_old_directory_sets_the_old_files_aside(tmp_path):
-    JsonlTracker(tmp_path).log(1, {"x": 1.0})
-    JsonlTracker(tmp_path).log(1, {"x": 2.0})
-    assert _lines(tmp_path / "metrics.1.jsonl") == [{"step": 1, "x": 1.0}]
-    assert _lines(tmp_path / "metrics.jsonl") == [{"step": 1, "x": 2.0}]
 
 
 def test_tensorboard_keeps_names_and_values(tmp_path):
     tracker = TensorBoardTracker(tmp_path)
     tracker.log(1, {"critic/score/mean": 0.25, "val-core/a/acc/mean@1": 0.5})
+    assert EventAccumulator(str(tmp_path)).Reload().Scalars("critic/score/mean")  # on disk after each step
     tracker.log_samples(1, [Sample("a|b", "c\nd", None, 1.0, 0)])
     tracker.close()
     events = EventAccumulator(str(tmp_path)).Reload()
@@ -109,25 +85,31 @@ def test_tensorboard_keeps_names_and_values(tmp_path):
     assert text.splitlines()[-1] == "| a\\|b | c↵d |  | 1 |"
 
 
-def test_a_resumed_tensorboard_purges_later_steps(tmp_path):
-    first = TensorBoardTracker(tmp_path)
+def _jsonl_values(path):
+    return [(row["step"], row["x"]) for row in _lines(path / "metrics.jsonl")]
+
+
+def _tensorboard_values(path):
+    return [(event.step, event.value) for event in EventAccumulator(str(path)).Reload().Scalars("x")]
+
+
+@pytest.mark.parametrize(("make", "values"), [(JsonlTracker, _jsonl_values), (TensorBoardTracker, _tensorboard_values)])
+def test_a_resumed_tracker_drops_later_steps_when_it_begins(tmp_path, make, values):
+    first = make(tmp_path)
     for step in range(1, 8):
         first.log(step, {"x": 0.0})
+        first.log_samples(step, _eval_samples(1.0))
     first.close()
-    resumed = TensorBoardTracker(tmp_path, resume_after=5)
-    assert len(EventAccumulator(str(tmp_path)).Reload().Scalars("x")) == 7
+    resumed = make(tmp_path, resume_after=5)
+    assert len(values(tmp_path)) == 7
     resumed.begin()
     resumed.log(6, {"x": 1.0})
     resumed.close()
-    events = EventAccumulator(str(tmp_path)).Reload()
-    assert [(e.step, e.value) for e in events.Scalars("x")] == [(s, 0.0) for s in range(1, 6)] + [(6, 1.0)]
-
-
-def test_tensorboard_is_on_disk_after_each_step(tmp_path):
-    tracker = TensorBoardTracker(tmp_path)
-    tracker.log(1, {"x": 0.5})
-    assert [e.value for e in EventAccumulator(str(tmp_path)).Reload().Scalars("x")] == [0.5]
-    tracker.close()
+    assert values(tmp_path) == [(step, 0.0) for step in range(1, 6)] + [(6, 1.0)]
+    if make is JsonlTracker:
+        assert [row["step"] for row in _lines(tmp_path / "samples.jsonl")] == list(range(1, 6))
+        JsonlTracker(tmp_path).log(1, {"x": 2.0})  # a new run sets the files of the old one aside
+        assert _jsonl_values(tmp_path) == [(1, 2.0)] and len(_lines(tmp_path / "metrics.1.jsonl")) == 6
 
 
 def test_the_console_shows_evaluation_prompts_before_and_now():
@@ -161,17 +143,18 @@ def test_a_resumed_console_compares_with_the_first_evaluation_of_the_earlier_pro
     assert "2 became correct" in text
 
 
-def test_a_failing_tracker_is_dropped_and_named_while_the_others_go_on(tmp_path, caplog):
-    failing, kept = Failing(ConnectionError("no route")), JsonlTracker(tmp_path)
+@pytest.mark.parametrize("error", [ConnectionError("no route"), OSError(errno.EIO, "input/output error")])
+def test_a_failing_tracker_is_dropped_and_named_while_the_others_go_on(tmp_path, caplog, error):
+    failing, kept = Failing(error), JsonlTracker(tmp_path)
     with caplog.at_level(logging.WARNING), FanoutTracker({"wandb": failing, "jsonl": kept}) as trackers:
         trackers.log(4, {"x": 1.0})
         trackers.log(5, {"x": 1.0})
         assert trackers.names == ["jsonl"]
     assert failing.calls == 1
     assert [row["step"] for row in _lines(tmp_path / "metrics.jsonl")] == [4, 5]
-    assert [record.getMessage() for record in caplog.records] == [
-        "tracker=wandb failed step=4 and is dropped: ConnectionError: no route"
-    ]
+    assert caplog.messages == [f"tracker=wandb failed step=4 and is dropped: {type(error).__name__}: {error}"]
+    with pytest.raises(ValueError, match="the real one"), FanoutTracker({"mlflow": failing}):
+        raise ValueError("the real one")
 
 
 def test_a_full_disk_rises_after_every_other_tracker_was_served(tmp_path):
@@ -183,19 +166,6 @@ def test_a_full_disk_rises_after_every_other_tracker_was_served(tmp_path):
     assert "trainer.run_dir" in caught.value.remedy
     assert _lines(tmp_path / "other" / "metrics.jsonl") == [{"step": 1, "x": 1.0}]
     trackers.close()
-
-
-def test_another_disk_error_drops_only_its_tracker(caplog):
-    trackers = FanoutTracker({"tensorboard": Failing(OSError(errno.EIO, "input/output error"))})
-    with caplog.at_level(logging.WARNING):
-        trackers.log(1, {"x": 1.0})
-    assert "tracker=tensorboard" in caplog.text
-    assert trackers.names == []
-
-
-def test_a_failure_while_closing_does_not_hide_the_runs_own_error():
-    with pytest.raises(ValueError, match="the real one"), FanoutTracker({"mlflow": Failing(OSError("x"))}):
-        raise ValueError("the real one")
 
 
 def test_the_factory_makes_each_named_tracker_once(tmp_path):

@@ -10,7 +10,7 @@ from hybridflow.cli import main as cli
 from hybridflow.controller import Backend
 from hybridflow.trainer import main_reward_model
 from tests.distributed.runs import Ended, Row, metric_rows, reproducible, run_here, small_run
-from tests.judges import make_encoder
+from tests.reward_models import make_encoder
 
 RAY = "trainer.backend=ray"
 

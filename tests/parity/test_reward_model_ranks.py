@@ -18,8 +18,8 @@ from hybridflow.dataflows.pairs import rows_of_pairs
 from hybridflow.workers.model_worker import TrainingSetup
 from hybridflow.workers.reward_model import RewardModelWorker
 from hybridflow.workers.reward_model_trainer import RewardModelTrainer
-from tests.judges import make_decoder, make_encoder
 from tests.parity.layouts import Layout
+from tests.reward_models import make_decoder, make_encoder
 from tests.spmd import preload, run_ranks
 from tests.toys import token_rows
 

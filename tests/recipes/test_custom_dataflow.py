@@ -14,7 +14,7 @@ from hybridflow.launch.plan.roles import plan_roles
 from hybridflow.launch.step_trace import plan_to_show, trace_step
 from hybridflow.workers.reward_model import RewardModelWorker
 from tests.distributed.runs import Ended, Row, metric_rows, reproducible, run_here, small_run
-from tests.judges import make_decoder
+from tests.reward_models import make_decoder
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "recipes" / "custom_dataflow.py"

@@ -42,11 +42,6 @@ def test_every_method_has_a_preset_that_chooses_it(field, names):
         assert {"advantage": chosen.advantage, "policy_loss": chosen.policy_loss}[field] == name
 
 
-def test_every_method_says_where_it_comes_from():
-    for name, method in {**ADVANTAGES, **POLICY_LOSSES, **PREFERENCE_LOSSES}.items():
-        assert method.source, name
-
-
 @pytest.mark.parametrize(("folder", "readers"), [("advantages", []), ("losses", sorted(WORKERS.glob("*.py")))])
 def test_every_file_of_formulas_is_reached_from_the_catalogue_or_a_worker(folder, readers):
     read = "".join(file.read_text() for file in [ALGORITHMS / "catalogue.py", *readers])

@@ -15,7 +15,6 @@ from hybridflow.algorithms.losses.covariance import (
 from hybridflow.algorithms.losses.policy import clipped_surrogate
 from tests.oracles import policy_losses as oracle
 from tests.unit.algorithms.examples import masks, normal, seeds, shapes, token_mask
-from tests.unit.algorithms.fake_ranks import on_ranks
 
 BOUNDS = {"clip_low": 0.2, "clip_high": 0.3}
 
@@ -62,26 +61,6 @@ def test_clip_cov_draws_so_many_from_those_between_the_bounds():
     assert float(draws[found].min()) > float(draws[candidates & ~found].max())
     everything = clip_cov_selection(logprobs, advantages, mask, draws, itself, fraction=1.0, **numbers)
     assert torch.equal(everything["is_selected"], candidates)
-
-
-@pytest.mark.parametrize("parts", [[6], [1, 5], [2, 2, 2]], ids=str)
-def test_the_selection_does_not_depend_on_the_ranks(parts):
-    logprobs, advantages, mask = normal((6, 5), 0), normal((6, 5), 1), token_mask((6, 5), "holes", 2)
-    draws = torch.rand((6, 5), generator=torch.Generator().manual_seed(3))
-
-    def program(rows):
-        def run(reduce):
-            columns = [column[rows] for column in (logprobs, advantages, mask)]
-            by_rank = kl_cov_selection(*columns, reduce, fraction=0.2)["is_selected"]
-            drawn = clip_cov_selection(*columns, draws[rows], reduce, fraction=0.1, covariance_low=0.0)["is_selected"]
-            return torch.stack([by_rank, drawn])
-
-        return run
-
-    found = torch.cat(on_ranks([program(rows) for rows in torch.arange(6).split(parts)]), 1)
-    whole = program(torch.arange(6))(itself)
-    assert torch.equal(found, whole)
-    assert whole.sum((1, 2)).min() > 0
 
 
 @given(shapes, seeds)

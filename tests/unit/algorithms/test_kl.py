@@ -38,12 +38,6 @@ def test_the_suffix_takes_the_gradient_of_k2(name):
     assert torch.equal(grad, (logprobs - ref).detach())
 
 
-@pytest.mark.parametrize("name", ["k1", "k2", "k3"])
-def test_gradients_are_those_of_the_formulas(name):
-    logprobs, ref = normal((2, 3), 0, dtype=torch.float64).requires_grad_(), normal((2, 3), 1, dtype=torch.float64)
-    assert torch.autograd.gradcheck(lambda x: kl_divergence(x, ref, estimator=name), (logprobs,))
-
-
 def test_k1_and_k3_average_to_the_divergence_and_the_gradient_of_k2_to_its_gradient():
     """Exactly, by summing over a vocabulary instead of sampling from it."""
     logits, ref = normal((1, 7), 0, dtype=torch.float64).requires_grad_(), normal((1, 7), 1, dtype=torch.float64)

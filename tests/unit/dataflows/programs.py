@@ -21,12 +21,12 @@ from hybridflow.observability.metrics import Metrics, last
 from hybridflow.observability.samples import Sample
 from hybridflow.workers.actor import ActorWorker
 from hybridflow.workers.critic import CriticWorker
-from hybridflow.workers.model_worker import TrainingSetup
 from hybridflow.workers.reference import ReferenceWorker
 from hybridflow.workers.reward_function import RewardFunctionWorker
 from hybridflow.workers.rollout import RolloutSetup
+from tests.unit.workers.roles import RESPONSE, setup_of
 
-PROMPTS, RESPONSE = 4, 6
+PROMPTS = 4
 
 
 def calculator_prompts(directory: Path, count: int = PROMPTS) -> Batch:
@@ -62,14 +62,8 @@ def local_roles(
 ) -> Roles:
     """Actor, rollout, critic, reward and reference on one model; a cost and its critic where `costs` has functions."""
     model = Model(path=str(directory))
-    setup = TrainingSetup(
-        model=model,
-        training=Training(optimizer=Optimizer(learning_rate=rate, epsilon=1e-3)),
-        minibatch_sequences=PROMPTS * samples,
-        total_optimizer_steps=100,
-        max_response_tokens=RESPONSE,
-        temperature=1.0,
-    )
+    optimizer = Optimizer(learning_rate=rate, epsilon=1e-3)
+    setup = setup_of(directory, minibatch_sequences=PROMPTS * samples, optimizer=optimizer)
     trained = {"setup": setup, "algorithm": algorithm or Algorithm(advantage="grpo")}
     rollout = RolloutSetup(Rollout(sleep=False), model, max_prompt_tokens=8, max_response_tokens=RESPONSE, seed=0)
     backend, pool = LocalBackend(), ResourcePool("main", 1)

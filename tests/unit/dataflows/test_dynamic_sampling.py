@@ -34,7 +34,7 @@ class Stage:
         self.filter_scores = filter_scores
         self.drawn = size
 
-    def judge(self, prompts: Batch) -> BatchRef:
+    def score(self, prompts: Batch) -> BatchRef:
         given = prompts.repeat(SAMPLES)
         scores = torch.tensor([s for uid in prompts.row("uid").tolist() for s in self.scores.get(uid, EQUAL)])
         rows = {"scores": scores + 10.0 * given.row("sample_index"), "rewards/right": scores}
@@ -47,7 +47,7 @@ class Stage:
         return prompts_of(self.drawn - self.size, self.size)
 
     def gather(self, *, metric: str = "right", max_refills: int = 4) -> Gathered:
-        sampling = DynamicSampling(self.judge, self.further, metric=metric, max_refills=max_refills)
+        sampling = DynamicSampling(self.score, self.further, metric=metric, max_refills=max_refills)
         return sampling.gather(prompts_of(0, self.size))
 
 
@@ -95,18 +95,12 @@ def test_past_the_limit_groups_without_signal_fill_up_and_a_warning_says_so(capl
     assert "2 of 3 groups" in record.getMessage()
 
 
-def test_no_refills_takes_the_batch_as_it_is():
-    gathered = Stage({}).gather(max_refills=0)
-    assert uids(gathered) == [0, 1, 2]
-    assert numbers(gathered)["prompts_drawn"] == 3
-
-
 def test_the_whole_score_can_be_looked_at_instead_of_one_function():
     assert uids(Stage({}).gather(metric="scores", max_refills=0)) == [0, 1, 2]
     assert numbers(Stage({}).gather(metric="scores"))["refills"] == 0
 
 
-def test_what_a_reward_wants_groups_judged_by_takes_the_place_of_the_score():
+def test_filter_scores_take_the_place_of_the_score():
     filter_scores = [0.0, 1.0, 0.5, 0.5, 1.0, 1.0]
     assert numbers(Stage({}, filter_scores=filter_scores).gather(metric="scores", max_refills=0))["groups_kept"] == 1
     assert numbers(Stage({}, filter_scores=filter_scores).gather(metric="right", max_refills=0))["groups_kept"] == 0

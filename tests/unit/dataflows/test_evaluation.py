@@ -1,4 +1,4 @@
-"""Held-out prompts, answered and judged."""
+"""Held-out prompts, answered and scored."""
 
 from dataclasses import replace
 
@@ -42,7 +42,7 @@ def test_each_source_has_its_mean_over_all_samples(toy_dir, tmp_path):
 
 
 def test_a_prompt_passes_with_the_best_of_its_samples(toy_dir, tmp_path):
-    # Samples are judged in turn: right, wrong, right, ... for two of five prompts the second counts as well.
+    # Scores of the samples in turn: right, wrong, right, ... for two of five prompts the second counts as well.
     rule = "float((i + int(p[0])) % 2) if int(p[0]) < 2 else 0.0"
     (tmp_path / "rule.py").write_text(
         f"def rule(prompts, completions, **columns):\n    return [{rule} for i, p in enumerate(prompts)]\n"
@@ -71,11 +71,6 @@ def test_of_several_functions_each_has_its_own_mean(toy_dir, tmp_path):
     }
 
 
-def test_scores_that_are_no_accuracy_are_called_rewards(toy_dir):
-    metrics, _ = evaluation(toy_dir(), what="reward", samples_per_prompt=1).run()
-    assert set(metrics) == {"val-core/easy/reward/mean@1", "val-core/sums/reward/mean@1"}
-
-
 def test_the_first_samples_are_shown_as_text(toy_dir, tmp_path):
     _, samples = evaluation(toy_dir(), rewards=[by_uid(tmp_path, "float(p[0])")]).run()
     assert [(s.prompt, s.answer, s.score, s.uid, s.split) for s in samples] == [
@@ -91,8 +86,3 @@ def test_of_a_worked_solution_the_final_answer_is_shown(toy_dir):
     worked = look.prompts.with_columns(objects={"answer": ["4 and 5 make 9.\n#### 9"] * 5})
     _, samples = replace(look, prompts=worked).run()
     assert {sample.answer for sample in samples} == {"9"}
-
-
-def test_two_evaluations_of_the_same_weights_agree(toy_dir):
-    same = evaluation(toy_dir())
-    assert same.run() == same.run()

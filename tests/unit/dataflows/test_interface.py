@@ -23,7 +23,7 @@ class Own(Dataflow):
     actor: Policy
     notes: dict[str, int]
     teacher: FrozenModel | None
-    judge: Scorer
+    grader: Scorer
 
     @dataclass
     class Settings:
@@ -36,7 +36,7 @@ class Own(Dataflow):
 class Longer(Own):
     """A dataflow made from another."""
 
-    second_judge: Scorer
+    second_grader: Scorer
 
 
 def answered(uids: list[int]) -> BatchRef:
@@ -58,12 +58,9 @@ def test_roles_are_read_off_the_annotations():
     assert role_needs(Own) == {
         "actor": RoleNeed(Policy, is_optional=False),
         "teacher": RoleNeed(FrozenModel, is_optional=True),
-        "judge": RoleNeed(Scorer, is_optional=False),
+        "grader": RoleNeed(Scorer, is_optional=False),
     }
-
-
-def test_a_dataflow_made_from_another_has_its_roles_too():
-    assert set(role_needs(Longer)) == {"actor", "teacher", "judge", "second_judge"}
+    assert set(role_needs(Longer)) == {"actor", "teacher", "grader", "second_grader"}
 
 
 def test_the_algorithms_name_their_roles():
@@ -96,14 +93,14 @@ def test_what_is_observed_is_accounted_for_and_kept():
 
 
 @pytest.mark.parametrize(
-    ("uids", "message"),
-    [([7, 7, 8], "lost 1 rows"), ([7, 7, 8, 8, 8], "added 1"), ([7, 7, 8, 9], r"lost 1 rows \(uids \[8\]\)")],
+    ("prompts", "uids", "message"),
+    [
+        ([7, 8], [7, 7, 8], "lost 1 rows"),
+        ([7, 8], [7, 7, 8, 8, 8], "added 1"),
+        ([7, 8], [7, 7, 8, 9], r"lost 1 rows \(uids \[8\]\)"),
+        ([7, 7], [7, 7, 7, 7], "more than one prompt"),
+    ],
 )
-def test_a_prompt_that_is_lost_or_comes_twice_is_an_error(uids, message):
+def test_a_prompt_that_is_lost_or_comes_twice_is_an_error(prompts, uids, message):
     with pytest.raises(BatchError, match=message):
-        own().observe(Batch.of(rows={"uid": torch.tensor([7, 8])}), answered(uids))
-
-
-def test_two_prompts_of_one_number_are_an_error():
-    with pytest.raises(BatchError, match="more than one prompt"):
-        own().observe(Batch.of(rows={"uid": torch.tensor([7, 7])}), answered([7, 7, 7, 7]))
+        own().observe(Batch.of(rows={"uid": torch.tensor(prompts)}), answered(uids))

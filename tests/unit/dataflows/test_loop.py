@@ -98,15 +98,10 @@ def test_seconds_are_reported_by_stage(finished):
 def test_nothing_is_evaluated_or_saved_when_turned_off(toy_dir, tmp_path):
     run = run_of(toy_dir(), tmp_path, Trainer(total_steps=2, eval_every=0, save_every=0))
     outcome = Loop(run).run()
+    assert evaluated(run) == []
     assert (outcome.steps, outcome.evaluation, outcome.checkpoint) == (2, {}, None)
     assert list(run.tracker.rows) == [1, 2]
     assert saved(run) == []
-
-
-def test_a_run_without_held_out_prompts_is_not_evaluated(toy_dir, tmp_path):
-    run = run_of(toy_dir(), tmp_path, Trainer(total_steps=1), evaluated=False)
-    Loop(run).run()
-    assert evaluated(run) == []
 
 
 def test_the_outcome_is_the_last_evaluation_and_the_last_checkpoint(toy_dir, tmp_path):

@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from hybridflow.batch import Batch
 from hybridflow.controller import BatchRef
 from hybridflow.controller.backends.local import LocalBackend
 from hybridflow.dataflows.stages import batch_metrics, stage_name
@@ -81,32 +80,15 @@ def test_an_empty_function_is_zero_of_none():
     assert (found["rewards/format/mean"].value, found["rewards/format/mean"].weight) == (0.0, 0)
 
 
-def test_metrics_that_functions_log_travel_as_metadata():
-    batch = sequences([2], [3]).with_columns(
-        rows={"scores": torch.ones(1), "truncated": torch.zeros(1, dtype=torch.bool)}, meta={"rewards/f/depth": 2.0}
-    )
-    assert batch_metrics(BatchRef.of(batch, LocalBackend()))["rewards/f/depth"].value == 2.0
-    assert isinstance(batch, Batch)
-
-
-def test_what_functions_say_on_several_ranks_is_averaged_and_failures_add_up():
+def test_metrics_of_functions_on_several_ranks_are_averaged_and_failures_add_up_once():
     def of_rank(rows: int, depth: float, failures: float) -> BatchRef:
         batch = sequences([2] * rows, [3] * rows).with_columns(
             rows={"scores": torch.ones(rows), "truncated": torch.zeros(rows, dtype=torch.bool)},
             meta={"rewards/f/depth": depth, "rewards/f/failures": failures},
         )
-        return BatchRef.of(batch, LocalBackend())
+        later = batch.with_columns(rows={"values": torch.ones(rows)})  # passes the metadata on
+        return BatchRef.of(batch, LocalBackend()).join(later)
 
     found = batch_metrics(BatchRef.concat([of_rank(1, 2.0, 1.0), of_rank(3, 6.0, 2.0)]))
     assert found["rewards/f/depth"].value == 5.0
     assert found["rewards/f/failures"].value == 3.0
-
-
-def test_what_a_later_stage_passes_on_is_not_counted_again():
-    batch = sequences([2], [3]).with_columns(
-        rows={"scores": torch.ones(1), "truncated": torch.zeros(1, dtype=torch.bool)}, meta={"rewards/f/failures": 2.0}
-    )
-    ref = BatchRef.of(batch, LocalBackend())
-    assert (
-        batch_metrics(ref.join(batch.with_columns(rows={"values": torch.ones(1)})))["rewards/f/failures"].value == 2.0
-    )

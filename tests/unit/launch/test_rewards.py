@@ -15,7 +15,7 @@ from hybridflow.launch.rules.memory import memory_phases
 from hybridflow.launch.rules.rewards import reward_model_problems
 from hybridflow.workers.reward_model import RewardModelWorker
 from hybridflow.workers.reward_model_trainer import RewardModelTrainer
-from tests.judges import make_decoder, make_encoder
+from tests.reward_models import make_decoder, make_encoder
 from tests.unit.launch.plans import judged, planned
 
 POOLS = ["trainer.devices=3", "placement.pools={main: {devices: 1}, judges: {devices: 2}}"]

@@ -21,7 +21,7 @@ from tests.unit.workers.roles import actor
 ANSWERS = ["42", "7", "13"]
 
 
-def judge(directory, **settings) -> RewardFunctionWorker:
+def rewards(directory, **settings) -> RewardFunctionWorker:
     return RewardFunctionWorker(WorkerContext("reward"), reward=Reward(**settings), model=Model(path=str(directory)))
 
 
@@ -45,19 +45,13 @@ def test_the_references_logprobs_are_those_of_the_model_it_was_made_from(toy_dir
     assert torch.equal(found, actor(toy_dir(), rollout=warm).logprobs(batch).tokens("old_logprobs").values)
 
 
-def test_scores_are_those_of_the_functions(toy_dir):
-    scored = judge(toy_dir(), functions=["exact_match"]).score(answered(toy_dir(), ["42", "8", "13"]))
-    assert scored.row("scores").tolist() == [1.0, 0.0, 1.0]
-    assert scored.row("rewards/exact_match").tolist() == [1.0, 0.0, 1.0]
-
-
 def test_components_are_the_functions_scores_side_by_side_in_their_order(toy_dir, tmp_path):
     (tmp_path / "even.py").write_text(
         "def even(prompts, completions, **columns):\n"
         "    return [None if text == '8' else 2.0 for text in completions]\n"
     )
     functions = [f"{tmp_path}/even.py:even", "exact_match"]
-    scored = judge(toy_dir(), functions=functions, weights=[0.5, 1.0]).score(answered(toy_dir(), ["42", "8", "13"]))
+    scored = rewards(toy_dir(), functions=functions, weights=[0.5, 1.0]).score(answered(toy_dir(), ["42", "8", "13"]))
     found = scored.row("components")
     assert found.shape == (3, 2)
     assert found[1, 0].isnan()
@@ -66,14 +60,14 @@ def test_components_are_the_functions_scores_side_by_side_in_their_order(toy_dir
 
 
 def test_functions_receive_prompts_texts_without_special_tokens_and_the_datas_columns(toy_dir, tmp_path):
-    (tmp_path / "judge.py").write_text(
+    (tmp_path / "own.py").write_text(
         "import json, pathlib\n"
         "def seen(prompts, completions, answer, completion_ids, **columns):\n"
         f"    kept = [prompts, completions, answer, [len(ids) for ids in completion_ids], sorted(columns)]\n"
         f"    pathlib.Path({str(tmp_path / 'seen.json')!r}).write_text(json.dumps(kept))\n"
         "    return [0.5 for _ in prompts]\n"
     )
-    scored = judge(toy_dir(), functions=[f"{tmp_path}/judge.py:seen"]).score(answered(toy_dir(), ["42", "8"]))
+    scored = rewards(toy_dir(), functions=[f"{tmp_path}/own.py:seen"]).score(answered(toy_dir(), ["42", "8"]))
     assert scored.row("scores").tolist() == [0.5, 0.5]
     prompts, texts, answers, lengths, _ = json.loads((tmp_path / "seen.json").read_text())
     assert (prompts, texts, answers) == (["prompt 0", "prompt 1"], ["42", "8"], ["42", "7"])
@@ -81,6 +75,6 @@ def test_functions_receive_prompts_texts_without_special_tokens_and_the_datas_co
 
 
 def test_a_function_that_answers_nan_stops_the_run(toy_dir, tmp_path):
-    (tmp_path / "judge.py").write_text("def bad(prompts, completions, **columns):\n    return [float('nan')]\n")
+    (tmp_path / "own.py").write_text("def bad(prompts, completions, **columns):\n    return [float('nan')]\n")
     with pytest.raises(RewardError, match="bad"):
-        judge(toy_dir(), functions=[f"{tmp_path}/judge.py:bad"]).score(answered(toy_dir(), ["42"]))
+        rewards(toy_dir(), functions=[f"{tmp_path}/own.py:bad"]).score(answered(toy_dir(), ["42"]))

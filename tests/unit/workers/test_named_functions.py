@@ -8,7 +8,6 @@ import torch
 from hybridflow.algorithms.catalogue import ADVANTAGES, POLICY_LOSSES
 from hybridflow.config.algorithm import KL, Algorithm, KLPlacement
 from hybridflow.config.choices import chosen, is_own
-from hybridflow.config.user_code import load_member
 from hybridflow.engines.training.interface import Loss
 from hybridflow.errors import ConfigError
 from hybridflow.workers.named_functions import estimator, policy_loss, token_numbers
@@ -34,10 +33,6 @@ def constant(logprobs, mask):
 
 def summed(logprobs):
     return logprobs.sum()
-
-
-def spread(logprobs, mask):
-    return logprobs / (mask - 1.0)
 
 
 def needs_more(scores, mask, temprature):
@@ -99,18 +94,15 @@ def test_a_users_estimator_comes_from_a_file_or_by_a_dotted_path(own):
         assert found.tolist() == [[0.5, 0.5], [-0.5, 0.0]]
 
 
-def test_a_users_loss_takes_its_settings(own):
-    bound = policy_loss(Algorithm(policy_loss=f"{own}:plain_reinforce", loss_settings={"scale": 2}))
-    found = bound({"logprobs": -torch.ones(1, 1), "advantages": torch.ones(1, 1), "old_logprobs": None})
-    assert isinstance(found, torch.Tensor)
-    assert found.tolist() == [[2.0]]
-
-
-def test_settings_of_ours_are_parameters_with_a_default():
+def test_parameters_with_a_default_are_settings(own):
     bound = estimator(Algorithm(advantage="grpo", advantage_settings={"divide_by_std": False}))
     found = bound({"scores": SCORES, "mask": MASK, "group_ids": torch.tensor([0, 0])})
     assert isinstance(found, torch.Tensor)
     assert found.tolist() == [[0.5, 0.5], [-0.5, 0.0]]
+    bound = policy_loss(Algorithm(policy_loss=f"{own}:plain_reinforce", loss_settings={"scale": 2}))
+    found = bound({"logprobs": -torch.ones(1, 1), "advantages": torch.ones(1, 1), "old_logprobs": None})
+    assert isinstance(found, torch.Tensor)
+    assert found.tolist() == [[2.0]]
 
 
 def refused(algorithm: Algorithm) -> ConfigError:
@@ -130,22 +122,9 @@ def test_a_parameter_that_nobody_gives_is_named_with_the_signature_and_what_ther
     error = refused(Algorithm(policy_loss=f"{own}:needs_more"))
     assert "algorithm.policy_loss=" in error.message
     assert "logprobs, entropy, mask" in error.remedy
-
-
-def test_a_parameter_can_be_given_by_a_setting(own):
-    settings = {"temprature": 1.0}
-    assert estimator(Algorithm(advantage=f"{own}:needs_more", advantage_settings=settings)).settings == settings
-
-
-def test_parameters_without_names_cannot_be_given(own):
-    error = refused(Algorithm(advantage=f"{own}:by_position"))
-    assert "parameter 'scores'" in error.message
-
-
-def test_an_object_that_can_be_called_is_shown_by_its_class(own):
-    error = refused(Algorithm(advantage=f"{own}:an_object"))
-    assert "'wanted'" in error.message
-    assert "Callable(scores, mask, wanted)" in error.message
+    assert "parameter 'scores'" in refused(Algorithm(advantage=f"{own}:by_position")).message
+    message = refused(Algorithm(advantage=f"{own}:an_object")).message
+    assert "'wanted'" in message and "Callable(scores, mask, wanted)" in message
 
 
 @pytest.mark.parametrize(
@@ -160,20 +139,14 @@ def test_an_object_that_can_be_called_is_shown_by_its_class(own):
         ("gae", {"gamma": 0.9}, "There is no setting", "Settings of algorithm.advantage=gae: none"),
         ("gae", {"rewards": 3}, "There is no setting", "Settings of algorithm.advantage=gae: none"),
         ("gdpo", {"weights": 0.5}, "advantage_settings.weights=0.5 is a float", "Give a list"),
+        ("{own}:shifted", {"shft": 1.0}, "advantage_settings.shft", "Did you mean 'shift'?"),
+        ("{own}:shifted", {"name": 3}, "advantage_settings.name=3", "Give a text, as its default 'mean' is."),
     ],
 )
-def test_a_wrong_setting_is_told(name, settings, found, remedy):
-    error = refused(Algorithm(advantage=name, advantage_settings=settings))
+def test_a_wrong_setting_is_told(own, name, settings, found, remedy):
+    error = refused(Algorithm(advantage=name.format(own=own), advantage_settings=settings))
     assert found in error.message
     assert remedy in error.remedy
-
-
-def test_a_wrong_setting_of_a_users_loss_is_told(own):
-    error = refused(Algorithm(policy_loss=f"{own}:plain_reinforce", loss_settings={"scal": 1.0}))
-    assert "algorithm.loss_settings.scal" in error.message
-    assert "Did you mean 'scale'?" in error.remedy
-    error = refused(Algorithm(advantage=f"{own}:shifted", advantage_settings={"name": 3}))
-    assert "Give a text, as its default 'mean' is." in error.remedy
 
 
 @pytest.mark.parametrize(
@@ -185,26 +158,16 @@ def test_a_wrong_setting_of_a_users_loss_is_told(own):
         ("{own}", "names a file only", ":name"),
         ("no_such_package.f", "cannot be imported", "installed or in the current directory"),
         ("builtins.max", "parameters cannot be read", "written in Python"),
+        ("{folder}/torn.py:f", "torn.py, line 3", "python "),
         ("math.gcd", "gcd(integers) has no parameter for the batch", "Parameters may be: rewards, scores"),
     ],
 )
 def test_what_is_no_function_is_told(own, name, found, remedy):
+    (own.parent / "torn.py").write_text("import math\n\nmath.sqrt(-1)\n")
     error = refused(Algorithm(advantage=name.format(own=own, folder=own.parent)))
     assert "algorithm.advantage=" in error.message
     assert found in error.message
     assert remedy in error.remedy
-
-
-def test_a_file_that_cannot_be_run_is_told_with_its_line(tmp_path):
-    (tmp_path / "torn.py").write_text("import math\n\nmath.sqrt(-1)\n")
-    error = refused(Algorithm(policy_loss=f"{tmp_path}/torn.py:f"))
-    assert "ValueError" in error.message
-    assert "torn.py, line 3" in error.message
-    assert f"python {tmp_path}/torn.py" in error.remedy
-
-
-def test_a_member_is_loaded_once(own):
-    assert load_member(f"{own}:shifted", key="k") is load_member(f"{own}:shifted", key="k")
 
 
 def test_names_are_told_apart_from_functions_of_the_users_own():
@@ -228,7 +191,6 @@ def test_a_penalty_in_rewards_that_the_estimator_does_not_read_is_refused():
     ("name", "found", "remedy"),
     [
         ("summed", r"summed returned a value of shape \[\]", "[B, R]"),
-        ("spread", "spread returned -inf for token 0 of row 0; 3 of 3", "divisions by 0"),
         ("constant", "constant returned a loss that has no gradient", "without detach()"),
     ],
 )

@@ -29,7 +29,6 @@ from tests.unit.workers.roles import one_rank
 
 ROWS, WIDTH = 6, 5
 NORM = 7.0
-SPLITS = [[6], [1, 5], [2, 2, 2], [1, 1, 1, 1, 1, 1]]
 POLICIES = {
     "plain": (Algorithm(clip_low=0.2, clip_high=0.3), {}),
     "dual clip": (Algorithm(clip_low=0.2, clip_high=0.3, dual_clip=1.5), {"dual_clip": 1.5}),
@@ -95,11 +94,12 @@ def lists(columns: dict[str, Tensor], **names: str) -> dict[str, list]:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", POLICIES)
-def test_the_policys_loss_is_the_oracles(mode, kind):
+def test_parts_of_the_policys_loss_add_up_to_the_oracles(mode, kind):
     algorithm, settings = POLICIES[kind]
     algorithm = replace(algorithm, aggregation=mode)
     columns = made()
-    found = whole(policy_objective(algorithm, denominators(columns), norm_tokens=NORM), columns)
+    parts = in_parts(policy_objective(algorithm, denominators(columns), norm_tokens=NORM), columns, [1, 3, 2])
+    found = sum(float(part.value) for part in parts)
     names = {"mask": "response_mask", "logprobs": "logprobs", "old": "old_logprobs", "ref": "ref_logprobs"}
     expected = oracle.policy_loss(
         lists(columns, **names, advantages="advantages", entropy="entropy"),
@@ -107,7 +107,7 @@ def test_the_policys_loss_is_the_oracles(mode, kind):
         mode,
         NORM,
     )
-    assert float(found.value) == pytest.approx(expected, rel=1e-5)
+    assert found == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("clip", [None, 0.2])
@@ -127,24 +127,6 @@ def test_the_loss_of_imitation_is_the_mean_negative_log_likelihood():
     kept = columns["logprobs"][columns["response_mask"].bool()]
     assert float(found.value) == pytest.approx(-float(kept.mean()), rel=1e-5)
     assert found.metrics["train/loss"].value == pytest.approx(float(found.value))
-
-
-@pytest.mark.parametrize("split", SPLITS, ids=str)
-@pytest.mark.parametrize("mode", MODES)
-def test_parts_of_the_policys_loss_and_its_gradient_add_up_to_the_whole(mode, split):
-    algorithm = Algorithm(
-        aggregation=mode, entropy_coefficient=0.1, kl=KL(placement=KLPlacement.loss, coefficient=0.5, estimator="k3+")
-    )
-    slopes, values = [], []
-    for parts in (split, [ROWS]):
-        columns = made()
-        columns["logprobs"].requires_grad_()
-        losses = in_parts(policy_objective(algorithm, denominators(columns), norm_tokens=NORM), columns, parts)
-        total = torch.stack([loss.value for loss in losses]).sum()
-        values.append(float(total.detach()))
-        slopes.append(torch.autograd.grad(total, columns["logprobs"])[0])
-    assert values[0] == pytest.approx(values[1], rel=1e-5)
-    assert torch.allclose(slopes[0], slopes[1], atol=1e-7)
 
 
 def with_prepared(algorithm: Algorithm, columns: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -174,10 +156,11 @@ def summed_loss(algorithm: Algorithm, split: list[int], columns: dict[str, Tenso
     return float(total.detach()), torch.autograd.grad(total, columns["logprobs"])[0]
 
 
-@pytest.mark.parametrize("split", SPLITS[1:], ids=str)
 @pytest.mark.parametrize("name", POLICY_LOSSES)
-def test_parts_of_every_loss_and_their_metrics_add_up_to_the_whole(name, split):
-    algorithm = of_every_loss(name)
+def test_parts_of_every_loss_and_their_metrics_add_up_to_the_whole(name):
+    split = [1, 2, 1, 2]
+    penalty = KL(placement=KLPlacement.loss, coefficient=0.5, estimator="k3+")
+    algorithm = of_every_loss(name, entropy_coefficient=0.1, kl=penalty)
     columns = made() | {"correction_weights": made(9)["returns"].abs()}
     value, slope = summed_loss(algorithm, split, columns)
     expected, expected_slope = summed_loss(algorithm, [ROWS], columns)
@@ -188,6 +171,7 @@ def test_parts_of_every_loss_and_their_metrics_add_up_to_the_whole(name, split):
     loss_fn = policy_objective(algorithm, denominators(columns), norm_tokens=NORM)
     merged = plain(merge(part.metrics for part in in_parts(loss_fn, columns, split)))
     assert merged == pytest.approx(plain(whole(loss_fn, columns).metrics), rel=1e-4, abs=1e-7)
+    assert set(POLICY_LOSSES[name].watches) <= merged.keys()
 
 
 @pytest.mark.parametrize("name", POLICY_LOSSES)
@@ -211,21 +195,6 @@ def test_only_the_policys_update_reads_the_entropy():
     ]
     assert policy.outputs == ("logprobs", "entropy")
     assert [loss_fn.outputs for loss_fn in others] == [("logprobs",)] * 3
-
-
-@pytest.mark.parametrize("estimator", ["k1", "abs", "k2", "k3", "k1+", "k3+"])
-@pytest.mark.parametrize("name", POLICY_LOSSES)
-def test_entropy_bonus_and_kl_add_the_same_to_every_loss(name, estimator):
-    """What stands beside the policy's own loss depends on that through its aggregation only."""
-    beside = {"entropy_coefficient": 0.1, "kl": KL(placement=KLPlacement.loss, coefficient=0.5, estimator=estimator)}
-    gaps = []
-    for own in (name, "ppo"):
-        value, slope = summed_loss(of_every_loss(own, aggregation="token-mean"), [2, 4], made())
-        more, steeper = summed_loss(of_every_loss(own, aggregation="token-mean", **beside), [2, 4], made())
-        gaps.append((more - value, steeper - slope))
-    assert gaps[0][0] == pytest.approx(gaps[1][0], abs=1e-5)
-    assert torch.allclose(gaps[0][1], gaps[1][1], atol=1e-6)
-    assert gaps[0][0] != 0.0
 
 
 @pytest.mark.parametrize("name", [name for name, method in POLICY_LOSSES.items() if method.prepare is not None])
@@ -255,14 +224,6 @@ def test_what_is_prepared_does_not_depend_on_the_ranks(name):
     assert 0 < int(found.sum()) < len(found)
 
 
-@pytest.mark.parametrize("name", POLICY_LOSSES)
-def test_every_loss_reports_what_it_watches(name):
-    columns = with_prepared(of_every_loss(name), made())
-    found = whole(policy_objective(of_every_loss(name), denominators(columns), norm_tokens=NORM), columns).metrics
-    assert set(POLICY_LOSSES[name].watches) <= found.keys()
-    assert all(torch.isfinite(torch.tensor(number)) for number in plain(found).values())
-
-
 def test_the_rollout_is_watched_where_it_is_asked():
     columns, sizes = made(), denominators(made())
     gaps = []
@@ -279,18 +240,12 @@ def test_the_rollout_is_watched_where_it_is_asked():
     assert gaps == pytest.approx([of_old, of_old, of_now])
 
 
-@pytest.mark.parametrize("split", SPLITS, ids=str)
-@pytest.mark.parametrize("role", ["policy", "value", "supervised"])
-def test_metrics_of_parts_merge_to_those_of_the_whole(role, split):
+def test_metrics_of_parts_merge_to_those_of_the_whole():
     columns = made()
     sizes = denominators(columns)
-    loss_fn = {
-        "policy": policy_objective(POLICIES["KL in the loss"][0], sizes, norm_tokens=NORM),
-        "value": value_objective(Algorithm(), sizes),
-        "supervised": supervised_objective(sizes),
-    }[role]
-    merged = plain(merge(part.metrics for part in in_parts(loss_fn, columns, split)))
-    assert merged == pytest.approx(plain(whole(loss_fn, columns).metrics), rel=1e-4, abs=1e-7)
+    for loss_fn in (value_objective(Algorithm(), sizes), supervised_objective(sizes)):
+        merged = plain(merge(part.metrics for part in in_parts(loss_fn, columns, [1, 2, 1, 2])))
+        assert merged == pytest.approx(plain(whole(loss_fn, columns).metrics), rel=1e-4, abs=1e-7)
 
 
 def test_without_old_logprobs_the_models_own_are_taken():

@@ -77,15 +77,6 @@ def test_a_step_does_not_depend_on_microbatches(toy_dir, loss, imitation):
     assert largest_difference(found[0][1], found[1][1]) < 1e-5
 
 
-def test_a_policy_that_is_its_own_reference_is_at_log_two(toy_dir):
-    worker = worker_of(toy_dir())
-    batch = pairs()
-    said = worker.logprobs(batch).tokens("old_logprobs")
-    metrics = plain(worker.evaluate(batch.with_columns(tokens={"ref_logprobs": said})))
-    assert metrics["train/loss"] == pytest.approx(0.693147, abs=1e-5)
-    assert (metrics["rewards/accuracies"], metrics["rewards/margins"]) == (0.5, 0.0)
-
-
 def test_sums_known_before_are_as_good_as_log_probabilities(toy_dir):
     worker, batch = worker_of(toy_dir()), pairs()
     sums = batch.tokens("ref_logprobs").row_sums()
@@ -100,23 +91,6 @@ def test_a_reference_that_is_missing_is_told(toy_dir):
         worker_of(toy_dir()).preference_step(bare)
     for preference in ({"reference_free": True}, {"loss": "orpo"}, {"loss": "simpo"}):
         worker_of(toy_dir(), **preference).preference_step(bare)
-
-
-def test_reference_free_means_that_the_reference_does_not_matter(toy_dir):
-    worker, batch = worker_of(toy_dir(), reference_free=True), pairs()
-    bare = batch.only([name for name in batch.columns if name != "ref_logprobs"])
-    assert plain(worker.evaluate(batch)) == plain(worker.evaluate(bare))
-
-
-def test_an_adapterless_policy_is_the_reference_of_one_with_an_adapter(toy_dir):
-    worker = worker_of(toy_dir(), lora=Lora(rank=4))
-    rows = pairs()
-    batch = rows.join(worker.reference_logprobs(rows))
-    first, *_, last = [plain(worker.preference_step(batch)) for _ in range(4)]
-    assert first["train/loss"] == pytest.approx(0.693147, abs=1e-5)
-    assert last["train/loss"] < first["train/loss"] and last["rewards/margins"] > 0
-    again = worker.reference_logprobs(rows).tokens("ref_logprobs").values
-    assert torch.equal(again, batch.tokens("ref_logprobs").values)
 
 
 def test_a_loss_of_ones_own(toy_dir, tmp_path):

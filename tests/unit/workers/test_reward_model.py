@@ -13,13 +13,11 @@ from hybridflow.config.model import Model
 from hybridflow.config.reward import Reward
 from hybridflow.config.training import Training
 from hybridflow.controller.worker import WorkerContext
-from hybridflow.engines.training.factory import make_value_engine
 from hybridflow.errors import ConfigError, RewardError
 from hybridflow.models.heads import load_value_model
 from hybridflow.models.tokenizers import load_tokenizer
-from hybridflow.parallel.groups import Ranks
 from hybridflow.workers.reward_model import RewardModelWorker
-from tests.judges import make_decoder, make_encoder
+from tests.reward_models import make_decoder, make_encoder
 
 PROMPTS = ["12+34=", "7+8=", "90+9=", "1+1="]
 RESPONSES = ["46", "1", "", "123"]
@@ -36,13 +34,18 @@ def encoder(tmp_path_factory) -> Path:
     return make_encoder(tmp_path_factory.mktemp("encoder"))
 
 
-def judge(directory: Path, policy: Path, *, role: str = "reward", microbatch_tokens: int = 20, **settings):
+def reward_model(directory: Path, policy: Path, *, role: str = "reward", microbatch_tokens: int = 20, **settings):
     return RewardModelWorker(
         WorkerContext(role),
         reward=Reward(model=Model(path=str(directory)), **settings),
         policy=Model(path=str(policy)),
         training=Training(microbatch_tokens=microbatch_tokens),
     )
+
+
+def loaded(directory: Path):
+    model = AutoModelForSequenceClassification.from_pretrained(directory)
+    return model, AutoTokenizer.from_pretrained(directory)
 
 
 def answered(policy: Path, prompts: list = PROMPTS) -> Batch:
@@ -71,38 +74,16 @@ def sequences(batch: Batch) -> list[torch.Tensor]:
 
 
 @torch.no_grad()
-def test_a_sequence_classification_model_scores_as_transformers_does(decoder, toy_dir):
+@pytest.mark.parametrize("microbatch_tokens", [1, 20, 1000])
+def test_a_sequence_classification_model_scores_as_transformers_does(decoder, toy_dir, microbatch_tokens):
     batch = answered(toy_dir())
     plain = AutoModelForSequenceClassification.from_pretrained(decoder)
     expected = torch.stack([plain(row[None]).logits[0, 0] for row in sequences(batch)])
-    scored = judge(decoder, toy_dir()).score(batch)
+    scored = reward_model(decoder, toy_dir(), microbatch_tokens=microbatch_tokens).score(batch)
     torch.testing.assert_close(scored.row("scores"), expected, atol=1e-5, rtol=1e-5)
     assert torch.equal(scored.row("rewards/model"), scored.row("scores"))
     assert torch.equal(scored.row("components"), scored.row("scores")[:, None])
     assert len(set(scored.row("scores").tolist())) == 4
-
-
-def test_scores_do_not_depend_on_micro_batches(decoder, toy_dir):
-    batch = answered(toy_dir())
-    one, many = (judge(decoder, toy_dir(), microbatch_tokens=n).score(batch).row("scores") for n in (1000, 1))
-    torch.testing.assert_close(one, many, atol=1e-6, rtol=1e-6)
-
-
-@torch.no_grad()
-def test_a_model_trained_here_scores_with_its_bias(toy_dir, tmp_path):
-    engine = make_value_engine(
-        Model(path=str(toy_dir())), Training(), total_optimizer_steps=0, device=torch.device("cpu"), ranks=Ranks.alone()
-    )
-    engine.save(tmp_path)
-    saved = load_file(tmp_path / "huggingface/model.safetensors")
-    torch.manual_seed(0)
-    saved |= {"score.weight": torch.randn(1, 64), "score.bias": torch.tensor([2.5])}
-    save_file(saved, tmp_path / "huggingface/model.safetensors", metadata={"format": "pt"})
-    batch = answered(toy_dir())
-    plain = load_value_model(tmp_path / "huggingface", dtype=torch.float32, device="cpu")
-    expected = torch.stack([plain(row[None])[0, -1] for row in sequences(batch)])
-    scored = judge(tmp_path / "huggingface", toy_dir()).score(batch)
-    torch.testing.assert_close(scored.row("scores"), expected, atol=1e-5, rtol=1e-5)
 
 
 @torch.no_grad()
@@ -115,7 +96,7 @@ def test_a_process_reward_is_the_value_after_each_token(decoder, toy_dir):
     lengths = batch.tokens("response_ids").lengths.tolist()
     whole = [plain(row[None])[0] for row in sequences(batch)]
     expected = torch.cat([row[len(row) - n :] for row, n in zip(whole, lengths, strict=True)]) * mask
-    scored = judge(decoder, toy_dir(), process=True, model_weight=0.5).score(batch)
+    scored = reward_model(decoder, toy_dir(), process=True, model_weight=0.5).score(batch)
     found = scored.tokens("token_scores")
     torch.testing.assert_close(found.values, 0.5 * expected, atol=1e-5, rtol=1e-5)
     assert torch.equal(found.lengths, batch.tokens("response_ids").lengths)
@@ -126,25 +107,19 @@ def test_a_process_reward_is_the_value_after_each_token(decoder, toy_dir):
 
 @torch.no_grad()
 def test_an_encoder_reads_the_text_in_its_own_tokens(encoder, toy_dir):
-    plain, tokenizer = (
-        AutoModelForSequenceClassification.from_pretrained(encoder),
-        AutoTokenizer.from_pretrained(encoder),
-    )
+    plain, tokenizer = loaded(encoder)
     texts = [prompt + response for prompt, response in zip(PROMPTS, RESPONSES, strict=True)]
     expected = torch.stack([plain(**tokenizer(text, return_tensors="pt")).logits[0, 0] for text in texts])
-    scored = judge(encoder, toy_dir()).score(answered(toy_dir()))
+    scored = reward_model(encoder, toy_dir()).score(answered(toy_dir()))
     torch.testing.assert_close(scored.row("scores"), expected, atol=1e-5, rtol=1e-5)
 
 
 @torch.no_grad()
 def test_of_two_labels_the_score_is_the_log_odds_of_the_second(toy_dir, tmp_path):
     make_encoder(tmp_path, labels=2)
-    plain, tokenizer = (
-        AutoModelForSequenceClassification.from_pretrained(tmp_path),
-        AutoTokenizer.from_pretrained(tmp_path),
-    )
+    plain, tokenizer = loaded(tmp_path)
     chances = plain(**tokenizer("12+34=46", return_tensors="pt")).logits[0].softmax(0)
-    scored = judge(tmp_path, toy_dir()).score(answered(toy_dir()))
+    scored = reward_model(tmp_path, toy_dir()).score(answered(toy_dir()))
     assert scored.row("scores")[0].item() == pytest.approx(float((chances[1] / chances[0]).log()), abs=1e-5)
 
 
@@ -162,7 +137,7 @@ def test_a_decoder_with_its_own_tokens_sees_an_end_only_where_there_was_one(toy_
     expected = torch.stack([plain(torch.tensor([row]))[0, -1] for row in rows])
     batch = answered(toy_dir())
     assert sequences(batch)[0].tolist() != rows[0]
-    scored = judge(tmp_path, toy_dir()).score(batch)
+    scored = reward_model(tmp_path, toy_dir()).score(batch)
     torch.testing.assert_close(scored.row("scores"), expected, atol=1e-5, rtol=1e-5)
 
 
@@ -178,29 +153,19 @@ def test_a_conversation_goes_through_the_models_own_template(encoder, toy_dir, t
     texts = [f"user {p}\nassistant {r}\n" for p, r in zip(PROMPTS, [*RESPONSES[:3], "9123"], strict=True)]
     ids = [tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids for text in texts]
     expected = torch.stack([plain(row).logits[0, 0] for row in ids])
-    scored = judge(tmp_path, toy_dir()).score(answered(toy_dir(), asked))
+    scored = reward_model(tmp_path, toy_dir()).score(answered(toy_dir(), asked))
     torch.testing.assert_close(scored.row("scores"), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_functions_are_added_with_their_weights(decoder, toy_dir):
-    alone = judge(decoder, toy_dir()).score(answered(toy_dir())).row("scores")
-    both = judge(decoder, toy_dir(), role="helpful", functions=["exact_match"], weights=[3.0], model_weight=0.25)
+    alone = reward_model(decoder, toy_dir()).score(answered(toy_dir())).row("scores")
+    both = reward_model(decoder, toy_dir(), role="helpful", functions=["exact_match"], weights=[3.0], model_weight=0.25)
     scored = both.score(answered(toy_dir()))
     right = torch.tensor([1.0, 0.0, 0.0, 0.0])
     torch.testing.assert_close(scored.row("scores"), 3.0 * right + 0.25 * alone)
     assert torch.equal(scored.row("rewards/exact_match"), right)
     assert torch.equal(scored.row("rewards/helpful"), alone)
     assert torch.equal(scored.row("components")[:, -1], alone)
-
-
-def test_a_sample_that_no_function_scores_has_the_models_score(decoder, toy_dir, tmp_path):
-    (tmp_path / "some.py").write_text(
-        "def some(prompts, completions, **columns):\n    return [None, 1.0, None, None]\n"
-    )
-    alone = judge(decoder, toy_dir()).score(answered(toy_dir())).row("scores")
-    scored = judge(decoder, toy_dir(), functions=[f"{tmp_path}/some.py:some"]).score(answered(toy_dir()))
-    torch.testing.assert_close(scored.row("scores"), alone + torch.tensor([0.0, 1.0, 0.0, 0.0]))
-    assert scored.row("components")[:, 0].isnan().tolist() == [True, False, True, True]
 
 
 def test_a_score_that_is_no_number_is_told_with_its_sample(decoder, toy_dir, tmp_path):
@@ -210,34 +175,31 @@ def test_a_score_that_is_no_number_is_told_with_its_sample(decoder, toy_dir, tmp
     with pytest.raises(
         RewardError, match=r"(?s)sample 0: its score is (?:nan|-?inf).*'12\+34='.*'46'.*4 of 4"
     ) as raised:
-        judge(tmp_path, toy_dir()).score(answered(toy_dir()))
+        reward_model(tmp_path, toy_dir()).score(answered(toy_dir()))
     assert "reward.model.dtype=float32" in raised.value.remedy
     with pytest.raises(RewardError, match="its score is (?:nan|-?inf)"):
-        judge(tmp_path, toy_dir(), process=True).score(answered(toy_dir()))
+        reward_model(tmp_path, toy_dir(), process=True).score(answered(toy_dir()))
 
 
 def test_a_weighted_sum_beyond_the_bound_is_told_with_its_sample(decoder, toy_dir):
     settings = {"role": "helpful", "functions": ["exact_match"], "weights": [1e15], "model_weight": 1e15}
     with pytest.raises(RewardError, match=r"(?s)sample \d: the weighted sum of its scores .* not between") as raised:
-        judge(decoder, toy_dir(), **settings).score(answered(toy_dir()))
+        reward_model(decoder, toy_dir(), **settings).score(answered(toy_dir()))
     assert "roles.helpful.model_weight" in raised.value.remedy
 
 
 def test_a_response_that_is_too_long_in_its_own_tokens_is_told(toy_dir, tmp_path):
     make_encoder(tmp_path, positions=9)
     with pytest.raises(RewardError, match=r"(?s)sample 0: it has 10 tokens, and the model reads at most 9") as raised:
-        judge(tmp_path, toy_dir()).score(answered(toy_dir()))
+        reward_model(tmp_path, toy_dir()).score(answered(toy_dir()))
     assert "data.max_response_tokens" in raised.value.remedy
 
 
-def test_a_language_model_is_no_judge(toy_dir):
+def test_a_model_without_a_head_or_with_three_labels_is_refused(toy_dir, tmp_path):
     with pytest.raises(ConfigError, match="reward.model.path=.*LlamaForCausalLM has no head") as raised:
-        judge(toy_dir(), toy_dir())
+        reward_model(toy_dir(), toy_dir())
     assert "main_reward_model" in raised.value.remedy
-
-
-def test_three_labels_are_no_score(toy_dir, tmp_path):
     make_decoder(tmp_path, labels=3)
     with pytest.raises(ConfigError, match=r"roles.cost.model.path=.* has 3 labels \(LABEL_0, LABEL_1") as raised:
-        judge(tmp_path, toy_dir(), role="cost")
+        reward_model(tmp_path, toy_dir(), role="cost")
     assert "one label" in raised.value.remedy

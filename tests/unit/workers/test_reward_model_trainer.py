@@ -1,4 +1,4 @@
-"""The judge that learns: against plain loops over pairs, and against the model that it saves."""
+"""A reward model in training: against plain loops over pairs, and against the model that it saves."""
 
 import math
 from pathlib import Path
@@ -16,15 +16,15 @@ from hybridflow.dataflows.pairs import rows_of_pairs
 from hybridflow.models.heads import ValueModel, load_value_model
 from hybridflow.workers.reward_model import RewardModelWorker
 from hybridflow.workers.reward_model_trainer import RewardModelTrainer
-from tests.judges import make_decoder
 from tests.oracles import ranking as oracle
+from tests.reward_models import make_decoder
 from tests.toys import token_rows
 from tests.unit.workers.roles import setup_of
 
 PLAIN = Optimizer(learning_rate=0.01, epsilon=1e-3, max_grad_norm=0.0)
 
 
-def judge(
+def trainer(
     directory: Path, *, pairs: int = 4, role: str = "reward_model", preference=None, **training
 ) -> RewardModelTrainer:
     setup = setup_of(directory, minibatch_sequences=2 * pairs, **({"optimizer": PLAIN} | training))
@@ -54,13 +54,13 @@ def scores_by_hand(model: ValueModel, batch: Batch) -> list[torch.Tensor]:
 @pytest.fixture(scope="module")
 def scored(tmp_path_factory) -> Path:
     """A model whose scores differ from the first."""
-    return make_decoder(tmp_path_factory.mktemp("judge"))
+    return make_decoder(tmp_path_factory.mktemp("reward_model"))
 
 
 @pytest.mark.parametrize("microbatch_tokens", [1, 30, 1000])
 def test_a_step_is_that_of_a_loop_over_pairs(scored, microbatch_tokens):
     preference, batch = Preference(center_coefficient=0.1), pairs()
-    worker = judge(scored, preference=preference, microbatch_tokens=microbatch_tokens)
+    worker = trainer(scored, preference=preference, microbatch_tokens=microbatch_tokens)
     metrics = worker.preference_step(batch)
 
     plain = load_value_model(scored, dtype=torch.float32, device="cpu")
@@ -82,7 +82,7 @@ def test_a_step_is_that_of_a_loop_over_pairs(scored, microbatch_tokens):
 
 
 def test_a_new_head_begins_as_a_coin(toy_dir):
-    worker = judge(toy_dir())
+    worker = trainer(toy_dir())
     first = worker.preference_step(pairs(margins=(0.0,) * 4))
     assert first["train/loss"].value == pytest.approx(math.log(2), abs=1e-6)
     assert first["rewards/accuracies"].value == 0.5
@@ -91,28 +91,28 @@ def test_a_new_head_begins_as_a_coin(toy_dir):
     assert last["rewards/accuracies"].value == 1.0
 
 
-def test_assessing_reports_what_a_step_would_and_teaches_nothing(scored):
-    worker, batch = judge(scored), pairs()
+def test_evaluation_reports_what_a_step_would_and_teaches_nothing(scored):
+    worker, batch = trainer(scored), pairs()
     before = worker.score(batch).row("scores")
-    evaluated_by_source = worker.evaluate(batch)
+    evaluated = worker.evaluate(batch)
     assert torch.equal(worker.score(batch).row("scores"), before)
     metrics = worker.preference_step(batch)
-    assert set(evaluated_by_source) <= set(metrics)
-    for name, measure in evaluated_by_source.items():
+    assert set(evaluated) <= set(metrics)
+    for name, measure in evaluated.items():
         assert measure.value == pytest.approx(metrics[name].value, abs=1e-5), name
 
 
 def test_minibatches_count_pairs(toy_dir):
-    worker = judge(toy_dir(), pairs=2)
+    worker = trainer(toy_dir(), pairs=2)
     worker.preference_step(pairs())
-    reference = judge(toy_dir(), pairs=2)
+    reference = trainer(toy_dir(), pairs=2)
     for half in (pairs().slice(0, 4), pairs().slice(4, 8)):
         reference.preference_step(half)
     assert torch.equal(worker.score(pairs()).row("scores"), reference.score(pairs()).row("scores"))
 
 
 def test_what_it_saves_scores_the_same_when_served(toy_dir, tmp_path):
-    worker, batch = judge(toy_dir()), pairs()
+    worker, batch = trainer(toy_dir()), pairs()
     for _ in range(3):
         worker.preference_step(batch)
     worker.save(tmp_path)
@@ -126,7 +126,7 @@ def test_what_it_saves_scores_the_same_when_served(toy_dir, tmp_path):
     )
     assert torch.equal(served.score(batch).row("scores"), expected)
 
-    again = judge(toy_dir())
+    again = trainer(toy_dir())
     again.load(tmp_path)
     assert torch.equal(again.score(batch).row("scores"), expected)
     assert again.preference_step(batch)["train/loss"].value == worker.preference_step(batch)["train/loss"].value

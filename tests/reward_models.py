@@ -1,4 +1,4 @@
-"""Tiny models that judge, made on the fly: decoders with a head as `transformers` saves them, and encoders."""
+"""Tiny reward models, made on the fly: decoders with a head as `transformers` saves them, and encoders."""
 
 from pathlib import Path
 

@@ -1,6 +1,6 @@
-"""A transfer protocol of one's own: rows sorted by length and dealt to the ranks like cards.
+"""A custom transfer protocol: rows sorted by length and dealt to the ranks like cards.
 
-Question:  how do I divide a batch over ranks in a way that the built-in protocols do not?
+Question:  how do I distribute a batch over ranks in a way that no built-in protocol does?
 Hardware:  1 CPU core.
 Minutes:   less than 1.
 Command:   python recipes/custom_protocol.py
@@ -18,7 +18,7 @@ from hybridflow.parallel import ParallelMesh
 
 
 class Dealt:
-    """The longest row to rank 0, the next to rank 1 and so on; the answers follow one another, rank by rank.
+    """The longest row goes to rank 0, the next to rank 1 and so on; answers are concatenated by rank.
 
     The driver knows the length of each row, and `take` moves no data: each rank reads its own rows.
     """

@@ -1,18 +1,19 @@
-"""A small chat model learns to solve grade-school problems by DAPO, GRPO's descendant, judged by the answer alone.
+"""A small chat model learns to solve grade-school problems with DAPO, from rewards for the final answer.
 
-Question:  does DAPO (GRPO with clip-higher, groups that all teach something, a mean over tokens, and a price on long
-           responses) raise the share of GSM8K problems that a model of 135 M to 500 M parameters solves?
+Question:  does DAPO (GRPO with clip-higher, dynamic sampling, a token-level loss, and a penalty on long responses)
+           raise the fraction of GSM8K problems that a model of 135 M to 500 M parameters solves?
 Hardware:  one GPU with 24 GB or more for the whole run; on CPUs a few steps, to see it work.
-Minutes:   on a GPU not measured yet; with `--cpu` and one core, 4 to 6 a step for Qwen2.5-Coder-0.5B (16 samples of
-           at most 128 tokens, and as many again where a group teaches nothing), 3 for SmolLM2-135M.
+Minutes:   not measured on a GPU yet; with `--cpu` and one core, 4 to 6 per step for Qwen2.5-Coder-0.5B (16 samples of
+           at most 128 tokens, and 16 more if a group has no signal), 3 for SmolLM2-135M.
 Command:   python recipes/grpo_gsm8k.py MODEL GSM8K [--cpu] [key=value ...]
-           MODEL is a chat model's directory (SmolLM2-135M-Instruct, Qwen2.5-Coder-0.5B-Instruct); GSM8K is a folder
-           with train.jsonl and test.jsonl as published (columns `question` and `answer`).
-Expect:    `val-core/gsm8k/reward/mean@1` rises; on CPUs only that rewards differ within groups, and a finite loss: two
-           steps of Qwen2.5-Coder-0.5B scored -0.47 (long responses cost) and 0.06; SmolLM2-135M solves next to none.
+           MODEL is the directory of a chat model (SmolLM2-135M-Instruct, Qwen2.5-Coder-0.5B-Instruct); GSM8K is a
+           folder with train.jsonl and test.jsonl as published (columns `question` and `answer`).
+Expect:    `val-core/gsm8k/reward/mean@1` rises. On CPUs, only different rewards within groups and a finite loss: two
+           steps of Qwen2.5-Coder-0.5B scored -0.47 (long responses are penalized) and 0.06; SmolLM2-135M solves
+           almost no problem.
 
-Two functions judge a response: `gsm8k` gives 1 for the right final answer, and `marked` below 0.1 for one that is
-marked with `####`, so that it can be found. A model that can do neither yet learns the second first.
+Two functions score a response: `gsm8k` returns 1 for the right final answer, and `marked` below returns 0.1 for an
+answer that is marked with `####`, so that it can be found. A model that can do neither learns the second first.
 """
 
 import argparse
@@ -36,7 +37,7 @@ def marked(completions: list, **columns: object) -> list[float]:
 
 
 def settings(model: str, folder: Path) -> list[str]:
-    """The run for a GPU."""
+    """The settings for a GPU."""
     return [
         "algorithm=dapo",
         f"model.path={model}",
@@ -77,16 +78,16 @@ ON_A_CPU = [
     "trainer.samples_every=1",
     "dataflow_settings.max_refills=1",
 ]
-"""A few steps of it, where there is no GPU."""
+"""Overrides for a few steps without a GPU."""
 
 
 def main() -> int:
-    """Train; the report is in the run directory."""
+    """Trains; the report is in the run directory."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="the directory of a chat model")
     parser.add_argument("data", type=Path, help="the folder with train.jsonl and test.jsonl of GSM8K")
     parser.add_argument("overrides", nargs="*", help="settings of the training, key=value")
-    parser.add_argument("--cpu", action="store_true", help="a few small steps, where there is no GPU")
+    parser.add_argument("--cpu", action="store_true", help="a few small steps, for a machine without a GPU")
     given = parser.parse_intermixed_args()
     return main_ppo.main([*settings(given.model, given.data), *(ON_A_CPU if given.cpu else []), *given.overrides])
 

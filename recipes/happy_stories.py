@@ -1,11 +1,11 @@
-"""A story model learns to tell happier stories by PPO, tied to its old self.
+"""A story model learns to tell happier stories with PPO, under a KL penalty against the original model.
 
 Question:  can PPO with a reference model raise the sentiment of short stories without breaking their language?
 Hardware:  2 CPU cores, or a GPU.
 Minutes:   about 10 on 2 CPU cores.
 Command:   python recipes/happy_stories.py PATH/TO/stories15M [key=value ...]
            PATH is any causal language model that continues stories; needs pip install '.[recipes]'.
-Expect:    mean sentiment (VADER, -1 to 1) up by at least 0.2 within 40 steps, KL below 0.5 a token.
+Expect:    mean sentiment (VADER, -1 to 1) up by at least 0.2 within 40 steps, KL below 0.5 per token.
 
 Prompts are openings of stories; each is continued with 40 tokens, and `happiness` below scores the continuation.
 """

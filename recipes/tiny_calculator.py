@@ -1,15 +1,15 @@
-"""The model and data of `builtin:calculator`: a character-level Llama of about 1 M parameters that adds, carelessly.
+"""The model and data of `builtin:calculator`: a character-level Llama of about 1 M parameters that adds, with mistakes.
 
-Question:  what does the smallest language model look like that reinforcement learning can visibly improve?
+Question:  how small can a language model be that reinforcement learning visibly improves?
 Hardware:  2 CPU cores.
 Minutes:   4.
 Command:   python recipes/tiny_calculator.py OUT [key=value ...]    (then OUT/model and OUT/*.jsonl)
 Expect:    about 0.40 of held-out sums right when sampled; the files below hybridflow/assets/calculator.
 
-Its teacher is careless: 60 % of the answers it learns from have one digit off by one. So it knows how to add, and
-answers right less than half of the time: what supervised learning cannot mend and reinforcement learning can.
+In 60 % of its training answers, one digit is off by one. The model therefore learns to add, but is right less than half
+of the time, which reinforcement learning can correct.
 
-Every later layout fits: layers, heads and key-value heads are 4, the other sizes divide by 4 and by 64.
+All layouts fit: it has 4 layers, heads and key-value heads, and its other sizes are divisible by 4 and by 64.
 """
 
 import argparse
@@ -32,7 +32,7 @@ VOCABULARY = [*SPECIAL.values(), *CHARACTERS]
 
 
 def make_tokenizer(directory: Path) -> None:
-    """One token a character: 61 characters and three special tokens, 64 in all."""
+    """One token per character: 61 characters and three special tokens, 64 in all."""
     words = {token: index for index, token in enumerate(VOCABULARY)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token=SPECIAL["unk_token"]))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
@@ -83,7 +83,7 @@ def carelessly(answer: str, draw: random.Random) -> str:
 
 
 def make_lessons(directory: Path) -> None:
-    """The training sums four times over, each time with most of the answers wrong by one in one digit."""
+    """Writes the training sums four times, each time with most answers wrong in one digit."""
     draw = random.Random(1)
     with (directory / "lessons.jsonl").open("w") as file:
         for row in read_rows(directory / "train.jsonl") * 4:
@@ -93,7 +93,7 @@ def make_lessons(directory: Path) -> None:
 
 
 def make_pairs(directory: Path) -> None:
-    """Preferences: the right answer over a careless one, of the first sums to train on and of the first held out."""
+    """Writes preferences for the first training and held-out sums: the right answer over a careless one."""
     draw = random.Random(2)
     for source, name, count in (("train", "pairs", 2048), ("eval", "eval_pairs", 256)):
         with (directory / f"{name}.jsonl").open("w") as file:
@@ -103,14 +103,14 @@ def make_pairs(directory: Path) -> None:
 
 
 def make_shape(directory: Path) -> None:
-    """A model directory without weights: configuration, generation settings and tokenizer."""
+    """Writes a model directory without weights: configuration, generation settings and tokenizer."""
     make_config().save_pretrained(directory)
     GenerationConfig(do_sample=True, pad_token_id=0, eos_token_id=1).save_pretrained(directory)
     make_tokenizer(directory)
 
 
 def make_weights(out: Path, overrides: list[str]) -> None:
-    """Fresh weights, and supervised training on the careless lessons."""
+    """Initializes weights, and trains them on the careless lessons."""
     torch.manual_seed(0)
     LlamaForCausalLM(make_config()).save_pretrained(out / "fresh")
     make_tokenizer(out / "fresh")
@@ -132,7 +132,7 @@ def make_weights(out: Path, overrides: list[str]) -> None:
 
 
 def main() -> None:
-    """Write everything below the directory given."""
+    """Writes everything to the given directory."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path, help="where the model and the data are written")
     parser.add_argument("overrides", nargs="*", help="settings of the training, key=value")

@@ -1,4 +1,4 @@
-"""From losses per token to one number, so that parts of a batch add up to the whole."""
+"""Aggregation of losses per token, such that the parts of a batch add up to the whole."""
 
 from jaxtyping import Float
 from torch import Tensor
@@ -17,15 +17,15 @@ def aggregate(
     num_sequences: float,
     norm_tokens: float | None = None,
 ) -> Float[Tensor, ""]:
-    """The part of these rows in the aggregate of a whole batch of `num_tokens` tokens in `num_sequences` sequences.
+    """These rows' contribution to the aggregate of a batch of `num_tokens` tokens in `num_sequences` sequences.
 
     token-mean: sum / num_tokens (DAPO).   token-sum: sum.
     seq-mean-token-sum: sum / num_sequences.   seq-mean-token-mean: sum of the rows' means / num_sequences (GRPO).
-    seq-mean-token-sum-norm: sum / num_sequences / norm_tokens, the longest response allowed, say (Dr. GRPO).
+    seq-mean-token-sum-norm: sum / num_sequences / norm_tokens, such as the maximum response length (Dr. GRPO).
 
-    The denominators are those of the whole optimizer step: tokens whose mask is 1, and all sequences, those without
-    such a token too, as in TRL and verl's workers. Then the results of micro-batches and ranks, and their gradients,
-    add up to the whole batch's. An engine that averages gradients over ranks multiplies by their number.
+    The denominators are those of the whole optimizer step: unmasked tokens, and all sequences, including fully masked
+    ones, as in TRL and verl's workers. The results of micro-batches and ranks, and their gradients, then add up to
+    those of the whole batch. An engine that averages gradients over ranks must multiply by their number.
     DAPO, sec. 3.3 (arXiv:2503.14476); GRPO, eq. 3 (arXiv:2402.03300); Dr. GRPO, sec. 3.2 (arXiv:2503.20783).
     """
     if mode not in MODES:
@@ -40,6 +40,8 @@ def aggregate(
         divisor = num_sequences
     if mode == "seq-mean-token-sum-norm":
         if norm_tokens is None:
-            raise ValueError("aggregation 'seq-mean-token-sum-norm' needs norm_tokens, the tokens of a full response.")
+            raise ValueError(
+                "aggregation 'seq-mean-token-sum-norm' needs norm_tokens, such as the maximum response length."
+            )
         divisor *= norm_tokens
     return masked_sum(values, mask) / max(divisor, 1.0)

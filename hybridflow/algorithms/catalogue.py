@@ -1,8 +1,8 @@
-"""Estimators and losses that the configuration chooses by name: where each function is, its source, and how it is used.
+"""Estimators and losses that the configuration names: the function of each, its source, and how it is used.
 
 A function is called with the arguments that its parameters name (`workers/named_functions.py` lists them).
 Parameters with a default are the method's own settings (`algorithm.advantage_settings`, `algorithm.loss_settings`).
-Importing this file imports no function and no torch, so that a misspelt name is found at once.
+Importing this file imports neither the functions nor torch, so that a misspelled name is found immediately.
 """
 
 import importlib
@@ -15,10 +15,10 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Method:
-    """One entry. Functions are dotted paths below `hybridflow.algorithms`."""
+    """An estimator or loss. Functions are dotted paths below `hybridflow.algorithms`."""
 
     target: str | Function
-    """The estimator or the loss; a user's own is the function itself."""
+    """The function, or its path; a user's own is the function itself."""
 
     source: str
     """The paper and the equation."""
@@ -27,25 +27,25 @@ class Method:
     """Advantages: whiten them over the batch, unless `algorithm.whiten_advantages` is set."""
 
     compares_samples: bool = True
-    """Advantages: they compare the samples of a prompt, so one sample alone carries no signal."""
+    """Advantages: compare the samples of a prompt, so that a single sample carries no signal."""
 
     aggregation: str = "token-mean"
     """Policy losses: the aggregation over tokens, unless `algorithm.aggregation` is set."""
 
     compares_with_reference: bool = True
-    """Preference losses: they read the log-probabilities of a reference model."""
+    """Preference losses: read the log-probabilities of a reference model."""
 
     data: str = "preferences"
-    """Preference losses: the kind of data that they learn from, as `Dataflow.data` names it."""
+    """Preference losses: the kind of data that they learn from, as in `Dataflow.data`."""
 
     settings: Mapping[str, object] = field(default_factory=dict)
-    """Arguments that the entry fixes, for a function with several entries."""
+    """Fixed arguments, for a function with several entries."""
 
     prepare: str | None = None
     """Policy losses: a function that computes columns [B, R] for the loss from the whole minibatch of all ranks."""
 
     watches: Mapping[str, str] = field(default_factory=dict)
-    """Policy losses: metrics, by the function that computes each from the tokens of a micro-batch."""
+    """Policy losses: metrics, and the function that computes each from the tokens of a micro-batch."""
 
     @property
     def function(self) -> Function:

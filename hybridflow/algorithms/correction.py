@@ -1,4 +1,4 @@
-"""What to do about samples whose rollout gave their tokens other probabilities than training does."""
+"""Corrections for tokens whose probabilities differ between rollout and training."""
 
 from collections.abc import Callable
 
@@ -15,10 +15,10 @@ LEVELS = ("token", "sequence", "geometric")
 def importance_ratio(
     old_logprobs: Float[Tensor, "B R"], rollout_logprobs: Float[Tensor, "B R"], mask: Mask, *, level: str
 ) -> Float[Tensor, "B R"]:
-    """exp of the log-ratio of training to rollout, d = old_logprobs - rollout_logprobs, on each token.
+    """The ratio of training's to the rollout's probability on each token, from d = old_logprobs - rollout_logprobs.
 
-    token: of its own d.   sequence: of the sum of d over the row's tokens whose mask is 1, so the ratio of the whole
-    response.   geometric: of their mean. Log-ratios are clamped to +-20.
+    token: exp(d) of the token itself.   sequence: exp(sum of d over the row's unmasked tokens), the ratio of the whole
+    response.   geometric: exp(mean of d over them). Log-ratios are clamped to +-20.
     Off-policy corrections of rollouts: Yao et al., https://fengyao.notion.site/off-policy-rl (token); Liu, Li et al.,
     https://richardli.xyz/rl-collapse (sequence, geometric).
     """
@@ -35,10 +35,10 @@ def importance_ratio(
 def importance_weights(
     ratio: Float[Tensor, "B R"], *, upper: float, lower: float | None = None
 ) -> Float[Tensor, "B R"]:
-    """min(ratio, upper); with `lower`, the ratio where it is within lower .. upper and 0 elsewhere.
+    """min(ratio, upper); with `lower`, the ratio if it is between the bounds, otherwise 0.
 
     Truncated importance sampling (Yao et al., https://fengyao.notion.site/off-policy-rl); with both bounds IcePop
-    (Ring-1T, arXiv:2510.18855). A weight of 0 leaves the token in denominators.
+    (Ring-1T, arXiv:2510.18855). A token with weight 0 still counts in denominators.
     """
     if lower is None:
         return ratio.clamp(max=upper)
@@ -48,10 +48,10 @@ def importance_weights(
 def mean_weight(
     weights: Float[Tensor, "B R"], mask: Mask, *, level: str, reduce: Callable[[Tensor], Tensor]
 ) -> Float[Tensor, ""]:
-    """The mean over the tokens of the mask, or at other levels over the rows that have one; 1 where that is 0.
+    """The mean weight of unmasked tokens or, at other levels than token, of rows that have one; 1 if the mean is 0.
 
-    `reduce` sums over the parts of a batch of which this is one. Divided by it, weights have the mean 1
-    (self-normalised importance sampling).
+    `reduce` sums over the parts of the batch. Weights divided by this have mean 1 (self-normalized importance
+    sampling).
     """
     if level == "token":
         parts = torch.stack([masked_sum(weights, mask), mask.sum(dtype=weights.dtype)])
@@ -68,16 +68,17 @@ def within(ratio: Float[Tensor, "B R"], *, lower: float, upper: float) -> Bool[T
 
 
 def without_veto(ratio: Float[Tensor, "B R"], mask: Mask, *, smallest: float) -> Bool[Tensor, "B R"]:
-    """All tokens of rows in which no token of the mask has a ratio (of its own) below `smallest`.
+    """True on all tokens of rows in which every unmasked token has a ratio (level token) of at least `smallest`.
 
-    One such token means that the rollout drew what training finds impossible (https://richardli.xyz/rl-collapse).
+    A smaller one means that the rollout drew a token that training considers impossible
+    (https://richardli.xyz/rl-collapse).
     """
     vetoed = ((ratio < smallest) & mask.bool()).any(1, keepdim=True)
     return (~vetoed).expand_as(ratio)
 
 
 def effective_sample_fraction(moments: Float[Tensor, "3"]) -> Float[Tensor, ""]:
-    """(sum w)^2 / (n sum w^2) of weights, from n, sum and sum of squares (`masked.moments`): 1 for equal weights.
+    """(sum w)^2 / (n sum w^2) of weights, from their `moments`: 1 for equal weights.
 
     Kish's effective sample size, as a fraction of the samples.
     """

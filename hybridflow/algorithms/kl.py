@@ -7,24 +7,26 @@ from torch import Tensor
 ESTIMATORS = {"k1": "k1", "kl": "k1", "abs": "abs", "k2": "k2", "mse": "k2", "k3": "k3", "low_var_kl": "k3"}
 LOG_RATIO_BOUND = 20.0
 K3_BOUND = 10.0
-"""The largest estimate of k3, as in verl: beyond it one token would outweigh all others."""
+"""The largest k3 estimate, as in verl: without a bound, one token could outweigh all others."""
 
 
 def kl_divergence(
     logprobs: Float[Tensor, "B R"], ref_logprobs: Float[Tensor, "B R"], *, estimator: str
 ) -> Float[Tensor, "B R"]:
-    """Per-token estimate of KL(policy || reference), with d = logprobs - ref_logprobs for tokens of the policy.
+    """Per-token estimate of KL(policy || reference), with d = logprobs - ref_logprobs, for sampled tokens.
 
     k1 (kl): d.   abs: |d|.   k2 (mse): d^2 / 2.   k3 (low_var_kl): exp(-d) - 1 + d, at most 10.
-    A suffix `+` (`k3+`) keeps the value and takes the gradient of k2: k1 and k3 are unbiased as values, but only
-    k2's gradient is an unbiased estimate of the divergence's. d is clamped to +-20; beyond a clamp the gradient is 0.
+    A suffix `+` (`k3+`) keeps the value but uses the gradient of k2: k1 and k3 are unbiased as values, but only k2's
+    gradient is an unbiased estimate of the divergence's. d is clamped to +-20; beyond a bound, the gradient is 0.
 
     J. Schulman, http://joschu.net/blog/kl-approx.html; the gradients: arXiv:2505.17508.
     """
     name = ESTIMATORS.get(estimator.removesuffix("+"))
     if name is None:
         known = " ".join(ESTIMATORS)
-        raise ValueError(f"unknown KL estimator '{estimator}'. Use one of: {known}; a suffix + takes k2's gradient.")
+        raise ValueError(
+            f"unknown KL estimator '{estimator}'. Use one of: {known}; the suffix + selects the gradient of k2."
+        )
     difference = clamped_log_ratio(logprobs, ref_logprobs)
     value = _estimate(name, difference)
     if not estimator.endswith("+"):

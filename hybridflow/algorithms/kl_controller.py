@@ -5,7 +5,7 @@ from typing import Protocol
 
 
 class KLController(Protocol):
-    """Holds the coefficient; `update` receives the divergence after each step."""
+    """Holds the coefficient, which `update` adjusts after each step."""
 
     coefficient: float
 
@@ -14,17 +14,17 @@ class KLController(Protocol):
         ...
 
     def state(self) -> dict[str, float]:
-        """What a checkpoint must keep."""
+        """State for a checkpoint."""
         ...
 
     def restore(self, state: dict[str, float]) -> None:
-        """Continues from `state()`."""
+        """Restores what `state` returned."""
         ...
 
 
 @dataclass
 class FixedKL:
-    """A coefficient that never changes. It is a setting, so there is nothing to keep."""
+    """A constant coefficient. It is a setting, so it has no state."""
 
     coefficient: float
 
@@ -40,10 +40,10 @@ class FixedKL:
 
 @dataclass
 class AdaptiveKL:
-    """A coefficient steered so that the measured divergence meets `target`.
+    """A coefficient steered so that the measured divergence approaches `target`.
 
     After each step: coefficient *= 1 + clip(kl / target - 1, -0.2, 0.2) * num_sequences / horizon.
-    Ziegler et al., sec. 2.2 (arXiv:1909.08593). `kl` and `target` are in one unit, nats per token or nats per sequence;
+    Ziegler et al., sec. 2.2 (arXiv:1909.08593). `kl` and `target` have the same unit, nats per token or per sequence;
     `horizon` is in sequences.
     """
 
@@ -53,7 +53,7 @@ class AdaptiveKL:
 
     def __post_init__(self) -> None:
         if self.target <= 0 or self.horizon <= 0:
-            raise ValueError(f"AdaptiveKL needs target and horizon above 0, not {self.target} and {self.horizon}.")
+            raise ValueError(f"AdaptiveKL requires target and horizon above 0, not {self.target} and {self.horizon}.")
 
     def update(self, kl: float, *, num_sequences: int) -> None:
         error = min(max(kl / self.target - 1.0, -0.2), 0.2)

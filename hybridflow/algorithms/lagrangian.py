@@ -1,17 +1,17 @@
-"""A constraint on the mean cost of responses: the multiplier that weighs cost against reward."""
+"""A constraint on the mean cost of responses: a Lagrange multiplier weighs cost against reward."""
 
 import math
 from dataclasses import dataclass
 
 SMALLEST = 1e-7
-"""No multiplier is smaller: it grows in proportion to itself, and from 0 it never could."""
+"""The smallest multiplier. Steps are proportional to the multiplier, so it could never leave 0."""
 
 
 def raised_multiplier(multiplier: float, mean_cost: float, *, limit: float, rate: float, largest: float) -> float:
     """exp(ln m + rate m (mean_cost - limit)), a step of gradient ascent on ln m, between `SMALLEST` and `largest`.
 
-    Safe RLHF, eq. 31 (arXiv:2310.12773), whose cost has its limit taken off already. The upper bound keeps a constraint
-    that cannot be met from drowning the reward.
+    Safe RLHF, eq. 31 (arXiv:2310.12773), where the limit is already subtracted from the cost. The upper bound keeps an
+    unsatisfiable constraint from drowning the reward.
     """
     exponent = math.log(multiplier) + rate * multiplier * (mean_cost - limit)
     return math.exp(min(max(exponent, math.log(SMALLEST)), math.log(largest)))
@@ -19,7 +19,7 @@ def raised_multiplier(multiplier: float, mean_cost: float, *, limit: float, rate
 
 @dataclass
 class Multiplier:
-    """The multiplier, raised where the constraint is broken and lowered where it is kept."""
+    """The multiplier, which rises while the constraint is violated and falls while it is satisfied."""
 
     value: float
     limit: float
@@ -28,17 +28,19 @@ class Multiplier:
 
     def __post_init__(self) -> None:
         if not 0.0 < self.value <= self.largest or self.rate < 0.0:
-            raise ValueError(f"A multiplier starts above 0 and at most at its largest value, with a rate >= 0: {self}.")
+            raise ValueError(
+                f"A multiplier must start above 0 and not above its largest value, with a rate >= 0: {self}."
+            )
 
     def raised(self, mean_cost: float) -> float:
-        """The multiplier after a step on the costs of a batch."""
+        """Takes a step on the mean cost of a batch, and returns the multiplier."""
         self.value = raised_multiplier(self.value, mean_cost, limit=self.limit, rate=self.rate, largest=self.largest)
         return self.value
 
     def state(self) -> dict[str, float]:
-        """What a checkpoint must keep."""
+        """State for a checkpoint."""
         return {"multiplier": self.value}
 
     def restore(self, state: dict[str, float]) -> None:
-        """Continues from `state()`."""
+        """Restores what `state` returned."""
         self.value = state["multiplier"]

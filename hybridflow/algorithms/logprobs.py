@@ -1,4 +1,4 @@
-"""Log-probabilities and entropies from logits: the only file that knows which position predicts which token."""
+"""Log-probabilities and entropies from logits. The only file that knows which position predicts which token."""
 
 import torch
 from jaxtyping import Float, Int64
@@ -7,11 +7,11 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 
 CHUNK_ELEMENTS_CPU = 1 << 20
 CHUNK_ELEMENTS_ACCELERATOR = 1 << 26
-"""Logits worked on at a time. CPU: 4 MiB in float32 for each of three temporaries, so that a cache holds them (at 16 M
-and V = 152k three times slower). Accelerator: 256 MiB each, so that a launch costs little beside its work."""
+"""Logits per chunk. CPU: 4 MiB in float32 for each of three temporaries, so that they fit in a cache (16 M logits are
+three times slower at V = 152k). Accelerator: 256 MiB each, so that launch overhead is small."""
 
 LOWEST_LOGPROB = -200.0
-"""exp of it is 0 in float32, so p log p is exact, and not NaN where a logit is -inf."""
+"""exp(-200) is 0 in float32, so p log p is exact, and not NaN if a logit is -inf."""
 
 
 def language_outputs(
@@ -20,7 +20,7 @@ def language_outputs(
     """The named outputs of softmax(logits / temperature), in the order of `names`.
 
     `logprobs` of the targets, `entropy` in nats and `sum_pi_squared`, all float32. `logprobs` is always computed; the
-    others only where they are named. The log-probabilities are bit for bit the same whatever else is named.
+    others only if named. The log-probabilities are always the same, bit for bit.
     """
     if "entropy" in names:
         logprobs, entropies = logprobs_and_entropy(logits, targets, temperature=temperature)
@@ -37,8 +37,8 @@ def token_logprobs(
 ) -> Float[Tensor, "*N"]:
     """The log-probability (float32) of each target under softmax(logits / temperature).
 
-    `logits[..., i, :]` predicts `targets[..., i]`: nothing is shifted here, see `packed_predicting_positions`.
-    Computed in float32, chunk by chunk: see `logprobs_and_entropy`.
+    `logits[..., i, :]` predicts `targets[..., i]`; nothing is shifted, see `packed_predicting_positions`.
+    It computes in float32, chunk by chunk: see `logprobs_and_entropy`.
     """
     return _chunked(logits, targets, temperature, chunk_tokens, with_entropy=False)[0]
 
@@ -48,9 +48,9 @@ def logprobs_and_entropy(
 ) -> tuple[Float[Tensor, "*N"], Float[Tensor, "*N"]]:
     """The log-probability of each target and the entropy of softmax(logits / temperature), both float32.
 
-    Gradients flow through both. Forward and backward work on `chunk_tokens` rows at a time (by default as many as
-    make 1 M logits, 64 M on an accelerator) and keep no float32 matrix of all rows: beside the logits there is only
-    their gradient, in their own dtype. The log-probabilities are bit for bit those of `token_logprobs`.
+    Gradients flow through both. Forward and backward process `chunk_tokens` rows at a time (by default 1 M logits on
+    CPUs and 64 M on accelerators) and never hold a float32 matrix of all rows: they allocate only the gradient of the
+    logits, in the logits' dtype. The log-probabilities are bit for bit those of `token_logprobs`.
     """
     return _chunked(logits, targets, temperature, chunk_tokens, with_entropy=True)
 
@@ -58,7 +58,7 @@ def logprobs_and_entropy(
 def sum_pi_squared(
     logits: Float[Tensor, "*N V"], *, temperature: float, chunk_tokens: int | None = None
 ) -> Float[Tensor, "*N"]:
-    """sum_v pi(v)^2 (float32) of pi = softmax(logits / temperature): the chance that two draws agree. No gradient."""
+    """sum_v pi(v)^2 (float32) of pi = softmax(logits / temperature), the probability of equal draws. No gradient."""
     rows = chunk_rows(logits, chunk_tokens)
     parts = [
         _log_softmax(chunk, temperature).exp_().square_().sum(1)
@@ -70,11 +70,11 @@ def sum_pi_squared(
 def packed_predicting_positions(
     row_starts: Int64[Tensor, " B"], prompt_lengths: Int64[Tensor, " B"], response_lengths: Int64[Tensor, " B"]
 ) -> Int64[Tensor, " N"]:
-    """Where the logits of each response token are, in one flat sequence of positions: N response tokens, row by row.
+    """Flat positions of the logits that predict each of the N response tokens, row by row.
 
-    Response token r of a row stands at prompt_length + r and is predicted one position earlier; its value (of the state
-    before it) is read there as well. Prompts have at least one token. Row b begins at `row_starts[b]`: b * T where
-    padded rows were flattened, the sum of earlier lengths where rows are packed end to end. Example:
+    Response token r of a row is at position prompt_length + r and is predicted one position earlier, where the value of
+    the state before it is read as well. Prompts must have at least one token. Row b begins at `row_starts[b]`: b * T
+    for flattened padded rows, or the sum of earlier lengths for packed rows. Example:
     `hidden.flatten(0, 1)[packed_predicting_positions(...)]` is [N, H], ragged.
     """
     before = response_lengths.cumsum(0) - response_lengths
@@ -84,7 +84,7 @@ def packed_predicting_positions(
 
 
 def chunk_rows(logits: Float[Tensor, "*N V"], chunk_tokens: int | None = None) -> int:
-    """Rows of logits worked on at a time: as given, or as many as the device's caches and launches ask for."""
+    """Rows of logits per chunk: `chunk_tokens`, or a number that suits the device."""
     elements = CHUNK_ELEMENTS_CPU if logits.device.type == "cpu" else CHUNK_ELEMENTS_ACCELERATOR
     return chunk_tokens if chunk_tokens is not None else max(1, elements // logits.shape[-1])
 

@@ -1,4 +1,4 @@
-"""Sums, means and variances over the tokens that count; their ingredients add up over micro-batches and ranks."""
+"""Sums, means and variances over unmasked tokens, from terms that add up over micro-batches and ranks."""
 
 import torch
 from jaxtyping import Bool, Float, Float64
@@ -8,16 +8,16 @@ Mask = Float[Tensor, "B R"] | Bool[Tensor, "B R"]
 
 
 def masked_sum(values: Float[Tensor, "B R"], mask: Mask) -> Float[Tensor, ""]:
-    """The sum of the values whose mask is 1; NaN or infinity elsewhere does not enter, nor does its gradient."""
+    """The sum of unmasked values. NaN and infinity at masked ones affect neither the sum nor its gradient."""
     return zero_outside(values, mask).sum()
 
 
 def masked_mean(
     values: Float[Tensor, "B R"], mask: Mask, *, count: float | Float[Tensor, ""] | None = None
 ) -> Float[Tensor, ""]:
-    """The sum of the values whose mask is 1, divided by their number, or by a global `count`; 0 for an empty mask.
+    """The sum of unmasked values, divided by their number or by a global `count`; 0 for an empty mask.
 
-    With the count of the whole batch, the results of its parts add up to the whole batch's mean.
+    With the count of the whole batch, the results of its parts add up to the mean of the whole batch.
     """
     if count is None:
         count = mask.sum(dtype=values.dtype)
@@ -27,7 +27,7 @@ def masked_mean(
 
 
 def row_means(values: Float[Tensor, "B R"], mask: Mask) -> Float[Tensor, " B"]:
-    """The mean of each row's values whose mask is 1; 0 for a row without one."""
+    """The mean of each row's unmasked values; 0 for a fully masked row."""
     return zero_outside(values, mask).sum(1) / mask.sum(1, dtype=values.dtype).clamp(min=1.0)
 
 
@@ -42,8 +42,8 @@ def masked_whiten(
 ) -> Float[Tensor, "B R"]:
     """(values - mean) / sqrt(variance + eps) where the mask is 1, and 0 elsewhere.
 
-    `mean` and `variance` are those of the whole batch (see `moments`), or this tensor's own when both are left out.
-    The variance is the unbiased one, as in the PPO of TRL and verl. `shift_mean=False` keeps the mean.
+    `mean` and `variance` are those of the whole batch (see `moments`); by default, those of this tensor. The variance
+    is unbiased, as in PPO in TRL and verl. `shift_mean=False` keeps the mean.
     """
     if (mean is None) != (variance is None):
         raise ValueError("masked_whiten takes both mean and variance, or neither.")
@@ -54,16 +54,16 @@ def masked_whiten(
 
 
 def moments(values: Float[Tensor, "B R"], mask: Mask) -> Float64[Tensor, "3"]:
-    """Count, sum and sum of squares of the values whose mask is 1; those of parts add up to those of the whole.
+    """Count, sum and sum of squares of unmasked values; those of parts add up to those of the whole.
 
-    In float64, so that the variance taken from them is not lost to cancellation.
+    In float64, so that the variance is not lost to cancellation.
     """
     kept = zero_outside(values, mask).double()
     return torch.stack([mask.sum(dtype=torch.float64), kept.sum(), kept.square().sum()])
 
 
 def mean_and_variance(moments: Float64[Tensor, "3"]) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """The mean and the unbiased variance (float32) from `moments`; 0 and 0 for no values, variance 0 for one."""
+    """The mean and the unbiased variance (float32) from `moments`; the variance of one value is 0."""
     count, total, squares = moments.unbind()
     mean = total / count.clamp(min=1.0)
     variance = (squares - total * mean) / (count - 1.0).clamp(min=1.0)
@@ -71,5 +71,5 @@ def mean_and_variance(moments: Float64[Tensor, "3"]) -> tuple[Float[Tensor, ""],
 
 
 def zero_outside(values: Float[Tensor, "B R"], mask: Mask) -> Float[Tensor, "B R"]:
-    """The values where the mask is 1, zeros elsewhere."""
+    """The values where the mask is 1, and 0 elsewhere."""
     return torch.where(mask.bool(), values, values.new_zeros(()))

@@ -1,4 +1,4 @@
-"""Which samples a policy learns from, drawn by what their scores are worth."""
+"""Resampling of a batch, with weights that depend on the scores."""
 
 import torch
 from jaxtyping import Float, Int
@@ -8,12 +8,12 @@ WEIGHTINGS = ("pow", "max_min", "max_random")
 
 
 def resampling_weights(scores: Float[Tensor, " B"], *, weighting: str, power: float = 2.0) -> Float[Tensor, " B"]:
-    """How often each sample is to be drawn, up to a constant.
+    """The relative frequency with which each sample should be drawn.
 
     pow: |s|^power.   max_min: 1 for the best and the worst score of the batch, else 0.
     max_random: 0.4 for the best score, 0.1 for all others.
-    PF-PPO, sec. 4 (arXiv:2409.06957): rewards are noisy in the middle of their range; best-worst and best-random
-    filters leave it out. The numbers are those of verl's implementation by the authors.
+    PF-PPO, sec. 4 (arXiv:2409.06957): rewards are noisy in the middle of their range, so these weights favor its ends.
+    The numbers are those of the authors' implementation in verl.
     """
     best, worst = scores.max(), scores.min()
     if weighting == "pow":
@@ -28,8 +28,8 @@ def resampling_weights(scores: Float[Tensor, " B"], *, weighting: str, power: fl
 
 
 def resampled_rows(weights: Float[Tensor, " B"], *, generator: torch.Generator) -> Int[Tensor, " B"]:
-    """As many rows as there are, drawn with replacement by their weights, in the order in which they were drawn.
+    """B row numbers drawn with replacement by their weights, in random order.
 
-    So the copies of a row are spread over minibatches.
+    Copies of a row are therefore spread over minibatches.
     """
     return torch.multinomial(weights, len(weights), replacement=True, generator=generator)

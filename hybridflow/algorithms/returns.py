@@ -1,4 +1,4 @@
-"""Sums of what comes later: rewards to go, with a discount."""
+"""Discounted rewards to go."""
 
 import torch
 from jaxtyping import Float
@@ -8,9 +8,9 @@ from hybridflow.algorithms.masked import Mask, zero_outside
 
 
 def rewards_to_go(rewards: Float[Tensor, "B R"], mask: Mask, *, gamma: float = 1.0) -> Float[Tensor, "B R"]:
-    """G_t = r_t + gamma G_t', with t' the next token whose mask is 1, and 0 after the last.
+    """G_t = r_t + gamma G_t', where t' is the next unmasked token; G is 0 after the last.
 
-    The running sum is carried over tokens whose mask is 0 without a discount; they get 0 themselves.
+    The running sum skips masked tokens without a discount; these get 0.
     Sutton and Barto (2018), eq. 3.9.
     """
     decays = torch.where(mask.bool(), rewards.new_tensor(gamma), rewards.new_ones(()))
@@ -20,8 +20,8 @@ def rewards_to_go(rewards: Float[Tensor, "B R"], mask: Mask, *, gamma: float = 1
 def suffix_sums(terms: Float[Tensor, "B R"], decays: Float[Tensor, "B R"]) -> Float[Tensor, "B R"]:
     """The solution of x_t = terms_t + decays_t x_{t+1}, x_R = 0, in log2(R) passes.
 
-    Each pass doubles the reach of every sum. Sums are in an order that depends on positions alone, so padding and the
-    split of a batch change no bit.
+    Each pass doubles the reach of every sum. The order of additions depends on positions alone, so padding and the
+    split of a batch do not change a bit.
     """
     reach = 1
     while reach < terms.shape[1]:

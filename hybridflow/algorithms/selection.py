@@ -1,4 +1,4 @@
-"""The largest numbers of a batch that lies in parts, and numbers drawn for its tokens, whatever the parts."""
+"""Selection of the largest numbers of a distributed batch, and reproducible random numbers for its tokens."""
 
 from collections.abc import Callable
 
@@ -17,10 +17,10 @@ def among_largest(
     *,
     reduce: Callable[[Tensor], Tensor],
 ) -> Bool[Tensor, "B R"]:
-    """The candidates that are among the `count` largest of all parts of a batch; all that equal the last of them.
+    """Whether each candidate is among the `count` largest of all parts of a batch; ties with the last are included.
 
-    A radix search for the smallest number that is taken: three histograms, of which `reduce` sums those of the parts,
-    so that no number leaves its part. Exact for float32.
+    A radix search for the smallest selected number, with three histograms that `reduce` sums over the parts, so that
+    no number leaves its part. Exact for float32.
     """
     keys = _ordered_keys(values)
     open_keys, floor, wanted = keys[candidates], 0, count
@@ -36,10 +36,9 @@ def among_largest(
 
 
 def hashed_draws(prompt_ids: Int64[Tensor, "B P"], response_ids: Int64[Tensor, "B R"]) -> Float[Tensor, "B R"]:
-    """A number from 0 to 1 for each response token, drawn from the ids of its whole sequence and from its place.
+    """A pseudorandom number in [0, 1) for each response token: a hash of its sequence's ids and its position.
 
-    Both are right-padded with 0. The same sequence has the same numbers, whatever stands beside it and however a
-    batch is divided.
+    Ids are right-padded with 0. A sequence has the same numbers in any batch, however the batch is divided.
     """
     of_row = _mixed(_mixed(_row_keys(prompt_ids)) + _row_keys(response_ids))
     places = torch.arange(response_ids.shape[1], device=response_ids.device)
@@ -47,19 +46,19 @@ def hashed_draws(prompt_ids: Int64[Tensor, "B P"], response_ids: Int64[Tensor, "
 
 
 def _ordered_keys(values: Tensor) -> Tensor:
-    """Whole numbers 0 .. 2^32 - 1 in the order of float32 values."""
+    """Integers from 0 to 2^32 - 1 in the order of the float32 values."""
     bits = values.float().contiguous().view(torch.int32).long()
     return torch.where(bits >= 0, bits, -(bits & 0x7FFFFFFF)) + (1 << 31)
 
 
 def _row_keys(ids: Tensor) -> Tensor:
-    """A key of each row's ids and their places; padding adds nothing."""
+    """A key for each row, from its ids and their positions; padding does not change it."""
     places = torch.arange(ids.shape[1], device=ids.device)
     return torch.where(ids != 0, _mixed(_mixed(ids) + places), 0).sum(1)
 
 
 def _mixed(numbers: Tensor) -> Tensor:
-    """Whole numbers that depend on every bit of the given ones; products wrap around at 64 bits."""
+    """Integers that depend on every bit of the given ones; products wrap around at 64 bits."""
     for factor in (0x2545F4914F6CDD1D, 0x369DEA0F31A53F85):
         numbers = (numbers + 0x1E3779B97F4A7C15) * factor
         numbers = numbers ^ ((numbers >> 32) & 0xFFFFFFFF)

@@ -1,4 +1,4 @@
-"""From a score a sequence to a reward a token."""
+"""Rewards per token from scores per sequence."""
 
 import torch
 from jaxtyping import Float
@@ -10,10 +10,10 @@ from hybridflow.algorithms.masked import Mask, zero_outside
 def token_rewards(
     scores: Float[Tensor, " B"], mask: Mask, *, kl: Float[Tensor, "B R"] | None = None, kl_coefficient: float = 0.0
 ) -> Float[Tensor, "B R"]:
-    """-kl_coefficient * kl on every token of the mask, plus the row's score on the last of them; 0 elsewhere.
+    """-kl_coefficient * kl on every unmasked token, plus the row's score on the last of them; 0 elsewhere.
 
-    Ziegler et al., eq. 2 (arXiv:1909.08593); InstructGPT, eq. 2 (arXiv:2203.02155). The score of a row without any
-    token in the mask goes nowhere.
+    Ziegler et al., eq. 2 (arXiv:1909.08593); InstructGPT, eq. 2 (arXiv:2203.02155). The score of a fully masked
+    row is lost.
     """
     chosen = mask.bool()
     is_last = chosen & (chosen.flip(1).cumsum(1).flip(1) == 1)

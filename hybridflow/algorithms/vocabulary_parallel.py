@@ -1,4 +1,4 @@
-"""Log-probabilities and entropies where each rank has the logits of one range of the vocabulary."""
+"""Log-probabilities and entropies from logits that are sharded over the vocabulary."""
 
 import torch
 import torch.distributed as dist
@@ -22,10 +22,11 @@ def vocabulary_parallel_outputs(
 ) -> tuple[Float[Tensor, " N"], ...]:
     """`language_outputs` of the whole vocabulary, the same on every rank of `group` (None: this rank alone).
 
-    This rank's columns are tokens `first_column`, `first_column` + 1, ...; those from `vocabulary` on are padding and
-    have no probability. `targets` are ids of the whole vocabulary. The gradient is that of this rank's columns, for
-    losses that every rank computes alike. Two reductions, of N and 3 N numbers, forward, and two of N and 2 N for
-    `sum_pi_squared`; none backward. Vocabulary-parallel cross-entropy: Megatron-LM, sec. 3 (arXiv:1909.08053).
+    This rank's columns are tokens `first_column`, `first_column` + 1, ...; columns from `vocabulary` on are padding and
+    have probability 0. `targets` are ids of the whole vocabulary. The gradient is that of this rank's columns, for a
+    loss that is the same on every rank. The forward pass has two reductions, of N and 3 N numbers, and two of N and 2 N
+    for `sum_pi_squared`; the backward pass has none. Vocabulary-parallel cross-entropy: Megatron-LM, sec. 3
+    (arXiv:1909.08053).
     """
     numbers = float(temperature), first_column, vocabulary, chunk_rows(logits, chunk_tokens)
     logprobs, entropies = _DividedLogprobs.apply(logits, targets, numbers, "entropy" in names, group)
@@ -60,7 +61,7 @@ def _sum_pi_squared(
 class _DividedLogprobs(torch.autograd.Function):
     """With z = logits / T, m = max z, s = sum exp(z - m): log p = z - m - log s, entropy = log s - sum p (z - m).
 
-    The row of the entropy is reduced even where it stays 0: a reduction's order of additions depends on its size, and
+    The row of the entropy is reduced even if it is 0: a reduction's order of additions depends on its size, and
     log-probabilities must not depend on what else is computed.
     """
 
@@ -126,7 +127,7 @@ class _DividedLogprobs(torch.autograd.Function):
 
 
 def _columns_of(targets: Tensor, first_column: int, columns: int) -> tuple[Tensor, Tensor]:
-    """Each target's column on this rank (any column where it has none), and whether it has one."""
+    """Each target's column on this rank (an arbitrary one if it is on another), and whether it is on this rank."""
     column = targets - first_column
     is_here = (column >= 0) & (column < columns)
     return torch.where(is_here, column, 0), is_here

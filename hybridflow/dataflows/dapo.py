@@ -1,6 +1,6 @@
 """DAPO (arXiv:2503.14476): GRPO with clip-higher, dynamic sampling, a token-level loss, and overlong shaping.
 
-Dynamic sampling and the soft punishment of long responses are here, the rest in `trainer_configs/algorithm/dapo.yaml`.
+This file has dynamic sampling and the overlong punishment; `trainer_configs/algorithm/dapo.yaml` has the rest.
 """
 
 import logging
@@ -26,7 +26,7 @@ from hybridflow.observability.metrics import Metrics, last, mean
 logger = logging.getLogger(__name__)
 
 OVERLONG = "rewards/overlong"
-"""The column of the punishment, as the reward function `overlong` writes it."""
+"""The column of the punishment, which the reward function `overlong` also writes."""
 
 _PART = Range(
     lambda v: 0 <= v <= 1,
@@ -38,7 +38,7 @@ _PENALTY = Range(lambda v: v >= 0, "of 0 or more", "would reward length", "Use 0
 
 
 class DAPO(Dataflow):
-    """Sample and score until the batch is full of groups with a signal, compare within groups, improve."""
+    """Sample and score until the batch is full of groups with a signal, compare within groups, improve, publish."""
 
     provides = ()
     compares_samples = True
@@ -55,15 +55,15 @@ class DAPO(Dataflow):
         """`dataflow_settings.*`."""
 
         max_refills: Annotated[int, AT_LEAST_0] = 10
-        """Extra batches of prompts that a step may draw; after that, groups without a signal fill up the batch."""
+        """Extra batches of prompts that a step may draw; then groups without a signal fill the batch."""
 
         filter_metric: str = "scores"
-        """The scores that must differ within a group: `scores` (for an OpenRLHF function that returns `scores` besides
-        `rewards`, those), or the name of a reward function."""
+        """The scores that must differ within a group: `scores` (those that an OpenRLHF function returns as `scores`, if
+        it does), or the name of a reward function."""
 
         overlong_buffer: Annotated[float, _PART] = 0.2
-        """The last fraction of `data.max_response_tokens`, over which the punishment of long responses grows to
-        `overlong_penalty`. It counts for the advantages, not for `filter_metric`; 0 disables it."""
+        """The last fraction of `data.max_response_tokens`, over which the punishment grows to `overlong_penalty`. It
+        affects advantages but not `filter_metric`; 0 disables it."""
 
         overlong_penalty: Annotated[float, _PENALTY] = 1.0
         """The punishment of the longest responses."""
@@ -83,12 +83,12 @@ class DAPO(Dataflow):
         return metrics | self.observe(gathered.prompts, batch) | gathered.metrics
 
     def dynamic_sampling(self) -> "DynamicSampling":
-        """Draws groups for the step's prompts, then for those that follow in the data."""
+        """Dynamic sampling of the step's prompts and of those after them in the data."""
         settings, further = self.settings, self.streams["prompts"].next
         return DynamicSampling(self.sample, further, metric=settings.filter_metric, max_refills=settings.max_refills)
 
     def sample(self, prompts: Batch) -> BatchRef:
-        """Samples of prompts, with scores."""
+        """Samples of the prompts, with scores."""
         return self.reward.score(self.rollout.generate(prompts.repeat(self.samples_per_prompt)))
 
     def punished(self, batch: BatchRef) -> Batch:
@@ -106,12 +106,12 @@ SMALLEST_SPREAD = 1e-8
 """A group whose scores have no larger standard deviation carries no signal."""
 
 SampleScored = Callable[[Batch], BatchRef]
-"""From prompts to their samples with scores; the samples of a prompt are adjacent."""
+"""Samples prompts and scores the samples; those of a prompt are adjacent."""
 
 
 @dataclass(frozen=True)
 class Gathered:
-    """A full batch, its prompts, and metrics of all groups that were drawn."""
+    """A full batch, its prompts, and metrics of all drawn groups."""
 
     batch: BatchRef
     prompts: Batch
@@ -120,14 +120,14 @@ class Gathered:
 
 @dataclass(frozen=True)
 class Drawn:
-    """All samples of a step so far, and for each group, in the order of drawing, whether it carries a signal."""
+    """All samples of a step so far, and whether each group carries a signal, in the order of drawing."""
 
     batch: BatchRef
     uids: list[int]
     has_signal: list[bool]
 
     def chosen(self, wanted: int) -> list[int]:
-        """The first groups with a signal; if they are too few, the first of the others fill up the batch."""
+        """The first groups with a signal; if there are too few, the first others fill the batch."""
         with_signal = [place for place, has_signal in enumerate(self.has_signal) if has_signal]
         others = [place for place, has_signal in enumerate(self.has_signal) if not has_signal]
         return sorted((with_signal + others)[:wanted])
@@ -147,7 +147,7 @@ class DynamicSampling:
         self._max_refills = max_refills
 
     def gather(self, prompts: Batch) -> Gathered:
-        """As many groups as there are prompts, of these and of further prompts."""
+        """As many groups as there are prompts, drawn from these and from further prompts."""
         wanted, rounds, given, with_signal = len(prompts), [], [], 0
         while True:
             rounds.append(self._draw(prompts))
@@ -208,5 +208,5 @@ class DynamicSampling:
 
 
 def _rows_of(groups: Tensor, uids: Tensor) -> Tensor:
-    """Positions [K] of the rows of the given groups, in the order of the batch."""
+    """Positions [K] of the rows of the given groups, in batch order."""
     return torch.isin(uids, groups).nonzero().flatten()

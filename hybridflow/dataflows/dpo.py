@@ -38,7 +38,7 @@ class DPO(Dataflow):
 
     @classmethod
     def wants_reference(cls, config: Experiment) -> bool:
-        """Unless the loss reads no reference, or its log-probabilities are precomputed."""
+        """True, unless the loss reads no reference or its log-probabilities are precomputed."""
         return compares_with_reference(config)
 
     def step(self, prompts: Batch) -> Metrics:

@@ -28,20 +28,20 @@ class Evaluates(Protocol):
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Held-out rows, measured by the dataflow's own `evaluate`."""
+    """Evaluates held-out rows with the dataflow's `evaluate`."""
 
     dataflow: Dataflow
     batch: Batch
 
     def run(self) -> tuple[Metrics, list[Sample]]:
-        """The dataflow's own metrics."""
+        """The dataflow's metrics, and no samples."""
         owner = f"{type(self.dataflow).__name__}.evaluate"
         return measured(self.dataflow.evaluate(self.batch) or {}, owner=owner), []
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Held-out prompts: samples responses and scores them; `decode` turns tokens into text for the sample table."""
+    """Samples responses to held-out prompts and scores them; `decode` converts tokens to text for the sample table."""
 
     rollout: Sampler
     reward: Scorer
@@ -55,7 +55,7 @@ class Evaluation:
     def run(self) -> tuple[Metrics, list[Sample]]:
         """`val-core/<source>/<what>/mean@N`, and the first samples.
 
-        With several samples also `pass@N`, of the best one; with several functions `val-aux/<source>/<function>/mean`.
+        With several samples, also `pass@N` of the best; with several functions, `val-aux/<source>/<function>/mean`.
         """
         batch = self.rollout.generate(self.prompts.repeat(self.samples_per_prompt), purpose="eval")
         batch = self.reward.score(batch)
@@ -85,12 +85,12 @@ def _part(name: str, scores: Tensor) -> Metrics:
 
 @dataclass(frozen=True)
 class Evaluations:
-    """Several evaluations of a model."""
+    """Several evaluations, run in order."""
 
     evaluations: Sequence[Evaluates]
 
     def run(self) -> tuple[Metrics, list[Sample]]:
-        """The metrics and samples of all of them."""
+        """The metrics and samples of all evaluations."""
         metrics: Metrics = {}
         samples: list[Sample] = []
         for one in self.evaluations:

@@ -157,11 +157,11 @@ def role_needs(dataflow: type[Dataflow]) -> dict[str, RoleNeed]:
 
 
 def learns_from_samples(dataflow: type[Dataflow]) -> bool:
-    """Whether it learns from samples of its rollout; otherwise a rollout is only for the evaluation."""
+    """Whether the dataflow learns from samples of its rollout; otherwise the rollout is only for the evaluation."""
     return any(need.kind is Sampler and not need.is_optional for need in role_needs(dataflow).values())
 
 
 def learns_from_preferences(dataflow: type[Dataflow]) -> bool:
-    """Whether its policy learns from pairs or labelled responses, with the loss of `algorithm.preference`."""
+    """Whether the policy learns from pairs or labelled responses, with the loss of `algorithm.preference`."""
     has_policy = any(need.kind is Policy for need in role_needs(dataflow).values())
     return has_policy and dataflow.data in PREFERENCE_DATA

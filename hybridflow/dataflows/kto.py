@@ -1,4 +1,4 @@
-"""Kahneman-Tversky optimisation (arXiv:2402.01306): single responses, labelled as liked or not."""
+"""Kahneman-Tversky optimization (arXiv:2402.01306): single responses, labelled as liked or not."""
 
 from dataclasses import dataclass
 
@@ -41,7 +41,7 @@ class KTO(Dataflow):
 
     @classmethod
     def wants_reference(cls, config: Experiment) -> bool:
-        """Unless the loss reads no reference, or its log-probabilities are precomputed."""
+        """True, unless the loss reads no reference or its log-probabilities are precomputed."""
         return compares_with_reference(config)
 
     def step(self, prompts: Batch) -> Metrics:
@@ -71,7 +71,7 @@ class KTO(Dataflow):
 def with_mismatched(labelled: Batch) -> Batch:
     """Two rows per response: the response, and one to another prompt, which estimates KTO's z0.
 
-    The latter is that of `mismatched_ids`, if the rows have them, or else another of the batch.
+    The latter is `mismatched_ids` if the rows have them, otherwise another response of the batch.
     """
     others = labelled.tokens("mismatched_ids") if "mismatched_ids" in labelled else mismatched_ids(labelled)
     rows = {
@@ -84,12 +84,12 @@ def with_mismatched(labelled: Batch) -> Batch:
 def mismatched_ids(labelled: Batch) -> Ragged:
     """For each row, the response half a batch earlier.
 
-    The previous row will not do: if the data was pairs, it may answer the same prompt.
+    The previous row is unsuitable: if the data was pairs, it may answer the same prompt.
     """
     count = len(labelled)
     if count < 2:
         raise BatchError(
-            "KTO compares responses with those to other prompts, and a batch has only one response.",
+            "KTO compares responses with those to other prompts, but a batch has only one response.",
             remedy="Set data.batch_size to 2 or more.",
         )
     return labelled.tokens("response_ids").select(torch.arange(count).roll(count // 2))

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 PROMPTS = "prompts"
-"""The stream of the steps' batches."""
+"""The stream that yields the batches of the steps."""
 
 
 class Loader(Protocol):
@@ -60,14 +60,14 @@ class Loader(Protocol):
 class Run:
     """The objects that the loop works with.
 
-    `drain_calls` returns (role, method, seconds) of calls that ended since the last time; `calls` are those in flight;
-    `stop` knows when to end; `report` writes the report page.
+    `drain_calls` returns (role, method, seconds) of calls that ended since it was last called; `calls` are those in
+    flight; `stop` decides when the run ends; `report` writes the report page.
     """
 
     trainer: Trainer
     dataflow: Dataflow
     streams: Mapping[str, Loader]
-    """The loaders; `prompts` yields the steps' batches."""
+    """The loaders; `prompts` yields the batches of the steps."""
 
     evaluation: Evaluates | None
     tracker: Tracker
@@ -97,7 +97,7 @@ class Stopped:
     """The step of the last checkpoint; 0 for none."""
 
     abandoned: str = ""
-    """The step or evaluation that was abandoned, in words."""
+    """A description of the step or evaluation that was abandoned."""
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,8 @@ class Outcome:
 class Loop:
     """Runs a dataflow from its current step to `trainer.total_steps`.
 
-    A checkpoint has everything that the remaining steps depend on: roles (weights, optimizers), the loaders' positions,
-    the dataflow's state and the step. A resumed run therefore continues as if it had never stopped.
+    A checkpoint contains everything that the remaining steps depend on: roles (weights, optimizers), the loaders'
+    positions, the dataflow's state and the step. A resumed run therefore continues as if it had never stopped.
     """
 
     def __init__(self, run: Run) -> None:
@@ -233,7 +233,7 @@ class Loop:
         self._unlogged = (self._unlogged or {}) | self._evaluation
 
     def _log_step(self) -> None:
-        """Logs the step's row before saving, so that no resumed run lacks it; the time of saving is in the next row."""
+        """Logs the step's row before saving, so that a resumed run has it; the time of saving is in the next row."""
         run, row = self._run, self._unlogged or {}
         if self._step:
             row |= plain(run.timers.metrics())
@@ -295,7 +295,7 @@ class Loop:
 
 @contextmanager
 def _in(what: str) -> Iterator[None]:
-    """Says in a reward's error where it failed: functions are called in training and in evaluations."""
+    """Prefixes a reward's error with where it failed: functions are called in training and in evaluations."""
     try:
         yield
     except HybridflowError as error:

@@ -1,4 +1,4 @@
-"""Preferences as rows that a model reads: two responses to a prompt, one after the other."""
+"""Preferences as rows for a model: two responses to a prompt, in consecutive rows."""
 
 from collections.abc import Mapping
 
@@ -23,7 +23,7 @@ def compares_with_reference(config: Experiment) -> bool:
 
 
 def reference_sums(rows: Batch, actor: Policy, reference: FrozenModel | None) -> Tensor:
-    """`ref_sums` [B, 2] of 2 B rows, by the run's reference model or by the policy before its first step."""
+    """`ref_sums` [B, 2] of 2 B rows, from the run's reference model or from the policy before its first step."""
     if reference:
         return reference.logprobs(rows).fetch().tokens("ref_logprobs").row_sums().view(-1, 2)
     return actor.logprobs(rows).fetch().tokens("old_logprobs").row_sums().view(-1, 2)

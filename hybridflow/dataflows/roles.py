@@ -1,4 +1,4 @@
-"""The types of roles: the methods that a dataflow may call. Every call returns at once, with a handle or a future."""
+"""The types of roles: the methods that a dataflow may call. Calls return immediately, with a handle or a future."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,7 +36,7 @@ class FrozenModel(Protocol):
 
 
 class Trainable(Protocol):
-    """What all trained roles can do: save and load themselves."""
+    """A trained role: it can be saved and loaded."""
 
     def save(self, directory: Path) -> Future[WrittenFiles | Sequence[WrittenFiles]]:
         """Writes the role's part of a checkpoint; each rank returns the files that it hashed."""
@@ -55,15 +55,15 @@ class Policy(Trainable, Protocol):
         ...
 
     def advantages(self, batch: BatchRef) -> BatchRef:
-        """The batch, with `rewards` and `advantages` from scores alone."""
+        """The batch, with `rewards` and `advantages` computed from scores alone."""
         ...
 
     def combine_advantages(self, batch: BatchRef, other: BatchRef, multiplier: float) -> BatchRef:
-        """The batch, with `advantages` combined with those of another batch of the same rows."""
+        """The batch, with its `advantages` combined with those of another batch of the same rows."""
         ...
 
     def update(self, batch: BatchRef, pretraining: Batch | None = None) -> Future[Metrics]:
-        """Improves the policy, optionally on pretraining texts too."""
+        """Updates the policy, optionally on pretraining texts too."""
         ...
 
     def supervised_step(self, batch: Batch | BatchRef) -> Future[Metrics]:
@@ -75,11 +75,11 @@ class Policy(Trainable, Protocol):
         ...
 
     def evaluate(self, batch: Batch | BatchRef) -> Future[Metrics]:
-        """The metrics of such a step on held-out rows, without training on them."""
+        """The metrics of a supervised or preference step on held-out rows, without training on them."""
         ...
 
     def publish_weights(self, version: int) -> Future[None]:
-        """Gives the rollout the trained weights."""
+        """Gives the rollout the trained weights, under a version."""
         ...
 
 
@@ -91,7 +91,7 @@ class TrainableRewardModel(Trainable, Scorer, Protocol):
         ...
 
     def evaluate(self, batch: Batch | BatchRef) -> Future[Metrics]:
-        """The metrics of such a step on held-out pairs, without training on them."""
+        """The metrics of a step on held-out pairs, without training on them."""
         ...
 
 
@@ -112,4 +112,4 @@ class ValueFunction(Trainable, Protocol):
 
 
 ROLE_TYPES = (Sampler, Scorer, FrozenModel, Policy, TrainableRewardModel, ValueFunction)
-"""The types with which a dataflow may annotate its roles."""
+"""The types that a dataflow may annotate its roles with."""

@@ -1,4 +1,4 @@
-"""Safe RLHF (arXiv:2310.12773): PPO toward a reward, under a limit on the mean of a cost (PPO-Lagrangian)."""
+"""Safe RLHF (arXiv:2310.12773): PPO with a limit on the mean of a cost (PPO-Lagrangian)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -28,7 +28,7 @@ class SFT(Dataflow):
         return metrics
 
     def evaluate(self, held_out: Batch) -> Metrics:
-        """`val-core/<source>/loss`, the mean of -log p per response token, and `perplexity`, its exponential."""
+        """`val-core/<source>/loss`, the mean of -log p over response tokens, and its exponential, `perplexity`."""
         losses = evaluated_by_source(held_out, self.actor.evaluate)
         perplexities = {
             name.removesuffix("loss") + "perplexity": last(math.exp(min(measure.value, 700.0)))

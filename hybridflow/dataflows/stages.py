@@ -1,4 +1,4 @@
-"""Functions that several dataflows share."""
+"""Stage names, batch metrics, and steps that several dataflows share."""
 
 from collections.abc import Callable
 
@@ -38,7 +38,7 @@ def stage_name(role: str, method: str) -> str:
 
 
 def batch_metrics(batch: BatchRef) -> Metrics:
-    """Metrics of scores and lengths, from the row columns that the driver has."""
+    """Metrics of scores and lengths, from row columns on the driver."""
     prompts, responses = batch.tokens_of("prompt_ids"), batch.tokens_of("response_ids")
     scores, uids = batch.row("scores"), batch.row("uid")
     metrics = summary("critic/score", scores.tolist())
@@ -60,7 +60,7 @@ def batch_metrics(batch: BatchRef) -> Metrics:
 
 
 def baselines_of(greedy: BatchRef, *, times: int) -> Batch:
-    """`baselines` [B]: for each sample the score of its prompt's greedy response; a prompt's samples are adjacent."""
+    """`baselines` [B]: each sample's baseline is the score of its prompt's greedy response; samples are adjacent."""
     return Batch.of(rows={"baselines": greedy.row("scores").repeat_interleave(times)})
 
 

@@ -1,4 +1,4 @@
-"""Checks, in each process of a run and before anything else starts, the storage that all nodes must share."""
+"""A check of the storage that all nodes must share, in each process of a run before anything else starts."""
 
 import os
 import time
@@ -13,7 +13,7 @@ from hybridflow.controller.worker import Worker
 
 TOKEN_FILE = "driver"
 PATIENCE_SECONDS = 5.0
-"""How long a file written on another node may take to become visible here."""
+"""The time within which a file written on another node must become visible."""
 
 Sizes = Mapping[str, int]
 """Names of the files in a directory, and their sizes in bytes."""
@@ -21,20 +21,20 @@ Sizes = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Expected:
-    """The files that the driver has written or reads, which every process must find at the same paths."""
+    """The files that every process must find at the same paths as the driver."""
 
     meeting: Path
-    """A directory in the run directory: the driver wrote `token` to a file in it, and every process writes it back."""
+    """A directory in the run directory, with the driver's `token` in a file. Every process writes the token back."""
 
     token: str
     directories: Mapping[str, tuple[Path, Sizes]]
-    """The directories that the run reads, by the setting that names them, with the files that the driver sees there."""
+    """The directories that the run reads and their files on the driver, by the setting that names them."""
 
     code: Path
     """The copies of the user's code."""
 
     working_directory: Path
-    """The driver's. Processes change to it if it exists, for relative paths in the user's functions."""
+    """The driver's. Processes change to it if it exists, because the user's functions may use relative paths."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class StorageReport:
 
     node: str
     answer: str
-    """The file in the meeting directory to which it wrote the token."""
+    """The file in the meeting directory to which the process wrote the token."""
 
     problems: Mapping[str, str]
-    """Problems by the setting that names the path; `trainer.run_dir` for the meeting directory."""
+    """Problems, by the setting that names the path; `trainer.run_dir` for the meeting directory."""
 
 
 class StorageCheck(Worker):
@@ -54,7 +54,7 @@ class StorageCheck(Worker):
 
     @transfer(BROADCAST)
     def check(self, expected: Expected) -> StorageReport:
-        """Reads the driver's token and writes it back, checks what the run reads, and uses the user's code."""
+        """Reads the driver's token and writes it back, compares directories, and puts the user's code on the path."""
         answer = f"{self.context.role}-{self.context.rank}"
         found = _exchange(expected, answer)
         problems = {} if found is None else {"trainer.run_dir": found}
@@ -75,7 +75,7 @@ def sizes_of(directory: Path) -> dict[str, int]:
 
 
 def missing_from(directory: Path, sizes: Sizes) -> str | None:
-    """A description of the first missing or different file of a directory; None if there is none."""
+    """A description of the first missing or different file in a directory, if there is one."""
     try:
         here = sizes_of(directory)
     except OSError as error:
@@ -87,11 +87,13 @@ def missing_from(directory: Path, sizes: Sizes) -> str | None:
 
 
 def read_back(file: Path, token: str) -> str | None:
-    """What is wrong with a file to which another process wrote the token; waits a few seconds for it to appear."""
+    """A description of the problem with a file to which another process wrote the token, if there is one.
+
+    Waits `PATIENCE_SECONDS` for the file to appear."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:
-            return None if file.read_text() == token else f"{file} holds something else"
+            return None if file.read_text() == token else f"{file} has other content than the driver's token"
         except OSError as error:
             if time.monotonic() > deadline:
                 return f"{file}: {error.strerror or error}"

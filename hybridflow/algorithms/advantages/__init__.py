@@ -1,1 +1,1 @@
-"""Advantage estimators, one a file. Read `gae.py` (needs a critic) or `group_relative.py` (needs siblings) first."""
+"""Advantage estimators, one per file. Read `gae.py` (with a critic) or `group_relative.py` (without) first."""

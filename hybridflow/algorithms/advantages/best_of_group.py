@@ -1,4 +1,4 @@
-"""Advantages for the best of several samples: only the one that raises the maximum gets any."""
+"""Advantages for the best of several samples: only the sample that raises the maximum gets one."""
 
 import torch
 from jaxtyping import Float, Int64
@@ -16,10 +16,10 @@ def best_of_group(
     divide_by_std: bool = True,
     eps: float = 1e-6,
 ) -> Float[Tensor, "B R"]:
-    """max(group) - max(group without the sample), over (group std + eps), on the mask; a group of one keeps its score.
+    """(max(group) - max(group without the sample)) / (group std + eps) on the mask; a group of one keeps its score.
 
-    That is how far the best sample leads the second best, and 0 for all others and for samples that share the lead:
-    the leave-one-out gradient of pass@k, for groups of k.
+    The best sample gets its lead over the second best. All others get 0, as does the best if the maximum is tied. This
+    is the leave-one-out gradient of pass@k, for groups of k.
     Tang et al., the leave-one-out baseline of a k-sample objective (arXiv:2503.19595); the division is GRPO's.
     """
     group = group_statistics(scores, group_ids)

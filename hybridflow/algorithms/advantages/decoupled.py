@@ -1,4 +1,4 @@
-"""Advantages from several rewards, each compared within its group by itself."""
+"""Advantages from several rewards, each normalized separately within the group."""
 
 from collections.abc import Sequence
 
@@ -19,15 +19,15 @@ def decoupled(
     divide_by_std: bool = True,
     eps: float = 1e-6,
 ) -> Float[Tensor, "B R"]:
-    """sum_f weights[f] A_f, with A_f what `group_relative` makes of reward f alone; no weights are 1 each.
+    """sum_f weights[f] A_f, where A_f is `group_relative` of reward f alone; weights default to 1.
 
-    A reward that says little is so not drowned by one of a wider range. NaN is a sample that reward f did not score:
-    it counts in no mean of f, and gets nothing from f. The sum is still to be scaled over the batch: `masked_whiten`.
-    GDPO, decoupled normalization (arXiv:2601.05242).
+    A reward with a wide range therefore does not drown the others. NaN marks a sample that reward f did not score: f's
+    statistics exclude it, and its A_f is 0. GDPO, decoupled normalization (arXiv:2601.05242), which then normalizes
+    the sum over the batch: see `masked_whiten`.
     """
     if weights and len(weights) != components.shape[1]:
         raise ValueError(
-            f"{len(weights)} weights {list(weights)} for {components.shape[1]} rewards. Give one a reward."
+            f"{len(weights)} weights {list(weights)} for {components.shape[1]} rewards. Give one weight per reward."
         )
     total = torch.zeros_like(components[:, 0])
     for f, column in enumerate(components.unbind(1)):

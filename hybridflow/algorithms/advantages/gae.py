@@ -1,4 +1,4 @@
-"""Generalised advantage estimation."""
+"""Generalized advantage estimation."""
 
 import torch
 from jaxtyping import Float
@@ -13,8 +13,8 @@ def gae(
 ) -> tuple[Float[Tensor, "B R"], Float[Tensor, "B R"]]:
     """Advantages A_t = delta_t + gamma lam A_t', with delta_t = r_t + gamma V_t' - V_t, and returns A_t + V_t.
 
-    t' is the next token whose mask is 1: the running value and advantage are carried over the others (a tool's
-    words, padding), which get 0. After the last token V and A are 0. The advantages are not whitened: see `masked`.
+    t' is the next unmasked token: masked tokens (tool output, padding) get 0, and the running value and advantage skip
+    them. V and A are 0 after the last token. The advantages are not whitened: see `masked_whiten`.
     Schulman et al., eq. 16 (arXiv:1506.02438).
     """
     chosen = mask.bool()
@@ -26,7 +26,7 @@ def gae(
 
 
 def _next_chosen(values: Tensor, chosen: Tensor) -> Tensor:
-    """For each token, the value of the next chosen one after it; 0 where there is none."""
+    """For each token, the value at the next chosen token after it; 0 if there is none."""
     width = values.shape[1]
     padded = torch.nn.functional.pad(values, (0, 1))
     positions = torch.where(chosen, torch.arange(width, device=values.device), width)

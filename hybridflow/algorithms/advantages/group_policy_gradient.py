@@ -1,4 +1,4 @@
-"""Advantages over the group's mean, made up for the groups that teach nothing."""
+"""Advantages relative to the group's mean, scaled up to compensate for groups without a gradient."""
 
 from collections.abc import Callable
 
@@ -18,11 +18,11 @@ def group_policy_gradient(
     *,
     divisor: float = 1.0,
 ) -> Float[Tensor, "B R"]:
-    """alpha (score - group mean) / divisor on the mask, alpha = B / (B - M); a group of one keeps alpha times its own.
+    """alpha (score - group mean) / divisor on the mask, alpha = B / (B - M); a group of one gets alpha times its score.
 
-    B rows, of which M have no gradient because their group's scores are all equal, are counted over the whole batch:
-    `reduce` sums over its parts. GPG, eq. 6 to 8 (arXiv:2504.02546).
-    verl takes the number of scores that are not 0 for B - M.
+    B counts the rows of the whole batch, and M those without a gradient, because all scores of their group are equal;
+    `reduce` sums over the parts of the batch. GPG, eq. 6 to 8 (arXiv:2504.02546). verl uses the number of nonzero
+    scores instead of B - M.
     """
     group = group_statistics(scores, group_ids)
     teaches = (group.std >= 1e-8) | ((group.size == 1) & (scores != 0))

@@ -10,7 +10,7 @@ from hybridflow.algorithms.masked import Mask, zero_outside
 
 
 class GroupStatistics(NamedTuple):
-    """For each row, what its group looks like: mean, unbiased standard deviation (0 for one row), and size."""
+    """Statistics of each row's group: mean, unbiased standard deviation (0 for one row), and size."""
 
     mean: Float[Tensor, " B"]
     std: Float[Tensor, " B"]
@@ -25,9 +25,9 @@ def group_relative(
     divide_by_std: bool = True,
     eps: float = 1e-6,
 ) -> Float[Tensor, "B R"]:
-    """(score - group mean) / (group std + eps) on every token of the mask, 0 elsewhere; a group of one keeps its score.
+    """(score - group mean) / (group std + eps) on every unmasked token, 0 elsewhere; a group of one keeps its score.
 
-    Rows with equal `group_ids` are siblings, adjacent or not. The standard deviation is the unbiased one.
+    Rows with equal `group_ids` form a group, adjacent or not. The standard deviation is the unbiased one.
     DeepSeekMath, sec. 4.1.2 (arXiv:2402.03300); without the division, Dr. GRPO (arXiv:2503.20783).
     """
     group = group_statistics(scores, group_ids)
@@ -41,7 +41,7 @@ def group_relative(
 def group_statistics(scores: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> GroupStatistics:
     """Mean, standard deviation and size of each row's group.
 
-    In float64, so that equal scores have a deviation of 0 rather than rounding noise that eps would not drown.
+    Computed in float64, so that equal scores have a deviation of 0 instead of rounding noise larger than eps.
     """
     wide = scores.double()
     size = group_sums(torch.ones_like(wide), group_ids)
@@ -52,7 +52,7 @@ def group_statistics(scores: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]
 
 
 def fraction_without_spread(scores: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Float[Tensor, ""]:
-    """The fraction of rows whose group's scores are all equal, so that they teach nothing (`frac_reward_zero_std`)."""
+    """The fraction of rows whose group has equal scores, and so no gradient (`frac_reward_zero_std`)."""
     return (group_statistics(scores, group_ids).std < 1e-8).to(scores.dtype).mean()
 
 

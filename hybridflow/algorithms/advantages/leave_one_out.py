@@ -1,4 +1,4 @@
-"""Advantages over the mean of the other samples of the same prompt."""
+"""Advantages relative to the mean of the other samples of the prompt."""
 
 import torch
 from jaxtyping import Float, Int64
@@ -9,9 +9,9 @@ from hybridflow.algorithms.masked import Mask, zero_outside
 
 
 def leave_one_out(scores: Float[Tensor, " B"], mask: Mask, group_ids: Int64[Tensor, " B"]) -> Float[Tensor, "B R"]:
-    """score - mean(the siblings' scores) on every token of the mask, 0 elsewhere; a group of one keeps its score.
+    """score - mean(scores of the prompt's other samples) on every unmasked token; a group of one keeps its score.
 
-    With a group of n that is n / (n - 1) times the distance from the group's mean.
+    In a group of n, this is n / (n - 1) times the difference from the group's mean. 0 outside the mask.
     RLOO, the leave-one-out estimator (Ahmadian et al., arXiv:2402.14740; Kool et al., 2019).
     """
     group = group_statistics(scores, group_ids)

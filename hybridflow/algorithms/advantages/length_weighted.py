@@ -1,4 +1,4 @@
-"""Advantages over a baseline in which long responses weigh more."""
+"""Advantages relative to a baseline that weights responses by their length."""
 
 import torch
 from jaxtyping import Float, Int64
@@ -9,9 +9,9 @@ from hybridflow.algorithms.masked import Mask, zero_outside
 
 
 def length_weighted(scores: Float[Tensor, " B"], mask: Mask, group_ids: Int64[Tensor, " B"]) -> Float[Tensor, "B R"]:
-    """score - sum(length * score) / sum(length) over the group, on every token of the mask; a group of one keeps it.
+    """score - sum(length * score) / sum(length) over the group, on unmasked tokens; a group of one keeps its score.
 
-    The baseline of least variance, where the square of a response's gradient grows with its tokens.
+    The baseline of least variance if the squared norm of a response's gradient is proportional to its length.
     OPO, the optimal reward baseline (arXiv:2505.23585).
     """
     lengths = mask.sum(1).double()

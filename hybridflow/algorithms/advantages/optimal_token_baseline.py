@@ -1,4 +1,4 @@
-"""Advantages over a baseline of each token's own: siblings weigh in by how much their gradients have varied so far."""
+"""Advantages with a baseline per token: the prompt's samples, weighted by the size of their gradients so far."""
 
 import torch
 from jaxtyping import Float, Int64
@@ -18,10 +18,11 @@ def optimal_token_baseline(
     *,
     eps: float = 1e-8,
 ) -> Float[Tensor, "B R"]:
-    """A_t = G_t - sum(W_t G_t) / sum(W_t) over the group's rows with a token t; G_t are the rewards from t on.
+    """A_t = G_t - sum(W_t G_t) / sum(W_t), with sums over the group's rows that have a token t.
 
-    W_t = sum_{j <= t} (1 - 2 pi_j + sum_v pi_j(v)^2) is the squared norm of the logits' gradients up to t, known from
-    a forward pass: `sum_pi_squared` is the sum over the vocabulary v. Where no sibling has a token, the baseline is 0.
+    G_t is the sum of rewards from t on. W_t = sum_{j <= t} (1 - 2 pi_j + sum_v pi_j(v)^2) is the squared norm of the
+    logits' gradients up to t, which a forward pass yields: `sum_pi_squared` is the sum over the vocabulary v. The
+    baseline is 0 at positions where no other row of the group has a token.
     Li et al., the optimal token baseline with the logit-gradient proxy (arXiv:2602.07078).
     """
     returns = rewards_to_go(rewards, mask)

@@ -1,4 +1,4 @@
-"""Advantages that are the rewards to come, with the whole batch for a baseline."""
+"""Advantages equal to the discounted rewards to go."""
 
 from jaxtyping import Float
 from torch import Tensor
@@ -8,10 +8,9 @@ from hybridflow.algorithms.returns import rewards_to_go
 
 
 def reinforce(rewards: Float[Tensor, "B R"], mask: Mask, *, gamma: float) -> Float[Tensor, "B R"]:
-    """A_t = r_t + gamma A_t', with t' the next token whose mask is 1; 0 outside the mask.
+    """A_t = r_t + gamma A_t', where t' is the next unmasked token; 0 outside the mask.
 
-    REINFORCE++ (arXiv:2501.03262), before its advantages are scaled over the batch: see `masked_whiten`. The
-    variant with a baseline subtracts the mean of the prompt's group instead, and is scaled alike: `group_relative`
-    without the division.
+    REINFORCE++ (arXiv:2501.03262), which then normalizes advantages over the batch: see `masked_whiten`. Its variant
+    with a baseline is `group_relative` without the division, normalized in the same way.
     """
     return rewards_to_go(rewards, mask, gamma=gamma)

@@ -1,1 +1,1 @@
-"""Losses per token, neither masked nor averaged: `aggregate` does both. Read `policy.py` first."""
+"""Losses per token or per response, not averaged: see `aggregate`. Read `policy.py` first."""

@@ -1,4 +1,4 @@
-"""REINFORCE weighted by clipped importance ratios: no token loses its gradient."""
+"""REINFORCE with clipped importance weights: every token keeps its gradient."""
 
 from jaxtyping import Float
 from torch import Tensor
@@ -17,8 +17,8 @@ def cispo(
 ) -> Float[Tensor, "B R"]:
     """Per-token loss -sg(clip(r, 1 - clip_low, 1 + clip_high)) A log p, with r = exp(logprobs - old_logprobs).
 
-    CISPO, eq. 4 and 5 (MiniMax-M1, arXiv:2506.13585); sg stops the gradient. A `clip_low` of 1 has no lower bound, as
-    in the paper's runs. Neither masked nor averaged: see `aggregate`.
+    CISPO, eq. 4 and 5 (MiniMax-M1, arXiv:2506.13585); sg stops the gradient. With `clip_low` 1 there is no lower
+    bound, as in the paper's runs. Neither masked nor averaged: see `aggregate`.
     """
     ratio = clamped_log_ratio(logprobs.detach(), old_logprobs).exp()
     return -ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages * logprobs
@@ -32,6 +32,6 @@ def cispo_clip_fraction(
     clip_low: float,
     clip_high: float,
 ) -> Float[Tensor, ""]:
-    """The fraction of tokens whose ratio is outside the bounds, whatever their advantage: their weight is cut."""
+    """The fraction of tokens whose ratio is outside the bounds, so that their weight is clipped."""
     ratio = clamped_log_ratio(logprobs.detach(), old_logprobs).exp()
     return masked_mean((ratio.clamp(1.0 - clip_low, 1.0 + clip_high) != ratio).float(), mask)

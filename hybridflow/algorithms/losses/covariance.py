@@ -1,4 +1,4 @@
-"""Losses that spare the few tokens whose log-probability and advantage covary most: they would end exploration."""
+"""Losses that restrain the few tokens whose log-probability and advantage covary most, to preserve the entropy."""
 
 from collections.abc import Callable
 
@@ -23,7 +23,7 @@ def clip_cov(
     clip_low: float,
     clip_high: float,
 ) -> Float[Tensor, "B R"]:
-    """Per-token PPO loss, and 0 on those of the selected tokens that PPO does not clip: they get no gradient either.
+    """Per-token PPO loss, but 0, without a gradient, on selected tokens that PPO does not clip.
 
     Clip-Cov, eq. 12 (Cui et al., arXiv:2505.22617); see `clip_cov_selection`. Neither masked nor averaged.
     """
@@ -61,8 +61,8 @@ def clip_cov_selection(
 ) -> dict[str, Tensor]:
     """`is_selected`: `fraction` of all tokens (at least one), drawn from those with a covariance between the bounds.
 
-    Clip-Cov, eq. 11 (arXiv:2505.22617). `draws` are random numbers, of which the largest win; `reduce` sums over the
-    parts of a batch of which this is one.
+    Clip-Cov, eq. 11 (arXiv:2505.22617). The tokens with the largest `draws` (random numbers) are selected; `reduce`
+    sums over the parts of the batch.
     """
     covariance = token_covariance(old_logprobs, advantages, mask, reduce=reduce)
     candidates = mask.bool() & (covariance > covariance_low) & (covariance < covariance_high)
@@ -80,7 +80,7 @@ def kl_cov_selection(
 ) -> dict[str, Tensor]:
     """`is_selected`: the `fraction` of all tokens (at least one) with the largest covariance.
 
-    KL-Cov, eq. 13 (arXiv:2505.22617). `reduce` sums over the parts of a batch of which this is one.
+    KL-Cov, eq. 13 (arXiv:2505.22617). `reduce` sums over the parts of the batch.
     """
     covariance = token_covariance(old_logprobs, advantages, mask, reduce=reduce)
     count = _number_of(fraction, mask, reduce)
@@ -90,9 +90,10 @@ def kl_cov_selection(
 def token_covariance(
     logprobs: Float[Tensor, "B R"], advantages: Float[Tensor, "B R"], mask: Mask, *, reduce: Reduce
 ) -> Float[Tensor, "B R"]:
-    """(log p - mean log p) (A - mean A) of each token; the means are over the whole batch of which this is a part.
+    """(log p - mean log p) (A - mean A) of each token, with means over the whole batch.
 
-    Cui et al., eq. 10 (arXiv:2505.22617): the mean of it drives the change of the policy's entropy.
+    Cui et al., eq. 10 (arXiv:2505.22617): its mean drives the change of the policy's entropy. `reduce` sums over the
+    parts of the batch.
     """
     sums = reduce(
         torch.stack([mask.sum().double(), masked_sum(logprobs.double(), mask), masked_sum(advantages.double(), mask)])

@@ -1,4 +1,4 @@
-"""Trust regions of a token's probability itself, rather than of its ratio (DPPO)."""
+"""Trust regions of a token's probability instead of its ratio (DPPO)."""
 
 import torch
 from jaxtyping import Bool, Float
@@ -8,7 +8,7 @@ from hybridflow.algorithms.kl import clamped_log_ratio
 from hybridflow.algorithms.masked import Mask, masked_mean
 
 MAX_RATIO = 20.0
-"""Importance ratios are cut here; a low bound biases (DPPO, sec. 5.4)."""
+"""The largest importance ratio; a low bound introduces bias (DPPO, sec. 5.4)."""
 
 Inside = Bool[Tensor, "B R"]
 
@@ -24,8 +24,9 @@ def dppo_tv(
 ) -> Float[Tensor, "B R"]:
     """Per-token loss -sg(min(r, max_ratio) I) A log p; I is 1 while p - p_old is within -clip_low .. clip_high.
 
-    r = p / p_old, and sg stops the gradient. The upper bound counts where A > 0 and the lower one elsewhere: what
-    leads back is never stopped. DPPO, eq. 12 with the binary total variation of eq. 13 (arXiv:2602.04879).
+    r = p / p_old, and sg stops the gradient. The upper bound applies where A > 0 and the lower one elsewhere, so that
+    steps back into the region keep their gradient. DPPO, eq. 12 with the binary total variation of eq. 13
+    (arXiv:2602.04879).
     """
     inside = within_total_variation(logprobs, old_logprobs, advantages, clip_low, clip_high)
     return _weighted(logprobs, old_logprobs, advantages, inside, max_ratio)
@@ -42,8 +43,8 @@ def dppo_kl(
 ) -> Float[Tensor, "B R"]:
     """Per-token loss -sg(min(r, max_ratio) I) A log p; I is 1 while the binary divergence KL(p_old || p) is small.
 
-    The divergence is that of "this token or any other". `clip_high` bounds it where A > 0 and p has grown, `clip_low`
-    where A <= 0 and p has shrunk. DPPO, eq. 12 with the binary KL of eq. 14 (arXiv:2602.04879).
+    The divergence is that of the distribution "this token or any other". `clip_high` bounds it where A > 0 and p has
+    grown, `clip_low` where A <= 0 and p has shrunk. DPPO, eq. 12 with the binary KL of eq. 14 (arXiv:2602.04879).
     """
     inside = within_binary_kl(logprobs, old_logprobs, advantages, clip_low, clip_high)
     return _weighted(logprobs, old_logprobs, advantages, inside, max_ratio)
@@ -60,7 +61,7 @@ def within_total_variation(
 def within_binary_kl(
     logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip_low: float, clip_high: float
 ) -> Inside:
-    """Where the divergence of a token's probability, against all others', is small, or its advantage leads back."""
+    """Whether a token's binary KL divergence is within the bounds, or its advantage leads back into the region."""
     now, old, eps = logprobs.detach().exp(), old_logprobs.exp(), 1e-8
     others = (1.0 - old) * torch.log((1.0 - old + eps) / (1.0 - now + eps))
     divergence = old * (old_logprobs - logprobs.detach()) + others

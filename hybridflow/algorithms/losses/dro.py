@@ -1,4 +1,4 @@
-"""A policy gradient tied to the old policy by the square of the log-ratio."""
+"""A policy gradient with a quadratic penalty on the log-ratio to the old policy."""
 
 from jaxtyping import Float
 from torch import Tensor
@@ -15,8 +15,8 @@ def dro(
 ) -> Float[Tensor, "B R"]:
     """Per-token loss -A log p + beta / 2 (logprobs - old_logprobs)^2.
 
-    DRO-V, eq. 8 (arXiv:2405.19107) divided by its tau, our beta: the policy's part, a token at a time and with the
-    advantage where the paper has r - V; the old policy is the reference. Log-ratios are clamped to +-20, beyond which
-    the tie has no gradient.
+    The policy's part of DRO-V, eq. 8 (arXiv:2405.19107), divided by its tau, which is beta here; per token, with the
+    advantage in place of the paper's r - V, and the old policy as the reference. Log-ratios are clamped to +-20, beyond
+    which the penalty has no gradient.
     """
     return -advantages * logprobs + 0.5 * beta * clamped_log_ratio(logprobs, old_logprobs).square()

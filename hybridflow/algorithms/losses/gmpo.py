@@ -17,10 +17,10 @@ def gmpo(
     clip_low: float,
     clip_high: float,
 ) -> Float[Tensor, "B R"]:
-    """Of each row, on all its tokens: -A exp(mean_t m_t), m_t the log-ratio clipped where clipping lowers sign(A) m.
+    """-A exp(mean_t m_t) of each row, on all its tokens; m_t is the log-ratio, clipped if that lowers sign(A) m_t.
 
-    A is the mean of the row's advantages, clipping is to -clip_low .. clip_high, which bound log-ratios here: 0.4 in
-    the paper. GMPO, eq. 4 (arXiv:2507.20673). For an aggregation of rows: `seq-mean-token-mean`.
+    A is the mean of the row's advantages. The bounds -clip_low and clip_high are those of log-ratios: 0.4 in the paper.
+    GMPO, eq. 4 (arXiv:2507.20673). Use it with the aggregation `seq-mean-token-mean`.
     """
     sign = advantages.sign()
     log_ratio = clamped_log_ratio(logprobs, old_logprobs)
@@ -38,7 +38,7 @@ def gmpo_clip_fraction(
     clip_low: float,
     clip_high: float,
 ) -> Float[Tensor, ""]:
-    """The fraction of tokens whose log-ratio is outside the bounds where clipping stops the gradient."""
+    """The fraction of tokens whose gradient is stopped by clipping."""
     log_ratio = clamped_log_ratio(logprobs.detach(), old_logprobs)
     stopped = torch.where(advantages > 0, log_ratio > clip_high, (advantages < 0) & (log_ratio < -clip_low))
     return masked_mean(stopped.float(), mask)

@@ -1,4 +1,4 @@
-"""One importance ratio a sequence."""
+"""A policy loss with one importance ratio per sequence."""
 
 import torch
 from jaxtyping import Float
@@ -19,10 +19,10 @@ def gspo(
 ) -> Float[Tensor, "B R"]:
     """Per-token loss -min(s A, clip(s, 1 - clip_low, 1 + clip_high) A), s the geometric mean of a row's token ratios.
 
-    GSPO, eq. 5 and 7 (arXiv:2507.18071), in the form of its GSPO-token (eq. 14): as a number s is the row's on each
-    token, and the gradient of a token's loss is s A times that of its own log-probability. With one advantage per row
-    and `seq-mean-token-mean` that is GSPO's gradient. Its bounds are far tighter than those of single tokens: 3e-4
-    and 4e-4 in the paper.
+    GSPO, eq. 5 and 7 (arXiv:2507.18071), in the form of GSPO-token (eq. 14): each token has the value of the row's s,
+    but its gradient is s A times that of its own log-probability. With one advantage per row and the aggregation
+    `seq-mean-token-mean`, this is GSPO's gradient. The bounds are far tighter than those of token ratios: 3e-4 and
+    4e-4 in the paper.
     """
     plain, clipped = _surrogates(logprobs, old_logprobs, advantages, mask, clip_low, clip_high)
     return torch.maximum(plain, clipped)
@@ -37,7 +37,7 @@ def gspo_clip_fraction(
     clip_low: float,
     clip_high: float,
 ) -> Float[Tensor, ""]:
-    """The fraction of tokens in rows whose ratio is outside the bounds where clipping stops the gradient."""
+    """The fraction of tokens in rows whose gradient is stopped by clipping."""
     plain, clipped = _surrogates(logprobs.detach(), old_logprobs, advantages, mask, clip_low, clip_high)
     return masked_mean((clipped > plain).float(), mask)
 

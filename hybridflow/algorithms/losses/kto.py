@@ -1,4 +1,4 @@
-"""Kahneman-Tversky optimisation: losses of single responses that people like or do not."""
+"""Kahneman-Tversky optimization: a loss for single responses, labeled as liked or not."""
 
 import torch
 from jaxtyping import Bool, Float
@@ -16,10 +16,10 @@ def prospect(
     desirable_weight: float = 1.0,
     undesirable_weight: float = 1.0,
 ) -> Responses:
-    """KTO: w_d (1 - sigmoid(beta (ratio - z0))) where a response is liked, else w_u (1 - sigmoid(beta (z0 - ratio))).
+    """KTO: w_d (1 - sigmoid(beta (ratio - z0))) for liked responses, w_u (1 - sigmoid(beta (z0 - ratio))) for others.
 
     KTO, the loss of sec. 4.1 (arXiv:2402.01306): lambda_y - v. `ratios` [N] are sums over a response's tokens of
-    log pi - log pi_ref, and z0 is `reference_point`. One a response; not averaged.
+    log pi - log pi_ref, and the anchor z0 is `reference_point`. One loss per response; not averaged.
     """
     gain = torch.where(is_chosen, ratios - anchor, anchor - ratios)
     weight = torch.where(is_chosen, desirable_weight, undesirable_weight)
@@ -27,7 +27,7 @@ def prospect(
 
 
 def reference_point(ratio_sum: Float[Tensor, ""], count: Float[Tensor, ""]) -> Float[Tensor, ""]:
-    """z0 = max(0, mean of the ratios of mismatched responses), from their sum and number over the optimizer step.
+    """z0 = max(0, mean ratio of mismatched responses), from the sum and number of ratios in the optimizer step.
 
     KTO, sec. 4.1 (arXiv:2402.01306): an estimate of KL(pi || pi_ref) from responses to other prompts. No gradient.
     """

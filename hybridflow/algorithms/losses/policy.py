@@ -1,4 +1,4 @@
-"""The clipped policy loss, and what to watch beside it."""
+"""The clipped policy loss of PPO, and its metrics."""
 
 import torch
 from jaxtyping import Bool, Float
@@ -37,7 +37,7 @@ def surrogates(
     clip_low: float,
     clip_high: float,
 ) -> tuple[Float[Tensor, "B R"], Float[Tensor, "B R"]]:
-    """-r A and -clip(r, 1 - clip_low, 1 + clip_high) A; the clip acts where the second is the larger."""
+    """-r A and -clip(r, 1 - clip_low, 1 + clip_high) A; clipping has an effect where the second is larger."""
     ratio = clamped_log_ratio(logprobs, old_logprobs).exp()
     return -advantages * ratio, -advantages * ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
 
@@ -51,7 +51,7 @@ def clip_fraction(
     clip_low: float,
     clip_high: float,
 ) -> Float[Tensor, ""]:
-    """The fraction of tokens whose ratio is outside the bounds on the side where clipping stops the gradient."""
+    """The fraction of tokens whose gradient is stopped by clipping."""
     plain, clipped = surrogates(logprobs.detach(), old_logprobs, advantages, clip_low, clip_high)
     return _fraction(clipped > plain, mask)
 
@@ -64,7 +64,7 @@ def dual_clip_fraction(
     *,
     dual_clip: float | None,
 ) -> Float[Tensor, ""]:
-    """The fraction of tokens with A < 0 and a ratio above `dual_clip`, whose gradient the second clip stops."""
+    """The fraction of tokens with A < 0 and a ratio above `dual_clip`, whose gradient the dual clip stops."""
     if dual_clip is None:
         return mask.new_zeros((), dtype=torch.float32)
     ratio = clamped_log_ratio(logprobs.detach(), old_logprobs).exp()
@@ -72,7 +72,7 @@ def dual_clip_fraction(
 
 
 def approximate_kl(logprobs: Float[Tensor, "B R"], old_logprobs: Float[Tensor, "B R"], mask: Mask) -> Float[Tensor, ""]:
-    """How far the update has moved the policy: mean of old_logprobs - logprobs over the mask (`actor/ppo_kl`)."""
+    """The mean of old_logprobs - logprobs over the mask: how far the update moved the policy (`actor/ppo_kl`)."""
     return masked_mean(clamped_log_ratio(old_logprobs, logprobs.detach()), mask)
 
 

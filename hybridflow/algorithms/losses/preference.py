@@ -1,7 +1,7 @@
-"""Losses of pairs of responses to one prompt, of which people prefer one (w) to the other (l).
+"""Losses for pairs of responses to a prompt, a preferred one (w) and another (l).
 
 `ratios` [N] are sums over a response's tokens of log pi - log pi_ref, `means` [N] the mean log pi of its tokens.
-Each function gives one loss per pair; none averages.
+Each function returns one loss per pair, without averaging.
 """
 
 import torch
@@ -17,7 +17,7 @@ def sigmoid_preference(
 ) -> Pairs:
     """DPO: -(1 - e) log sigmoid(z) - e log sigmoid(-z), with z = beta (h - margin), h = ratio_w - ratio_l.
 
-    DPO, eq. 7 (arXiv:2305.18290); e is the chance that a label is wrong: Mitchell's note on cDPO
+    DPO, eq. 7 (arXiv:2305.18290); e is the probability that a label is wrong: Mitchell's note on cDPO
     (https://ericmitchell.ai/cdpo.pdf). beta * margin is the offset of ODPO (arXiv:2402.10571).
     """
     logits = beta * (chosen_ratios - rejected_ratios - margin)
@@ -34,8 +34,8 @@ def squared_preference(
 ) -> Pairs:
     """IPO: (h - 1 / (2 beta))^2, with h = ratio_w / tokens_w - ratio_l / tokens_l.
 
-    IPO, eq. 17 (arXiv:2310.12036), beta being its tau. The ratios are those of a token on average: so were the paper's
-    own experiments, by its authors' word to TRL, since sums would tie the target to the length.
+    IPO, eq. 17 (arXiv:2310.12036), with beta as its tau. Ratios are averaged over tokens, as in the paper's experiments
+    according to its authors (in TRL's documentation): with sums, the target would depend on the length.
     """
     gap = chosen_ratios / chosen_tokens.clamp(min=1.0) - rejected_ratios / rejected_tokens.clamp(min=1.0)
     return (gap - 1.0 / (2.0 * beta)).square()
@@ -52,8 +52,8 @@ def hinge_preference(chosen_ratios: Pairs, rejected_ratios: Pairs, *, beta: floa
 def odds_ratio_preference(chosen_means: Pairs, rejected_means: Pairs, *, beta: float) -> Pairs:
     """ORPO: -mean_w - beta log sigmoid(log odds_w - log odds_l), with odds = p / (1 - p), p = exp(mean).
 
-    ORPO, eq. 4 to 7 (arXiv:2403.07691), beta being its lambda: the cross-entropy of the chosen response, a token on
-    average, and the odds of both.
+    ORPO, eq. 4 to 7 (arXiv:2403.07691), with beta as its lambda: the mean cross-entropy per token of the chosen
+    response, and the odds of both responses.
     """
     log_odds = _log_odds(chosen_means) - _log_odds(rejected_means)
     return -chosen_means - beta * logsigmoid(log_odds)
@@ -64,12 +64,12 @@ def length_normalised_preference(
 ) -> Pairs:
     """SimPO: -(1 - e) log sigmoid(z) - e log sigmoid(-z), with z = beta (mean_w - mean_l - margin).
 
-    SimPO, eq. 6 (arXiv:2405.14734), margin being its gamma / beta.
+    SimPO, eq. 6 (arXiv:2405.14734), with margin as its gamma / beta.
     """
     return sigmoid_preference(chosen_means, rejected_means, beta=beta, label_smoothing=label_smoothing, margin=margin)
 
 
 def _log_odds(log_probability: Pairs) -> Pairs:
-    """log p - log(1 - p); a response that is all but certain counts as one of p = exp(-1e-6)."""
+    """log p - log(1 - p), with p at most exp(-1e-6)."""
     certain = log_probability.clamp(max=-1e-6)
     return certain - torch.log(-torch.expm1(certain))

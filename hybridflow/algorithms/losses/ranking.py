@@ -1,4 +1,4 @@
-"""Losses of a reward model: of two responses, the one that people prefer should score higher."""
+"""Losses of a reward model, which should score the preferred one of two responses higher."""
 
 from jaxtyping import Float
 from torch import Tensor
@@ -8,9 +8,9 @@ from torch.nn.functional import logsigmoid
 def bradley_terry(
     chosen: Float[Tensor, " P"], rejected: Float[Tensor, " P"], margins: Float[Tensor, " P"] | None = None
 ) -> Float[Tensor, " P"]:
-    """Loss a pair -log sigmoid(r_chosen - r_rejected - m): how unlikely the scores find what people preferred.
+    """Per-pair loss -log sigmoid(r_chosen - r_rejected - m), the negative log-likelihood of the preference.
 
-    InstructGPT, eq. 1 (arXiv:2203.02155); margins m, larger where people were surer: Llama 2, eq. 2
+    InstructGPT, eq. 1 (arXiv:2203.02155); margins m, larger for clearer preferences: Llama 2, eq. 2
     (arXiv:2307.09288). Not averaged.
     """
     gap = chosen - rejected
@@ -18,7 +18,7 @@ def bradley_terry(
 
 
 def centering(chosen: Float[Tensor, " P"], rejected: Float[Tensor, " P"]) -> Float[Tensor, " P"]:
-    """Penalty a pair (r_chosen + r_rejected)^2: keeps scores around 0, which preferences alone leave free.
+    """Per-pair penalty (r_chosen + r_rejected)^2, which keeps scores near 0: preferences alone do not fix their offset.
 
     Eisenstein et al., eq. 2 (arXiv:2312.09244). Neither weighted nor averaged.
     """
@@ -26,6 +26,6 @@ def centering(chosen: Float[Tensor, " P"], rejected: Float[Tensor, " P"]) -> Flo
 
 
 def accuracy(chosen: Float[Tensor, " P"], rejected: Float[Tensor, " P"]) -> Float[Tensor, ""]:
-    """The fraction of pairs whose chosen response scores higher; a tie counts half, as a coin would have it."""
+    """The fraction of pairs whose chosen response scores higher; a tie counts half."""
     gap = (chosen - rejected).detach()
     return ((gap > 0).to(gap.dtype) + (gap == 0).to(gap.dtype) / 2).mean()

@@ -1,4 +1,4 @@
-"""A soft gate in the place of clipping."""
+"""A policy loss with a soft gate instead of clipping."""
 
 import torch
 from jaxtyping import Float
@@ -9,7 +9,7 @@ from hybridflow.algorithms.masked import Mask, masked_mean
 
 TAU_POSITIVE = 1.0
 TAU_NEGATIVE = 1.05
-"""The paper's temperatures: the gate of bad actions closes faster."""
+"""The paper's temperatures: the gate closes faster for negative advantages."""
 
 
 def sapo(
@@ -22,8 +22,8 @@ def sapo(
 ) -> Float[Tensor, "B R"]:
     """Per-token loss -4 / tau sigmoid(tau (r - 1)) A, with r = exp(logprobs - old_logprobs).
 
-    tau is `tau_positive` where A > 0 and `tau_negative` elsewhere: the gradient is that of -r A at r = 1 and fades as
-    r leaves it, the faster the larger tau. SAPO, eq. 5 and 6 (arXiv:2511.20347). Log-ratios are clamped to +-20.
+    tau is `tau_positive` where A > 0 and `tau_negative` elsewhere. The gradient equals that of -r A at r = 1 and decays
+    away from it, faster for a larger tau. SAPO, eq. 5 and 6 (arXiv:2511.20347). Log-ratios are clamped to +-20.
     """
     ratio = clamped_log_ratio(logprobs, old_logprobs).exp()
     tau = _temperatures(advantages, tau_positive, tau_negative)
@@ -39,7 +39,7 @@ def sapo_gate(
     tau_positive: float = TAU_POSITIVE,
     tau_negative: float = TAU_NEGATIVE,
 ) -> Float[Tensor, ""]:
-    """How open the gate is, on average: 4 s (1 - s), s = sigmoid(tau (r - 1)); 1 at the old policy, 0 is shut."""
+    """The mean of 4 s (1 - s), s = sigmoid(tau (r - 1)), from 1 (open, at the old policy) to 0 (closed)."""
     ratio = clamped_log_ratio(logprobs.detach(), old_logprobs).exp()
     openness = torch.sigmoid(_temperatures(advantages, tau_positive, tau_negative) * (ratio - 1.0))
     return masked_mean(4.0 * openness * (1.0 - openness), mask)

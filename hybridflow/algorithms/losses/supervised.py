@@ -1,4 +1,4 @@
-"""The loss of imitation."""
+"""The loss of supervised fine-tuning."""
 
 from jaxtyping import Float
 from torch import Tensor

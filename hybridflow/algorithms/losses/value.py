@@ -1,4 +1,4 @@
-"""The critic's clipped squared error, and what to watch beside it."""
+"""The critic's clipped squared error, and its metrics."""
 
 from collections.abc import Callable
 
@@ -18,7 +18,7 @@ def clipped_value_loss(
 ) -> Float[Tensor, "B R"]:
     """Per-token loss 0.5 max((V - R)^2, (clip(V, V_old - clip, V_old + clip) - R)^2); 0.5 (V - R)^2 without a clip.
 
-    GAE's paper bounds the change of the value function (sec. 5, arXiv:1506.02438); this form is that of OpenAI's PPO.
+    The GAE paper bounds the change of the value function (sec. 5, arXiv:1506.02438); this form is OpenAI's in PPO.
     Neither masked nor averaged: see `aggregate`.
     """
     loss = 0.5 * (values - returns).square()
@@ -35,7 +35,7 @@ def value_clip_fraction(
     *,
     clip: float,
 ) -> Float[Tensor, ""]:
-    """The fraction of tokens where the clipped error is the larger, so that the gradient stops (`vf_clipfrac`)."""
+    """The fraction of tokens whose gradient is stopped by clipping (`vf_clipfrac`)."""
     values = values.detach()
     is_clipped = (_clipped(values, old_values, clip) - returns).square() > (values - returns).square()
     return masked_mean(is_clipped.to(values.dtype), mask)
@@ -48,9 +48,9 @@ def explained_variance(
     *,
     reduce: Callable[[Tensor], Tensor] | None = None,
 ) -> Float[Tensor, ""]:
-    """1 - Var(returns - values) / Var(returns) over the mask: 1 is perfect, 0 no better than a constant.
+    """1 - Var(returns - values) / Var(returns) over the mask: 1 is perfect, 0 is no better than a constant.
 
-    0 where the returns do not vary. `reduce` sums the moments of a batch's parts, where this is one of them.
+    0 if the returns are constant. `reduce` sums over the parts of the batch.
     """
     values = values.detach()
     both = torch.stack([moments(returns - values, mask), moments(returns, mask)])

@@ -1,7 +1,6 @@
 """From a story model and a file of preferences to an aligned model: SFT, reward model, PPO, and a comparison.
 
-Question:  does PPO against a reward model trained on human preferences raise that model's scores, without moving far
-           from the supervised model?
+Question:  does PPO raise the scores of a reward model trained on human preferences, close to the supervised model?
 Hardware:  2 CPU cores, or a GPU.
 Minutes:   about 25 on 2 CPU cores with stories15M (15 M parameters).
 Command:   python recipes/full_pipeline.py MODEL PAIRS [--steps SFT,RM,PPO] [key=value ...]

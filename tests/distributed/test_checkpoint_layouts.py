@@ -33,7 +33,7 @@ from tests.parity.divided import (
 )
 from tests.spmd import preload, run_ranks
 from tests.toys import stepped
-from tests.unit.elastic.parts import written_by
+from tests.unit.elastic.victim import written_by
 
 preload("hybridflow.engines.training.megatron.engine")
 

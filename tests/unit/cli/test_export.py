@@ -16,7 +16,7 @@ from hybridflow.elastic.checkpoint import CheckpointStore
 from hybridflow.models.heads import load_value_model
 from tests.architecture.source import ROOT
 from tests.toys import sequences, stepped
-from tests.unit.elastic.parts import written_by
+from tests.unit.elastic.victim import written_by
 from tests.unit.engines.training.engines import language_engine, likelihood_loss, value_engine, weights
 
 LARGE_STEPS = Optimizer(learning_rate=0.05)

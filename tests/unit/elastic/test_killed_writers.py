@@ -15,8 +15,16 @@ from hybridflow.elastic.faults import POINTS, VARIABLE, fault_point
 from tests.unit.elastic.victim import contents, save
 
 VICTIM = Path(__file__).with_name("victim.py")
-DELETES = ["before_delete", "during_delete"]
-IN_A_SAVE = [point for point in POINTS if point not in {*DELETES, "between_renames", "step_done"}]
+IN_A_SAVE = [
+    point for point in POINTS if point not in ("before_delete", "during_delete", "between_renames", "step_done")
+]
+FIVE, SAME = range(1, 6), [7, 7]
+KILLS = [
+    *((FIVE, point, n, n if point == "after_rename" else n - 1) for point in IN_A_SAVE for n in (1, 2, 3)),
+    *((FIVE, point, n, 2 + n) for point in ("before_delete", "during_delete") for n in (1, 2)),
+    *((SAME, point, 1 if point == "between_renames" else 2, 7) for point in [*IN_A_SAVE, "between_renames"]),
+]
+"""The steps that are saved, keeping two; the point and the visit to it that kill; the step that remains (0: none)."""
 
 Run = Callable[[Path, Sequence[int], str], int]
 
@@ -50,47 +58,18 @@ def assert_whole(run_dir: Path, step: int) -> None:
     assert not list(store.directory.glob(".*")), "leftovers"
 
 
-def assert_goes_on(run_dir: Path, step: int) -> None:
-    store = CheckpointStore(run_dir, keep=2)
-    for later in (step + 1, step + 2):
-        save(store, later)
-        assert_whole(run_dir, later)
-    assert [path.name for path in store.paths()] == [f"step_{step + 1}", f"step_{step + 2}"]
-
-
-@pytest.mark.parametrize("count", [2, 3])
-@pytest.mark.parametrize("point", IN_A_SAVE)
-def test_killed_while_saving_leaves_this_one_or_the_one_before(point, count, tmp_path, run_victim):
-    assert run_victim(tmp_path, range(1, 6), f"{point}:{count}") == -signal.SIGKILL
-    last = count if point == "after_rename" else count - 1
-    assert_whole(tmp_path, last)
-    assert_goes_on(tmp_path, last)
-
-
-@pytest.mark.parametrize("point", IN_A_SAVE)
-def test_killed_while_saving_the_first_leaves_nothing_or_the_first(point, tmp_path, run_victim):
-    assert run_victim(tmp_path, range(1, 6), point) == -signal.SIGKILL
-    if point == "after_rename":
-        assert_whole(tmp_path, 1)
+@pytest.mark.parametrize(("steps", "point", "count", "whole"), KILLS)
+def test_a_writer_that_is_killed_leaves_the_newest_whole_checkpoint(steps, point, count, whole, tmp_path, run_victim):
+    assert run_victim(tmp_path, steps, f"{point}:{count}") == -signal.SIGKILL
+    if whole:
+        assert_whole(tmp_path, whole)
     else:
         assert CheckpointStore(tmp_path).latest() is None
-    assert_goes_on(tmp_path, 1)
-
-
-@pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("point", DELETES)
-def test_killed_while_deleting_old_ones_keeps_the_newest(point, count, tmp_path, run_victim):
-    assert run_victim(tmp_path, range(1, 6), f"{point}:{count}") == -signal.SIGKILL
-    assert_whole(tmp_path, 2 + count)
-    assert_goes_on(tmp_path, 2 + count)
-
-
-@pytest.mark.parametrize("point", [*IN_A_SAVE, "between_renames"])
-def test_killed_while_replacing_a_checkpoint_leaves_the_old_or_the_new_one(point, tmp_path, run_victim):
-    count = 1 if point == "between_renames" else 2
-    assert run_victim(tmp_path, [7, 7], f"{point}:{count}") == -signal.SIGKILL
-    assert_whole(tmp_path, 7)
-    assert_goes_on(tmp_path, 7)
+    store = CheckpointStore(tmp_path, keep=2)
+    for later in (whole + 1, whole + 2):
+        save(store, later)
+        assert_whole(tmp_path, later)
+    assert [path.name for path in store.paths()] == [f"step_{whole + 1}", f"step_{whole + 2}"]
 
 
 def test_without_the_variable_nobody_dies(monkeypatch):

@@ -65,6 +65,7 @@ def test_the_second_signal_raises_and_handlers_are_put_back():
     [
         pytest.param(signal.SIGHUP, signal.SIGHUP, 0.02, id="terminal and shell"),
         pytest.param(signal.SIGTERM, signal.SIGHUP, 0.3, id="systemd"),
+        pytest.param(signal.SIGTERM, signal.SIGHUP, 1.1, id="a hangup, however late"),
         pytest.param(signal.SIGTERM, signal.SIGTERM, 0.0, id="timeout"),
     ],
 )
@@ -79,16 +80,6 @@ def test_signals_of_one_request_are_one(first, second, seconds_between):
         os.kill(os.getpid(), signal.SIGTERM)
     signal.signal(signal.SIGHUP, before)
     assert stop.signal is first and stop.status == 128 + first
-
-
-def test_a_hangup_is_no_second_request_however_late_it_comes():
-    before, stop = signal.signal(signal.SIGHUP, signal.SIG_DFL), Stop()
-    with stop.handled(), stop.gracefully(25.0, in_process=True, saves=True):
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(1.1)
-        os.kill(os.getpid(), signal.SIGHUP)
-    signal.signal(signal.SIGHUP, before)
-    assert stop.signal is signal.SIGTERM
 
 
 def test_a_second_signal_that_arrives_during_a_long_operation_of_c_is_of_the_same_request():

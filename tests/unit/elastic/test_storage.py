@@ -12,13 +12,14 @@ import torch
 
 from hybridflow.elastic.storage import settle, write_aside
 from hybridflow.errors import CheckpointError, EngineError, ResourceError
+from tests.unit.elastic.mounts import run_with_mount
 
-ROOT = Path(__file__).parents[3]
 A_DEAD_PROCESS = subprocess.Popen([sys.executable, "-c", ""])
 A_DEAD_PROCESS.wait()
+HERE = os.uname().nodename
 
 
-def aside(final: Path, kind: str, *, pid: int, host: str = os.uname().nodename) -> Path:
+def aside(final: Path, kind: str, *, pid: int, host: str = HERE) -> Path:
     path = final.with_name(f".{final.name}.{kind}-{host}-{pid}")
     path.mkdir(parents=True)
     (path / "file").write_text(kind)
@@ -56,24 +57,22 @@ def test_an_error_in_the_block_leaves_the_old_directory_and_nothing_else(tmp_pat
 
 
 @pytest.mark.parametrize("kind", ["partial", "deleted"])
-def test_leftovers_of_the_dead_are_removed_and_of_the_living_are_not(kind, tmp_path):
-    dead = aside(tmp_path / "step_1", kind, pid=A_DEAD_PROCESS.pid)
-    living = aside(tmp_path / "step_2", kind, pid=os.getppid())
-    elsewhere = aside(tmp_path / "step_3", kind, pid=1, host="another-host")
+@pytest.mark.parametrize(
+    ("pid", "host", "is_old", "is_removed"),
+    [
+        pytest.param(A_DEAD_PROCESS.pid, HERE, False, True, id="dead"),
+        pytest.param(os.getppid(), HERE, False, False, id="alive"),
+        pytest.param(os.getppid(), HERE, True, True, id="older than the process of that number"),
+        pytest.param(1, "another-host", False, False, id="on another machine"),
+        pytest.param(1, "another-host", True, True, id="on another machine, older than a day"),
+    ],
+)
+def test_leftovers_of_the_dead_are_removed_and_of_the_living_are_not(kind, pid, host, is_old, is_removed, tmp_path):
+    leftover = aside(tmp_path / "step_1", kind, pid=pid, host=host)
+    if is_old:
+        os.utime(leftover, (1, 1))
     settle(tmp_path)
-    assert not dead.exists()
-    assert living.exists()
-    assert elsewhere.exists()
-
-
-@pytest.mark.parametrize(("pid", "host"), [(os.getppid(), os.uname().nodename), (1, "another-host")])
-def test_leftovers_older_than_the_process_of_that_number_or_of_another_machine_than_a_day_are_removed(
-    pid, host, tmp_path
-):
-    leftover = aside(tmp_path / "step_1", "partial", pid=pid, host=host)
-    os.utime(leftover, (1, 1))
-    settle(tmp_path)
-    assert not leftover.exists()
+    assert leftover.exists() is not is_removed
 
 
 def test_what_was_being_replaced_comes_back_only_if_its_successor_did_not(tmp_path):
@@ -127,17 +126,17 @@ import sys, pathlib, torch
 from safetensors.torch import save_file
 from hybridflow.elastic.checkpoint import CheckpointStore
 from hybridflow.errors import ResourceError
-tensor = {{"x": torch.zeros(1 << 20)}}
-writers = {{
+tensor = {"x": torch.zeros(1 << 20)}
+writers = {
     "python": lambda d: (d / "x").write_bytes(bytes(4 << 20)),
     "torch": lambda d: torch.save(tensor, d / "x"),
     "safetensors": lambda d: save_file(tensor, d / "x"),
-}}
-store = CheckpointStore(pathlib.Path({disk!r}))
-store.save(1, lambda d: {{}} if (d / "x").write_bytes(b"small") else {{}}, {{"step": 1}})
+}
+store = CheckpointStore(pathlib.Path(sys.argv[1]))
+store.save(1, lambda d: {} if (d / "x").write_bytes(b"small") else {}, {"step": 1})
 for name, write in writers.items():
     try:
-        store.save(2, write, {{"step": 2}})
+        store.save(2, write, {"step": 2})
     except ResourceError as error:
         assert "The disk is full" in str(error), error
     else:
@@ -150,14 +149,7 @@ def test_a_disk_that_is_really_full_leaves_the_earlier_checkpoint_whole(tmp_path
     """On a file system of 2 MB, in a mount namespace of its own; libraries report a full disk in three ways."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    mount = f"mount -t tmpfs -o size=2m tmpfs {disk}"
-    if subprocess.run(["unshare", "-rm", "sh", "-c", mount], capture_output=True, check=False).returncode:
-        pytest.skip("no right to mount a small file system")
-    script = tmp_path / "fill.py"
-    script.write_text(FILL_A_DISK.format(disk=str(disk)))
-    command = f"{mount} && cd {ROOT} && PYTHONPATH={ROOT} {sys.executable} {script}"
-    done = subprocess.run(["unshare", "-rm", "sh", "-c", command], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    run_with_mount(f"mount -t tmpfs -o size=2m tmpfs {disk}", FILL_A_DISK, disk)
 
 
 def test_writing_removes_what_the_dead_left(tmp_path):
@@ -173,9 +165,9 @@ def test_a_leftover_that_cannot_be_removed_is_warned_of(tmp_path, caplog):
     """One is a symbolic link, which goes without its target; the other is a file, which is no leftover of ours."""
     target = tmp_path / "elsewhere"
     target.mkdir()
-    link = tmp_path / f".step_1.deleted-{os.uname().nodename}-{A_DEAD_PROCESS.pid}"
+    link = tmp_path / f".step_1.deleted-{HERE}-{A_DEAD_PROCESS.pid}"
     link.symlink_to(target)
-    kept = tmp_path / f".step_2.partial-{os.uname().nodename}-{A_DEAD_PROCESS.pid}"
+    kept = tmp_path / f".step_2.partial-{HERE}-{A_DEAD_PROCESS.pid}"
     kept.write_text("not a directory, which rmtree refuses")
     settle(tmp_path)
     assert target.is_dir() and not link.is_symlink()

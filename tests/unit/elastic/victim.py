@@ -12,7 +12,7 @@ from pathlib import Path
 from hybridflow.elastic.checkpoint import CheckpointStore
 from hybridflow.elastic.faults import VARIABLE
 from hybridflow.elastic.manifest import Parts
-from tests.unit.elastic.parts import written_by
+from hybridflow.parallel.file_records import files_below, record_files
 
 PART_BYTES = 4096
 
@@ -20,6 +20,12 @@ PART_BYTES = 4096
 def contents(step: int) -> bytes:
     """What the part of a step must hold."""
     return bytes([step]) * PART_BYTES
+
+
+def written_by(directory: Path, *roles: str) -> Parts:
+    """Everything below the directories of these roles, as their workers would record it."""
+    names = {role: [name for name in files_below(directory) if name.startswith(f"{role}/")] for role in roles}
+    return {role: record_files(directory, files) for role, files in names.items()}
 
 
 def save(store: CheckpointStore, step: int) -> None:

@@ -9,7 +9,7 @@ from hybridflow.dataflows.loop import Outcome, Stopped
 from hybridflow.elastic.checkpoint import CheckpointStore
 from hybridflow.launch.messages import Finished, ending_of, say_finished, say_kept, say_stopped_at_once
 from hybridflow.observability.ending import Ending
-from tests.unit.elastic.parts import written_by
+from tests.unit.elastic.victim import written_by
 
 
 def said(run_dir, resume="auto"):

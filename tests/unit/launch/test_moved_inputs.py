@@ -18,7 +18,7 @@ from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.resume import Changes, check_resumable, fingerprints
 from hybridflow.models.loading import resolve_model_path
 from hybridflow.models.tokenizers import load_tokenizer
-from tests.unit.elastic.parts import written_by
+from tests.unit.elastic.victim import written_by
 from tests.unit.launch.plans import planned
 
 WORDS = [

@@ -25,7 +25,7 @@ from hybridflow.parallel.groups import Ranks
 from hybridflow.parallel.layout import TensorLayout, WeightShard
 from hybridflow.parallel.mesh import ParallelMesh
 from tests.spmd import run_ranks
-from tests.unit.elastic.parts import written_by
+from tests.unit.elastic.victim import written_by
 
 WEIGHTS = {
     "model.embed.weight": (7, 4),
@@ -136,7 +136,7 @@ def test_one_rank_alone_needs_no_process_group(tmp_path, recwarn):
 def test_a_view_into_a_larger_tensor_is_saved_and_filled_as_it_is(tmp_path):
     held = torch.arange(24.0).view(4, 6)
     view = WeightShard("w", held.t()[1:3], TensorLayout.full((2, 4)))
-    save_state(tmp_path, [(FIRST_MOMENT, view)], {}, Ranks.alone())
+    save_state(tmp_path, [(FIRST_MOMENT, view)], 0, Ranks.alone())
     before, held[:] = held.clone(), 0.0
     load_state(tmp_path, [(FIRST_MOMENT, view)], Ranks.alone())
     assert torch.equal(held[:, 1:3], before[:, 1:3])
@@ -163,7 +163,7 @@ def test_a_float32_copy_that_was_not_saved_is_the_saved_weight(tmp_path):
 def test_a_float32_copy_that_was_saved_is_taken_before_the_rounded_weight(tmp_path):
     exact = WeightShard.full("w", torch.rand(5))
     save_weights(tmp_path, [exact], Ranks.alone(), write_rest=nothing_else, dtype_of=lambda _: torch.bfloat16)
-    save_state(tmp_path, [(MASTER, exact)], {}, Ranks.alone())
+    save_state(tmp_path, [(MASTER, exact)], 0, Ranks.alone())
     read = WeightShard.full("w", torch.zeros(5))
     load_weights(tmp_path, [read], Ranks.alone())
     assert torch.equal(read.tensor, exact.tensor.bfloat16().float())
@@ -173,7 +173,7 @@ def test_a_float32_copy_that_was_saved_is_taken_before_the_rounded_weight(tmp_pa
 
 def test_a_weight_that_is_its_own_copy_takes_the_saved_copy_where_there_is_one(tmp_path):
     exact, other = WeightShard.full("w", torch.rand(5)), WeightShard.full("v", torch.rand(5))
-    save_state(tmp_path, [(MASTER, exact)], {}, Ranks.alone())
+    save_state(tmp_path, [(MASTER, exact)], 0, Ranks.alone())
     read, kept = WeightShard.full("w", torch.zeros(5)), WeightShard.full("v", other.tensor.clone())
     load_state(tmp_path, [], Ranks.alone(), own_copies=[read, kept])
     assert torch.equal(read.tensor, exact.tensor)

@@ -23,38 +23,32 @@ def test_rank_0_gathers_and_deals_out():
     assert run_ranks(there_and_back, 3) == [([0, 1, 4], "for 0: 0"), ([], "for 1: 1"), ([], "for 2: 4")]
 
 
-def step(rank: int, failures: dict[int, Exception]) -> str:
-    try:
-        with Together(ranks_of(rank)):
-            if rank in failures:
-                raise failures[rank]
-    except (EngineError, OSError) as error:
-        return f"{type(error).__name__}: {error}"
-    return "done"
+FAILURES: list[tuple[dict[int, Exception], list[str]]] = [
+    ({}, ["done"] * 3),
+    ({1: EngineError("no weight.", remedy="Find it.")}, ["EngineError: no weight. Find it."] * 3),
+    (
+        {0: OSError("first"), 2: OSError("last")},
+        ["OSError: first", "EngineError: Rank 0 failed: OSError: first. See the log of that rank.", "OSError: last"],
+    ),
+]
+"""What each rank raises in a step, and how the step ends on each."""
 
 
-def test_a_step_that_all_can_take_is_taken():
-    assert run_ranks(step, 3, {}) == ["done"] * 3
+def steps(rank: int) -> list[str]:
+    ends = []
+    for failures, _ in FAILURES:
+        try:
+            with Together(ranks_of(rank)):
+                if rank in failures:
+                    raise failures[rank]
+            ends.append("done")
+        except (EngineError, OSError) as error:
+            ends.append(f"{type(error).__name__}: {error}")
+    return ends
 
 
-def test_an_error_of_ours_is_the_error_of_all():
-    assert (
-        run_ranks(step, 3, {1: EngineError("no weight.", remedy="Find it.")})
-        == ["EngineError: no weight. Find it."] * 3
-    )
-
-
-def test_another_error_is_told_with_its_rank():
-    first, second, third = run_ranks(step, 3, {2: OSError("the disk is full")})
-    assert first == second == "EngineError: Rank 2 failed: OSError: the disk is full. See the log of that rank."
-    assert third == "OSError: the disk is full"
-
-
-def test_ranks_that_fail_each_keep_their_own_error():
-    answers = run_ranks(step, 3, {0: OSError("first"), 2: OSError("last")})
-    assert answers[0] == "OSError: first"
-    assert "Rank 0 failed: OSError: first" in answers[1]
-    assert answers[2] == "OSError: last"
+def test_a_step_ends_on_all_ranks_with_the_error_of_one():
+    assert list(zip(*run_ranks(steps, 3), strict=True)) == [tuple(ends) for _, ends in FAILURES]
 
 
 def test_one_rank_alone_needs_no_others():

@@ -1,4 +1,4 @@
-"""Failures of workers: exceptions on their way to the driver, and the errors for processes that end or hang."""
+"""Failures of workers: exceptions that travel to the driver, and errors for processes that end or hang."""
 
 import traceback
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ _LOST = ("ObjectLostError", "ObjectReconstructionFailedError", "OwnerDiedError",
 
 
 class CallFailed(Exception):
-    """Carries a worker's error, and its cause if that is a `HybridflowError`, out of the worker's process."""
+    """Carries a worker's error, and its cause if that is a `HybridflowError`, to the driver."""
 
     def __init__(self, error: WorkerError, cause: HybridflowError | None) -> None:
         super().__init__(error, cause)
@@ -23,7 +23,7 @@ class CallFailed(Exception):
 
 
 def call_failed(error: BaseException, *, role: str, rank: int, node: str, method: str) -> CallFailed:
-    """What a worker raises for an exception in one of its methods: message, remedy and traceback, all as text."""
+    """The error that a worker raises for an exception in one of its methods: message, remedy and traceback as text."""
     cause = error if isinstance(error, HybridflowError) else None
     message = cause.message if cause else str(error)
     worker_error = WorkerError(
@@ -39,7 +39,7 @@ def call_failed(error: BaseException, *, role: str, rank: int, node: str, method
 
 
 def _own_frames(frames: TracebackType | None) -> TracebackType | None:
-    """The traceback from the worker's own code on, without the frames of this package that called it."""
+    """The traceback from the worker's own code on, without the frames of the controller that called it."""
     inner = frames
     while inner is not None and str(Path(inner.tb_frame.f_code.co_filename).parent).startswith(_ROOM):
         inner = inner.tb_next
@@ -48,7 +48,7 @@ def _own_frames(frames: TracebackType | None) -> TracebackType | None:
 
 @dataclass(frozen=True)
 class HostInfo:
-    """Where a process that holds workers runs."""
+    """Where the process of one rank runs."""
 
     node: str
     pid: int
@@ -57,7 +57,7 @@ class HostInfo:
 
 @dataclass(frozen=True)
 class Process:
-    """A process as errors describe it: its roles, where it runs, and the calls that wait for it."""
+    """A process as errors describe it: its roles, its place, and the calls that wait for it."""
 
     pool: str
     roles: Sequence[str]
@@ -67,7 +67,7 @@ class Process:
 
     @property
     def role(self) -> str:
-        """All its roles."""
+        """Its roles, joined by +; its pool if it has none yet."""
         return "+".join(dict.fromkeys(self.roles)) or self.pool
 
     @property
@@ -76,17 +76,17 @@ class Process:
         return ", ".join(dict.fromkeys(self.methods))
 
     def __str__(self) -> str:
-        place = f"pid {self.info.pid} on {self.info.node}" if self.info else "before it had started"
+        place = f"pid {self.info.pid} on {self.info.node}" if self.info else "not started yet"
         return f"The process of rank {self.rank} of '{self.role}' (pool '{self.pool}', {place})"
 
     def place(self) -> dict:
-        """The fields of a `WorkerError`."""
+        """Role, rank, node and method, as the keyword arguments of a `WorkerError`."""
         node = self.info.node if self.info else "unknown"
         return {"role": self.role, "rank": self.rank, "node": node, "method": self.waiting or "(none)"}
 
 
 def death(process: Process, reason: str, *, report: str = "") -> WorkerDied:
-    """The error for a process that has ended: names it, the calls that wait for it, and any report."""
+    """The error for a process that has ended; names the process and the calls that wait for it."""
     doing = f"while {process.waiting} waited for it" if process.methods else "while idle"
     return WorkerDied(
         f"{process} ended {doing}: {reason}.",
@@ -98,39 +98,39 @@ def death(process: Process, reason: str, *, report: str = "") -> WorkerDied:
 
 
 def hang(process: Process, silent_seconds: float) -> WorkerHangs:
-    """The error for a process that sends no heartbeat: names it, and the calls that wait for it."""
+    """The error for a process that sends no heartbeat; names the process and the calls that wait for it."""
     doing = f", and {process.waiting} waits for it" if process.methods else ""
     look = f"py-spy dump --pid {process.info.pid} on {process.info.node}" if process.info else "its node"
     return WorkerHangs(
         f"{process} does not answer: no heartbeat for {silent_seconds:.0f} s{doing}.",
-        remedy=f"It is stopped, its node is cut off, or native code in it holds the GIL: see "
-        f"{look}. Then start the run again; it resumes from the last checkpoint. For native code that takes longer, "
-        "raise trainer.hang_timeout_seconds.",
+        remedy="It is stopped, its node is disconnected, or native code in it holds the GIL: check with "
+        f"{look}. Then start the run again; it resumes from the last checkpoint. If native code needs longer, raise "
+        "trainer.hang_timeout_seconds.",
         **process.place(),
     )
 
 
 def head_lost(address: str, silent_seconds: float) -> ResourceError:
-    """The error for a cluster whose head does not answer."""
+    """The error for a cluster whose head does not respond."""
     return ResourceError(
-        f"The head of the Ray cluster (GCS at {address}) has not answered for {silent_seconds:.0f} s.",
-        remedy="Check whether its process and node are alive and can be reached (ray status), restart the cluster if "
-        "they are not, and then start the run again: it resumes from the last checkpoint.",
+        f"The head of the Ray cluster (GCS at {address}) has not responded for {silent_seconds:.0f} s.",
+        remedy="Check whether its process and node are alive and reachable (ray status), restart the cluster if they "
+        "are not, and start the run again: it resumes from the last checkpoint.",
     )
 
 
 def ray_ended() -> ResourceError:
-    """The error for a Ray that the driver started and that has ended."""
+    """The error for a Ray that the driver started and that is gone."""
     return ResourceError(
         "Ray, which this run started, has ended: its gcs_server or raylet is gone, so nothing more can be computed"
         " or saved.",
-        remedy="Look for what ended it: a batch system or service manager that signals every process of a job (signal"
-        " the driver alone), or a lack of memory. Then start the same command again.",
+        remedy="Find out what ended it: a batch system or service manager that signals every process of a job (signal"
+        " only the driver), or a lack of memory. Then start the same command again.",
     )
 
 
 def how_it_ended(report: str) -> str:
-    """The line of a backend's report on a dead process that says how it ended."""
+    """The line of the backend's report that says how a process ended."""
     lines = _lines(report)
     if "creation task" in lines[0]:
         return f"it could not start: {lines[-1]}".rstrip(".")
@@ -144,12 +144,12 @@ def backend_failure(kind: str, report: str) -> tuple[str, str]:
     missing = next((line for line in reversed(lines) if "No module named" in line), None)
     if missing is not None:
         return (
-            f"A worker process cannot import what it was sent: {missing}.",
-            "Install the module on every node, or put its directory on PYTHONPATH before the start.",
+            f"A worker process cannot import a module that it needs: {missing}.",
+            "Install the module on every node, or add its directory to PYTHONPATH before the start.",
         )
     if kind in _LOST:
         return (
-            f"The answer of a stage is lost: {lines[0]}",
+            f"The output of a stage is lost: {lines[0]}",
             "A node was lost, or its object store ran out of memory; start the run again from the last checkpoint.",
         )
     return f"A call could not be executed: {kind}: {lines[0]}", "See the backend's own log above."

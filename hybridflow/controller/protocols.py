@@ -1,8 +1,8 @@
 """Transfer protocols as data: which mesh axes divide a batch, and which ranks answer (HybridFlow, Table 3).
 
-An axis a mesh does not have counts one rank. Two names stand for several axes: `rank` for all of them (the flattened
-mesh), and `micro_data` for `micro_pipeline` and `micro_tensor`, where a generation mesh has these: there
-rank = ((data * P + pipeline) * MP + micro_pipeline) * ..., and chunk c = delta * d_g + m as in paper sec. 5.
+An axis that a mesh does not have counts as one rank. Two names stand for several axes: `rank` for all of them (the
+flattened mesh), and `micro_data` for `micro_pipeline` and `micro_tensor` of a generation mesh. In such a mesh
+rank = ((data * P + pipeline) * MP + micro_pipeline) * ..., and chunk c = delta * d_g + m as in sec. 5 of the paper.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,67 +15,67 @@ from hybridflow.parallel import ParallelMesh
 
 @dataclass(frozen=True)
 class TransferProtocol:
-    """Which axes of the mesh divide the batch (it is repeated along the others), and which ranks answer."""
+    """Which axes of the mesh divide the batch (it is replicated along the others), and which ranks answer."""
 
     split: tuple[str, ...]
     """Mesh axes that divide the batch, outermost first."""
 
     answer: Mapping[str, int]
-    """Axis -> coordinate of the ranks that answer; -1 is the last."""
+    """Position of the ranks that answer along each axis; -1 is the last."""
 
     mesh: str = "training"
-    """The mesh it is read on: training or generation."""
+    """The mesh that the axes belong to: training or generation."""
 
     by_minibatch: bool = False
-    """Every minibatch (`WorkerGroup(minibatch_rows=...)`) is divided by itself, and the ranks learn how many of their
-    rows each has (`minibatch_rows` in the batch's metadata): optimizer steps then do not depend on the split."""
+    """Whether every minibatch (`WorkerGroup(minibatch_rows=...)`) is divided separately, so that optimizer steps do not
+    depend on the split. `minibatch_rows` in the metadata of a rank's batch are its rows of each minibatch."""
 
 
 class CustomProtocol(Protocol):
-    """A user's own protocol. References move no data: distribute with `batch.take`, collect with `BatchRef.concat`."""
+    """A protocol of your own. References move no data: distribute with `batch.take`, collect with `BatchRef.concat`."""
 
     def distribute(self, batch: BatchRef, mesh: ParallelMesh) -> Sequence[BatchRef]:
-        """What each rank of the mesh receives of a batch argument."""
+        """The part of a batch argument that each rank of the mesh receives."""
         ...
 
     def collect(self, answers: Sequence[object], mesh: ParallelMesh) -> object:
-        """What the caller receives of one answer per rank: a reference each where the method provides columns."""
+        """The caller's result, from one answer per rank: references if the method provides columns."""
         ...
 
 
 BROADCAST = TransferProtocol(split=(), answer={})
-"""The whole batch to every rank, an answer from each. Paper: ONE_TO_ALL."""
+"""Sends the whole batch to every rank; every rank answers. Paper: ONE_TO_ALL."""
 
 DATA_PARALLEL = TransferProtocol(split=("data",), answer={"tensor": 0, "sequence": 0, "pipeline": -1})
-"""A part to every data-parallel group, an answer from each. Paper: 3D_PROTO; on a 1-D mesh, DP_PROTO."""
+"""Sends a part to every data-parallel rank; each answers once. Paper: 3D_PROTO; on a 1-D mesh, DP_PROTO."""
 
 MINIBATCHES = TransferProtocol(split=("data",), answer={"tensor": 0, "sequence": 0, "pipeline": -1}, by_minibatch=True)
-"""As DATA_PARALLEL, for methods that take one optimizer step per minibatch."""
+"""Like DATA_PARALLEL, for methods that take one optimizer step per minibatch."""
 
 GENERATION = TransferProtocol(split=("data", "micro_data"), answer={"tensor": 0, "pipeline": -1}, mesh="generation")
-"""A part to every generation replica, an answer from each. Paper: 3D_ALL_MICRO_DP."""
+"""Sends a part to every generation replica; each answers once. Paper: 3D_ALL_MICRO_DP."""
 
 STAGES = TransferProtocol(split=(), answer={"tensor": 0, "sequence": 0, "data": 0})
-"""The whole batch to every rank, an answer from each pipeline stage. Paper: 3D_PP_ONLY."""
+"""Sends the whole batch to every rank; every pipeline stage answers once. Paper: 3D_PP_ONLY."""
 
 PER_RANK = TransferProtocol(split=("rank",), answer={})
-"""The caller gives one input per rank, or a batch to divide over all. Paper: ALL_TO_ALL."""
+"""Sends every rank its own input, or a part of a batch; every rank answers. Paper: ALL_TO_ALL."""
 
 _PARTS_OF_AXIS = {"micro_data": ("micro_pipeline", "micro_tensor")}
 
 
 def num_parts(protocol: TransferProtocol, mesh: ParallelMesh) -> int:
-    """Into how many parts a batch is divided."""
+    """The number of parts that a batch is divided into."""
     return mesh.count_along(_axes(protocol.split, mesh))
 
 
 def part_of(protocol: TransferProtocol, mesh: ParallelMesh, rank: int) -> int:
-    """Which of the parts a rank receives."""
+    """The index of the part that a rank receives."""
     return mesh.index_along(rank, _axes(protocol.split, mesh))
 
 
 def answering_ranks(protocol: TransferProtocol, mesh: ParallelMesh) -> list[int]:
-    """The ranks whose answers count, in the order of the parts they hold."""
+    """The ranks that answer, in the order of their parts."""
     ranks = [rank for rank in range(mesh.size) if _answers(protocol.answer, mesh, rank)]
     return sorted(ranks, key=lambda rank: (part_of(protocol, mesh, rank), rank))
 

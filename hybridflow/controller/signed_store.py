@@ -40,8 +40,8 @@ _kept: list[dist.Store] = []
 class SignedStore(dist.Store):
     """A store that signs values when they are set and verifies them when they are read.
 
-    Reading a value without a valid signature raises a ResourceError. Counters (`add`) are not signed: an attacker can
-    change one, and so end the run early or make it wait, but cannot make a rank read other data.
+    Reading a value without a valid signature raises a `ResourceError`. Counters (`add`) are not signed: an attacker who
+    changes one can end the run early or make it wait, but cannot make a rank read other data.
 
     torch calls a store written in Python by these method names, including `deleteKey` and `getNumKeys`. It does not
     keep the Python object alive, so stores are kept until the process ends.
@@ -106,7 +106,7 @@ class SignedStore(dist.Store):
         raise ResourceError(
             f"The store at {self.address}, where the ranks of this run meet, holds {len(found)} bytes under '{key}'"
             " that none of them wrote.",
-            remedy="Another program writes to the run's port: keep strangers off the network between the nodes"
+            remedy="Another program writes to the run's port: restrict access to the network between the nodes"
             " (docs/how_to/security.md), then resume from the last checkpoint.",
         )
 

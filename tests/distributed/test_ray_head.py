@@ -41,8 +41,8 @@ sys.exit(1)
     ("how", "found", "remedy", "seconds"),
     [
         ("SIGKILL gcs_server", "Ray, which this run started, has ended", "start the same command again", 20.0),
-        ("SIGTERM gcs_server raylet", "has not answered for", "ray status", 60.0),
-        ("SIGSTOP gcs_server", "has not answered for", "ray status", 60.0),
+        ("SIGTERM gcs_server raylet", "has not responded for", "ray status", 60.0),
+        ("SIGSTOP gcs_server", "has not responded for", "ray status", 60.0),
     ],
 )
 def test_a_lost_head_is_told_and_the_exit_code_is_the_drivers_own(how, found, remedy, seconds):

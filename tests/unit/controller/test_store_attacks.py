@@ -90,7 +90,7 @@ def test_an_outcome_of_a_stranger_ends_the_run_in_our_words_and_runs_nothing(tmp
     for listening, ended in answers:
         assert set(listening) == {"127.0.0.1"}
         assert ended.startswith("ResourceError: The store at 127.0.0.1:") and "that none of them wrote" in ended
-        assert "keep strangers off the network" in ended
+        assert "restrict access to the network" in ended
 
 
 def test_noise_on_the_port_does_not_stop_a_run():

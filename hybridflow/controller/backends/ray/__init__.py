@@ -1,6 +1,7 @@
-"""Workers as Ray actors: one process per device, calls as futures, batches in shared memory. Only this room knows Ray.
+"""Workers as Ray actors: one process per device, calls as futures, batches in shared memory.
 
-Read `backend.py` first, then `placement.py` (which device each rank gets) and `watch.py` (how failures are found).
+Only this package imports Ray. Read `backend.py` first, then `placement.py` (which device each rank gets) and `watch.py`
+(how failures are detected).
 """
 
 from hybridflow.controller.backends.ray.backend import RayBackend

@@ -1,7 +1,7 @@
 """The backend that runs workers as Ray actors.
 
-Columns above 100 KB stay in the object store of the node that made them. Ray sends smaller ones in its messages,
-through this process's memory: faster than a shared-memory object, and bounded however long the responses are.
+Columns of more than 100 KB stay in the object store of the node that produced them. Ray sends smaller ones in its
+messages, through the driver's memory, which is faster than the object store.
 """
 
 import atexit
@@ -24,11 +24,11 @@ from hybridflow.controller.worker import WorkerSpec
 from hybridflow.controller.worker_host import VALUE, AnswerForm
 
 POLL_SECONDS = 0.5
-"""Interval at which a wait checks the calls and processes that it does not wait for."""
+"""How often a waiting driver checks the other calls and all processes."""
 
 
 class RayBackend:
-    """Actors on a Ray cluster: the one at `RAY_ADDRESS`, or one that starts and ends with this backend."""
+    """Actors on the Ray cluster at `RAY_ADDRESS`, or on one that this backend starts and stops."""
 
     def __init__(self, options: BackendOptions) -> None:
         self._while_waiting = options.while_waiting
@@ -41,7 +41,7 @@ class RayBackend:
         atexit.register(self.shutdown)
 
     def spawn(self, spec: WorkerSpec, pool: ResourcePool) -> list[Handle]:
-        """One worker per device; returns while processes are still starting, so that pools start at once."""
+        """Starts one worker per device; returns while processes are still starting, so that pools start in parallel."""
         if pool not in self._pools:
             self._pools[pool] = placed_pool(
                 pool,
@@ -63,7 +63,7 @@ class RayBackend:
         return handles
 
     def call(self, handle: Handle, method: str, arguments: Arguments, form: AnswerForm = VALUE) -> Pending:
-        """Sends the call to the actor, where references among the arguments are resolved."""
+        """Sends the call to the actor, where Ray resolves references among the arguments."""
         host = host_of(handle)
         if host.died is not None:
             raise host.died
@@ -81,7 +81,7 @@ class RayBackend:
         return pending
 
     def wait(self, pending: Sequence[Pending]) -> list[object]:
-        """The values; checks all calls and processes every half second and at every failure."""
+        """The values. Meanwhile checks all calls and processes, every half second and after every failure."""
         self._watch.look_at_silence()
         while awaited := [call for call in dict.fromkeys(pending) if not call.done]:
             try:
@@ -97,11 +97,11 @@ class RayBackend:
         return [call.value for call in pending]
 
     def put(self, value: object) -> Stored:
-        """A reference to the value in the object store."""
+        """Puts a value into the object store; returns its reference."""
         return ray.put(value)
 
     def get(self, stored: Sequence[Stored]) -> list[object]:
-        """Values from the object store; tensors alias shared memory."""
+        """Values from the object store; tensors share its memory."""
         references = references_of(stored)
         while True:
             try:
@@ -112,17 +112,17 @@ class RayBackend:
                 self._raise_translated(error)
 
     def drain_calls(self) -> list[tuple[str, str, float]]:
-        """Role, method and seconds (of the slowest rank) of the calls that have ended since the last drain."""
+        """Role, method and seconds (of the slowest rank) of the calls that have finished since the last drain."""
         self._watch.look_at_calls()
         return self._watch.times.drain()
 
     def mark(self) -> None:
-        """Records how many changing calls each process has been sent."""
+        """Records how many changing calls have been sent to each process."""
         for host in self._hosts():
             host.marked_changes = host.num_changes
 
     def is_changing(self) -> bool:
-        """Whether a changing call made since `mark` has left its process's queue, or is the first in it."""
+        """Whether a changing call sent since `mark` has left its process's queue, or is first in it."""
         self._watch.look_at_calls()
         for host in self._hosts():
             queue = self._watch.queue_of(host)
@@ -152,7 +152,7 @@ class RayBackend:
         return ray.get(asked) == [host.marked_changes for host in hosts]
 
     def kill(self, handles: Sequence[Handle]) -> None:
-        """Ends the actors of these workers; a pool without actors releases its devices."""
+        """Kills the actors of these workers; a pool without actors releases its devices."""
         gone = [host_of(handle) for handle in handles]
         for pool, placed in list(self._pools.items()):
             for host in [host for host in placed.hosts if host in gone]:
@@ -164,7 +164,7 @@ class RayBackend:
         self._watch.forget(gone)
 
     def shutdown(self) -> None:
-        """Ends all actors, and Ray if it was started here."""
+        """Kills all actors, and stops Ray if it was started here."""
         atexit.unregister(self.shutdown)
         hosts = self._hosts()
         self._watch.forget(hosts)

@@ -1,4 +1,4 @@
-"""The Ray cluster of a run: joined at RAY_ADDRESS, or started on this machine; its ports and its GPUs."""
+"""The Ray cluster of a run, joined at RAY_ADDRESS or started on this machine: its ports and its GPUs."""
 
 import atexit
 import logging
@@ -23,7 +23,7 @@ from hybridflow.errors import ResourceError
 logger = logging.getLogger(__name__)
 
 DEVICE = "hybridflow_device"
-"""Custom resource with one unit per CPU device of a Ray started here, so that any number of devices is available."""
+"""Custom resource of a Ray started here: one unit per CPU device, so that any number of devices is available."""
 
 GPU_ENVIRONMENT = {
     "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",  # docs/decisions/visible_gpus.md
@@ -31,10 +31,10 @@ GPU_ENVIRONMENT = {
 """For processes that see all GPUs of their node."""
 
 _STORE_PORT = "RAY_GCS_SERVER_PORT"
-"""The environment variable with the port of a new cluster's store (GCS); by default Ray takes a free one."""
+"""The environment variable with the port of a new cluster's GCS; by default Ray takes a free one."""
 
 _GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-"""HTTP/2's connection preface with empty settings; gRPC, which Ray speaks, answers with its own (RFC 9113, 3.4)."""
+"""HTTP/2's connection preface with empty settings. Ray's gRPC servers answer with their own (RFC 9113, sec. 3.4)."""
 
 _SETTINGS_FRAME = 4
 _CONNECT_SECONDS = 5.0
@@ -44,7 +44,7 @@ _VITAL = ("gcs_server", "raylet")
 
 
 class _Connection:
-    """How this process is connected."""
+    """How this process is connected to Ray."""
 
     has_started_ray = False
     has_joined_early = False
@@ -74,7 +74,7 @@ def check_cluster(nodes: int) -> None:
 def connect(devices: int, nodes: int, device: str) -> bool:
     """Connects to the cluster of RAY_ADDRESS, or starts one on this machine with virtual devices.
 
-    Returns whether the caller must end the connection; not if it existed before.
+    Returns whether the caller must disconnect: False if Ray was already initialized.
     """
     if ray.is_initialized():
         is_ours, _Connection.has_joined_early = _Connection.has_joined_early, False
@@ -101,7 +101,7 @@ def disconnect() -> None:
 def abandon() -> None:
     """Leaves a cluster whose head does not respond; Ray itself would wait for a response.
 
-    Processes that were started here are killed, so that Ray notices and stops the rest. Another cluster is left alone.
+    Kills Ray's GCS and raylet if this process started them, so that Ray stops the rest. A joined cluster is left alone.
     """
     if is_joined():
         atexit.unregister(ray.shutdown)
@@ -130,7 +130,7 @@ def is_joined() -> bool:
 
 
 def joined_gpus() -> int | None:
-    """GPUs of the cluster at RAY_ADDRESS, which is joined if necessary; None if Ray will start on this machine."""
+    """The GPUs of the cluster at RAY_ADDRESS, which is joined if necessary; None if the run starts its own Ray."""
     if not ray.is_initialized():
         if not os.environ.get(RAY_ADDRESS):
             return None
@@ -139,10 +139,10 @@ def joined_gpus() -> int | None:
 
 
 def joined_node_gpus(read: Callable[[], list[int]] = visible_gpu_bytes) -> list[NodeGpus] | None:
-    """The nodes of the joined cluster that have GPUs, once for each size of GPU; None if no cluster is joined.
+    """The nodes of the joined cluster that have GPUs, one entry per size of GPU; None if no cluster is joined.
 
-    Each node runs `read` in a process that sees all its GPUs, holds no resource and ends with its answer: Ray itself
-    knows only a name such as A100, which stands for cards of several sizes.
+    Each node runs `read` in a process of its own, which sees all GPUs of the node and reserves no resources. Ray itself
+    knows only a name such as A100, which stands for GPUs of several sizes.
     """
     if not ray.is_initialized() or not is_joined():
         return None
@@ -158,7 +158,7 @@ def joined_node_gpus(read: Callable[[], list[int]] = visible_gpu_bytes) -> list[
     for node, answer in zip(nodes, asked, strict=True):
         name = f"node {node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
         count, sizes = int(node["Resources"]["GPU"]), _sizes(answer) if answer in ready else []
-        # If Ray manages only some of the GPUs that the node sees, any of them may be the smallest.
+        # Ray may manage only some of the GPUs of the node, and any of them may be the smallest.
         same = len(sizes) == count
         found += NodeGpus.by_size(name, sizes) if same else [NodeGpus(name, count, min(sizes, default=0))]
     return found
@@ -170,7 +170,7 @@ def python_path() -> str:
 
 
 def _check_answers(host: str, port: int, nodes: int) -> None:
-    alone = f", or unset {RAY_ADDRESS}: then a Ray of this run's own is started" if nodes == 1 else ""
+    alone = f", or unset {RAY_ADDRESS}: the run then starts its own Ray" if nodes == 1 else ""
     needed = "" if nodes == 1 else f" A run on trainer.nodes={nodes} needs a cluster that is already running."
     try:
         with socket.create_connection((host, port), timeout=_CONNECT_SECONDS) as connection:
@@ -207,12 +207,12 @@ def _sizes(answer: ray.ObjectRef) -> list[int]:
     try:
         return ray.get(answer)
     except RayError as error:
-        logger.info("a node could not read the memory of its GPUs: %s", str(error).strip().splitlines()[-1])
+        logger.info("a node could not determine the memory of its GPUs: %s", str(error).strip().splitlines()[-1])
         return []
 
 
 def _initialized(address: str, *, num_cpus: int | None = None, resources: dict[str, float] | None = None) -> None:
-    """Connects to the cluster at an address, or with `local` starts one that has these resources."""
+    """Connects to the cluster at an address; `local` starts one with these resources."""
     try:
         with _own_sigterm(), _on_loopback() if address == "local" else nullcontext(), _in_sessions_of_their_own():
             ray.init(
@@ -236,7 +236,7 @@ def _initialized(address: str, *, num_cpus: int | None = None, resources: dict[s
 
 @contextmanager
 def _own_sigterm() -> Iterator[None]:
-    """Keeps this process's SIGTERM handler: Ray's own ends the driver immediately."""
+    """Keeps this process's SIGTERM handler: Ray's handler would end the driver immediately."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -249,9 +249,9 @@ def _own_sigterm() -> Iterator[None]:
 
 @contextmanager
 def _on_loopback() -> Iterator[None]:
-    """Makes Ray's processes listen at 127.0.0.1 only, for a cluster of this machine alone.
+    """Makes Ray's processes listen only at 127.0.0.1, for a cluster of one machine.
 
-    Ray has this switch for systems whose firewall prompts; it reads it at import and in its processes.
+    Ray reads this variable at import and in its processes; it exists for systems whose firewall prompts the user.
     """
     name, is_cluster = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, ray_constants.ENABLE_RAY_CLUSTER
     before = os.environ.get(name)
@@ -265,10 +265,10 @@ def _on_loopback() -> Iterator[None]:
 
 @contextmanager
 def _in_sessions_of_their_own() -> Iterator[None]:
-    """Starts Ray's processes outside this process's group, which a terminal or a batch system signals as a whole.
+    """Starts Ray's processes outside this process's group, which terminals and batch systems signal as a whole.
 
-    This process can then finish its step and save while Ray still runs. If this process dies, the kernel kills Ray's
-    head and raylet, as Ray asks it to; workers end within seconds, and Ray's two agents after about a minute.
+    This process can then finish its step and save while Ray still runs. If this process dies, the kernel kills the GCS
+    and the raylet (Ray requests this); workers end within seconds, and Ray's two agents after about a minute.
     """
     _Connection.is_starting_ray = True
     try:

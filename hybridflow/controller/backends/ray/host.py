@@ -1,4 +1,4 @@
-"""The process of one rank as a Ray actor, and the driver's record of it."""
+"""The process of one rank as a Ray actor, and the driver's record of that actor."""
 
 import _thread
 import os
@@ -30,7 +30,7 @@ _CPU_ENVIRONMENT = {"TORCHDYNAMO_DISABLE": "1"}
 
 
 class RayHost(WorkerHost):
-    """A worker host as an actor: finds its node and device, and sends its log through Ray."""
+    """A `WorkerHost` as an actor: determines its node and device, and logs through Ray."""
 
     def __init__(self, rank: int, *, device: str, threads: int | None, timeout_seconds: float, heart: str) -> None:
         configure_logging(None, rank=rank)
@@ -38,7 +38,7 @@ class RayHost(WorkerHost):
         if device == "cuda":
             [given] = ray.get_runtime_context().get_accelerator_ids()["GPU"]
             index = visible_index(given, os.environ.get("CUDA_VISIBLE_DEVICES"))
-            os.environ["LOCAL_RANK"] = str(index)  # some libraries choose their device by it
+            os.environ["LOCAL_RANK"] = str(index)  # some libraries select their device by it
             device = f"cuda:{index}"
         super().__init__(
             rank,
@@ -55,7 +55,7 @@ class RayHost(WorkerHost):
     def interruptible(self) -> Iterator[None]:
         """A block that ends with `KeyboardInterrupt` if its call is cancelled.
 
-        Ray sets a flag that only the thread of the call can read; a signal makes that thread check it regularly.
+        Only the thread of the call can read Ray's cancellation flag, so a signal makes that thread check it regularly.
         """
         ended = threading.Event()
         threading.Thread(target=_look_now_and_then, args=(ended,), daemon=True).start()
@@ -119,9 +119,10 @@ def started_host(
     timeout_seconds: float,
     heart: str,
 ) -> Host:
-    """Starts the actor of one rank on its bundle of the placement group; ranks meet within `timeout_seconds`.
+    """Starts the actor of one rank in its bundle of the placement group.
 
-    Actors request no CPU: an actor whose share does not fit into its bundle would wait forever without a message.
+    `timeout_seconds` limits how long the ranks wait for one another. Actors request no CPU: one whose request does not
+    fit into its bundle would wait forever without a message.
     """
     environment = {
         "PYTHONPATH": python_path(),

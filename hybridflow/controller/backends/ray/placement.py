@@ -1,8 +1,8 @@
 """Pools as placement groups. On CPUs a device is a unit of a custom resource.
 
-A bundle holds one block of ranks (`ResourcePool.block`) if the nodes have room: Ray cannot divide it between nodes.
-Ray places more than 16 bundles in no order (its sort is unstable), so ranks are numbered by the node of each bundle
-once that is known.
+A bundle holds one block of ranks (`ResourcePool.block`) if it fits on a node: Ray never divides a bundle between nodes.
+Ray places more than 16 bundles in an arbitrary order (its sort is unstable), so ranks are numbered after placement, by
+the node of each bundle.
 """
 
 import logging
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
 _QUIET_SECONDS = 5.0
-"""Seconds until a waiting pool logs that it waits, or takes single devices if the free ones form no whole blocks."""
+"""Seconds until a waiting pool logs that it waits, or requests single devices if too few blocks are free."""
 
 
 class Slot(NamedTuple):
@@ -64,13 +64,13 @@ class PlacedPool:
     slots: Sequence[Slot]
     hosts: list[Host]
     address: ray.ObjectRef | None
-    """Where its ranks meet, once the first one serves it; None for one rank."""
+    """Reference to the address of the store through which its ranks connect; None for one rank."""
 
 
 def placed_pool(
     pool: ResourcePool, others: Iterable[ResourcePool], pulse: Pulse, *, threads: int, start_timeout_seconds: float
 ) -> PlacedPool:
-    """Reserves the pool's devices, in addition to those of other pools, and starts an actor on each."""
+    """Reserves the pool's devices, in addition to those of other pools, and starts an actor on each device."""
     group, slots = reserved(pool, others, timeout_seconds=start_timeout_seconds)
     hosts = [
         started_host(
@@ -121,7 +121,7 @@ def reserved(
 
 
 def warn_of_divided_groups(spec: WorkerSpec, slots: Sequence[Slot]) -> None:
-    """Warns if tensor-parallel groups of a role span nodes: they exchange activations at every layer."""
+    """Warns if tensor-parallel groups of a role span nodes, because they exchange activations at every layer."""
     nodes = [slot.node for slot in slots]
     for what, ranks in (("training", spec.mesh), ("generation", spec.generation_mesh)):
         divided = divided_groups(ranks, nodes) if ranks is not None else []
@@ -136,8 +136,8 @@ def warn_of_divided_groups(spec: WorkerSpec, slots: Sequence[Slot]) -> None:
 def slots_by_rank(nodes: Mapping[int, str], *, devices_per_bundle: int, block: int) -> list[Slot]:
     """The slot of each rank, given the node of each bundle by its index.
 
-    Ranks go node by node, nodes with the most devices first, so that rank // devices_per_node is the node. The devices
-    of a node that do not fill a `block` come last, so that as few blocks as possible are divided between nodes.
+    Ranks are numbered node by node, nodes with the most devices first, so that rank // devices_per_node is the node.
+    Devices of a node that do not fill a `block` come last, so that as few blocks as possible span nodes.
     """
     held: dict[str, list[Slot]] = {}
     for bundle in sorted(nodes):
@@ -153,7 +153,7 @@ def divided_groups(mesh: ParallelMesh, nodes: Sequence[str]) -> list[list[int]]:
 
 
 def too_few_devices(pool: ResourcePool, supply: Supply, *, waited_seconds: float = 0.0) -> ResourceError:
-    """The error for a pool that does not fit into the cluster with what it already holds."""
+    """The error for a pool that needs more devices than the cluster has left."""
     after = f" after {waited_seconds:.0f} s" if waited_seconds else ""
     lower = "lower trainer.devices or trainer.nodes (or placement.pools.<name>.devices)"
     if pool.devices + supply.own > supply.total:

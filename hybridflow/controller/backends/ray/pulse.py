@@ -1,10 +1,9 @@
 """Liveness checks independent of calls: heartbeats of worker processes, and responses of the cluster's head.
 
 An actor does not respond while it computes, so a pending call proves nothing. Each worker process therefore runs a
-thread that increments a counter in the store of the cluster's head (GCS), and the driver runs one that reads them. The
-counter of a process that is stopped, or that holds Python's lock, stands still; that of a process that computes or
-waits for another rank does not. If the store does not respond, the head is lost; Ray itself would end the driver after
-60 s without a message.
+thread that increments a counter in the head's key-value store (GCS), and the driver runs a thread that reads all
+counters. The counter stops if the process is stopped or holds the GIL, but not while it computes or waits for another
+rank. If the store does not respond, the head is lost; Ray itself would end the driver after 60 s without a message.
 """
 
 import threading
@@ -28,13 +27,13 @@ _RPC_SECONDS = 5.0
 
 
 def start_beating(key: str) -> None:
-    """Starts the thread that increments the counter of a key until this process ends."""
+    """Starts a thread that increments the counter under a key until this process ends."""
     threading.Thread(target=_beat, args=(key.encode(),), name="heartbeat", daemon=True).start()
 
 
 @dataclass(slots=True)
 class _Heart:
-    """The last count of a process, and for how many seconds the driver has read the same count."""
+    """The last counter value of a process, and for how many seconds the driver has read that value."""
 
     count: bytes | None = None
     silent_seconds: float = 0.0
@@ -43,8 +42,8 @@ class _Heart:
 class Silence:
     """For how long something that is polled every few seconds has not responded.
 
-    Between two looks at most two polling intervals count: a process that was stopped and resumed polled nothing
-    in between.
+    Between two calls of `look`, at most two polling intervals count: a driver that was stopped and resumed polled
+    nothing in between.
     """
 
     def __init__(self, now: float) -> None:
@@ -52,7 +51,7 @@ class Silence:
         self._seconds = 0.0
 
     def look(self, answered_at: float, now: float) -> float:
-        """The seconds of silence until now; `answered_at` is the time of the last response, on the same clock."""
+        """The seconds of silence until `now`; `answered_at` is the time of the last response, on the same clock."""
         if answered_at > self._answered_at:
             self._answered_at, self._seconds = answered_at, 0.0
         self._seconds += min(now - max(self._looked_at, answered_at), 2 * BEAT_SECONDS)
@@ -61,7 +60,7 @@ class Silence:
 
 
 class Pulse:
-    """The driver's thread that reads the counters. Its methods return what it has found, without waiting."""
+    """The driver's thread that reads the counters. Its methods return the latest results without waiting."""
 
     def __init__(self) -> None:
         self.head = ray.get_runtime_context().gcs_address
@@ -73,18 +72,18 @@ class Pulse:
         threading.Thread(target=self._look, name="pulse", daemon=True).start()
 
     def new_key(self) -> str:
-        """A key for a process that is about to start."""
+        """A new key, for a process that is about to start."""
         key = f"{self._prefix}{len(self._hearts)}"
         self._hearts[key] = _Heart()
         return key
 
     def silent_seconds(self, key: str) -> float:
-        """For how long the counter of a process has stood still; 0 before its first count."""
+        """For how long the counter of a process has not changed; 0 before its first heartbeat."""
         heart = self._hearts[key]
         return heart.silent_seconds if heart.count is not None else 0.0
 
     def head_silent_seconds(self) -> float:
-        """For how long the cluster's head has not responded; the driver checks once a second while it waits."""
+        """For how long the cluster's head has not responded."""
         return self._silence.look(self._answered_at, time.monotonic())
 
     def is_head_lost(self) -> bool:
@@ -92,7 +91,7 @@ class Pulse:
         return has_ray_ended() or self.head_silent_seconds() > HEAD_TIMEOUT_SECONDS
 
     def close(self) -> None:
-        """Ends the thread, and deletes the counters if the head responds."""
+        """Stops the thread, and deletes the counters if the head responds."""
         self._is_closed.set()
         store = internal_kv_get_gcs_client()
         if store is not None and not self.is_head_lost():
@@ -108,7 +107,7 @@ class Pulse:
             except RayError:
                 continue
             now = time.monotonic()
-            # If this thread or the head was silent for long, at most two intervals count against a process.
+            # At most two intervals count against a process, however long this thread or the head was silent.
             passed, self._answered_at = min(now - self._answered_at, 2 * BEAT_SECONDS), now
             for key, heart in zip(keys, hearts.values(), strict=True):
                 count = counts.get(key)

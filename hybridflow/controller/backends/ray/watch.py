@@ -1,4 +1,4 @@
-"""Watches the pending calls and the processes that execute them: detects and reports every failure."""
+"""Watches pending calls and the processes that execute them: detects and reports every failure."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -49,12 +49,12 @@ class Watch:
             self._most_unseen_calls = max(_MOST_UNSEEN_CALLS, 2 * len(self._calls))
 
     def forget(self, hosts: Sequence[Host]) -> None:
-        """Drops the calls of some processes."""
+        """Drops the calls to some processes."""
         gone = {id(host) for host in hosts}
         self._calls = {ref: call for ref, call in self._calls.items() if id(call.handle.host) not in gone}
 
     def queue_of(self, host: Host) -> list[Pending]:
-        """The calls to a process that are not known to have ended, in the order of their execution."""
+        """The calls to a process that are not known to have finished, in the order of their execution."""
         return [call for call in self._calls.values() if call.handle.host is host]
 
     def note(self, calls: Sequence[Pending], answers: Sequence[object]) -> None:
@@ -73,7 +73,7 @@ class Watch:
         self.look_at_calls(earlier)
 
     def look_at_calls(self, among: Sequence[Pending] | None = None) -> None:
-        """Records the calls that have ended, and raises the failure of the earliest one."""
+        """Records the calls that have finished, and raises the failure of the earliest one."""
         watched = {call.value: call for call in (self._calls.values() if among is None else among)}
         if not watched:
             return
@@ -112,7 +112,7 @@ class Watch:
                     raise hang(process, seconds)
 
     def ask_for_signs_of_life(self, *, seconds: float) -> None:
-        """Pings all processes: the ping of a busy actor waits in its queue, that of a dead one fails at once."""
+        """Pings all processes: the ping of a busy actor waits in its queue, that of a dead actor fails immediately."""
         hosts = self._hosts()
         for host in hosts:
             host.sign_of_life = host.sign_of_life or host.actor.info.remote()
@@ -168,9 +168,9 @@ class Watch:
             self.times.add(call.handle.role, call.method, call.handle.rank, seconds)
 
     def _look_for_death_behind(self, error: WorkerError) -> None:
-        """Raises the death of a peer, if there is one: other ranks then fail with a broken connection."""
+        """Raises the error of a dead peer, if there is one: its death breaks the connections of other ranks."""
         failed = [host for host in self._hosts() if error.role in host.roles]
-        self.look_at_processes(seconds=0.0)  # answers to earlier pings: a process may have died since
+        self.look_at_processes(seconds=0.0)  # reads answers to earlier pings; a process may have died since
         until = time.monotonic() + _DEATH_BEHIND_SECONDS
         while any(host.pool.devices > 1 for host in failed) and time.monotonic() < until:
             self.look_at_processes(seconds=_LOOK_SECONDS / 2)
@@ -188,7 +188,7 @@ class Watch:
 
 
 def references_of(stored: Sequence[Stored]) -> list[ray.ObjectRef]:
-    """Stored values as Ray's object references."""
+    """Stored values as Ray object references."""
     references = [reference for reference in stored if isinstance(reference, ray.ObjectRef)]
     assert len(references) == len(stored), f"not all are references: {stored}"
     return references
@@ -200,7 +200,7 @@ def _node(failed: Pending | None) -> str:
 
 
 def _ray_has_ended_or_does() -> bool:
-    """Whether Ray has ended or is about to: a raylet that shuts down ends its workers before itself."""
+    """Whether Ray has ended or is about to end: a raylet that shuts down ends its workers first."""
     until = time.monotonic() + _RAY_ENDS_SECONDS
     while not (ended := has_ray_ended()) and time.monotonic() < until:
         time.sleep(0.1)

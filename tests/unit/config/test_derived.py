@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
+import pytest
+
 from hybridflow.config.data import Data
 from hybridflow.config.derived import (
-    max_sequence_tokens,
     minibatch_prompts,
     model_of,
-    num_devices,
     optimizer_steps_per_step,
     pool_of,
     run_dir,
@@ -32,16 +32,8 @@ def test_optimizer_steps_count_minibatches_and_epochs():
     training = Training(minibatch_size=16, epochs=3)
     assert optimizer_steps_per_step(config, training) == 12
     assert total_optimizer_steps(config, training) == 120
-
-
-def test_without_a_minibatch_size_the_whole_batch_is_one_step():
-    config = Experiment(data=Data(batch_size=64))
-    assert minibatch_prompts(config, Training()) == 64
+    assert minibatch_prompts(config, Training()) == 64, "without a size, the whole batch is one"
     assert optimizer_steps_per_step(config, Training()) == 1
-
-
-def test_devices_are_those_of_all_nodes():
-    assert num_devices(Experiment(trainer=Trainer(devices=4, nodes=3))) == 12
 
 
 def test_the_run_directory_follows_from_the_experiment_unless_it_is_given():
@@ -56,28 +48,23 @@ def test_a_role_without_a_model_has_the_runs():
     assert model_of(config, Model(path="own")).path == "own"
 
 
-def test_a_sequence_is_prompt_and_response():
-    assert max_sequence_tokens(Experiment(data=Data(max_prompt_tokens=64, max_response_tokens=16))) == 80
-
-
 def test_a_role_is_single_on_one_device_and_in_shards_on_several():
     assert training_of(experiment({}), "actor").engine is TrainingEngine.single
     assert training_of(experiment({"trainer.devices": 2}), "actor").engine is TrainingEngine.fsdp
+    assert training_of(experiment({"trainer.nodes": 2}), "actor").engine is TrainingEngine.fsdp
 
 
-def test_the_critic_is_laid_out_as_the_actor_unless_it_names_an_engine():
-    config = experiment({**MEGATRON, "actor.parallelism.tensor": 2})
-    critic = training_of(config, "critic")
-    assert (critic.engine, critic.parallelism.tensor) == (TrainingEngine.megatron, 2)
-    config = experiment({**MEGATRON, "actor.parallelism.tensor": 2, "critic.engine": TrainingEngine.fsdp})
-    critic = training_of(config, "critic")
-    assert (critic.engine, critic.parallelism.tensor) == (TrainingEngine.fsdp, 1)
-
-
-def test_a_role_of_the_users_own_has_its_own_layout():
-    role = Role(engine=TrainingEngine.megatron, parallelism=Parallelism(tensor=2))
-    config = experiment({"trainer.devices": 2, "roles": {"second": role}})
-    assert training_of(config, "second").parallelism.tensor == 2
+@pytest.mark.parametrize(
+    ("settings", "role", "engine", "tensor"),
+    [
+        ({}, "critic", TrainingEngine.megatron, 2),
+        ({"critic.engine": TrainingEngine.fsdp}, "critic", TrainingEngine.fsdp, 1),
+        ({"roles": {"second": Role(parallelism=Parallelism(tensor=4))}}, "second", TrainingEngine.fsdp, 4),
+    ],
+)
+def test_the_critic_is_laid_out_as_the_actor_and_other_roles_as_they_say(settings, role, engine, tensor):
+    training = training_of(experiment({**MEGATRON, "actor.parallelism.tensor": 2, **settings}), role)
+    assert (training.engine, training.parallelism.tensor) == (engine, tensor)
 
 
 def test_the_rollout_is_where_the_actor_is_unless_it_is_placed():

@@ -71,11 +71,3 @@ def test_micro_data_may_be_an_axis_of_its_own():
     mesh = ParallelMesh({"data": 2, "pipeline": 1, "tensor": 2, "micro_data": 2})
     assert [part_of(GENERATION, mesh, rank) for rank in range(8)] == [0, 1, 0, 1, 2, 3, 2, 3]
     assert answering_ranks(GENERATION, mesh) == [0, 1, 4, 5]
-
-
-@pytest.mark.parametrize("protocol", [DATA_PARALLEL, GENERATION, PER_RANK])
-def test_every_part_is_answered_exactly_once(protocol):
-    for layout in LAYOUTS:
-        mesh = mesh_of(layout, protocol)
-        parts = [part_of(protocol, mesh, rank) for rank in answering_ranks(protocol, mesh)]
-        assert parts == list(range(num_parts(protocol, mesh))), layout

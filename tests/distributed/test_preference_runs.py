@@ -181,7 +181,11 @@ def test_kto_compares_held_out_responses_with_those_of_other_sources(tmp_path):
     assert {"val-core/good/acc", "val-core/bad/acc"} <= rows[-1].keys()
     words = [*small_pairs(tmp_path), one_each, "data.eval_limit=1", f"trainer.run_dir={tmp_path}/alone"]
     ended = run_here(words, command=main_kto.main)
-    assert ended.status == 2 and "One held-out response alone" in ended.words and "data.eval_limit" in ended.words
+    assert (
+        ended.status == 2
+        and "data.eval_files give one held-out response" in ended.words
+        and "data.eval_limit" in ended.words
+    )
 
 
 def test_a_pair_without_a_chosen_response_stops_before_anything_starts(tmp_path):

@@ -1,7 +1,6 @@
 """Chat templates; one that loops or fills the memory is stopped, and the error names its row."""
 
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from hybridflow.data.tokenization import prompt_token_ids
 from hybridflow.errors import DataError
 from tests.unit.data.conftest import CHAT_TEMPLATE, character_tokenizer, texts
 
+TOO_SLOW, TOO_BIG = "did not finish row 1 in 1 seconds", "ran out of memory"
 USER = [{"role": "user", "content": "hi"}]
 
 
@@ -53,18 +53,21 @@ def test_a_missing_or_failing_template_is_a_data_error(template, found):
 
 
 @pytest.mark.parametrize(
-    "template",
+    ("found", "template"),
     [
-        "{% for i in range(90000) %}{% for j in range(90000) %}{% set x = j %}{% endfor %}{% endfor %}",
-        "{{ 10 ** (10 ** 8) }}",
-        "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x }}",
-        "{{ 'x' * 10 ** 10 }}",
+        (TOO_SLOW, "{% for i in range(90000) %}{% for j in range(90000) %}{% set x = j %}{% endfor %}{% endfor %}"),
+        (TOO_SLOW, "{{ 10 ** (10 ** 8) }}"),
+        (
+            TOO_BIG,
+            "{% set n = namespace(x='ab') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x }}",
+        ),
+        (TOO_BIG, "{{ 'x' * 10 ** 10 }}"),
     ],
 )
-def test_a_template_that_loops_or_fills_the_memory_is_a_data_error(monkeypatch, tmp_path, tokenizer, template):
+def test_a_template_that_loops_or_fills_the_memory_is_a_data_error(monkeypatch, tmp_path, tokenizer, found, template):
     monkeypatch.setattr(module, "MEMORY_BYTES", 256 << 20)
     monkeypatch.setattr(module, "ROW_SECONDS", 1.0)
-    with pytest.raises(DataError, match="chat template") as caught:
+    with pytest.raises(DataError, match=found) as caught:
         prompt_token_ids([USER], character_tokenizer(chat_template=template))
     assert "data.chat_template=FILE to another template" in caught.value.remedy
     (tmp_path / "own.jinja").write_text(template)
@@ -75,14 +78,6 @@ def test_a_template_that_loops_or_fills_the_memory_is_a_data_error(monkeypatch, 
 def test_results_come_back_in_order():
     assert with_limits(lambda row: row * "ab", range(300)) == [row * "ab" for row in range(300)]
     assert with_limits(str, []) == []
-
-
-def test_a_row_that_does_not_end_is_stopped(monkeypatch):
-    monkeypatch.setattr(module, "ROW_SECONDS", 0.5)
-    started = time.monotonic()
-    with pytest.raises(DataError, match=r"did not finish row 4 in 0\.5 seconds"):
-        with_limits(lambda row: time.sleep(600 if row == 3 else 0), range(9))
-    assert time.monotonic() - started < 30
 
 
 def test_a_template_that_takes_over_its_process_cannot_make_the_parent_unpickle_anything(tmp_path):

@@ -1,6 +1,3 @@
-import os
-from pathlib import Path
-
 import pytest
 import torch
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
@@ -8,9 +5,7 @@ from transformers import PreTrainedTokenizerFast
 
 from hybridflow.config.data import Data
 from hybridflow.data import load_demonstrations
-from hybridflow.data.tokenization import prompt_token_ids
 from hybridflow.errors import DataError
-from hybridflow.models.tokenizers import load_tokenizer
 from tests.unit.data.conftest import texts, written
 
 USER, REPLY = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}
@@ -49,21 +44,10 @@ def parts(batch, tokenizer):
 def test_layouts_become_prompt_and_response(tmp_path, chat_tokenizer, row, prompt, response):
     batch = loaded(tmp_path / "a.jsonl", chat_tokenizer, [row])
     assert parts(batch, chat_tokenizer) == [(prompt, response)]
-
-
-def test_the_mask_is_one_on_every_response_token(tmp_path, tokenizer):
-    batch = loaded(tmp_path / "a.jsonl", tokenizer, [{"prompt": "a", "completion": "bc"}])
     mask = batch.tokens("response_mask")
-    assert mask.values.dtype == torch.float32 and mask.values.tolist() == [1.0, 1.0, 1.0]
-    assert mask.lengths.tolist() == batch.tokens("response_ids").lengths.tolist()
-
-
-def test_every_assistant_turn_of_messages_is_learned(tmp_path, chat_tokenizer):
-    batch = loaded(tmp_path / "a.jsonl", chat_tokenizer, [{"messages": [USER, REPLY, USER, REPLY]}])
-    assert parts(batch, chat_tokenizer) == [(CHAT, "yo]<eos>[user:hi]<eos>[assistant:yo]<eos>")]
-    learned = "1" * len("yo]e")
-    expected = learned + "0" * (len("[user:hi]e") + len("[assistant:")) + learned
-    assert "".join(f"{weight:.0f}" for weight in batch.tokens("response_mask").values.tolist()) == expected
+    assert mask.values.dtype == torch.float32 and mask.values.tolist() == [1.0] * len(
+        batch.tokens("response_ids").row(0)
+    )
 
 
 def test_text_without_a_beginning_token_learns_all_but_its_first_token(tmp_path, tokenizer):
@@ -74,11 +58,6 @@ def test_a_token_that_would_straddle_the_cut_is_avoided(tmp_path):
     merges = PreTrainedTokenizerFast(tokenizer_object=_pairs(), eos_token="<eos>", unk_token="<unk>")
     batch = loaded(tmp_path / "a.jsonl", merges, [{"prompt": "a", "completion": "bc"}])
     assert parts(batch, merges) == [("a", "bc<eos>")]
-
-
-def test_the_prompt_of_a_demonstration_is_what_generation_would_see(tmp_path, chat_tokenizer):
-    batch = loaded(tmp_path / "a.jsonl", chat_tokenizer, [{"messages": [USER, REPLY]}])
-    assert batch.tokens("prompt_ids").row(0).tolist() == prompt_token_ids([[USER]], chat_tokenizer)[0]
 
 
 @pytest.mark.parametrize(
@@ -144,16 +123,3 @@ def test_texts_become_conversations_if_asked_unless_they_are_learned_whole(tmp_p
     assert parts(batch, chat_tokenizer) == [("[system:Be brief]<eos>[user:hi]<eos>[assistant:", "yo]<eos>")]
     batch = loaded(tmp_path / "a.jsonl", chat_tokenizer, [{"text": "Once"}], as_chat=True)
     assert parts(batch, chat_tokenizer) == [("<bos>", "Once<eos>")]
-
-
-@pytest.mark.skipif("HYBRIDFLOW_ASSETS" not in os.environ, reason="needs HYBRIDFLOW_ASSETS")
-@pytest.mark.parametrize(
-    ("file", "rows"), [("tinystories/tinystories_1000.json", 1000), ("hh-rlhf/harmless-base-test.jsonl.gz", 2308)]
-)
-def test_real_texts_are_demonstrations(file, rows):
-    assets = Path(os.environ["HYBRIDFLOW_ASSETS"])
-    tokenizer = load_tokenizer(assets / "models" / "stories260K", pad_token="</s>")
-    config = Data(max_prompt_tokens=4000, max_response_tokens=4000)
-    batch = load_demonstrations([str(assets / "data" / file)], config, tokenizer)
-    assert len(batch) == rows  # 4 of 2,312 dialogues end with a blank reply
-    assert bool((batch.tokens("response_mask").values == 1).all())

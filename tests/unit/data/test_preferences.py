@@ -2,7 +2,6 @@ import pytest
 
 from hybridflow.config.data import Data
 from hybridflow.data import load_labelled, load_preferences
-from hybridflow.data.preferences import common_beginning
 from hybridflow.errors import DataError
 from tests.unit.data.conftest import texts, written
 
@@ -10,6 +9,7 @@ USER, GOOD, BAD = ({"role": r, "content": c} for r, c in (("user", "hi"), ("assi
 TURNS = [USER, GOOD, {"role": "user", "content": "so"}]
 HH = "\n\nHuman: hi\n\nAssistant: yo\n\nHuman: so\n\nAssistant:"
 CHAT = "[user:hi]<eos>[assistant:"
+LONG_CHAT = "[user:hi]<eos>[assistant:yo]<eos>[user:so]<eos>[assistant:"
 PAIR = {"prompt": "a", "chosen": "b", "rejected": "c"}
 
 
@@ -33,6 +33,7 @@ def loaded(path, tokenizer, rows, *, load=load_preferences, **settings):
         ({"prompt": "hi", "chosen": [USER, GOOD], "rejected": [USER, BAD]}, CHAT, "yo]<eos>", "no]<eos>"),
         ({"prompt": "hi", "chosen": [GOOD], "rejected": [BAD]}, CHAT, "yo]<eos>", "no]<eos>"),
         ({"prompt": [USER], "chosen": [USER, GOOD], "rejected": [USER, BAD]}, CHAT, "yo]<eos>", "no]<eos>"),
+        ({"chosen": [*TURNS, GOOD], "rejected": [*TURNS, BAD]}, LONG_CHAT, "yo]<eos>", "no]<eos>"),
     ],
 )
 def test_layouts_become_a_prompt_and_two_responses(tmp_path, chat_tokenizer, row, prompt, chosen, rejected):
@@ -40,12 +41,6 @@ def test_layouts_become_a_prompt_and_two_responses(tmp_path, chat_tokenizer, row
     found = [texts(chat_tokenizer, batch.tokens(f"{name}_ids").rows()) for name in ("prompt", "chosen", "rejected")]
     assert found == [[prompt], [chosen], [rejected]]
     assert batch.row("margin").tolist() == [0.0] and "ref_sums" not in batch
-
-
-def test_turns_that_are_the_same_belong_to_the_prompt(tmp_path, chat_tokenizer):
-    batch = loaded(tmp_path / "a.jsonl", chat_tokenizer, [{"chosen": [*TURNS, GOOD], "rejected": [*TURNS, BAD]}])
-    assert batch.object("prompt") == [TURNS]
-    assert texts(chat_tokenizer, batch.tokens("chosen_ids").rows()) == ["yo]<eos>"]
 
 
 def test_the_other_columns_of_a_pair_are_kept(tmp_path, tokenizer):
@@ -80,17 +75,25 @@ def test_a_faulty_pair_is_named_with_its_row(tmp_path, chat_tokenizer, row, mess
     assert "Row 2 of '" in caught.value.message and remedy in caught.value.remedy
 
 
-@pytest.mark.parametrize("value", ["much", True, float("nan"), 10**400, 1e39])
-def test_a_margin_must_be_a_number_that_fits(tmp_path, tokenizer, value):
-    with pytest.raises(DataError, match="'margin' in row 1 of .* must be a number") as caught:
-        loaded(tmp_path / "a.jsonl", tokenizer, [PAIR | {"margin": value}])
-    assert "leave the column" in caught.value.remedy
-
-
-def test_a_file_without_pairs_is_an_error(tmp_path, tokenizer):
-    with pytest.raises(DataError, match="no column 'rejected'") as caught:
-        loaded(tmp_path / "a.jsonl", tokenizer, [{"prompt": "a", "chosen": "b"}])
-    assert "prompt, chosen and rejected" in caught.value.remedy
+@pytest.mark.parametrize(
+    ("row", "message", "remedy"),
+    [
+        *(
+            (PAIR | {"margin": value}, "'margin' in row 1 of .* must be a number", "leave the column")
+            for value in ("much", True, float("nan"), 10**400, 1e39)
+        ),
+        ({"prompt": "a", "chosen": "b"}, "no column 'rejected'", "prompt, chosen and rejected"),
+        (
+            PAIR | {"ref_chosen_logps": -1.0},
+            "a column 'ref_chosen_logps', and no 'ref_rejected_logps'",
+            "Add 'ref_rejected_logps', or leave 'ref_chosen_logps' out",
+        ),
+    ],
+)
+def test_faulty_columns_are_named(tmp_path, tokenizer, row, message, remedy):
+    with pytest.raises(DataError, match=message) as caught:
+        loaded(tmp_path / "a.jsonl", tokenizer, [row])
+    assert remedy in caught.value.remedy
 
 
 def test_ties_and_blank_pairs_are_left_out_and_counted(tmp_path, tokenizer, caplog):
@@ -104,27 +107,6 @@ def test_ties_and_blank_pairs_are_left_out_and_counted(tmp_path, tokenizer, capl
     with pytest.raises(DataError, match=f"no usable pairs: {reasons}") as caught:
         loaded(tmp_path / "b.jsonl", tokenizer, rows[:2])
     assert caught.value.remedy
-
-
-def test_a_long_response_of_either_kind_meets_the_limit(tmp_path, tokenizer):
-    rows = [PAIR | {"rejected": "cccc"}, PAIR]
-    with pytest.raises(DataError, match="max_response_tokens=3") as caught:
-        loaded(tmp_path / "a.jsonl", tokenizer, rows, max_response_tokens=3)
-    assert "data.max_response_tokens=5" in caught.value.remedy
-    assert len(loaded(tmp_path / "a.jsonl", tokenizer, rows, max_response_tokens=3, drop_long_prompts=True)) == 1
-
-
-@pytest.mark.parametrize(
-    ("chosen", "rejected", "prompt"),
-    [
-        ("a b c", "a b d", "a b"),
-        ("word", "work", ""),
-        ("x: 1", "x: 2", "x:"),
-        ("\n\nHuman: a\n\nAssistant: b", "\n\nHuman: a\n\nAssistant: c", "\n\nHuman: a\n\nAssistant:"),
-    ],
-)
-def test_the_common_beginning_ends_before_a_word(chosen, rejected, prompt):
-    assert chosen[: common_beginning(chosen, rejected)] == prompt
 
 
 @pytest.mark.parametrize("load", [load_preferences, load_labelled])
@@ -141,12 +123,7 @@ def test_a_long_row_is_named_by_its_number_in_the_file(tmp_path, tokenizer, load
     with pytest.raises(DataError, match=r"the longest, row 7 of '.*long.jsonl', has 10") as caught:
         loaded(tmp_path / "long.jsonl", tokenizer, rows, load=load, **settings)
     assert "data.max_response_tokens=10" in caught.value.remedy
-
-
-def test_one_reference_alone_is_refused(tmp_path, tokenizer):
-    with pytest.raises(DataError, match="a column 'ref_chosen_logps', and no 'ref_rejected_logps'") as caught:
-        loaded(tmp_path / "a.jsonl", tokenizer, [PAIR | {"ref_chosen_logps": -1.0}])
-    assert "Add 'ref_rejected_logps', or leave 'ref_chosen_logps' out" in caught.value.remedy
+    assert len(loaded(tmp_path / "long.jsonl", tokenizer, rows, load=load, drop_long_prompts=True, **settings)) > 0
 
 
 def test_references_of_one_file_alone_are_named_as_in_the_file(tmp_path, tokenizer):

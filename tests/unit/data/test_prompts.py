@@ -1,6 +1,4 @@
 import logging
-import os
-from pathlib import Path
 
 import pytest
 import torch
@@ -76,9 +74,6 @@ def test_an_unknown_key_is_answered_with_the_nearest_column(keys):
     with pytest.raises(DataError, match=rf"data.{next(iter(keys))}=qestion: 'data.jsonl' has no such column") as caught:
         recognize_prompts(table(question=["q"], level=[1]), **keys)
     assert "Did you mean 'question'?" in caught.value.remedy
-
-
-def test_unknown_columns_ask_for_a_key():
     with pytest.raises(DataError, match="columns are: Body, Equation") as caught:
         recognize_prompts(table(Body=["b"], Equation=["e"]))
     assert "data.prompt_key=" in caught.value.remedy
@@ -96,11 +91,10 @@ def test_files_follow_each_other_and_missing_columns_are_none(tmp_path, tokenize
     assert prompts.values.dtype == torch.int64 and texts(tokenizer, prompts.rows()) == ["x", "yy"]
 
 
-def test_a_bad_prompt_is_named_with_its_row_and_file(tmp_path, tokenizer):
-    path = written(tmp_path / "a.jsonl", [{"prompt": "x"}, {"prompt": None}])
-    with pytest.raises(DataError, match=r"Row 2 of '.*a.jsonl' has a prompt that is missing") as caught:
-        load_prompts([path], Data(), tokenizer)
-    assert "messages such as" in caught.value.remedy
+def test_no_files_are_an_error(tokenizer):
+    with pytest.raises(DataError, match="No data files") as caught:
+        load_prompts([], Data(), tokenizer)
+    assert "data.train_files" in caught.value.remedy
 
 
 def test_long_prompts_are_counted_and_refused(tmp_path, tokenizer):
@@ -131,31 +125,12 @@ def test_next_to_nothing_left_after_dropping_is_an_error(tmp_path, tokenizer, sh
     assert "Raise data.max_prompt_tokens" in caught.value.remedy
 
 
-def test_no_files_are_an_error(tokenizer):
-    with pytest.raises(DataError, match="No data files") as caught:
-        load_prompts([], Data(), tokenizer)
-    assert "data.train_files" in caught.value.remedy
-
-
 def test_rows_without_an_answer_are_an_error_if_the_reward_needs_one(tmp_path, tokenizer):
     path = written(tmp_path / "a.jsonl", [{"prompt": "x", "answer": "1"}, {"prompt": "y"}, {"prompt": "z"}])
     with pytest.raises(DataError, match=r"2 of 3 rows have no answer.*\[gsm8k\].* the first is row 2 of") as caught:
         load_prompts([path], Data(), tokenizer, answer_functions=["gsm8k"])
     assert "data.answer_key" in caught.value.remedy
     assert len(load_prompts([path], Data(), tokenizer)) == 3
-
-
-@pytest.mark.skipif("HYBRIDFLOW_ASSETS" not in os.environ, reason="needs HYBRIDFLOW_ASSETS")
-@pytest.mark.parametrize(
-    ("file", "rows", "prompt_key"),
-    [("gsm8k/test.jsonl", 1319, None), ("math/math500.jsonl", 500, None), ("svamp/test.jsonl", 1000, "Question")],
-)
-def test_real_data_sets_are_recognized(tokenizer, file, rows, prompt_key):
-    path = Path(os.environ["HYBRIDFLOW_ASSETS"]) / "data" / file
-    config = Data(max_prompt_tokens=5000, prompt_key=prompt_key, answer_key="Answer" if prompt_key else None)
-    batch = load_prompts([str(path)], config, tokenizer)
-    assert len(batch) == rows
-    assert None not in batch.object("answer")
 
 
 @pytest.mark.parametrize(

@@ -31,16 +31,12 @@ def test_a_task_gives_rows_with_what_its_scorer_needs(tokenizer):
     table = read_table(name)
     assert (len(table), table.data_source) == (5, "leg_counting")
     assert read_table(name).columns == table.columns
+    unseeded = "reasoning_gym:leg_counting?size=3"
+    assert read_table(unseeded).columns == read_table(f"{unseeded}&seed=0").columns
     batch = load_prompts([name], Data(), tokenizer)
     entry = batch.object("reasoning_gym")[2]
     assert (entry["task"], entry["question"]) == ("leg_counting", batch.object("prompt")[2])
     assert entry["answer"] == batch.object("answer")[2]
-
-
-@pytest.mark.reasoning_gym
-def test_without_a_seed_every_run_has_the_same_rows():
-    name = "reasoning_gym:leg_counting?size=3"
-    assert read_table(name).columns == read_table(f"{name}&seed=0").columns
 
 
 @pytest.mark.reasoning_gym

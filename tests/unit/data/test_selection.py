@@ -1,4 +1,3 @@
-import json
 import os
 
 import pytest
@@ -9,6 +8,7 @@ from hybridflow.data.labelled_responses import load_labelled
 from hybridflow.data.preferences import load_preferences
 from hybridflow.data.selection import read_rows, unselected
 from hybridflow.errors import ConfigError, DataError
+from tests.unit.data.conftest import written
 
 FILTERS = """
 import os
@@ -18,7 +18,7 @@ def leveled(level=0): return level > 1
 def fails(prompt): return 1 / (len(prompt) - 2) > 0
 def counts(prompt): return len(prompt)
 def nothing(prompt): return False
-def empties(tests): tests["inputs"].clear(); return True
+def empties(tests, level=0): tests["inputs"].clear(); return True
 def forks(level):
     child = os.fork()
     if child == 0:
@@ -28,13 +28,14 @@ def forks(level):
 def asks(promt): return True
 number = 3
 """
+LOADERS = [load_prompts, load_demonstrations, load_preferences, load_labelled]
 ROWS = [{"prompt": "a" * n, "answer": str(n) if n % 2 else None, "level": n} for n in (1, 2, 3, 4, 5)]
 
 
 @pytest.fixture
 def folder(tmp_path):
     (tmp_path / "f.py").write_text(FILTERS)
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    written(tmp_path / "a.jsonl", ROWS)
     return tmp_path
 
 
@@ -44,17 +45,21 @@ def levels(folder, *filters, **settings):
 
 
 @pytest.mark.parametrize(
-    ("filters", "left"),
-    [((), [1, 2, 3, 4, 5]), (("short",), [1, 2, 3]), (("short", "answered"), [1, 3]), (("leveled",), [2, 3, 4, 5])],
+    ("filters", "max_rows", "left"),
+    [
+        ((), None, [1, 2, 3, 4, 5]),
+        ((), 2, [1, 2]),
+        ((), 9, [1, 2, 3, 4, 5]),
+        (("short",), None, [1, 2, 3]),
+        (("short", "answered"), None, [1, 3]),
+        (("answered",), 2, [1, 3]),
+        (("leveled",), None, [2, 3, 4, 5]),
+    ],
 )
-def test_rows_stay_that_all_filters_let_stay(folder, filters, left):
-    assert levels(folder, *filters) == left
-
-
-def test_a_column_with_a_default_may_be_absent(tmp_path, folder):
-    (tmp_path / "b.jsonl").write_text('{"prompt": "a", "level": 2}\n{"prompt": "b", "level": 1}\n')
-    config = Data(filters=[f"{folder}/f.py:leveled"])
-    assert len(read_rows(str(tmp_path / "b.jsonl"), config)) == 1
+def test_the_first_rows_that_all_filters_keep_stay(folder, caplog, filters, max_rows, left):
+    caplog.set_level("INFO", logger="hybridflow")
+    assert levels(folder, *filters, max_rows=max_rows) == left
+    assert ("f.py:short keeps 3 of 5 rows" in caplog.text) == ("short" in filters)
 
 
 def test_a_filter_cannot_change_the_rows(tmp_path, folder):
@@ -73,27 +78,9 @@ def test_a_process_that_a_filter_forks_ends_where_the_filter_returns(folder, tmp
     assert not (tmp_path / "returned").exists()
 
 
-def test_what_stays_is_counted_in_the_log(folder, caplog):
-    caplog.set_level("INFO", logger="hybridflow")
-    levels(folder, "short")
-    assert "f.py:short keeps 3 of 5 rows" in caplog.text
-
-
-def test_the_first_rows_are_taken_of_those_that_stay(folder):
-    assert levels(folder, max_rows=2) == [1, 2]
-    assert levels(folder, "answered", max_rows=2) == [1, 3]
-    assert levels(folder, max_rows=9) == [1, 2, 3, 4, 5]
-
-
 def test_held_out_rows_are_all_taken(folder):
     config = Data(filters=[f"{folder}/f.py:short"], max_rows=1, difficulty_key="no")
     assert len(read_rows(str(folder / "a.jsonl"), unselected(config))) == 5
-
-
-def test_later_errors_name_the_row_of_the_file(folder, tokenizer):
-    config = Data(filters=[f"{folder}/f.py:leveled"], max_prompt_tokens=4)
-    with pytest.raises(DataError, match=r"row 5 of '.*a.jsonl', has 5"):
-        load_prompts([str(folder / "a.jsonl")], config, tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -111,50 +98,47 @@ def test_a_filter_that_does_not_work_is_an_error(folder, name, found, remedy):
     assert found.replace("{}", str(folder)) in caught.value.message and remedy in caught.value.remedy
 
 
-@pytest.mark.parametrize("name", ["fil", "file", "name_", "spec", "numbr"])
-def test_what_nobody_can_want_is_not_suggested(folder, name):
-    with pytest.raises(ConfigError, match=f"there is no '{name}' in it") as caught:
-        levels(folder, name)
-    assert "__" not in caught.value.remedy and "'number'" not in caught.value.remedy
-    assert "It has: short, answered" in caught.value.remedy
-
-
-@pytest.mark.parametrize(("name", "remedy"), [("shrt", "Did you mean 'short'?"), ("number", "Name a function")])
-def test_a_filter_that_is_none_is_an_error(folder, name, remedy):
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("shrt", "Did you mean 'short'?"),
+        ("number", "Name a function"),
+        *((name, "It has: short, answered") for name in ("fil", "name_", "spec", "numbr")),
+    ],
+)
+def test_a_filter_that_is_none_is_an_error_that_suggests_a_function(folder, name, remedy):
     with pytest.raises(ConfigError, match="data.filters") as caught:
         levels(folder, name)
     assert remedy in caught.value.remedy
+    assert "__" not in caught.value.remedy and "'number'" not in caught.value.remedy
 
 
 @pytest.mark.parametrize("value", ["3", None, True, float("nan"), 10**400])
 def test_a_difficulty_must_be_a_finite_number(tmp_path, value):
     rows = [{"prompt": "a", "level": 1}, {"prompt": "b", "level": value}]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    written(tmp_path / "a.jsonl", rows)
     with pytest.raises(DataError, match=r"level: row 2 of '.*a.jsonl' has .*, which is not a finite") as caught:
         read_rows(str(tmp_path / "a.jsonl"), Data(difficulty_key="level"))
     assert "data.filters" in caught.value.remedy
-
-
-def test_a_missing_difficulty_is_answered_with_the_nearest_column(folder):
     with pytest.raises(DataError, match="data.difficulty_key=levl") as caught:
-        levels(folder, difficulty_key="levl")
+        read_rows(str(tmp_path / "a.jsonl"), Data(difficulty_key="levl"))
     assert "Did you mean 'level'?" in caught.value.remedy
 
 
-@pytest.mark.parametrize("load", [load_prompts, load_demonstrations, load_preferences, load_labelled])
+@pytest.mark.parametrize("load", LOADERS)
 def test_difficulties_reach_the_batch_even_out_of_objects(tmp_path, tokenizer, load):
     row = {"prompt": "a", "completion": "b", "chosen": "b", "rejected": "c", "label": True}
     rows = [{**row, "about": {"steps": n}} for n in (3, 1)]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    written(tmp_path / "a.jsonl", rows)
     batch = load([str(tmp_path / "a.jsonl")], Data(difficulty_key="about.steps"), tokenizer)
     assert batch.object("about.steps") == [3, 1]
 
 
-@pytest.mark.parametrize("load", [load_prompts, load_demonstrations, load_preferences, load_labelled])
+@pytest.mark.parametrize("load", LOADERS)
 def test_every_kind_of_data_is_filtered_and_shown_as_conversations(tmp_path, folder, chat_tokenizer, load):
     row = {"prompt": "ab", "completion": "b", "chosen": "b", "rejected": "c", "label": True}
     rows = [row, {**row, "prompt": "abcdef"}]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    written(tmp_path / "a.jsonl", rows)
     config = Data(filters=[f"{folder}/f.py:short"], as_chat=True)
     batch = load([str(tmp_path / "a.jsonl")], config, chat_tokenizer)
     assert batch.object("prompt") == [[{"role": "user", "content": "ab"}]]
@@ -164,7 +148,7 @@ def test_every_kind_of_data_is_filtered_and_shown_as_conversations(tmp_path, fol
 
 def test_one_uid_for_two_rows_is_an_error(tmp_path):
     rows = [{"prompt": "a", "uid": 4}, {"prompt": "b", "uid": 5}, {"prompt": "a", "uid": 4}]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    written(tmp_path / "a.jsonl", rows)
     with pytest.raises(DataError, match=r"Rows 1 and 3 of '.*a.jsonl' have the same uid, 4") as caught:
         read_rows(str(tmp_path / "a.jsonl"), Data())
     assert "Remove the duplicates" in caught.value.remedy

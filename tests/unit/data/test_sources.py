@@ -8,7 +8,7 @@ import pytest
 
 from hybridflow.config.paths import builtin_path
 from hybridflow.data.sources import read_table, short_name
-from hybridflow.errors import ConfigError, DataError
+from hybridflow.errors import DataError, HybridflowError
 
 ROWS = [{"prompt": "1+1=", "answer": "2"}, {"prompt": "2+2=", "answer": "4", "level": 3}]
 COLUMNS = {"prompt": ["1+1=", "2+2="], "answer": ["2", "4"], "level": [None, 3]}
@@ -46,12 +46,6 @@ def test_a_list_of_texts_is_the_column_text(tmp_path):
     assert read_table(str(tmp_path / "stories.json")).columns == {"text": ["once", "upon"]}
 
 
-def test_a_saved_dataset_directory_is_read(tmp_path):
-    datasets = pytest.importorskip("datasets")
-    datasets.Dataset.from_dict(COLUMNS).save_to_disk(tmp_path / "saved")
-    assert read_table(str(tmp_path / "saved")).columns == COLUMNS
-
-
 def test_a_dataset_of_several_splits_asks_for_one(tmp_path):
     datasets = pytest.importorskip("datasets")
     datasets.DatasetDict({"train": datasets.Dataset.from_dict(COLUMNS)}).save_to_disk(tmp_path / "splits")
@@ -61,79 +55,18 @@ def test_a_dataset_of_several_splits_asks_for_one(tmp_path):
     assert read_table(str(tmp_path / "splits" / "train")).columns == COLUMNS
 
 
-def test_builtin_names_are_read_from_the_package(monkeypatch, tmp_path):
-    path = tmp_path / "calculator" / "train.jsonl"
-    path.parent.mkdir()
-    path.write_text(lines(ROWS))
-    monkeypatch.setattr("hybridflow.config.paths._ASSETS", tmp_path)
-    table = read_table("builtin:calculator/train")
-    assert table.data_source == "calculator" and table.columns == COLUMNS
-    assert builtin_path("builtin:calculator/train") == path
-
-
-def test_an_unknown_builtin_name_is_an_error():
-    with pytest.raises(ConfigError) as caught:
-        read_table("builtin:calculator/training")
-    assert "builtin:calculator/train" in caught.value.remedy
-
-
-@pytest.mark.parametrize(
-    ("content", "line", "found"),
-    [
-        (b'{"prompt": "a"}\n{"prompt": \n{"prompt": "c"}\n', 2, "not JSON"),
-        (b'{"prompt": "a"}\n\n{"prompt": "b"\n', 3, "not JSON"),
-        (b'{"prompt": "a"}\n{"prompt": "\xff"}\n', 2, "0xff is not UTF-8"),
-        (b'{"prompt": "a"}\n[1, 2]\n', 2, "is a list, not an object"),
-        (b'{"prompt": "a"} {"prompt": "b"}\n', 1, "Extra data"),
-    ],
-)
-def test_a_bad_line_is_named_with_its_file(tmp_path, content, line, found):
-    path = tmp_path / "bad.jsonl"
-    path.write_bytes(content)
-    with pytest.raises(DataError) as caught:
-        read_table(str(path))
-    assert f"line {line}" in caught.value.message and "bad.jsonl" in caught.value.message
-    assert found in caught.value.message and caught.value.remedy
-
-
-def test_a_bad_json_list_is_named_with_its_line(tmp_path):
-    (tmp_path / "bad.json").write_text('[\n {"prompt": "a"},\n {"prompt" "b"}\n]')
-    with pytest.raises(DataError, match=r"bad.json', line 3, column 12: not JSON"):
-        read_table(str(tmp_path / "bad.json"))
-
-
-@pytest.mark.parametrize(("name", "content"), [("no.jsonl", ""), ("no.json", "[]"), ("blank.jsonl", "\n \n")])
-def test_a_file_without_rows_is_an_error(tmp_path, name, content):
-    (tmp_path / name).write_text(content)
-    with pytest.raises(DataError, match="has no rows") as caught:
-        read_table(str(tmp_path / name))
-    assert "at least one row" in caught.value.remedy
-
-
-def test_a_missing_file_is_answered_with_the_nearest_in_its_folder(tmp_path):
-    (tmp_path / "train.jsonl").write_text(lines(ROWS))
-    with pytest.raises(DataError, match=r"No such file or directory: '.*trian.jsonl'") as caught:
-        read_table(str(tmp_path / "trian.jsonl"))
-    assert "Did you mean 'train.jsonl'?" in caught.value.remedy
-
-
-def test_a_missing_folder_says_where_paths_start(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(DataError, match="No such file") as caught:
-        read_table("nowhere/train.jsonl")
-    assert str(tmp_path) in caught.value.remedy
-
-
-def test_a_folder_of_files_names_them(tmp_path):
-    (tmp_path / "train.jsonl").write_text(lines(ROWS))
-    with pytest.raises(DataError, match="is a directory") as caught:
-        read_table(str(tmp_path))
-    assert "train.jsonl" in caught.value.remedy
-
-
 @pytest.mark.parametrize(
     ("name", "content", "found"),
     [
+        ("bad.jsonl", b'{"prompt": "a"}\n{"prompt": \n{"prompt": "c"}\n', "bad.jsonl', line 2.*not JSON"),
+        ("bad.jsonl", b'{"prompt": "a"}\n\n{"prompt": "b"\n', "line 3.*not JSON"),
+        ("bad.jsonl", b'{"prompt": "a"}\n{"prompt": "\xff"}\n', "line 2.*0xff is not UTF-8"),
+        ("bad.jsonl", b'{"prompt": "a"}\n[1, 2]\n', "line 2.*is a list, not an object"),
+        ("bad.jsonl", b'{"prompt": "a"} {"prompt": "b"}\n', "line 1.*Extra data"),
+        ("bad.json", b'[\n {"prompt": "a"},\n {"prompt" "b"}\n]', "bad.json', line 3, column 12: not JSON"),
+        ("no.jsonl", b"", "has no rows"),
+        ("no.json", b"[]", "has no rows"),
+        ("blank.jsonl", b"\n \n", "has no rows"),
         ("data.csv", b"a,b\n", "not in a supported format"),
         ("data.jsonl.gz", b"plain", "not a complete gzip file"),
         ("cut.jsonl.gz", gzip.compress(lines(ROWS).encode())[:-12], "not a complete gzip file"),
@@ -145,6 +78,33 @@ def test_files_that_cannot_be_read_are_errors(tmp_path, name, content, found):
     with pytest.raises(DataError, match=found) as caught:
         read_table(str(tmp_path / name))
     assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("name", "found", "remedy"),
+    [
+        ("trian.jsonl", "No such file or directory: 'trian.jsonl'", "Did you mean 'train.jsonl'?"),
+        ("nowhere/train.jsonl", "No such file", "{}"),
+        (".", "is a directory", "train.jsonl"),
+        ("builtin:calculator/training", "calculator/training", "builtin:calculator/train"),
+    ],
+)
+def test_a_missing_file_says_what_there_is(tmp_path, monkeypatch, name, found, remedy):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.jsonl").write_text(lines(ROWS))
+    with pytest.raises(HybridflowError, match=found) as caught:
+        read_table(name)
+    assert remedy.format(tmp_path) in caught.value.remedy
+
+
+def test_builtin_names_are_read_from_the_package(monkeypatch, tmp_path):
+    path = tmp_path / "calculator" / "train.jsonl"
+    path.parent.mkdir()
+    path.write_text(lines(ROWS))
+    monkeypatch.setattr("hybridflow.config.paths._ASSETS", tmp_path)
+    table = read_table("builtin:calculator/train")
+    assert table.data_source == "calculator" and table.columns == COLUMNS
+    assert builtin_path("builtin:calculator/train") == path
 
 
 def test_a_hub_name_without_a_network_says_there_is_no_such_file(monkeypatch, caplog):

@@ -1,7 +1,6 @@
 """Token ids of prompts, and of prompts with the completions to learn."""
 
 import pytest
-import torch
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
@@ -23,11 +22,6 @@ USER = [{"role": "user", "content": "hi"}]
 def test_a_prompt_opens_the_reply_or_continues_it(chat_tokenizer, prompt, expected):
     found = texts(chat_tokenizer, prompt_token_ids(["a", prompt, "b"], chat_tokenizer))
     assert found == ["<bos>a", expected, "<bos>b"]
-
-
-def test_messages_agree_with_the_tokenizers_own_template(chat_tokenizer):
-    (ids,) = prompt_token_ids([USER], chat_tokenizer)
-    assert ids == chat_tokenizer.apply_chat_template(USER, add_generation_prompt=True, return_dict=False)
 
 
 @pytest.mark.parametrize(("settings", "text"), [({}, "ab\n"), ({"before": "<bos>", "behind": "<eos>"}, "<bos>ab\n")])
@@ -66,26 +60,17 @@ def shown(found, tokenizer, row=0):
     return prompt, text + ("}" if inside else "")
 
 
-def test_every_assistant_turn_is_learnt_and_the_others_are_read(chat_tokenizer):
+@pytest.mark.parametrize(
+    ("turns_of_prompt", "response"),
+    [(1, "{yo]<eos>}[user:so?]<eos>[assistant:{no]<eos>}"), (3, "{no]<eos>}")],
+)
+def test_every_assistant_turn_after_the_prompt_is_learnt(chat_tokenizer, turns_of_prompt, response):
     conversation = turns("hi", "yo", "so?", "no")
-    found = completion_token_ids([PromptCompletion(conversation[:1], conversation[1:])], chat_tokenizer)
-    assert shown(found, chat_tokenizer) == (
-        "[user:hi]<eos>[assistant:",
-        "{yo]<eos>}[user:so?]<eos>[assistant:{no]<eos>}",
-    )
-
-
-def test_the_ids_of_a_conversation_are_those_of_its_template(chat_tokenizer):
-    conversation = turns("hi", "yo", "so?", "no")
-    found = completion_token_ids([PromptCompletion(conversation[:1], conversation[1:])], chat_tokenizer)
+    row = PromptCompletion(conversation[:turns_of_prompt], conversation[turns_of_prompt:])
+    found = completion_token_ids([row], chat_tokenizer)
+    assert shown(found, chat_tokenizer)[1] == response
     whole = chat_tokenizer.apply_chat_template(conversation, return_dict=False)
     assert found.prompts[0] + found.responses[0] == whole
-
-
-def test_assistant_turns_of_the_prompt_are_only_read(chat_tokenizer):
-    conversation = turns("hi", "yo", "so?", "no")
-    found = completion_token_ids([PromptCompletion(conversation[:3], conversation[3:])], chat_tokenizer)
-    assert shown(found, chat_tokenizer)[1] == "{no]<eos>}"
 
 
 def test_a_reply_begun_in_the_prompt_goes_on(chat_tokenizer):
@@ -132,13 +117,6 @@ def test_a_template_that_forgets_serves_a_single_reply():
     tokenizer = character_tokenizer(chat_template=FORGETS_THOUGHT)
     found = completion_token_ids([PromptCompletion(turns("hi"), "think|yo")], tokenizer)
     assert shown(found, tokenizer) == ("[user:hi][assistant:", "{think|yo]<eos>}")
-
-
-def test_masks_are_as_long_as_responses(chat_tokenizer):
-    rows = [PromptCompletion(turns("hi"), turns("hi", *"abcde"[: 2 * n + 1])[1:]) for n in range(3)]
-    found = completion_token_ids(rows, chat_tokenizer)
-    assert [len(mask) for mask in found.masks] == [len(response) for response in found.responses]
-    assert torch.tensor(found.masks[2]).sum() == 3 * len("x]e")
 
 
 def test_a_turn_that_ends_as_the_model_stops_gets_no_second_end(chat_tokenizer):

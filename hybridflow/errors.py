@@ -47,7 +47,7 @@ class Faults:
 
     The first error is raised and warnings are logged or, with `collects`, all are collected.
 
-    faults.judge(RULES, plan)
+    faults.check(RULES, plan)
     with faults.caught():
         data = load_data(plan)
     """
@@ -68,7 +68,7 @@ class Faults:
             if problem.message not in {known.message for known in self.found}:
                 self.found.append(problem)
 
-    def judge(self, rules: Iterable[Callable[..., Iterable[Problem]]], *facts: object) -> bool:
+    def check(self, rules: Iterable[Callable[..., Iterable[Problem]]], *facts: object) -> bool:
         """Adds what each rule finds in the facts; an error that a rule raises is one of its problems.
 
         Returns whether there was no error.

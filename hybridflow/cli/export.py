@@ -13,7 +13,7 @@ _EXAMPLES = """examples:
   hybridflow export runs/calculator model                     the actor of the newest whole checkpoint
   hybridflow export runs/calculator model --step 40
   hybridflow export runs/calculator critic --role critic      transformers.AutoModelForTokenClassification reads it
-  hybridflow export runs/judge judge                          of main_reward_model: reward.model.path=judge
+  hybridflow export runs/reward scorer                        of main_reward_model: reward.model.path=scorer
   hybridflow export runs/large model --dtype bfloat16
 """
 

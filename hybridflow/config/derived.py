@@ -39,9 +39,9 @@ def training_of(config: Experiment, role: str) -> Training:
     if is_critic and training.engine is TrainingEngine.auto:
         training = replace(training, engine=config.actor.engine, parallelism=config.actor.parallelism)
     if role == "reward" or (own is not None and own.kind is RoleKind.reward_model):
-        judge = config.reward
+        reward = config.reward
         training = Training(
-            engine=judge.engine, parallelism=judge.parallelism, microbatch_tokens=judge.microbatch_tokens
+            engine=reward.engine, parallelism=reward.parallelism, microbatch_tokens=reward.microbatch_tokens
         )
     if own is not None:
         model = own.model if is_critic and own.model.path is not None else training.model

@@ -152,7 +152,7 @@ def _check_step(checkpoint: Checkpoint) -> None:
 
 
 def _prune(paths: Sequence[Path], *, keep: int, just_written: Path) -> None:
-    """Deletes the checkpoints older than the newest `keep` intact ones, judged by file sizes; `paths` are oldest first.
+    """Deletes the checkpoints older than the newest `keep` intact ones (by file sizes); `paths` are oldest first.
 
     Never deletes the one just written. Deletes a symbolic link, but not its target. A checkpoint that cannot be deleted
     stays, with a warning.

@@ -50,7 +50,7 @@ def run_command(argv: Sequence[str] | None, *, program: str, config_name: str, p
             if flags.dry_run:
                 return _dry_run(flags, console)
             composed = compose_run(flags.overrides, config_name=flags.config_name, config_dir=flags.config_dir)
-            STRICT.judge([parallelism_problems], composed.config)
+            STRICT.check([parallelism_problems], composed.config)
             if flags.cfg:
                 sys.stdout.write(config_text(composed))
                 return 0
@@ -68,7 +68,7 @@ def _dry_run(flags: "argparse.Namespace", console: "Console") -> int:
     """Prints all problems and the roles; 2 if there is a problem.
 
     Problems of settings alone come first, before a large library is imported. A setting that cannot be used is reported
-    and left out, so that the rules after it judge the rest.
+    and left out, so that later rules check the rest.
     """
     with ended_by_signals("interrupted  before the run began"):
         from rich.text import Text
@@ -82,7 +82,7 @@ def _dry_run(flags: "argparse.Namespace", console: "Console") -> int:
     with faults.caught():
         named = {"config_name": flags.config_name, "config_dir": flags.config_dir}
         composed = compose_run(flags.overrides, **named, faults=faults)
-        has_layout = faults.judge([parallelism_problems], composed.config)
+        has_layout = faults.check([parallelism_problems], composed.config)
     say_problems(console, faults.found)
     if composed is not None:
         with ended_by_signals("interrupted  before the run began"):

@@ -29,7 +29,7 @@ def dry_run(composed: Composed, faults: Faults, console: Console, *, has_layout:
         plan = judged_plan(composed, faults) if has_layout else None
     if plan is None:
         with faults.caught():
-            faults.judge(DATAFLOW_RULES, composed.config, find_dataflow(composed.config.dataflow))
+            faults.check(DATAFLOW_RULES, composed.config, find_dataflow(composed.config.dataflow))
     if plan is not None:
         with faults.caught():
             data = judged_data(plan, faults)

@@ -31,7 +31,7 @@ class Prepared:
 
 
 def prepare(composed: Composed) -> Prepared:
-    """Plans a run, judges the plan and the data by all rules, and only then opens the run directory."""
+    """Plans a run, checks the plan and the data by all rules, and only then opens the run directory."""
     configure_logging(None)
     plan = judged_plan(composed)
     data = judged_data(plan)
@@ -41,9 +41,9 @@ def prepare(composed: Composed) -> Prepared:
 
 
 def judged_plan(composed: Composed, faults: Faults = STRICT) -> RunPlan:
-    """The plan of a run, judged by all rules that need no data."""
+    """The plan of a run, checked by all rules that need no data."""
     plan = plan_run(composed, faults)
-    faults.judge(PLAN_RULES, plan)
+    faults.check(PLAN_RULES, plan)
     return plan
 
 
@@ -52,9 +52,9 @@ def judged_data(plan: RunPlan, faults: Faults = STRICT) -> RunData:
     try:
         data = load_data(plan)
     except HybridflowError:
-        faults.judge(DATA_RULES, plan, None)
+        faults.check(DATA_RULES, plan, None)
         raise
     with faults.caught():
         check_step(plan, data.streams["prompts"].peek())
-    faults.judge(DATA_RULES, plan, data)
+    faults.check(DATA_RULES, plan, data)
     return data

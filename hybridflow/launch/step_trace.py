@@ -58,7 +58,7 @@ def plan_to_show(composed: Composed) -> RunPlan:
     """The plan of a run whose step is drawn here, whatever devices the run needs. Raises what its step would meet."""
     is_on_gpu = composed.config.trainer.device is not Device.cpu and torch.cuda.is_available()
     plan = plan_run(composed, device="cuda" if is_on_gpu else "cpu")
-    STRICT.judge(STEP_RULES, plan)
+    STRICT.check(STEP_RULES, plan)
     return plan
 
 

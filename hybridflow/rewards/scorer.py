@@ -29,7 +29,7 @@ class Scored:
 
     `scores` [B] float32 are the weighted sums. `columns` holds the scores [B] of each function by label, NaN where it
     returned none; `extras` holds other columns that functions reported. `filter_scores` [B] are the scores by which
-    dynamic filtering judges groups, None if no function reports such scores.
+    dynamic filtering compares groups, None if no function reports such scores.
     """
 
     scores: Tensor

@@ -32,16 +32,16 @@ def pairs_run(folder: Path, *, steps: int = 4) -> list[str]:
     ]
 
 
-def trained(folder: Path, *settings: str, name: str = "judge", steps: int = 4) -> Ended:
+def trained(folder: Path, *settings: str, name: str = "scorer", steps: int = 4) -> Ended:
     """A run of main_reward_model in `folder/name`."""
     words = [*pairs_run(folder, steps=steps), f"trainer.run_dir={folder}/{name}", *settings]
     return run_here(words, command=main_reward_model.main)
 
 
-def served(folder: Path, judge: Path | str, *settings: str, name: str = "policy") -> Ended:
+def served(folder: Path, scorer: Path | str, *settings: str, name: str = "policy") -> Ended:
     """Two steps of PPO against a reward model alone."""
     words = [f"trainer={{run_dir: {folder}/{name}, total_steps: 2, save_every: 0}}", "reward.functions=[]"]
-    return run_here([*small_run(folder), *words, f"reward.model.path={judge}", *settings])
+    return run_here([*small_run(folder), *words, f"reward.model.path={scorer}", *settings])
 
 
 def rows_of(ended: Ended, run_dir: Path) -> list[Row]:
@@ -50,20 +50,20 @@ def rows_of(ended: Ended, run_dir: Path) -> list[Row]:
 
 
 @pytest.fixture(scope="module")
-def judge_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ended, Path]:
+def reward_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ended, Path]:
     """A reward model trained for four steps."""
-    folder = tmp_path_factory.mktemp("judge")
-    return trained(folder), folder / "judge"
+    folder = tmp_path_factory.mktemp("scorer")
+    return trained(folder), folder / "scorer"
 
 
 @pytest.fixture(scope="module")
-def judge(judge_run: tuple[Ended, Path]) -> Path:
+def scorer(reward_run: tuple[Ended, Path]) -> Path:
     """The directory to serve it from."""
-    return judge_run[1] / "checkpoints/step_4/reward_model/huggingface"
+    return reward_run[1] / "checkpoints/step_4/reward_model/huggingface"
 
 
-def test_a_judge_begins_as_a_coin_and_learns(judge_run):
-    ended, run_dir = judge_run
+def test_a_reward_model_begins_as_a_coin_and_learns(reward_run):
+    ended, run_dir = reward_run
     rows = rows_of(ended, run_dir)
     first, last = rows[0], rows[-1]
     assert first["val-core/held_out_pairs/acc"] == 0.5
@@ -74,26 +74,26 @@ def test_a_judge_begins_as_a_coin_and_learns(judge_run):
         assert row["reward_model/grad_norm"] > 0.0
 
 
-def test_the_last_line_says_how_to_serve_it(judge_run, judge):
-    assert f"reward.model.path={judge}" in judge_run[0].words
-    with safe_open(judge / "model.safetensors", framework="pt") as file:
+def test_the_last_line_says_how_to_serve_it(reward_run, scorer):
+    assert f"reward.model.path={scorer}" in reward_run[0].words
+    with safe_open(scorer / "model.safetensors", framework="pt") as file:
         assert {"score.weight", "score.bias"} <= set(file.keys())
 
 
-def test_it_goes_on_with_the_same_bits(judge_run, tmp_path):
-    whole = reproducible(metric_rows(judge_run[1]))
+def test_it_goes_on_with_the_same_bits(reward_run, tmp_path):
+    whole = reproducible(metric_rows(reward_run[1]))
     for steps in (2, 4):
         assert trained(tmp_path, steps=steps).status == 0
-    assert reproducible(metric_rows(tmp_path / "judge")) == whole
+    assert reproducible(metric_rows(tmp_path / "scorer")) == whole
 
 
-def test_export_takes_the_judge_without_being_told(judge_run, judge, tmp_path):
-    assert cli.main(["export", str(judge_run[1]), str(tmp_path / "out")]) == 0
-    assert (tmp_path / "out/model.safetensors").read_bytes() == (judge / "model.safetensors").read_bytes()
+def test_export_takes_the_reward_model_without_being_told(reward_run, scorer, tmp_path):
+    assert cli.main(["export", str(reward_run[1]), str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out/model.safetensors").read_bytes() == (scorer / "model.safetensors").read_bytes()
 
 
-def test_ppo_learns_from_it(judge, tmp_path):
-    rows = rows_of(served(tmp_path, judge), tmp_path / "policy")
+def test_ppo_learns_from_it(scorer, tmp_path):
+    rows = rows_of(served(tmp_path, scorer), tmp_path / "policy")
     assert "val-core/held_out/reward/mean@1" in rows[0]
     for row in rows[1:]:
         assert row["rewards/model/mean"] == pytest.approx(row["critic/score/mean"], abs=1e-6)
@@ -101,16 +101,16 @@ def test_ppo_learns_from_it(judge, tmp_path):
         assert row["actor/grad_norm"] > 0.0
 
 
-def test_a_function_beside_it_counts_with_its_weight(judge, tmp_path):
+def test_a_function_in_addition_counts_with_its_weight(scorer, tmp_path):
     beside = ["reward={functions: [exact_match], weights: [2.0], model_weight: 0.5}"]
-    rows = rows_of(served(tmp_path, judge, *beside), tmp_path / "policy")
+    rows = rows_of(served(tmp_path, scorer, *beside), tmp_path / "policy")
     for row in rows[1:]:
         total = 2.0 * row["rewards/exact_match/mean"] + 0.5 * row["rewards/model/mean"]
         assert row["critic/score/mean"] == pytest.approx(total, abs=1e-5)
 
 
-def test_a_process_reward_reaches_every_token(judge, tmp_path):
-    rows = rows_of(served(tmp_path, judge, "reward.process=true"), tmp_path / "policy")
+def test_a_process_reward_reaches_every_token(scorer, tmp_path):
+    rows = rows_of(served(tmp_path, scorer, "reward.process=true"), tmp_path / "policy")
     for row in rows[1:]:
         assert row["critic/score/mean"] == pytest.approx(row["rewards/model/mean"], abs=1e-6)
         assert row["critic/rewards/mean"] == pytest.approx(row["critic/score/mean"], abs=1e-5)  # counted once
@@ -145,7 +145,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_cannot_judge_is_refused_before_anything_starts(what, tmp_path):
+def test_what_cannot_reward_model_is_refused_before_anything_starts(what, tmp_path):
     name, settings, words = REFUSED[what]
     ended = served(tmp_path, make_encoder(tmp_path / name) if name == "encoder" else name, *settings)
     assert ended.status == 2, ended.said
@@ -153,22 +153,22 @@ def test_what_cannot_judge_is_refused_before_anything_starts(what, tmp_path):
     assert not (tmp_path / "policy").exists()
 
 
-@pytest.mark.slow  # the quick case: a judge in a pool of its own, tests/recipes/test_own_dataflow.py
+@pytest.mark.slow  # the quick case: a scorer in a pool of its own, tests/recipes/test_own_dataflow.py
 @pytest.mark.ray
-def test_a_judge_in_a_pool_of_its_own_gives_the_same_bits(ray_backend: Backend, judge, tmp_path):
+def test_a_reward_model_in_a_pool_of_its_own_gives_the_same_bits(ray_backend: Backend, scorer, tmp_path):
     words = ["trainer={total_steps: 1, eval_every: 0}"]
-    plain = rows_of(served(tmp_path, judge, *words), tmp_path / "policy")
-    pools = ["placement.pools={main: {devices: 1}, judges: {devices: 1}}", "placement.roles.reward=judges"]
-    apart = served(tmp_path, judge, *words, *pools, RAY, "trainer.devices=2", name="apart")
+    plain = rows_of(served(tmp_path, scorer, *words), tmp_path / "policy")
+    pools = ["placement.pools={main: {devices: 1}, scorers: {devices: 1}}", "placement.roles.reward=scorers"]
+    apart = served(tmp_path, scorer, *words, *pools, RAY, "trainer.devices=2", name="apart")
     assert reproducible(rows_of(apart, tmp_path / "apart")) == reproducible(plain)
 
 
 @pytest.mark.lora
-def test_an_adapter_of_a_judge_is_exported_and_served(tmp_path):
+def test_an_adapter_of_a_reward_model_is_exported_and_served(tmp_path):
     ended = trained(tmp_path, "actor.lora.rank=4", "actor.optimizer.learning_rate=3e-3")
-    rows = rows_of(ended, tmp_path / "judge")
+    rows = rows_of(ended, tmp_path / "scorer")
     assert rows[-1]["val-core/held_out_pairs/loss"] < rows[0]["val-core/held_out_pairs/loss"]
     assert "hybridflow export" in ended.words
-    assert cli.main(["export", str(tmp_path / "judge"), str(tmp_path / "out")]) == 0
+    assert cli.main(["export", str(tmp_path / "scorer"), str(tmp_path / "out")]) == 0
     row = rows_of(served(tmp_path, tmp_path / "out"), tmp_path / "policy")[-1]
     assert row["critic/score/max"] > row["critic/score/min"]

@@ -36,9 +36,9 @@ def mean_weight(found: Rows, level: str) -> float:
 def kept(old: Rows, rollout: Rows, level: str | None, bounds: tuple[float, float], veto: float | None) -> list[list]:
     """Which tokens stay."""
     own = ratios(old, rollout, "token")
-    judged = own if level is None else ratios(old, rollout, level)
+    compared = own if level is None else ratios(old, rollout, level)
     answer = []
-    for row, tokens in zip(judged, own, strict=True):
+    for row, tokens in zip(compared, own, strict=True):
         is_vetoed = veto is not None and any(ratio < veto for ratio in tokens)
         answer.append([not is_vetoed and (level is None or bounds[0] <= ratio <= bounds[1]) for ratio in row])
     return answer
@@ -69,9 +69,9 @@ def mismatch(old: Rows, rollout: Rows) -> dict[str, float]:
     }
 
 
-def spread(values: Rows, judged: Rows, low: float, high: float, ideal: float) -> dict[str, float]:
+def spread(values: Rows, bounded: Rows, low: float, high: float, ideal: float) -> dict[str, float]:
     """Of tokens clamped to bounds the deviation, and of the rows' means the numbers of `*_seq_*`."""
-    full, judges = [row for row in values if row], [statistics.fmean(row) for row in judged if row]
+    full, of_bounded = [row for row in values if row], [statistics.fmean(row) for row in bounded if row]
     means = [statistics.fmean(row) for row in full]
     return {
         "std": statistics.pstdev([min(max(value, low), high) for row in full for value in row]),
@@ -80,6 +80,6 @@ def spread(values: Rows, judged: Rows, low: float, high: float, ideal: float) ->
         "seq_max": max(means),
         "seq_min": min(means),
         "seq_max_deviation": max(abs(value - ideal) for value in means),
-        "seq_fraction_high": statistics.fmean([value > high for value in judges]),
-        "seq_fraction_low": statistics.fmean([value < low for value in judges]),
+        "seq_fraction_high": statistics.fmean([value > high for value in of_bounded]),
+        "seq_fraction_low": statistics.fmean([value < low for value in of_bounded]),
     }

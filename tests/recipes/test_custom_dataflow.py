@@ -86,7 +86,7 @@ def test_as_it_is_typed_it_imitates_first_and_goes_on_with_ppo(run, tmp_path):
     assert "origin: dataflow" in (tmp_path / "run/config.yaml").read_text()
 
 
-def test_the_second_judge_may_be_another(run, tmp_path):
+def test_the_second_reward_may_be_another(run, tmp_path):
     (tmp_path / "brief.py").write_text(
         "def brief(completions, **columns):\n    return [-len(c) for c in completions]\n"
     )
@@ -105,7 +105,7 @@ def test_a_step_is_drawn(capsys, monkeypatch):
     assert "adds  scores rewards/closeness" in shown
 
 
-def judges(first: object, second: object) -> list[str]:
+def reward_models(first: object, second: object) -> list[str]:
     """Two reward models, as the header of the recipe has them."""
     return [
         f"reward={{functions: [], model: {{path: {first}}}}}",
@@ -115,7 +115,7 @@ def judges(first: object, second: object) -> list[str]:
 
 def test_reward_models_in_pools_of_their_own_judge_at_once(monkeypatch):
     monkeypatch.chdir(ROOT)
-    plan = plan_to_show(compose_run([TYPED, *judges("my/first", "my/second"), *POOLS], config_name="ppo"))
+    plan = plan_to_show(compose_run([TYPED, *reward_models("my/first", "my/second"), *POOLS], config_name="ppo"))
     specs = {role.name: role for role in plan.roles}
     assert [specs[name].worker_class for name in ("reward", "style")] == [RewardModelWorker, RewardModelWorker]
     calls = {call.name: call for call in trace_step(plan).calls}
@@ -125,9 +125,9 @@ def test_reward_models_in_pools_of_their_own_judge_at_once(monkeypatch):
     assert second.adds == ("scores",)
 
 
-def test_two_reward_models_judge_a_real_run(run, tmp_path):
+def test_two_reward_models_score_a_real_run(run, tmp_path):
     first, second = make_decoder(tmp_path / "first"), make_decoder(tmp_path / "second", seed=8)
-    ended = run(*judges(first, second))
+    ended = run(*reward_models(first, second))
     assert ended.status == 0, ended.said
     rows = rows_of(tmp_path / "run")
     assert ["train/loss" in row for row in rows] == [True, True, False]
@@ -140,7 +140,7 @@ def test_two_reward_models_judge_a_real_run(run, tmp_path):
 
 @pytest.mark.slow  # the quick case of the same rule: test_own_dataflow.py
 @pytest.mark.ray
-def test_on_ray_with_its_judges_in_pools_of_their_own_it_gives_the_same_bits(run, tmp_path, ray_backend: Backend):
+def test_on_ray_with_its_rewards_in_pools_of_their_own_it_gives_the_same_bits(run, tmp_path, ray_backend: Backend):
     assert run().status == 0
     local = rows_of(tmp_path / "run")
     ended = run(*POOLS, "trainer={backend: ray, resume: never}")

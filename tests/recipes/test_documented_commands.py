@@ -25,7 +25,7 @@ NOT_RUN = {
     r"(\S*pip|\.venv/bin/python -m pip) ": "changes the environment of the tests",
     r"(ray|export) ": "starts a cluster: tests/distributed/test_several_nodes.py does the same with two raylets",
     r"hybridflow export ": "needs a trained run: tests/unit/cli/test_export.py",
-    r".*reward\.model\.path=runs/judge": "needs a trained reward model: tests/distributed/test_reward_models.py",
+    r".*reward\.model\.path=runs/reward": "needs a trained reward model: tests/distributed/test_reward_models.py",
     r"python recipes/custom_protocol\.py": "is a program of its own: tests/unit/controller/test_worker_group.py",
     r"python -m pdb ": "is interactive; the same command without pdb is run",
     r"'reward\.functions=": "is a pair of settings, not a command",

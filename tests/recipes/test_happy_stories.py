@@ -32,7 +32,7 @@ def tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def assert_reported(rows: list[Row]) -> None:
-    """Two steps, judged by sentiment, tied to the reference."""
+    """Two steps, scored by sentiment, with a KL penalty against the reference."""
     assert [row["step"] for row in rows] == [0, 1, 2]
     for row in rows[1:]:
         assert -1.0 <= row["rewards/happiness/mean"] <= 1.0

@@ -1,4 +1,4 @@
-"""A dataflow in a user's file, with judges and settings of its own, runs through the real command."""
+"""A dataflow in a user's file, with rewards and settings of its own, runs through the real command."""
 
 import re
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from hybridflow.controller import Backend
 from tests.distributed.runs import Row, metric_rows, reproducible, run_here, sample_rows, small_run
 
 TUTOR = '''
-"""Right answers, and short ones: two judges whose scores the dataflow itself adds up."""
+"""Right answers, and short ones: two rewards whose scores the dataflow itself adds up."""
 
 from dataclasses import dataclass
 
@@ -120,7 +120,7 @@ def test_a_batch_of_its_own_making_is_learnt_from_at_the_temperature_of_the_run(
 @pytest.mark.ray
 def test_it_gives_the_same_bits_on_ray_with_a_judge_elsewhere(teach, ray_backend: Backend):
     local = rows_of(teach())
-    pools = "placement={pools: {policy: {devices: 1}, judges: {devices: 1}}, roles: {brief: judges}}"
+    pools = "placement={pools: {policy: {devices: 1}, scorers: {devices: 1}}, roles: {brief: scorers}}"
     assert rows_of(teach("trainer.resume=never", "trainer={backend: ray, devices: 2}", pools)) == local
 
 

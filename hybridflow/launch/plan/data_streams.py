@@ -90,8 +90,8 @@ def load_data(plan: RunPlan) -> RunData:
         check_splits_named(data.eval_files, key="data.eval_files")
     tokenizer = load_tokenizer(tokenizer_directory(plan.policy), pad_token=plan.policy.pad_token)
     tokenizer = with_chat_template(tokenizer, data)
-    judges = config.reward.functions if all_need_answers(config.reward) else []
-    scored_prompts = partial(load_prompts, answer_functions=judges, row_checks=row_checks(_functions(config)))
+    functions = config.reward.functions if all_need_answers(config.reward) else []
+    scored_prompts = partial(load_prompts, answer_functions=functions, row_checks=row_checks(_functions(config)))
     ends = eos_ids(tokenizer, plan.models.directory(ACTOR))
     readers = {kind: partial(read, stop_ids=ends) for kind, read in READERS.items()} | {"prompts": scored_prompts}
     read = readers[dataflow.data]

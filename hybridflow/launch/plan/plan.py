@@ -1,4 +1,4 @@
-"""A composed configuration becomes a `RunPlan`: everything that the rules judge and that the start of a run needs."""
+"""A composed configuration becomes a `RunPlan`: everything that the rules and the start of a run need."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -94,7 +94,7 @@ class CodeTestsReward:
             return list(threads.map(lambda pair: self._score(*pair), submissions))
 
     def _warn_of_unsplit(self, statements: Sequence[str]) -> None:
-        """Warns once of a test that judges within the program's own process."""
+        """Warns once about a test that compares values in the program's own process."""
         unsplit = next((text for text in statements if not self._has_warned and not question_of(text).is_split), None)
         if unsplit is not None:
             self._has_warned = True

@@ -1,7 +1,7 @@
 """Runs in the process of an untrusted program: drops all privileges it can, then runs the program.
 
 Run as `python -I jail.py JOB VERDICT`, the descriptors of a file and of a socket; imports only the standard library.
-The job is JSON. A program without tests reads its standard input and writes its output, which `runs.py` judges. One
+The job is JSON. A program without tests reads its standard input and writes its output, which `runs.py` checks. One
 with tests is loaded as a module. Then each test runs in its namespace, and the verdict is sent to the socket, after a
 secret word that is only received once the program is loaded. The verdict holds the values of the expressions that a
 test asks for, or for a test that is not split, whether it ran without raising.

@@ -105,17 +105,17 @@ class _Splitter:
         self._meter = Meter()
 
     def add(self, statement: ast.stmt) -> None:
-        """Adds a statement. Raises `_Unsplittable` if it judges in a way that cannot be split."""
+        """Adds a statement. Raises `_Unsplittable` if its comparison cannot be split."""
         match statement:
             case ast.Assert(test=test):
                 self.conditions.append(self._condition(test))
-            case ast.FunctionDef(name=name) if _judges(statement):
+            case ast.FunctionDef(name=name) if _is_check(statement):
                 self._checks[name] = statement
             case ast.Expr(value=ast.Call(func=ast.Name(id=name), args=[ast.Name() as tested], keywords=[])) if (
                 name in self._checks
             ):
                 self._inline(self._checks[name], tested)
-            case _ if _judges(statement) or _names(statement) & set(self._checks):
+            case _ if _is_check(statement) or _names(statement) & set(self._checks):
                 raise _Unsplittable
             case _:
                 self.steps.append((RUN, ast.unparse(statement)))
@@ -203,8 +203,8 @@ class _Renamed(ast.NodeTransformer):
         return ast.Name(self._other, node.ctx) if node.id == self._name else node
 
 
-def _judges(node: ast.AST) -> bool:
-    """Whether a statement appears to judge the program, by raising if it is wrong."""
+def _is_check(node: ast.AST) -> bool:
+    """Whether a statement appears to check the program, by raising an error if it is wrong."""
     return any(
         isinstance(part, ast.Assert | ast.Raise | ast.Try | ast.With)
         or (isinstance(part, ast.Name) and part.id.startswith("assert"))

@@ -179,7 +179,7 @@ def _watched(
                     verdict.sendall(word)
             run.ended_for = _exceeded(process.pid, len(output) + len(errors), limits, scratch, deadline)
             if len(verdicts) > most_bytes:
-                run.ended_for = "it wrote to the descriptor of its judge"
+                run.ended_for = "it wrote to the descriptor of its checker"
     run.output, run.errors = bytes(output), bytes(errors)
     replies = bytes(verdicts).split(word)[1:] if verdicts.startswith(b"?" + word) else []
     run.passed = [question.is_passed(reply) for question, reply in zip(questions, replies, strict=False)]

@@ -22,7 +22,7 @@ def plan_of(config: Experiment, device: str = "cpu") -> RunPlan:
 def judged(plan: RunPlan, *rules: Callable[..., Iterable[Problem]]) -> list[Advice]:
     """The warnings of rules; raises the first error."""
     faults = Faults(collects=True)
-    faults.judge(rules, plan)
+    faults.check(rules, plan)
     for error in faults.found:
         raise error
     return faults.warnings
@@ -31,5 +31,5 @@ def judged(plan: RunPlan, *rules: Callable[..., Iterable[Problem]]) -> list[Advi
 def errors(plan: RunPlan, *rules: Callable[..., Iterable[Problem]]) -> list[HybridflowError]:
     """The errors of rules."""
     faults = Faults(collects=True)
-    faults.judge(rules, plan)
+    faults.check(rules, plan)
     return faults.found

@@ -322,7 +322,7 @@ def test_a_dataflow_without_a_critic_is_not_checked_for_one(tmp_path):
         config = compose(f"dataflow={tmp_path}/alone.py:{name}", *settings).config
         refused = pytest.raises(ConfigError, match=r"critic.engine=single runs a model on one")
         with refused if name == "Judged" else nullcontext():
-            STRICT.judge(DATAFLOW_RULES, config, find_dataflow(config.dataflow))
+            STRICT.check(DATAFLOW_RULES, config, find_dataflow(config.dataflow))
 
 
 def test_paths_are_absolute_in_the_configuration_and_as_written_where_they_are_recorded(tmp_path, monkeypatch):

@@ -125,7 +125,7 @@ def test_what_a_program_sends_to_its_judge_is_limited():
     program = "import os\nwhile True:\n    for n in range(3, 4096):\n        try: os.write(n, bytes(9999))\n"
     program += "        except OSError: pass"
     roomy = Limits(cpu_seconds=10, wall_seconds=30, memory_mb=256, scratch_mb=2, output_kb=16)  # on a busy machine too
-    assert "descriptor of its judge" in run_program(program, roomy, tests=TESTS).ended_for
+    assert "descriptor of its checker" in run_program(program, roomy, tests=TESTS).ended_for
 
 
 def test_programs_may_use_pairs_of_sockets_of_their_own():

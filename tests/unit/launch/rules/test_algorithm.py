@@ -115,7 +115,7 @@ def dataflow_of(name: str, kind: str) -> type[Dataflow]:
 def test_a_conflict_is_explained(settings, message, remedy, kind):
     config = experiment(settings)
     with pytest.raises(ConfigError) as caught:
-        STRICT.judge(DATAFLOW_RULES, config, dataflow_of(config.dataflow, kind))
+        STRICT.check(DATAFLOW_RULES, config, dataflow_of(config.dataflow, kind))
     assert message in caught.value.message
     assert remedy in caught.value.remedy
 
@@ -123,30 +123,30 @@ def test_a_conflict_is_explained(settings, message, remedy, kind):
 @pytest.mark.parametrize("settings", FINE, ids=[", ".join(settings) for settings in FINE])
 def test_what_can_work_passes(settings, kind):
     config = experiment(settings)
-    STRICT.judge(DATAFLOW_RULES, config, dataflow_of(config.dataflow, kind))
+    STRICT.check(DATAFLOW_RULES, config, dataflow_of(config.dataflow, kind))
 
 
 def test_a_class_may_provide_more_than_an_estimator_reads_and_nothing_unknown():
     ppo = find_dataflow("ppo")
     both = type("Both", (ppo,), {"provides": ("values", "baselines")})
     for advantage in ("gae", "remax"):
-        STRICT.judge(DATAFLOW_RULES, experiment({"algorithm.advantage": advantage}), both)
+        STRICT.check(DATAFLOW_RULES, experiment({"algorithm.advantage": advantage}), both)
     with pytest.raises(ConfigError, match="cannot use algorithm.advantage=grpo"):
-        STRICT.judge(DATAFLOW_RULES, experiment({"algorithm.advantage": "grpo"}), both)
+        STRICT.check(DATAFLOW_RULES, experiment({"algorithm.advantage": "grpo"}), both)
     with pytest.raises(ConfigError, match="provides names 'value'") as caught:
-        STRICT.judge(DATAFLOW_RULES, experiment({}), type("Misspelt", (ppo,), {"provides": ("value",)}))
+        STRICT.check(DATAFLOW_RULES, experiment({}), type("Misspelt", (ppo,), {"provides": ("value",)}))
     assert "values, baselines" in caught.value.remedy
 
 
 def test_a_class_that_declares_nothing_chooses_its_losses_itself():
     own = type("Own", (find_dataflow("kto"),), {"provides": None})
-    STRICT.judge(DATAFLOW_RULES, experiment({"data.train_files": ["rows.jsonl"]}), own)
+    STRICT.check(DATAFLOW_RULES, experiment({"data.train_files": ["rows.jsonl"]}), own)
 
 
 def test_all_errors_are_told():
     config = experiment({"dataflow": "grpo", "rollout.sampling.temperature": 0.0, "data.pretraining_files": ["a.txt"]})
     faults = Faults(collects=True)
-    assert not faults.judge(DATAFLOW_RULES, config, find_dataflow("grpo"))
+    assert not faults.check(DATAFLOW_RULES, config, find_dataflow("grpo"))
     assert len(faults.found) == 3
 
 

@@ -95,11 +95,11 @@ FINE = [
 @pytest.mark.parametrize(("settings", "message", "remedy"), REFUSED, ids=[message for _, message, _ in REFUSED])
 def test_a_layout_that_cannot_be_is_explained(settings, message, remedy):
     with pytest.raises(ConfigError) as caught:
-        STRICT.judge([parallelism_problems], experiment(settings))
+        STRICT.check([parallelism_problems], experiment(settings))
     assert message in caught.value.message
     assert remedy in caught.value.remedy
 
 
 @pytest.mark.parametrize("settings", FINE, ids=[", ".join(settings) for settings in FINE])
 def test_a_layout_that_can_be_passes(settings):
-    STRICT.judge([parallelism_problems], experiment(settings))
+    STRICT.check([parallelism_problems], experiment(settings))

@@ -65,28 +65,22 @@ def is_claimed(run_dir: Path) -> bool:
 
 def _locked(run_dir: Path) -> int:
     descriptor = os.open(run_dir, os.O_RDONLY)
-    try:
-        _lock(descriptor)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise ResourceError(
-            f"trainer.run_dir={run_dir} is being written by another process.",
-            remedy="Use another directory (trainer.run_dir or trainer.experiment), or end that process"
-            f" (fuser -v {run_dir}).",
-        ) from error
-    except OSError as error:
-        logger.debug("run_dir=%s cannot be locked: %s", run_dir, error)
-    return descriptor
-
-
-def _lock(descriptor: int) -> None:
     until = time.monotonic() + _PATIENCE_SECONDS
     while True:
         try:
-            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+        except BlockingIOError as error:
             if time.monotonic() >= until:
-                raise
+                os.close(descriptor)
+                raise ResourceError(
+                    f"trainer.run_dir={run_dir} is being written by another process.",
+                    remedy="Use another directory (trainer.run_dir or trainer.experiment), or end that process"
+                    f" (fuser -v {run_dir}).",
+                ) from error
+        except OSError as error:
+            logger.debug("run_dir=%s cannot be locked: %s", run_dir, error)
+            return descriptor
         time.sleep(0.02)
 
 

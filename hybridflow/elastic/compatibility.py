@@ -35,6 +35,8 @@ _INPUTS = re.compile(
 _DIRECTORIES = re.compile(r"\A(?P<prefix>(\w+:)?)[^:?]*/")
 """The directories of a path, after a prefix such as `verl:` and before options such as `?split=train`."""
 
+_ACCEPT = "accept the changes (trainer.resume_changed=accept), or start over (trainer.resume=never)."
+
 _WHOLE_BYTES = 4 << 30
 _BLOCK_BYTES = 64 << 10
 _BLOCKS = 4096
@@ -128,8 +130,7 @@ def check_compatible(
     if inputs and policy is ResumeChanged.refuse:
         raise CheckpointError(
             f"The checkpoint was made with other inputs: {'; '.join(map(str, inputs))}.",
-            remedy="Restore them to resume, accept the changes (trainer.resume_changed=accept), or start over"
-            " (trainer.resume=never).",
+            remedy=f"Restore them to resume, {_ACCEPT}",
         )
     return changes
 
@@ -168,7 +169,6 @@ def check_unchanged(saved: Fingerprints, now: Fingerprints, policy: ResumeChange
     if changed and policy is ResumeChanged.refuse:
         raise CheckpointError(
             f"These files have changed since the checkpoint was written: {', '.join(changed)}.",
-            remedy="Restore their contents to resume, accept the changes (trainer.resume_changed=accept), or start over"
-            " (trainer.resume=never).",
+            remedy=f"Restore their contents to resume, {_ACCEPT}",
         )
     return changed

@@ -28,9 +28,9 @@ def _plain(value: object, place: str) -> object:
         return value
     if type(value) is bytes:
         return {_BYTES: base64.b64encode(value).decode()}
-    if isinstance(value, list | tuple) and type(value) in (list, tuple):
+    if type(value) is list or type(value) is tuple:
         items = [_plain(item, f"{place}[{index}]") for index, item in enumerate(value)]
-        return {_TUPLE: items} if isinstance(value, tuple) else items
+        return {_TUPLE: items} if type(value) is tuple else items
     if isinstance(value, dict) and all(type(key) is str and key not in (_TUPLE, _BYTES) for key in value):
         return {key: _plain(item, f"{place}[{key!r}]") for key, item in value.items()}
     raise CheckpointError(

@@ -87,7 +87,9 @@ def set_later_aside(store: CheckpointStore, checkpoint: Checkpoint) -> list[Path
     """
     linked = checkpoint.path.resolve() in {path.resolve() for path in store.paths()}
     own = linked or checkpoint.path.parent.resolve() == store.directory.resolve()
-    before = {path.resolve() for path in store.paths() if own and _step(path) <= checkpoint.step}
+    before = {
+        path.resolve() for path in store.paths() if own and int(path.name.removeprefix("step_")) <= checkpoint.step
+    }
     moved = []
     for path in store.paths():
         if path.resolve() not in before:
@@ -95,10 +97,6 @@ def set_later_aside(store: CheckpointStore, checkpoint: Checkpoint) -> list[Path
             os.rename(path, moved[-1])
             logger.warning("checkpoint=%s is not in the history of this run and is now %s", path, moved[-1])
     return moved
-
-
-def _step(path: Path) -> int:
-    return int(path.name.removeprefix("step_"))
 
 
 def _free_name(path: Path) -> Path:

@@ -22,6 +22,8 @@ _APART = ("testing", "save_checkpoint")
 """Stages outside steps: seconds per step exclude them, and the time left includes their average."""
 
 _HEADLINES = {"critic/score/mean": "score", "train/loss": "loss"}
+"""Metric -> label; the first one that a step has is the headline."""
+
 _ACCURACY = "rewards/accuracies"
 """How often the chosen response has the higher reward; shown after the headline."""
 
@@ -47,16 +49,13 @@ class Progress:
         total_steps: int,
         *,
         start_step: int = 0,
-        headlines: Mapping[str, str] = _HEADLINES,
         console: Console | None = None,
         is_live: bool | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`start_step`: steps done before this process started (a resumed run). `headlines`: metric -> label; the
-        first one that a step has is the headline."""
+        """`start_step`: steps done before this process started (a resumed run)."""
         self.console = console or PlainConsole(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
         self._state = ProgressState(total_steps=total_steps, step=start_step)
-        self._headlines = headlines
         self._is_live = _is_live_terminal(self.console) if is_live is None else is_live
         self._clock = clock
         self._live: Live | None = None
@@ -79,8 +78,7 @@ class Progress:
     def start(self) -> None:
         """Starts to show, and starts the clock of the first step."""
         self._is_shown = True
-        self._ends.clear()
-        self._ends.append(self._trained_seconds())
+        self._restart_clock()
         if self._is_live:
             self._live = Live(self, console=self.console, refresh_per_second=2.0, redirect_stdout=sys.stdout.isatty())
             self._live.start()
@@ -93,8 +91,7 @@ class Progress:
         self._apart_since = self._clock() if name in _APART else None
         if name == "step" and self._state.step < self._first_step:
             self._apart_seconds = 0.0
-            self._ends.clear()
-            self._ends.append(self._trained_seconds())
+            self._restart_clock()
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
         """Shows the metrics of a step that has ended."""
@@ -147,6 +144,10 @@ class Progress:
                 Text(f"(from now on, at most one line every {_PLAIN_EVERY_SECONDS:g} s; metrics.jsonl has every step)")
             )
 
+    def _restart_clock(self) -> None:
+        self._ends.clear()
+        self._ends.append(self._trained_seconds())
+
     def _trained_seconds(self) -> float:
         """The clock without the time of evaluations and checkpoints."""
         apart = 0.0 if self._apart_since is None else self._clock() - self._apart_since
@@ -161,9 +162,9 @@ class Progress:
         return line
 
     def _follow(self, metrics: Mapping[str, float]) -> None:
-        name = next((name for name in self._headlines if math.isfinite(metrics.get(name, math.nan))), None)
+        name = next((name for name in _HEADLINES if math.isfinite(metrics.get(name, math.nan))), None)
         if name is not None:
-            self._state.label = self._headlines[name]
+            self._state.label = _HEADLINES[name]
             self._state.headline.append(metrics[name])
 
     def _remember(self, metrics: Mapping[str, float]) -> None:

@@ -26,9 +26,7 @@ _OWNERS = frozenset((
     "db", "database", "user", "admin", "root", "login", "smtp", "mail", "ftp", "http", "proxy", "redis", "mysql",
     "postgres", "pg",
 ))  # fmt: skip
-_HOSTS = frozenset((
-    "github", "gh", "gitlab", "azure", "ado", "bitbucket",
-))  # fmt: skip
+_HOSTS = frozenset(("github", "gh", "gitlab", "azure", "ado", "bitbucket"))
 _VOCABULARY = frozenset((
     "pad", "bos", "eos", "unk", "sep", "cls", "mask", "stop", "start", "end", "image", "audio", "video", "special",
     "extra", "per", "max", "min", "num", "first", "last", "next", "new", "think", "prompt", "response",
@@ -42,15 +40,11 @@ _FORMS = frozenset((
 ))  # fmt: skip
 """Last words of a name that describe the form of the secret: `password_int`."""
 
-_LOGINS = frozenset((
-    "basic", "http", "proxy", "digest",
-))  # fmt: skip
+_LOGINS = frozenset(("basic", "http", "proxy", "digest"))
 _WRITTEN_TOGETHER = ("password", "passwd", "passphrase", "apikey")
 """Ends of words such as `PGPASSWORD`."""
 
-_PLACES = frozenset((
-    "url", "uri", "address", "addr", "endpoint", "link", "path",
-))  # fmt: skip
+_PLACES = frozenset(("url", "uri", "address", "addr", "endpoint", "link", "path"))
 """Last words of the names of webhook addresses; whoever knows such an address can use it."""
 
 _SHORTEST = 8
@@ -173,13 +167,8 @@ def _end_of_block(text: str, name: int, end: int) -> int:
     """The end of the lines after `end` that are indented further than the line of the name at `name`."""
     begin = text.rfind("\n", 0, name) + 1
     indent = name - begin if not text[begin:name].strip(" \t-") else 0
-    while end < len(text):
-        stop = text.find("\n", end + 1)
-        line = text[end + 1 : stop if stop >= 0 else len(text)]
-        if line.strip() and len(line) - len(line.lstrip()) <= indent:
-            break
-        end = stop if stop >= 0 else len(text)
-    return end
+    lines = re.compile(rf"(?:\n(?:[^\S\n]{{{indent + 1}}}[^\n]*|[^\S\n]*(?=\n|\Z)))*")
+    return found.end() if (found := lines.match(text, end)) else end
 
 
 def _is_word(head: re.Match[str]) -> bool:

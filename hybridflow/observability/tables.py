@@ -25,33 +25,26 @@ _MIN_CELLS = 8
 def sample_table(samples: Sequence[Sample], *, console: Console, title: str) -> Group:
     """One row per sample; right responses are green, wrong ones red."""
     columns = {
-        "prompt": [visible(sample.prompt) for sample in samples],
-        "response": [visible(sample.response) for sample in samples],
+        "prompt": [Text(visible(sample.prompt), "dim") for sample in samples],
+        "response": [_response(sample) for sample in samples],
     }
     if any(sample.answer is not None for sample in samples):
-        columns["answer"] = [visible(sample.answer) if sample.answer is not None else "" for sample in samples]
-    scores = [_score(sample.score, console) for sample in samples]
-    styles = {"prompt": ["dim"] * len(samples), "response": [_style(sample.score) for sample in samples]}
-    return _table(title, columns, scores, styles, console)
+        columns["answer"] = [Text("" if sample.answer is None else visible(sample.answer)) for sample in samples]
+    return _table(title, columns, [_score(sample.score, console) for sample in samples], console)
 
 
 def before_after_table(pairs: Sequence[Pair], *, console: Console, title: str) -> Group:
     """One row per prompt, with its response before and now; right responses are green, wrong ones red."""
     columns = {
-        "prompt": [visible(pair.now.prompt) for pair in pairs],
-        "before": [visible(pair.before.response) for pair in pairs],
-        "now": [visible(pair.now.response) for pair in pairs],
+        "prompt": [Text(visible(pair.now.prompt), "dim") for pair in pairs],
+        "before": [_response(pair.before) for pair in pairs],
+        "now": [_response(pair.now) for pair in pairs],
     }
     scores = [
         _score(pair.before.score, console).append(" > ", "dim").append_text(_score(pair.now.score, console))
         for pair in pairs
     ]
-    styles = {
-        "prompt": ["dim"] * len(pairs),
-        "before": [_style(pair.before.score) for pair in pairs],
-        "now": [_style(pair.now.score) for pair in pairs],
-    }
-    return _table(title, columns, scores, styles, console)
+    return _table(title, columns, scores, console)
 
 
 def visible(text: str) -> str:
@@ -76,13 +69,7 @@ def clip(text: str, cells: int, *, keep: Literal["start", "end", "both"]) -> str
     return f"{start}\u2026{set_cell_size(text[::-1], tail)[::-1]}"
 
 
-def _table(
-    title: str,
-    columns: Mapping[str, list[str]],
-    scores: Sequence[Text],
-    styles: Mapping[str, list[str]],
-    console: Console,
-) -> Group:
+def _table(title: str, columns: Mapping[str, list[Text]], scores: Sequence[Text], console: Console) -> Group:
     score_cells = max((score.cell_len for score in scores), default=0)
     widths = _fitted(columns, console.width - max(5, score_cells) - _GAP_CELLS * len(columns))
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="dim")
@@ -90,10 +77,8 @@ def _table(
         table.add_column(name, no_wrap=True)
     table.add_column("score", justify="right", no_wrap=True)
     for index, score in enumerate(scores):
-        cells = [
-            Text(clip(texts[index], widths[name], keep=_kept_part(name)), styles[name][index] if name in styles else "")
-            for name, texts in columns.items()
-        ]
+        texts = {name: column[index] for name, column in columns.items()}
+        cells = [Text(clip(t.plain, widths[n], keep=_kept_part(n)), t.style) for n, t in texts.items()]
         table.add_row(*cells, score)
     heading = Text(title, "bold", no_wrap=True, overflow="ellipsis")
     return Group(heading, Text(RIGHT_MEANS, "dim", no_wrap=True, overflow="ellipsis"), table)
@@ -104,14 +89,18 @@ def _kept_part(column: str) -> Literal["start", "end", "both"]:
     return "end" if column == "prompt" else "start" if column == "answer" else "both"
 
 
-def _fitted(columns: Mapping[str, list[str]], available: int) -> dict[str, int]:
+def _fitted(columns: Mapping[str, list[Text]], available: int) -> dict[str, int]:
     """The width of each column: what it needs, or if that is too much, an equal share of the remaining cells."""
-    needed = {name: max([cell_len(text) for text in texts] + [len(name)]) for name, texts in columns.items()}
+    needed = {name: max([text.cell_len for text in texts] + [len(name)]) for name, texts in columns.items()}
     widths: dict[str, int] = {}
     for place, name in enumerate(sorted(needed, key=lambda name: needed[name])):
         fair_share = (available - sum(widths.values())) // (len(needed) - place)
         widths[name] = max(_MIN_CELLS, min(needed[name], fair_share))
     return widths
+
+
+def _response(sample: Sample) -> Text:
+    return Text(visible(sample.response), _style(sample.score))
 
 
 def _score(score: float, console: Console) -> Text:

@@ -32,9 +32,7 @@ class Axis:
 
     def place(self, value: float) -> float:
         """The position of a value on the drawing."""
-        low, high, value = (math.log10(v) for v in (self.low, self.high, value)) if self.is_log else (
-            self.low, self.high, value,
-        )  # fmt: skip
+        low, high, value = (math.log10(v) if self.is_log else v for v in (self.low, self.high, value))
         return self.start + (value - low) / (high - low) * (self.end - self.start)
 
     def ticks(self, wanted: int) -> list[tuple[float, str]]:
@@ -125,14 +123,11 @@ def smoothed(values: Sequence[float]) -> list[float]:
 def short_labels(names: Sequence[str]) -> list[str]:
     """Names without the parts (between slashes) that all of them share at the start and end."""
     parts = [name.split("/") for name in names]
-    shortest = min((len(each) for each in parts), default=0)
-    start = 0
-    while start < shortest - 1 and len({each[start] for each in parts}) == 1:
-        start += 1
-    end = 0
-    while end < shortest - start - 1 and len({each[len(each) - 1 - end] for each in parts}) == 1:
-        end += 1
-    return ["/".join(each[start : len(each) - end]).replace("_", " ") for each in parts]
+    for end in (0, -1):
+        while min(map(len, parts)) > 1 and len({each[end] for each in parts}) == 1:
+            for each in parts:
+                del each[end]
+    return ["/".join(each).replace("_", " ") for each in parts]
 
 
 def _legend(chart: Chart) -> str:
@@ -159,17 +154,13 @@ def _course(series: Series, thin: Series, color: str, x: Axis, y: Axis, *, is_sm
 
 
 def _line(series: Series, kind: str, x: Axis, y: Axis) -> str:
-    return f'<path class="line {kind}" d="{_path(series.steps, series.values, x, y)}"/>'
-
-
-def _path(steps: Sequence[int], values: Sequence[float], x: Axis, y: Axis) -> str:
     """Line segments; there is a gap where a value is missing."""
-    commands, is_down = [], False
-    for step, value in zip(steps, values, strict=True):
+    path, command = "", "M"
+    for step, value in zip(series.steps, series.values, strict=True):
         if _is_drawable(value, y):
-            commands.append(f"{'L' if is_down else 'M'}{x.place(step):.1f} {y.place(value):.1f}")
-        is_down = _is_drawable(value, y)
-    return "".join(commands)
+            path += f"{command}{x.place(step):.1f} {y.place(value):.1f}"
+        command = "L" if _is_drawable(value, y) else "M"
+    return f'<path class="line {kind}" d="{path}"/>'
 
 
 def _is_drawable(value: float, y: Axis) -> bool:
@@ -193,17 +184,14 @@ def _thinned(series: Series) -> Series:
 
 def _hover_data(chart: Chart, drawn: Sequence[Series], x: Axis, y: Axis) -> str:
     labels = short_labels([each.name for each in drawn]) if len(drawn) > 1 else [chart.title.lower()]
+    rounded = [[float(f"{v:.4g}") if math.isfinite(v) else None for v in each.values] for each in drawn]
     data = {
         "x": [x.low, x.high, x.start, x.end],
         "y": [y.low, y.high, y.start, y.end],
         "log": y.is_log,
         "series": [
-            {
-                "label": label,
-                "x": each.steps,
-                "y": [float(f"{value:.4g}") if math.isfinite(value) else None for value in each.values],
-            }
-            for label, each in zip(labels, drawn, strict=True)
+            {"label": label, "x": each.steps, "y": values}
+            for label, each, values in zip(labels, drawn, rounded, strict=True)
         ],
     }
     return shown(json.dumps(data, separators=(",", ":")))
@@ -240,11 +228,9 @@ def tick_label(value: float, gap: float) -> str:
     for size, unit in _UNITS:
         if gap >= 1000.0 and abs(value) >= size:
             return f"{value / size:.{_decimals(gap / size)}f}{unit}"
-    decimals = _decimals(gap)
-    if decimals <= _PLAIN_DECIMALS or abs(value) >= 1e-3:
-        return f"{value:.{decimals}f}"
-    digits = _decimals(gap / 10.0 ** math.floor(math.log10(abs(value)))) if value else 0
-    return f"{value:.{digits}e}" if value else "0"
+    if _decimals(gap) <= _PLAIN_DECIMALS or abs(value) >= 1e-3:
+        return f"{value:.{_decimals(gap)}f}"
+    return f"{value:.{_decimals(gap / 10.0 ** math.floor(math.log10(abs(value))))}e}" if value else "0"
 
 
 def _decimals(gap: float) -> int:

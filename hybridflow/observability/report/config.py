@@ -12,11 +12,9 @@ def config_section(text: str) -> str:
     if not text.strip():
         return ""
     lines = text.splitlines()
-    origins = _origins(lines)
-    kept = _kept(lines, origins)
     rows = [
-        f'<span class="{"changed" if is_kept else "default"}">{_line(line, origin)}\n</span>'
-        for line, origin, is_kept in zip(lines, origins, kept, strict=True)
+        f'<span class="{"changed" if is_kept else "default"}">{_line(line)}\n</span>'
+        for line, is_kept in zip(lines, _kept(lines, _origins(lines)), strict=True)
     ]
     return (
         '<section><h2>Configuration</h2><div class="card config"><label><input type="checkbox" id="all-settings"> '
@@ -24,12 +22,11 @@ def config_section(text: str) -> str:
     )
 
 
-def _line(line: str, origin: str | None) -> str:
+def _line(line: str) -> str:
     found = _ORIGIN.match(line)
-    if found is None or origin is None:
+    if found is None:
         return shown(line)
-    mark = "" if origin == "default" else f"<em>{shown(origin)}</em>"
-    return f"{shown(found['setting'])}{mark}"
+    return shown(found["setting"]) + ("" if found["origin"] == "default" else f"<em>{shown(found['origin'])}</em>")
 
 
 def _origins(lines: list[str]) -> list[str | None]:

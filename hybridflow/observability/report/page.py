@@ -36,16 +36,8 @@ def write_report(run_dir: Path, *, is_over: bool = False) -> Path:
 
 def report_page(record: RunRecord) -> str:
     """The whole page as HTML."""
-    body = "".join(
-        (
-            _header(record),
-            _curves(record),
-            timing_section(record.metrics),
-            samples_section(record),
-            config_section(record.config_text),
-            _others(record),
-        )
-    )
+    body = _header(record) + _curves(record) + timing_section(record.metrics) + samples_section(record)
+    body += config_section(record.config_text) + _others(record)
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -55,15 +47,15 @@ def report_page(record: RunRecord) -> str:
 
 
 def _header(record: RunRecord) -> str:
-    tiles = "".join(_tiles(record))
     return (
         f'<header><p class="eyebrow">Run report</p><h1>{shown(record.name)}</h1>'
-        f'<p class="lead">{_sentence(record)}</p>{_ending(record)}<div class="tiles">{tiles}</div></header>'
+        f'<p class="lead">{_sentence(record)}</p>{_ending(record)}<div class="tiles">{_tiles(record)}</div></header>'
     )
 
 
 def _sentence(record: RunRecord) -> str:
-    seconds = math.fsum(value for name in _time_names(record) for value in record.metrics[name].finite)
+    timed = record.metrics.get("timing_s/step") or record.metrics.get("perf/time_per_step")
+    seconds = math.fsum(timed.finite) if timed else 0.0
     steps = f"{record.last_step} step{'' if record.last_step == 1 else 's'}"
     took = f" in {formatting.spoken_duration(seconds)}" if seconds else ""
     return f"{steps}{took}, last updated {record.written:%Y-%m-%d %H:%M}"
@@ -74,15 +66,10 @@ def _ending(record: RunRecord) -> str:
     ending = record.ending
     if ending is None or ending.how == "done":
         return ""
-    said = f"<strong>{shown(ending.how)}</strong> {shown(ending.said)}"
-    return f'<p class="ending {shown(ending.how)}">{said}</p>'
+    return f'<p class="ending {shown(ending.how)}"><strong>{shown(ending.how)}</strong> {shown(ending.said)}</p>'
 
 
-def _time_names(record: RunRecord) -> list[str]:
-    return [name for name in ("timing_s/step", "perf/time_per_step") if name in record.metrics][:1]
-
-
-def _tiles(record: RunRecord) -> list[str]:
+def _tiles(record: RunRecord) -> str:
     metrics = record.metrics
     evaluations = [series for name, series in metrics.items() if name.startswith("val-core/")]
     tiles = [_evaluation_tile(series, record.last_step) for series in evaluations[:_MAX_EVAL_TILES]]
@@ -94,10 +81,9 @@ def _tiles(record: RunRecord) -> list[str]:
     ):
         if name in metrics:
             tiles.append(_change_tile(label, metrics[name]))
-    if "perf/throughput" in metrics and metrics["perf/throughput"].finite:
-        rates = metrics["perf/throughput"].finite
+    if "perf/throughput" in metrics and (rates := metrics["perf/throughput"].finite):
         tiles.append(_tile("tokens / s", formatting.count(math.fsum(rates) / len(rates)), "", rates, ""))
-    return tiles
+    return "".join(tiles)
 
 
 def _evaluation_tile(series: Series, last_step: int) -> str:

@@ -46,8 +46,8 @@ class RunRecord:
 
     def samples_of(self, split: Literal["train", "eval"]) -> dict[int, list[Sample]]:
         """The samples of training or of evaluations, by step."""
-        chosen = {step: [each for each in rows if each.split == split] for step, rows in self.samples.items()}
-        return {step: rows for step, rows in chosen.items() if rows}
+        samples = self.samples.items()
+        return {step: kept for step, rows in samples if (kept := [each for each in rows if each.split == split])}
 
 
 def read_record(run_dir: Path) -> RunRecord:

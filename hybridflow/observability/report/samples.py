@@ -20,16 +20,11 @@ _MAX_CHARACTERS = 1500
 def samples_section(record: RunRecord) -> str:
     """Evaluation prompts, then the latest training samples; empty if no samples were kept."""
     evaluated, trained = record.samples_of("eval"), record.samples_of("train")
-    parts = []
-    if evaluated:
-        parts.append(_evaluations(evaluated))
+    text = _evaluations(evaluated) if evaluated else ""
     if trained:
-        step = max(trained)
-        parts.append(
-            f"<details><summary>Training samples, step {step}</summary>{_sample_table(trained[step][:_TRAIN_ROWS])}"
-            "</details>"
-        )
-    return f"<section><h2>Samples</h2>{''.join(parts)}</section>" if parts else ""
+        table = _sample_table(trained[max(trained)][:_TRAIN_ROWS])
+        text += f"<details><summary>Training samples, step {max(trained)}</summary>{table}</details>"
+    return f"<section><h2>Samples</h2>{text}</section>" if text else ""
 
 
 def _evaluations(evaluated: Mapping[int, list[Sample]]) -> str:
@@ -37,19 +32,15 @@ def _evaluations(evaluated: Mapping[int, list[Sample]]) -> str:
     if first == last:
         return f'<p class="note">Evaluation, step {first}</p>{_sample_table(evaluated[first][:_FILM_ROWS])}'
     compared = pairs(evaluated[first], evaluated[last])
-    summary = _summary(compared, first, last)
-    responses = [sample.response for rows in evaluated.values() for sample in rows]
-    if max(map(len, responses)) <= _SHORT_CHARACTERS:
-        return summary + _film(evaluated)
-    return summary + _comparison(_largest_gains(compared)[:_COMPARED_ROWS], first, last)
-
-
-def _summary(compared: Sequence[Pair], first: int, last: int) -> str:
     right, wrong = turned(compared)
-    return (
+    summary = (
         f'<p class="note">Of {len(compared)} recorded evaluation prompts, <b class="right">{right} became correct</b>'
         f' and <b class="wrong">{wrong} became wrong</b> between step {first} and step {last} ({RIGHT_MEANS}).</p>'
     )
+    if all(len(sample.response) <= _SHORT_CHARACTERS for rows in evaluated.values() for sample in rows):
+        return summary + _film(evaluated)
+    compared.sort(key=lambda p: -math.inf if math.isnan(p.now.score) else p.before.score - p.now.score)
+    return summary + _comparison(compared[:_COMPARED_ROWS], first, last)
 
 
 def _film(evaluated: Mapping[int, list[Sample]]) -> str:
@@ -109,19 +100,14 @@ def _answer(sample: Sample) -> str:
     )
 
 
-def _largest_gains(compared: Sequence[Pair]) -> list[Pair]:
-    return sorted(compared, key=lambda p: -math.inf if math.isnan(p.now.score) else p.before.score - p.now.score)
-
-
 def _kind(sample: Sample) -> str:
     return "unscored" if math.isnan(sample.score) else "right" if sample.score >= RIGHT_AT else "wrong"
 
 
 def _spread(steps: Sequence[int], limit: int) -> list[int]:
     """At most `limit` of the steps, evenly spaced, with the first and the last."""
-    if len(steps) <= limit:
-        return list(steps)
-    return [steps[round(place * (len(steps) - 1) / (limit - 1))] for place in range(limit)]
+    last, gaps = len(steps) - 1, min(len(steps), limit) - 1
+    return [steps[round(place * last / gaps)] for place in range(gaps + 1)]
 
 
 def _text(text: str) -> str:

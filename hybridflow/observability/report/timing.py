@@ -3,23 +3,12 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from hybridflow.observability import formatting
 from hybridflow.observability.printable import shown
-from hybridflow.observability.report.charts import (
-    BOTTOM,
-    COLORS,
-    HEIGHT,
-    LEFT,
-    RIGHT,
-    TOP,
-    Axis,
-    grid,
-    step_axis,
-    value_axis,
-)
+from hybridflow.observability.report.charts import BOTTOM, COLORS, HEIGHT, LEFT, RIGHT, TOP, grid, step_axis, value_axis
 from hybridflow.observability.report.record import Series
 
 _STAGE_NAMES = {
@@ -50,10 +39,6 @@ class StageTimes:
     steps: list[int]
     seconds: Mapping[str, list[float]]
 
-    def total(self, stage: str) -> float:
-        """Seconds of a stage over the whole run."""
-        return math.fsum(self.seconds[stage])
-
 
 def stage_times(metrics: Mapping[str, Series]) -> StageTimes:
     """The stages of `timing_s/*` in the order of a step, then unknown ones, then the rest of `timing_s/step`."""
@@ -73,12 +58,13 @@ def stage_times(metrics: Mapping[str, Series]) -> StageTimes:
 def timing_section(metrics: Mapping[str, Series]) -> str:
     """A bar of shares, a table of stages and stacked bars over steps; empty if nothing was timed."""
     times = stage_times(metrics)
-    whole = math.fsum(times.total(stage) for stage in times.seconds)
+    totals = {stage: math.fsum(seconds) for stage, seconds in times.seconds.items()}
+    whole = math.fsum(totals.values())
     if whole <= 0.0:
         return ""
     shares, rows = [], []
-    for place, stage in enumerate(times.seconds):
-        color, total = _color(stage, place), times.total(stage)
+    for place, (stage, total) in enumerate(totals.items()):
+        color = _color(stage, place)
         label = shown(_STAGE_NAMES.get(stage, stage.replace("_", " ")))
         share = f"{100.0 * total / whole:.1f}%"
         shares.append(f'<span class="{color}" style="flex-grow:{total / whole:.5f}" title="{label} {share}"></span>')
@@ -102,9 +88,8 @@ def stacked_bars(times: StageTimes) -> str:
     heights = {stage: _stretch_means(seconds, edges) for stage, seconds in times.seconds.items()}
     tops = [math.fsum(column) for column in zip(*heights.values(), strict=True)]
     x = step_axis(times.steps, LEFT + 10.0, _WIDTH - RIGHT - 10.0)
-    y = value_axis([0.0, *tops], HEIGHT - BOTTOM, TOP)
-    parts = [grid(x, Axis(0.0, y.high, y.start, y.end))]
-    y = Axis(0.0, y.high, y.start, y.end)
+    y = replace(value_axis([0.0, *tops], HEIGHT - BOTTOM, TOP), low=0.0)
+    parts = [grid(x, y)]
     room = (x.end - x.start) / max(1, count - 1) if count > 1 else 24.0
     width = min(18.0, max(1.0, room * 0.8))
     bases = [0.0] * count
@@ -114,13 +99,11 @@ def stacked_bars(times: StageTimes) -> str:
             middle = x.place(times.steps[(edges[bar] + edges[bar + 1] - 1) // 2])
             bottom, top = y.place(bases[bar]), y.place(bases[bar] + mean)
             if bottom - top >= 0.05:
-                parts.append(_bar(color, middle - width / 2, top, width, bottom - top))
+                left, height = middle - width / 2, bottom - top
+                box = f'x="{left:.1f}" y="{top:.1f}" width="{width:.1f}" height="{height:.2f}"'
+                parts.append(f'<rect class="{color}" {box}/>')
             bases[bar] += mean
     return f'<svg viewBox="0 0 {_WIDTH} {HEIGHT}" role="img" aria-label="seconds of each stage">{"".join(parts)}</svg>'
-
-
-def _bar(color: str, left: float, top: float, width: float, height: float) -> str:
-    return f'<rect class="{color}" x="{left:.1f}" y="{top:.1f}" width="{width:.1f}" height="{height:.2f}"/>'
 
 
 def _color(stage: str, place: int) -> str:

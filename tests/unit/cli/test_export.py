@@ -1,8 +1,6 @@
 """`hybridflow export`: what is in OUT, and what is said where nothing can be."""
 
 import json
-import tomllib
-from importlib import import_module
 
 import pytest
 import torch
@@ -14,7 +12,6 @@ from hybridflow.config.model import Dtype
 from hybridflow.config.training import Lora, Optimizer
 from hybridflow.elastic.checkpoint import CheckpointStore
 from hybridflow.models.heads import load_value_model
-from tests.architecture.source import ROOT
 from tests.toys import sequences, stepped
 from tests.unit.elastic.victim import written_by
 from tests.unit.engines.training.engines import language_engine, likelihood_loss, value_engine, weights
@@ -188,9 +185,3 @@ def test_a_command_that_is_none_is_a_wrong_command_line(capsys):
         main(["exprot"])
     assert ended.value.code == 2
     assert "export" in capsys.readouterr().err
-
-
-def test_the_package_installs_the_command():
-    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
-    module, _, name = scripts["hybridflow"].partition(":")
-    assert vars(import_module(module))[name] is main

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from hybridflow.dataflows.grpo import GRPO
 from hybridflow.dataflows.interface import role_needs
 from hybridflow.dataflows.ppo import PPO
 from hybridflow.errors import ConfigError
@@ -53,28 +52,17 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "my_flow.py"
 
 
-def test_own_dataflows_have_names():
-    assert (find_dataflow("ppo"), find_dataflow("grpo")) == (PPO, GRPO)
-
-
-def test_a_class_is_found_in_a_users_file_with_its_roles(file):
-    assert list(role_needs(find_dataflow(f"{file}:Mine"))) == ["actor", "rollout", "judge"]
-
-
-def test_settings_come_from_the_users_dataclass(file):
-    given = {"threshold": 1, "names": ["a"]}
-    settings = make_settings(find_dataflow(f"{file}:Mine"), given)
+def test_a_class_is_found_in_a_users_file_with_its_roles_and_settings(file):
+    found = find_dataflow(f"{file}:Mine")
+    assert list(role_needs(found)) == ["actor", "rollout", "judge"]
+    settings = make_settings(found, {"threshold": 1, "names": ["a"]})
     assert (settings.threshold, settings.names, settings.limit) == (1.0, ["a"], None)
 
 
 @pytest.mark.parametrize(
     ("given", "message", "remedy"),
     [
-        (
-            {"treshold": 1},
-            "There is no setting 'dataflow_settings.treshold'",
-            "Did you mean 'threshold'?",
-        ),
+        ({"treshold": 1}, "There is no setting 'dataflow_settings.treshold'", "Did you mean 'threshold'?"),
         ({"xyz": 1}, "There is no setting 'dataflow_settings.xyz'", "Settings of Mine: threshold, names, limit"),
         ({"threshold": "high"}, "dataflow_settings.threshold: Value 'high'", "It takes a number."),
         ({"threshold": 1.5}, "dataflow_settings.threshold=1.5 is out of range", "Use a number above 0 and up to 1."),

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from hybridflow.launch import execute as execute_module
 from hybridflow.launch import run_directory
 from hybridflow.launch.compose.compose import Composed
 from hybridflow.launch.execute import execute
-from hybridflow.launch.messages import say_restored
 from hybridflow.observability.ending import Ending, read_ending, write_ending
 from hybridflow.trainer import main_ppo
 from tests.toys import MakeToy
@@ -115,12 +113,6 @@ def test_a_run_whose_checkpoints_lie_behind_links_resumes(words):
         assert (run_dir / name).is_symlink() and not run_dir.with_name("run.1").exists()
         shutil.rmtree(run_dir)
         shutil.rmtree(target.parent)
-
-
-def test_the_closing_words_name_the_earlier_run_and_promise_nothing(tmp_path):
-    said = StringIO()
-    say_restored(tmp_path, Console(file=said, width=400))
-    assert said.getvalue().split("  ")[-1] == "(the earlier run in it is as it was)\n"
 
 
 def test_ctrl_c_while_a_run_over_an_earlier_one_loads_says_that_it_is_put_back(words, monkeypatch, capsys):

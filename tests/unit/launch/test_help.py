@@ -27,7 +27,7 @@ def told(text: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_help_lists_every_setting_with_its_type_value_and_meaning(name, capsys):
+def test_help_lists_every_setting_with_its_meaning_and_the_value_that_the_command_would_run_with(name, capsys):
     program, task = PROGRAMS[name]
     assert program.main(["--help"]) == 0
     text = capsys.readouterr().out
@@ -39,18 +39,9 @@ def test_help_lists_every_setting_with_its_type_value_and_meaning(name, capsys):
         assert f"  {row}" in text
     assert text.count("\ntop level\n") == 1
     assert "trainer.device = auto   (one of: auto, cpu, cuda)" in text
-    assert "key=value" in text
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_help_shows_what_the_command_would_run_with(name, capsys):
-    assert PROGRAMS[name][0].main(["--help"]) == 0
-    shown = told(capsys.readouterr().out)
-    composed = compose_run([], config_name=name)
+    shown, composed = told(text), compose_run([], config_name=name)
     assert shown["dataflow"] == name
-    assert shown["trainer.total_steps"] == str(composed.config.trainer.total_steps)
-    again = compose_run([f"{key}={value}" for key, value in shown.items()], config_name=name)
-    assert again.config == composed.config
+    assert compose_run([f"{key}={value}" for key, value in shown.items()], config_name=name).config == composed.config
 
 
 def test_help_shows_what_was_typed_beside_it(capsys):
@@ -83,12 +74,6 @@ def test_what_is_printed_composes_to_the_same_run():
     composed = compose_run(["roles.judge.pool=null", "data.train_files=[a,b]"], config_name="ppo")
     again = OmegaConf.merge(OmegaConf.structured(Experiment), OmegaConf.create(config_text(composed)))
     assert OmegaConf.to_object(again) == composed.config
-
-
-def test_every_line_with_a_value_has_its_origin():
-    text = config_text(compose_run(["roles.judge.kind=reference"], config_name="ppo"))
-    values = [line for line in text.splitlines() if not line.lstrip().startswith("- ") and not line.endswith(":")]
-    assert [line for line in values if "# origin: " not in line] == []
 
 
 def test_a_setting_that_cannot_work_is_status_2_with_the_remedy(capsys):

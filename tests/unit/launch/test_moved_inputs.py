@@ -173,3 +173,16 @@ def test_code_named_by_its_package_is_compared_wherever_the_package_lies(folder,
     monkeypatch.syspath_prepend(folder / "other")
     with imported_from(folder / "other"):
         assert refused(checkpoint, *words).endswith(": module own_package.signs.")
+
+
+def test_evaluation_data_may_change_in_name_and_content_and_the_log_says_so(folder):
+    checkpoint = saved(folder, "data.eval_files=[same/sums.jsonl]")
+    (folder / "same/sums.jsonl").write_text("{}")
+    changes = resumed(checkpoint, "data.eval_files=[same/sums.jsonl]")
+    assert changes.warnings == []
+    assert changes.notes == [
+        "resuming although 'same/sums.jsonl' of data.eval_files has changed: later evaluations are of other rows"
+    ]
+    notes = resumed(checkpoint, "data.eval_files=[other/sums.jsonl]", "trainer.resume_changed=accept").notes
+    assert notes[0].startswith("resuming with data.eval_files=")
+    assert not [note for note in notes if "trainer.resume_changed=" in note]

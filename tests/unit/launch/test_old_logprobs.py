@@ -84,18 +84,11 @@ def test_what_samples_nothing_is_left_alone(algorithm):
     assert plans.planned(*chosen.overrides, name=chosen.config_name).wants_old_logprobs
 
 
-@pytest.mark.parametrize("text", ["algorithm.correction.bypass=true", "algorithm.correction={bypass: true}"])
-def test_the_bypass_of_old_names_its_successor(text, tmp_path):
-    with pytest.raises(ConfigError, match=r"no setting 'algorithm\.correction\.bypass'") as caught:
-        planned(text)
-    assert "algorithm.old_logprobs=rollout" in caught.value.remedy
+def test_settings_that_were_renamed_name_their_successors(tmp_path):
     (tmp_path / "team.yaml").write_text("defaults: [ppo, _self_]\nalgorithm: {correction: {bypass: true}}\n")
     with pytest.raises(ConfigError, match=r"no setting 'algorithm\.correction\.bypass'") as caught:
         compose_run([], config_name="team", config_dir=tmp_path)
     assert "algorithm.old_logprobs=rollout" in caught.value.remedy
-
-
-def test_the_dataflows_setting_of_old_names_its_successor():
     with pytest.raises(ConfigError, match=r"no setting 'dataflow_settings\.recompute_logprobs'") as caught:
         make_settings(find_dataflow("grpo"), {"recompute_logprobs": False})
     assert "algorithm.old_logprobs=recompute" in caught.value.remedy

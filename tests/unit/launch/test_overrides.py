@@ -24,15 +24,6 @@ def settings(*texts: str) -> dict[str, object]:
         ("trainer.run_dir=~/runs/first", "~/runs/first"),
         ('trainer.experiment="it\'s one, or two"', "it's one, or two"),
         ("dataflow=my_flow.py:Mine", "my_flow.py:Mine"),
-    ],
-)
-def test_a_value_is_read(text, value):
-    assert list(settings(text).values()) == [value]
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
         ("data.train_files=a.jsonl", ["a.jsonl"]),
         ("data.train_files=a.jsonl,b.jsonl", ["a.jsonl", "b.jsonl"]),
         ("data.train_files=[a.jsonl,b.jsonl]", ["a.jsonl", "b.jsonl"]),
@@ -45,7 +36,7 @@ def test_a_value_is_read(text, value):
         ("roles.judge.functions=exact_match", ["exact_match"]),
     ],
 )
-def test_a_single_value_for_a_list_is_a_list_of_one(text, value):
+def test_a_value_is_read_and_a_single_one_for_a_list_is_a_list_of_one(text, value):
     assert list(settings(text).values()) == [value]
 
 
@@ -67,129 +58,69 @@ def test_a_group_is_chosen_once_by_the_last_word():
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "remedy"),
     [
-        "trainer.seed",
-        "=3",
-        "trainer.seed = 3",
-        "~trainer.seed",
-        "algorithm@here=ppo",
-        "data.train_files[0]=x",
-        "a b=1",
-        "trainer.trackers=\\",
+        ("trainer.sed=1", "Did you mean trainer.seed?"),
+        ("actor.lr=1e-5", "Did you mean actor.optimizer.learning_rate?"),
+        ("actor={lr: 1}", "Did you mean actor.optimizer.learning_rate?"),
+        ("placement.pools.main.device=1", "Did you mean placement.pools.main.devices?"),
+        ("roles.judge.model.pth=x", "Did you mean roles.judge.model.path?"),
+        ("hydra.run.dir=x", "Did you mean trainer.run_dir?"),
+        ("algorithm.name=1", "Did you mean algorithm=NAME?"),
+        ("reference.microbatch_tokens=1", "The reference follows actor.microbatch_tokens."),
+        ("algorithm.recompute_logprobs=1", "Use algorithm.old_logprobs=recompute, which replaced it"),
+        ("algorithm.correction.bypass=true", "algorithm.old_logprobs=rollout"),
+        ("algorithm.correction={bypass: true}", "algorithm.old_logprobs=rollout"),
+        ("recompute_logprobs=1", "Use algorithm.old_logprobs=recompute, which replaced it"),
+        ("vllm_mode=1", "placement.roles.rollout=POOL"),
+        ("rollout.vllm.mode=1", "Settings of rollout.vllm: kv_cache_mb, "),
+        ("trainer.foo=1", "Settings of trainer: total_steps, seed, "),
+        ("xyzzy=1", "All settings: --help."),
+        ("algorithm.adv_estimator=1", "Instead of verl's algorithm.adv_estimator, use algorithm=NAME"),
+        ("rollout.n=1", "Instead of verl's rollout.n, use rollout.samples_per_prompt."),
+        ("custom_reward_function.path=1", "use reward.functions=[FILE.py:NAME]."),
+        ("actor.megatron.context_parallel_size=1", "has no counterpart: context parallelism is not implemented."),
+        ("beta=1", "Instead of TRL's beta, use algorithm.kl.coefficient in main_ppo"),
+        ("model_name_or_path=1", "Instead of TRL's model_name_or_path, use model.path."),
     ],
 )
-def test_what_is_no_setting_is_said_with_how_to_write_one(text):
-    with pytest.raises(ConfigError, match="is not a setting") as caught:
-        parse_overrides([text])
-    assert "Write key=value" in caught.value.remedy
-
-
-@pytest.mark.parametrize(
-    ("text", "meant"),
-    [
-        ("trainer.sed=1", "trainer.seed"),
-        ("actor.lr=1e-5", "actor.optimizer.learning_rate"),
-        ("actor={lr: 1}", "actor.optimizer.learning_rate"),
-        ("placement.pools.main.device=1", "placement.pools.main.devices"),
-        ("roles.judge.model.pth=x", "roles.judge.model.path"),
-        ("hydra.run.dir=x", "trainer.run_dir"),
-    ],
-)
-def test_an_unknown_key_names_the_nearest(text, meant):
+def test_an_unknown_key_is_answered_with_the_setting_that_is_meant(text, remedy):
     with pytest.raises(ConfigError, match="There is no setting") as caught:
         parse_overrides([text])
-    assert f"Did you mean {meant}?" in caught.value.remedy
+    assert remedy in caught.value.remedy
+    assert ("Did you mean" in caught.value.remedy) is ("Did you mean" in remedy)
 
 
 @pytest.mark.parametrize(
-    ("key", "said"),
+    ("texts", "message", "remedy"),
     [
-        ("reference.microbatch_tokens", "The reference follows actor.microbatch_tokens."),
-        ("algorithm.recompute_logprobs", "Use algorithm.old_logprobs=recompute, which replaced it"),
-        ("recompute_logprobs", "Use algorithm.old_logprobs=recompute, which replaced it"),
-        ("algorithm.name", "Did you mean algorithm=NAME?"),
-        ("vllm_mode", "placement.roles.rollout=POOL"),
-        ("rollout.vllm.mode", "Settings of rollout.vllm: kv_cache_mb, "),
+        (
+            ["trainer.seed", "=3", "trainer.seed = 3", "~trainer.seed", "algorithm@here=ppo", "data.train_files[0]=x"],
+            "is not a setting",
+            "Write key=value",
+        ),
+        (["a b=1", "trainer.trackers=\\"], "is not a setting", "Write key=value"),
+        (["trainer.seed=1,2", "trainer.seed=range(1,3)"], "gives several values", "trainer.seed takes a whole number"),
+        (
+            [f"reward.weights={value}" for value in ("glob(*)", "[glob(*)]", "range(1,3)", "[1,choice(2,3)]")],
+            "gives several values",
+            "reward.weights takes a list",
+        ),
+        (["trainer=5"], "has the wrong type", "trainer takes settings of its own: total_steps, seed"),
+        (["roles.judge=reference"], "has the wrong type", "roles.judge takes settings of its own: kind"),
+        (["data.train_files={a: 1}"], "has the wrong type", "data.train_files takes a list, each text"),
+        (["placement.pools=${trainer.seed}"], "has the wrong type", "placement.pools takes a table"),
+        (["dataflow_settings=[1,2]"], "has the wrong type", "dataflow_settings takes a table"),
+        (["trainer.run_dir=a\udcff"], "is not UTF-8", "UTF-8"),
+        (["algorithm=[ppo]", "algorithm=5", "algorithm=ppo,grpo"], "does not choose one algorithm", "algorithm=<name>"),
     ],
+    ids=lambda each: ascii(each[0]) if isinstance(each, list) else "",
 )
-def test_an_unknown_key_says_where_its_setting_went(key, said):
-    with pytest.raises(ConfigError, match="There is no setting") as caught:
-        parse_overrides([f"{key}=1"])
-    assert said in caught.value.remedy
-
-
-@pytest.mark.parametrize(
-    ("key", "said"),
-    [
-        ("algorithm.adv_estimator", "Instead of verl's algorithm.adv_estimator, use algorithm=NAME"),
-        ("rollout.n", "Instead of verl's rollout.n, use rollout.samples_per_prompt."),
-        ("custom_reward_function.path", "use reward.functions=[FILE.py:NAME]."),
-        ("actor.megatron.context_parallel_size", "has no counterpart: context parallelism is not implemented."),
-        ("beta", "Instead of TRL's beta, use algorithm.kl.coefficient in main_ppo"),
-        ("model_name_or_path", "Instead of TRL's model_name_or_path, use model.path."),
-    ],
-)
-def test_another_systems_setting_is_answered_with_ours(key, said):
-    with pytest.raises(ConfigError, match="There is no setting") as caught:
-        parse_overrides([f"{key}=1"])
-    assert said in caught.value.remedy and "Did you mean" not in caught.value.remedy
-
-
-def test_a_name_like_none_in_its_section_is_not_guessed():
-    with pytest.raises(ConfigError) as caught:
-        parse_overrides(["trainer.foo=1"])
-    assert "Did you mean" not in caught.value.remedy
-    assert caught.value.remedy.startswith("Settings of trainer: total_steps, seed, ")
-
-
-def test_an_unknown_key_like_no_other_leads_to_the_list_of_all():
-    with pytest.raises(ConfigError, match="There is no setting 'xyzzy'") as caught:
-        parse_overrides(["xyzzy=1"])
-    assert caught.value.remedy == "All settings: --help."
-
-
-@pytest.mark.parametrize("text", ["trainer.seed=1,2", "trainer.seed=range(1,3)"])
-def test_several_values_for_one_setting_are_an_error(text):
-    with pytest.raises(ConfigError, match="gives several values") as caught:
-        parse_overrides([text])
-    assert "trainer.seed takes a whole number" in caught.value.remedy
-
-
-@pytest.mark.parametrize("value", ["glob(*)", "[glob(*)]", "range(1,3)", "[1,choice(2,3)]"])
-def test_a_sweep_in_a_list_is_an_error(value):
-    with pytest.raises(ConfigError, match="gives several values") as caught:
-        parse_overrides([f"reward.weights={value}"])
-    assert "reward.weights takes a list" in caught.value.remedy
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("trainer=5", "trainer takes settings of its own: total_steps, seed"),
-        ("roles.judge=reference", "roles.judge takes settings of its own: kind"),
-        ("data.train_files={a: 1}", "data.train_files takes a list, each text"),
-        ("placement.pools=${trainer.seed}", "placement.pools takes a table"),
-        ("dataflow_settings=[1,2]", "dataflow_settings takes a table"),
-    ],
-)
-def test_a_value_where_a_section_or_list_belongs_is_the_wrong_type(text, expected):
-    with pytest.raises(ConfigError, match="has the wrong type") as caught:
-        parse_overrides([text])
-    assert expected in caught.value.remedy
-
-
-def test_text_that_is_not_utf_8_is_refused():
-    with pytest.raises(ConfigError, match="is not UTF-8") as caught:
-        parse_overrides(["trainer.run_dir=a\udcff"])
-    assert "UTF-8" in caught.value.remedy
-
-
-@pytest.mark.parametrize("text", ["algorithm=[ppo]", "algorithm=5", "algorithm=ppo,grpo"])
-def test_a_group_takes_one_word(text):
-    with pytest.raises(ConfigError, match="does not choose one algorithm") as caught:
-        parse_overrides([text])
-    assert "algorithm=<name>" in caught.value.remedy
+def test_what_is_not_one_value_of_its_setting_is_refused(texts, message, remedy):
+    for text in texts:
+        with pytest.raises(ConfigError, match=message) as caught:
+            parse_overrides([text])
+        assert remedy in caught.value.remedy
 
 
 def test_what_has_an_equals_sign_of_its_own_is_quoted_in_a_list():

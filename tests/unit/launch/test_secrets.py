@@ -53,7 +53,7 @@ def test_a_resumed_run_compares_what_it_may_know():
     assert "s3cr3t" not in str(changes)
 
 
-class TrainableRewardModel(BaseHTTPRequestHandler):
+class ScoreServer(BaseHTTPRequestHandler):
     """Gives each sample 1, and asks for the header."""
 
     def do_POST(self):
@@ -68,7 +68,7 @@ class TrainableRewardModel(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def address():
-    server = ThreadingHTTPServer(("127.0.0.1", 0), TrainableRewardModel)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), ScoreServer)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}/score?token=s3cr3t-address"
     server.shutdown()

@@ -229,10 +229,7 @@ def test_a_step_with_a_plain_number_among_its_metrics_is_fine(tmp_path, caplog):
 )  # fmt: skip
 def test_a_step_that_cannot_work_is_refused_before_it_costs_anything(tmp_path, line, instead, message, remedy):
     file = own(tmp_path, STEP.replace(line, instead))
-    for check in (
-        lambda name: traced(RLOO, dataflow=name),
-        lambda name: check_step(shown(RLOO, dataflow=name), ROWS),
-    ):
+    for check in (lambda name: traced(RLOO, dataflow=name), lambda name: check_step(shown(RLOO, dataflow=name), ROWS)):
         with pytest.raises(ConfigError) as caught:
             check(f"{file}:Mine")
         assert message in caught.value.message

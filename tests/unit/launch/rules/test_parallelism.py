@@ -46,11 +46,7 @@ REFUSED = [
         "actor.parallelism.sequence=2, but actor.engine=megatron",
         "actor.engine=fsdp",
     ),
-    (
-        {"actor.parallelism.tensor": 2},
-        "actor.parallelism.tensor=2, but actor.engine=single",
-        "fsdp or megatron",
-    ),
+    ({"actor.parallelism.tensor": 2}, "actor.parallelism.tensor=2, but actor.engine=single", "fsdp or megatron"),
     (
         {**MEGATRON, "actor.parallelism.virtual_pipeline": 2},
         "actor.parallelism.pipeline=1 has one",

@@ -9,7 +9,7 @@ from hybridflow.launch.rules.algorithm import gradient_problems, reward_weight_p
 from hybridflow.launch.rules.all import PLAN_RULES
 from hybridflow.launch.rules.layouts import layout_problems
 from hybridflow.launch.rules.models import rollout_problems
-from hybridflow.launch.rules.resources import pool_problems
+from hybridflow.launch.rules.resources import checkpoint_problems, pool_problems
 from tests.unit.launch.plans import errors, judged, planned
 
 TEXTS = "data={train_files: [texts.jsonl], max_prompt_tokens: 8, max_response_tokens: 4}"
@@ -76,3 +76,8 @@ def test_every_role_whose_schedule_ends_before_the_run_is_named():
 
 def test_a_run_of_the_package_breaks_no_rule(tmp_path):
     assert not errors(planned(f"trainer.run_dir={tmp_path}/run"), *PLAN_RULES)
+
+
+def test_a_run_that_saves_nothing_is_warned_of():
+    (advice,) = judged(planned("trainer.save_every=0"), checkpoint_problems)
+    assert advice.message.startswith("trainer.save_every=0: no checkpoint is written")

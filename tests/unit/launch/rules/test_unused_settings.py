@@ -63,8 +63,8 @@ READ = [
     "dpo algorithm.preference={label_smoothing: 0.2, margin: 1, beta: 0.5, imitation: 0.1, reference_free: true}",
     "kto algorithm.preference={desirable_weight: 2, undesirable_weight: 0.5, imitation: 0.1}",
     "reward_model algorithm.preference.center_coefficient=0.01",
+    *["ppo", "sft", "dpo", "dpo algorithm.preference.loss=orpo", "kto", "reward_model", "ppo algorithm=dapo"],
 ]
-COMMANDS = ["ppo", "sft", "dpo", "dpo algorithm.preference.loss=orpo", "kto", "reward_model", "ppo algorithm=dapo"]
 
 
 def warnings(composed: Composed) -> list[str]:
@@ -86,12 +86,7 @@ def test_a_setting_that_nothing_reads_is_told_with_the_reason(command, setting, 
 
 
 @pytest.mark.parametrize("command", READ)
-def test_a_setting_that_is_read_is_not_warnings(command):
-    assert warnings(composed(command)) == []
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_what_the_package_says_itself_is_not_warnings(command):
+def test_settings_that_are_read_and_those_of_the_package_are_not_warned_of(command):
     assert warnings(composed(command)) == []
 
 

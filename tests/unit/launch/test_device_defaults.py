@@ -34,16 +34,15 @@ def test_a_gpu_computes_in_bfloat16_with_checkpointing_and_vllm_where_it_is_ther
     assert config.trainer.device is Device.cuda
 
 
-def test_a_cpu_computes_in_float32_without_them(has_vllm):
+def test_a_cpu_computes_in_float32_without_them_and_divides_a_rollout_with_vllm(has_vllm):
     config = resolved(composed().config, "cpu")
     assert (config.model.dtype, config.actor.gradient_checkpointing) == (Dtype.float32, False)
     assert config.rollout.sleep is False
     assert config.rollout.engine is RolloutKind.transformers
-
-
-def test_a_rollout_that_is_divided_is_vllm_everywhere():
-    config = composed("trainer.devices=2", "rollout.parallelism.tensor=2").config
-    assert resolved(config, "cpu").rollout.engine is RolloutKind.vllm
+    divided = composed("trainer.devices=2", "rollout.parallelism.tensor=2").config
+    assert resolved(divided, "cpu").rollout.engine is RolloutKind.vllm
+    with pytest.raises(ConfigError):
+        config.model.dtype = Dtype.bfloat16  # sealed
 
 
 def test_what_the_user_says_is_kept(has_vllm):
@@ -63,11 +62,6 @@ def test_the_origin_of_what_was_filled_in_is_the_device_and_a_gpu_says_it(has_vl
     engine = "vllm" if has_vllm else "transformers"
     said = f"model.dtype=float32 actor.gradient_checkpointing=true rollout.engine={engine}"
     assert said in caplog.text
-
-
-def test_the_result_is_sealed():
-    with pytest.raises(ConfigError):
-        resolved(composed().config, "cpu").model.dtype = Dtype.bfloat16
 
 
 def test_the_devices_of_a_joined_cluster_are_not_called_those_of_this_machine(monkeypatch, caplog):

@@ -1,6 +1,7 @@
 """The last lines of a run: its evaluations, what is left of one that was stopped, and how it is resumed."""
 
 from io import StringIO
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -77,7 +78,6 @@ def test_the_last_evaluation_is_said_with_its_step_unless_it_is_the_last_of_seve
         ("auto", 1, "step 2 is not saved: the same command resumes from the last checkpoint, step 1."),
         ("never", 1, "step 2 is not saved: to resume from the last checkpoint, step 1, set trainer.resume=auto."),
         ("auto", 0, "No checkpoint was saved. The same command starts from the beginning."),
-        ("never", 0, "No checkpoint was saved. The same command starts from the beginning."),
     ],
 )
 def test_the_words_follow_trainer_resume(tmp_path, resume, saved, said):
@@ -86,16 +86,12 @@ def test_the_words_follow_trainer_resume(tmp_path, resume, saved, said):
     assert ending_of(outcome, tmp_path, resume).said == f"{said} step 3 was abandoned."
 
 
-def test_the_checkpoint_of_another_run_is_none_of_this_one(tmp_path):
-    resume = str(tmp_path / "other" / "checkpoints" / "step_2")
-    outcome = Outcome(2, {}, tmp_path / "other" / "checkpoints" / "step_2", Stopped("SIGTERM", 2))
-    said = ending_of(outcome, tmp_path / "run", resume).said
-    assert said == f"No checkpoint was saved. The same command starts from trainer.resume={resume} again."
-
-
-def test_a_checkpoint_behind_a_link_is_of_this_run(tmp_path):
+def test_a_checkpoint_behind_a_link_is_of_this_run_and_one_of_another_run_is_not(tmp_path):
     (tmp_path / "disk" / "step_2").mkdir(parents=True)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "disk")
     outcome = Outcome(2, {}, tmp_path / "run" / "checkpoints" / "step_2", Stopped("SIGTERM", 2))
     assert ending_of(outcome, tmp_path / "run", "auto").said == "saved step 2: the same command resumes from it."
+    resume = str(tmp_path / "other" / "checkpoints" / "step_2")
+    said = ending_of(Outcome(2, {}, Path(resume), Stopped("SIGTERM", 2)), tmp_path / "run", resume).said
+    assert said == f"No checkpoint was saved. The same command starts from trainer.resume={resume} again."

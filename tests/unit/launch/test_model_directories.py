@@ -78,13 +78,6 @@ def test_ids_that_end_a_response_are_tokens_of_the_model(model, ids):
     check(model)
 
 
-def test_a_pad_token_that_is_a_list_is_refused(model):
-    write(model / "tokenizer_config.json", pad_token=["<pad>"])
-    with pytest.raises(EngineError, match="No tokenizer can be loaded") as caught:
-        check(model)
-    assert "model.tokenizer_path" in caught.value.remedy
-
-
 @pytest.mark.parametrize(
     "index", [[1], {}, {"weight_map": []}, {"weight_map": {"a": 1}}, {"weight_map": {"a": "../../a"}}]
 )

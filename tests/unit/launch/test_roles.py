@@ -67,30 +67,25 @@ def planned(dataflow: type[Dataflow], *overrides: str, name: str = "ppo") -> Pla
     return Planned({spec.name: spec for spec in plan_roles(configured(*overrides, name=name), dataflow)})
 
 
-def test_the_rollout_is_part_of_the_actor():
-    specs = planned(PPO).specs
-    assert list(specs) == ["actor", "critic", "reward"]
-    assert planned(PPO).told("actor", "rollout") is not None
-    assert [spec.name for spec in specs.values() if spec.is_trained] == ["actor", "critic"]
-
-
-def test_grpo_has_no_critic():
+def test_the_rollout_is_part_of_the_actor_and_grpo_has_no_critic():
+    plan = planned(PPO)
+    assert list(plan.specs) == ["actor", "critic", "reward"]
+    assert plan.told("actor", "rollout") is not None
+    assert [spec.name for spec in plan.specs.values() if spec.is_trained] == ["actor", "critic"]
     assert list(planned(GRPO, "algorithm=grpo").specs) == ["actor", "reward"]
 
 
 @pytest.mark.parametrize("placement", ["reward", "loss"])
-def test_a_reference_is_there_when_the_divergence_counts(placement):
+def test_a_reference_is_there_when_the_divergence_counts_and_is_a_policy_without_its_adapter(placement):
     assert "reference" not in planned(PPO).specs
-    specs = planned(PPO, f"algorithm.kl.placement={placement}").specs
-    assert not specs["reference"].is_trained
-    assert specs["reference"].model == specs["actor"].model
-
-
-def test_the_reference_of_a_policy_with_an_adapter_is_the_policy_without_it():
-    specs = planned(PPO, "actor.lora.rank=4", "algorithm.kl.placement=loss").specs
-    reference = specs["reference"]
-    assert reference.view_of == "actor"
-    assert reference.model is None and reference.training is None and not reference.is_trained
+    divergence = f"algorithm.kl.placement={placement}"
+    plan = planned(PPO, divergence, "rollout.sampling.temperature=0.7")
+    assert not plan.specs["reference"].is_trained
+    assert plan.specs["reference"].model == plan.specs["actor"].model
+    assert plan.told("actor", "setup").temperature == plan.told("reference", "temperature") == 0.7
+    view = planned(PPO, "actor.lora.rank=4", divergence).specs["reference"]
+    assert view.view_of == "actor"
+    assert view.model is None and view.training is None and not view.is_trained
 
 
 @pytest.mark.parametrize(
@@ -113,14 +108,12 @@ def test_imitation_has_a_rollout_only_to_be_evaluated():
     assert unwatched.told("actor", "rollout") is None
 
 
-def test_sizes_of_minibatches_count_samples():
-    setup = planned(PPO, "actor.minibatch_size=8", "rollout.samples_per_prompt=3").told("actor", "setup")
-    assert setup.minibatch_sequences == 24
-
-
-def test_a_demonstration_is_one_row_however_many_samples_an_evaluation_draws():
-    setup = planned(SFT, "actor.minibatch_size=8", "rollout.samples_per_prompt=3", name="sft").told("actor", "setup")
-    assert setup.minibatch_sequences == 8
+def test_minibatches_count_samples_or_demonstrations_and_optimizer_steps_those_of_the_whole_run():
+    sizes = ["actor.minibatch_size=8", "rollout.samples_per_prompt=3"]
+    assert planned(PPO, *sizes).told("actor", "setup").minibatch_sequences == 24
+    assert planned(SFT, *sizes, name="sft").told("actor", "setup").minibatch_sequences == 8
+    overrides = ["trainer.total_steps=10", "data.batch_size=64", "critic.minibatch_size=16", "critic.epochs=2"]
+    assert planned(PPO, *overrides).told("critic", "setup").total_optimizer_steps == 80
 
 
 class Judged(DPO):
@@ -141,52 +134,30 @@ def test_the_policy_and_its_reference_have_the_temperature_of_the_samples_that_i
     assert training_temperature(config, dataflow) == expected
 
 
-def test_the_reference_is_told_the_temperature_of_the_policy():
-    roles = planned(PPO, "rollout.sampling.temperature=0.7", "algorithm.kl.placement=loss")
-    assert roles.told("actor", "setup").temperature == roles.told("reference", "temperature") == 0.7
-
-
-def test_optimizer_steps_are_those_of_the_whole_run():
-    overrides = ["trainer.total_steps=10", "data.batch_size=64", "critic.minibatch_size=16", "critic.epochs=2"]
-    assert planned(PPO, *overrides).told("critic", "setup").total_optimizer_steps == 80
-
-
 def test_a_role_has_the_runs_model_unless_it_names_its_own():
     models = planned(PPO, "critic.model.path=/own", "critic.model.pad_token=x").specs
     assert (models["actor"].model.path, models["critic"].model.path) == ("builtin:calculator", "/own")
     assert models["critic"].model.pad_token == "x"
 
 
-def test_further_roles_are_described_by_their_name():
-    plan = planned(
-        TwoJudges,
-        "roles.judge.kind=reward_function",
-        "roles.judge.functions=format",
-        "roles.teacher.kind=reference",
-        "roles.teacher.model.path=/teacher",
-    )
+def test_further_roles_are_described_by_their_name_and_optional_ones_may_be_left_out():
+    judge, teacher = "roles.judge={kind: reward_function, functions: format}", "roles.teacher.kind=reference"
+    plan = planned(TwoJudges, judge, teacher, "roles.teacher.model.path=/teacher")
     assert plan.told("judge", "reward").functions == ["format"]
     assert plan.told("reward", "reward").functions == ["exact_match"]
     assert plan.specs["teacher"].model.path == "/teacher"
     assert not plan.specs["judge"].is_trained
+    assert "teacher" not in planned(TwoJudges, judge).specs
 
 
-def test_an_optional_role_that_is_not_described_is_left_out():
-    assert "teacher" not in planned(TwoJudges, "roles.judge.kind=reward_function", "roles.judge.functions=format").specs
-
-
-def test_roles_live_in_the_pool_placement_gives_them_else_in_the_first():
+def test_roles_live_in_their_own_pool_else_in_that_of_placement_else_in_the_first():
     overrides = ["trainer.devices=2", "placement.pools={a: {devices: 1}, b: {devices: 1}}", "placement.roles.critic=b"]
     pools = {name: spec.pool for name, spec in planned(PPO, *overrides).specs.items()}
     assert pools == {"actor": "a", "critic": "b", "reward": "a"}
     assert pool_sizes(configured(*overrides)) == {"a": 1, "b": 1}
     assert pool_sizes(configured()) == {"main": 1}
-
-
-def test_a_further_roles_own_pool_comes_first():
-    overrides = ["trainer.devices=2", "placement.pools={a: {devices: 1}, b: {devices: 1}}"]
-    judge = ["roles.judge.kind=reward_function", "roles.judge.functions=format", "roles.judge.pool=b"]
-    assert planned(TwoJudges, *overrides, *judge).specs["judge"].pool == "b"
+    judge = "roles.judge={kind: reward_function, functions: format, pool: b}"
+    assert planned(TwoJudges, *overrides[:2], judge).specs["judge"].pool == "b"
 
 
 @pytest.mark.parametrize(
@@ -197,12 +168,7 @@ def test_a_further_roles_own_pool_comes_first():
         (TwoJudges, ["roles.judge.kind=reference"], "the dataflow wants Scorer", "roles.judge.kind=reward_function"),
         (TwoJudges, ["roles.judge.kind=reward_function"], "roles.judge.functions is empty", "[exact_match]"),
         (SafeRLHF, ["dataflow=safe_rlhf"], "'cost: Scorer' that the configuration", "Use algorithm=safe_rlhf"),
-        (
-            Misnamed,
-            [f"dataflow={__file__}:Misnamed"],
-            "'policy: Policy' that the configuration does not describe",
-            "Call it 'actor'",
-        ),
+        (Misnamed, [f"dataflow={__file__}:Misnamed"], "'policy: Policy' that the config", "Call it 'actor'"),
         (PPO, ["roles.actor.kind=reference"], "the dataflow wants Policy", "Leave roles.actor out"),
     ],
 )

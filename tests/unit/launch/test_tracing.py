@@ -1,5 +1,6 @@
 """A step followed without a worker: calls, columns, times, roles."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,9 @@ def test_a_call_takes_the_columns_it_asks_for_from_those_who_made_them():
     assert calls["reward.score"].takes_all and not advantages.takes_all
     assert calls["reward.score"].adds == ("scores", "rewards/exact_match")
     assert calls["actor.publish_weights"].after == (6, 7)
+    trace = traced(dataflow="remax")
+    (advantages,) = (call for call in trace.calls if call.name == "actor.advantages")
+    assert "baselines" in advantages.takes[DRIVER] and "baselines" not in trace.data
 
 
 def test_a_rollout_of_its_own_pool_receives_weights_while_they_are_sent():
@@ -126,14 +130,10 @@ def test_roles_are_told_with_what_runs_them():
     assert roles["rollout"].runs_on == "transformers, in actor, replicas 2"
     assert (roles["reward"].kind, roles["reward"].pool, roles["reward"].runs_on) == ("Scorer", "judge", "functions")
     assert roles["reference"].pool is None
-
-
-def test_the_reference_of_an_adapter_is_the_actor():
     trace = traced("actor.lora.rank=4", "algorithm.kl.placement=loss", dataflow="grpo")
-    reference = next(role for role in trace.roles if role.name == "reference")
+    (reference,) = (role for role in trace.roles if role.name == "reference")
     assert reference.runs_on == "in actor, without its adapter"
-    call = next(call for call in trace.calls if call.role == "reference")
-    assert call.adds == ("ref_logprobs",)
+    assert [call.adds for call in trace.calls if call.role == "reference"] == [("ref_logprobs",)]
 
 
 @pytest.mark.parametrize("name", sorted(DATAFLOWS))
@@ -167,26 +167,28 @@ def test_a_drawing_for_a_cpu_has_the_engines_of_a_cpu_on_a_machine_with_gpus(mon
     assert engines == ["transformers, in actor", "vllm, in actor"]
 
 
-def test_what_the_driver_makes_is_told_from_the_data(tmp_path):
-    trace = traced(dataflow="remax")
-    advantages = next(call for call in trace.calls if call.name == "actor.advantages")
-    assert "baselines" in advantages.takes[DRIVER] and "baselines" not in trace.data
+@pytest.mark.parametrize(
+    ("body", "error", "message"),
+    [
+        (
+            "batch = self.rollout.generate(prompts)\nreturn prompts.nothing",
+            ConfigError,
+            r"its step cannot be followed: AttributeError.*\(mine\.py, line 14\)",
+        ),
+        ("self.rollout.sample(prompts)", ConfigError, "has no method 'sample'"),
+        ("self.actor.advantages(prompts)", BatchError, "needs the columns"),
+    ],
+)
+def test_a_step_that_breaks_is_told_with_its_line_and_an_error_of_ours_speaks_for_itself(
+    tmp_path, body, error, message
+):
+    with pytest.raises(error, match=f"(?s){message}") as caught:
+        traced(dataflow=f"{own(tmp_path, body)}:Mine")
+    assert ("made-up prompts" in caught.value.remedy) is ("followed" in message)
 
 
-def test_a_step_that_breaks_is_told_with_its_line_and_what_to_do(tmp_path):
-    file = own(tmp_path, "batch = self.rollout.generate(prompts)\nreturn prompts.nothing")
-    with pytest.raises(ConfigError) as caught:
-        traced(dataflow=f"{file}:Mine")
-    assert "its step cannot be followed: AttributeError" in caught.value.message
-    assert "(mine.py, line 14)" in caught.value.message
-    assert "made-up prompts" in caught.value.remedy
-
-
-def test_an_error_of_ours_speaks_for_itself(tmp_path):
-    with pytest.raises(ConfigError, match="has no method 'sample'"):
-        traced(dataflow=f"{own(tmp_path, 'self.rollout.sample(prompts)')}:Mine")
-    with pytest.raises(BatchError, match="needs the columns"):
-        traced(dataflow=f"{own(tmp_path / 'other', 'self.actor.advantages(prompts)')}:Mine")
+def test_a_step_that_made_up_answers_break_does_not_stop_a_run(tmp_path):
+    check_step(shown(dataflow=f"{own(tmp_path, 'return {1: 1 / 0}')}:Mine"), ROWS)
 
 
 STEP = """batch = self.rollout.generate(prompts.repeat(self.samples_per_prompt))
@@ -199,9 +201,13 @@ RLOO = "algorithm.advantage=rloo"
 ROWS = Batch.of(rows={"uid": torch.arange(2)}, objects={"prompt": ["1+1=", "9+9="], "level": ["easy", "hard"]})
 
 
-def test_a_step_with_a_plain_number_among_its_metrics_is_fine(tmp_path, caplog):
+def test_a_step_with_a_plain_number_among_its_metrics_is_fine_and_one_that_observes_nothing_is_warned_of(
+    tmp_path, caplog
+):
     assert traced(RLOO, dataflow=f"{own(tmp_path, STEP)}:Mine").calls[-1].name == "actor.publish_weights"
     assert not caplog.records
+    traced(RLOO, dataflow=f"{own(tmp_path / 'bare', STEP.replace(' | self.observe(prompts, batch)', ''))}:Mine")
+    assert "never calls self.observe(prompts, batch)" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -241,23 +247,25 @@ ONE_STEP = ("actor.minibatch_size=null", "actor.epochs=1")
 
 
 @pytest.mark.parametrize(
-    ("overrides", "message", "remedy"),
+    ("overrides", "updates", "message", "remedy"),
     [
-        (("data.batch_size=8", "actor.minibatch_size=4", "actor.epochs=1"), "takes 2 optimizer steps", "=null"),
-        (
-            ("actor.minibatch_size=null", "actor.epochs=3"),
-            "takes 3 optimizer steps",
-            "join(self.actor.logprobs(batch))",
-        ),
-        ((*ONE_STEP, "algorithm.correction.veto=1e-4"), "compares the rollout with the policy", "Call actor.logprobs"),
+        (("data.batch_size=8", "actor.minibatch_size=4", "actor.epochs=1"), 1, "takes 2 optimizer steps", "=null"),
+        (("actor.minibatch_size=null", "actor.epochs=3"), 1, "takes 3 optimizer", "join(self.actor.logprobs(batch))"),
+        ((*ONE_STEP, "algorithm.correction.veto=1e-4"), 1, "compares the rollout with the policy", "actor.logprobs"),
+        (ONE_STEP, 2, "has learned since its samples were drawn", "before the step's first call of actor.update"),
     ],
 )
-def test_a_step_without_the_log_probabilities_that_its_update_needs_is_refused(tmp_path, overrides, message, remedy):
-    file = own(tmp_path, WITHOUT_LOGPROBS)
+def test_a_step_without_the_log_probabilities_that_its_update_needs_is_refused(
+    tmp_path, overrides, updates, message, remedy
+):
+    once = "metrics = self.actor.update"
+    several = "self.actor.update(batch).result()\n" * (updates - 1) + once
     with pytest.raises(ConfigError, match=message) as caught:
+        file = own(tmp_path, WITHOUT_LOGPROBS.replace(once, several))
         check_step(shown(RLOO, *overrides, dataflow=f"{file}:Mine"), ROWS)
     assert remedy in caught.value.remedy
-    check_step(shown(RLOO, *overrides, dataflow=f"{own(tmp_path / 'whole', STEP)}:Mine"), ROWS)
+    whole = own(tmp_path / "whole", STEP.replace(once, several))
+    check_step(shown(RLOO, *overrides, dataflow=f"{whole}:Mine"), ROWS)
 
 
 def test_a_step_without_log_probabilities_is_fine_where_nothing_needs_them(tmp_path):
@@ -280,24 +288,12 @@ def test_a_step_without_log_probabilities_is_fine_where_nothing_needs_them(tmp_p
     ids=str,
 )
 def test_a_kl_penalty_in_the_reward_reads_the_rollout_only_where_that_is_right(tmp_path, overrides, is_fine):
-    step = WITHOUT_LOGPROBS.replace(
-        "self.reward.score(batch)", "self.reward.score(batch), self.reference.logprobs(batch)"
-    )
+    scored = "self.reward.score(batch)"
+    step = WITHOUT_LOGPROBS.replace(scored, f"{scored}, self.reference.logprobs(batch)")
     plan = shown(RLOO, *ONE_STEP, "algorithm.kl.placement=reward", *overrides, dataflow=f"{own(tmp_path, step)}:Mine")
-    if is_fine:
+    refused = pytest.raises(ConfigError, match="placement=reward needs the column 'old_logprobs'")
+    with nullcontext() if is_fine else refused:
         check_step(plan, ROWS)
-        return
-    with pytest.raises(ConfigError, match="placement=reward needs the column 'old_logprobs'") as caught:
-        check_step(plan, ROWS)
-    assert "batch.join(self.actor.logprobs(batch))" in caught.value.remedy
-
-
-def test_a_second_update_of_the_same_samples_needs_the_log_probabilities_of_before(tmp_path):
-    again = "self.actor.update(batch).result()\nmetrics = self.actor.update"
-    file = own(tmp_path, WITHOUT_LOGPROBS.replace("metrics = self.actor.update", again))
-    with pytest.raises(ConfigError, match="has learned since its samples were drawn") as caught:
-        check_step(shown(RLOO, *ONE_STEP, dataflow=f"{file}:Mine"), ROWS)
-    assert "before the step's first call of actor.update" in caught.value.remedy
 
 
 @pytest.mark.parametrize(
@@ -334,22 +330,12 @@ def test_an_estimator_that_needs_a_critic_is_refused_without_one(tmp_path):
     assert "algorithm.advantage=rloo" in caught.value.remedy
 
 
-def test_a_step_that_observes_nothing_is_warned_of(tmp_path, caplog):
-    traced(RLOO, dataflow=f"{own(tmp_path, STEP.replace(' | self.observe(prompts, batch)', ''))}:Mine")
-    assert "never calls self.observe(prompts, batch)" in caplog.text
-
-
 def test_an_annotation_that_names_nothing_is_an_error_of_ours(tmp_path):
     path = Path(own(tmp_path, STEP))
     path.write_text(path.read_text().replace("reward: Scorer", "reward: 'Score'"))
     with pytest.raises(ConfigError, match="An annotation of Mine cannot be read: name 'Score'") as caught:
         traced(RLOO, dataflow=f"{path}:Mine")
     assert "Sampler, Scorer" in caught.value.remedy
-
-
-def test_a_step_that_made_up_answers_break_does_not_stop_a_run(tmp_path):
-    file = own(tmp_path, "return {'x': 1 / 0}")
-    check_step(shown(dataflow=f"{file}:Mine"), ROWS)
 
 
 def test_a_step_may_read_what_its_dataflow_computed_before(tmp_path):

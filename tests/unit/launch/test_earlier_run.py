@@ -128,7 +128,7 @@ def test_ctrl_c_while_a_run_over_an_earlier_one_loads_says_that_it_is_put_back(w
         assert main_ppo.main(command) == 130
     said = capsys.readouterr().err
     assert said.endswith(
-        f"\ninterrupted  before the run began\n  run_dir     {directory}  (the earlier run in it is as it was)\n"
+        f"\ninterrupted  before the run began\n  run_dir     {directory}  (the earlier run in it is unchanged)\n"
     )
     assert contents(directory) == before
     *_, ended, back = (directory / "run.log").read_text().splitlines()

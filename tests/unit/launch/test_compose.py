@@ -242,7 +242,7 @@ def test_options_and_settings_may_be_mixed():
 def test_a_wrong_option_is_answered_with_the_setting_and_how_to_write_it(argv, message, remedy):
     with pytest.raises(ConfigError, match=message) as caught:
         parse_command_line(argv, program="p", config_name="ppo")
-    assert remedy in caught.value.remedy and not re.search("num.generations=|VALUE", caught.value.remedy)
+    assert remedy in caught.value.remedy and not re.search("num.generations=|sed=", caught.value.remedy)
 
 
 @pytest.mark.parametrize(("batch_size", "minibatch"), [(4, 4), (48, 24), (64, 32), (100, 25), (7, 7)])

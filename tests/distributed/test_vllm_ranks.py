@@ -136,7 +136,7 @@ def test_weights_written_from_outside_answer_and_nothing_else_does(divided, fill
 
 def test_ranks_of_a_replica_that_were_given_different_rows_say_so(filled):
     for rank in filled:
-        assert "were given different prompts" in rank["llama"]["different rows"]
+        assert "received different prompts" in rank["llama"]["different rows"]
 
 
 def test_a_second_layout_in_one_process_is_refused(filled):

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -101,6 +102,12 @@ class OnOneDevice:
         if str(alone) not in self._made:
             self._made[str(alone)] = train(alone)
         return self._made[str(alone)]
+
+
+def on(engine: str, *values: object, slow: bool = False):
+    """A case of an engine, with its marks."""
+    marks = [pytest.mark.megatron] * (engine == "megatron") + [pytest.mark.slow] * slow
+    return pytest.param(engine, *values, marks=marks)
 
 
 def mesh_of(case: Case) -> ParallelMesh:

@@ -11,7 +11,7 @@ import torch
 
 from hybridflow.config.model import Dtype
 from hybridflow.config.training import TrainingEngine
-from tests.parity.divided import BFLOAT16_TOLERANCE, TOLERANCE, Case, assert_equal, train
+from tests.parity.divided import BFLOAT16_TOLERANCE, TOLERANCE, Case, assert_equal, on, train
 from tests.spmd import preload
 
 preload("hybridflow.engines.training.megatron.engine")
@@ -76,12 +76,6 @@ def slow_cases(engine: str) -> list[tuple[str, str, int, dict[str, object]]]:
         if not (engine == "fsdp" and architecture == "qwen3_moe" and "tensor" in sizes)
         if kind == "language" or architecture in ("qwen3", "qwen3_moe")
     ]
-
-
-def on(engine: str, *values: object, slow: bool = False):
-    """A case of an engine, with its marks."""
-    marks = [pytest.mark.megatron] * (engine == "megatron") + [pytest.mark.slow] * slow
-    return pytest.param(engine, *values, marks=marks)
 
 
 def case_of(

@@ -188,19 +188,6 @@ def test_written_slots_are_the_weights_that_answer(pair):
     assert responses(pair.generate(prompts, GREEDY)) == before
 
 
-def test_loaded_weights_are_the_weights_that_answer(pair):
-    generator = torch.Generator().manual_seed(5)
-    head = torch.randn(64, 64, generator=generator)
-    kept = pair.rollout.weight_slots()["lm_head.weight"].tensor.clone()
-    write_slots(pair.rollout, [WeightShard.full("lm_head.weight", head)])
-    pair.rollout.weights_changed(version=1)
-    assert torch.equal(pair.rollout.weight_slots()["lm_head.weight"].tensor, head)
-    assert pair.largest_difference(pair.generate(prompt_rows())) > 0.1
-    write_slots(pair.rollout, [WeightShard.full("lm_head.weight", kept)])
-    pair.rollout.weights_changed(version=2)
-    assert pair.largest_difference(pair.generate(prompt_rows())) < TOLERANCE
-
-
 def test_slots_have_the_names_and_values_of_the_checkpoint(pair):
     slots = pair.rollout.weight_slots()
     expected = dict(pair.plain.named_parameters())
@@ -216,7 +203,8 @@ def test_a_prompt_too_long_is_refused(pair):
 
 
 def test_no_rows_give_no_rows(pair):
-    assert len(pair.generate(prompt_rows().slice(0, 0))) == 0
+    none = pair.generate(prompt_rows().slice(0, 0))
+    assert len(none) == 0 and none.tokens("response_ids").values.dtype is torch.int64
 
 
 def test_the_processes_random_state_and_threads_are_left_alone(pair):

@@ -26,12 +26,22 @@ class LanguageOutputs(nn.Module):
 
     outputs = LanguageOutputs(model)(micro, ("logprobs", "entropy"), 1.0)      # {"logprobs": [M], "entropy": [M]}
 
-    Logits are held for `chunk_tokens` response tokens at a time; None chooses a number that fits the device.
+    Logits are held for `chunk_tokens` response tokens at a time; None chooses a number that fits the device. With a
+    head that is divided over ranks, each rank has `columns` logits per token, and `outputs_of` combines them.
     """
 
-    def __init__(self, model: PreTrainedModel, *, chunk_tokens: int | None = None) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        chunk_tokens: int | None = None,
+        columns: int | None = None,
+        outputs_of: Callable[..., tuple[Tensor, ...]] = language_outputs,
+    ) -> None:
         super().__init__()
         self.model = model
+        self._outputs_of = outputs_of
+        self._columns = columns or model.config.get_text_config().vocab_size
         self._chunk_tokens = chunk_tokens
 
     def forward(self, micro: MicroBatch, names: tuple[str, ...], temperature: float) -> dict[str, Tensor]:
@@ -39,10 +49,9 @@ class LanguageOutputs(nn.Module):
         hidden = packed_hidden_states(self.model, micro.input_ids, micro.packing).index_select(0, micro.predicts)
 
         def of_chunk(hidden: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
-            return language_outputs(logits_of(self.model, hidden), targets, names, temperature=temperature)
+            return self._outputs_of(logits_of(self.model, hidden), targets, names, temperature=temperature)
 
-        columns = self.model.config.get_text_config().vocab_size
-        chunk = self._chunk_tokens or chunk_tokens_of(columns, hidden.device)
+        chunk = self._chunk_tokens or chunk_tokens_of(self._columns, hidden.device)
         outputs = recomputed_in_chunks(of_chunk, hidden, micro.targets, chunk_tokens=chunk)
         return dict(zip(names, outputs, strict=True))
 

@@ -6,14 +6,17 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from hybridflow.batch import Batch
 from hybridflow.engines.training.host_memory import HostShelf
 from hybridflow.engines.training.interface import Part
+from hybridflow.engines.training.microbatch import MicroBatch, make_microbatches
 from hybridflow.engines.training.optimizer import learning_rate
 from hybridflow.engines.training.passes import finite_norm
 from hybridflow.engines.training.setup import EngineSetup
@@ -121,6 +124,26 @@ class EngineShell(ABC, Generic[OptimizerT]):
         with self._weights_on_device():
             self._load_weights(directory)
             self.steps = self._load_optimizer(directory)
+
+    def _microbatches(
+        self, batch: Batch, *, multiple_of: int = 1, in_step: bool = False, rounds_of: int = 1
+    ) -> list[MicroBatch]:
+        """The batch's micro-batches, at least one, each of a multiple of `multiple_of` tokens.
+
+        Dummies fill them up to the largest number on any data-parallel rank (`in_step`), and to whole rounds of
+        `rounds_of` micro-batches.
+        """
+        make = partial(
+            make_microbatches,
+            batch,
+            budget_tokens=self._training.microbatch_tokens,
+            device=self.device,
+            multiple_of=multiple_of,
+        )
+        own = make(at_least=1)
+        most = self._setup.ranks.maximum(len(own), "data") if in_step else len(own)
+        wanted = -(-most // rounds_of) * rounds_of
+        return own if len(own) == wanted else make(at_least=wanted)
 
     def _bindable(self, slots: Mapping[str, WeightShard]) -> dict[str, WeightShard]:
         """The slots of weights that no adapter is merged into: those are computed for each transfer."""

@@ -11,7 +11,6 @@ from torch import Tensor
 from hybridflow.batch import Batch
 from hybridflow.engines.training.host_memory import HostShelf
 from hybridflow.engines.training.interface import LossFn, Part
-from hybridflow.engines.training.microbatch import MicroBatch, make_microbatches
 from hybridflow.engines.training.optimizer import MasterAdamW, make_optimizer
 from hybridflow.engines.training.passes import accumulate_gradients, forward_pass
 from hybridflow.engines.training.setup import EngineSetup, prepared
@@ -51,14 +50,15 @@ class SingleEngine(EngineShell[MasterAdamW]):
         """See `TrainEngine.forward`."""
         self.onload(Part.parameters)
         with nullcontext() if adapted or self.adapter is None else self.adapter.off():
-            return forward_pass(self._outputs, self._micros(batch), outputs, temperature=temperature)
+            return forward_pass(self._outputs, self._microbatches(batch), outputs, temperature=temperature)
 
     def train_step(self, batch: Batch, loss_fn: LossFn, *, temperature: float) -> Metrics:
         """See `TrainEngine.train_step`. Raises `EngineError` if the gradient is not finite."""
         self.onload(Part.parameters)
         optimizer = self.optimizer
         self.model.zero_grad(set_to_none=True)
-        metrics = accumulate_gradients(self._outputs, batch, self._micros(batch), loss_fn, temperature=temperature)
+        micros = self._microbatches(batch)
+        metrics = accumulate_gradients(self._outputs, batch, micros, loss_fn, temperature=temperature)
         limit = self._training.optimizer.max_grad_norm or float("inf")
         norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit, foreach=True))
         metrics |= self.optimizer_step(norm, optimizer.step_at)
@@ -134,9 +134,6 @@ class SingleEngine(EngineShell[MasterAdamW]):
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad:
                 yield parameter, partial(_pieces, name)
-
-    def _micros(self, batch: Batch) -> list[MicroBatch]:
-        return make_microbatches(batch, budget_tokens=self._training.microbatch_tokens, device=self.device)
 
 
 def _pieces(name: str, tensor: Tensor) -> list[WeightShard]:

@@ -78,16 +78,7 @@ def save_optimizer(
     directory: Path, optimizer: MasterAdamW, trained: Iterable[tuple[Tensor, ShardsOf]], steps: int, ranks: Ranks
 ) -> None:
     """Writes moments and float32 copies of the trained parameters, and the optimizer steps taken, with all ranks."""
-    copies = {weight: copy for copy, weight in optimizer.weight_of.items()}
-    shards: list[StateShard] = []
-    for parameter, shards_of in trained:
-        stepped = copies.get(parameter, parameter)
-        state = optimizer.state.get(stepped, {})
-        for kind in (FIRST_MOMENT, SECOND_MOMENT):
-            shards += [(kind, shard) for shard in shards_of(state[kind])] if kind in state else []
-        if stepped is not parameter:
-            shards += [(MASTER, shard) for shard in shards_of(stepped.detach())]
-    save_state(directory, shards, steps, ranks)
+    save_state(directory, _state_shards(optimizer, trained), steps, ranks)
 
 
 @torch.no_grad()
@@ -95,21 +86,15 @@ def load_optimizer(
     directory: Path, optimizer: MasterAdamW, trained: Iterable[tuple[Tensor, ShardsOf]], ranks: Ranks
 ) -> int:
     """Reads the state saved by any engine in any layout; returns the steps taken. Weights must be loaded first."""
-    copies = {weight: copy for copy, weight in optimizer.weight_of.items()}
-    shards: list[StateShard] = []
-    own_copies: list[WeightShard] = []
-    for parameter, shards_of in trained:
-        stepped = copies.get(parameter, parameter)
-        state = optimizer.state[stepped]
-        state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-        for kind in (FIRST_MOMENT, SECOND_MOMENT):
-            state[kind] = torch.zeros_like(stepped)
-            shards += [(kind, shard) for shard in shards_of(state[kind])]
-        if stepped is parameter:
-            own_copies += shards_of(parameter.detach())
-        else:
-            shards += [(MASTER, shard) for shard in shards_of(stepped.detach())]
-    steps = load_state(directory, shards, ranks, own_copies=own_copies)
+    pairs = list(trained)
+    for stepped in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+        device = optimizer.weight_of.get(stepped, stepped).device
+        state = {kind: torch.zeros_like(stepped) for kind in (FIRST_MOMENT, SECOND_MOMENT)}
+        optimizer.state[stepped] = {"step": torch.zeros((), dtype=torch.float32, device=device)} | state
+    own_copies = [
+        shard for weight, shards_of in pairs if weight.dtype is torch.float32 for shard in shards_of(weight.detach())
+    ]
+    steps = load_state(directory, _state_shards(optimizer, pairs), ranks, own_copies=own_copies)
     for state in optimizer.state.values():
         state["step"].fill_(steps)
     optimizer.settle()
@@ -155,6 +140,16 @@ def load_state(
         with _state_errors(target):
             read_into(target, _keyed(present))
     return steps
+
+
+def _state_shards(optimizer: MasterAdamW, trained: Iterable[tuple[Tensor, ShardsOf]]) -> Iterator[StateShard]:
+    """The optimizer's state as writable views: moments once there are any, and float32 copies."""
+    copies = {weight: copy for copy, weight in optimizer.weight_of.items()}
+    for weight, shards_of in trained:
+        stepped = copies.get(weight, weight)
+        kept = {kind: tensor for kind, tensor in optimizer.state.get(stepped, {}).items() if kind != "step"}
+        for kind, tensor in (kept if stepped is weight else kept | {MASTER: stepped.detach()}).items():
+            yield from ((kind, shard) for shard in shards_of(tensor))
 
 
 def _keyed(shards: Iterable[StateShard]) -> list[WeightShard]:

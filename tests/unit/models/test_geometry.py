@@ -52,8 +52,3 @@ def test_a_config_without_sizes_is_an_error(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5", "vocab_size": 10}))
     with pytest.raises(EngineError, match=r"does not say hidden_size.*Llama family"):
         read_geometry(tmp_path)
-
-
-def test_a_missing_config_is_an_error(tmp_path):
-    with pytest.raises(EngineError, match="Give a Hugging Face model directory"):
-        read_geometry(tmp_path)

@@ -84,35 +84,39 @@ def test_a_generation_config_that_transformers_calls_invalid_can_still_be_saved(
     assert (saved["eos_token_id"], saved["temperature"]) == (1, 0.6)
 
 
-def test_a_missing_weight_is_an_error_that_names_it(model_dir, tmp_path):
-    broken = copy_of(model_dir("llama"), tmp_path / "broken")
-    weights = load_file(broken / "model.safetensors")
+def without_a_norm(directory: Path) -> None:
+    weights = load_file(directory / "model.safetensors")
     del weights["model.norm.weight"]
-    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(EngineError, match=r"model\.norm\.weight.*complete Hugging Face directory"):
-        load_causal_lm(broken, dtype=torch.float32, device="cpu")
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
 
 
-def test_weights_of_another_shape_are_an_error(model_dir, tmp_path):
+def of_another_shape(directory: Path) -> None:
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"intermediate_size": 64}))
+
+
+def without_weights(directory: Path) -> None:
+    (directory / "model.safetensors").unlink()
+
+
+def torn(directory: Path) -> None:
+    whole = (directory / "model.safetensors").read_bytes()
+    (directory / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (without_a_norm, r"model\.norm\.weight.*complete Hugging Face directory"),
+        (of_another_shape, "pair that belongs together"),
+        (without_weights, r"must hold config\.json and the weights"),
+        (torn, "cannot be loaded"),
+    ],
+)
+def test_a_damaged_model_is_an_error_that_says_what_is_wrong(model_dir, tmp_path, damage, words):
     broken = copy_of(model_dir("llama"), tmp_path / "broken")
-    config = json.loads((broken / "config.json").read_text())
-    (broken / "config.json").write_text(json.dumps(config | {"intermediate_size": 64}))
-    with pytest.raises(EngineError, match="pair that belongs together"):
-        load_causal_lm(broken, dtype=torch.float32, device="cpu")
-
-
-def test_a_directory_without_weights_is_an_error(model_dir, tmp_path):
-    broken = copy_of(model_dir("llama"), tmp_path / "broken")
-    (broken / "model.safetensors").unlink()
-    with pytest.raises(EngineError, match=r"must hold config\.json and the weights"):
-        load_causal_lm(broken, dtype=torch.float32, device="cpu")
-
-
-def test_damaged_weights_are_an_error(model_dir, tmp_path):
-    broken = copy_of(model_dir("llama"), tmp_path / "broken")
-    whole = (broken / "model.safetensors").read_bytes()
-    (broken / "model.safetensors").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(EngineError, match="cannot be loaded"):
+    damage(broken)
+    with pytest.raises(EngineError, match=words):
         load_causal_lm(broken, dtype=torch.float32, device="cpu")
 
 
@@ -121,13 +125,9 @@ def test_a_model_path_may_be_a_directory_or_builtin(model_dir):
     assert resolve_model_path("builtin:calculator").name == "model"
 
 
-def test_a_misspelt_path_names_the_nearest_model(model_dir):
-    wanted = model_dir("llama").parent / "lama"
+def test_a_path_without_a_model_is_an_error_that_says_what_it_lacks(model_dir, tmp_path):
     with pytest.raises(EngineError, match=r"Nearest model directory: .*/llama"):
-        resolve_model_path(str(wanted))
-
-
-def test_a_directory_that_is_no_model_says_what_it_lacks(tmp_path):
+        resolve_model_path(str(model_dir("llama").parent / "lama"))
     with pytest.raises(EngineError, match=r"config\.json.*Give a Hugging Face directory"):
         resolve_model_path(str(tmp_path))
 

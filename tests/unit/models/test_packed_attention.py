@@ -1,5 +1,7 @@
 """Packed sequences against each sequence alone, by transformers' own attention."""
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -61,25 +63,17 @@ def check_same(found, expected):
         torch.testing.assert_close(grad, expected[1][name], rtol=0, atol=1e-5 * max(1.0, scale), msg=name)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "qwen3_moe"])
-def test_hidden_states_and_gradients_are_those_of_each_sequence_alone(architecture):
-    model = toy_model(architecture)
-    check_same(packed(model), alone(model))
+MODELS = {
+    **{architecture: partial(toy_model, architecture) for architecture in ("llama", "qwen2", "qwen3", "qwen3_moe")},
+    **{f"window {size}": partial(toy_model, "mistral", sliding_window=size) for size in (1, 3, 8, 100)},
+    "alternating windows, capped": partial(other_model, Gemma2Config, sliding_window=3, attn_logit_softcapping=2.0),
+    "sinks": partial(other_model, GptOssConfig, sliding_window=3, num_local_experts=4, num_experts_per_tok=2),
+}
 
 
-@pytest.mark.parametrize("sliding_window", [1, 3, 8, 100])
-def test_a_sliding_window_ends_where_it_should(sliding_window):
-    model = toy_model("mistral", sliding_window=sliding_window)
-    check_same(packed(model), alone(model))
-
-
-def test_layers_with_and_without_windows_may_alternate_and_scores_be_capped():
-    model = other_model(Gemma2Config, sliding_window=3, attn_logit_softcapping=2.0)
-    check_same(packed(model), alone(model))
-
-
-def test_attention_may_have_sinks():
-    model = other_model(GptOssConfig, sliding_window=3, num_local_experts=4, num_experts_per_tok=2)
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+def test_hidden_states_and_gradients_are_those_of_each_sequence_alone(make):
+    model = make()
     check_same(packed(model), alone(model))
 
 
@@ -168,20 +162,15 @@ def test_a_model_that_sees_later_tokens_is_refused():
     assert "causal" in caught.value.remedy
 
 
-def test_a_call_without_boundaries_is_refused():
+def test_a_call_without_boundaries_or_with_a_mask_is_refused():
     model = toy_model("llama")
     use_packed_attention(model)
+    ids, mask = torch.tensor([[5, 6, 7]]), torch.zeros(1, 1, 3, 3)
     with pytest.raises(EngineError, match="without the boundaries") as caught:
-        model(input_ids=torch.tensor([[5, 6]]))
+        model(input_ids=ids)
     assert "set_attn_implementation" in caught.value.remedy
-
-
-def test_a_mask_is_refused():
-    model = toy_model("llama")
-    use_packed_attention(model)
-    mask = torch.zeros(1, 1, 3, 3)
     with pytest.raises(EngineError, match="does not do: attention_mask"):
-        model.get_decoder()(torch.tensor([[5, 6, 7]]), attention_mask=mask, packing=Packing((3,), CPU), use_cache=False)
+        model.get_decoder()(ids, attention_mask=mask, packing=Packing((3,), CPU), use_cache=False)
 
 
 def test_the_implementation_is_not_saved_with_the_model(tmp_path):

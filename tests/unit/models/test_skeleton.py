@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-from hybridflow.errors import EngineError
 from hybridflow.models.heads import load_value_model
 from hybridflow.models.loading import load_causal_lm
 from hybridflow.models.skeleton import causal_lm_skeleton, value_model_skeleton
@@ -34,10 +33,3 @@ def test_a_skeleton_is_the_model_without_memory(model_dir, architecture, outline
 def test_tied_weights_stay_tied(model_dir):
     skeleton = causal_lm_skeleton(model_dir("llama_tied"), dtype=torch.float32)
     assert skeleton.get_output_embeddings().weight is skeleton.get_input_embeddings().weight
-
-
-def test_a_directory_without_a_model(tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "no such model"}')
-    with pytest.raises(EngineError) as caught:
-        causal_lm_skeleton(tmp_path, dtype=torch.float32)
-    assert "config.json" in caught.value.remedy

@@ -16,12 +16,6 @@ def saved(tokenizer, directory: Path) -> Path:
     return directory
 
 
-def test_a_tokenizer_without_pad_is_an_error_that_offers_its_end_of_sequence(make_tokenizer, tmp_path):
-    directory = saved(make_tokenizer(eos_token="</s>"), tmp_path)
-    with pytest.raises(EngineError, match=r"model\.pad_token='</s>'"):
-        load_tokenizer(directory)
-
-
 def test_a_pad_token_can_be_chosen(make_tokenizer, tmp_path):
     directory = saved(make_tokenizer(eos_token="</s>"), tmp_path)
     tokenizer = load_tokenizer(directory, pad_token="<pad>")
@@ -29,22 +23,25 @@ def test_a_pad_token_can_be_chosen(make_tokenizer, tmp_path):
     assert load_tokenizer(directory, pad_token="</s>").pad_token_id == 1
 
 
-def test_a_pad_token_outside_the_vocabulary_is_an_error(make_tokenizer, tmp_path):
-    directory = saved(make_tokenizer(eos_token="</s>"), tmp_path)
-    with pytest.raises(EngineError, match=r"model.pad_token='<none>'.*special tokens: '</s>'"):
-        load_tokenizer(directory, pad_token="<none>")
-
-
-def test_a_directory_without_a_tokenizer_is_an_error(tmp_path):
-    with pytest.raises(EngineError, match=r"model\.tokenizer_path"):
-        load_tokenizer(tmp_path)
-
-
-def test_a_damaged_tokenizer_file_is_an_error(make_tokenizer, tmp_path):
-    directory = saved(make_tokenizer(eos_token="</s>"), tmp_path)
-    (directory / "tokenizer.json").write_text('{"version": ')
-    with pytest.raises(EngineError, match=r"model\.tokenizer_path"):
-        load_tokenizer(directory)
+@pytest.mark.parametrize(
+    ("damage", "settings", "words"),
+    [
+        (None, {}, r"model\.pad_token='</s>'"),
+        (None, {"pad_token": "<none>"}, r"model.pad_token='<none>'.*special tokens: '</s>'"),
+        ("absent", {}, r"model\.tokenizer_path"),
+        ('{"version": ', {}, r"model\.tokenizer_path"),
+    ],
+    ids=["no padding token", "unknown padding token", "no tokenizer", "damaged file"],
+)
+def test_a_tokenizer_that_cannot_be_used_is_an_error_that_names_the_setting(
+    make_tokenizer, tmp_path, damage, settings, words
+):
+    if damage != "absent":
+        saved(make_tokenizer(eos_token="</s>"), tmp_path)
+    if damage not in (None, "absent"):
+        (tmp_path / "tokenizer.json").write_text(damage)
+    with pytest.raises(EngineError, match=words):
+        load_tokenizer(tmp_path, **settings)
 
 
 def test_every_declared_end_of_sequence_ends_a_response(make_tokenizer, tmp_path):

@@ -1,6 +1,7 @@
-"""Everything that depends on how vLLM 0.32 is built inside: looked at again with each new version.
+"""Everything that depends on the internals of vLLM 0.32; check it again with each new version.
 
-vLLM takes a process for its own. Here it is a guest beside a training engine, so what it changes is put back.
+vLLM assumes that it has the process to itself. Here it shares the process with a training engine, so the process-wide
+state that it changes is restored.
 """
 
 import inspect
@@ -45,7 +46,7 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 
 class PlainExperts(CPUUnquantizedExperts):
-    """Experts one by one on plain weights: w1 [E, 2I, H] (gate above up), w2 [E, H, I]; any sizes."""
+    """Computes experts one by one on plain weights of any size: w1 [E, 2I, H] (gate, then up), w2 [E, H, I]."""
 
     @classmethod
     def _supports_grouped_gemm(cls, moe_config: FusedMoEConfig) -> tuple[bool, str | None]:
@@ -69,7 +70,7 @@ class PlainExperts(CPUUnquantizedExperts):
         *args: object,
         **kwargs: object,
     ) -> None:
-        """Writes the weighted sum of each token's experts; a partial sum where their inner size is divided."""
+        """Writes the weighted sum of each token's experts; with tensor parallelism, this rank's partial sum."""
         assert kwargs.get("expert_map") is None, "every rank holds a part of all experts"
         total = torch.zeros_like(output, dtype=torch.float32)
         for expert in range(len(w1)):
@@ -82,10 +83,10 @@ class PlainExperts(CPUUnquantizedExperts):
 
 
 class RowSampler(sampler.Sampler):
-    """Draws the next token of all requests at once, from each request's row key and its position in the response.
+    """Samples the next token of all requests at once, from each request's row key and its position in the response.
 
-    vLLM's own sampler draws a seeded request from a generator of its own, row by row. This one applies the same
-    function to the same numbers as the transformers rollout, so that both engines draw the same tokens.
+    vLLM's own sampler has one generator per seeded request, and samples row by row. This one applies the same function
+    to the same random numbers as the transformers rollout, so that both engines sample the same tokens.
     """
 
     def __init__(self, runner: GPUModelRunner) -> None:
@@ -98,16 +99,16 @@ class RowSampler(sampler.Sampler):
     def forward(
         self, logits: Tensor, sampling_metadata: SamplingMetadata, *args: object, **kwargs: object
     ) -> SamplerOutput:
-        """A token for each row of `logits` [requests, vocab], and its log-probability; no rank is computed."""
+        """A token for each row of `logits` [requests, vocab], with its log-probability but without its rank."""
         self._read_requests(logits.device)
-        # A prompt that is not finished yet draws at a negative position, and vLLM throws the token away.
+        # A partially prefilled prompt samples at a negative position, and vLLM discards the token.
         positions = self._runner.seq_lens[: len(logits)].long() - self._prompt_lengths
         tokens, logprobs = draw(logits, uniforms_at(self._keys, positions), self._sampling)
         column = tokens.int()[:, None]
         return SamplerOutput(column, LogprobsTensors(column, logprobs[:, None], torch.zeros_like(tokens.int())))
 
     def _read_requests(self, device: torch.device) -> None:
-        """Reads keys and lengths where the requests in the batch, or their order, have changed."""
+        """Reads row keys and prompt lengths again if the requests in the batch, or their order, have changed."""
         requests = self._runner.input_batch.req_ids
         if requests == self._requests:
             return
@@ -124,10 +125,10 @@ class RowSampler(sampler.Sampler):
 
 
 def draw_all_rows_at_once(llm: LLM) -> bool:
-    """Installs `RowSampler`, and says so; False where vLLM's model runner needs none.
+    """Installs `RowSampler` and returns True, or returns False if vLLM's model runner does not need it.
 
-    Its second runner, which it uses on GPUs unless the model is divided into pipeline stages, draws all rows in one
-    kernel, from each request's seed and position.
+    The V2 model runner, which vLLM uses on GPUs without pipeline parallelism, samples all rows in one kernel, from each
+    request's seed and position.
     """
     if llm.llm_engine.vllm_config.use_v2_model_runner:
         return False
@@ -140,10 +141,10 @@ def draw_all_rows_at_once(llm: LLM) -> bool:
 
 
 def keep_plain_weights() -> None:
-    """Makes CPU layers multiply with their own weights.
+    """Makes CPU layers use their parameters directly.
 
-    vLLM packs each weight for oneDNN (and experts for a grouped product) after loading and leaves an empty or reordered
-    parameter behind: writing weights in place then fails or, where they are tied, silently has no effect.
+    After loading, vLLM packs each weight for oneDNN (and experts for a grouped product), and leaves an empty or
+    reordered parameter. Writing weights in place would then fail or, for tied weights, silently have no effect.
     """
 
     def use_plain_product(layer: nn.Module, remove_weight: bool) -> None:
@@ -154,24 +155,24 @@ def keep_plain_weights() -> None:
 
 
 def avoid_compilation() -> None:
-    """Leaves uncompiled what vLLM compiles even when asked not to: 2 to 10 s at the first token, on a CPU."""
+    """Disables a `torch.compile` that vLLM applies even in eager mode: 2 to 10 s at the first token on a CPU."""
     name = "get_masked_input_and_mask"
     embedding.__dict__[name] = inspect.unwrap(vars(embedding)[name])
 
 
 def leave_memory_unbound() -> None:
-    """Keeps vLLM from binding all memory of this process to one NUMA node, training's included."""
+    """Prevents vLLM from binding all memory of this process, including training's, to one NUMA node."""
     torch.ops._C.__dict__["init_cpu_memory_env"] = lambda nodes: None
 
 
 def keep_process_groups() -> None:
-    """Keeps an engine that ends from destroying all process groups of the process: training's, other engines'."""
+    """Prevents an engine that shuts down from destroying the process groups of training and other engines."""
     core.__dict__["cleanup_dist_env_and_memory"] = lambda: None
 
 
 @contextmanager
 def guest() -> Iterator[None]:
-    """Around the start of vLLM: leaves random states, `torch.set_num_threads` and garbage collection as they were."""
+    """Restores random states, `torch.set_num_threads` and garbage collection after vLLM has started."""
     set_num_threads, threads = torch.set_num_threads, torch.get_num_threads()
     states = random.getstate(), np.random.get_state()
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
@@ -186,18 +187,18 @@ def guest() -> Iterator[None]:
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])
-        # On a CPU vLLM replaces it by a warning, to protect a thread binding that is not used here.
+        # On a CPU vLLM replaces it with a warning, to protect a thread binding that is not used here.
         torch.set_num_threads = set_num_threads
         torch.set_num_threads(threads)
 
 
 @contextmanager
 def placed(replica: Sequence[int], local_rank: int) -> Iterator[None]:
-    """Around the start of vLLM on one rank of a larger world: its groups are made inside `replica` alone.
+    """Makes vLLM, while it starts on one rank of a larger world, create its process groups inside `replica` only.
 
-    `replica` is the world's ranks that hold one model, in vLLM's order: tensor ranks next to one another, pipeline
-    stages one behind the other. vLLM divides a world into runs of consecutive ranks; here it is given its place within
-    the replica, and every group it makes is translated. Replicas then start without waiting for one another.
+    `replica` has the world ranks that hold one model, in vLLM's order: tensor ranks are adjacent within each pipeline
+    stage. vLLM expects consecutive ranks, so it gets its rank within the replica, and the ranks of each group that it
+    creates are translated. Replicas start independently of one another.
     """
     own = list(replica).index(dist.get_rank()) if dist.is_initialized() else 0
     make_world, make_group = parallel_state.init_world_group, parallel_state.init_model_parallel_group
@@ -208,7 +209,7 @@ def placed(replica: Sequence[int], local_rank: int) -> Iterator[None]:
 
     def model_parallel_group(group_ranks: list[list[int]], *args, **kwargs):
         [line] = [ranks for ranks in group_ranks if own in ranks]
-        # The queue that broadcasts a driver's work to its ranks is of no use where each rank has a scheduler.
+        # Every rank has its own scheduler, so there is no driver whose work must be broadcast.
         kwargs["use_message_queue_broadcaster"] = False
         return make_group([[replica[rank] for rank in line]], *args, **kwargs)
 
@@ -218,12 +219,12 @@ def placed(replica: Sequence[int], local_rank: int) -> Iterator[None]:
             return
         if parallel_state._WORLD.ranks != list(replica):
             raise EngineError(
-                f"vLLM runs in this process over the ranks {parallel_state._WORLD.ranks}; now {list(replica)} are asked"
-                " for.",
-                remedy="Give all rollouts of a process one rollout.parallelism.",
+                f"vLLM already runs in this process on the ranks {parallel_state._WORLD.ranks}; it cannot also run on"
+                f" {list(replica)}.",
+                remedy="Use the same rollout.parallelism for all rollouts of a process.",
             )
-        # Groups outlive their engine. A model without experts made none for them; without data parallelism, which is
-        # not used, it has the ranks of the tensor group.
+        # Groups outlive their engine, and a model without experts has not created theirs. Without vLLM's data
+        # parallelism, which is not used here, it has the same ranks as the tensor group.
         parallel_state._EP = parallel_state._EP or parallel_state._TP
 
     with ExitStack() as stack:
@@ -240,9 +241,9 @@ def placed(replica: Sequence[int], local_rank: int) -> Iterator[None]:
 
 @contextmanager
 def _own_segments() -> Iterator[None]:
-    """Names of vLLM's shared-memory segments that no other run or group has; unlinked once all have opened them.
+    """Gives vLLM's shared-memory segments unique names, and unlinks them once all ranks have opened them.
 
-    Its own name is the same in every run, so that the segments of a run that was killed stop the next one.
+    vLLM's own names are the same in every run, so segments that a killed run left behind would stop the next run.
     """
     names: dict[int, str] = {}
 
@@ -263,10 +264,10 @@ def _own_segments() -> Iterator[None]:
 
 @contextmanager
 def after_loading(act: Callable[[nn.Module], None]) -> Iterator[None]:
-    """Around the start of vLLM: calls `act` with the loaded model, before memory is measured or a graph captured.
+    """Calls `act` with the loaded model while vLLM starts, before it measures memory or captures graphs.
 
-    The weights stay outside the pool that vLLM's sleep empties. Where none are read, none are made up: memory that
-    nobody writes to costs nothing.
+    Weights are kept out of the memory pool that vLLM's sleep mode frees. Dummy weights are not initialized: memory that
+    is never written costs nothing.
     """
     load_model = gpu_worker.Worker.load_model
     memory_pool = gpu_worker.Worker._maybe_get_memory_pool_context
@@ -287,12 +288,12 @@ def after_loading(act: Callable[[nn.Module], None]) -> Iterator[None]:
 
 
 def replica_group() -> dist.ProcessGroup:
-    """All ranks that hold one model, for objects on the CPU."""
+    """The CPU group of all ranks that hold one model."""
     return parallel_state.get_world_group().cpu_group
 
 
 def cache_tensors(llm: LLM) -> list[Tensor]:
-    """The memory of vLLM's keys and values: each allocation once, as bytes."""
+    """The memory of vLLM's KV cache: each allocation once, as bytes."""
     [caches] = llm.collective_rpc(lambda worker: worker.model_runner.kv_caches)
     storages = {cache.untyped_storage().data_ptr(): cache.untyped_storage() for cache in caches}
     return [torch.tensor([], dtype=torch.uint8, device=storage.device).set_(storage) for storage in storages.values()]
@@ -300,7 +301,7 @@ def cache_tensors(llm: LLM) -> list[Tensor]:
 
 @contextmanager
 def _replaced(owner: ModuleType | type, name: str, value: object) -> Iterator[None]:
-    """An attribute is another one meanwhile."""
+    """Replaces an attribute for the block."""
     before = vars(owner)[name]
     setattr(owner, name, value)
     try:
@@ -311,7 +312,7 @@ def _replaced(owner: ModuleType | type, name: str, value: object) -> Iterator[No
 
 @contextmanager
 def _environment(**settings: str) -> Iterator[None]:
-    """Environment variables have other values meanwhile."""
+    """Sets environment variables for the block."""
     before = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)
     try:

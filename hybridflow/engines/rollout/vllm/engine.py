@@ -1,4 +1,4 @@
-"""The rollout engine on vLLM, in this process, on weights that are written in place."""
+"""The rollout engine on vLLM, in this process, with weights that are updated in place."""
 
 import hashlib
 import logging
@@ -38,8 +38,8 @@ logger = logging.getLogger(__name__)
 class VllmEngine:
     """vLLM on the ranks of a replica; implements `RolloutEngine`.
 
-    The slots are views of vLLM's own (fused) tensors, which lie in one buffer of ours: what is written there is used by
-    the next `generate`, once `weights_changed` has thrown away the keys and values of earlier weights.
+    The slots are views of vLLM's own (fused) tensors, which are in one buffer of ours. The next `generate` uses what is
+    written there, after `weights_changed` has discarded the prefix cache of earlier weights.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class VllmEngine:
         self._eos_token_ids = eos_token_ids
         self._is_divided = ranks.mesh.count_along(("pipeline", "tensor")) > 1
         reason = unsupported_reason(read_json_object(directory / "config.json"), device.type)
-        assert reason is None, f"unchecked before the start: {reason}"
+        assert reason is None, f"not checked before the start: {reason}"
         held = held_weights(directory, ranks.mesh, ranks.rank, trust_remote_code=model.trust_remote_code)
         started = Started(
             directory,
@@ -76,11 +76,11 @@ class VllmEngine:
         self._slots = slots_of(started.model, held.parts_of, held.layouts)
         self._readiness = Readiness(None if reads_weights else UNWRITTEN)
         if device.type == "cpu":
-            self._give_back_cache()  # vLLM fills it with zeros; pages come as sequences do
+            self._give_back_cache()  # vLLM fills it with zeros; pages return as sequences need them
         logger.info("engine=vllm weights=%d bytes=%d", len(self._slots), self._buffer.num_bytes)
 
     def generate(self, prompts: Batch, sampling: Sampling, *, max_response_tokens: int, seed: int) -> Batch:
-        """See `RolloutEngine.generate`. Raises where the ranks of a replica were given different rows."""
+        """See `RolloutEngine.generate`. Raises if the ranks of a replica received different rows."""
         self._readiness.check()
         ids = checked_prompts(prompts, max_response_tokens=max_response_tokens, limit_tokens=self._limit_tokens)
         keys = row_keys(seed, prompts.row("uid"), prompts.row("sample_index")).tolist()
@@ -110,7 +110,7 @@ class VllmEngine:
         self._readiness.gain_weights(version)
 
     def sleep(self, kept: Iterable[WeightShard] = ()) -> Released:
-        """See `RolloutEngine.sleep`. On a GPU vLLM frees its cache, and all weights stay (not run on a GPU yet)."""
+        """See `RolloutEngine.sleep`. On a GPU, vLLM frees its cache, and all weights stay (not yet run on a GPU)."""
         if self._device.type == "cpu":
             cache_bytes = self._give_back_cache()
         else:
@@ -124,23 +124,23 @@ class VllmEngine:
         return released
 
     def wake(self) -> None:
-        """See `RolloutEngine.wake`; on a CPU pages come back as they are written."""
+        """See `RolloutEngine.wake`. On a CPU, pages return as they are written."""
         if self._device.type != "cpu" and self._readiness.is_asleep:
             self._llm.wake_up()
         self._readiness.is_asleep = False
 
     def _give_back_cache(self) -> int:
-        """Keys and values are zeros afterwards, as in a new cache: nothing may be taken from them."""
+        """Frees the cache's pages, which then read as zeros, so the prefix cache is discarded first."""
         self._llm.reset_prefix_cache()
         return sum(give_back(cache) for cache in cache_tensors(self._llm))
 
     def _check_same(self, *parts: object) -> None:
-        """Ranks of a replica that went different ways would wait for one another until a timeout."""
+        """Raises if the ranks of a replica received different work: they would wait for one another until a timeout."""
         if not self._is_divided:
             return
         own = hashlib.sha256(repr((parts, self._readiness.version)).encode()).digest()
         if len(set(all_gather_bytes(own, replica_group()))) > 1:
             raise EngineError(
-                "The ranks of one rollout replica were given different prompts, settings or weight versions.",
-                remedy="Send all ranks that differ in tensor or pipeline alone the same rows, in the same order.",
+                "The ranks of one rollout replica received different prompts, settings or weight versions.",
+                remedy="Send the same rows, in the same order, to all ranks that differ only in tensor or pipeline.",
             )

@@ -1,4 +1,4 @@
-"""Environment variables that vLLM reads when it is imported; a variable that the user has set wins."""
+"""Environment variables that vLLM reads when it is imported. Variables that the user has set take precedence."""
 
 import logging
 import os
@@ -13,18 +13,18 @@ _ALWAYS = {
     "VLLM_NO_USAGE_STATS": "1",
 }
 _ON_CPU = {
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # pinning threads would pin those of training as well
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # would pin training's threads as well
 }
 
 
 def import_vllm(device: torch.device) -> None:
     """Imports vLLM (seconds) with the settings that an engine inside a training process needs.
 
-    Raises `MissingExtraError` where it is not installed.
+    Raises `MissingExtraError` if it is not installed.
     """
     settings = _ALWAYS | (_ON_CPU if device.type == "cpu" else {})
     for name, value in settings.items():
         os.environ.setdefault(name, value)
-    # vLLM reports its whole configuration as information, and choices that are ours as warnings.
+    # vLLM logs its whole configuration at INFO, and choices that we make at WARNING.
     logging.getLogger("vllm").setLevel(os.environ.get("VLLM_LOGGING_LEVEL", "ERROR").upper())
     require("vllm")

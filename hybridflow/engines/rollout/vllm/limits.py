@@ -1,4 +1,4 @@
-"""What vLLM cannot do with a model on a device, known without importing it."""
+"""What vLLM cannot run on a device, determined without importing it."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,22 +7,22 @@ from hybridflow.config.json_text import read_json_object
 from hybridflow.errors import ConfigError
 
 CPU_HEAD_SIZES = (32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-"""Head sizes of vLLM 0.32's CPU attention (`CPUAttentionBackend.get_supported_head_sizes`), and 48, which is not on
-its list and right all the same."""
+"""Head sizes of vLLM 0.32's CPU attention (`CPUAttentionBackend.get_supported_head_sizes`), and 48, which works too
+although it is not listed."""
 
 CUDA_HEAD_SIZE_STEP = 8
 CUDA_LARGEST_HEAD_SIZE = 256
-"""Flash attention takes multiples of 8 up to 256."""
+"""FlashAttention supports multiples of 8 up to 256."""
 
 
 def check_limits(directory: Path, device: str, pipeline: int) -> None:
-    """Raises `ConfigError` where vLLM cannot run the model in a directory on a device ("cpu", "cuda"), in stages."""
+    """Raises `ConfigError` if vLLM cannot run the model in a directory on a device ("cpu", "cuda"), or in stages."""
     if reason := unsupported_reason(read_json_object(directory / "config.json"), device):
         raise ConfigError(f"rollout.engine=vllm: {reason}", remedy="Use rollout.engine=transformers for this model.")
     if pipeline > 1 and device == "cpu":
         raise ConfigError(
-            f"rollout.parallelism.pipeline={pipeline}: vLLM runs no pipeline on a CPU.",
-            remedy="Use rollout.parallelism.pipeline=1, and rollout.parallelism.tensor to divide the model.",
+            f"rollout.parallelism.pipeline={pipeline}: vLLM does not support pipeline parallelism on a CPU.",
+            remedy="Use rollout.parallelism.pipeline=1, and rollout.parallelism.tensor to shard the model.",
         )
 
 
@@ -35,9 +35,9 @@ def unsupported_reason(model_config: Mapping[str, object], device: str) -> str |
         return "the model's config.json gives neither head_dim nor hidden_size and num_attention_heads."
     if device == "cpu" and size not in CPU_HEAD_SIZES:
         sizes = ", ".join(map(str, CPU_HEAD_SIZES))
-        return f"the model's attention heads have size {size}; vLLM's CPU kernels take {sizes}."
+        return f"the model's attention heads have size {size}; vLLM's CPU kernels support {sizes}."
     if device != "cpu" and (size % CUDA_HEAD_SIZE_STEP or size > CUDA_LARGEST_HEAD_SIZE):
-        return f"the model's attention heads have size {size}; vLLM takes multiples of 8 up to 256."
+        return f"the model's attention heads have size {size}; vLLM supports multiples of 8 up to 256."
     return None
 
 

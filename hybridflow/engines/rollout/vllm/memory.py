@@ -1,7 +1,7 @@
-"""Divides vLLM's share of a GPU into weights, working memory and cache, without importing vLLM.
+"""Plans vLLM's share of a GPU: weights, working memory and KV cache. Does not import vLLM.
 
-vLLM itself measures: it refuses to start if less than its share is free, so the result would depend on which role
-started first. Here the division follows from the sizes of the model and the settings alone.
+vLLM itself measures free memory and refuses to start if less than its share is free, so the result would depend on
+which role starts first. This plan depends only on the sizes of the model and the settings.
 """
 
 from dataclasses import dataclass
@@ -19,17 +19,17 @@ from hybridflow.models.geometry import (
 )
 
 PREFILL_TOKENS = 8192
-"""Tokens of prompts that vLLM reads per step on a GPU."""
+"""Prompt tokens that vLLM processes per step on a GPU."""
 
 _LOGIT_BYTES, _LOGIT_BYTES_WITH_STAGES = 12, 24
-"""Bytes per logit while a token is drawn: the model's and two float32 copies. With pipeline stages `RowSampler` draws,
-which makes three float32 copies and one in float64."""
+"""Bytes per logit during sampling: the model's logit and two float32 copies. With pipeline stages, `RowSampler` makes
+three float32 copies and one in float64."""
 
 _GRAPH_BYTES = 1 << 30
 """Memory pool and buffers of CUDA graphs, for models of several layers."""
 
 _LEAST_FREE_SHARE = 0.01
-"""Share of a GPU that must be free when vLLM starts; what it then allocates is planned beforehand."""
+"""Share of a GPU that must be free when vLLM starts; the plan determines what it then allocates."""
 
 _GIB = 1 << 30
 
@@ -50,14 +50,14 @@ class VllmMemory:
 
 
 def prefill_tokens(rollout: Rollout) -> int:
-    """Tokens in the largest step: those of prompts, or one per sequence."""
+    """Tokens in the largest step: prompt tokens, or one per sequence."""
     return max(PREFILL_TOKENS, rollout.max_sequences or DEFAULT_SEQUENCES)
 
 
 def plan_memory(
     geometry: ModelGeometry, dtype: Dtype | None, rollout: Rollout, *, device_bytes: int, sequence_tokens: int
 ) -> VllmMemory:
-    """The division of `rollout.vllm.gpu_memory_fraction` of a device; `kv_cache_mb` overrides the cache."""
+    """The plan for `rollout.vllm.gpu_memory_fraction` of a device; `kv_cache_mb` overrides the cache."""
     size = value_bytes(dtype)
     sizes, vllm = rollout.parallelism, rollout.vllm
     shards = sizes.tensor * sizes.pipeline
@@ -76,17 +76,17 @@ def check_cache(planned: VllmMemory, rollout: Rollout) -> None:
     raise ResourceError(
         f"rollout.vllm.gpu_memory_fraction={rollout.vllm.gpu_memory_fraction:g} leaves no cache: it is"
         f" {(planned.weights + planned.working + planned.cache) / _GIB:.1f} GiB of each device, of which weights take"
-        f" {planned.weights / _GIB:.1f}, working memory {planned.working / _GIB:.1f}, and one sequence of the greatest"
+        f" {planned.weights / _GIB:.1f}, working memory {planned.working / _GIB:.1f}, and one sequence of the maximum"
         f" length {planned.sequence / _GIB:.1f}.",
-        remedy="Raise rollout.vllm.gpu_memory_fraction, lower rollout.max_sequences, or divide the model with"
+        remedy="Raise rollout.vllm.gpu_memory_fraction, lower rollout.max_sequences, or shard the model with"
         " rollout.parallelism.tensor.",
     )
 
 
 def gpu_memory(directory: Path, model: Model, rollout: Rollout, *, device_bytes: int, limit_tokens: int) -> dict:
-    """vLLM's settings that give it the planned cache, in whatever order the roles of a process start.
+    """vLLM settings for the planned cache, which do not depend on the order in which roles start.
 
-    With an explicit cache, `gpu_memory_utilization` only decides how much must be free at the start. Raises
+    With an explicit cache size, `gpu_memory_utilization` only sets how much must be free at the start. Raises
     `ResourceError` if the cache cannot hold a sequence of `limit_tokens`.
     """
     planned = plan_memory(
@@ -101,7 +101,7 @@ def gpu_memory(directory: Path, model: Model, rollout: Rollout, *, device_bytes:
 
 
 def _working_bytes(geometry: ModelGeometry, size: int, rollout: Rollout) -> int:
-    """Working memory of the largest step: one layer's activations, and the logits of all sequences."""
+    """Working memory of the largest step: one layer's activations, the logits of all sequences, and CUDA graphs."""
     tensor = rollout.parallelism.tensor
     mlp = 3 * geometry.intermediate * max(geometry.experts_per_token, 1)
     attention = 2 * geometry.query_width + 2 * geometry.kv_width

@@ -1,4 +1,4 @@
-"""From rows to vLLM's requests, and from its answers to columns."""
+"""Converts rows to vLLM requests, and its outputs to columns."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from hybridflow.config.rollout import Sampling
 
 
 def token_prompts(prompts: Ragged) -> list[TokensPrompt]:
-    """Prompts as token ids: vLLM tokenizes nothing."""
+    """Prompts as token ids, so that vLLM does not tokenize."""
     return [TokensPrompt(prompt_token_ids=row.tolist()) for row in prompts.rows()]
 
 
@@ -27,8 +27,8 @@ def sampling_params(
 ) -> list[SamplingParams]:
     """Each request's parameters, with its row key for `RowSampler`.
 
-    With `seeded`, the key is the request's seed too, for a model runner that draws all rows in one kernel. Another one
-    would make a generator for each seed, and draw row by row.
+    With `seeded`, the key is also the request's seed, for the model runner that samples all rows in one kernel. The
+    other model runner would create one generator per seed, and sample row by row.
     """
     return [
         SamplingParams(
@@ -50,7 +50,7 @@ def sampling_params(
 
 
 def answers(outputs: Sequence[RequestOutput]) -> tuple[Ragged, Ragged, Tensor]:
-    """Response tokens, their log-probabilities, and which rows met the length limit, in the order of the requests."""
+    """Response tokens, their log-probabilities, and which rows reached the length limit, in the order of requests."""
     tokens, logprobs, truncated = [], [], []
     for output in outputs:
         [response] = output.outputs

@@ -1,4 +1,4 @@
-"""vLLM started as a guest: its settings, its place among the ranks, and its weights in memory of ours."""
+"""Starts vLLM inside a training process: its settings, its ranks, and its weights in our memory."""
 
 import json
 import socket
@@ -29,12 +29,12 @@ from hybridflow.parallel.groups import Ranks
 
 DEFAULT_CPU_CACHE_MB = 256
 CPU_BLOCK_TOKENS = 32
-"""Tokens a block of the cache, the least its kernels take. vLLM's 128 keep no shorter prompt for its siblings, and
-cost 18 % of the time of a small model with short responses."""
+"""Tokens per cache block, the minimum of its kernels. With vLLM's default of 128, the prefix cache keeps no shorter
+prompt for other samples of it, and a small model with short responses takes 18 % more time."""
 
 
 class Started:
-    """A running vLLM, its model on this rank, and the buffer that holds the model's weights."""
+    """A running vLLM, its model on this rank, and the buffer with the model's weights."""
 
     def __init__(
         self,
@@ -73,8 +73,8 @@ class Started:
         except (ValueError, RuntimeError) as error:
             raise EngineError(
                 f"rollout.engine=vllm cannot start with the model in {directory}: {error}",
-                remedy="Where it lacks memory, change rollout.vllm.kv_cache_mb or rollout.vllm.gpu_memory_fraction; "
-                "where it does not know the model, set rollout.engine=transformers.",
+                remedy="If it lacks memory, change rollout.vllm.kv_cache_mb or rollout.vllm.gpu_memory_fraction; "
+                "if it does not support the model, set rollout.engine=transformers.",
             ) from error
 
     def _take_weights(self, model: nn.Module) -> None:
@@ -93,15 +93,15 @@ def _settings(rollout: Rollout, *, is_cpu: bool) -> dict:
         "seed": 0,
         "enforce_eager": is_cpu if config.enforce_eager is None else config.enforce_eager,
         "block_size": CPU_BLOCK_TOKENS if is_cpu else None,
-        "kv_cache_memory_bytes": cache_mb << 20,  # of a CPU
+        "kv_cache_memory_bytes": cache_mb << 20,  # on a CPU
         "enable_sleep_mode": not is_cpu,
-        # The backend that keeps experts as they are loaded; the others reorder them, and could not be written in place.
+        # The backend that keeps experts as loaded; others reorder them, so they could not be updated in place.
         "moe_backend": "auto" if is_cpu else "triton",
     }
 
 
 def _layout(ranks: Ranks) -> dict:
-    """Ranks of one replica each run a scheduler of their own, on the same requests; replicas know nothing of others."""
+    """Settings for the ranks of a replica: each runs its own scheduler on the same requests."""
     tensor, pipeline = ranks.mesh.axis_size("tensor"), ranks.mesh.axis_size("pipeline")
     if tensor * pipeline == 1:
         return {}
@@ -113,10 +113,10 @@ def _layout(ranks: Ranks) -> dict:
 
 
 def replica_devices(device: torch.device, replica: list[int]) -> tuple[list[int], int]:
-    """The GPUs of a replica's ranks on this node, in the order of ranks, and which of them is this rank's.
+    """The GPUs of a replica's ranks on this node, in rank order, and the position of this rank's GPU among them.
 
-    vLLM numbers a replica's GPUs from 0 and finds each by this list of indices among the visible ones. In its custom
-    all-reduce every rank asks for the GPUs of the others: with a single visible one that is an IndexError.
+    vLLM numbers a replica's GPUs from 0, and maps these numbers with this list to visible devices. Its custom
+    all-reduce looks up the other ranks' GPUs on every rank: with one visible GPU, that is an IndexError.
     """
     index = torch.cuda.current_device() if device.index is None else device.index
     own = (socket.gethostname(), index)
@@ -131,7 +131,7 @@ def replica_devices(device: torch.device, replica: list[int]) -> tuple[list[int]
 
 
 def _replica(ranks: Ranks) -> list[int]:
-    """The ranks of the world that hold one model with this one; an engine alone is so in a larger world, too."""
+    """The world ranks that hold one model together with this rank; a one-rank mesh may be part of a larger world."""
     if ranks.mesh.size == 1:
         return [dist.get_rank() if dist.is_initialized() else 0]
     return ranks.mesh.subgroup(ranks.rank, ("pipeline", "tensor"))

@@ -1,4 +1,4 @@
-"""vLLM's parameters under their canonical names: each rank's pieces, as views of its fused tensors."""
+"""vLLM's parameters under canonical names: each rank's shards, as views of vLLM's fused tensors."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,13 +19,13 @@ from hybridflow.parallel.layout import TensorLayout, WeightShard
 from hybridflow.parallel.mesh import ParallelMesh
 
 PartsOf = Callable[[str, Tensor], list[Part]]
-"""From one of vLLM's parameters, by name, to the canonical weights in it."""
+"""Maps a parameter of vLLM, by name, to the canonical weights in it."""
 
 
 def slots_of(model: nn.Module, parts_of: PartsOf, expected: Mapping[str, TensorLayout]) -> dict[str, WeightShard]:
-    """A writable view for each expected piece of a weight; raises unless they are what `model` holds, exactly.
+    """A writable view for each expected shard; raises `EngineError` unless they cover `model` exactly.
 
-    A vocabulary is padded at the end in vLLM; those rows are nobody's.
+    vLLM pads the vocabulary at its end; no slot contains those rows.
     """
     slots: dict[str, WeightShard] = {}
     for name, parameter in model.named_parameters():
@@ -39,16 +39,16 @@ def slots_of(model: nn.Module, parts_of: PartsOf, expected: Mapping[str, TensorL
 
 @dataclass(frozen=True)
 class HeldWeights:
-    """Which weights are in which of vLLM's parameters on a rank, and the piece of each that the rank holds."""
+    """The weights in each of vLLM's parameters on a rank, and the shard of each weight that the rank holds."""
 
     parts_of: PartsOf
     layouts: Mapping[str, TensorLayout]
 
 
 def held_weights(directory: Path, mesh: ParallelMesh, rank: int, *, trust_remote_code: bool = False) -> HeldWeights:
-    """What a rank of a generation mesh holds of the model in a directory.
+    """The weights of the model in a directory that a rank of a generation mesh holds.
 
-    A model without rules of its own in `models/names` can be held whole alone.
+    A model without rules in `models/names` cannot be sharded.
     """
     kind = read_json_object(directory / "config.json").get("model_type")
     if kind in MODEL_TYPES:
@@ -65,7 +65,7 @@ def held_weights(directory: Path, mesh: ParallelMesh, rank: int, *, trust_remote
 
 
 def rank_layouts(geometry: ModelGeometry, mesh: ParallelMesh, rank: int) -> dict[str, TensorLayout]:
-    """What vLLM holds on a rank of a generation mesh, by canonical name; known without starting it."""
+    """The shards that vLLM holds on a rank of a generation mesh, by canonical name; known before vLLM starts."""
     place, num_stages, stage = _place(mesh, rank), mesh.axis_size("pipeline"), mesh.index_along(rank, ("pipeline",))
     layers = names.stage_layers(geometry.layers, stage, num_stages)
     specs = stage_weights(geometry, layers, is_first=stage == 0, is_last=stage == num_stages - 1)
@@ -77,7 +77,7 @@ def rank_layouts(geometry: ModelGeometry, mesh: ParallelMesh, rank: int) -> dict
 
 
 def whole_parts(shapes: Mapping[str, Sequence[int]]) -> PartsOf:
-    """Whole weights of the given shapes, fused projections by their usual names: for models without rules."""
+    """`PartsOf` for models without rules: whole weights of these shapes, with the usual names of fused projections."""
 
     def parts_of(name: str, tensor: Tensor) -> list[Part]:
         found = [part for part in names.unfused(name) if part in shapes]
@@ -98,7 +98,7 @@ def _whole_shapes(directory: Path, trust_remote_code: bool) -> dict[str, tuple[i
 
 
 def _check_cover(name: str, tensor: Tensor, parts: list[Part]) -> None:
-    """The parts fill the tensor, but for the padding of a vocabulary."""
+    """Raises unless the parts cover the tensor, except the padding of a vocabulary."""
     if not parts:
         raise _misfit(f"the weights in vLLM's '{name}' of shape {tuple(tensor.shape)} are not known")
     for part in parts:
@@ -108,7 +108,7 @@ def _check_cover(name: str, tensor: Tensor, parts: list[Part]) -> None:
             raise _misfit(f"vLLM's '{name}' of shape {tuple(tensor.shape)} does not hold '{part.name}' of {inner}")
     covered = sum(tensor[part.region].numel() for part in parts)
     if covered != tensor.numel() and not _is_padded(name):
-        raise _misfit(f"vLLM's '{name}' has {tensor.numel()} numbers, the weights in it have {covered}")
+        raise _misfit(f"vLLM's '{name}' has {tensor.numel()} elements, the weights in it have {covered}")
 
 
 def _is_padded(name: str) -> bool:

@@ -1,5 +1,5 @@
-"""Training in shards with PyTorch's FSDP2: a rank holds a piece of every parameter and gathers a layer while it runs.
+"""Sharded training with PyTorch's FSDP2: each rank holds a shard of every parameter and gathers one layer at a time.
 
-Read `engine.py` first, then `sharding.py` (what a rank holds, and where its memory is). `tensor_plan.py` divides
-matrices over ranks as well (DTensor), `sequence.py` divides the tokens of a micro-batch (Ulysses).
+Read `engine.py` first, then `sharding.py` (what a rank holds, and where its memory is). `tensor_parallel.py` shards
+matrices with DTensor, and `sequence.py` splits the tokens of a micro-batch over ranks (Ulysses).
 """

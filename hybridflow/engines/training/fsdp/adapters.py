@@ -1,4 +1,4 @@
-"""The matrices of a low-rank adapter that merging needs whole, from the shards of all ranks."""
+"""Gathers the matrices of a LoRA adapter that merging needs whole."""
 
 import math
 from collections.abc import Sequence
@@ -15,13 +15,13 @@ from hybridflow.models.names.huggingface import canonical_name
 
 @torch.no_grad()
 def gathered_downs(parameters: Sequence[HeldParameter], mesh: ShardMesh) -> dict[str, Tensor]:
-    """A of each adapted weight, by the weight's name: all its rows, and the columns of this rank.
+    """Matrix A of each adapted weight, by the weight's name: all its rows, and this rank's columns.
 
-    One all-gather among the shards of a copy, of half an adapter's bytes. B needs none: its rows are divided as the
-    weight's own are.
+    One all-gather over the shards of a replica, of half the adapter's bytes. B is not gathered: its rows are sharded
+    like those of the weight.
     """
     downs = [parameter for parameter in parameters if f".{DOWN}." in parameter.name]
-    pieces = [_filled_up(parameter, mesh.num_shards) for parameter in downs]
+    pieces = [_padded(parameter, mesh.num_shards) for parameter in downs]
     if not pieces:
         return {}
     own = torch.cat([piece.flatten() for piece in pieces])
@@ -38,8 +38,8 @@ def gathered_downs(parameters: Sequence[HeldParameter], mesh: ShardMesh) -> dict
     }
 
 
-def _filled_up(parameter: HeldParameter, num_shards: int) -> Tensor:
-    """A rank's rows, and zeros below where others have more."""
+def _padded(parameter: HeldParameter, num_shards: int) -> Tensor:
+    """A rank's rows, padded with zeros to the largest number of rows on any rank."""
     rows, columns = parameter.layout.shape[0], parameter.layout.local_shape[1]
     piece = parameter.shard.new_zeros(math.ceil(rows / num_shards), columns)
     piece[: parameter.shard.shape[0]] = parameter.shard

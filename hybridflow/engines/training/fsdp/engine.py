@@ -1,4 +1,4 @@
-"""The training engine on FSDP2: Hugging Face models in shards, in copies of shards (HSDP), by matrix and by token."""
+"""The training engine on FSDP2: Hugging Face models with FSDP, HSDP, tensor and sequence parallelism."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
+from hybridflow.algorithms.vocabulary_parallel import vocabulary_parallel_outputs
 from hybridflow.batch import Batch
 from hybridflow.engines.training.fsdp.adapters import gathered_downs
 from hybridflow.engines.training.fsdp.mesh import ShardMesh
@@ -20,16 +21,17 @@ from hybridflow.engines.training.fsdp.sharding import (
     finish_sharding,
     held_shards,
     move_parameters,
+    reset_on_failure,
     reshard,
     rows_of,
     shard_model,
-    undone_on_failure,
 )
-from hybridflow.engines.training.fsdp.tensor_parallel import DividedLanguageOutputs, divide_matrices
+from hybridflow.engines.training.fsdp.tensor_parallel import divide_matrices
 from hybridflow.engines.training.host_memory import HostShelf
 from hybridflow.engines.training.interface import LossFn, Part
-from hybridflow.engines.training.microbatch import MicroBatch, make_microbatches
+from hybridflow.engines.training.microbatch import MicroBatch
 from hybridflow.engines.training.optimizer import MasterAdamW, make_optimizer
+from hybridflow.engines.training.outputs import LanguageOutputs
 from hybridflow.engines.training.passes import accumulate_gradients, forward_pass
 from hybridflow.engines.training.setup import LANGUAGE, EngineSetup, prepared
 from hybridflow.engines.training.shell import EngineShell
@@ -43,7 +45,7 @@ from hybridflow.parallel.layout import WeightShard
 
 
 class FsdpEngine(EngineShell[MasterAdamW]):
-    """A model in shards over the ranks of a mesh; implements `TrainEngine`. All ranks make it, and call it, together.
+    """A model sharded over the ranks of a mesh; implements `TrainEngine`. All ranks create and call it together.
 
     engine = FsdpEngine(EngineSetup(LANGUAGE, config.actor.model, config.actor, 300, device, ranks))
     logprobs = engine.forward(own_rows, ("logprobs",), temperature=1.0).tokens("logprobs")
@@ -55,7 +57,7 @@ class FsdpEngine(EngineShell[MasterAdamW]):
         self._shards = ShardMesh(setup.ranks, setup.training.parallelism.replicas, setup.device)
         self.model = setup.skeleton()
         self.adapter = setup.add_adapter(self.model)
-        self._outputs = self._divided(self.model)
+        self._outputs = self._parallelized(self.model)
         self._parameters = shard_model(self._outputs, self.model, self._shards)
         for parameter in self._parameters:
             parameter.place(torch.zeros(parameter.padded_numel, dtype=parameter.shard.dtype, device=self.device))
@@ -70,36 +72,36 @@ class FsdpEngine(EngineShell[MasterAdamW]):
         self.onload(Part.parameters)
         micros = self._micros(batch)
         kind = nullcontext() if adapted or self.adapter is None else self.adapter.off()
-        with kind, undone_on_failure(self._outputs):
+        with kind, reset_on_failure(self._outputs):
             result = forward_pass(self._outputs, micros, outputs, temperature=temperature)
         reshard(self._outputs)
         return result
 
     def train_step(self, batch: Batch, loss_fn: LossFn, *, temperature: float) -> Metrics:
-        """See `TrainEngine.train_step`. Raises `EngineError` when the gradient is not finite."""
+        """See `TrainEngine.train_step`. Raises `EngineError` if the gradient is not finite."""
         self.onload(Part.parameters)
         optimizer = self.optimizer
-        self._forget_gradients()
+        self._clear_gradients()
         micros = self._micros(batch)
-        with undone_on_failure(self._outputs):
+        with reset_on_failure(self._outputs):
             metrics = accumulate_gradients(
                 self._outputs,
                 batch,
                 micros,
                 loss_fn,
                 temperature=temperature,
-                before_backward=self._exchange_between_copies,
+                before_backward=self._reduce_over_replicas,
             )
         for parameter in self._parameters:
             parameter.take_gradient()
         limit = self._training.optimizer.max_grad_norm or float("inf")
         norm = clipped_norm(self._parameters, self._shards, limit=limit)
         metrics |= self.optimizer_step(norm, optimizer.step_at)
-        self._forget_gradients()
+        self._clear_gradients()
         return metrics
 
     def weight_shards(self) -> Iterator[WeightShard]:
-        """See `TrainEngine.weight_shards`: rows of each weight, none where there are fewer rows than ranks."""
+        """See `TrainEngine.weight_shards`: rows of each weight, or none if there are fewer rows than ranks."""
         self.onload(Part.parameters)
         held = self._held_shards()
         if self.adapter is None:
@@ -107,7 +109,7 @@ class FsdpEngine(EngineShell[MasterAdamW]):
         return merged_shards(held, self.adapter, gathered_downs(self._parameters, self._shards))
 
     def bind(self, slots: Mapping[str, WeightShard]) -> set[str]:
-        """See `TrainEngine.bind`: binds what lies in a slot as whole rows, unless FSDP needs padding behind it."""
+        """See `TrainEngine.bind`: binds shards that are whole rows of a slot, unless FSDP pads them."""
         self.onload(Part.parameters)
         slots = self._bindable(slots)
         return {name for parameter in self._parameters for name in bind_parameter(parameter, slots)}
@@ -125,19 +127,22 @@ class FsdpEngine(EngineShell[MasterAdamW]):
         return load_optimizer(directory, self.optimizer, self._trained(), self._setup.ranks)
 
     def _trained(self) -> list[tuple[Tensor, ShardsOf]]:
-        """The pieces that the optimizer steps, and the weights in each."""
+        """The shards that the optimizer steps, and the weights in each."""
         return [(p.shard, partial(held_shards, p)) for p in self._parameters if p.trained and p.shard.numel()]
 
-    def _divided(self, model: PreTrainedModel | ValueModel) -> nn.Module:
-        """The model as it is asked, its matrices and tokens divided as the configuration says."""
+    def _parallelized(self, model: PreTrainedModel | ValueModel) -> nn.Module:
+        """The model with its outputs, sharded for tensor and sequence parallelism as the configuration says."""
         setup, shards = self._setup, self._shards
         outputs: nn.Module = prepared(setup, model)
         backbone = setup.kind.backbone(model)
         if shards.tensor_size > 1:
             divide_matrices(backbone, shards.tensor)
             if setup.kind is LANGUAGE:
-                columns = rows_of(backbone.config.get_text_config().vocab_size, shards.tensor_size, shards.tensor_index)
-                outputs = DividedLanguageOutputs(backbone, first_column=columns[0], group=shards.tensor.get_group())
+                vocabulary = backbone.config.get_text_config().vocab_size
+                first, end = rows_of(vocabulary, shards.tensor_size, shards.tensor_index)
+                group = shards.tensor.get_group()
+                combine = partial(vocabulary_parallel_outputs, first_column=first, vocabulary=vocabulary, group=group)
+                outputs = LanguageOutputs(backbone, columns=end - first, outputs_of=combine)
         group = setup.ranks.group("sequence")
         return outputs if group is None else SequenceParallelOutputs(outputs, backbone, group)
 
@@ -152,26 +157,14 @@ class FsdpEngine(EngineShell[MasterAdamW]):
         read_into(directory, own, zero_if_absent=("score.weight", "score.bias"))
 
     def _micros(self, batch: Batch) -> list[MicroBatch]:
-        """As many on every rank, for all ranks gather each layer together."""
+        """The same number on every rank: all ranks gather each layer together."""
+        return self._microbatches(batch, multiple_of=self.mesh.axis_size("sequence"), in_step=True)
 
-        def made(at_least: int) -> list[MicroBatch]:
-            return make_microbatches(
-                batch,
-                budget_tokens=self._training.microbatch_tokens,
-                device=self.device,
-                multiple_of=self.mesh.axis_size("sequence"),
-                at_least=at_least,
-            )
-
-        own = made(1)
-        most = self._setup.ranks.maximum(len(own), "data")
-        return own if len(own) == most else made(most)
-
-    def _exchange_between_copies(self, is_last: bool) -> None:
-        """Copies of the model add up their gradients once a step, the shards of a copy after each micro-batch."""
+    def _reduce_over_replicas(self, is_last: bool) -> None:
+        """Replicas sum their gradients once per step, the shards of a replica after each micro-batch."""
         if isinstance(self._outputs, FSDPModule) and self._training.parallelism.replicas > 1:
             self._outputs.set_requires_all_reduce(is_last)
 
-    def _forget_gradients(self) -> None:
+    def _clear_gradients(self) -> None:
         for parameter in self._parameters:
-            parameter.forget_gradient()
+            parameter.clear_gradient()

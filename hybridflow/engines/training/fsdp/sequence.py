@@ -1,7 +1,7 @@
-"""Sequence parallelism by exchange of heads (Ulysses, arXiv:2309.14509).
+"""Ulysses sequence parallelism (arXiv:2309.14509).
 
-Each rank runs the model on its share of a micro-batch's tokens. Around attention the ranks exchange tokens for heads:
-every rank then sees all tokens, of its own heads alone.
+Each rank runs the model on its share of a micro-batch's tokens. Around attention an all-to-all exchanges tokens for
+heads: each rank then has all tokens for its own heads.
 """
 
 from dataclasses import dataclass, replace
@@ -25,27 +25,28 @@ _EXCHANGED = f"{IMPLEMENTATION}_ulysses"
 
 @dataclass(frozen=True)
 class PackingShare(Packing):
-    """A rank's share of tokens laid end to end: consecutive ones, as many on each rank of the group."""
+    """A rank's share of packed tokens: consecutive tokens, the same number on each rank of the group."""
 
     whole: Packing
     group: dist.ProcessGroup
 
     @property
     def span(self) -> slice:
-        """Where the share lies among all tokens."""
+        """The positions of the share among all tokens."""
         each = self.num_tokens // self.group.size()
         return slice(self.group.rank() * each, (self.group.rank() + 1) * each)
 
     @cached_property
     def position_ids(self) -> Tensor:
-        """Of this rank's tokens: each one's position in its own sequence."""
+        """The position of each of this rank's tokens in its own sequence."""
         return self.whole.position_ids[self.span]
 
 
 class SequenceParallelOutputs(nn.Module):
-    """A token model on the ranks of a group: each rank runs its share of the tokens, and all get what all say.
+    """A token model on the ranks of a group: each rank runs its share of the tokens, and all ranks get all outputs.
 
-    Backward, each rank keeps the gradient of its own tokens: gradients of parameters add up over the group.
+    In the backward pass, each rank keeps the gradient of its own tokens, so parameter gradients must be summed over
+    the group.
     """
 
     def __init__(self, model: TokenModel, backbone: PreTrainedModel, group: dist.ProcessGroup) -> None:
@@ -53,7 +54,9 @@ class SequenceParallelOutputs(nn.Module):
         self.inner = model
         self._group = group
         AttentionInterface.register(_EXCHANGED, _attend_together)
-        AttentionMaskInterface.register(_EXCHANGED, window_mask)  # else transformers drops a layer's window, silently
+        AttentionMaskInterface.register(
+            _EXCHANGED, window_mask
+        )  # otherwise transformers silently drops a layer's window
         backbone.set_attn_implementation(_EXCHANGED)
 
     def forward(self, micro: MicroBatch, names: tuple[str, ...], temperature: float) -> dict[str, Tensor]:
@@ -82,9 +85,10 @@ def _attend_together(
     packing: PackingShare,
     **asked: Any,
 ) -> tuple[Float[Tensor, "1 share heads size"], None]:
-    """Attention on a rank's share of the tokens, by all its ranks together, as the layers of a model call it.
+    """Attention on a rank's share of the tokens, computed by all ranks together; called by the layers of a model.
 
-    Key-value heads fewer than ranks are repeated, so that each rank gets the one its query heads ask.
+    If there are fewer key-value heads than ranks, they are repeated, so that each rank gets the one that its query
+    heads use.
     """
     ranks = packing.group.size()
     if key.shape[1] < ranks:
@@ -99,7 +103,7 @@ def _attend_together(
 
 
 class _Exchanged(torch.autograd.Function):
-    """[ranks, ...]: each rank's entry i goes to rank i, whose entry j came from rank j. Its own inverse."""
+    """All-to-all of [ranks, ...]: entry i is sent to rank i, and entry j is received from rank j. Its own inverse."""
 
     @staticmethod
     def forward(ctx, parts: Tensor, group: dist.ProcessGroup) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -113,7 +117,7 @@ class _Exchanged(torch.autograd.Function):
 
 
 class _Joined(torch.autograd.Function):
-    """Each rank's values at its own places, together on all ranks; backward, a rank takes those of its places."""
+    """Combines values at each rank's own places on all ranks; backward, each rank gets the gradient at its places."""
 
     @staticmethod
     def forward(ctx, values: Tensor, places: Tensor, size: int, group: dist.ProcessGroup) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]

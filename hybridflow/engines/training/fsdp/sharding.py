@@ -1,6 +1,6 @@
-"""A model in shards: which modules gather together, and the piece of each parameter that a rank holds.
+"""Shards a model with FSDP2: which modules are gathered together, and the shard of each parameter on this rank.
 
-The only file that knows FSDP2's inner parts: PyTorch offers no other way to say where a shard's memory is.
+The only file that uses FSDP2's internals: PyTorch has no public way to choose the memory of a shard.
 """
 
 import math
@@ -25,11 +25,11 @@ from hybridflow.parallel.layout import TensorLayout, WeightShard
 
 
 class HeldParameter:
-    """A parameter of a model, of which this rank holds a piece: whole rows, possibly none.
+    """A parameter of a model, of which this rank holds a shard: whole rows, possibly none.
 
-    `shard` is the piece as a plain tensor, the same object for as long as the engine lives, wherever its memory is:
-    what an optimizer moves. Gradients come from FSDP (`take_gradient`), already summed over ranks, in float32.
-    `counts` is true on one of the ranks that hold the same piece.
+    `shard` is a plain tensor for the optimizer to step. It stays the same object for the engine's lifetime, wherever
+    its memory is. `take_gradient` gives it the gradient from FSDP, already summed over ranks, in float32. `counts` is
+    true on exactly one of the ranks with the same shard.
     """
 
     def __init__(
@@ -43,23 +43,23 @@ class HeldParameter:
         self._parameter = parameter
         self.memory = torch.empty(0, dtype=parameter.dtype)
         self.shard = nn.Parameter(self.memory, requires_grad=False)
-        """Nothing until the parameter is placed."""
+        """Empty until the parameter is placed."""
         self.is_bound = False
-        """Its memory is a rollout engine's as well, and stays where it is."""
+        """Whether a rollout engine shares its memory, which then stays where it is."""
 
     @property
     def padded_numel(self) -> int:
-        """Elements of the memory it needs: a rank with fewer rows than others is filled up for the all-gather."""
+        """Elements of memory that the shard needs: shards with fewer rows than others are padded for the all-gather."""
         return math.prod(self._fsdp.padded_sharded_param_size if self._fsdp else self.layout.local_shape)
 
     @property
     def is_whole_memory(self) -> bool:
-        """The piece fills the memory it needs, without padding."""
+        """Whether the shard has no padding."""
         return self.padded_numel == math.prod(self.layout.local_shape)
 
     @torch.no_grad()
     def place(self, memory: Tensor) -> None:
-        """Makes `memory` (flat, `padded_numel` elements) that of this rank's piece, as it is: nothing is copied."""
+        """Makes `memory` (flat, `padded_numel` elements) the memory of this rank's shard, without copying anything."""
         assert memory.shape == (self.padded_numel,), f"{self.name}: {tuple(memory.shape)} for {self.padded_numel}"
         size = math.prod(self.layout.local_shape)
         piece = memory[:size].view(self.layout.local_shape)
@@ -81,8 +81,8 @@ class HeldParameter:
         self.shard.grad = gradient.to_local() if isinstance(gradient, DTensor) else gradient
         self._current.grad = None
 
-    def forget_gradient(self) -> None:
-        """Drops the gradient, taken or not: that of a step that failed must not be added to the next."""
+    def clear_gradient(self) -> None:
+        """Drops the gradient, taken or not: a failed step's gradient must not be added to the next."""
         self._current.grad = None
         self.shard.grad = None
 
@@ -100,10 +100,10 @@ class HeldParameter:
 
 
 def shard_model(root: nn.Module, model: nn.Module, mesh: ShardMesh) -> list[HeldParameter]:
-    """Shards a model in place, layer by layer, and lists what this rank holds; none of it is placed in memory yet.
+    """Shards a model in place, layer by layer, and returns this rank's shards, which have no memory yet.
 
-    `root` is the module that is called, `model` the part of it that has the parameters. Gradients are summed over the
-    ranks in float32. One rank alone shards nothing.
+    `root` is the module that is called, and `model` the part of it with the parameters. Gradients are summed over the
+    ranks in float32. On a single rank nothing is sharded.
     """
     whole = dict(model.named_parameters())
     layouts = {name: _layout(parameter, mesh) for name, parameter in whole.items()}
@@ -126,7 +126,7 @@ def shard_model(root: nn.Module, model: nn.Module, mesh: ShardMesh) -> list[Held
 
 
 def finish_sharding(root: nn.Module) -> None:
-    """Called once all parameters are placed: FSDP makes its plan, and keeps reduced gradients in float32."""
+    """Initializes FSDP once all parameters are placed, and makes it keep reduced gradients in float32."""
     if isinstance(root, FSDPModule):
         root._get_fsdp_state()._lazy_init()
         for module in _sharded_modules(root):
@@ -135,17 +135,17 @@ def finish_sharding(root: nn.Module) -> None:
 
 
 def reshard(root: nn.Module) -> None:
-    """Gives back what a forward pass without a backward pass left gathered."""
+    """Frees the parameters that a forward pass without a backward pass left gathered."""
     for module in _sharded_modules(root):
         module.reshard()
 
 
 @contextmanager
-def undone_on_failure(root: nn.Module) -> Iterator[None]:
-    """A pass that fails leaves nothing behind in FSDP.
+def reset_on_failure(root: nn.Module) -> Iterator[None]:
+    """Resets FSDP's state if a pass fails.
 
-    Neither parameters that stay gathered, which would hide all later changes of the shards from the next passes, nor
-    sums of gradients that copies of the model have not exchanged yet.
+    Otherwise parameters would stay gathered, and later passes would not see changes to the shards; and gradients that
+    replicas have not reduced yet would be added to the next step's.
     """
     try:
         yield
@@ -156,23 +156,23 @@ def undone_on_failure(root: nn.Module) -> Iterator[None]:
 
 
 def rows_of(size: int, parts: int, index: int) -> tuple[int, int]:
-    """The rows of part `index` when `parts` ranks divide `size` rows: all as many, but for the last ones."""
+    """The rows of part `index` if `size` rows are split as `torch.chunk` does: in equal parts except the last ones."""
     each = math.ceil(size / parts)
     return min(size, index * each), min(size, (index + 1) * each)
 
 
 def held_shards(parameter: HeldParameter, tensor: Tensor | None = None) -> list[WeightShard]:
-    """The weights in this rank's piece of a parameter, as views of it (or of a moment of it, or another copy)."""
+    """The weights in this rank's shard of a parameter, as views of it, or of a `tensor` of its shape."""
     parts = parts_of(parameter.name, parameter.layout.shape, parameter.layout.box)
     return views(parameter.shard.data if tensor is None else tensor, parts)
 
 
 @torch.no_grad()
 def bind_parameter(parameter: HeldParameter, slots: Mapping[str, WeightShard]) -> list[str]:
-    """Moves this rank's piece into the slots of its weights, and returns their names; none where it cannot be there.
+    """Moves this rank's shard into the slots of its weights, and returns their names, or none if it does not fit.
 
-    The slots' memory must be one run of elements in the piece's order and format: whole rows of a weight, or several
-    weights one behind the other. A piece that is filled up for the all-gather has no place in a slot.
+    The slots must be one contiguous run of elements in the shard's order and dtype: whole rows of a weight, or several
+    weights one after another. A shard that is padded for the all-gather does not fit.
     """
     own = held_shards(parameter)
     if not parameter.is_whole_memory:
@@ -187,7 +187,7 @@ def bind_parameter(parameter: HeldParameter, slots: Mapping[str, WeightShard]) -
 
 
 def move_parameters(parameters: Sequence[HeldParameter], shelf: HostShelf, *, away: bool) -> None:
-    """Takes each piece to the host or back, and lets go of where it was; those that a rollout engine shares stay."""
+    """Moves each shard to the host or back, except those that a rollout engine shares."""
     free = {parameter.name: parameter for parameter in parameters if not parameter.is_bound}
     moved = shelf.put({name: parameter.memory for name, parameter in free.items()}) if away else shelf.take([*free])
     for name, parameter in free.items():
@@ -195,9 +195,9 @@ def move_parameters(parameters: Sequence[HeldParameter], shelf: HostShelf, *, aw
 
 
 def clipped_norm(parameters: Sequence[HeldParameter], mesh: ShardMesh, *, limit: float) -> float:
-    """The norm of the whole gradient, the same on all ranks; gradients of a larger norm are scaled down to `limit`.
+    """The norm of the whole gradient, the same on all ranks; scales the gradient down if its norm exceeds `limit`.
 
-    What several ranks hold counts once. A gradient that is not finite is left as it is.
+    A shard on several ranks counts once. A gradient that is not finite is left unchanged.
     """
     own = get_total_norm([p.shard.grad for p in parameters if p.counts and p.shard.grad is not None])
     squares = own.to(mesh.device, torch.float64).square()
@@ -208,12 +208,12 @@ def clipped_norm(parameters: Sequence[HeldParameter], mesh: ShardMesh, *, limit:
 
 
 def _without_views(root: nn.Module, arguments: tuple, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """FSDP's hooks are on what the root module returns, and would be lost with a view that is changed in place."""
+    """FSDP's hooks are on the root module's outputs, and would be lost if a view was changed in place."""
     return {name: output.clone() if output._is_view() else output for name, output in outputs.items()}
 
 
 def _layout(parameter: nn.Parameter, mesh: ShardMesh) -> TensorLayout:
-    """Tensor parallelism divides evenly and first, shards then divide the rows that are left."""
+    """This rank's part: tensor parallelism splits a parameter first, and FSDP then shards the remaining rows."""
     box: list[tuple[int, int]] = [(0, size) for size in parameter.shape]
     if isinstance(parameter, DTensor):
         for placement in parameter.placements:
@@ -226,18 +226,18 @@ def _layout(parameter: nn.Parameter, mesh: ShardMesh) -> TensorLayout:
 
 
 def _is_divided(parameter: nn.Parameter) -> bool:
-    """Tensor parallelism divides it."""
+    """Whether tensor parallelism shards the parameter."""
     return isinstance(parameter, DTensor) and any(isinstance(placement, Shard) for placement in parameter.placements)
 
 
 def _units(model: nn.Module) -> Sequence[nn.Module]:
-    """What is gathered by itself: each layer, and modules whose format is not the rest's (the value head)."""
+    """The modules gathered separately: each layer, and modules of a different dtype (the value head)."""
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-    format_of_most = next(model.parameters()).dtype
+    usual_dtype = next(model.parameters()).dtype
     others = [
         module
         for module in model.modules()
-        if any(parameter.dtype is not format_of_most for parameter in module.parameters(recurse=False))
+        if any(parameter.dtype is not usual_dtype for parameter in module.parameters(recurse=False))
     ]
     return [*layers, *others]
 

@@ -1,4 +1,4 @@
-"""A Hugging Face model's description as Megatron-Core's, and what this engine cannot compute."""
+"""Maps a Hugging Face configuration to Megatron-Core's, and refuses models that this engine cannot compute."""
 
 import logging
 from functools import partial
@@ -29,7 +29,7 @@ _RECOMPUTED = {"recompute_granularity": "full", "recompute_method": "uniform", "
 
 
 class RmsNorm(nn.RMSNorm):
-    """Root-mean-square norm (arXiv:1910.07467) whose gradient Megatron-Core sums over ranks that divide the tokens."""
+    """RMSNorm (arXiv:1910.07467); with sequence parallelism, Megatron-Core sums its gradient over ranks."""
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float, **unused: object) -> None:
         super().__init__(hidden_size, eps, dtype=config.params_dtype)
@@ -37,7 +37,7 @@ class RmsNorm(nn.RMSNorm):
 
 
 def check_model(geometry: ModelGeometry, description: PreTrainedConfig) -> None:
-    """Raises `EngineError` for a model that this engine does not compute."""
+    """Raises `EngineError` for a model that this engine cannot compute."""
     found = description.to_dict()
     uses_window = found.get("sliding_window") is not None and found.get("use_sliding_window", True)
     refused = {
@@ -45,13 +45,13 @@ def check_model(geometry: ModelGeometry, description: PreTrainedConfig) -> None:
         "a bias in the attention's output projection": geometry.output_bias,
         "a bias in the MLP": bool(found.get("mlp_bias")),
         "attention within a sliding window": uses_window and found["sliding_window"] < geometry.max_positions,
-        "layers without experts beside layers with experts": bool(
+        "a mixture of layers with and without experts": bool(
             geometry.experts and (found.get("mlp_only_layers") or found.get("decoder_sparse_step", 1) != 1)
         ),
     }
     for what, is_there in refused.items():
         if is_there:
-            raise EngineError(f"engine=megatron does not compute {what}.", remedy="Use engine=fsdp for this model.")
+            raise EngineError(f"engine=megatron does not support {what}.", remedy="Use engine=fsdp for this model.")
 
 
 def transformer_config(
@@ -63,9 +63,9 @@ def transformer_config(
     recompute: bool,
     fused_activation: bool,
 ) -> TransformerConfig:
-    """Megatron-Core's configuration. Losses are summed, not averaged, and nothing is dropped out.
+    """Megatron-Core's configuration: losses are summed, not averaged, and there is no dropout.
 
-    `fused_activation` is SwiGLU as one kernel each way, which `torch.compile` makes.
+    `fused_activation` computes SwiGLU with one `torch.compile` kernel per direction.
     """
     virtual = parallelism.virtual_pipeline if parallelism.virtual_pipeline > 1 else None
     return TransformerConfig(
@@ -95,7 +95,7 @@ def transformer_config(
         virtual_pipeline_model_parallel_size=virtual,
         sequence_parallel=divides_tokens(geometry, parallelism),
         variable_seq_lengths=parallelism.pipeline > 1,
-        # With two stages the interleaved schedule exchanges wrong tensors where sends and receives are batched.
+        # With two stages and batched communication, the interleaved schedule exchanges the wrong tensors.
         overlap_p2p_comm=virtual is not None,
         batch_p2p_comm=virtual is None,
         deallocate_pipeline_outputs=False,
@@ -105,7 +105,7 @@ def transformer_config(
         masked_softmax_fusion=False,
         bias_dropout_fusion=False,
         bias_activation_fusion=fused_activation,
-        # Megatron-Core wants this dispatcher of dense models as well, where lengths vary.
+        # Megatron-Core requires this dispatcher for variable lengths, even in dense models.
         moe_token_dispatcher_type="alltoall",
         **(_experts(geometry, description, parallelism) if geometry.experts else {}),
         **(_RECOMPUTED if recompute else {}),
@@ -113,15 +113,15 @@ def transformer_config(
 
 
 def divides_tokens(geometry: ModelGeometry, parallelism: Parallelism) -> bool:
-    """Whether tensor-parallel ranks divide the tokens between matrices: where asked to, and always with experts.
+    """Whether tensor-parallel ranks use sequence parallelism: if configured, and always with experts.
 
-    Megatron-Core sends tokens to experts from the rank that has them, and so wants each on one rank alone.
+    Megatron-Core dispatches each token to its experts from one rank, so tokens must not be replicated.
     """
     return parallelism.tensor > 1 and (parallelism.sequence_parallel or geometry.experts > 0)
 
 
 def decoder_spec(geometry: ModelGeometry, layers: int) -> TransformerBlockSubmodules:
-    """The modules of a chunk of layers: Megatron-Core's own but for attention, norms and stacked matrices."""
+    """The modules of a chunk of layers: Megatron-Core's own except attention, norms, experts and stacked matrices."""
     spec = get_gpt_layer_local_spec(
         num_experts=geometry.experts or None, qk_layernorm=geometry.qk_norm, normalization="RMSNorm"
     )
@@ -147,16 +147,16 @@ logger = logging.getLogger(__name__)
 
 
 def has_fused_activation(device: torch.device) -> bool:
-    """Whether Megatron-Core's fused SwiGLU can be used on a device: on GPUs with Triton, a C compiler and its headers.
+    """Whether to use Megatron-Core's fused SwiGLU: on GPUs with Triton, a C compiler and its headers.
 
-    It is tried on a few numbers, so that what is missing is found at the start and not in the first step. On CPUs,
-    compiling it costs more than it saves.
+    It is tried at the start, so that a missing dependency is not found in the first step. On CPUs, compiling it costs
+    more than it saves.
     """
     return device.type == "cuda" and can_compile_activation(device)
 
 
 def can_compile_activation(device: torch.device) -> bool:
-    """Whether `torch.compile` makes both passes of the kernel; logs a warning if it does not."""
+    """Whether `torch.compile` can compile the kernel's forward and backward pass; logs a warning if it cannot."""
     try:
         numbers = torch.zeros((2, 1, 16), device=device, requires_grad=True)
         torch.autograd.grad(bias_swiglu_impl(numbers, None).sum(), numbers)
@@ -170,7 +170,7 @@ def can_compile_activation(device: torch.device) -> bool:
 def _experts(
     geometry: ModelGeometry, description: PreTrainedConfig, parallelism: Parallelism
 ) -> dict[str, int | float | bool | str]:
-    """Qwen's experts: the best few of a softmax, which are made to sum to 1 or not, and no loss for their balance."""
+    """Settings of Qwen's experts: top-k of a softmax, renormalized or not, without a load-balancing loss."""
     return {
         "num_moe_experts": geometry.experts,
         "moe_router_topk": geometry.experts_per_token,
@@ -178,7 +178,7 @@ def _experts(
         "moe_router_load_balancing_type": "none",
         "moe_aux_loss_coeff": 0.0,
         "moe_router_pre_softmax": not description.to_dict()["norm_topk_prob"],
-        "moe_grouped_gemm": False,  # that is TransformerEngine's; ours is `GroupedExperts`
+        "moe_grouped_gemm": False,  # needs TransformerEngine; `GroupedExperts` replaces it
         "moe_permute_fusion": False,
         "expert_model_parallel_size": parallelism.expert,
         "expert_tensor_parallel_size": parallelism.tensor,

@@ -1,4 +1,4 @@
-"""Self-attention over packed sequences, as Hugging Face's models of the Llama family compute it."""
+"""Self-attention over packed sequences, as in Hugging Face's Llama family."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from hybridflow.errors import EngineError
 from hybridflow.models.packed_attention import Packing, packed_attention
 
-_KINDS_OF_ROTATION = ("default", "linear", "llama3", "yarn")
-"""The kinds that depend on a token's position alone, so that sequences end to end are as if each were alone."""
+_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+"""The types that depend only on a token's position, so that packed sequences do not influence one another."""
 
 
 @dataclass(frozen=True)
 class PackedTokens:
-    """What attention must know of a micro-batch's N tokens: their sequences, and the rotation of their positions."""
+    """What attention needs for a micro-batch's N tokens: their sequences, and the rotations of their positions."""
 
     packing: Packing
     cosine: Float[Tensor, "N size"]
@@ -27,16 +27,16 @@ class PackedTokens:
 
 
 Rotary = Callable[[Packing, torch.dtype], PackedTokens]
-"""The rotation of a micro-batch's positions, in the number format of the hidden states."""
+"""Maps a micro-batch's packing and the dtype of the hidden states to the rotations of its positions."""
 
 
 def make_rotary(config: PreTrainedConfig, device: torch.device) -> Rotary:
-    """Rotary positions (arXiv:2104.09864) as a model's configuration scales them, by transformers' own tables."""
+    """Rotary embeddings (arXiv:2104.09864), scaled as the model's configuration says; the tables are transformers'."""
     kind = config.to_dict()["rope_parameters"]["rope_type"]
-    if kind not in _KINDS_OF_ROTATION:
+    if kind not in _ROPE_TYPES:
         raise EngineError(
-            f"engine=megatron does not compute rotary positions of type '{kind}'.",
-            remedy=f"Use engine=fsdp, or a model with one of: {', '.join(_KINDS_OF_ROTATION)}.",
+            f"engine=megatron does not support rotary embeddings of type '{kind}'.",
+            remedy=f"Use engine=fsdp, or a model with one of: {', '.join(_ROPE_TYPES)}.",
         )
     tables = LlamaRotaryEmbedding(config).to(device)  # pyright: ignore[reportArgumentType]
 
@@ -49,15 +49,15 @@ def make_rotary(config: PreTrainedConfig, device: torch.device) -> Rotary:
 
 
 class PackedSelfAttention(SelfAttention):
-    """Causal attention within each of the sequences laid end to end; heads are divided over tensor-parallel ranks.
+    """Causal attention within each packed sequence, with heads split over tensor-parallel ranks.
 
-    The rows of its projections are the rank's query heads, then its key heads, then its value heads.
+    The rows of its projection are the rank's query heads, then its key heads, then its value heads.
     """
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, hidden_states: Float[Tensor, "N 1 H"], *, packed_seq_params: PackedTokens, **unused: object
     ) -> tuple[Tensor, None]:
-        """What attention adds to each token. Queries and keys are normalised a head where the model asks for it."""
+        """The attention output. Queries and keys are normalized per head if the model does so."""
         size = self.hidden_size_per_attention_head
         heads, groups = self.num_attention_heads_per_partition, self.num_query_groups_per_partition
         mixed, _ = self.linear_qkv(hidden_states)  # pyright: ignore[reportCallIssue]

@@ -1,9 +1,9 @@
-"""Megatron-Core on machines without CUDA: its modules are read with `torch.cuda` and "cuda" meaning the CPU.
+"""Runs Megatron-Core on machines without CUDA: in its modules, `torch.cuda` and "cuda" mean the CPU.
 
-Megatron-Core asks for CUDA by name in some 200 places. Where there is none, an import hook limited to `megatron.core`
-rewrites those places in the syntax tree of each of its modules as it is imported; `torch.cuda` itself is not touched,
-so that whatever else lives in the process sees no difference. Importing this module installs the hook: the package's
-`__init__` does so before any file of it imports Megatron-Core. Where CUDA is there, nothing happens.
+Megatron-Core names CUDA in about 200 places. Without CUDA, an import hook for `megatron.core` rewrites those places in
+the syntax tree of each module as it is imported. `torch.cuda` itself is not changed, so other code in the process is
+unaffected. Importing this module installs the hook; the package's `__init__` does so before any of its files imports
+Megatron-Core. With CUDA, nothing happens.
 """
 
 import ast
@@ -29,18 +29,18 @@ for _message in (
     ".*attribute of a Tensor that is not a leaf Tensor is being accessed",
     "TypedStorage is deprecated",
 ):
-    warnings.filterwarnings("ignore", message=_message)  # of Megatron-Core in itself: a user can do nothing about them
+    warnings.filterwarnings("ignore", message=_message)  # from inside Megatron-Core; users cannot act on them
 
 _PACKAGE = "megatron.core"
 _COLLECTIVES = "megatron.core.tensor_parallel.mappings"
 _STAND_IN = "_hybridflow_cpu_for_cuda"
 _TENSOR_TYPE = re.compile(r"torch\.cuda\.(Float|Half|BFloat16)Tensor")
 _ABSENT_WITHOUT_TRANSFORMER_ENGINE = {"megatron.core.transformer.moe.moe_utils": ("te_general_gemm",)}
-"""Names that Megatron-Core 0.16 uses and, without TransformerEngine, forgets to define; they stand for `None`."""
+"""Names that Megatron-Core 0.16 uses but does not define without TransformerEngine; they are set to `None`."""
 
 
 class _Idle:
-    """A stream or an event of a device that does everything at once."""
+    """A stream or event of a device that runs everything synchronously."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         self.device = torch.device("cpu")
@@ -56,14 +56,14 @@ class _Idle:
 
 
 class _Generators:
-    """The random generators of the devices: all are the CPU's."""
+    """The devices' random generators: always the CPU's."""
 
     def __getitem__(self, index: int) -> torch.Generator:
         return torch.default_generator
 
 
 class _CpuForCuda:
-    """What `torch.cuda` stands for in Megatron-Core; a name that is not here is looked up in `torch.cuda`."""
+    """Replaces `torch.cuda` in Megatron-Core; names not defined here are looked up in `torch.cuda`."""
 
     Stream = Event = ExternalStream = _Idle
     FloatTensor, HalfTensor, BFloat16Tensor = torch.FloatTensor, torch.HalfTensor, torch.BFloat16Tensor
@@ -133,7 +133,7 @@ class _ToCpu(ast.NodeTransformer):
         return node
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
-        """`tensor.cuda(...)` is `tensor.cpu()`; there are no streams to be recorded on."""
+        """Turns `tensor.cuda(...)` into `tensor.cpu()`, and drops `record_stream`."""
         self.generic_visit(node)
         name = node.func.attr if isinstance(node.func, ast.Attribute) else None
         if name == "record_stream":
@@ -143,7 +143,7 @@ class _ToCpu(ast.NodeTransformer):
         return node
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.stmt | list[ast.stmt]:
-        """`from torch.cuda import name`."""
+        """Turns `from torch.cuda import name` into an assignment."""
         if node.module != "torch.cuda":
             return node
         stand_in = ast.Name(_STAND_IN, ast.Load())
@@ -160,10 +160,10 @@ class _ToCpu(ast.NodeTransformer):
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
-    """Reads a module of Megatron-Core for the CPU."""
+    """Loads a module of Megatron-Core, rewritten for the CPU."""
 
     def get_code(self, fullname: str) -> CodeType | None:
-        """Modules that never mention CUDA are taken as they were compiled."""
+        """The rewritten module; modules that never mention CUDA use their cached bytecode."""
         path = self.get_filename(fullname)
         source = self.get_data(path)
         if b"cuda" not in source:
@@ -172,7 +172,7 @@ class _Loader(importlib.machinery.SourceFileLoader):
         return compile(tree, path, "exec", dont_inherit=True)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Runs the module with the stand-in among its globals."""
+        """Executes the module with the replacement of `torch.cuda` among its globals."""
         vars(module)[_STAND_IN] = _CpuForCuda()
         vars(module).update(dict.fromkeys(_ABSENT_WITHOUT_TRANSFORMER_ENGINE.get(module.__name__, ())))
         super().exec_module(module)
@@ -181,12 +181,12 @@ class _Loader(importlib.machinery.SourceFileLoader):
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the modules of Megatron-Core, and no others."""
+    """Finds the modules of Megatron-Core only."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The module's usual specification with the rewriting loader in it."""
+        """The module's usual spec, with the rewriting loader."""
         if fullname != _PACKAGE and not fullname.startswith(f"{_PACKAGE}."):
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path)
@@ -196,7 +196,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def _allow_uneven_sizes(module: ModuleType) -> None:
-    """Megatron-Core's exchanges along the first dimension, with shares of unequal sizes as gloo can do them."""
+    """Replaces Megatron-Core's collectives along the first dimension by ones that gloo supports for unequal sizes."""
     gather, reduce_scatter = vars(module)["_gather_along_first_dim"], vars(module)["_reduce_scatter_along_first_dim"]
 
     def gather_along_first_dim(input_: Tensor, group: dist.ProcessGroup, sizes: list[int] | None = None, *rest: bool):
@@ -216,7 +216,7 @@ def _allow_uneven_sizes(module: ModuleType) -> None:
 
 
 def gathered(share: Tensor, group: dist.ProcessGroup, sizes: list[int]) -> Tensor:
-    """All ranks' shares, `sizes` rows of each, one below the other: gathered as if each had as many as the largest."""
+    """All ranks' shares concatenated, `sizes` rows of each; they are padded to the largest for the all-gather."""
     padded = share.new_zeros((max(sizes), *share.shape[1:]))
     padded[: len(share)] = share
     parts = [torch.empty_like(padded) for _ in sizes]
@@ -225,14 +225,14 @@ def gathered(share: Tensor, group: dist.ProcessGroup, sizes: list[int]) -> Tenso
 
 
 def reduce_scattered(whole: Tensor, group: dist.ProcessGroup, sizes: list[int]) -> Tensor:
-    """This rank's share of the sum over ranks: the whole sum is made, and the share kept."""
+    """This rank's share of the sum over ranks: an all-reduce, of which the share is kept."""
     total = whole.contiguous().clone()
     dist.all_reduce(total, group=group)
     return total.split(sizes)[group.rank()].clone()
 
 
 def install() -> None:
-    """Puts the hook in place, once, where there is no CUDA."""
+    """Installs the hook once, if there is no CUDA."""
     if torch.cuda.is_available() or any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return
     if _PACKAGE in sys.modules:

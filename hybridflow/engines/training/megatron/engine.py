@@ -1,4 +1,4 @@
-"""The training engine on Megatron-Core: matrices, layers, experts and optimizer state divided over ranks."""
+"""The training engine on Megatron-Core: tensor, pipeline, expert and data parallelism, distributed optimizer."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,13 +21,12 @@ from hybridflow.engines.training.megatron.parameters import WaitingParameters, b
 from hybridflow.engines.training.megatron.pipeline import (
     LossFunc,
     ReportT,
-    least_micros,
     metrics_of_last_stage,
     outputs_of_last_stage,
     run_pipeline,
 )
 from hybridflow.engines.training.megatron.process_groups import Layout
-from hybridflow.engines.training.microbatch import MicroBatch, make_microbatches
+from hybridflow.engines.training.microbatch import MicroBatch
 from hybridflow.engines.training.passes import joined_outputs, loss_of
 from hybridflow.engines.training.setup import VALUE, EngineSetup
 from hybridflow.engines.training.shell import EngineShell
@@ -39,14 +38,14 @@ from hybridflow.parallel.layout import WeightShard
 
 
 class MegatronEngine(EngineShell[ChunkOptimizer]):
-    """A model divided over the ranks of a mesh; implements `TrainEngine`. All ranks make it, and call it, together.
+    """A model sharded over the ranks of a mesh; implements `TrainEngine`. All ranks create and call it together.
 
     engine = MegatronEngine(EngineSetup(LANGUAGE, config.actor.model, config.actor, 300, device, ranks))
     logprobs = engine.forward(own_rows, ("logprobs",), temperature=1.0).tokens("logprobs")
     metrics = engine.train_step(own_minibatch, loss_fn, temperature=1.0)
 
-    Ranks that differ in data alone are given different rows; all stages of a pipeline return what the last one knows.
-    Run on CPUs with gloo; on GPUs, with NCCL, it has not been run yet.
+    Only ranks that differ in `data` get different rows. All pipeline stages return the outputs of the last one. Tested
+    on CPUs with gloo; not yet run on GPUs with NCCL.
     """
 
     def __init__(self, setup: EngineSetup) -> None:
@@ -78,7 +77,7 @@ class MegatronEngine(EngineShell[ChunkOptimizer]):
         read_into(setup.directory, self.weight_shards(), zero_if_absent=("score.weight", "score.bias"))
 
     def forward(self, batch: Batch, outputs: tuple[str, ...], *, temperature: float, adapted: bool = True) -> Batch:
-        """See `TrainEngine.forward`. There are no adapters."""
+        """See `TrainEngine.forward`. Adapters are not supported."""
         self.onload(Part.parameters)
         for chunk in self.chunks:
             chunk.eval()
@@ -92,7 +91,7 @@ class MegatronEngine(EngineShell[ChunkOptimizer]):
         return joined_outputs(zip(micros, outputs_of_last_stage(reports), strict=True))
 
     def train_step(self, batch: Batch, loss_fn: LossFn, *, temperature: float) -> Metrics:
-        """See `TrainEngine.train_step`. Raises `EngineError` when the gradient is not finite."""
+        """See `TrainEngine.train_step`. Raises `EngineError` if the gradient is not finite."""
         self.onload(Part.parameters)
         optimizer = self.optimizer
         for chunk in self.chunks:
@@ -114,12 +113,12 @@ class MegatronEngine(EngineShell[ChunkOptimizer]):
         return metrics
 
     def weight_shards(self) -> Iterator[WeightShard]:
-        """See `TrainEngine.weight_shards`: the parameters themselves, without padding of the vocabulary."""
+        """See `TrainEngine.weight_shards`: the parameters themselves, without the vocabulary's padding."""
         self.onload(Part.parameters)
         return self._held_shards()
 
     def bind(self, slots: Mapping[str, WeightShard]) -> set[str]:
-        """See `TrainEngine.bind`: binds what lies whole in a slot, whatever lies around it there."""
+        """See `TrainEngine.bind`: binds parameters that lie entirely in a slot, contiguous or not."""
         self.onload(Part.parameters)
         return bind_parameters(self.chunks, slots)
 
@@ -164,19 +163,9 @@ class MegatronEngine(EngineShell[ChunkOptimizer]):
         )
 
     def _micros(self, batch: Batch) -> list[MicroBatch]:
-        """As many on every rank where experts are divided, for ranks send one another tokens in every layer."""
+        """The same number on every rank with expert parallelism, because ranks exchange tokens in every layer.
 
-        def made(at_least: int) -> list[MicroBatch]:
-            return make_microbatches(
-                batch,
-                budget_tokens=self._training.microbatch_tokens,
-                device=self.device,
-                multiple_of=self._multiple,
-                at_least=at_least,
-            )
-
-        own = made(1)
-        layout = self._layout
-        most = self._setup.ranks.maximum(len(own), "data") if layout.expert > 1 else len(own)
-        wanted = least_micros(most, layout.pipeline, layout.virtual_pipeline)
-        return own if len(own) == wanted else made(wanted)
+        With virtual stages, a multiple of the pipeline ranks, which the interleaved schedule requires.
+        """
+        rounds = self._layout.pipeline if self._layout.virtual_pipeline > 1 else 1
+        return self._microbatches(batch, multiple_of=self._multiple, in_step=self._layout.expert > 1, rounds_of=rounds)

@@ -1,4 +1,4 @@
-"""Experts of a mixture in grouped products (`torch.nn.functional.grouped_mm`) instead of one after the other."""
+"""Experts of an MoE layer with grouped matrix products (`torch.nn.functional.grouped_mm`)."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
@@ -19,27 +19,27 @@ from torch.nn import functional as F  # noqa: N812 (its usual name)
 from hybridflow.engines.training.megatron.stacked_linear import StackedLinear, stacked
 
 _ALIGNMENT = 16
-"""Bytes; the start of every row must be a multiple of it for `grouped_mm`."""
+"""Bytes; `grouped_mm` requires every row to start at a multiple of it."""
 
 
 class Matrices(NamedTuple):
-    """One tensor [experts, rows, columns] over the memory of several weights, beginning with weight number `first`."""
+    """A tensor [experts, rows, columns] over the memory of several weights, starting at weight number `first`."""
 
     first: int
     shape: tuple[int, ...]
     stride: tuple[int, ...]
 
     def over(self, weights: Sequence[Tensor]) -> Tensor:
-        """The tensor itself, without a gradient; it keeps the weights' memory alive."""
+        """The tensor, without a gradient; it keeps the weights' memory alive."""
         return weights[self.first].detach().as_strided(self.shape, self.stride)
 
 
 class GroupedExperts(SequentialMLP):
-    """Megatron-Core's local experts, all of which are multiplied at once, with one product per projection.
+    """Megatron-Core's local experts, computed together with one grouped product per projection.
 
-    Parameters and their names are those of `SequentialMLP`, one per expert and projection. They are made one below the
-    other in memory, which is also how vLLM holds them. Where they have become views between which other weights lie,
-    gate and up are two products; where no grouped product can read them, the experts are computed one by one.
+    It has the parameters of `SequentialMLP`, one per expert and projection, allocated contiguously as in vLLM. If they
+    have become views with other weights in between, gate and up take two products. If no grouped product can read them,
+    the experts are computed one by one.
     """
 
     def __init__(
@@ -51,14 +51,14 @@ class GroupedExperts(SequentialMLP):
     ) -> None:
         super().__init__(num_local_experts, config, submodules, pg_collection)
         self._known: dict[tuple[int, ...], list[Matrices] | None] = {}
-        """How weights at these addresses lie: looking is slower than the products of a small model."""
+        """Cached by the weights' addresses: finding the layout takes longer than the products of a small model."""
         for weights in (self._gates_and_ups(), self._downs()):
             _lay_together(weights)
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, tokens: Float[Tensor, "N H"], tokens_per_expert: Int[Tensor, " E"], probs: Float[Tensor, " N"]
     ) -> tuple[Float[Tensor, "N H"], None]:
-        """What the experts add, weighted by `probs`; rows are ordered by expert. No bias is left to be added."""
+        """The experts' outputs, weighted by `probs`, for rows ordered by expert; the second result, a bias, is None."""
         first, second = self._gates_and_ups(), self._downs()
         lying = [self._matrices(weights) for weights in (first, second)]
         if len(second) == 1 or lying[0] is None or lying[1] is None:
@@ -91,10 +91,10 @@ class GroupedExperts(SequentialMLP):
 
 @torch.no_grad()
 def matrices(weights: Sequence[Tensor], experts: int) -> list[Matrices] | None:
-    """Tensors [experts, rows, columns] that cover the weights: the first expert's, then the second's, and so on.
+    """Tensors [experts, rows, columns] over the weights, which are ordered by expert.
 
-    There is one where all lie one below the other, one per projection where each projection's lie at equal distances,
-    and None where they do not, or where rows do not begin at multiples of 16 bytes.
+    One tensor if all weights are contiguous; one per projection if each projection's weights are at equal distances;
+    None otherwise, or if rows do not start at multiples of 16 bytes.
     """
     parts = len(weights) // experts
     whole = stacked(weights)
@@ -111,7 +111,7 @@ def matrices(weights: Sequence[Tensor], experts: int) -> list[Matrices] | None:
 
 
 def _evenly_spaced(weights: Sequence[Tensor]) -> Tensor | None:
-    """Matrices of one shape at equal distances in one memory, as one tensor."""
+    """One tensor over matrices of the same shape at equal distances in the same memory, or None."""
     first = weights[0]
     distances = {lower.storage_offset() - upper.storage_offset() for upper, lower in pairwise(weights)}
     memories = {weight.untyped_storage().data_ptr() for weight in weights}
@@ -143,7 +143,7 @@ def _product(
 
 
 class _Grouped(torch.autograd.Function):
-    """Each row by the projections of its expert, side by side; expert e has the rows before `ends[e]`."""
+    """Multiplies each row by its expert's projections, concatenated; expert e's rows end at `ends[e]`."""
 
     @staticmethod
     def forward(ctx, tokens, ends, whole, *weights):

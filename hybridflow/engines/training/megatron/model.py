@@ -29,9 +29,9 @@ from hybridflow.models.names.rules import Place, padded_vocabulary, stage_layers
 
 
 class Chunk(GPTModel):
-    """Layers of Megatron-Core's GPT model; the first chunk has the embedding, the last the norm and the head.
+    """Layers of Megatron-Core's GPT model. The first chunk has the embedding, and the last the norm and the head.
 
-    The head of a value model is a linear one in float32, whole on every tensor-parallel rank.
+    A value model's head is a float32 linear layer, replicated on every tensor-parallel rank.
     """
 
     def __init__(
@@ -68,23 +68,23 @@ class Chunk(GPTModel):
         self.parts = {name: part_of(name, geometry, place, layers) for name, _ in self.named_parameters()}
         for name, parameter in self.named_parameters():
             _mark_divided(parameter, self.parts[name])
-            # Rows of padding have no gradient, but what they hold is multiplied by it, and memory can hold a NaN.
+            # Padding rows get no gradient, but their values are multiplied, and uninitialized memory can hold NaN.
             parameter.data[self.parts[name].layout.local_shape[0] :] = 0.0
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, micro: MicroBatch, tokens: PackedTokens
     ) -> Float[Tensor, "N 1 H"]:
-        """Hidden states after these layers. Other chunks than the first begin with what `set_input_tensor` gave them.
+        """Hidden states after these layers; with sequence parallelism, of this rank's share of the N tokens.
 
-        With sequence parallelism they are those of this rank's share of the N tokens.
+        Chunks other than the first take their input from `set_input_tensor`.
         """
         embedded = self._embedded(micro.input_ids) if self.pre_process else None
         return self.decoder(hidden_states=embedded, attention_mask=None, packed_seq_params=tokens)
 
     def _embedded(self, ids: Int[Tensor, " N"]) -> Float[Tensor, "N 1 H"]:
-        """The tokens' embeddings, where the padding token's gets no gradient, as in transformers (`padding_idx`).
+        """The tokens' embeddings; the padding token's gets no gradient, like `padding_idx` in transformers.
 
-        There its row is 0, and the first norm would multiply its gradient by 1 / sqrt(epsilon).
+        There its row is 0, so the first norm would multiply its gradient by 1 / sqrt(epsilon).
         """
         embedded = self.embedding(input_ids=ids[None], position_ids=None)
         if self._padding_token is None:
@@ -97,7 +97,7 @@ class Chunk(GPTModel):
     def outputs(
         self, hidden: Float[Tensor, "N 1 H"], micro: MicroBatch, names: tuple[str, ...], temperature: float
     ) -> dict[str, Float[Tensor, " M"]]:
-        """The last head's named outputs of the M response tokens, the same on every tensor-parallel rank."""
+        """The head's named outputs for the M response tokens, the same on every tensor-parallel rank."""
         if self.score is not None:
             assert names == ("values",), f"a value model was asked for {names}"
             states = self._whole(hidden, is_divided_next=False)[micro.predicts]
@@ -124,7 +124,7 @@ class Chunk(GPTModel):
         return dict(zip(names, outputs, strict=True))
 
     def _whole(self, hidden: Tensor, *, is_divided_next: bool) -> Float[Tensor, "N H"]:
-        """All tokens' states, whose gradients are summed over ranks where each rank goes on with a share of them."""
+        """The states of all tokens; with `is_divided_next`, their gradients are summed over tensor-parallel ranks."""
         if self.config.sequence_parallel:
             hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=is_divided_next)
         elif is_divided_next:
@@ -135,7 +135,7 @@ class Chunk(GPTModel):
 def make_chunks(
     config: TransformerConfig, geometry: ModelGeometry, *, is_value: bool, padding_token: int | None
 ) -> list[Chunk]:
-    """This rank's chunks, without values; the layout's process groups are active."""
+    """This rank's chunks, with uninitialized weights. The layout's process groups must be active."""
     virtual = config.virtual_pipeline_model_parallel_size or 1
     rank = parallel_state.get_pipeline_model_parallel_rank()
     stages = stage_layers(geometry.layers, rank, config.pipeline_model_parallel_size, virtual)
@@ -156,9 +156,9 @@ _STACKED = re.compile(r"(?P<module>.+)\.(?P<kind>weight|bias)(?:e?s)\.(?P<index>
 
 
 def part_of(parameter_name: str, geometry: ModelGeometry, place: Place, layers: Sequence[int]) -> Part:
-    """The one weight in a parameter; the rows of an embedding after the vocabulary's end are in no part.
+    """The weight in a parameter, without the rows that pad the vocabulary.
 
-    Projections that Megatron-Core stacks in one parameter are `StackedLinear`'s `weights.0`, `weights.1` and so on.
+    Projections that Megatron-Core stacks in one parameter are `weights.0`, `weights.1`, ... of a `StackedLinear`.
     """
     found = _STACKED.fullmatch(parameter_name)
     if found is None:
@@ -169,7 +169,7 @@ def part_of(parameter_name: str, geometry: ModelGeometry, place: Place, layers: 
 
 
 def this_place() -> Place:
-    """Where this rank stands among those that divide one stage of the model."""
+    """This rank's tensor- and expert-parallel coordinates."""
     return Place(
         parallel_state.get_tensor_model_parallel_rank(),
         parallel_state.get_tensor_model_parallel_world_size(),
@@ -179,9 +179,9 @@ def this_place() -> Place:
 
 
 def _mark_divided(parameter: nn.Parameter, part: Part) -> None:
-    """Megatron-Core counts the gradients of undivided parameters once in the norm, by marks that it leaves out itself.
+    """Marks a tensor-parallel parameter, so that the gradient norm counts all its shards, and replicated ones once.
 
-    It sets them where it draws random weights, which it does not here.
+    Megatron-Core sets these marks when it initializes weights, which it does not do here.
     """
     divided = [dim for dim, (low, high) in enumerate(part.layout.box) if high - low < part.layout.shape[dim]]
     if divided and parallel_state.get_tensor_model_parallel_world_size() > 1:

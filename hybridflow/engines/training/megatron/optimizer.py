@@ -1,4 +1,4 @@
-"""Megatron-Core's AdamW over a rank's chunks, with its state whole on each data-parallel rank or divided over them."""
+"""Megatron-Core's AdamW over a rank's chunks, with its state replicated or sharded over data-parallel ranks."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -35,11 +35,11 @@ from hybridflow.parallel.groups import Ranks
 
 
 class ChunkOptimizer:
-    """Gradients in float32, their norm, and AdamW's step; weight decay is on matrices alone.
+    """Float32 gradients, their norm, and AdamW steps; weight decay applies to matrices only.
 
-    `divided` is Megatron-Core's distributed optimizer (ZeRO-1, arXiv:1910.02054): each data-parallel rank reduces,
-    moves and keeps the state of a range of all weights, and gathers the others' ranges after the step. `replicas` is
-    the number of data-parallel ranks.
+    `divided` selects Megatron-Core's distributed optimizer (ZeRO-1, arXiv:1910.02054): each data-parallel rank reduces
+    and steps one range of all weights, keeps its state, and gathers the other ranges after the step. `replicas` is the
+    number of data-parallel ranks.
 
         optimizer.zero_grad()
         with optimizer.reducing():
@@ -76,10 +76,10 @@ class ChunkOptimizer:
         self._chain = made
         self._flat = FlatWeights(self.modules, own)
         self._streamed: list[StreamedState] = []
-        """Of each optimizer of the chain, while its state waits on the host."""
+        """One per optimizer of the chain, while its state is in host memory."""
 
     def zero_grad(self) -> None:
-        """Before a pass with gradients. Takes the memory of the gradients again where it was given back."""
+        """Zeroes the gradients before a pass, and allocates their memory if it was freed."""
         for buffer in self._gradient_buffers():
             buffer.reload_from_cpu(move_params=False, move_grads=True)
         for module in self.modules:
@@ -87,27 +87,27 @@ class ChunkOptimizer:
         self._chain.zero_grad()
 
     def reducing(self) -> AbstractContextManager[None]:
-        """Within it, gradients are summed over data-parallel ranks while the backward pass goes on."""
+        """A context in which gradients are summed over data-parallel ranks during the backward pass."""
         return reducing(self._model_config, self.modules)
 
     def free_gradients(self) -> None:
-        """Gives the memory of the gradients back until the next pass."""
+        """Frees the memory of the gradients until the next pass."""
         self._chain.zero_grad()
         for buffer in self._gradient_buffers():
             buffer.offload_to_cpu(move_params=False, move_grads=True)
 
     @torch.no_grad()
     def grad_norm(self) -> float:
-        """The norm of all ranks' gradients together, before clipping."""
+        """The norm of the gradients of all ranks, before clipping."""
         with self._stand_ins():
             self._chain.prepare_grads()
         return float(self._chain.get_grad_norm())
 
     @torch.no_grad()
     def step(self, norm: float, *, learning_rate: float) -> None:
-        """One step along the gradients, clipped to the largest norm allowed; `norm` is theirs.
+        """One step with gradients of norm `norm`, which are clipped to `max_grad_norm`.
 
-        The numbers do not depend on where the state waits.
+        The result does not depend on where the state is.
         """
         for group in self._chain.param_groups:
             group["lr"] = learning_rate
@@ -127,9 +127,9 @@ class ChunkOptimizer:
         self._flat.empty()
 
     def rest(self, shelf: HostShelf) -> None:
-        """Takes moments and float32 copies to the host, where `step` brings them from a bucket at a time.
+        """Moves moments and float32 copies to the host; `step` brings them to the device bucket by bucket.
 
-        Gradients are given up, and their memory is given back.
+        Gradients are dropped, and their memory is freed.
         """
         self.free_gradients()
         if not self._streamed:
@@ -138,13 +138,13 @@ class ChunkOptimizer:
         self._settle()
 
     def bring_back(self) -> None:
-        """Takes them to the device for good."""
+        """Moves them to the device until the next `rest`."""
         for optimizer, state in zip(self._chain.chained_optimizers, self._streamed, strict=False):
             state.bring_back(optimizer.optimizer)
         self._streamed = []
 
     def state_shards(self) -> Iterator[StateShard]:
-        """The state that this rank keeps, as writable views: moments once there are any, and float32 copies."""
+        """This rank's state as writable views: moments once there are any, and float32 copies."""
         for moved in moved_tensors(self._chain):
             part = self._part_of[moved.parameter]
             kept = {kind: moved.state[kind] for kind in (FIRST_MOMENT, SECOND_MOMENT) if kind in moved.state}
@@ -153,11 +153,11 @@ class ChunkOptimizer:
                     yield kind, shard
 
     def save(self, directory: Path, steps: int, ranks: Ranks) -> None:
-        """Writes the state and the steps taken, with all ranks."""
+        """Writes the state and the number of steps taken, with all ranks."""
         save_state(directory, self.state_shards(), steps, ranks)
 
     def load(self, directory: Path, ranks: Ranks) -> int:
-        """Fills the state with what `save` of any engine in any layout wrote; returns the steps. Weights come first."""
+        """Reads the state saved by any engine in any layout; returns the steps taken. Weights must be loaded first."""
         set_steps(self._chain, 0)
         uncopied = [
             shard
@@ -175,7 +175,7 @@ class ChunkOptimizer:
             state.settle(optimizer.optimizer)
 
     def _step_in_buckets(self) -> None:
-        """What `step_with_ready_grads` of the chain does, while a bucket of the state is on the device."""
+        """Like the chain's `step_with_ready_grads`, with one bucket of the state on the device at a time."""
         copies = {moved.tensor: moved for moved in moved_tensors(self._chain) if moved.is_copy}
         for optimizer, state in zip(self._chain.chained_optimizers, self._streamed, strict=True):
             inner = optimizer.optimizer
@@ -185,7 +185,7 @@ class ChunkOptimizer:
                 with narrowed(inner, parameters) as groups, contiguous(parameters):
                     inner.step()
                 for group in groups:
-                    if "step" in group:  # Transformer Engine counts steps in the groups, which are copies here
+                    if "step" in group:  # TransformerEngine counts steps in the groups, which are copies here
                         counted["step"] = group["step"]
                 for moved in (copies[tensor] for tensor in parameters if tensor in copies):
                     moved.range_of(self._flat.target(moved.parameter)).copy_(moved.tensor)
@@ -200,7 +200,7 @@ class ChunkOptimizer:
 
     @contextmanager
     def _stand_ins(self) -> Iterator[None]:
-        """Meanwhile float32 copies that wait on the host seem to be on the device, so that they can have gradients."""
+        """Within it, float32 copies on the host point to placeholders on the device, which can have gradients."""
         waiting = [moved for moved in moved_tensors(self._chain) if moved.is_copy] if self._streamed else []
         places = [moved.tensor.data for moved in waiting]
         for moved in waiting:
@@ -218,16 +218,16 @@ class ChunkOptimizer:
 
 
 BUCKET_ELEMENTS: int | None = None
-"""Gradients per bucket; None is Megatron-Core's choice: 40 million, or 1 million per data-parallel rank if more."""
+"""Gradients per bucket; None is Megatron-Core's default: the larger of 40 million and 1 million per data rank."""
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., object])
 
 
 def reduction_config(*, divided: bool, replicas: int) -> DistributedDataParallelConfig:
-    """Gradients are added up and summed in float32; there is nothing to overlap on a single data-parallel rank.
+    """Gradients are accumulated and reduced in float32, overlapped with the backward pass if there are replicas.
 
-    Weights are not gathered during the next forward pass: that would keep Megatron-Core's copy of all weights through
-    the pass (see docs/decisions/megatron_kernels.md).
+    The all-gather of weights does not overlap with the next forward pass, which would keep Megatron-Core's copy of all
+    weights in memory during the pass (see docs/decisions/megatron_kernels.md).
     """
     return DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
@@ -239,11 +239,11 @@ def reduction_config(*, divided: bool, replicas: int) -> DistributedDataParallel
 
 @contextmanager
 def reducing(config: TransformerConfig, modules: Sequence[DistributedDataParallel]) -> Iterator[None]:
-    """Within it, the pipeline's schedules sum a bucket once the last micro-batch has added to all of its gradients.
+    """Within it, pipeline schedules reduce a bucket as soon as the last micro-batch has added all its gradients.
 
-    Micro-batches before the last add to the gradients without exchanging them. Later stages of a pipeline, which end
-    their backward passes first, sum theirs at the end, as in Megatron-Core's training loop. Passes without gradients
-    must not run within it: a schedule that only runs forward never leaves `no_sync`.
+    Earlier micro-batches accumulate without communication. Later pipeline stages, which finish their backward passes
+    first, reduce at the end, as in Megatron-Core's training loop. Passes without gradients must not run within it: a
+    forward-only schedule never leaves `no_sync`.
     """
     if not any(module.ddp_config.overlap_grad_reduce for module in modules):
         yield
@@ -258,10 +258,10 @@ def reducing(config: TransformerConfig, modules: Sequence[DistributedDataParalle
 
 
 def _one_or_all(functions: list[FunctionT]) -> FunctionT | list[FunctionT]:
-    """What the schedules expect: a function for one chunk, a list for several."""
+    """The functions as the schedules expect them: a function for one chunk, a list for several."""
     return functions[0] if len(functions) == 1 else functions
 
 
 def _finalize(modules: list[nn.Module], tokens: Tensor | None = None, **options: object) -> None:
-    """Sums gradients over the ranks that share their parameters; they are divided by nothing, as losses are already."""
+    """Sums gradients over the ranks that share parameters; no division, because losses are normalized already."""
     finalize_model_grads(modules, None, **options)  # pyright: ignore[reportArgumentType]

@@ -1,4 +1,4 @@
-"""What Megatron-Core's optimizers keep of each weight: moments and float32 copies, as pieces of canonical weights."""
+"""The state of Megatron-Core's optimizers, moments and float32 copies, as shards of canonical weights."""
 
 # pyright: reportPrivateImportUsage=false
 
@@ -21,9 +21,9 @@ from hybridflow.parallel.layout import TensorLayout, WeightShard
 
 @dataclass(frozen=True)
 class Moved:
-    """A tensor that AdamW moves, for one parameter: the parameter, or a float32 copy of it, or a range of either.
+    """A tensor that AdamW steps for a parameter: the parameter, a float32 copy of it, or a range of either.
 
-    `start` is where a range begins in the parameter's elements, row after row; None means a tensor of the whole shape.
+    `start` is the first element of a range in the flattened parameter; None means the whole parameter.
     """
 
     parameter: nn.Parameter
@@ -33,20 +33,20 @@ class Moved:
 
     @property
     def is_copy(self) -> bool:
-        """The tensor is a float32 copy of a parameter that is kept in fewer bits."""
+        """Whether the tensor is a float32 copy of a parameter in lower precision."""
         return self.parameter.dtype is not torch.float32
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """What AdamW keeps of the tensor; nothing before the first step."""
+        """AdamW's state of the tensor; empty before the first step."""
         return self.inner.state[self.tensor]
 
     def range_of(self, whole: Tensor) -> Tensor:
-        """The part of a tensor of the parameter's shape that the moved tensor stands for, in the moved one's shape."""
+        """The part of `whole`, of the parameter's shape, that corresponds to the tensor, in the tensor's shape."""
         return whole if self.start is None else whole.view(-1)[self.start : self.start + self.tensor.numel()]
 
     def shards(self, values: Tensor, part: Part) -> Iterator[WeightShard]:
-        """Numbers of the tensor's shape as views of them, in the boxes of the weight that they belong to."""
+        """`values`, of the tensor's shape, as shards of the weight: views with their boxes."""
         if self.start is None:
             yield WeightShard(part.name, values.detach()[part.region], part.layout)
             return
@@ -57,7 +57,7 @@ class Moved:
 
 
 def moved_tensors(chain: ChainedOptimizer) -> Iterator[Moved]:
-    """Every tensor that a rank's optimizers move."""
+    """Every tensor that a rank's optimizers step."""
     for optimizer in chain.chained_optimizers:
         for parameter, tensor in _pairs(optimizer):
             start = _start_of_range(optimizer, parameter) if isinstance(optimizer, DistributedOptimizer) else None
@@ -65,12 +65,12 @@ def moved_tensors(chain: ChainedOptimizer) -> Iterator[Moved]:
 
 
 class FlatWeights:
-    """Weights stay in tensors of their own, and can be views of the rollout's; the buffer is filled for a step.
+    """Keeps weights in their own tensors, so that they can be views of a rollout's, and fills the buffer for each step.
 
-    Megatron-Core moves all weights into one buffer, in which ranks exchange the ranges that each has moved. Here the
-    weights are given their own tensors back, the buffer's memory is freed, and taken again for each step: the largest
-    cost is one more copy of this rank's weights during the step, and none while the rollout generates. Without the
-    distributed optimizer there is no buffer and nothing to do.
+    Megatron-Core's distributed optimizer moves all weights into one buffer, in which ranks exchange the ranges that
+    they have stepped. Here the weights keep their own tensors, and the buffer is allocated for each step and freed
+    after it. This costs one more copy of this rank's weights during the step, and nothing while the rollout generates.
+    Without the distributed optimizer there is no buffer, and nothing happens.
     """
 
     def __init__(self, modules: Sequence[DistributedDataParallel], own: Mapping[nn.Parameter, Tensor]) -> None:
@@ -88,7 +88,7 @@ class FlatWeights:
 
     @torch.no_grad()
     def fill(self) -> None:
-        """Takes the memory, and copies the weights that the optimizer moves in place: those in float32."""
+        """Allocates the buffer, and copies into it the weights that the optimizer steps in place: those in float32."""
         for buffer, size in zip(self._buffers, self._bytes, strict=True):
             buffer.param_data.untyped_storage().resize_(size)
         for parameter, flat in self._flat.items():
@@ -96,12 +96,12 @@ class FlatWeights:
                 flat.copy_(parameter)
 
     def target(self, parameter: nn.Parameter) -> Tensor:
-        """Where the values that the optimizer has found for a parameter go: the buffer, or the parameter itself."""
+        """The tensor that receives a parameter's new values: in the buffer, or the parameter itself."""
         return self._flat.get(parameter, parameter).detach()
 
     @torch.no_grad()
     def empty(self) -> None:
-        """Copies the moved weights into their own tensors, and frees the memory."""
+        """Copies the new weights into their own tensors, and frees the buffer."""
         if self._flat:
             torch._foreach_copy_([parameter.data for parameter in self._flat], [*self._flat.values()])
         self._free()
@@ -112,9 +112,9 @@ class FlatWeights:
 
 
 def set_steps(chain: ChainedOptimizer, steps: int) -> None:
-    """The steps taken, which torch counts for each tensor and the fused kernels for GPUs for each group.
+    """Sets the number of steps taken, which torch counts per tensor, and fused GPU kernels per group.
 
-    Moments that are not there yet are made, of zeros.
+    Missing moments are created as zeros.
     """
     for moved in moved_tensors(chain):
         for kind in (FIRST_MOMENT, SECOND_MOMENT):
@@ -127,7 +127,7 @@ def set_steps(chain: ChainedOptimizer, steps: int) -> None:
 
 
 def row_runs(start: int, end: int, columns: int) -> Iterator[tuple[int, int]]:
-    """A range of a matrix's elements as at most three boxes: the end of a row, whole rows, the beginning of a row."""
+    """Splits a range of a matrix's elements into at most three boxes: a row's end, whole rows, a row's beginning."""
     whole_from, whole_to = -(-start // columns) * columns, end // columns * columns
     edges = [start, end] if whole_from > whole_to else [start, whole_from, whole_to, end]
     for first, last in pairwise(edges):
@@ -136,7 +136,7 @@ def row_runs(start: int, end: int, columns: int) -> Iterator[tuple[int, int]]:
 
 
 def _in_box(values: Tensor, first: int, end: int, part: Part) -> WeightShard:
-    """A run of `row_runs` as a piece of the part's weight."""
+    """A run of `row_runs` as a shard of the part's weight."""
     layout = part.layout
     if len(layout.shape) == 1:
         low = layout.box[0][0]
@@ -155,7 +155,7 @@ def _start_of_range(optimizer: DistributedOptimizer, parameter: nn.Parameter) ->
 
 
 def _pairs(optimizer: MegatronOptimizer) -> Iterator[tuple[nn.Parameter, Tensor]]:
-    """Parameters and what is moved for them."""
+    """Parameters, and the tensors that the optimizer steps for them."""
     if isinstance(optimizer, DistributedOptimizer):
         groups = [
             *zip(optimizer.model_float16_groups, optimizer.shard_fp32_from_float16_groups, strict=True),

@@ -1,4 +1,4 @@
-"""Weights of a rank's chunks as canonical shards, and as views of the rollout's own tensors."""
+"""A rank's parameters as canonical shards, as views of a rollout's memory, and in host memory."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -14,10 +14,10 @@ from hybridflow.parallel.layout import WeightShard
 
 
 def held_parameters(chunks: Sequence[Chunk]) -> Iterator[tuple[nn.Parameter, Part]]:
-    """Each parameter of a rank, and the piece of a canonical weight that it holds.
+    """Each parameter of a rank, and the part of a canonical weight that it holds.
 
-    Of a tied head on the rank that has the embedding as well there is one parameter; the last stage's own copy of the
-    embedding, where it has one, is another piece of the same weight.
+    A tied head on the rank with the embedding has no parameter of its own. On other ranks, the last stage's copy of
+    the embedding is another part of the same weight.
     """
     for chunk in chunks:
         for name, parameter in chunk.named_parameters():
@@ -32,10 +32,10 @@ def held_shards(chunks: Sequence[Chunk]) -> Iterator[WeightShard]:
 
 @torch.no_grad()
 def bind_parameters(chunks: Sequence[Chunk], slots: Mapping[str, WeightShard]) -> set[str]:
-    """Makes parameters views of the slots that their pieces lie in, and gives the slots their values.
+    """Makes parameters views of the slots that contain them, and copies their values there.
 
-    A parameter whose rows pad the vocabulary is not bound: a slot has none. The names returned are of weights all of
-    whose pieces on this rank are bound; each chunk's `bound` says which parameters are.
+    A parameter with a padded vocabulary is not bound, because slots have no padding. Returns the names of the weights
+    whose parts on this rank are all bound; each chunk's `bound` names its bound parameters.
     """
     bound: set[str] = set()
     left: set[str] = set()
@@ -59,7 +59,7 @@ _Key = tuple[int, str]
 
 
 class _Place(NamedTuple):
-    """Where a parameter lies: in which memory, named by the first parameter in it, and how."""
+    """Where a parameter is: in which memory, named after the first parameter in it, and its shape and strides there."""
 
     memory: _Key
     shape: torch.Size
@@ -68,9 +68,9 @@ class _Place(NamedTuple):
 
 
 class WaitingParameters:
-    """The parameters that no rollout engine shares; those that lie in one memory lie alike in the new one.
+    """Moves the parameters that no rollout engine shares; parameters in the same memory keep their relative places.
 
-    Experts' weights, for one, are moved by one product and must stay beside one another.
+    Experts' weights, for example, are multiplied together and must stay contiguous.
     """
 
     def __init__(self, chunks: Sequence[Chunk]) -> None:
@@ -78,14 +78,14 @@ class WaitingParameters:
         self._places: dict[_Key, _Place] = {}
 
     def move(self, shelf: HostShelf, *, away: bool) -> None:
-        """Takes the parameters to the host (`away`), or brings them back to the device."""
+        """Moves the parameters to the host (`away`), or back to the device."""
         if away:
             self._point_to(shelf.put(self._taken()))
         else:
             self._point_to(shelf.take([*dict.fromkeys(place.memory for place in self._places.values())]))
 
     def _taken(self) -> dict[_Key, Tensor]:
-        """The memories of the parameters, and in `_places` where each lies in them."""
+        """The memories that hold the parameters; records in `_places` where each parameter is."""
         first_in: dict[int, _Key] = {}
         wholes: dict[_Key, Tensor] = {}
         self._places = {}
@@ -109,7 +109,7 @@ class WaitingParameters:
 
 
 def _place_in(slot: WeightShard, part: Part, parameter: nn.Parameter) -> Tensor | None:
-    """Where a parameter lies in a slot; nowhere if the slot has not all of it, or is of another kind."""
+    """The parameter's place in a slot; None if the slot does not contain all of it, or has another dtype or device."""
     if (slot.tensor.dtype, slot.tensor.device) != (parameter.dtype, parameter.device):
         return None
     if slot.layout.shape != part.layout.shape or not contains(slot.layout.box, part.layout.box):

@@ -1,4 +1,4 @@
-"""Micro-batches through the stages of a pipeline: one forward, one backward in turn (1F1B), or forward alone."""
+"""Runs micro-batches through pipeline stages: the 1F1B schedule, or forward passes alone."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ from hybridflow.parallel.collectives import broadcast_bytes
 ReportT = TypeVar("ReportT")
 
 LossFunc = Callable[[MicroBatch, dict[str, Tensor]], tuple[Tensor, ReportT]]
-"""On the last stage: from a micro-batch and what the model says of its tokens to its loss and a report."""
+"""Called on the last stage: maps a micro-batch and its outputs to a loss and a report."""
 
 
 def run_pipeline(
@@ -34,11 +34,11 @@ def run_pipeline(
     rotary: Rotary,
     with_gradient: bool,
 ) -> list[ReportT]:
-    """The reports of `loss_func` of all micro-batches, in their order, on ranks of the last stage; none on others.
+    """The report of `loss_func` for each micro-batch, in order, on ranks of the last stage; an empty list on others.
 
-    It is shown the named outputs of each.
-    With a gradient those of the losses' sum are left in the parameters' `main_grad`, summed over data-parallel ranks.
-    The layout's process groups are active. With virtual stages there are as many micro-batches as `least_micros` says.
+    `loss_func` receives the named `outputs`. With `with_gradient`, the gradients of the summed losses are left in the
+    parameters' `main_grad`, summed over data-parallel ranks. The layout's process groups must be active. With virtual
+    stages, the number of micro-batches must be a multiple of the number of pipeline ranks.
     """
 
     def step(remaining: Iterator[MicroBatch], module: Chunk | DistributedDataParallel):
@@ -64,20 +64,15 @@ def run_pipeline(
         )
 
 
-def least_micros(own: int, pipeline: int, virtual_pipeline: int) -> int:
-    """As many micro-batches as `own`, and in whole rounds of the pipeline where stages take turns."""
-    return -(-own // pipeline) * pipeline if virtual_pipeline > 1 else own
-
-
 def unwrapped(module: Chunk | DistributedDataParallel) -> Chunk:
-    """The chunk itself."""
+    """The chunk in its gradient wrapper, if it has one."""
     chunk = module.module if isinstance(module, DistributedDataParallel) else module
     assert isinstance(chunk, Chunk), f"{type(chunk).__name__} in a pipeline"
     return chunk
 
 
 def outputs_of_last_stage(outputs: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
-    """What the last stage gave for each micro-batch, on all stages."""
+    """The last stage's outputs for each micro-batch, on all stages."""
     own = {f"{number}/{name}": flat for number, named in enumerate(outputs) for name, flat in named.items()}
     found: dict[int, dict[str, Tensor]] = {}
     for key, flat in load(_from_last_stage(save(own))).items():
@@ -87,14 +82,14 @@ def outputs_of_last_stage(outputs: Sequence[Mapping[str, Tensor]]) -> list[dict[
 
 
 def metrics_of_last_stage(metrics: Metrics) -> Metrics:
-    """What the last stage measured, on all stages."""
+    """The last stage's metrics, on all stages."""
     own = {name: (measure.value, measure.weight, measure.reduction) for name, measure in metrics.items()}
     received = json.loads(_from_last_stage(json.dumps(own).encode()))
     return {name: Measure(value, weight, Reduction(reduction)) for name, (value, weight, reduction) in received.items()}
 
 
 def _from_last_stage(message: bytes) -> bytes:
-    """The last stage's message, on all stages: as bytes, because nothing that the network says may run as code."""
+    """The last stage's message, on all stages; it is bytes, because data from the network must not be executed."""
     group = parallel_state.get_pipeline_model_parallel_group()
     assert isinstance(group, dist.ProcessGroup), f"no pipeline group: {group}"
     return message if group.size() == 1 else broadcast_bytes(message, group, source=group.size() - 1)

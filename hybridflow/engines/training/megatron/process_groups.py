@@ -1,7 +1,7 @@
-"""Megatron-Core's process groups for one layout.
+"""Megatron-Core's process groups for several layouts in one process.
 
-Megatron-Core keeps them in global variables, one layout per process. Several engines of different layouts live in one
-process here, so the variables of each layout are kept, and put in place before an engine calls Megatron-Core.
+Megatron-Core keeps the groups of one layout in global variables. Engines with different layouts share a process here,
+so the variables of each layout are saved, and restored before an engine calls Megatron-Core.
 """
 
 import re
@@ -24,7 +24,7 @@ _VARIABLE = re.compile(r"_[A-Z0-9_]+")
 
 @dataclass(frozen=True)
 class Layout:
-    """Sizes of a layout; `expert` of the data-parallel ranks divide the experts, each cut by `tensor` like the rest."""
+    """Sizes of a layout; `expert` data-parallel ranks share the experts, which `tensor` shards like other weights."""
 
     tensor: int
     pipeline: int
@@ -37,7 +37,7 @@ class Layout:
         return Layout(parallelism.tensor, parallelism.pipeline, parallelism.virtual_pipeline, parallelism.expert)
 
     def activate(self) -> None:
-        """Makes this layout the one that Megatron-Core sees; all ranks call it together the first time."""
+        """Makes Megatron-Core use this layout; the first call must be made on all ranks together."""
         if self not in _variables:
             _make_groups(self)
             _variables[self] = _present()
@@ -45,7 +45,7 @@ class Layout:
 
 
 def tensor_group() -> ProcessGroup:
-    """The ranks that divide each matrix with this one, in the active layout."""
+    """This rank's tensor-parallel group in the active layout."""
     group = parallel_state.get_tensor_model_parallel_group()
     assert isinstance(group, ProcessGroup), f"no tensor-parallel group: {group}"
     return group
@@ -80,7 +80,7 @@ def _make_groups(layout: Layout) -> None:
 
 
 def _expert_groups(layout: Layout) -> dict[str, object]:
-    """The groups of ranks that divide the experts; Megatron-Core does not nest these inside the pipeline itself."""
+    """The expert-parallel groups inside pipeline stages, an order that Megatron-Core does not support itself."""
     data = dist.get_world_size() // (layout.tensor * layout.pipeline)
     replicas = data // layout.expert
     mesh = ParallelMesh(

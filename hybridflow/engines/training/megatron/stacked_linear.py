@@ -1,8 +1,8 @@
-"""Several column-parallel projections of one input, each a parameter of its own: queries, keys and values; gate and up.
+"""Column-parallel projections of one input with separate parameters: queries, keys and values; gate and up.
 
-Where the parameters lie one below the other in memory they are multiplied as one matrix. So they are made, and so they
-lie in vLLM's fused tensors where tensor sizes are equal. Where they have become views of larger tensors, each lies in
-its own place and is multiplied by itself; nothing is copied either way.
+Parameters that are contiguous in memory are multiplied as one matrix. They are created contiguous, and stay so in
+vLLM's fused tensors if the tensor-parallel sizes are equal. Otherwise, as separate views of larger tensors, each is
+multiplied on its own. Nothing is copied in either case.
 """
 
 from collections.abc import Sequence
@@ -18,10 +18,11 @@ from hybridflow.engines.training.megatron.process_groups import tensor_group
 
 
 class StackedLinear(nn.Module):
-    """y = x [W_0; W_1; ...]^T + b over this rank's rows of each W; takes the place of a `ColumnParallelLinear`.
+    """y = x [W_0; W_1; ...]^T + b over this rank's rows of each W; replaces a `ColumnParallelLinear`.
 
-    `proportions` are the relative heights of the projections. With sequence parallelism x is this rank's tokens, which
-    are gathered (again in the backward pass, where they are not kept); tokens of experts are where they should be.
+    `proportions` are the relative heights of the projections. With sequence parallelism, x holds this rank's tokens,
+    which are gathered, and gathered again in the backward pass instead of being kept. Experts' tokens are not
+    gathered: the dispatcher has done so.
     """
 
     def __init__(
@@ -47,13 +48,13 @@ class StackedLinear(nn.Module):
         self._divides_sequence = config.sequence_parallel
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, None]:
-        """The projections side by side in the last dimension, and no bias that would still have to be added."""
+        """The projections, concatenated in the last dimension; the second result, a bias to be added, is None."""
         out = _Stacked.apply(hidden, self._group, self._divides_sequence, *self.weights)
         return (out + torch.cat(list(self.biases)) if self.biases else out), None
 
 
 def stacked(weights: Sequence[Tensor]) -> Tensor | None:
-    """The matrices as one, where they lie one below the other in memory."""
+    """The matrices as one, if they are contiguous in memory; otherwise None."""
     first = weights[0]
     for upper, lower in pairwise(weights):
         follows = upper.storage_offset() + upper.shape[0] * upper.stride(0) == lower.storage_offset()
@@ -64,7 +65,7 @@ def stacked(weights: Sequence[Tensor]) -> Tensor | None:
 
 
 class _Stacked(torch.autograd.Function):
-    """The product, and what tensor and sequence parallelism exchange before and after it."""
+    """The product, with the communication of tensor and sequence parallelism before and after it."""
 
     @staticmethod
     def forward(ctx, hidden, group, divides_sequence, *weights):
@@ -106,7 +107,7 @@ def _gathered(hidden: Tensor, group: dist.ProcessGroup | None) -> Tensor:
 
 
 def _reduced(grad: Tensor, group: dist.ProcessGroup | None, divides_sequence: bool) -> tuple[Tensor, dist.Work | None]:
-    """The sum of the ranks' gradients (of this rank's tokens), under way beside the next product."""
+    """Starts to sum gradients over ranks (for this rank's tokens only, with sequence parallelism)."""
     if group is None:
         return grad, None
     if not divides_sequence:

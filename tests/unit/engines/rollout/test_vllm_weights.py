@@ -61,8 +61,8 @@ def test_slots_are_writable_views_of_the_rows_of_fused_tensors():
     [
         (SHAPES | {"model.extra.weight": torch.Size([2])}, "no place for 1 weights, first 'model.extra.weight'"),
         ({name: shape for name, shape in SHAPES.items() if "norm" not in name}, "'model.norm.weight' of shape"),
-        (SHAPES | {"model.mlp.up_proj.weight": torch.Size([5, 8])}, "has 96 numbers, the weights in it have 88"),
-        (SHAPES | {"model.norm.weight": torch.Size([7])}, "has 8 numbers, the weights in it have 7"),
+        (SHAPES | {"model.mlp.up_proj.weight": torch.Size([5, 8])}, "has 96 elements, the weights in it have 88"),
+        (SHAPES | {"model.norm.weight": torch.Size([7])}, "has 8 elements, the weights in it have 7"),
         (SHAPES | {"model.mlp.up_proj.weight": torch.Size([6, 7])}, "does not hold 'model.mlp.up_proj.weight'"),
         (SHAPES | {"model.mlp.up_proj.weight": torch.Size([7, 8])}, "does not hold 'model.mlp.up_proj.weight'"),
     ],

@@ -16,6 +16,7 @@ from hybridflow.engines.training.interface import Loss, LossFn, TrainEngine
 from hybridflow.engines.training.single import SingleEngine
 from hybridflow.observability.metrics import total
 from hybridflow.parallel.groups import Ranks
+from tests.toys import numbers_like, sequences
 
 GENTLE = Optimizer(learning_rate=0.01, epsilon=1e-3)
 """With AdamW's usual epsilon, rounding noise in gradients near zero becomes steps of the size of the rate."""
@@ -57,6 +58,12 @@ def _squared_loss(outputs: Mapping[str, Tensor], columns: Mapping[str, Tensor]) 
 
 
 likelihood_loss, squared_loss = LossFn(("logprobs",), _likelihood_loss), LossFn(("values",), _squared_loss)
+
+
+def with_returns(seed: int = 0) -> Batch:
+    """A batch for `squared_loss`."""
+    batch = sequences(seed=seed)
+    return batch.with_columns(tokens={"returns": numbers_like(batch.tokens("response_ids"), seed=seed)})
 
 
 def summed(*, times: float) -> LossFn:

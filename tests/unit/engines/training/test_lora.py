@@ -3,16 +3,16 @@
 import peft
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
+from transformers import AutoModelForTokenClassification
 
 from hybridflow.config.model import Dtype
 from hybridflow.config.training import Lora
-from hybridflow.errors import CheckpointError, ConfigError
+from hybridflow.errors import CheckpointError
 from hybridflow.models.adapters.files import merged_directory
 from hybridflow.models.adapters.lora import is_adapter_weight
 from hybridflow.models.heads import load_value_model
 from hybridflow.parallel.layout import WeightShard
-from tests.toys import logprobs_of, numbers_like, sequences, stepped, values_of
+from tests.toys import logprobs_of, sequences, stepped, values_of
 from tests.unit.engines.training.engines import (
     language_engine,
     largest_difference,
@@ -20,6 +20,7 @@ from tests.unit.engines.training.engines import (
     squared_loss,
     value_engine,
     weights,
+    with_returns,
 )
 
 LORA = Lora(rank=4, alpha=8.0)
@@ -41,11 +42,6 @@ def logprobs(engine, **options) -> torch.Tensor:
     return logprobs_of(engine, sequences(seed=9), **options).values
 
 
-def with_returns(seed: int = 0):
-    batch = sequences(seed=seed)
-    return batch.with_columns(tokens={"returns": numbers_like(batch.tokens("response_ids"), seed=seed)})
-
-
 @pytest.mark.parametrize("settings", [{}, {"gradient_checkpointing": True}, {"microbatch_tokens": 20}])
 def test_only_the_adapter_moves_and_the_loss_falls(toy_dir, settings):
     engine = language_engine(toy_dir(), lora=LORA, **settings)
@@ -56,10 +52,12 @@ def test_only_the_adapter_moves_and_the_loss_falls(toy_dir, settings):
         assert torch.equal(weight, before[name]) != ("lora_" in name), name
 
 
-def test_the_optimizer_keeps_state_of_the_adapter_alone(toy_dir):
-    engine = trained(toy_dir(), 1)
-    kept = sum(state["exp_avg"].numel() for state in engine.optimizer.state.values())
-    assert kept == sum(weight.numel() for name, weight in weights(engine).items() if "lora_" in name)
+@pytest.mark.parametrize("dtype", [Dtype.float32, Dtype.bfloat16])
+def test_the_optimizer_keeps_state_and_float32_copies_of_the_adapter_alone(toy_dir, dtype):
+    engine = trained(toy_dir(), 1, dtype=dtype)
+    adapter = sum(weight.numel() for name, weight in weights(engine).items() if "lora_" in name)
+    assert sum(state["exp_avg"].numel() for state in engine.optimizer.state.values()) == adapter
+    assert sum(copy.numel() for copy in engine.optimizer.weight_of) == (adapter if dtype is Dtype.bfloat16 else 0)
 
 
 @pytest.mark.parametrize(("architecture", "tied"), [("llama", False), ("qwen2", True), ("qwen3_moe", False)])
@@ -91,15 +89,6 @@ def test_a_plain_model_with_the_weights_sent_says_the_same(toy_dir, architecture
     assert not merged
     # float32 products in another order, through two layers.
     assert torch.allclose(logprobs(plain), logprobs(engine), atol=2e-5)
-
-
-def test_what_is_sent_is_what_peft_merges(toy_dir, tmp_path):
-    engine = trained(toy_dir("qwen2"))
-    engine.save(tmp_path)
-    base = AutoModelForCausalLM.from_pretrained(toy_dir("qwen2"))
-    merged = dict(peft.PeftModel.from_pretrained(base, str(tmp_path / "adapter")).merge_and_unload().named_parameters())
-    # float32 sums of four products, in another order.
-    assert largest_difference(sent(engine), merged) < 1e-6
 
 
 def test_frozen_weights_are_bound_and_adapted_ones_are_not(toy_dir):
@@ -142,14 +131,6 @@ def test_a_checkpoint_is_read_in_another_number_format(toy_dir, tmp_path, dtype,
         assert torch.equal(exact.get(ours, ours), exact.get(theirs, theirs))
 
 
-def test_small_steps_are_not_lost_in_bfloat16(toy_dir):
-    engine = language_engine(toy_dir(), lora=LORA, dtype=Dtype.bfloat16)
-    masters = [master for master in engine.optimizer.weight_of if master.dtype is torch.float32]
-    assert sum(master.numel() for master in masters) == sum(
-        weight.numel() for name, weight in weights(engine).items() if "lora_" in name
-    )
-
-
 def test_a_run_without_an_adapter_does_not_resume_one_that_had_it_nor_the_other_way_round(toy_dir, tmp_path):
     trained(toy_dir(), 1).save(tmp_path / "with")
     language_engine(toy_dir()).save(tmp_path / "without")
@@ -159,22 +140,13 @@ def test_a_run_without_an_adapter_does_not_resume_one_that_had_it_nor_the_other_
         language_engine(toy_dir(), lora=Lora(rank=8, alpha=8.0)).load(tmp_path / "with")
 
 
-def test_a_target_that_the_model_lacks_is_an_error_before_training(toy_dir):
-    with pytest.raises(ConfigError, match="names 'query_proj'"):
-        language_engine(toy_dir(), lora=Lora(rank=4, targets=["query_proj"]))
-
-
-def test_a_value_models_head_is_trained_beside_its_adapter(toy_dir, tmp_path):
+def test_a_value_models_head_is_trained_with_its_adapter(toy_dir):
     engine = value_engine(toy_dir(), lora=LORA)
     before = weights(engine)
     losses = [stepped(engine, with_returns(), squared_loss)["loss"].value for _ in range(8)]
     assert losses[-1] < 0.9 * losses[0]
     for name, weight in weights(engine).items():
         assert torch.equal(weight, before[name]) != ("lora_" in name or name.startswith("score.")), name
-    engine.save(tmp_path)
-    again = value_engine(toy_dir(), lora=LORA)
-    again.load(tmp_path)
-    assert largest_difference(weights(again), weights(engine)) == 0.0
 
 
 def test_a_value_models_adapter_is_one_for_token_classification(toy_dir, tmp_path):
@@ -182,6 +154,9 @@ def test_a_value_models_adapter_is_one_for_token_classification(toy_dir, tmp_pat
     for seed in range(3):
         stepped(engine, with_returns(seed), squared_loss)
     engine.save(tmp_path)
+    again = value_engine(toy_dir(), lora=LORA)
+    again.load(tmp_path)
+    assert largest_difference(weights(again), weights(engine)) == 0.0
     batch = sequences((5,), (4,))
     ids = torch.cat([batch.tokens("prompt_ids").values, batch.tokens("response_ids").values])
     values = values_of(engine, batch).values

@@ -97,18 +97,12 @@ def test_rows_whose_responses_are_empty_still_have_a_column():
         assert float(mask.sum()) <= int(micro.lengths)
 
 
-def test_spread_puts_each_token_in_its_place_and_zeros_elsewhere():
-    batch = sequences()
-    for micro in micros(batch, 25):
-        expected = batch.select(micro.rows).tokens("response_ids").padded(0)
-        assert torch.equal(micro.spread(micro.targets), expected)
-
-
-def test_columns_are_padded_to_the_same_rectangle():
+def test_columns_and_tokens_are_padded_to_the_same_rectangle():
     batch = sequences()
     for micro in micros(batch, 25):
         columns = columns_of(batch, micro, CPU)
         assert "prompt_ids" not in columns
         assert columns["response_mask"].shape == micro.shape
+        assert torch.equal(columns["response_ids"], batch.select(micro.rows).tokens("response_ids").padded(0))
         assert torch.equal(columns["response_ids"], micro.spread(micro.targets))
         assert torch.equal(columns["uid"], batch.row("uid")[micro.rows])

@@ -4,12 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from hybridflow.config.model import Dtype
 from hybridflow.config.training import Optimizer
 from hybridflow.engines.training.host_memory import HostShelf
 from hybridflow.engines.training.optimizer import MasterAdamW, make_optimizer
-from tests.toys import logprobs_of, sequences, stepped
-from tests.unit.engines.training.engines import language_engine, largest_difference, likelihood_loss, weights
 from tests.unit.engines.training.late_lane import LateLane
 
 SMALL_STEPS = Optimizer(learning_rate=1e-6)
@@ -103,20 +100,6 @@ def test_a_weight_without_a_gradient_stays():
     model.bias.grad = torch.ones_like(model.bias)
     make_optimizer([*model.parameters()], Optimizer(learning_rate=0.1)).step()
     assert torch.equal(model.weight, before)
-
-
-def test_an_engine_in_bfloat16_trains_and_goes_on_the_same_from_a_checkpoint(toy_dir, tmp_path):
-    config = Optimizer(learning_rate=1e-4)
-    engine = language_engine(toy_dir(), dtype=Dtype.bfloat16, optimizer=config)
-    losses = [stepped(engine, sequences(), likelihood_loss)["loss"].value for _ in range(20)]
-    assert losses[-1] < losses[0] - 0.1
-    assert logprobs_of(engine, sequences()).values.dtype is torch.float32
-    engine.save(tmp_path)
-    again = language_engine(toy_dir(seed=1), dtype=Dtype.bfloat16, optimizer=config)
-    again.load(tmp_path)
-    for each in (engine, again):
-        stepped(each, sequences(seed=1), likelihood_loss)
-    assert largest_difference(weights(engine), weights(again)) == 0.0
 
 
 def test_weights_that_are_columns_of_a_wider_tensor_are_moved_exactly_as_others_and_nothing_beside_them():

@@ -6,8 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, Gemma2Config
 
 from hybridflow.engines.training.microbatch import make_microbatches
-from hybridflow.engines.training.outputs import LanguageOutputs, ValueOutputs
-from hybridflow.models.heads import ValueModel
+from hybridflow.engines.training.outputs import LanguageOutputs
 from hybridflow.models.packed_attention import use_packed_attention
 from tests.oracles import training as oracle
 from tests.toys import TEMPERATURE, VOCABULARY, sequences, toy_model
@@ -105,14 +104,3 @@ def test_the_entropy_costs_nothing_where_it_is_not_named(names, forward):
         assert exponentials.count == forward
         outputs["logprobs"].sum().backward()
     assert exponentials.count == forward + 1, "the probabilities alone, for the gradient"
-
-
-def test_loss_functions_see_rectangles():
-    (micro,) = make_microbatches(sequences(), budget_tokens=100, device=CPU)
-    model = ValueModel(toy_model("llama").get_decoder())
-    use_packed_attention(model.backbone)
-    torch.nn.init.ones_(model.score.weight)
-    flat = ValueOutputs(model)(micro, ("values",), 1.0)["values"]
-    padded = micro.spread(flat)
-    assert padded.shape == micro.shape
-    assert torch.equal(padded.flatten()[micro.places], flat)

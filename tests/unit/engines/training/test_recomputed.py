@@ -41,21 +41,18 @@ def test_outputs_and_gradients_are_those_of_one_piece(chunk_tokens):
     torch.testing.assert_close(grads, wanted_grads)
 
 
-def test_one_chunk_is_not_done_twice_and_more_are():
-    hidden, head, targets = example()
-    for chunk_tokens, expected in [(8, [8]), (3, [3, 3, 2, 2, 3, 3])]:
-        function, calls = counted(head)
-        outputs = recomputed_in_chunks(function, hidden, targets, chunk_tokens=chunk_tokens)
-        sum(output.sum() for output in outputs).backward()
-        assert calls == expected
-
-
-def test_without_a_gradient_nothing_is_done_twice():
+@pytest.mark.parametrize(
+    ("chunk_tokens", "with_gradient", "expected"),
+    [(8, True, [8]), (3, True, [3, 3, 2, 2, 3, 3]), (3, False, [3, 3, 2])],
+)
+def test_only_several_chunks_are_done_again_for_a_gradient(chunk_tokens, with_gradient, expected):
     hidden, head, targets = example()
     function, calls = counted(head)
-    with torch.no_grad():
-        recomputed_in_chunks(function, hidden, targets, chunk_tokens=3)
-    assert calls == [3, 3, 2]
+    with torch.set_grad_enabled(with_gradient):
+        outputs = recomputed_in_chunks(function, hidden, targets, chunk_tokens=chunk_tokens)
+    if with_gradient:
+        sum(output.sum() for output in outputs).backward()
+    assert calls == expected
 
 
 def test_no_tokens_are_one_empty_chunk():

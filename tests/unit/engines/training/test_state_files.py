@@ -127,12 +127,6 @@ def test_state_saved_in_one_layout_is_the_same_in_another(tmp_path, saved, read)
     assert run_ranks(load_all, read[0], *read, tmp_path) == [3] * read[0]
 
 
-def test_one_rank_alone_needs_no_process_group(tmp_path, recwarn):
-    save_all(0, 1, "whole", tmp_path)
-    load_all(0, 1, "flat", tmp_path)
-    assert not recwarn.list
-
-
 def test_a_view_into_a_larger_tensor_is_saved_and_filled_as_it_is(tmp_path):
     held = torch.arange(24.0).view(4, 6)
     view = WeightShard("w", held.t()[1:3], TensorLayout.full((2, 4)))
@@ -201,14 +195,6 @@ def test_weights_of_another_model_are_named(tmp_path, change, words):
     assert all((shard.tensor == 9.0).all() for shard in shards if "embed" in shard.name)
 
 
-def test_state_of_another_shape_is_named(tmp_path):
-    save_all(0, 1, "whole", tmp_path)
-    shard = WeightShard.full("model.norm.weight", torch.zeros(5))
-    with pytest.raises(EngineError, match=r"exp_avg of 'model.norm.weight' is \(4,\) there and \(5,\) here") as caught:
-        load_state(tmp_path, [(FIRST_MOMENT, shard)], Ranks.alone())
-    assert "model.path" in caught.value.remedy
-
-
 def test_a_checkpoint_without_its_model_is_not_blamed_on_a_setting_of_the_model(tmp_path):
     (tmp_path / "huggingface").mkdir()
     with pytest.raises(CheckpointError, match=r"no \.safetensors files in .*huggingface") as caught:
@@ -275,7 +261,7 @@ def load_what_one_rank_cannot_read(rank: int, directory: Path) -> str:
 def test_state_that_one_rank_cannot_take_is_refused_by_all(tmp_path):
     save_all(0, 1, "whole", tmp_path)
     for answer in run_ranks(load_what_one_rank_cannot_read, 2, tmp_path):
-        assert "another model" in answer
+        assert "another model" in answer and "exp_avg of 'model.norm.weight' is (4,) there and (5,) here" in answer
 
 
 def save_to_a_file(rank: int, directory: Path) -> str:

@@ -48,32 +48,6 @@ def test_the_fused_attention_of_vllm_is_queries_keys_and_values_of_a_rank(rank, 
         assert sum(part.layout.local_shape[0] for part in parts) == len(tensor)
 
 
-@pytest.mark.parametrize(("rank", "size"), [(0, 1), (1, 2)])
-def test_the_tensors_of_megatron_and_vllm_lie_alike_when_the_tensor_sizes_are_equal(rank, size):
-    pairs = [
-        ("self_attention.linear_qkv.weight", "self_attn.qkv_proj.weight"),
-        ("self_attention.linear_qkv.bias", "self_attn.qkv_proj.bias"),
-        ("self_attention.linear_proj.weight", "self_attn.o_proj.weight"),
-        ("mlp.linear_fc1.weight", "mlp.gate_up_proj.weight"),
-        ("mlp.linear_fc2.weight", "mlp.down_proj.weight"),
-        ("input_layernorm.weight", "input_layernorm.weight"),
-        ("pre_mlp_layernorm.weight", "post_attention_layernorm.weight"),
-    ]
-    model, place = geometry("qwen2"), Place(rank, size)
-    for ours, theirs in pairs:
-        parts = megatron.parts_of(f"module.decoder.layers.1.{ours}", model, place, layers=(2, 3))
-        assert parts
-        assert parts == vllm.parts_of(f"model.layers.3.{theirs}", model, place)
-    for ours, theirs in [
-        ("embedding.word_embeddings.weight", "model.embed_tokens.weight"),
-        ("output_layer.weight", "lm_head.weight"),
-        ("decoder.final_layernorm.weight", "model.norm.weight"),
-    ]:
-        parts = megatron.parts_of(ours, model, place, layers=(2, 3))
-        assert parts
-        assert parts == vllm.parts_of(theirs, model, place)
-
-
 def test_the_rows_of_a_padded_vocabulary_are_nobodys():
     model = geometry(vocab_size=70)
     [part] = vllm.parts_of("model.embed_tokens.weight", model, Place(1, 2))
@@ -114,48 +88,6 @@ def test_expert_parallel_ranks_of_vllm_hold_whole_experts():
     assert_pieces(views(torch.stack([weights[name] for name in names]), parts), weights, names)
 
 
-def test_an_expert_of_megatron_is_named_by_its_number_in_the_model():
-    model, place = geometry("qwen3_moe"), Place(0, 2, expert=2, expert_size=3)
-    parts = megatron.parts_of("decoder.layers.0.mlp.experts.local_experts.1.linear_fc1.weight", model, place, (3,))
-    assert [part.name for part in parts] == [MLP.format(3) + f"experts.5.{p}_proj.weight" for p in ("gate", "up")]
-    assert [part.layout.box[0] for part in parts] == [(0, 16), (0, 16)]
-
-
 def test_a_parameter_that_is_no_weight_of_the_model_has_no_parts():
     assert megatron.parts_of("decoder.layers.0.rotary.inv_freq", geometry(), Place(), (0,)) == []
     assert vllm.parts_of("model.layers.0.self_attn.attn.k_scale", geometry(), Place()) == []
-
-
-def every_parameter_of_megatron(model) -> list[str]:
-    attention = ["linear_qkv.weight", "linear_proj.weight"]
-    attention += ["linear_qkv.bias"] if model.qkv_bias else []
-    attention += ["q_layernorm.weight", "k_layernorm.weight"] if model.qk_norm else []
-    prefixes = [f"experts.local_experts.{e}." for e in range(model.experts // 2)] or [""]
-    mlp = [f"{prefix}linear_fc{n}.weight" for prefix in prefixes for n in (1, 2)]
-    mlp += ["router.weight"] if model.experts else []
-    names = ["input_layernorm.weight", "pre_mlp_layernorm.weight"]
-    names += [f"self_attention.{name}" for name in attention] + [f"mlp.{name}" for name in mlp]
-    return [f"decoder.layers.{layer}.{name}" for layer in range(model.layers // 4) for name in names]
-
-
-@pytest.mark.parametrize("model_type", rules.MODEL_TYPES)
-def test_all_ranks_of_megatron_hold_the_layers_of_a_model_together(model_type):
-    model = geometry(model_type)
-    held: dict[str, int] = {}
-    experts = 2 if model.experts else 1
-    for pipeline in range(2):
-        for layers in rules.stage_layers(model.layers, pipeline, 2, virtual=2):
-            for tensor in range(2):
-                for expert in range(experts):
-                    place = Place(tensor, 2, expert, experts)
-                    for parameter in every_parameter_of_megatron(model):
-                        for part in megatron.parts_of(parameter, model, place, layers):
-                            size = torch.Size(part.layout.local_shape).numel()
-                            held[part.name] = held.get(part.name, 0) + size
-    for name, spec in rules.canonical_weights(model).items():
-        if ".layers." not in name:
-            continue
-        copies = 2 if spec.cut is rules.Cut.replicated else 1
-        copies *= 1 if ".experts." in name else experts
-        assert held.pop(name) == copies * torch.Size(spec.shape).numel(), name
-    assert not held

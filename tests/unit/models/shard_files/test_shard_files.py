@@ -165,13 +165,9 @@ def save_with_a_failure(rank: int, target: Path, failure: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("failure", "words"), [("rest", "the tokenizer is gone"), ("hole", "only the boxes"), ("disk", "nowhere")]
+    ("failure", "words"),
+    [("rest", "the tokenizer is gone"), ("hole", "only the boxes"), ("disk", "nowhere"), ("none", "written")],
 )
 def test_what_fails_on_one_rank_fails_on_all(tmp_path, failure, words):
     for answer in run_ranks(save_with_a_failure, 2, tmp_path, failure):
         assert words in answer
-
-
-def test_nothing_fails_where_nothing_is_wrong(tmp_path):
-    assert run_ranks(save_with_a_failure, 2, tmp_path, "none") == ["written", "written"]
-    assert load_file(tmp_path / "model.safetensors")["model.w"].tolist() == [0.0, 0.0, 1.0, 1.0]

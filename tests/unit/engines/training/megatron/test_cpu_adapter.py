@@ -7,7 +7,6 @@ import sys
 import pytest
 import torch
 
-from hybridflow.engines.training.megatron import cpu_adapter
 from hybridflow.engines.training.megatron.cpu_adapter import _ToCpu
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="nothing is adapted where there is CUDA")
@@ -62,9 +61,3 @@ except EngineError as error:
     answer = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert "megatron.core was imported before" in answer.stdout
     assert "Import hybridflow.engines.training.megatron first" in answer.stdout
-
-
-def test_the_hook_is_put_in_place_once():
-    count = len(sys.meta_path)
-    cpu_adapter.install()
-    assert len(sys.meta_path) == count

@@ -74,7 +74,6 @@ def groups_of(engine: MegatronEngine) -> list[object]:
     [
         ("qwen3", 2, {}, {}),
         ("llama", 2, {"distributed_optimizer": False}, {"gradient_checkpointing": True}),
-        ("qwen3", 4, {"pipeline": 2}, {}),
         ("llama", 4, {"pipeline": 2, "virtual_pipeline": 2}, {}),
         ("qwen3_moe", 4, {"expert": 2}, {}),
     ],

@@ -1,5 +1,5 @@
-"""Hugging Face models and what we know about them. Read `loading.py` first.
+"""Hugging Face models: loading, saving, and what is known about their weights. Read `loading.py` first.
 
-`loading` finds, reads and writes models; `heads` computes hidden states, logits and values; `tokenizers` checks and
-decodes. `geometry` knows a model's sizes without torch, so this file imports nothing.
+`loading` finds, reads and writes models; `heads` computes hidden states, logits and values; `tokenizers` checks
+tokenizers and decodes. `geometry` reads a model's sizes without importing torch, so this file imports nothing.
 """

@@ -1,4 +1,4 @@
-"""Reward models: a description of those in a directory, and sequence-classification models run by `transformers`."""
+"""Reward models: their descriptions, and sequence-classification models that `transformers` runs."""
 
 import json
 import logging
@@ -28,30 +28,31 @@ logger = logging.getLogger(__name__)
 
 _HEAD, _BIAS = "score.weight", "score.bias"
 _NO_LIMIT = 1 << 30
-"""Tokenizers that know no longest text have a number beyond this one."""
+"""Tokenizers without a maximum length have a `model_max_length` above this."""
 
 
 @dataclass(frozen=True)
 class RewardModelDescription:
-    """A model that gives a sequence a score."""
+    """A model that scores a sequence."""
 
     directory: Path
     labels: tuple[str, ...]
-    """One label: the number is the score. Two: the score is the log-odds of the second."""
+    """With one label, its logit is the score; with two, the score is the log-odds of the second."""
 
     max_positions: int | None
     is_decoder: bool
-    """A causal model, which gives the score at the last token."""
+    """Whether it is a causal model, which computes the score at the last token."""
 
     is_value_model: bool
-    """A decoder with a head of one number, as `models/heads.py` has them: what training engines run. `transformers`
-    has such a head without a bias, so that one with a bias was trained here."""
+    """Whether it is a decoder with a head of one output, as in `models/heads.py`, which training engines can run.
+    `transformers` has no bias in such heads, so a head with a bias was trained here."""
 
 
 def describe_reward_model(directory: Path, *, key: str, trust_remote_code: bool = False) -> RewardModelDescription:
-    """What the model in a directory is; raises `ConfigError` where it gives no score. `key` is the setting, for errors.
+    """Describes the reward model in a directory; raises `ConfigError` if it does not compute a score.
 
-    A model trained here is one, and so is any `*ForSequenceClassification` with one label, or two.
+    Reward models are the models trained here, and any `*ForSequenceClassification` with one or two labels. `key` is the
+    setting that names the directory, for errors.
     """
     config = read_description(directory, trust_remote_code=trust_remote_code)
     shapes = saved_shapes(directory) if any(directory.glob("*.safetensors")) else {}
@@ -59,7 +60,7 @@ def describe_reward_model(directory: Path, *, key: str, trust_remote_code: bool 
     if _HEAD not in shapes and not any(name.endswith("ForSequenceClassification") for name in architectures):
         found = architectures[0] if architectures else config.model_type
         raise ConfigError(
-            f"{key}={directory}: {found} has no head that gives a score.",
+            f"{key}={directory}: {found} has no head that computes a score.",
             remedy="Train a reward model from it: python -m hybridflow.trainer.main_reward_model"
             f" model.path={directory}. Or name a sequence-classification model.",
         )
@@ -81,7 +82,7 @@ def describe_reward_model(directory: Path, *, key: str, trust_remote_code: bool 
 
 
 class Classifier:
-    """A sequence-classification model as `transformers` has it, whole, in padded micro-batches.
+    """An unsharded sequence-classification model of `transformers`, run on padded micro-batches.
 
     classifier = Classifier(description, tokenizer, dtype=torch.float32, device=device, microbatch_tokens=8192)
     scores = classifier(Ragged.from_rows(ids))
@@ -99,14 +100,14 @@ class Classifier:
     ) -> None:
         self._model = _load(description.directory, dtype, device, trust_remote_code)
         self._pad = pad_id(tokenizer)
-        # A decoder finds the last token of a row by the padding that its configuration names.
+        # A decoder finds the last token of a row by its configuration's padding token.
         self._model.config.get_text_config().pad_token_id = self._pad
         self._device = device
         self._budget = microbatch_tokens
 
     @torch.no_grad()
     def __call__(self, sequences: Ragged) -> Tensor:
-        """A score a row [B], float32 on the CPU: the one label's number, or the log-odds of the second of two."""
+        """Scores [B], float32 on the CPU: the logit of a single label, or the log-odds of the second of two."""
         scores = torch.zeros(len(sequences))
         for rows in microbatches(sequences.lengths, budget_tokens=self._budget):
             part = sequences.select(rows)
@@ -118,9 +119,9 @@ class Classifier:
 
 
 def reads_same_tokens(writer: PreTrainedTokenizerBase, reader: PreTrainedTokenizerBase) -> bool:
-    """Whether token ids of one tokenizer are those that the other would give the same text or conversation.
+    """Whether two tokenizers give the same token ids to the same text or conversation.
 
-    The reader may know further tokens, such as one to pad with, and need not have a chat template of its own.
+    The reader may have additional tokens, such as a padding token, and need not have a chat template.
     """
     known = reader.get_vocab()
     return (
@@ -131,7 +132,7 @@ def reads_same_tokens(writer: PreTrainedTokenizerBase, reader: PreTrainedTokeniz
 
 
 def longest_input(description: RewardModelDescription, tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Tokens of its own that the model can read; None for no limit that is known."""
+    """The maximum number of its own tokens that the model can read; None if no limit is known."""
     limits = [limit for limit in (description.max_positions, tokenizer.model_max_length) if limit and limit < _NO_LIMIT]
     return min(limits, default=None)
 
@@ -155,8 +156,7 @@ def _load(directory: Path, dtype: torch.dtype, device: torch.device, trust_remot
     if loading["missing_keys"]:
         names = sorted(loading["missing_keys"])
         raise EngineError(
-            f"The reward model in {directory} lacks {len(names)} weights that its config.json asks for, first"
-            f" '{names[0]}'.",
+            f"The reward model in {directory} lacks {len(names)} weights of its config.json, first '{names[0]}'.",
             remedy="Give a complete sequence-classification model as reward.model.path.",
         )
     if loading["unexpected_keys"]:
@@ -170,7 +170,7 @@ def _load(directory: Path, dtype: torch.dtype, device: torch.device, trust_remot
 
 
 def _segmentation(tokenizer: PreTrainedTokenizerBase) -> Sequence[object]:
-    """How a tokenizer cuts text, apart from the vocabulary: its normalisation, its first cut, its merges."""
+    """How a tokenizer splits text, apart from its vocabulary: normalization, pre-tokenization and merges."""
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         return [type(tokenizer).__name__]
     parts = json.loads(tokenizer.backend_tokenizer.to_str())

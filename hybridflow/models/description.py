@@ -1,4 +1,4 @@
-"""What a model directory holds beside its weights: its configuration, how it generates, its tokenizer, its own code."""
+"""The files of a model directory other than weights: configurations, the tokenizer and custom code."""
 
 import shutil
 from pathlib import Path
@@ -30,7 +30,7 @@ def copy_description(
     tokenizer_from: Path,
     trust_remote_code: bool = False,
 ) -> None:
-    """Writes what `transformers` would beside the weights of the model in `source`, kept in `dtype` with that head."""
+    """Writes the files that `transformers` saves with the weights of the model in `source`, for this head and dtype."""
     target.mkdir(parents=True, exist_ok=True)
     config = read_description(source, trust_remote_code=trust_remote_code)
     config.dtype = str(dtype).removeprefix("torch.")

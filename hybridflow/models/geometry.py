@@ -26,7 +26,7 @@ _SIZES = {
     "num_local_experts": (0, 1 << 14),
     "num_experts_per_tok": (0, 1 << 14),
 }
-"""Where whole numbers lie; the upper ends are far beyond any model."""
+"""Ranges of whole numbers; the upper limits are far beyond any model."""
 
 _NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 
@@ -42,19 +42,19 @@ class ModelGeometry:
     kv_heads: int
     head_dim: int
     intermediate: int
-    """Inner size of the MLP; of one expert where there are experts."""
+    """Inner size of the MLP, or of one expert."""
     vocab: int
     max_positions: int
     rope_theta: float
     tied: bool
-    """The language head is the embedding."""
+    """Whether the language head shares the embedding's weight."""
     qkv_bias: bool
     output_bias: bool
-    """The attention's output projection has a bias."""
+    """Whether the attention's output projection has a bias."""
     qk_norm: bool
-    """Queries and keys are normalised a head (Qwen3)."""
+    """Whether queries and keys are normalized per head (Qwen3)."""
     experts: int
-    """Experts a layer; 0 means one dense MLP."""
+    """Experts per layer; 0 means one dense MLP."""
     experts_per_token: int
 
     @property
@@ -81,7 +81,7 @@ def read_geometry(directory: Path) -> ModelGeometry:
 
 
 def text_config(config: Mapping) -> dict:
-    """A `config.json` with the settings of its language model, where those stand apart, in place of its own."""
+    """A `config.json` with the settings of its `text_config`, if it has one, moved to the top level."""
     inner = config.get("text_config")
     return {**config, **inner} if isinstance(inner, dict) else dict(config)
 
@@ -91,7 +91,7 @@ def geometry_of(config: dict, name: str = "config.json") -> ModelGeometry:
     missing = [key for key in _NEEDED if key not in config]
     if missing:
         raise EngineError(
-            f"{name} does not say {', '.join(missing)}.",
+            f"{name} does not have {', '.join(missing)}.",
             remedy="Use a decoder of the Llama family (Llama, Qwen2, Qwen3, Mistral, ...), whose config.json has them.",
         )
     _check_numbers(config, name)
@@ -135,12 +135,12 @@ def parameter_count(model: ModelGeometry) -> int:
 
 
 def expert_parameter_count(model: ModelGeometry) -> int:
-    """Parameters of all experts, which expert parallelism divides; 0 for a dense model."""
+    """Parameters of all experts, which expert parallelism shards; 0 for a dense model."""
     return model.layers * model.experts * _mlp_weights(model)
 
 
 def kv_cache_bytes_per_token(model: ModelGeometry, *, bytes_per_value: int = 4) -> int:
-    """Bytes of keys and values that generation keeps for each token."""
+    """Bytes of the KV cache per token."""
     return 2 * model.layers * model.kv_width * bytes_per_value
 
 
@@ -157,7 +157,7 @@ def _mlp_weights(model: ModelGeometry) -> int:
 
 
 def _check_numbers(config: dict[str, Any], name: str) -> None:
-    """Raises `EngineError` for the first number that no model can have."""
+    """Raises `EngineError` for the first setting that is not valid for any model."""
     for key, (smallest, largest) in _SIZES.items():
         value = config.get(key)
         is_absent = value is None and key not in _NEEDED
@@ -189,6 +189,6 @@ def _is_finite(value: object) -> bool:
 
 def _wrong(name: str, key: str, value: object, expected: str) -> EngineError:
     return EngineError(
-        f"{name} says {key}={str(value)[:40]}, which is not {expected}.",
+        f"{name} has {key}={str(value)[:40]}, which is not {expected}.",
         remedy="Give the config.json that belongs to the model's weights.",
     )

@@ -1,4 +1,4 @@
-"""What comes out of a model: hidden states without a head, logits from them, and a value a token."""
+"""Outputs of a model: hidden states, logits, and values per token."""
 
 from pathlib import Path
 
@@ -18,8 +18,8 @@ from hybridflow.models.packing import Packing
 class ValueModel(nn.Module):
     """A causal language model's backbone and a linear head: one value per token, in float32.
 
-    Saved as Hugging Face's token classification with one label (`score.weight`, `score.bias`), so that
-    `AutoModelForTokenClassification` reads it, and a critic or reward model saved that way can be read here.
+    It is saved as a Hugging Face token-classification model with one label (`score.weight`, `score.bias`), which
+    `AutoModelForTokenClassification` can load. Critics and reward models in that format can be loaded here.
     """
 
     def __init__(self, backbone: PreTrainedModel) -> None:
@@ -40,14 +40,14 @@ class ValueModel(nn.Module):
         return self.values(hidden_states(self, input_ids, position_ids, attention_mask))
 
     def values(self, hidden: Float[Tensor, "*N H"]) -> Float[Tensor, "*N"]:
-        """The head alone."""
+        """The head's values for hidden states."""
         return self.score(hidden.float()).squeeze(-1)
 
 
 def load_value_model(
     directory: Path, *, dtype: torch.dtype, device: torch.device | str, trust_remote_code: bool = False
 ) -> ValueModel:
-    """A value model from a directory: its own head if one was saved there, else a head of zeros (values begin at 0)."""
+    """Loads a value model; without a saved head its head is zero, so that values start at 0."""
     backbone = load_backbone(directory, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
     model = ValueModel(backbone)
     saved = _saved_head(directory)
@@ -60,7 +60,7 @@ def load_value_model(
 
 
 def save_value_model(model: ValueModel, directory: Path, *, tokenizer_from: Path) -> None:
-    """Write the model to a directory that `load_value_model` and `AutoModelForTokenClassification` read."""
+    """Writes the model to a directory that `load_value_model` and `AutoModelForTokenClassification` read."""
     directory.mkdir(parents=True, exist_ok=True)
     backbone = model.backbone
     prefix = backbone.base_model_prefix or "model"
@@ -91,10 +91,10 @@ def hidden_states(
 def packed_hidden_states(
     model: PreTrainedModel | ValueModel, input_ids: Int[Tensor, " N"], packing: Packing
 ) -> Float[Tensor, "N H"]:
-    """The same of sequences laid end to end, each as if it were alone.
+    """The last hidden states of packed sequences, which do not influence one another.
 
-    Where `use_packed_attention` did not want the model, sequences are padded to the longest: as the model is causal,
-    what stands behind a sequence changes nothing in it.
+    If `use_packed_attention` does not support the model, sequences are padded to the longest. The model is causal, so
+    padding after a sequence does not change it.
     """
     backbone = model.backbone if isinstance(model, ValueModel) else model.get_decoder()
     if str(backbone.config._attn_implementation).startswith(IMPLEMENTATION):
@@ -111,9 +111,9 @@ def packed_hidden_states(
 
 
 def logits_of(model: PreTrainedModel, hidden: Float[Tensor, "*N H"]) -> Float[Tensor, "*N V"]:
-    """The language head on hidden states, with the scaling that some architectures put after it.
+    """The language head's logits for hidden states, with the scaling that some architectures apply to them.
 
-    Gemma 2 caps logits softly, Cohere multiplies and Granite divides them; the other architectures do nothing more.
+    Gemma 2 soft-caps logits, Cohere multiplies them, and Granite divides them.
     """
     head = model.get_output_embeddings()
     assert head is not None, f"{type(model).__name__} has no language head"
@@ -132,8 +132,8 @@ def _hidden_size(backbone: PreTrainedModel) -> int:
     size = backbone.config.get_text_config().to_dict().get("hidden_size")
     if size is None:
         raise EngineError(
-            f"The architecture {type(backbone).__name__} does not say its hidden size.",
-            remedy="Use a Llama, Qwen2, Qwen3 or another model whose config.json has hidden_size.",
+            f"The architecture {type(backbone).__name__} has no hidden_size in its configuration.",
+            remedy="Use Llama, Qwen2, Qwen3, or another model whose config.json has hidden_size.",
         )
     return size
 

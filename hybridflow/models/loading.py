@@ -1,4 +1,4 @@
-"""Hugging Face causal language models: found by name or path, read into fresh memory, written back as a directory."""
+"""Hugging Face causal language models: finds them by name or path, loads them, and saves them to a directory."""
 
 import difflib
 import logging
@@ -50,14 +50,14 @@ _DTYPES = {Dtype.float32: torch.float32, Dtype.bfloat16: torch.bfloat16}
 
 
 def torch_dtype(dtype: Dtype | None) -> torch.dtype:
-    """The configuration's number format as torch's; None is float32."""
+    """The torch dtype of a configured one; None is float32."""
     return _DTYPES[dtype or Dtype.float32]
 
 
 def resolve_model_path(path: str, *, key: str = "model.path") -> Path:
-    """The directory that a model's path means: `builtin:<name>`, a directory, or a name on the Hugging Face hub.
+    """The directory of a model's path: `builtin:<name>`, a directory, or a name on the Hugging Face hub.
 
-    `key` is the setting that gives it, for errors.
+    `key` is the setting of the path, for errors.
     """
     if path.startswith("builtin:"):
         return builtin_path(path)
@@ -75,7 +75,7 @@ def resolve_model_path(path: str, *, key: str = "model.path") -> Path:
 
 
 def read_description(directory: Path, *, trust_remote_code: bool = False) -> PreTrainedConfig:
-    """The configuration in a model directory, as transformers reads it; `EngineError` where it cannot."""
+    """The configuration in a model directory, read by transformers; raises `EngineError` if it cannot be read."""
     try:
         read_json_object(directory / "config.json")
         with quiet_transformers():
@@ -96,10 +96,10 @@ def one_line(error: Exception) -> str:
 def load_causal_lm(
     directory: Path, *, dtype: torch.dtype, device: torch.device | str, trust_remote_code: bool = False
 ) -> PreTrainedModel:
-    """The causal language model in a directory, in evaluation mode; a weight that is not there is an error.
+    """Loads the causal language model in a directory, in evaluation mode; a missing weight is an error.
 
-    Parameters are fresh, aligned tensors rather than views of the mapped file: results must not depend, in the last
-    bit, on where in a file a weight happened to stand.
+    Parameters are new, aligned tensors instead of views of the mapped file: results must not depend, even in the last
+    bit, on a weight's position in a file.
     """
     return _load(AutoModelForCausalLM, directory, dtype, device, trust_remote_code)
 
@@ -107,12 +107,12 @@ def load_causal_lm(
 def load_backbone(
     directory: Path, *, dtype: torch.dtype, device: torch.device | str, trust_remote_code: bool = False
 ) -> PreTrainedModel:
-    """The same without the language head: token ids in, hidden states out."""
+    """Loads the model without its language head: token ids in, hidden states out."""
     return _load(AutoModel, directory, dtype, device, trust_remote_code)
 
 
 def save_causal_lm(model: PreTrainedModel, directory: Path, *, tokenizer_from: Path) -> None:
-    """Write `config.json`, `model.safetensors` and the tokenizer's files: a directory that `transformers` loads."""
+    """Writes `config.json`, `model.safetensors` and the tokenizer's files, for `transformers` to load."""
     directory.mkdir(parents=True, exist_ok=True)
     with quiet_transformers():
         model.save_pretrained(directory)
@@ -120,7 +120,7 @@ def save_causal_lm(model: PreTrainedModel, directory: Path, *, tokenizer_from: P
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:
-    """Copy the tokenizer's files (and chat templates) unchanged from one model directory to another."""
+    """Copies the tokenizer's files and chat templates from one model directory to another."""
     for pattern in _TOKENIZER_FILES:
         for found in source.glob(pattern):
             copy = shutil.copytree if found.is_dir() else shutil.copyfile
@@ -131,9 +131,9 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def check_finite(name: str, weight: Tensor, place: Path) -> None:
-    """Raises `EngineError` for a weight with NaN or infinite elements; `place` is the file or directory it is from.
+    """Raises `EngineError` for a weight with NaN or infinite elements; `place` is its file or directory.
 
-    One pass over the weight, without a copy. Integers and 8-bit floats are not looked at.
+    One pass over the weight, without a copy. Integers and 8-bit floats are not checked.
     """
     if weight.numel() == 0 or weight.dtype not in _FLOATS or weight.is_meta:
         return
@@ -146,13 +146,13 @@ def check_finite(name: str, weight: Tensor, place: Path) -> None:
 
 
 def own_memory(module: nn.Module) -> None:
-    """Move each parameter and buffer into memory of its own, in place; tied parameters stay tied."""
+    """Moves each parameter and buffer to its own memory, in place; tied parameters stay tied."""
     for tensor in [*module.parameters(), *module.buffers()]:
         tensor.data = tensor.data.clone(memory_format=torch.contiguous_format)
 
 
 def mend_generation_config(config: GenerationConfig) -> None:
-    """Many published models set a temperature without do_sample, which transformers loads but refuses to save."""
+    """Sets do_sample if transformers would not save the configuration: many published models set only a temperature."""
     try:
         config.validate(strict=True)
     except ValueError:
@@ -161,7 +161,7 @@ def mend_generation_config(config: GenerationConfig) -> None:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Keep transformers' progress bars and loading reports off the terminal; what matters in them is checked here."""
+    """Hides transformers' progress bars and loading reports; the relevant parts of them are checked here."""
     verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
@@ -197,7 +197,7 @@ def _load(
     if loading["missing_keys"]:
         names = sorted(loading["missing_keys"])
         raise EngineError(
-            f"The model in {directory} lacks {len(names)} weights that its config.json asks for, first '{names[0]}'.",
+            f"The model in {directory} lacks {len(names)} weights of its config.json, first '{names[0]}'.",
             remedy="Give a complete Hugging Face directory as model.path.",
         )
     if loading["unexpected_keys"] and factory is AutoModelForCausalLM:
@@ -216,9 +216,9 @@ def _remedy(error: Exception, otherwise: str) -> str:
     if "trust_remote_code" in str(error):
         return "Set model.trust_remote_code=true if you trust the Python code that comes with the model."
     if "size mismatch" in str(error) or "mismatched" in str(error):
-        return "Its config.json does not describe its weights: give the pair that belongs together."
+        return "Its config.json does not match its weights; give files that belong together."
     if isinstance(error, ImportError):
-        return "Install the package that the model's config.json asks for, or use a model that does not need it."
+        return "Install the package that the model's config.json needs, or use a model that does not need it."
     return otherwise
 
 
@@ -229,19 +229,19 @@ def _from_hub(name: str, key: str) -> Path:
             return cached
     except (LocalEntryNotFoundError, HFValidationError):
         pass
-    logger.info("model=%s is not a directory here: asking the Hugging Face hub", name)
+    logger.info("model=%s downloading from the Hugging Face hub", name)
     try:
         return Path(snapshot_download(name, ignore_patterns=_NOT_OURS))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise EngineError(
-            f"{key}={name} is neither a directory here, nor in the Hugging Face cache, nor to be had from the hub"
+            f"{key}={name} is neither a directory nor in the Hugging Face cache, and cannot be downloaded from the hub"
             f" ({type(error).__name__}: {str(error).splitlines()[0]}).",
             remedy=_nearest(Path(name)),
         ) from error
 
 
 def _nearest(wanted: Path) -> str:
-    """Advice that names the model directories near a path that is none."""
+    """Advice for a path that is not a model directory: the nearest one that is."""
     around = wanted if wanted.is_dir() else wanted.absolute().parent
     while not around.is_dir():
         around = around.parent

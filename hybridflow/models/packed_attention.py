@@ -1,4 +1,4 @@
-"""Attention over sequences laid end to end: no padding, and no mask over all tokens."""
+"""Attention over packed sequences, without padding or a mask over all tokens."""
 
 import inspect
 from functools import partial
@@ -16,11 +16,11 @@ from hybridflow.errors import EngineError
 from hybridflow.models.packing import Packing
 
 IMPLEMENTATION = "hybridflow_packed"
-"""Names of attention that asks for `packing=` begin with this."""
+"""The prefix of the names of attention implementations that need `packing=`."""
 
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 _ARGUMENTS_LOST = {"moshi", "nemotron"}
-"""Model types whose layers do not hand keyword arguments on to their attention."""
+"""Model types whose layers do not pass keyword arguments to their attention."""
 _WITHOUT_EFFECT = {
     "dropout",
     "is_causal",
@@ -32,16 +32,16 @@ _WITHOUT_EFFECT = {
     "sliding_window",
     "use_cache",
 }
-"""What layers say beside: models are in evaluation mode, and windows are read from the masks."""
+"""Arguments without effect: models are in evaluation mode, and the mask argument carries the window."""
 _VARLEN_GROUPS = "enable_gqa" in inspect.signature(varlen_attn).parameters
-"""Whether FlashAttention repeats key-value heads by itself: from torch 2.12 on."""
+"""Whether torch's FlashAttention supports grouped key-value heads: since torch 2.12."""
 
 _FLASH_DTYPES = (torch.bfloat16, torch.float16)
 _FLASH_HEAD_SIZE = 256
 
 
-class Asked(TypedDict, total=False):
-    """What a model's layers ask of attention beside queries, keys and values, by transformers' names."""
+class AttentionArguments(TypedDict, total=False):
+    """Arguments of attention besides queries, keys and values, under transformers' names."""
 
     packing: Packing | None
     scaling: float | None
@@ -60,10 +60,11 @@ def packed_attention(
     softcap: float | None = None,
     sinks: Float[Tensor, " heads"] | None = None,
 ) -> Float[Tensor, "N heads value_size"]:
-    """Causal attention within each sequence, softmax(q k^T scaling) v; `window` keys at most, the last its own.
+    """Causal attention within each sequence, softmax(q k^T scaling) v, over the last `window` keys including its own.
 
     `softcap` c turns scores s into c tanh(s / c) (Gemma 2, arXiv:2408.00118), and `sinks` are scores of a key without a
-    value (GPT-OSS). On a GPU, FlashAttention where it can do this (not run on one yet); else block by block.
+    value (GPT-OSS). On a GPU it uses FlashAttention if that supports the arguments (not yet run on one); otherwise it
+    computes block by block.
     """
     if window is not None and window >= packing.max_seqlen:
         window = None
@@ -75,7 +76,7 @@ def packed_attention(
     if blocks.take is not None:
         pieces = [_ToBlocks.apply(part, blocks.take, blocks.back) for part in pieces]
     sizes = [number * width for number, width in blocks.shapes]
-    # The gradient of a split is a copy, even of a split into one.
+    # The gradient of a split is a copy, even if there is only one part.
     columns = [piece.split(sizes) if len(sizes) > 1 else (piece,) for piece in pieces]
     done = []
     for shape, *parts in zip(blocks.shapes, *columns, strict=True):
@@ -94,10 +95,9 @@ def packed_attention(
 
 
 def use_packed_attention(model: PreTrainedModel) -> bool:
-    """Switches a model to `packed_attention`: its forward then asks for `packing=`, and builds no mask of all tokens.
+    """Switches a model to `packed_attention`: its forward then needs `packing=`, and builds no mask of all tokens.
 
-    False, and no change, where its layers remember what they read by other means than keys and values, or write their
-    attention themselves.
+    Returns False, and changes nothing, if the model has recurrent state, or attention that cannot be replaced.
     """
     config = model.config.get_text_config().to_dict()
     layer_types = set(config.get("layer_types") or _LAYER_TYPES)
@@ -112,11 +112,11 @@ def use_packed_attention(model: PreTrainedModel) -> bool:
     return True
 
 
-def window_mask(*, local_size: int | None = None, use_vmap: bool = False, **asked: object) -> Tensor | None:
-    """What transformers hands to layers in place of a mask: nothing, or a window's size, [1, 1, 1, 1] on the host."""
-    if use_vmap or "allow_is_bidirectional_skip" in asked:
+def window_mask(*, local_size: int | None = None, use_vmap: bool = False, **arguments: object) -> Tensor | None:
+    """What layers get from transformers instead of a mask: None, or the window's size, [1, 1, 1, 1] on the host."""
+    if use_vmap or "allow_is_bidirectional_skip" in arguments:
         raise EngineError(
-            "The model looks at tokens that come later: it is no causal language model.",
+            "The model attends to later tokens, so it is not a causal language model.",
             remedy="Give a causal language model as model.path.",
         )
     return None if local_size is None else torch.full((1, 1, 1, 1), local_size)
@@ -128,25 +128,25 @@ def attend(
     key: Float[Tensor, "1 kv_heads N size"],
     value: Float[Tensor, "1 kv_heads N value_size"],
     attention_mask: Tensor | None,
-    **asked: Unpack[Asked],
+    **arguments: Unpack[AttentionArguments],
 ) -> tuple[Float[Tensor, "1 N heads value_size"], None]:
-    """`packed_attention` as the layers of a model in transformers call it; what it cannot do is an error."""
-    packing = asked.get("packing")
+    """`packed_attention` with the signature that layers of transformers use; unsupported arguments are an error."""
+    packing = arguments.get("packing")
     if packing is None:
         raise EngineError(
             f"{type(module).__name__} was called without the boundaries of its sequences.",
             remedy="Give the model's decoder packing=Packing(...), or switch it back with"
             " model.set_attn_implementation('sdpa').",
         )
-    known = Asked.__optional_keys__ | _WITHOUT_EFFECT
-    foreign = {name for name, value in asked.items() if value is not None and name not in known}
+    known = AttentionArguments.__optional_keys__ | _WITHOUT_EFFECT
+    foreign = {name for name, value in arguments.items() if value is not None and name not in known}
     if attention_mask is not None and (attention_mask.numel() > 1 or attention_mask.is_floating_point()):
         foreign.add("attention_mask")
     if foreign:
         names = ", ".join(sorted(foreign))
         raise EngineError(
-            f"{type(module).__name__} asks for what attention without padding does not do: {names}.",
-            remedy="Train another architecture: Llama, Mistral, Qwen, Gemma and GPT-OSS are among those that work.",
+            f"{type(module).__name__} needs arguments that attention without padding does not support: {names}.",
+            remedy="Use another architecture, such as Llama, Mistral, Qwen, Gemma or GPT-OSS.",
         )
     window = None if attention_mask is None else int(attention_mask)
     q, k, v = (part[0].transpose(0, 1) for part in (query, key, value))
@@ -155,16 +155,16 @@ def attend(
         k,
         v,
         packing,
-        scaling=asked.get("scaling"),
+        scaling=arguments.get("scaling"),
         window=window,
-        softcap=asked.get("softcap"),
-        sinks=asked.get("s_aux"),
+        softcap=arguments.get("softcap"),
+        sinks=arguments.get("s_aux"),
     )
     return attended[None], None
 
 
 def _flash(query: Tensor, key: Tensor, value: Tensor, packing: Packing, *, scaling: float | None, left: int) -> Tensor:
-    """Causal FlashAttention; a token attends to `left` tokens before it, and to all for -1."""
+    """Causal FlashAttention; a token attends to the `left` tokens before it, or to all for -1."""
     ends, longest = packing.cu_seqlens, packing.max_seqlen
     run = partial(varlen_attn, scale=scaling, window_size=(left, 0))
     if _VARLEN_GROUPS:
@@ -172,7 +172,7 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, packing: Packing, *, scali
     else:
         key, value = (part.repeat_interleave(query.shape[1] // key.shape[1], 1) for part in (key, value))
     attended = run(query, key, value, ends, ends, longest, longest)
-    assert isinstance(attended, Tensor), "only asked for the output"
+    assert isinstance(attended, Tensor), "only the output was requested"
     return attended
 
 
@@ -182,7 +182,7 @@ def _flash_can(query: Tensor, value: Tensor) -> bool:
 
 
 def _band(width: int, window: int, device: torch.device) -> Tensor:
-    """[width, width]: True where a query may look at a key."""
+    """[width, width]: True where a query may attend to a key."""
     behind = torch.arange(width, device=device)[:, None] - torch.arange(width, device=device)
     return (behind >= 0) & (behind < window)
 
@@ -196,7 +196,7 @@ def _explicit(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """The same by its definition, [rows, heads, tokens, size]: holds all scores of a block."""
+    """Attention by its definition on [rows, heads, tokens, size]; keeps all scores of a block in memory."""
     rows, _, tokens, size = query.shape
     grouped = query.unflatten(1, (key.shape[1], -1))
     scores = torch.matmul(grouped, key.transpose(2, 3)[:, :, None]).float()
@@ -212,7 +212,7 @@ def _explicit(
 
 
 class _ToBlocks(torch.autograd.Function):
-    """Packed rows into blocks. Backward gathers: nothing reads padding, so its gradient is zero."""
+    """Moves packed rows into blocks. The backward pass is a gather: padding is never read, so its gradient is zero."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, packed: Tensor, take: Tensor, back: Tensor) -> Tensor:
@@ -226,7 +226,7 @@ class _ToBlocks(torch.autograd.Function):
 
 
 class _FromBlocks(torch.autograd.Function):
-    """The real rows of blocks, packed again."""
+    """Packs the rows of blocks again, without padding."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, blocks: Tensor, back: Tensor) -> Tensor:

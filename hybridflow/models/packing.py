@@ -1,4 +1,4 @@
-"""Where sequences stand when they are laid end to end, and how to lay them side by side again."""
+"""Packed sequences: their positions, and their division into padded blocks for attention."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -8,16 +8,16 @@ from torch import Tensor
 
 _CALL_COST = 2048
 _TOKEN_COST = 32
-"""What a call costs, and a token beside the tokens it looks at, in units of a token looking at another: measured on a
-CPU with 4 heads of 32, where a call is 30 microseconds, and 10 ns a unit. Far from critical."""
+"""Cost of a call, and of a token apart from its scores, in units of one attention score. Measured on a CPU with 4 heads
+of 32, where a call takes 30 microseconds and a unit 10 ns. The exact values matter little."""
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """Sequences of like length side by side: [number, width] each, one behind the other.
+    """Sequences of similar length in padded blocks of [number, width] each, concatenated.
 
-    `take` are the packed positions of all blocks' tokens (padding repeats a sequence's last token), and `back` where
-    each packed token stands in the blocks; None where the blocks are the packed tokens themselves.
+    `take` has the packed positions of all tokens in the blocks (padding repeats a sequence's last token), and `back`
+    the position of each packed token in the blocks. Both are None if the blocks equal the packed tokens.
     """
 
     shapes: list[tuple[int, int]]
@@ -26,13 +26,13 @@ class Blocks:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all blocks, padding included."""
+        """Tokens in all blocks, including padding."""
         return sum(number * width for number, width in self.shapes)
 
 
 @dataclass(frozen=True)
 class Packing:
-    """Where each sequence stands among N tokens laid end to end. Lengths are on the host: planning waits for no device.
+    """The positions of sequences packed into N tokens. Lengths are on the host, so planning never waits for a device.
 
     packing = Packing((3, 5), torch.device("cpu"))
     packing.position_ids    # 0 1 2 0 1 2 3 4
@@ -43,7 +43,7 @@ class Packing:
 
     @cached_property
     def cu_seqlens(self) -> Tensor:
-        """Where each sequence begins, and the end: [sequences + 1], int32."""
+        """The start of each sequence, and the end: [sequences + 1], int32."""
         ends = torch.tensor((0, *self.lengths), dtype=torch.int64).cumsum(0)
         return ends.to(self.device, torch.int32)
 
@@ -61,12 +61,12 @@ class Packing:
 
     @property
     def max_seqlen(self) -> int:
-        """The longest sequence's tokens."""
+        """The length of the longest sequence."""
         return max(self.lengths, default=0)
 
     @cached_property
     def blocks(self) -> Blocks:
-        """The blocks that cost attention least: fewer calls against less padding."""
+        """The blocks with the least estimated cost of attention, a trade-off between calls and padding."""
         lengths = torch.tensor(self.lengths, dtype=torch.int64)
         order = lengths.argsort(descending=True, stable=True)[: int(lengths.count_nonzero())]
         return self._laid_out(list(order.split(_cheapest_sizes(lengths[order]))))
@@ -96,8 +96,11 @@ class Packing:
 
 
 def _cheapest_sizes(lengths: Tensor) -> list[int]:
-    """Sizes of consecutive groups of sequences, longest first, with the least cost: a group costs a call, and each of
-    its sequences what the longest costs. By dynamic programming over the distinct lengths."""
+    """Sizes of the consecutive groups of sequences, longest first, with the least total cost.
+
+    A group costs one call, and each of its sequences costs as much as the longest. Found by dynamic programming over
+    the distinct lengths.
+    """
     widths, counts = lengths.unique_consecutive(return_counts=True)
     ends = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
     each = (widths * (widths + _TOKEN_COST)).double()

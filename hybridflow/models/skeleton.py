@@ -1,4 +1,4 @@
-"""A model's modules without its weights: what an engine divides before any rank has read more than its own part."""
+"""A model's modules without weights, so that an engine can shard it before each rank reads only its own part."""
 
 from pathlib import Path
 
@@ -13,20 +13,20 @@ from hybridflow.models.loading import one_line, quiet_transformers, read_descrip
 
 
 def causal_lm_skeleton(directory: Path, *, dtype: torch.dtype, trust_remote_code: bool = False) -> PreTrainedModel:
-    """The causal language model that a directory's config.json describes: parameters on the meta device.
+    """The causal language model of a directory's config.json, with parameters on the meta device.
 
-    Buffers (the frequencies of rotary positions) are real, on the host: no checkpoint has them.
+    Buffers (the frequencies of rotary embeddings) are real, on the host, because checkpoints do not have them.
     """
     return _skeleton(AutoModelForCausalLM, directory, dtype, trust_remote_code)
 
 
 def value_model_skeleton(directory: Path, *, dtype: torch.dtype, trust_remote_code: bool = False) -> ValueModel:
-    """The same of a value model on that model's backbone."""
+    """A value model on the backbone of a directory's config.json, with parameters on the meta device."""
     return ValueModel(_skeleton(AutoModel, directory, dtype, trust_remote_code)).eval()
 
 
 class _EmptyOnMeta(TorchFunctionMode):
-    """`torch.empty`, by which layers make their parameters, gives tensors without memory."""
+    """Makes `torch.empty`, with which layers create their parameters, return meta tensors."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -43,14 +43,14 @@ def _skeleton(
     except Exception as error:  # as in `read_description`
         raise EngineError(
             f"The model in {directory} cannot be built: {one_line(error)}.",
-            remedy="model.path must hold the config.json of a causal language model that transformers knows.",
+            remedy="model.path must hold the config.json of a causal language model that transformers supports.",
         ) from error
-    _forget_values(model)
+    _drop_values(model)
     return model.eval()
 
 
-def _forget_values(model: nn.Module) -> None:
-    """Small parameters are made by `torch.ones` and the like: these lose their memory as well."""
+def _drop_values(model: nn.Module) -> None:
+    """Moves the remaining parameters, which were created with `torch.ones` and the like, to the meta device."""
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             if not parameter.is_meta:

@@ -1,4 +1,4 @@
-"""Tokenizers: loaded and checked (padding, end of sequence, vocabulary), and responses turned back into text."""
+"""Tokenizers: loads and checks them (padding, end of sequence, vocabulary), and decodes responses."""
 
 import itertools
 from pathlib import Path
@@ -15,7 +15,7 @@ from hybridflow.models.loading import one_line
 def load_tokenizer(
     directory: Path, *, pad_token: str | None = None, trust_remote_code: bool = False
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer in a directory; one that cannot pad is an error unless `pad_token` names an existing token."""
+    """Loads the tokenizer in a directory; `pad_token` must name an existing token if it has no padding token."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code, local_files_only=True)
     except Exception as error:  # transformers checks little, and fails in as many ways as a file can be wrong
@@ -29,20 +29,20 @@ def load_tokenizer(
         eos = tokenizer.eos_token
         advice = f"Set model.pad_token='{eos}' (its end-of-sequence token)" if eos else "Set model.pad_token"
         raise EngineError(
-            f"The tokenizer in {directory} has no token to pad with.", remedy=f"{advice}, or any token it knows."
+            f"The tokenizer in {directory} has no padding token.", remedy=f"{advice}, or any token in its vocabulary."
         )
     return tokenizer
 
 
 def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The token that fills rectangles; `load_tokenizer` made sure that there is one."""
+    """The id of the padding token, which `load_tokenizer` has checked."""
     token = tokenizer.pad_token_id
     assert isinstance(token, int), f"pad_token_id is {token!r}"
     return token
 
 
 def eos_ids(tokenizer: PreTrainedTokenizerBase, directory: Path) -> tuple[int, ...]:
-    """The tokens that end a response: the tokenizer's, then those of the model's `generation_config.json`."""
+    """The tokens that end a response: the tokenizer's, then those of `generation_config.json` and `config.json`."""
     own = tokenizer.eos_token
     found: list[int] = [tokenizer.get_vocab()[own]] if isinstance(own, str) else []
     for name in ("generation_config.json", "config.json"):
@@ -56,7 +56,7 @@ def eos_ids(tokenizer: PreTrainedTokenizerBase, directory: Path) -> tuple[int, .
 
 
 def _declared_eos(directory: Path, name: str) -> list[int]:
-    """The end-of-sequence ids in a file of a model's directory, each one of the model's tokens."""
+    """The end-of-sequence ids in a file of a model's directory; raises if one is not a token of the model."""
     path = directory / name
     try:
         declared = read_json_object(path).get("eos_token_id") if path.is_file() else None
@@ -70,18 +70,18 @@ def _declared_eos(directory: Path, name: str) -> list[int]:
     for token in found:
         if type(token) is not int or token < 0 or (highest is not None and token > highest):
             raise EngineError(
-                f"{path} says eos_token_id={str(declared)[:80]}, but {str(token)[:40]!r} is not a token of the model.",
+                f"{path} has eos_token_id={str(declared)[:80]}, but {str(token)[:40]!r} is not a token of the model.",
                 remedy=f"Use token ids from 0 to {'the last of the vocabulary' if highest is None else highest}.",
             )
     return found
 
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, embedding_rows: int, directory: Path) -> None:
-    """Raise when the tokenizer can make ids that the model's embedding does not have (padded embeddings are fine)."""
+    """Raises `EngineError` if the tokenizer has ids that the model's embedding does not; it may have more rows."""
     highest = max(tokenizer.get_vocab().values())
     if highest >= embedding_rows:
         raise EngineError(
-            f"The tokenizer makes ids up to {highest}, but the model in {directory} embeds {embedding_rows} tokens.",
+            f"The tokenizer has ids up to {highest}, but the model in {directory} embeds only {embedding_rows} tokens.",
             remedy="Set model.tokenizer_path to the tokenizer the model was trained with.",
         )
 
@@ -98,6 +98,6 @@ def _set_pad(tokenizer: PreTrainedTokenizerBase, pad_token: str, directory: Path
         known = ", ".join(repr(token) for token in tokenizer.all_special_tokens) or "none"
         raise EngineError(
             f"model.pad_token='{pad_token}' is not in the vocabulary of the tokenizer in {directory}.",
-            remedy=f"Use a token it knows; its special tokens: {known}.",
+            remedy=f"Use a token in its vocabulary; its special tokens: {known}.",
         )
     tokenizer.pad_token = pad_token

@@ -74,7 +74,7 @@ def assert_refused(ended: Ended, folder: Path, found: str, remedy: str) -> None:
         # models
         ("critic.model.path={}/my_modle", "critic.model.path={}/my_modle does not exist", "directory: {}/my_model"),
         ("model.path={}/data", "has no config.json", "Give a Hugging Face directory"),
-        ("model.path={}/unpadded", "has no token to pad with", "model.pad_token='</s>'"),
+        ("model.path={}/unpadded", "has no padding token", "model.pad_token='</s>'"),
         ("critic.model.path={}/small", "ids up to 63, but the model", ""),
         # layouts and devices
         (

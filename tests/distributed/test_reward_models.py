@@ -128,7 +128,11 @@ def test_an_encoder_with_its_own_tokens_serves_grpo(tmp_path):
 
 WIDE = "parallelism: {tensor: 2}"
 REFUSED = {
-    "language": ("builtin:calculator", [], ["has no head that gives a score", "hybridflow.trainer.main_reward_model"]),
+    "language": (
+        "builtin:calculator",
+        [],
+        ["has no head that computes", "hybridflow.trainer.main_reward_model"],
+    ),
     "process": ("encoder", ["reward.process=true"], ["does not read the policy's tokens", "Leave reward.process out"]),
     "whole": (
         "encoder",

@@ -1,5 +1,5 @@
-"""Low-rank adapters: a frozen model, and a small trained addition to some of its matrices.
+"""LoRA adapters: small trained updates to some matrices of a frozen model.
 
-Read `lora.py` first (what is added to a model), then `merging.py` (the weights that a rollout gets) and `files.py`
-(adapters on disk, in peft's format).
+Read `lora.py` first (what an adapter adds to a model), then `merging.py` (the weights that a rollout gets) and
+`files.py` (adapters on disk, in peft's format).
 """

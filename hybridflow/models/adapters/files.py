@@ -1,4 +1,4 @@
-"""Adapters on disk, as peft writes them: `adapter_config.json` and `adapter_model.safetensors`."""
+"""Adapters on disk, in peft's format: `adapter_config.json` and `adapter_model.safetensors`."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -21,12 +21,12 @@ from hybridflow.parallel.groups import Ranks
 from hybridflow.parallel.layout import WeightShard
 
 ADAPTER_DIRECTORY = "adapter"
-"""Where a checkpoint has it, beside the optimizer's state."""
+"""The adapter's directory in a checkpoint, next to the optimizer's state."""
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 PREFIX = "base_model.model."
-"""What peft puts before the canonical names."""
+"""peft's prefix of the canonical names."""
 
 VALUE_HEAD = "score"
 _ONE_FILE_BYTES = 1 << 62
@@ -34,7 +34,7 @@ _ONE_FILE_BYTES = 1 << 62
 
 @dataclass(frozen=True)
 class SavedAdapter:
-    """What `adapter_config.json` says: enough to know whether an adapter fits a model's."""
+    """The settings in `adapter_config.json` that must agree with those of a model's adapter."""
 
     rank: int
     alpha: float
@@ -43,13 +43,13 @@ class SavedAdapter:
 
     @staticmethod
     def of(adapter: Adapter) -> "SavedAdapter":
-        """The adapter of a model."""
+        """The settings of a model's adapter."""
         settings = adapter.settings
         return SavedAdapter(settings.rank, settings.alpha, tuple(sorted(adapter.targets)), adapter.has_value_head)
 
     @staticmethod
     def read(directory: Path) -> "SavedAdapter":
-        """The adapter in a directory."""
+        """The settings of the adapter in a directory."""
         try:
             found = read_json_object(directory / CONFIG_FILE)
             has_head = VALUE_HEAD in (found["modules_to_save"] or ())
@@ -67,9 +67,9 @@ class SavedAdapter:
 def save_adapter(
     adapter: Adapter, shards: Iterable[WeightShard], directory: Path, ranks: Ranks, *, base_model: str
 ) -> None:
-    """Writes the trained part of what all ranks hold; called on all of them together, on a directory they share.
+    """Writes the adapter from the shards of all ranks, to a directory that they share; called on all ranks together.
 
-    `shards` are all weights of a rank, `base_model` the path or hub name of the model that the adapter is for.
+    `shards` are all weights of a rank, and `base_model` is the path or hub name of the adapter's base model.
     """
     peft = require("peft")
     config = peft.LoraConfig(
@@ -90,7 +90,7 @@ def save_adapter(
 
 
 def load_adapter(adapter: Adapter, shards: Iterable[WeightShard], directory: Path) -> None:
-    """Fills the trained part of what a rank holds from a directory that `save_adapter` wrote, in any layout."""
+    """Reads an adapter that `save_adapter` wrote in any layout into this rank's shards."""
     if not (directory / CONFIG_FILE).is_file():
         raise CheckpointError(
             f"{directory.parent} holds no adapter: it was written by a run without lora.rank.",
@@ -106,7 +106,7 @@ def load_adapter(adapter: Adapter, shards: Iterable[WeightShard], directory: Pat
 
 
 def read_adapter(directory: Path, shards: Iterable[WeightShard]) -> None:
-    """Fills those of the shards that an adapter's directory has, whatever its settings."""
+    """Reads the adapter's weights into those of the shards that are trained, without comparing settings."""
     read_into(directory, _trained(shards))
 
 
@@ -119,11 +119,10 @@ def merged_directory(
     tokenizer_from: Path | None = None,
     trust_remote_code: bool = False,
 ) -> None:
-    """Writes the Hugging Face directory of a model with an adapter added to its weights: what the rollout generated
-    with, in the adapter's number format.
+    """Writes a Hugging Face directory of a model with an adapter merged into its weights, in the adapter's dtype.
 
-    One weight after the other is merged, in one copy of the model in the host's memory; peft is not needed. An adapter
-    of a value model gives a token classification model with one label.
+    These are the weights that the rollout generated with. Weights are merged one by one, in one copy of the model in
+    host memory; peft is not needed. The adapter of a value model gives a token-classification model with one label.
     """
     saved = SavedAdapter.read(adapter_directory)
     try:
@@ -156,7 +155,7 @@ def merged_directory(
 
 
 def _trained(shards: Iterable[WeightShard]) -> list[WeightShard]:
-    """The adapter and a value head, under their names on disk."""
+    """The shards of the adapter and a value head, under their names on disk."""
     return [
         WeightShard(PREFIX + shard.name, shard.tensor, shard.layout)
         for shard in shards

@@ -1,4 +1,4 @@
-"""A low-rank addition to the linear layers of a Hugging Face model, made by peft; the model itself is frozen."""
+"""LoRA on the linear layers of a Hugging Face model, added by peft; the model itself is frozen."""
 
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,18 +18,18 @@ from hybridflow.optional import require
 from hybridflow.parallel.layout import WeightShard
 
 DOWN, UP = "lora_A", "lora_B"
-"""peft's names of an addition's two matrices: W + alpha / rank * B A, with A [rank, in] and B [out, rank]."""
+"""peft's names of the matrices A [rank, in] and B [out, rank] in W + alpha / rank * B A."""
 
 
 class Adapter:
-    """The addition to one model: W x becomes W x + alpha / rank * B A x (arXiv:2106.09685), and only A and B learn.
+    """The adapter of a model: W x becomes W x + alpha / rank * B A x (arXiv:2106.09685); only A and B are trained.
 
-    They have the model's number format; where that is bfloat16, optimizers move float32 copies of them. The head of a
-    value model is trained as well.
+    They have the model's dtype; if that is bfloat16, optimizers step float32 copies of them. The head of a value model
+    is also trained.
 
         adapter = Adapter(model, config.actor.lora)     # changes the model in place
         with adapter.off():
-            ...                                         # the model as it was before
+            ...                                         # the base model
     """
 
     def __init__(self, model: PreTrainedModel | ValueModel, settings: Lora) -> None:
@@ -46,19 +46,19 @@ class Adapter:
         layers = {name: module for name, module in model.named_modules() if isinstance(module, layer_class)}
         self._layers: list[Any] = list(layers.values())
         self.adapted = frozenset(canonical_name(f"{name}.weight") for name in layers)
-        """Canonical names of the weights that it adds to."""
+        """Canonical names of the adapted weights."""
 
     @property
     def scale(self) -> float:
-        """What B A is multiplied by."""
+        """The factor of B A."""
         return self.settings.alpha / self.settings.rank
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """Meanwhile the model is what it was without the addition."""
+        """Disables the adapter for the block."""
         for layer in self._layers:
             layer.enable_adapters(False)
-            # peft freezes what it switches off, and FSDP keeps to what it finds at its first pass.
+            # peft freezes disabled adapters, and FSDP keeps the state of its first pass.
             layer.lora_A.requires_grad_(True)
             layer.lora_B.requires_grad_(True)
         try:
@@ -69,9 +69,9 @@ class Adapter:
 
 
 def chosen_targets(model: PreTrainedModel, targets: Sequence[str], *, key: str = "lora.targets") -> tuple[str, ...]:
-    """The names of the linear layers to adapt: the given ones, or all but the language head.
+    """The names of the linear layers to adapt: the given ones, or all except the language head.
 
-    A name means every layer whose path ends with it. `key` is the setting that gives them, for errors.
+    A name matches every layer whose path ends with it. `key` is the setting of the names, for errors.
     """
     head = model.get_output_embeddings()
     paths = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head]
@@ -79,7 +79,7 @@ def chosen_targets(model: PreTrainedModel, targets: Sequence[str], *, key: str =
     for target in targets:
         if not any(path == target or path.endswith(f".{target}") for path in paths):
             raise ConfigError(
-                f"{key} names '{target}', and the model has no such linear layer to adapt.",
+                f"{key} names '{target}', but the model has no such linear layer to adapt.",
                 remedy=f"{did_you_mean(target, kinds)}Use some of: {', '.join(kinds)}; or leave it out for all.",
             )
     return tuple(targets) or tuple(kinds)
@@ -92,9 +92,9 @@ def is_adapter_weight(name: str) -> bool:
 
 @torch.no_grad()
 def initialize(shards: Iterable[WeightShard]) -> None:
-    """Fills A with uniform numbers within 1 / sqrt(in), and B with zeros: a new adapter changes nothing.
+    """Initializes A uniformly within +-1 / sqrt(in), and B with zeros, so that a new adapter changes nothing.
 
-    The numbers depend on the name and the shape alone, so that an adapter begins alike on every engine and layout.
+    The values depend only on name and shape, so an adapter starts the same with every engine and layout.
     """
     for shard in shards:
         if f".{UP}." in shard.name:

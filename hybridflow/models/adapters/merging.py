@@ -1,4 +1,4 @@
-"""A model with its adapter added to its weights, weight by weight, when they are asked for."""
+"""Merges an adapter into a model's weights on access, weight by weight."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -10,14 +10,14 @@ from hybridflow.parallel.boxes import Box
 from hybridflow.parallel.layout import WeightShard
 
 TILE_ROWS, TILE_COLUMNS = 512, 4096
-"""A merged weight is worked out in tiles of this size, counted from where the rank's piece begins."""
+"""The tiles in which a merged weight is computed, counted from the start of the rank's shard."""
 
 
 class MergedShard(WeightShard):
-    """A rank's piece of W + scale * B A, which is nowhere in memory: every access works it out anew.
+    """A rank's shard of W + scale * B A, which is not stored: every access computes it again.
 
-    `part` works out the tiles that it needs. A tile has the same bits each time, whatever part it is asked for, so that
-    a checksum of a weight is that of the parts in which it was sent. Sums are in float32, and rounded once.
+    `part` computes only the tiles that it needs. A tile has the same bits in every part, so a weight's checksum does
+    not depend on the parts in which it was sent. Sums are in float32, and rounded once.
     """
 
     _parts: tuple[Tensor, Tensor, Tensor, float]
@@ -32,17 +32,17 @@ class MergedShard(WeightShard):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The number format of W."""
+        """The dtype of W."""
         return self._parts[0].dtype
 
     @property
     def tensor(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The piece, as a new tensor."""
+        """The shard, as a new tensor."""
         return self.part(self.layout.box)
 
     @torch.no_grad()
     def part(self, box: Box) -> Tensor:
-        """A box inside the piece, as a new tensor."""
+        """A box inside the shard, as a new tensor."""
         (first, last), (left, right) = (
             (low - start, high - start) for (low, high), (start, _) in zip(box, self.layout.box, strict=True)
         )
@@ -64,10 +64,10 @@ class MergedShard(WeightShard):
 def merged_shards(
     shards: Iterable[WeightShard], adapter: Adapter, downs: Mapping[str, Tensor] | None = None
 ) -> Iterator[WeightShard]:
-    """What a rank holds of a model with an adapter (`shards`), as what it holds of the merged model.
+    """A rank's shards of the merged model, from its `shards` of a model with an adapter.
 
-    Weights without an addition are what they were, views. `downs` are the A of each adapted weight, by name, with all
-    rows and the columns of this rank's piece; none where `shards` have them so.
+    Weights that are not adapted stay views. `downs` has the A of each adapted weight, by name, with all rows and this
+    rank's columns; None if `shards` contain them in that form.
     """
     held = list(shards)
     own = {shard.name: shard.tensor for shard in held if is_adapter_weight(shard.name)}

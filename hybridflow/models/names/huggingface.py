@@ -1,4 +1,4 @@
-"""Where the parameters of a model in transformers hold the canonical weights: most are one, experts are stacked."""
+"""The canonical weights in the parameters of transformers models: usually one each; experts are stacked."""
 
 from collections.abc import Sequence
 
@@ -10,14 +10,14 @@ _STACKED = {
     "experts.gate_up_proj": ("gate_proj", "up_proj"),
     "experts.down_proj": ("down_proj",),
 }
-"""transformers 5 keeps the experts of a layer in two tensors, [experts, rows, columns], and saves them one by one."""
+"""transformers 5 stacks a layer's experts in two tensors, [experts, rows, columns], and saves them one by one."""
 
 
 def canonical_name(parameter_name: str) -> str:
     """The name in a checkpoint of a parameter that holds one weight.
 
-    `ValueModel` calls its decoder `backbone`; peft calls a layer that it adds to `base_layer`, and what it adds
-    `lora_A.default` and `lora_B.default`, which have no `default` in its own files.
+    `ValueModel` calls its decoder `backbone`. peft calls an adapted layer `base_layer`, and its matrices
+    `lora_A.default` and `lora_B.default`, without `default` in its files.
     """
     parameter_name = parameter_name.replace(".base_layer.", ".")
     parameter_name = parameter_name.replace(".lora_A.default.", ".lora_A.").replace(".lora_B.default.", ".lora_B.")
@@ -26,9 +26,9 @@ def canonical_name(parameter_name: str) -> str:
 
 
 def parts_of(parameter_name: str, shape: Sequence[int], box: Box | None = None) -> list[Part]:
-    """The weights in a parameter of the given (whole) shape, or in the piece of it that a rank holds, its box.
+    """The weights in a parameter of the given global shape, or in the `box` of it that a rank holds.
 
-    Regions index that piece. A tied head is not a parameter of its own in transformers, and does not appear.
+    Regions index the rank's part. A tied head is not a separate parameter in transformers, and does not appear.
     """
     layout = TensorLayout.full(shape) if box is None else TensorLayout(tuple(shape), box)
     name = canonical_name(parameter_name)

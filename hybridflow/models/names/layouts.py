@@ -1,4 +1,4 @@
-"""Why an engine cannot divide a model in some way: the reasons in words, for errors."""
+"""The reasons why an engine cannot shard a model in a given layout, for errors."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,28 +10,28 @@ from hybridflow.models.names.rules import MODEL_TYPES, padded_vocabulary
 
 @dataclass(frozen=True)
 class WeightDivision:
-    """How an engine divides the weights of a model."""
+    """How an engine shards the weights of a model."""
 
     needs_known_names: bool = False
-    """Even a whole model must be of a type whose weights `models/names` knows, because the engine renames them."""
+    """Even an unsharded model must be of a type that `models/names` knows, because the engine renames weights."""
 
     has_equal_stages: bool = False
-    """Pipeline stages hold the same number of layers."""
+    """Pipeline stages must have the same number of layers."""
 
     divides_experts: bool = True
-    """Tensor parallelism divides the matrices of experts."""
+    """Tensor parallelism can shard the matrices of experts."""
 
     repeats_kv_heads: bool = False
-    """A key-value head may be on several tensor-parallel ranks."""
+    """A key-value head can be on several tensor-parallel ranks."""
 
     divides_vocabulary_evenly: bool = False
-    """Tensor-parallel ranks hold the same number of rows of the padded vocabulary."""
+    """Tensor-parallel ranks must have the same number of rows of the padded vocabulary."""
 
 
 def layout_problem(
     geometry: ModelGeometry, weights: WeightDivision, parallelism: Parallelism | RolloutParallelism
 ) -> str | None:
-    """Why an engine that divides weights so cannot divide this model; None where it can.
+    """Why an engine that shards `weights` in this way cannot shard the model; None if it can.
 
     Sizes are named by their key within the role's section: "parallelism.tensor=3 does not divide the model's 8
     attention heads".
@@ -86,7 +86,7 @@ def _experts(geometry: ModelGeometry, expert: int) -> Iterator[str]:
 
 
 def _sequence(geometry: ModelGeometry, tensor: int, sequence: int) -> Iterator[str]:
-    """Ulysses exchanges tokens for heads: each rank must get whole heads; key-value heads may be repeated."""
+    """Ulysses gives each rank whole heads; key-value heads may be repeated."""
     heads, kv_heads = geometry.heads // tensor, max(geometry.kv_heads // tensor, 1)
     if heads % sequence:
         yield f"sequence={sequence} does not divide the {heads} attention heads of a tensor-parallel rank"

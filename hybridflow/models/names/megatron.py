@@ -1,8 +1,8 @@
-"""Where Megatron-Core's parameters hold the canonical weights.
+"""The canonical weights in Megatron-Core's parameters.
 
-Its fused tensors are kept in vLLM's order (our layer spec sees to it): the rows of a rank's `linear_qkv` are those of
-its query heads, then its key heads, then its value heads, and those of `linear_fc1` are the gate's, then the up
-projection's. With equal tensor sizes both engines' tensors are therefore byte for byte the same.
+Our layer spec keeps fused tensors in vLLM's order: a rank's `linear_qkv` has the rows of its query heads, then of its
+key heads, then of its value heads, and `linear_fc1` has the rows of the gate, then of the up projection. With equal
+tensor-parallel sizes, both engines' tensors are therefore identical.
 """
 
 import re
@@ -41,7 +41,7 @@ _EXPERT = re.compile(r"mlp\.experts\.local_experts\.(?P<expert>\d+)\.(?P<rest>.+
 
 
 def parts_of(parameter_name: str, geometry: ModelGeometry, place: Place, layers: Sequence[int]) -> list[Part]:
-    """The weights in one of Megatron-Core's parameters, on the rank at a place; nothing for one these do not know.
+    """The weights in a parameter of Megatron-Core on the rank at `place`; empty for an unknown parameter.
 
     `layers` are the numbers, in the whole model, of the layers in the parameter's model chunk (`rules.stage_layers`).
     """
@@ -52,7 +52,7 @@ def parts_of(parameter_name: str, geometry: ModelGeometry, place: Place, layers:
 
 
 def canonical_names(parameter_name: str, geometry: ModelGeometry, place: Place, layers: Sequence[int]) -> list[str]:
-    """The names of the weights in one of Megatron-Core's parameters, in the order in which they lie there."""
+    """The names of the weights in a parameter of Megatron-Core, in their order there."""
     name = parameter_name.removeprefix("module.")
     if name == "output_layer.weight":
         return ["model.embed_tokens.weight" if geometry.tied else "lm_head.weight"]

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of one canonical weight, and where an engine's tensor holds it.
+    """A shard of a canonical weight, and its place in an engine's tensor.
 
-    `region` indexes the engine's tensor (`tensor[part.region]` has the layout's local shape); what no part of a tensor
-    covers is padding.
+    `region` indexes the engine's tensor: `tensor[part.region]` has the layout's local shape. Elements that no part
+    covers are padding.
     """
 
     name: str
@@ -25,17 +25,17 @@ class Part:
 
 
 def views(tensor: "Tensor", parts: Iterable[Part]) -> list[WeightShard]:
-    """The shards that an engine's tensor holds, as views of it."""
+    """The shards in an engine's tensor, as views of it."""
     return [WeightShard(part.name, tensor[part.region], part.layout) for part in parts]
 
 
 def whole_part(name: str, layout: TensorLayout) -> Part:
-    """The part that fills its tensor."""
+    """A part that fills its tensor."""
     return Part(name, tuple(slice(0, size) for size in layout.local_shape), layout)
 
 
 def stacked_parts(pieces: Iterable[tuple[str, tuple[int, ...], Box]], *within: int) -> list[Part]:
-    """Pieces (name, global shape, box) that lie one below the other, in `tensor[within]`."""
+    """The parts of shards (name, global shape, box) that are stacked by rows in `tensor[within]`."""
     parts, start = [], 0
     for name, shape, box in pieces:
         layout = TensorLayout(shape, box)

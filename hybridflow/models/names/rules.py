@@ -1,4 +1,4 @@
-"""The weights of a model under their canonical names, and how tensor, expert and pipeline parallelism divide them."""
+"""A model's weights under canonical names, and how tensor, expert and pipeline parallelism shard them."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -10,22 +10,22 @@ from hybridflow.models.geometry import ModelGeometry
 from hybridflow.parallel.boxes import Box
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
-"""The architectures whose weights these rules know."""
+"""The architectures that these rules support."""
 
 VOCABULARY_MULTIPLE = 64
-"""Engines that divide the vocabulary pad it to a multiple of this, as vLLM does."""
+"""Engines that shard the vocabulary pad it to a multiple of this, as vLLM does."""
 
 Head = Literal["language", "value"] | None
-"""What stands on the last hidden state: a language head, a value head, or nothing."""
+"""The head on the last hidden state: a language head, a value head, or none."""
 
 
 class Cut(Enum):
-    """What tensor parallelism divides a weight by."""
+    """The dimension that tensor parallelism shards a weight by."""
 
     replicated = "replicated"
     query_heads = "query_heads"
     kv_heads = "kv_heads"
-    """By key-value heads; where there are fewer than ranks, neighbouring ranks hold the same one."""
+    """By key-value heads; if there are fewer than ranks, adjacent ranks hold the same head."""
     intermediate = "intermediate"
     vocabulary = "vocabulary"
     """By rows of the padded vocabulary; the last ranks may hold fewer rows, or none."""
@@ -33,7 +33,7 @@ class Cut(Enum):
 
 @dataclass(frozen=True)
 class WeightSpec:
-    """One canonical weight: its whole shape, and the dimension that tensor parallelism divides."""
+    """A canonical weight: its global shape, and the dimension that tensor parallelism shards."""
 
     name: str
     shape: tuple[int, ...]
@@ -43,17 +43,17 @@ class WeightSpec:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank stands among those that divide one copy of a model."""
+    """A rank's tensor- and expert-parallel coordinates."""
 
     tensor: int = 0
     tensor_size: int = 1
     expert: int = 0
     expert_size: int = 1
-    """Ranks that divide the experts; each expert is divided by tensor parallelism all the same."""
+    """The number of expert-parallel ranks; tensor parallelism also shards each expert."""
 
 
 def canonical_weights(geometry: ModelGeometry, head: Head = "language") -> dict[str, WeightSpec]:
-    """Every weight of a model by name; a tied language head is the embedding and comes once."""
+    """Every weight of a model by name; a tied language head appears only as the embedding."""
     layers = range(geometry.layers)
     return stage_weights(geometry, layers, is_first=True, is_last=True, head=head)
 
@@ -61,9 +61,9 @@ def canonical_weights(geometry: ModelGeometry, head: Head = "language") -> dict[
 def stage_weights(
     geometry: ModelGeometry, layers: Sequence[int], *, is_first: bool, is_last: bool, head: Head = "language"
 ) -> dict[str, WeightSpec]:
-    """The weights of a pipeline stage: its layers, the embedding on the first, norm and head on the last.
+    """The weights of a pipeline stage: its layers, the embedding on the first stage, norm and head on the last.
 
-    The last stage has the embedding as well where the language head is tied to it.
+    The last stage also has the embedding if the language head is tied to it.
     """
     specs = [spec for layer in layers for spec in layer_weights(geometry, layer)]
     table = (geometry.vocab, geometry.hidden)
@@ -109,22 +109,22 @@ def tensor_box(spec: WeightSpec, geometry: ModelGeometry, tensor_rank: int, tens
 
 
 def padded_vocabulary(geometry: ModelGeometry, tensor_size: int) -> int:
-    """Rows of an embedding that `tensor_size` ranks divide evenly, padding at the end included."""
+    """The rows of an embedding, with padding at the end, so that `tensor_size` ranks can shard it evenly."""
     multiple = math.lcm(VOCABULARY_MULTIPLE, tensor_size)
     return math.ceil(geometry.vocab / multiple) * multiple
 
 
 def own_experts(experts: int, expert_rank: int, expert_size: int) -> range:
-    """The experts that one of `expert_size` ranks holds: a run of them; the first ranks have one more if need be."""
+    """The consecutive experts of one of `expert_size` ranks; the first ranks may have one more."""
     each, more = divmod(experts, expert_size)
     start = expert_rank * each + min(expert_rank, more)
     return range(start, start + each + (expert_rank < more))
 
 
 def stage_layers(layers: int, pipeline_rank: int, pipeline_size: int, virtual: int = 1) -> list[tuple[int, ...]]:
-    """The layers of a pipeline rank, a tuple for each of its `virtual` groups, as Megatron deals them out.
+    """The layers of a pipeline rank, with one tuple for each of its `virtual` stages, as Megatron assigns them.
 
-    The groups of all ranks take turns: with 8 layers, 2 ranks and 2 groups each, rank 0 has (0, 1) and (4, 5).
+    Virtual stages alternate between ranks: with 8 layers, 2 ranks and 2 stages each, rank 0 has (0, 1) and (4, 5).
     """
     assert layers % (pipeline_size * virtual) == 0, f"{layers} layers over {pipeline_size} stages of {virtual} groups"
     each = layers // (pipeline_size * virtual)

@@ -1,4 +1,4 @@
-"""Where vLLM's parameters hold the canonical weights: fused projections, stacked experts, padded vocabularies."""
+"""The canonical weights in vLLM's parameters: fused projections, stacked experts, padded vocabularies."""
 
 import re
 from functools import lru_cache
@@ -15,10 +15,10 @@ _EXPERTS = re.compile(r"(?P<mlp>.*\.mlp\.)experts\.(?:routed_experts\.)?(?P<kind
 
 
 def parts_of(parameter_name: str, geometry: ModelGeometry, place: Place) -> list[Part]:
-    """The weights in one of vLLM's parameters, on the rank at a place; nothing for a parameter these rules do not know.
+    """The weights in a parameter of vLLM on the rank at `place`; empty for an unknown parameter.
 
-    vLLM names layers by their number in the whole model, whatever the pipeline stage. With expert parallelism
-    (`place.expert_size` over 1, which is vLLM's tensor size then) experts are whole.
+    vLLM numbers layers across the whole model, independent of the pipeline stage. With expert parallelism
+    (`place.expert_size` above 1, then equal to vLLM's tensor-parallel size), experts are not sharded.
     """
     found = _EXPERTS.fullmatch(parameter_name)
     if found:
@@ -32,7 +32,7 @@ def parts_of(parameter_name: str, geometry: ModelGeometry, place: Place) -> list
 
 
 def stage_layers(layers: int, pipeline_rank: int, pipeline_size: int) -> range:
-    """The layers of one of vLLM's pipeline stages: even, what is over goes to the stages before the last, one each."""
+    """The layers of a pipeline stage of vLLM; remaining layers go to the stages before the last, one each."""
     sizes = [layers // pipeline_size] * pipeline_size
     for index in range(layers % pipeline_size):
         sizes[-2 - index] += 1
@@ -41,7 +41,7 @@ def stage_layers(layers: int, pipeline_rank: int, pipeline_size: int) -> range:
 
 
 def unfused(parameter_name: str) -> list[str]:
-    """The names of the weights that vLLM keeps, one below the other, in one parameter."""
+    """The names of the weights that vLLM stacks in a parameter."""
     path, _, kind = parameter_name.rpartition(".")
     parent, _, module = path.rpartition(".")
     return [f"{parent}.{part}.{kind}" for part in _FUSED[module]] if module in _FUSED else [parameter_name]

@@ -1,4 +1,4 @@
-"""Hugging Face directories read and written in pieces: no rank ever holds a whole model. Read `reading.py` first."""
+"""Reads and writes Hugging Face directories in shards, so that no rank holds a whole model. Read `reading.py` first."""
 
 from hybridflow.models.shard_files.reading import read_into
 from hybridflow.models.shard_files.writing import save_directory

@@ -1,4 +1,4 @@
-"""Which bytes of which .safetensors file are whose: computed from names, number formats and shapes alone."""
+"""The layout of .safetensors files, computed from names, dtypes and shapes."""
 
 import json
 import math
@@ -9,17 +9,17 @@ from hybridflow.parallel.boxes import Box
 from hybridflow.parallel.layout import TensorLayout
 
 LARGEST_FILE_BYTES = 5_000_000_000
-"""As transformers cuts large models."""
+"""The file size at which transformers splits large models."""
 
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-"""Number formats by their safetensors names."""
+"""Sizes of dtypes, by their safetensors names."""
 
 _ALIGNMENT = 8
 
 
 @dataclass(frozen=True)
 class SavedWeight:
-    """A weight in a file: its number format (a safetensors name), and its shape."""
+    """A weight in a file: its dtype (a safetensors name) and shape."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -32,7 +32,7 @@ class SavedWeight:
 
 @dataclass(frozen=True)
 class WeightFile:
-    """A .safetensors file before its weights are written: the header, where each weight begins, and its size."""
+    """A planned .safetensors file: its header, the offset of each weight, and its size."""
 
     name: str
     header: bytes
@@ -41,7 +41,7 @@ class WeightFile:
 
 
 def plan_files(weights: Mapping[str, SavedWeight], *, largest_bytes: int = LARGEST_FILE_BYTES) -> list[WeightFile]:
-    """The files that hold the given weights, each of at most `largest_bytes` where no single weight is larger."""
+    """The files for the given weights, each of at most `largest_bytes`, unless a single weight is larger."""
     groups: list[list[str]] = [[]]
     size = 0
     for name in _in_order(weights):
@@ -60,14 +60,14 @@ def plan_files(weights: Mapping[str, SavedWeight], *, largest_bytes: int = LARGE
 
 
 def index_of(files: list[WeightFile]) -> str:
-    """The text of the index that says which file holds each weight."""
+    """The text of the index, which maps each weight to its file."""
     total = sum(file.num_bytes - len(file.header) for file in files)
     places = {name: file.name for file in files for name in file.offsets}
     return json.dumps({"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}, indent=2) + "\n"
 
 
 def byte_runs(layout: TensorLayout, item_bytes: int) -> Iterator[tuple[int, int]]:
-    """The runs of bytes that a box takes up in its weight: (first byte, number of bytes), in row-major order."""
+    """The runs of bytes of a box in its weight: (first byte, number of bytes), in row-major order."""
     yield from _runs(layout.shape, layout.box, item_bytes, start=0)
 
 
@@ -85,7 +85,7 @@ def _runs(shape: tuple[int, ...], box: Box, item_bytes: int, start: int) -> Iter
 
 
 def _in_order(weights: Mapping[str, SavedWeight]) -> list[str]:
-    """As safetensors orders them: wide number formats first, so that every weight is aligned; then by name."""
+    """The order of safetensors: by dtype, the widest first, so that every weight is aligned; then by name."""
     return sorted(weights, key=lambda name: (-ITEM_BYTES[weights[name].dtype], name))
 
 

@@ -1,4 +1,4 @@
-"""Boxes of weights read from a Hugging Face directory, and nothing else of its files."""
+"""Reads boxes of weights from a Hugging Face directory, and only those parts of its files."""
 
 from collections.abc import Collection, Iterable
 from contextlib import ExitStack
@@ -18,7 +18,7 @@ _GIVE_ANOTHER = "Give a complete Hugging Face directory with .safetensors files 
 
 
 def weight_files(directory: Path) -> dict[str, Path]:
-    """The file that holds each weight of a directory, by the index if there is one."""
+    """The file of each weight in a directory, from the index if there is one."""
     index = directory / INDEX_FILE
     try:
         if index.is_file():
@@ -35,7 +35,7 @@ def weight_files(directory: Path) -> dict[str, Path]:
 
 
 def saved_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
-    """The shape of each weight of a directory."""
+    """The shape of each weight in a directory."""
     files, shapes = weight_files(directory), {}
     for path in sorted(set(files.values())):
         try:
@@ -48,11 +48,11 @@ def saved_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
 
 @torch.no_grad()
 def read_into(directory: Path, shards: Iterable[WeightShard], *, zero_if_absent: Collection[str] = ()) -> None:
-    """Fills the shards from a directory, reading their boxes alone and converting the number format where it differs.
+    """Reads the shards' boxes from a directory, and converts their dtype if it differs.
 
-    Weights of `zero_if_absent` become zero where the directory lacks them, or has them in another shape: a value head
-    in the directory of a language model. The directory's names may lack `model.` in front, as those of a decoder
-    saved without its head do.
+    Weights in `zero_if_absent` become zero if the directory lacks them, or has them in another shape, such as a value
+    head in the directory of a language model. Names in the directory may lack the prefix `model.`, as in a decoder that
+    was saved without its head.
     """
     shards = list(shards)
     files = weight_files(directory) if shards else {}
@@ -70,12 +70,12 @@ def read_into(directory: Path, shards: Iterable[WeightShard], *, zero_if_absent:
 
 
 def _weight_map(index: dict[str, Any]) -> dict[str, str]:
-    """The file of each weight by an index; a `ValueError` for what is no such table."""
+    """The file of each weight in an index; raises `ValueError` if it is not valid."""
     found = index.get("weight_map")
     if not isinstance(found, dict) or not all(isinstance(file, str) for file in found.values()):
-        raise ValueError(f"{INDEX_FILE} has no table 'weight_map' of file names")
+        raise ValueError(f"{INDEX_FILE} has no mapping 'weight_map' to file names")
     if outside := next((file for file in found.values() if Path(file).name != file), None):
-        raise ValueError(f"{INDEX_FILE} names '{outside[:80]}', which is no file of the directory")
+        raise ValueError(f"{INDEX_FILE} names '{outside[:80]}', which is not a file of the directory")
     return found
 
 
@@ -87,7 +87,7 @@ def _read_file(path: Path, pieces: list[tuple[str, WeightShard]], zero_if_absent
                 saved = file.get_slice(name)
                 shape = tuple(saved.get_shape())
                 if shape == shard.layout.shape:
-                    # safetensors refuses a slice of nothing.
+                    # safetensors refuses empty slices.
                     if shard.tensor.numel():
                         shard.tensor.copy_(saved[tuple(slice(low, high) for low, high in shard.layout.box)])
                         check_finite(name, shard.tensor, path)
@@ -101,8 +101,8 @@ def _read_file(path: Path, pieces: list[tuple[str, WeightShard]], zero_if_absent
 
 def _other_shape(path: Path, shard: WeightShard, shape: tuple[int, ...]) -> EngineError:
     return EngineError(
-        f"'{shard.name}' has shape {shape} in {path}, and {shard.layout.shape} in the model it is read for.",
-        remedy="Its config.json does not describe its weights: give the pair that belongs together.",
+        f"'{shard.name}' has shape {shape} in {path}, but {shard.layout.shape} in this run's model.",
+        remedy="Its config.json does not match its weights; give files that belong together.",
     )
 
 

@@ -1,4 +1,4 @@
-"""A Hugging Face directory written by all ranks together, each its own bytes."""
+"""Writes a Hugging Face directory with all ranks, each its own bytes."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -31,25 +31,25 @@ _TORCH_DTYPES = {name: dtype for dtype, name in _DTYPES.items()}
 
 @dataclass(frozen=True)
 class _Piece:
-    """What a rank says of a shard it holds."""
+    """A rank's description of a shard, for the other ranks."""
 
     name: str
     dtype: str
     layout: TensorLayout
 
     @property
-    def said(self) -> Plain:
-        """As sent between ranks."""
+    def as_plain(self) -> Plain:
+        """The form in which it is sent."""
         return self.name, self.dtype, self.layout.shape, self.layout.box
 
     @staticmethod
     def read(name: str, dtype: str, shape: list[int], box: list[list[int]]) -> "_Piece":
-        """What `said` said."""
+        """The piece that was sent."""
         return _Piece(name, dtype, TensorLayout(tuple(shape), tuple((low, high) for low, high in box)))
 
 
 class _Task(NamedTuple):
-    """What a rank is to write: its shard of that number, of a weight that begins at `offset` of `file`."""
+    """A shard that a rank must write, by its number; its weight begins at `offset` of `file`."""
 
     shard: int
     file: str
@@ -66,20 +66,19 @@ def save_directory(
     dtype_of: DtypeOf | None = None,
     largest_file_bytes: int = LARGEST_FILE_BYTES,
 ) -> None:
-    """Writes the weights that all ranks hold together, without any of them holding, or sending, more than its own.
+    """Writes the weights of all ranks, each of which holds and writes only its own shards.
 
-    Called on all ranks together, on one directory that all of them see: where they are on several nodes it is on a
-    file system that the nodes share. A box that several ranks hold is written by one of them. `write_rest` puts the
-    configuration and the tokenizer there, on rank 0. `dtype_of` gives the number format a weight is saved in, by name;
-    without it weights are saved as they are held.
+    Called on all ranks together, with a directory that all of them can access; with several nodes, on a shared file
+    system. A box that several ranks hold is written by one of them. `write_rest` writes the configuration and the
+    tokenizer, on rank 0. `dtype_of` maps the name of a weight to the dtype to save; by default, its own.
     """
     own = list(shards)
     pieces = [
         _Piece(shard.name, _DTYPES[dtype_of(shard.name) if dtype_of else shard.tensor.dtype], shard.layout)
         for shard in own
     ]
-    gathered_pieces = gather_json([piece.said for piece in pieces], ranks)
-    everyones = [[_Piece.read(*said) for said in rank_pieces] for rank_pieces in gathered_pieces]
+    gathered_pieces = gather_json([piece.as_plain for piece in pieces], ranks)
+    everyones = [[_Piece.read(*plain) for plain in rank_pieces] for rank_pieces in gathered_pieces]
     tasks: list[list[_Task]] = []
     with Together(ranks):
         if ranks.rank == 0:
@@ -92,7 +91,7 @@ def save_directory(
 
 
 def _begun(everyones: list[list[_Piece]], directory: Path, largest_file_bytes: int) -> list[list[_Task]]:
-    """Makes the files, with headers and full sizes, and says what each rank is to write into them."""
+    """Creates the files with headers and full sizes, and returns the tasks of each rank."""
     weights = {piece.name: SavedWeight(piece.dtype, piece.layout.shape) for pieces in everyones for piece in pieces}
     files = plan_files(weights, largest_bytes=largest_file_bytes)
     for old in (*directory.glob("*.safetensors"), directory / INDEX_FILE):
@@ -117,7 +116,7 @@ def _begin(path: Path, file: WeightFile) -> None:
 
 
 def _writers(everyones: list[list[_Piece]], weights: Mapping[str, SavedWeight]) -> list[tuple[str, int, int]]:
-    """Who writes what: (weight, rank, number of its shard); each box once, by the holder with the least to do yet."""
+    """(weight, rank, number of its shard) for each box, written by its holder with the least work so far."""
     holders: dict[str, dict[Box, list[tuple[int, int]]]] = {name: {} for name in weights}
     for rank, pieces in enumerate(everyones):
         for number, piece in enumerate(pieces):

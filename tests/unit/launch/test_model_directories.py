@@ -71,7 +71,7 @@ def test_a_file_that_is_no_object_is_refused(model, name, content):
 @pytest.mark.parametrize("ids", [10**6, -1, "text", [1, 64], [[1]], True])
 def test_ids_that_end_a_response_are_tokens_of_the_model(model, ids):
     write(model / "generation_config.json", eos_token_id=ids)
-    with pytest.raises(EngineError, match=r"generation_config\.json says eos_token_id=.*is not a token") as caught:
+    with pytest.raises(EngineError, match=r"generation_config\.json has eos_token_id=.*is not a token") as caught:
         check(model)
     assert "from 0 to 63" in caught.value.remedy
     write(model / "generation_config.json", eos_token_id=[1, 63])

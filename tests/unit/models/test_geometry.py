@@ -50,5 +50,5 @@ def test_rope_theta_is_found_in_old_and_new_places():
 
 def test_a_config_without_sizes_is_an_error(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5", "vocab_size": 10}))
-    with pytest.raises(EngineError, match=r"does not say hidden_size.*Llama family"):
+    with pytest.raises(EngineError, match=r"does not have hidden_size.*Llama family"):
         read_geometry(tmp_path)

@@ -108,7 +108,7 @@ def torn(directory: Path) -> None:
     ("damage", "words"),
     [
         (without_a_norm, r"model\.norm\.weight.*complete Hugging Face directory"),
-        (of_another_shape, "pair that belongs together"),
+        (of_another_shape, "files that belong together"),
         (without_weights, r"must hold config\.json and the weights"),
         (torn, "cannot be loaded"),
     ],
@@ -134,5 +134,5 @@ def test_a_path_without_a_model_is_an_error_that_says_what_it_lacks(model_dir, t
 
 def test_a_hub_name_that_cannot_be_had_is_an_error(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(EngineError, match="nor in the Hugging Face cache"):
+    with pytest.raises(EngineError, match="neither a directory nor in the Hugging Face cache"):
         resolve_model_path("nobody/no-such-model")

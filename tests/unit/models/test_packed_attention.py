@@ -157,7 +157,7 @@ def test_models_with_attention_of_their_own_or_none_are_padded_and_as_exact(conf
 def test_a_model_that_sees_later_tokens_is_refused():
     model = other_model(BertConfig)
     assert use_packed_attention(model)
-    with pytest.raises(EngineError, match="tokens that come later") as caught:
+    with pytest.raises(EngineError, match="attends to later tokens") as caught:
         packed_hidden_states(model, torch.cat(tokens()), Packing(LENGTHS, CPU))
     assert "causal" in caught.value.remedy
 
@@ -169,7 +169,7 @@ def test_a_call_without_boundaries_or_with_a_mask_is_refused():
     with pytest.raises(EngineError, match="without the boundaries") as caught:
         model(input_ids=ids)
     assert "set_attn_implementation" in caught.value.remedy
-    with pytest.raises(EngineError, match="does not do: attention_mask"):
+    with pytest.raises(EngineError, match="does not support: attention_mask"):
         model.get_decoder()(ids, attention_mask=mask, packing=Packing((3,), CPU), use_cache=False)
 
 

@@ -266,7 +266,7 @@ def test_state_that_one_rank_cannot_take_is_refused_by_all(tmp_path):
 
 def save_to_a_file(rank: int, directory: Path) -> str:
     try:
-        save_state(directory, state_of("whole", rank, 2, fill=True), {}, ranks_of(rank, 2))
+        save_state(directory, state_of("whole", rank, 2, fill=True), 0, ranks_of(rank, 2))
     except (CheckpointError, EngineError, OSError) as error:
         return str(error)
     return "written"

@@ -13,7 +13,7 @@ from hybridflow.config.model import Dtype, Model
 from hybridflow.config.rollout import Rollout, RolloutKind, Sampling
 from hybridflow.engines.rollout.factory import make_rollout_engine
 from hybridflow.engines.training.interface import TrainEngine
-from hybridflow.models.geometry import parameter_count, read_geometry
+from hybridflow.models.geometry import ModelGeometry, parameter_count, read_geometry
 from hybridflow.models.packed_attention import packed_attention
 from hybridflow.models.packing import Packing
 

@@ -129,7 +129,7 @@ def test_weights_written_from_outside_answer_and_nothing_else_does(divided, fill
         found = rank[name]
         assert "have not been written yet" in found["unwritten"]
         assert found["version 3"] == found["version 4"] == divided(name)[0].greedy
-        assert "given back while it slept" in found["slept"]
+        assert "freed while it slept" in found["slept"]
         assert found["released"].weight_bytes > 0
         assert found["released"].cache_bytes > 0.99 * (16 << 20)  # whole pages
 

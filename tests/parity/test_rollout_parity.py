@@ -222,7 +222,7 @@ def test_it_answers_after_a_sleep_that_kept_its_weights_as_before(pair):
     before = responses(pair.generate(prompt_rows()))
     released = pair.rollout.sleep(kept=pair.rollout.weight_slots().values())
     assert released.weight_bytes == 0
-    with pytest.raises(EngineError, match="sleeps") as caught:
+    with pytest.raises(EngineError, match="is asleep") as caught:
         pair.generate(prompt_rows())
     assert "wake()" in caught.value.remedy
     pair.rollout.wake()
@@ -234,7 +234,7 @@ def test_weights_given_back_in_a_sleep_are_not_used_before_they_are_written(pair
     released = pair.rollout.sleep()
     assert released.weight_bytes > 0.9 * sum(slot.tensor.nbytes for slot in pair.rollout.weight_slots().values())
     pair.rollout.wake()
-    with pytest.raises(StaleWeightsError, match="given back") as caught:
+    with pytest.raises(StaleWeightsError, match="freed") as caught:
         pair.generate(prompt_rows())
     assert "weights_changed" in caught.value.remedy
     write_slots(pair.rollout, plain_shards(pair))

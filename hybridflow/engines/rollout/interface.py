@@ -1,4 +1,4 @@
-"""What every rollout engine can do."""
+"""The interface of rollout engines."""
 
 from collections.abc import Iterable, Mapping
 from typing import Protocol
@@ -11,14 +11,14 @@ from hybridflow.parallel.mesh import ParallelMesh
 
 
 class RolloutEngine(Protocol):
-    """A model that samples, spread over the ranks of `mesh`, the generation mesh.
+    """A model that samples responses, sharded over the ranks of `mesh`, the generation mesh.
 
-    Ranks that differ in `tensor` or `pipeline` alone hold one replica together: they are given the same rows in the
-    same order and return the same. Replicas are given different rows.
+    Ranks that differ only in `tensor` or `pipeline` hold one replica together: they get the same rows in the same
+    order, and return the same responses. Replicas get different rows.
 
-    States: awake or asleep (`sleep`, `wake`); its weights are whole, of one version, or not (from `weights_changing` to
-    `weights_changed`, and after a sleep that gave some back), and then `generate` refuses. So a transfer that failed
-    half way never answers.
+    States: awake or asleep (`sleep`, `wake`), with complete weights of one version or without. Weights are incomplete
+    from `weights_changing` to `weights_changed`, and after a sleep that freed some; `generate` then raises, so that a
+    failed transfer is never used.
 
         engine.weights_changing()
         for name, slot in engine.weight_slots().items():
@@ -30,34 +30,33 @@ class RolloutEngine(Protocol):
     mesh: ParallelMesh
 
     def generate(self, prompts: Batch, sampling: Sampling, *, max_response_tokens: int, seed: int) -> Batch:
-        """One response per row, as new columns alone (see `responses.py`), rows in the order of `prompts`.
+        """One response per row of `prompts`, in order; returns only the new columns (see `responses.py`).
 
-        What a row draws depends on its prompt and on (seed, uid, sample_index) alone, not on its neighbours, nor on
-        the number of replicas.
+        A row's samples depend only on its prompt and on (seed, uid, sample_index), not on other rows or the number of
+        replicas.
         """
         ...
 
     def weight_slots(self) -> Mapping[str, WeightShard]:
-        """Writable views of the pieces that this rank holds, under their canonical names; each weight at most once."""
+        """Writable views of this rank's shards under their canonical names, at most one per weight."""
         ...
 
     def weights_changing(self) -> None:
-        """The slots are about to be written: `generate` refuses until `weights_changed`."""
+        """Announces that the slots will be written: `generate` raises until `weights_changed`."""
         ...
 
     def weights_changed(self, *, version: int) -> None:
-        """The slots are written: forgets what earlier weights computed; samples carry `version` from now on."""
+        """Announces that the slots are written: drops caches of earlier weights, and labels samples with `version`."""
         ...
 
     def sleep(self, kept: Iterable[WeightShard] = ()) -> Released:
-        """Gives back what memory it can while others compute, and says how much; `generate` must not be called.
+        """Frees memory for other engines, and returns how much; `generate` must not be called until `wake`.
 
-        The slots' memory is given back too, but for those of `kept` that are views of it (a training engine's own
-        shards, where it is bound). Slots that were given back may be written, asleep or awake, and must be before the
-        next `generate`.
+        This includes the slots' memory, except `kept` shards that are views of it (those of a bound training engine).
+        Freed slots can be written while asleep or awake, and must be written before the next `generate`.
         """
         ...
 
     def wake(self) -> None:
-        """Takes that memory again."""
+        """Allocates the memory again."""
         ...

@@ -1,4 +1,4 @@
-"""What `generate` takes and gives, the same for every engine."""
+"""Checks the prompts of `generate`, and builds its columns, for every rollout engine."""
 
 from torch import Tensor
 
@@ -10,13 +10,13 @@ from hybridflow.errors import BatchError, EngineError, StaleWeightsError
 
 UNWRITTEN = "have not been written yet"
 BEING_WRITTEN = "are being written, or a transfer that wrote them failed"
-GIVEN_BACK = "were given back while it slept"
+GIVEN_BACK = "were freed while it slept"
 
 
 class Readiness:
-    """What `generate` asks first; shared by all rollout engines.
+    """Whether `generate` may be called; shared by all rollout engines.
 
-    States: weights whole <-> incomplete (`lose_weights`, `gain_weights`), awake <-> asleep.
+    States: weights complete <-> incomplete (`lose_weights`, `gain_weights`), awake <-> asleep.
     """
 
     def __init__(self, missing: str | None = None) -> None:
@@ -25,18 +25,18 @@ class Readiness:
         self._missing = missing
 
     def lose_weights(self, reason: str) -> None:
-        """The weights are not whole from now on; `reason` completes "The rollout's weights ..."."""
+        """Marks the weights as incomplete; `reason` completes "The rollout's weights ..."."""
         self._missing = reason
 
     def gain_weights(self, version: int) -> None:
-        """The weights are whole and of one version again."""
+        """Marks the weights as complete, and of one version."""
         self._missing = None
         self.version = version
 
     def check(self) -> None:
-        """Raises unless the engine may answer."""
+        """Raises if the engine sleeps or its weights are incomplete."""
         if self.is_asleep:
-            raise EngineError("The rollout engine sleeps.", remedy="Call wake() before generate().")
+            raise EngineError("The rollout engine is asleep.", remedy="Call wake() before generate().")
         if self._missing is not None:
             raise StaleWeightsError(
                 f"The rollout's weights {self._missing}.",
@@ -45,7 +45,7 @@ class Readiness:
 
 
 def checked_prompts(prompts: Batch, *, max_response_tokens: int, limit_tokens: int) -> Ragged:
-    """The prompts' tokens; raises when a column or a prompt is missing, or prompt and response pass the limit."""
+    """The prompts' tokens; raises if a column is missing, a prompt is empty, or the limit is exceeded."""
     prompts.require(("prompt_ids", "uid", "sample_index"), stage="rollout.generate")
     ids = prompts.tokens("prompt_ids")
     if not len(ids):
@@ -60,8 +60,8 @@ def checked_prompts(prompts: Batch, *, max_response_tokens: int, limit_tokens: i
     if longest + max_response_tokens > limit_tokens:
         raise EngineError(
             f"A prompt of {longest} tokens and a response of {max_response_tokens} make"
-            f" {longest + max_response_tokens} tokens; the rollout engine reads {limit_tokens}.",
-            remedy="Lower data.max_prompt_tokens or data.max_response_tokens, or use a model that reads more.",
+            f" {longest + max_response_tokens} tokens; the rollout engine's limit is {limit_tokens}.",
+            remedy="Lower data.max_prompt_tokens or data.max_response_tokens, or use a model with a longer context.",
         )
     return ids
 
@@ -69,11 +69,10 @@ def checked_prompts(prompts: Batch, *, max_response_tokens: int, limit_tokens: i
 def response_batch(ids: Ragged, logprobs: Ragged, truncated: Tensor, *, version: int, sampling: Sampling) -> Batch:
     """The columns that `generate` adds, on the CPU.
 
-    `response_ids` [B, (R)] with the end-of-sequence token where one was drawn, `response_mask` of ones,
-    `rollout_logprobs`, `weight_version` [B], `truncated` [B] (the length limit came before an end-of-sequence), and
-    as metadata the temperature of the log-probabilities, and `is_restricted` where top_p or top_k renormalised them.
-    Raises `EngineError` where a log-probability is not finite:
-    then the model's logits were not, and its tokens mean nothing.
+    `response_ids` [B, (R)], including the end-of-sequence token; `response_mask` of ones; `rollout_logprobs`;
+    `weight_version` [B]; `truncated` [B] (the length limit was reached before an end of sequence). Metadata: the
+    temperature of the log-probabilities, and `is_restricted` if top_p or top_k renormalized them. Raises `EngineError`
+    if a log-probability is not finite, because the model's logits are then not finite either.
     """
     logprobs = logprobs.to("cpu")
     _check_finite(logprobs, version)
@@ -100,7 +99,7 @@ def _check_finite(logprobs: Ragged, version: int) -> None:
     where = f"in {num_bad} of {len(logprobs)} responses (weights of step {version})"
     raise EngineError(
         f"The model's logits are NaN or infinite {where}.",
-        remedy="If training made the weights diverge, lower actor.optimizer.learning_rate and resume from an earlier"
-        " checkpoint. If no step was taken yet, the model itself is at fault: check the weights in model.path for NaN,"
+        remedy="If the weights diverged in training, lower actor.optimizer.learning_rate and resume from an earlier"
+        " checkpoint. If no step was taken yet, check the model: weights in model.path that are NaN,"
         " rms_norm_eps and rope_theta in its config.json, and try model.dtype=float32.",
     )

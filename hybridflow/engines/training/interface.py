@@ -1,4 +1,4 @@
-"""What every training engine can do."""
+"""The interface of training engines."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from hybridflow.parallel.mesh import ParallelMesh
 
 @dataclass(frozen=True)
 class Loss:
-    """A scalar to differentiate, already divided by the global denominators, and what to report of it."""
+    """A scalar to differentiate, already divided by the global denominators, and its metrics."""
 
     value: Tensor
     metrics: Metrics
@@ -24,7 +24,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class LossFn:
-    """A loss of micro-batches, and the outputs of the model that it reads: an engine computes no others.
+    """A loss of micro-batches, and the model outputs that it reads; an engine computes only those.
 
         loss_fn = LossFn(("logprobs",), lambda outputs, columns: Loss(-outputs["logprobs"].sum(), {}))
 
@@ -41,21 +41,20 @@ class LossFn:
 
 
 class Part(Enum):
-    """What an engine keeps on its device, and can put into the host's memory meanwhile."""
+    """A part of an engine that can be offloaded to host memory."""
 
     parameters = "parameters"
     optimizer = "optimizer"
 
 
 class TrainEngine(Protocol):
-    """A model and its optimizer, spread over the ranks of `mesh`; every method is called on all ranks together.
+    """A model and its optimizer, sharded over the ranks of `mesh`; every method is called on all ranks together.
 
-    Ranks that differ in `data` alone are given different rows (as many optimizer steps, not as many rows); all others
-    the same. Losses are divided by the denominators of all rows, so gradients are summed over `data`, not averaged.
+    Only ranks that differ in `data` get different rows: the same number of optimizer steps, but not necessarily of
+    rows. Losses are divided by the denominators of all rows, so gradients are summed over `data`, not averaged.
 
     A language model has the outputs `logprobs`, `entropy` and `sum_pi_squared`, each of softmax(logits / temperature),
-    float32; a value model has `values`, and ignores the temperature. `logprobs` is always computed; the others
-    only where they are named.
+    in float32. A value model has `values`, and ignores the temperature.
     """
 
     mesh: ParallelMesh
@@ -63,47 +62,46 @@ class TrainEngine(Protocol):
     def forward(self, batch: Batch, outputs: tuple[str, ...], *, temperature: float, adapted: bool = True) -> Batch:
         """The named outputs as token columns of the batch's responses; no gradient.
 
-        Without `adapted` they are those of the model that a low-rank adapter was added to, where there is one.
+        `adapted=False` disables the model's LoRA adapter, if it has one.
         """
         ...
 
     def train_step(self, batch: Batch, loss_fn: LossFn, *, temperature: float) -> Metrics:
-        """One optimizer step on the batch, in micro-batches whose losses add up. Metrics are of this rank's rows."""
+        """One optimizer step with the summed losses of the micro-batches; returns metrics of this rank's rows."""
         ...
 
     def weight_shards(self) -> Iterator[WeightShard]:
-        """Every weight this rank holds, under its canonical name, without communication or copy.
+        """Every weight that this rank holds, under its canonical name, without communication or copies.
 
-        Parameters that were offloaded come back to the device first, where a transfer can read them.
-        A weight may come in several pieces, with different boxes. Tied weights come once, as the embedding.
-        Low-rank adapters are the exception: their weights come merged, which is worked out when a shard is read, and
-        ranks that divide a matrix's rows gather the adapters first.
+        Offloaded parameters are first moved back to the device, where a transfer can read them. A weight may have
+        several shards with different boxes. A tied head appears only as the embedding. With LoRA, adapted weights are
+        merged each time a shard is read, and ranks that shard rows first gather the adapters.
         """
         ...
 
     def bind(self, slots: Mapping[str, WeightShard]) -> set[str]:
-        """Turns parameters into views of the slots (which take their values); returns the names it could bind.
+        """Makes parameters views of the slots, after copying their values there; returns the names of bound weights.
 
-        A parameter that holds several weights in one tensor is bound where their slots lie alike, or not at all.
+        A parameter with several weights is bound only if their slots have the same memory layout.
         """
         ...
 
     def save(self, directory: Path) -> None:
-        """Writes a Hugging Face directory and the optimizer's state; every rank writes what it holds.
+        """Writes a Hugging Face directory and the optimizer's state; every rank writes its own shards.
 
-        Of a model with a low-rank adapter, the adapter alone, in peft's format. Raises `EngineError` on all ranks, and
-        writes nothing, where a weight of any rank is NaN or infinite.
+        With LoRA, writes only the adapter, in peft's format. Raises `EngineError` on all ranks, and writes nothing, if
+        a weight of any rank is NaN or infinite.
         """
         ...
 
     def load(self, directory: Path) -> None:
-        """Reads what `save` of any engine in any layout wrote, in place, so that bound parameters stay bound."""
+        """Reads a checkpoint of any engine in any layout, in place, so that bound parameters stay bound."""
         ...
 
     def offload(self, *parts: Part) -> None:
-        """Moves parts to the host's memory; bound parameters stay, and on a CPU nothing moves."""
+        """Moves parts to host memory, except bound parameters. On a CPU nothing moves."""
         ...
 
     def onload(self, *parts: Part) -> None:
-        """Brings them back to the device."""
+        """Moves parts back to the device."""
         ...

@@ -1,6 +1,7 @@
 """`hybridflow COMMAND`: see `hybridflow --help`."""
 
 import argparse
+import logging
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stderr
@@ -31,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     stop = Stop()
     with stop.handled(), redirect_stderr(lasting(sys.stderr)):
         console = PlainConsole(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
-        configure_logging(None, "warning")
+        configure_logging(None, logging.WARNING)
         try:
             check_builds()
             arguments.run(arguments, console)

@@ -11,14 +11,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from hybridflow.errors import ConfigError, ResourceError
+from hybridflow.errors import ResourceError
 from hybridflow.observability.printable import printable
 from hybridflow.observability.redaction import redacted_text
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
-
-LEVELS = ("debug", "info", "warning", "error")
 
 LOG_FILE = "run.log"
 
@@ -27,29 +25,29 @@ _HANDLER_NAMES = ("hybridflow.stderr", "hybridflow.file", "hybridflow.held")
 _MOST_HELD = 200
 
 
-def configure_logging(run_dir: Path | None, level: str = "info", *, rank: int = 0) -> None:
+def configure_logging(run_dir: Path | None, level: int = logging.INFO, *, rank: int = 0) -> None:
     """Sends log records to stderr and, with a `run_dir`, to `run_dir/run.log`; a second call replaces the first.
 
     The latest 200 records from before there was a `run_dir` are written to run.log first. `level` applies to our own
     loggers on rank 0; other ranks and other packages log WARNING and above.
     """
-    if level not in LEVELS:
-        raise ConfigError(f"There is no log level '{level}'.", remedy=f"Use one of: {', '.join(LEVELS)}.")
     root = logging.getLogger()
     held = [record for handler in root.handlers if isinstance(handler, _HeldHandler) for record in handler.records]
-    _remove_own_handlers(root)
-    root.addHandler(_stderr_handler(rank))
+    for handler in [handler for handler in root.handlers if handler.get_name() in _HANDLER_NAMES]:
+        root.removeHandler(handler)
+        handler.close()
+    label = f"rank={rank} " if rank else ""
+    root.addHandler(_StderrHandler(f"%(asctime)s %(levelname)-7s {label}%(message)s"))
     if run_dir is None:
         root.addHandler(_HeldHandler())
     else:
-        to_file = _file_handler(run_dir, rank)
+        to_file = _file_handler(run_dir, f"%(asctime)s %(levelname)-7s {label}%(name)s %(message)s")
         root.addHandler(to_file)
         for record in held:
             to_file.handle(record)
     root.setLevel(logging.WARNING)
-    own_level = max(logging.getLevelNamesMapping()[level.upper()], logging.WARNING if rank else logging.NOTSET)
     for name in _OWN_LOGGERS:
-        logging.getLogger(name).setLevel(own_level)
+        logging.getLogger(name).setLevel(max(level, logging.WARNING if rank else logging.NOTSET))
 
 
 def log_to_file(level: int, message: str) -> bool:
@@ -73,8 +71,10 @@ class _SafeFormatter(logging.Formatter):
 class _StderrHandler(logging.StreamHandler[TextIO]):
     """Writes to the current `sys.stderr`, so that lines appear above a live progress line."""
 
-    def __init__(self) -> None:
+    def __init__(self, line: str) -> None:
         super().__init__(sys.stderr)
+        self.set_name(_HANDLER_NAMES[0])
+        self.setFormatter(_SafeFormatter(line, "%H:%M:%S"))
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
@@ -103,14 +103,7 @@ class _RunLogHandler(logging.FileHandler):
         logging.getLogger(__name__).warning("run_log=%s is no longer written: %s", self.baseFilename, sys.exc_info()[1])
 
 
-def _stderr_handler(rank: int) -> logging.Handler:
-    handler = _StderrHandler()
-    handler.set_name(_HANDLER_NAMES[0])
-    handler.setFormatter(_SafeFormatter(f"%(asctime)s %(levelname)-7s {_rank_label(rank)}%(message)s", "%H:%M:%S"))
-    return handler
-
-
-def _file_handler(run_dir: Path, rank: int) -> logging.Handler:
+def _file_handler(run_dir: Path, line: str) -> logging.Handler:
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         handler = _RunLogHandler(run_dir / LOG_FILE, encoding="utf-8")
@@ -120,18 +113,8 @@ def _file_handler(run_dir: Path, rank: int) -> logging.Handler:
             remedy="Set trainer.run_dir to a directory you may write to, on a disk with free space.",
         ) from error
     handler.set_name(_HANDLER_NAMES[1])
-    handler.setFormatter(_SafeFormatter(f"%(asctime)s %(levelname)-7s {_rank_label(rank)}%(name)s %(message)s"))
+    handler.setFormatter(_SafeFormatter(line))
     return handler
-
-
-def _rank_label(rank: int) -> str:
-    return f"rank={rank} " if rank else ""
-
-
-def _remove_own_handlers(root: logging.Logger) -> None:
-    for handler in [handler for handler in root.handlers if handler.get_name() in _HANDLER_NAMES]:
-        root.removeHandler(handler)
-        handler.close()
 
 
 _ROOM_SECONDS = 5.0

@@ -50,10 +50,6 @@ class StageTimers:
         """Adds seconds that were measured elsewhere, such as in a worker."""
         self._seconds[name] = self._seconds.get(name, 0.0) + seconds
 
-    def seconds(self, name: str) -> float:
-        """Seconds of stage `name` so far; 0 if it never ran."""
-        return self._seconds.get(name, 0.0)
-
     def metrics(self) -> Metrics:
         """`timing_s/<stage>` for every stage that has ended."""
         return {f"timing_s/{name}": total(seconds) for name, seconds in self._seconds.items()}

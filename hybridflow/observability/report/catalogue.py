@@ -25,24 +25,14 @@ _ENTRIES = (
         r"rewards/(?:accuracies|margins|chosen|rejected)|val-core/.+/margin",
         "Rewards of the chosen and the rejected responses.",
     ),
-    _Entry(
-        "KL",
-        r"actor/(?:ppo_kl|kl_loss|kl|kl_to_reference|reward_kl_penalty)",
-        "KL divergence per token, in nats.",
-    ),
+    _Entry("KL", r"actor/(?:ppo_kl|kl_loss|kl|kl_to_reference|reward_kl_penalty)", "Per token, in nats."),
     _Entry("Entropy", r"actor/entropy(?:_loss)?", "Nats per token; near zero, the policy no longer explores."),
     _Entry("Response length", r"response_length/(?:mean|max|min)", "Tokens per response."),
     _Entry("Policy loss", r"actor/pg_loss", "Policy-gradient loss."),
     _Entry("Value loss", r"critic/vf_loss", "Squared error of the critic."),
-    _Entry(
-        "Explained variance",
-        r"critic/vf_explained_var",
-        "Share of the variance of the returns that the critic explains; 1 is perfect, 0 is no better than a constant.",
-    ),
+    _Entry("Explained variance", r"critic/vf_explained_var", "Of the returns, by the critic; 1 is perfect."),
     _Entry("Gradient norms", r"(?:actor|critic)/grad_norm", "Global norm before clipping."),
-    _Entry(
-        "Clipped fraction", r"(?:actor/pg_clipfrac|critic/vf_clipfrac)", "Fraction of tokens outside the clip range."
-    ),
+    _Entry("Clipped fraction", r"actor/pg_clipfrac|critic/vf_clipfrac", "Share of tokens outside the clip range."),
     _Entry(
         "Rollout versus training",
         r"training/rollout_(?:log)?probs_diff_(?:max|mean)",

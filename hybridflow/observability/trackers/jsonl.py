@@ -26,7 +26,9 @@ class JsonlTracker:
         run_dir.mkdir(parents=True, exist_ok=True)
         metrics, samples = run_dir / METRICS_FILE, run_dir / SAMPLES_FILE
         if resume_after is None:
-            _set_aside(metrics, samples)
+            for path in (metrics, samples):
+                if (aside := set_aside(path)) is not None:
+                    logger.info("file=%s of an earlier run is kept as %s.", path, aside.name)
         self._resume_after, self._is_last_unlogged = resume_after, is_last_unlogged
         self._metrics, self._samples = JsonLinesFile(metrics), JsonLinesFile(samples)
         self._warned: set[str] = set()
@@ -63,9 +65,3 @@ class JsonlTracker:
 def _drop_after(file: JsonLinesFile, step: int) -> None:
     if dropped := file.truncate_after(step):
         logger.info("file=%s dropped_lines=%d after step %d, which this run continues.", file.path, dropped, step)
-
-
-def _set_aside(*paths: Path) -> None:
-    for path in paths:
-        if (aside := set_aside(path)) is not None:
-            logger.info("file=%s of an earlier run is kept as %s.", path, aside.name)

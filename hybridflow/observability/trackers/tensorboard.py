@@ -13,6 +13,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from hybridflow.observability.samples import Sample
 
+_ESCAPED = str.maketrans({"\\": "\\\\", "|": "\\|", "`": "\\`", "\n": "\u21b5"})
 _TABLE_HEAD = "| prompt | response | answer | score |\n|---|---|---|---|\n"
 
 
@@ -54,11 +55,7 @@ class TensorBoardTracker:
 
 def _table_row(sample: Sample) -> str:
     cells = (sample.prompt, sample.response, sample.answer or "", f"{sample.score:.4g}")
-    return "| " + " | ".join(_cell(cell) for cell in cells) + " |"
-
-
-def _cell(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("|", "\\|").replace("`", "\\`").replace("\n", "\u21b5")
+    return f"| {' | '.join(cell.translate(_ESCAPED) for cell in cells)} |"
 
 
 def _text_value(tag: str, text: str) -> Summary.Value:

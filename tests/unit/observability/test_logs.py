@@ -6,7 +6,7 @@ from io import StringIO
 
 import pytest
 
-from hybridflow.errors import ConfigError, ResourceError
+from hybridflow.errors import ResourceError
 from hybridflow.observability.logs import configure_logging
 
 
@@ -23,8 +23,8 @@ def restored_logging():
 
 
 def test_an_event_is_one_line_on_stderr_and_in_the_run_log_however_often_they_are_configured(tmp_path, monkeypatch):
-    configure_logging(tmp_path, "info")
-    configure_logging(tmp_path, "info")
+    configure_logging(tmp_path)
+    configure_logging(tmp_path)
     monkeypatch.setattr(sys, "stderr", replaced := StringIO())
     logging.getLogger("hybridflow.data").info("prompts=%d dropped=%d", 10, 2)
     assert replaced.getvalue().endswith("INFO    prompts=10 dropped=2\n")
@@ -33,25 +33,25 @@ def test_an_event_is_one_line_on_stderr_and_in_the_run_log_however_often_they_ar
 
 
 def test_the_run_log_begins_with_what_was_said_before_it_was_there(tmp_path):
-    configure_logging(None, "info")
+    configure_logging(None)
     logging.getLogger("hybridflow.data").warning("rows=%d", 3)
     try:
         raise ValueError("traced")
     except ValueError:
         logging.getLogger("hybridflow.data").exception("odd")
-    configure_logging(tmp_path, "info")
+    configure_logging(tmp_path)
     logging.getLogger("hybridflow.data").info("later")
     lines = (tmp_path / "run.log").read_text().splitlines()
     assert lines[0].endswith("WARNING hybridflow.data rows=3")
     assert "ValueError: traced" in lines
     assert lines[-1].endswith("INFO    hybridflow.data later")
-    configure_logging(None, "info")
-    configure_logging(tmp_path / "next", "info")
+    configure_logging(None)
+    configure_logging(tmp_path / "next")
     assert (tmp_path / "next" / "run.log").read_text() == ""
 
 
 def test_other_ranks_and_other_packages_say_warnings_only(capsys):
-    configure_logging(None, "info", rank=3)
+    configure_logging(None, rank=3)
     logging.getLogger("hybridflow").info("quiet")
     logging.getLogger("somelib").info("quiet")
     logging.getLogger("hybridflow").warning("loud")
@@ -60,22 +60,16 @@ def test_other_ranks_and_other_packages_say_warnings_only(capsys):
     assert "rank=3 loud" in written
 
 
-def test_an_unknown_level_names_the_levels():
-    with pytest.raises(ConfigError, match="'loud'") as caught:
-        configure_logging(None, "loud")
-    assert "warning" in caught.value.remedy
-
-
 def test_a_run_directory_that_cannot_be_made_is_a_clear_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ResourceError, match="cannot be written") as caught:
-        configure_logging(tmp_path / "file" / "run", "info")
+        configure_logging(tmp_path / "file" / "run")
     assert "trainer.run_dir" in caught.value.remedy
 
 
 def test_a_full_disk_under_the_run_log_is_said_once(tmp_path, capsys):
     (tmp_path / "run.log").symlink_to("/dev/full")
-    configure_logging(tmp_path, "info")
+    configure_logging(tmp_path)
     for _ in range(3):
         logging.getLogger("hybridflow").info("event")
     written = capsys.readouterr().err

@@ -69,7 +69,9 @@ def test_a_later_column_replaces_an_earlier_one(generated):
     assert back.fetch().row("weight_version").tolist() == [7] * 16
 
 
-def test_joining_other_rows_is_an_error(generated):
+def test_joining_other_rows_or_taking_rows_that_are_not_there_is_an_error(generated):
+    with pytest.raises(BatchError, match="of a batch of 16"):
+        generated.take([16])
     with pytest.raises(BatchError, match="4 rows cannot be joined to one of 16"):
         generated.join(generated.take([0, 1, 2, 3]).join(prompts(rows=2)))
 
@@ -92,11 +94,6 @@ def test_fetch_brings_only_the_columns_asked_for(generated):
 def test_meta_of_stages_and_of_the_driver_travels(generated):
     assert generated.meta == {"temperature": 0.5}
     assert generated.with_meta(tokens=12).fetch(["uid"]).meta == {"temperature": 0.5, "tokens": 12}
-
-
-def test_rows_outside_the_batch_are_an_error(generated):
-    with pytest.raises(BatchError, match="of a batch of 16"):
-        generated.take([16])
 
 
 @pytest.mark.parametrize("sizes", [[3], [2, 3], [1, 0, 4, 2]])

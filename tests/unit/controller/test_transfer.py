@@ -27,20 +27,17 @@ def test_an_overriding_method_keeps_the_spec_of_the_one_it_overrides():
     assert specs_of(Other)["values"] == specs_of(Model)["values"]
 
 
-def test_a_generator_is_refused():
+def test_a_generator_and_a_batch_without_provided_columns_are_refused():
+    def stream(self):
+        yield 1
+
+    def values(self, batch: Batch) -> Batch:
+        return batch
+
     with pytest.raises(ConfigError, match=r"generator.*Return the whole answer"):
-
-        @transfer(BROADCAST)
-        def stream(self):
-            yield 1
-
-
-def test_a_batch_without_provided_columns_is_refused():
+        transfer(BROADCAST)(stream)
     with pytest.raises(ConfigError, match=r"returns a Batch.*provides"):
-
-        @transfer(DATA_PARALLEL)
-        def values(self, batch: Batch) -> Batch:
-            return batch
+        transfer(DATA_PARALLEL)(values)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from itertools import product
 
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hybridflow.parallel.boxes import (
@@ -40,6 +40,7 @@ def test_intersection_has_the_indices_in_both(first, second):
 
 
 @given(SPACES, st.lists(SPACES, max_size=4))
+@example(((0, 3),) * 3, [((1, 2),) * 3])
 def test_uncovered_is_what_no_box_has(box, boxes):
     left = uncovered(box, boxes)
     assert indices_of_all(left) == indices(box) - indices_of_all(boxes)

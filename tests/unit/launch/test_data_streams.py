@@ -86,16 +86,13 @@ def test_prompts_that_nothing_is_to_follow_are_only_answered(tmp_path, caplog):
         load_data(config, "sft")
 
 
-@pytest.mark.parametrize(("functions", "is_refused"), [(["exact_match"], True), (["exact_match", "format"], False)])
-def test_rows_without_an_answer_are_refused_where_no_function_could_judge_them(tmp_path, functions, is_refused):
+def test_rows_without_an_answer_are_refused_where_no_function_could_score_them(tmp_path):
     config = experiment(tmp_path, train_files=[written(tmp_path / "asked.jsonl", [{"prompt": "1+1="}] * 4)])
-    config.reward.functions = functions
-    if not is_refused:
-        assert len(load_data(config).streams["prompts"]) == 4
-        return
     with pytest.raises(DataError, match=r"4 of 4 rows have no answer.*first is row 1 of '.*asked.jsonl'") as caught:
         load_data(config)
     assert "data.answer_key" in caught.value.remedy
+    config.reward.functions = ["exact_match", "format"]
+    assert len(load_data(config).streams["prompts"]) == 4
 
 
 OPINIONS = [{"prompt": row["prompt"], "completion": row["answer"], "label": row["level"] < -4} for row in SUMS]

@@ -53,6 +53,7 @@ def test_what_the_class_says_is_the_role(tmp_path):
     assert found.origins["roles.style.pool"] == "default"
     assert found.origins.keys() == found.flat().keys()
     assert "kind: reward_function  # origin: dataflow" in config_text(found)
+    assert composed().config.roles == {}
 
 
 def test_the_command_line_comes_before_the_class(tmp_path):
@@ -91,11 +92,6 @@ def test_another_kind_of_role_keeps_nothing_of_a_presets_either():
     assert (found.functions, found.weights) == (["format"], [2.0])
     kept = composed("algorithm=safe_rlhf", "roles.cost={kind: reward_function, weights: [2.0]}").config.roles["cost"]
     assert kept.functions and kept.weights == [2.0]
-
-
-def test_a_class_speaks_for_its_own_runs_only(tmp_path):
-    composed(flow(tmp_path))
-    assert composed().config.roles == {}
 
 
 @pytest.mark.parametrize(

@@ -171,20 +171,15 @@ def test_a_finished_run_started_again_only_reports_and_says_if_no_ending_was_rec
     assert found in caplog.text
 
 
-def test_starting_anew_sets_the_earlier_run_aside(words):
-    words.run("whole")
-    words.run("whole", "trainer.resume=never", "trainer.total_steps=1")
-    assert list(rows(words.folder / "whole")) == [0, 1]
-    assert list(rows(words.folder / "whole.1")) == [0, 1, 2, 3, 4]
-
-
-def test_a_checkpoint_of_other_settings_is_refused_before_anything_is_changed(words, caplog):
-    words.run("whole")
-    before = (words.folder / "whole" / "config.yaml").read_text()
+def test_other_settings_are_refused_before_anything_is_changed_and_starting_anew_sets_the_run_aside(words, caplog):
+    before = (words.run("whole").run_dir / "config.yaml").read_text()
     with pytest.raises(CheckpointError, match=r"data\.batch_size"):
         words.run("whole", "data.batch_size=2")
     assert "raise it to continue" not in caplog.text
     assert (words.folder / "whole" / "config.yaml").read_text() == before
+    words.run("whole", "trainer.resume=never", "trainer.total_steps=1")
+    assert list(rows(words.folder / "whole")) == [0, 1]
+    assert list(rows(words.folder / "whole.1")) == [0, 1, 2, 3, 4]
 
 
 def test_a_users_dataflow_with_roles_and_settings_of_its_own_runs(words):
@@ -232,22 +227,17 @@ def test_a_data_file_without_rows_is_status_2_and_touches_nothing(words, capsys)
 
 
 def test_a_report_that_cannot_be_made_does_not_hide_how_the_run_ended(words, caplog):
-    prepared = words.prepared("unreadable")
-    (prepared.directory / "metrics.jsonl").write_text('{"step": 1}\n')
-    (prepared.directory / "config.yaml").write_bytes(b"\xff\xfe")
-    with caplog.at_level("WARNING"):
-        assert _Reporting(prepared).end(Ending("failed", "the run's own error")) is None
-    assert "report.html could not be written: " in caplog.text
-
-
-def test_a_record_that_is_gone_at_the_end_is_said_to_be(words, caplog):
     prepared = words.prepared("gone")
-    with caplog.at_level("WARNING"):
-        assert _Reporting(prepared).end(Ending("done", "25 steps")) is None
-        (prepared.directory / "run.log").unlink()
-        _Reporting(prepared).end(Ending("done", "25 steps"))
-    assert f"file={prepared.directory}/metrics.jsonl is gone, so no report.html is written" in caplog.text
-    assert caplog.text.count(f"file={prepared.directory}/run.log is gone") == 1
+    directory = prepared.directory
+    assert _Reporting(prepared).end(Ending("done", "25 steps")) is None
+    (directory / "run.log").unlink()
+    _Reporting(prepared).end(Ending("done", "25 steps"))
+    assert f"file={directory}/metrics.jsonl is gone, so no report.html is written" in caplog.text
+    assert caplog.text.count(f"file={directory}/run.log is gone") == 1
+    (directory / "metrics.jsonl").write_text('{"step": 1}\n')
+    (directory / "config.yaml").write_bytes(b"\xff\xfe")
+    assert _Reporting(prepared).end(Ending("failed", "the run's own error")) is None
+    assert "report.html could not be written: " in caplog.text
 
 
 def test_the_same_command_twice_is_refused_while_the_first_is_still_reading_its_checkpoint(words, monkeypatch):

@@ -19,10 +19,6 @@ def stream(rows: int, order: Order | None = None) -> BatchStream:
 SAVED = {"prompts": {"position": 8, "rows": 5}, "pretraining": {"position": 2, "rows": 4}}
 
 
-def test_as_many_rows_as_before_are_no_change():
-    assert changed_rows(SAVED, {"prompts": stream(5), "pretraining": stream(4)}, ResumeChanged.refuse) == []
-
-
 @pytest.mark.parametrize(
     ("name", "rows", "before", "key"),
     [("prompts", 6, 5, "data.train_files"), ("pretraining", 3, 4, "data.pretraining_files")],
@@ -33,7 +29,8 @@ def test_another_number_of_rows_is_refused_in_the_words_of_the_setting(name, row
     assert "trainer.resume_changed=accept" in caught.value.remedy and "trainer.resume=never" in caught.value.remedy
 
 
-def test_accepted_rows_are_told_with_the_row_that_the_stream_gives_next():
+def test_as_many_rows_are_no_change_and_accepted_ones_are_told_with_the_row_that_comes_next():
+    assert changed_rows(SAVED, {"prompts": stream(5), "pretraining": stream(4)}, ResumeChanged.refuse) == []
     resumed = stream(6)
     (told,) = changed_rows(SAVED, {"prompts": resumed}, ResumeChanged.accept)
     assert "resuming with 6 rows of data.train_files (there were 5): 8 rows were handed out" in told

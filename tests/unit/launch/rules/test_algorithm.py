@@ -7,89 +7,53 @@ import pytest
 from hybridflow.config.training import TrainingEngine
 from hybridflow.dataflows.interface import Dataflow
 from hybridflow.errors import STRICT, ConfigError, Faults
-from hybridflow.launch.plan.dataflow import DATAFLOWS, find_dataflow
+from hybridflow.launch.plan.dataflow import find_dataflow
 from hybridflow.launch.rules.algorithm import algorithm_problems
 from hybridflow.launch.rules.all import DATAFLOW_RULES
 from tests.unit.config.experiments import experiment
 
 OWN = f"{Path(__file__).parents[4]}/recipes/custom_dataflow.py:BestOfN"
+PAIRS = {"dataflow": "dpo", "data.train_files": ["pairs.jsonl"]}
+TWICE = {**PAIRS, "dataflow_settings": {"precompute_reference": True}}
+KTO = {**PAIRS, "dataflow": "kto"}
+TEXTS = {"data.pretraining_files": ["texts.jsonl"]}
 CONFLICTS = [
     (
         {"algorithm.advantage": "group_norm"},
-        "dataflow=ppo cannot use algorithm.advantage=group_norm",
-        "one word: algorithm=grpo (dataflow=grpo), or use algorithm.advantage=gae",
+        "ppo cannot use algorithm.advantage=group_norm",
+        "algorithm=grpo (dataflow",
     ),
     ({"rollout.sampling.temperature": 0.0}, "always gives the same response", "eval_sampling.temperature=0 is fine"),
     ({"dataflow": "grpo", "algorithm.advantage": "grpo"}, "nothing to compare", "samples_per_prompt=8"),
-    (
-        {"dataflow": "dapo", "algorithm.advantage": "reinforce_plus_plus"},
-        "dataflow=dapo with algorithm.advantage=reinforce_plus_plus compares samples",
-        "samples_per_prompt=8",
-    ),
-    (
-        {"dataflow": "dapo", "algorithm.advantage": "remax"},
-        "dapo cannot use algorithm.advantage=remax",
-        "dataflow=remax",
-    ),
+    ({"dataflow": "dapo", "algorithm.advantage": "reinforce_plus_plus"}, "compares samples", "samples_per_prompt=8"),
+    ({"dataflow": "dapo", "algorithm.advantage": "remax"}, "dapo cannot use algorithm.advantage=r", "dataflow=remax"),
     ({"dataflow": "remax"}, "dataflow=remax cannot use algorithm.advantage=gae", "algorithm.advantage=remax"),
     ({"dataflow": "safe_rlhf", "algorithm.advantage": "grpo"}, "safe_rlhf cannot use", "algorithm.advantage=gae"),
-    (
-        {"dataflow": "ppo_ptx", "data.pretraining_files": ["texts.jsonl"]},
-        "algorithm.pretraining_coefficient=0 gives them no weight",
-        "algorithm=ppo_ptx",
-    ),
+    ({"dataflow": "ppo_ptx", **TEXTS}, "pretraining_coefficient=0 gives them no weight", "algorithm=ppo_ptx"),
     ({"dataflow": "dpo"}, "holds none", "hybridflow.trainer.main_dpo, which has pairs"),
     ({"dataflow": "kto"}, "data.train_files=[builtin:calculator/train] holds none", "main_kto, which has pairs"),
     ({"dataflow": "reward_model"}, "dataflow=reward_model learns from pairs", "hybridflow.trainer.main_reward_model"),
+    (KTO, "kto cannot use algorithm.preference.loss=sigmoid", "hybridflow.trainer.main_dpo"),
     (
-        {"dataflow": "kto", "data.train_files": ["pairs.jsonl"]},
-        "kto cannot use algorithm.preference.loss=sigmoid",
-        "hybridflow.trainer.main_dpo",
+        {**TWICE, "algorithm.preference.reference_free": True},
+        "reference_free=true reads none",
+        "Leave dataflow_settings",
     ),
     (
-        {
-            "dataflow": "dpo",
-            "data.train_files": ["pairs.jsonl"],
-            "algorithm.preference.reference_free": True,
-            "dataflow_settings": {"precompute_reference": True},
-        },
-        "algorithm.preference.reference_free=true reads none",
-        "Leave dataflow_settings.precompute_reference out",
+        {**TWICE, "algorithm.preference.loss": "simpo"},
+        "preference.loss=simpo reads none",
+        "Leave dataflow_settings.prec",
     ),
     (
-        {
-            "dataflow": "dpo",
-            "data.train_files": ["pairs.jsonl"],
-            "algorithm.preference.loss": "simpo",
-            "dataflow_settings": {"precompute_reference": True},
-        },
-        "algorithm.preference.loss=simpo reads none",
-        "Leave dataflow_settings.precompute_reference out",
-    ),
-    (
-        {
-            "dataflow": "kto",
-            "data.train_files": ["pairs.jsonl"],
-            "algorithm.preference.loss": "kto",
-            "algorithm.preference.desirable_weight": 0.0,
-            "algorithm.preference.undesirable_weight": 0.0,
-        },
+        {f"algorithm.preference.{side}_weight": 0.0 for side in ("desirable", "undesirable")}
+        | {**KTO, "algorithm.preference.loss": "kto"},
         "undesirable_weight=0 leave nothing to learn from",
         "Use 1 for one of them",
     ),
     ({"dataflow": "ppo_ptx"}, "dataflow=ppo_ptx with algorithm.pretraining_coefficient=0", "algorithm=ppo"),
-    (
-        {"algorithm.pretraining_coefficient": 0.5, "data.pretraining_files": ["texts.jsonl"]},
-        "dataflow=ppo with algorithm.pretraining_coefficient=0.5",
-        "algorithm=ppo_ptx",
-    ),
-    ({"algorithm.advantage": "grpo"}, "dataflow=ppo cannot use algorithm.advantage=grpo", "algorithm=grpo"),
+    ({"algorithm.pretraining_coefficient": 0.5, **TEXTS}, "ppo with algorithm.pretraining_coeff", "algorithm=ppo_ptx"),
     ({"dataflow": "grpo"}, "dataflow=grpo cannot use algorithm.advantage=gae", "algorithm=ppo (dataflow=ppo)"),
-    (
-        {"trainer.devices": 2, "critic.engine": TrainingEngine.single},
-        "critic.engine=single runs a model on one",
-        "critic.engine=fsdp",
-    ),
+    ({"trainer.devices": 2, "critic.engine": TrainingEngine.single}, "runs a model on one", "critic.engine=fsdp"),
 ]
 FINE = [
     {"trainer.devices": 2, "dataflow": "sft", "critic.engine": TrainingEngine.single},
@@ -148,10 +112,6 @@ def test_all_errors_are_told():
     faults = Faults(collects=True)
     assert not faults.check(DATAFLOW_RULES, config, find_dataflow("grpo"))
     assert len(faults.found) == 3
-
-
-def test_every_dataflow_of_ours_declares_what_it_provides():
-    assert [name for name, dataflow in DATAFLOWS.items() if dataflow.provides is None] == []
 
 
 @pytest.mark.parametrize(

@@ -13,22 +13,15 @@ from tests.unit.config.experiments import experiment
 TWO_POOLS = {"placement.pools": {"a": Pool(devices=2), "b": Pool(devices=2)}, "trainer.devices": 4}
 MEGATRON = {"trainer.devices": 4, "actor.engine": TrainingEngine.megatron}
 VLLM = {"rollout.engine": RolloutKind.vllm}
+LOCAL = {"trainer.backend": BackendKind.local}
 
 REFUSED = [
-    (
-        {"trainer.devices": 2, "actor.engine": TrainingEngine.single},
-        "Pool 'main' has 2 devices, and actor.engine=single",
-        "actor.engine=fsdp",
-    ),
-    (
-        {**TWO_POOLS, "trainer.backend": BackendKind.local},
-        "trainer.backend=local has one process",
-        "trainer.backend=ray",
-    ),
-    ({"trainer.devices": 2, "trainer.backend": BackendKind.local}, "the run has 2 devices", "trainer.backend=ray"),
+    ({"trainer.devices": 2, "actor.engine": TrainingEngine.single}, "Pool 'main' has 2 devices", "actor.engine=fsdp"),
+    ({**TWO_POOLS, **LOCAL}, "trainer.backend=local has one process", "trainer.backend=ray"),
+    ({"trainer.devices": 2, **LOCAL}, "the run has 2 devices", "trainer.backend=ray"),
     (
         {**MEGATRON, "actor.parallelism.tensor": 3},
-        "actor.parallelism.tensor=3: 3 does not divide the 4 devices of pool 'main'",
+        "tensor=3: 3 does not divide the 4 devices of pool 'main'",
         "1, 2, 4",
     ),
     (
@@ -36,27 +29,11 @@ REFUSED = [
         "actor.parallelism.pipeline=2 actor.parallelism.tensor=4: 8 does not divide the 4 devices",
         "1, 2, 4",
     ),
-    (
-        {"trainer.devices": 2, "actor.parallelism.pipeline": 2},
-        "actor.parallelism.pipeline=2, but actor.engine=fsdp",
-        "actor.engine=megatron",
-    ),
-    (
-        {**MEGATRON, "actor.parallelism.sequence": 2},
-        "actor.parallelism.sequence=2, but actor.engine=megatron",
-        "actor.engine=fsdp",
-    ),
+    ({"trainer.devices": 2, "actor.parallelism.pipeline": 2}, "2, but actor.engine=fsdp", "actor.engine=megatron"),
+    ({**MEGATRON, "actor.parallelism.sequence": 2}, "sequence=2, but actor.engine=megatron", "actor.engine=fsdp"),
     ({"actor.parallelism.tensor": 2}, "actor.parallelism.tensor=2, but actor.engine=single", "fsdp or megatron"),
-    (
-        {**MEGATRON, "actor.parallelism.virtual_pipeline": 2},
-        "actor.parallelism.pipeline=1 has one",
-        "actor.parallelism.pipeline=2",
-    ),
-    (
-        {"trainer.devices": 4, "actor.parallelism.replicas": 3},
-        "actor.parallelism.replicas=3 does not divide the 4 data-parallel ranks",
-        "1, 2, 4",
-    ),
+    ({**MEGATRON, "actor.parallelism.virtual_pipeline": 2}, "pipeline=1 has one", "actor.parallelism.pipeline=2"),
+    ({"trainer.devices": 4, "actor.parallelism.replicas": 3}, "3 does not divide the 4 data-parallel ranks", "1, 2, 4"),
     (
         {**MEGATRON, "actor.parallelism.expert": 4, "actor.parallelism.tensor": 2},
         "actor.parallelism.expert=4 does not divide the 2 data-parallel ranks",
@@ -68,11 +45,7 @@ REFUSED = [
         "rollout.parallelism.tensor=2, but rollout.engine=transformers",
         "rollout.engine=vllm",
     ),
-    (
-        {**VLLM, "rollout.parallelism.tensor": 3, "trainer.devices": 4},
-        "3 does not divide the 4 devices of pool 'main'",
-        "1, 2, 4",
-    ),
+    ({**VLLM, "rollout.parallelism.tensor": 3, "trainer.devices": 4}, "3 does not divide the 4 devices", "1, 2, 4"),
 ]
 FINE = [
     {"trainer.devices": 2},

@@ -141,7 +141,7 @@ def test_a_role_has_the_runs_model_unless_it_names_its_own():
 
 
 def test_further_roles_are_described_by_their_name_and_optional_ones_may_be_left_out():
-    judge, teacher = "roles.judge={kind: reward_function, functions: format}", "roles.teacher.kind=reference"
+    judge, teacher = "roles.judge={kind: reward_function, functions: [format]}", "roles.teacher.kind=reference"
     plan = planned(TwoJudges, judge, teacher, "roles.teacher.model.path=/teacher")
     assert plan.told("judge", "reward").functions == ["format"]
     assert plan.told("reward", "reward").functions == ["exact_match"]
@@ -156,7 +156,7 @@ def test_roles_live_in_their_own_pool_else_in_that_of_placement_else_in_the_firs
     assert pools == {"actor": "a", "critic": "b", "reward": "a"}
     assert pool_sizes(configured(*overrides)) == {"a": 1, "b": 1}
     assert pool_sizes(configured()) == {"main": 1}
-    judge = "roles.judge={kind: reward_function, functions: format, pool: b}"
+    judge = "roles.judge={kind: reward_function, functions: [format], pool: b}"
     assert planned(TwoJudges, *overrides[:2], judge).specs["judge"].pool == "b"
 
 

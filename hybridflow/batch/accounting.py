@@ -1,4 +1,4 @@
-"""Every prompt that enters leaves, once."""
+"""Checks that a stage loses and duplicates no rows."""
 
 from collections import Counter
 
@@ -8,7 +8,7 @@ from hybridflow.errors import BatchError
 
 
 def check_accounted(entered: Tensor, left: Tensor, *, samples_per_prompt: int, stage: str) -> None:
-    """Raises `BatchError` unless each `uid` in `entered` [B] stands `samples_per_prompt` times in `left`."""
+    """Raises `BatchError` unless each `uid` in `entered` [B] occurs `samples_per_prompt` times in `left`."""
     expected = Counter({uid: samples_per_prompt * n for uid, n in Counter(entered.tolist()).items()})
     found = Counter(left.tolist())
     if expected == found:
@@ -23,7 +23,7 @@ def check_accounted(entered: Tensor, left: Tensor, *, samples_per_prompt: int, s
 
 
 def check_unique(uids: Tensor) -> None:
-    """Raises `BatchError` when one `uid` stands for two prompts of a batch."""
+    """Raises `BatchError` if several prompts of a batch have the same `uid`."""
     repeated = [uid for uid, count in Counter(uids.tolist()).items() if count > 1]
     if repeated:
         raise BatchError(

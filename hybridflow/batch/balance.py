@@ -1,13 +1,14 @@
-"""Equal loads over ranks: groups of rows are moved, never torn apart."""
+"""Divides items over ranks with nearly equal loads; groups stay together."""
 
 import heapq
 from collections.abc import Sequence
 
 
 def balanced_groups(group_ids: Sequence[int], costs: Sequence[float], parts: int) -> list[list[int]]:
-    """Row positions for each of `parts` ranks: rows of one group stay together, loads are close to equal.
+    """Row positions for each of `parts` ranks: rows of one group stay together, loads are nearly equal.
 
-    Longest processing time first: within 4/3 of the best (Graham 1969). Groups and rows keep their order in a part.
+    Longest processing time first: the largest load is at most 4/3 of the optimum (Graham 1969). Rows of a part are in
+    ascending order.
     """
     rows_of: dict[int, list[int]] = {}
     for row, group in enumerate(group_ids):

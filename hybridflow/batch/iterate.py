@@ -1,4 +1,4 @@
-"""Micro-batches by token budget."""
+"""Micro-batches within a token budget."""
 
 import math
 from collections.abc import Sequence
@@ -7,19 +7,19 @@ import torch
 from torch import Tensor
 
 ROWS_TOGETHER = "rows_together"
-"""In a batch's metadata: so many adjacent rows are always in one micro-batch, in their order (the two of a pair)."""
+"""Metadata of a batch: the number of adjacent rows that stay in one micro-batch (2 for pairs)."""
 
 _SLACKS = 4
-"""Steps from an equal share of the tokens to that share plus the longest unit, a capacity that always suffices."""
+"""Capacities to try, from an equal share of the tokens to that plus the longest unit, which always suffices."""
 
 
 def microbatches(lengths: Tensor, *, budget_tokens: int, together: int = 1) -> list[Tensor]:
     """Row positions of each micro-batch: the sum of its rows' tokens stays within the budget.
 
-    Units of `together` adjacent rows stay whole and in order. Units of similar length share a micro-batch, the longest
-    first; one longer than the budget has a micro-batch of its own. There are as few micro-batches as this order allows,
-    with about the same number of tokens. Every row appears once; the order is deterministic. `lengths` [B] are tokens
-    per row.
+    Units of `together` adjacent rows stay together and in order. Units of similar length share a micro-batch, the
+    longest first; a unit longer than the budget has its own micro-batch. There are as few micro-batches as this order
+    allows, with about the same number of tokens. Every row appears once; the order is deterministic. `lengths` [B] are
+    tokens per row.
     """
     assert len(lengths) % together == 0, f"{len(lengths)} rows are not units of {together}"
     units = lengths.view(-1, together).sum(1)
@@ -37,7 +37,7 @@ def microbatches(lengths: Tensor, *, budget_tokens: int, together: int = 1) -> l
 
 
 def _filled(sizes: Sequence[int], capacity: int) -> list[int]:
-    """How many units each micro-batch has when each takes, in order, what its capacity holds, and at least one."""
+    """The number of units in each micro-batch, if each is filled in order to its capacity, with at least one unit."""
     counts: list[int] = []
     total = 0
     for size in sizes:

@@ -1,4 +1,4 @@
-"""Ragged token columns: values end to end, and where each row begins."""
+"""Ragged token columns: the values of all rows end to end, and the offset of each row."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class Ragged:
 
     @staticmethod
     def from_rows(rows: Sequence[Tensor | Sequence[float]], dtype: torch.dtype | None = None) -> "Ragged":
-        """Rows end to end."""
+        """Concatenates rows."""
         tensors = [torch.as_tensor(row, dtype=dtype) for row in rows]
         lengths = torch.tensor([len(row) for row in tensors], dtype=torch.int64)
         values = torch.cat(tensors) if tensors else torch.empty(0, dtype=dtype)
@@ -29,7 +29,7 @@ class Ragged:
 
     @staticmethod
     def from_lengths(values: Tensor, lengths: Tensor) -> "Ragged":
-        """Values that already stand end to end, cut by row lengths [B]."""
+        """Values of all rows end to end, divided by row lengths [B]."""
         return Ragged(values, offsets_of(lengths))
 
     @staticmethod
@@ -40,7 +40,7 @@ class Ragged:
 
     @staticmethod
     def concat(parts: Sequence["Ragged"]) -> "Ragged":
-        """The rows of several, in order."""
+        """The rows of several `Ragged`, in order."""
         return Ragged(
             torch.cat([part.values for part in parts]), offsets_of(torch.cat([part.lengths for part in parts]))
         )
@@ -90,7 +90,7 @@ class Ragged:
         return self.values.new_zeros(len(self)).index_add(0, row, self.values)
 
     def like(self, values: Tensor) -> "Ragged":
-        """Other values on the same rows."""
+        """Other values with the same row lengths."""
         assert len(values) == int(self.offsets[-1]), f"{len(values)} values for {int(self.offsets[-1])} tokens"
         return Ragged(values, self.offsets)
 
@@ -104,7 +104,7 @@ class Ragged:
 
 
 def offsets_of(lengths: Tensor) -> Tensor:
-    """Where each row begins, and the end: [B + 1] from lengths [B]."""
+    """Row offsets and the end, [B + 1], from row lengths [B]."""
     offsets = torch.zeros(len(lengths) + 1, dtype=torch.int64)
     torch.cumsum(lengths, 0, out=offsets[1:])
     return offsets

@@ -1,7 +1,7 @@
-"""Batches as bytes: tensors travel as numpy views outside the pickle, so that nothing is copied on the way.
+"""Batches as bytes: tensors travel as NumPy views outside the pickle, so that they are not copied.
 
-A torch tensor is pickled in-band; its bytes as a numpy array are an out-of-band buffer of pickle protocol 5, which
-Ray puts into shared memory and maps on the other side. Whoever reads must not write in place.
+A torch tensor is pickled in-band. Its bytes as a NumPy array are an out-of-band buffer of pickle protocol 5, which Ray
+puts into shared memory and maps in the receiving process. Receivers must not write to it in place.
 """
 
 import warnings
@@ -23,7 +23,7 @@ def pack(
 ) -> tuple[dict[str, Payload], dict[str, tuple[Payload, Payload]], dict[str, list], Meta]:
     """A batch's row, token and object columns and its metadata, every tensor as (bytes, dtype, shape).
 
-    Equal offsets are written once by pickle.
+    Shared offsets are pickled once.
     """
     rows, tokens, objects = by_kind(columns)
     offsets: dict[tuple[int, int], Payload] = {}
@@ -42,7 +42,7 @@ def unpack(
     objects: dict[str, list],
     meta: Meta,
 ) -> tuple[dict[str, Column], Meta]:
-    """The columns and the metadata of `pack`; tensors alias the received memory."""
+    """The columns and the metadata that `pack` packed; tensors share the received memory."""
     offsets: dict[int, Tensor] = {}
     ragged = {}
     for name, (values, ends) in tokens.items():
@@ -59,7 +59,7 @@ def as_bytes(tensor: Tensor) -> Payload:
 
 
 def from_bytes(payload: Payload) -> Tensor:
-    """The tensor of `as_bytes`, over the same memory."""
+    """The tensor that `as_bytes` converted; it shares the memory of the array."""
     array, dtype, shape = payload
     if array.size == 0:
         return torch.empty(shape, dtype=getattr(torch, dtype))

@@ -124,3 +124,8 @@ def test_object_columns_and_empty_rows_survive():
     ref = BatchRef.of(batch, LocalBackend()).take([2, 1])
     assert ref.fetch().object("answer") == ["x", {"a": 1}]
     assert ref.lengths.tolist() == [0, 2]
+
+
+def test_metrics_that_a_later_stage_passes_on_count_once():
+    first, second = (Batch.of(rows={name: torch.zeros(2)}, meta={"m/a": 1.0}) for name in ("x", "y"))
+    assert BatchRef.of(first, LocalBackend()).join(second).metrics_by_shard("m/") == {"m/a": [(1.0, 2)]}

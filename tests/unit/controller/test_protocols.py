@@ -71,3 +71,8 @@ def test_micro_data_may_be_an_axis_of_its_own():
     mesh = ParallelMesh({"data": 2, "pipeline": 1, "tensor": 2, "micro_data": 2})
     assert [part_of(GENERATION, mesh, rank) for rank in range(8)] == [0, 1, 0, 1, 2, 3, 2, 3]
     assert answering_ranks(GENERATION, mesh) == [0, 1, 4, 5]
+
+
+def test_ranks_answer_in_the_order_of_their_parts():
+    protocol = TransferProtocol(split=("tensor", "data"), answer={})
+    assert answering_ranks(protocol, ParallelMesh({"data": 2, "tensor": 2})) == [0, 2, 1, 3]

@@ -8,12 +8,15 @@ Expect:    rank 0 counts 12 tokens, rank 1 counts 9.
 """
 
 import argparse
+from collections.abc import Sequence
+from typing import cast
 
 import torch
 
 from hybridflow.batch import Batch, Ragged
 from hybridflow.controller import BatchRef, ResourcePool, Worker, WorkerGroup, make_backend, transfer
 from hybridflow.controller.backends import BackendOptions
+from hybridflow.controller.futures import Future
 from hybridflow.parallel import ParallelMesh
 
 
@@ -28,9 +31,10 @@ class Dealt:
         longest_first = torch.argsort(batch.lengths, descending=True, stable=True)
         return [batch.take(longest_first[rank :: mesh.size]) for rank in range(mesh.size)]
 
-    def collect(self, answers: list, mesh: ParallelMesh) -> object:
-        """One batch of all answers that are batches; other answers by rank."""
-        return BatchRef.concat(answers) if isinstance(answers[0], BatchRef) else dict(enumerate(answers))
+    def collect(self, answers: Sequence[object], mesh: ParallelMesh) -> object:
+        """One batch, if the answers are batches; otherwise the answers by rank."""
+        batches = [answer for answer in answers if isinstance(answer, BatchRef)]
+        return BatchRef.concat(batches) if batches else dict(enumerate(answers))
 
 
 class Counter(Worker):
@@ -58,10 +62,10 @@ def main() -> None:
     """Counts on two ranks, both in this process."""
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     group = WorkerGroup(Counter, ResourcePool("main", 2), make_backend("local", BackendOptions()), role="counter")
-    counted = group.count(prompts()).fetch()
+    counted = cast(BatchRef, group.count(prompts())).fetch()
     for name in ("rank", "uid", "tokens"):
         print(f"{name:>6}:", counted.row(name).tolist())
-    print("tokens by rank:", group.total(prompts()).result())
+    print("tokens by rank:", cast(Future, group.total(prompts())).result())
 
 
 if __name__ == "__main__":

@@ -149,6 +149,13 @@ def chosen_device(context: WorkerContext) -> torch.device:
     return device
 
 
+def frozen_engine(
+    make: Callable[..., TrainEngine], model: Model, training: Training, context: WorkerContext
+) -> TrainEngine:
+    """An engine of a model that is not trained, from `make` (from engines/training/factory.py)."""
+    return make(model, training, total_optimizer_steps=0, device=chosen_device(context), ranks=context.ranks())
+
+
 def minibatch_rows(batch: Batch, size: int) -> Sequence[int]:
     """Rows of each minibatch: this rank's share of each, or at most `size` of a batch that was not split over ranks."""
     given = batch.meta.get("minibatch_rows")

@@ -150,13 +150,8 @@ def value_objective(algorithm: Algorithm, denominators: Denominators) -> LossFn:
     def loss_fn(outputs: Mapping[str, Tensor], columns: Mapping[str, Tensor]) -> Loss:
         values, old = outputs["values"], columns["values"]
         mask, returns = columns["response_mask"], columns["returns"]
-        loss = aggregate(
-            clipped_value_loss(values, old, returns, clip=algorithm.value_clip),
-            mask,
-            mode="token-mean",
-            num_tokens=denominators.num_tokens,
-            num_sequences=denominators.num_sequences,
-        )
+        losses = clipped_value_loss(values, old, returns, clip=algorithm.value_clip)
+        loss = aggregate(losses, mask, mode="token-mean", **vars(denominators))
         weighted = {"critic/vpred_mean": masked_mean(values.detach(), mask)}
         if algorithm.value_clip is not None:
             weighted["critic/vf_clipfrac"] = value_clip_fraction(values, old, returns, mask, clip=algorithm.value_clip)
@@ -170,13 +165,8 @@ def supervised_objective(denominators: Denominators) -> LossFn:
 
     def loss_fn(outputs: Mapping[str, Tensor], columns: Mapping[str, Tensor]) -> Loss:
         mask = columns["response_mask"]
-        loss = aggregate(
-            negative_log_likelihood(outputs["logprobs"]),
-            mask,
-            mode="token-mean",
-            num_tokens=denominators.num_tokens,
-            num_sequences=denominators.num_sequences,
-        )
+        losses = negative_log_likelihood(outputs["logprobs"])
+        loss = aggregate(losses, mask, mode="token-mean", **vars(denominators))
         return Loss(loss, measured({}, mask, {"train/loss": loss}))
 
     return LossFn(("logprobs",), loss_fn)

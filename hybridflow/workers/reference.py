@@ -8,7 +8,7 @@ from hybridflow.controller.transfer import transfer
 from hybridflow.controller.worker import Worker, WorkerContext
 from hybridflow.engines.training.factory import make_language_engine
 from hybridflow.engines.training.interface import Part
-from hybridflow.workers.model_worker import chosen_device
+from hybridflow.workers.model_worker import frozen_engine
 
 
 class ReferenceWorker(Worker):
@@ -16,13 +16,7 @@ class ReferenceWorker(Worker):
 
     def __init__(self, context: WorkerContext, *, model: Model, training: Training, temperature: float) -> None:
         super().__init__(context)
-        self._engine = make_language_engine(
-            model,
-            training,
-            total_optimizer_steps=0,
-            device=chosen_device(context),
-            ranks=context.ranks(),
-        )
+        self._engine = frozen_engine(make_language_engine, model, training, context)
         self._temperature = temperature
         self._is_offloaded = training.offload_parameters
 

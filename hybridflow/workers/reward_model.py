@@ -32,7 +32,7 @@ from hybridflow.models.classification import (
 from hybridflow.models.loading import resolve_model_path, torch_dtype
 from hybridflow.models.tokenizers import decode_responses, load_tokenizer
 from hybridflow.rewards.interface import Failure
-from hybridflow.workers.model_worker import chosen_device
+from hybridflow.workers.model_worker import chosen_device, frozen_engine
 from hybridflow.workers.reward_function import RewardFunctionWorker
 from hybridflow.workers.reward_model_trainer import values_after_tokens, values_at_end
 
@@ -77,7 +77,9 @@ class RewardModelWorker(Worker):
         self._label = "model" if context.role == "reward" else context.role
         self._reward = reward
         self._input = reward_model_input(reward.model, policy, key=f"{self._section}.model.path")
-        self._engine = self._make_engine(training) if self._input.model.is_value_model else None
+        self._engine: TrainEngine | None = None
+        if self._input.model.is_value_model:
+            self._engine = frozen_engine(make_value_engine, reward.model, training, context)
         self._model = partial(values_at_end, self._engine) if self._engine else self._make_classifier(training)
         does_answer = context.rank in answering_ranks(DATA_PARALLEL, context.mesh)
         wants_functions = bool(reward.functions) and does_answer
@@ -165,15 +167,6 @@ class RewardModelWorker(Worker):
         response = decode_responses(self._input.policy_tokenizer, batch.tokens("response_ids").slice(row, row + 1))[0]
         name = str(self._input.model.directory)
         return f"The reward model {Failure(name, row, reason, batch.object('prompt')[row], response)}"
-
-    def _make_engine(self, training: Training) -> TrainEngine:
-        return make_value_engine(
-            self._reward.model,
-            training,
-            total_optimizer_steps=0,
-            device=chosen_device(self.context),
-            ranks=self.context.ranks(),
-        )
 
     def _make_classifier(self, training: Training) -> Callable[[Ragged], Tensor]:
         model = self._reward.model

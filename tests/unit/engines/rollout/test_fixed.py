@@ -16,7 +16,6 @@ from hybridflow.engines.rollout.transformers.fixed import FixedMemory, bucket_of
 from hybridflow.engines.rollout.transformers.graphs import can_be_captured, run_plainly
 from tests.toys import toy_model
 from tests.unit.engines.rollout.rows import prompt_rows
-from tests.unit.engines.rollout.test_transformers_engine import window_model
 
 EXACT = 1e-5
 """float32: sums over masked places as well, in another order; another token's differs by 1e-1 and more."""
@@ -57,9 +56,9 @@ def assert_same(found: Decoded, expected: Decoded) -> None:
 @pytest.mark.parametrize(
     "sampling", [Sampling(), Sampling(temperature=0.0), Sampling(temperature=0.7, top_k=9, top_p=0.8)], ids=str
 )
-@pytest.mark.parametrize("make", ["llama", "qwen2", "qwen3", "qwen3_moe", "window"])
+@pytest.mark.parametrize("make", ["llama", "qwen2", "qwen3", "qwen3_moe", "mistral"])
 def test_steps_at_fixed_addresses_draw_what_the_plain_loop_draws(make, sampling):
-    model = decoder(window_model() if make == "window" else toy_model(make))
+    model = decoder(toy_model(make, **({"sliding_window": 4} if make == "mistral" else {})))
     prompts = prompt_rows(samples=4)
     expected = drawn(model, prompts, 50, sampling, (1, 9))
     memory = FixedMemory(model, lambda: run_plainly)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from hybridflow.batch import Batch
 from hybridflow.config.rollout import Sampling
@@ -26,23 +26,6 @@ def greedy(engine: TransformersEngine, prompts: Batch, tokens: int = 12) -> list
     return responses(engine.generate(prompts, GREEDY, max_response_tokens=tokens, seed=0))
 
 
-def window_model() -> PreTrainedModel:
-    torch.manual_seed(0)
-    config = MistralConfig(
-        vocab_size=64,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        sliding_window=4,
-        max_position_embeddings=64,
-        initializer_range=0.15,
-    )
-    return MistralForCausalLM(config).eval()
-
-
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
 @pytest.mark.parametrize("tied", [False, True])
 def test_other_architectures_answer_as_transformers_does(architecture, tied):
@@ -52,7 +35,7 @@ def test_other_architectures_answer_as_transformers_does(architecture, tied):
 
 
 def test_a_sliding_window_is_respected():
-    model = window_model()
+    model = toy_model("mistral", sliding_window=4)
     expected = greedy_answers(model, prompt_rows(), tokens=12)
     assert greedy(engine_of(model), prompt_rows()) == expected
 
@@ -103,10 +86,6 @@ def test_slots_are_the_models_own_memory_and_a_training_parameter_can_share_it()
     optimizer.step()
     assert greedy(engine, prompt_rows()) != before
     assert greedy(engine, prompt_rows()) == greedy_answers(model, prompt_rows(), tokens=12)
-
-
-def test_a_tied_head_has_no_slot_of_its_own():
-    assert "lm_head.weight" not in engine_of(toy_model("qwen3", tie_word_embeddings=True)).weight_slots()
 
 
 def test_the_slots_of_experts_have_their_names_in_a_checkpoint(tmp_path):

@@ -4,11 +4,11 @@ from torch import nn
 
 from hybridflow.engines.rollout.vllm.weights import rank_layouts, slots_of, whole_parts
 from hybridflow.errors import EngineError
-from hybridflow.models.geometry import geometry_of
 from hybridflow.models.names.rules import canonical_weights
 from hybridflow.parallel.boxes import are_disjoint, covers
 from hybridflow.parallel.layout import TensorLayout, WeightShard
 from hybridflow.parallel.mesh import ParallelMesh
+from tests.unit.models.names.examples import geometry
 
 
 class Fused(nn.Module):
@@ -73,18 +73,7 @@ def test_a_model_that_is_not_covered_exactly_is_refused_by_name(shapes, word):
     assert "rollout.engine=transformers" in caught.value.remedy
 
 
-GEOMETRY = geometry_of(
-    {
-        "model_type": "qwen3_moe",
-        "hidden_size": 64,
-        "num_hidden_layers": 5,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
-        "moe_intermediate_size": 32,
-        "num_experts": 3,
-        "vocab_size": 70,
-    }
-)
+GEOMETRY = geometry("qwen3_moe", num_hidden_layers=5, num_experts=3)
 
 
 @pytest.mark.parametrize(("pipeline", "tensor"), [(1, 1), (1, 2), (2, 1), (2, 2), (3, 4), (5, 8)])

@@ -37,9 +37,9 @@ DRAWN = {
         *_POOLS,
     ],
 }
-"""What the documents show, as settings of `hybridflow show`."""
+"""The settings of the drawings shown in the documentation."""
 
-LEARNT = Path(__file__).parents[1] / "benchmarks" / "results" / "algorithms.jsonl"
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "algorithms.jsonl"
 
 _ARXIV = re.compile(r"arXiv:(\d{4}\.\d{5})")
 
@@ -64,7 +64,7 @@ def on_files(files: "Files", config: "MkDocsConfig") -> "Files":
 
 def settings_page() -> str:
     """Every key of the configuration with its type, range, default and meaning, one table per section."""
-    lines = ["# Settings", "", "Every key of a run, generated from the dataclasses in `hybridflow/config/`."]
+    lines = ["# Settings", "", "Every configuration key, generated from the dataclasses in `hybridflow/config/`."]
     lines += ["Set one on the command line: `python -m hybridflow.trainer.main_ppo trainer.seed=1`.", ""]
     for path, section in sections(Experiment(), ""):
         lines += [f"## {path or 'The run'}", "", inspect.getdoc(type(section)) or "", ""]
@@ -80,15 +80,15 @@ def settings_page() -> str:
 
 
 def names_page() -> str:
-    """Settings of other systems, and what is set here in their place."""
+    """Settings of other systems and their counterparts here."""
     lines = [
         "# Names in other systems",
         "",
-        "Generated from `hybridflow/assets/other_names.yaml`; errors use it too. Sizes",
+        "Generated from `hybridflow/assets/other_names.yaml`, which error messages also use. Batch sizes are",
     ]
-    lines += ["here are global: over all devices, for the whole batch. verl's `actor_rollout_ref.` is left out.", ""]
+    lines += ["global: they count over all devices. verl's prefix `actor_rollout_ref.` is omitted.", ""]
     for system, names in other_names().items():
-        lines += [f"## {system}", "", "| there | here |", "|---|---|"]
+        lines += [f"## {system}", "", "| setting | hybridflow |", "|---|---|"]
         lines += [f"| `{theirs}` | {_as_code(here)} |" for theirs, here in names.items()] + [""]
     return "\n".join(lines)
 
@@ -108,12 +108,12 @@ def columns_page() -> str:
 
 
 def algorithms_page() -> str:
-    """Every method by name: its source, its function, how it is run, what it needs and what can be set."""
+    """Every method by name: source, function, command, requirements and settings."""
     lines = ["# Algorithms", "", "Generated from `algorithms/catalogue.py`, the presets and the dataflows.", ""]
     lines += [
-        "`main_NAME` stands for `python -m hybridflow.trainer.main_NAME`; what begins with `algorithm` is added to"
+        "`main_NAME` stands for `python -m hybridflow.trainer.main_NAME`; commands that begin with `algorithm` are"
     ]
-    lines += ["`python -m hybridflow.trainer.main_ppo`. Settings are shown as that command has them.", ""]
+    lines += ["appended to `python -m hybridflow.trainer.main_ppo`. Settings are shown as that command has them.", ""]
     for heading, entries in algorithm_table().items():
         lines += [f"## {heading}", "", "| name | from | function | run it with | needs | settings |"]
         lines += ["|---|---|---|---|---|---|"]
@@ -134,16 +134,17 @@ def algorithms_page() -> str:
 
 
 def _learning() -> Iterator[str]:
-    """What `benchmarks/algorithms.py` found: a line a method, its seeds in a cell."""
+    """Results of `benchmarks/algorithms.py`: one line per method, with all seeds in one cell."""
     found: dict[str, list[dict]] = {}
-    for line in LEARNT.read_text().splitlines():
+    for line in RESULTS.read_text().splitlines():
         row = json.loads(line)
         if not row["error"]:
             found.setdefault(row["method"], []).append(row)
-    yield from ("## What each learns", "")
-    yield "The built-in task by `python -m hybridflow.trainer.main_ppo` and what is added, on one core of a CPU: exact"
-    yield "match of the held-out problems before, and after so many steps with seeds 0, 1 and so on. `grpo_passk` is"
-    yield "measured by `pass@2`, `gdpo` by one of its two rewards. `python benchmarks/algorithms.py` does it again."
+    yield from ("## Results on the built-in task", "")
+    yield "Results on the built-in task with `python -m hybridflow.trainer.main_ppo` and the added settings, on one CPU"
+    yield "core: exact match on the held-out problems before training and after the given number of steps, for seeds"
+    yield "0, 1, and so on. `grpo_passk` is measured by `pass@2`, `gdpo` by one of its two rewards."
+    yield "`python benchmarks/algorithms.py` reproduces this table."
     yield from ("", "| name | added | steps | before | after | reached 0.75 at step |", "|---|---|---|---|---|---|")
     for name, unordered in found.items():
         rows = sorted(unordered, key=lambda row: row["seed"])
@@ -163,7 +164,7 @@ def drawings() -> dict[str, str]:
 
 
 def rewards_page() -> str:
-    """The built-in reward functions with their settings, and the signatures that are recognised."""
+    """The built-in reward functions with their settings, and the signatures that are recognized."""
     lines = [
         "# Rewards",
         "",
@@ -176,8 +177,8 @@ def rewards_page() -> str:
         settings = ", ".join(f"`{p.name}={json.dumps(p.default)}`" for p in parameters)
         score = (inspect.getdoc(entry.make) or "").partition("\n\n")[0].replace("\n", " ")
         lines.append(f"| `{name}` | {score} | {settings} |")
-    lines += ["", "Functions of one's own are called by what their parameters are named:", ""]
-    lines += ["| name | signature | known by | may be given |", "|---|---|---|---|"]
+    lines += ["", "Custom functions are recognized by the names of their parameters:", ""]
+    lines += ["| library | signature | recognized by | available parameters |", "|---|---|---|---|"]
     for dialect in DIALECTS:
         known, offered = (", ".join(f"`{name}`" for name in names) for names in (dialect.known_by, dialect.offers))
         columns = ", columns of the data" if dialect.columns else ""
@@ -205,7 +206,7 @@ def nested(annotation: object) -> type | None:
 
 
 def shown(value: object) -> str:
-    """A default as it would be typed."""
+    """A default value, formatted as on the command line."""
     if isinstance(value, Enum):
         return f"`{value.name}`"
     if value is None or isinstance(value, bool):

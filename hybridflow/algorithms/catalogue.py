@@ -103,7 +103,7 @@ ADVANTAGES: dict[str, Method] = {
     ),
     "optimal_token_baseline": Method(
         "advantages.optimal_token_baseline.optimal_token_baseline",
-        "Li et al., optimal token baseline by the logit-gradient proxy (arXiv:2602.07078)",
+        "Li et al., optimal token baseline, using the logit-gradient proxy (arXiv:2602.07078)",
     ),
 }
 

@@ -39,7 +39,12 @@ class ColumnSpec:
 
 
 COLUMNS: dict[str, ColumnSpec] = {
-    "uid": ColumnSpec(Kind.row, torch.int64, "position of the prompt in the data stream; siblings share it", "loader"),
+    "uid": ColumnSpec(
+        Kind.row,
+        torch.int64,
+        "position of the prompt in the data stream; shared by all samples of the prompt",
+        "loader",
+    ),
     "sample_index": ColumnSpec(
         Kind.row, torch.int64, "index of the sample among those of its prompt, from 0", "Batch.repeat"
     ),
@@ -48,7 +53,7 @@ COLUMNS: dict[str, ColumnSpec] = {
     "answer": ColumnSpec(Kind.object, None, "the expected answer, if the data has one", "loader"),
     "data_source": ColumnSpec(Kind.object, None, "name of the file or data set the row came from", "loader"),
     "response_ids": ColumnSpec(
-        Kind.tokens, torch.int64, "response tokens, end-of-sequence included", "rollout.generate"
+        Kind.tokens, torch.int64, "response tokens, including the end-of-sequence token", "rollout.generate"
     ),
     "response_mask": ColumnSpec(Kind.tokens, torch.float32, "1 for tokens that the policy sampled", "rollout.generate"),
     "rollout_logprobs": ColumnSpec(Kind.tokens, torch.float32, "log-probability at sampling time", "rollout.generate"),

@@ -25,9 +25,9 @@ def add_command(commands: Commands) -> None:
     """Adds `show` to the commands."""
     parser = commands.add_parser(
         "show",
-        help="draw one step of a dataflow: its calls, columns, and what runs at once",
-        description="Follows one step of a dataflow under a configuration, and draws it: the roles and where they live,"
-        " the calls in order, the columns that travel and those that are added, and what runs at once. Nothing is"
+        help="draw one step of a dataflow: its calls, columns, and what runs concurrently",
+        description="Traces one step of a dataflow under a given configuration and draws it: the roles and their pools,"
+        " the calls in order, the columns that each call reads and adds, and what runs concurrently. Nothing is"
         " started, and neither data nor models are read.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -36,7 +36,7 @@ def add_command(commands: Commands) -> None:
     parser.add_argument("--dataflow", metavar="NAME", help="ppo, grpo, ..., file.py:Class, or any algorithm=NAME")
     parser.add_argument("--svg", type=Path, metavar="FILE", help="write the drawing as an SVG page as well")
     parser.add_argument("--algorithms", action="store_true", help="the table of algorithms instead of a drawing")
-    parser.add_argument("--config-name", metavar="NAME", help="the configuration (default: what fits the dataflow)")
+    parser.add_argument("--config-name", metavar="NAME", help="the configuration to use (default: the one that fits)")
     parser.add_argument("--config-dir", type=Path, metavar="DIRECTORY", help="look for it there")
     parser.set_defaults(run=_run)
 

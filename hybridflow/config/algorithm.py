@@ -49,7 +49,7 @@ class KL(Section):
     """Adapt the coefficient toward this divergence per token (Ziegler et al. 2019); null keeps it fixed."""
 
     horizon: Annotated[int, AT_LEAST_1] = 10000
-    """Sequences over which the adaptive coefficient moves."""
+    """Time constant of the adaptive coefficient, in sequences."""
 
     @property
     def estimator_in_use(self) -> str:
@@ -123,7 +123,7 @@ class Preference(Section):
     """Strength of the regularization toward the reference; in orpo, the weight of the odds ratio."""
 
     label_smoothing: Annotated[float, _SMOOTHING] = 0.0
-    """Assumed probability that a pair's label is wrong (sigmoid)."""
+    """Assumed probability that a pair is labeled the wrong way around (sigmoid)."""
 
     reference_free: bool = False
     """Use a uniform reference instead of loading a reference model."""
@@ -162,16 +162,17 @@ class Algorithm(Section):
     """Settings specific to the loss: the keyword parameters of its function."""
 
     old_logprobs: OldLogprobs = OldLogprobs.auto
-    """Source of the denominator of the ratio in the loss. recompute: a separate forward pass before the update. auto:
-    that pass only where it is needed (several optimizer steps per batch, a rollout correction, an estimator or token
-    selection that reads it, KL in the reward), else the update's own forward pass, which gives the same numbers. KL in
-    the reward uses the rollout's log-probabilities instead where they equal those of training up to float32 rounding:
-    rollout.engine=transformers, actor.engine=single or fsdp, model.dtype=float32, no LoRA, and sampling from all tokens
-    (top_p=1, top_k=0). rollout: the rollout's, so that the ratio itself corrects for a mismatch (two policies); the
-    separate pass is made only where the two are compared, and for KL in the reward with top_p or top_k."""
+    """Where the old log-probabilities (the denominator of the importance ratio) come from. recompute: a separate
+    forward pass before the update. auto: that pass only where it is needed (several optimizer steps per batch, a
+    rollout correction, an estimator or token selection that reads it, KL in the reward), else the update's own forward
+    pass, which gives the same numbers. KL in the reward uses the rollout's log-probabilities instead where they equal
+    those of training up to float32 rounding: rollout.engine=transformers, actor.engine=single or fsdp,
+    model.dtype=float32, no LoRA, and sampling from all tokens (top_p=1, top_k=0). rollout: the rollout's, so that the
+    ratio itself corrects for a mismatch (two policies); the separate pass is made only where the two are compared, and
+    for KL in the reward with top_p or top_k."""
 
     gamma: Annotated[float, FROM_0_TO_1] = 1.0
-    """Discount factor of later rewards."""
+    """Discount factor."""
 
     lam: Annotated[float, FROM_0_TO_1] = 1.0
     """GAE's lambda: 1 is unbiased, smaller values reduce variance."""
@@ -186,7 +187,8 @@ class Algorithm(Section):
     """The probability ratio is clipped above at 1 + clip_high."""
 
     dual_clip: Annotated[float | None, _ABOVE_1] = None
-    """Bound the loss of tokens with negative advantage at this multiple of the advantage; null turns it off."""
+    """Dual-clip bound: limit the loss of tokens with negative advantage to this multiple of the advantage; null turns
+    it off."""
 
     value_clip: Annotated[float | None, ABOVE_0_OR_NULL] = 0.2
     """Clip range of the critic's new values around the old ones; null turns clipping off."""

@@ -24,7 +24,7 @@ class Data(Section):
     """Prompts per training step, over all devices."""
 
     eval_limit: Annotated[int | None, AT_LEAST_1] = 256
-    """Number of rows to evaluate, from the first; null evaluates all."""
+    """Evaluate only the first N rows; null evaluates all."""
 
     max_prompt_tokens: Annotated[int, AT_LEAST_1] = 512
     """Maximum length of a prompt."""
@@ -33,7 +33,7 @@ class Data(Section):
     """Maximum length of a response; for a conversation with several replies, of everything after its prompt."""
 
     drop_long_prompts: bool = False
-    """Drop rows over the limits (the number is reported); otherwise they are an error."""
+    """Drop rows that exceed the length limits and report how many; if false, such rows are an error."""
 
     shuffle: bool = True
     """Shuffle the rows in each epoch, seeded by `trainer.seed`."""
@@ -45,10 +45,10 @@ class Data(Section):
     """Column with the answer; null recognizes the usual names."""
 
     mixture: list[float] = field(default_factory=list)
-    """Proportions in which rows are sampled from `train_files`, one per file ([0.7,0.3]); empty concatenates them."""
+    """Sampling proportions of the files in `train_files`, one per file ([0.7,0.3]); empty concatenates them."""
 
     filters: list[str] = field(default_factory=list)
-    """Functions (`path/filters.py:f`, `my_lib.f`) that return whether to keep a row of `train_files`.
+    """Functions (`path/filters.py:f`, `my_lib.f`) that decide whether a row of `train_files` is kept.
 
     They are called with the columns that their parameters name, or with all of them: `def f(prompt, **columns)`."""
 
@@ -59,7 +59,8 @@ class Data(Section):
     """Column of numbers by which each epoch is sorted from easy to hard; a dot reaches into objects."""
 
     curriculum_steps: Annotated[int, AT_LEAST_0] = 0
-    """Steps over which harder rows are gradually added, followed by shuffled epochs; 0: easy to hard in each epoch."""
+    """Steps over which harder rows are gradually added, followed by shuffled epochs; 0 sorts each epoch from easy to
+    hard."""
 
     chat_template: str | None = None
     """A file with a Jinja chat template that replaces the tokenizer's own."""
@@ -68,7 +69,7 @@ class Data(Section):
     """A system message to prepend to conversations without one."""
 
     as_chat: bool = False
-    """Format text prompts as the user's turn of a conversation; otherwise they are used as they are."""
+    """Format text prompts as a user turn; otherwise they are used verbatim."""
 
     pretraining_files: list[str] = field(default_factory=list)
     """Texts or demonstrations (recognized by their columns) for `algorithm.pretraining_coefficient` (PPO-ptx)."""

@@ -17,13 +17,14 @@ from hybridflow.config.training import Training
 
 @dataclass
 class Experiment(Section):
-    """Everything a run depends on. All sizes are global: over all devices, for the whole batch."""
+    """The configuration of a run. Batch sizes are global, counted over all devices; token budgets and buckets are per
+    device."""
 
     dataflow: str = "ppo"
     """The algorithm as a program over roles: ppo, grpo, remax, dapo, sft, dpo, ..., or your own as `file.py:Class`."""
 
     dataflow_settings: dict[str, Any] = field(default_factory=dict)
-    """Settings specific to the dataflow, checked against its `Settings` dataclass."""
+    """Settings of the dataflow, validated against its `Settings` dataclass."""
 
     trainer: Trainer = field(default_factory=Trainer)
     """The run: its length, devices, evaluation and checkpoints."""

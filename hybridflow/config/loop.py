@@ -33,13 +33,13 @@ class Device(Enum):
 
 @dataclass
 class Trainer(Section):
-    """The run."""
+    """Run-level settings: duration, devices, checkpoints and output."""
 
     total_steps: Annotated[int, AT_LEAST_1] = 150
-    """Number of training steps, counted from the start of the run, including those before a resume."""
+    """Total number of training steps, including those before a resume."""
 
     seed: Annotated[int, AT_LEAST_0] = 0
-    """Seed of all randomness in the run."""
+    """Random seed of the run."""
 
     experiment: str = "run"
     """Name of the run and of its directory."""
@@ -64,16 +64,17 @@ class Trainer(Section):
     connect."""
 
     hang_timeout_seconds: Annotated[float, ABOVE_0] = 45.0
-    """Maximum time without a heartbeat from a worker process on Ray. Native code that holds the GIL delays them."""
+    """Maximum time without a heartbeat from a Ray worker process. Native code that holds the GIL delays heartbeats."""
 
     threads: Annotated[int | None, AT_LEAST_1] = None
     """CPU threads per worker process; null: on Ray the cores divided by the devices, else PyTorch's default."""
 
     eval_every: Annotated[int, AT_LEAST_0] = 25
-    """Steps between evaluations; the run is also evaluated before the first step and after the last. 0 turns it off."""
+    """Steps between evaluations; the model is also evaluated before the first step and after the last. 0 turns
+    evaluation off."""
 
     save_every: Annotated[int, AT_LEAST_0] = 50
-    """Steps between checkpoints; the last step is always saved. 0 saves nothing."""
+    """Steps between checkpoints; the last step is also saved. 0 turns saving off."""
 
     keep_checkpoints: Annotated[int, AT_LEAST_1] = 2
     """Number of most recent checkpoints to keep."""
@@ -86,7 +87,8 @@ class Trainer(Section):
     """auto: from the last complete checkpoint in the run directory; never: from the start; or a checkpoint's path."""
 
     resume_changed: ResumeChanged = ResumeChanged.refuse
-    """Whether to resume a run whose data, models, reward functions or other code have changed: refuse or accept."""
+    """What to do if data, models, reward functions or other code have changed since the checkpoint: refuse or
+    accept."""
 
     trackers: list[str] = field(default_factory=lambda: ["console", "jsonl", "tensorboard"])
     """Where metrics go: console, jsonl, tensorboard, wandb, mlflow."""

@@ -18,7 +18,7 @@ class Model(Section):
     """A Hugging Face causal language model."""
 
     path: str | None = None
-    """A Hugging Face directory, or `builtin:calculator`; null means the model of the whole run (`model.path`)."""
+    """A Hugging Face directory or Hub name, or `builtin:calculator`; null means `model.path`."""
 
     tokenizer_path: str | None = None
     """A directory with the tokenizer; null means the model's directory."""

@@ -17,7 +17,7 @@ class Pool(Section):
 
 @dataclass
 class Placement(Section):
-    """Pools and their roles. By default a single pool holds all devices and all roles."""
+    """Pools and role placement. By default, all roles share one pool with all devices."""
 
     pools: dict[str, Pool] = field(default_factory=dict)
     """Pools by name."""

@@ -42,7 +42,8 @@ class Transfer(Section):
     """Transfer of the trained weights to the rollout."""
 
     executor: TransferKind = TransferKind.auto
-    """auto: nothing is copied if both share memory; gather within groups that hold one model, otherwise send_recv."""
+    """auto: the first of local (no rank receives weights), gather (nested layouts) and send_recv (any layouts) that can
+    execute the plan."""
 
     bucket_mb: Annotated[int, AT_LEAST_1] = 256
     """Size of the transfer buffer per device, split into two halves."""
@@ -51,7 +52,8 @@ class Transfer(Section):
     """Time limit of a transfer. When it is exceeded, or as soon as a rank dies, the error names the missing ranks."""
 
     verify: bool = True
-    """Compare checksums of both sides: of all weights of small models, else of a few that change with each transfer."""
+    """Compare checksums of source and destination: for all weights of small models, otherwise for a subset that changes
+    with each transfer."""
 
 
 @dataclass
@@ -59,13 +61,13 @@ class Sampling(Section):
     """How tokens are sampled."""
 
     temperature: Annotated[float, _TEMPERATURE] = 1.0
-    """Divides the logits; 0 always takes the most probable token."""
+    """Sampling temperature; 0 is greedy."""
 
     top_p: Annotated[float, SHARE] = 1.0
     """Sample from the smallest set of tokens whose total probability is at least this; 1 samples from all."""
 
     top_k: Annotated[int, AT_LEAST_0] = 0
-    """Sample from this many most probable tokens; 0 samples from all."""
+    """Sample from the k most probable tokens; 0 samples from all."""
 
     ignore_eos: bool = False
     """Continue to the length limit after an end-of-sequence token; for benchmarks."""
@@ -84,7 +86,7 @@ class Vllm(Section):
     """Memory of the KV cache; null means 256 MB on a CPU, and what `gpu_memory_fraction` leaves on a GPU."""
 
     gpu_memory_fraction: Annotated[float, SHARE] = 0.4
-    """Fraction of a GPU's memory for vLLM's weights, working memory and cache, whichever role starts first."""
+    """Fraction of GPU memory for vLLM's weights, working memory and cache, regardless of which role starts first."""
 
     enforce_eager: bool | None = None
     """Skip CUDA graph capture; null means true on a CPU, false on a GPU."""
@@ -117,8 +119,8 @@ class Rollout(Section):
     """Maximum number of responses generated concurrently per device. null: 1024 for vllm on a GPU, else 256."""
 
     sleep: bool | None = None
-    """Free the memory of the cache and, on CPUs, of weights that training does not share, while other roles work;
-    null: true on GPUs. Waking up costs a weight transfer."""
+    """While other roles run, free the KV cache and, on CPUs, weights that are not shared with training; null: true on
+    GPUs. On CPUs, waking up takes a weight transfer."""
 
     max_logprob_difference: Annotated[float | None, ABOVE_0_OR_NULL] = None
     """Stop in the first step if the log-probabilities of rollout and training differ by more than this on any token.

@@ -62,16 +62,16 @@ class Optimizer(Section):
     """Decay of the second moment."""
 
     epsilon: Annotated[float, _EPSILON] = 1e-8
-    """Added to the root of the second moment."""
+    """Added to the square root of the second moment for numerical stability."""
 
     max_grad_norm: Annotated[float, NOT_BELOW_0] = 1.0
-    """Maximum global norm of the gradients, which are scaled down to it; 0 turns clipping off."""
+    """Maximum global gradient norm for clipping; 0 turns clipping off."""
 
     warmup_steps: Annotated[int, AT_LEAST_0] = 0
     """Optimizer steps over which the learning rate rises linearly, from peak / warmup_steps in the first."""
 
     schedule: Schedule = Schedule.constant
-    """Schedule after the warm-up; linear and cosine decay to 0 at the end of training step `schedule_steps`."""
+    """Schedule after the warmup; linear and cosine decay to 0 at training step `schedule_steps`."""
 
     schedule_steps: Annotated[int | None, AT_LEAST_1] = None
     """Training steps until the end of the schedule; null: trainer.total_steps when the run first starts. Kept when the
@@ -80,7 +80,7 @@ class Optimizer(Section):
 
 @dataclass
 class Lora(Section):
-    """LoRA: the model is frozen, and low-rank additions to some matrices are trained."""
+    """LoRA: freeze the model and train low-rank adapters on some weight matrices."""
 
     rank: Annotated[int, _RANK] = 0
     """Rank of the adapters; 0 trains the whole model."""
@@ -94,11 +94,11 @@ class Lora(Section):
 
 @dataclass
 class Training(Section):
-    """Training of a role: the actor or the critic."""
+    """Training settings of a role (actor or critic)."""
 
     engine: TrainingEngine = TrainingEngine.auto
-    """single: the whole model on one device; fsdp: Hugging Face models in shards; megatron: Megatron-Core.
-    auto: single on one device, fsdp on several; the critic takes the actor's engine and parallelism."""
+    """single: the whole model on one device; fsdp: Hugging Face models in shards; megatron: Megatron-Core. auto: single
+    on one device, fsdp on several; a critic with auto uses the actor's engine and parallelism."""
 
     parallelism: Parallelism = field(default_factory=Parallelism)
     """How the model is parallelized over devices."""
@@ -107,7 +107,7 @@ class Training(Section):
     """The role's model; a null path means the model of the run (`model.path`)."""
 
     minibatch_size: Annotated[int | None, AT_LEAST_1] = None
-    """Prompts per optimizer step, over all devices; null uses the whole batch in one step."""
+    """Prompts per optimizer step, over all devices; null uses the whole batch."""
 
     microbatch_tokens: Annotated[int, AT_LEAST_1] = 8192
     """Maximum number of tokens per forward pass on each device. Lower it if memory runs out; results do not change."""

@@ -1,4 +1,4 @@
-"""Kahneman-Tversky optimization (arXiv:2402.01306): single responses, labelled as liked or not."""
+"""Kahneman-Tversky optimization (arXiv:2402.01306): single responses labeled desirable or undesirable."""
 
 from dataclasses import dataclass
 

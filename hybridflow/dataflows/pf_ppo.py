@@ -1,4 +1,4 @@
-"""PF-PPO (arXiv:2409.06957): PPO on the samples whose scores are reliable."""
+"""PF-PPO (arXiv:2409.06957): PPO on samples resampled by score."""
 
 import hashlib
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""PPO-ptx (InstructGPT, eq. 2, arXiv:2203.02155): PPO that also learns pretraining texts."""
+"""PPO-ptx (InstructGPT, eq. 2, arXiv:2203.02155): PPO that also trains on pretraining texts."""
 
 from hybridflow.batch import Batch
 from hybridflow.controller.futures import wait

@@ -1,4 +1,4 @@
-"""Reward modelling from pairs of responses (arXiv:2203.02155)."""
+"""Reward modeling on pairs of responses (arXiv:2203.02155)."""
 
 from hybridflow.batch import Batch
 from hybridflow.controller.futures import wait

@@ -13,6 +13,7 @@ from hybridflow.config.algorithm import Algorithm
 from hybridflow.config.choices import ADVANTAGE_SYNONYMS, POLICY_LOSS_SYNONYMS, PREFERENCE_SYNONYMS
 from hybridflow.config.schema import config_directory
 from hybridflow.dataflows.interface import Dataflow, role_needs
+from hybridflow.launch.compose.compose import compose_run
 from hybridflow.launch.compose.presets import Preset, presets
 from hybridflow.launch.plan.dataflow import DATAFLOWS
 from hybridflow.workers.named_functions import (
@@ -100,8 +101,7 @@ def _advantage(name: str, method: Method, known: Mapping[str, Preset]) -> Entry:
 
 def _policy_loss(name: str, method: Method, known: Mapping[str, Preset]) -> Entry:
     preset = _preset(name, "policy_loss", known)
-    offers = (*LOSS_OFFERS, *(_defaults(method.function) if method.prepare else ()))
-    settings = {**_numbers(method, preset), **_own(method, preset, "loss_settings", offers)}
+    settings = {**_numbers(method, preset), **_own(method, preset, "loss_settings", LOSS_OFFERS)}
     command = f"algorithm={preset.name}" if preset else f"algorithm.policy_loss={name}"
     return Entry(
         name,
@@ -119,7 +119,8 @@ def _preference_loss(name: str, method: Method) -> Entry:
     is_labelled = "is_chosen" in parameters
     offers = LABEL_OFFERS if is_labelled else PAIR_OFFERS
     assert all(parameter in offers for parameter in parameters), f"{name} names what is not offered"
-    numbers = vars(Algorithm().preference)
+    trainer = "kto" if is_labelled else "dpo"
+    numbers = vars(compose_run([], config_name=trainer).config.algorithm.preference)
     settings = {f"algorithm.preference.{n}": numbers[n] for n in PREFERENCE_NUMBERS if n in parameters and n in numbers}
     choice = "" if Algorithm().preference.loss == name or is_labelled else f" algorithm.preference.loss={name}"
     return Entry(
@@ -127,7 +128,7 @@ def _preference_loss(name: str, method: Method) -> Entry:
         _synonyms(name, PREFERENCE_SYNONYMS),
         method.source,
         _place(method.function),
-        f"main_{'kto' if is_labelled else 'dpo'}{choice}",
+        f"main_{trainer}{choice}",
         _needs(method, None),
         settings,
     )
@@ -143,7 +144,8 @@ def _dataflow(name: str, dataflow: type[Dataflow], known: Mapping[str, Preset]) 
     else:
         has_trainer = (config_directory() / f"{name}.yaml").is_file()
         command = f"main_{name}" if has_trainer else f"dataflow={name}"
-    settings = {f"dataflow_settings.{n}": v for n, v in vars(dataflow.Settings()).items()}
+    preset, defaults = known.get(name), vars(dataflow.Settings())
+    settings = {f"dataflow_settings.{n}": _of(preset, v, "dataflow_settings", n) for n, v in defaults.items()}
     about = (inspect.getdoc(inspect.getmodule(dataflow)) or "").partition("\n")[0]
     return Entry(name, (), about.rstrip("."), _place(dataflow), command, tuple(dict.fromkeys(needs)), settings)
 

@@ -56,12 +56,12 @@ def _exact_match() -> Function:
 
 
 def _gsm8k() -> Function:
-    r"""1 if the final answer (after `####`, in `\boxed{}`, or the last number) is that of the data, else 0."""
+    r"""1 if the final answer (after `####`, in `\boxed{}`, or the last number) equals the data's answer, else 0."""
     return gsm8k
 
 
 def _length(target: int | None = None, penalty: float = 0.0003, exact: bool = True) -> Function:
-    """-penalty per token away from the target; with `exact=false`, per token beyond it."""
+    """-penalty x distance from the target length in tokens; with `exact=false`, only tokens beyond the target count."""
     from hybridflow.rewards.functions.length import LengthReward  # imports torch
 
     return LengthReward(target, penalty, exact)
@@ -70,7 +70,7 @@ def _length(target: int | None = None, penalty: float = 0.0003, exact: bool = Tr
 def _overlong(
     max_response_tokens: int | None = None, buffer_tokens: int | None = None, penalty: float = 1.0
 ) -> Function:
-    """DAPO's soft punishment of responses near the limit. Without `buffer_tokens`, the last fifth counts as near."""
+    """DAPO's soft penalty for responses close to the length limit. By default, the penalty starts in the last fifth."""
     from hybridflow.rewards.functions.length import OverlongReward  # imports torch
 
     return OverlongReward(max_response_tokens, buffer_tokens, penalty)

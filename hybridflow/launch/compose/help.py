@@ -22,31 +22,31 @@ _INTRODUCTION = """usage: python -m {program} [key=value ...]
 
 Settings are written key=value and may be repeated for any number of keys, for example
   python -m {program} trainer.total_steps=50 actor.optimizer.learning_rate=5e-5
-{choices}task={task} (the built-in model, the default without a model of your own) and
-task=none choose a set of settings. All sizes are global: over all devices.
+{choices}task={task} (the built-in model; the default unless model.path is set) and
+task=none choose a set of settings. Batch sizes are global: they count over all devices.
 
-Below are the values that this command runs with as it is typed; naming another model (model.path=...) leaves the
-numbers of the built-in task out.
+The values below are those that this exact command would use; setting model.path to another model drops the settings
+of the built-in task.
 
 options
   --help, -h                 this text
-  --cfg job                  print the composed run, with the origin of each value, and stop; what follows
-                             the device (model.dtype, rollout.engine, ...) is null until a run starts
-  --dry-run                  print all problems of the run and its roles, and stop: no role is started
-  --config-name NAME         another configuration than {config_name}
-  --config-dir DIRECTORY     look for it there
+  --cfg job                  print the composed run, with the origin of each value, and stop; settings that depend
+                             on the device (model.dtype, rollout.engine, ...) are null until a run starts
+  --dry-run                  check the run, print all problems and the roles, and exit without starting anything
+  --config-name NAME         use this configuration instead of {config_name}
+  --config-dir DIRECTORY     directory in which to look for it
 """
 _ALGORITHMS = """algorithm=NAME
 {names}
 
-`hybridflow show algorithm=NAME` draws a step of it; `hybridflow show --algorithms` says what each method needs.
+`hybridflow show algorithm=NAME` draws one step of it; `hybridflow show --algorithms` lists what each algorithm needs.
 """
 
 
 def help_text(composed: Composed, *, program: str, config_name: str, purpose: str) -> str:
     """All settings with their types, what the composed run says, and their meaning."""
     chooses = chooses_algorithm(config_name)
-    choices = "algorithm=NAME (below), " if chooses else ""
+    choices = "algorithm=NAME (see below), " if chooses else ""
     said = {"program": program, "purpose": purpose, "config_name": config_name, "task": _task_of(config_name)}
     lines = [_INTRODUCTION.format(choices=choices, **said)]
     lines += [_algorithms()] if chooses else []

@@ -5,8 +5,7 @@ from hybridflow.rewards.interface import Completion, Prompt, text_of
 
 
 class ReasoningGymReward:
-    """The score from 0 to 1 that a task gives to the answer, for data named `reasoning_gym:<task>` (extra
-    `reasoning-gym`).
+    """The task's own score for the answer, from 0 to 1, for `reasoning_gym:<task>` data (extra `reasoning-gym`).
 
     The answer is the content of the last `<answer>...</answer>`, else the whole response.
     """

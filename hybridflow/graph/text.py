@@ -78,7 +78,7 @@ def _notes(trace: Trace) -> list[RenderableType]:
     if len({call.time for call in trace.calls}) < len(trace.calls):
         legend += " Bracketed calls run at once."
     if any(name not in trace.data for call in trace.calls for name in call.takes.get(DRIVER, ())):
-        legend += " (driver): worked out by the driver."
+        legend += " (driver): computed by the driver."
     notes = [legend]
     if trace.held_up:
         groups = "; ".join(" ".join(map(str, group)) for group in trace.held_up)

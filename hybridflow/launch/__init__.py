@@ -1,1 +1,1 @@
-"""Configuration to a running system. Read `compose.py`, then `assemble.py`."""
+"""Turns a configuration into a running system. Read `compose/compose.py`, `plan/plan.py`, then `assemble.py`."""

@@ -17,9 +17,8 @@ from hybridflow.dataflows.loop import Run
 from hybridflow.dataflows.roles import Policy, Sampler, Scorer, Trainable
 from hybridflow.elastic.checkpoint import CheckpointStore
 from hybridflow.elastic.stopping import Stop
-from hybridflow.launch.plan.data_streams import RunData
+from hybridflow.launch.plan.data import RunData, with_precomputed
 from hybridflow.launch.plan.plan import RunPlan
-from hybridflow.launch.plan.precompute import with_precomputed
 from hybridflow.launch.plan.roles import ACTOR, ROLLOUT
 from hybridflow.launch.prepare import Prepared
 from hybridflow.launch.shared_storage import meet_nodes, read_directories

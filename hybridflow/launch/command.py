@@ -67,15 +67,16 @@ def run_command(argv: Sequence[str] | None, *, program: str, config_name: str, p
 def _dry_run(flags: "argparse.Namespace", console: "Console") -> int:
     """Prints all problems and the roles; 2 if there is a problem.
 
-    Problems of settings alone come first, before a large library is imported. A setting that cannot be used is reported
-    and left out, so that later rules check the rest.
+    Problems of settings alone come first, before a large library is imported. If all that was typed is among them, the
+    rest is the package's own configuration, and there is nothing more to find. Otherwise later rules check
+    the other settings, the models and the data.
     """
     with ended_by_signals("interrupted  before the run began"):
         from rich.text import Text
 
         from hybridflow.errors import Faults
         from hybridflow.launch.compose.compose import compose_run
-        from hybridflow.launch.messages import say_problems
+        from hybridflow.launch.messages import LEFT_TO_CHECK, say_problems
         from hybridflow.launch.rules.parallelism import parallelism_problems
 
     faults, composed, has_layout = Faults(collects=True), None, False
@@ -84,7 +85,11 @@ def _dry_run(flags: "argparse.Namespace", console: "Console") -> int:
         composed = compose_run(flags.overrides, **named, faults=faults)
         has_layout = faults.check([parallelism_problems], composed.config)
     say_problems(console, faults.found)
-    if composed is not None:
+    found = " ".join(error.message for error in faults.found)
+    is_checked = flags.config_dir is None and all(text.partition("=")[0] in found for text in flags.overrides)
+    if composed is not None and faults.found and is_checked:
+        console.print(LEFT_TO_CHECK)
+    elif composed is not None:
         with ended_by_signals("interrupted  before the run began"):
             from hybridflow.launch.dry_run import dry_run
         dry_run(composed, faults, console, has_layout=has_layout)

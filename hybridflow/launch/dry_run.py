@@ -5,7 +5,7 @@ from rich.table import Table
 
 from hybridflow.errors import Faults, HybridflowError
 from hybridflow.launch.compose.compose import Composed
-from hybridflow.launch.messages import say_problems, say_warnings
+from hybridflow.launch.messages import LEFT_TO_CHECK, say_problems, say_warnings
 from hybridflow.launch.plan.dataflow import find_dataflow
 from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.plan.roles import RoleSpec
@@ -22,7 +22,7 @@ def dry_run(composed: Composed, faults: Faults, console: Console, *, has_layout:
 
     `has_layout`: the roles fit on the devices. Otherwise there is no plan.
     """
-    configure_logging(None)
+    configure_logging(None, "warning")
     before = len(faults.found)
     plan, data, start = None, None, None
     with faults.caught():
@@ -38,7 +38,7 @@ def dry_run(composed: Composed, faults: Faults, console: Console, *, has_layout:
             start = start_in_words(plan, data)
     say_problems(console, faults.found, begin=before)
     say_warnings(console, faults.warnings)
-    console.print("Models and data are checked once these problems are fixed." if plan is None else _roles(plan))
+    console.print(LEFT_TO_CHECK if plan is None else _roles(plan))
     if start is not None and not faults.found:
         console.print(f"The run {start}.", soft_wrap=True)
 

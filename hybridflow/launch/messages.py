@@ -18,6 +18,9 @@ from hybridflow.observability.redaction import redacted_text
 if TYPE_CHECKING:  # the first error can be printed before torch is imported
     from hybridflow.dataflows.loop import Outcome
 
+LEFT_TO_CHECK = "Models and data are checked once these problems are fixed."
+"""What `--dry-run` says in place of the roles, where it cannot plan them."""
+
 
 @dataclass(frozen=True)
 class Finished:

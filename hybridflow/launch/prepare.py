@@ -7,7 +7,7 @@ from hybridflow.elastic.checkpoint import Checkpoint
 from hybridflow.elastic.compatibility import Fingerprints
 from hybridflow.errors import STRICT, Faults, HybridflowError
 from hybridflow.launch.compose.compose import Composed
-from hybridflow.launch.plan.data_streams import RunData, load_data
+from hybridflow.launch.plan.data import RunData, load_data
 from hybridflow.launch.plan.plan import RunPlan, plan_run
 from hybridflow.launch.resume import fingerprints
 from hybridflow.launch.rules.all import DATA_RULES, PLAN_RULES

@@ -33,7 +33,7 @@ from hybridflow.elastic.compatibility import (
 )
 from hybridflow.errors import CheckpointError
 from hybridflow.launch.compose.compose import Composed
-from hybridflow.launch.plan.data_streams import PRETRAINING, RunData
+from hybridflow.launch.plan.data import PRETRAINING, RunData
 from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.models.loading import resolve_model_path
 from hybridflow.observability.redaction import redacted_leaves

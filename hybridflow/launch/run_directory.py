@@ -14,7 +14,7 @@ from hybridflow.elastic.compatibility import Fingerprints
 from hybridflow.elastic.recovery import resolve_resume, set_aside, set_later_aside, warn_of_complete
 from hybridflow.errors import ResourceError
 from hybridflow.launch.compose.help import config_text
-from hybridflow.launch.plan.data_streams import RunData
+from hybridflow.launch.plan.data import RunData
 from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.resume import Changes, check_resumable, fingerprints
 from hybridflow.observability.ending import UNRECORDED, is_unrecorded

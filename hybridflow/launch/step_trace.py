@@ -25,8 +25,8 @@ from hybridflow.graph.schedule import held_up, scheduled
 from hybridflow.graph.stand_in import MadeUpStream
 from hybridflow.graph.trace import Call, Trace, TracedRole
 from hybridflow.launch.compose.compose import Composed
+from hybridflow.launch.plan.data import by_kind
 from hybridflow.launch.plan.plan import RunPlan, plan_run
-from hybridflow.launch.plan.precompute import by_kind
 from hybridflow.launch.plan.roles import ACTOR, ROLLOUT, RoleSpec
 from hybridflow.launch.rules.all import STEP_RULES
 from hybridflow.launch.rules.step import check_followed, check_versions

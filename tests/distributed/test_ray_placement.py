@@ -26,7 +26,7 @@ from hybridflow.controller.backends.ray.placement import placed_pool, reserved
 from hybridflow.controller.backends.ray.pulse import Pulse
 from hybridflow.errors import ResourceError
 from hybridflow.launch.compose.compose import compose_run
-from hybridflow.launch.plan.device import find_device
+from hybridflow.launch.plan.defaults import find_device
 
 DEVICE = "hybridflow_device"
 found, said = {}, []

@@ -2,7 +2,6 @@
 
 import argparse
 import copy
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from dataclasses import fields as dataclass_fields
@@ -10,30 +9,25 @@ from enum import Enum
 from functools import cache
 from pathlib import Path
 
-import yaml
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException, ValidationError
+from omegaconf.errors import OmegaConfBaseException
 
 from hybridflow.algorithms.catalogue import ADVANTAGES, POLICY_LOSSES, PREFERENCE_LOSSES
 from hybridflow.config import fields
 from hybridflow.config.absolute_paths import with_absolute_paths
 from hybridflow.config.algorithm import Algorithm, KLPlacement
 from hybridflow.config.checks import check
-from hybridflow.config.choices import PREFERENCE_SYNONYMS, chosen
+from hybridflow.config.choices import chosen, is_own
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.placement import Pool
-from hybridflow.config.roles import Role
-from hybridflow.config.schema import config_directory, register_schema
+from hybridflow.config.roles import DescribesRoles, Role
+from hybridflow.config.schema import config_directory
 from hybridflow.config.section import sealed
+from hybridflow.config.user_code import load_member
 from hybridflow.errors import STRICT, ConfigError, Faults
-from hybridflow.launch.compose.described_roles import described_roles
-from hybridflow.launch.compose.overrides import Setting, Typed, check_switch, parse_overrides, suggestion
-from hybridflow.launch.compose.presets import preset_name
-from hybridflow.launch.compose.user_keys import leaves_in_files
+from hybridflow.launch.compose.files import keys_in_files, read_files, wrong_value
+from hybridflow.launch.compose.overrides import Setting, parse_overrides, suggestion
 from hybridflow.observability.redaction import redacted_leaves
 
 TABLES: dict[str, type | None] = {
@@ -46,9 +40,6 @@ TABLES: dict[str, type | None] = {
     "reward.settings": None,
 }
 """Tables whose rows the user names, and the section that a row is."""
-
-_NOT_A_CHOICE = re.compile(r"Invalid value '(?P<value>.*)', expected one of \[(?P<choices>.*)\]")
-"""What OmegaConf says of a value that its enumeration does not have."""
 
 
 @dataclass(frozen=True)
@@ -90,21 +81,21 @@ def compose_run(
         raise ConfigError(f"There is no {config_name}.yaml in {directory}.", remedy=f"Configurations there: {found}.")
     typed = parse_overrides(overrides, faults)
     try:
-        from_files = _from_files(config_name, directory, typed, {})
+        from_files = read_files(config_name, directory, typed, {})
     except ConfigError as error:
         faults.add(error)
         typed = replace(typed, groups={})
-        from_files = _from_files(config_name, directory, typed, {})
-    in_files = _keys_in_files(directory / f"{config_name}.yaml", typed)
+        from_files = read_files(config_name, directory, typed, {})
+    in_files = keys_in_files(directory / f"{config_name}.yaml", typed)
     described = _described(from_files, typed.settings)
     if described:
-        from_files = _from_files(config_name, directory, typed, described)
+        from_files = read_files(config_name, directory, typed, described)
     from_files = _without_other_kinds(from_files, typed.settings)
     whole = _with_settings(from_files, typed.settings, faults)
     try:
         config = OmegaConf.to_object(whole)
     except OmegaConfBaseException as error:
-        raise _wrong(str(error.full_key or "a setting"), error) from error
+        raise wrong_value(str(error.full_key or "a setting"), error) from error
     assert isinstance(config, Experiment), f"composed a {type(config)}"
     typed_keys = [setting.key for setting in typed.settings]
     user_keys = in_files.union(typed_keys)
@@ -142,14 +133,6 @@ def parse_command_line(argv: Sequence[str], *, program: str, config_name: str) -
     return known
 
 
-def _keys_in_files(file: Path, typed: Typed) -> frozenset[str]:
-    """The keys that the user's own files set, with switches that are no switches refused."""
-    leaves = dict(leaves_in_files(file, typed.groups))
-    for key, value in leaves.items():
-        check_switch(key, value)
-    return frozenset(leaves)
-
-
 def _follow_batch_size(config: Experiment, user_keys: frozenset[str]) -> dict[str, str]:
     """Fits minibatch sizes of the package's own files to a batch size that the user gave: the largest divisor of the
     batch size that is not larger. Returns the origins of the sizes that changed."""
@@ -173,70 +156,51 @@ def _choose_kl_estimator(config: Experiment) -> dict[str, str]:
     return {"algorithm.kl.estimator": "algorithm.kl.placement"}
 
 
-def _task_left_out(typed: Typed, file: Path) -> list[str]:
-    """The choice of no task, where another model than a built-in one is named: numbers that fit the one would be
-    wrong for the other. A user's file that names both a model and a task has them."""
-    if "task" in typed.groups:
-        return []
-    named = [str(setting.value) for setting in typed.settings if setting.key == "model.path"]
-    for content in _built_on(file):
-        chooses_task = any(isinstance(choice, dict) and "task" in choice for choice in content.get("defaults") or [])
-        if chooses_task:
-            return ["task=none"] if named and not named[-1].startswith("builtin:") else []
-        model = content.get("model")
-        if not named and isinstance(model, dict) and model.get("path"):
-            named = [str(model["path"])]
-    return []
-
-
-def _built_on(file: Path) -> list[dict]:
-    """What a file says, and what those say that its defaults name, the nearest first: a user's, then the package's."""
-    content = yaml.safe_load(file.read_text()) if file.is_file() else None
-    if not isinstance(content, dict):
-        return []
-    found = [content]
-    for name in content.get("defaults") or []:
-        places = [folder / f"{name}.yaml" for folder in (file.parent, config_directory())]
-        further = next((place for place in places if place != file and place.is_file()), None)
-        found += _built_on(further) if isinstance(name, str) and further is not None else []
-    return found
-
-
-def _from_files(config_name: str, directory: Path, typed: Typed, described: Mapping[str, Role]) -> DictConfig:
-    """The schema's defaults and a dataflow's own roles, the named file, and the group files it or the command line
-    chooses."""
-    register_schema(described)
-    choices = [f"{group}={_file_of(group, choice, directory)}" for group, choice in typed.groups.items()]
-    # A user's own directory may choose among the package's groups.
-    search_path = f"hydra.searchpath=[{config_directory().as_uri()}]"
-    GlobalHydra.instance().clear()
-    try:
-        with initialize_config_dir(str(directory), version_base=None, job_name="hybridflow"):
-            choices += _task_left_out(typed, directory / f"{config_name}.yaml")
-            config = compose(config_name, overrides=[search_path, *choices])
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
-        raise _explained(error, directory / f"{config_name}.yaml", choices) from error
-    if OmegaConf.get_type(config) is not Experiment:
-        raise ConfigError(
-            f"{directory / config_name}.yaml does not build on the settings of this package.",
-            remedy="Begin it with: defaults: [experiment, _self_].",
-        )
-    return config
-
-
-def _file_of(group: str, choice: str, directory: Path) -> str:
-    """The choice behind a synonym, unless the user has a file of that name."""
-    is_known = group != "algorithm" or (directory / group / f"{choice}.yaml").is_file()
-    return choice if is_known else preset_name(choice)
-
-
 def _described(from_files: DictConfig, settings: Sequence[Setting]) -> dict[str, Role]:
     """The roles that the class of the dataflow describes, but for those that a file makes another kind."""
     typed = [str(setting.value) for setting in settings if setting.key == "dataflow"]
     dataflow = typed[-1] if typed else from_files.dataflow
     kinds = {name: role.kind for name, role in from_files.roles.items()}
     unsaid = Role().kind
-    return {n: r for n, r in described_roles(dataflow).items() if kinds.get(n, unsaid) in (unsaid, r.kind)}
+    return {n: r for n, r in _roles_of_class(dataflow).items() if kinds.get(n, unsaid) in (unsaid, r.kind)}
+
+
+def _roles_of_class(dataflow: str) -> dict[str, Role]:
+    """What the class behind `dataflow=<file.py>:<Class>` or a dotted path says of its roles; none for those of ours.
+
+    Raises `ConfigError` that names the class for what is no description.
+    """
+    if not is_own(dataflow):
+        return {}
+    found = load_member(dataflow, key="dataflow")
+    if not (isinstance(found, type) and issubclass(found, DescribesRoles)):
+        return {}
+    owner = f"dataflow={dataflow}: {found.__name__}.roles"
+    if not isinstance(found.roles, Mapping):
+        raise ConfigError(f"{owner} is no table.", remedy='Write roles = {"name": {"kind": "reward_function", ...}}.')
+    return {name: _described_role(name, said, owner) for name, said in found.roles.items()}
+
+
+def _described_role(name: str, said: object, owner: str) -> Role:
+    names = ", ".join(field.name for field in dataclass_fields(Role))
+    if not isinstance(said, Mapping):
+        raise ConfigError(f"{owner}['{name}'] is no table.", remedy=f"Give it some of: {names}.")
+    try:
+        role = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Role), dict(said)))
+    except OmegaConfBaseException as error:
+        key = str(error.full_key or "").partition("[")[0]
+        hint = fields.find(key, Role)
+        if hint is not None:
+            problem = str(error).splitlines()[0].rstrip(".")
+            raise ConfigError(
+                f"{owner}['{name}'], {key}: {problem}.", remedy=f"It takes {fields.type_name(hint)}."
+            ) from error
+        known = [found.path for found in fields.keys(Role)]
+        raise ConfigError(
+            f"{owner}['{name}'] has no setting '{key}'.", remedy=f"{did_you_mean(key, known)}It may have: {names}."
+        ) from error
+    assert isinstance(role, Role), f"made a {type(role)}"
+    return role
 
 
 def _without_other_kinds(config: DictConfig, settings: Sequence[Setting]) -> DictConfig:
@@ -257,7 +221,7 @@ def _with_settings(config: DictConfig, settings: Sequence[Setting], faults: Faul
             try:
                 _set(whole, setting)
             except OmegaConfBaseException as error:
-                raise _wrong(setting.key, error) from error
+                raise wrong_value(setting.key, error) from error
     return whole
 
 
@@ -285,59 +249,6 @@ def _check_methods(algorithm: Algorithm, faults: Faults) -> None:
     ):
         with faults.caught():
             chosen(name, key, known)
-
-
-def _explained(error: Exception, file: Path, choices: Sequence[str]) -> ConfigError:
-    """What is wrong in a file, in our words: the key, what was found, and what is expected there."""
-    if isinstance(error, MissingConfigException):
-        group, _, name = (error.missing_cfg_file or "").rpartition("/")
-        options = error.options or []
-        found = f"There is no {group}={name}." if group else f"{file} builds on '{name}', which is not there."
-        if group == "algorithm" and (trainer := _trainer_of(name)):
-            return ConfigError(found, remedy=f"It has a trainer of its own: {trainer}.")
-        if group == "algorithm" and preset_name(name) in options:
-            return ConfigError(found, remedy=f"It is called {preset_name(name)} here.")
-        return ConfigError(
-            found, remedy=f"{did_you_mean(name, options)}Choose from: {', '.join(options) or 'experiment'}."
-        )
-    if "Could not override" in str(error):
-        is_ours = file.parent == config_directory()
-        other = f"add '{choices[0].replace('=', ': ')}' to the defaults in {file}"
-        return ConfigError(
-            f"{file.name} chooses no {choices[0].partition('=')[0]}, so {choices[0]} has nothing to replace.",
-            remedy=f"Leave it out, or {'use it with python -m hybridflow.trainer.main_ppo' if is_ours else other}.",
-        )
-    cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__ or error.__context__ or error
-    key = str(cause.full_key or "") if isinstance(cause, OmegaConfBaseException) else ""
-    if key and fields.find(key) is not None:
-        wrong = _wrong(key, cause)
-        return ConfigError(f"{file}: {wrong.message}", remedy=wrong.remedy)
-    found = f"there is no setting '{key}'" if key else " ".join(str(cause).split())
-    return ConfigError(f"{file}: {found}.", remedy=f"{suggestion(key) if key else ''}All settings: --help.")
-
-
-def _trainer_of(name: str) -> str | None:
-    """The command that trains by an algorithm which samples nothing, so that it is no choice of main_ppo's."""
-    module = "python -m hybridflow.trainer.main_"
-    if (config_directory() / f"{name}.yaml").is_file():
-        return f"{module}{name}"
-    known = name in PREFERENCE_LOSSES or name in PREFERENCE_SYNONYMS
-    return f"{module}dpo algorithm.preference.loss={name}" if known else None
-
-
-def _wrong(key: str, error: BaseException) -> ConfigError:
-    if choice := _NOT_A_CHOICE.match(_first_line(error)):
-        value, choices = choice["value"], choice["choices"].split(", ")
-        said = f"{key} must be {fields.type_name(fields.find(key))}."
-        return ConfigError(f"{key}={value} is unknown.", remedy=f"{did_you_mean(value, choices)}{said}")
-    kind = "has the wrong type" if isinstance(error, ValidationError) else "cannot be set"
-    return ConfigError(
-        f"{key} {kind}: {_first_line(error)}.", remedy=f"{key} takes {fields.type_name(fields.find(key))}."
-    )
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).splitlines()[0].rstrip(".")
 
 
 def _origins(

@@ -14,12 +14,12 @@ from hybridflow.errors import STRICT, Faults
 from hybridflow.launch.compose.compose import Composed
 from hybridflow.launch.plan.dataflow import NamedFunctions, find_dataflow, make_settings, named_functions
 from hybridflow.launch.plan.defaults import (
+    find_device,
     wants_old_logprobs,
     with_device_defaults,
     with_old_logprobs_explained,
     with_schedule_steps,
 )
-from hybridflow.launch.plan.device import find_device
 from hybridflow.launch.plan.roles import ACTOR, RoleSpec, backend_kind, plan_roles, policy_model
 from hybridflow.models.geometry import ModelGeometry, read_geometry
 from hybridflow.models.loading import resolve_model_path

@@ -22,14 +22,20 @@ from hybridflow.launch.rules.layouts import (
     layout_problems,
 )
 from hybridflow.launch.rules.memory import memory_problems
-from hybridflow.launch.rules.models import adapter_problems, directory_problems, rollout_problems, tokenizer_problems
+from hybridflow.launch.rules.models import (
+    adapter_problems,
+    directory_problems,
+    reward_model_problems,
+    reward_problems,
+    rollout_problems,
+    tokenizer_problems,
+)
 from hybridflow.launch.rules.resources import (
     checkpoint_problems,
     package_problems,
     pool_problems,
     run_directory_problems,
 )
-from hybridflow.launch.rules.rewards import reward_model_problems, reward_problems
 from hybridflow.launch.rules.unused_settings import unused_settings
 
 DATAFLOW_RULES = (algorithm_problems, critic_layout_problems)

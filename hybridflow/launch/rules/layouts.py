@@ -10,11 +10,11 @@ from hybridflow.dataflows.interface import Dataflow, learns_from_samples, role_n
 from hybridflow.engines.rollout.traits import ROLLOUT_ENGINES
 from hybridflow.engines.training.traits import TRAINING_ENGINES
 from hybridflow.errors import ConfigError
-from hybridflow.launch.plan.data_streams import RunData
+from hybridflow.launch.plan.data import RunData
 from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.plan.roles import CRITIC, ROLLOUT, RoleSpec
+from hybridflow.launch.rules.models import runs_whole
 from hybridflow.launch.rules.parallelism import role_problems
-from hybridflow.launch.rules.rewards import runs_whole
 from hybridflow.models.geometry import ModelGeometry
 from hybridflow.models.names.layouts import layout_problem
 

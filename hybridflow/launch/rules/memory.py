@@ -20,7 +20,7 @@ from hybridflow.engines.training.traits import TRAINING_ENGINES
 from hybridflow.errors import Advice, Problem, ResourceError
 from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.plan.roles import ACTOR, RoleSpec
-from hybridflow.launch.rules.rewards import runs_whole
+from hybridflow.launch.rules.models import runs_whole
 from hybridflow.models.geometry import (
     ModelGeometry,
     expert_parameter_count,

@@ -5,8 +5,8 @@ import pytest
 
 from hybridflow.config.experiment import Experiment
 from hybridflow.errors import ConfigError, DataError
-from hybridflow.launch.plan import data_streams
-from hybridflow.launch.plan.data_streams import PRETRAINING, RunData
+from hybridflow.launch.plan import data as run_data
+from hybridflow.launch.plan.data import PRETRAINING, RunData
 from tests.unit.launch.plans import plan_of
 
 SUMS = [{"prompt": f"{a}+1=", "answer": str(a + 1), "level": -a} for a in range(10)]
@@ -32,7 +32,7 @@ def load_data(config: Experiment, dataflow: str = "grpo") -> RunData:
     config.dataflow = dataflow
     if dataflow == "kto":
         config.algorithm.preference.loss = "kto"
-    return data_streams.load_data(plan_of(config))
+    return run_data.load_data(plan_of(config))
 
 
 def test_plain_texts_of_the_pretraining_are_a_stream_of_their_own(tmp_path):

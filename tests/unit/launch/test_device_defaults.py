@@ -10,8 +10,7 @@ from hybridflow.config.rollout import RolloutKind
 from hybridflow.errors import ConfigError, ResourceError
 from hybridflow.launch.compose.compose import compose_run
 from hybridflow.launch.plan import defaults
-from hybridflow.launch.plan.defaults import resolved, with_device_defaults
-from hybridflow.launch.plan.device import find_device
+from hybridflow.launch.plan.defaults import find_device, resolved, with_device_defaults
 
 
 def composed(*overrides: str):

@@ -64,14 +64,15 @@ def test_a_run_whose_roles_cannot_be_laid_out_is_told_so_with_its_other_problems
     assert "Models and data are checked once these problems are fixed" in ended.words
 
 
-def test_problems_of_settings_are_told_before_torch_is_imported():
+def test_mistakes_of_settings_alone_are_listed_without_importing_torch():
     program = (
-        "import sys; from hybridflow.errors import Faults; from hybridflow.launch.compose.compose import compose_run;"
-        "faults = Faults(collects=True); compose_run(sys.argv[1:], config_name='ppo', faults=faults);"
-        "assert 'torch' not in sys.modules; print(len(faults.found))"
+        "import sys; from hybridflow.trainer.main_ppo import main; status = main(sys.argv[1:]);"
+        "assert 'torch' not in sys.modules; sys.exit(status)"
     )
-    told = subprocess.run([sys.executable, "-c", program, *MISTAKES], capture_output=True, text=True, check=True)
-    assert told.stdout.strip() == "4", told.stderr
+    command = [sys.executable, "-c", program, "--dry-run", *list(MISTAKES)[:4]]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert ended.returncode == 2 and "4 problems; nothing was started" in ended.stderr, ended.stderr
+    assert "Models and data are checked once these problems are fixed" in ended.stderr
 
 
 def test_an_error_met_twice_is_told_once_and_a_strict_run_raises_the_first():

@@ -13,7 +13,7 @@ from hybridflow.config.user_code import load_member
 from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore
 from hybridflow.elastic.compatibility import Fingerprints
 from hybridflow.errors import CheckpointError
-from hybridflow.launch.plan.data_streams import RunData
+from hybridflow.launch.plan.data import RunData
 from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.resume import Changes, check_resumable, fingerprints
 from hybridflow.models.loading import resolve_model_path

@@ -12,7 +12,7 @@ from hybridflow.dataflows.roles import Policy, Sampler, Scorer
 from hybridflow.launch.compose.compose import compose_run
 from hybridflow.launch.plan.roles import RoleSpec, plan_roles
 from hybridflow.launch.rules.memory import memory_phases
-from hybridflow.launch.rules.rewards import reward_model_problems
+from hybridflow.launch.rules.models import reward_model_problems
 from hybridflow.workers.reward_model import RewardModelWorker
 from hybridflow.workers.reward_model_trainer import RewardModelTrainer
 from tests.reward_models import make_decoder, make_encoder
@@ -69,9 +69,9 @@ def test_a_judge_is_trained_as_the_actor_section_says():
 def told(caplog, *words: str) -> list[str]:
     """What is logged and warned of when a run's reward model is judged."""
     plan = planned("algorithm=grpo", "reward.functions=[]", *words)
-    with caplog.at_level(logging.INFO, logger="hybridflow.launch.rules.rewards"):
+    with caplog.at_level(logging.INFO, logger="hybridflow.launch.rules.models"):
         advice = judged(plan, reward_model_problems)
-    records = [record for record in caplog.records if record.name == "hybridflow.launch.rules.rewards"]
+    records = [record for record in caplog.records if record.name == "hybridflow.launch.rules.models"]
     return [*(each.message for each in advice), *(record.getMessage() for record in records)]
 
 

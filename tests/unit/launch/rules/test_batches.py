@@ -7,7 +7,7 @@ from hybridflow.config.placement import Pool
 from hybridflow.config.roles import Role, RoleKind
 from hybridflow.config.training import TrainingEngine
 from hybridflow.errors import ConfigError
-from hybridflow.launch.plan.data_streams import RunData
+from hybridflow.launch.plan.data import RunData
 from hybridflow.launch.rules.layouts import batch_problems, evaluation_problems
 from hybridflow.models.loading import resolve_model_path
 from hybridflow.models.tokenizers import load_tokenizer

@@ -1,0 +1,178 @@
+"""Configuration files: the package's own and the user's, composed by Hydra, and the keys that the user's set."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException, MissingConfigException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException, ValidationError
+
+from hybridflow.algorithms.catalogue import PREFERENCE_LOSSES
+from hybridflow.config import fields
+from hybridflow.config.choices import PREFERENCE_SYNONYMS
+from hybridflow.config.experiment import Experiment
+from hybridflow.config.nearest import did_you_mean
+from hybridflow.config.roles import Role
+from hybridflow.config.schema import config_directory, register_schema
+from hybridflow.errors import ConfigError
+from hybridflow.launch.compose.overrides import Typed, check_switch, suggestion
+from hybridflow.launch.compose.presets import preset_name
+
+_GLOBAL_PACKAGE = "# @package _global_"
+
+_NOT_A_CHOICE = re.compile(r"Invalid value '(?P<value>.*)', expected one of \[(?P<choices>.*)\]")
+"""OmegaConf's message for a value that its enumeration does not have."""
+
+
+def read_files(config_name: str, directory: Path, typed: Typed, described: Mapping[str, Role]) -> DictConfig:
+    """The schema's defaults and a dataflow's own roles, the named file, and the group files it or the command line
+    chooses."""
+    register_schema(described)
+    choices = [f"{group}={_file_of(group, choice, directory)}" for group, choice in typed.groups.items()]
+    # A user's own directory may choose among the package's groups.
+    search_path = f"hydra.searchpath=[{config_directory().as_uri()}]"
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(directory), version_base=None, job_name="hybridflow"):
+            choices += _task_left_out(typed, directory / f"{config_name}.yaml")
+            config = compose(config_name, overrides=[search_path, *choices])
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+        raise _explained(error, directory / f"{config_name}.yaml", choices) from error
+    if OmegaConf.get_type(config) is not Experiment:
+        raise ConfigError(
+            f"{directory / config_name}.yaml does not build on the settings of this package.",
+            remedy="Begin it with: defaults: [experiment, _self_].",
+        )
+    return config
+
+
+def keys_in_files(file: Path, typed: Typed) -> frozenset[str]:
+    """The keys that the user's own files set, with switches that are no switches refused."""
+    leaves = dict(_leaves_in_files(file, typed.groups))
+    for key, value in leaves.items():
+        check_switch(key, value)
+    return frozenset(leaves)
+
+
+def wrong_value(key: str, error: BaseException) -> ConfigError:
+    if choice := _NOT_A_CHOICE.match(_first_line(error)):
+        value, choices = choice["value"], choice["choices"].split(", ")
+        said = f"{key} must be {fields.type_name(fields.find(key))}."
+        return ConfigError(f"{key}={value} is unknown.", remedy=f"{did_you_mean(value, choices)}{said}")
+    kind = "has the wrong type" if isinstance(error, ValidationError) else "cannot be set"
+    return ConfigError(
+        f"{key} {kind}: {_first_line(error)}.", remedy=f"{key} takes {fields.type_name(fields.find(key))}."
+    )
+
+
+def _file_of(group: str, choice: str, directory: Path) -> str:
+    """The choice behind a synonym, unless the user has a file of that name."""
+    is_known = group != "algorithm" or (directory / group / f"{choice}.yaml").is_file()
+    return choice if is_known else preset_name(choice)
+
+
+def _task_left_out(typed: Typed, file: Path) -> list[str]:
+    """The choice of no task, where another model than a built-in one is named: numbers that fit the one would be
+    wrong for the other. A user's file that names both a model and a task has them."""
+    if "task" in typed.groups:
+        return []
+    named = [str(setting.value) for setting in typed.settings if setting.key == "model.path"]
+    for content in _built_on(file):
+        chooses_task = any(isinstance(choice, dict) and "task" in choice for choice in content.get("defaults") or [])
+        if chooses_task:
+            return ["task=none"] if named and not named[-1].startswith("builtin:") else []
+        model = content.get("model")
+        if not named and isinstance(model, dict) and model.get("path"):
+            named = [str(model["path"])]
+    return []
+
+
+def _built_on(file: Path) -> list[dict]:
+    """What a file says, and what those say that its defaults name, the nearest first: a user's, then the package's."""
+    content = yaml.safe_load(file.read_text()) if file.is_file() else None
+    if not isinstance(content, dict):
+        return []
+    found = [content]
+    for name in content.get("defaults") or []:
+        places = [folder / f"{name}.yaml" for folder in (file.parent, config_directory())]
+        further = next((place for place in places if place != file and place.is_file()), None)
+        found += _built_on(further) if isinstance(name, str) and further is not None else []
+    return found
+
+
+def _explained(error: Exception, file: Path, choices: Sequence[str]) -> ConfigError:
+    """What is wrong in a file, in our words: the key, what was found, and what is expected there."""
+    if isinstance(error, MissingConfigException):
+        group, _, name = (error.missing_cfg_file or "").rpartition("/")
+        options = error.options or []
+        found = f"There is no {group}={name}." if group else f"{file} builds on '{name}', which is not there."
+        if group == "algorithm" and (trainer := _trainer_of(name)):
+            return ConfigError(found, remedy=f"It has a trainer of its own: {trainer}.")
+        if group == "algorithm" and preset_name(name) in options:
+            return ConfigError(found, remedy=f"It is called {preset_name(name)} here.")
+        return ConfigError(
+            found, remedy=f"{did_you_mean(name, options)}Choose from: {', '.join(options) or 'experiment'}."
+        )
+    if "Could not override" in str(error):
+        is_ours = file.parent == config_directory()
+        other = f"add '{choices[0].replace('=', ': ')}' to the defaults in {file}"
+        return ConfigError(
+            f"{file.name} chooses no {choices[0].partition('=')[0]}, so {choices[0]} has nothing to replace.",
+            remedy=f"Leave it out, or {'use it with python -m hybridflow.trainer.main_ppo' if is_ours else other}.",
+        )
+    cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__ or error.__context__ or error
+    key = str(cause.full_key or "") if isinstance(cause, OmegaConfBaseException) else ""
+    if key and fields.find(key) is not None:
+        wrong = wrong_value(key, cause)
+        return ConfigError(f"{file}: {wrong.message}", remedy=wrong.remedy)
+    found = f"there is no setting '{key}'" if key else " ".join(str(cause).split())
+    return ConfigError(f"{file}: {found}.", remedy=f"{suggestion(key) if key else ''}All settings: --help.")
+
+
+def _trainer_of(name: str) -> str | None:
+    """The command that trains by an algorithm which samples nothing, so that it is no choice of main_ppo's."""
+    module = "python -m hybridflow.trainer.main_"
+    if (config_directory() / f"{name}.yaml").is_file():
+        return f"{module}{name}"
+    known = name in PREFERENCE_LOSSES or name in PREFERENCE_SYNONYMS
+    return f"{module}dpo algorithm.preference.loss={name}" if known else None
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).splitlines()[0].rstrip(".")
+
+
+def _leaves_in_files(file: Path, groups: Mapping[str, str], *, section: str = "") -> Iterator[tuple[str, object]]:
+    """The keys and values in a configuration of the user's, and in those of its directory that it builds on.
+
+    `groups` are the choices of the command line, which come before the file's. Nothing for a file of the package.
+    """
+    if file.parent.is_relative_to(config_directory()) or not file.is_file():
+        return
+    text = file.read_text()
+    content = yaml.safe_load(text)
+    if not isinstance(content, dict):
+        return
+    prefix = "" if text.startswith(_GLOBAL_PACKAGE) else section
+    yield from _leaves({name: value for name, value in content.items() if name not in ("defaults", "hydra")}, prefix)
+    for entry in content.get("defaults") or []:
+        if isinstance(entry, dict):
+            for key, choice in entry.items():
+                group = str(key).removeprefix("override ").strip("/")
+                chosen = file.parent / group / f"{groups.get(group, choice)}.yaml"
+                yield from _leaves_in_files(chosen, groups, section=group.replace("/", "."))
+        else:
+            yield from _leaves_in_files(file.parent / f"{entry}.yaml", groups)
+
+
+def _leaves(content: Mapping[object, object], prefix: str) -> Iterator[tuple[str, object]]:
+    for name, value in content.items():
+        path = f"{prefix}.{name}" if prefix else str(name)
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, path)
+        else:
+            yield path, value

@@ -1,5 +1,7 @@
 """`--dry-run`: all problems of a run at once, and what the run would consist of; no role is started."""
 
+import logging
+
 from rich.console import Console
 from rich.table import Table
 
@@ -22,7 +24,7 @@ def dry_run(composed: Composed, faults: Faults, console: Console, *, has_layout:
 
     `has_layout`: the roles fit on the devices. Otherwise there is no plan.
     """
-    configure_logging(None, "warning")
+    configure_logging(None, logging.WARNING)
     before = len(faults.found)
     plan, data, start = None, None, None
     with faults.caught():

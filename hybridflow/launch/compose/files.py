@@ -59,6 +59,7 @@ def keys_in_files(file: Path, typed: Typed) -> frozenset[str]:
 
 
 def wrong_value(key: str, error: BaseException) -> ConfigError:
+    """The error for a value that OmegaConf refuses, in the words of the setting."""
     if choice := _NOT_A_CHOICE.match(_first_line(error)):
         value, choices = choice["value"], choice["choices"].split(", ")
         said = f"{key} must be {fields.type_name(fields.find(key))}."

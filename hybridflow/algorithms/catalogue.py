@@ -184,7 +184,7 @@ PREFERENCE_LOSSES: dict[str, Method] = {
         "losses.preference.odds_ratio_preference", "ORPO, eq. 4 to 7 (arXiv:2403.07691)", compares_with_reference=False
     ),
     "simpo": Method(
-        "losses.preference.length_normalised_preference",
+        "losses.preference.length_normalized_preference",
         "SimPO, eq. 6 (arXiv:2405.14734)",
         compares_with_reference=False,
     ),

@@ -9,7 +9,7 @@ from torch import Tensor
 from hybridflow.algorithms.losses.kto import prospect, reference_point
 from hybridflow.algorithms.losses.preference import (
     hinge_preference,
-    length_normalised_preference,
+    length_normalized_preference,
     odds_ratio_preference,
     sigmoid_preference,
     squared_preference,
@@ -71,8 +71,8 @@ OURS: dict[str, Callable[[Columns], Tensor]] = {
     "hinge": lambda columns: hinge_preference(*ratios(columns), beta=0.1).mean(),
     "ipo": lambda columns: squared_preference(*ratios(columns), *tokens(columns), beta=0.1).mean(),
     "orpo": odds_ratio,
-    "simpo": lambda columns: length_normalised_preference(*means(columns), beta=2.0, margin=0.5).mean(),
-    "simpo+smoothing": lambda columns: length_normalised_preference(
+    "simpo": lambda columns: length_normalized_preference(*means(columns), beta=2.0, margin=0.5).mean(),
+    "simpo+smoothing": lambda columns: length_normalized_preference(
         *means(columns), beta=2.0, margin=0.5, label_smoothing=0.2
     ).mean(),
     "kto": kto,

@@ -64,7 +64,7 @@ def desk(tmp_path, monkeypatch):
     labels = [{"prompt": row["prompt"], "completion": row["answer"], "label": row["answer"] > "5"} for row in rows]
     programs = [{**row, "tests": ["assert add(1, 1) == 2"]} for row in rows]
     demonstrations = [{"prompt": row["prompt"], "completion": row["answer"]} for row in rows]
-    files = {"labelled.jsonl": labels, "labeled.jsonl": labels, "problems.jsonl": programs}
+    files = {"labeled.jsonl": labels, "problems.jsonl": programs}
     for name in ("train.jsonl", "test.jsonl", "a.jsonl", "prompts.jsonl", "my/train.jsonl"):
         files[name] = rows
     (tmp_path / "my").mkdir()

@@ -59,7 +59,7 @@ def odds_ratio_preference(chosen_means: Pairs, rejected_means: Pairs, *, beta: f
     return -chosen_means - beta * logsigmoid(log_odds)
 
 
-def length_normalised_preference(
+def length_normalized_preference(
     chosen_means: Pairs, rejected_means: Pairs, *, beta: float, label_smoothing: float = 0.0, margin: float = 0.0
 ) -> Pairs:
     """SimPO: -(1 - e) log sigmoid(z) - e log sigmoid(-z), with z = beta (mean_w - mean_l - margin).

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hybridflow.algorithms.losses.kto import prospect, reference_point
 from hybridflow.algorithms.losses.preference import (
     hinge_preference,
-    length_normalised_preference,
+    length_normalized_preference,
     odds_ratio_preference,
     sigmoid_preference,
     squared_preference,
@@ -53,7 +53,7 @@ def test_losses_without_a_reference_match_the_oracles(seed, beta):
     rows = list(zip(chosen, rejected, strict=True))
     found = odds_ratio_preference(means(chosen), means(rejected), beta=beta)
     close(found, [oracle.orpo(c, r, beta=beta) for c, r in rows])
-    found = length_normalised_preference(means(chosen), means(rejected), beta=beta, margin=0.5)
+    found = length_normalized_preference(means(chosen), means(rejected), beta=beta, margin=0.5)
     close(found, [oracle.simpo(c, r, beta=beta, gamma=0.5 * beta) for c, r in rows])
 
 
@@ -81,7 +81,7 @@ def test_hand_computed_pairs():
     halves = torch.tensor([0.5]).log(), torch.tensor([0.25]).log()
     assert odds_ratio_preference(*halves, beta=1.0).item() == pytest.approx(math.log(2) + math.log(4 / 3))
     # z = 2 (log 1/2 - log 1/4 - 1/2 log 2) = log 2
-    found = length_normalised_preference(*halves, beta=2.0, margin=0.5 * math.log(2))
+    found = length_normalized_preference(*halves, beta=2.0, margin=0.5 * math.log(2))
     assert found.item() == pytest.approx(math.log(1.5))
 
 

@@ -89,7 +89,9 @@ def names_page() -> str:
     lines += ["global: they count over all devices. verl's prefix `actor_rollout_ref.` is omitted.", ""]
     for system, names in other_names().items():
         lines += [f"## {system}", "", "| setting | hybridflow |", "|---|---|"]
-        lines += [f"| `{theirs}` | {_as_code(here)} |" for theirs, here in names.items()] + [""]
+        lines += [
+            f"| `{theirs}` | {_as_code(here.replace('none: ', 'no counterpart: '))} |" for theirs, here in names.items()
+        ] + [""]
     return "\n".join(lines)
 
 

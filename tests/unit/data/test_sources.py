@@ -22,9 +22,9 @@ def lines(rows):
     ("name", "content"),
     [
         ("data.jsonl", lines(ROWS).encode()),
-        ("data.jsonl.gz", gzip.compress(lines(ROWS).encode())),
+        ("data.jsonl.gz", gzip.compress(lines(ROWS).encode(), mtime=0)),
         ("data.json", json.dumps(ROWS, indent=1).encode()),
-        ("data.json.gz", gzip.compress(json.dumps(ROWS).encode())),
+        ("data.json.gz", gzip.compress(json.dumps(ROWS).encode(), mtime=0)),
         ("lines_called.json", lines(ROWS).encode()),
         ("blank_lines.jsonl", ("\n" + lines(ROWS) + "\n\n").encode()),
         ("byte_order_mark.jsonl", b"\xef\xbb\xbf" + lines(ROWS).encode()),
@@ -69,7 +69,7 @@ def test_a_dataset_of_several_splits_asks_for_one(tmp_path):
         ("blank.jsonl", b"\n \n", "has no rows"),
         ("data.csv", b"a,b\n", "not in a supported format"),
         ("data.jsonl.gz", b"plain", "not a complete gzip file"),
-        ("cut.jsonl.gz", gzip.compress(lines(ROWS).encode())[:-12], "not a complete gzip file"),
+        ("cut.jsonl.gz", gzip.compress(lines(ROWS).encode(), mtime=0)[:-12], "not a complete gzip file"),
         ("data.parquet", b"PAR1 and more", "not a readable parquet file"),
     ],
 )

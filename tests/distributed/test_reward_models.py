@@ -133,7 +133,7 @@ REFUSED = {
         [],
         ["has no head that computes", "hybridflow.trainer.main_reward_model"],
     ),
-    "process": ("encoder", ["reward.process=true"], ["does not read the policy's tokens", "Leave reward.process out"]),
+    "process": ("encoder", ["reward.process=true"], ["has a tokenizer of its own", "Leave reward.process out"]),
     "whole": (
         "encoder",
         [f"reward={{engine: fsdp, {WIDE}}}", "trainer={devices: 2, backend: ray}"],

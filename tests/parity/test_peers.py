@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hybridflow.algorithms.aggregate import MODES, aggregate
-from hybridflow.algorithms.catalogue import ADVANTAGES, POLICY_LOSSES
+from hybridflow.algorithms.catalogue import ADVANTAGES, POLICY_LOSSES, load
 from hybridflow.algorithms.correction import importance_ratio, importance_weights, mean_weight
 from hybridflow.algorithms.kl import K3_BOUND, kl_divergence
 from hybridflow.algorithms.losses.value import clipped_value_loss
@@ -81,7 +81,7 @@ def aggregated(algorithm: Algorithm) -> Callable[[Columns], Tensor]:
                 "reduce": lambda tensor: tensor,
                 "draws": torch.zeros_like(columns["mask"]),
             }
-            offered |= called(loss.method.prepare, {**now, **loss.settings})
+            offered |= called(load(loss.method.prepare), {**now, **loss.settings})
         values = loss(offered)
         assert isinstance(values, Tensor)
         return total(values, columns["mask"], algorithm.aggregation or loss.method.aggregation)

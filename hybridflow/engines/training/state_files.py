@@ -88,9 +88,9 @@ def load_optimizer(
     """Reads the state saved by any engine in any layout; returns the steps taken. Weights must be loaded first."""
     pairs = list(trained)
     for stepped in (parameter for group in optimizer.param_groups for parameter in group["params"]):
-        weight: Tensor = optimizer.weight_of.get(stepped, stepped)
+        device = optimizer.weight_of[stepped].device if stepped in optimizer.weight_of else stepped.device
         state = {kind: torch.zeros_like(stepped) for kind in (FIRST_MOMENT, SECOND_MOMENT)}
-        optimizer.state[stepped] = {"step": torch.zeros((), dtype=torch.float32, device=weight.device)} | state
+        optimizer.state[stepped] = {"step": torch.zeros((), dtype=torch.float32, device=device)} | state
     own_copies = [
         shard for weight, shards_of in pairs if weight.dtype is torch.float32 for shard in shards_of(weight.detach())
     ]

@@ -4,6 +4,7 @@ Imports that take time stand in functions, so that from the first moment a signa
 """
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -86,8 +87,9 @@ def _dry_run(flags: "argparse.Namespace", console: "Console") -> int:
         has_layout = faults.check([parallelism_problems], composed.config)
     say_problems(console, faults.found)
     found = " ".join(error.message for error in faults.found)
-    is_checked = flags.config_dir is None and all(text.partition("=")[0] in found for text in flags.overrides)
-    if composed is not None and faults.found and is_checked:
+    keys = [re.escape(text.partition("=")[0]) for text in flags.overrides]
+    is_all_wrong = all(re.search(rf"(?<![\w.]){key}(?![\w.]*\w)", found) for key in keys)
+    if composed is not None and faults.found and flags.config_dir is None and is_all_wrong:
         console.print(LEFT_TO_CHECK)
     elif composed is not None:
         with ended_by_signals("interrupted  before the run began"):

@@ -64,6 +64,12 @@ def test_a_run_whose_roles_cannot_be_laid_out_is_told_so_with_its_other_problems
     assert "Models and data are checked once these problems are fixed" in ended.words
 
 
+def test_a_mapping_of_settings_with_one_mistake_hides_no_mistake_found_later():
+    ended = run_here(["--dry-run", "trainer.device=cpu", "data={batch_size: 0, train_files: [nope.jsonl]}"])
+    assert "data.batch_size=0 is too small" in ended.words
+    assert "No such file or directory: 'nope.jsonl'" in ended.words
+
+
 def test_mistakes_of_settings_alone_are_listed_without_importing_torch():
     program = (
         "import sys; from hybridflow.trainer.main_ppo import main; status = main(sys.argv[1:]);"

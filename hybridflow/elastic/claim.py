@@ -63,6 +63,20 @@ def is_claimed(run_dir: Path) -> bool:
     return False
 
 
+def check_unclaimed(run_dir: Path) -> None:
+    """Raises `ResourceError` if `claim` would, and also if this process holds the lock."""
+    if is_claimed(run_dir):
+        raise _in_use(run_dir)
+
+
+def _in_use(run_dir: Path) -> ResourceError:
+    return ResourceError(
+        f"trainer.run_dir={run_dir} is being written by another process.",
+        remedy="Use another directory (trainer.run_dir or trainer.experiment), or end that process"
+        f" (fuser -v {run_dir}).",
+    )
+
+
 def _locked(run_dir: Path) -> int:
     descriptor = os.open(run_dir, os.O_RDONLY)
     until = time.monotonic() + _PATIENCE_SECONDS
@@ -73,11 +87,7 @@ def _locked(run_dir: Path) -> int:
         except BlockingIOError as error:
             if time.monotonic() >= until:
                 os.close(descriptor)
-                raise ResourceError(
-                    f"trainer.run_dir={run_dir} is being written by another process.",
-                    remedy="Use another directory (trainer.run_dir or trainer.experiment), or end that process"
-                    f" (fuser -v {run_dir}).",
-                ) from error
+                raise _in_use(run_dir) from error
         except OSError as error:
             logger.debug("run_dir=%s cannot be locked: %s", run_dir, error)
             return descriptor

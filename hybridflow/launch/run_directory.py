@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore
-from hybridflow.elastic.claim import check_in_place, claim, is_claimed, release
+from hybridflow.elastic.claim import check_in_place, check_unclaimed, claim, release
 from hybridflow.elastic.compatibility import Fingerprints
 from hybridflow.elastic.recovery import resolve_resume, set_aside, set_later_aside, warn_of_complete
 from hybridflow.errors import ResourceError
@@ -100,11 +100,7 @@ def start_in_words(plan: RunPlan, data: RunData) -> str:
     Raises `HybridflowError` where the start would be refused.
     """
     trainer, directory = plan.config.trainer, plan.run_dir
-    if is_claimed(directory):
-        raise ResourceError(
-            f"trainer.run_dir={directory} is being written by another process.",
-            remedy="Name another one (trainer.run_dir or trainer.experiment), or wait for that process to end.",
-        )
+    check_unclaimed(directory)
     store = CheckpointStore(directory)
     checkpoint = resolve_resume(trainer.resume, store, trainer.total_steps)
     if checkpoint is not None:

@@ -177,24 +177,23 @@ def _roles_of_class(dataflow: str) -> dict[str, Role]:
         return {}
     owner = f"dataflow={dataflow}: {found.__name__}.roles"
     if not isinstance(found.roles, Mapping):
-        raise ConfigError(f"{owner} is no table.", remedy='Write roles = {"name": {"kind": "reward_function", ...}}.')
+        raise ConfigError(
+            f"{owner} must be a mapping.", remedy='Write roles = {"name": {"kind": "reward_function", ...}}.'
+        )
     return {name: _described_role(name, said, owner) for name, said in found.roles.items()}
 
 
 def _described_role(name: str, said: object, owner: str) -> Role:
     names = ", ".join(field.name for field in dataclass_fields(Role))
     if not isinstance(said, Mapping):
-        raise ConfigError(f"{owner}['{name}'] is no table.", remedy=f"Give it some of: {names}.")
+        raise ConfigError(f"{owner}['{name}'] must be a mapping.", remedy=f"Give it some of: {names}.")
     try:
         role = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Role), dict(said)))
     except OmegaConfBaseException as error:
         key = str(error.full_key or "").partition("[")[0]
         hint = fields.find(key, Role)
         if hint is not None:
-            problem = str(error).splitlines()[0].rstrip(".")
-            raise ConfigError(
-                f"{owner}['{name}'], {key}: {problem}.", remedy=f"It takes {fields.type_name(hint)}."
-            ) from error
+            raise wrong_value(f"{owner}['{name}'].{key}", error, hint) from error
         known = [found.path for found in fields.keys(Role)]
         raise ConfigError(
             f"{owner}['{name}'] has no setting '{key}'.", remedy=f"{did_you_mean(key, known)}It may have: {names}."

@@ -58,16 +58,17 @@ def keys_in_files(file: Path, typed: Typed) -> frozenset[str]:
     return frozenset(leaves)
 
 
-def wrong_value(key: str, error: BaseException) -> ConfigError:
-    """The error for a value that OmegaConf refuses, in the words of the setting."""
+def wrong_value(key: str, error: BaseException, hint: object = None) -> ConfigError:
+    """The error for a value that OmegaConf refuses, in the words of the setting.
+
+    `hint` is the type that the setting takes, by default the one that the schema has for `key`.
+    """
+    takes = fields.type_name(fields.find(key) if hint is None else hint)
     if choice := _NOT_A_CHOICE.match(_first_line(error)):
         value, choices = choice["value"], choice["choices"].split(", ")
-        said = f"{key} must be {fields.type_name(fields.find(key))}."
-        return ConfigError(f"{key}={value} is unknown.", remedy=f"{did_you_mean(value, choices)}{said}")
+        return ConfigError(f"{key}={value} is unknown.", remedy=f"{did_you_mean(value, choices)}{key} must be {takes}.")
     kind = "has the wrong type" if isinstance(error, ValidationError) else "cannot be set"
-    return ConfigError(
-        f"{key} {kind}: {_first_line(error)}.", remedy=f"{key} takes {fields.type_name(fields.find(key))}."
-    )
+    return ConfigError(f"{key} {kind}: {_first_line(error)}.", remedy=f"{key} takes {takes}.")
 
 
 def _file_of(group: str, choice: str, directory: Path) -> str:

@@ -25,6 +25,7 @@ from hybridflow.dataflows.reward_model import RewardModeling
 from hybridflow.dataflows.safe_rlhf import SafeRLHF
 from hybridflow.dataflows.sft import SFT
 from hybridflow.errors import ConfigError
+from hybridflow.launch.compose.files import wrong_value
 from hybridflow.launch.compose.presets import preset_name, presets
 from hybridflow.workers.named_functions import PREFERENCE_OFFERS, NamedFunction, estimator, policy_loss, preference_loss
 
@@ -100,11 +101,7 @@ def make_settings(dataflow: type[Dataflow], given: dict[str, object]) -> object:
         made = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(settings), given))
     except OmegaConfBaseException as error:
         key = str(error.full_key or "")
-        hint = config_fields.find(key, settings)
-        raise ConfigError(
-            f"dataflow_settings.{key}: {str(error).splitlines()[0]}.",
-            remedy=f"It takes {config_fields.type_name(hint)}." if hint else "See the dataflow's Settings.",
-        ) from error
+        raise wrong_value(f"dataflow_settings.{key}", error, config_fields.find(key, settings)) from error
     check_fields(made, "dataflow_settings.")
     return made
 

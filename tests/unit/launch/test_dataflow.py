@@ -64,10 +64,10 @@ def test_a_class_is_found_in_a_users_file_with_its_roles_and_settings(file):
     [
         ({"treshold": 1}, "There is no setting 'dataflow_settings.treshold'", "Did you mean 'threshold'?"),
         ({"xyz": 1}, "There is no setting 'dataflow_settings.xyz'", "Settings of Mine: threshold, names, limit"),
-        ({"threshold": "high"}, "dataflow_settings.threshold: Value 'high'", "It takes a number."),
+        ({"threshold": "high"}, "dataflow_settings.threshold has the wrong type: Value 'high'", "takes a number."),
         ({"threshold": 1.5}, "dataflow_settings.threshold=1.5 is out of range", "Use a number above 0 and up to 1."),
-        ({"limit": 1.5}, "dataflow_settings.limit: Value '1.5'", "It takes a whole number or null."),
-        ({"names": "a"}, "dataflow_settings.names", "It takes a list, each text."),
+        ({"limit": 1.5}, "dataflow_settings.limit has the wrong type: Value '1.5'", "a whole number or null."),
+        ({"names": "a"}, "dataflow_settings.names", "dataflow_settings.names takes a list, each text."),
     ],
 )
 def test_a_wrong_setting_of_a_users_dataflow_is_named(file, given, message, remedy):

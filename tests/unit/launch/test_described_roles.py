@@ -99,10 +99,10 @@ def test_another_kind_of_role_keeps_nothing_of_a_presets_either():
     [
         ('{"style": {"knd": "reference"}}', "Mine.roles['style'] has no setting 'knd'", "Did you mean 'kind'?"),
         ('{"style": {"model": {"pth": "x"}}}', "has no setting 'model.pth'", "Did you mean 'model.path'?"),
-        ('{"style": {"kind": "judge"}}', "Mine.roles['style'], kind: Invalid value 'judge'", "reward_function"),
-        ('{"style": {"functions": [len]}}', "Mine.roles['style'], functions", "It takes a list, each text."),
-        ('{"style": "reward_function"}', "Mine.roles['style'] is no table", "Give it some of: kind, model"),
-        ('["style"]', "Mine.roles is no table", "Write roles = {"),
+        ('{"style": {"kind": "judge"}}', "Mine.roles['style'].kind=judge is unknown", "reward_function"),
+        ('{"style": {"functions": [len]}}', "Mine.roles['style'].functions", "takes a list, each text."),
+        ('{"style": "reward_function"}', "Mine.roles['style'] must be a mapping", "Give it some of: kind, model"),
+        ('["style"]', "Mine.roles must be a mapping", "Write roles = {"),
     ],
 )
 def test_what_is_no_description_is_an_error_that_names_the_class(tmp_path, roles, message, remedy):

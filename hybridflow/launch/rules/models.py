@@ -3,6 +3,7 @@
 import logging
 import re
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -19,7 +20,6 @@ from hybridflow.launch.plan.roles import ACTOR, RoleSpec
 from hybridflow.launch.plan.setups import RewardModelRole
 from hybridflow.models.adapters.lora import chosen_targets
 from hybridflow.models.classification import RewardModelDescription, describe_reward_model, longest_input
-from hybridflow.models.geometry import read_geometry
 from hybridflow.models.loading import torch_dtype
 from hybridflow.models.shard_files.reading import saved_shapes
 from hybridflow.models.skeleton import causal_lm_skeleton
@@ -64,12 +64,13 @@ def directory_problems(plan: RunPlan) -> Iterator[Problem]:
 def tokenizer_problems(plan: RunPlan) -> Iterator[Problem]:
     """The models read what the policy's tokenizer writes, and as many tokens as the run asks for."""
     config, longest = plan.config, plan.sequence_tokens
-    tokenizer = load_tokenizer(tokenizer_directory(plan.policy), pad_token=plan.policy.pad_token)
+    load = cache(lambda directory, pad_token: load_tokenizer(directory, pad_token=pad_token))
+    tokenizer = load(tokenizer_directory(plan.policy), plan.policy.pad_token)
     eos_ids(tokenizer, plan.models.directory(ACTOR))
     for role in plan.roles:
         if role.model is None or isinstance(role.setup, RewardModelRole):
             continue
-        load_tokenizer(tokenizer_directory(role.model), pad_token=role.model.pad_token)
+        load(tokenizer_directory(role.model), role.model.pad_token)
         geometry, directory = plan.models.geometry(role.name), plan.models.directory(role.name)
         check_vocabulary(tokenizer, geometry.vocab, directory)
         if geometry.max_positions and longest > geometry.max_positions:
@@ -166,7 +167,7 @@ def _scores(plan: RunPlan, role: RoleSpec, setup: RewardModelRole) -> Iterator[P
                 remedy=f"Leave {section}.engine out.",
             )
     else:
-        check_vocabulary(found.own_tokenizer, read_geometry(model.directory).vocab, model.directory)
+        check_vocabulary(found.own_tokenizer, plan.models.geometry(role.name).vocab, model.directory)
     yield from _length(plan, section, found)
     two = len(model.labels) == 2
     score = f"log-odds of '{model.labels[1]}' against '{model.labels[0]}'" if two else "its one label"

@@ -11,7 +11,7 @@ from hybridflow.launch.messages import LEFT_TO_CHECK, say_problems, say_warnings
 from hybridflow.launch.plan.dataflow import find_dataflow
 from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.plan.roles import RoleSpec
-from hybridflow.launch.prepare import judged_data, judged_plan
+from hybridflow.launch.prepare import checked_data, checked_plan
 from hybridflow.launch.rules.all import DATAFLOW_RULES
 from hybridflow.launch.run_directory import start_in_words
 from hybridflow.models.geometry import parameter_count
@@ -28,13 +28,13 @@ def dry_run(composed: Composed, faults: Faults, console: Console, *, has_layout:
     before = len(faults.found)
     plan, data, start = None, None, None
     with faults.caught():
-        plan = judged_plan(composed, faults) if has_layout else None
+        plan = checked_plan(composed, faults) if has_layout else None
     if plan is None:
         with faults.caught():
             faults.check(DATAFLOW_RULES, composed.config, find_dataflow(composed.config.dataflow))
     if plan is not None:
         with faults.caught():
-            data = judged_data(plan, faults)
+            data = checked_data(plan, faults)
     if plan is not None and data is not None:
         with faults.caught():
             start = start_in_words(plan, data)

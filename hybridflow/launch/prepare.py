@@ -33,21 +33,21 @@ class Prepared:
 def prepare(composed: Composed) -> Prepared:
     """Plans a run, checks the plan and the data by all rules, and only then opens the run directory."""
     configure_logging(None)
-    plan = judged_plan(composed)
-    data = judged_data(plan)
+    plan = checked_plan(composed)
+    data = checked_data(plan)
     inputs = fingerprints(plan)
     checkpoint, earlier = open_directory(plan, data, inputs)
     return Prepared(plan, data, earlier.directory, checkpoint, inputs, earlier)
 
 
-def judged_plan(composed: Composed, faults: Faults = STRICT) -> RunPlan:
+def checked_plan(composed: Composed, faults: Faults = STRICT) -> RunPlan:
     """The plan of a run, checked by all rules that need no data."""
     plan = plan_run(composed, faults)
     faults.check(PLAN_RULES, plan)
     return plan
 
 
-def judged_data(plan: RunPlan, faults: Faults = STRICT) -> RunData:
+def checked_data(plan: RunPlan, faults: Faults = STRICT) -> RunData:
     """The data of a run, which the dataflow's step, the reward functions and the layouts can handle."""
     try:
         data = load_data(plan)

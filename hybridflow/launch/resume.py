@@ -1,4 +1,4 @@
-"""What a run reads, and what has changed since the checkpoint it resumes from: refused, or logged."""
+"""The files that a run reads, and what has changed since the checkpoint it resumes from: refused, or logged."""
 
 import logging
 import os
@@ -11,9 +11,6 @@ from pathlib import Path
 
 from hybridflow.config.absolute_paths import path_settings, written_file
 from hybridflow.config.carried_code import imported_modules
-from hybridflow.config.data import Data
-from hybridflow.config.derived import is_evaluated
-from hybridflow.config.experiment import Experiment
 from hybridflow.config.loop import ResumeChanged
 from hybridflow.config.paths import PREFIX, builtin_path, user_path
 from hybridflow.config.user_code import FILE_MODULE
@@ -41,7 +38,7 @@ from hybridflow.parallel.file_records import in_threads
 
 logger = logging.getLogger(__name__)
 
-_LEARNT_FROM = ("data.train_files", "data.pretraining_files")
+_TRAINING_FILES = ("data.train_files", "data.pretraining_files")
 Digest = Callable[[], str]
 """Computes the fingerprint of one file, or asks the hub for the revision of a dataset."""
 
@@ -57,7 +54,7 @@ class Changes:
     warnings: list[str] = field(default_factory=list)
 
     def log(self) -> None:
-        """Says it, once nothing refuses the resume any more."""
+        """Logs the changes, after every check of the resume has passed."""
         for note in self.notes:
             logger.info("%s", note)
         for warning in self.warnings:
@@ -65,15 +62,15 @@ class Changes:
 
 
 def check_resumable(checkpoint: Checkpoint, plan: RunPlan, data: RunData, inputs: Fingerprints) -> Changes:
-    """What has changed since the checkpoint. Raises `CheckpointError` for what keeps the run from resuming."""
+    """What has changed since the checkpoint. Raises `CheckpointError` if a change keeps the run from resuming."""
     composed = plan.composed
     policy, state = composed.config.trainer.resume_changed, checkpoint.driver_state()
     saved, now, before = redacted_leaves(state["config"]), composed.redacted(), state.get("inputs", {})
     in_place = with_moves_undone(saved, now, path_settings(composed.config), before, inputs)
     settings = check_compatible(saved, in_place, policy)
     written = flat(now)
-    named = {key: set(words_of(written[key])) for key in (*_LEARNT_FROM, "data.eval_files")}
-    only_evaluated = named["data.eval_files"].difference(*(named[key] for key in _LEARNT_FROM))
+    named = {key: set(words_of(written[key])) for key in (*_TRAINING_FILES, "data.eval_files")}
+    only_evaluated = named["data.eval_files"].difference(*(named[key] for key in _TRAINING_FILES))
     shown = {name: files for name, files in inputs.items() if name in only_evaluated}
     files = check_unchanged(before, {name: inputs[name] for name in inputs.keys() - shown.keys()}, policy)
     rows = changed_rows(state["streams"], data.streams, policy)
@@ -84,7 +81,7 @@ def check_resumable(checkpoint: Checkpoint, plan: RunPlan, data: RunData, inputs
         notes=[
             *(words for change, words in said if not change.is_of_inputs and change.key != "trainer.resume_changed"),
             *(
-                f"resuming although '{name}' of data.eval_files has changed: later evaluations are of other rows"
+                f"resuming although '{name}' of data.eval_files has changed: later evaluations use different rows"
                 for name in check_unchanged(before, shown, ResumeChanged.accept)
             ),
             *(f"resuming with {move.key}={move.now!r} (was {move.saved!r}, with the same contents)" for move in moves),
@@ -100,9 +97,9 @@ def check_resumable(checkpoint: Checkpoint, plan: RunPlan, data: RunData, inputs
 def changed_rows(
     saved: Mapping[str, Mapping[str, int]], streams: Mapping[str, BatchStream], policy: ResumeChanged
 ) -> list[str]:
-    """For each stream that has another number of rows than in the checkpoint, where it goes on.
+    """For each stream whose number of rows differs from the checkpoint's, a line that says where it continues.
 
-    A stream keeps its position: the number of rows that it has handed out. The order of the present rows says which
+    A stream keeps its position: the number of rows that it has handed out. The order of the current rows says which
     rows follow. Raises `CheckpointError`, unless the policy is `accept`.
     """
     found = []
@@ -114,13 +111,14 @@ def changed_rows(
         if policy is ResumeChanged.refuse:
             raise CheckpointError(
                 f"{key} gives {rows} rows; when the checkpoint was written it gave {before}.",
-                remedy="Restore the data, or the settings that choose rows from it (data.filters, data.max_rows); go on"
-                " with the present rows (trainer.resume_changed=accept); or start over (trainer.resume=never).",
+                remedy="Restore the data, or the settings that choose rows from it (data.filters, data.max_rows);"
+                " continue with the current rows (trainer.resume_changed=accept); or start over"
+                " (trainer.resume=never).",
             )
         position = saved[name]["position"]
         found.append(
             f"resuming with {rows} rows of {key} (there were {before}): {position} rows were handed out, so the run"
-            f" goes on at {stream.place(position)}"
+            f" continues at {stream.place(position)}"
         )
     return found
 
@@ -133,7 +131,7 @@ def fingerprints(plan: RunPlan) -> Fingerprints:
     """
     composed, config = plan.composed, plan.config
     written = _written(composed)
-    found: dict[str, dict[str, Digest]] = {name: dict(_of_data(name)) for name in _data_files(config)}
+    found: dict[str, dict[str, Digest]] = {name: dict(_of_data(name)) for name in _data_files(plan)}
     for role in plan.roles:
         for path in () if role.model is None else (role.model.path, role.model.tokenizer_path):
             if path is not None:
@@ -152,7 +150,7 @@ def fingerprints(plan: RunPlan) -> Fingerprints:
 
 
 def _written(composed: Composed) -> Mapping[str, set[str]]:
-    """What the user wrote for each absolute path in the configuration: in one setting so, in another perhaps so."""
+    """What the user wrote for each absolute path in the configuration; two settings may write one path differently."""
     leaves = replace(composed, as_written={}).flat()
     names: dict[str, set[str]] = defaultdict(set)
     for key, text in composed.as_written.items():
@@ -163,9 +161,9 @@ def _written(composed: Composed) -> Mapping[str, set[str]]:
     return names
 
 
-def _data_files(config: Experiment) -> list[str]:
-    data: Data = config.data
-    return [*data.train_files, *data.pretraining_files, *(data.eval_files if is_evaluated(config) else [])]
+def _data_files(plan: RunPlan) -> list[str]:
+    data = plan.config.data
+    return [*data.train_files, *data.pretraining_files, *(data.eval_files if plan.is_evaluated else [])]
 
 
 def _of_data(name: str) -> Iterator[tuple[str, Digest]]:
@@ -182,7 +180,7 @@ def _of_data(name: str) -> Iterator[tuple[str, Digest]]:
 
 
 def _of_directory(directory: Path, suffixes: Sequence[str] = ()) -> Iterator[tuple[str, Digest]]:
-    """Each file; below the directory as well, unless suffixes say what counts in the directory itself."""
+    """Every file below the directory or, with suffixes, the files in the directory itself that have one of them."""
     for path in sorted(directory.iterdir() if suffixes else directory.rglob("*")):
         if path.is_file() and (not suffixes or path.suffix in suffixes):
             yield str(path.relative_to(directory)), partial(file_fingerprint, path)

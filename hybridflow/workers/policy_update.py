@@ -159,7 +159,7 @@ def check_rollout_agrees(difference: float, meta: Meta, bound: float, *, tempera
     )
     if meta.get("is_restricted"):
         raise StaleWeightsError(
-            f"{found}. The samples were drawn with top_p or top_k, so the rollout's log-probabilities are renormalised"
+            f"{found}. The samples were drawn with top_p or top_k, so the rollout's log-probabilities are renormalized"
             " over the tokens that could be drawn; training's are over all tokens.",
             remedy='Train on samples of rollout.generate(prompts, purpose="train"), or set'
             " rollout.eval_sampling.top_p=1 and rollout.eval_sampling.top_k=0.",

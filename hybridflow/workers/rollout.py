@@ -58,7 +58,7 @@ class ResponseGenerator:
         sampling = setup.rollout.sampling
         if context.rank == 0 and sampling.is_restricted:
             logger.warning(
-                "rollout.sampling.top_p=%g rollout.sampling.top_k=%d: the rollout's log-probabilities are renormalised"
+                "rollout.sampling.top_p=%g rollout.sampling.top_k=%d: the rollout's log-probabilities are renormalized"
                 " over the kept tokens, so they are not compared with the actor's; draw from all tokens"
                 " (top_p=1 top_k=0), or correct the loss with importance weights (algorithm.correction.weights=token).",
                 sampling.top_p,

@@ -57,7 +57,7 @@ def draw(
 ) -> tuple[Int64[Tensor, " B"], Float32[Tensor, " B"]]:
     """One token per row, and its log-probability under the distribution it was drawn from.
 
-    That is softmax(logits / temperature) in float32, restricted to top-k and top-p and renormalised where those are
+    That is softmax(logits / temperature) in float32, restricted to top-k and top-p and renormalized where those are
     set. The token is the first whose cumulative probability exceeds the row's uniform number. At temperature 0 it is
     the most probable one, with its log-probability at temperature 1. A row whose logits are not finite gets some token
     and the log-probability NaN, which `response_batch` refuses: so no token waits for the device to be looked at.

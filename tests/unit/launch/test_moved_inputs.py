@@ -181,7 +181,7 @@ def test_evaluation_data_may_change_in_name_and_content_and_the_log_says_so(fold
     changes = resumed(checkpoint, "data.eval_files=[same/sums.jsonl]")
     assert changes.warnings == []
     assert changes.notes == [
-        "resuming although 'same/sums.jsonl' of data.eval_files has changed: later evaluations are of other rows"
+        "resuming although 'same/sums.jsonl' of data.eval_files has changed: later evaluations use different rows"
     ]
     notes = resumed(checkpoint, "data.eval_files=[other/sums.jsonl]", "trainer.resume_changed=accept").notes
     assert notes[0].startswith("resuming with data.eval_files=")

@@ -45,7 +45,7 @@ def told_and_next(order: Order, rows: int, position: int) -> tuple[str, list[int
     saved, resumed = {"prompts": {"position": position, "rows": rows - 2}}, stream(rows, order)
     (told,) = changed_rows(saved, {"prompts": resumed}, ResumeChanged.accept)
     resumed.restore(saved["prompts"])
-    return told.partition(" so the run goes on at ")[2], resumed.next().tokens("prompt_ids").values.tolist()
+    return told.partition(" so the run continues at ")[2], resumed.next().tokens("prompt_ids").values.tolist()
 
 
 @pytest.mark.parametrize("position", [2, 120, 3000])

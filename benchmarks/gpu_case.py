@@ -71,7 +71,7 @@ class Case:
         model = Model(path=str(directory), dtype=dtype)
         return make_language_engine(model, training, total_optimizer_steps=100, device=device, ranks=Ranks.alone())
 
-    def synchronise(self) -> None:
+    def synchronize(self) -> None:
         """Waits for the device."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -81,10 +81,10 @@ class Case:
         call()
         found = []
         for _ in range(rounds):
-            self.synchronise()
+            self.synchronize()
             started = time.perf_counter()
             call()
-            self.synchronise()
+            self.synchronize()
             found.append(time.perf_counter() - started)
         return min(found)
 
@@ -95,7 +95,7 @@ class Case:
             return 0.0
         torch.cuda.reset_peak_memory_stats(self.device)
         call()
-        self.synchronise()
+        self.synchronize()
         return torch.cuda.max_memory_allocated(self.device) / 2**20
 
 

@@ -35,7 +35,7 @@ from hybridflow.parallel import ParallelMesh
 from hybridflow.resharding import Holding
 from hybridflow.resharding.grouping import generation_mesh, micro_data_groups
 from hybridflow.resharding.holdings import Declared
-from hybridflow.resharding.members import Member, members_from, neighbours_of, transferred, wire_dtypes
+from hybridflow.resharding.members import Member, members_from, neighbors_of, transferred, wire_dtypes
 from hybridflow.resharding.plan import ReshardPlan, make_plan
 from hybridflow.resharding.transport import exchange_bytes
 
@@ -205,7 +205,7 @@ def planned(members: Sequence[Member]) -> ReshardPlan:
         transferred([member.holds for member in members], dtypes),
         transferred([member.wants for member in members], dtypes),
         nodes=[member.node for member in members],
-        neighbours=neighbours_of(members),
+        neighbors=neighbors_of(members),
     )
 
 

@@ -127,7 +127,7 @@ def measured(rank: int, options: argparse.Namespace) -> dict:
     wanted = list(map(rollout(case, generating), range(size)))
     slots = [_shard(holding, torch.zeros(_shape(holding), dtype=dtype)) for holding in wanted[rank]]
     bound, apart = _bound(trained[rank], slots), [_shard(h, torch.zeros(_shape(h), dtype=dtype)) for h in trained[rank]]
-    neighbour = next(number for number, ranks in enumerate(micro_data_groups(generating)) if rank in ranks)
+    neighbor = next(number for number, ranks in enumerate(micro_data_groups(generating)) if rank in ranks)
 
     def resharder(held: list[WeightShard], kind: TransferKind, *, verify: bool = False) -> Resharder:
         assert dist.group.WORLD is not None
@@ -136,7 +136,7 @@ def measured(rank: int, options: argparse.Namespace) -> dict:
             {slot.name: slot for slot in slots},
             group=group_within(dist.group.WORLD, timeout_seconds=120.0, device="cpu"),
             transfer=Transfer(executor=kind, verify=verify, bucket_mb=options.bucket_mb),
-            neighbour=neighbour,
+            neighbor=neighbor,
         )
 
     in_place, copied = resharder(bound, TransferKind.auto), resharder(apart, TransferKind.auto)

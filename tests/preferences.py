@@ -1,4 +1,4 @@
-"""Pairs and labelled responses of toy tokens, and the losses of them in plain loops over a worker's own words."""
+"""Pairs and labeled responses of toy tokens, and the losses of them in plain loops over a worker's own words."""
 
 import torch
 
@@ -24,7 +24,7 @@ def pairs() -> Batch:
     return compared(rows_of_pairs(Batch.of(rows={"uid": torch.arange(PAIRS), "margin": margins}, tokens=tokens)))
 
 
-def labelled(liked: tuple[bool, ...] = (True, False, True, True, False, False)) -> Batch:
+def labeled(liked: tuple[bool, ...] = (True, False, True, True, False, False)) -> Batch:
     """Two rows a response, itself and one to another prompt, with what a reference says of them."""
     tokens = {"prompt_ids": token_rows([3, 1, 7, 4, 2, 5], seed=0), "response_ids": token_rows(CHOSEN, seed=1)}
     rows = {"uid": torch.arange(PAIRS), "is_chosen": torch.tensor(liked)}

@@ -93,7 +93,7 @@ COLUMNS: dict[str, ColumnSpec] = {
     "chosen_ids": ColumnSpec(Kind.tokens, torch.int64, "tokens of the preferred response", "loader"),
     "rejected_ids": ColumnSpec(Kind.tokens, torch.int64, "tokens of the rejected response", "loader"),
     "is_chosen": ColumnSpec(
-        Kind.row, torch.bool, "whether the response is the preferred one of a pair, or labelled desirable", "loader"
+        Kind.row, torch.bool, "whether the response is the preferred one of a pair, or labeled desirable", "loader"
     ),
     "is_mismatched": ColumnSpec(
         Kind.row, torch.bool, "whether the response belongs to another prompt", "dataflow (KTO)"

@@ -3,14 +3,14 @@
 In the order of a row's path:
 
 - `sources.py` reads a table (with `json_files.py`, `hub.py`, `reasoning_gym.py`), and `selection.py` filters it.
-- `prompts.py`, `preferences.py`, `labelled_responses.py` and `demonstrations.py` find their kind of rows in a table.
+- `prompts.py`, `preferences.py`, `labeled_responses.py` and `demonstrations.py` find their kind of rows in a table.
 - `conversations.py` checks texts and messages, `chat_template.py` renders them, `tokenization.py` makes token ids,
   `length_limits.py` leaves out long rows.
 - `loader.py` hands out batches, in an order of `order.py`.
 """
 
 from hybridflow.data.demonstrations import load_demonstrations
-from hybridflow.data.labelled_responses import load_labelled
+from hybridflow.data.labeled_responses import load_labeled
 from hybridflow.data.loader import BatchStream, eval_batches
 from hybridflow.data.preferences import load_preferences
 from hybridflow.data.prompts import load_prompts
@@ -19,7 +19,7 @@ __all__ = [
     "BatchStream",
     "eval_batches",
     "load_demonstrations",
-    "load_labelled",
+    "load_labeled",
     "load_preferences",
     "load_prompts",
 ]

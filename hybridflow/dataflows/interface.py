@@ -20,7 +20,7 @@ from hybridflow.errors import ConfigError
 from hybridflow.observability.metrics import Metrics
 
 PREFERENCE_DATA = ("preferences", "labelled")
-"""Kinds of data (`Dataflow.data`) with preferences: pairs of responses, and labelled ones."""
+"""Kinds of data (`Dataflow.data`) with preferences: pairs of responses, and labeled ones."""
 
 
 class Stream(Protocol):
@@ -71,7 +71,7 @@ class Dataflow(DescribesRoles, ABC):
     Settings: ClassVar[type] = NoSettings
     data: ClassVar[str] = "prompts"
     """What the loader yields: prompts; demonstrations (prompts with responses); preferences (prompts with a chosen and
-    a rejected response); or labelled (prompts with a response that is liked or not)."""
+    a rejected response); or labeled (prompts with a response that is liked or not)."""
 
     cost_critics: ClassVar[tuple[str, ...]] = ()
     """Critics of costs, which should be low: the KL penalty is added to their costs."""
@@ -162,6 +162,6 @@ def learns_from_samples(dataflow: type[Dataflow]) -> bool:
 
 
 def learns_from_preferences(dataflow: type[Dataflow]) -> bool:
-    """Whether the policy learns from pairs or labelled responses, with the loss of `algorithm.preference`."""
+    """Whether the policy learns from pairs or labeled responses, with the loss of `algorithm.preference`."""
     has_policy = any(need.kind is Policy for need in role_needs(dataflow).values())
     return has_policy and dataflow.data in PREFERENCE_DATA

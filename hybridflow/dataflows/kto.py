@@ -18,7 +18,7 @@ from hybridflow.observability.metrics import Metrics
 
 
 class KTO(Dataflow):
-    """One step per batch of labelled responses; rollout and reward are only for the evaluation."""
+    """One step per batch of labeled responses; rollout and reward are only for the evaluation."""
 
     data = "labelled"
     rows_per_prompt = 2
@@ -45,7 +45,7 @@ class KTO(Dataflow):
         return compares_with_reference(config)
 
     def step(self, prompts: Batch) -> Metrics:
-        """One pass over a batch of labelled responses."""
+        """One pass over a batch of labeled responses."""
         metrics = wait(self.actor.preference_step(self._with_reference(with_mismatched(prompts))))
         self.actor.publish_weights(version=self.iteration + 1)
         return metrics
@@ -68,28 +68,28 @@ class KTO(Dataflow):
         return self.reference.logprobs(rows) if self.reference and "ref_sums" not in rows else rows
 
 
-def with_mismatched(labelled: Batch) -> Batch:
+def with_mismatched(labeled: Batch) -> Batch:
     """Two rows per response: the response, and one to another prompt, which estimates KTO's z0.
 
     The latter is `mismatched_ids` if the rows have them, otherwise another response of the batch.
     """
-    others = labelled.tokens("mismatched_ids") if "mismatched_ids" in labelled else mismatched_ids(labelled)
+    others = labeled.tokens("mismatched_ids") if "mismatched_ids" in labeled else mismatched_ids(labeled)
     rows = {
-        "is_chosen": labelled.row("is_chosen").repeat_interleave(2),
-        "is_mismatched": torch.tensor([False, True]).repeat(len(labelled)),
+        "is_chosen": labeled.row("is_chosen").repeat_interleave(2),
+        "is_mismatched": torch.tensor([False, True]).repeat(len(labeled)),
     }
-    return two_rows(labelled, labelled.tokens("response_ids"), others, rows)
+    return two_rows(labeled, labeled.tokens("response_ids"), others, rows)
 
 
-def mismatched_ids(labelled: Batch) -> Ragged:
+def mismatched_ids(labeled: Batch) -> Ragged:
     """For each row, the response half a batch earlier.
 
     The previous row is unsuitable: if the data was pairs, it may answer the same prompt.
     """
-    count = len(labelled)
+    count = len(labeled)
     if count < 2:
         raise BatchError(
             "KTO compares responses with those to other prompts, but a batch has only one response.",
             remedy="Set data.batch_size to 2 or more.",
         )
-    return labelled.tokens("response_ids").select(torch.arange(count).roll(count // 2))
+    return labeled.tokens("response_ids").select(torch.arange(count).roll(count // 2))

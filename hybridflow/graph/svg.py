@@ -27,8 +27,8 @@ _CORNER = 5.0
 def svg_drawing(trace: Trace) -> str:
     """The whole page: lanes of pools and roles, calls as boxes, columns as wires, time to the right."""
     layout = laid_out(trace)
-    numbers = trace.colours
-    colours = {call.number: numbers[call.role] for call in trace.calls}
+    numbers = trace.colors
+    colors = {call.number: numbers[call.role] for call in trace.calls}
     height = layout.height + 34
     description = f"One step of {trace.title}: {', '.join(call.name for call in trace.calls)}."
     parts = [
@@ -42,8 +42,8 @@ def svg_drawing(trace: Trace) -> str:
         f'<text class="soft" x="24" y="62">{escape(trace.purpose)}</text>',
         *_axis(layout),
         *(part for band in layout.bands for part in _band(band, layout, trace, numbers)),
-        *(_wire(wire, colours[wire.maker]) for wire in layout.wires),
-        *(part for box in layout.boxes for part in _box(box, colours)),
+        *(_wire(wire, colors[wire.maker]) for wire in layout.wires),
+        *(part for box in layout.boxes for part in _box(box, colors)),
         *_legend(layout.height + 8),
         "</svg>",
     ]
@@ -51,12 +51,12 @@ def svg_drawing(trace: Trace) -> str:
 
 
 def _styles(numbers: Sequence[int]) -> str:
-    def colours(of: Sequence[str]) -> str:
+    def colors(of: Sequence[str]) -> str:
         return "\n".join(f"  .s{n} {{ stroke: {of[n]}; }} .f{n} {{ fill: {of[n]}; }}" for n in numbers)
 
     return (
-        f"<style>{_STYLE}{colours(_LIGHT)}\n"
-        f"  @media (prefers-color-scheme: dark) {{{_DARK_STYLE}{colours(_DARK)}\n  }}\n</style>"
+        f"<style>{_STYLE}{colors(_LIGHT)}\n"
+        f"  @media (prefers-color-scheme: dark) {{{_DARK_STYLE}{colors(_DARK)}\n  }}\n</style>"
     )
 
 
@@ -86,8 +86,8 @@ def _band(band: Band, layout: Layout, trace: Trace, numbers: Mapping[str, int]) 
                 yield f'<text class="soft" x="24" y="{top + 48 + 15 * number:.1f}">{escape(words)}</text>'
 
 
-def _box(box: Box, colours: Mapping[int, int]) -> Iterator[str]:
-    own = colours[box.call.number]
+def _box(box: Box, colors: Mapping[int, int]) -> Iterator[str]:
+    own = colors[box.call.number]
     yield (
         f'<rect class="card" x="{box.x:.1f}" y="{box.y:.1f}" width="{box.width:.1f}" height="{box.height:.1f}" rx="7"/>'
     )
@@ -102,14 +102,14 @@ def _box(box: Box, colours: Mapping[int, int]) -> Iterator[str]:
         if line.kind == "data" and line.maker is not None:
             yield f'<circle class="hollow" cx="{box.x + 11:.1f}" cy="{y:.1f}" r="3"/>'
         elif line.maker is not None:
-            yield f'<path class="f{colours[line.maker]}" d="M{box.x + 1:.1f} {y - 4:.1f} l9 4 l-9 4 z"/>'
+            yield f'<path class="f{colors[line.maker]}" d="M{box.x + 1:.1f} {y - 4:.1f} l9 4 l-9 4 z"/>'
         style = {"adds": f"mono f{own}", "takes": "mono"}.get(line.kind, "mono soft")
         text = escape(line.text).replace(" ", "\u00a0")
         yield f'<text class="{style}" x="{box.x + 20:.1f}" y="{y + 4:.1f}">{text}</text>'
 
 
-def _wire(wire: Wire, colour: int) -> str:
-    return f'<path class="wire s{colour}" d="{_rounded(wire.points)}"/>'
+def _wire(wire: Wire, color: int) -> str:
+    return f'<path class="wire s{color}" d="{_rounded(wire.points)}"/>'
 
 
 def _rounded(points: Sequence[tuple[float, float]]) -> str:

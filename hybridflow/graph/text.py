@@ -9,17 +9,17 @@ from rich.text import Text
 
 from hybridflow.graph.trace import DRIVER, Trace, TracedCall
 
-_COLOURS = ("cyan", "yellow", "magenta", "blue", "green", "red")
+_COLORS = ("cyan", "yellow", "magenta", "blue", "green", "red")
 
 
 def text_drawing(trace: Trace) -> RenderableType:
     """The whole drawing, as wide as the terminal."""
-    colours = {name: _COLOURS[number] for name, number in trace.colours.items()}
+    colors = {name: _COLORS[number] for name, number in trace.colors.items()}
     title = Text.assemble((trace.title, "bold"), "  ", (trace.purpose, "dim"))
-    return Group(title, "", _step(trace, colours), "", *_notes(trace), "", _roles(trace, colours))
+    return Group(title, "", _step(trace, colors), "", *_notes(trace), "", _roles(trace, colors))
 
 
-def _step(trace: Trace, colours: Mapping[str, str]) -> Table:
+def _step(trace: Trace, colors: Mapping[str, str]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("time", no_wrap=True)
     table.add_column("call", no_wrap=True)
@@ -27,11 +27,9 @@ def _step(trace: Trace, colours: Mapping[str, str]) -> Table:
         table.add_column("pool", no_wrap=True)
     table.add_column("columns", ratio=1)
     for call in sorted(trace.calls, key=lambda call: (call.time, call.number)):
-        name = Text.assemble(
-            (f"{call.number:>2} ", "dim"), (call.role, f"bold {colours[call.role]}"), f".{call.method}"
-        )
+        name = Text.assemble((f"{call.number:>2} ", "dim"), (call.role, f"bold {colors[call.role]}"), f".{call.method}")
         place = [Text(call.pool)] if len(trace.pools) > 1 else []
-        table.add_row(_mark(call, trace), name, *place, _columns(call, trace, colours))
+        table.add_row(_mark(call, trace), name, *place, _columns(call, trace, colors))
     return table
 
 
@@ -46,26 +44,26 @@ def _mark(call: TracedCall, trace: Trace) -> Text:
     return Text(f"{call.time if is_first else '':>3} {bracket}", "bold")
 
 
-def _columns(call: TracedCall, trace: Trace, colours: Mapping[str, str]) -> Table:
+def _columns(call: TracedCall, trace: Trace, colors: Mapping[str, str]) -> Table:
     """What travels to a call and what it adds."""
     table = Table.grid(padding=(0, 1, 0, 0))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(ratio=1)
     if call.takes:
-        table.add_row("takes", Text(" \N{MIDDLE DOT} ", "dim").join(_taken(call, trace, colours)))
+        table.add_row("takes", Text(" \N{MIDDLE DOT} ", "dim").join(_taken(call, trace, colors)))
     if call.adds:
-        table.add_row("adds", Text(" ".join(call.adds), colours[call.role]))
+        table.add_row("adds", Text(" ".join(call.adds), colors[call.role]))
     if call.after:
         table.add_row("after", Text(", ".join(map(str, call.after))))
     return table
 
 
-def _taken(call: TracedCall, trace: Trace, colours: Mapping[str, str]) -> Iterator[Text]:
+def _taken(call: TracedCall, trace: Trace, colors: Mapping[str, str]) -> Iterator[Text]:
     """The columns of each maker, and the number of the call that made them."""
     for maker, names in call.takes.items():
         own = [name for name in names if maker != DRIVER or name not in trace.data]
         given = [name for name in names if name not in own]
-        style = "" if maker == DRIVER else colours[trace.calls[maker - 1].role]
+        style = "" if maker == DRIVER else colors[trace.calls[maker - 1].role]
         columns = "everything" if call.takes_all else " ".join(own)
         if given:
             yield Text("the data" if call.takes_all else " ".join(given), "dim")
@@ -88,7 +86,7 @@ def _notes(trace: Trace) -> list[RenderableType]:
     return [Text(note, "dim") for note in notes]
 
 
-def _roles(trace: Trace, colours: Mapping[str, str]) -> RenderableType:
+def _roles(trace: Trace, colors: Mapping[str, str]) -> RenderableType:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for heading in ("role", "kind", "pool", "runs on"):
         table.add_column(heading, no_wrap=heading != "runs on")
@@ -96,7 +94,7 @@ def _roles(trace: Trace, colours: Mapping[str, str]) -> RenderableType:
         if role.pool is not None:
             devices = trace.pools[role.pool]
             place = f"{role.pool} ({devices} device{'s' if devices > 1 else ''})"
-            table.add_row(Text(role.name, f"bold {colours[role.name]}"), role.kind, place, role.runs_on)
+            table.add_row(Text(role.name, f"bold {colors[role.name]}"), role.kind, place, role.runs_on)
     absent = [role.name for role in trace.roles if role.pool is None]
     if not absent:
         return table

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 DRIVER = 0
 """The number of the driver, and of the data it was given, among calls that are numbered from 1."""
 
-NUM_COLOURS = 6
-"""Colours of a drawing. Roles beyond the sixth start over with the first."""
+NUM_COLORS = 6
+"""Colors of a drawing. Roles beyond the sixth start over with the first."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Trace:
     """Calls that would run at once if their roles had pools of their own."""
 
     @property
-    def colours(self) -> Mapping[str, int]:
-        """The number of each role's colour, in the order in which the roles are first called."""
+    def colors(self) -> Mapping[str, int]:
+        """The number of each role's color, in the order in which the roles are first called."""
         names = dict.fromkeys([*(call.role for call in self.calls), *(role.name for role in self.roles)])
-        return {name: number % NUM_COLOURS for number, name in enumerate(names)}
+        return {name: number % NUM_COLORS for number, name in enumerate(names)}

@@ -116,13 +116,13 @@ def _policy_loss(name: str, method: Method, known: Mapping[str, Preset]) -> Entr
 
 def _preference_loss(name: str, method: Method) -> Entry:
     parameters = inspect.signature(method.function).parameters
-    is_labelled = "is_chosen" in parameters
-    offers = LABEL_OFFERS if is_labelled else PAIR_OFFERS
+    is_labeled = "is_chosen" in parameters
+    offers = LABEL_OFFERS if is_labeled else PAIR_OFFERS
     assert all(parameter in offers for parameter in parameters), f"{name} names what is not offered"
-    trainer = "kto" if is_labelled else "dpo"
+    trainer = "kto" if is_labeled else "dpo"
     numbers = vars(compose_run([], config_name=trainer).config.algorithm.preference)
     settings = {f"algorithm.preference.{n}": numbers[n] for n in PREFERENCE_NUMBERS if n in parameters and n in numbers}
-    choice = "" if Algorithm().preference.loss == name or is_labelled else f" algorithm.preference.loss={name}"
+    choice = "" if Algorithm().preference.loss == name or is_labeled else f" algorithm.preference.loss={name}"
     return Entry(
         name,
         _synonyms(name, PREFERENCE_SYNONYMS),

@@ -63,8 +63,8 @@ def say_warnings(console: Console, warnings: Sequence[Advice]) -> None:
 def say_finished(finished: Finished, console: Console) -> None:
     """How it ended, how the evaluation went from first to last, the report, and the checkpoint."""
     outcome, ending = finished.outcome, finished.ending
-    colour = "bold green" if ending.how == "done" else "bold yellow"
-    console.print(Text.assemble((ending.how, colour), f"  {ending.said}"), soft_wrap=True)
+    color = "bold green" if ending.how == "done" else "bold yellow"
+    console.print(Text.assemble((ending.how, color), f"  {ending.said}"), soft_wrap=True)
     _say_evaluations(outcome, finished.first_evaluation, console)
     if finished.report is not None:
         console.print(f"  report      {from_here(finished.report)}", soft_wrap=True)

@@ -73,7 +73,7 @@ def _trained_parts(mesh: ParallelMesh, block: int) -> tuple[_Interval, _Interval
 
 
 def _arrangements(training_mesh: ParallelMesh, micro: int, tensor: int, pipeline: int) -> Iterator[ParallelMesh]:
-    """All orders of a block's axes, for every factorisation of its replicas into two axes; the nested mesh first."""
+    """All orders of a block's axes, for every factorization of its replicas into two axes; the nested mesh first."""
     stages = training_mesh.axis_size("pipeline") // pipeline
     divisors = (divisor for divisor in range(1, micro + 1) if micro % divisor == 0)
     for outer in sorted(divisors, key=lambda outer: outer != stages):

@@ -21,7 +21,7 @@ class Member(NamedTuple):
     """One rank of a transfer, as it describes itself to the others."""
 
     node: str
-    neighbour: int | None
+    neighbor: int | None
     """Index of its micro-data-parallel group."""
     holds: Declared
     wants: Declared
@@ -34,7 +34,7 @@ class Member(NamedTuple):
     @property
     def own(self) -> Plain:
         """The rest, which differs between ranks."""
-        return self.node, self.neighbour, self.holds.boxes, self.wants.boxes
+        return self.node, self.neighbor, self.holds.boxes, self.wants.boxes
 
 
 def declared(shards: Iterable[WeightShard]) -> Declared:
@@ -53,9 +53,9 @@ def members_from(rosters: Sequence[Sequence[bytes]], of_rank: Sequence[Sequence]
     """The members, from the rosters of all ranks (held, wanted) and each rank's own part. Parses equal rosters once."""
     read = {message: read_roster(message) for messages in rosters for message in dict.fromkeys(messages)}
     members = []
-    for (node, neighbour, held_boxes, wanted_boxes), held, wanted in zip(of_rank, *rosters, strict=True):
+    for (node, neighbor, held_boxes, wanted_boxes), held, wanted in zip(of_rank, *rosters, strict=True):
         holds = read[held]._replace(boxes=read_boxes(held_boxes))
-        members.append(Member(node, neighbour, holds, read[wanted]._replace(boxes=read_boxes(wanted_boxes))))
+        members.append(Member(node, neighbor, holds, read[wanted]._replace(boxes=read_boxes(wanted_boxes))))
     return members
 
 
@@ -82,8 +82,8 @@ def transferred(holdings: Sequence[Declared], dtypes: Mapping[str, torch.dtype])
     return [found[id(own.names)].on(own.boxes) for own in holdings]
 
 
-def neighbours_of(members: Sequence[Member]) -> list[int] | None:
+def neighbors_of(members: Sequence[Member]) -> list[int] | None:
     """The micro-data-parallel group of each rank, or a group of its own; None if no rank has one."""
-    if all(member.neighbour is None for member in members):
+    if all(member.neighbor is None for member in members):
         return None
-    return [-1 - rank if member.neighbour is None else member.neighbour for rank, member in enumerate(members)]
+    return [-1 - rank if member.neighbor is None else member.neighbor for rank, member in enumerate(members)]

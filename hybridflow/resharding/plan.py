@@ -3,7 +3,7 @@
 Every wanted box is covered exactly once: preferably by the rank itself, then by its micro-data-parallel group, then by
 its node, then by any rank; among equals, by the one that sends least. So a rank receives only what it does not hold.
 
-    plan = make_plan(sources, destinations, neighbours=[0, 0, 1, 1])
+    plan = make_plan(sources, destinations, neighbors=[0, 0, 1, 1])
     plan.received_by(2)    # pieces, in the order that all ranks use
 """
 
@@ -154,19 +154,19 @@ def make_plan(
     destinations: Sequence[Sequence[Holding] | RankHoldings],
     *,
     nodes: Sequence[str] | None = None,
-    neighbours: Sequence[int] | None = None,
+    neighbors: Sequence[int] | None = None,
 ) -> ReshardPlan:
     """The plan from what each rank holds to what each rank wants.
 
     Ranks are numbered over all processes that take part: if trainers and rollouts are different processes, the former
-    want nothing and the latter hold nothing. `nodes` are the names of the ranks' machines, `neighbours` the indices of
+    want nothing and the latter hold nothing. `nodes` are the names of the ranks' machines, `neighbors` the indices of
     their micro-data-parallel groups.
     """
     size = max(len(sources), len(destinations))
     held, wanted = (ranked([*lists, *[()] * (size - len(lists))]) for lists in (sources, destinations))
-    for named in (nodes, neighbours):
+    for named in (nodes, neighbors):
         assert named is None or len(named) == size, f"{named} does not name {size} ranks"
-    topology, load = Topology.of(size, nodes, neighbours), np.zeros(size, dtype=np.int64)
+    topology, load = Topology.of(size, nodes, neighbors), np.zeros(size, dtype=np.int64)
     routes = tuple(make_route(weights, topology, load) for weights in classify(held, wanted))
     return ReshardPlan(held, wanted, routes)
 

@@ -16,7 +16,7 @@ from hybridflow.parallel.layout import WeightShard
 from hybridflow.resharding.barrier import Barrier
 from hybridflow.resharding.executors.factory import executor_kind, make_executor
 from hybridflow.resharding.executors.interface import Executor, ExecutorSetup, TransferReport
-from hybridflow.resharding.members import Member, declared, exchanged, neighbours_of, transferred, wire_dtypes
+from hybridflow.resharding.members import Member, declared, exchanged, neighbors_of, transferred, wire_dtypes
 from hybridflow.resharding.plan import ReshardPlan, make_plan
 from hybridflow.resharding.transport import LostPeer, Transport, group_within, joint_group
 from hybridflow.resharding.verify import Verification
@@ -53,12 +53,12 @@ class Resharder:
         group: Transport | dist.ProcessGroup | None,
         transfer: Transfer,
         node: str | None = None,
-        neighbour: int | None = None,
+        neighbor: int | None = None,
         make: Callable[[ExecutorSetup], Executor] = make_executor,
     ) -> None:
         """Call it on all ranks of `group` together; None for a single rank.
 
-        `node` is the name of this rank's machine, `neighbour` the index of its micro-data-parallel group.
+        `node` is the name of this rank's machine, `neighbor` the index of its micro-data-parallel group.
         """
         self._source: WeightSource = source or tuple
         self._slots = tuple(slots.values())
@@ -71,7 +71,7 @@ class Resharder:
         )
         self._version: int | None = None
         self._failure: str | None = None
-        own = Member(node or socket.gethostname(), neighbour, declared(self._source()), declared(self._slots))
+        own = Member(node or socket.gethostname(), neighbor, declared(self._source()), declared(self._slots))
         self._set_up(own, transfer, make)
 
     def _set_up(self, own: Member, transfer: Transfer, make: Callable[[ExecutorSetup], Executor]) -> None:
@@ -86,7 +86,7 @@ class Resharder:
                 transferred([member.holds for member in members], dtypes),
                 transferred([member.wants for member in members], dtypes),
                 nodes=nodes,
-                neighbours=neighbours_of(members),
+                neighbors=neighbors_of(members),
             )
             bucket_bytes = transfer.bucket_mb * BYTES_PER_MB
             own_pieces = OwnPieces(self.plan, transport.rank)

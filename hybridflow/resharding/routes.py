@@ -23,16 +23,16 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Topology:
-    """The micro-data-parallel group (`neighbours`) and the node of each rank, as numbers."""
+    """The micro-data-parallel group (`neighbors`) and the node of each rank, as numbers."""
 
-    neighbours: Ints
+    neighbors: Ints
     nodes: Ints
 
     @staticmethod
-    def of(size: int, nodes: Sequence[str] | None, neighbours: Sequence[int] | None) -> "Topology":
-        """Without `neighbours`, each rank is in a group of its own; without `nodes`, all ranks share one node."""
+    def of(size: int, nodes: Sequence[str] | None, neighbors: Sequence[int] | None) -> "Topology":
+        """Without `neighbors`, each rank is in a group of its own; without `nodes`, all ranks share one node."""
         return Topology(
-            neighbours=np.arange(size) if neighbours is None else _numbered(neighbours),
+            neighbors=np.arange(size) if neighbors is None else _numbered(neighbors),
             nodes=np.zeros(size, dtype=np.int64) if nodes is None else _numbered(nodes),
         )
 
@@ -285,7 +285,7 @@ def _regions(weights: WeightClass, held: Located) -> tuple[tuple[Box, ...], Ints
 def _choices(rows: Rows, cell: Ints, holders_of_cell: Ints, topology: Topology) -> Choices:
     """Each row's turn and its candidates: the holders of its cell in the nearest tier.
 
-    Tiers: the rank itself, its neighbours, its node, all ranks. Rows with the same candidates take them in turn,
+    Tiers: the rank itself, its neighbors, its node, all ranks. Rows with the same candidates take them in turn,
     starting with the one that sends least so far.
     """
     every = rows.all
@@ -294,14 +294,14 @@ def _choices(rows: Rows, cell: Ints, holders_of_cell: Ints, topology: Topology) 
     safe = np.maximum(holders, 0)
     tier = np.full(holders.shape, 3, dtype=np.int8)
     tier[topology.nodes[safe] == topology.nodes[destination][:, None]] = 2
-    tier[topology.neighbours[safe] == topology.neighbours[destination][:, None]] = 1
+    tier[topology.neighbors[safe] == topology.neighbors[destination][:, None]] = 1
     tier[holders == destination[:, None]] = 0
     tier[holders < 0] = 4
     nearest = tier.min(axis=1)
     is_candidate = tier == nearest[:, None]
     first = np.concatenate(([0], np.cumsum(is_candidate.sum(axis=1))))
     nothing = np.zeros_like(destination)
-    places = (destination, topology.neighbours[destination], topology.nodes[destination], nothing)
+    places = (destination, topology.neighbors[destination], topology.nodes[destination], nothing)
     key = (cell * 4 + nearest) * len(topology.nodes) + np.choose(nearest, places)
     return Choices(_turns(key), first, holders[is_candidate])
 

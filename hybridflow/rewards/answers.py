@@ -55,15 +55,15 @@ def last_number(text: str) -> str | None:
 
 
 def same_answer(found: str, expected: str) -> bool:
-    """Whether two answers are equal after normalisation; if a number is expected, words around it are ignored."""
-    left, right = normalised(found), normalised(expected)
+    """Whether two answers are equal after normalization; if a number is expected, words around it are ignored."""
+    left, right = normalized(found), normalized(expected)
     if left == right:
         return True
     numbers = _LAST_NUMBER.findall(left)
-    return _WHOLE_NUMBER.fullmatch(right) is not None and len(numbers) == 1 and normalised(numbers[0]) == right
+    return _WHOLE_NUMBER.fullmatch(right) is not None and len(numbers) == 1 and normalized(numbers[0]) == right
 
 
-def normalised(answer: str) -> str:
+def normalized(answer: str) -> str:
     """An answer without LaTeX markup, spaces and case; numbers without separators and redundant zeros."""
     text = _DROPPED.sub("", answer.strip())
     text = _FRACTION.sub(r"\1/\2", _WORDS.sub(r"\1", text))

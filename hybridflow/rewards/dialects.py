@@ -1,4 +1,4 @@
-"""The reward function signatures of several libraries: recognised by parameter names, each called in its own way."""
+"""The reward function signatures of several libraries: recognized by parameter names, each called in its own way."""
 
 import asyncio
 import inspect
@@ -83,7 +83,7 @@ class Answers:
 class Dialect:
     """One library's convention for reward functions.
 
-    `known_by`: the parameters by which it is recognised; the function names all of them. `offers`: the arguments that
+    `known_by`: the parameters by which it is recognized; the function names all of them. `offers`: the arguments that
     can be passed. `columns`: whether columns of the data are passed too. `is_each`: called with one sample at a time.
     `has_filter_scores`: its extras may contain `FILTER_SCORES`.
     """

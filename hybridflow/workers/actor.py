@@ -113,7 +113,7 @@ class ActorWorker(ModelWorker):
 
     @transfer(MINIBATCHES, requires=PREFERENCE_COLUMNS, optional=PREFERENCE_OPTIONS)
     def preference_step(self, batch: Batch) -> Metrics:
-        """Steps on pairs or labelled responses; metrics `train/loss`, `rewards/*`, `logps/*`."""
+        """Steps on pairs or labeled responses; metrics `train/loss`, `rewards/*`, `logps/*`."""
         return self._learn(batch, self._preferences) | self.weights.drain_metrics()
 
     @transfer(DATA_PARALLEL, requires=PREFERENCE_COLUMNS, optional=PREFERENCE_OPTIONS, changes=False)

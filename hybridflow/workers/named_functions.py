@@ -42,7 +42,7 @@ PAIR_OFFERS = (
 the sum of log pi, and the number of tokens; the data's `margins`; and numbers."""
 
 LABEL_OFFERS = ("ratios", "means", "sums", "tokens", "is_chosen", "anchor", *PREFERENCE_NUMBERS)
-"""Everything that a loss of labelled responses may name: the same for each response [N], its label, KTO's z0, and
+"""Everything that a loss of labeled responses may name: the same for each response [N], its label, KTO's z0, and
 numbers."""
 
 PREFERENCE_OFFERS = {"preferences": PAIR_OFFERS, "labelled": LABEL_OFFERS}

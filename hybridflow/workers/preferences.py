@@ -1,4 +1,4 @@
-"""Preference losses for the training engines: of pairs (DPO and its variants) and of labelled responses (KTO)."""
+"""Preference losses for the training engines: of pairs (DPO and its variants) and of labeled responses (KTO)."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -152,7 +152,7 @@ def pair_objective(loss: NamedFunction, preference: Preference, *, num_pairs: fl
 
 
 def label_objective(loss: NamedFunction, preference: Preference, counts: LabelCounts, *, anchor: float) -> LossFn:
-    """The mean loss of the labelled responses of the optimizer step; `anchor` is KTO's z0.
+    """The mean loss of the labeled responses of the optimizer step; `anchor` is KTO's z0.
 
     `rewards/margins` is the difference between the mean rewards of both labels, if the optimizer step has both.
     Columns: `response_mask`, `is_chosen`, and `ref_logprobs` or `ref_sums`.

@@ -126,7 +126,7 @@ class WeightPublisher:
             slots,
             group=context.process_group() if context.world_size > 1 else None,
             node=context.node,
-            neighbour=next(number for number, ranks in groups if context.rank in ranks),
+            neighbor=next(number for number, ranks in groups if context.rank in ranks),
             transfer=self._setup.rollout.transfer,
         )
         self._sleeps = self._setup.rollout.sleep

@@ -26,12 +26,12 @@ Make = Callable[[], str | None]
 
 SUM = {"prompt": "1+1=", "answer": "2"}
 PAIR = {"prompt": "1+1=", "chosen": "2", "rejected": "3"}
-LABELLED = {"prompt": "1+1=", "completion": "2", "label": True}
+LABELED = {"prompt": "1+1=", "completion": "2", "label": True}
 OF_TRAINER = {
     "ppo": SUM,
     "sft": {"prompt": "1+1=", "completion": "2"},
     "dpo": PAIR,
-    "kto": LABELLED,
+    "kto": LABELED,
     "reward_model": PAIR,
 }
 VALUES: list[object] = [

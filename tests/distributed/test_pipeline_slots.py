@@ -55,9 +55,9 @@ def fill_slots(rank: int, directory: Path, parallelism: Parallelism, pipeline: i
     layouts = rank_layouts(read_geometry(directory), generation, rank)
     slots = {n: WeightShard(n, torch.full(place.local_shape, torch.nan), place) for n, place in layouts.items()}
     bound = engine.bind(slots)
-    neighbour = next(i for i, group in enumerate(micro_data_groups(generation)) if rank in group)
+    neighbor = next(i for i, group in enumerate(micro_data_groups(generation)) if rank in group)
     world = torch.distributed.group.WORLD
-    resharder = Resharder(engine.weight_shards, slots, group=world, transfer=Transfer(), neighbour=neighbour)
+    resharder = Resharder(engine.weight_shards, slots, group=world, transfer=Transfer(), neighbor=neighbor)
     report = resharder.transfer(1)
     shards = {"trained": engine.weight_shards(), "generating": slots.values()}
     held = {which: _held(pieces) for which, pieces in shards.items()}

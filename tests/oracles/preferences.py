@@ -1,4 +1,4 @@
-"""Losses of one pair, or of one labelled response, from the log-probabilities of its tokens."""
+"""Losses of one pair, or of one labeled response, from the log-probabilities of its tokens."""
 
 import math
 from collections.abc import Sequence

@@ -29,13 +29,13 @@ def elements(layout: Layout) -> list[dict[Element, int]]:
 
 
 def nearest_sources(
-    held: list[dict[Element, int]], element: Element, rank: int, nodes: Sequence[str], neighbours: Sequence[int]
+    held: list[dict[Element, int]], element: Element, rank: int, nodes: Sequence[str], neighbors: Sequence[int]
 ) -> set[int]:
-    """The ranks that may send an element to a rank: itself, else its neighbours, else its node, else anybody."""
+    """The ranks that may send an element to a rank: itself, else its neighbors, else its node, else anybody."""
     holders = {other for other, own in enumerate(held) if element in own}
     for near in (
         {other for other in holders if other == rank},
-        {other for other in holders if neighbours[other] == neighbours[rank]},
+        {other for other in holders if neighbors[other] == neighbors[rank]},
         {other for other in holders if nodes[other] == nodes[rank]},
     ):
         if near:

@@ -16,7 +16,7 @@ from hybridflow.observability.metrics import Metrics, merge, plain
 from hybridflow.workers.actor import ActorWorker
 from hybridflow.workers.model_worker import TrainingSetup
 from tests.parity.layouts import Layout
-from tests.preferences import labelled, pairs
+from tests.preferences import labeled, pairs
 from tests.spmd import preload, run_ranks
 from tests.toys import sequences
 
@@ -59,7 +59,7 @@ def replies() -> Batch:
     return batch.with_columns(tokens={"response_mask": ids.like(mask)})
 
 
-BATCHES = {"pairs": pairs, "labelled": labelled, "replies": replies}
+BATCHES = {"pairs": pairs, "labelled": labeled, "replies": replies}
 
 
 def own_rows(batch: Batch, index: int, count: int) -> Batch:

@@ -43,7 +43,7 @@ class Lane(Protocol):
     """The best size of a copy."""
 
     def reserve(self, num_bytes: int) -> Tensor:
-        """Uninitialised host memory that the device can access directly."""
+        """Uninitialized host memory that the device can access directly."""
         ...
 
     def start(self, pairs: Sequence[tuple[Tensor, Tensor]], *, outward: bool) -> Journey:

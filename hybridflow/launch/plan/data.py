@@ -23,7 +23,7 @@ from hybridflow.config.experiment import Experiment
 from hybridflow.data.chat_template import with_chat_template
 from hybridflow.data.demonstrations import load_demonstrations
 from hybridflow.data.hub import check_splits_named
-from hybridflow.data.labelled_responses import load_labelled
+from hybridflow.data.labeled_responses import load_labeled
 from hybridflow.data.length_limits import RowsTooLong
 from hybridflow.data.loader import BatchStream, eval_batches, training_stream
 from hybridflow.data.preferences import load_preferences
@@ -46,7 +46,7 @@ READERS: Mapping[str, Reader] = {
     "prompts": load_prompts,
     "demonstrations": load_demonstrations,
     "preferences": load_preferences,
-    "labelled": load_labelled,
+    "labelled": load_labeled,
 }
 """How files become rows, for each kind of data that a dataflow learns from."""
 

@@ -73,6 +73,6 @@ def test_draws_are_spread_evenly_and_independent_of_each_other():
     counts = torch.histc(draws, 10, 0.0, 1.0)
     # 180 a bin, standard deviation 12.7: five of them.
     assert float((counts - 180).abs().max()) < 64
-    neighbours = torch.corrcoef(torch.stack([draws[:, :-1].flatten(), draws[:, 1:].flatten()]))
+    neighbors = torch.corrcoef(torch.stack([draws[:, :-1].flatten(), draws[:, 1:].flatten()]))
     # 1600 pairs: standard deviation 0.025, five of them.
-    assert abs(float(neighbours[0, 1])) < 0.125
+    assert abs(float(neighbors[0, 1])) < 0.125

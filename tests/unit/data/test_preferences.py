@@ -1,7 +1,7 @@
 import pytest
 
 from hybridflow.config.data import Data
-from hybridflow.data import load_labelled, load_preferences
+from hybridflow.data import load_labeled, load_preferences
 from hybridflow.errors import DataError
 from tests.unit.data.conftest import texts, written
 
@@ -109,15 +109,15 @@ def test_ties_and_blank_pairs_are_left_out_and_counted(tmp_path, tokenizer, capl
     assert caught.value.remedy
 
 
-@pytest.mark.parametrize("load", [load_preferences, load_labelled])
+@pytest.mark.parametrize("load", [load_preferences, load_labeled])
 @pytest.mark.parametrize("is_pair", [True, False])
 def test_a_long_row_is_named_by_its_number_in_the_file(tmp_path, tokenizer, load, is_pair):
     """Rows that a filter leaves out, and blank ones, do not shift the numbers of the rows after them."""
     (tmp_path / "f.py").write_text("def fit(level): return level > 1\n")
-    labelled = not is_pair and load is load_labelled
-    fine = {"prompt": "a", "completion": "b", "label": True} if labelled else PAIR
+    labeled = not is_pair and load is load_labeled
+    fine = {"prompt": "a", "completion": "b", "label": True} if labeled else PAIR
     rows = [{**fine, "level": level} for level in range(8)]
-    name = "completion" if labelled else "chosen"
+    name = "completion" if labeled else "chosen"
     rows[3][name], rows[6][name] = " ", "b" * 9
     settings = {"filters": [f"{tmp_path}/f.py:fit"], "max_response_tokens": 5}
     with pytest.raises(DataError, match=r"the longest, row 7 of '.*long.jsonl', has 10") as caught:

@@ -4,7 +4,7 @@ import pytest
 
 from hybridflow.config.data import Data
 from hybridflow.data import load_demonstrations, load_prompts
-from hybridflow.data.labelled_responses import load_labelled
+from hybridflow.data.labeled_responses import load_labeled
 from hybridflow.data.preferences import load_preferences
 from hybridflow.data.selection import read_rows, unselected
 from hybridflow.errors import ConfigError, DataError
@@ -28,7 +28,7 @@ def forks(level):
 def asks(promt): return True
 number = 3
 """
-LOADERS = [load_prompts, load_demonstrations, load_preferences, load_labelled]
+LOADERS = [load_prompts, load_demonstrations, load_preferences, load_labeled]
 ROWS = [{"prompt": "a" * n, "answer": str(n) if n % 2 else None, "level": n} for n in (1, 2, 3, 4, 5)]
 
 

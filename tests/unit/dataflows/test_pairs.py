@@ -1,4 +1,4 @@
-"""Pairs and labelled responses as rows for a model."""
+"""Pairs and labeled responses as rows for a model."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def pairs(**rows) -> Batch:
     return Batch.of(rows={"uid": torch.tensor([7, 9]), "margin": torch.tensor([0.0, 2.0])} | rows, tokens=tokens)
 
 
-def labelled(count: int) -> Batch:
+def labeled(count: int) -> Batch:
     lengths = list(range(1, count + 1))
     tokens = {"prompt_ids": token_rows(lengths, seed=0), "response_ids": token_rows(lengths, seed=1)}
     return Batch.of(rows={"uid": torch.arange(count), "is_chosen": torch.arange(count) % 2 == 0}, tokens=tokens)
@@ -46,7 +46,7 @@ def test_reference_sums_go_with_their_responses():
 
 
 def test_a_mismatched_response_is_that_of_another_row():
-    given, rows = labelled(3), with_mismatched(labelled(3))
+    given, rows = labeled(3), with_mismatched(labeled(3))
     assert rows.row("is_mismatched").tolist() == [False, True] * 3
     assert rows.row("is_chosen").tolist() == [True, True, False, False, True, True]
     for row in range(3):
@@ -57,7 +57,7 @@ def test_a_mismatched_response_is_that_of_another_row():
 
 def test_a_mismatched_response_is_not_the_other_one_of_a_pair_taken_apart():
     for count in (4, 6, 8):
-        given, rows = labelled(count), with_mismatched(labelled(count))
+        given, rows = labeled(count), with_mismatched(labeled(count))
         places = {tuple(ids.tolist()): row // 2 for row, ids in enumerate(given.tokens("response_ids").rows())}
         mismatched = rows.tokens("response_ids").rows()[1::2]
         assert all(places[tuple(ids.tolist())] != row // 2 for row, ids in enumerate(mismatched))
@@ -65,7 +65,7 @@ def test_a_mismatched_response_is_not_the_other_one_of_a_pair_taken_apart():
 
 def test_a_mismatched_response_may_be_given_with_its_reference():
     others, sums = token_rows([2, 2, 2], seed=3), torch.tensor([[-1.0, -2.0], [-3.0, -4.0], [-5.0, -6.0]])
-    rows = with_mismatched(labelled(3).with_columns(rows={"ref_sums": sums}, tokens={"mismatched_ids": others}))
+    rows = with_mismatched(labeled(3).with_columns(rows={"ref_sums": sums}, tokens={"mismatched_ids": others}))
     assert rows.row("ref_sums").tolist() == [-1.0, -2.0, -3.0, -4.0, -5.0, -6.0]
     found, expected = rows.tokens("response_ids").rows()[1::2], others.rows()
     assert all(torch.equal(mine, given) for mine, given in zip(found, expected, strict=True))
@@ -74,5 +74,5 @@ def test_a_mismatched_response_may_be_given_with_its_reference():
 
 def test_one_response_has_none_to_be_mismatched_with():
     with pytest.raises(BatchError, match="only one response") as caught:
-        with_mismatched(labelled(1))
+        with_mismatched(labeled(1))
     assert "data.batch_size to 2" in caught.value.remedy

@@ -53,7 +53,7 @@ def measured(scores: list[float], **rows: torch.Tensor):
     return batch_metrics(BatchRef.of(batch, LocalBackend()))
 
 
-def test_scores_and_lengths_are_summarised():
+def test_scores_and_lengths_are_summarized():
     found = {name: measure.value for name, measure in measured([1.0, 0.0, 0.5, 0.5]).items()}
     assert [found[f"critic/score/{part}"] for part in ("mean", "max", "min")] == [0.5, 1.0, 0.0]
     assert [found[f"response_length/{part}"] for part in ("mean", "max", "min")] == [3.0, 6.0, 1.0]

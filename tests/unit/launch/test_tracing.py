@@ -350,9 +350,9 @@ def test_a_step_may_read_further_columns_of_the_data(tmp_path):
     levels = "assert prompts.object('level') == ['easy', 'hard', 'easy', 'hard']\n"
     file = own(tmp_path, levels + STEP)
     check_step(shown(RLOO, dataflow=f"{file}:Mine"), ROWS)
-    with pytest.raises(BatchError, match="needs the columns \\['colour'\\]"):
+    with pytest.raises(BatchError, match="needs the columns \\['color'\\]"):
         check_step(
-            shown(RLOO, dataflow=f"{own(tmp_path / 'other', levels.replace('level', 'colour') + STEP)}:Mine"), ROWS
+            shown(RLOO, dataflow=f"{own(tmp_path / 'other', levels.replace('level', 'color') + STEP)}:Mine"), ROWS
         )
 
 

@@ -166,7 +166,7 @@ def test_an_axis_holds_its_values_and_has_round_ticks():
 
 
 @given(st.floats(-1e9, 1e9), st.floats(1e-7, 1e3), st.integers(2, 9))
-def test_neighbouring_ticks_have_different_labels(middle, share, wanted):
+def test_neighboring_ticks_have_different_labels(middle, share, wanted):
     span = max(abs(middle), 1e-6) * share
     labels = [label for _, label in Axis(middle - span, middle + span, 0.0, 100.0).ticks(wanted)]
     assert len(set(labels)) == len(labels)

@@ -66,8 +66,8 @@ def test_a_table_off_a_terminal_is_plain_and_marks_right_and_wrong():
     assert "[bold]x[/bold]" in text and "r" * 50 in text
     rows = text.splitlines()[4:]
     assert [row.split()[-1] for row in rows] == ["✓", "✗", "-"]
-    coloured = _rendered(sample_table, samples, force_terminal=True)
-    assert "\x1b[32m[bold]x" in coloured and "\x1b[31mrr" in coloured
+    colored = _rendered(sample_table, samples, force_terminal=True)
+    assert "\x1b[32m[bold]x" in colored and "\x1b[31mrr" in colored
     assert text.splitlines()[:2] == ["samples  step 5", "correct: a score of 0.5 or more"]
 
 

@@ -72,7 +72,7 @@ def nested(rank: int, makes: Sequence[Make]) -> list[Outcome]:
     weights.append(Weight("norm", torch.randn(64), everywhere, everywhere, torch.float32))
     for weight in weights:
         dist.broadcast(weight.values, 0)
-    return [outcome(rank, weights, TransferKind.auto, make, neighbour=rank // 2) for make in makes]
+    return [outcome(rank, weights, TransferKind.auto, make, neighbor=rank // 2) for make in makes]
 
 
 def outcome(
@@ -81,7 +81,7 @@ def outcome(
     kind: TransferKind,
     make: Make,
     *,
-    neighbour: int | None = None,
+    neighbor: int | None = None,
     group: Transport | None = None,
 ) -> Outcome:
     """Transfers two versions, with an optimizer step in place between them."""
@@ -92,7 +92,7 @@ def outcome(
         by_name(slots),
         group=group or dist.group.WORLD,
         transfer=Transfer(executor=kind, timeout_seconds=60.0),
-        neighbour=neighbour,
+        neighbor=neighbor,
         make=make,
     )
     reports, is_right = [], []

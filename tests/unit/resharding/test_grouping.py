@@ -92,7 +92,7 @@ def test_tensor_parallel_shards_of_fsdp_stay_where_they_are():
     [
         (2, 2, 1, 4, Fraction(1, 4)),  # the stage's half of a quarter of the rows, on two of four ranks
         (4, 2, 1, 4, Fraction(1, 4)),
-        (1, 4, 2, 2, Fraction(1, 2)),  # tensor ranks are neighbours, so all rows stay; of the layers, half
+        (1, 4, 2, 2, Fraction(1, 2)),  # tensor ranks are neighbors, so all rows stay; of the layers, half
         (4, 1, 2, 2, Fraction(1, 2)),
     ],
 )

@@ -37,25 +37,25 @@ def check(
     destinations: Layout,
     *,
     nodes: list[str] | None = None,
-    neighbours: list[int] | None = None,
+    neighbors: list[int] | None = None,
     and_back: bool = True,
 ) -> ReshardPlan:
     """Makes a plan and compares everything about it with the oracle."""
-    plan = make_plan(sources, destinations, nodes=nodes, neighbours=neighbours)
+    plan = make_plan(sources, destinations, nodes=nodes, neighbors=neighbors)
     size = plan.size
-    nodes, neighbours = nodes or ["node"] * size, neighbours or list(range(size))
+    nodes, neighbors = nodes or ["node"] * size, neighbors or list(range(size))
     held, wanted = oracle.elements(plan.sources), oracle.elements(plan.destinations)
     counts = oracle.times_covered(plan.pieces, size)
     for rank in range(size):
         assert dict(counts[rank]) == dict.fromkeys(wanted[rank], 1), f"rank {rank}"
         assert plan.bytes_received(rank) == oracle.bytes_missing(held[rank], wanted[rank]) == plan.lower_bound(rank)
-    check_sources(plan, nodes, neighbours)
+    check_sources(plan, nodes, neighbors)
     check_views(plan)
     check_journey(plan, and_back=and_back)
     return plan
 
 
-def check_sources(plan: ReshardPlan, nodes: list[str], neighbours: list[int]) -> None:
+def check_sources(plan: ReshardPlan, nodes: list[str], neighbors: list[int]) -> None:
     """Every element comes from one of the nearest ranks that hold it."""
     held = oracle.elements(plan.sources)
     known: dict[tuple, set[int]] = {}
@@ -63,7 +63,7 @@ def check_sources(plan: ReshardPlan, nodes: list[str], neighbours: list[int]) ->
         for index in product(*(range(low, high) for low, high in box)):
             key = (name, index, destination)
             if key not in known:
-                known[key] = oracle.nearest_sources(held, (name, index), destination, nodes, neighbours)
+                known[key] = oracle.nearest_sources(held, (name, index), destination, nodes, neighbors)
             assert source in known[key], (name, index, source, destination)
 
 
@@ -133,7 +133,7 @@ def gathers_of(plan: ReshardPlan) -> tuple[list[Gather], list[Piece]]:
 def test_nested_layouts_gather_in_micro_data_groups_the_bytes_of_table_2(p, t, p_g, t_g):
     training, generating = nested(p, t, p_g, t_g)
     groups = {tuple(ranks) for ranks in micro_data_groups(generating)}
-    plan = make_plan(megatron(DENSE, training), rollout(DENSE, generating), neighbours=groups_of(generating))
+    plan = make_plan(megatron(DENSE, training), rollout(DENSE, generating), neighbors=groups_of(generating))
     total = sum(volume(box) * size for name, _, box, size in whole(DENSE)[0] if name.endswith("_proj.weight"))
     for rank in range(plan.size):
         received = sum(piece.nbytes for piece in plan.received_by(rank) if piece.name.endswith("_proj.weight"))
@@ -159,7 +159,7 @@ def test_columns_cut_from_rows_are_not_gathered():
 def test_architectures(geometry, p, t, p_g, t_g):
     """Fewer key-value heads than ranks, ranks without vocabulary, biases, tied embeddings, norms of heads, experts."""
     training, generating = nested(p, t, p_g, t_g, data=2)
-    check(megatron(geometry, training), rollout(geometry, generating), neighbours=groups_of(generating))
+    check(megatron(geometry, training), rollout(geometry, generating), neighbors=groups_of(generating))
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_rows_of_fsdp(ranks, replicas, tensor, t_g):
     training = training_mesh(data=ranks // tensor, tensor=tensor)
     generating = generation_mesh(training, copies=replicas, tensor=t_g, pipeline=1)
     sources = fsdp(QWEN3, ranks, replicas=replicas, tensor=tensor)
-    check(sources, rollout(QWEN3, generating), neighbours=groups_of(generating))
+    check(sources, rollout(QWEN3, generating), neighbors=groups_of(generating))
 
 
 @pytest.mark.parametrize(
@@ -214,8 +214,8 @@ def test_any_layout_to_any_other(trained, generating, are_apart, data):
     sources, destinations = in_pools(trained, generating) if are_apart else (trained, generating)
     size = max(len(sources), len(destinations))
     labels = st.lists(st.integers(0, 2), min_size=size, max_size=size)
-    nodes, neighbours = [f"node{number}" for number in data.draw(labels)], data.draw(labels)
-    check(sources, destinations, nodes=nodes, neighbours=neighbours)
+    nodes, neighbors = [f"node{number}" for number in data.draw(labels)], data.draw(labels)
+    check(sources, destinations, nodes=nodes, neighbors=neighbors)
 
 
 SHAPE = (5, 4)
@@ -245,7 +245,7 @@ def test_the_path_of_one_weight():
     plan = make_plan(
         [rows(training.coordinate(rank)["tensor"], 4) for rank in range(8)],
         [rows(generating.coordinate(rank)["tensor"], 2) for rank in range(8)],
-        neighbours=groups_of(generating),
+        neighbors=groups_of(generating),
     )
     assert [piece[1:4] for piece in plan.kept_by(5)] == [(((896, 1792), (0, 3584)), 5, 5)]
     assert [piece[1:4] for piece in plan.received_by(5)] == [(((0, 896), (0, 3584)), 4, 5)]

@@ -8,7 +8,7 @@ from hybridflow.rewards.answers import (
     final_answer,
     hash_answer,
     last_number,
-    normalised,
+    normalized,
     same_answer,
 )
 
@@ -113,11 +113,11 @@ def test_answers_that_differ(left, right):
 
 
 @given(st.integers(-(10**40), 10**40))
-def test_integers_of_any_length_are_normalised_to_themselves(number):
-    assert normalised(f"{number:,}") == normalised(f"{number}.00") == str(number)
+def test_integers_of_any_length_are_normalized_to_themselves(number):
+    assert normalized(f"{number:,}") == normalized(f"{number}.00") == str(number)
 
 
 @given(st.text(max_size=60))
-def test_normalising_twice_changes_nothing_that_matters_and_no_text_breaks_it(text):
+def test_normalizing_twice_changes_nothing_that_matters_and_no_text_breaks_it(text):
     assert same_answer(text, text)
     final_answer(text)

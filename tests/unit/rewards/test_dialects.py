@@ -84,7 +84,7 @@ def scorer_of(tmp_path, text):
 
 
 @pytest.mark.parametrize("name", DIALECTS)
-def test_every_dialect_is_recognised_and_scores_the_same(tmp_path, name):
+def test_every_dialect_is_recognized_and_scores_the_same(tmp_path, name):
     scorer = scorer_of(tmp_path, DIALECTS[name])
     assert scorer.functions[0].dialect.name.lower() == name.split("_")[0]
     scored = scorer.score(PROMPTS, COMPLETIONS, COLUMNS, completion_ids=[[12], [15], [16]])

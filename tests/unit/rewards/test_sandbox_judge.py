@@ -44,7 +44,7 @@ def double(x):
 VALUES = """
 import collections, decimal, enum, fractions
 Point = collections.namedtuple("Point", "x y")
-class Colour(enum.IntEnum): red = 3
+class Color(enum.IntEnum): red = 3
 class Own: pass
 def echo(text): return eval(text)
 """
@@ -59,7 +59,7 @@ def echo(text): return eval(text)
         ),
         *((text, text) for text in ["[1, (2, [3])]", "{1, 2}", "frozenset([1])", "{1: {'a': None}}", "range(3)"]),
         ("Point(1, 2)", "(1, 2)"),
-        ("Colour.red", "3"),
+        ("Color.red", "3"),
         ("collections.Counter('aab')", "{'a': 2, 'b': 1}"),
         ("collections.OrderedDict(a=1).keys()", "{'a'}"),
         ("decimal.Decimal('0.5')", "0.5"),

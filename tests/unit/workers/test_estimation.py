@@ -17,7 +17,7 @@ from tests.unit.workers.roles import one_rank
 GAE = Algorithm(advantage="gae", gamma=0.9, lam=0.8)
 PLAIN_GAE = Algorithm(advantage="gae", gamma=0.9, lam=0.8, whiten_advantages=False)
 DR_GRPO = Algorithm(advantage="dr_grpo")
-PENALISED = Algorithm(advantage="gae", whiten_advantages=False, kl=KL(placement=KLPlacement.reward, coefficient=0.3))
+PENALIZED = Algorithm(advantage="gae", whiten_advantages=False, kl=KL(placement=KLPlacement.reward, coefficient=0.3))
 
 
 def scored(rows: int = 6) -> Batch:
@@ -91,7 +91,7 @@ def test_a_penalty_in_the_reward_is_taken_from_every_token_and_counts_in_advanta
 
 def test_a_penalty_without_a_reference_is_an_error_that_names_it():
     with pytest.raises(BatchError, match=r"algorithm\.kl\.placement=reward.*ref_logprobs"):
-        estimate(scored().only(["uid", "response_mask", "scores", "values", "old_logprobs"]), PENALISED)
+        estimate(scored().only(["uid", "response_mask", "scores", "values", "old_logprobs"]), PENALIZED)
 
 
 def test_the_adaptive_coefficient_follows_the_divergence_and_is_reported_once():
@@ -112,7 +112,7 @@ def test_the_adaptive_coefficient_follows_the_divergence_and_is_reported_once():
 
 WHITENED = ("gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gdpo")
 EVERY = [pytest.param(Algorithm(advantage=name, gamma=0.9, lam=0.8), id=name) for name in ADVANTAGES]
-EVERY.append(pytest.param(PENALISED, id="penalised"))
+EVERY.append(pytest.param(PENALIZED, id="penalized"))
 
 
 @pytest.mark.parametrize("name", ADVANTAGES)
@@ -201,7 +201,7 @@ def test_the_split_over_ranks_does_not_matter(algorithm):
         assert torch.allclose(together.tokens(name).values, expected.tokens(name).values, atol=1e-6), name
 
 
-@pytest.mark.parametrize("algorithm", [GAE, PENALISED], ids=["gae", "penalised"])
+@pytest.mark.parametrize("algorithm", [GAE, PENALIZED], ids=["gae", "penalized"])
 def test_scores_of_tokens_are_part_of_the_score_and_count_once(algorithm):
     batch = scored()
     mask = batch.tokens("response_mask")

@@ -8,7 +8,7 @@ from hybridflow.config.training import Lora
 from hybridflow.errors import BatchError, ConfigError
 from hybridflow.observability.metrics import plain
 from tests.oracles import preferences as oracle
-from tests.preferences import PAIRS, labelled, log_ratios, pairs
+from tests.preferences import PAIRS, labeled, log_ratios, pairs
 from tests.unit.engines.training.engines import largest_difference, weights
 from tests.unit.workers.roles import actor
 
@@ -42,7 +42,7 @@ def test_dpo_is_that_of_plain_loops(toy_dir):
 
 
 def test_kto_is_that_of_plain_loops(toy_dir):
-    worker, batch = worker_of(toy_dir(), loss="kto", desirable_weight=1.4), labelled()
+    worker, batch = worker_of(toy_dir(), loss="kto", desirable_weight=1.4), labeled()
     found = log_ratios(worker, batch)
     labels = batch.row("is_chosen")[::2].tolist()
     expected = oracle.kto(found[::2], labels, found[1::2], beta=0.1, desirable=1.4, undesirable=1.0)
@@ -57,7 +57,7 @@ def test_kto_is_that_of_plain_loops(toy_dir):
 
 @pytest.mark.parametrize("label", [True, False])
 def test_kto_learns_from_one_kind_of_label(toy_dir, label):
-    worker, batch = worker_of(toy_dir(), loss="kto"), labelled((label,) * PAIRS)
+    worker, batch = worker_of(toy_dir(), loss="kto"), labeled((label,) * PAIRS)
     before = weights(worker.engine)
     metrics = plain(worker.preference_step(batch))
     assert ("rewards/chosen" in metrics, "rewards/rejected" in metrics) == (label, not label)

@@ -34,7 +34,7 @@ class _Reader:
     def __init__(self, model: PreTrainedModel, prompts: Ragged, limit_tokens: int) -> None:
         self._model = model
         self._cache: Cache = growing_cache(model.config.get_text_config().num_hidden_layers, limit_tokens)
-        first, source = distinct_neighbours(prompts)
+        first, source = distinct_neighbors(prompts)
         ids, mask = left_padded(prompts.select(first))
         # Without padding no mask is passed at all, which is the fast path of every attention kernel.
         self._mask = None if bool(mask.all()) else mask.to(model.device)
@@ -43,7 +43,7 @@ class _Reader:
         self._source = source.to(model.device)
 
     def read_prompts(self) -> Tensor:
-        """Logits [B, V] after each prompt; a prompt that several neighbouring rows share is read once."""
+        """Logits [B, V] after each prompt; a prompt that several neighboring rows share is read once."""
         logits = self._forward(self._ids, self._positions)
         self._positions = self._positions[:, -1:]
         if len(self._source) > len(self._ids):
@@ -207,7 +207,7 @@ def decode(
     return Decoded(tokens, logprobs, lengths, truncated)
 
 
-def distinct_neighbours(prompts: Ragged) -> tuple[Int64[Tensor, " U"], Int64[Tensor, " B"]]:
+def distinct_neighbors(prompts: Ragged) -> tuple[Int64[Tensor, " U"], Int64[Tensor, " B"]]:
     """Rows whose prompt differs from the row before, and for each row which of those has its prompt."""
     padded, lengths = prompts.padded(-1), prompts.lengths
     differs = torch.ones(len(prompts), dtype=torch.bool)

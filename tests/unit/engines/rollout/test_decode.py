@@ -2,15 +2,15 @@ import torch
 
 from hybridflow.batch import Ragged
 from hybridflow.engines.rollout.transformers.attention import GrowingLayer
-from hybridflow.engines.rollout.transformers.decode import distinct_neighbours, left_padded
+from hybridflow.engines.rollout.transformers.decode import distinct_neighbors, left_padded
 
 
 def ragged(*rows: list[int]) -> Ragged:
     return Ragged.from_rows([torch.tensor(row) for row in rows], torch.int64)
 
 
-def test_equal_neighbours_are_one_prompt_and_equal_strangers_are_two():
-    first, source = distinct_neighbours(ragged([5, 6], [5, 6], [5], [5, 6], [5, 6], [5, 6, 7]))
+def test_equal_neighbors_are_one_prompt_and_equal_strangers_are_two():
+    first, source = distinct_neighbors(ragged([5, 6], [5, 6], [5], [5, 6], [5, 6], [5, 6, 7]))
     assert first.tolist() == [0, 2, 3, 5]
     assert source.tolist() == [0, 0, 1, 2, 2, 3]
 

@@ -78,7 +78,7 @@ GEOMETRY = geometry("qwen3_moe", num_hidden_layers=5, num_experts=3)
 
 @pytest.mark.parametrize(("pipeline", "tensor"), [(1, 1), (1, 2), (2, 1), (2, 2), (3, 4), (5, 8)])
 def test_the_ranks_of_a_replica_hold_the_model_together_and_what_is_divided_once(pipeline, tensor):
-    """With more tensor ranks than key-value heads, neighbours hold the same head; norms and routers are on all."""
+    """With more tensor ranks than key-value heads, neighbors hold the same head; norms and routers are on all."""
     axes = {"data": 2, "pipeline": pipeline, "micro_pipeline": 2, "tensor": tensor, "micro_tensor": 2}
     mesh = ParallelMesh(axes)
     for number, replica in enumerate(mesh.subgroups(("pipeline", "tensor"))):

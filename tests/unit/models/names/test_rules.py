@@ -85,7 +85,7 @@ def test_a_rank_never_holds_half_a_head(drawn):
             assert low % model.head_dim == high % model.head_dim == 0
 
 
-def test_ranks_that_share_a_key_value_head_are_neighbours():
+def test_ranks_that_share_a_key_value_head_are_neighbors():
     model = geometry("llama", num_key_value_heads=2)
     spec = rules.canonical_weights(model)["model.layers.0.self_attn.k_proj.weight"]
     assert [rules.tensor_box(spec, model, rank, 4)[0] for rank in range(4)] == [(0, 16), (0, 16), (16, 32), (16, 32)]

@@ -1,7 +1,7 @@
 import pytest
 
 from hybridflow.config.data import Data
-from hybridflow.data import load_labelled
+from hybridflow.data import load_labeled
 from hybridflow.errors import DataError
 from tests.unit.data.conftest import texts, written
 
@@ -10,7 +10,7 @@ ROW = {"prompt": "a", "completion": "b", "label": True}
 
 
 def loaded(path, tokenizer, rows):
-    return load_labelled([written(path, rows)], Data(), tokenizer)
+    return load_labeled([written(path, rows)], Data(), tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ def loaded(path, tokenizer, rows):
         [{"prompt": "a", "chosen": "b", "rejected": 3}, {"prompt": "d", "chosen": "e", "rejected": "f"}],
     ],
 )
-def test_labelled_responses_and_both_responses_of_pairs(tmp_path, tokenizer, rows):
+def test_labeled_responses_and_both_responses_of_pairs(tmp_path, tokenizer, rows):
     batch = loaded(tmp_path / "a.jsonl", tokenizer, [{**row, "topic": row["prompt"]} for row in rows])
     assert batch.object("prompt")[:3] == batch.object("topic")[:3] == ["a", "a", "d"]
     assert texts(tokenizer, batch.tokens("prompt_ids").rows())[:3] == ["a", "a", "d"]
@@ -73,7 +73,7 @@ def test_blank_completions_are_left_out_with_their_labels_and_counted(tmp_path, 
 
 
 def test_a_file_without_labels_is_an_error(tmp_path, tokenizer):
-    with pytest.raises(DataError, match="no labelled responses") as caught:
+    with pytest.raises(DataError, match="no labeled responses") as caught:
         loaded(tmp_path / "a.jsonl", tokenizer, [{"prompt": "a", "completion": "b"}])
     assert "prompt, completion and label" in caught.value.remedy
 

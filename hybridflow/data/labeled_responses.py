@@ -1,4 +1,4 @@
-"""Labelled responses (unpaired preferences, as for KTO): a prompt, a response, and whether the response is good."""
+"""Labeled responses (unpaired preferences, as for KTO): a prompt, a response, and whether the response is good."""
 
 import logging
 from collections.abc import Collection, Sequence
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 _COMPLETIONS = ("completion", "response", "output")
 
 
-def load_labelled(
+def load_labeled(
     files: Sequence[str], config: Data, tokenizer: PreTrainedTokenizerBase, stop_ids: Collection[int] = ()
 ) -> Batch:
     """One row per response: `prompt_ids`, `response_ids` (with an end-of-sequence), and `is_chosen`, its label.
@@ -38,7 +38,7 @@ def load_labelled(
     """
 
     def read(name: str) -> Batch:
-        responses, others = recognize_labelled(read_rows(name, config), config)
+        responses, others = recognize_labeled(read_rows(name, config), config)
         longest = config.max_prompt_tokens + config.max_response_tokens
         ids = completion_token_ids(responses, tokenizer, stop_ids, max_tokens=longest)
         columns = {"prompt_ids": ids.prompts, "response_ids": ids.responses}
@@ -50,7 +50,7 @@ def load_labelled(
     return read_files(files, read)
 
 
-def recognize_labelled(table: Table, config: Data) -> tuple[list[PromptCompletion], Batch]:
+def recognize_labeled(table: Table, config: Data) -> tuple[list[PromptCompletion], Batch]:
     """The responses of a table, and its other columns: those with a `label`, or both responses of each pair.
 
     Of a pair, the chosen response is a good one and the rejected one is bad.
@@ -66,7 +66,7 @@ def recognize_labelled(table: Table, config: Data) -> tuple[list[PromptCompletio
     completion_name = table.first(_COMPLETIONS)
     if "label" not in table.columns or prompt_name is None or completion_name is None:
         raise DataError(
-            f"'{table.name}' holds no labelled responses; it has: {', '.join(table.columns)}.",
+            f"'{table.name}' holds no labeled responses; it has: {', '.join(table.columns)}.",
             remedy="Name its columns prompt, completion and label (true or false), or prompt, chosen and rejected.",
         )
     prompts = table.column(prompt_name, key="data.prompt_key")
@@ -80,7 +80,7 @@ def recognize_labelled(table: Table, config: Data) -> tuple[list[PromptCompletio
     if len(set(labels)) == 1:
         logger.warning("data=%s label=%s in every row", table.name, str(labels[0]).lower())
     logger.info(
-        "data=%s rows=%d layout=%s,%s,label read_as=labelled_responses",
+        "data=%s rows=%d layout=%s,%s,label read_as=labeled_responses",
         table.name, num_rows, prompt_name, completion_name,
     )  # fmt: skip
     responses = [found[row] for row in kept]

@@ -1,7 +1,7 @@
-"""What can be chosen, as rows of a table: read off the catalogue, the signatures, the presets and the dataflows."""
+"""The table of algorithms, made from the catalogue, the functions' signatures, the presets and the dataflows."""
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import Group, RenderableType
@@ -16,15 +16,9 @@ from hybridflow.dataflows.interface import Dataflow, role_needs
 from hybridflow.launch.compose.compose import compose_run
 from hybridflow.launch.compose.presets import Preset, presets
 from hybridflow.launch.plan.dataflow import DATAFLOWS
-from hybridflow.workers.named_functions import (
-    ESTIMATOR_OFFERS,
-    LABEL_OFFERS,
-    LOSS_OFFERS,
-    PAIR_OFFERS,
-    PREFERENCE_NUMBERS,
-)
+from hybridflow.workers.named_functions import ESTIMATOR_OFFERS, LOSS_OFFERS, PREFERENCE_NUMBERS
 
-NEEDS_OF_PARAMETERS: Mapping[str, str] = {
+_NEEDS_OF_PARAMETERS: Mapping[str, str] = {
     "values": "critic",
     "group_ids": "group",
     "baselines": "greedy pass",
@@ -36,7 +30,7 @@ NEEDS_OF_PARAMETERS: Mapping[str, str] = {
     "chosen_ratios": "reference",
     "anchor": "mismatched responses",
 }
-"""What a run must have, where a function names this parameter without a default."""
+"""What a run must have if a function has this parameter without a default."""
 
 _NUMBERS = ("gamma", "lam", "clip_low", "clip_high", "dual_clip")
 _EVERY_RUN = ("actor", "rollout", "reward")
@@ -44,7 +38,7 @@ _EVERY_RUN = ("actor", "rollout", "reward")
 
 @dataclass(frozen=True)
 class Entry:
-    """One row: what it is called, where it comes from, and how it is run."""
+    """One row of a table: an estimator, a loss or a dataflow."""
 
     name: str
     synonyms: tuple[str, ...]
@@ -53,9 +47,11 @@ class Entry:
     """`file:function`, in the package."""
 
     command: str
+    """What the user types to run it."""
+
     needs: tuple[str, ...]
     settings: Mapping[str, object]
-    """Keys of the configuration that it reads, with what they are."""
+    """The settings that it reads, with the values that its command gives them."""
 
 
 def algorithm_table() -> dict[str, list[Entry]]:
@@ -70,7 +66,7 @@ def algorithm_table() -> dict[str, list[Entry]]:
 
 
 def text_tables(tables: Mapping[str, Sequence[Entry]]) -> RenderableType:
-    """One table a heading: name, how it is run, what it needs, and where it comes from."""
+    """One table per heading, with the command, needs and source of each entry."""
     parts: list[RenderableType] = []
     for heading, entries in tables.items():
         table = Table.grid(padding=(0, 2, 0, 0))
@@ -86,52 +82,31 @@ def text_tables(tables: Mapping[str, Sequence[Entry]]) -> RenderableType:
 
 def _advantage(name: str, method: Method, known: Mapping[str, Preset]) -> Entry:
     preset = _preset(name, "advantage", known)
-    settings = {**_numbers(method, preset), **_own(method, preset, "advantage_settings", ESTIMATOR_OFFERS)}
+    settings = _numbers(method, preset) | _own(method, preset, "advantage_settings", ESTIMATOR_OFFERS)
     command = f"algorithm={preset.name}" if preset else f"algorithm=grpo algorithm.advantage={name}"
-    return Entry(
-        name,
-        _synonyms(name, ADVANTAGE_SYNONYMS),
-        f"{method.source}; whitened over the batch" if method.whitens else method.source,
-        _place(method.function),
-        command,
-        _needs(method, preset),
-        settings,
-    )
+    source = f"{method.source}; whitened over the batch" if method.whitens else method.source
+    place, needs = _place(method.function), _needs(method, preset)
+    return Entry(name, _synonyms(name, ADVANTAGE_SYNONYMS), source, place, command, needs, settings)
 
 
 def _policy_loss(name: str, method: Method, known: Mapping[str, Preset]) -> Entry:
     preset = _preset(name, "policy_loss", known)
-    settings = {**_numbers(method, preset), **_own(method, preset, "loss_settings", LOSS_OFFERS)}
+    settings = _numbers(method, preset) | _own(method, preset, "loss_settings", LOSS_OFFERS)
+    settings["algorithm.aggregation"] = method.aggregation
     command = f"algorithm={preset.name}" if preset else f"algorithm.policy_loss={name}"
-    return Entry(
-        name,
-        _synonyms(name, POLICY_LOSS_SYNONYMS),
-        method.source,
-        _place(method.function),
-        command,
-        _needs(method, None),
-        {**settings, "algorithm.aggregation": method.aggregation},
-    )
+    place, needs = _place(method.function), _needs(method)
+    return Entry(name, _synonyms(name, POLICY_LOSS_SYNONYMS), method.source, place, command, needs, settings)
 
 
 def _preference_loss(name: str, method: Method) -> Entry:
     parameters = inspect.signature(method.function).parameters
-    is_labeled = "is_chosen" in parameters
-    offers = LABEL_OFFERS if is_labeled else PAIR_OFFERS
-    assert all(parameter in offers for parameter in parameters), f"{name} names what is not offered"
-    trainer = "kto" if is_labeled else "dpo"
+    trainer = "kto" if method.data == "labelled" else "dpo"
     numbers = vars(compose_run([], config_name=trainer).config.algorithm.preference)
-    settings = {f"algorithm.preference.{n}": numbers[n] for n in PREFERENCE_NUMBERS if n in parameters and n in numbers}
-    choice = "" if Algorithm().preference.loss == name or is_labeled else f" algorithm.preference.loss={name}"
-    return Entry(
-        name,
-        _synonyms(name, PREFERENCE_SYNONYMS),
-        method.source,
-        _place(method.function),
-        f"main_{trainer}{choice}",
-        _needs(method, None),
-        settings,
-    )
+    settings = {f"algorithm.preference.{n}": numbers[n] for n in PREFERENCE_NUMBERS if n in parameters}
+    is_default = name in (Algorithm().preference.loss, trainer)
+    command = f"main_{trainer}" if is_default else f"main_{trainer} algorithm.preference.loss={name}"
+    place, needs = _place(method.function), _needs(method)
+    return Entry(name, _synonyms(name, PREFERENCE_SYNONYMS), method.source, place, command, needs, settings)
 
 
 def _dataflow(name: str, dataflow: type[Dataflow], known: Mapping[str, Preset]) -> Entry:
@@ -151,17 +126,17 @@ def _dataflow(name: str, dataflow: type[Dataflow], known: Mapping[str, Preset]) 
 
 
 def _preset(name: str, key: str, known: Mapping[str, Preset]) -> Preset | None:
-    """The preset of the same name, where it makes this choice; else the shortest that makes it."""
+    """The preset that makes this choice: the one of the same name if possible, else the one with fewest settings."""
     choosing = [preset for preset in known.values() if preset.get("algorithm", key) == name]
     if key == "policy_loss" and name == Algorithm().policy_loss:
         choosing += [preset for preset in known.values() if preset.get("algorithm", key) is None]
     return min(choosing, key=lambda preset: (preset.name != name, preset.num_settings), default=None)
 
 
-def _needs(method: Method, preset: Preset | None) -> tuple[str, ...]:
-    """What the function names without a default, and what the preset's dataflow has beside every run's roles."""
-    parameters = inspect.signature(method.function).parameters
-    found = [NEEDS_OF_PARAMETERS[n] for n in _required(parameters) if n in NEEDS_OF_PARAMETERS]
+def _needs(method: Method, preset: Preset | None = None) -> tuple[str, ...]:
+    """What the function's required parameters need, and the roles of the preset's dataflow that not every run has."""
+    required = inspect.signature(method.function).parameters.keys() - _defaults(method.function).keys()
+    found = [need for name, need in _NEEDS_OF_PARAMETERS.items() if name in required]
     dataflow = DATAFLOWS.get(str(preset.get("dataflow"))) if preset else None
     if dataflow is not None:
         found += [r for r, need in role_needs(dataflow).items() if not need.is_optional and r not in _EVERY_RUN]
@@ -171,13 +146,13 @@ def _needs(method: Method, preset: Preset | None) -> tuple[str, ...]:
 
 
 def _numbers(method: Method, preset: Preset | None) -> dict[str, object]:
-    """Numbers of the section `algorithm` that the function names, as the preset has them."""
+    """The numbers of the section `algorithm` that are parameters of the function, with the preset's values."""
     names = [name for name in inspect.signature(method.function).parameters if name in _NUMBERS]
     return {f"algorithm.{name}": _of(preset, vars(Algorithm())[name], "algorithm", name) for name in names}
 
 
 def _own(method: Method, preset: Preset | None, table: str, offers: Sequence[str]) -> dict[str, object]:
-    """The method's own settings: what the entry fixes, what the preset gives, and defaults."""
+    """The method's own settings: fixed by its catalogue entry, set by the preset, or default."""
     defaults = {**(_defaults(load(method.prepare)) if method.prepare else {}), **_defaults(method.function)}
     own = {name: method.settings.get(name, default) for name, default in defaults.items() if name not in offers}
     return {f"algorithm.{table}.{name}": _of(preset, value, "algorithm", table, name) for name, value in own.items()}
@@ -188,14 +163,9 @@ def _of(preset: Preset | None, default: object, *path: str) -> object:
     return default if given is None else given
 
 
-def _required(parameters: Mapping[str, inspect.Parameter]) -> Iterator[str]:
-    return (name for name, parameter in parameters.items() if parameter.default is inspect.Parameter.empty)
-
-
-def _defaults(function: object) -> dict[str, object]:
-    assert callable(function), f"{function} is no function"
+def _defaults(function: Callable[..., object]) -> dict[str, object]:
     parameters = inspect.signature(function).parameters
-    return {name: p.default for name, p in parameters.items() if p.default is not inspect.Parameter.empty}
+    return {name: p.default for name, p in parameters.items() if p.default is not p.empty}
 
 
 def _synonyms(name: str, synonyms: Mapping[str, str]) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ family, in which a layer stores 6 hidden + 3 query + 5 intermediate values per t
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hybridflow.config.loop import BackendKind
 from hybridflow.config.model import Dtype
@@ -22,7 +22,6 @@ from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.plan.roles import ACTOR, RoleSpec
 from hybridflow.launch.rules.models import runs_whole
 from hybridflow.models.geometry import (
-    ModelGeometry,
     expert_parameter_count,
     kv_cache_bytes_per_token,
     parameter_count,
@@ -41,7 +40,6 @@ GENERATING = "generating"
 _LOGITS_CHUNK = 1 << 28
 _LOGITS_BYTES = 12
 """A logit in float32, its exponential and its gradient; at most `_LOGITS_CHUNK` logits exist at once."""
-
 
 _OFFLOADED_BUCKETS_BYTES = 3 * 256 << 20
 """An offloaded optimizer has three buckets on the device: one arriving, one being stepped, one leaving."""
@@ -70,21 +68,19 @@ class Phase:
 class _Load:
     """Memory of one role on one device, in bytes."""
 
-    name: str
+    role: RoleSpec
+    training: Training
     weights: float
-    state: float
+    state: float = 0.0
     """Float32 copies and AdamW's moments."""
 
-    gradients: float
-    working: Mapping[str, float]
+    gradients: float = 0.0
+    working: Mapping[str, float] = field(default_factory=dict)
     """Activations, logits and gathered layers while it computes."""
-
-    training: Training
-    is_trained: bool
 
 
 def memory_problems(plan: RunPlan) -> Iterator[Problem]:
-    """Phases of a step that do not fit into the memory of a GPU; says nothing of CPUs."""
+    """Phases of a step that do not fit into the memory of a GPU; nothing on CPUs."""
     if plan.device != "cuda":
         return
     nodes, wanted = available_gpus(plan), sum(plan.pools.values())
@@ -158,15 +154,14 @@ def phase_problems(plan: RunPlan, gpus: NodeGpus | None) -> Iterator[ResourceErr
 
 def memory_phases(plan: RunPlan, pool: str, *, device_bytes: int | None) -> list[Phase]:
     """The phases of a step in a pool, on its fullest device."""
-    here = [role for role in plan.roles if role.pool == pool and role.training and role.view_of is None]
-    loads = [_whole_load(plan, role) if runs_whole(plan, role) else _load(plan, role) for role in here]
+    loads = [_load(plan, role) for role in plan.roles if role.pool == pool and role.training and role.view_of is None]
     rollout = _rollout(plan, pool, device_bytes)
     resident: dict[str, float] = {}
     for load in loads:
-        is_shared = load.name == ACTOR and rollout is not None and not load.training.lora.rank  # views of the rollout's
-        is_away = load.training.offload_parameters or is_shared
-        resident[f"weights of {load.name}"] = 0.0 if is_away else load.weights
-        resident[f"optimizer of {load.name}"] = 0.0 if load.training.offload_optimizer else load.state
+        name, training = load.role.name, load.training
+        is_shared = name == ACTOR and rollout is not None and not training.lora.rank  # views of the rollout's
+        resident[f"weights of {name}"] = 0.0 if training.offload_parameters or is_shared else load.weights
+        resident[f"optimizer of {name}"] = 0.0 if training.offload_optimizer else load.state
     phases = []
     if rollout is not None:
         weights, working, cache = rollout
@@ -179,77 +174,55 @@ def memory_phases(plan: RunPlan, pool: str, *, device_bytes: int | None) -> list
 
 def _phase_of(load: _Load, resident: Mapping[str, float]) -> Phase:
     """The phase of one role's computation."""
-    own = dict(resident)
+    name, own = load.role.name, {**resident, **load.working}
     if load.training.offload_parameters:
-        own[f"weights of {load.name}"] = load.weights
-    if not load.is_trained:
-        return Phase(f"running {load.name}", own | dict(load.working))
+        own[f"weights of {name}"] = load.weights
+    if not load.role.is_trained:
+        return Phase(f"running {name}", own)
     own["gradients"] = load.gradients
     if load.training.offload_optimizer:
-        own[f"optimizer of {load.name}"] = min(load.state, _OFFLOADED_BUCKETS_BYTES)
-    return Phase(f"updating {load.name}", own | dict(load.working))
+        own[f"optimizer of {name}"] = min(load.state, _OFFLOADED_BUCKETS_BYTES)
+    return Phase(f"updating {name}", own)
 
 
 def _load(plan: RunPlan, role: RoleSpec) -> _Load:
     assert role.training is not None and role.model is not None, f"{role.name} runs no model"
-    geometry = plan.models.geometry(role.name)
-    size = value_bytes(role.model.dtype)
-    mesh = {axis: role.mesh.axis_size(axis) for axis in _AXES}
-    shards, optimizer_shards = _shards(role.training, mesh)
+    training, traits = role.training, TRAINING_ENGINES[role.training.engine]
+    if runs_whole(plan, role):
+        directory = plan.models.directory(role.name)
+        files = [*directory.glob("*.safetensors")] or [*directory.glob("*.bin")]
+        return _Load(role, training, sum(file.stat().st_size for file in files))
+    geometry, size = plan.models.geometry(role.name), value_bytes(role.model.dtype)
+    mesh = {axis: role.mesh.axis_size(axis) for axis in ("data", "pipeline", "sequence", "tensor")}
+    shards = math.prod(mesh.values()) // traits.copies(mesh, training.parallelism.replicas)
+    divides_state = not traits.shards_over_data and training.parallelism.distributed_optimizer
     experts = expert_parameter_count(geometry)
-    parameters = parameter_count(geometry) - experts + experts / role.training.parallelism.expert
-    is_whole = role.is_trained and not role.training.lora.rank
-    return _Load(
-        name=role.name,
-        weights=parameters * size / shards,
-        state=parameters * (12 if size == 2 else 8) / optimizer_shards if is_whole else 0.0,
-        gradients=parameters * size / shards if is_whole else 0.0,
-        working=_working(plan, role, geometry, size, mesh, is_sharded=shards > 1),
-        training=role.training,
-        is_trained=role.is_trained,
-    )
-
-
-def _whole_load(plan: RunPlan, role: RoleSpec) -> _Load:
-    """The load of a reward model that is not divided: the size of its weight files."""
-    assert role.training is not None, f"{role.name} runs no model"
-    directory = plan.models.directory(role.name)
-    files = [*directory.glob("*.safetensors")] or [*directory.glob("*.bin")]
-    weights = float(sum(file.stat().st_size for file in files))
-    return _Load(role.name, weights, 0.0, 0.0, {}, role.training, is_trained=False)
-
-
-_AXES = ("data", "pipeline", "sequence", "tensor")
-
-
-def _shards(training: Training, mesh: Mapping[str, int]) -> tuple[int, int]:
-    """The number of devices over which the weights and the optimizer's state are divided."""
-    traits, sizes = TRAINING_ENGINES[training.engine], training.parallelism
-    shards = math.prod(mesh.values()) // traits.copies(mesh, sizes.replicas)
-    divides_state = not traits.shards_over_data and sizes.distributed_optimizer
-    return shards, shards * mesh["data"] if divides_state else shards
+    parameters = (parameter_count(geometry) - experts + experts / training.parallelism.expert) / shards
+    working = _working(plan, role, training, mesh, is_sharded=shards > 1 and traits.shards_over_data)
+    if not role.is_trained or training.lora.rank:
+        return _Load(role, training, parameters * size, working=working)
+    state = parameters * (12 if size == 2 else 8) / (mesh["data"] if divides_state else 1)
+    return _Load(role, training, parameters * size, state, parameters * size, working)
 
 
 def _working(
-    plan: RunPlan, role: RoleSpec, geometry: ModelGeometry, size: int, mesh: Mapping[str, int], *, is_sharded: bool
+    plan: RunPlan, role: RoleSpec, training: Training, mesh: Mapping[str, int], *, is_sharded: bool
 ) -> dict[str, float]:
     """Activations, logits and gathered layers of one micro-batch."""
-    assert role.training is not None
-    longest = plan.sequence_tokens
+    assert role.model is not None, f"{role.name} runs no model"
+    geometry, size, longest = plan.models.geometry(role.name), value_bytes(role.model.dtype), plan.sequence_tokens
     in_all = plan.config.data.batch_size * plan.config.rollout.samples_per_prompt * longest / mesh["data"]
-    tokens = min(max(role.training.microbatch_tokens, longest), in_all) / mesh["sequence"]
+    tokens = min(max(training.microbatch_tokens, longest), in_all) / mesh["sequence"]
     inner = geometry.intermediate * max(geometry.experts_per_token, 1)
-    layer = tokens * size * (6 * geometry.hidden + 3 * geometry.query_width + 5 * inner) / mesh["tensor"]
+    kept = tokens * size * (6 * geometry.hidden + 3 * geometry.query_width + 5 * inner) / mesh["tensor"]
     layers = geometry.layers / mesh["pipeline"]
-    if not role.is_trained:
-        kept = layer
-    elif role.training.gradient_checkpointing:
-        kept = layers * tokens * size * geometry.hidden + layer
-    else:
-        kept = layers * layer
+    if role.is_trained and training.gradient_checkpointing:
+        kept += layers * tokens * size * geometry.hidden
+    elif role.is_trained:
+        kept *= layers
     logits = min(tokens * geometry.vocab / mesh["tensor"], _LOGITS_CHUNK) * _LOGITS_BYTES
     found = {"activations": kept, "logits": logits}
-    if is_sharded and TRAINING_ENGINES[role.training.engine].shards_over_data:
+    if is_sharded:
         embedding = geometry.vocab * geometry.hidden
         layer_weights = (parameter_count(geometry) - embedding) / geometry.layers
         found["gathered layers"] = (2 * layer_weights + embedding) * size / mesh["tensor"]
@@ -284,17 +257,17 @@ def _vllm_memory(plan: RunPlan, device_bytes: int) -> VllmMemory:
 
 def _remedy(plan: RunPlan, pool: str) -> str:
     """The settings that lower the peak, the cheapest first."""
-    longest, advice = plan.sequence_tokens, []
+    advice = []
     if plan.policy.dtype is Dtype.float32:
         advice.append("model.dtype=bfloat16")
     for role in plan.roles:
         if role.pool != pool or not role.is_trained or role.training is None:
             continue
-        section = "critic" if role.name != ACTOR and "critic" in role.name else ACTOR
+        section = "critic" if "critic" in role.name else ACTOR
         if not role.training.gradient_checkpointing:
             advice.append(f"{section}.gradient_checkpointing=true")
-        if role.training.microbatch_tokens > longest:
-            advice.append(f"{section}.microbatch_tokens={longest}")
+        if role.training.microbatch_tokens > plan.sequence_tokens:
+            advice.append(f"{section}.microbatch_tokens={plan.sequence_tokens}")
         if not role.training.offload_optimizer:
             advice.append(f"{section}.offload_optimizer=true")
     if plan.config.rollout.engine is RolloutKind.transformers:

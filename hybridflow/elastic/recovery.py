@@ -33,21 +33,12 @@ def resolve_resume(resume: str, store: CheckpointStore, total_steps: int) -> Che
         return None
     check_links(store.directory)
     checkpoint = store.latest() if resume == "auto" else store.open(user_path(resume, key="trainer.resume"))
-    if checkpoint is None:
-        return None
-    if checkpoint.step > total_steps:
+    if checkpoint is not None and checkpoint.step > total_steps:
         raise CheckpointError(
             f"{checkpoint.path} is at step {checkpoint.step}, beyond trainer.total_steps={total_steps}.",
             remedy=f"Set trainer.total_steps above {checkpoint.step}, or trainer.resume=never to start over.",
         )
     return checkpoint
-
-
-def warn_of_complete(checkpoint: Checkpoint, total_steps: int) -> None:
-    """Warns if a run that could resume has completed all its steps."""
-    if checkpoint.step == total_steps:
-        advice = "raise it to continue, or set trainer.resume=never to start over."
-        logger.warning("checkpoint=%s has all of trainer.total_steps=%d: %s", checkpoint.path, total_steps, advice)
 
 
 def set_aside(run_dir: Path) -> Path | None:
@@ -80,19 +71,14 @@ def set_aside(run_dir: Path) -> Path | None:
 
 
 def set_later_aside(store: CheckpointStore, checkpoint: Checkpoint) -> list[Path]:
-    """Renames the store's checkpoints that do not precede the one resumed from, so that `auto` ignores them later.
+    """Renames the store's checkpoints of later steps than the one resumed from, so that `auto` ignores them later.
 
-    For `trainer.resume=<path>`, after which they are not part of the run's history; if the path is outside the store,
-    all of the store's. They become `step_N.<n>` and are never deleted; returns the new paths.
+    With `trainer.resume=<path>` they are no longer part of the run's history. They become `step_N.<n>` and are never
+    deleted; returns the new paths.
     """
-    linked = checkpoint.path.resolve() in {path.resolve() for path in store.paths()}
-    own = linked or checkpoint.path.parent.resolve() == store.directory.resolve()
-    before = {
-        path.resolve() for path in store.paths() if own and int(path.name.removeprefix("step_")) <= checkpoint.step
-    }
     moved = []
     for path in store.paths():
-        if path.resolve() not in before:
+        if int(path.name.removeprefix("step_")) > checkpoint.step:
             moved.append(_free_name(path))
             os.rename(path, moved[-1])
             logger.warning("checkpoint=%s is not in the history of this run and is now %s", path, moved[-1])

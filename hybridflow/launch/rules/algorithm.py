@@ -30,9 +30,13 @@ _PROMPTS_OF_THE_TASK = ("builtin:calculator/train", "builtin:calculator/eval")
 
 
 def algorithm_problems(config: Experiment, dataflow: type[Dataflow]) -> Iterator[ConfigError]:
-    """What the dataflow cannot do with its algorithm's settings, or with its data."""
+    """Algorithm settings and data that the dataflow cannot use."""
     if learns_from_samples(dataflow):
-        yield from _sampling(config)
+        if config.rollout.sampling.temperature == 0:
+            yield ConfigError(
+                "rollout.sampling.temperature=0 always gives the same response, so there is nothing to learn from.",
+                remedy="Use 1.0 for training; rollout.eval_sampling.temperature=0 is fine.",
+            )
         yield from _estimator(config, dataflow)
     yield from _pairs(config, dataflow)
     if learns_from_preferences(dataflow) and dataflow.provides is not None:
@@ -40,16 +44,8 @@ def algorithm_problems(config: Experiment, dataflow: type[Dataflow]) -> Iterator
     yield from _pretraining(config, dataflow)
 
 
-def _sampling(config: Experiment) -> Iterator[ConfigError]:
-    if config.rollout.sampling.temperature == 0:
-        yield ConfigError(
-            "rollout.sampling.temperature=0 always gives the same response, so there is nothing to learn from.",
-            remedy="Use 1.0 for training; rollout.eval_sampling.temperature=0 is fine.",
-        )
-
-
 def _estimator(config: Experiment, dataflow: type[Dataflow]) -> Iterator[ConfigError]:
-    """The dataflow provides what the estimator reads, and samples to compare."""
+    """Estimators whose columns the dataflow does not provide, or that need several samples per prompt."""
     name = chosen(config.algorithm.advantage, "algorithm.advantage", ADVANTAGES)
     if dataflow.provides is None or is_own(name):
         return
@@ -79,12 +75,12 @@ def _estimator(config: Experiment, dataflow: type[Dataflow]) -> Iterator[ConfigE
 
 
 def _fits(provided: frozenset[str], wanted: frozenset[str]) -> bool:
-    """All that is wanted is provided, and of what is provided something is wanted."""
+    """Whether the dataflow provides all columns that the estimator reads, and the estimator reads some if it can."""
     return wanted <= provided and bool(wanted) is bool(provided)
 
 
 def _preference(config: Experiment, dataflow: type[Dataflow]) -> Iterator[ConfigError]:
-    """The loss is one for the dataflow's data, has something to learn from, and a reference where it compares."""
+    """Preference losses for other data, with all weights 0, or with a precomputed reference that they do not read."""
     preference = config.algorithm.preference
     loss = chosen(preference.loss, "algorithm.preference.loss", PREFERENCE_LOSSES)
     if is_own(loss):
@@ -102,10 +98,9 @@ def _preference(config: Experiment, dataflow: type[Dataflow]) -> Iterator[Config
             "algorithm.preference.desirable_weight=0 and undesirable_weight=0 leave nothing to learn from.",
             remedy="Use 1 for one of them at least.",
         )
-    has_pairs = dataflow.data == "preferences"
     if PREFERENCE_LOSSES[loss].data != dataflow.data:
         fitting = ", ".join(name for name, method in PREFERENCE_LOSSES.items() if method.data == dataflow.data)
-        own, other = ("dpo", "kto") if has_pairs else ("kto", "dpo")
+        own, other = ("dpo", "kto") if dataflow.data == "preferences" else ("kto", "dpo")
         yield ConfigError(
             f"dataflow={config.dataflow} cannot use algorithm.preference.loss={loss}.",
             remedy=f"Use {fitting} (python -m hybridflow.trainer.main_{own} does); or"
@@ -114,7 +109,7 @@ def _preference(config: Experiment, dataflow: type[Dataflow]) -> Iterator[Config
 
 
 def _pairs(config: Experiment, dataflow: type[Dataflow]) -> Iterator[ConfigError]:
-    """The built-in task of a trainer that learns from samples has no preferences."""
+    """The built-in task's prompts, which are not preferences, for a dataflow that learns from preferences."""
     prompts = [name for name in config.data.train_files if name in _PROMPTS_OF_THE_TASK]
     if prompts and dataflow.data in PREFERENCE_DATA:
         trains_reward_model = any(need.kind is TrainableRewardModel for need in role_needs(dataflow).values())
@@ -127,7 +122,7 @@ def _pairs(config: Experiment, dataflow: type[Dataflow]) -> Iterator[ConfigError
 
 
 def _pretraining(config: Experiment, dataflow: type[Dataflow]) -> Iterator[ConfigError]:
-    """Texts of pretraining have a weight, and a dataflow that reads them."""
+    """Pretraining texts without a weight, or with a dataflow that does not read them."""
     weight, files = config.algorithm.pretraining_coefficient, config.data.pretraining_files
     if dataflow.provides is None:
         return
@@ -145,7 +140,7 @@ def _pretraining(config: Experiment, dataflow: type[Dataflow]) -> Iterator[Confi
 
 
 def gradient_problems(plan: RunPlan) -> Iterator[Problem]:
-    """A loss that ignores the policy that drew the samples is right only for the first optimizer step of a batch."""
+    """Several optimizer steps per batch with a loss that is correct only for the first, because it has no ratios."""
     loss, steps = plan.functions.policy_loss, optimizer_steps_per_step(plan.config, plan.config.actor)
     if loss is not None and steps > 1 and "old_logprobs" not in loss.parameters:
         yield Advice(
@@ -156,7 +151,7 @@ def gradient_problems(plan: RunPlan) -> Iterator[Problem]:
 
 
 def reward_weight_problems(plan: RunPlan) -> Iterator[Problem]:
-    """GDPO weighs each function, and the reward model after them."""
+    """GDPO weights that do not match the rewards: one per function, then one for the reward model."""
     config, estimator = plan.config, plan.functions.estimator
     if estimator is None or estimator.name != "gdpo" or "reward" in config.roles:
         return
@@ -165,7 +160,7 @@ def reward_weight_problems(plan: RunPlan) -> Iterator[Problem]:
     if config.reward.weights and not weights:
         yield Advice(
             f"reward.weights={config.reward.weights} is without effect on advantages: algorithm.advantage=gdpo weighs"
-            " each reward by algorithm.advantage_settings.weights, 1 each if there are none.",
+            " each reward by algorithm.advantage_settings.weights, by default 1.",
             remedy="Set algorithm.advantage_settings.weights.",
         )
     if isinstance(weights, list) and weights and len(weights) != len(rewards):

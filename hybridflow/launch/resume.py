@@ -38,10 +38,10 @@ from hybridflow.parallel.file_records import in_threads
 
 logger = logging.getLogger(__name__)
 
-_TRAINING_FILES = ("data.train_files", "data.pretraining_files")
-Digest = Callable[[], str]
+_Digest = Callable[[], str]
 """Computes the fingerprint of one file, or asks the hub for the revision of a dataset."""
 
+_TRAINING_FILES = ("data.train_files", "data.pretraining_files")
 _MODEL_FILES = (".json", ".safetensors", ".bin", ".model", ".txt", ".jinja", ".tiktoken", ".py")
 
 
@@ -129,18 +129,16 @@ def fingerprints(plan: RunPlan) -> Fingerprints:
 
     So a run that is resumed from another copy of its directory is compared with the files that it reads there.
     """
-    composed, config = plan.composed, plan.config
-    written = _written(composed)
-    found: dict[str, dict[str, Digest]] = {name: dict(_of_data(name)) for name in _data_files(plan)}
+    data, written = plan.config.data, _written(plan.composed)
+    sources = [*data.train_files, *data.pretraining_files, *(data.eval_files if plan.is_evaluated else [])]
+    found: dict[str, dict[str, _Digest]] = {name: dict(_of_data(name)) for name in sources}
     for role in plan.roles:
         for path in () if role.model is None else (role.model.path, role.model.tokenizer_path):
             if path is not None:
                 found[path] = dict(_of_directory(resolve_model_path(path), suffixes=_MODEL_FILES))
-    template = config.data.chat_template
-    named = [] if template is None else [template]
-    texts = list(_texts(composed.flat().values()))
+    texts = [word for value in plan.composed.flat().values() for word in words_of(value) if isinstance(word, str)]
     files = {file for text in texts if (file := written_file(text)) is not None and user_path(file).is_file()}
-    for name in [*named, *sorted(files)]:
+    for name in [*([] if data.chat_template is None else [data.chat_template]), *sorted(files)]:
         found[name] = {"": partial(file_fingerprint, user_path(name))}
     for module, path in _modules(texts, [user_path(file).absolute().parent for file in files]).items():
         found[f"module {module}"] = {"": partial(file_fingerprint, path)}
@@ -161,12 +159,7 @@ def _written(composed: Composed) -> Mapping[str, set[str]]:
     return names
 
 
-def _data_files(plan: RunPlan) -> list[str]:
-    data = plan.config.data
-    return [*data.train_files, *data.pretraining_files, *(data.eval_files if plan.is_evaluated else [])]
-
-
-def _of_data(name: str) -> Iterator[tuple[str, Digest]]:
+def _of_data(name: str) -> Iterator[tuple[str, _Digest]]:
     if name.startswith(TASK_PREFIX):
         return
     dataset = hub_name(name)
@@ -179,16 +172,11 @@ def _of_data(name: str) -> Iterator[tuple[str, Digest]]:
         yield "", partial(revision, dataset)
 
 
-def _of_directory(directory: Path, suffixes: Sequence[str] = ()) -> Iterator[tuple[str, Digest]]:
+def _of_directory(directory: Path, suffixes: Sequence[str] = ()) -> Iterator[tuple[str, _Digest]]:
     """Every file below the directory or, with suffixes, the files in the directory itself that have one of them."""
     for path in sorted(directory.iterdir() if suffixes else directory.rglob("*")):
         if path.is_file() and (not suffixes or path.suffix in suffixes):
             yield str(path.relative_to(directory)), partial(file_fingerprint, path)
-
-
-def _texts(values: Iterable[object]) -> Iterator[str]:
-    for value in values:
-        yield from (word for word in words_of(value) if isinstance(word, str))
 
 
 def _modules(texts: Iterable[str], folders: Iterable[Path]) -> dict[str, Path]:
@@ -197,20 +185,15 @@ def _modules(texts: Iterable[str], folders: Iterable[Path]) -> dict[str, Path]:
 
     The package's own do not count, nor what is installed, unless a setting names it.
     """
-    named = {}
+    named, packages = {}, []
     for text in texts:
         name = text.rpartition(":")[2].rpartition(".")[0]
         module = None if name.partition(".")[0] == "hybridflow" else sys.modules.get(name)
         origin = module.__spec__.origin if module is not None and module.__spec__ is not None else None
         if origin is not None and origin.endswith(".py"):
-            named[name] = Path(origin)
-    packages = [_import_root(name, file) for name, file in named.items()]
+            named[name] = file = Path(origin)
+            depth = name.count(".") + (file.name == "__init__.py")  # of the file below where its package was found
+            packages.append(file.parents[min(depth, len(file.parents) - 1)])
     roots = {os.path.realpath(folder) for folder in [Path.cwd(), *folders, *packages]}
     imported = {name: file for name, file in imported_modules().items() if not name.startswith(FILE_MODULE)}
     return named | {n: f for n, f in imported.items() if any(f.resolve().is_relative_to(root) for root in roots)}
-
-
-def _import_root(module: str, file: Path) -> Path:
-    """The directory in which the import of a module found its outermost package."""
-    depth = module.count(".") + (file.name == "__init__.py")
-    return file.parents[min(depth, len(file.parents) - 1)]

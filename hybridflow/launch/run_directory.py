@@ -11,7 +11,7 @@ from pathlib import Path
 from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore
 from hybridflow.elastic.claim import check_in_place, check_unclaimed, claim, release
 from hybridflow.elastic.compatibility import Fingerprints
-from hybridflow.elastic.recovery import resolve_resume, set_aside, set_later_aside, warn_of_complete
+from hybridflow.elastic.recovery import resolve_resume, set_aside, set_later_aside
 from hybridflow.errors import ResourceError
 from hybridflow.launch.compose.help import config_text
 from hybridflow.launch.plan.data import RunData
@@ -75,8 +75,8 @@ class EarlierRun:
             directory = self.directory.resolve()  # of a symbolic link, the target was set aside
             shutil.rmtree(directory, ignore_errors=True)
             os.rename(self.aside, directory)
-            with (self.directory / LOG_FILE).open("a", encoding="utf-8") as log:
-                log.write(lines)
+            with log.open("a", encoding="utf-8") as file:
+                file.write(lines)
 
 
 def open_directory(plan: RunPlan, data: RunData, inputs: Fingerprints) -> tuple[Checkpoint | None, EarlierRun]:
@@ -121,7 +121,9 @@ def _opened(earlier: EarlierRun, plan: RunPlan, data: RunData, inputs: Fingerpri
     changes = Changes()
     if checkpoint is not None:
         changes = check_resumable(checkpoint, plan, data, inputs)
-        warn_of_complete(checkpoint, trainer.total_steps)
+        if checkpoint.step == trainer.total_steps:
+            logger.warning("checkpoint=%s has all of trainer.total_steps=%d: raise it to continue, or set"
+                           " trainer.resume=never to start over", checkpoint.path, checkpoint.step)  # fmt: skip
     if checkpoint is not None and store.is_own(checkpoint.path):
         earlier.later = set_later_aside(store, checkpoint)
         earlier.files = {path: path.read_bytes() for path in [directory / CONFIG_FILE] if path.is_file()}

@@ -6,7 +6,7 @@ import pytest
 
 from hybridflow.elastic.checkpoint import CheckpointStore
 from hybridflow.elastic.claim import claim, release
-from hybridflow.elastic.recovery import resolve_resume, set_aside, set_later_aside, warn_of_complete
+from hybridflow.elastic.recovery import resolve_resume, set_aside, set_later_aside
 from hybridflow.errors import CheckpointError, ResourceError
 from tests.unit.elastic.victim import store_with
 
@@ -35,14 +35,6 @@ def test_a_path_that_is_no_checkpoint_names_the_nearest(path, tmp_path):
         resolve_resume(str(tmp_path / path), store, 10)
 
 
-def test_a_finished_run_is_told_how_to_go_on(tmp_path, caplog):
-    finished = resolve_resume("auto", store_with(tmp_path, 5), 5)
-    assert finished is not None and finished.step == 5
-    assert "raise it" not in caplog.text
-    warn_of_complete(finished, 5)
-    assert "trainer.total_steps=5: raise it" in caplog.text
-
-
 def test_a_run_beyond_its_total_steps_is_an_error(tmp_path):
     with pytest.raises(CheckpointError, match=r"at step 5, beyond trainer\.total_steps=4.*above 5"):
         resolve_resume("auto", store_with(tmp_path, 5), 4)
@@ -61,12 +53,10 @@ def test_a_run_set_aside_loses_nothing(tmp_path):
 
 
 def test_checkpoints_after_the_one_resumed_from_step_aside(tmp_path):
-    store, other = store_with(tmp_path / "a", 1, 2, 3), store_with(tmp_path / "b", 5)
+    store = store_with(tmp_path, 1, 2, 3)
     moved = set_later_aside(store, store.open(store.paths()[0]))
     assert [path.name for path in moved] == ["step_2.1", "step_3.1"]
     assert all(store.open(path) for path in moved)
-    assert [path.name for path in set_later_aside(store, other.open(other.paths()[0]))] == ["step_1.1"]
-    assert store.latest() is None
 
 
 def linked(run_dir: Path, name: str) -> Path:

@@ -160,7 +160,9 @@ def test_a_run_that_failed_goes_on_with_the_same_numbers_to_the_last_bit(words, 
 def test_a_finished_run_started_again_only_reports_and_says_if_no_ending_was_recorded(words, caplog):
     first = words.run("whole")
     before = rows(first)
+    assert "raise it to continue" not in caplog.text
     again = words.run("whole")
+    assert "step_4 has all of trainer.total_steps=4: raise it to continue" in caplog.text
     assert rows(again) == before
     assert again.outcome.checkpoint == first.outcome.checkpoint
     assert again.outcome.evaluation == first.outcome.evaluation

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from benchmarks.planning import LLAMA_70B, Case, fsdp, megatron, rollout
+from benchmarks.planning import LLAMA_70B, Case, fsdp, lower_bound, megatron, rollout
 from benchmarks.resharding_slicing import bytes_gathered, gather_and_slice, send_and_slice
 from hybridflow.config.rollout import Transfer, TransferKind
 from hybridflow.config.training import TrainingEngine
@@ -159,7 +159,7 @@ def measured(rank: int, options: argparse.Namespace) -> dict:
         "model_bytes": dtype.itemsize
         * sum(math.prod(spec.shape) for spec in canonical_weights(case.geometry).values()),
         "bytes_received": [plan.bytes_received(each) for each in range(size)],
-        "lower_bound": [plan.lower_bound(each) for each in range(size)],
+        "lower_bound": [lower_bound(plan, each) for each in range(size)],
         "bytes_of_others": bytes_gathered(trained, dtype.itemsize),
         "bytes_wanted": [sum(volume(h.box) * dtype.itemsize for h in held) for held in wanted],
         "executor": verified.executor.name,

@@ -10,9 +10,11 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from hybridflow.parallel.boxes import Box, volume
+
+SlotT = TypeVar("SlotT")
 
 Kind = tuple[tuple[int, ...], int]
 """Shape of a weight, and bytes per element."""
@@ -122,11 +124,8 @@ class Declared(NamedTuple):
     @staticmethod
     def of(weights: Iterable[tuple[str, str, tuple[int, ...], Box]]) -> "Declared":
         """From the name, dtype, shape and box of each weight."""
-        names, slots, numbers = [], [], {}
-        for name, dtype, shape, box in weights:
-            names.append(name)
-            slots.append(numbers.setdefault((shape, dtype, box), len(numbers)))
-        return Declared(names, slots, [slot[:2] for slot in numbers], [slot[2] for slot in numbers])
+        names, slots, found = _in_slots((name, (shape, dtype, box)) for name, dtype, shape, box in weights)
+        return Declared(names, slots, [slot[:2] for slot in found], [slot[2] for slot in found])
 
     @property
     def roster_message(self) -> bytes:
@@ -155,13 +154,10 @@ class TransferRoster(NamedTuple):
     @staticmethod
     def of(declared: Declared, itemsizes: Mapping[str, int]) -> "TransferRoster":
         """From what a rank declares, and the bytes per element of each wanted weight."""
-        names, slots, numbers = [], [], {}
-        for name, slot in zip(declared.names, declared.slots, strict=True):
-            if name in itemsizes:
-                names.append(name)
-                slots.append(numbers.setdefault((slot, itemsizes[name]), len(numbers)))
-        kinds = tuple((declared.kinds[slot][0], itemsize) for slot, itemsize in numbers)
-        return TransferRoster(Roster(tuple(names), tuple(slots), kinds), tuple(slot for slot, _ in numbers))
+        own = zip(declared.names, declared.slots, strict=True)
+        names, slots, found = _in_slots((name, (slot, itemsizes[name])) for name, slot in own if name in itemsizes)
+        kinds = tuple((declared.kinds[slot][0], itemsize) for slot, itemsize in found)
+        return TransferRoster(Roster(names, slots, kinds), tuple(slot for slot, _ in found))
 
     def on(self, boxes: Sequence[Box]) -> RankHoldings:
         """The holdings of a rank, given the boxes of its declared slots."""
@@ -169,9 +165,12 @@ class TransferRoster(NamedTuple):
 
 
 def _compressed(holdings: Iterable[Holding]) -> RankHoldings:
-    names, slots, numbers = [], [], {}
-    for name, shape, box, itemsize in holdings:
-        names.append(name)
-        slots.append(numbers.setdefault(((shape, itemsize), box), len(numbers)))
-    roster = Roster(tuple(names), tuple(slots), tuple(kind for kind, _ in numbers))
-    return RankHoldings(roster, tuple(box for _, box in numbers))
+    names, slots, found = _in_slots((name, ((shape, itemsize), box)) for name, shape, box, itemsize in holdings)
+    return RankHoldings(Roster(names, slots, tuple(kind for kind, _ in found)), tuple(box for _, box in found))
+
+
+def _in_slots(weights: Iterable[tuple[str, SlotT]]) -> tuple[tuple[str, ...], tuple[int, ...], list[SlotT]]:
+    """The names, the slot of each, and the distinct slots, numbered in order of appearance."""
+    numbers: dict[SlotT, int] = {}
+    pairs = [(name, numbers.setdefault(slot, len(numbers))) for name, slot in weights]
+    return tuple(name for name, _ in pairs), tuple(number for _, number in pairs), list(numbers)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridflow.parallel.boxes import Box, uncovered, volume
+from hybridflow.parallel.boxes import Box
 from hybridflow.resharding.holdings import Holding, Piece, Ranked, RankHoldings, ranked
 from hybridflow.resharding.routes import Ints, Route, Topology, make_route
 from hybridflow.resharding.weight_classes import classify
@@ -103,32 +103,6 @@ class ReshardPlan:
         """Bytes that a rank both holds and wants."""
         return int(self._kept[rank])
 
-    def lower_bound(self, rank: int) -> int:
-        """Bytes that a rank wants and does not hold: the least that any plan can send it."""
-        own: dict[str, list[Box]] = defaultdict(list)
-        for held in self.sources[rank]:
-            own[held.name].append(held.box)
-        return sum(
-            volume(box) * wanted.itemsize
-            for wanted in self.destinations[rank]
-            for box in uncovered(wanted.box, own[wanted.name])
-        )
-
-    def describe(self, most_ranks: int = 16) -> str:
-        """A readable table of the bytes that each rank wants, keeps, receives and sends."""
-        moved, held = int(self._received.sum()), sum(len(route.weights.names) for route in self.routes)
-        lines = [
-            f"{held} weights in {len(self.routes)} layouts, {self.size} ranks: {_megabytes(moved)} MB move",
-            f"{'rank':>6}{'wants':>12}{'keeps':>12}{'receives':>12}{'at least':>12}{'sends':>12}   MB",
-        ]
-        for rank in range(min(self.size, most_ranks)):
-            kept, received = self.bytes_kept(rank), self.bytes_received(rank)
-            numbers = (kept + received, kept, received, self.lower_bound(rank), self.bytes_sent(rank))
-            lines.append(f"{rank:>6}" + "".join(f"{_megabytes(number):>12}" for number in numbers))
-        if self.size > most_ranks:
-            lines.append(f"{'...':>6} and {self.size - most_ranks} more")
-        return "\n".join(lines)
-
     def _listed(self, rows_of: Callable[[Route, int], Ints], rank: int, chosen: Chosen) -> tuple[Piece, ...]:
         with _collector_paused():
             return tuple(_pieces(((route, rows_of(route, rank)) for route in self.routes), chosen))
@@ -181,10 +155,6 @@ def _collector_paused() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-def _megabytes(nbytes: int) -> str:
-    return f"{nbytes / 1e6:,.3f}" if nbytes < 1e8 else f"{nbytes / 1e6:,.0f}"
 
 
 def _pieces(selected: Iterable[tuple[Route, Ints]], chosen: Chosen | None = None) -> list[Piece]:

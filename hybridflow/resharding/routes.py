@@ -192,26 +192,19 @@ class Route:
         places = {box: place for place, box in enumerate(sorted(set(self.boxes)))}
         return np.array([places[box] for box in self.boxes], dtype=np.int64)
 
-    def _entries(self) -> tuple[Ints, Ints, Ints]:
-        """Every row and candidate, and the number of weights that come from it."""
+    def bytes_by(self, *, size: int, by_source: bool, is_moving: bool = True) -> Ints:
+        """Bytes that move between `size` ranks, or that stay on them, summed by source or by destination."""
         if self.holder is not None:
-            rows = self.rows.all
-            return rows, self.sources(rows, 0), np.full_like(rows, len(self.weights.names))
+            return self._bytes_of_holders(self.holder, size, by_source, is_moving)
         turn, first, candidates = self._choices
         counts = np.diff(first)
         row = np.repeat(np.arange(len(counts)), counts)
         place = np.arange(len(candidates)) - first[row]
         number = (place - turn[row]) % counts[row]  # the first weight that comes from this candidate
-        return row, candidates, (len(self.weights.names) - number + counts[row] - 1) // counts[row]
-
-    def bytes_by(self, *, size: int, by_source: bool, is_moving: bool = True) -> Ints:
-        """Bytes that move between `size` ranks, or that stay on them, summed by source or by destination."""
-        if self.holder is not None:
-            return self._bytes_of_holders(self.holder, size, by_source, is_moving)
-        row, source, weights = self._entries()
+        weights = (len(self.weights.names) - number + counts[row] - 1) // counts[row]
         destination = self.rows.destinations(row)
-        nbytes = self.nbytes[self.rows.regions(row)] * weights * ((source != destination) == is_moving)
-        return _sums(source if by_source else destination, nbytes, size)
+        nbytes = self.nbytes[self.rows.regions(row)] * weights * ((candidates != destination) == is_moving)
+        return _sums(candidates if by_source else destination, nbytes, size)
 
     def _bytes_of_holders(self, holder: Ints, size: int, by_source: bool, is_moving: bool) -> Ints:
         """`bytes_by` without listing rows: a region stays on its holder if wanted there, and goes to all others."""

@@ -145,7 +145,7 @@ class Transport:
     def gather_messages(self, message: bytes) -> list[bytes]:
         """The message of every rank, in rank order. Equal messages are sent once, and are one object.
 
-        See `exchange_bytes` for the bytes that a rank receives.
+        A rank receives a digest and a length per rank, and every distinct message twice, as in a ring all-reduce.
         """
         if self.group is None:
             return [message]
@@ -176,14 +176,6 @@ class Transport:
         parts = [torch.empty_like(tensor) for _ in range(self.size)]
         self.wait(self.group.allgather([parts], [tensor]), tuple(range(self.size)), self.deadline())
         return parts
-
-
-def exchange_bytes(messages: Sequence[bytes]) -> int:
-    """Bytes that each rank receives in `gather_messages`, given the messages of all ranks.
-
-    A digest and a length per rank, and every distinct message twice, as in a ring all-reduce.
-    """
-    return len(messages) * (DIGEST_BYTES + 8) + 2 * sum(map(len, set(messages)))
 
 
 def joint_group(

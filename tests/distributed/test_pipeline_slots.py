@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.planning import lower_bound
 from hybridflow.config.derived import training_mesh
 from hybridflow.config.model import Model
 from hybridflow.config.placement import Parallelism
@@ -61,7 +62,7 @@ def fill_slots(rank: int, directory: Path, parallelism: Parallelism, pipeline: i
     report = resharder.transfer(1)
     shards = {"trained": engine.weight_shards(), "generating": slots.values()}
     held = {which: _held(pieces) for which, pieces in shards.items()}
-    return held, report.bytes_moved, resharder.plan.lower_bound(rank), len(bound)
+    return held, report.bytes_moved, lower_bound(resharder.plan, rank), len(bound)
 
 
 def _held(shards) -> dict[str, list]:

@@ -2,9 +2,12 @@
 
 from hybridflow.config.rollout import TransferKind
 from hybridflow.errors import ConfigError
+from hybridflow.resharding.executors.cuda_ipc import CudaIpcExecutor
+from hybridflow.resharding.executors.gather import GatherExecutor
 from hybridflow.resharding.executors.interface import Executor, ExecutorSetup
 from hybridflow.resharding.executors.local import LocalExecutor
 from hybridflow.resharding.executors.send_recv import SendRecvExecutor
+from hybridflow.resharding.executors.shared_memory import SharedMemoryExecutor
 
 
 def executor_kind(setup: ExecutorSetup) -> TransferKind:
@@ -24,22 +27,12 @@ def make_executor(setup: ExecutorSetup) -> Executor:
     return _EXECUTORS[executor_kind(setup)](setup)
 
 
-def _gather(setup: ExecutorSetup) -> Executor:
-    from hybridflow.resharding.executors.gather import GatherExecutor
-
-    return GatherExecutor(setup)
-
-
 def _shared_memory(setup: ExecutorSetup) -> Executor:
-    from hybridflow.resharding.executors.shared_memory import SharedMemoryExecutor
-
     _require_one_machine(setup)
     return SharedMemoryExecutor(setup)
 
 
 def _cuda_ipc(setup: ExecutorSetup) -> Executor:
-    from hybridflow.resharding.executors.cuda_ipc import CudaIpcExecutor
-
     _require_one_machine(setup)
     device = setup.transport.device
     if device.type != "cuda":
@@ -61,7 +54,7 @@ def _require_one_machine(setup: ExecutorSetup) -> None:
 
 _EXECUTORS = {
     TransferKind.local: LocalExecutor,
-    TransferKind.gather: _gather,
+    TransferKind.gather: GatherExecutor,
     TransferKind.send_recv: SendRecvExecutor,
     TransferKind.shared_memory: _shared_memory,
     TransferKind.cuda_ipc: _cuda_ipc,

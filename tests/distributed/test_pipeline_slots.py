@@ -83,6 +83,6 @@ def test_stages_of_generation_hold_the_model_that_is_trained(toy_dir, layout):
     assert set(trained) == set(generating)
     for name, weight in trained.items():
         assert torch.equal(weight, generating[name]), name
-    for _, moved, lower_bound, _ in answers:
-        assert moved == lower_bound
+    for _, moved, least, _ in answers:
+        assert moved == least
     assert sum(num_bound for *_, num_bound in answers) > 0

@@ -21,7 +21,8 @@ from hybridflow.observability.performance import StageTimers
 from hybridflow.observability.progress import Progress
 from hybridflow.observability.redaction import redacted_text
 from hybridflow.observability.report import write_report
-from hybridflow.observability.trackers.factory import TrackedRun, make_trackers
+from hybridflow.observability.trackers.factory import make_trackers
+from hybridflow.observability.trackers.interface import TrackedRun
 from hybridflow.observability.trackers.jsonl import METRICS_FILE
 from hybridflow.observability.witness import Witness
 

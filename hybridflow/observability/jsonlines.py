@@ -5,6 +5,7 @@ import logging
 import math
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from hybridflow.errors import ResourceError
@@ -31,20 +32,27 @@ class JsonLinesFile:
         finite = {name: _finite(value) for name, value in row.items()}
         self._reopen_if_gone()
         line = memoryview((json.dumps(finite, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8", "replace"))
-        try:
+        with _explaining_full_disk(self.path):
             while line:
                 line = line[self._file.write(line) :]
-        except OSError as error:
-            _raise_if_full(error, self.path)
-            raise
 
-    def truncate_after(self, step: int) -> int:
-        """Drops the lines after `step`, as the function `truncate_after` does; returns how many were dropped."""
-        self._file.close()
-        try:
-            return truncate_after(self.path, step)
-        finally:
-            self._file = self.path.open("ab", buffering=0)
+    def truncate_after(self, step: int) -> None:
+        """Drops the lines whose `step` is greater than `step`, and torn lines; logs how many were dropped.
+
+        The kept lines are written to another file, which is then renamed, so that a process killed here loses nothing.
+        """
+        self._reopen_if_gone()
+        lines = self.path.read_bytes().splitlines(keepends=True)
+        kept = [line.rstrip(b"\n") + b"\n" for line in lines if (found := _parsed(line)) and found[0] <= step]
+        if kept == lines:
+            return
+        aside = self.path.with_name(self.path.name + ".partial")
+        with _explaining_full_disk(self.path):
+            aside.write_bytes(b"".join(kept))
+            aside.replace(self.path)
+        self._reopen()
+        if dropped := len(lines) - len(kept):
+            logger.info("file=%s dropped_lines=%d after step %d, which this run continues.", self.path, dropped, step)
 
     def _reopen_if_gone(self) -> None:
         try:
@@ -55,46 +63,32 @@ class JsonLinesFile:
             what = f"was replaced by another file, which has {lines}: the run continues in that one."
         except FileNotFoundError:
             what = "was deleted or moved: a new file was started, which lacks the earlier rows."
+        self._reopen()
+        logger.warning("file=%s %s", self.path, what)
+
+    def _reopen(self) -> None:
         self._file.close()
         self._file = self.path.open("ab", buffering=0)
-        logger.warning("file=%s %s", self.path, what)
 
     def close(self) -> None:
         """Closes the file; nothing is buffered."""
         self._file.close()
 
 
-def read_rows(path: Path) -> Iterator[dict[str, Json]]:
-    """The objects of a file in order; none if it does not exist. A torn last line is skipped; other bad lines warn."""
+def read_rows(path: Path, *, up_to: float = math.inf) -> Iterator[tuple[int, dict[str, Json]]]:
+    """The steps and the objects of a file, up to a step, in order; none if it does not exist.
+
+    A torn last line is skipped; other lines that are not JSON objects with a `step` are skipped with a warning.
+    """
     if not path.exists():
         return
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
-            row = _row_of_line(line)
-            if row is not None:
-                yield row
-            elif line.endswith(b"\n"):
-                logger.warning("file=%s line=%d is not a JSON object and is skipped.", path, number)
-
-
-def truncate_after(path: Path, step: int) -> int:
-    """Drops the lines whose `step` is greater than `step`, and torn lines; returns how many were dropped.
-
-    The kept lines are written to another file, which is then renamed, so that a process killed here loses nothing.
-    """
-    if not path.exists():
-        return 0
-    lines = path.read_bytes().splitlines(keepends=True)
-    kept = [line.rstrip(b"\n") + b"\n" for line in lines if _is_up_to(line, step)]
-    if kept != lines:
-        aside = path.with_name(path.name + ".partial")
-        try:
-            aside.write_bytes(b"".join(kept))
-            aside.replace(path)
-        except OSError as error:
-            _raise_if_full(error, path)
-            raise
-    return len(lines) - len(kept)
+            found = _parsed(line)
+            if found is not None and found[0] <= up_to:
+                yield found
+            elif found is None and line.endswith(b"\n"):
+                logger.warning("file=%s line=%d is not a JSON object with a step and is skipped.", path, number)
 
 
 def set_aside(path: Path) -> Path | None:
@@ -107,26 +101,26 @@ def set_aside(path: Path) -> Path | None:
     return path.rename(target)
 
 
-def _is_up_to(line: bytes, step: int) -> bool:
-    row = _row_of_line(line)
-    at = row.get("step") if row is not None else None
-    return isinstance(at, (int, float)) and at <= step
-
-
-def _row_of_line(line: bytes) -> dict[str, Json] | None:
+def _parsed(line: bytes) -> tuple[int, dict[str, Json]] | None:
+    """The step of a line and its object; None for other lines."""
     try:
         row = json.loads(line)
-    except ValueError:
+        return int(row["step"]), row
+    except (ValueError, TypeError, KeyError, OverflowError):
         return None
-    return row if isinstance(row, dict) else None
 
 
 def _finite(value: Json) -> Json:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _raise_if_full(error: OSError, path: Path) -> None:
-    if (why := why_full(error)) is not None:
+@contextmanager
+def _explaining_full_disk(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if (why := why_full(error)) is None:
+            raise
         raise ResourceError(
             f"{why}: '{path}' could not be written ({error.strerror or error}).",
             remedy="Free some space, raise the limit, or set trainer.run_dir to another disk, and start again: "

@@ -39,14 +39,14 @@ class Pair:
     now: Sample
 
 
-def sample_of_row(row: dict[str, Json]) -> tuple[int, Sample]:
-    """The step and the sample of a line of samples.jsonl."""
+def sample_of_row(row: dict[str, Json]) -> Sample:
+    """The sample of a line of samples.jsonl."""
     answer, score = row.get("answer"), row.get("score")
-    return int(_number(row.get("step"))), Sample(
+    return Sample(
         prompt=str(row.get("prompt", "")),
         response=str(row.get("response", "")),
         answer=None if answer is None else str(answer),
-        score=_number(score) if score is not None else math.nan,
+        score=_number(score),
         uid=int(_number(row.get("uid", -1))),
         split="eval" if row.get("split") == "eval" else "train",
     )

@@ -71,12 +71,11 @@ def read_record(run_dir: Path) -> RunRecord:
 
 def _read_metrics(path: Path) -> dict[str, Series]:
     by_step: dict[int, dict[str, Json]] = {}
-    for row in read_rows(path):
-        step = row.pop("step", None)
-        if isinstance(step, (int, float)):
-            by_step.setdefault(int(step), {}).update(row)
+    for step, row in read_rows(path):
+        by_step.setdefault(step, {}).update(row)
     found: dict[str, Series] = {}
     for step, row in sorted(by_step.items()):
+        del row["step"]
         for name, value in row.items():
             series = found.setdefault(name, Series(name, [], []))
             series.steps.append(step)
@@ -86,6 +85,6 @@ def _read_metrics(path: Path) -> dict[str, Series]:
 
 def _read_samples(path: Path) -> dict[int, list[Sample]]:
     found: dict[int, list[Sample]] = {}
-    for step, sample in sorted((sample_of_row(row) for row in read_rows(path)), key=lambda pair: pair[0]):
-        found.setdefault(step, []).append(sample)
-    return found
+    for step, row in read_rows(path):
+        found.setdefault(step, []).append(sample_of_row(row))
+    return dict(sorted(found.items()))

@@ -1,29 +1,32 @@
 """The console tracker: progress line, evaluation lines and sample tables."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from rich.console import Group
 
-from hybridflow.observability.progress import Progress
-from hybridflow.observability.samples import Sample, followed, pairs, turned
+from hybridflow.observability.jsonlines import read_rows
+from hybridflow.observability.samples import Sample, followed, pairs, sample_of_row, turned
 from hybridflow.observability.tables import before_after_table, sample_table
+from hybridflow.observability.trackers.interface import TrackedRun, Tracker
+from hybridflow.observability.trackers.jsonl import METRICS_FILE, SAMPLES_FILE
 
 _TABLE_ROWS = 6
 
 
-class ConsoleTracker:
+class ConsoleTracker(Tracker):
     """Updates the progress line, and prints training samples and evaluation samples, the latter with the first ones.
 
-    `first_samples` are the samples of the first evaluation, if the run is resumed.
+    A resumed run has the history and the first evaluation of its metrics.jsonl and samples.jsonl.
     """
 
-    def __init__(self, progress: Progress, *, first_samples: Sequence[Sample] = ()) -> None:
-        self._progress = progress
-        self._before: Sequence[Sample] = first_samples
-        progress.start()
-
-    def begin(self) -> None:
-        """Does nothing: a terminal keeps its output."""
+    def __init__(self, run: TrackedRun) -> None:
+        self._progress = run.progress
+        self._before: Sequence[Sample] = []
+        if run.resume_after is not None:
+            run.progress.recall(row for _, row in read_rows(run.run_dir / METRICS_FILE, up_to=run.resume_after))
+            self._before = _first_eval_samples(run.run_dir / SAMPLES_FILE, run.resume_after)
+        run.progress.start()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Updates the progress line; evaluation metrics are printed on a separate line."""
@@ -52,3 +55,10 @@ class ConsoleTracker:
 
     def _print(self, table: Group) -> None:
         self._progress.console.print("", table, "", sep="\n")
+
+
+def _first_eval_samples(path: Path, resume_after: int) -> list[Sample]:
+    rows = [(step, sample_of_row(row)) for step, row in read_rows(path, up_to=resume_after)]
+    found = [(step, sample) for step, sample in rows if sample.split == "eval"]
+    first_step = min((step for step, _ in found), default=0)
+    return [sample for step, sample in found if step == first_step]

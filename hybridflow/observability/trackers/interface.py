@@ -2,14 +2,37 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
 from hybridflow.errors import ResourceError
+from hybridflow.observability.progress import Progress
 from hybridflow.observability.samples import Sample
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """What trackers need to know about a run.
+
+    `resume_after`: the last step of the process that this one resumes, -1 if that one reached no checkpoint, None for
+    a new run. `is_last_unlogged`: the metrics of that step are still to come. `config` is for trackers that store it.
+    """
+
+    run_dir: Path
+    progress: Progress
+    experiment: str = "hybridflow"
+    resume_after: int | None = None
+    is_last_unlogged: bool = False
+    config: Mapping[str, object] = field(default_factory=dict)
+
+    def stored_id(self, file: Path) -> str | None:
+        """The id by which a tracking service knows a resumed run; None for a new run, or if the file has none."""
+        is_known = self.resume_after is not None and file.exists()
+        return file.read_text(encoding="utf-8").strip() or None if is_known else None
 
 
 class Tracker(Protocol):
@@ -18,9 +41,9 @@ class Tracker(Protocol):
     def begin(self) -> None:
         """Drops what an earlier process wrote after the step that the run resumes from.
 
-        Called once, after the weights are loaded, so that a resume that fails earlier changes no record.
+        Called once, after the weights are loaded, so that a resume that fails earlier changes no record. Does nothing
+        where an earlier process leaves nothing to drop.
         """
-        ...
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Logs the metrics of one step; step 0 is before training."""
@@ -87,8 +110,3 @@ class FanoutTracker:
                 logger.warning("tracker=%s failed %s and is dropped: %s: %s", name, when, type(error).__name__, error)
         if full is not None:
             raise full
-
-
-def stored_run_id(path: Path, *, is_resumed: bool) -> str | None:
-    """The id by which a tracking service knows a resumed run; None for a new run, or if no id was stored."""
-    return path.read_text(encoding="utf-8").strip() or None if is_resumed and path.exists() else None

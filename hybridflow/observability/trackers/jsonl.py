@@ -3,10 +3,10 @@
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from hybridflow.observability.jsonlines import JsonLinesFile, set_aside
 from hybridflow.observability.samples import Sample
+from hybridflow.observability.trackers.interface import TrackedRun
 
 logger = logging.getLogger(__name__)
 
@@ -17,27 +17,27 @@ SAMPLES_FILE = "samples.jsonl"
 class JsonlTracker:
     """One object per step in metrics.jsonl (`step` and the metrics), one per sample in samples.jsonl.
 
-    `resume_after` is the last step to keep (-1: none): `begin` drops later and torn lines, so that no step occurs
-    twice. None means a new run: files of an earlier run in the same directory are renamed. With `is_last_unlogged`, the
-    metrics of step `resume_after` are dropped too, because they will be logged again.
+    In a resumed run `begin` drops the lines after step `resume_after` and torn lines, so that no step occurs twice; if
+    the metrics of that step are still to come, also the earlier ones. In a new run, files of an earlier run in the same
+    directory are renamed.
     """
 
-    def __init__(self, run_dir: Path, *, resume_after: int | None = None, is_last_unlogged: bool = False) -> None:
-        run_dir.mkdir(parents=True, exist_ok=True)
-        metrics, samples = run_dir / METRICS_FILE, run_dir / SAMPLES_FILE
-        if resume_after is None:
+    def __init__(self, run: TrackedRun) -> None:
+        run.run_dir.mkdir(parents=True, exist_ok=True)
+        metrics, samples = run.run_dir / METRICS_FILE, run.run_dir / SAMPLES_FILE
+        if run.resume_after is None:
             for path in (metrics, samples):
                 if (aside := set_aside(path)) is not None:
                     logger.info("file=%s of an earlier run is kept as %s.", path, aside.name)
-        self._resume_after, self._is_last_unlogged = resume_after, is_last_unlogged
+        self._run = run
         self._metrics, self._samples = JsonLinesFile(metrics), JsonLinesFile(samples)
         self._warned: set[str] = set()
 
     def begin(self) -> None:
         """Drops the lines after the step that the run resumes from."""
-        if self._resume_after is not None:
-            _drop_after(self._metrics, self._resume_after - self._is_last_unlogged)
-            _drop_after(self._samples, self._resume_after)
+        if self._run.resume_after is not None:
+            self._metrics.truncate_after(self._run.resume_after - self._run.is_last_unlogged)
+            self._samples.truncate_after(self._run.resume_after)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Appends one line; a number that is not finite is written as null, with a warning the first time."""
@@ -60,8 +60,3 @@ class JsonlTracker:
         self._warned.update(found)
         if new:
             logger.warning("step=%d not_finite: %s; written as null in %s.", step, ", ".join(new), METRICS_FILE)
-
-
-def _drop_after(file: JsonLinesFile, step: int) -> None:
-    if dropped := file.truncate_after(step):
-        logger.info("file=%s dropped_lines=%d after step %d, which this run continues.", file.path, dropped, step)

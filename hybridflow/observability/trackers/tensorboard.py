@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
@@ -12,21 +11,21 @@ from tensorboard.plugins.text.metadata import create_summary_metadata
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from hybridflow.observability.samples import Sample
+from hybridflow.observability.trackers.interface import TrackedRun
 
 _ESCAPED = str.maketrans({"\\": "\\\\", "|": "\\|", "`": "\\`", "\n": "\u21b5"})
 _TABLE_HEAD = "| prompt | response | answer | score |\n|---|---|---|---|\n"
 
 
 class TensorBoardTracker:
-    """Scalars under their own names, samples as text.
+    """Scalars under their own names, samples as text, in `run_dir/tensorboard`.
 
     `begin` hides what an earlier process wrote after step `resume_after`.
     """
 
-    def __init__(self, log_dir: Path, *, resume_after: int | None = None) -> None:
-        log_dir.mkdir(parents=True, exist_ok=True)
-        self._writer = EventFileWriter(str(log_dir))
-        self._first_step = 0 if resume_after is None else resume_after + 1
+    def __init__(self, run: TrackedRun) -> None:
+        self._writer = EventFileWriter(str(run.run_dir / "tensorboard"))
+        self._first_step = 0 if run.resume_after is None else run.resume_after + 1
 
     def begin(self) -> None:
         """Starts a session at the next step, which hides earlier records of that and later steps."""

@@ -2,29 +2,27 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, fields
-from pathlib import Path
 
 from hybridflow.observability.samples import Sample
-from hybridflow.observability.trackers.interface import stored_run_id
+from hybridflow.observability.trackers.interface import TrackedRun, Tracker
 from hybridflow.optional import require
 
 
-class WandbTracker:
+class WandbTracker(Tracker):
     """One wandb run; its id is in `run_dir/wandb_id`, and a resumed run continues it."""
 
-    def __init__(
-        self, run_dir: Path, *, experiment: str, config: Mapping[str, object], resume_after: int | None = None
-    ) -> None:
+    def __init__(self, run: TrackedRun) -> None:
         self._wandb = require("wandb")
-        id_file = run_dir / "wandb_id"
-        run_id = stored_run_id(id_file, is_resumed=resume_after is not None)
+        id_file = run.run_dir / "wandb_id"
         self._run = self._wandb.init(
-            project=experiment, name=run_dir.name, dir=run_dir, config=dict(config), id=run_id, resume="allow"
+            project=run.experiment,
+            name=run.run_dir.name,
+            dir=run.run_dir,
+            config=dict(run.config),
+            id=run.stored_id(id_file),
+            resume="allow",
         )
         id_file.write_text(self._run.id, encoding="utf-8")
-
-    def begin(self) -> None:
-        """Does nothing: the service keeps what it has."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Logs one history row."""

@@ -23,9 +23,9 @@ def _rendered(make, *arguments, width=80, **options):
 
 def test_a_sample_survives_its_row():
     sample = Sample("1+1=", "2", None, 1.0, 7, "train")
-    assert sample_of_row(sample.row(12)) == (12, sample)
+    assert sample_of_row(sample.row(12)) == sample
     assert list(sample.row(12)) == ["step", "split", "prompt", "response", "answer", "score", "uid"]
-    assert math.isnan(sample_of_row({"step": 1, "score": None})[1].score)
+    assert math.isnan(sample_of_row({"step": 1, "score": None}).score)
 
 
 def test_pairs_match_prompts_and_take_the_first_response_of_each():

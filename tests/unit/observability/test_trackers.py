@@ -14,14 +14,14 @@ from hybridflow.errors import ConfigError, MissingExtraError, ResourceError
 from hybridflow.observability.progress import Progress
 from hybridflow.observability.samples import Sample
 from hybridflow.observability.trackers.console import ConsoleTracker
-from hybridflow.observability.trackers.factory import TrackedRun, check_names, make_trackers
-from hybridflow.observability.trackers.interface import FanoutTracker
+from hybridflow.observability.trackers.factory import check_names, make_trackers
+from hybridflow.observability.trackers.interface import FanoutTracker, TrackedRun, Tracker
 from hybridflow.observability.trackers.jsonl import JsonlTracker
 from hybridflow.observability.trackers.tensorboard import TensorBoardTracker
 
 
-def _progress(width=100):
-    return Progress(10, console=Console(file=StringIO(), width=width), is_live=False)
+def _run(run_dir, **options):
+    return TrackedRun(run_dir, Progress(10, console=Console(file=StringIO(), width=100), is_live=False), **options)
 
 
 def _eval_samples(*scores):
@@ -32,7 +32,7 @@ def _lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-class Failing:
+class Failing(Tracker):
     """A tracker whose every call raises."""
 
     def __init__(self, error):
@@ -45,15 +45,12 @@ class Failing:
 
     log_samples = log
 
-    def begin(self):
-        """Nothing earlier to drop."""
-
     def close(self):
         raise self.error
 
 
 def test_jsonl_writes_one_object_a_step_and_one_a_sample(tmp_path):
-    tracker = JsonlTracker(tmp_path)
+    tracker = JsonlTracker(_run(tmp_path))
     tracker.log(1, {"critic/score/mean": 0.5})
     tracker.log_samples(1, [Sample("1+1=", "2", "2", 1.0, 7)])
     assert _lines(tmp_path / "metrics.jsonl") == [{"step": 1, "critic/score/mean": 0.5}]
@@ -64,7 +61,7 @@ def test_jsonl_writes_one_object_a_step_and_one_a_sample(tmp_path):
 
 
 def test_jsonl_warns_of_a_number_that_is_not_finite_once_a_name(tmp_path, caplog):
-    tracker = JsonlTracker(tmp_path)
+    tracker = JsonlTracker(_run(tmp_path))
     with caplog.at_level(logging.WARNING):
         tracker.log(3, {"actor/pg_loss": float("nan"), "actor/lr": 0.1})
         tracker.log(4, {"actor/pg_loss": float("nan"), "actor/lr": 0.1})
@@ -73,12 +70,12 @@ def test_jsonl_warns_of_a_number_that_is_not_finite_once_a_name(tmp_path, caplog
 
 
 def test_tensorboard_keeps_names_and_values(tmp_path):
-    tracker = TensorBoardTracker(tmp_path)
+    tracker, directory = TensorBoardTracker(_run(tmp_path)), str(tmp_path / "tensorboard")
     tracker.log(1, {"critic/score/mean": 0.25, "val-core/a/acc/mean@1": 0.5})
-    assert EventAccumulator(str(tmp_path)).Reload().Scalars("critic/score/mean")  # on disk after each step
+    assert EventAccumulator(directory).Reload().Scalars("critic/score/mean")  # on disk after each step
     tracker.log_samples(1, [Sample("a|b", "c\nd", None, 1.0, 0)])
     tracker.close()
-    events = EventAccumulator(str(tmp_path)).Reload()
+    events = EventAccumulator(directory).Reload()
     assert [(e.step, e.value) for e in events.Scalars("critic/score/mean")] == [(1, 0.25)]
     assert [(e.step, e.value) for e in events.Scalars("val-core/a/acc/mean@1")] == [(1, 0.5)]
     text = events.Tensors("samples/train")[0].tensor_proto.string_val[0].decode()
@@ -90,17 +87,17 @@ def _jsonl_values(path):
 
 
 def _tensorboard_values(path):
-    return [(event.step, event.value) for event in EventAccumulator(str(path)).Reload().Scalars("x")]
+    return [(event.step, event.value) for event in EventAccumulator(str(path / "tensorboard")).Reload().Scalars("x")]
 
 
 @pytest.mark.parametrize(("make", "values"), [(JsonlTracker, _jsonl_values), (TensorBoardTracker, _tensorboard_values)])
 def test_a_resumed_tracker_drops_later_steps_when_it_begins(tmp_path, make, values):
-    first = make(tmp_path)
+    first = make(_run(tmp_path))
     for step in range(1, 8):
         first.log(step, {"x": 0.0})
         first.log_samples(step, _eval_samples(1.0))
     first.close()
-    resumed = make(tmp_path, resume_after=5)
+    resumed = make(_run(tmp_path, resume_after=5))
     assert len(values(tmp_path)) == 7
     resumed.begin()
     resumed.log(6, {"x": 1.0})
@@ -108,19 +105,18 @@ def test_a_resumed_tracker_drops_later_steps_when_it_begins(tmp_path, make, valu
     assert values(tmp_path) == [(step, 0.0) for step in range(1, 6)] + [(6, 1.0)]
     if make is JsonlTracker:
         assert [row["step"] for row in _lines(tmp_path / "samples.jsonl")] == list(range(1, 6))
-        JsonlTracker(tmp_path).log(1, {"x": 2.0})  # a new run sets the files of the old one aside
+        JsonlTracker(_run(tmp_path)).log(1, {"x": 2.0})  # a new run sets the files of the old one aside
         assert _jsonl_values(tmp_path) == [(1, 2.0)] and len(_lines(tmp_path / "metrics.1.jsonl")) == 6
 
 
-def test_the_console_shows_evaluation_prompts_before_and_now():
-    progress = _progress()
-    tracker = ConsoleTracker(progress)
+def test_the_console_shows_evaluation_prompts_before_and_now(tmp_path):
+    tracker = ConsoleTracker(run := _run(tmp_path))
     tracker.log(0, {"val-core/a/acc/mean@1": 0.0})
     tracker.log_samples(0, _eval_samples(0.0, 0.0, 1.0))
     tracker.log(1, {"critic/score/mean": 0.5})
     tracker.log_samples(1, [*_eval_samples(1.0, 0.0, 1.0), Sample("9+9=", "18", "18", 1.0, 3)])
     tracker.close()
-    text = progress.console.file.getvalue()
+    text = run.progress.console.file.getvalue()
     right = "correct: a score of 0.5 or more"
     assert f"eval samples  step 1  3 prompts: 1 became correct, 0 became wrong\n{right}\n" in text
     assert f"\nsamples  step 1\n{right}\n" in text
@@ -129,23 +125,22 @@ def test_the_console_shows_evaluation_prompts_before_and_now():
 
 
 def test_a_resumed_console_compares_with_the_first_evaluation_of_the_earlier_process(tmp_path):
-    with make_trackers(["jsonl", "console"], TrackedRun(tmp_path, _progress())) as trackers:
+    with make_trackers(["jsonl", "console"], _run(tmp_path)) as trackers:
         trackers.log(0, {"val-core/a/acc/mean@1": 0.25})
         trackers.log_samples(0, _eval_samples(0.0, 0.0))
         trackers.log(5, {"val-core/a/acc/mean@1": 0.5})
         trackers.log_samples(5, _eval_samples(1.0, 0.0))
-    progress = _progress()
-    with make_trackers(["jsonl", "console"], TrackedRun(tmp_path, progress, resume_after=5)) as trackers:
+    with make_trackers(["jsonl", "console"], run := _run(tmp_path, resume_after=5)) as trackers:
         trackers.log(6, {"val-core/a/acc/mean@1": 0.75})
         trackers.log_samples(6, _eval_samples(1.0, 1.0))
-    text = progress.console.file.getvalue()
+    text = run.progress.console.file.getvalue()
     assert "exact match 0.750 (was 0.250)" in text
     assert "2 became correct" in text
 
 
 @pytest.mark.parametrize("error", [ConnectionError("no route"), OSError(errno.EIO, "input/output error")])
 def test_a_failing_tracker_is_dropped_and_named_while_the_others_go_on(tmp_path, caplog, error):
-    failing, kept = Failing(error), JsonlTracker(tmp_path)
+    failing, kept = Failing(error), JsonlTracker(_run(tmp_path))
     with caplog.at_level(logging.WARNING), FanoutTracker({"wandb": failing, "jsonl": kept}) as trackers:
         trackers.log(4, {"x": 1.0})
         trackers.log(5, {"x": 1.0})
@@ -160,8 +155,8 @@ def test_a_failing_tracker_is_dropped_and_named_while_the_others_go_on(tmp_path,
 def test_a_full_disk_rises_after_every_other_tracker_was_served(tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "metrics.jsonl").symlink_to("/dev/full")
-    trackers = FanoutTracker({"jsonl": JsonlTracker(tmp_path / "full"), "other": JsonlTracker(tmp_path / "other")})
-    with pytest.raises(ResourceError, match="disk is full") as caught:
+    trackers = FanoutTracker({name: JsonlTracker(_run(tmp_path / name)) for name in ("full", "other")})
+    with pytest.raises(ResourceError, match=r"disk is full.*metrics\.jsonl") as caught:
         trackers.log(1, {"x": 1.0})
     assert "trainer.run_dir" in caught.value.remedy
     assert _lines(tmp_path / "other" / "metrics.jsonl") == [{"step": 1, "x": 1.0}]
@@ -169,7 +164,7 @@ def test_a_full_disk_rises_after_every_other_tracker_was_served(tmp_path):
 
 
 def test_the_factory_makes_each_named_tracker_once(tmp_path):
-    with make_trackers(["tensorboard", "jsonl", "jsonl"], TrackedRun(tmp_path, _progress())) as trackers:
+    with make_trackers(["tensorboard", "jsonl", "jsonl"], _run(tmp_path)) as trackers:
         assert trackers.names == ["jsonl", "tensorboard"]
         trackers.log(1, {"x": 1.0})
     assert list((tmp_path / "tensorboard").iterdir())
@@ -186,5 +181,5 @@ def test_an_unknown_tracker_names_the_nearest_and_the_choices():
 def test_a_missing_tracking_package_names_its_extra(tmp_path, monkeypatch, name):
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(MissingExtraError, match=name) as caught:
-        make_trackers([name], TrackedRun(tmp_path, _progress()))
+        make_trackers([name], _run(tmp_path))
     assert f".[{name}]" in caught.value.remedy

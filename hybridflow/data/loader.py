@@ -1,12 +1,12 @@
 """An endless stream of training batches, resumable at any position; batches for evaluation."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from hybridflow.batch import Batch, Ragged
+from hybridflow.batch import Batch
 from hybridflow.config.data import Data
 from hybridflow.data.order import Epochs, GrowingWindow, Mixture, Order
 from hybridflow.data.sources import joined
@@ -45,9 +45,9 @@ class BatchStream:
         """The rows, in the order of their files."""
         return self._table
 
-    def add_columns(self, rows: Mapping[str, Tensor], tokens: Mapping[str, Ragged]) -> None:
+    def add_columns(self, columns: Batch) -> None:
         """Adds columns to the table, such as precomputed ones."""
-        self._table = self._table.with_columns(rows=rows, tokens=tokens)
+        self._table = self._table.join(columns)
 
     @property
     def columns(self) -> list[str]:

@@ -25,7 +25,7 @@ from hybridflow.graph.schedule import held_up, scheduled
 from hybridflow.graph.stand_in import MadeUpStream
 from hybridflow.graph.trace import Call, Trace, TracedRole
 from hybridflow.launch.compose.compose import Composed
-from hybridflow.launch.plan.data import by_kind
+from hybridflow.launch.plan.data import precomputed
 from hybridflow.launch.plan.plan import RunPlan, plan_run
 from hybridflow.launch.plan.roles import ACTOR, ROLLOUT, RoleSpec
 from hybridflow.launch.rules.all import STEP_RULES
@@ -100,8 +100,7 @@ def trace_step(plan: RunPlan, rows: Batch | None = None) -> Trace:
 def _stepped(config: Experiment, program: Dataflow, prompts: Batch, backend: TracingBackend) -> tuple[Call, ...]:
     """The calls of one step on these prompts, which have the columns of the user's `precompute`."""
     if is_own(config.dataflow):
-        rows, tokens = by_kind(program.precompute(prompts))
-        prompts = prompts.with_columns(rows=rows, tokens=tokens)
+        prompts = prompts.join(precomputed(program, prompts))
         backend.forget()
     measured(program.step(prompts), owner=f"{type(program).__name__}.step")
     return tuple(backend.calls)

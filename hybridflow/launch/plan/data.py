@@ -62,8 +62,6 @@ _ROWS_AT_ONCE = 512
 _OFFSETS = ":offsets"
 """Suffix of the entry that says where the rows of a token column begin."""
 
-Columns = dict[str, Tensor | Ragged]
-
 
 class Streams(dict[str, BatchStream]):
     """The training streams by name; one that a dataflow asks for and that has no files is a `ConfigError`."""
@@ -147,30 +145,33 @@ def with_precomputed(program: Dataflow, data: RunData, directory: Path) -> RunDa
     tables = {"train": data.streams["prompts"].table}
     if data.held_out is not None:
         tables["held_out"] = data.held_out
-    found = {name: _kept(directory / _FOLDER / f"{name}.safetensors", table) for name, table in tables.items()}
-    if any(columns is None for columns in found.values()):
+    kept = {name: _kept(directory / _FOLDER / f"{name}.safetensors", table) for name, table in tables.items()}
+    found = {name: columns for name, columns in kept.items() if columns is not None}
+    if len(found) < len(tables):
         started = time.perf_counter()
         found = {name: _computed(program, table) for name, table in tables.items()}
-        if not any(found.values()):
+        if not any(columns.columns for columns in found.values()):
             return data
-        _keep(directory / _FOLDER, {name: (tables[name], columns) for name, columns in found.items() if columns})
+        _keep(directory / _FOLDER, {name: (tables[name], columns) for name, columns in found.items() if len(columns)})
         logger.info(
             "precomputed columns=%s rows=%d seconds=%.1f directory=%s",
-            ",".join(found["train"] or ()), sum(map(len, tables.values())), time.perf_counter() - started,
+            ",".join(found["train"].columns), sum(map(len, tables.values())), time.perf_counter() - started,
             directory / _FOLDER,
         )  # fmt: skip
-    rows, tokens = by_kind(found["train"] or {})
-    data.streams["prompts"].add_columns(rows, tokens)
-    if data.held_out is None:
-        return data
-    rows, tokens = by_kind(found["held_out"] or {})
-    return replace(data, held_out=data.held_out.with_columns(rows=rows, tokens=tokens))
+    data.streams["prompts"].add_columns(found["train"])
+    return data if data.held_out is None else replace(data, held_out=data.held_out.join(found["held_out"]))
 
 
-def by_kind(columns: Columns) -> tuple[dict[str, Tensor], dict[str, Ragged]]:
-    """Columns with one value per row, and columns with one value per token."""
-    rows = {name: column for name, column in columns.items() if isinstance(column, Tensor)}
-    return rows, {name: column for name, column in columns.items() if isinstance(column, Ragged)}
+def precomputed(program: Dataflow, rows: Batch) -> Batch:
+    """The columns of `Dataflow.precompute` for some rows. Raises `ConfigError` for other values than columns."""
+    columns = program.precompute(rows)
+    for name, column in columns.items():
+        if not isinstance(column, Tensor | Ragged):
+            raise ConfigError(
+                f"{type(program).__name__}.precompute returned '{name}' as {type(column).__name__}.",
+                remedy="Return tensors with one value per row, or Ragged columns with one value per token.",
+            )
+    return Batch(columns)
 
 
 @contextmanager
@@ -238,26 +239,24 @@ def _functions(config: Experiment) -> list[str]:
     return [*config.reward.functions, *(name for role in config.roles.values() for name in role.functions)]
 
 
-def _computed(program: Dataflow, table: Batch) -> Columns:
+def _computed(program: Dataflow, table: Batch) -> Batch:
     """The columns of all rows, in parts of equal size so that every rank gets some rows of each."""
     table = table.with_columns(rows={"uid": torch.arange(len(table))})
     count = -(-len(table) // _ROWS_AT_ONCE)
-    parts = [program.precompute(table.select(rows)) for rows in torch.arange(len(table)).tensor_split(count)]
-    kinds = [by_kind(part) for part in parts]
-    rows = {name: torch.cat([part[name] for part, _ in kinds]) for name in kinds[0][0]}
-    return rows | {name: Ragged.concat([part[name] for _, part in kinds]) for name in kinds[0][1]}
+    parts = torch.arange(len(table)).tensor_split(count)
+    return Batch.concat([precomputed(program, table.select(rows)) for rows in parts])
 
 
-def _keep(folder: Path, found: dict[str, tuple[Batch, Columns]]) -> None:
+def _keep(folder: Path, found: dict[str, tuple[Batch, Batch]]) -> None:
     with write_aside(folder) as partial:
         for name, (table, columns) in found.items():
-            rows, tokens = by_kind(columns)
-            for column, ids in tokens.items():
-                rows |= {column: ids.values, column + _OFFSETS: ids.offsets}
-            save_file(rows, partial / f"{name}.safetensors", metadata={"rows": _fingerprint(table)})
+            tensors = columns.row_columns
+            for column, ids in columns.token_columns.items():
+                tensors |= {column: ids.values, column + _OFFSETS: ids.offsets}
+            save_file(tensors, partial / f"{name}.safetensors", metadata={"rows": _fingerprint(table)})
 
 
-def _kept(file: Path, table: Batch) -> Columns | None:
+def _kept(file: Path, table: Batch) -> Batch | None:
     if not file.is_file():
         return None
     with safe_open(file, framework="pt") as kept:
@@ -265,9 +264,8 @@ def _kept(file: Path, table: Batch) -> Columns | None:
             logger.warning("file=%s was computed for different data; recomputing", file)
             return None
         found = {name: kept.get_tensor(name) for name in kept.keys()}  # noqa: SIM118 (not a dict)
-    tokens = {name.removesuffix(_OFFSETS) for name in found if name.endswith(_OFFSETS)}
-    rows = {name: column for name, column in found.items() if name.removesuffix(_OFFSETS) not in tokens}
-    return rows | {name: Ragged(found[name], found[name + _OFFSETS]) for name in tokens}
+    tokens = {name: Ragged(found[name], found.pop(name + _OFFSETS)) for name in [*found] if name + _OFFSETS in found}
+    return Batch({**found, **tokens})
 
 
 def _fingerprint(table: Batch) -> str:

@@ -344,6 +344,10 @@ def test_a_step_may_read_what_its_dataflow_computed_before(tmp_path):
     computed = "\n    def precompute(self, rows):\n        return {'level': 2 * rows.row('uid')}\n"
     path.write_text(path.read_text().replace("    def step", f"{computed}\n    def step", 1))
     check_step(shown(RLOO, dataflow=f"{path}:Mine"), ROWS)
+    listed = tmp_path / "listed.py"
+    listed.write_text(path.read_text().replace("2 * rows.row('uid')}", "[1, 2]}"))
+    with pytest.raises(ConfigError, match=r"Mine\.precompute returned 'level' as list"):
+        check_step(shown(RLOO, dataflow=f"{listed}:Mine"), ROWS)
 
 
 def test_a_step_may_read_further_columns_of_the_data(tmp_path):

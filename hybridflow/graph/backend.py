@@ -16,11 +16,11 @@ from hybridflow.graph.trace import DRIVER, Call
 from hybridflow.rewards.scorer import RewardScorer
 
 
-class TracingBackend:
+class TracingBackend(LocalBackend):
     """Calls are answered by stand-ins in this process, one rank per role, and recorded in `calls`."""
 
     def __init__(self) -> None:
-        self._local = LocalBackend()
+        super().__init__()
         self._makers: dict[int, tuple[Packet, int]] = {}
         self._numbers: dict[int, tuple[Pending, int]] = {}
         self._awaited: set[int] = set()
@@ -39,11 +39,11 @@ class TracingBackend:
         reward = spec.kwargs.get("reward")
         functions = RewardScorer(reward).names if isinstance(reward, Reward) and reward.functions else []
         played = {"plays": spec.worker_class, "functions": functions}
-        return self._local.spawn(replace(spec, worker_class=StandIn, kwargs=played), pool)
+        return super().spawn(replace(spec, worker_class=StandIn, kwargs=played), pool)
 
     def call(self, handle: Handle, method: str, arguments: Arguments, form: AnswerForm = VALUE) -> Pending:
         """Records the call, and lets the stand-in answer."""
-        pending = self._local.call(handle, method, arguments, form)
+        pending = super().call(handle, method, arguments, form)
         number = len(self.calls) + 1
         for packet in pending.packets:
             assert isinstance(packet, Packet), f"a {type(packet)} among the packets"
@@ -70,7 +70,7 @@ class TracingBackend:
     def wait(self, pending: Sequence[Pending]) -> list[object]:
         """The values; from now on every call comes after these."""
         self._awaited.update(self._numbers[id(call)][1] for call in pending if id(call) in self._numbers)
-        return self._local.wait(pending)
+        return super().wait(pending)
 
     def put(self, value: object) -> Stored:
         """The value itself, which the driver made."""
@@ -83,29 +83,6 @@ class TracingBackend:
         makers = {self._makers[id(value)][1] for value in stored if id(value) in self._makers}
         self._awaited.update(makers - {DRIVER})
         return list(stored)
-
-    def mark(self) -> None:
-        """Nothing is abandoned here."""
-
-    def is_changing(self) -> bool:
-        """Nothing changes."""
-        return False
-
-    def abandon(self, seconds: float) -> bool:
-        """Nothing is under way."""
-        return True
-
-    def drain_calls(self) -> list[tuple[str, str, float]]:
-        """Nothing took any time."""
-        return []
-
-    def kill(self, handles: Sequence[Handle]) -> None:
-        """Forgets these stand-ins."""
-        self._local.kill(handles)
-
-    def shutdown(self) -> None:
-        """Forgets all stand-ins."""
-        self._local.shutdown()
 
     def _taken(self, portions: Sequence[Portion], stored: Sequence[Stored]) -> dict[int, tuple[str, ...]]:
         """Columns by the call that made them."""
@@ -126,8 +103,7 @@ def _num_rows(portion: Portion, stored: Sequence[Stored]) -> int:
     for shard in portion.tables[0].shards:
         packet = stored[shard.slots[0]]
         assert isinstance(packet, Packet), f"slot {shard.slots[0]} holds {type(packet)}"
-        column = chosen(next(iter(packet.columns.values())), shard.rows)
-        count += len(column)
+        count += len(chosen(next(iter(packet.columns.values())), shard.rows))
     return count
 
 

@@ -42,15 +42,6 @@ class Box:
     width: float
     height: float
 
-    def line_y(self, index: int) -> float:
-        """The middle of a line of text."""
-        return self.y + _TITLE_HEIGHT + LINE * (index + 0.5)
-
-    @property
-    def out_y(self) -> float:
-        """Where its wires leave."""
-        return self.y + _TITLE_HEIGHT / 2
-
 
 @dataclass(frozen=True)
 class Wire:
@@ -102,6 +93,11 @@ def laid_out(trace: Trace) -> Layout:
     wires = tuple(gutters.wires(boxes, ends))
     times = {time: left + width / 2 for time, (left, width) in columns.items()}
     return Layout(max(x + 4, 620.0), rows.bottom, tuple(boxes), wires, tuple(rows.bands), times)
+
+
+def line_y(top: float, index: int) -> float:
+    """The middle of a line of text in a box whose upper edge is at `top`."""
+    return top + _TITLE_HEIGHT + LINE * (index + 0.5)
 
 
 def _lines(call: TracedCall, trace: Trace) -> list[Line]:
@@ -173,7 +169,7 @@ class _Rows:
     def port_y(self, number: int, maker: int) -> float:
         """Where a call's wire from a maker arrives."""
         index = next(i for i, line in enumerate(self.lines[number]) if line.maker == maker)
-        return self.box_y(number) + _TITLE_HEIGHT + LINE * (index + 0.5)
+        return line_y(self.box_y(number), index)
 
     def track_y(self, number: int, maker: int) -> float:
         """The track of a maker's wires above the row of a call."""
@@ -221,9 +217,9 @@ class _Gutters:
         found = []
         for maker, number in self._edges:
             source, target = of_number[maker], of_number[number]
-            port = self._rows.port_y(number, maker)
+            start, port = self._rows.out_y(maker), self._rows.port_y(number, maker)
             trunk = self._x((maker, None), source.call.time, ends)
-            points = [(source.x + source.width, source.out_y), (trunk, source.out_y)]
+            points = [(source.x + source.width, start), (trunk, start)]
             if (maker, number) in self._lanes:
                 track = self._rows.track_y(number, maker)
                 drop = self._x((maker, number), target.call.time - 1, ends)

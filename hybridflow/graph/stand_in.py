@@ -1,6 +1,7 @@
 """Who answers in place of a worker, and the made-up rows it answers with: right in kind, the same every time."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from inspect import getattr_static
 from types import FunctionType
 from typing import get_type_hints
@@ -45,18 +46,19 @@ class StandIn(Worker):
     def __getattr__(self, name: str) -> Callable[..., object]:
         if name.startswith("_"):
             raise AttributeError(name)
+        return partial(self._answer, name)
+
+    def _answer(self, name: str, *args: object, **kwargs: object) -> object:
         provides = self._specs[name].provides
-        return self._answering(provides) if provides else lambda *_, **__: _plain_answer(self._plays, name)
-
-    def _answering(self, provides: Sequence[str]) -> Callable[..., Batch]:
-        def answer(*args: object, **kwargs: object) -> Batch:
-            batches = [value for value in (*args, *kwargs.values()) if isinstance(value, Batch)]
-            self._num_answers += 1
-            further = self._functions if "scores" in provides else ()
-            names = [*provides, *(f"rewards/{label}" for label in further)]
-            return made_up(names, batches[0] if batches else None, start=1000 * self._num_answers)
-
-        return answer
+        if not provides:
+            method = getattr_static(self._plays, name)
+            assert isinstance(method, FunctionType), f"{self._plays.__name__}.{name} is marked, and is no function"
+            return {} if get_type_hints(method).get("return") == Metrics else None
+        batches = [value for value in (*args, *kwargs.values()) if isinstance(value, Batch)]
+        self._num_answers += 1
+        labels = self._functions if "scores" in provides else ()
+        names = [*provides, *(f"rewards/{label}" for label in labels)]
+        return made_up(names, batches[0] if batches else None, start=1000 * self._num_answers)
 
 
 def made_up(names: Iterable[str], given: Batch | None, *, start: int = 0) -> Batch:
@@ -115,11 +117,3 @@ def _numbers(count: int, dtype: torch.dtype, start: int) -> Tensor:
     if not dtype.is_floating_point:
         return torch.zeros(count, dtype=dtype)
     return (torch.arange(start, start + count).double() * _GOLDEN_RATIO % 1.0).to(dtype)
-
-
-def _plain_answer(plays: type[Worker], name: str) -> object:
-    """No metrics, where the method answers with metrics."""
-    method = getattr_static(plays, name)
-    assert isinstance(method, FunctionType), f"{plays.__name__}.{name} is marked, and no function"
-    hints: Mapping[str, object] = get_type_hints(method)
-    return {} if hints.get("return") == Metrics else None

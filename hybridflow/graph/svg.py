@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from xml.sax.saxutils import escape
 
-from hybridflow.graph.geometry import Band, Box, Layout, Wire, laid_out
+from hybridflow.graph.geometry import Band, Box, Layout, laid_out, line_y
 from hybridflow.graph.trace import Trace
 
 _STYLE = """
@@ -42,7 +42,7 @@ def svg_drawing(trace: Trace) -> str:
         f'<text class="soft" x="24" y="62">{escape(trace.purpose)}</text>',
         *_axis(layout),
         *(part for band in layout.bands for part in _band(band, layout, trace, numbers)),
-        *(_wire(wire, colors[wire.maker]) for wire in layout.wires),
+        *(f'<path class="wire s{colors[wire.maker]}" d="{_rounded(wire.points)}"/>' for wire in layout.wires),
         *(part for box in layout.boxes for part in _box(box, colors)),
         *_legend(layout.height + 8),
         "</svg>",
@@ -98,7 +98,7 @@ def _box(box: Box, colors: Mapping[int, int]) -> Iterator[str]:
         f'<tspan class="name">.{escape(box.call.method)}</tspan></text>'
     )
     for index, line in enumerate(box.lines):
-        y = box.line_y(index)
+        y = line_y(box.y, index)
         if line.kind == "data" and line.maker is not None:
             yield f'<circle class="hollow" cx="{box.x + 11:.1f}" cy="{y:.1f}" r="3"/>'
         elif line.maker is not None:
@@ -106,10 +106,6 @@ def _box(box: Box, colors: Mapping[int, int]) -> Iterator[str]:
         style = {"adds": f"mono f{own}", "takes": "mono"}.get(line.kind, "mono soft")
         text = escape(line.text).replace(" ", "\u00a0")
         yield f'<text class="{style}" x="{box.x + 20:.1f}" y="{y + 4:.1f}">{text}</text>'
-
-
-def _wire(wire: Wire, color: int) -> str:
-    return f'<path class="wire s{color}" d="{_rounded(wire.points)}"/>'
 
 
 def _rounded(points: Sequence[tuple[float, float]]) -> str:

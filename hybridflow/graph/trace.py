@@ -1,7 +1,7 @@
 """A step as a graph: its calls, the columns that each takes and adds, when it runs, and the roles behind the calls."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 DRIVER = 0
 """The number of the driver, and of the data it was given, among calls that are numbered from 1."""
@@ -108,3 +108,43 @@ class Trace:
         """The number of each role's color, in the order in which the roles are first called."""
         names = dict.fromkeys([*(call.role for call in self.calls), *(role.name for role in self.roles)])
         return {name: number % NUM_COLORS for number, name in enumerate(names)}
+
+
+def scheduled(calls: Sequence[Call]) -> tuple[TracedCall, ...]:
+    """The calls with their times. Calls to one pool run one after another."""
+    found = []
+    all_needs: dict[int, frozenset[int]] = {}  # direct and indirect
+    last: dict[str, int] = {}
+    times = _times(calls, [call.pool for call in calls])
+    for number, call in enumerate(calls, start=1):
+        implied = frozenset().union(*(all_needs[needed] for needed in call.needs))
+        # A call also follows the one before it on the same worker, which leaves that in the state that it finds.
+        direct = call.needs | ({last[call.worker]} if call.worker in last else set())
+        all_needs[number] = direct.union(*(all_needs[needed] for needed in direct))
+        last[call.worker] = number
+        takes = {maker: columns for maker, columns in call.takes.items() if columns}
+        after = tuple(sorted(call.needs - implied - takes.keys()))
+        found.append(TracedCall(**vars(replace(call, takes=takes)), number=number, time=times[number - 1], after=after))
+    return tuple(found)
+
+
+def held_up(calls: Sequence[Call]) -> tuple[tuple[int, ...], ...]:
+    """Calls that share a pool, and would run at once if each of their roles had its own."""
+    groups: dict[int, list[int]] = {}
+    for number, time in enumerate(_times(calls, [call.worker for call in calls]), start=1):
+        groups.setdefault(time, []).append(number)
+    in_order = (tuple(group) for _, group in sorted(groups.items()))
+    return tuple(group for group in in_order if len({calls[number - 1].pool for number in group}) < len(group))
+
+
+def _times(calls: Sequence[Call], places: Sequence[str]) -> list[int]:
+    """The time of each call, from 1: after all calls that it needs, and after the earlier calls in its place.
+
+    Calls to one place run one after another in the driver's order; calls of one time to several places run at once.
+    """
+    found: list[int] = []
+    last: dict[str, int] = {}
+    for call, place in zip(calls, places, strict=True):
+        found.append(max([0, last.get(place, 0), *(found[number - 1] for number in call.needs)]) + 1)
+        last[place] = found[-1]
+    return found

@@ -21,9 +21,8 @@ from hybridflow.dataflows.interface import Dataflow, role_needs
 from hybridflow.dataflows.roles import Sampler
 from hybridflow.errors import STRICT, ConfigError, HybridflowError
 from hybridflow.graph.backend import TracingBackend
-from hybridflow.graph.schedule import held_up, scheduled
 from hybridflow.graph.stand_in import MadeUpStream
-from hybridflow.graph.trace import Call, Trace, TracedRole
+from hybridflow.graph.trace import Call, Trace, TracedRole, held_up, scheduled
 from hybridflow.launch.compose.compose import Composed
 from hybridflow.launch.plan.data import precomputed
 from hybridflow.launch.plan.plan import RunPlan, plan_run

@@ -9,7 +9,6 @@ import torch
 from hybridflow.batch import Batch
 from hybridflow.dataflows.interface import learns_from_samples
 from hybridflow.errors import BatchError, ConfigError
-from hybridflow.graph.schedule import ancestors, at_once, times, without_implied
 from hybridflow.graph.trace import DRIVER, Trace
 from hybridflow.launch.compose.compose import compose_run
 from hybridflow.launch.compose.presets import config_for
@@ -358,13 +357,3 @@ def test_a_step_may_read_further_columns_of_the_data(tmp_path):
         check_step(
             shown(RLOO, dataflow=f"{own(tmp_path / 'other', levels.replace('level', 'color') + STEP)}:Mine"), ROWS
         )
-
-
-def test_times_follow_needs_and_places():
-    needs = [frozenset(), frozenset({1}), frozenset({1}), frozenset({2, 3})]
-    assert times(needs, ["a", "a", "b", "a"]) == [1, 2, 2, 3]
-    assert times(needs, ["a", "a", "a", "a"]) == [1, 2, 3, 4]
-    assert at_once([1, 2, 2, 3]) == [[2, 3]]
-    known = dict(enumerate(ancestors(needs), start=1))
-    assert known[4] == {1, 2, 3}
-    assert without_implied(frozenset({1, 3}), known) == {3}

@@ -108,6 +108,10 @@ ADVANTAGES: dict[str, Method] = {
 }
 
 BY_ROWS = "seq-mean-token-mean"
+DPPO_WATCHES = {
+    "actor/pg_clipfrac": "losses.divergence.dppo_clip_fraction",
+    "actor/pg_clipfrac_lower": "losses.divergence.dppo_cut_fraction",
+}
 
 POLICY_LOSSES: dict[str, Method] = {
     "ppo": Method(
@@ -158,20 +162,16 @@ POLICY_LOSSES: dict[str, Method] = {
         watches={"actor/covariance_fraction": "losses.covariance.selected_fraction"},
     ),
     "dppo_tv": Method(
-        "losses.divergence.dppo_tv",
+        "losses.divergence.dppo",
         "DPPO, eq. 13, binary total variation (arXiv:2602.04879)",
-        watches={
-            "actor/pg_clipfrac": "losses.divergence.dppo_tv_clip_fraction",
-            "actor/pg_clipfrac_lower": "losses.divergence.dppo_tv_cut_fraction",
-        },
+        settings={"binary_kl": False},
+        watches=DPPO_WATCHES,
     ),
     "dppo_kl": Method(
-        "losses.divergence.dppo_kl",
+        "losses.divergence.dppo",
         "DPPO, eq. 14, binary KL divergence (arXiv:2602.04879)",
-        watches={
-            "actor/pg_clipfrac": "losses.divergence.dppo_kl_clip_fraction",
-            "actor/pg_clipfrac_lower": "losses.divergence.dppo_kl_cut_fraction",
-        },
+        settings={"binary_kl": True},
+        watches=DPPO_WATCHES,
     ),
     "dro": Method("losses.dro.dro", "DRO-V, eq. 8, the policy's loss (arXiv:2405.19107)"),
 }

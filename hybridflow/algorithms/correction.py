@@ -1,20 +1,14 @@
 """Corrections for tokens whose probabilities differ between rollout and training."""
 
-from collections.abc import Callable
-
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hybridflow.algorithms.kl import LOG_RATIO_BOUND
-from hybridflow.algorithms.masked import Mask, masked_sum, row_means, zero_outside
-
-LEVELS = ("token", "sequence", "geometric")
+from hybridflow.algorithms.masked import Mask, PerToken, Reduce, Scalar, masked_sum, row_means, zero_outside
 
 
-def importance_ratio(
-    old_logprobs: Float[Tensor, "B R"], rollout_logprobs: Float[Tensor, "B R"], mask: Mask, *, level: str
-) -> Float[Tensor, "B R"]:
+def importance_ratio(old_logprobs: PerToken, rollout_logprobs: PerToken, mask: Mask, *, level: str) -> PerToken:
     """The ratio of training's to the rollout's probability on each token, from d = old_logprobs - rollout_logprobs.
 
     token: exp(d) of the token itself.   sequence: exp(sum of d over the row's unmasked tokens), the ratio of the whole
@@ -22,8 +16,6 @@ def importance_ratio(
     Off-policy corrections of rollouts: Yao et al., https://fengyao.notion.site/off-policy-rl (token); Liu, Li et al.,
     https://richardli.xyz/rl-collapse (sequence, geometric).
     """
-    if level not in LEVELS:
-        raise ValueError(f"unknown level '{level}'. Use one of: {' '.join(LEVELS)}.")
     difference = old_logprobs - rollout_logprobs
     if level == "sequence":
         difference = zero_outside(difference, mask).sum(1, keepdim=True).expand_as(difference)
@@ -32,9 +24,7 @@ def importance_ratio(
     return difference.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
 
 
-def importance_weights(
-    ratio: Float[Tensor, "B R"], *, upper: float, lower: float | None = None
-) -> Float[Tensor, "B R"]:
+def importance_weights(ratio: PerToken, *, upper: float, lower: float | None = None) -> PerToken:
     """min(ratio, upper); with `lower`, the ratio if it is between the bounds, otherwise 0.
 
     Truncated importance sampling (Yao et al., https://fengyao.notion.site/off-policy-rl); with both bounds IcePop
@@ -45,9 +35,7 @@ def importance_weights(
     return torch.where(within(ratio, lower=lower, upper=upper), ratio, torch.zeros_like(ratio))
 
 
-def mean_weight(
-    weights: Float[Tensor, "B R"], mask: Mask, *, level: str, reduce: Callable[[Tensor], Tensor]
-) -> Float[Tensor, ""]:
+def mean_weight(weights: PerToken, mask: Mask, *, level: str, reduce: Reduce) -> Scalar:
     """The mean weight of unmasked tokens or, at other levels than token, of rows that have one; 1 if the mean is 0.
 
     `reduce` sums over the parts of the batch. Weights divided by this have mean 1 (self-normalized importance
@@ -62,12 +50,12 @@ def mean_weight(
     return torch.where(mean > 0, mean, torch.ones_like(mean)).to(weights.dtype)
 
 
-def within(ratio: Float[Tensor, "B R"], *, lower: float, upper: float) -> Bool[Tensor, "B R"]:
+def within(ratio: PerToken, *, lower: float, upper: float) -> Bool[Tensor, "B R"]:
     """Where lower <= ratio <= upper."""
     return (ratio >= lower) & (ratio <= upper)
 
 
-def without_veto(ratio: Float[Tensor, "B R"], mask: Mask, *, smallest: float) -> Bool[Tensor, "B R"]:
+def without_veto(ratio: PerToken, mask: Mask, *, smallest: float) -> Bool[Tensor, "B R"]:
     """True on all tokens of rows in which every unmasked token has a ratio (level token) of at least `smallest`.
 
     A smaller one means that the rollout drew a token that training considers impossible
@@ -77,7 +65,7 @@ def without_veto(ratio: Float[Tensor, "B R"], mask: Mask, *, smallest: float) ->
     return (~vetoed).expand_as(ratio)
 
 
-def effective_sample_fraction(moments: Float[Tensor, "3"]) -> Float[Tensor, ""]:
+def effective_sample_fraction(moments: Float[Tensor, "3"]) -> Scalar:
     """(sum w)^2 / (n sum w^2) of weights, from their `moments`: 1 for equal weights.
 
     Kish's effective sample size, as a fraction of the samples.

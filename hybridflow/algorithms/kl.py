@@ -1,8 +1,8 @@
 """Estimates of the Kullback-Leibler divergence from sampled tokens."""
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
+
+from hybridflow.algorithms.masked import PerToken
 
 ESTIMATORS = {"k1": "k1", "kl": "k1", "abs": "abs", "k2": "k2", "mse": "k2", "k3": "k3", "low_var_kl": "k3"}
 LOG_RATIO_BOUND = 20.0
@@ -10,9 +10,7 @@ K3_BOUND = 10.0
 """The largest k3 estimate, as in verl: without a bound, one token could outweigh all others."""
 
 
-def kl_divergence(
-    logprobs: Float[Tensor, "B R"], ref_logprobs: Float[Tensor, "B R"], *, estimator: str
-) -> Float[Tensor, "B R"]:
+def kl_divergence(logprobs: PerToken, ref_logprobs: PerToken, *, estimator: str) -> PerToken:
     """Per-token estimate of KL(policy || reference), with d = logprobs - ref_logprobs, for sampled tokens.
 
     k1 (kl): d.   abs: |d|.   k2 (mse): d^2 / 2.   k3 (low_var_kl): exp(-d) - 1 + d, at most 10.
@@ -21,26 +19,20 @@ def kl_divergence(
 
     J. Schulman, http://joschu.net/blog/kl-approx.html; the gradients: arXiv:2505.17508.
     """
-    name = ESTIMATORS.get(estimator.removesuffix("+"))
-    if name is None:
-        known = " ".join(ESTIMATORS)
-        raise ValueError(
-            f"unknown KL estimator '{estimator}'. Use one of: {known}; the suffix + selects the gradient of k2."
-        )
     difference = clamped_log_ratio(logprobs, ref_logprobs)
-    value = _estimate(name, difference)
+    value = _estimate(ESTIMATORS[estimator.removesuffix("+")], difference)
     if not estimator.endswith("+"):
         return value
     slope = _estimate("k2", difference)
     return value.detach() + (slope - slope.detach())
 
 
-def clamped_log_ratio(logprobs: Float[Tensor, "B R"], other: Float[Tensor, "B R"]) -> Float[Tensor, "B R"]:
+def clamped_log_ratio(logprobs: PerToken, other: PerToken) -> PerToken:
     """logprobs - other, clamped to +-20, so that its exponential stays finite in float32."""
     return torch.clamp(logprobs - other, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
 
 
-def _estimate(name: str, difference: Float[Tensor, "B R"]) -> Float[Tensor, "B R"]:
+def _estimate(name: str, difference: PerToken) -> PerToken:
     if name == "k1":
         return difference
     if name == "abs":

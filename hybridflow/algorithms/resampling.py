@@ -20,10 +20,8 @@ def resampling_weights(scores: Float[Tensor, " B"], *, weighting: str, power: fl
         weights = scores.abs().pow(power)
     elif weighting == "max_min":
         weights = ((scores == best) | (scores == worst)).to(scores.dtype)
-    elif weighting == "max_random":
-        weights = torch.where(scores == best, 0.4, 0.1).to(scores.dtype)
     else:
-        raise ValueError(f"unknown weighting '{weighting}'. Use one of: {' '.join(WEIGHTINGS)}.")
+        weights = torch.where(scores == best, 0.4, 0.1).to(scores.dtype)
     return weights + 1e-8
 
 

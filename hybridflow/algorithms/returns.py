@@ -1,13 +1,11 @@
 """Discounted rewards to go."""
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
-from hybridflow.algorithms.masked import Mask, zero_outside
+from hybridflow.algorithms.masked import Mask, PerToken, zero_outside
 
 
-def rewards_to_go(rewards: Float[Tensor, "B R"], mask: Mask, *, gamma: float = 1.0) -> Float[Tensor, "B R"]:
+def rewards_to_go(rewards: PerToken, mask: Mask, *, gamma: float = 1.0) -> PerToken:
     """G_t = r_t + gamma G_t', where t' is the next unmasked token; G is 0 after the last.
 
     The running sum skips masked tokens without a discount; these get 0.
@@ -17,7 +15,7 @@ def rewards_to_go(rewards: Float[Tensor, "B R"], mask: Mask, *, gamma: float = 1
     return zero_outside(suffix_sums(zero_outside(rewards, mask), decays), mask)
 
 
-def suffix_sums(terms: Float[Tensor, "B R"], decays: Float[Tensor, "B R"]) -> Float[Tensor, "B R"]:
+def suffix_sums(terms: PerToken, decays: PerToken) -> PerToken:
     """The solution of x_t = terms_t + decays_t x_{t+1}, x_R = 0, in log2(R) passes.
 
     Each pass doubles the reach of every sum. The order of additions depends on positions alone, so padding and the

@@ -1,21 +1,17 @@
 """Selection of the largest numbers of a distributed batch, and reproducible random numbers for its tokens."""
 
-from collections.abc import Callable
-
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Int64
 from torch import Tensor
+
+from hybridflow.algorithms.masked import PerToken, Reduce
 
 _DIGITS = ((22, 10), (11, 11), (0, 11))
 """Shift and bits of the digits of a 32-bit key, the highest first."""
 
 
 def among_largest(
-    values: Float[Tensor, "B R"],
-    candidates: Bool[Tensor, "B R"],
-    count: int,
-    *,
-    reduce: Callable[[Tensor], Tensor],
+    values: PerToken, candidates: Bool[Tensor, "B R"], count: int, *, reduce: Reduce
 ) -> Bool[Tensor, "B R"]:
     """Whether each candidate is among the `count` largest of all parts of a batch; ties with the last are included.
 
@@ -35,7 +31,7 @@ def among_largest(
     return candidates & (keys >= floor)
 
 
-def hashed_draws(prompt_ids: Int64[Tensor, "B P"], response_ids: Int64[Tensor, "B R"]) -> Float[Tensor, "B R"]:
+def hashed_draws(prompt_ids: Int64[Tensor, "B P"], response_ids: Int64[Tensor, "B R"]) -> PerToken:
     """A pseudorandom number in [0, 1) for each response token: a hash of its sequence's ids and its position.
 
     Ids are right-padded with 0. A sequence has the same numbers in any batch, however the batch is divided.

@@ -4,12 +4,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hybridflow.algorithms.masked import Mask, zero_outside
+from hybridflow.algorithms.masked import Mask, PerToken, zero_outside
 
 
 def token_rewards(
-    scores: Float[Tensor, " B"], mask: Mask, *, kl: Float[Tensor, "B R"] | None = None, kl_coefficient: float = 0.0
-) -> Float[Tensor, "B R"]:
+    scores: Float[Tensor, " B"], mask: Mask, *, kl: PerToken | None = None, kl_coefficient: float = 0.0
+) -> PerToken:
     """-kl_coefficient * kl on every unmasked token, plus the row's score on the last of them; 0 elsewhere.
 
     Ziegler et al., eq. 2 (arXiv:1909.08593); InstructGPT, eq. 2 (arXiv:2203.02155). The score of a fully masked

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
-from hybridflow.algorithms.lagrangian import Multiplier
+from hybridflow.algorithms.lagrangian import updated_multiplier
 from hybridflow.batch import Batch
 from hybridflow.config.ranges import ABOVE_0, FINITE, NOT_BELOW_0
 from hybridflow.controller.batch_ref import BatchRef
@@ -51,8 +51,7 @@ class SafeRLHF(PPO):
 
     def __init__(self, roles: Mapping[str, object], *, settings: object, samples_per_prompt: int) -> None:
         super().__init__(roles, settings=settings, samples_per_prompt=samples_per_prompt)
-        own = self.settings
-        self.multiplier = Multiplier(own.multiplier, own.cost_limit, own.multiplier_rate, own.multiplier_max)
+        self.multiplier = self.settings.multiplier
 
     def step(self, prompts: Batch) -> Metrics:
         """One PPO iteration."""
@@ -68,11 +67,18 @@ class SafeRLHF(PPO):
         costs = costs.join(cost_values, *old, *reference)
 
         batch, costs = self.critic.advantages(batch), self.cost_critic.advantages(costs)
-        multiplier = self.multiplier.raised(float(costs.row("scores").mean()))
-        batch = self.actor.combine_advantages(batch, costs, multiplier)
+        self.multiplier = self.multiplier_after(float(costs.row("scores").mean()))
+        batch = self.actor.combine_advantages(batch, costs, self.multiplier)
         metrics = wait(self.critic.update(batch), self.cost_critic.update(costs), self.actor.update(batch))
         self.actor.publish_weights(version=self.iteration + 1)
         return metrics | self.observe(prompts, batch) | self.cost_metrics(costs)
+
+    def multiplier_after(self, mean_cost: float) -> float:
+        """The multiplier after a step on the mean cost of a batch."""
+        own = self.settings
+        return updated_multiplier(
+            self.multiplier, mean_cost, limit=own.cost_limit, rate=own.multiplier_rate, largest=own.multiplier_max
+        )
 
     def cost_metrics(self, costs: BatchRef) -> Metrics:
         """Metrics of the costs of a batch, and the multiplier."""
@@ -80,13 +86,13 @@ class SafeRLHF(PPO):
         beyond = float((found > self.settings.cost_limit).float().mean())
         return summary("safe_rlhf/cost", found.tolist()) | {
             "safe_rlhf/above_limit_fraction": mean(beyond, len(found)),
-            "safe_rlhf/multiplier": last(self.multiplier.value),
+            "safe_rlhf/multiplier": last(self.multiplier),
         }
 
     def state(self) -> dict[str, object]:
         """The multiplier."""
-        return dict(self.multiplier.state())
+        return {"multiplier": self.multiplier}
 
     def restore(self, state: dict[str, object]) -> None:
         """Restores what `state` returned."""
-        self.multiplier.restore({name: float(str(value)) for name, value in state.items()})
+        self.multiplier = float(str(state["multiplier"]))

@@ -4,13 +4,12 @@ import torch
 from torch import Tensor
 
 from hybridflow.algorithms.kl import kl_divergence
-from hybridflow.algorithms.kl_controller import AdaptiveKL, FixedKL, KLController
-from hybridflow.algorithms.masked import masked_whiten, mean_and_variance, moments, zero_outside
+from hybridflow.algorithms.kl_controller import KLController
+from hybridflow.algorithms.masked import Reduce, masked_whiten, zero_outside
 from hybridflow.algorithms.shaping import token_rewards
 from hybridflow.batch import Batch, Ragged
-from hybridflow.config.algorithm import KL, Algorithm, KLPlacement
+from hybridflow.config.algorithm import Algorithm, KLPlacement
 from hybridflow.observability.metrics import Metrics, last, mean
-from hybridflow.workers.model_worker import Reduce
 from hybridflow.workers.named_functions import ESTIMATOR_COLUMNS, estimator, token_numbers
 
 
@@ -25,7 +24,8 @@ class AdvantageEstimation:
         self._algorithm = algorithm
         self._reduce = reduce
         self._estimator = estimator(algorithm)
-        self.kl_controller = make_kl_controller(algorithm.kl)
+        kl = algorithm.kl
+        self.kl_controller = KLController(kl.coefficient, kl.target, kl.horizon)
         self._metrics: Metrics = {}
 
     def estimate(self, batch: Batch) -> Batch:
@@ -38,8 +38,7 @@ class AdvantageEstimation:
         advantages = self._column(advantages, mask, "")
         wanted = self._algorithm.whiten_advantages
         if self._estimator.method.whitens if wanted is None else wanted:
-            center, variance = mean_and_variance(self._reduce(moments(advantages, mask)))
-            advantages = masked_whiten(advantages, mask, mean=center, variance=variance)
+            advantages = masked_whiten(advantages, mask, reduce=self._reduce)
         columns = {"rewards": rewards, "advantages": advantages}
         if returns is not None:
             columns["returns"] = self._column(returns, mask, " (its returns)")
@@ -92,10 +91,3 @@ class AdvantageEstimation:
         }
         self.kl_controller.update(kl_per_token, num_sequences=int(totals[2]))
         return rewards + process
-
-
-def make_kl_controller(kl: KL) -> KLController:
-    """An adaptive coefficient if the configuration gives a target, otherwise a fixed one."""
-    if kl.target is None:
-        return FixedKL(kl.coefficient)
-    return AdaptiveKL(kl.coefficient, target=kl.target, horizon=kl.horizon)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hybridflow.algorithms.aggregate import MODES, aggregate
+from hybridflow.algorithms.aggregate import aggregate
 from hybridflow.algorithms.catalogue import ADVANTAGES, POLICY_LOSSES, load
 from hybridflow.algorithms.correction import importance_ratio, importance_weights, mean_weight
 from hybridflow.algorithms.kl import K3_BOUND, kl_divergence
@@ -18,6 +18,7 @@ from hybridflow.algorithms.losses.value import clipped_value_loss
 from hybridflow.algorithms.masked import masked_whiten
 from hybridflow.algorithms.shaping import token_rewards
 from hybridflow.config.algorithm import Algorithm
+from hybridflow.config.choices import AGGREGATIONS
 from hybridflow.workers.named_functions import called, estimator, policy_loss
 from tests.parity.peer_files import BATCHES, FILES, Columns, assert_agrees
 
@@ -103,7 +104,7 @@ def test_policy_losses_are_verls(name, batch):
 
 
 @pytest.mark.parametrize("batch", BATCHES)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", AGGREGATIONS)
 def test_the_clipped_surrogate_is_verls_in_every_aggregation(mode, batch):
     assert_agrees("verl", f"loss/ppo/{mode}", batch, aggregated(Algorithm(clip_high=0.28, aggregation=mode)))
 

@@ -5,7 +5,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from hybridflow.algorithms.advantages.group_relative import group_statistics
-from hybridflow.algorithms.masked import Mask, zero_outside
+from hybridflow.algorithms.masked import Mask, PerToken, zero_outside
 
 
 def best_of_group(
@@ -15,7 +15,7 @@ def best_of_group(
     *,
     divide_by_std: bool = True,
     eps: float = 1e-6,
-) -> Float[Tensor, "B R"]:
+) -> PerToken:
     """(max(group) - max(group without the sample)) / (group std + eps) on the mask; a group of one keeps its score.
 
     The best sample gets its lead over the second best. All others get 0, as does the best if the maximum is tied. This

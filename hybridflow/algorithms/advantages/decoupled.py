@@ -7,7 +7,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from hybridflow.algorithms.advantages.group_relative import group_relative
-from hybridflow.algorithms.masked import Mask, zero_outside
+from hybridflow.algorithms.masked import Mask, PerToken, zero_outside
 
 
 def decoupled(
@@ -18,7 +18,7 @@ def decoupled(
     weights: Sequence[float] = (),
     divide_by_std: bool = True,
     eps: float = 1e-6,
-) -> Float[Tensor, "B R"]:
+) -> PerToken:
     """sum_f weights[f] A_f, where A_f is `group_relative` of reward f alone; weights default to 1.
 
     A reward with a wide range therefore does not drown the others. NaN marks a sample that reward f did not score: f's

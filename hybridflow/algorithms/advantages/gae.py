@@ -1,16 +1,13 @@
 """Generalized advantage estimation."""
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from hybridflow.algorithms.masked import Mask, zero_outside
+from hybridflow.algorithms.masked import Mask, PerToken, zero_outside
 from hybridflow.algorithms.returns import suffix_sums
 
 
-def gae(
-    rewards: Float[Tensor, "B R"], values: Float[Tensor, "B R"], mask: Mask, *, gamma: float, lam: float
-) -> tuple[Float[Tensor, "B R"], Float[Tensor, "B R"]]:
+def gae(rewards: PerToken, values: PerToken, mask: Mask, *, gamma: float, lam: float) -> tuple[PerToken, PerToken]:
     """Advantages A_t = delta_t + gamma lam A_t', with delta_t = r_t + gamma V_t' - V_t, and returns A_t + V_t.
 
     t' is the next unmasked token: masked tokens (tool output, padding) get 0, and the running value and advantage skip

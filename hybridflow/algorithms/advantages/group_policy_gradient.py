@@ -1,23 +1,16 @@
 """Advantages relative to the group's mean, scaled up to compensate for groups without a gradient."""
 
-from collections.abc import Callable
-
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
 from hybridflow.algorithms.advantages.group_relative import group_relative, group_statistics
-from hybridflow.algorithms.masked import Mask
+from hybridflow.algorithms.masked import Mask, PerToken, Reduce
 
 
 def group_policy_gradient(
-    scores: Float[Tensor, " B"],
-    mask: Mask,
-    group_ids: Int64[Tensor, " B"],
-    reduce: Callable[[Tensor], Tensor],
-    *,
-    divisor: float = 1.0,
-) -> Float[Tensor, "B R"]:
+    scores: Float[Tensor, " B"], mask: Mask, group_ids: Int64[Tensor, " B"], reduce: Reduce, *, divisor: float = 1.0
+) -> PerToken:
     """alpha (score - group mean) / divisor on the mask, alpha = B / (B - M); a group of one gets alpha times its score.
 
     B counts the rows of the whole batch, and M those without a gradient, because all scores of their group are equal;

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from hybridflow.algorithms.masked import Mask, zero_outside
+from hybridflow.algorithms.masked import Mask, PerToken, Scalar, zero_outside
 
 
 class GroupStatistics(NamedTuple):
@@ -24,7 +24,7 @@ def group_relative(
     *,
     divide_by_std: bool = True,
     eps: float = 1e-6,
-) -> Float[Tensor, "B R"]:
+) -> PerToken:
     """(score - group mean) / (group std + eps) on every unmasked token, 0 elsewhere; a group of one keeps its score.
 
     Rows with equal `group_ids` form a group, adjacent or not. The standard deviation is the unbiased one.
@@ -51,7 +51,7 @@ def group_statistics(scores: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]
     return GroupStatistics(mean.to(scores.dtype), std.to(scores.dtype), size.to(scores.dtype))
 
 
-def fraction_without_spread(scores: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Float[Tensor, ""]:
+def fraction_without_spread(scores: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Scalar:
     """The fraction of rows whose group has equal scores, and so no gradient (`frac_reward_zero_std`)."""
     return (group_statistics(scores, group_ids).std < 1e-8).to(scores.dtype).mean()
 

@@ -5,10 +5,10 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from hybridflow.algorithms.advantages.group_relative import group_statistics
-from hybridflow.algorithms.masked import Mask, zero_outside
+from hybridflow.algorithms.masked import Mask, PerToken, zero_outside
 
 
-def leave_one_out(scores: Float[Tensor, " B"], mask: Mask, group_ids: Int64[Tensor, " B"]) -> Float[Tensor, "B R"]:
+def leave_one_out(scores: Float[Tensor, " B"], mask: Mask, group_ids: Int64[Tensor, " B"]) -> PerToken:
     """score - mean(scores of the prompt's other samples) on every unmasked token; a group of one keeps its score.
 
     In a group of n, this is n / (n - 1) times the difference from the group's mean. 0 outside the mask.

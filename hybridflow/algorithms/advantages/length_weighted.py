@@ -5,10 +5,10 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from hybridflow.algorithms.advantages.group_relative import group_sums
-from hybridflow.algorithms.masked import Mask, zero_outside
+from hybridflow.algorithms.masked import Mask, PerToken, zero_outside
 
 
-def length_weighted(scores: Float[Tensor, " B"], mask: Mask, group_ids: Int64[Tensor, " B"]) -> Float[Tensor, "B R"]:
+def length_weighted(scores: Float[Tensor, " B"], mask: Mask, group_ids: Int64[Tensor, " B"]) -> PerToken:
     """score - sum(length * score) / sum(length) over the group, on unmasked tokens; a group of one keeps its score.
 
     The baseline of least variance if the squared norm of a response's gradient is proportional to its length.

@@ -1,23 +1,23 @@
 """Advantages with a baseline per token: the prompt's samples, weighted by the size of their gradients so far."""
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Int64
 from torch import Tensor
 
 from hybridflow.algorithms.advantages.group_relative import group_sums
-from hybridflow.algorithms.masked import Mask, zero_outside
+from hybridflow.algorithms.masked import Mask, PerToken, zero_outside
 from hybridflow.algorithms.returns import rewards_to_go
 
 
 def optimal_token_baseline(
-    rewards: Float[Tensor, "B R"],
-    old_logprobs: Float[Tensor, "B R"],
-    sum_pi_squared: Float[Tensor, "B R"],
+    rewards: PerToken,
+    old_logprobs: PerToken,
+    sum_pi_squared: PerToken,
     mask: Mask,
     group_ids: Int64[Tensor, " B"],
     *,
     eps: float = 1e-8,
-) -> Float[Tensor, "B R"]:
+) -> PerToken:
     """A_t = G_t - sum(W_t G_t) / sum(W_t), with sums over the group's rows that have a token t.
 
     G_t is the sum of rewards from t on. W_t = sum_{j <= t} (1 - 2 pi_j + sum_v pi_j(v)^2) is the squared norm of the

@@ -1,28 +1,24 @@
 """Losses that restrain the few tokens whose log-probability and advantage covary most, to preserve the entropy."""
 
-from collections.abc import Callable
-
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from torch import Tensor
 
 from hybridflow.algorithms.kl import clamped_log_ratio
 from hybridflow.algorithms.losses.policy import surrogates
-from hybridflow.algorithms.masked import Mask, masked_mean, masked_sum
+from hybridflow.algorithms.masked import Mask, PerToken, Reduce, Scalar, masked_mean, masked_sum
 from hybridflow.algorithms.selection import among_largest
-
-Reduce = Callable[[Tensor], Tensor]
 
 
 def clip_cov(
-    logprobs: Float[Tensor, "B R"],
-    old_logprobs: Float[Tensor, "B R"],
-    advantages: Float[Tensor, "B R"],
+    logprobs: PerToken,
+    old_logprobs: PerToken,
+    advantages: PerToken,
     is_selected: Bool[Tensor, "B R"],
     *,
     clip_low: float,
     clip_high: float,
-) -> Float[Tensor, "B R"]:
+) -> PerToken:
     """Per-token PPO loss, but 0, without a gradient, on selected tokens that PPO does not clip.
 
     Clip-Cov, eq. 12 (Cui et al., arXiv:2505.22617); see `clip_cov_selection`. Neither masked nor averaged.
@@ -33,13 +29,13 @@ def clip_cov(
 
 
 def kl_cov(
-    logprobs: Float[Tensor, "B R"],
-    old_logprobs: Float[Tensor, "B R"],
-    advantages: Float[Tensor, "B R"],
+    logprobs: PerToken,
+    old_logprobs: PerToken,
+    advantages: PerToken,
     is_selected: Bool[Tensor, "B R"],
     *,
     kl_coefficient: float = 1.0,
-) -> Float[Tensor, "B R"]:
+) -> PerToken:
     """Per-token loss -r A, plus kl_coefficient |log r| on the selected tokens, r = exp(logprobs - old_logprobs).
 
     KL-Cov, eq. 13 and 14 (Cui et al., arXiv:2505.22617), with the penalty of the authors' code. See `kl_cov_selection`.
@@ -49,10 +45,10 @@ def kl_cov(
 
 
 def clip_cov_selection(
-    old_logprobs: Float[Tensor, "B R"],
-    advantages: Float[Tensor, "B R"],
+    old_logprobs: PerToken,
+    advantages: PerToken,
     mask: Mask,
-    draws: Float[Tensor, "B R"],
+    draws: PerToken,
     reduce: Reduce,
     *,
     fraction: float = 2e-4,
@@ -71,12 +67,7 @@ def clip_cov_selection(
 
 
 def kl_cov_selection(
-    old_logprobs: Float[Tensor, "B R"],
-    advantages: Float[Tensor, "B R"],
-    mask: Mask,
-    reduce: Reduce,
-    *,
-    fraction: float = 2e-4,
+    old_logprobs: PerToken, advantages: PerToken, mask: Mask, reduce: Reduce, *, fraction: float = 2e-4
 ) -> dict[str, Tensor]:
     """`is_selected`: the `fraction` of all tokens (at least one) with the largest covariance.
 
@@ -87,9 +78,7 @@ def kl_cov_selection(
     return {"is_selected": among_largest(covariance, mask.bool(), count, reduce=reduce)}
 
 
-def token_covariance(
-    logprobs: Float[Tensor, "B R"], advantages: Float[Tensor, "B R"], mask: Mask, *, reduce: Reduce
-) -> Float[Tensor, "B R"]:
+def token_covariance(logprobs: PerToken, advantages: PerToken, mask: Mask, *, reduce: Reduce) -> PerToken:
     """(log p - mean log p) (A - mean A) of each token, with means over the whole batch.
 
     Cui et al., eq. 10 (arXiv:2505.22617): its mean drives the change of the policy's entropy. `reduce` sums over the
@@ -102,7 +91,7 @@ def token_covariance(
     return ((logprobs - means[0]) * (advantages - means[1])).to(logprobs.dtype)
 
 
-def selected_fraction(is_selected: Bool[Tensor, "B R"], mask: Mask) -> Float[Tensor, ""]:
+def selected_fraction(is_selected: Bool[Tensor, "B R"], mask: Mask) -> Scalar:
     """The fraction of tokens that were selected."""
     return masked_mean(is_selected.float(), mask)
 

@@ -1,18 +1,10 @@
 """A policy gradient with a quadratic penalty on the log-ratio to the old policy."""
 
-from jaxtyping import Float
-from torch import Tensor
-
 from hybridflow.algorithms.kl import clamped_log_ratio
+from hybridflow.algorithms.masked import PerToken
 
 
-def dro(
-    logprobs: Float[Tensor, "B R"],
-    old_logprobs: Float[Tensor, "B R"],
-    advantages: Float[Tensor, "B R"],
-    *,
-    beta: float = 1.0,
-) -> Float[Tensor, "B R"]:
+def dro(logprobs: PerToken, old_logprobs: PerToken, advantages: PerToken, *, beta: float = 1.0) -> PerToken:
     """Per-token loss -A log p + beta / 2 (logprobs - old_logprobs)^2.
 
     The policy's part of DRO-V, eq. 8 (arXiv:2405.19107), divided by its tau, which is beta here; per token, with the

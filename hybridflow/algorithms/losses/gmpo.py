@@ -1,22 +1,14 @@
 """The geometric mean of clipped token ratios."""
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from hybridflow.algorithms.kl import clamped_log_ratio
-from hybridflow.algorithms.masked import Mask, masked_mean, row_means
+from hybridflow.algorithms.masked import Mask, PerToken, Scalar, masked_mean, row_means
 
 
 def gmpo(
-    logprobs: Float[Tensor, "B R"],
-    old_logprobs: Float[Tensor, "B R"],
-    advantages: Float[Tensor, "B R"],
-    mask: Mask,
-    *,
-    clip_low: float,
-    clip_high: float,
-) -> Float[Tensor, "B R"]:
+    logprobs: PerToken, old_logprobs: PerToken, advantages: PerToken, mask: Mask, *, clip_low: float, clip_high: float
+) -> PerToken:
     """-A exp(mean_t m_t) of each row, on all its tokens; m_t is the log-ratio, clipped if that lowers sign(A) m_t.
 
     A is the mean of the row's advantages. The bounds -clip_low and clip_high are those of log-ratios: 0.4 in the paper.
@@ -30,14 +22,8 @@ def gmpo(
 
 
 def gmpo_clip_fraction(
-    logprobs: Float[Tensor, "B R"],
-    old_logprobs: Float[Tensor, "B R"],
-    advantages: Float[Tensor, "B R"],
-    mask: Mask,
-    *,
-    clip_low: float,
-    clip_high: float,
-) -> Float[Tensor, ""]:
+    logprobs: PerToken, old_logprobs: PerToken, advantages: PerToken, mask: Mask, *, clip_low: float, clip_high: float
+) -> Scalar:
     """The fraction of tokens whose gradient is stopped by clipping."""
     log_ratio = clamped_log_ratio(logprobs.detach(), old_logprobs)
     stopped = torch.where(advantages > 0, log_ratio > clip_high, (advantages < 0) & (log_ratio < -clip_low))

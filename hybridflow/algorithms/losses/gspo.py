@@ -1,22 +1,15 @@
 """A policy loss with one importance ratio per sequence."""
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from hybridflow.algorithms.kl import LOG_RATIO_BOUND
-from hybridflow.algorithms.masked import Mask, masked_mean, row_means
+from hybridflow.algorithms.masked import Mask, PerToken, Scalar, masked_mean, row_means
 
 
 def gspo(
-    logprobs: Float[Tensor, "B R"],
-    old_logprobs: Float[Tensor, "B R"],
-    advantages: Float[Tensor, "B R"],
-    mask: Mask,
-    *,
-    clip_low: float,
-    clip_high: float,
-) -> Float[Tensor, "B R"]:
+    logprobs: PerToken, old_logprobs: PerToken, advantages: PerToken, mask: Mask, *, clip_low: float, clip_high: float
+) -> PerToken:
     """Per-token loss -min(s A, clip(s, 1 - clip_low, 1 + clip_high) A), s the geometric mean of a row's token ratios.
 
     GSPO, eq. 5 and 7 (arXiv:2507.18071), in the form of GSPO-token (eq. 14): each token has the value of the row's s,
@@ -29,14 +22,8 @@ def gspo(
 
 
 def gspo_clip_fraction(
-    logprobs: Float[Tensor, "B R"],
-    old_logprobs: Float[Tensor, "B R"],
-    advantages: Float[Tensor, "B R"],
-    mask: Mask,
-    *,
-    clip_low: float,
-    clip_high: float,
-) -> Float[Tensor, ""]:
+    logprobs: PerToken, old_logprobs: PerToken, advantages: PerToken, mask: Mask, *, clip_low: float, clip_high: float
+) -> Scalar:
     """The fraction of tokens in rows whose gradient is stopped by clipping."""
     plain, clipped = _surrogates(logprobs.detach(), old_logprobs, advantages, mask, clip_low, clip_high)
     return masked_mean((clipped > plain).float(), mask)

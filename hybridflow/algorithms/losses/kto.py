@@ -4,13 +4,15 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from hybridflow.algorithms.masked import Scalar
+
 Responses = Float[Tensor, " N"]
 
 
 def prospect(
     ratios: Responses,
     is_chosen: Bool[Tensor, " N"],
-    anchor: Float[Tensor, ""],
+    anchor: Scalar,
     *,
     beta: float,
     desirable_weight: float = 1.0,
@@ -26,7 +28,7 @@ def prospect(
     return weight * (1.0 - torch.sigmoid(beta * gain))
 
 
-def reference_point(ratio_sum: Float[Tensor, ""], count: Float[Tensor, ""]) -> Float[Tensor, ""]:
+def reference_point(ratio_sum: Scalar, count: Scalar) -> Scalar:
     """z0 = max(0, mean ratio of mismatched responses), from the sum and number of ratios in the optimizer step.
 
     KTO, sec. 4.1 (arXiv:2402.01306): an estimate of KL(pi || pi_ref) from responses to other prompts. No gradient.

@@ -1,22 +1,22 @@
 """The clipped policy loss of PPO, and its metrics."""
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from torch import Tensor
 
 from hybridflow.algorithms.kl import clamped_log_ratio
-from hybridflow.algorithms.masked import Mask, masked_mean
+from hybridflow.algorithms.masked import Mask, PerToken, Scalar, masked_mean
 
 
 def clipped_surrogate(
-    logprobs: Float[Tensor, "B R"],
-    old_logprobs: Float[Tensor, "B R"],
-    advantages: Float[Tensor, "B R"],
+    logprobs: PerToken,
+    old_logprobs: PerToken,
+    advantages: PerToken,
     *,
     clip_low: float,
     clip_high: float,
     dual_clip: float | None = None,
-) -> Float[Tensor, "B R"]:
+) -> PerToken:
     """Per-token PPO loss -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), with r = exp(logprobs - old_logprobs).
 
     PPO, eq. 7 (arXiv:1707.06347); unequal bounds are DAPO's clip-higher, sec. 3.1 (arXiv:2503.14476). `dual_clip`
@@ -31,39 +31,24 @@ def clipped_surrogate(
 
 
 def surrogates(
-    logprobs: Float[Tensor, "B R"],
-    old_logprobs: Float[Tensor, "B R"],
-    advantages: Float[Tensor, "B R"],
-    clip_low: float,
-    clip_high: float,
-) -> tuple[Float[Tensor, "B R"], Float[Tensor, "B R"]]:
+    logprobs: PerToken, old_logprobs: PerToken, advantages: PerToken, clip_low: float, clip_high: float
+) -> tuple[PerToken, PerToken]:
     """-r A and -clip(r, 1 - clip_low, 1 + clip_high) A; clipping has an effect where the second is larger."""
     ratio = clamped_log_ratio(logprobs, old_logprobs).exp()
     return -advantages * ratio, -advantages * ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
 
 
 def clip_fraction(
-    logprobs: Float[Tensor, "B R"],
-    old_logprobs: Float[Tensor, "B R"],
-    advantages: Float[Tensor, "B R"],
-    mask: Mask,
-    *,
-    clip_low: float,
-    clip_high: float,
-) -> Float[Tensor, ""]:
+    logprobs: PerToken, old_logprobs: PerToken, advantages: PerToken, mask: Mask, *, clip_low: float, clip_high: float
+) -> Scalar:
     """The fraction of tokens whose gradient is stopped by clipping."""
     plain, clipped = surrogates(logprobs.detach(), old_logprobs, advantages, clip_low, clip_high)
     return _fraction(clipped > plain, mask)
 
 
 def dual_clip_fraction(
-    logprobs: Float[Tensor, "B R"],
-    old_logprobs: Float[Tensor, "B R"],
-    advantages: Float[Tensor, "B R"],
-    mask: Mask,
-    *,
-    dual_clip: float | None,
-) -> Float[Tensor, ""]:
+    logprobs: PerToken, old_logprobs: PerToken, advantages: PerToken, mask: Mask, *, dual_clip: float | None
+) -> Scalar:
     """The fraction of tokens with A < 0 and a ratio above `dual_clip`, whose gradient the dual clip stops."""
     if dual_clip is None:
         return mask.new_zeros((), dtype=torch.float32)
@@ -71,10 +56,10 @@ def dual_clip_fraction(
     return _fraction((advantages < 0) & (ratio > dual_clip), mask)
 
 
-def approximate_kl(logprobs: Float[Tensor, "B R"], old_logprobs: Float[Tensor, "B R"], mask: Mask) -> Float[Tensor, ""]:
+def approximate_kl(logprobs: PerToken, old_logprobs: PerToken, mask: Mask) -> Scalar:
     """The mean of old_logprobs - logprobs over the mask: how far the update moved the policy (`actor/ppo_kl`)."""
     return masked_mean(clamped_log_ratio(old_logprobs, logprobs.detach()), mask)
 
 
-def _fraction(flags: Bool[Tensor, "B R"], mask: Mask) -> Float[Tensor, ""]:
+def _fraction(flags: Bool[Tensor, "B R"], mask: Mask) -> Scalar:
     return masked_mean(flags.float(), mask)

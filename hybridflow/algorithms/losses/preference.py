@@ -25,12 +25,7 @@ def sigmoid_preference(
 
 
 def squared_preference(
-    chosen_ratios: Pairs,
-    rejected_ratios: Pairs,
-    chosen_tokens: Pairs,
-    rejected_tokens: Pairs,
-    *,
-    beta: float,
+    chosen_ratios: Pairs, rejected_ratios: Pairs, chosen_tokens: Pairs, rejected_tokens: Pairs, *, beta: float
 ) -> Pairs:
     """IPO: (h - 1 / (2 beta))^2, with h = ratio_w / tokens_w - ratio_l / tokens_l.
 

@@ -4,6 +4,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from hybridflow.algorithms.masked import Scalar
+
 
 def bradley_terry(
     chosen: Float[Tensor, " P"], rejected: Float[Tensor, " P"], margins: Float[Tensor, " P"] | None = None
@@ -25,7 +27,7 @@ def centering(chosen: Float[Tensor, " P"], rejected: Float[Tensor, " P"]) -> Flo
     return (chosen + rejected).square()
 
 
-def accuracy(chosen: Float[Tensor, " P"], rejected: Float[Tensor, " P"]) -> Float[Tensor, ""]:
+def accuracy(chosen: Float[Tensor, " P"], rejected: Float[Tensor, " P"]) -> Scalar:
     """The fraction of pairs whose chosen response scores higher; a tie counts half."""
     gap = (chosen - rejected).detach()
     return ((gap > 0).to(gap.dtype) + (gap == 0).to(gap.dtype) / 2).mean()

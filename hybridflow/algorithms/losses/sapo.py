@@ -1,11 +1,10 @@
 """A policy loss with a soft gate instead of clipping."""
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from hybridflow.algorithms.kl import clamped_log_ratio
-from hybridflow.algorithms.masked import Mask, masked_mean
+from hybridflow.algorithms.masked import Mask, PerToken, Scalar, masked_mean
 
 TAU_POSITIVE = 1.0
 TAU_NEGATIVE = 1.05
@@ -13,13 +12,13 @@ TAU_NEGATIVE = 1.05
 
 
 def sapo(
-    logprobs: Float[Tensor, "B R"],
-    old_logprobs: Float[Tensor, "B R"],
-    advantages: Float[Tensor, "B R"],
+    logprobs: PerToken,
+    old_logprobs: PerToken,
+    advantages: PerToken,
     *,
     tau_positive: float = TAU_POSITIVE,
     tau_negative: float = TAU_NEGATIVE,
-) -> Float[Tensor, "B R"]:
+) -> PerToken:
     """Per-token loss -4 / tau sigmoid(tau (r - 1)) A, with r = exp(logprobs - old_logprobs).
 
     tau is `tau_positive` where A > 0 and `tau_negative` elsewhere. The gradient equals that of -r A at r = 1 and decays
@@ -31,14 +30,14 @@ def sapo(
 
 
 def sapo_gate(
-    logprobs: Float[Tensor, "B R"],
-    old_logprobs: Float[Tensor, "B R"],
-    advantages: Float[Tensor, "B R"],
+    logprobs: PerToken,
+    old_logprobs: PerToken,
+    advantages: PerToken,
     mask: Mask,
     *,
     tau_positive: float = TAU_POSITIVE,
     tau_negative: float = TAU_NEGATIVE,
-) -> Float[Tensor, ""]:
+) -> Scalar:
     """The mean of 4 s (1 - s), s = sigmoid(tau (r - 1)), from 1 (open, at the old policy) to 0 (closed)."""
     ratio = clamped_log_ratio(logprobs.detach(), old_logprobs).exp()
     openness = torch.sigmoid(_temperatures(advantages, tau_positive, tau_negative) * (ratio - 1.0))

@@ -1,9 +1,8 @@
 """The loss of supervised fine-tuning."""
 
-from jaxtyping import Float
-from torch import Tensor
+from hybridflow.algorithms.masked import PerToken
 
 
-def negative_log_likelihood(logprobs: Float[Tensor, "B R"]) -> Float[Tensor, "B R"]:
+def negative_log_likelihood(logprobs: PerToken) -> PerToken:
     """Per-token cross-entropy -log p(token), in nats, from `token_logprobs`. Neither masked nor averaged."""
     return -logprobs

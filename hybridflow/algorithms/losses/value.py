@@ -1,21 +1,12 @@
 """The critic's clipped squared error, and its metrics."""
 
-from collections.abc import Callable
-
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from hybridflow.algorithms.masked import Mask, masked_mean, mean_and_variance, moments
+from hybridflow.algorithms.masked import Mask, PerToken, Reduce, Scalar, masked_mean, mean_and_variance, moments
 
 
-def clipped_value_loss(
-    values: Float[Tensor, "B R"],
-    old_values: Float[Tensor, "B R"],
-    returns: Float[Tensor, "B R"],
-    *,
-    clip: float | None,
-) -> Float[Tensor, "B R"]:
+def clipped_value_loss(values: PerToken, old_values: PerToken, returns: PerToken, *, clip: float | None) -> PerToken:
     """Per-token loss 0.5 max((V - R)^2, (clip(V, V_old - clip, V_old + clip) - R)^2); 0.5 (V - R)^2 without a clip.
 
     The GAE paper bounds the change of the value function (sec. 5, arXiv:1506.02438); this form is OpenAI's in PPO.
@@ -28,26 +19,15 @@ def clipped_value_loss(
 
 
 def value_clip_fraction(
-    values: Float[Tensor, "B R"],
-    old_values: Float[Tensor, "B R"],
-    returns: Float[Tensor, "B R"],
-    mask: Mask,
-    *,
-    clip: float,
-) -> Float[Tensor, ""]:
+    values: PerToken, old_values: PerToken, returns: PerToken, mask: Mask, *, clip: float
+) -> Scalar:
     """The fraction of tokens whose gradient is stopped by clipping (`vf_clipfrac`)."""
     values = values.detach()
     is_clipped = (_clipped(values, old_values, clip) - returns).square() > (values - returns).square()
     return masked_mean(is_clipped.to(values.dtype), mask)
 
 
-def explained_variance(
-    values: Float[Tensor, "B R"],
-    returns: Float[Tensor, "B R"],
-    mask: Mask,
-    *,
-    reduce: Callable[[Tensor], Tensor] | None = None,
-) -> Float[Tensor, ""]:
+def explained_variance(values: PerToken, returns: PerToken, mask: Mask, *, reduce: Reduce | None = None) -> Scalar:
     """1 - Var(returns - values) / Var(returns) over the mask: 1 is perfect, 0 is no better than a constant.
 
     0 if the returns are constant. `reduce` sums over the parts of the batch.

@@ -3,7 +3,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridflow.algorithms.aggregate import MODES, aggregate
+from hybridflow.algorithms.aggregate import aggregate
+from hybridflow.config.choices import AGGREGATIONS
 from tests.oracles import reductions
 from tests.unit.algorithms.examples import masks, normal, seeds, shapes, spoiled, token_mask
 
@@ -30,7 +31,7 @@ def test_each_mode_by_hand(mode, expected):
     assert whole(VALUES, MASK, mode).item() == expected
 
 
-@given(shapes, masks, seeds, st.sampled_from(MODES))
+@given(shapes, masks, seeds, st.sampled_from(AGGREGATIONS))
 def test_each_mode_matches_the_loops(shape, kind, seed, mode):
     mask = token_mask(shape, kind, seed)
     values = spoiled(normal(shape, seed), mask)
@@ -39,7 +40,7 @@ def test_each_mode_matches_the_loops(shape, kind, seed, mode):
     assert whole(values, mask, mode).item() == pytest.approx(expected, abs=1e-5)
 
 
-@given(shapes, masks, seeds, st.sampled_from(MODES), st.integers(1, 4))
+@given(shapes, masks, seeds, st.sampled_from(AGGREGATIONS), st.integers(1, 4))
 def test_value_and_gradient_do_not_depend_on_the_micro_batches(shape, kind, seed, mode, rows):
     mask = token_mask(shape, kind, seed)
     values = normal(shape, seed, dtype=torch.float64).requires_grad_()
@@ -55,16 +56,6 @@ def test_value_and_gradient_do_not_depend_on_the_micro_batches(shape, kind, seed
     torch.testing.assert_close(values.grad, expected)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", AGGREGATIONS)
 def test_a_batch_without_tokens_is_zero(mode):
     assert whole(torch.full((2, 3), torch.nan), torch.zeros(2, 3), mode) == 0.0
-
-
-def test_an_unknown_mode_names_the_known_ones():
-    with pytest.raises(ValueError, match=r"'token_mean'.*token-mean token-sum"):
-        whole(VALUES, MASK, "token_mean")
-
-
-def test_the_normed_mode_needs_its_constant():
-    with pytest.raises(ValueError, match="norm_tokens"):
-        aggregate(VALUES, MASK, mode="seq-mean-token-sum-norm", num_tokens=4, num_sequences=2)

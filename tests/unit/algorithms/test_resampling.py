@@ -29,11 +29,6 @@ def test_weights_are_the_oracles(weighting, seed):
     assert weights(scores, weighting) == pytest.approx(constraints.resampling_weights(scores, weighting, 2))
 
 
-def test_an_unknown_weighting_is_named():
-    with pytest.raises(ValueError, match="unknown weighting 'best'. Use one of: pow max_min max_random"):
-        weights([1.0], "best")
-
-
 def test_as_many_rows_and_none_without_weight():
     drawn = resampled_rows(torch.tensor([1.0, 0.0, 3.0, 0.0]), generator=generator())
     assert len(drawn) == 4

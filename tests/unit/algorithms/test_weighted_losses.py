@@ -6,13 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridflow.algorithms.losses.cispo import cispo, cispo_clip_fraction
-from hybridflow.algorithms.losses.divergence import (
-    dppo_kl,
-    dppo_kl_clip_fraction,
-    dppo_tv,
-    dppo_tv_clip_fraction,
-    dppo_tv_cut_fraction,
-)
+from hybridflow.algorithms.losses.divergence import dppo, dppo_clip_fraction, dppo_cut_fraction
 from hybridflow.algorithms.losses.dro import dro
 from hybridflow.algorithms.losses.gpg import gpg
 from hybridflow.algorithms.losses.sapo import sapo, sapo_gate
@@ -28,8 +22,8 @@ CASES = {
     "sapo": (sapo, {"tau_positive": 1.0, "tau_negative": 2.0}, lambda *n: oracle.sapo(*n, 1.0, 2.0)),
     "gpg": (lambda p, _, a: gpg(p, a), {}, lambda p, _, a: (-a * p, -a)),
     "dro": (dro, {"beta": 0.3}, lambda *n: oracle.dro(*n, 0.3)),
-    "dppo_tv": (dppo_tv, {**NARROW, "max_ratio": 1.5}, lambda *n: oracle.dppo_tv(*n, 0.05, 0.07, 1.5)),
-    "dppo_kl": (dppo_kl, {**NARROW, "max_ratio": 1.5}, lambda *n: oracle.dppo_kl(*n, 0.05, 0.07, 1.5)),
+    "dppo_tv": (dppo, {**NARROW, "max_ratio": 1.5, "binary_kl": False}, lambda *n: oracle.dppo_tv(*n, 0.05, 0.07, 1.5)),
+    "dppo_kl": (dppo, {**NARROW, "max_ratio": 1.5, "binary_kl": True}, lambda *n: oracle.dppo_kl(*n, 0.05, 0.07, 1.5)),
 }
 
 
@@ -83,31 +77,32 @@ OLD_COIN = torch.full((1, 4), 0.5).log()
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 @pytest.mark.parametrize(
-    ("function", "clip_fraction", "bounds"),
+    "bounds",
     [
-        (dppo_tv, dppo_tv_clip_fraction, {"clip_low": 0.05, "clip_high": 0.07}),
+        {"clip_low": 0.05, "clip_high": 0.07, "binary_kl": False},
         # KL of coins 0.5 and 0.4 is 0.0204, of 0.5 and 0.56 0.0073, of 0.5 and 0.9 0.5108.
-        (dppo_kl, dppo_kl_clip_fraction, {"clip_low": 0.02, "clip_high": 0.0074}),
+        {"clip_low": 0.02, "clip_high": 0.0074, "binary_kl": True},
     ],
+    ids=["total_variation", "binary_kl"],
 )
-def test_only_what_leads_further_out_of_the_region_is_stopped(function, clip_fraction, bounds, sign):
+def test_only_what_leads_further_out_of_the_region_is_stopped(bounds, sign):
     advantages = torch.full((1, 4), sign)
     logprobs = COIN.clone().requires_grad_()
-    (slope,) = torch.autograd.grad(function(logprobs, OLD_COIN, advantages, **bounds).sum(), logprobs)
+    (slope,) = torch.autograd.grad(dppo(logprobs, OLD_COIN, advantages, **bounds).sum(), logprobs)
     expected = [-0.8, -1.0, -1.12, 0.0] if sign > 0 else [0.0, 1.0, 1.12, 1.8]
     assert slope[0].tolist() == pytest.approx(expected)
-    fraction = clip_fraction(logprobs, OLD_COIN, advantages, torch.ones(1, 4), **bounds)
+    fraction = dppo_clip_fraction(logprobs, OLD_COIN, advantages, torch.ones(1, 4), **bounds)
     assert fraction.item() == pytest.approx(0.25)
     assert not fraction.requires_grad
 
 
 def test_the_ratio_is_cut_where_the_token_is_inside():
     logprobs, old = torch.tensor([[0.02, 0.0001]]).log(), torch.tensor([[0.001, 0.0001]]).log()
-    numbers = {"clip_low": 0.1, "clip_high": 0.1, "max_ratio": 10.0}
+    numbers = {"clip_low": 0.1, "clip_high": 0.1, "max_ratio": 10.0, "binary_kl": False}
     leaf = logprobs.clone().requires_grad_()
-    (slope,) = torch.autograd.grad(dppo_tv(leaf, old, torch.ones(1, 2), **numbers).sum(), leaf)
+    (slope,) = torch.autograd.grad(dppo(leaf, old, torch.ones(1, 2), **numbers).sum(), leaf)
     assert slope[0].tolist() == pytest.approx([-10.0, -1.0])
-    fraction = dppo_tv_cut_fraction(logprobs, old, torch.ones(1, 2), torch.ones(1, 2), **numbers)
+    fraction = dppo_cut_fraction(logprobs, old, torch.ones(1, 2), torch.ones(1, 2), **numbers)
     assert fraction.item() == pytest.approx(0.5)
 
 

@@ -2,10 +2,9 @@
 
 import pytest
 
-from hybridflow.algorithms.aggregate import MODES
 from hybridflow.algorithms.kl import ESTIMATORS
 from hybridflow.config.algorithm import Correction, CorrectionLevel, KLPlacement, OldLogprobs
-from hybridflow.config.checks import AGGREGATIONS, KL_ESTIMATORS, check
+from hybridflow.config.checks import KL_ESTIMATORS, check
 from hybridflow.config.placement import Pool
 from hybridflow.config.roles import Role, RoleKind
 from hybridflow.errors import ConfigError
@@ -148,5 +147,4 @@ def test_a_correction_that_changes_something_is_active(settings, is_active):
 
 
 def test_names_of_choices_are_those_that_the_algorithms_know():
-    assert set(AGGREGATIONS) == set(MODES)
     assert set(KL_ESTIMATORS) == {name + suffix for name in ESTIMATORS for suffix in ("", "+")}

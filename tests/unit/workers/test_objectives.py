@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from hybridflow.algorithms.aggregate import MODES
 from hybridflow.algorithms.catalogue import POLICY_LOSSES
 from hybridflow.batch import Batch, Ragged
 from hybridflow.config.algorithm import KL, Algorithm, KLPlacement, OldLogprobs, Preference
+from hybridflow.config.choices import AGGREGATIONS
 from hybridflow.engines.training.interface import Loss, LossFn
 from hybridflow.errors import BatchError
 from hybridflow.observability.metrics import merge, plain
@@ -92,7 +92,7 @@ def lists(columns: dict[str, Tensor], **names: str) -> dict[str, list]:
     return {name: columns[column].double().tolist() for name, column in names.items()}
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", AGGREGATIONS)
 @pytest.mark.parametrize("kind", POLICIES)
 def test_parts_of_the_policys_loss_add_up_to_the_oracles(mode, kind):
     algorithm, settings = POLICIES[kind]
@@ -326,7 +326,7 @@ def test_denominators_count_tokens_and_all_sequences():
     assert on_ranks(programs) == [found] * 3
 
 
-@pytest.mark.parametrize("mode", [mode for mode in MODES if mode.startswith("seq-mean")])
+@pytest.mark.parametrize("mode", [mode for mode in AGGREGATIONS if mode.startswith("seq-mean")])
 def test_what_is_masked_does_not_change_the_scale_of_the_others(mode):
     """A row's share of a seq-mean loss is the same, whatever is left out of other rows (mask_truncated, rejection)."""
     algorithm, slopes = Algorithm(aggregation=mode), []

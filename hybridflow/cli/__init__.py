@@ -1,1 +1,1 @@
-"""The `hybridflow` command: what is done with runs beside training. Read `main.py` first; one file a command."""
+"""The `hybridflow` command: everything other than training. Read `main.py` first; each command has its own file."""

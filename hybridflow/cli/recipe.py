@@ -37,7 +37,7 @@ def recipes() -> dict[str, Path]:
     for folder in (package / "recipes", package.parent / "recipes"):
         if found := sorted(folder.glob("*.py")):
             return {path.stem: path for path in found}
-    raise ConfigError(f"There are no recipes in or beside {package}.", remedy="Install hybridflow again.")
+    raise ConfigError(f"There are no recipes in or next to {package}.", remedy="Install hybridflow again.")
 
 
 def _run(arguments: argparse.Namespace, console: Console) -> None:

@@ -11,7 +11,7 @@ CHARACTER = 6.62
 """Width of one character of the monospaced text of a box."""
 
 LEAST_ROW_HEIGHT = 76.0
-"""What the words about a role need beside its boxes."""
+"""The width of a role's label, next to its boxes."""
 
 _LETTERS_A_LINE = 20
 _TITLE_CHARACTER = 7.3
@@ -233,7 +233,7 @@ class _Gutters:
         return ends[time] + _MARGIN + _LANE * self._lanes[key]
 
     def _packed(self, spans: Mapping[tuple[int, int | None], tuple[float, float]]) -> int:
-        """Gives each vertical the first lane in which nothing else is beside it; how many lanes there are."""
+        """Gives each vertical the first lane in which it overlaps nothing; returns the number of lanes."""
         free: list[float] = []
         for key, (low, high) in sorted(spans.items(), key=lambda item: (item[1], item[0][0])):
             lane = next((n for n, end in enumerate(free) if end + 6 < low), len(free))

@@ -25,7 +25,7 @@ _OF_DATA = {
     "preferences": ("chosen_ids", "rejected_ids", "margin"),
     "labelled": ("response_ids", "response_mask", "is_chosen"),
 }
-"""Columns that each kind of data has beside those of prompts."""
+"""Columns that each kind of data has in addition to those of prompts."""
 
 _GOLDEN_RATIO = 0.618034
 
@@ -95,7 +95,7 @@ class MadeUpStream:
         """Those of what it gave; none before it gave anything."""
 
     def next(self) -> Batch:
-        """The next few rows, whose `uid` goes on from the last."""
+        """The next few rows; their `uid` continues from the last."""
         start, self._position = self._position, self._position + PROMPTS
         columns = ("prompt_ids", "prompt", "answer", "data_source", *_OF_DATA.get(self._data, ()))
         batch = made_up(columns, None).with_columns(rows={"uid": torch.arange(start, self._position)})

@@ -101,7 +101,7 @@ def _evaluation(plan: RunPlan, program: Dataflow, groups: Mapping[str, WorkerGro
         looks.append(_answers(plan.config, groups, data, data.questions))
     if not looks and plan.is_evaluated:
         logger.warning(
-            "trainer.eval_every=%d is without effect: dataflow=%s has no roles 'rollout' and 'reward' to evaluate with",
+            "trainer.eval_every=%d has no effect: dataflow=%s has no roles 'rollout' and 'reward' to evaluate with",
             plan.config.trainer.eval_every, plan.config.dataflow,
         )  # fmt: skip
     return Evaluations(looks) if looks else None

@@ -41,7 +41,7 @@ _FLASH_HEAD_SIZE = 256
 
 
 class AttentionArguments(TypedDict, total=False):
-    """Arguments of attention besides queries, keys and values, under transformers' names."""
+    """Arguments of attention other than queries, keys and values, under transformers' names."""
 
     packing: Packing | None
     scaling: float | None

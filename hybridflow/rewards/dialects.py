@@ -16,7 +16,7 @@ from hybridflow.rewards.interface import Samples, text_of
 Function = Callable[..., object]
 
 FILTER_SCORES = "scores"
-"""Scores that an OpenRLHF function may return besides its rewards, by which dynamic filtering compares groups."""
+"""Scores that an OpenRLHF function may return in addition to its rewards; dynamic filtering compares groups by them."""
 
 _POSITIONAL_ONLY = inspect.Parameter.POSITIONAL_ONLY
 _STARRED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

@@ -51,7 +51,7 @@ class RewardModelInput:
 
 
 def reward_model_input(model: Model, policy: Model, *, key: str) -> RewardModelInput:
-    """How the model at `key` will read the policy; raises `ConfigError` if it is no reward model.
+    """How the model at `key` will read the policy; raises `ConfigError` if it is not a reward model.
 
     The tokenizers themselves are compared: models with different names may share one.
     """

@@ -1,4 +1,4 @@
-"""The command line to a checked, sealed configuration. No process is started, torch is not imported."""
+"""Turns the command line into a checked, sealed configuration. Starts no process, does not import torch."""
 
 import argparse
 import copy
@@ -52,26 +52,26 @@ class Composed:
     config: Experiment
     origins: Mapping[str, str]
     user_keys: frozenset[str] = frozenset()
-    """Keys that the user gave, on the command line or in files of their own."""
+    """Keys that the user set, on the command line or in their own files."""
 
     as_written: Mapping[str, object] = field(default_factory=dict)
     """What the user wrote where `config` has an absolute path, by dotted key."""
 
     def flat(self) -> dict[str, object]:
-        """Every leaf by its dotted key, as plain values, and paths as they were written: so a run that is moved, or
+        """Every leaf by its dotted key, as plain values, and paths as they were written, so that a run that is moved, or
         submitted from another copy of its directory, keeps its settings."""
         leaves = _leaves(self.config)
         return leaves | {key: value for key, value in self.as_written.items() if key in leaves}
 
     def redacted(self) -> dict[str, object]:
-        """`flat` without secrets: what checkpoints and trackers keep."""
+        """`flat` without secrets, for checkpoints and trackers."""
         return redacted_leaves(self.flat())
 
 
 def compose_run(
     overrides: Sequence[str], *, config_name: str, config_dir: Path | None = None, faults: Faults = STRICT
 ) -> Composed:
-    """The checked, sealed configuration of `config_name` with overrides. Raises `ConfigError` for what cannot work.
+    """The checked, sealed configuration of `config_name` with overrides. Raises `ConfigError` for a setting that cannot work.
 
     With `faults` that collect, an override that cannot be read is left out and reported there, as are broken rules.
     """
@@ -157,7 +157,7 @@ def _choose_kl_estimator(config: Experiment) -> dict[str, str]:
 
 
 def _described(from_files: DictConfig, settings: Sequence[Setting]) -> dict[str, Role]:
-    """The roles that the class of the dataflow describes, but for those that a file makes another kind."""
+    """The roles that the dataflow's class describes, except those to which a file gives another kind."""
     typed = [str(setting.value) for setting in settings if setting.key == "dataflow"]
     dataflow = typed[-1] if typed else from_files.dataflow
     kinds = {name: role.kind for name, role in from_files.roles.items()}
@@ -166,9 +166,9 @@ def _described(from_files: DictConfig, settings: Sequence[Setting]) -> dict[str,
 
 
 def _roles_of_class(dataflow: str) -> dict[str, Role]:
-    """What the class behind `dataflow=<file.py>:<Class>` or a dotted path says of its roles; none for those of ours.
+    """What the class behind `dataflow=<file.py>:<Class>` or a dotted path describes as its roles; none for built-in dataflows.
 
-    Raises `ConfigError` that names the class for what is no description.
+    Raises `ConfigError` that names the class for anything but a mapping of roles to settings.
     """
     if not is_own(dataflow):
         return {}
@@ -203,7 +203,7 @@ def _described_role(name: str, said: object, owner: str) -> Role:
 
 
 def _without_other_kinds(config: DictConfig, settings: Sequence[Setting]) -> DictConfig:
-    """Roles that get another kind start from its defaults: their other settings fit the kind that they were."""
+    """Roles that get another kind start from its defaults, since their other settings belong to the previous kind."""
     kinds = {name: s.value for s in settings for name in config.roles if s.key == f"roles.{name}.kind"}
     kept = [name for name, role in config.roles.items() if kinds.get(name, role.kind.name) == role.kind.name]
     if len(kept) == len(config.roles):
@@ -225,7 +225,7 @@ def _with_settings(config: DictConfig, settings: Sequence[Setting], faults: Faul
 
 
 def _set(config: DictConfig, setting: Setting) -> None:
-    """Sets one leaf; the row of a table is made when first named."""
+    """Sets one leaf; creates the row of a table when it is first named."""
     table = next((name for name in TABLES if setting.key.startswith(f"{name}.")), None)
     if table is None:
         OmegaConf.update(config, setting.key, setting.value)
@@ -253,7 +253,7 @@ def _check_methods(algorithm: Algorithm, faults: Faults) -> None:
 def _origins(
     from_files: DictConfig, whole: DictConfig, typed: Sequence[str], described: Mapping[str, Role]
 ) -> dict[str, str]:
-    """For each leaf, where its value comes from."""
+    """The origin of each leaf's value."""
     defaults = _default_leaves() | _role_leaves({str(name): Role() for name in whole.roles})
     files, own = _leaves(from_files), _role_leaves(described)
     origins = {}

@@ -1,4 +1,4 @@
-"""Configuration files: the package's own and the user's, composed by Hydra, and the keys that the user's set."""
+"""Configuration files: the package's and the user's, composed by Hydra, and the keys set in the user's."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,7 +51,7 @@ def read_files(config_name: str, directory: Path, typed: Typed, described: Mappi
 
 
 def keys_in_files(file: Path, typed: Typed) -> frozenset[str]:
-    """The keys that the user's own files set, with switches that are no switches refused."""
+    """The keys that the user's own files set. Raises `ConfigError` for a switch that is set to a number."""
     leaves = dict(_leaves_in_files(file, typed.groups))
     for key, value in leaves.items():
         check_switch(key, value)
@@ -59,7 +59,7 @@ def keys_in_files(file: Path, typed: Typed) -> frozenset[str]:
 
 
 def wrong_value(key: str, error: BaseException, hint: object = None) -> ConfigError:
-    """The error for a value that OmegaConf refuses, in the words of the setting.
+    """The error for a value that OmegaConf rejects, in terms of the setting.
 
     `hint` is the type that the setting takes, by default the one that the schema has for `key`.
     """
@@ -78,8 +78,8 @@ def _file_of(group: str, choice: str, directory: Path) -> str:
 
 
 def _task_left_out(typed: Typed, file: Path) -> list[str]:
-    """The choice of no task, where another model than a built-in one is named: numbers that fit the one would be
-    wrong for the other. A user's file that names both a model and a task has them."""
+    """Chooses no task if the model is not a built-in one: settings that fit the built-in model would be
+    wrong for another. A user's file that names both a model and a task keeps both."""
     if "task" in typed.groups:
         return []
     named = [str(setting.value) for setting in typed.settings if setting.key == "model.path"]
@@ -94,7 +94,7 @@ def _task_left_out(typed: Typed, file: Path) -> list[str]:
 
 
 def _built_on(file: Path) -> list[dict]:
-    """What a file says, and what those say that its defaults name, the nearest first: a user's, then the package's."""
+    """The contents of a file and of the files in its defaults, the nearest first: the user's, then the package's."""
     content = yaml.safe_load(file.read_text()) if file.is_file() else None
     if not isinstance(content, dict):
         return []
@@ -107,7 +107,7 @@ def _built_on(file: Path) -> list[dict]:
 
 
 def _explained(error: Exception, file: Path, choices: Sequence[str]) -> ConfigError:
-    """What is wrong in a file, in our words: the key, what was found, and what is expected there."""
+    """The error of a file: the key, what was found, and what is expected there."""
     if isinstance(error, MissingConfigException):
         group, _, name = (error.missing_cfg_file or "").rpartition("/")
         options = error.options or []
@@ -136,7 +136,7 @@ def _explained(error: Exception, file: Path, choices: Sequence[str]) -> ConfigEr
 
 
 def _trainer_of(name: str) -> str | None:
-    """The command that trains by an algorithm which samples nothing, so that it is no choice of main_ppo's."""
+    """The command for an algorithm that main_ppo does not run because it does not sample."""
     module = "python -m hybridflow.trainer.main_"
     if (config_directory() / f"{name}.yaml").is_file():
         return f"{module}{name}"
@@ -149,9 +149,9 @@ def _first_line(error: BaseException) -> str:
 
 
 def _leaves_in_files(file: Path, groups: Mapping[str, str], *, section: str = "") -> Iterator[tuple[str, object]]:
-    """The keys and values in a configuration of the user's, and in those of its directory that it builds on.
+    """The keys and values in a user's configuration, and in those in its directory that it builds on.
 
-    `groups` are the choices of the command line, which come before the file's. Nothing for a file of the package.
+    `groups` are the choices of the command line, which take precedence over the file's. Empty for a file of the package.
     """
     if file.parent.is_relative_to(config_directory()) or not file.is_file():
         return

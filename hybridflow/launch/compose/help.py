@@ -44,7 +44,7 @@ _ALGORITHMS = """algorithm=NAME
 
 
 def help_text(composed: Composed, *, program: str, config_name: str, purpose: str) -> str:
-    """All settings with their types, what the composed run says, and their meaning."""
+    """All settings with their types, their values in the composed run, and their meaning."""
     chooses = chooses_algorithm(config_name)
     choices = "algorithm=NAME (see below), " if chooses else ""
     said = {"program": program, "purpose": purpose, "config_name": config_name, "task": _task_of(config_name)}
@@ -61,7 +61,7 @@ def help_text(composed: Composed, *, program: str, config_name: str, purpose: st
 
 
 def help_as_typed(flags: argparse.Namespace, *, program: str, purpose: str) -> str:
-    """The settings as the command would run with them, or without what was typed if that cannot work."""
+    """The settings that the command would use, or the defaults if what was typed cannot work."""
     name, directory = flags.config_name, flags.config_dir
     try:
         composed = compose_run(flags.overrides, config_name=name, config_dir=directory)
@@ -71,7 +71,7 @@ def help_as_typed(flags: argparse.Namespace, *, program: str, purpose: str) -> s
 
 
 def _values(composed: Composed) -> dict[str, object]:
-    """What the run says of each key; of a table, what its rows say beside their defaults."""
+    """The run's value of each key; for a table, the values of its rows that differ from their defaults."""
     flat = composed.flat()
     values = {path: value for path, value in flat.items() if value != {}}
     for table, section in TABLES.items():
@@ -86,7 +86,7 @@ def _is_default(path: str, value: object, defaults: Mapping[str, object]) -> boo
 
 
 def _task_of(config_name: str) -> str:
-    """The numbers that a configuration of ours builds on, where no model of one's own is named."""
+    """The task that a built-in configuration builds on if no other model is named."""
     file = config_directory() / f"{config_name}.yaml"
     content = yaml.safe_load(file.read_text()) if file.is_file() else {}
     named = [choice["task"] for choice in content.get("defaults", []) if isinstance(choice, dict) and "task" in choice]
@@ -118,7 +118,7 @@ def config_text(composed: Composed) -> str:
 
 
 def _all_keys() -> Iterator[fields.Key]:
-    """Those of the top level first; a table's rows after it, under the name `<name>`."""
+    """Sections, the top level first; a table's rows follow it, under the name `<name>`."""
     yield from sorted(fields.keys(), key=lambda key: "." in key.path)
     for table, section in TABLES.items():
         if section is not None:

@@ -1,4 +1,4 @@
-"""What the command line says: `key=value` texts to settings that the schema has, leaf by leaf."""
+"""Parses the command line: `key=value` texts become settings of the schema, leaf by leaf."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -18,10 +18,10 @@ GROUPS = ("algorithm", "task")
 """Keys that choose a set of settings, from the files in a directory of that name."""
 
 _FOLLOWED = {"reference": "actor", "ref": "actor"}
-"""Names of the reference, and the section that says how it is run."""
+"""Names of the reference, and the section that configures it."""
 
 _LITERAL = re.compile(r"[^\"'\[\]{}$,]+")
-"""Text that can only mean itself, though Hydra's grammar has no place for it: `~/runs`, `lr=1e-5`."""
+"""Text that Hydra's grammar rejects although it is unambiguous: `~/runs`, `lr=1e-5`."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ def parse_overrides(overrides: Sequence[str], faults: Faults = STRICT) -> Typed:
 
 
 def suggestion(key: str) -> str:
-    """What an unknown key may have meant, with the space that follows it: a setting that took its place, another
-    system's name, or the nearest."""
+    """A suggestion for an unknown key, followed by a space: the setting that replaced it, the one that
+    another system calls so, or the nearest."""
     if known := replacement(key) or counterpart(key) or _of_followed_role(key):
         return f"{known} "
     if close := fields.nearest(key):
@@ -71,7 +71,7 @@ def suggestion(key: str) -> str:
 
 
 def _of_followed_role(key: str) -> str | None:
-    """Of the reference, which has no section of its own, the setting that it follows."""
+    """The setting that the reference, which has no section of its own, follows."""
     role, _, rest = key.partition(".")
     followed = f"{_FOLLOWED.get(role)}.{rest}"
     return f"The reference follows {followed}." if role in _FOLLOWED and fields.find(followed) is not None else None
@@ -93,7 +93,7 @@ def shown(value: object) -> str:
 
 
 def _parsed(text: str) -> tuple[str, Override | None]:
-    """The key, and what Hydra makes of the text; None for a literal text that it cannot read."""
+    """The key, and Hydra's parse of the text; None for a literal text that it cannot parse."""
     try:
         override = OverridesParser.create().parse_override(text)
     except HydraException as error:
@@ -152,7 +152,7 @@ def _is_plain(value: object) -> bool:
 
 
 def _leaves(key: str, value: object) -> Iterator[Setting]:
-    """A section or table given as {name: value, ...} is as many settings."""
+    """A section or table given as {name: value, ...} is one setting per name."""
     hint = fields.find(key)
     if hint is None:
         _value(key, None, key)
@@ -167,13 +167,13 @@ def _leaves(key: str, value: object) -> Iterator[Setting]:
 
 
 def check_switch(key: str, value: object) -> None:
-    """Raises `ConfigError` for a switch that is set to a number: 2 is more likely a slip than a `true`."""
+    """Raises `ConfigError` for a switch that is set to a number: 2 is more likely a mistake than `true`."""
     if fields.find(key) is bool and isinstance(value, int | float) and not isinstance(value, bool):
         raise ConfigError(f"{key}={value} has the wrong type.", remedy=f"{key} takes true or false.")
 
 
 def _is_table(hint: object, value: object) -> bool:
-    """The key takes a table, and the value is none."""
+    """Whether the key takes a table and the value is not one."""
     return get_origin(hint) is dict and value is not None and not isinstance(value, dict)
 
 

@@ -1,4 +1,4 @@
-"""The sets of settings that `algorithm=NAME` chooses, as the files beside the package say them."""
+"""The presets that `algorithm=NAME` selects, read from the files installed with the package."""
 
 import re
 from collections.abc import Mapping
@@ -11,14 +11,14 @@ from hybridflow.config.choices import ADVANTAGE_SYNONYMS, POLICY_LOSS_SYNONYMS
 from hybridflow.config.schema import config_directory
 
 SYNONYMS: Mapping[str, str] = {**ADVANTAGE_SYNONYMS, **POLICY_LOSS_SYNONYMS, "gae": "ppo"}
-"""Other names of a preset: those of the estimator or the loss that it chooses."""
+"""Other names of a preset: those of the estimator or the loss that it selects."""
 
 _HYDRA_DIRECTIVE = "@package"
 
 
 @dataclass(frozen=True)
 class Preset:
-    """One file of `trainer_configs/algorithm/`: what it says of itself, and the settings it gives."""
+    """One file of `trainer_configs/algorithm/`: its comment, and the settings it gives."""
 
     name: str
     about: str
@@ -27,7 +27,7 @@ class Preset:
     settings: Mapping[str, object]
 
     def get(self, *path: str) -> object:
-        """One of its settings; None where it says nothing."""
+        """One of its settings; None if it does not set it."""
         found: object = self.settings
         for name in path:
             found = found.get(name) if isinstance(found, dict) else None
@@ -35,13 +35,13 @@ class Preset:
 
     @property
     def num_settings(self) -> int:
-        """How much it says."""
+        """The number of settings it gives."""
         return _num_leaves(self.settings)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A configuration, and what is set before all else."""
+    """A configuration, and the settings applied before all others."""
 
     config_name: str
     overrides: tuple[str, ...]
@@ -59,14 +59,14 @@ def preset_name(name: str) -> str:
 
 
 def chooses_algorithm(config_name: str) -> bool:
-    """Whether a configuration of ours builds on one of them, so that `algorithm=NAME` takes another."""
+    """Whether a built-in configuration builds on a preset, so that `algorithm=NAME` selects another."""
     file = config_directory() / f"{config_name}.yaml"
     content = yaml.safe_load(file.read_text()) if file.is_file() else {}
     return any(isinstance(choice, dict) and "algorithm" in choice for choice in content.get("defaults", []))
 
 
 def config_for(dataflow: str | None) -> Choice:
-    """How a dataflow is run: as a preset, by a trainer of its own, or as another program over the roles of PPO."""
+    """How a dataflow is run: as a preset, by its own trainer, or as another program over the roles of PPO."""
     if dataflow is None:
         return Choice("ppo", ())
     if preset_name(dataflow) in presets():

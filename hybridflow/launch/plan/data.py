@@ -116,7 +116,7 @@ def load_data(plan: RunPlan) -> RunData:
     with _naming("data.train_files", plan):
         parts = [read([name], data, tokenizer) for name in data.train_files]
     if data.system_prompt is not None and any(isinstance(p, str) for part in parts for p in part.object("prompt")):
-        logger.warning("data.system_prompt is without effect on prompts that are texts; set data.as_chat=true")
+        logger.warning("data.system_prompt has no effect on prompts that are texts; set data.as_chat=true")
     stream = training_stream(parts, data, seed=seed)
     is_scored = plan.generates and any(role.name == "reward" for role in plan.roles)
     questions = _questions(plan, scored_prompts, tokenizer) if is_scored else None

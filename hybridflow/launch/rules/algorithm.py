@@ -159,7 +159,7 @@ def reward_weight_problems(plan: RunPlan) -> Iterator[Problem]:
     rewards = [*config.reward.functions, *([] if config.reward.model.path is None else ["the reward model"])]
     if config.reward.weights and not weights:
         yield Advice(
-            f"reward.weights={config.reward.weights} is without effect on advantages: algorithm.advantage=gdpo weighs"
+            f"reward.weights={config.reward.weights} has no effect on advantages: algorithm.advantage=gdpo weighs"
             " each reward by algorithm.advantage_settings.weights, by default 1.",
             remedy="Set algorithm.advantage_settings.weights.",
         )

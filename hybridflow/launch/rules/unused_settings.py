@@ -1,4 +1,4 @@
-"""Rules on settings without effect: what a user set and nothing in the run reads, with the reason."""
+"""Rules on settings that have no effect: set by the user, but read by nothing in the run; with the reason."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -40,8 +40,8 @@ def unused_settings(plan: RunPlan) -> Iterator[Advice]:
         found = {key: left.pop(key) for key in list(left) if unused.covers(key)}
         if found:
             settings = ", ".join(f"{key}={shown(value)}" for key, value in found.items())
-            is_are, it = ("are", "them") if len(found) > 1 else ("is", "it")
-            yield Advice(f"{settings} {is_are} without effect: {unused.why}.", remedy=f"Leave {it} out.")
+            has_have, it = ("have", "them") if len(found) > 1 else ("has", "it")
+            yield Advice(f"{settings} {has_have} no effect: {unused.why}.", remedy=f"Leave {it} out.")
 
 
 def _given(composed: Composed) -> dict[str, object]:

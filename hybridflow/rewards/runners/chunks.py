@@ -15,7 +15,7 @@ CHUNK_SAMPLES = 8
 """A chunk has at least as many samples, and whole groups of one prompt."""
 
 MOST_CHUNKS = 256
-"""Of a function that takes one sample per call; more messages would cost noticeable time in a step."""
+"""For a function that takes one sample per call; more messages would cost noticeable time in a step."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from hybridflow.engines.rollout.transformers.attention import GrowingLayer, grow
 from hybridflow.engines.rollout.transformers.fixed import LOOK_EVERY_TOKENS, FixedMemory, FixedStep, Prompts
 
 COMPACT_BELOW = 0.75
-"""Finished rows leave the batch once fewer than this fraction of its rows go on; leaving copies the cache."""
+"""Finished rows leave the batch once fewer than this fraction of its rows are unfinished; leaving copies the cache."""
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ class Prompts(NamedTuple):
     memories: list[Tensor]
     mask: Bool[Tensor, "B P"]
     positions: Int64[Tensor, "B 1"]
-    """Of the last token."""
+    """The position of each prompt's last token."""
 
 
 def bucket_of(number: int, smallest: int = 1) -> int:

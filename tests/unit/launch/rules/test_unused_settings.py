@@ -81,7 +81,7 @@ def composed(command: str) -> Composed:
 @pytest.mark.parametrize(("command", "setting", "why"), UNUSED, ids=[f"{c} {s}" for c, s, _ in UNUSED])
 def test_a_setting_that_nothing_reads_is_told_with_the_reason(command, setting, why):
     (line,) = warnings(composed(f"{command} {setting}"))
-    assert line.startswith(f"{setting} is without effect: ")
+    assert line.startswith(f"{setting} has no effect: ")
     assert why in line
 
 
@@ -94,8 +94,8 @@ def test_settings_of_one_reason_share_a_line_and_none_is_told_twice():
     command = "sft algorithm.gamma=0.9 algorithm.kl.placement=loss algorithm.kl.coefficient=0.5 critic.epochs=2"
     lines = warnings(composed(command))
     assert lines == [
-        "critic.epochs=2 is without effect: dataflow=sft has no critic.",
-        "algorithm.gamma=0.9, algorithm.kl.coefficient=0.5, algorithm.kl.placement=loss are without effect:"
+        "critic.epochs=2 has no effect: dataflow=sft has no critic.",
+        "algorithm.gamma=0.9, algorithm.kl.coefficient=0.5, algorithm.kl.placement=loss have no effect:"
         " dataflow=sft is supervised and reads nothing of `algorithm`.",
     ]
 
@@ -109,7 +109,7 @@ def test_a_users_file_is_asked_and_the_package_that_it_builds_on_is_not(tmp_path
     assert [line.partition(" is ")[0] for line in lines] == [
         "rollout.samples_per_prompt=8",
         "rollout.vllm.kv_cache_mb=64",
-        "algorithm.gamma=0.5, algorithm.kl.placement=loss are without effect: dataflow=dpo reads only"
+        "algorithm.gamma=0.5, algorithm.kl.placement=loss have no effect: dataflow=dpo reads only"
         " algorithm.preference and algorithm.loss_settings.",
     ]
 

@@ -1,0 +1,91 @@
+"""Words and phrases that documents, docstrings, comments and messages do not use, and what to write instead."""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.architecture.source import Violation, tracked_files
+from tests.architecture.test_tracked_files import text_of
+
+CHECKED = ("hybridflow/", "recipes/", "docs/", "trainer_configs/", "README.md", "CONTRIBUTING.md", "CHANGELOG.md")
+_COUNTED = r"(?:loss|losses|numbers?|samples?|responses|tokens|rows|seconds|times|lines?|columns?|calls?|one file)"
+_UNITS = r"(?:token|prompt|response|step|second|minute|epoch|device|rank|node|row|group|sample|process|call|command)"
+_STEMS = (
+    r"(?:author|character|custom|factor|final|general|initial|local|material|maxim|minim|normal|optim|organ|parallel|"
+    r"penal|quant|random|real|recogn|serial|special|summar|synchron|token|util|visual)"
+)
+
+BANNED: dict[str, str] = {
+    rf"\b{_COUNTED} an? {_UNITS}\b": "per: 'one loss per token', 'tokens per second'",
+    r"(?<!there )\b(?:is|are) no (?!longer|more|less|better|worse|other)": "'is not a ...', or what it must be",
+    r'(?<=""")Of ': "a docstring that begins with what the thing is",
+    r"\b(?:is|are) to be\b": "must be",
+    r"\b(?:is|are) without effect\b": "has no effect",
+    r"\bbesides?\b": "next to, in addition to, other than",
+    r"\banew\b": "again, from scratch",
+    r"\bworked out\b": "computed",
+    r"\bcomes? to (?!a halt)": "reaches, becomes",
+    r"\btold\b": "reported, given",
+    r"\b(?:up|down)stairs\b": "in a higher or lower layer",
+    r"\bforeknown\b": "precomputed",
+    r"\b(?:nursery|begets?)\b": "fork server",
+    r"\b(?-i:Judges?)\b": "reward model",
+    r"\bre-?reading\b": "retokenization",
+    r"\breconciliation\b": "rollout correction",
+    r"\blays? (?:them|it) end to end\b": "concatenates",
+    r"\b(?:goes|go|went|going) on\b": "continues",
+    r"\blet(?:s|ting)? (?:go|pass)\b": "releases, accepts",
+    r"\bwhat is to\b": "what must",
+    r"\bthat of the one\b": "the first one's",
+    rf"\b\w*{_STEMS}is(?:e|ed|es|er|ing|ation)\b": "American spelling: -ize",
+    r"\b(?:behaviour|colour|neighbour|favour|honour|centre|labelled|modelled|learnt)": "American spelling",
+}
+"""A regular expression for each phrase, in any case, and what to write instead."""
+
+_PATTERNS = {re.compile(pattern, re.IGNORECASE): instead for pattern, instead in BANNED.items()}
+_NAMES = re.compile(r"""`[^`]*`|(["'])[\w-]+\1|aria-labelledby""")
+"""Names of things that exist are no part of the language: code in backticks, and single words in quotes."""
+
+
+def violations(path: str, text: str) -> Iterator[Violation]:
+    """Each banned phrase of a file, with its line."""
+    for number, line in enumerate(text.splitlines(), start=1):
+        prose = _NAMES.sub("NAME", line)
+        for pattern, instead in _PATTERNS.items():
+            if match := pattern.search(prose):
+                yield Violation("language", f"{path}:{number}", f"'{match[0]}': write {instead}")
+
+
+def test_no_text_uses_a_banned_phrase():
+    found = [each for path in tracked_files() if path.startswith(CHECKED) for each in violations(path, text_of(path))]
+    assert not found, "\n".join(f"{violation.subject}: {violation.found}" for violation in found)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "one loss a token",
+        "roles is no table",
+        '"""Of an adapter: its rank."""',
+        "Beside it",
+        "it goes on",
+        "renormalised",
+    ],
+)
+def test_each_of_these_is_found(text):
+    assert list(violations("a.py", text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "There is no GPU.",
+        "It is no longer used.",
+        "promised, exercises",
+        'data = "labelled"',
+        "`foreknown` is `precompute`",
+    ],
+)
+def test_correct_sentences_pass(text):
+    assert not list(violations("a.py", text))

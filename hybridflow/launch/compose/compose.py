@@ -58,8 +58,8 @@ class Composed:
     """What the user wrote where `config` has an absolute path, by dotted key."""
 
     def flat(self) -> dict[str, object]:
-        """Every leaf by its dotted key, as plain values, and paths as they were written, so that a run that is moved, or
-        submitted from another copy of its directory, keeps its settings."""
+        """Every leaf by its dotted key, as plain values, and paths as they were written, so that a run that is moved,
+        or submitted from another copy of its directory, keeps its settings."""
         leaves = _leaves(self.config)
         return leaves | {key: value for key, value in self.as_written.items() if key in leaves}
 
@@ -71,7 +71,7 @@ class Composed:
 def compose_run(
     overrides: Sequence[str], *, config_name: str, config_dir: Path | None = None, faults: Faults = STRICT
 ) -> Composed:
-    """The checked, sealed configuration of `config_name` with overrides. Raises `ConfigError` for a setting that cannot work.
+    """The checked, sealed configuration of `config_name` with overrides. Raises `ConfigError` for invalid settings.
 
     With `faults` that collect, an override that cannot be read is left out and reported there, as are broken rules.
     """
@@ -166,7 +166,7 @@ def _described(from_files: DictConfig, settings: Sequence[Setting]) -> dict[str,
 
 
 def _roles_of_class(dataflow: str) -> dict[str, Role]:
-    """What the class behind `dataflow=<file.py>:<Class>` or a dotted path describes as its roles; none for built-in dataflows.
+    """The roles that the class behind `dataflow=<file.py>:<Class>` or a dotted path describes; none for built-in ones.
 
     Raises `ConfigError` that names the class for anything but a mapping of roles to settings.
     """

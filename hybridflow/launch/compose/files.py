@@ -151,7 +151,7 @@ def _first_line(error: BaseException) -> str:
 def _leaves_in_files(file: Path, groups: Mapping[str, str], *, section: str = "") -> Iterator[tuple[str, object]]:
     """The keys and values in a user's configuration, and in those in its directory that it builds on.
 
-    `groups` are the choices of the command line, which take precedence over the file's. Empty for a file of the package.
+    `groups` are the choices of the command line, which take precedence. Empty for a file of the package.
     """
     if file.parent.is_relative_to(config_directory()) or not file.is_file():
         return

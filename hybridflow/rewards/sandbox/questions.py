@@ -23,7 +23,7 @@ Check = Callable[[Answers], object]
 
 RUN, ASK = "run", "ask"
 _KEPT = 100
-"""Largest value that is cached in addition to its text. Larger ones are recomputed, as thousands of tests are cached."""
+"""Largest value that is cached with its text. Larger ones are recomputed, as thousands of tests are cached."""
 _FAILED = (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
 _COMPARISONS: Mapping[type[ast.cmpop], Callable[..., object]] = {
     ast.Eq: operator.eq,

@@ -106,7 +106,7 @@ def test_a_users_file_is_asked_and_the_package_that_it_builds_on_is_not(tmp_path
     (tmp_path / "algorithm/mine.yaml").write_text("# @package _global_\nrollout: {vllm: {kv_cache_mb: 64}}\n")
     (tmp_path / "run.yaml").write_text("defaults: [team, algorithm: mine, _self_]\nrollout: {samples_per_prompt: 8}\n")
     lines = warnings(compose_run(["algorithm.gamma=0.5"], config_name="run", config_dir=tmp_path))
-    assert [line.partition(" is ")[0] for line in lines] == [
+    assert [line.partition(" has ")[0] for line in lines] == [
         "rollout.samples_per_prompt=8",
         "rollout.vllm.kv_cache_mb=64",
         "algorithm.gamma=0.5, algorithm.kl.placement=loss have no effect: dataflow=dpo reads only"
@@ -118,4 +118,4 @@ def test_of_a_dataflow_of_ones_own_only_roles_are_known(tmp_path):
     (tmp_path / "own.py").write_text(OWN_FLOW)
     settings = ["algorithm.preference.beta=0.5", "critic.epochs=2"]
     lines = warnings(compose_run([f"dataflow={tmp_path}/own.py:Own", *settings], config_name="ppo"))
-    assert [line.partition(" is ")[0] for line in lines] == ["critic.epochs=2"]
+    assert [line.partition(" has ")[0] for line in lines] == ["critic.epochs=2"]

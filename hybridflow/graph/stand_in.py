@@ -52,7 +52,7 @@ class StandIn(Worker):
         provides = self._specs[name].provides
         if not provides:
             method = getattr_static(self._plays, name)
-            assert isinstance(method, FunctionType), f"{self._plays.__name__}.{name} is marked, and is no function"
+            assert isinstance(method, FunctionType), f"{self._plays.__name__}.{name} is marked, and is not a function"
             return {} if get_type_hints(method).get("return") == Metrics else None
         batches = [value for value in (*args, *kwargs.values()) if isinstance(value, Batch)]
         self._num_answers += 1

@@ -61,11 +61,13 @@ class Faults:
         """Collects problems whose messages are new, or raises the first error and logs warnings."""
         for problem in problems:
             if isinstance(problem, Advice):
-                self._advise(problem)
-                continue
-            if not self.collects:
+                if not self.collects:
+                    logger.warning("%s", problem)
+                elif problem not in self.warnings:
+                    self.warnings.append(problem)
+            elif not self.collects:
                 raise problem
-            if problem.message not in {known.message for known in self.found}:
+            elif problem.message not in {known.message for known in self.found}:
                 self.found.append(problem)
 
     def check(self, rules: Iterable[Callable[..., Iterable[Problem]]], *facts: object) -> bool:
@@ -90,15 +92,7 @@ class Faults:
         try:
             yield
         except HybridflowError as error:
-            if not self.collects:
-                raise
             self.add(error)
-
-    def _advise(self, advice: Advice) -> None:
-        if not self.collects:
-            logger.warning("%s", advice)
-        elif advice not in self.warnings:
-            self.warnings.append(advice)
 
 
 STRICT = Faults()
@@ -180,20 +174,10 @@ class WorkerDied(WorkerError):
     """A worker process that ended before its calls returned: killed, out of memory, or its node was lost."""
 
 
-_KINDS: dict[str, type[HybridflowError]] = {
+_KINDS = {
     kind.__name__: kind
-    for kind in (
-        ConfigError,
-        DataError,
-        RewardError,
-        BatchError,
-        EngineError,
-        StaleWeightsError,
-        CheckpointError,
-        MissingExtraError,
-        ResourceError,
-        HybridflowError,
-    )
+    for kind in (HybridflowError, StaleWeightsError, *HybridflowError.__subclasses__())
+    if kind is not WorkerError
 }
 
 

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 LOG_FILE = "run.log"
 
 _OWN_LOGGERS = ("hybridflow", "__main__")
-_HANDLER_NAMES = ("hybridflow.stderr", "hybridflow.file", "hybridflow.held")
 _MOST_HELD = 200
 
 
@@ -33,7 +32,7 @@ def configure_logging(run_dir: Path | None, level: int = logging.INFO, *, rank: 
     """
     root = logging.getLogger()
     held = [record for handler in root.handlers if isinstance(handler, _HeldHandler) for record in handler.records]
-    for handler in [handler for handler in root.handlers if handler.get_name() in _HANDLER_NAMES]:
+    for handler in [handler for handler in root.handlers if isinstance(handler, _OWN_HANDLERS)]:
         root.removeHandler(handler)
         handler.close()
     label = f"rank={rank} " if rank else ""
@@ -55,7 +54,7 @@ def log_to_file(level: int, message: str) -> bool:
 
     For what the terminal shows in another form, or cannot show. Line ends in the message become spaces.
     """
-    handlers = [handler for handler in logging.getLogger().handlers if handler.get_name() in _HANDLER_NAMES[1:]]
+    handlers = [each for each in logging.getLogger().handlers if isinstance(each, _RunLogHandler | _HeldHandler)]
     for handler in handlers:
         handler.handle(logging.LogRecord(__name__, level, __file__, 0, " ".join(message.split()), None, None))
     return bool(handlers)
@@ -73,7 +72,6 @@ class _StderrHandler(logging.StreamHandler[TextIO]):
 
     def __init__(self, line: str) -> None:
         super().__init__(sys.stderr)
-        self.set_name(_HANDLER_NAMES[0])
         self.setFormatter(_SafeFormatter(line, "%H:%M:%S"))
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -86,7 +84,6 @@ class _HeldHandler(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__()
-        self.set_name(_HANDLER_NAMES[2])
         self.records: deque[logging.LogRecord] = deque(maxlen=_MOST_HELD)
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -103,6 +100,9 @@ class _RunLogHandler(logging.FileHandler):
         logging.getLogger(__name__).warning("run_log=%s is no longer written: %s", self.baseFilename, sys.exc_info()[1])
 
 
+_OWN_HANDLERS = (_StderrHandler, _HeldHandler, _RunLogHandler)
+
+
 def _file_handler(run_dir: Path, line: str) -> logging.Handler:
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -112,7 +112,6 @@ def _file_handler(run_dir: Path, line: str) -> logging.Handler:
             f"The run directory '{run_dir}' cannot be written: {error.strerror or error}.",
             remedy="Set trainer.run_dir to a directory you may write to, on a disk with free space.",
         ) from error
-    handler.set_name(_HANDLER_NAMES[1])
     handler.setFormatter(_SafeFormatter(line))
     return handler
 

@@ -113,7 +113,7 @@ class Progress:
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         """Prints a line with the `val-core/*` metrics, each followed by its first value."""
-        current = {name: value for name, value in metrics.items() if _is_evaluation(name)}
+        current = {name: value for name, value in metrics.items() if name.startswith("val-core/")}
         if current and self._is_shown:
             self.console.print(self._evaluation_line(step, current))
         self._remember(current)
@@ -169,7 +169,7 @@ class Progress:
 
     def _remember(self, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
-            if _is_evaluation(name):
+            if name.startswith("val-core/"):
                 self._first_eval.setdefault(name, value)
 
 
@@ -189,10 +189,6 @@ def eval_label(name: str) -> str:
     what = "exact match" if match["what"] == "acc" else match["what"].replace("_", " ")
     of = "mean" if match["of"] == "mean" else "best"
     return f"{match['source']} {what}" + (f" ({of} of {match['samples']})" if match["samples"] != "1" else "")
-
-
-def _is_evaluation(name: str) -> bool:
-    return bool(_EVAL_NAME.fullmatch(name) or _HELD_OUT_NAME.fullmatch(name))
 
 
 def _is_live_terminal(console: Console) -> bool:

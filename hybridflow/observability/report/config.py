@@ -8,49 +8,41 @@ _ORIGIN = re.compile(r"^(?P<setting>.*?)\s+#\s*origin:\s*(?P<origin>.*?)\s*$")
 
 
 def config_section(text: str) -> str:
-    """The whole configuration, each value with its origin, and a switch to show the defaults; empty without a text."""
+    """The whole configuration, each value with its origin, and a switch to show the defaults; empty without a text.
+
+    Changed settings, and the sections that contain them, are shown without the defaults.
+    """
     if not text.strip():
         return ""
-    lines = text.splitlines()
-    rows = [
-        f'<span class="{"changed" if is_kept else "default"}">{_line(line)}\n</span>'
-        for line, is_kept in zip(lines, _kept(lines, _origins(lines)), strict=True)
-    ]
+    rows, deepest = [], 0
+    for line, origin in reversed(_with_origins(text)):
+        indent = len(line) - len(line.lstrip())
+        is_section = origin is None and bool(line.strip()) and indent < deepest
+        is_changed = origin not in (None, "default")
+        if is_section or is_changed:
+            deepest = indent if is_section else max(deepest, indent)
+        rows.append(f'<span class="{"changed" if is_section or is_changed else "default"}">{_html(line)}\n</span>')
     return (
         '<section><h2>Configuration</h2><div class="card config"><label><input type="checkbox" id="all-settings"> '
-        f"show default settings</label><pre>{''.join(rows)}</pre></div></section>"
+        f"show default settings</label><pre>{''.join(reversed(rows))}</pre></div></section>"
     )
 
 
-def _line(line: str) -> str:
+def _html(line: str) -> str:
     found = _ORIGIN.match(line)
     if found is None:
         return shown(line)
     return shown(found["setting"]) + ("" if found["origin"] == "default" else f"<em>{shown(found['origin'])}</em>")
 
 
-def _origins(lines: list[str]) -> list[str | None]:
-    """The origin of each line; lines of a list or a long text have the origin of their setting."""
-    found: list[str | None] = []
-    latest: str | None = None
-    for line in lines:
-        match = _ORIGIN.match(line)
-        if match is not None:
-            latest = match["origin"]
+def _with_origins(text: str) -> list[tuple[str, str | None]]:
+    """Each line with its origin; lines of a list or a long text have the origin of their setting."""
+    found: list[tuple[str, str | None]] = []
+    origin: str | None = None
+    for line in text.splitlines():
+        if (match := _ORIGIN.match(line)) is not None:
+            origin = match["origin"]
         elif line.rstrip().endswith(":"):
-            latest = None
-        found.append(latest)
+            origin = None
+        found.append((line, origin))
     return found
-
-
-def _kept(lines: list[str], origins: list[str | None]) -> list[bool]:
-    """Which lines are shown without the defaults: changed settings and the sections that contain them."""
-    kept = [origin is not None and origin != "default" for origin in origins]
-    deepest_needed = 0
-    for place in range(len(lines) - 1, -1, -1):
-        indent = len(lines[place]) - len(lines[place].lstrip())
-        if kept[place]:
-            deepest_needed = max(deepest_needed, indent)
-        elif origins[place] is None and lines[place].strip() and indent < deepest_needed:
-            kept[place], deepest_needed = True, indent
-    return kept

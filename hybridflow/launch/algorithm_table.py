@@ -76,7 +76,7 @@ def text_tables(tables: Mapping[str, Sequence[Entry]]) -> RenderableType:
             needs = f"   needs {', '.join(entry.needs)}" if entry.needs else ""
             table.add_row(entry.name, Text.assemble(entry.command, (needs, "yellow"), "\n", (entry.source, "dim")))
         parts += [Text(heading, "bold"), table, ""]
-    note = "main_NAME stands for python -m hybridflow.trainer.main_NAME; all else is added to main_ppo."
+    note = "main_NAME means python -m hybridflow.trainer.main_NAME; all other settings are given to main_ppo."
     return Group(*parts, Text(note, "dim"))
 
 

@@ -1,4 +1,4 @@
-"""Turns a prepared run into a running system: the only file that sees every room."""
+"""Turns a prepared run into a running system; the only file that imports every package."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 def start_backend(plan: RunPlan, stop: Stop) -> Backend:
-    """The planned backend; while the driver waits for workers, it looks whether it must stop."""
+    """The planned backend; while the driver waits for workers, it checks whether it must stop."""
     trainer = plan.config.trainer
     options = BackendOptions(
         devices=trainer.devices,
@@ -55,7 +55,7 @@ def assemble(
     report: Callable[[], None],
     begun: Callable[[], None],
 ) -> Run:
-    """Starts backend and roles, and ties them to the loop; what is started ends with the stack."""
+    """Starts the backend and the roles and connects them to the loop; closing the stack stops them."""
     plan, data = prepared.plan, prepared.data
     config = plan.config
     backend = start_backend(plan, stop)
@@ -95,7 +95,7 @@ def assemble(
 
 
 def _evaluation(plan: RunPlan, program: Dataflow, groups: Mapping[str, WorkerGroup], data: RunData) -> Evaluates | None:
-    """The dataflow's own measure of held-out rows, and the scores of the model's answers: both, or one."""
+    """The dataflow's own evaluation of held-out rows, the scores of the model's responses, or both."""
     looks: list[Evaluates] = [] if data.held_out is None else [HeldOut(program, data.held_out)]
     if data.questions is not None:
         looks.append(_answers(plan.config, groups, data, data.questions))

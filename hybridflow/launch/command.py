@@ -1,6 +1,6 @@
-"""What every `python -m hybridflow.trainer.main_*` does: parse, run, say how it went.
+"""The work of every `python -m hybridflow.trainer.main_*`: parse, run, print the outcome.
 
-Imports that take time stand in functions, so that from the first moment a signal ends the process with one line.
+Slow imports are inside functions, so that a signal ends the process with one line from the start.
 """
 
 import os
@@ -68,7 +68,7 @@ def run_command(argv: Sequence[str] | None, *, program: str, config_name: str, p
 def _dry_run(flags: "argparse.Namespace", console: "Console") -> int:
     """Prints all problems and the roles; 2 if there is a problem.
 
-    Problems of settings alone come first, before a large library is imported. If all that was typed is among them, the
+    Problems of settings alone come first, before a large library is imported. If everything typed is among them, the
     rest is the package's own configuration, and there is nothing more to find. Otherwise later rules check
     the other settings, the models and the data.
     """
@@ -118,7 +118,7 @@ def _run(composed: "Composed", console: "Console", stop: "Stop") -> int:
 
     finished = None
     try:
-        with redirect_stdout(lasting(sys.stdout)):  # what user code prints
+        with redirect_stdout(lasting(sys.stdout)):  # output of user code
             prepared = prepare(composed)
             try:
                 finished = execute(prepared, console, stop)
@@ -140,13 +140,13 @@ def _run(composed: "Composed", console: "Console", stop: "Stop") -> int:
         say_finished(finished, console)
         return 0 if finished.outcome.stopped is None else stop.status
     except KeyboardInterrupt:
-        when = "before the run began" if finished is None else "after the run had ended: all of it is written"
+        when = "before the run began" if finished is None else "after the run had ended; all of its files are written"
         console.print(_INTERRUPTED.format(when))
         return stop.status
 
 
 def _say_start(composed: "Composed", console: "Console") -> None:
-    """The first line, at once: the libraries that come next take seconds to load."""
+    """Prints the first line immediately, since the libraries imported next take seconds to load."""
     from rich.text import Text
 
     config = composed.config
@@ -157,7 +157,7 @@ def _say_start(composed: "Composed", console: "Console") -> None:
 
 @contextmanager
 def ended_by_signals(said: str) -> Iterator[None]:
-    """While libraries are imported, a signal ends the process with a line: an exception would come out as theirs.
+    """While libraries are imported, a signal ends the process with a line; they would catch or change an exception.
 
     The exit status is 130 for SIGINT, 143 for SIGTERM and 129 for SIGHUP.
     Does nothing in a thread other than the main one; a signal that is ignored (SIGHUP under nohup) stays ignored.
@@ -175,6 +175,6 @@ def ended_by_signals(said: str) -> Iterator[None]:
 
 
 def _end(said: str, number: int, frame: FrameType | None) -> None:
-    with suppress(OSError):  # nobody may be there to read it
+    with suppress(OSError):  # the reader may be gone
         os.write(2, f"\n{said}\n".encode())
     os._exit(128 + number)

@@ -1,4 +1,4 @@
-"""`--dry-run`: all problems of a run at once, and what the run would consist of; no role is started."""
+"""`--dry-run`: all problems of a run at once, and its roles; nothing is started."""
 
 import logging
 
@@ -46,7 +46,7 @@ def dry_run(composed: Composed, faults: Faults, console: Console, *, has_layout:
 
 
 def _roles(plan: RunPlan) -> Table:
-    """One line per role: where it lives, how it is laid out, and how large it is."""
+    """One line per role: its pool, its layout and its size."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for column in ("role", "pool", "devices", "engine", "layout", "parameters", "update rows"):
         table.add_column(column, no_wrap=column != "layout")

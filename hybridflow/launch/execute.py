@@ -1,4 +1,4 @@
-"""One run from beginning to end: training, and a report however it ends."""
+"""One run from start to end: training, and a report, however the run ends."""
 
 import logging
 import time
@@ -28,17 +28,17 @@ from hybridflow.observability.witness import Witness
 
 logger = logging.getLogger(__name__)
 
-_AT_ONCE = Ending("interrupted", "stopped at once, without a checkpoint of the step under way")
+_AT_ONCE = Ending("interrupted", "stopped immediately, without a checkpoint of the current step")
 
 _MOST_SHARE_OF_TIME = 0.02
-"""Largest share of a run's time that goes into reports written on the way."""
+"""Largest share of a run's time spent on reports before its end."""
 
 
 def execute(prepared: Prepared, console: Console, stop: Stop | None = None) -> Finished:
     """Executes the run, from its checkpoint if there is one. A run that has begun ends with a report."""
     reporting = _Reporting(prepared)
     with ExitStack() as stack:
-        stack.callback(release, prepared.directory)  # last: until then no other run may write there
+        stack.callback(release, prepared.directory)  # last, because no other run may write there before
         stack.callback(reporting.close)
         try:
             outcome, first_evaluation = _trained(prepared, console, stop or Stop(), reporting)
@@ -71,7 +71,7 @@ def _trained(prepared: Prepared, console: Console, stop: Stop, reporting: "_Repo
         def begin() -> None:
             reporting.begin()
             stop.before_exit = reporting.end_at_once
-            tracker.begin()  # drops rows of the earlier run, which cannot be put back from here on
+            tracker.begin()  # drops rows of the earlier run, which cannot be restored from here on
             logger.info("all roles have started; %d of %d steps are done", start, trainer.total_steps)
 
         run = assemble(prepared, tracker, timers, stack, stop=stop, report=reporting.on_the_way, begun=begin)
@@ -108,18 +108,16 @@ class _Reporting:
         self._earlier = prepared.earlier
         self._witness: Witness | None = None
         if not self._has_record:
-            logger.warning("trainer.trackers is without jsonl, so there is no record to make report.html of")
+            logger.warning("trainer.trackers lacks jsonl, so report.html cannot be written")
 
     def begin(self) -> None:
-        """Forgets the ending of the earlier run in the directory, and has this process watched from now on."""
+        """Deletes the ending of the earlier run in the directory, and starts the process that watches this one."""
         self._earlier.has_begun = True
         forget_ending(self._directory)
         try:
             self._witness = Witness(self._directory)
         except OSError as error:
-            logger.warning(
-                "no process watches this run (%s): if it is ended from outside, no ending is recorded", error
-            )
+            logger.warning("no process watches this run (%s): if it is killed, its ending is not recorded", error)
 
     def leave(self, ending: Ending) -> bool:
         """Logs how a run that could not begin ended, and puts an earlier run back; returns whether it did."""
@@ -140,18 +138,18 @@ class _Reporting:
         if self._directory.is_dir():
             write_ending(self._directory, ending)
             if not (self._directory / LOG_FILE).is_file():
-                logger.warning("file=%s is gone: what it held can no longer be read", self._directory / LOG_FILE)
+                logger.warning("file=%s no longer exists; its contents are lost", self._directory / LOG_FILE)
         if self._has_record and not (self._directory / METRICS_FILE).is_file():
-            logger.warning("file=%s is gone, so no report.html is written", self._directory / METRICS_FILE)
+            logger.warning("file=%s no longer exists, so report.html is not written", self._directory / METRICS_FILE)
         return self._write()
 
     def end_at_once(self) -> None:
-        """Writes that a signal stopped the run, before the process exits: its witness would call that a failure."""
+        """Records that a signal stopped the run before the process exits, which would otherwise be a failure."""
         if self._witness is not None and read_ending(self._directory) is None:
             write_ending(self._directory, _AT_ONCE)
 
     def close(self) -> None:
-        """Dismisses the process that watches this one: from here on the run has its ending."""
+        """Stops the process that watches this one, since the run's ending is recorded."""
         if self._witness is not None:
             self._witness.dismiss()
             self._witness = None

@@ -1,4 +1,4 @@
-"""What a run prints for the person at the terminal: problems, failures, and its last lines."""
+"""The terminal output of a run: problems, failures, and its last lines."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ if TYPE_CHECKING:  # the first error can be printed before torch is imported
     from hybridflow.dataflows.loop import Outcome
 
 LEFT_TO_CHECK = "Models and data are checked once these problems are fixed."
-"""What `--dry-run` says in place of the roles, where it cannot plan them."""
+"""Printed by `--dry-run` instead of the roles if it cannot plan them."""
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A run that came to its end or was asked to stop: its outcome, its directory, and its report, where it has one."""
+    """A run that finished or was asked to stop: its outcome, its directory, and its report, if any."""
 
     outcome: "Outcome"
     ending: Ending
@@ -34,7 +34,7 @@ class Finished:
 
 
 def say_failure(console: Console, error: HybridflowError, *, report: Path | None = None) -> None:
-    """What was found and what to do; for a failure in a worker also where, with its traceback if it is unexplained."""
+    """The error and its remedy; for a failure in a worker also the worker, and the traceback if it is unexplained."""
     shown = explained(error)
     console.print(Text.assemble((f"{type(shown).__name__}: ", "bold red"), redacted_text(shown.message)))
     _say_remedy(console, shown.remedy)
@@ -47,21 +47,21 @@ def say_failure(console: Console, error: HybridflowError, *, report: Path | None
 
 
 def say_problems(console: Console, found: Sequence[HybridflowError], *, begin: int = 0) -> None:
-    """The problems from the one at `begin` on, numbered."""
+    """The problems from position `begin`, numbered."""
     for number, error in enumerate(found[begin:], begin + 1):
         console.print(f"{number}. ", end="")
         say_failure(console, error)
 
 
 def say_warnings(console: Console, warnings: Sequence[Advice]) -> None:
-    """What does not keep a run from starting."""
+    """Warnings, which do not keep a run from starting."""
     for advice in warnings:
         console.print(Text.assemble(("Warning: ", "bold yellow"), redacted_text(advice.message)))
         _say_remedy(console, advice.remedy)
 
 
 def say_finished(finished: Finished, console: Console) -> None:
-    """How it ended, how the evaluation went from first to last, the report, and the checkpoint."""
+    """How it ended, the first and last evaluation, the report, and the checkpoint."""
     outcome, ending = finished.outcome, finished.ending
     color = "bold green" if ending.how == "done" else "bold yellow"
     console.print(Text.assemble((ending.how, color), f"  {ending.said}"), soft_wrap=True)
@@ -75,7 +75,7 @@ def say_finished(finished: Finished, console: Console) -> None:
 
 
 def say_stopped_at_once(run_dir: Path, resume: str, console: Console) -> None:
-    """What is left of a run that was stopped before its first step, or by a second signal."""
+    """The report and checkpoint of a run that was stopped before its first step, or by a second signal."""
     saved = CheckpointStore(run_dir).newest_whole()
     next_start = nothing_saved(resume)
     if saved is not None:
@@ -95,17 +95,17 @@ def say_kept(run_dir: Path, resume: str, console: Console) -> None:
 
 
 def say_restored(run_dir: Path, console: Console) -> None:
-    """What a run that failed or was interrupted before its first step leaves: the earlier run of its directory."""
+    """The run directory after a failure or an interruption before the first step, which restores the earlier run."""
     console.print(f"  run_dir     {from_here(run_dir)}  (the earlier run in it is unchanged)", soft_wrap=True)
 
 
 def ending_of(outcome: "Outcome", run_dir: Path, resume: str) -> Ending:
-    """How a run ended that raised nothing, in a sentence that begins with what is saved."""
+    """How a run ended that raised no error, beginning with the saved step."""
     stopped, steps = outcome.stopped, f"{outcome.steps} step{'' if outcome.steps == 1 else 's'}"
     if stopped is None:
         return Ending("done", steps)
     saved, path = stopped.saved_step, outcome.checkpoint
-    if path is None or not CheckpointStore(run_dir).is_own(path):  # none, or the one that it began from
+    if path is None or not CheckpointStore(run_dir).is_own(path):  # none, or the one that the run resumed from
         next_start = nothing_saved(resume)
     elif saved == outcome.steps:
         next_start = f"saved step {saved}: {resumed_from('it', resume)}."
@@ -123,13 +123,13 @@ def resumed_from(checkpoint: str, resume: str) -> str:
 
 
 def nothing_saved(resume: str) -> str:
-    """What the same command does where the run has no checkpoint of its own."""
+    """The effect of the same command if the run has no checkpoint of its own."""
     start = "the beginning" if resume in ("auto", "never") else f"trainer.resume={resume} again"
     return f"No checkpoint was saved. The same command starts from {start}."
 
 
 def from_here(path: Path) -> Path:
-    """The path as it is shortest to type: relative to the current directory where it lies below that."""
+    """The shortest form of the path: relative to the current directory if it is below it."""
     here = Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path
 
@@ -151,7 +151,7 @@ def _say_evaluations(outcome: "Outcome", first_evaluation: Mapping[str, float], 
 
 
 def _say_model(checkpoint: Path, console: Console) -> None:
-    """Where the trained model is, and what reads it."""
+    """The path of the trained model, and what reads it."""
     trained = checkpoint / "reward_model"
     if trained.is_dir():
         kind = "adapter" if (trained / "adapter").is_dir() else "huggingface"

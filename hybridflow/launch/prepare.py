@@ -1,4 +1,4 @@
-"""Everything that can fail before the first process starts, in the order in which it can be known."""
+"""Everything that can fail before the first process starts, in the order in which it can be checked."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ class Prepared:
     inputs: Fingerprints
     """Fingerprints of the files that the run reads, for its checkpoints."""
     earlier: EarlierRun
-    """What was in the directory, to be put back if the run cannot begin."""
+    """The directory's earlier contents, restored if the run cannot begin."""
 
 
 def prepare(composed: Composed) -> Prepared:

@@ -169,7 +169,7 @@ def test_files_of_ones_own_need_no_further_setting(tmp_path):
         ended = run_here([*words, steps], command=command)
         assert ended.status == 0, ended.said
         assert f"val-core/{name}/acc" in metric_rows(tmp_path / name)[-1]
-        assert "data.eval_files have no answers" in ended.words
+        assert "data.eval_files have no reference answers" in ended.words
 
 
 def test_kto_compares_held_out_responses_with_those_of_other_sources(tmp_path):

@@ -172,7 +172,7 @@ def test_a_run_without_a_record_ends_well_and_says_what_is_missing(tmp_path):
     words = [f"trainer={{run_dir: {tmp_path}/run, total_steps: 1, trackers: [console]}}", "algorithm=grpo"]
     ended = run_here([*small_run(tmp_path), *words])
     assert ended.status == 0, ended.said
-    assert "trainer.trackers is without jsonl, so there is no record to make report.html of" in ended.words
+    assert "trainer.trackers lacks jsonl, so report.html cannot be written" in ended.words
     assert {path.name for path in (tmp_path / "run").iterdir()} == {
         "checkpoints",
         "config.yaml",

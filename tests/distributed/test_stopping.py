@@ -110,7 +110,7 @@ def test_a_second_signal_stops_at_once(run, whole):
     saved = run.run_dir / "checkpoints" / "step_2"
     assert "interrupted the same command resumes from the last checkpoint, step 2" in ended.words
     assert f"report {run.run_dir / 'report.html'} checkpoint {saved}" in ended.words
-    assert ending(run)["said"] == "stopped at once, without a checkpoint of the step under way"
+    assert ending(run)["said"] == "stopped immediately, without a checkpoint of the current step"
     assert run.start().status == 0
     assert run.rows() == whole.rows()
 

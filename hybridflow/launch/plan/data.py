@@ -1,6 +1,6 @@
-"""The data that the driver holds: training streams, held-out rows, and the columns that a dataflow precomputes.
+"""The driver's data: training streams, held-out rows, and the columns that a dataflow precomputes.
 
-Those are computed once for every row before the first step, and kept with the run.
+These columns are computed once per row before the first step, and kept with the run.
 """
 
 import hashlib
@@ -48,29 +48,29 @@ READERS: Mapping[str, Reader] = {
     "preferences": load_preferences,
     "labelled": load_labeled,
 }
-"""How files become rows, for each kind of data that a dataflow learns from."""
+"""Loads files as rows, for each kind of data that a dataflow trains on."""
 
 PRETRAINING = "pretraining"
 
 _ALWAYS_THERE = ["prompt", "answer", "data_source"]
-"""Columns of all prompts, whatever their files have."""
+"""Columns that all prompts have, whatever their files."""
 
 _FOLDER = "foreknown"
 """Below the run's directory: `train.safetensors` and `held_out.safetensors`."""
 
 _ROWS_AT_ONCE = 512
 _OFFSETS = ":offsets"
-"""Suffix of the entry that says where the rows of a token column begin."""
+"""Suffix of the entry with the offsets of a token column's rows."""
 
 
 class Streams(dict[str, BatchStream]):
-    """The training streams by name; one that a dataflow asks for and that has no files is a `ConfigError`."""
+    """The training streams by name. Raises `ConfigError` for one that a dataflow needs and that has no files."""
 
     def __missing__(self, name: str) -> BatchStream:
         if name == PRETRAINING:
             raise ConfigError(
-                "The dataflow takes the stream 'pretraining', and data.pretraining_files is empty.",
-                remedy="Name texts or demonstrations: data.pretraining_files=[path,...].",
+                "The dataflow reads the stream 'pretraining', but data.pretraining_files is empty.",
+                remedy="Give files of texts or demonstrations: data.pretraining_files=[path,...].",
             )
         raise ConfigError(f"There is no stream '{name}'.", remedy=f"Streams: {', '.join(('prompts', PRETRAINING))}.")
 
@@ -80,13 +80,13 @@ class RunData:
     """The training streams, the held-out rows, and the tokenizer that turns tokens into text."""
 
     streams: Mapping[str, BatchStream]
-    """`prompts`, whatever the dataflow learns from, and `pretraining` where the configuration names such files."""
+    """`prompts`, whatever the dataflow trains on, and `pretraining` if the configuration names such files."""
 
     questions: Batch | None
     """Held-out prompts to be answered and scored; None for a run without this evaluation."""
 
     held_out: Batch | None
-    """Held-out rows of the kind that the dataflow learns from, if it measures something on them."""
+    """Held-out rows of the kind that the dataflow trains on, if it evaluates on them."""
 
     tokenizer: PreTrainedTokenizerBase
     scored_columns: list[str]
@@ -100,8 +100,8 @@ class RunData:
 def load_data(plan: RunPlan) -> RunData:
     """Reads and checks all data files; raises before any process is started.
 
-    Held-out rows are prompts to be answered where the run has a rollout and a reward, and of the kind that the dataflow
-    learns from where it has a measure of its own.
+    Held-out rows are prompts if the run has a rollout and a reward, and of the kind that the dataflow trains on if it
+    has its own evaluation.
     """
     config, dataflow, data, seed = plan.config, plan.dataflow, plan.config.data, plan.config.trainer.seed
     if plan.is_evaluated:
@@ -116,7 +116,7 @@ def load_data(plan: RunPlan) -> RunData:
     with _naming("data.train_files", plan):
         parts = [read([name], data, tokenizer) for name in data.train_files]
     if data.system_prompt is not None and any(isinstance(p, str) for part in parts for p in part.object("prompt")):
-        logger.warning("data.system_prompt has no effect on prompts that are texts; set data.as_chat=true")
+        logger.warning("data.system_prompt has no effect on prompts that are plain texts; set data.as_chat=true")
     stream = training_stream(parts, data, seed=seed)
     is_scored = plan.generates and any(role.name == "reward" for role in plan.roles)
     questions = _questions(plan, scored_prompts, tokenizer) if is_scored else None
@@ -136,7 +136,7 @@ def load_data(plan: RunPlan) -> RunData:
 
 
 def with_precomputed(program: Dataflow, data: RunData, directory: Path) -> RunData:
-    """The data with the columns of `Dataflow.precompute`; called while the models still have their first weights.
+    """The data with the columns of `Dataflow.precompute`; called while the models have their initial weights.
 
     A resumed run reads them from its directory, if they were computed for the same rows.
     """
@@ -176,7 +176,7 @@ def precomputed(program: Dataflow, rows: Batch) -> Batch:
 
 @contextmanager
 def _naming(key: str, plan: RunPlan) -> Iterator[None]:
-    """Errors in data files name the setting that lists them; no remedy asks for more tokens than the model reads."""
+    """Errors in data files name the setting that lists them; no remedy suggests more tokens than the model accepts."""
     try:
         yield
     except DataError as found:
@@ -200,7 +200,7 @@ def _held_out(plan: RunPlan, read: Reader, tokenizer: PreTrainedTokenizerBase) -
 
 
 def _questions(plan: RunPlan, read: Reader, tokenizer: PreTrainedTokenizerBase) -> Batch | None:
-    """Held-out prompts to be answered; None if no row has an answer to compare with and the dataflow needs none."""
+    """Held-out prompts; None if no row has a reference answer and the dataflow needs none."""
     try:
         return _held_out(plan, read, tokenizer)
     except DataError:
@@ -210,7 +210,7 @@ def _questions(plan: RunPlan, read: Reader, tokenizer: PreTrainedTokenizerBase) 
         if questions is None or any(answer is not None for answer in questions.object("answer")):
             raise
     logger.warning(
-        "data.eval_files have no answers, which reward.functions=[%s] compare with: responses are not scored; name a"
+        "data.eval_files have no reference answers, which reward.functions=[%s] need: responses are not scored; name a"
         " column of answers with data.answer_key",
         ",".join(plan.config.reward.functions),
     )
@@ -218,13 +218,13 @@ def _questions(plan: RunPlan, read: Reader, tokenizer: PreTrainedTokenizerBase) 
 
 
 def _measured(plan: RunPlan, read: Reader, tokenizer: PreTrainedTokenizerBase, *, is_scored: bool) -> Batch | None:
-    """Held-out rows that the dataflow itself measures; files may hold only prompts where responses are scored."""
+    """Held-out rows that the dataflow itself evaluates; if responses are scored, files may have only prompts."""
     try:
         rows = _held_out(plan, read, tokenizer)
     except DataError as error:
         if not is_scored:
             raise
-        logger.warning("data.eval_files are answered and scored, but have no held-out loss: %s", error.message)
+        logger.warning("data.eval_files are used to score responses, but give no held-out loss: %s", error.message)
         return None
     if rows is not None and "is_chosen" in rows and len(rows) < 2:
         raise DataError(
@@ -235,7 +235,7 @@ def _measured(plan: RunPlan, read: Reader, tokenizer: PreTrainedTokenizerBase, *
 
 
 def _functions(config: Experiment) -> list[str]:
-    """All reward functions of the run, those of further roles too."""
+    """All reward functions of the run, including those of further roles."""
     return [*config.reward.functions, *(name for role in config.roles.values() for name in role.functions)]
 
 

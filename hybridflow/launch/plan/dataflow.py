@@ -60,8 +60,8 @@ def find_dataflow(name: str) -> type[Dataflow]:
         return DATAFLOWS[name]
     if not is_own(name) and preset_name(name) in presets():
         raise ConfigError(
-            f"dataflow={name} is unknown, but there is an algorithm of that name.",
-            remedy=f"Write algorithm={preset_name(name)}, which chooses the dataflow too.",
+            f"dataflow={name} is unknown, but an algorithm has that name.",
+            remedy=f"Write algorithm={preset_name(name)}, which also selects the dataflow.",
         )
     if not is_own(name):
         raise ConfigError(
@@ -84,7 +84,7 @@ def find_dataflow(name: str) -> type[Dataflow]:
 
 
 def make_settings(dataflow: type[Dataflow], given: dict[str, object]) -> object:
-    """The dataflow's `Settings`, with what `dataflow_settings.*` gives, checked for names, types and ranges."""
+    """The dataflow's `Settings` with the values of `dataflow_settings.*`, checked for names, types and ranges."""
     settings = dataflow.Settings
     if not is_dataclass(settings):
         raise ConfigError(f"{dataflow.__name__}.Settings is not a dataclass.", remedy="Decorate it with @dataclass.")

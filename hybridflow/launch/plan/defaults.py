@@ -1,5 +1,4 @@
-"""The device of a run, and the settings that are left open until it is planned: what follows from the device, and
-from the run itself."""
+"""The device of a run, and defaults that depend on the device or on the run."""
 
 import logging
 import os
@@ -31,7 +30,7 @@ from hybridflow.launch.plan.roles import backend_kind, policy_model
 logger = logging.getLogger(__name__)
 
 DEVICE_ORIGIN = "device"
-"""The origin of a value that follows from the device."""
+"""The origin of a value that depends on the device."""
 
 SCHEDULE_ORIGIN = "trainer.total_steps"
 """The origin of the length of a learning-rate schedule."""
@@ -40,7 +39,7 @@ SCHEDULE_ORIGIN = "trainer.total_steps"
 def find_device(config: Experiment) -> str:
     """The device that `trainer.device` chooses, `cpu` or `cuda`. Logs the choice.
 
-    Raises `ResourceError` if cuda is required and there is none, if this machine has fewer GPUs than the run needs, if
+    Raises `ResourceError` if cuda is required but missing, if this machine has fewer GPUs than the run needs, if
     a run on several nodes has no Ray cluster, or if another program holds a port that Ray needs.
     """
     kind = backend_kind(config)
@@ -49,7 +48,7 @@ def find_device(config: Experiment) -> str:
     device, wanted = _device(config.trainer.device, num_gpus), num_devices(config)
     if device == "cuda" and num_gpus is None and wanted > torch.cuda.device_count():
         raise ResourceError(
-            f"trainer.devices={config.trainer.devices}, and this machine has {torch.cuda.device_count()} GPUs.",
+            f"trainer.devices={config.trainer.devices}, but this machine has {torch.cuda.device_count()} GPUs.",
             remedy=f"Lower trainer.devices, set {RAY_ADDRESS} to a cluster with more, or use trainer.device=cpu.",
         )
     where = _where(kind, device, wanted, num_gpus)
@@ -72,7 +71,7 @@ def with_device_defaults(composed: Composed, device: str) -> Composed:
 
 
 def with_schedule_steps(composed: Composed) -> Composed:
-    """The same run with `optimizer.schedule_steps` filled in: as in the checkpoint it resumes, else its total steps."""
+    """The same run with `optimizer.schedule_steps` filled in: from the checkpoint it resumes, or its total steps."""
     config, saved = composed.config, _saved(composed.config)
     changed: dict[str, Training] = {}
     origins = dict(composed.origins)
@@ -110,7 +109,7 @@ def resolved(config: Experiment, device: str) -> Experiment:
 
 
 def _filled(value: object, defaults: dict[tuple[type, str], object]) -> object:
-    """A section with its nulls, and those of the sections in it, replaced by the defaults of their fields."""
+    """A section and its subsections with nulls replaced by the defaults of their fields."""
     if isinstance(value, dict):
         return {name: _filled(item, defaults) for name, item in value.items()}
     if not (isinstance(value, Section) and is_dataclass(value)):
@@ -123,7 +122,7 @@ def _filled(value: object, defaults: dict[tuple[type, str], object]) -> object:
 
 
 def _saved(config: Experiment) -> dict[str, object]:
-    """The settings of the run that is resumed; nothing where it starts over."""
+    """The settings of the run that is resumed; empty for a new run."""
     if config.trainer.resume == "never":
         return {}
     if config.trainer.resume == "auto":
@@ -132,7 +131,7 @@ def _saved(config: Experiment) -> dict[str, object]:
 
 
 def with_old_logprobs_explained(composed: Composed, dataflow: type[Dataflow], *, wants: bool) -> Composed:
-    """The same run; the origin of `algorithm.old_logprobs=auto` says what it became. Logs that, too."""
+    """The same run; the origin of `algorithm.old_logprobs=auto` states its resolved value, which is also logged."""
     algorithm, key = composed.config.algorithm, "algorithm.old_logprobs"
     is_chosen = algorithm.old_logprobs is not OldLogprobs.auto
     if is_chosen or dataflow.provides is None or not learns_from_samples(dataflow):
@@ -148,9 +147,9 @@ def with_old_logprobs_explained(composed: Composed, dataflow: type[Dataflow], *,
 
 
 def wants_old_logprobs(config: Experiment, dataflow: type[Dataflow], functions: NamedFunctions) -> bool:
-    """Whether a step calls `actor.logprobs`, by `algorithm.old_logprobs` and by what reads the answer.
+    """Whether a step calls `actor.logprobs`, given `algorithm.old_logprobs` and what reads the result.
 
-    Without that call the update takes `old_logprobs` from its own forward pass, where the policy is still the old one,
+    Without that call the update takes `old_logprobs` from its own forward pass if the policy is still the old one,
     or from the rollout.
     """
     algorithm, estimator, loss = config.algorithm, functions.estimator, functions.policy_loss
@@ -170,9 +169,9 @@ def wants_old_logprobs(config: Experiment, dataflow: type[Dataflow], functions: 
 
 
 def kl_reads_rollout(config: Experiment) -> bool:
-    """Whether a KL penalty in the reward may read the rollout's log-probabilities in place of `old_logprobs`.
+    """Whether a KL penalty in the reward may use the rollout's log-probabilities instead of `old_logprobs`.
 
-    The description of `algorithm.old_logprobs` lists when. Device defaults must have been filled in.
+    The description of `algorithm.old_logprobs` says when. Device defaults must have been filled in.
     """
     if config.rollout.sampling.is_restricted:
         return False
@@ -188,7 +187,7 @@ def kl_reads_rollout(config: Experiment) -> bool:
 
 
 def _where(kind: BackendKind, device: str, wanted: int, num_gpus: int | None) -> str:
-    """`4 GPUs of this machine`, or where else the `wanted` devices are; a CPU device is one process."""
+    """The location of the `wanted` devices, as in `4 GPUs of this machine`; a CPU device is one process."""
     if device == "cuda":
         gpus = f"{wanted} GPU{'' if wanted == 1 else 's'}"
         return f"{gpus} of this machine" if num_gpus is None else f"{gpus} of the {num_gpus} in the Ray cluster"
@@ -199,7 +198,7 @@ def _where(kind: BackendKind, device: str, wanted: int, num_gpus: int | None) ->
 
 
 def _device(wanted: Device, num_gpus: int | None) -> str:
-    """`cpu` or `cuda`; `num_gpus` are those of the cluster, None where the run uses this machine."""
+    """`cpu` or `cuda`; `num_gpus` is the cluster's count; None if the run uses this machine."""
     if wanted is Device.cpu:
         return "cpu"
     if num_gpus is None:
@@ -207,9 +206,7 @@ def _device(wanted: Device, num_gpus: int | None) -> str:
         remedy = "install a CUDA build of PyTorch and check nvidia-smi"
     else:
         has_cuda, found = num_gpus > 0, "the Ray cluster has no GPU"
-        remedy = (
-            "start its nodes with GPUs (ray status lists them; ray start --num-gpus=N where Ray does not find them)"
-        )
+        remedy = "start its nodes with GPUs (ray status lists them; ray start --num-gpus=N if Ray does not detect them)"
     if wanted is Device.cuda and not has_cuda:
         raise ResourceError(f"trainer.device=cuda, and {found}.", remedy=f"Use trainer.device=cpu, or {remedy}.")
     return "cuda" if has_cuda else "cpu"

@@ -1,4 +1,4 @@
-"""A composed configuration becomes a `RunPlan`: everything that the rules and the start of a run need."""
+"""Turns a composed configuration into a `RunPlan`: everything that the rules and the start of a run need."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ class Models:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """A run as planned. Made once; whoever needs one of these facts takes it from here."""
+    """The plan of a run. Made once; the only source of these facts."""
 
     composed: Composed
     device: str
@@ -101,9 +101,9 @@ class RunPlan:
 def plan_run(composed: Composed, faults: Faults = STRICT, *, device: str | None = None) -> RunPlan:
     """The plan of a composed run. Starts nothing, reads no data and no model.
 
-    `device` is `cpu` or `cuda`, by default what `trainer.device` chooses here. Adds to `faults` what leaves a plan with
-    a gap, such as a loss that cannot be called; raises `HybridflowError` for what leaves no plan, such as a dataflow
-    that does not exist.
+    `device` is `cpu` or `cuda`, by default what `trainer.device` chooses here. Adds to `faults` errors that leave a
+    plan with a gap, such as a loss that cannot be called; raises `HybridflowError` if there is no plan, as for a
+    dataflow that does not exist.
     """
     dataflow = find_dataflow(composed.config.dataflow)
     settings = make_settings(dataflow, composed.config.dataflow_settings)

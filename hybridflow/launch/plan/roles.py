@@ -65,7 +65,7 @@ _OWN_NAMES = {
 
 @dataclass(frozen=True)
 class RoleSpec:
-    """One role to start: what its worker is given, the pool it lives in, and how its ranks are laid out."""
+    """One role to start: its worker's arguments, its pool, and the layout of its ranks."""
 
     name: str
     setup: RoleSetup
@@ -74,7 +74,7 @@ class RoleSpec:
     """The layout of its ranks."""
 
     generation_mesh: ParallelMesh | None = None
-    """The layout of the ranks for generation, where the role generates."""
+    """The layout of the ranks for generation, if the role generates."""
 
     @property
     def worker_class(self) -> type[Worker]:
@@ -88,7 +88,7 @@ class RoleSpec:
 
     @property
     def is_trained(self) -> bool:
-        """Whether the role learns, and so is part of checkpoints."""
+        """Whether the role is trained, and therefore in checkpoints."""
         return isinstance(self.setup, TrainedRole)
 
     @property
@@ -117,7 +117,7 @@ class RoleSpec:
 
     @property
     def reward(self) -> Reward | None:
-        """What the role scores with; None for roles that do not score."""
+        """The reward settings of the role; None for roles that do not score."""
         return self.setup.reward if isinstance(self.setup, RewardRole) else None
 
     @property
@@ -127,7 +127,7 @@ class RoleSpec:
 
     @property
     def view_of(self) -> str | None:
-        """The role whose workers play this one as well; None for a role with workers of its own."""
+        """The role whose workers also serve this one; None for a role with its own workers."""
         return ACTOR if isinstance(self.setup, AdapterlessActorRole) else None
 
     @property
@@ -179,16 +179,16 @@ def backend_kind(config: Experiment) -> BackendKind:
 
 
 def training_temperature(config: Experiment, dataflow: type[Dataflow]) -> float:
-    """What divides the logits of the policy and its reference: that of the samples that the policy learns from.
+    """The temperature of the logits of the policy and its reference: that of the samples that the policy is trained on.
 
-    It is 1 where no step samples, because the dataflow has no rollout or only an optional one, for the evaluation; and
+    It is 1 if no step samples because the dataflow has no rollout, or only an optional one for the evaluation, and
     for greedy samples, as in their `rollout_logprobs`.
     """
     return (config.rollout.sampling.temperature or 1.0) if learns_from_samples(dataflow) else 1.0
 
 
 def is_colocated(config: Experiment) -> bool:
-    """The rollout lives in the actor's processes, on its weights."""
+    """Whether the rollout runs in the actor's processes, on its weights."""
     return pool_of(config, ROLLOUT) == pool_of(config, ACTOR)
 
 
@@ -233,7 +233,7 @@ def _own_role(
 
 
 def _rollout_role(config: Experiment, name: str) -> RoleSpec:
-    """A rollout in a pool of its own: its replicas divide the prompts."""
+    """A rollout in its own pool: its replicas divide the prompts."""
     sizes, pool = config.rollout.parallelism, pool_of(config, name)
     replicas = pool_sizes(config)[pool] // (sizes.pipeline * sizes.tensor)
     mesh = ParallelMesh({"data": replicas, "pipeline": sizes.pipeline, "tensor": sizes.tensor})

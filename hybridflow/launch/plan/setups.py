@@ -1,4 +1,4 @@
-"""What each kind of role is started with: one dataclass per kind, whose fields are its worker's keyword arguments."""
+"""The keyword arguments of each kind of role's worker, as one dataclass per kind."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -84,14 +84,14 @@ class RewardModelRole:
 
 @dataclass(frozen=True)
 class RolloutRole:
-    """A rollout in a pool of its own."""
+    """A rollout in its own pool."""
 
     worker_class: ClassVar[type[Worker]] = RolloutWorker
     setup: RolloutSetup
 
 
 ADAPTERLESS_METHODS = {"logprobs": "reference_logprobs"}
-"""What the actor's workers call the methods of that reference."""
+"""The names of that reference's methods in the actor's workers."""
 
 TrainedRole = ActorRole | CriticRole | TrainedRewardModelRole
 RewardRole = RewardFunctionRole | RewardModelRole

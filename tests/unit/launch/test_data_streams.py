@@ -104,7 +104,7 @@ def test_held_out_rows_without_answers_are_measured_and_not_answered(tmp_path, c
     file = written(tmp_path / "mine.jsonl", rows)
     data = load_data(experiment(tmp_path, train_files=[file], eval_files=[file]), dataflow)
     assert data.questions is None and data.held_out is not None and len(data.held_out) == len(rows)
-    assert "data.eval_files have no answers, which reward.functions=[exact_match] compare with" in caplog.text
+    assert "data.eval_files have no reference answers, which reward.functions=[exact_match] need" in caplog.text
     some = written(tmp_path / "some.jsonl", [rows[0] | {"answer": "1"}, *rows[1:]])
     with pytest.raises(DataError, match="9 of 10 rows have no answer") as caught:
         load_data(experiment(tmp_path, train_files=[file], eval_files=[some]), dataflow)

@@ -234,8 +234,8 @@ def test_a_report_that_cannot_be_made_does_not_hide_how_the_run_ended(words, cap
     assert _Reporting(prepared).end(Ending("done", "25 steps")) is None
     (directory / "run.log").unlink()
     _Reporting(prepared).end(Ending("done", "25 steps"))
-    assert f"file={directory}/metrics.jsonl is gone, so no report.html is written" in caplog.text
-    assert caplog.text.count(f"file={directory}/run.log is gone") == 1
+    assert f"file={directory}/metrics.jsonl no longer exists, so report.html is not written" in caplog.text
+    assert caplog.text.count(f"file={directory}/run.log no longer exists") == 1
     (directory / "metrics.jsonl").write_text('{"step": 1}\n')
     (directory / "config.yaml").write_bytes(b"\xff\xfe")
     assert _Reporting(prepared).end(Ending("failed", "the run's own error")) is None

@@ -10,7 +10,7 @@ from hybridflow.config.model import Dtype
 from hybridflow.launch.command import ended_by_signals
 
 _EXAMPLES = """examples:
-  hybridflow export runs/calculator model                     the actor of the newest whole checkpoint
+  hybridflow export runs/calculator model                     the actor of the newest complete checkpoint
   hybridflow export runs/calculator model --step 40
   hybridflow export runs/calculator critic --role critic      transformers.AutoModelForTokenClassification reads it
   hybridflow export runs/reward scorer                        of main_reward_model: reward.model.path=scorer
@@ -19,7 +19,7 @@ _EXAMPLES = """examples:
 
 
 class Commands(Protocol):
-    """What argparse gives to add commands to."""
+    """The object to which argparse adds commands."""
 
     def add_parser(
         self, name: str, *, help: str, description: str, epilog: str, formatter_class: type[argparse.HelpFormatter]
@@ -40,12 +40,12 @@ def add_command(commands: Commands) -> None:
     )
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="a run's directory, or one of its checkpoints")
     parser.add_argument("out", metavar="OUT", type=Path, help="the directory to write, new or empty")
-    parser.add_argument("--step", type=int, metavar="N", help="the checkpoint of this step, not the newest whole one")
-    parser.add_argument("--role", help="whose model (default: actor, or the only one there is)")
-    parser.add_argument("--dtype", choices=[dtype.name for dtype in Dtype], help="number format (default: as trained)")
     parser.add_argument(
-        "--base-model", metavar="PATH", help="the model that an adapter is for, where it is no longer in its old place"
+        "--step", type=int, metavar="N", help="the checkpoint of this step (default: the newest complete)"
     )
+    parser.add_argument("--role", help="the role whose model to write (default: actor, or the only one)")
+    parser.add_argument("--dtype", choices=[dtype.name for dtype in Dtype], help="number format (default: as trained)")
+    parser.add_argument("--base-model", metavar="PATH", help="the base model of an adapter, if it has moved")
     parser.set_defaults(run=_run)
 
 

@@ -10,7 +10,7 @@ from hybridflow.launch.command import ended_by_signals
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command; the exit status: 0 done, 2 not done for the reason given, 130, 143 or 129 stopped by a signal."""
+    """Runs a command. Exit status: 0 done, 2 failed for the reason printed, 130, 143 or 129 stopped by a signal."""
     with ended_by_signals("interrupted"):
         from hybridflow.cli import export, recipe, report, show
         from hybridflow.elastic.stopping import Stop
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
-    """As `parse_args`, but settings may also stand behind options, which argparse leaves over."""
+    """Like `parse_args`, but settings may also follow options, which argparse does not parse."""
     arguments, left = parser.parse_known_args(argv)
     settings = vars(arguments).get("overrides")
     if left and (settings is None or any(word.startswith("-") for word in left)):

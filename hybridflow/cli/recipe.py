@@ -1,4 +1,4 @@
-"""`hybridflow recipe`: lists the recipes, or writes one to standard output, to be run or changed."""
+"""`hybridflow recipe`: lists the recipes, or writes one to standard output."""
 
 import argparse
 import ast
@@ -23,7 +23,7 @@ def add_command(commands: Commands) -> None:
     parser = commands.add_parser(
         "recipe",
         help="list the recipes, or print one",
-        description="Recipes are single files to be copied and changed. Without a name, lists them.",
+        description="Recipes are single files to copy and change. Without a name, lists them.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,4 +1,4 @@
-"""`hybridflow report RUN_DIR`: the page of a run, at any time."""
+"""`hybridflow report RUN_DIR`: the report of a run, at any time."""
 
 import argparse
 from pathlib import Path
@@ -18,7 +18,7 @@ def add_command(commands: Commands) -> None:
     """Adds `report` to the commands."""
     parser = commands.add_parser(
         "report",
-        help="write the page of a run",
+        help="write the report of a run",
         description="Writes report.html into the directory of a run, from what it has logged so far: curves, where the"
         " time went, samples, and how the run ended. A run writes it at each evaluation and checkpoint, and when it"
         " ends; this command is for the time in between, and for runs that were killed.",

@@ -1,4 +1,4 @@
-"""`hybridflow show`: one step of a dataflow, drawn; and the table of algorithms."""
+"""`hybridflow show`: draws one step of a dataflow, or lists the algorithms."""
 
 import argparse
 from pathlib import Path
@@ -34,10 +34,10 @@ def add_command(commands: Commands) -> None:
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings of the run, as main_ppo takes them")
     parser.add_argument("--dataflow", metavar="NAME", help="ppo, grpo, ..., file.py:Class, or any algorithm=NAME")
-    parser.add_argument("--svg", type=Path, metavar="FILE", help="write the drawing as an SVG page as well")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="also write the drawing as an SVG page")
     parser.add_argument("--algorithms", action="store_true", help="the table of algorithms instead of a drawing")
-    parser.add_argument("--config-name", metavar="NAME", help="the configuration to use (default: the one that fits)")
-    parser.add_argument("--config-dir", type=Path, metavar="DIRECTORY", help="look for it there")
+    parser.add_argument("--config-name", metavar="NAME", help="the configuration to use (default: the dataflow's)")
+    parser.add_argument("--config-dir", type=Path, metavar="DIRECTORY", help="directory in which to look for it")
     parser.set_defaults(run=_run)
 
 
@@ -75,5 +75,5 @@ def _write(file: Path, text: str) -> None:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(
-            f"--svg={file} could not be written: {error.strerror}.", remedy="Name a file in a directory that is there."
+            f"--svg={file} could not be written: {error.strerror}.", remedy="Give a file in an existing directory."
         ) from error

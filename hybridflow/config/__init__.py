@@ -1,1 +1,1 @@
-"""What a run is, as data: dataclasses, without torch and without Ray. Read `experiment.py` first."""
+"""The configuration of a run as dataclasses, without torch or Ray. Read `experiment.py` first."""

@@ -91,7 +91,7 @@ class Trainer(Section):
     accept."""
 
     trackers: list[str] = field(default_factory=lambda: ["console", "jsonl", "tensorboard"])
-    """Where metrics go: console, jsonl, tensorboard, wandb, mlflow."""
+    """Destinations of the metrics: console, jsonl, tensorboard, wandb, mlflow."""
 
     samples_every: Annotated[int, AT_LEAST_0] = 25
     """Steps between tables of samples; 0 turns them off."""

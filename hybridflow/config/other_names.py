@@ -14,7 +14,7 @@ REPLACED: Mapping[str, str] = {
     "dataflow_settings.recompute_logprobs": "Use algorithm.old_logprobs=recompute, which replaced it (use auto"
     " instead of false).",
 }
-"""What to write instead of a former key."""
+"""Replacements of former keys."""
 
 
 @cache
@@ -36,7 +36,7 @@ def counterpart(key: str) -> str | None:
 
 
 def replacement(key: str) -> str | None:
-    """What to write instead of a former key, whatever section it is looked for in."""
+    """Replacements of former keys, in any section."""
     last = key.rpartition(".")[2]
     found = [remedy for old, remedy in REPLACED.items() if old.rpartition(".")[2] == last]
     return REPLACED.get(key) or (found[0] if found else None)

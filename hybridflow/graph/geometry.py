@@ -1,4 +1,4 @@
-"""Where boxes and wires of a drawing lie: one row per role, one column per time, wires in corridors between them."""
+"""The positions of a drawing's boxes and wires: one row per role, one column per time, wires in lanes between them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _LEFT, _TOP, _POOL_HEADING, _ROW_GAP, _POOL_GAP = 168.0, 104.0, 26.0, 14.0, 16.0
 
 @dataclass(frozen=True)
 class Line:
-    """One line of text in a box: what it says, and the maker whose wire ends there, if one does."""
+    """One line of text in a box, and the maker whose wire ends there, if any."""
 
     text: str
     kind: str
@@ -45,7 +45,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Wire:
-    """Columns on their way, as corners of a line."""
+    """Columns sent to a call, as corners of a line."""
 
     maker: int
     points: tuple[tuple[float, float], ...]
@@ -75,7 +75,7 @@ class Layout:
 
 
 def laid_out(trace: Trace) -> Layout:
-    """Places rows first, then the wires' lanes, and columns where these leave room for them."""
+    """Places rows first, then the wires' lanes, then the columns."""
     lines = {call.number: tuple(_lines(call, trace)) for call in trace.calls}
     rows = _Rows(trace, lines)
     gutters = _Gutters(trace, rows)
@@ -163,11 +163,11 @@ class _Rows:
         return self._tops[self.calls[number].role]
 
     def out_y(self, number: int) -> float:
-        """Where a call's wires leave it."""
+        """The point where a call's wires leave it."""
         return self.box_y(number) + _TITLE_HEIGHT / 2
 
     def port_y(self, number: int, maker: int) -> float:
-        """Where a call's wire from a maker arrives."""
+        """The point where a call's wire from a maker arrives."""
         index = next(i for i, line in enumerate(self.lines[number]) if line.maker == maker)
         return line_y(self.box_y(number), index)
 

@@ -1,4 +1,4 @@
-"""Who answers in place of a worker, and the made-up rows it answers with: right in kind, the same every time."""
+"""Stand-ins for workers, which return made-up rows of the right kinds, the same every time."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial

@@ -1,4 +1,4 @@
-"""A traced step as an SVG page: readable by itself, in light and dark, with nothing to load."""
+"""A traced step as a self-contained SVG page, in light and dark."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from xml.sax.saxutils import escape
@@ -120,7 +120,7 @@ def _rounded(points: Sequence[tuple[float, float]]) -> str:
 
 
 def _towards(corner: tuple[float, float], other: tuple[float, float]) -> tuple[float, float]:
-    """The point a little way from a corner; half way, where there is no room for more."""
+    """A point near a corner, at most half way to the next one."""
     dx, dy = other[0] - corner[0], other[1] - corner[1]
     length = max(abs(dx) + abs(dy), 1e-9)
     step = min(_CORNER, length / 2) / length

@@ -34,7 +34,7 @@ def _step(trace: Trace, colors: Mapping[str, str]) -> Table:
 
 
 def _mark(call: TracedCall, trace: Trace) -> Text:
-    """The time, once; a bracket where calls run at once."""
+    """The time, once; a bracket around calls that run concurrently."""
     together = [other.number for other in trace.calls if other.time == call.time]
     if len(together) == 1:
         return Text(f"{call.time:>3}", "bold")
@@ -45,7 +45,7 @@ def _mark(call: TracedCall, trace: Trace) -> Text:
 
 
 def _columns(call: TracedCall, trace: Trace, colors: Mapping[str, str]) -> Table:
-    """What travels to a call and what it adds."""
+    """The columns that a call takes and adds."""
     table = Table.grid(padding=(0, 1, 0, 0))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(ratio=1)
@@ -74,14 +74,15 @@ def _taken(call: TracedCall, trace: Trace, colors: Mapping[str, str]) -> Iterato
 def _notes(trace: Trace) -> list[RenderableType]:
     legend = "(3): made by call 3. Without a number: from the data."
     if len({call.time for call in trace.calls}) < len(trace.calls):
-        legend += " Bracketed calls run at once."
+        legend += " Bracketed calls run concurrently."
     if any(name not in trace.data for call in trace.calls for name in call.takes.get(DRIVER, ())):
         legend += " (driver): computed by the driver."
     notes = [legend]
     if trace.held_up:
         groups = "; ".join(" ".join(map(str, group)) for group in trace.held_up)
         notes.append(
-            f"A pool runs its calls in turn. In pools of their own (placement.pools) these would run at once: {groups}."
+            "A pool runs its calls in turn. In separate pools (placement.pools) these would run concurrently:"
+            f" {groups}."
         )
     return [Text(note, "dim") for note in notes]
 
@@ -98,4 +99,4 @@ def _roles(trace: Trace, colors: Mapping[str, str]) -> RenderableType:
     absent = [role.name for role in trace.roles if role.pool is None]
     if not absent:
         return table
-    return Group(table, Padding(Text(f"This configuration does without: {', '.join(absent)}.", "dim"), (1, 0, 0, 0)))
+    return Group(table, Padding(Text(f"Not used in this configuration: {', '.join(absent)}.", "dim"), (1, 0, 0, 0)))

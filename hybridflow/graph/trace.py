@@ -57,7 +57,7 @@ class TracedCall(Call):
     """Its position in the driver's order, from 1."""
 
     time: int
-    """Calls of the same time run at once."""
+    """Calls of the same time run concurrently."""
 
     after: tuple[int, ...]
     """Calls that it follows although it takes none of their columns: the driver waits for them, or their answers might
@@ -66,7 +66,7 @@ class TracedCall(Call):
 
 @dataclass(frozen=True)
 class TracedRole:
-    """One role: what it can do, where it lives, and what runs it."""
+    """One role: its kind, its pool, and its engine."""
 
     name: str
     kind: str

@@ -1,4 +1,4 @@
-"""The files that a run reads, and what has changed since the checkpoint it resumes from: refused, or logged."""
+"""The files that a run reads, and their changes since the checkpoint it resumes from: refused or logged."""
 
 import logging
 import os
@@ -47,7 +47,7 @@ _MODEL_FILES = (".json", ".safetensors", ".bin", ".model", ".txt", ".jinja", ".t
 
 @dataclass(frozen=True)
 class Changes:
-    """What differs from the run that wrote the checkpoint, as log lines: changed settings are `notes`, changed contents
+    """Differences from the run that wrote the checkpoint, as log lines: changed settings are `notes`, changed contents
     `warnings`."""
 
     notes: list[str] = field(default_factory=list)
@@ -62,7 +62,7 @@ class Changes:
 
 
 def check_resumable(checkpoint: Checkpoint, plan: RunPlan, data: RunData, inputs: Fingerprints) -> Changes:
-    """What has changed since the checkpoint. Raises `CheckpointError` if a change keeps the run from resuming."""
+    """The changes since the checkpoint. Raises `CheckpointError` if one keeps the run from resuming."""
     composed = plan.composed
     policy, state = composed.config.trainer.resume_changed, checkpoint.driver_state()
     saved, now, before = redacted_leaves(state["config"]), composed.redacted(), state.get("inputs", {})
@@ -99,8 +99,8 @@ def changed_rows(
 ) -> list[str]:
     """For each stream whose number of rows differs from the checkpoint's, a line that says where it continues.
 
-    A stream keeps its position: the number of rows that it has handed out. The order of the current rows says which
-    rows follow. Raises `CheckpointError`, unless the policy is `accept`.
+    A stream keeps its position: the number of rows that were read from it. The order of the current rows determines
+    which rows follow. Raises `CheckpointError`, unless the policy is `accept`.
     """
     found = []
     for name, stream in streams.items():
@@ -117,7 +117,7 @@ def changed_rows(
             )
         position = saved[name]["position"]
         found.append(
-            f"resuming with {rows} rows of {key} (there were {before}): {position} rows were handed out, so the run"
+            f"resuming with {rows} rows of {key} (there were {before}): {position} rows were used, so the run"
             f" continues at {stream.place(position)}"
         )
     return found
@@ -127,7 +127,7 @@ def fingerprints(plan: RunPlan) -> Fingerprints:
     """The fingerprints of all files that the run reads, under the names that the user wrote, and of the user's modules
     that the run has imported.
 
-    So a run that is resumed from another copy of its directory is compared with the files that it reads there.
+    A run that is resumed from another copy of its directory is therefore compared with the files in that copy.
     """
     data, written = plan.config.data, _written(plan.composed)
     sources = [*data.train_files, *data.pretraining_files, *(data.eval_files if plan.is_evaluated else [])]
@@ -148,7 +148,7 @@ def fingerprints(plan: RunPlan) -> Fingerprints:
 
 
 def _written(composed: Composed) -> Mapping[str, set[str]]:
-    """What the user wrote for each absolute path in the configuration; two settings may write one path differently."""
+    """The user's text for each absolute path in the configuration; two settings may write one path differently."""
     leaves = replace(composed, as_written={}).flat()
     names: dict[str, set[str]] = defaultdict(set)
     for key, text in composed.as_written.items():
@@ -173,7 +173,7 @@ def _of_data(name: str) -> Iterator[tuple[str, _Digest]]:
 
 
 def _of_directory(directory: Path, suffixes: Sequence[str] = ()) -> Iterator[tuple[str, _Digest]]:
-    """Every file below the directory or, with suffixes, the files in the directory itself that have one of them."""
+    """All files below the directory or, with suffixes, the files directly in it that have one of them."""
     for path in sorted(directory.iterdir() if suffixes else directory.rglob("*")):
         if path.is_file() and (not suffixes or path.suffix in suffixes):
             yield str(path.relative_to(directory)), partial(file_fingerprint, path)

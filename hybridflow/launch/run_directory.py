@@ -1,4 +1,4 @@
-"""The directory of a run: opened for it, and put back as it was if the run fails before its first step."""
+"""Opens the directory of a run, and restores its earlier contents if the run fails before its first step."""
 
 import logging
 import os
@@ -27,7 +27,7 @@ CONFIG_FILE = "config.yaml"
 
 @dataclass
 class EarlierRun:
-    """What the start of a run has changed in its directory, so that a failed start can undo it.
+    """The changes that the start of a run made in its directory, so that a failed start can undo them.
 
     `aside` is where the earlier run was moved, `later` are checkpoints that were renamed, and `files` are files that
     the start overwrites.
@@ -46,21 +46,21 @@ class EarlierRun:
         return not self.has_begun and bool(self.aside or self.files)
 
     def restore(self) -> bool:
-        """Puts the earlier run back unless the new one has begun; returns whether there was one to put back."""
+        """Restores the earlier run unless the new one has begun; returns whether there was one to restore."""
         if not self.can_be_restored:
             return False
         try:
             check_in_place(self.directory)
             self._restore()
         except (OSError, ResourceError) as error:
-            logger.warning("run_dir=%s: its earlier run could not be put back: %s", self.directory, error)
+            logger.warning("run_dir=%s: its earlier run could not be restored: %s", self.directory, error)
             return False
         self.is_restored = True
-        with suppress(ResourceError):  # run.log cannot be written: the line is shown all the same
+        with suppress(ResourceError):  # run.log cannot be written; the line is still shown
             configure_logging(self.directory)
         if moved := [self.aside] if self.aside is not None else self.later:
             names = ", ".join(map(str, moved))
-            logger.warning("run_dir=%s: the earlier run is back as it was, from %s", self.directory, names)
+            logger.warning("run_dir=%s: the earlier run is restored, from %s", self.directory, names)
         return True
 
     def _restore(self) -> None:
@@ -82,7 +82,7 @@ class EarlierRun:
 def open_directory(plan: RunPlan, data: RunData, inputs: Fingerprints) -> tuple[Checkpoint | None, EarlierRun]:
     """Opens the run directory, claimed for this process, with its log and configuration.
 
-    Returns the checkpoint to resume from, and what was in the directory.
+    Returns the checkpoint to resume from, and the earlier contents of the directory.
     """
     claim(plan.run_dir)
     earlier = EarlierRun(plan.run_dir)
@@ -95,7 +95,7 @@ def open_directory(plan: RunPlan, data: RunData, inputs: Fingerprints) -> tuple[
 
 
 def start_in_words(plan: RunPlan, data: RunData) -> str:
-    """What the start of the run would do with what is in its directory; changes nothing there.
+    """Describes how the start of the run would treat the contents of its directory; changes nothing there.
 
     Raises `HybridflowError` where the start would be refused.
     """
@@ -127,7 +127,7 @@ def _opened(earlier: EarlierRun, plan: RunPlan, data: RunData, inputs: Fingerpri
     if checkpoint is not None and store.is_own(checkpoint.path):
         earlier.later = set_later_aside(store, checkpoint)
         earlier.files = {path: path.read_bytes() for path in [directory / CONFIG_FILE] if path.is_file()}
-    elif (aside := set_aside(directory)) is not None:  # what was there has another history
+    elif (aside := set_aside(directory)) is not None:  # its contents belong to another run
         earlier.aside = aside
         claim(directory)
     configure_logging(directory)

@@ -34,13 +34,13 @@ from hybridflow.workers.storage_check import (
 )
 
 CODE_FOLDER = "code"
-"""Below the run's directory: the Python files that the user's functions live in."""
+"""Below the run's directory: the Python files that define the user's functions."""
 
 _RUN_DIR = "trainer.run_dir"
 
 
 def read_directories(plan: RunPlan, checkpoint: Checkpoint | None) -> dict[str, tuple[Path, Sizes]]:
-    """What workers read from the file system, by the setting that names it: models, tokenizers, a checkpoint's path.
+    """Paths that workers read, by the setting that names them: models, tokenizers, a checkpoint's path.
 
     Names on a hub are left out, and so is a checkpoint in the run's own directory.
     """

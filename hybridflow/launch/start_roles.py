@@ -22,9 +22,9 @@ def start_roles(
     device: str,
     meet: Meet | None = None,
 ) -> dict[str, WorkerGroup]:
-    """One worker group per role, each in its pool; a rollout without a pool of its own is a view of the actor.
+    """One worker group per role, each in its pool; a rollout without its own pool is a view of the actor.
 
-    So is the reference of a policy with a low-rank adapter. `meet` is called before the first role is started.
+    So is the reference of a policy with a LoRA adapter. `meet` is called before the first role is started.
     """
     pools = {
         name: ResourcePool(name, size, device=device, block=_block([role for role in roles if role.pool == name]))

@@ -1,4 +1,4 @@
-"""Runs a step over stand-ins for the workers, and records its calls: which, when, and on what."""
+"""Runs a step over stand-ins for the workers, and records its calls, their order and their columns."""
 
 import logging
 import math
@@ -36,11 +36,11 @@ from hybridflow.parallel import ParallelMesh
 logger = logging.getLogger(__name__)
 
 MOST_SAMPLES = 4
-"""A drawing of 16 samples per prompt would not say more."""
+"""A drawing of 16 samples per prompt would show nothing more."""
 
 
 class NotFollowedError(ConfigError):
-    """A step that fails on made-up answers. It may still work on real ones."""
+    """A step that fails on made-up results. It may still work on real ones."""
 
 
 def check_step(plan: RunPlan, rows: Batch) -> None:
@@ -54,7 +54,7 @@ def check_step(plan: RunPlan, rows: Batch) -> None:
 
 
 def plan_to_show(composed: Composed) -> RunPlan:
-    """The plan of a run whose step is drawn here, whatever devices the run needs. Raises what its step would meet."""
+    """The plan of a run whose step is drawn here, whatever devices the run needs. Raises the errors of its step."""
     is_on_gpu = composed.config.trainer.device is not Device.cpu and torch.cuda.is_available()
     plan = plan_run(composed, device="cuda" if is_on_gpu else "cpu")
     STRICT.check(STEP_RULES, plan)
@@ -64,9 +64,9 @@ def plan_to_show(composed: Composed) -> RunPlan:
 def trace_step(plan: RunPlan, rows: Batch | None = None) -> Trace:
     """Follows one step of the planned dataflow. Starts no worker, reads no data and no model.
 
-    A user's own dataflow runs a second step as well, which is checked and not drawn.
+    A user's own dataflow runs a second step as well, which is checked but not drawn.
 
-    `rows` are some of the run's own data, where they have been read: the step finds their further columns.
+    `rows` are some of the run's own data, if they have been read; the step can use their further columns.
     """
     config, dataflow, settings = plan.config, plan.dataflow, plan.settings
     backend = TracingBackend()
@@ -107,7 +107,7 @@ def _stepped(config: Experiment, program: Dataflow, prompts: Batch, backend: Tra
 
 @contextmanager
 def _explained(name: str, dataflow: type[Dataflow], settings: object) -> Iterator[None]:
-    """Turns what user code raises into a `ConfigError` with its line; errors of hybridflow explain themselves."""
+    """Turns an error of user code into a `ConfigError` with its line; errors of hybridflow pass unchanged."""
     try:
         yield
     except HybridflowError:
@@ -119,7 +119,7 @@ def _explained(name: str, dataflow: type[Dataflow], settings: object) -> Iterato
 
 
 def _on_one_rank(plan: RunPlan) -> list[RoleSpec]:
-    """The same roles in the same pools; one rank shows as much of a step as many."""
+    """The same roles in the same pools; one rank shows as much of a step as several."""
     return [replace(role, mesh=ParallelMesh({"data": 1}), generation_mesh=None) for role in plan.roles]
 
 
@@ -141,7 +141,7 @@ def _roles(plan: RunPlan) -> list[TracedRole]:
 
 
 def _engine(role: RoleSpec, rollout: RolloutKind | None) -> str:
-    """What runs the role."""
+    """The engine of the role."""
     if role.view_of is not None:
         return f"in {role.view_of}, without its adapter"
     if role.training is not None:
@@ -167,7 +167,7 @@ def _axes(sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def _misspelt(name: str, dataflow: type[Dataflow], settings: object, error: AttributeError) -> ConfigError:
-    """What is wrong where a setting or a role is read that the dataflow does not have: true of real answers too."""
+    """The error for a setting or a role that the dataflow does not have; it would also occur on real results."""
     if error.obj is settings:
         known, read = [field.name for field in fields(dataflow.Settings)], "self.settings"
     elif isinstance(error.obj, dataflow):
@@ -175,8 +175,8 @@ def _misspelt(name: str, dataflow: type[Dataflow], settings: object, error: Attr
     else:
         return _cannot_follow(name, dataflow, error)
     return ConfigError(
-        f"dataflow={name}: it reads {read}.{error.name}, which is not there{_place(dataflow, error)}.",
-        remedy=f"{did_you_mean(error.name or '', known)}There is: {', '.join(dict.fromkeys(known)) or 'nothing'}.",
+        f"dataflow={name}: it reads {read}.{error.name}, which does not exist{_place(dataflow, error)}.",
+        remedy=f"{did_you_mean(error.name or '', known)}It has: {', '.join(dict.fromkeys(known)) or 'nothing'}.",
     )
 
 
@@ -189,7 +189,7 @@ def _place(dataflow: type[Dataflow], error: Exception) -> str:
 
 def _cannot_follow(name: str, dataflow: type[Dataflow], error: Exception) -> NotFollowedError:
     return NotFollowedError(
-        f"dataflow={name}: its step cannot be followed: {type(error).__name__}: {error}{_place(dataflow, error)}.",
-        remedy="A drawing runs `step` twice on made-up prompts, with made-up answers and no metrics. Fix the step; if"
+        f"dataflow={name}: its step cannot be traced: {type(error).__name__}: {error}{_place(dataflow, error)}.",
+        remedy="A drawing runs `step` twice on made-up prompts, with made-up results and no metrics. Fix the step; if"
         " it is right, let it not fail where a metric is missing or a column of the data is not there.",
     )

@@ -44,8 +44,8 @@ def test_without_arguments_ppo_is_drawn(capsys):
     assert re.search(r"5 +5 critic.advantages +takes uid . response_mask rollout_logprobs \(1\)", shown)
     assert "adds  rewards advantages returns" in shown
     assert "after 6, 7" in shown
-    assert "these \nwould run at once: 2 3 4; 6 7" in shown
-    assert "does without: reference" in shown
+    assert "would run concurrently: 2 3 4; 6 7" in " ".join(shown.split())
+    assert "Not used in this configuration: reference" in shown
     assert max(map(len, shown.splitlines())) <= 80
 
 
@@ -124,7 +124,7 @@ def test_the_table_has_every_choice_with_its_command(capsys):
         (["algorithm=grpp"], "There is no algorithm=grpp. What to do: Did you mean 'grpo'?"),
         (["trainer.sed=1"], "Did you mean trainer.seed?"),
         (["--dataflow", "nowhere.py:Mine"], "there is no file"),
-        (["--svg", "/nowhere/drawing.svg"], "Name a file in a directory that is there."),
+        (["--svg", "/nowhere/drawing.svg"], "Give a file in an existing directory."),
     ],
 )
 def test_what_cannot_be_drawn_is_said_with_what_to_do(capsys, arguments, said):

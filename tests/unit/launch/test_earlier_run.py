@@ -133,7 +133,7 @@ def test_ctrl_c_while_a_run_over_an_earlier_one_loads_says_that_it_is_put_back(w
     assert contents(directory) == before
     *_, ended, back = (directory / "run.log").read_text().splitlines()
     assert "interrupted: " in ended
-    assert back.endswith(f"run_dir={directory}: the earlier run is back as it was, from {directory}.1")
+    assert back.endswith(f"run_dir={directory}: the earlier run is restored, from {directory}.1")
 
 
 def test_the_directory_is_held_until_the_earlier_run_is_back(words, monkeypatch):

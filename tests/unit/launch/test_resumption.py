@@ -33,7 +33,7 @@ def test_as_many_rows_are_no_change_and_accepted_ones_are_told_with_the_row_that
     assert changed_rows(SAVED, {"prompts": stream(5), "pretraining": stream(4)}, ResumeChanged.refuse) == []
     resumed = stream(6)
     (told,) = changed_rows(SAVED, {"prompts": resumed}, ResumeChanged.accept)
-    assert "resuming with 6 rows of data.train_files (there were 5): 8 rows were handed out" in told
+    assert "resuming with 6 rows of data.train_files (there were 5): 8 rows were used" in told
     assert "at row 2 of epoch 1 (both count from 0)" in told
     resumed.restore(SAVED["prompts"])
     assert resumed.next().tokens("prompt_ids").values.tolist() == [2, 3]

@@ -172,7 +172,7 @@ def test_a_drawing_for_a_cpu_has_the_engines_of_a_cpu_on_a_machine_with_gpus(mon
         (
             "batch = self.rollout.generate(prompts)\nreturn prompts.nothing",
             ConfigError,
-            r"its step cannot be followed: AttributeError.*\(mine\.py, line 14\)",
+            r"its step cannot be traced: AttributeError.*\(mine\.py, line 14\)",
         ),
         ("self.rollout.sample(prompts)", ConfigError, "has no method 'sample'"),
         ("self.actor.advantages(prompts)", BatchError, "needs the columns"),
@@ -299,7 +299,7 @@ def test_a_kl_penalty_in_the_reward_reads_the_rollout_only_where_that_is_right(t
     ("read", "message", "remedy"),
     [
         ("self.settings.bonsu", r"reads self\.settings\.bonsu, .*\(mine\.py, line", "Did you mean 'bonus'?"),
-        ("self.rewrad", r"reads self\.rewrad, which is not there", "Did you mean 'reward'?"),
+        ("self.rewrad", r"reads self\.rewrad, which does not exist", "Did you mean 'reward'?"),
     ],
 )
 def test_a_misspelt_setting_or_role_of_the_step_is_refused_before_the_run(tmp_path, read, message, remedy):

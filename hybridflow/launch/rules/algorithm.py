@@ -61,7 +61,7 @@ def _estimator(config: Experiment, dataflow: type[Dataflow]) -> Iterator[ConfigE
         fitting = next(other for other, found in DATAFLOWS.items() if frozenset(found.provides or ()) == wanted)
         yield ConfigError(
             f"dataflow={config.dataflow} cannot use algorithm.advantage={config.algorithm.advantage}.",
-            remedy=f"Choose both with one word: algorithm={fitting if wanted else name} (dataflow={fitting}), or use"
+            remedy=f"Set both with algorithm={fitting if wanted else name} (dataflow={fitting}), or use"
             f" algorithm.advantage={near}.",
         )
         return
@@ -96,7 +96,7 @@ def _preference(config: Experiment, dataflow: type[Dataflow]) -> Iterator[Config
     if loss == "kto" and not (preference.desirable_weight or preference.undesirable_weight):
         yield ConfigError(
             "algorithm.preference.desirable_weight=0 and undesirable_weight=0 leave nothing to learn from.",
-            remedy="Use 1 for one of them at least.",
+            remedy="Set at least one of them to 1.",
         )
     if PREFERENCE_LOSSES[loss].data != dataflow.data:
         fitting = ", ".join(name for name, method in PREFERENCE_LOSSES.items() if method.data == dataflow.data)
@@ -128,7 +128,7 @@ def _pretraining(config: Experiment, dataflow: type[Dataflow]) -> Iterator[Confi
         return
     if files and not weight:
         yield ConfigError(
-            "data.pretraining_files are given, but algorithm.pretraining_coefficient=0 gives them no weight.",
+            "data.pretraining_files are set, but algorithm.pretraining_coefficient=0 gives them no weight.",
             remedy="Use algorithm.pretraining_coefficient=0.1 with algorithm=ppo_ptx, or leave the files out.",
         )
     elif bool(weight) is not dataflow.reads_pretraining:
@@ -171,7 +171,7 @@ def reward_weight_problems(plan: RunPlan) -> Iterator[Problem]:
 
 
 def minibatch_advice(plan: RunPlan) -> Iterator[Advice]:
-    """Minibatch sizes that were fitted to the user's batch size: learning rates do not follow."""
+    """Minibatch sizes that were fitted to the user's batch size, which leaves learning rates unchanged."""
     flat = plan.composed.flat()
     for key, origin in plan.composed.origins.items():
         role = key.partition(".")[0]
@@ -185,9 +185,9 @@ def minibatch_advice(plan: RunPlan) -> Iterator[Advice]:
 
 
 def schedule_problems(plan: RunPlan) -> Iterator[ConfigError]:
-    """Learning-rate schedules that end before the run. Logs the last rate of longer ones.
+    """Learning-rate schedules that end before the run. Logs the last rate of longer schedules.
 
-    All trained roles but critics learn as the section `actor` says.
+    All trained roles except critics use the section `actor`.
     """
     config, total = plan.config, plan.config.trainer.total_steps
     for name in sorted({"critic" if role.endswith("critic") else "actor" for role in plan.trained}):
@@ -200,7 +200,7 @@ def schedule_problems(plan: RunPlan) -> Iterator[ConfigError]:
             other = replace(optimizer, schedule_steps=total)
             yield ConfigError(
                 f"trainer.total_steps={total} goes beyond {key}={horizon}: with {name}.optimizer.schedule="
-                f"{optimizer.schedule.name} the learning rate is 0 from step {horizon + 1} on.",
+                f"{optimizer.schedule.name} the learning rate is 0 from step {horizon + 1}.",
                 remedy=f"Set {key}={total}: the rate is then {_rate(config, training, other, horizon):.3g} at step"
                 f" {horizon + 1} and falls to 0 after step {total}. Or set {name}.optimizer.schedule=constant:"
                 f" {optimizer.learning_rate:.3g} throughout.",

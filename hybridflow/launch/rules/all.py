@@ -12,7 +12,7 @@ from hybridflow.launch.rules import algorithm, layouts, memory, models, resource
 from hybridflow.launch.rules.unused_settings import unused_settings
 
 DATAFLOW_RULES = (algorithm.algorithm_problems, layouts.critic_layout_problems)
-"""Rules from the configuration and the dataflow's class, for which no plan is needed."""
+"""Rules that need only the configuration and the dataflow's class, not a plan."""
 
 
 def _dataflow_problems(plan: RunPlan) -> Iterator[Problem]:
@@ -21,7 +21,7 @@ def _dataflow_problems(plan: RunPlan) -> Iterator[Problem]:
 
 
 STEP_RULES = (_dataflow_problems, layouts.batch_problems)
-"""Rules from the plan of the run that a drawing of its step needs, too."""
+"""Rules on the plan of the run that also apply when a step is only drawn."""
 
 PLAN_RULES = (
     *STEP_RULES,

@@ -20,7 +20,7 @@ from hybridflow.models.names.layouts import layout_problem
 
 
 def layout_problems(plan: RunPlan) -> Iterator[ConfigError]:
-    """Models whose heads, layers, experts or vocabulary an engine cannot divide as asked."""
+    """Models whose heads, layers, experts or vocabulary an engine cannot divide into the requested sizes."""
     for role in plan.roles:
         if role.model is None or runs_whole(plan, role):
             continue
@@ -99,14 +99,14 @@ def _layout_error(section: str, engine: str, problem: str, geometry: ModelGeomet
 
 
 def _section(plan: RunPlan, role: str) -> str:
-    """Where a role's layout is set; a reference is laid out as the actor is."""
+    """The section with a role's layout; a reference has the actor's layout."""
     if role in plan.config.roles:
         return f"roles.{role}"
     return role if role in (CRITIC, "reward") else "actor"
 
 
 def _minibatches(plan: RunPlan, role: RoleSpec, ranks: int) -> Iterator[ConfigError]:
-    """Minibatches of a trained role; further critics are trained as the section `critic` says."""
+    """Minibatches of a trained role; further critics use the section `critic`."""
     assert role.training is not None, f"{role.name} is not trained"
     is_further = role.name in plan.config.roles
     section = CRITIC if is_further or role.name == CRITIC else "actor"

@@ -35,7 +35,7 @@ _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
 def directory_problems(plan: RunPlan) -> Iterator[Problem]:
-    """Descriptions from which transformers cannot build a model, quantized weights, and layers that are never read.
+    """Configurations from which transformers cannot build a model, quantized weights, and unused layers.
 
     The modules are built without memory, so this takes no longer for a large model. Frozen reward models have rules of
     their own.
@@ -62,7 +62,7 @@ def directory_problems(plan: RunPlan) -> Iterator[Problem]:
 
 
 def tokenizer_problems(plan: RunPlan) -> Iterator[Problem]:
-    """The models read what the policy's tokenizer writes, and as many tokens as the run asks for."""
+    """The models must accept the policy's tokens, and sequences as long as the run's."""
     config, longest = plan.config, plan.sequence_tokens
     load = cache(lambda directory, pad_token: load_tokenizer(directory, pad_token=pad_token))
     tokenizer = load(tokenizer_directory(plan.policy), plan.policy.pad_token)
@@ -83,7 +83,7 @@ def tokenizer_problems(plan: RunPlan) -> Iterator[Problem]:
 
 
 def adapter_problems(plan: RunPlan) -> Iterable[Problem]:
-    """Low-rank adapters have the package that adds them, and layers to adapt."""
+    """LoRA needs its package, and layers to adapt."""
     for role in plan.roles:
         if role.model is None or role.training is None or not role.training.lora.rank:
             continue
@@ -96,7 +96,7 @@ def adapter_problems(plan: RunPlan) -> Iterable[Problem]:
 
 
 def rollout_problems(plan: RunPlan) -> Iterable[Problem]:
-    """The rollout engine is installed, and runs the policy on this device."""
+    """The rollout engine must be installed, and support the policy on this device."""
     rollout = plan.config.rollout
     if rollout.engine is not None and plan.generates:
         engine = ROLLOUT_ENGINES[rollout.engine]
@@ -114,12 +114,13 @@ def _unused_layers(directory: Path, layers: int) -> Iterator[Advice]:
         yield Advice(
             f"model={directory}: the weights have layers {beyond[0]} to {beyond[-1]}, and its config.json says"
             f" num_hidden_layers={layers}: they are not used.",
-            remedy="This is normal for layers that predict further tokens; else correct config.json.",
+            remedy="This is normal for multi-token prediction layers; otherwise correct config.json.",
         )
 
 
 def reward_problems(plan: RunPlan, data: RunData | None) -> Iterable[Problem]:
-    """Reward functions and their servers can be found; the data, if it could be read, has the columns they ask for."""
+    """Reward functions and their servers must be found; the data, if it could be read, must have the columns they
+    need."""
     rewards = [role.reward for role in plan.roles if role.reward is not None]
     for reward in rewards:
         if reward.functions or reward.model.path is None:
@@ -132,7 +133,7 @@ def reward_problems(plan: RunPlan, data: RunData | None) -> Iterable[Problem]:
 
 
 def reward_model_problems(plan: RunPlan) -> Iterator[Problem]:
-    """A frozen reward model can score what the policy writes: it has a head, reads its tokens, and enough of them."""
+    """A frozen reward model must have a head, and accept the policy's tokens and the length of its responses."""
     for role in plan.roles:
         if isinstance(role.setup, RewardModelRole):
             yield from _scores(plan, role, role.setup)
@@ -189,12 +190,12 @@ def _runs_whole(section: str, training: Training, model: RewardModelDescription)
             yield ConfigError(
                 f"{section}.parallelism.{axis}={size}, but no training engine knows the model in {model.directory}, so"
                 " it runs whole on each device.",
-                remedy="Leave the size out; the devices then divide the responses.",
+                remedy="Leave the size out; the responses are then divided over the devices.",
             )
 
 
 def _length(plan: RunPlan, section: str, found: RewardModelInput) -> Iterator[Problem]:
-    """The longest input in tokens of the policy is known before the run; in the own tokens of the model it is not."""
+    """The longest input is known before the run in tokens of the policy, but not in the model's own tokens."""
     model, data, longest = found.model, plan.config.data, plan.sequence_tokens
     limit = model.max_positions if found.takes_tokens else longest_input(model, found.own_tokenizer)
     if limit is None or longest <= limit:
@@ -204,7 +205,7 @@ def _length(plan: RunPlan, section: str, found: RewardModelInput) -> Iterator[Pr
         f" {longest} tokens; the model of {section} reads {limit}"
     )
     if found.takes_tokens:
-        yield ConfigError(f"{words}.", remedy=f"Lower one of them, to {limit} together, or take another model.")
+        yield ConfigError(f"{words}.", remedy=f"Lower one of them, to {limit} together, or use another model.")
     else:
         yield Advice(
             f"{words} of its own tokens: a response that is longer in these ends the run.",

@@ -17,7 +17,7 @@ _AXES = ("tensor", "pipeline", "virtual_pipeline", "expert", "sequence", "replic
 
 
 def parallelism_problems(config: Experiment) -> Iterator[ConfigError]:
-    """Layouts that their engine or their devices cannot have, in every section but `critic`.
+    """Layouts that the engine or the devices do not allow, in every section except `critic`.
 
     Only a dataflow with a critic reads that section: see `layouts.critic_layout_problems`.
     """
@@ -30,7 +30,7 @@ def parallelism_problems(config: Experiment) -> Iterator[ConfigError]:
 
 
 def role_problems(config: Experiment, role: str) -> Iterator[ConfigError]:
-    """What the engine of a role, or the devices of its pool, cannot do."""
+    """Settings of a role that its engine, or the devices of its pool, cannot satisfy."""
     training, name = training_of(config, role), f"roles.{role}" if role in config.roles else role
     yield from _engine_errors(name, training)
     yield from _device_errors(config, role, name, training)
@@ -41,12 +41,12 @@ def _process_errors(config: Experiment) -> Iterator[ConfigError]:
     if config.trainer.backend is BackendKind.local and sum(sizes.values()) > 1:
         found = f"placement has {len(sizes)} pools" if len(sizes) > 1 else f"the run has {sum(sizes.values())} devices"
         yield ConfigError(
-            f"trainer.backend=local has one process, and {found}.", remedy="Use trainer.backend=ray, or auto."
+            f"trainer.backend=local has one process, but {found}.", remedy="Use trainer.backend=ray, or auto."
         )
 
 
 def _engine_errors(name: str, training: Training) -> Iterator[ConfigError]:
-    """Parallel sizes, or an adapter, that the engine does not know."""
+    """Parallel sizes, or an adapter, that the engine does not support."""
     sizes, engine = asdict(training.parallelism), training.engine.name
     for axis in _AXES:
         if sizes[axis] > 1 and axis not in TRAINING_ENGINES[training.engine].axes:
@@ -76,7 +76,7 @@ def _device_errors(config: Experiment, role: str, name: str, training: Training)
     if devices > 1 and not TRAINING_ENGINES[training.engine].runs_on_several_devices:
         able = " or ".join(other.name for other, traits in TRAINING_ENGINES.items() if traits.runs_on_several_devices)
         yield ConfigError(
-            f"Pool '{pool}' has {devices} devices, and {name}.engine={training.engine.name} runs a model on one.",
+            f"Pool '{pool}' has {devices} devices, but {name}.engine={training.engine.name} runs a model on one.",
             remedy=f"Use {name}.engine={able}, or trainer.devices=1.",
         )
     inner = {axis: size for axis, size in training_mesh(training.parallelism, 0).items() if size > 1}

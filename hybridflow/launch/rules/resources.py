@@ -62,7 +62,7 @@ def checkpoint_problems(plan: RunPlan) -> Iterator[Advice]:
 
 
 def run_directory_problems(plan: RunPlan) -> Iterator[Problem]:
-    """The run directory outlives the job, can be written, and has room for the checkpoints kept at one time.
+    """The run directory must outlive the job, be writable, and have room for the checkpoints kept at one time.
 
     Those are `trainer.keep_checkpoints` and the one being written: an old one is deleted only after it.
     """
@@ -76,7 +76,7 @@ def run_directory_problems(plan: RunPlan) -> Iterator[Problem]:
     check_links(directory)
     nearest = next(path for path in (directory, *directory.absolute().parents) if path.exists())
     if not nearest.is_dir():
-        return  # it cannot be a run directory, as its opening will tell
+        return  # it cannot be a run directory; opening it reports the error
     _check_directories(directory, nearest)
     free = shutil.disk_usage(nearest).free
     checkpoints, size = _further_checkpoints(plan), sum(_saved_bytes(plan, role) for role in plan.roles)
@@ -92,7 +92,8 @@ def run_directory_problems(plan: RunPlan) -> Iterator[Problem]:
 
 
 def _check_directories(directory: Path, nearest: Path) -> None:
-    """Raises `ResourceError` where no directory can be made (as in /proc), which a full disk does not explain."""
+    """Raises `ResourceError` if no directory can be created there (as in /proc), for a reason other than a full
+    disk."""
     try:
         os.rmdir(tempfile.mkdtemp(prefix=".hybridflow-", dir=nearest))
     except OSError as error:
@@ -106,7 +107,7 @@ def _check_directories(directory: Path, nearest: Path) -> None:
 
 
 def _further_checkpoints(plan: RunPlan) -> int:
-    """How many checkpoints will exist at one time in addition to those of this run that are there already."""
+    """The number of checkpoints that will exist at one time in addition to this run's existing ones."""
     trainer = plan.config.trainer
     if not trainer.save_every:
         return 0

@@ -1,4 +1,4 @@
-"""What a followed step shows to be wrong with a dataflow, before a run pays for its first step."""
+"""Errors of a dataflow that a traced step reveals before the run starts."""
 
 import logging
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ def check_followed(plan: RunPlan, program: Dataflow, calls: Sequence[Call]) -> N
 
 
 def _check_published(name: str, program: Dataflow, calls: Sequence[Call]) -> None:
-    """A policy that generates publishes its weights after it has learned, under a version of their own."""
+    """A policy that generates must publish its weights after each update, under a new version."""
     own = [call for call in calls if call.role == ACTOR]
     learned = [index for index, call in enumerate(own) if call.method in _LEARNS]
     if not learned or not any(call.method == "generate" for call in calls):
@@ -50,7 +50,7 @@ def _check_published(name: str, program: Dataflow, calls: Sequence[Call]) -> Non
     published = _published(own[learned[-1] :])
     if not published:
         raise ConfigError(
-            f"{name}: the step calls actor.{own[learned[-1]].method} and does not publish the new weights, so the next"
+            f"{name}: the step calls actor.{own[learned[-1]].method} but does not publish the new weights, so the next"
             " step would sample from the old ones.",
             remedy=f"End the step with {_PUBLISH}.",
         )
@@ -60,7 +60,7 @@ def _check_published(name: str, program: Dataflow, calls: Sequence[Call]) -> Non
 def check_versions(config: Experiment, program: Dataflow, first: Sequence[Call], second: Sequence[Call]) -> None:
     """Raises `ConfigError` if the second step publishes weights under a version that the first step has used.
 
-    A constant does: samples of older weights then look as if they came from the current ones.
+    A constant version does so: samples of older weights then look as if they came from the current ones.
     """
     before, after = _published(first), _published(second)
     if before and after:
@@ -82,7 +82,7 @@ def _published(calls: Sequence[Call]) -> list[Call]:
 
 
 def _check_old_logprobs(config: Experiment, program: Dataflow, calls: Sequence[Call]) -> None:
-    """Every update has the log-probabilities of the policy of before, or does not need them."""
+    """Every update must have the log-probabilities of the old policy, or not need them."""
     takes_rollouts = config.algorithm.old_logprobs is OldLogprobs.rollout
     needs_for_kl = config.algorithm.kl.placement is KLPlacement.reward and not kl_reads_rollout(config)
     has_learned = False
@@ -104,7 +104,7 @@ def _check_old_logprobs(config: Experiment, program: Dataflow, calls: Sequence[C
 
 
 def _optimizer_steps(config: Experiment, program: Dataflow, update: Call) -> int:
-    """Those that the run's update takes at least: minibatches of a part of the rows are known by the run alone."""
+    """The fewest optimizer steps of the run's update; minibatches of a subset of the rows are known only in the run."""
     all_rows = PROMPTS * (program.rows_per_prompt or program.samples_per_prompt)
     return optimizer_steps_per_step(config, config.actor) if update.rows >= all_rows else config.actor.epochs
 

@@ -34,7 +34,7 @@ class Unused:
 
 
 def unused_settings(plan: RunPlan) -> Iterator[Advice]:
-    """One warning per reason that makes settings of the user useless; each setting is named once."""
+    """One warning per reason why settings of the user have no effect; each setting is named once."""
     left = _given(plan.composed)
     for unused in (*_of_roles(plan), *_of_rollout(plan), *_of_algorithm(plan)):
         found = {key: left.pop(key) for key in list(left) if unused.covers(key)}
@@ -45,7 +45,7 @@ def unused_settings(plan: RunPlan) -> Iterator[Advice]:
 
 
 def _given(composed: Composed) -> dict[str, object]:
-    """The settings that the user gave, apart from the package's own files, and that are not the default anyway."""
+    """The settings that the user gave, in files or on the command line, and that differ from the default."""
     defaults = {key.path: _plain(key.default) for key in fields.keys()}  # noqa: SIM118 (a function, not a dict)
     flat = composed.flat()
     return {key: flat[key] for key in sorted(composed.user_keys & flat.keys()) if flat[key] != defaults.get(key)}
@@ -56,7 +56,7 @@ def _plain(value: object) -> object:
 
 
 def _of_roles(plan: RunPlan) -> Iterator[Unused]:
-    """Sections of roles that the run does not have, and layouts and adapters that they do not take."""
+    """Sections of roles that the run does not have, and layouts and adapters that roles do not use."""
     config = plan.config
     if not any(isinstance(role.setup, CriticRole) for role in plan.roles):
         yield Unused(("critic", "algorithm.value_clip"), f"dataflow={config.dataflow} has no critic")
@@ -72,7 +72,7 @@ def _of_roles(plan: RunPlan) -> Iterator[Unused]:
 
 
 def _of_rollout(plan: RunPlan) -> Iterator[Unused]:
-    """Settings of a rollout that the run does not have, or has only for evaluation; places of roles it lacks."""
+    """Settings of a rollout that the run does not have, or has only for evaluation; placements of roles it lacks."""
     config = plan.config
     if not plan.generates:
         yield Unused(("rollout",), "this run generates nothing")
@@ -91,7 +91,7 @@ def _of_rollout(plan: RunPlan) -> Iterator[Unused]:
 
 
 def _of_algorithm(plan: RunPlan) -> Iterator[Unused]:
-    """What the trainer, or the chosen functions, do not read of `algorithm`."""
+    """Settings of `algorithm` that the trainer or the selected functions do not read."""
     name, dataflow = plan.config.dataflow, plan.dataflow
     if learns_from_samples(dataflow):
         if dataflow.provides is not None:

@@ -94,7 +94,7 @@ def assert_refused(ended: Ended, folder: Path, found: str, remedy: str) -> None:
         ),
         (
             "trainer.devices=2 trainer.backend=local",
-            "trainer.backend=local has one process, and the run has 2 devices",
+            "trainer.backend=local has one process, but the run has 2 devices",
             "trainer.backend=ray",
         ),
     ],

@@ -183,7 +183,7 @@ def test_a_step_that_breaks_is_told_with_its_line_and_an_error_of_ours_speaks_fo
 ):
     with pytest.raises(error, match=f"(?s){message}") as caught:
         traced(dataflow=f"{own(tmp_path, body)}:Mine")
-    assert ("made-up prompts" in caught.value.remedy) is ("followed" in message)
+    assert ("made-up prompts" in caught.value.remedy) is ("traced" in message)
 
 
 def test_a_step_that_made_up_answers_break_does_not_stop_a_run(tmp_path):
@@ -216,7 +216,7 @@ def test_a_step_with_a_plain_number_among_its_metrics_is_fine_and_one_that_obser
         ("return metrics", "return 1 or metrics", "Mine.step returned int instead of", "a dictionary of numbers"),
         (
             "self.actor.publish_weights(version=self.iteration + 1)", "pass",
-            "calls actor.update and does not publish", "self.actor.publish_weights(version=self.iteration + 1)",
+            "calls actor.update but does not publish", "self.actor.publish_weights(version=self.iteration + 1)",
         ),
         (
             "version=self.iteration + 1", "version=self.iteration",

@@ -48,7 +48,7 @@ CONFLICTS = [
         {f"algorithm.preference.{side}_weight": 0.0 for side in ("desirable", "undesirable")}
         | {**KTO, "algorithm.preference.loss": "kto"},
         "undesirable_weight=0 leave nothing to learn from",
-        "Use 1 for one of them",
+        "Set at least one of them to 1",
     ),
     ({"dataflow": "ppo_ptx"}, "dataflow=ppo_ptx with algorithm.pretraining_coefficient=0", "algorithm=ppo"),
     ({"algorithm.pretraining_coefficient": 0.5, **TEXTS}, "ppo with algorithm.pretraining_coeff", "algorithm=ppo_ptx"),

@@ -2,11 +2,11 @@
 
 import resource
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import psutil
+from codetiming import Timer
 
 from hybridflow.observability.metrics import Metrics, last, maximum, total
 
@@ -35,13 +35,14 @@ class StageTimers:
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Measures the block as part of stage `name`, even if it raises."""
+        timer = Timer(logger=None)
         self._running.append(name)
         self._tell()
-        start = time.perf_counter()
+        timer.start()
         try:
             yield
         finally:
-            self.add(name, time.perf_counter() - start)
+            self.add(name, timer.stop())
             self._running.pop()
             self._tell()
 

@@ -70,7 +70,10 @@ class DAPO(Dataflow):
 
     def step(self, prompts: Batch) -> Metrics:
         """One DAPO iteration."""
-        gathered = self.dynamic_sampling().gather(prompts)
+        settings, further = self.settings, self.streams["prompts"].next
+        gathered = dynamic_sampling(
+            prompts, self.sample, further, metric=settings.filter_metric, max_refills=settings.max_refills
+        )
         batch = gathered.batch
 
         old = [self.actor.logprobs(batch)] if self.wants_old_logprobs else []
@@ -81,11 +84,6 @@ class DAPO(Dataflow):
         metrics = wait(self.actor.update(batch))
         self.actor.publish_weights(version=self.iteration + 1)
         return metrics | self.observe(gathered.prompts, batch) | gathered.metrics
-
-    def dynamic_sampling(self) -> "DynamicSampling":
-        """Dynamic sampling of the step's prompts and of those after them in the data."""
-        settings, further = self.settings, self.streams["prompts"].next
-        return DynamicSampling(self.sample, further, metric=settings.filter_metric, max_refills=settings.max_refills)
 
     def sample(self, prompts: Batch) -> BatchRef:
         """Samples of the prompts, with scores."""
@@ -105,9 +103,6 @@ class DAPO(Dataflow):
 SMALLEST_SPREAD = 1e-8
 """A group whose scores have no larger standard deviation carries no signal."""
 
-SampleScored = Callable[[Batch], BatchRef]
-"""Samples prompts and scores the samples; those of a prompt are adjacent."""
-
 
 @dataclass(frozen=True)
 class Gathered:
@@ -118,95 +113,65 @@ class Gathered:
     metrics: Metrics
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """All samples of a step so far, and whether each group carries a signal, in the order of drawing."""
+def dynamic_sampling(
+    prompts: Batch,
+    sample: Callable[[Batch], BatchRef],
+    further: Callable[[], Batch],
+    *,
+    metric: str,
+    max_refills: int,
+) -> Gathered:
+    """As many groups as there are prompts, drawn from these and from further ones (DAPO, sec. 3.2).
 
-    batch: BatchRef
-    uids: list[int]
-    has_signal: list[bool]
-
-    def chosen(self, wanted: int) -> list[int]:
-        """The first groups with a signal; if there are too few, the first others fill the batch."""
-        with_signal = [place for place, has_signal in enumerate(self.has_signal) if has_signal]
-        others = [place for place, has_signal in enumerate(self.has_signal) if not has_signal]
-        return sorted((with_signal + others)[:wanted])
-
-
-class DynamicSampling:
-    """Draws batches until enough groups have unequal scores, or `max_refills` extra batches are drawn (DAPO, sec. 3.2).
-
-    `metric` names the scores: `scores`, or those of a reward function. Instead of `scores`, the `filter_scores` of a
-    reward are compared if it has them.
+    Draws batches until enough groups have unequal scores, or `max_refills` extra batches are drawn; then the first
+    groups without a signal fill the batch. `sample` samples prompts and scores the samples. `metric` names the scores:
+    `scores`, or those of a reward function. Instead of `scores`, the `filter_scores` of a reward are compared if it has
+    them.
     """
+    wanted, drawn, given, flags = len(prompts), [], [], []
+    while True:
+        drawn.append(sample(prompts))
+        given.append(prompts)
+        flags.append(_has_signal(prompts.row("uid"), drawn[-1], metric))
+        if int(torch.cat(flags).sum()) >= wanted or len(drawn) > max_refills:
+            break
+        prompts = further()
+    batch, prompts, has_signal = BatchRef.concat(drawn), Batch.concat(given), torch.cat(flags)
+    uids = prompts.row("uid")
+    chosen = torch.cat([has_signal.nonzero(), (~has_signal).nonzero()]).flatten()[:wanted].sort().values
+    left = torch.ones(len(uids), dtype=torch.bool).index_fill(0, chosen, value=False)
+    kept, discarded, surplus = uids[chosen], uids[left & ~has_signal], uids[left & has_signal]
+    check_accounted(uids, torch.cat([kept, discarded, surplus]), samples_per_prompt=1, stage="dynamic sampling")
+    without_signal = int((~has_signal[chosen]).sum())
+    if without_signal:
+        logger.warning(
+            "%d of %d groups still have zero reward variance after dataflow_settings.max_refills=%d extra batches:"
+            " use harder or easier prompts, or more samples per prompt.",
+            without_signal, wanted, max_refills,
+        )  # fmt: skip
+    numbers = {
+        "prompts_drawn": len(uids),
+        "groups_kept": wanted - without_signal,
+        "groups_discarded": len(discarded),
+        "groups_surplus": len(surplus),
+        "groups_without_signal": without_signal,
+        "refills": len(drawn) - 1,
+    }
+    metrics = {f"dapo/{name}": last(number) for name, number in numbers.items()}
+    metrics["dapo/signal_fraction"] = mean(float(has_signal.float().mean()), len(uids))
+    return Gathered(batch.take(torch.isin(batch.row("uid"), kept).nonzero().flatten()), prompts.select(chosen), metrics)
 
-    def __init__(self, sample: SampleScored, further: Callable[[], Batch], *, metric: str, max_refills: int) -> None:
-        self._sample = sample
-        self._further = further
-        self._column = "scores" if metric == "scores" else f"rewards/{metric}"
-        self._max_refills = max_refills
 
-    def gather(self, prompts: Batch) -> Gathered:
-        """As many groups as there are prompts, drawn from these and from further prompts."""
-        wanted, rounds, given, with_signal = len(prompts), [], [], 0
-        while True:
-            rounds.append(self._draw(prompts))
-            given.append(prompts)
-            with_signal += sum(rounds[-1].has_signal)
-            if with_signal >= wanted or len(rounds) > self._max_refills:
-                break
-            prompts = self._further()
-        drawn = Drawn(
-            BatchRef.concat([each.batch for each in rounds]),
-            [uid for each in rounds for uid in each.uids],
-            [has_signal for each in rounds for has_signal in each.has_signal],
+def _has_signal(uids: Tensor, batch: BatchRef, metric: str) -> Tensor:
+    """Whether the scores of each prompt's group differ."""
+    column = "scores" if metric == "scores" else f"rewards/{metric}"
+    if column == "scores" and "filter_scores" in batch.columns:
+        column = "filter_scores"
+    if column not in batch.columns:
+        functions = [name.removeprefix("rewards/") for name in batch.columns if name.startswith("rewards/")]
+        raise ConfigError(
+            f"dataflow_settings.filter_metric={metric} is not a score of this run.",
+            remedy=f"Use scores, or a reward function: {', '.join(functions)}.",
         )
-        return self._taken(drawn, Batch.concat(given), wanted, refills=len(rounds) - 1)
-
-    def _draw(self, prompts: Batch) -> Drawn:
-        batch = self._sample(prompts)
-        has_own = self._column == "scores" and "filter_scores" in batch.columns
-        column = "filter_scores" if has_own else self._column
-        if column not in batch.columns:
-            functions = [name.removeprefix("rewards/") for name in batch.columns if name.startswith("rewards/")]
-            raise ConfigError(
-                f"dataflow_settings.filter_metric={self._column.removeprefix('rewards/')} is not a score of this run.",
-                remedy=f"Use scores, or a reward function: {', '.join(functions)}.",
-            )
-        spread = group_statistics(batch.row(column).nan_to_num(0.0), batch.row("uid")).std
-        uids, with_signal = prompts.row("uid"), batch.row("uid")[spread > SMALLEST_SPREAD]
-        return Drawn(batch, uids.tolist(), torch.isin(uids, with_signal).tolist())
-
-    def _taken(self, drawn: Drawn, prompts: Batch, wanted: int, *, refills: int) -> Gathered:
-        chosen = drawn.chosen(wanted)
-        uids = torch.tensor(drawn.uids)
-        kept = uids[chosen]
-        left = torch.ones(len(uids), dtype=torch.bool).index_fill(0, torch.tensor(chosen), value=False)
-        has_signal = torch.tensor(drawn.has_signal)
-        discarded, surplus = uids[left & ~has_signal], uids[left & has_signal]
-        check_accounted(
-            prompts.row("uid"), torch.cat([kept, discarded, surplus]), samples_per_prompt=1, stage="dynamic sampling"
-        )
-        without_signal = int((~has_signal[chosen]).sum())
-        if without_signal:
-            logger.warning(
-                "%d of %d groups still have zero reward variance after dataflow_settings.max_refills=%d extra batches:"
-                " use harder or easier prompts, or more samples per prompt.",
-                without_signal, wanted, self._max_refills,
-            )  # fmt: skip
-        numbers = {
-            "prompts_drawn": len(uids),
-            "groups_kept": wanted - without_signal,
-            "groups_discarded": len(discarded),
-            "groups_surplus": len(surplus),
-            "groups_without_signal": without_signal,
-            "refills": refills,
-        }
-        metrics = {f"dapo/{name}": last(number) for name, number in numbers.items()}
-        metrics["dapo/signal_fraction"] = mean(float(has_signal.float().mean()), len(uids))
-        return Gathered(drawn.batch.take(_rows_of(kept, drawn.batch.row("uid"))), prompts.select(chosen), metrics)
-
-
-def _rows_of(groups: Tensor, uids: Tensor) -> Tensor:
-    """Positions [K] of the rows of the given groups, in batch order."""
-    return torch.isin(uids, groups).nonzero().flatten()
+    spread = group_statistics(batch.row(column).nan_to_num(0.0), batch.row("uid")).std
+    return torch.isin(uids, batch.row("uid")[spread > SMALLEST_SPREAD])

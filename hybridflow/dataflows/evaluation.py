@@ -1,8 +1,6 @@
 """Evaluation on held-out data."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -18,86 +16,54 @@ Decode = Callable[[Ragged], list[str]]
 """Token ids to texts, one per row."""
 
 
-class Evaluates(Protocol):
-    """An evaluation between steps."""
-
-    def run(self) -> tuple[Metrics, list[Sample]]:
-        """Metrics, and samples to show."""
-        ...
+Evaluate = Callable[[], tuple[Metrics, list[Sample]]]
+"""An evaluation between steps: metrics, and samples to show."""
 
 
-@dataclass(frozen=True)
-class HeldOut:
-    """Evaluates held-out rows with the dataflow's `evaluate`."""
-
-    dataflow: Dataflow
-    batch: Batch
-
-    def run(self) -> tuple[Metrics, list[Sample]]:
-        """The dataflow's metrics, and no samples."""
-        owner = f"{type(self.dataflow).__name__}.evaluate"
-        return measured(self.dataflow.evaluate(self.batch) or {}, owner=owner), []
+def evaluate_held_out(dataflow: Dataflow, batch: Batch) -> tuple[Metrics, list[Sample]]:
+    """The metrics of held-out rows by the dataflow's `evaluate`, and no samples."""
+    return measured(dataflow.evaluate(batch) or {}, owner=f"{type(dataflow).__name__}.evaluate"), []
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """Samples responses to held-out prompts and scores them; `decode` converts tokens to text for the sample table."""
+def evaluate_responses(
+    rollout: Sampler,
+    reward: Scorer,
+    prompts: Batch,
+    *,
+    samples_per_prompt: int,
+    decode: Decode,
+    sample_rows: int,
+    what: str = "reward",
+) -> tuple[Metrics, list[Sample]]:
+    """Samples responses to held-out prompts and scores them: `val-core/<source>/<what>/mean@N`, and the first samples.
 
-    rollout: Sampler
-    reward: Scorer
-    prompts: Batch
-    samples_per_prompt: int
-    decode: Decode
-    sample_rows: int
-    what: str = "reward"
-    """`acc` if a score of 1 means a correct answer, otherwise `reward`."""
-
-    def run(self) -> tuple[Metrics, list[Sample]]:
-        """`val-core/<source>/<what>/mean@N`, and the first samples.
-
-        With several samples, also `pass@N` of the best; with several functions, `val-aux/<source>/<function>/mean`.
-        """
-        batch = self.rollout.generate(self.prompts.repeat(self.samples_per_prompt), purpose="eval")
-        batch = self.reward.score(batch)
-        scores = batch.row("scores")
-        sources = [source for source in self.prompts.object("data_source") for _ in range(self.samples_per_prompt)]
-        metrics = {}
-        parts = [column for column in batch.columns if column.startswith("rewards/")]
-        for source in dict.fromkeys(sources):
-            rows = torch.tensor([name == source for name in sources])
-            chosen = scores[rows]
-            for part in parts if len(parts) > 1 else []:
-                metrics |= _part(f"val-aux/{source}/{part.removeprefix('rewards/')}", batch.row(part)[rows])
-            name, samples = f"val-core/{source}/{self.what}", self.samples_per_prompt
-            metrics[f"{name}/mean@{samples}"] = mean(float(chosen.mean()), len(chosen))
-            if samples > 1:
-                best = chosen.view(-1, samples).amax(1)
-                metrics[f"{name}/pass@{samples}"] = mean(float(best.mean()), len(best))
-        first = batch.take(range(min(self.sample_rows, len(batch)))).fetch()
-        return metrics, samples_of(first, self.decode, split="eval")
+    With several samples, also `pass@N` of the best; with several functions, `val-aux/<source>/<function>/mean`. `what`
+    is `acc` if a score of 1 means a correct answer. `decode` converts tokens to text for the sample table.
+    """
+    batch = rollout.generate(prompts.repeat(samples_per_prompt), purpose="eval")
+    batch = reward.score(batch)
+    scores = batch.row("scores")
+    sources = [source for source in prompts.object("data_source") for _ in range(samples_per_prompt)]
+    metrics = {}
+    parts = [column for column in batch.columns if column.startswith("rewards/")]
+    for source in dict.fromkeys(sources):
+        rows = torch.tensor([name == source for name in sources])
+        chosen = scores[rows]
+        for part in parts if len(parts) > 1 else []:
+            metrics |= _part(f"val-aux/{source}/{part.removeprefix('rewards/')}", batch.row(part)[rows])
+        name, samples = f"val-core/{source}/{what}", samples_per_prompt
+        metrics[f"{name}/mean@{samples}"] = mean(float(chosen.mean()), len(chosen))
+        if samples > 1:
+            best = chosen.view(-1, samples).amax(1)
+            metrics[f"{name}/pass@{samples}"] = mean(float(best.mean()), len(best))
+    first = batch.take(range(min(sample_rows, len(batch)))).fetch()
+    return metrics, samples_of(first, decode, split="eval")
 
 
 def _part(name: str, scores: Tensor) -> Metrics:
     """The mean score of a function over the responses that it scored."""
     scored = scores[~scores.isnan()]
     return {f"{name}/mean": mean(float(scored.mean()), len(scored))} if len(scored) else {}
-
-
-@dataclass(frozen=True)
-class Evaluations:
-    """Several evaluations, run in order."""
-
-    evaluations: Sequence[Evaluates]
-
-    def run(self) -> tuple[Metrics, list[Sample]]:
-        """The metrics and samples of all evaluations."""
-        metrics: Metrics = {}
-        samples: list[Sample] = []
-        for one in self.evaluations:
-            found, shown = one.run()
-            metrics |= found
-            samples += shown
-        return metrics, samples
 
 
 def samples_of(batch: Batch, decode: Decode, *, split: str) -> list[Sample]:

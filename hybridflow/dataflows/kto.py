@@ -1,71 +1,29 @@
 """Kahneman-Tversky optimization (arXiv:2402.01306): single responses labeled desirable or undesirable."""
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from hybridflow.batch import Batch, Ragged
-from hybridflow.config.experiment import Experiment
-from hybridflow.controller.batch_ref import BatchRef
-from hybridflow.controller.futures import wait
-from hybridflow.dataflows.interface import Dataflow
-from hybridflow.dataflows.pairs import compares_with_reference, reference_sums, two_rows
-from hybridflow.dataflows.roles import FrozenModel, Policy, Sampler, Scorer
-from hybridflow.dataflows.stages import evaluated_by_source
+from hybridflow.dataflows.dpo import DPO
+from hybridflow.dataflows.pairs import two_rows
 from hybridflow.errors import BatchError
-from hybridflow.observability.metrics import Metrics
 
 
-class KTO(Dataflow):
-    """One step per batch of labeled responses; rollout and reward are only for the evaluation."""
+class KTO(DPO):
+    """One step per batch of labelled responses: the step and the evaluation of DPO on other rows."""
 
     data = "labelled"
-    rows_per_prompt = 2
-    provides = ()
-
-    actor: Policy
-    reference: FrozenModel | None
-    rollout: Sampler | None
-    reward: Scorer | None
-
-    settings: "KTO.Settings"
-
-    @dataclass
-    class Settings:
-        """`dataflow_settings.*`."""
-
-        precompute_reference: bool = False
-        """Compute the reference log-probabilities once, before the first step, instead of loading a reference; each
-        response keeps its mismatched response."""
-
-    @classmethod
-    def wants_reference(cls, config: Experiment) -> bool:
-        """True, unless the loss reads no reference or its log-probabilities are precomputed."""
-        return compares_with_reference(config)
-
-    def step(self, prompts: Batch) -> Metrics:
-        """One pass over a batch of labeled responses."""
-        metrics = wait(self.actor.preference_step(self._with_reference(with_mismatched(prompts))))
-        self.actor.publish_weights(version=self.iteration + 1)
-        return metrics
-
-    def evaluate(self, held_out: Batch) -> Metrics:
-        """Metrics of held-out responses: how often the sign of the reward agrees with the label."""
-        sources = [source for source in held_out.object("data_source") for _ in range(2)]
-        rows = with_mismatched(held_out).with_columns(objects={"data_source": sources})
-        return evaluated_by_source(rows, lambda part: self.actor.evaluate(self._with_reference(part)))
 
     def precompute(self, rows: Batch) -> dict[str, Tensor | Ragged]:
         """`mismatched_ids`, and `ref_sums` [B, 2] of each response and its mismatched one."""
         if not self.settings.precompute_reference:
             return {}
-        others = mismatched_ids(rows)
-        both = with_mismatched(rows.with_columns(tokens={"mismatched_ids": others}))
-        return {"ref_sums": reference_sums(both, self.actor, self.reference), "mismatched_ids": others}
+        others: dict[str, Tensor | Ragged] = {"mismatched_ids": mismatched_ids(rows)}
+        return super().precompute(rows.join(Batch(others))) | others
 
-    def _with_reference(self, rows: Batch) -> Batch | BatchRef:
-        return self.reference.logprobs(rows) if self.reference and "ref_sums" not in rows else rows
+    def rows(self, preferences: Batch) -> Batch:
+        """Two rows per response: see `with_mismatched`."""
+        return with_mismatched(preferences)
 
 
 def with_mismatched(labeled: Batch) -> Batch:

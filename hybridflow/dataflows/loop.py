@@ -13,8 +13,8 @@ from hybridflow.batch import Batch
 from hybridflow.config.loop import Trainer
 from hybridflow.controller.backends.interface import Abandons
 from hybridflow.controller.futures import wait
-from hybridflow.dataflows.evaluation import Decode, Evaluates, samples_of
-from hybridflow.dataflows.interface import Dataflow
+from hybridflow.dataflows.evaluation import Decode, Evaluate, samples_of
+from hybridflow.dataflows.interface import Dataflow, Stream
 from hybridflow.dataflows.roles import Policy, Trainable
 from hybridflow.dataflows.stages import stage_name
 from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore
@@ -35,16 +35,12 @@ PROMPTS = "prompts"
 """The stream that yields the batches of the steps."""
 
 
-class Loader(Protocol):
+class Loader(Stream, Protocol):
     """A stream of batches whose position can be saved and restored."""
 
     @property
     def epoch(self) -> int:
         """The pass over the data, from 0, in which the next batch begins."""
-        ...
-
-    def next(self) -> Batch:
-        """The next batch."""
         ...
 
     def state(self) -> dict[str, int]:
@@ -69,7 +65,7 @@ class Run:
     streams: Mapping[str, Loader]
     """The loaders; `prompts` yields the batches of the steps."""
 
-    evaluation: Evaluates | None
+    evaluations: Sequence[Evaluate]
     tracker: Tracker
     timers: StageTimers
     checkpoints: CheckpointStore
@@ -165,21 +161,17 @@ class Loop:
         run, stop = self._run, self._run.stop
         if self._step == 0:
             self._publish()
-            run.begun()
             self._unlogged = {}
-            self._evaluate(0)
+        run.begun()
+        if self._unlogged is not None:
+            self._evaluate(self._step)
             self._log_step()
-        else:
-            run.begun()
-            if self._unlogged is not None:
-                self._evaluate(self._step)
-                self._log_step()
         run.timers.reset()
         while self._step < run.trainer.total_steps and not stop.signal:
             self._unlogged = plain(self._one_step() | run.timers.metrics() | memory_metrics())
             run.timers.reset()
             is_last = self._step == run.trainer.total_steps
-            is_evaluated = run.evaluation is not None and _is_due(run.trainer.eval_every, self._step, is_last=is_last)
+            is_evaluated = bool(run.evaluations) and _is_due(run.trainer.eval_every, self._step, is_last=is_last)
             if not (is_evaluated and stop.signal):
                 if is_evaluated:
                     self._evaluate(self._step)
@@ -217,18 +209,18 @@ class Loop:
     def _evaluate(self, step: int) -> None:
         """Adds the metrics of an evaluation to the row that is not logged yet."""
         run, started = self._run, time.perf_counter()
-        if run.evaluation is None or not run.trainer.eval_every:
+        if not run.evaluations or not run.trainer.eval_every:
             return
         run.calls.mark()
         abandonable = run.stop.abandonable(run.calls.is_changing, usual_seconds=self._evaluation_seconds)
         with run.timers.stage("testing"), abandonable, _in(f"the evaluation of step {step}"):
-            metrics, samples = run.evaluation.run()
+            found = [evaluate() for evaluate in run.evaluations]
         self._evaluation_seconds = time.perf_counter() - started
         check_in_place(run.checkpoints.run_dir)
         run.drain_calls()
-        run.tracker.log_samples(step, samples)
+        run.tracker.log_samples(step, [sample for _, samples in found for sample in samples])
         self._evaluated = (self._evaluated[0] if self.first_evaluation else step, step)
-        self._evaluation = plain(metrics)
+        self._evaluation = {name: value for metrics, _ in found for name, value in plain(metrics).items()}
         self.first_evaluation = self.first_evaluation or self._evaluation
         self._unlogged = (self._unlogged or {}) | self._evaluation
 

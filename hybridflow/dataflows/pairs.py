@@ -5,28 +5,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from hybridflow.algorithms.catalogue import PREFERENCE_LOSSES
 from hybridflow.batch import Batch, Ragged
 from hybridflow.batch.iterate import ROWS_TOGETHER
-from hybridflow.config.choices import chosen
-from hybridflow.config.experiment import Experiment
-from hybridflow.dataflows.roles import FrozenModel, Policy
-
-
-def compares_with_reference(config: Experiment) -> bool:
-    """Whether each step needs a reference model: the loss compares with one, and nothing is precomputed."""
-    preference = config.algorithm.preference
-    if config.dataflow_settings.get("precompute_reference"):
-        return False
-    method = PREFERENCE_LOSSES.get(chosen(preference.loss, "algorithm.preference.loss", PREFERENCE_LOSSES))
-    return not preference.reference_free and (method is None or method.compares_with_reference)
-
-
-def reference_sums(rows: Batch, actor: Policy, reference: FrozenModel | None) -> Tensor:
-    """`ref_sums` [B, 2] of 2 B rows, from the run's reference model or from the policy before its first step."""
-    if reference:
-        return reference.logprobs(rows).fetch().tokens("ref_logprobs").row_sums().view(-1, 2)
-    return actor.logprobs(rows).fetch().tokens("old_logprobs").row_sums().view(-1, 2)
 
 
 def rows_of_pairs(pairs: Batch) -> Batch:

@@ -4,7 +4,6 @@ from hybridflow.batch import Batch
 from hybridflow.controller.futures import wait
 from hybridflow.dataflows.interface import Dataflow
 from hybridflow.dataflows.roles import FrozenModel, Policy, Sampler, Scorer
-from hybridflow.dataflows.stages import baselines_of
 from hybridflow.observability.metrics import Metrics
 
 
@@ -24,7 +23,8 @@ class ReMax(Dataflow):
         greedy = self.rollout.generate(prompts.repeat(1), purpose="greedy")
 
         scores = self.reward.score(batch)
-        baselines = baselines_of(self.reward.score(greedy), times=self.samples_per_prompt)
+        greedy_scores = self.reward.score(greedy).row("scores")
+        baselines = Batch.of(rows={"baselines": greedy_scores.repeat_interleave(self.samples_per_prompt)})
         old = [self.actor.logprobs(batch)] if self.wants_old_logprobs else []
         reference = [self.reference.logprobs(batch)] if self.reference else []
         batch = batch.join(scores, baselines, *old, *reference)

@@ -59,11 +59,6 @@ def batch_metrics(batch: BatchRef) -> Metrics:
     return metrics
 
 
-def baselines_of(greedy: BatchRef, *, times: int) -> Batch:
-    """`baselines` [B]: each sample's baseline is the score of its prompt's greedy response; samples are adjacent."""
-    return Batch.of(rows={"baselines": greedy.row("scores").repeat_interleave(times)})
-
-
 def evaluated_by_source(held_out: Batch, evaluate: Callable[[Batch], Future[Metrics]]) -> Metrics:
     """`val-core/<source>/{acc,loss,margin}`: metrics of held-out rows, per data source."""
     sources, metrics = held_out.object("data_source"), {}

@@ -11,7 +11,7 @@ from hybridflow.config.experiment import Experiment
 from hybridflow.config.loop import BackendKind
 from hybridflow.controller.backends import Backend, BackendOptions, make_backend
 from hybridflow.controller.worker_group import WorkerGroup
-from hybridflow.dataflows.evaluation import Evaluates, Evaluation, Evaluations, HeldOut
+from hybridflow.dataflows.evaluation import Evaluate, evaluate_held_out, evaluate_responses
 from hybridflow.dataflows.interface import Dataflow
 from hybridflow.dataflows.loop import Run
 from hybridflow.dataflows.roles import Policy, Sampler, Scorer, Trainable
@@ -76,7 +76,7 @@ def assemble(
         trainer=config.trainer,
         dataflow=program,
         streams=data.streams,
-        evaluation=_evaluation(plan, program, groups, data),
+        evaluations=_evaluations(plan, program, groups, data),
         tracker=tracker,
         timers=timers,
         checkpoints=CheckpointStore(prepared.directory, keep=config.trainer.keep_checkpoints, world=num_devices),
@@ -94,23 +94,24 @@ def assemble(
     )
 
 
-def _evaluation(plan: RunPlan, program: Dataflow, groups: Mapping[str, WorkerGroup], data: RunData) -> Evaluates | None:
-    """The dataflow's own evaluation of held-out rows, the scores of the model's responses, or both."""
-    looks: list[Evaluates] = [] if data.held_out is None else [HeldOut(program, data.held_out)]
+def _evaluations(plan: RunPlan, program: Dataflow, groups: Mapping[str, WorkerGroup], data: RunData) -> list[Evaluate]:
+    """The dataflow's own evaluation of held-out rows, the scores of sampled responses, or both."""
+    found: list[Evaluate] = [] if data.held_out is None else [partial(evaluate_held_out, program, data.held_out)]
     if data.questions is not None:
-        looks.append(_answers(plan.config, groups, data, data.questions))
-    if not looks and plan.is_evaluated:
+        found.append(_answers(plan.config, groups, data, data.questions))
+    if not found and plan.is_evaluated:
         logger.warning(
             "trainer.eval_every=%d has no effect: dataflow=%s has no roles 'rollout' and 'reward' to evaluate with",
             plan.config.trainer.eval_every, plan.config.dataflow,
         )  # fmt: skip
-    return Evaluations(looks) if looks else None
+    return found
 
 
-def _answers(config: Experiment, groups: Mapping[str, WorkerGroup], data: RunData, questions: Batch) -> Evaluation:
+def _answers(config: Experiment, groups: Mapping[str, WorkerGroup], data: RunData, questions: Batch) -> Evaluate:
     reward = config.reward
     is_accuracy = len(reward.functions) == 1 and all_need_answers(reward)
-    return Evaluation(
+    return partial(
+        evaluate_responses,
         rollout=cast(Sampler, groups[ROLLOUT]),
         reward=cast(Scorer, groups["reward"]),
         prompts=questions,

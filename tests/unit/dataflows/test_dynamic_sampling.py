@@ -9,7 +9,7 @@ import torch
 from hybridflow.batch import Batch
 from hybridflow.controller import BatchRef
 from hybridflow.controller.backends.local import LocalBackend
-from hybridflow.dataflows.dapo import DynamicSampling, Gathered
+from hybridflow.dataflows.dapo import Gathered, dynamic_sampling
 from hybridflow.errors import ConfigError
 
 SAMPLES = 2
@@ -47,8 +47,8 @@ class Stage:
         return prompts_of(self.drawn - self.size, self.size)
 
     def gather(self, *, metric: str = "right", max_refills: int = 4) -> Gathered:
-        sampling = DynamicSampling(self.score, self.further, metric=metric, max_refills=max_refills)
-        return sampling.gather(prompts_of(0, self.size))
+        first = prompts_of(0, self.size)
+        return dynamic_sampling(first, self.score, self.further, metric=metric, max_refills=max_refills)
 
 
 def numbers(gathered: Gathered) -> dict[str, float]:

@@ -1,25 +1,26 @@
 """Held-out prompts, answered and scored."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
-from hybridflow.dataflows.evaluation import Evaluation
+from hybridflow.dataflows.evaluation import evaluate_responses
 from hybridflow.models.tokenizers import decode_responses, load_tokenizer
+from hybridflow.observability.metrics import Metrics
+from hybridflow.observability.samples import Sample
 from tests.unit.dataflows.programs import calculator_prompts, local_roles
 
 
-def evaluation(directory, **changes) -> Evaluation:
-    roles = local_roles(directory, rewards=changes.pop("rewards", ["exact_match"]))
-    tokenizer = load_tokenizer(directory)
-    settings = {"samples_per_prompt": 2, "sample_rows": 3, "what": "acc"} | changes
-    return Evaluation(
-        rollout=roles.groups["rollout"],
-        reward=roles.groups["reward"],
-        prompts=calculator_prompts(directory, 5).with_columns(rows={"uid": torch.arange(5)}),
+def evaluated(directory, *, rewards=("exact_match",), answer="9", **changes) -> tuple[Metrics, list[Sample]]:
+    roles, tokenizer = local_roles(directory, rewards=rewards), load_tokenizer(directory)
+    prompts = calculator_prompts(directory, 5).with_columns(
+        rows={"uid": torch.arange(5)}, objects={"answer": [answer] * 5}
+    )
+    return evaluate_responses(
+        roles.groups["rollout"],
+        roles.groups["reward"],
+        prompts,
         decode=lambda ids: decode_responses(tokenizer, ids),
-        **settings,
+        **{"samples_per_prompt": 2, "sample_rows": 3, "what": "acc"} | changes,
     )
 
 
@@ -32,7 +33,7 @@ def by_uid(directory, rule: str) -> str:
 
 
 def test_each_source_has_its_mean_over_all_samples(toy_dir, tmp_path):
-    metrics, _ = evaluation(toy_dir(), rewards=[by_uid(tmp_path, "float(p[0]) ** 2")]).run()
+    metrics, _ = evaluated(toy_dir(), rewards=[by_uid(tmp_path, "float(p[0]) ** 2")])
     assert {name: (measure.value, measure.weight) for name, measure in metrics.items()} == {
         "val-core/easy/acc/mean@2": ((0 + 16) / 2, 4),
         "val-core/easy/acc/pass@2": ((0 + 16) / 2, 2),
@@ -47,7 +48,7 @@ def test_a_prompt_passes_with_the_best_of_its_samples(toy_dir, tmp_path):
     (tmp_path / "rule.py").write_text(
         f"def rule(prompts, completions, **columns):\n    return [{rule} for i, p in enumerate(prompts)]\n"
     )
-    metrics, _ = evaluation(toy_dir(), rewards=[f"{tmp_path}/rule.py:rule"]).run()
+    metrics, _ = evaluated(toy_dir(), rewards=[f"{tmp_path}/rule.py:rule"])
     values = {name: measure.value for name, measure in metrics.items()}
     assert values["val-core/easy/acc/mean@2"] == 0.25
     assert values["val-core/easy/acc/pass@2"] == 0.5
@@ -60,7 +61,7 @@ def test_of_several_functions_each_has_its_own_mean(toy_dir, tmp_path):
         "def odd(prompts, completions):\n    return [2.0 if int(p[0]) % 2 else None for p in prompts]\n"
     )
     rewards = [f"{tmp_path}/rules.py:one", f"{tmp_path}/rules.py:odd"]
-    metrics, _ = evaluation(toy_dir(), rewards=rewards, samples_per_prompt=1, what="reward").run()
+    metrics, _ = evaluated(toy_dir(), rewards=rewards, samples_per_prompt=1, what="reward")
     values = {name: measure.value for name, measure in metrics.items()}
     assert values == {
         "val-core/easy/reward/mean@1": 1.0,  # prompts 0 and 4
@@ -72,7 +73,7 @@ def test_of_several_functions_each_has_its_own_mean(toy_dir, tmp_path):
 
 
 def test_the_first_samples_are_shown_as_text(toy_dir, tmp_path):
-    _, samples = evaluation(toy_dir(), rewards=[by_uid(tmp_path, "float(p[0])")]).run()
+    _, samples = evaluated(toy_dir(), rewards=[by_uid(tmp_path, "float(p[0])")])
     assert [(s.prompt, s.answer, s.score, s.uid, s.split) for s in samples] == [
         ("0+9=", "9", 0.0, 0, "eval"),
         ("0+9=", "9", 0.0, 0, "eval"),
@@ -82,7 +83,5 @@ def test_the_first_samples_are_shown_as_text(toy_dir, tmp_path):
 
 
 def test_of_a_worked_solution_the_final_answer_is_shown(toy_dir):
-    look = evaluation(toy_dir())
-    worked = look.prompts.with_columns(objects={"answer": ["4 and 5 make 9.\n#### 9"] * 5})
-    _, samples = replace(look, prompts=worked).run()
+    _, samples = evaluated(toy_dir(), answer="4 and 5 make 9.\n#### 9")
     assert {sample.answer for sample in samples} == {"9"}

@@ -2,6 +2,7 @@
 
 import signal
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from hybridflow.config.loop import Trainer
 from hybridflow.data.loader import BatchStream
 from hybridflow.data.order import Epochs
-from hybridflow.dataflows.evaluation import Evaluation, HeldOut
+from hybridflow.dataflows.evaluation import Evaluate, evaluate_held_out, evaluate_responses
 from hybridflow.dataflows.grpo import GRPO
 from hybridflow.dataflows.interface import Dataflow, NoSettings
 from hybridflow.dataflows.loop import Loop, Run
@@ -27,9 +28,12 @@ def decoder(directory):
     return lambda ids: decode_responses(tokenizer, ids)
 
 
-def evaluation_of(roles: Roles, directory) -> Evaluation:
+def evaluation_of(roles: Roles, directory) -> Evaluate:
     prompts = calculator_prompts(directory, 2).with_columns(rows={"uid": torch.arange(2)})
-    return Evaluation(roles.groups["rollout"], roles.groups["reward"], prompts, 1, decoder(directory), 2, "acc")
+    groups, numbers = roles.groups, {"samples_per_prompt": 1, "sample_rows": 2, "what": "acc"}
+    return partial(
+        evaluate_responses, groups["rollout"], groups["reward"], prompts, decode=decoder(directory), **numbers
+    )
 
 
 def run_of(directory, run_dir: Path, trainer: Trainer, kind: type[Dataflow] = Counting, *, evaluated=True) -> Run:
@@ -39,7 +43,7 @@ def run_of(directory, run_dir: Path, trainer: Trainer, kind: type[Dataflow] = Co
         trainer=trainer,
         dataflow=kind(roles.groups | {"reference": None}, settings=settings, samples_per_prompt=2),
         streams={"prompts": BatchStream(calculator_prompts(directory, 10), 4, Epochs(10, 0, shuffle=True))},
-        evaluation=evaluation_of(roles, directory) if evaluated else None,
+        evaluations=[evaluation_of(roles, directory)] if evaluated else [],
         tracker=Notebook(),
         timers=StageTimers(),
         checkpoints=CheckpointStore(run_dir, keep=9),
@@ -166,14 +170,15 @@ class Numbers(Counting):
 
 def test_plain_numbers_are_metrics_of_a_step_and_of_an_evaluation(toy_dir, tmp_path):
     run = run_of(toy_dir(), tmp_path, Trainer(total_steps=1, save_every=0), Numbers, evaluated=False)
-    run = replace(run, evaluation=HeldOut(run.dataflow, calculator_prompts(toy_dir(), 2)))
+    held_out = partial(evaluate_held_out, run.dataflow, calculator_prompts(toy_dir(), 2))
+    run = replace(run, evaluations=[held_out])
     run.dataflow.odd = 1.5
     Loop(run).run()
     row = run.tracker.rows[1]
     assert (row["mine/best"], row["mine/held_out"], row["mine/odd"]) == (0.5, 2.0, 1.5)
     run.dataflow.odd = "many"
     with pytest.raises(ConfigError, match=r"Numbers\.evaluate returned the metric 'mine/odd' as str.*Return a number"):
-        run.evaluation.run()
+        held_out()
 
 
 class Poisoning(Counting):

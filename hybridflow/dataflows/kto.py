@@ -10,7 +10,7 @@ from hybridflow.errors import BatchError
 
 
 class KTO(DPO):
-    """One step per batch of labelled responses: the step and the evaluation of DPO on other rows."""
+    """One step per batch of labeled responses: the step and the evaluation of DPO on other rows."""
 
     data = "labelled"
 

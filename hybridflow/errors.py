@@ -1,4 +1,4 @@
-"""All exceptions. Each says what was found and what was expected, and carries a `remedy`: what to do about it."""
+"""All exceptions. Each states what was found and what was expected; its `remedy` says how to fix it."""
 
 import json
 import logging
@@ -39,7 +39,7 @@ class Advice:
 
 
 Problem = HybridflowError | Advice
-"""What a rule finds: an error, or a warning."""
+"""A problem that a rule finds: an error or a warning."""
 
 
 class Faults:
@@ -128,7 +128,7 @@ class BatchError(HybridflowError):
 
 
 class EngineError(HybridflowError):
-    """A model, tokenizer or engine that cannot do what is required of it."""
+    """A model, tokenizer or engine that does not meet the run's requirements."""
 
 
 class StaleWeightsError(EngineError):

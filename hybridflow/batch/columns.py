@@ -30,7 +30,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class ColumnSpec:
-    """What a column holds, and who produces it."""
+    """The contents of a column, and the stage that produces it."""
 
     kind: Kind
     dtype: torch.dtype | None

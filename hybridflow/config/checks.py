@@ -72,7 +72,7 @@ def data_errors(config: Experiment) -> Iterator[ConfigError]:
         )
     if data.curriculum_steps and data.difficulty_key is None:
         yield ConfigError(
-            f"data.curriculum_steps={data.curriculum_steps} needs a column that says how hard each row is.",
+            f"data.curriculum_steps={data.curriculum_steps} needs a column with the difficulty of each row.",
             remedy="Name a column of numbers: data.difficulty_key=...",
         )
     if data.curriculum_steps and mixture:

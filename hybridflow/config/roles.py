@@ -13,7 +13,7 @@ from hybridflow.config.training import TrainingEngine
 
 
 class RoleKind(Enum):
-    """What a role computes."""
+    """The computation of a role."""
 
     reference = "reference"
     reward_function = "reward_function"

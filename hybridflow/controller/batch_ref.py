@@ -209,7 +209,7 @@ class BatchRef:
 
     @property
     def backend(self) -> Backend:
-        """Where its shards are."""
+        """The ranks that hold its shards."""
         return self._backend
 
     def declares(self, name: str) -> bool:

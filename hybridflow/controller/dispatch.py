@@ -1,4 +1,4 @@
-"""From a call's arguments to what each rank receives: handles and row ranges, no tokens."""
+"""Turns a call's arguments into the arguments of each rank: handles and row ranges, no tokens."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -56,7 +56,7 @@ class Method:
 
 @dataclass(frozen=True)
 class Dispatch:
-    """What each rank is called with, and how the answers relate to the batch."""
+    """The arguments of each rank, and the relation of the results to the batch."""
 
     arguments: list[Arguments]
     batch: BatchRef | None = None

@@ -48,7 +48,7 @@ def _own_frames(frames: TracebackType | None) -> TracebackType | None:
 
 @dataclass(frozen=True)
 class HostInfo:
-    """Where the process of one rank runs."""
+    """The location of one rank's process."""
 
     node: str
     pid: int
@@ -120,7 +120,7 @@ def head_lost(address: str, silent_seconds: float) -> ResourceError:
 
 
 def ray_ended() -> ResourceError:
-    """The error for a Ray that the driver started and that is gone."""
+    """The error for a Ray instance that the driver started and that has ended."""
     return ResourceError(
         "Ray, which this run started, has ended: its gcs_server or raylet is gone, so nothing more can be computed"
         " or saved.",

@@ -23,7 +23,7 @@ class Future(Generic[Answer]):
 
     @property
     def backend(self) -> Backend:
-        """Where the calls run."""
+        """The backend on which the calls run."""
         return self._backend
 
     def pending(self) -> Sequence[Pending]:

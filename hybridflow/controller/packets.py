@@ -1,4 +1,4 @@
-"""What crosses process boundaries: columns, their summary for the driver, and instructions for a rank's rows."""
+"""Data that crosses process boundaries: columns, their summary for the driver, and the rows that a rank takes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Packet:
 
 @dataclass(frozen=True)
 class Summary:
-    """What the driver receives of a rank's answer: numbers per row, never a token."""
+    """The part of a rank's result that the driver receives: numbers per row, never tokens."""
 
     rows: int
     columns: tuple[str, ...]

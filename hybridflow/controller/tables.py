@@ -20,7 +20,7 @@ class Shard:
 
     columns: Mapping[str, Stored]
     rows: int | None = None
-    """How many; None if only the answer tells."""
+    """Their number; None until the result is known."""
 
     rest: Stored | None = None
     """The packet of columns beyond those declared, and of the metadata."""

@@ -13,7 +13,7 @@ from hybridflow.parallel.groups import Ranks
 
 @dataclass(frozen=True)
 class WorkerContext:
-    """What a worker knows of its place: its role, its rank in the role's mesh, its device and how its ranks meet.
+    """A worker's place in the run: its role, its rank in the role's mesh, its device, and how its ranks connect.
 
     `WorkerContext("actor")` is that of a single worker in this process, for tests.
     """

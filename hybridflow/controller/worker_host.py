@@ -39,7 +39,7 @@ class AnswerForm:
 
     @property
     def objects(self) -> int:
-        """How many objects a call returns: a value; or a summary, a packet per column, and one for the rest."""
+        """The number of objects a call returns: a value; or a summary, a packet per column, and one for the rest."""
         return len(self.provides) + 2 if self.wanted and self.provides else 1
 
 
@@ -94,7 +94,7 @@ class WorkerHost:
         return HostInfo(self.node, os.getpid(), self.device)
 
     def changes_begun(self) -> int:
-        """How many calls that may change what a checkpoint holds have begun in this process."""
+        """The number of calls begun in this process that may change the state that a checkpoint holds."""
         return self._changes_begun
 
     def interruptible(self) -> AbstractContextManager[None]:
@@ -140,7 +140,7 @@ def _received(value: object, stored: tuple[object, ...], given: list[Batch], sta
 
 
 def _answered(answer: object, form: AnswerForm, given: Batch | None) -> tuple[object, tuple[Packet, ...]]:
-    """What is sent to the driver, and the packets that stay here."""
+    """The value sent to the driver, and the packets that stay here."""
     if not form.wanted:
         return None, ()
     if not form.provides:

@@ -76,7 +76,7 @@ class BatchStream:
         return {"position": self._position, "rows": len(self._table)}
 
     def place(self, position: int) -> str:
-        """In words, where the stream continues in the present rows after `position` rows were handed out."""
+        """Describes where the stream continues in the current rows after `position` rows."""
         return self._order.place(position)
 
     def restore(self, state: dict[str, int]) -> None:

@@ -23,7 +23,7 @@ class Order(Protocol):
         ...
 
     def place(self, position: int) -> str:
-        """In words, where a stream continues after `position` rows, some of which were in the order of other data."""
+        """Describes where a stream continues after `position` rows, some of which were in the order of other data."""
         ...
 
 

@@ -70,8 +70,8 @@ class Dataflow(DescribesRoles, ABC):
 
     Settings: ClassVar[type] = NoSettings
     data: ClassVar[str] = "prompts"
-    """What the loader yields: prompts; demonstrations (prompts with responses); preferences (prompts with a chosen and
-    a rejected response); or labeled (prompts with a response that is liked or not)."""
+    """The kind of rows that the loader yields: prompts; demonstrations (prompts with responses); preferences (prompts
+    with a chosen and a rejected response); or labeled (prompts with a response that is liked or not)."""
 
     cost_critics: ClassVar[tuple[str, ...]] = ()
     """Critics of costs, which should be low: the KL penalty is added to their costs."""

@@ -15,7 +15,7 @@ MANIFEST = "manifest.json"
 FORMAT = 2
 
 Parts = Mapping[str, Mapping[str, FileRecord]]
-"""What each role wrote: role -> path relative to the checkpoint -> size and SHA-256."""
+"""The files that each role wrote: role -> path relative to the checkpoint -> size and SHA-256."""
 
 _OTHER = "Use another checkpoint of the run, or trainer.resume=auto, which takes the newest intact one."
 

@@ -1,4 +1,4 @@
-"""Where a run starts: at a checkpoint or from scratch, and how an earlier run is moved out of its way."""
+"""Chooses whether a run starts from a checkpoint or from scratch, and moves an earlier run aside."""
 
 import logging
 import os

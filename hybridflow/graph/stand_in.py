@@ -92,7 +92,7 @@ class MadeUpStream:
         self._rows = None if rows is None else rows.select([place % len(rows) for place in range(PROMPTS)])
         self._position = 0
         self.columns: tuple[str, ...] = ()
-        """Those of what it gave; none before it gave anything."""
+        """The columns of the last batch; none before the first."""
 
     def next(self) -> Batch:
         """The next few rows; their `uid` continues from the last."""

@@ -30,7 +30,7 @@ _NEEDS_OF_PARAMETERS: Mapping[str, str] = {
     "chosen_ratios": "reference",
     "anchor": "mismatched responses",
 }
-"""What a run must have if a function has this parameter without a default."""
+"""Requirements of a run whose function has one of these parameters without a default."""
 
 _NUMBERS = ("gamma", "lam", "clip_low", "clip_high", "dual_clip")
 _EVERY_RUN = ("actor", "rollout", "reward")
@@ -47,7 +47,7 @@ class Entry:
     """`file:function`, in the package."""
 
     command: str
-    """What the user types to run it."""
+    """The arguments that select it."""
 
     needs: tuple[str, ...]
     settings: Mapping[str, object]
@@ -134,7 +134,7 @@ def _preset(name: str, key: str, known: Mapping[str, Preset]) -> Preset | None:
 
 
 def _needs(method: Method, preset: Preset | None = None) -> tuple[str, ...]:
-    """What the function's required parameters need, and the roles of the preset's dataflow that not every run has."""
+    """Requirements of the function's parameters, and roles of the preset's dataflow that not every run has."""
     required = inspect.signature(method.function).parameters.keys() - _defaults(method.function).keys()
     found = [need for name, need in _NEEDS_OF_PARAMETERS.items() if name in required]
     dataflow = DATAFLOWS.get(str(preset.get("dataflow"))) if preset else None

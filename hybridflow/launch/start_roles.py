@@ -58,6 +58,6 @@ def start_roles(
 
 
 def _block(roles: Sequence[RoleSpec]) -> int:
-    """How many consecutive ranks should share a node, so that no tensor-parallel group of a pool's roles spans two."""
+    """The number of consecutive ranks to place on one node, so that no tensor-parallel group of a pool spans two."""
     meshes = [mesh for role in roles for mesh in (role.mesh, role.generation_mesh) if mesh is not None]
     return math.lcm(*(mesh.block(("tensor",)) for mesh in meshes))

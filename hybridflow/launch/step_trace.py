@@ -155,7 +155,7 @@ def _name(rollout: RolloutKind | None) -> str:
 
 
 def _replicas(mesh: ParallelMesh | None) -> dict[str, int]:
-    """How many engines generate, and the devices of each."""
+    """The number of engines that generate, and the devices of each."""
     if mesh is None:
         return {}
     inner = {axis: mesh.axis_size(axis) for axis in ("pipeline", "tensor")}

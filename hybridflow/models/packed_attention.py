@@ -113,7 +113,7 @@ def use_packed_attention(model: PreTrainedModel) -> bool:
 
 
 def window_mask(*, local_size: int | None = None, use_vmap: bool = False, **arguments: object) -> Tensor | None:
-    """What layers get from transformers instead of a mask: None, or the window's size, [1, 1, 1, 1] on the host."""
+    """The layers' mask argument in transformers: None, or the size of the window, [1, 1, 1, 1] on the host."""
     if use_vmap or "allow_is_bidirectional_skip" in arguments:
         raise EngineError(
             "The model attends to later tokens, so it is not a causal language model.",

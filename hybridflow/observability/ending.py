@@ -26,7 +26,7 @@ UNRECORDED = Ending(
     " by Ray because its raylet had ended. What to do: find out what ended it, then start the same command again; it"
     " resumes from the last checkpoint, if there is one.",
 )
-"""The ending of a run whose process is gone and wrote none."""
+"""The ending of a run whose process ended without recording one."""
 
 
 def write_ending(run_dir: Path, ending: Ending) -> None:

@@ -43,5 +43,5 @@ def shown(text: str) -> str:
 
 
 def shown_sample(text: str) -> str:
-    """What a prompt, a response or an answer says as HTML, with control characters and known secret values removed."""
+    """A prompt, a response or an answer as HTML, without control characters and known secret values."""
     return html.escape(printable(redacted_sample(text)))

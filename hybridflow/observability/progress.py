@@ -254,7 +254,7 @@ def plain_line(state: ProgressState) -> str:
 
 
 def _facts(state: ProgressState) -> list[tuple[str, str, str, int]]:
-    """What precedes each known number, the number, what follows it, and its width in aligned lines."""
+    """The text before each known number, the number, the text after it, and its width in aligned lines."""
     facts = (
         (f"{state.label} ", state.score, formatting.short, "", 7),
         ("accuracy ", state.accuracy, formatting.short, "", 5),

@@ -59,7 +59,7 @@ def pairs(before: Iterable[Sample], now: Iterable[Sample]) -> list[Pair]:
 
 
 def turned(compared: Iterable[Pair]) -> tuple[int, int]:
-    """How many pairs became correct, and how many became wrong."""
+    """The number of pairs that became correct, and of those that became wrong."""
     scores = [(pair.before.score, pair.now.score) for pair in compared]
     right = sum(before < RIGHT_AT <= now for before, now in scores)
     return right, sum(now < RIGHT_AT <= before for before, now in scores)

@@ -27,7 +27,7 @@ SMALL_BYTES = 128 << 10
 
 @dataclass(frozen=True)
 class Message:
-    """What one rank sends another at once: a part of one piece, or several small pieces, concatenated."""
+    """A message from one rank to another: a part of one piece, or several small pieces, concatenated."""
 
     source: int
     destination: int

@@ -93,7 +93,7 @@ def _sizes(pipeline: int, micro_pipeline: int, tensor: int, micro_tensor: int) -
 
 
 def _overlap(mesh: ParallelMesh, layers: _Interval, rows: _Interval) -> float:
-    """How much of what the ranks generate with they hold already, in copies of the model."""
+    """The size of the generation weights that ranks already hold, in copies of the model."""
     own_layers = _interval(_coordinates(mesh, "pipeline"), mesh.axis_size("pipeline"))
     own_rows = _interval(_coordinates(mesh, "tensor"), mesh.axis_size("tensor"))
     return round(float((_common(layers, own_layers) * _common(rows, own_rows)).sum()), 6)

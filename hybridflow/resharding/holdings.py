@@ -1,4 +1,4 @@
-"""What ranks hold, want and send, in a compact form. Imports without torch.
+"""The weights that ranks hold, want and send, in a compact form. Imports without torch.
 
 A model of 46,623 weights has a few dozen different boxes on a rank. A *roster* lists the names of the weights and the
 *slot* of each: weights of one slot have the same shape, dtype and box. Ranks of one pipeline stage have the same
@@ -77,7 +77,7 @@ class Roster:
 
 @dataclass(frozen=True)
 class RankHoldings:
-    """What one rank holds or wants: a roster, and the box of each of its slots. Iterates over holdings."""
+    """The weights that one rank holds or wants: a roster, and the box of each of its slots. Iterates over holdings."""
 
     roster: Roster
     boxes: tuple[Box, ...]
@@ -111,7 +111,7 @@ def ranked(lists: Iterable[Sequence[Holding] | RankHoldings]) -> Ranked:
 
 
 class Declared(NamedTuple):
-    """What a rank holds or wants, in the form in which ranks exchange it."""
+    """The weights that a rank holds or wants, in the form in which ranks exchange them."""
 
     names: Sequence[str]
     slots: Sequence[int]

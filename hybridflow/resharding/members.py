@@ -1,4 +1,4 @@
-"""What ranks exchange before they plan a transfer: their nodes, and the weights they hold and want."""
+"""The data that ranks exchange before planning a transfer: their nodes, and the weights they hold and want."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple

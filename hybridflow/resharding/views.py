@@ -39,7 +39,7 @@ class HeldWeights:
 
 
 class OwnPieces:
-    """What one rank receives, sends and keeps under a plan: listed once, and used at every transfer."""
+    """The weights that one rank receives, sends and keeps under a plan: listed once, used at every transfer."""
 
     def __init__(self, plan: ReshardPlan, rank: int) -> None:
         self.received = plan.received_by(rank)

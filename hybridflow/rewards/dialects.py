@@ -72,7 +72,7 @@ def parameters_of(function: Function) -> Parameters | None:
 
 @dataclass
 class Answers:
-    """What a function returned, not yet checked, and what it logged."""
+    """A function's result, not yet checked, and its logged values."""
 
     values: object
     metrics: Metrics = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The built-in reward functions by name. The parameters of what makes one are its settings."""
+"""The built-in reward functions by name. The parameters of its constructor are its settings."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ RowCheck = Callable[[Mapping[str, object]], None]
 
 @dataclass(frozen=True)
 class BuiltIn:
-    """What makes a built-in function, and what must be known about it before a run."""
+    """The constructor of a built-in function, and its properties that must be known before a run."""
 
     make: Callable[..., Function]
     is_trusted: bool = True

@@ -1,4 +1,4 @@
-"""What an update leaves out or reweighs: truncated responses, and tokens on which rollout and training disagree.
+"""Excludes or reweights parts of an update: truncated responses, and tokens on which rollout and training disagree.
 
 Metrics `rollout_corr/*` have verl's names.
 """

@@ -19,7 +19,7 @@ _STEMS = (
 BANNED: dict[str, str] = {
     rf"\b{_COUNTED} an? {_UNITS}\b": "per: 'one loss per token', 'tokens per second'",
     r"(?<!there )\b(?:is|are) no (?!longer|more|less|better|worse|other)": "'is not a ...', or what it must be",
-    r'(?<=""")Of ': "a docstring that begins with what the thing is",
+    r'(?<=""")(?:Of|What) ': "a docstring that begins with a noun or a verb: what the thing is or does",
     r"\b(?:is|are) to be\b": "must be",
     r"\b(?:is|are) without effect\b": "has no effect",
     r"\bbesides?\b": "next to, in addition to, other than",

@@ -33,7 +33,7 @@ class Handle:
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """What one rank is called with; portions among the arguments point into `stored`."""
+    """The arguments of a call on one rank; portions among them refer to `stored`."""
 
     args: tuple = ()
     kwargs: Mapping[str, object] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Pending:
 
 @dataclass(frozen=True)
 class BackendOptions:
-    """What a backend starts with; the local one reads `threads` alone."""
+    """Options of a backend; the local one uses only `threads`."""
 
     devices: int = 1
     """Devices per node."""

@@ -21,7 +21,7 @@ _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 @dataclass(frozen=True)
 class Released:
-    """What `sleep` gave back and what it did not, in bytes of addresses (pages never written count as given back)."""
+    """The memory that `sleep` released and kept, in bytes of addresses (pages never written count as released)."""
 
     weight_bytes: int
     """Weights that nobody else uses."""

@@ -1,4 +1,4 @@
-"""What each rollout engine is and can do: all that the rest of the package knows about it, without importing it."""
+"""The properties of each rollout engine, as known to the rest of the package without importing the engine."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

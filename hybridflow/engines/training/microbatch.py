@@ -1,4 +1,4 @@
-"""From ragged rows to what a model reads: sequences end to end, without padding."""
+"""Turns ragged rows into the model's input: concatenated sequences without padding."""
 
 from dataclasses import dataclass, replace
 
@@ -39,7 +39,7 @@ class MicroBatch:
 
     @property
     def cu_seqlens(self) -> Tensor:
-        """Where each sequence begins, and the end: int32, one more than there are sequences."""
+        """The start of each sequence, and the end of the last: int32, one more than there are sequences."""
         return self.packing.cu_seqlens
 
     @property

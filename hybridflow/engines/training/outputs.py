@@ -1,4 +1,4 @@
-"""What a model computes for response tokens: log-probabilities and entropy, or values."""
+"""Outputs of a model for response tokens: log-probabilities and entropy, or values."""
 
 from collections.abc import Callable
 

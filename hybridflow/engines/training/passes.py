@@ -33,7 +33,7 @@ def forward_pass(
 
 
 def joined_outputs(parts: Iterable[tuple[MicroBatch, dict[str, Tensor]]]) -> Batch:
-    """What a model says of each micro-batch's tokens as token columns, in the order of the batch's rows."""
+    """A model's outputs for all micro-batches as token columns, in the order of the batch's rows."""
     micros = list(parts)
     counted = [(micro, outputs) for micro, outputs in micros if micro.counts]
     order = torch.cat([torch.empty(0, dtype=torch.int64), *(micro.rows for micro, _ in counted)]).argsort()

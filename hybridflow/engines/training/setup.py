@@ -70,7 +70,7 @@ VALUE = ModelKind(
 
 @dataclass(frozen=True)
 class EngineSetup:
-    """What every engine is made from."""
+    """The inputs from which every engine is built."""
 
     kind: ModelKind
     model: Model

@@ -1,4 +1,4 @@
-"""What each training engine is and can do: all that the rest of the package knows about it, without importing it."""
+"""The properties of each training engine, as known to the rest of the package without importing the engine."""
 
 import importlib
 import os
@@ -42,7 +42,7 @@ class TrainingTraits:
     """Environment variables of its processes, set before CUDA starts; the user's own values win."""
 
     def copies(self, mesh: Mapping[str, int], replicas: int) -> int:
-        """How many whole copies of the model the ranks of a training mesh hold, each on consecutive ranks."""
+        """The number of full copies of the model in a training mesh, each on consecutive ranks."""
         return replicas if self.shards_over_data else mesh["data"]
 
     def load_class(self) -> object:

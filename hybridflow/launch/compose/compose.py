@@ -55,7 +55,7 @@ class Composed:
     """Keys that the user set, on the command line or in their own files."""
 
     as_written: Mapping[str, object] = field(default_factory=dict)
-    """What the user wrote where `config` has an absolute path, by dotted key."""
+    """The user's text for each path that is absolute in `config`, by dotted key."""
 
     def flat(self) -> dict[str, object]:
         """Every leaf by its dotted key, as plain values, and paths as they were written, so that a run that is moved,

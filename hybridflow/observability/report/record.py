@@ -29,7 +29,7 @@ class Series:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What a report shows: metrics by name, samples by step (ascending), and the text of config.yaml."""
+    """The data of a report: metrics by name, samples by step (ascending), and the text of config.yaml."""
 
     name: str
     metrics: Mapping[str, Series]

@@ -1,4 +1,4 @@
-"""Where the time of a run went: the share of each stage, and seconds over steps."""
+"""The time of a run by stage: the share of each, and seconds over steps."""
 
 import math
 import re

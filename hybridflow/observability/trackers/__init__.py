@@ -1,1 +1,1 @@
-"""Where numbers and samples go. Read `interface.py`, then `factory.py` (names -> trackers)."""
+"""Destinations of metrics and samples. Read `interface.py`, then `factory.py` (names -> trackers)."""

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What trackers need to know about a run.
+    """Information about a run for trackers.
 
     `resume_after`: the last step of the process that this one resumes, -1 if that one reached no checkpoint, None for
     a new run. `is_last_unlogged`: the metrics of that step are still to come. `config` is for trackers that store it.

@@ -22,7 +22,7 @@ from hybridflow.resharding.views import HeldWeights, copy_kept
 
 @dataclass(frozen=True)
 class Handle:
-    """What another process needs to map a trained weight."""
+    """The information that another process needs to map a trained weight."""
 
     name: str
     layout: TensorLayout
@@ -73,7 +73,7 @@ _MEMORY_ARGUMENTS = 7
 
 
 def memory_handle(tensor: Tensor) -> tuple:
-    """What other processes need to map the storage of a tensor: torch's handles, sizes and reference counters."""
+    """Torch's handles, sizes and reference counters, with which other processes map a tensor's storage."""
     _, arguments = reduce_tensor(tensor)
     return cast(tuple, arguments)[_MEMORY_ARGUMENTS:]
 

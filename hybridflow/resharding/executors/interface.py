@@ -19,7 +19,7 @@ WireDtypes = Mapping[str, torch.dtype]
 
 @dataclass(frozen=True)
 class ExecutorSetup:
-    """What an executor is made from."""
+    """The inputs from which an executor is built."""
 
     plan: ReshardPlan
     own: OwnPieces
@@ -35,7 +35,7 @@ class ExecutorSetup:
 
 @dataclass(frozen=True)
 class TransferReport:
-    """What a transfer did on this rank."""
+    """Statistics of a transfer on this rank."""
 
     bytes_moved: int
     """Received from other ranks."""

@@ -24,7 +24,7 @@ CHUNK_BYTES = 4 << 20
 
 
 class Place(NamedTuple):
-    """Where to find a rank's memory: process, file descriptor in it, and size in bytes."""
+    """The location of a rank's memory: process, file descriptor in it, and size in bytes."""
 
     rank: int
     process: int
@@ -33,7 +33,7 @@ class Place(NamedTuple):
 
 
 def chunks_of(sent: Iterable[Piece], *, chunk_bytes: int) -> list[PackedPieces]:
-    """What a rank sends, in chunks; a piece with several readers is written once. The same on all ranks."""
+    """The pieces that a rank sends, in chunks; one with several readers is written once. The same on all ranks."""
     readers: dict[tuple[str, Box], list[int]] = {}
     first: dict[tuple[str, Box], Piece] = {}
     for piece in sent:

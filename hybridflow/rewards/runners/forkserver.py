@@ -32,7 +32,7 @@ _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @dataclass(frozen=True)
 class Setup:
-    """What a process needs to load the functions: their configuration, and `sys.path`."""
+    """The inputs for loading the functions in a process: their configuration, and `sys.path`."""
 
     config: Reward
     path: list[str]

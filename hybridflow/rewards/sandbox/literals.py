@@ -49,7 +49,7 @@ class NotLiteral(ValueError):
 
 @dataclass
 class Meter:
-    """How much operators and calls may still create: elements, characters and 30-bit digits of integers."""
+    """The budget of operators and calls: elements, characters and 30-bit digits of integers that they may create."""
 
     left: int = 1_000_000
 

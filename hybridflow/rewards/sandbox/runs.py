@@ -41,7 +41,7 @@ _SYSTEM = (
     "/dev/urandom",
 )
 _READABLE = sorted({sys.prefix, sys.base_prefix, *_SYSTEM})
-"""What a program may read outside its own directory: the interpreter, its packages, and the libraries they load."""
+"""Paths that a program may read outside its own directory: the interpreter, its packages, and their libraries."""
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ CONFLICTS = [
     ),
     ({**TWO_FILES, "data.mixture": [1.0]}, "1 numbers for 2 data.train_files", "one number per file"),
     ({**TWO_FILES, "data.mixture": [0.7, 0.0]}, "not above 0", "[0.7,0.3]"),
-    ({"data.curriculum_steps": 5}, "needs a column that says how hard", "data.difficulty_key="),
+    ({"data.curriculum_steps": 5}, "needs a column with the difficulty", "data.difficulty_key="),
     (
         {**TWO_FILES, "data.curriculum_steps": 5, "data.difficulty_key": "level", "data.mixture": [0.5, 0.5]},
         "both determine the order",

@@ -100,7 +100,7 @@ class Host:
     """Calls sent to it that may change what a checkpoint holds."""
 
     marked_changes: int = 0
-    """How many of these had been sent when the step began."""
+    """The number of these that had been sent when the step began."""
 
 
 def host_of(handle: Handle) -> Host:

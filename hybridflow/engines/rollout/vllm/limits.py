@@ -1,4 +1,4 @@
-"""What vLLM cannot run on a device, determined without importing it."""
+"""Models that vLLM cannot run on a device, determined without importing it."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -19,7 +19,7 @@ _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 @dataclass(frozen=True)
 class PackedTokens:
-    """What attention needs for a micro-batch's N tokens: their sequences, and the rotations of their positions."""
+    """The inputs of attention for a micro-batch's N tokens: their sequences, and their rotary embeddings."""
 
     packing: Packing
     cosine: Float[Tensor, "N size"]

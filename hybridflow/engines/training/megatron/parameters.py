@@ -59,7 +59,7 @@ _Key = tuple[int, str]
 
 
 class _Place(NamedTuple):
-    """Where a parameter is: in which memory, named after the first parameter in it, and its shape and strides there."""
+    """A parameter's place: its memory, named after the first parameter in it, and its shape and strides there."""
 
     memory: _Key
     shape: torch.Size

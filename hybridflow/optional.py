@@ -9,14 +9,15 @@ from types import ModuleType
 
 from hybridflow.errors import ConfigError, MissingExtraError
 
-_EXTRA_OF_MODULE = {
-    "peft": "lora",
-    "math_verify": "math",
-    "vaderSentiment": "recipes",
-    "reasoning_gym": "reasoning-gym",
-    "wandb": "wandb",
-    "mlflow": "mlflow",
+_EXTRAS = {
+    "peft": ["lora"],
+    "math_verify": ["math"],
+    "vaderSentiment": ["recipes"],
+    "reasoning_gym": ["reasoning-gym"],
+    "wandb": ["wandb"],
+    "mlflow": ["mlflow"],
 }
+"""The extras of hybridflow that install a package."""
 
 
 _ROOT = Path(__file__).parents[1]
@@ -31,7 +32,7 @@ def require(module: str) -> ModuleType:
         missing = error.name or module
         if not (module == missing or module.startswith(missing + ".")):
             raise
-        raise _missing(missing, _extras_of(module)) from error
+        raise _missing(missing, _EXTRAS.get(module.split(".")[0], [])) from error
 
 
 def check_installed(package: str, *, extras: Sequence[str] = ()) -> None:
@@ -40,7 +41,7 @@ def check_installed(package: str, *, extras: Sequence[str] = ()) -> None:
     `extras` are the extras of hybridflow that install it, where this file does not list them.
     """
     if find_spec(package) is None:
-        raise _missing(package, extras or _extras_of(package))
+        raise _missing(package, extras or _EXTRAS.get(package, []))
 
 
 def check_builds() -> None:
@@ -65,11 +66,6 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return ""
-
-
-def _extras_of(module: str) -> Sequence[str]:
-    name = module.split(".")[0]
-    return (_EXTRA_OF_MODULE[name],) if name in _EXTRA_OF_MODULE else ()
 
 
 def _missing(package: str, extras: Sequence[str]) -> MissingExtraError:

@@ -36,6 +36,12 @@ def last_reply_start(text: str) -> int:
     return 0 if found < 0 else found + len(_REPLY_BEGINS)
 
 
+def common_length(first: Sequence[object], second: Sequence[object]) -> int:
+    """The number of equal characters or turns that both begin with."""
+    same = min(len(first), len(second))
+    return next((i for i in range(same) if first[i] != second[i]), same)
+
+
 def check_prompts(prompts: Sequence[object], table: Table) -> None:
     """Raises `DataError` with the file and row of the first prompt that is neither text nor messages."""
     for row, prompt in enumerate(prompts):

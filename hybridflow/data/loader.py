@@ -103,13 +103,13 @@ def training_stream(parts: Sequence[Batch], config: Data, *, seed: int) -> Batch
             f"{file}: {share:.3g} of the draws, from {size} rows"
             for file, share, size in zip(config.train_files, shares, sizes, strict=True)
         ))  # fmt: skip
-        return BatchStream(table, config.batch_size, Mixture(orders, sizes, shares, seed))
-    if difficulty is not None and config.curriculum_steps:
+        order = Mixture(orders, sizes, shares, seed)
+    elif difficulty is not None and config.curriculum_steps:
         epochs = Epochs(len(table), seed, shuffle=shuffle)
-        window = GrowingWindow(epochs, difficulty, config.curriculum_steps * config.batch_size, seed)
-        return BatchStream(table, config.batch_size, window)
-    epochs = Epochs(len(table), seed, shuffle=shuffle, difficulty=difficulty)
-    return BatchStream(table, config.batch_size, epochs)
+        order = GrowingWindow(epochs, difficulty, config.curriculum_steps * config.batch_size, seed)
+    else:
+        order = Epochs(len(table), seed, shuffle=shuffle, difficulty=difficulty)
+    return BatchStream(table, config.batch_size, order)
 
 
 def _difficulty(table: Batch, key: str | None) -> Tensor | None:

@@ -55,7 +55,9 @@ class Epochs:
 
     def _epoch(self, epoch: int) -> Tensor:
         if self._latest[0] != epoch:
-            order = epoch_order(self.num_rows, seed=self._seed, epoch=epoch, shuffle=self._shuffle)
+            order = torch.arange(self.num_rows)
+            if self._shuffle:
+                order = torch.randperm(self.num_rows, generator=_generator(f"{self._seed}/{epoch}"))
             if self._difficulty is not None:
                 order = order[torch.argsort(self._difficulty[order], stable=True)]
             self._latest = (epoch, order)
@@ -152,13 +154,6 @@ class GrowingWindow:
             f"row {position} (counted from 0) of the {self._positions} of data.curriculum_steps, which are"
             " drawn from a growing set of the easiest present rows"
         )
-
-
-def epoch_order(num_rows: int, *, seed: int | str, epoch: int, shuffle: bool) -> Tensor:
-    """The order of rows in one epoch, [N]; depends on nothing but its arguments."""
-    if not shuffle:
-        return torch.arange(num_rows)
-    return torch.randperm(num_rows, generator=_generator(f"{seed}/{epoch}"))
 
 
 def _generator(name: str) -> torch.Generator:

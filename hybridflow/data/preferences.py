@@ -21,6 +21,7 @@ from hybridflow.data.conversations import (
     as_conversation,
     check_end,
     checked,
+    common_length,
     is_blank,
     last_reply_start,
     response_of,
@@ -55,11 +56,6 @@ class Pair:
     def is_tie(self) -> bool:
         """Both responses are the same."""
         return self.chosen == self.rejected
-
-    @property
-    def is_blank(self) -> bool:
-        """A response is only white space."""
-        return is_blank(self.chosen) or is_blank(self.rejected)
 
 
 def load_preferences(
@@ -106,7 +102,8 @@ def recognize_pairs(table: Table, config: Data) -> tuple[list[Pair], Batch]:
     columns = zip(prompts, table.columns["chosen"], table.columns["rejected"], strict=True)
     found = [pair_of(*row, place=table.place(index)) for index, row in enumerate(columns)]
     ties = [row for row, pair in enumerate(found) if pair.is_tie]
-    blank = [row for row, pair in enumerate(found) if pair.is_blank and not pair.is_tie]
+    blanks = [is_blank(pair.chosen) or is_blank(pair.rejected) for pair in found]
+    blank = [row for row, pair in enumerate(found) if blanks[row] and not pair.is_tie]
     kept = rows_without({"both responses are the same": ties, "a response is blank": blank}, table, of="pairs")
     pairs = [replace(found[row], prompt=as_conversation(found[row].prompt, config)) for row in kept]
     duplicates = len(pairs) - len({str((pair.prompt, pair.chosen, pair.rejected)) for pair in pairs})
@@ -155,8 +152,7 @@ def common_beginning(chosen: str, rejected: str) -> int:
 
     Up to the last "Assistant:" of both (HH), else up to the word in which they differ, without the spaces before it.
     """
-    same = min(len(chosen), len(rejected))
-    cut = next((i for i in range(same) if chosen[i] != rejected[i]), same)
+    cut = common_length(chosen, rejected)
     if start := last_reply_start(chosen[:cut]):
         return start
     while cut > 0 and chosen[cut - 1].isalnum():
@@ -198,9 +194,7 @@ def _checked(pair: Pair) -> Pair:
 
 def _common_turns(chosen: list[Message], rejected: list[Message]) -> int:
     """Number of turns of the prompt: those that are the same in both; if all are, all but the last."""
-    shorter = min(len(chosen), len(rejected))
-    same = next((i for i in range(shorter) if chosen[i] != rejected[i]), shorter)
-    return same - 1 if chosen == rejected else same
+    return common_length(chosen, rejected) - (chosen == rejected)
 
 
 def _reference(table: Table) -> dict[str, Tensor]:

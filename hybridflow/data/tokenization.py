@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 from transformers import PreTrainedTokenizerBase
 
 from hybridflow.data.chat_template import rendered, rendered_prompt, with_limits
-from hybridflow.data.conversations import Prompt, Response
+from hybridflow.data.conversations import Prompt, Response, common_length
 from hybridflow.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -207,7 +207,7 @@ def _check_prefix(before: str, after: str, turn: int, row: PromptCompletion) -> 
     """The template must render the first turns the same when others follow, since generation appends to them."""
     if after.startswith(before):
         return
-    same = next((i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), len(after))
+    same = common_length(before, after)
     start = max(same - 20, 0)
     raise DataError(
         f"The chat template does not keep prefixes: at turn {turn + 1} of {row.place or 'a row'},"

@@ -40,7 +40,7 @@ def configure_logging(run_dir: Path | None, level: int = logging.INFO, *, rank: 
     if run_dir is None:
         root.addHandler(_HeldHandler())
     else:
-        to_file = _file_handler(run_dir, f"%(asctime)s %(levelname)-7s {label}%(name)s %(message)s")
+        to_file = _RunLogHandler(run_dir, f"%(asctime)s %(levelname)-7s {label}%(name)s %(message)s")
         root.addHandler(to_file)
         for record in held:
             to_file.handle(record)
@@ -95,25 +95,23 @@ class _HeldHandler(logging.Handler):
 class _RunLogHandler(logging.FileHandler):
     """run.log; stops at the first failed write (a full disk), with one warning."""
 
+    def __init__(self, run_dir: Path, line: str) -> None:
+        try:
+            run_dir.mkdir(parents=True, exist_ok=True)
+            super().__init__(run_dir / LOG_FILE, encoding="utf-8")
+        except OSError as error:
+            raise ResourceError(
+                f"The run directory '{run_dir}' cannot be written: {error.strerror or error}.",
+                remedy="Set trainer.run_dir to a directory you may write to, on a disk with free space.",
+            ) from error
+        self.setFormatter(_SafeFormatter(line))
+
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (a name of logging)
         logging.getLogger().removeHandler(self)
         logging.getLogger(__name__).warning("run_log=%s is no longer written: %s", self.baseFilename, sys.exc_info()[1])
 
 
 _OWN_HANDLERS = (_StderrHandler, _HeldHandler, _RunLogHandler)
-
-
-def _file_handler(run_dir: Path, line: str) -> logging.Handler:
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-        handler = _RunLogHandler(run_dir / LOG_FILE, encoding="utf-8")
-    except OSError as error:
-        raise ResourceError(
-            f"The run directory '{run_dir}' cannot be written: {error.strerror or error}.",
-            remedy="Set trainer.run_dir to a directory you may write to, on a disk with free space.",
-        ) from error
-    handler.setFormatter(_SafeFormatter(line))
-    return handler
 
 
 _ROOM_SECONDS = 5.0

@@ -224,11 +224,6 @@ class ProgressState:
         """Steps left times recent seconds per step, with evaluations and checkpoints at their average."""
         return (self.total_steps - self.step) * (self.seconds_per_step + self.apart_per_step)
 
-    @property
-    def score(self) -> float:
-        """The latest headline number."""
-        return self.headline[-1] if self.headline else math.nan
-
 
 def live_line(state: ProgressState, width: int, *, is_ascii: bool = False) -> Text:
     """One colored line of at most `width` cells; the bar shrinks, and the least important parts are left out first."""
@@ -256,7 +251,7 @@ def plain_line(state: ProgressState) -> str:
 def _facts(state: ProgressState) -> list[tuple[str, str, str, int]]:
     """The text before each known number, the number, the text after it, and its width in aligned lines."""
     facts = (
-        (f"{state.label} ", state.score, formatting.short, "", 7),
+        (f"{state.label} ", state.headline[-1] if state.headline else math.nan, formatting.short, "", 7),
         ("accuracy ", state.accuracy, formatting.short, "", 5),
         ("length ", state.response_length, formatting.short, "", 5),
         ("", state.tokens_per_second, formatting.count, " tok/s", 6),

@@ -46,23 +46,21 @@ class Witness:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Waits until the parent process ends; `arguments` are the run directory and the parent's id."""
+    """Waits until the parent process ends; if it recorded no ending, records `UNRECORDED` and writes the report.
+
+    `arguments` are the run directory and the parent's id.
+    """
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     run_dir, run = Path(arguments[0]), int(arguments[1])
     while os.getppid() == run:
         time.sleep(_LOOK_SECONDS)
     if run_dir.is_dir() and read_ending(run_dir) is None:
-        record_end(run_dir)
-
-
-def record_end(run_dir: Path) -> None:
-    """Writes `UNRECORDED` to stderr, run.log and ending.json, and the report if the run has metrics."""
-    configure_logging(run_dir)
-    logger.error("%s: %s", UNRECORDED.how, UNRECORDED.said)
-    write_ending(run_dir, UNRECORDED)
-    if (run_dir / METRICS_FILE).is_file():
-        logger.info("report=%s", write_report(run_dir))
+        configure_logging(run_dir)
+        logger.error("%s: %s", UNRECORDED.how, UNRECORDED.said)
+        write_ending(run_dir, UNRECORDED)
+        if (run_dir / METRICS_FILE).is_file():
+            logger.info("report=%s", write_report(run_dir))
 
 
 if __name__ == "__main__":

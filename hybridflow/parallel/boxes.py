@@ -53,11 +53,6 @@ def uncovered(box: Box, boxes: Iterable[Box]) -> list[Box]:
     return left
 
 
-def covers(boxes: Iterable[Box], box: Box) -> bool:
-    """Whether every index of `box` is in at least one of `boxes`."""
-    return not uncovered(box, boxes)
-
-
 def are_disjoint(boxes: Sequence[Box]) -> bool:
     """Whether no index is in two of the boxes."""
     filled = sorted(box for box in boxes if volume(box))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hybridflow.models.loading import load_causal_lm
-from hybridflow.parallel.boxes import covers
+from hybridflow.parallel.boxes import uncovered
 from hybridflow.parallel.layout import TensorLayout
 from hybridflow.parallel.mesh import ParallelMesh
 from tests.oracles.training import response_logprobs
@@ -87,7 +87,7 @@ def test_the_slots_of_all_ranks_are_the_checkpoint(directories, divided, name):
     assert set().union(*(rank.boxes for rank in divided(name))) == set(whole)
     for weight, shard in whole.items():
         boxes = [rank.boxes[weight] for rank in divided(name) if weight in rank.boxes]
-        assert covers(boxes, TensorLayout.full(shard.layout.shape).box), weight
+        assert not uncovered(TensorLayout.full(shard.layout.shape).box, boxes), weight
     projections = {rank.boxes["model.layers.1.self_attn.o_proj.weight"] for rank in divided(name)}
     assert projections == {((0, 64), (0, width)), ((0, 64), (width, 2 * width))}
 

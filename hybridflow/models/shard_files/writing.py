@@ -19,7 +19,7 @@ from hybridflow.models.shard_files.files import (
     plan_files,
 )
 from hybridflow.models.shard_files.reading import INDEX_FILE
-from hybridflow.parallel.boxes import Box, covers, volume
+from hybridflow.parallel.boxes import Box, uncovered, volume
 from hybridflow.parallel.collectives import Plain, Together, gather_json, scatter_json
 from hybridflow.parallel.groups import Ranks
 from hybridflow.parallel.layout import TensorLayout, WeightShard
@@ -126,7 +126,7 @@ def _writers(everyones: list[list[_Piece]], weights: Mapping[str, SavedWeight]) 
     writers = []
     for name, boxes in holders.items():
         whole = TensorLayout.full(weights[name].shape).box
-        assert covers(sorted(boxes), whole), f"the ranks hold only the boxes {sorted(boxes)} of '{name}' {whole}"
+        assert not uncovered(whole, sorted(boxes)), f"the ranks hold only the boxes {sorted(boxes)} of '{name}' {whole}"
         for box, candidates in boxes.items():
             rank, number = min(candidates, key=lambda holder: (load[holder[0]], holder))
             load[rank] += volume(box) * ITEM_BYTES[weights[name].dtype]

@@ -24,8 +24,7 @@ _STAGE_NAMES = {
     "testing": "evaluate",
     "save_checkpoint": "save checkpoint",
 }
-_PREFIX = "timing_s/"
-_STAGE = re.compile(rf"{_PREFIX}(?!reshard)")
+_STAGE = re.compile(r"timing_s/(?!reshard)(.+)")
 """Resharding is part of the stage `update_weights`."""
 
 _MAX_BARS = 120
@@ -42,7 +41,7 @@ class StageTimes:
 
 def stage_times(metrics: Mapping[str, Series]) -> StageTimes:
     """The stages of `timing_s/*` in the order of a step, then unknown ones, then the rest of `timing_s/step`."""
-    found = {name.removeprefix(_PREFIX): series for name, series in metrics.items() if _STAGE.match(name)}
+    found = {stage[1]: series for name, series in metrics.items() if (stage := _STAGE.fullmatch(name))}
     steps = sorted({step for series in found.values() for step in series.steps})
     whole = _by_step(found.pop("step", None), steps)
     known = list(_STAGE_NAMES)

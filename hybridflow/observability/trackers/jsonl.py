@@ -41,7 +41,11 @@ class JsonlTracker:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Appends one line; a number that is not finite is written as null, with a warning the first time."""
-        self._warn_of_non_finite(step, metrics)
+        not_finite = {name: value for name, value in metrics.items() if not math.isfinite(value)}
+        new = [f"{name}={value}" for name, value in not_finite.items() if name not in self._warned]
+        self._warned.update(not_finite)
+        if new:
+            logger.warning("step=%d not_finite: %s; written as null in %s.", step, ", ".join(new), METRICS_FILE)
         self._metrics.append({"step": step, **metrics})
 
     def log_samples(self, step: int, rows: Sequence[Sample]) -> None:
@@ -53,10 +57,3 @@ class JsonlTracker:
         """Closes both files."""
         self._metrics.close()
         self._samples.close()
-
-    def _warn_of_non_finite(self, step: int, metrics: Mapping[str, float]) -> None:
-        found = {name: value for name, value in metrics.items() if not math.isfinite(value)}
-        new = [f"{name}={value}" for name, value in found.items() if name not in self._warned]
-        self._warned.update(found)
-        if new:
-            logger.warning("step=%d not_finite: %s; written as null in %s.", step, ", ".join(new), METRICS_FILE)

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from hybridflow.batch import Batch, Ragged
 from hybridflow.data import BatchStream, eval_batches
-from hybridflow.data.order import Epochs, epoch_order
+from hybridflow.data.order import Epochs
 from hybridflow.errors import DataError
 
 
@@ -63,9 +63,9 @@ def test_columns_of_a_row_stay_together_and_peeking_does_not_advance():
 
 def test_the_order_follows_from_seed_and_epoch_and_is_the_same_for_good():
     """Runs resumed under another version must see the same prompts; a change here breaks them."""
-    assert epoch_order(8, seed=0, epoch=0, shuffle=True).tolist() == [1, 6, 7, 0, 5, 3, 2, 4]
-    places = [(seed, epoch) for seed in (0, 1) for epoch in (0, 1)]
-    assert len({tuple(epoch_order(50, seed=s, epoch=e, shuffle=True).tolist()) for s, e in places}) == 4
+    assert Epochs(8, 0, shuffle=True).rows(0, 8).tolist() == [1, 6, 7, 0, 5, 3, 2, 4]
+    epochs = [Epochs(50, seed, shuffle=True).rows(start, start + 50) for seed in (0, 1) for start in (0, 50)]
+    assert len({tuple(epoch.tolist()) for epoch in epochs}) == 4
 
 
 def test_a_stream_of_more_rows_goes_on_where_the_position_is_in_their_order():

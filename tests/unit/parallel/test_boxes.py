@@ -12,7 +12,6 @@ from hybridflow.parallel.boxes import (
     box_text,
     cells,
     contains,
-    covers,
     intersection,
     slices_within,
     uncovered,
@@ -45,7 +44,6 @@ def test_uncovered_is_what_no_box_has(box, boxes):
     left = uncovered(box, boxes)
     assert indices_of_all(left) == indices(box) - indices_of_all(boxes)
     assert sum(map(volume, left)) == len(indices_of_all(left))
-    assert covers(boxes, box) == (not left)
 
 
 @given(PLANES, PLANES)

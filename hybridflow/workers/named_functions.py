@@ -79,9 +79,7 @@ class NamedFunction:
     @property
     def needs(self) -> frozenset[str]:
         """The parameters without a default."""
-        return frozenset(
-            n for n, p in _parameters(self.method.function).items() if p.default is inspect.Parameter.empty
-        )
+        return frozenset(_without_default(self.method.function))
 
     @property
     def prepares_from(self) -> frozenset[str]:

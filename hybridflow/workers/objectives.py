@@ -9,7 +9,6 @@ from torch import Tensor
 from hybridflow.algorithms.aggregate import aggregate
 from hybridflow.algorithms.kl import kl_divergence
 from hybridflow.algorithms.losses.policy import approximate_kl
-from hybridflow.algorithms.losses.supervised import negative_log_likelihood
 from hybridflow.algorithms.losses.value import clipped_value_loss, value_clip_fraction
 from hybridflow.algorithms.masked import masked_mean
 from hybridflow.algorithms.selection import hashed_draws
@@ -18,7 +17,7 @@ from hybridflow.config.algorithm import Algorithm, KLPlacement, OldLogprobs
 from hybridflow.config.choices import is_own
 from hybridflow.engines.training.interface import Loss, LossFn
 from hybridflow.errors import ConfigError
-from hybridflow.observability.metrics import Measure, Metrics, last, maximum, mean, minimum, total
+from hybridflow.observability.metrics import Metrics, last, maximum, mean, minimum, total
 from hybridflow.workers.model_worker import Reduce
 from hybridflow.workers.named_functions import LOSS_COLUMNS, NamedFunction, called, policy_loss, token_numbers
 
@@ -94,7 +93,7 @@ def policy_objective(
             value = value + algorithm.kl.coefficient * penalty
             sums["actor/kl_loss"] = penalty
             weighted["actor/kl_to_reference"] = masked_mean(kl.detach(), mask)
-        measures = measured(weighted, mask, sums)
+        measures = measured(weighted, mask.sum(), sums)
         if algorithm.kl.placement is KLPlacement.loss:
             measures["actor/kl_coef"] = last(algorithm.kl.coefficient)
         if compares_rollout and "rollout_logprobs" in columns:
@@ -155,7 +154,7 @@ def value_objective(algorithm: Algorithm, denominators: Denominators) -> LossFn:
         weighted = {"critic/vpred_mean": masked_mean(values.detach(), mask)}
         if algorithm.value_clip is not None:
             weighted["critic/vf_clipfrac"] = value_clip_fraction(values, old, returns, mask, clip=algorithm.value_clip)
-        return Loss(loss, measured(weighted, mask, {"critic/vf_loss": loss}))
+        return Loss(loss, measured(weighted, mask.sum(), {"critic/vf_loss": loss}))
 
     return LossFn(("values",), loss_fn)
 
@@ -165,9 +164,8 @@ def supervised_objective(denominators: Denominators) -> LossFn:
 
     def loss_fn(outputs: Mapping[str, Tensor], columns: Mapping[str, Tensor]) -> Loss:
         mask = columns["response_mask"]
-        losses = negative_log_likelihood(outputs["logprobs"])
-        loss = aggregate(losses, mask, mode="token-mean", **vars(denominators))
-        return Loss(loss, measured({}, mask, {"train/loss": loss}))
+        loss = aggregate(-outputs["logprobs"], mask, mode="token-mean", **vars(denominators))
+        return Loss(loss, measured({}, mask.sum(), {"train/loss": loss}))
 
     return LossFn(("logprobs",), loss_fn)
 
@@ -186,13 +184,12 @@ def rollout_difference(rollout: Tensor, old: Tensor, mask: Tensor) -> Metrics:
     }
 
 
-def measured(weighted: Mapping[str, Tensor], mask: Tensor, sums: Mapping[str, Tensor]) -> Metrics:
-    """Metrics of a micro-batch: means weighted by tokens, and sums; one transfer from the device for all."""
-    names = [*weighted, *sums]
-    numbers = torch.stack([mask.sum(), *(weighted[n] for n in weighted), *(sums[n].detach() for n in sums)]).tolist()
-    count, values = numbers[0], dict(zip(names, numbers[1:], strict=True))
-    measures: dict[str, Measure] = {name: mean(values[name], count) for name in weighted}
-    return measures | {name: total(values[name]) for name in sums}
+def measured(means: Mapping[str, Tensor], count: Tensor, sums: Mapping[str, Tensor] | None = None) -> Metrics:
+    """Metrics of a micro-batch: means over `count` tokens or rows, and sums; one transfer from the device for all."""
+    values = {**means, **(sums or {})}
+    weight, *numbers = torch.stack([count, *(value.detach() for value in values.values())]).tolist()
+    found = zip(values, numbers, strict=True)
+    return {name: mean(number, weight) if name in means else total(number) for name, number in found}
 
 
 def token_summaries(batch: Batch, names: Mapping[str, str]) -> Metrics:

@@ -14,7 +14,7 @@ from hybridflow.batch.iterate import ROWS_TOGETHER
 from hybridflow.config.algorithm import Algorithm, Preference
 from hybridflow.engines.training.interface import Loss, LossFn
 from hybridflow.errors import ConfigError
-from hybridflow.observability.metrics import Measure, Metrics, mean, total
+from hybridflow.observability.metrics import Metrics, mean
 from hybridflow.workers.model_worker import Reduce
 from hybridflow.workers.named_functions import (
     LABEL_OFFERS,
@@ -23,7 +23,7 @@ from hybridflow.workers.named_functions import (
     NamedFunction,
     preference_loss,
 )
-from hybridflow.workers.objectives import columns_of
+from hybridflow.workers.objectives import columns_of, measured
 
 PREFERENCE_COLUMNS = ("prompt_ids", "response_ids", "response_mask")
 """Columns of every row of preferences."""
@@ -146,7 +146,8 @@ def pair_objective(loss: NamedFunction, preference: Preference, *, num_pairs: fl
             "logps/chosen": chosen.sums.mean(),
             "logps/rejected": rejected.sums.mean(),
         }
-        return Loss(value, _measured(means, len(chosen.sums), {"train/loss": value, **imitation}))
+        totals = {"train/loss": value, **imitation}
+        return Loss(value, measured(means, chosen.sums.new_tensor(len(chosen.sums)), totals))
 
     return LossFn(("logprobs",), loss_fn)
 
@@ -172,11 +173,11 @@ def label_objective(loss: NamedFunction, preference: Preference, counts: LabelCo
         totals = {"train/loss": value, **imitation}
         if counts.chosen and counts.rejected:
             totals["rewards/margins"] = rewards[liked].sum() / counts.chosen - rewards[~liked].sum() / counts.rejected
-        metrics = _measured({"rewards/accuracies": accuracy(above, below)}, len(liked), totals)
+        metrics = measured({"rewards/accuracies": accuracy(above, below)}, rewards.new_tensor(len(rewards)), totals)
         for name, rows in (("chosen", liked), ("rejected", ~liked)):
-            if count := int(rows.sum()):
+            if rows.any():
                 means = {f"rewards/{name}": rewards[rows].mean(), f"logps/{name}": responses.sums[rows].mean()}
-                metrics |= _measured(means, count, {})
+                metrics |= measured(means, rows.sum().to(rewards.dtype))
         return Loss(value, metrics | {"train/kl": mean(anchor)})
 
     return LossFn(("logprobs",), loss_fn)
@@ -240,10 +241,3 @@ def _one_number_each(answer: Tensor | tuple[Tensor, Tensor], like: Tensor, loss:
         f"algorithm.preference.loss={loss.name} returned {found}, not one number for each of {len(like)}.",
         remedy="Return a tensor [N], neither summed nor averaged.",
     )
-
-
-def _measured(means: Mapping[str, Tensor], count: float, totals: Mapping[str, Tensor]) -> Metrics:
-    """Metrics: means over `count` rows, and sums; one transfer from the device for all."""
-    numbers = torch.stack([value.detach() for value in (*means.values(), *totals.values())]).tolist()
-    measures: dict[str, Measure] = {name: mean(n, count) for name, n in zip(means, numbers, strict=False)}
-    return measures | {name: total(n) for name, n in zip(totals, numbers[len(means) :], strict=True)}

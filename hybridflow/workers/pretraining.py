@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from hybridflow.algorithms.aggregate import aggregate
-from hybridflow.algorithms.losses.supervised import negative_log_likelihood
 from hybridflow.batch import Batch
 from hybridflow.engines.training.interface import Loss, LossFn
 from hybridflow.workers.model_worker import Reduce
@@ -48,9 +47,8 @@ def with_pretraining(loss_fn: LossFn, minibatch: Batch, reduce: Reduce, *, coeff
     def combined(outputs: Mapping[str, Tensor], columns: Mapping[str, Tensor]) -> Loss:
         policy = loss_fn(outputs, columns)
         mask = columns[MASK]
-        losses = negative_log_likelihood(outputs["logprobs"])
-        loss = aggregate(losses, mask, mode="token-mean", num_tokens=num_tokens, num_sequences=0.0)
-        metrics = measured({}, mask, {"actor/pretraining_loss": loss})
+        loss = aggregate(-outputs["logprobs"], mask, mode="token-mean", num_tokens=num_tokens, num_sequences=0.0)
+        metrics = measured({}, mask.sum(), {"actor/pretraining_loss": loss})
         return Loss(policy.value + coefficient * loss, policy.metrics | metrics)
 
     return LossFn(loss_fn.outputs, combined)

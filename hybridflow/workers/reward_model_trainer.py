@@ -20,6 +20,7 @@ from hybridflow.engines.training.factory import make_value_engine
 from hybridflow.engines.training.interface import Loss, LossFn, TrainEngine
 from hybridflow.observability.metrics import Metrics, mean, total
 from hybridflow.workers.model_worker import ModelWorker, TrainingSetup
+from hybridflow.workers.objectives import measured
 
 _PAIR = ("prompt_ids", "response_ids", "is_chosen", "margin")
 
@@ -83,13 +84,12 @@ def ranked(scores: Tensor, columns: Mapping[str, Tensor], preference: Preference
     if preference.center_coefficient:
         loss = loss + preference.center_coefficient * centering(chosen, rejected)
     means = {
-        "rewards/chosen": chosen.detach().mean(),
-        "rewards/rejected": rejected.detach().mean(),
-        "rewards/margins": (chosen - rejected).detach().mean(),
+        "rewards/chosen": chosen.mean(),
+        "rewards/rejected": rejected.mean(),
+        "rewards/margins": (chosen - rejected).mean(),
         "rewards/accuracies": accuracy(chosen, rejected),
     }
-    numbers = torch.stack(list(means.values())).tolist()
-    return loss, {name: mean(number, len(chosen)) for name, number in zip(means, numbers, strict=True)}
+    return loss, measured(means, chosen.new_tensor(len(chosen)))
 
 
 def values_at_end(engine: TrainEngine, sequences: Ragged) -> Tensor:

@@ -3,7 +3,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridflow.algorithms.losses.supervised import negative_log_likelihood
 from hybridflow.algorithms.losses.value import clipped_value_loss, explained_variance, value_clip_fraction
 from tests.oracles import losses as oracle
 from tests.unit.algorithms.examples import normal, seeds
@@ -34,7 +33,3 @@ def test_explained_variance_of_a_perfect_a_constant_and_a_wrong_critic():
     assert explained_variance(torch.full((1, 4), 7.0), returns, mask).item() == 0.0
     assert explained_variance(-returns, returns, mask).item() == pytest.approx(-3.0)
     assert explained_variance(returns[:, :3], torch.ones(1, 3), torch.ones(1, 3)).item() == 0.0
-
-
-def test_negative_log_likelihood_is_per_token():
-    assert negative_log_likelihood(torch.tensor([[-1.0, -2.0]])).tolist() == [[1.0, 2.0]]

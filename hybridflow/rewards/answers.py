@@ -63,6 +63,12 @@ def same_answer(found: str, expected: str) -> bool:
     return _WHOLE_NUMBER.fullmatch(right) is not None and len(numbers) == 1 and normalized(numbers[0]) == right
 
 
+def has_answer(text: str, expected: str) -> bool:
+    """Whether the final answer of a text is the expected one."""
+    found = final_answer(text)
+    return found is not None and same_answer(found, expected)
+
+
 def normalized(answer: str) -> str:
     """An answer without LaTeX markup, spaces and case; numbers without separators and redundant zeros."""
     text = _DROPPED.sub("", answer.strip())

@@ -3,8 +3,9 @@
 import functools
 import inspect
 import logging
+import types
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.reward import Reward
@@ -24,11 +25,11 @@ from hybridflow.rewards.dialects import (
 )
 from hybridflow.rewards.factory import BUILT_IN
 from hybridflow.rewards.remote import RemoteReward, address_label, is_address
-from hybridflow.rewards.settings import checked_settings
 
 logger = logging.getLogger(__name__)
 
 _KEY = "reward.functions"
+_PLAIN = (bool, int, float, str, list, dict, type(None))
 
 
 def resolve_functions(config: Reward) -> list[BoundReward]:
@@ -70,7 +71,7 @@ def check_settings(rewards: Sequence[Reward]) -> None:
 
 def _resolved(setting: str, label: str, given: object) -> BoundReward:
     def settings(function: Function, names: Collection[str]) -> Mapping[str, Any]:
-        return checked_settings(function, given, key=f"reward.settings.{label}", names=names)
+        return _checked_settings(function, given, key=f"reward.settings.{label}", names=names)
 
     if is_address(setting):
         remote = RemoteReward(setting, **settings(RemoteReward, list(inspect.signature(RemoteReward).parameters)[1:]))
@@ -148,3 +149,51 @@ def _user_function(path: str, setting: str) -> Function:
             f"{_KEY}: '{setting}' is a {type(member).__name__}, not a function.", remedy="Name a function."
         )
     return member
+
+
+def _checked_settings(function: Function, given: object, *, key: str, names: Collection[str]) -> dict[str, object]:
+    """The given settings of a function or class, if each name is among `names` and its annotation allows its value.
+
+    Otherwise raises `ConfigError`; `key` is `reward.settings.<function>`.
+    """
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{key}={given!r} must be a mapping.", remedy=f"{_known(key, names)} Write {key}.name=value.")
+    kinds = _kinds(function)
+    for name, value in given.items():
+        if name not in names:
+            raise ConfigError(
+                f"There is no setting '{key}.{name}'.", remedy=f"{did_you_mean(name, names)}{_known(key, names)}"
+            )
+        wanted = kinds.get(name, ())
+        if wanted and not any(_is_of(value, kind) for kind in wanted):
+            raise ConfigError(
+                f"{key}.{name}={value!r} is a {type(value).__name__}.",
+                remedy=f"Give {' or '.join('null' if kind is type(None) else kind.__name__ for kind in wanted)}.",
+            )
+    return {str(name): value for name, value in given.items()}
+
+
+def _known(key: str, names: Collection[str]) -> str:
+    return f"Settings of {key.rpartition('.')[2]}: {', '.join(names) or 'none'}."
+
+
+def _kinds(function: Function) -> dict[str, tuple[type, ...]]:
+    """The plain types that each parameter's annotation allows, without parameters that have other annotations."""
+    called = function.__init__ if inspect.isclass(function) else type(function).__call__
+    try:
+        hints = get_type_hints(function if inspect.isroutine(function) else called)
+    except (NameError, TypeError, AttributeError):  # annotations of user code may not be resolvable
+        return {}
+    found = {}
+    for name, hint in hints.items():
+        choices = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+        plain = tuple(get_origin(choice) or choice for choice in choices)
+        if all(kind in _PLAIN for kind in plain):
+            found[name] = plain
+    return found
+
+
+def _is_of(value: object, kind: type) -> bool:
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, int | float) if kind is float else isinstance(value, kind)

@@ -54,7 +54,7 @@ class RewardScorer:
 
     def __init__(self, config: Reward) -> None:
         self.functions = resolve_functions(config)
-        self._weights = _checked_weights(config)
+        self._weights = list(config.weights) or [1.0] * len(config.functions)
         self._budget = config.error_budget
         self._runner = make_runner(config, self.functions)
         self._is_alone = config.model.path is None
@@ -121,7 +121,12 @@ class RewardScorer:
             outcome.extras.get(FILTER_SCORES) if function.dialect.has_filter_scores else None
             for function, outcome in zip(self.functions, outcomes, strict=True)
         ]
-        return weighted_sum(_replaced(table, reported), self._weights)[0]
+        rows = [
+            column if values is None else torch.tensor([v if isinstance(v, Real) else math.nan for v in values])
+            for column, values in zip(table, reported, strict=True)
+        ]
+        found = torch.stack(rows).to(table.dtype)
+        return weighted_sum(torch.where(found.isfinite(), found, table), self._weights)[0]
 
     def _unscored(self, samples: Samples, unscored: Tensor, failures: Sequence[Failure]) -> list[Failure]:
         """Failures of samples for which every function returned None, unless a reward model scores them too."""
@@ -169,13 +174,6 @@ class RewardScorer:
         return metrics
 
 
-def _checked_weights(config: Reward) -> list[float]:
-    """One weight per function, 1 each by default."""
-    weights = list(config.weights) or [1.0] * len(config.functions)
-    assert len(weights) == len(config.functions), f"not checked by compose: {weights} for {config.functions}"
-    return weights
-
-
 def as_columns(scores: Sequence[Sequence[float | None]]) -> Float[Tensor, "F B"]:
     """Scores of F functions for B samples, with NaN for None."""
     rows = [[float("nan") if score is None else score for score in column] for column in scores]
@@ -188,14 +186,3 @@ def weighted_sum(
     """sum_f weights[f] columns[f], where NaN (not scored) adds nothing; and which samples no function scored."""
     weighted = columns * torch.tensor(weights, dtype=columns.dtype)[:, None]
     return weighted.nansum(0), columns.isnan().all(0)
-
-
-def _replaced(columns: Float[Tensor, "F B"], others: Sequence[Sequence[object] | None]) -> Float[Tensor, "F B"]:
-    """The columns, with the finite numbers of `others` (one row per function, or None) in their place."""
-    rows = [column if other is None else _numbers(other) for column, other in zip(columns, others, strict=True)]
-    found = torch.stack(rows).to(columns.dtype)
-    return torch.where(found.isfinite(), found, columns)
-
-
-def _numbers(values: Sequence[object]) -> Float[Tensor, " B"]:
-    return torch.tensor([float(value) if isinstance(value, Real) else float("nan") for value in values])

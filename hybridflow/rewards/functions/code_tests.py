@@ -1,5 +1,7 @@
 """code_tests: whether the program in a response passes the tests of its row, run in a sandbox."""
 
+import ast
+import builtins
 import json
 import logging
 import os
@@ -7,10 +9,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 
 from hybridflow.errors import ConfigError, RewardError
 from hybridflow.rewards.interface import Completion, Prompt, text_of
-from hybridflow.rewards.sandbox.idle import can_fail, is_program
 from hybridflow.rewards.sandbox.questions import question_of
 from hybridflow.rewards.sandbox.runs import Limits, Run, check_confinement, run_program
 
@@ -20,6 +22,13 @@ _BLOCK = re.compile(r"```(?:python|py|python3)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTA
 _FORM = 'Use {"inputs": [...], "outputs": [...]} (standard input and output), or a list of assert statements.'
 _WITHOUT = "A row with null instead of tests is not scored; data.filters removes rows."
 _COLUMNS = ("tests", "test_list", "answer")
+_LONGEST_TEST = 1_000_000
+"""Longest test in characters; the trainer's process parses every test."""
+
+_REFLECTIVE = {"exec", "eval", "globals", "locals", "vars", "getattr", "__import__"}
+"""Built-in functions through which a test may use the program's names without naming them."""
+
+_BUILT_IN = set(dir(builtins)) - _REFLECTIVE
 
 
 @dataclass(frozen=True)
@@ -172,7 +181,7 @@ def tests_of(value: object, setup: object = None) -> RowTests | None:
         return tests_of(found.get("tests", found.get("test_list")), found.get("test_setup_code", setup))
     if isinstance(found, str):
         found = [found]
-    if isinstance(found, Sequence) and found and all(isinstance(test, str) and is_program(test) for test in found):
+    if isinstance(found, Sequence) and found and all(isinstance(test, str) and _is_program(test) for test in found):
         statements = _joined(found)
         if not statements:
             raise _idle(value, "no statement asserts anything about the program")
@@ -186,7 +195,7 @@ def _joined(tests: Sequence[str]) -> tuple[str, ...]:
     pending: list[str] = []
     for test in tests:
         pending.append(test)
-        if can_fail(test):
+        if _can_fail(test):
             statements.append("\n".join(pending))
             pending = []
     return tuple(statements)
@@ -199,6 +208,53 @@ def _parsed(value: object) -> object:
         except (ValueError, RecursionError):
             return value
     return value
+
+
+@lru_cache(maxsize=4096)
+def _is_program(test: str) -> bool:
+    """Whether a text is a program rather than an answer such as `42`, `3/4` or `Paris`."""
+    body = _body(test)
+    is_call = (isinstance(part, ast.Call) for node in body for part in ast.walk(node))
+    return any(not isinstance(node, ast.Expr) for node in body) or any(is_call)
+
+
+@lru_cache(maxsize=4096)
+def _can_fail(test: str) -> bool:
+    """Whether some program can fail a test: it asserts, raises or calls something, and uses a name it does not define.
+
+    A bare comparison (`f(1) == 2`) cannot fail, since its result is not used.
+    """
+    effective = [node for node in _body(test) if not isinstance(node, ast.Expr) or isinstance(node.value, ast.Call)]
+    parts = [part for node in effective for part in ast.walk(node)]
+    if not any(isinstance(part, ast.Assert | ast.Raise | ast.Call) for part in parts):
+        return False
+    used = {part.id for part in parts if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)}
+    return bool(used - _defined(parts) - _BUILT_IN)
+
+
+def _defined(parts: list[ast.AST]) -> set[str]:
+    """Names that a test defines itself, apart from imports from `program`."""
+    defined: set[str] = set()
+    for part in parts:
+        match part:
+            case ast.Import(names=names):
+                defined |= {(name.asname or name.name).partition(".")[0] for name in names if name.name != "program"}
+            case ast.ImportFrom(module=module, names=names) if module != "program":
+                defined |= {name.asname or name.name for name in names}
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                defined.add(name)
+            case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()):
+                defined.add(name)
+    return defined
+
+
+def _body(test: str) -> list[ast.stmt]:
+    if len(test) > _LONGEST_TEST:
+        return []
+    try:
+        return ast.parse(test).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
 
 
 def _as_text(value: object) -> str:

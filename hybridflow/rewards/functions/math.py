@@ -3,7 +3,7 @@ r"""math: whether the response's final answer is mathematically equal to the dat
 import threading
 
 from hybridflow.optional import require
-from hybridflow.rewards.answers import expected_answer, final_answer, same_answer
+from hybridflow.rewards.answers import expected_answer, has_answer
 from hybridflow.rewards.interface import Completion, Prompt, text_of
 
 
@@ -33,6 +33,5 @@ class MathReward:
         wanted = expected_answer(expected)
         gold = self._math.parse(f"\\boxed{{{wanted}}}", parsing_timeout=seconds)
         if not gold:
-            found = final_answer(text)
-            return found is not None and same_answer(found, wanted)
+            return has_answer(text, wanted)
         return bool(self._math.verify(gold, self._math.parse(text, parsing_timeout=seconds), timeout_seconds=seconds))

@@ -4,7 +4,6 @@ The server is a clean process with one thread and few modules, so forking it is 
 only in the forked processes. It ends when the pool's process ends, and takes the forked processes with it.
 """
 
-import ctypes
 import importlib
 import os
 import signal
@@ -21,12 +20,12 @@ from hybridflow.observability.logs import lasting
 from hybridflow.rewards.interface import Samples
 from hybridflow.rewards.resolve import resolve_functions
 from hybridflow.rewards.runners.serial import outcome_of
+from hybridflow.rewards.sandbox.jail import die_with
 
 FORK = 0
 """Request to fork a process, followed by the descriptor of its connection; the reply is its process id. A request with
 a process id ends that process; the reply is its exit status."""
 
-_PR_SET_PDEATHSIG = 1
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -78,7 +77,7 @@ def _forked(descriptor: int, control: Connection, setup: Setup) -> int:
     try:
         control.close()
         os.setsid()  # so that killing the process group also kills what the functions start
-        _die_with(server)
+        die_with(server)
         for number in _IGNORED:  # programs that the functions start would inherit SIG_IGN
             signal.signal(number, signal.SIG_DFL)
         with redirect_stdout(lasting(sys.stdout, by_lines=True)), redirect_stderr(lasting(sys.stderr)):
@@ -95,14 +94,6 @@ def _ended(process: int) -> int:
     except ProcessLookupError:  # it has not called setsid yet
         os.kill(process, signal.SIGKILL)
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-
-
-def _die_with(parent: int) -> None:
-    """Makes the kernel kill this process when its parent dies, whatever it is doing."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
 
 
 def _serve(connection: Connection, setup: Setup) -> None:

@@ -46,7 +46,7 @@ def main(job_descriptor: int, verdict_descriptor: int) -> None:
         job = json.load(file)
     verdict = socket.socket(fileno=verdict_descriptor)
     try:
-        _die_with(job["parent"])
+        die_with(job["parent"])
         _limit(job["limits"])
         if job["is_confined"]:
             _confine(job)
@@ -121,7 +121,7 @@ def _encoded(value: Any) -> object:
         if isinstance(value, kind):
             return [kind.__name__, *map(_encoded, parts(value))]
     if isinstance(value, dict):
-        return ["dict", *([_encoded(key), _encoded(each)] for key, each in dict.items(value))]
+        return ["dict", *(["tuple", _encoded(key), _encoded(each)] for key, each in dict.items(value))]
     return _encoded_other(value)
 
 
@@ -165,8 +165,8 @@ def _exit(status: int) -> NoReturn:
     os._exit(status & 0xFF)
 
 
-def _die_with(parent: int) -> None:
-    """Makes the kernel kill this process when the thread that started it is gone."""
+def die_with(parent: int) -> None:
+    """Makes the kernel kill this process when its parent (on Linux, the thread that started it) ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:

@@ -1,8 +1,7 @@
-"""Splits tests into what is evaluated in the program's process, and what its answers must be, which is checked outside.
+"""Splits tests into expressions that the program's process evaluates, and conditions on their values, checked outside.
 
-Of `assert double(2) == 4`, the program's process evaluates `double(2)` and reports the value. The 4 stays here, so the
-program cannot find it in its own process. A test that cannot be split runs there as a whole, and its verdict is
-believed.
+For `assert double(2) == 4`, the program's process evaluates `double(2)` and reports the value. The 4 stays here, so the
+program cannot find it in its own process. A test that cannot be split runs there whole, and its verdict is trusted.
 """
 
 import ast
@@ -14,8 +13,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
 
-from hybridflow.rewards.sandbox.literals import Meter, NotLiteral, literal
-from hybridflow.rewards.sandbox.values import decoded
+from hybridflow.rewards.sandbox.values import Meter, NotLiteral, decoded, literal
 
 Answers = Sequence[object]
 Check = Callable[[Answers], object]
@@ -23,7 +21,7 @@ Check = Callable[[Answers], object]
 
 RUN, ASK = "run", "ask"
 _KEPT = 100
-"""Largest value that is cached with its text. Larger ones are recomputed, as thousands of tests are cached."""
+"""Size of the largest value that is cached with its test. Larger ones are recomputed: thousands of tests are cached."""
 _FAILED = (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
 _COMPARISONS: Mapping[type[ast.cmpop], Callable[..., object]] = {
     ast.Eq: operator.eq,

@@ -1,4 +1,4 @@
-"""The directory of an untrusted program: how full it is, and how it is deleted in any state."""
+"""The working directory of an untrusted program: measures its size, and deletes it whatever the program left in it."""
 
 import fcntl
 import os
@@ -13,14 +13,14 @@ from pathlib import Path
 MOST_FILES = 1000
 _PREFIX = "hybridflow_program_"
 _NEW_SECONDS = 60.0
-"""A directory this young may not have been locked by its owner yet."""
+"""The owner of a directory younger than this may not have locked it yet."""
 
 
 @contextmanager
 def scratch_directory() -> Iterator[Path]:
-    """An empty directory, deleted on exit; if this process is killed, the next one that calls this deletes it.
+    """An empty directory, deleted on exit. If this process is killed, the next process that calls this deletes it.
 
-    This process holds a lock on the directory, which ends with the process.
+    The process locks the directory; the lock ends with the process.
     """
     _delete_abandoned()
     path = Path(tempfile.mkdtemp(prefix=_PREFIX))
@@ -35,7 +35,7 @@ def scratch_directory() -> Iterator[Path]:
 
 @cache
 def _delete_abandoned() -> None:
-    """Deletes the directories of this user's dead processes, once per process."""
+    """Deletes the directories that dead processes of this user left behind; once per process."""
     for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with suppress(OSError):
             found = path.lstat()
@@ -50,7 +50,7 @@ def _delete_abandoned() -> None:
 
 
 def _locked(path: Path) -> int | None:
-    """A descriptor that holds the directory's lock; None if another process has it, or if it cannot be locked."""
+    """Locks a directory; returns the descriptor that holds the lock, or None if it is locked or cannot be locked."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -61,10 +61,10 @@ def _locked(path: Path) -> int | None:
 
 
 def is_full(scratch: Path, most_bytes: int, process: int) -> bool:
-    """Whether the files of a process's directory take more than these bytes or are more than `MOST_FILES`.
+    """Whether the directory of a process holds more than `most_bytes`, or more than `MOST_FILES` files.
 
-    Deleted files that the process keeps open or mapped count as well. The size of a file that is only mapped cannot be
-    read without privileges, so it counts as `most_bytes`. Directories that cannot be listed count as full.
+    Deleted files that the process keeps open or mapped also count. The size of a deleted file that is only mapped
+    cannot be read without privileges, so it counts as `most_bytes`. A directory that cannot be listed counts as full.
     """
     kept = _kept_bytes(process, os.path.realpath(scratch), most_bytes)
     linked = _linked_bytes(scratch, most_bytes)
@@ -86,9 +86,9 @@ def _linked_bytes(scratch: Path, most_bytes: int) -> int | None:
                         total += entry.stat(follow_symlinks=False).st_size
                     if count > MOST_FILES:
                         return None
-        except (FileNotFoundError, NotADirectoryError):  # deleted meanwhile
+        except (FileNotFoundError, NotADirectoryError):  # deleted in the meantime
             continue
-        except OSError:  # too deep for a path, or closed to its owner
+        except OSError:  # the path is too long, or the directory is not readable
             return None
         if total > most_bytes:
             break
@@ -97,7 +97,7 @@ def _linked_bytes(scratch: Path, most_bytes: int) -> int | None:
 
 def _kept_bytes(process: int, scratch: str, most_bytes: int) -> int:
     """Bytes of deleted files in this directory that a process keeps open or mapped."""
-    for thread in _listed(f"/proc/{process}/task"):  # the first thread may have ended before the others
+    for thread in _listed(f"/proc/{process}/task"):  # the main thread may have ended before the others
         folder = f"/proc/{process}/task/{thread}"
         opened: dict[int, int] = {}
         for descriptor in _listed(f"{folder}/fd"):
@@ -120,7 +120,7 @@ def _listed(folder: str) -> list[str]:
 
 
 def _delete(top: Path) -> None:
-    """Deletes a directory. Nested directories are moved up first, so that paths and stack do not grow with depth."""
+    """Deletes a directory. Moves nested directories up first, so that neither paths nor the stack grow with depth."""
     moved, count = secrets.token_hex(8), 0
     while found := list(os.scandir(top)):
         for entry in found:

@@ -80,20 +80,20 @@ def filter_of(machine: str = platform.machine()) -> list[Instruction] | None:
         instructions += _returning([_EQUAL, 0, 0, number], _EPERM)
     # Allowed: threads that share the table of files, but no processes; signals to itself; reading limits.
     threads: list[Instruction] = [[_ANY_BIT, 0, 2, _CLONE_THREAD], [_ANY_BIT, 0, 1, _CLONE_FILES]]
-    instructions += _judged(special["clone"], 0, threads)
-    instructions += _judged(special["close_range"], 2, [[_ANY_BIT, 1, 0, _CLOSE_RANGE_UNSHARE]])
+    instructions += _conditional(special["clone"], 0, threads)
+    instructions += _conditional(special["close_range"], 2, [[_ANY_BIT, 1, 0, _CLOSE_RANGE_UNSHARE]])
     for name in ("kill", "tgkill"):
-        instructions += _judged(special[name], 0, [[_EQUAL, 0, 1, None]])
+        instructions += _conditional(special[name], 0, [[_EQUAL, 0, 1, None]])
     low, high = [_EQUAL, 0, 3, 0], [_EQUAL, 0, 1, 0]
-    instructions += _judged(special["prlimit64"], 2, [low, [_LOAD, 0, 0, _ARGUMENTS + 2 * 8 + 4], high])
+    instructions += _conditional(special["prlimit64"], 2, [low, [_LOAD, 0, 0, _ARGUMENTS + 2 * 8 + 4], high])
     instructions += _only(special["fcntl"], 1, _FCNTL_COMMANDS) + _only(special["ioctl"], 1, _IOCTL_REQUESTS)
     # Only stream sockets: a pair of datagram sockets could also send to any other socket.
     kind: list[Instruction] = [[_LOAD, 0, 0, _ARGUMENTS + 8], [_AND, 0, 0, _TYPES], [_EQUAL, 0, 1, _SOCK_STREAM]]
-    instructions += _judged(special["socketpair"], 0, [[_EQUAL, 0, len(kind) + 1, _AF_UNIX], *kind])
+    instructions += _conditional(special["socketpair"], 0, [[_EQUAL, 0, len(kind) + 1, _AF_UNIX], *kind])
     # Before Linux 6.2, Landlock lets a program truncate any file that it may read.
     emptied: list[Instruction] = [[_AND, 0, 0, _O_ACCMODE | _O_TRUNC], [_EQUAL, 1, 0, _O_TRUNC]]
     for name, flags in (("open", 1), ("openat", 2)):
-        instructions += _judged(special[name], flags, emptied) if name in special else []
+        instructions += _conditional(special[name], flags, emptied) if name in special else []
     return [*instructions, [_RETURN, 0, 0, _ALLOW]]
 
 
@@ -119,7 +119,7 @@ def _returning(test: Instruction, answer: int) -> list[Instruction]:
     return [[code, 0, 1, k], [_RETURN, 0, 0, answer]]
 
 
-def _judged(
+def _conditional(
     number: int, argument: int, tests: Sequence[Instruction], *, passed: int = _ALLOW, jumped: int = _EPERM
 ) -> list[Instruction]:
     """For this call: returns one action if the tests of the argument fall through, the other if they jump."""
@@ -131,4 +131,4 @@ def _judged(
 def _only(number: int, argument: int, values: Sequence[int]) -> list[Instruction]:
     """For this call: allowed if the argument is one of the values, else EPERM."""
     tests: list[Instruction] = [[_EQUAL, len(values) - at, 0, value] for at, value in enumerate(values)]
-    return _judged(number, argument, tests, passed=_EPERM, jumped=_ALLOW)
+    return _conditional(number, argument, tests, passed=_EPERM, jumped=_ALLOW)

@@ -6,9 +6,8 @@ import time
 
 import pytest
 
-from hybridflow.rewards.sandbox.literals import Meter, NotLiteral, literal
 from hybridflow.rewards.sandbox.questions import question_of
-from hybridflow.rewards.sandbox.values import decoded
+from hybridflow.rewards.sandbox.values import Meter, NotLiteral, decoded, literal
 
 HUMAN_EVAL = '''
 METADATA = {"author": "x"}
@@ -98,7 +97,7 @@ def test_what_is_expected_is_not_among_what_the_program_is_given(test):
         ("assert f(1) == 0.5", '[["fraction", "0x1", "0x2"]]', True),
         ("assert f(1) == [1, (2, None)]", '[["list", 1, ["tuple", 2, ["None"]]]]', True),
         ("assert f(1) == [1, (2, None)]", '[["list", 1, ["list", 2, ["None"]]]]', False),
-        ("assert f(1) == {'a': {1}}", '[["dict", ["a", ["set", 1]]]]', True),
+        ("assert f(1) == {'a': {1}}", '[["dict", ["tuple", "a", ["set", 1]]]]', True),
         ("assert f(1) == float('inf')", "[Infinity]", True),
         ("assert f(1) == 2**2000", f'[["int", "{hex(2**2000)}"]]', True),
         ("assert f(1) is None", '[["None"]]', True),
@@ -180,7 +179,7 @@ def test_many_large_literals_of_one_test_are_not_computed():
 def test_decodeds_that_take_long_to_compare_pass_no_test(kind):
     question = question_of("assert f(1) != {1}")
     numbers = [i * (2**61 - 1) for i in range(13_000)]
-    sent = json.dumps([[kind, *([[n, 1] for n in numbers] if kind == "dict" else numbers)]]).encode()
+    sent = json.dumps([[kind, *([["tuple", n, 1] for n in numbers] if kind == "dict" else numbers)]]).encode()
     begun = time.process_time()
     assert not question.is_passed(sent)
     assert not question.is_passed(json.dumps([["fraction", "f" * 250_000, "e" * 250_000]]).encode())

@@ -46,7 +46,7 @@ class NotLiteral(ValueError):
 
 @dataclass
 class Meter:
-    """What the results of operators and calls may still contain: elements, characters and 30-bit digits of integers."""
+    """The size that results may still have in total: elements, characters and 30-bit digits of integers."""
 
     left: int = 1_000_000
 

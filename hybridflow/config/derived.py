@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from hybridflow.config.experiment import Experiment
-from hybridflow.config.model import Model
 from hybridflow.config.paths import user_path
 from hybridflow.config.placement import Parallelism
 from hybridflow.config.roles import RoleKind
@@ -97,11 +96,6 @@ def is_evaluated(config: Experiment) -> bool:
 def is_rewarded(config: Experiment) -> bool:
     """Whether the configuration names a reward."""
     return bool(config.reward.functions) or config.reward.model.path is not None
-
-
-def model_of(config: Experiment, model: Model) -> Model:
-    """The model of a role; by default, the model of the run."""
-    return model if model.path is not None else config.model
 
 
 def max_sequence_tokens(config: Experiment) -> int:

@@ -75,11 +75,6 @@ def find_dataflow(name: str) -> type[Dataflow]:
             f"dataflow={name}: '{class_name}' is not a dataflow.",
             remedy=f"Write 'class {class_name}(Dataflow)', from hybridflow.dataflows.interface.",
         )
-    if any("foreknown" in vars(base) for base in found.__mro__):
-        raise ConfigError(
-            f"dataflow={name}: {found.__name__} defines 'foreknown', which is now called 'precompute'.",
-            remedy="Rename the method.",
-        )
     return found
 
 

@@ -2,7 +2,8 @@
 
 import logging
 import os
-from dataclasses import fields, is_dataclass, replace
+from copy import deepcopy
+from dataclasses import replace
 from importlib.util import find_spec
 
 import torch
@@ -14,7 +15,7 @@ from hybridflow.config.loop import BackendKind, Device
 from hybridflow.config.model import Dtype, Model
 from hybridflow.config.paths import user_path
 from hybridflow.config.rollout import DEFAULT_SEQUENCES, Rollout, RolloutKind
-from hybridflow.config.section import Section, sealed
+from hybridflow.config.section import sealed, sections_of
 from hybridflow.config.training import Training
 from hybridflow.controller.backends import check_cluster, joined_gpus
 from hybridflow.controller.backends.interface import RAY_ADDRESS
@@ -28,12 +29,6 @@ from hybridflow.launch.plan.dataflow import NamedFunctions
 from hybridflow.launch.plan.roles import backend_kind, policy_model
 
 logger = logging.getLogger(__name__)
-
-DEVICE_ORIGIN = "device"
-"""The origin of a value that depends on the device."""
-
-SCHEDULE_ORIGIN = "trainer.total_steps"
-"""The origin of the length of a learning-rate schedule."""
 
 
 def find_device(config: Experiment) -> str:
@@ -51,8 +46,14 @@ def find_device(config: Experiment) -> str:
             f"trainer.devices={config.trainer.devices}, but this machine has {torch.cuda.device_count()} GPUs.",
             remedy=f"Lower trainer.devices, set {RAY_ADDRESS} to a cluster with more, or use trainer.device=cpu.",
         )
-    where = _where(kind, device, wanted, num_gpus)
-    logger.info("device=%s (trainer.device=%s): %s", device, config.trainer.device.name, where)
+    if device == "cuda":
+        where = "this machine" if num_gpus is None else f"the {num_gpus} in the Ray cluster"
+        found = f"{wanted} GPU{'' if wanted == 1 else 's'} of {where}"
+    else:
+        address = os.environ.get(RAY_ADDRESS) if kind is BackendKind.ray else None
+        where = f"the Ray cluster at {RAY_ADDRESS}={address}" if address else "this machine"
+        found = f"{wanted} process{'' if wanted == 1 else 'es'} on {where}"
+    logger.info("device=%s (trainer.device=%s): %s", device, config.trainer.device.name, found)
     return device
 
 
@@ -67,7 +68,7 @@ def with_device_defaults(composed: Composed, device: str) -> Composed:
             "defaults on a GPU: model.dtype=%s actor.gradient_checkpointing=%s rollout.engine=%s",
             after["model.dtype"], str(after["actor.gradient_checkpointing"]).lower(), rollout,
         )  # fmt: skip
-    return replace(composed, config=config, origins={**composed.origins, **dict.fromkeys(chosen, DEVICE_ORIGIN)})
+    return replace(composed, config=config, origins={**composed.origins, **dict.fromkeys(chosen, "device")})
 
 
 def with_schedule_steps(composed: Composed) -> Composed:
@@ -81,7 +82,7 @@ def with_schedule_steps(composed: Composed) -> Composed:
             kept = saved.get(f"{name}.optimizer.schedule_steps")
             steps = kept if isinstance(kept, int) else config.trainer.total_steps
             changed[name] = replace(training, optimizer=replace(training.optimizer, schedule_steps=steps))
-            origins[f"{name}.optimizer.schedule_steps"] = SCHEDULE_ORIGIN
+            origins[f"{name}.optimizer.schedule_steps"] = "trainer.total_steps"
     return replace(composed, config=sealed(replace(config, **changed)), origins=origins)
 
 
@@ -103,22 +104,13 @@ def resolved(config: Experiment, device: str) -> Experiment:
         (Rollout, "max_sequences"): ROLLOUT_ENGINES[rollout].sequences_on_gpus if on_gpu else DEFAULT_SEQUENCES,
         (Rollout, "sleep"): on_gpu,
     }
-    filled = _filled(config, defaults)
-    assert isinstance(filled, Experiment), f"made a {type(filled)}"
-    return sealed(replace(filled, trainer=replace(filled.trainer, device=Device[device])))
-
-
-def _filled(value: object, defaults: dict[tuple[type, str], object]) -> object:
-    """A section and its subsections with nulls replaced by the defaults of their fields."""
-    if isinstance(value, dict):
-        return {name: _filled(item, defaults) for name, item in value.items()}
-    if not (isinstance(value, Section) and is_dataclass(value)):
-        return value
-    found = {field.name: _filled(vars(value)[field.name], defaults) for field in fields(value)}
-    found |= {
-        name: default for (kind, name), default in defaults.items() if kind is type(value) and found[name] is None
-    }
-    return replace(value, **found)
+    filled = deepcopy(config)
+    for _, section in sections_of(filled):
+        for (kind, name), default in defaults.items():
+            if kind is type(section) and vars(section)[name] is None:
+                vars(section)[name] = default
+    vars(filled.trainer)["device"] = Device[device]
+    return sealed(filled)
 
 
 def _saved(config: Experiment) -> dict[str, object]:
@@ -146,16 +138,14 @@ def with_old_logprobs_explained(composed: Composed, dataflow: type[Dataflow], *,
     return replace(composed, origins={**composed.origins, key: f"{composed.origins[key]}; resolved to: {became}"})
 
 
-def wants_old_logprobs(config: Experiment, dataflow: type[Dataflow], functions: NamedFunctions) -> bool:
+def wants_old_logprobs(config: Experiment, functions: NamedFunctions) -> bool:
     """Whether a step calls `actor.logprobs`, given `algorithm.old_logprobs` and what reads the result.
 
     Without that call the update takes `old_logprobs` from its own forward pass if the policy is still the old one,
     or from the rollout.
     """
     algorithm, estimator, loss = config.algorithm, functions.estimator, functions.policy_loss
-    if not learns_from_samples(dataflow) or algorithm.old_logprobs is OldLogprobs.recompute:
-        return True
-    if estimator is None or loss is None:
+    if algorithm.old_logprobs is OldLogprobs.recompute or estimator is None or loss is None:
         return True
     read_before = (
         (algorithm.kl.placement is KLPlacement.reward and not kl_reads_rollout(config))
@@ -184,17 +174,6 @@ def kl_reads_rollout(config: Experiment) -> bool:
         and policy_model(config).dtype is Dtype.float32
     )
     return same_model or config.algorithm.old_logprobs is OldLogprobs.rollout
-
-
-def _where(kind: BackendKind, device: str, wanted: int, num_gpus: int | None) -> str:
-    """The location of the `wanted` devices, as in `4 GPUs of this machine`; a CPU device is one process."""
-    if device == "cuda":
-        gpus = f"{wanted} GPU{'' if wanted == 1 else 's'}"
-        return f"{gpus} of this machine" if num_gpus is None else f"{gpus} of the {num_gpus} in the Ray cluster"
-    processes = f"{wanted} process{'' if wanted == 1 else 'es'}"
-    if kind is BackendKind.ray and os.environ.get(RAY_ADDRESS):
-        return f"{processes} on the Ray cluster at {RAY_ADDRESS}={os.environ[RAY_ADDRESS]}"
-    return f"{processes} on this machine"
 
 
 def _device(wanted: Device, num_gpus: int | None) -> str:

@@ -113,7 +113,7 @@ def plan_run(composed: Composed, faults: Faults = STRICT, *, device: str | None 
     functions = NamedFunctions()
     with faults.caught():
         functions = named_functions(config, dataflow)
-    wants = wants_old_logprobs(config, dataflow, functions)
+    wants = wants_old_logprobs(config, functions)
     roles = tuple(plan_roles(config, dataflow))
     return RunPlan(
         composed=with_old_logprobs_explained(composed, dataflow, wants=wants),

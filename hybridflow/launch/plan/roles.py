@@ -8,7 +8,6 @@ from hybridflow.config.derived import (
     is_evaluated,
     is_rewarded,
     minibatch_prompts,
-    model_of,
     pool_of,
     pool_sizes,
     total_optimizer_steps,
@@ -95,25 +94,23 @@ class RoleSpec:
     def model(self) -> Model | None:
         """The model it runs; None for functions, and for a role that the actor's workers play."""
         match self.setup:
-            case ActorRole() | CriticRole() | TrainedRewardModelRole() | RolloutRole():
+            case TrainedRole() | RolloutRole():
                 return self.setup.setup.model
             case ReferenceRole():
                 return self.setup.model
             case RewardModelRole():
                 return self.setup.reward.model
-            case _:
-                return None
+        return None
 
     @property
     def training(self) -> Training | None:
         """How the training engine runs the model; None for roles without one."""
         match self.setup:
-            case ActorRole() | CriticRole() | TrainedRewardModelRole():
+            case TrainedRole():
                 return self.setup.setup.training
             case ReferenceRole() | RewardModelRole():
                 return self.setup.training
-            case _:
-                return None
+        return None
 
     @property
     def reward(self) -> Reward | None:
@@ -133,11 +130,9 @@ class RoleSpec:
     @property
     def generates(self) -> bool:
         """Whether the role generates responses: a rollout, or an actor with one."""
-        match self.setup:
-            case ActorRole():
-                return self.setup.rollout is not None
-            case _:
-                return isinstance(self.setup, RolloutRole)
+        if isinstance(self.setup, ActorRole):
+            return self.setup.rollout is not None
+        return isinstance(self.setup, RolloutRole)
 
 
 def plan_roles(config: Experiment, dataflow: type[Dataflow]) -> list[RoleSpec]:
@@ -194,8 +189,7 @@ def is_colocated(config: Experiment) -> bool:
 
 def resolved_model(config: Experiment, model: Model) -> Model:
     """A role's model with its path filled in."""
-    chosen = model_of(config, model)
-    return replace(chosen) if chosen.path else replace(chosen, path=config.model.path)
+    return replace(model if model.path else config.model)
 
 
 def policy_model(config: Experiment) -> Model:
@@ -228,7 +222,15 @@ def _own_role(
     if need.kind is TrainableRewardModel:
         return RoleSpec(name, TrainedRewardModelRole(setup, config.algorithm), pool, mesh)
     rollout = _rollout_setup(config) if with_rollout else None
-    generation = _generation_mesh(config, setup.training, mesh) if rollout and rollout.is_colocated else None
+    generation = None
+    if rollout and rollout.is_colocated:
+        generation = generation_mesh(
+            mesh,
+            copies=TRAINING_ENGINES[setup.training.engine].copies(mesh.sizes, setup.training.parallelism.replicas),
+            tensor=config.rollout.parallelism.tensor,
+            pipeline=config.rollout.parallelism.pipeline,
+            devices_per_node=config.trainer.devices,
+        )
     return RoleSpec(name, ActorRole(setup, config.algorithm, rollout), pool, mesh, generation)
 
 
@@ -292,17 +294,6 @@ def _reference(config: Experiment, name: str, model: Model, dataflow: type[Dataf
 def _mesh(config: Experiment, name: str, training: Training) -> ParallelMesh:
     sizes = training_mesh(training.parallelism, pool_sizes(config)[pool_of(config, name)])
     return ParallelMesh(sizes | {"data": max(sizes["data"], 1)})  # too few devices are a problem for the rules
-
-
-def _generation_mesh(config: Experiment, training: Training, mesh: ParallelMesh) -> ParallelMesh:
-    sizes = config.rollout.parallelism
-    return generation_mesh(
-        mesh,
-        copies=TRAINING_ENGINES[training.engine].copies(mesh.sizes, training.parallelism.replicas),
-        tensor=sizes.tensor,
-        pipeline=sizes.pipeline,
-        devices_per_node=config.trainer.devices,
-    )
 
 
 def _training_setup(config: Experiment, training: Training, dataflow: type[Dataflow]) -> TrainingSetup:

@@ -19,31 +19,32 @@ from hybridflow.workers.rollout import RolloutSetup, RolloutWorker
 
 
 @dataclass(frozen=True)
-class ActorRole:
-    """The policy being trained; with a `rollout`, it also generates."""
+class TrainedRole:
+    """A model being trained, which is part of checkpoints."""
 
-    worker_class: ClassVar[type[Worker]] = ActorWorker
+    worker_class: ClassVar[type[Worker]]
     setup: TrainingSetup
     algorithm: Algorithm
+
+
+@dataclass(frozen=True)
+class ActorRole(TrainedRole):
+    """The policy being trained; with a `rollout`, it also generates."""
+
+    worker_class = ActorWorker
     rollout: RolloutSetup | None
 
 
-@dataclass(frozen=True)
-class CriticRole:
+class CriticRole(TrainedRole):
     """A value function being trained."""
 
-    worker_class: ClassVar[type[Worker]] = CriticWorker
-    setup: TrainingSetup
-    algorithm: Algorithm
+    worker_class = CriticWorker
 
 
-@dataclass(frozen=True)
-class TrainedRewardModelRole:
+class TrainedRewardModelRole(TrainedRole):
     """A reward model being trained."""
 
-    worker_class: ClassVar[type[Worker]] = RewardModelTrainer
-    setup: TrainingSetup
-    algorithm: Algorithm
+    worker_class = RewardModelTrainer
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,5 @@ class RolloutRole:
 ADAPTERLESS_METHODS = {"logprobs": "reference_logprobs"}
 """The names of that reference's methods in the actor's workers."""
 
-TrainedRole = ActorRole | CriticRole | TrainedRewardModelRole
 RewardRole = RewardFunctionRole | RewardModelRole
 RoleSetup = TrainedRole | RewardRole | ReferenceRole | AdapterlessActorRole | RolloutRole

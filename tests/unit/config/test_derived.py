@@ -7,7 +7,6 @@ import pytest
 from hybridflow.config.data import Data
 from hybridflow.config.derived import (
     minibatch_prompts,
-    model_of,
     optimizer_steps_per_step,
     pool_of,
     run_dir,
@@ -17,7 +16,6 @@ from hybridflow.config.derived import (
 )
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.loop import Trainer
-from hybridflow.config.model import Model
 from hybridflow.config.placement import Parallelism, Pool
 from hybridflow.config.roles import Role
 from hybridflow.config.training import Training, TrainingEngine
@@ -40,12 +38,6 @@ def test_the_run_directory_follows_from_the_experiment_unless_it_is_given():
     assert run_dir(Experiment(trainer=Trainer(experiment="sums"))) == Path("runs/sums").absolute()
     assert run_dir(Experiment(trainer=Trainer(run_dir="/elsewhere"))) == Path("/elsewhere")
     assert run_dir(Experiment(trainer=Trainer(run_dir="~/mine"))) == Path.home() / "mine"
-
-
-def test_a_role_without_a_model_has_the_runs():
-    config = Experiment(model=Model(path="run"))
-    assert model_of(config, Model()).path == "run"
-    assert model_of(config, Model(path="own")).path == "own"
 
 
 def test_a_role_is_single_on_one_device_and_in_shards_on_several():

@@ -1,6 +1,6 @@
 """The single controller: one driver, many SPMD groups. Read `worker_group.py`, `protocols.py`, then `batch_ref.py`.
 
-The driver moves handles, never tokens: a worker's answer stays where it was made, and its consumers pull their part.
+The driver moves handles, never tokens: results stay where they were produced, and consumers fetch their parts.
 """
 
 from hybridflow.controller.backends import Backend, BackendOptions, make_backend

@@ -1,4 +1,4 @@
-"""The driver's handle on a batch: tables, and which of their rows. Tokens stay where they were made."""
+"""The driver's handle on a batch: tables and row selections. Tokens stay where they were produced."""
 
 from collections.abc import Iterable, Sequence
 
@@ -15,10 +15,10 @@ from hybridflow.errors import BatchError
 
 
 class BatchRef:
-    """A batch that workers hold. Passing it to a role sends handles and row ranges; each rank pulls its own part.
+    """A batch that workers hold. Passing it to a role sends handles and row ranges; each rank fetches its own part.
 
-    A role returns a BatchRef before its workers have answered: it can be joined and passed on at once. Properties that
-    need the numbers in the answer (`lengths`, `row`, `columns`, `meta`) wait for it; only `fetch` moves tokens.
+    A role returns a BatchRef before its workers have answered; it can be joined and passed on immediately. Properties
+    that need the numbers in the answer (`lengths`, `row`, `columns`, `meta`) wait for it; only `fetch` moves tokens.
     """
 
     def __init__(self, views: Sequence[View], backend: Backend, meta: Meta | None = None) -> None:
@@ -34,7 +34,7 @@ class BatchRef:
 
     @staticmethod
     def of_answers(calls: Sequence[Pending], provides: tuple[str, ...], backend: Backend) -> "BatchRef":
-        """The rows that several calls answer with, end to end."""
+        """The concatenated rows of several calls' results."""
         return BatchRef([View(Table.of_answers(calls, provides, [None] * len(calls), backend))], backend)
 
     def with_answers(
@@ -100,7 +100,7 @@ class BatchRef:
     def metrics_by_shard(self, prefix: str) -> dict[str, list[tuple[float, int]]]:
         """Metadata whose names begin with `prefix`: for each shard, its value and its number of rows.
 
-        `meta` has only the last shard's value, which is right if all are equal. Waits for the stages that have not
+        `meta` has only the last shard's value, which is correct if all are equal. Waits for the stages that have not
         answered.
         """
         metrics: dict[str, list[tuple[float, int]]] = {}
@@ -153,7 +153,7 @@ class BatchRef:
         index = row_positions(rows, len(self))
         if len(index) and (int(index.min()) < 0 or int(index.max()) >= len(self)):
             raise BatchError(
-                f"Rows {int(index.min())} to {int(index.max())} were asked of a batch of {len(self)}.",
+                f"Rows {int(index.min())} to {int(index.max())} do not exist in a batch of {len(self)} rows.",
                 remedy="Take rows from 0 to rows - 1.",
             )
         return BatchRef([View(view.table, view.rows(index)) for view in self._views], self._backend, self._meta)
@@ -195,7 +195,7 @@ class BatchRef:
         wanted: tuple[str, ...] | None = None,
         required: tuple[str, ...] = (),
     ) -> Portion:
-        """Instructions for a rank to assemble some rows (None: all); appends what it must read to `stored`."""
+        """Instructions for a rank to assemble some rows (None: all); appends the objects to read to `stored`."""
         tables = []
         for position, view in enumerate(self._views):
             later = [name for other in self._views[position + 1 :] for name in other.table.declared]
@@ -238,6 +238,6 @@ class BatchRef:
                 whole = torch.cat(parts) if len(parts) > 1 else parts[0]
                 return whole if view.index is None else whole[view.index]
         raise BatchError(
-            f"The driver knows no numbers per row of the column '{name}'; the batch has {self.columns}.",
+            f"The driver has no numbers per row for the column '{name}'; the batch has {self.columns}.",
             remedy=f"Bring the column here with fetch(['{name}']), if a stage provides it.",
         )

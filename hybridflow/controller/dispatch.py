@@ -41,7 +41,7 @@ class Method:
 
     @cached_property
     def mesh(self) -> ParallelMesh:
-        """The mesh that its protocol names."""
+        """The mesh of its protocol."""
         protocol = self.spec.protocol
         return self.meshes[protocol.mesh if isinstance(protocol, TransferProtocol) else "training"]
 
@@ -149,7 +149,7 @@ def _by_custom_protocol(
 def _arguments(
     method: Method, args: Sequence[object], kwargs: Mapping[str, object], shares: Mapping[int, Share]
 ) -> Arguments:
-    """The arguments with a portion for each batch: its share, or all of a batch that has none."""
+    """The arguments, with each batch replaced by a portion: its share, or all of a batch that is not divided."""
     stored: list[Stored] = []
     positions = count()
 
@@ -178,7 +178,7 @@ def _entry(value: object, part: int, num: int, method: Method) -> object:
 
 
 def _accepted(value: object, method: Method, backend: Backend) -> object:
-    """A batch of this process becomes a reference, also in a list with one value per rank; other values pass."""
+    """Replaces a batch of this process by a reference, also in a list with one value per rank; keeps other values."""
     if isinstance(value, Future):
         raise BatchError(f"'{method}' was given the future of a plain value.", remedy="Pass future.result() instead.")
     if isinstance(value, list | tuple) and any(isinstance(entry, Batch) for entry in value):

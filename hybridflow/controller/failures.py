@@ -39,7 +39,7 @@ def call_failed(error: BaseException, *, role: str, rank: int, node: str, method
 
 
 def _own_frames(frames: TracebackType | None) -> TracebackType | None:
-    """The traceback from the worker's own code on, without the frames of the controller that called it."""
+    """The traceback starting at the worker's own code, without the frames of the controller that called it."""
     inner = frames
     while inner is not None and str(Path(inner.tb_frame.f_code.co_filename).parent).startswith(_ROOM):
         inner = inner.tb_next
@@ -57,7 +57,7 @@ class HostInfo:
 
 @dataclass(frozen=True)
 class Process:
-    """A process as errors describe it: its roles, its place, and the calls that wait for it."""
+    """A process, as described in errors: its roles, its node, and the calls that wait for it."""
 
     pool: str
     roles: Sequence[str]
@@ -122,7 +122,7 @@ def head_lost(address: str, silent_seconds: float) -> ResourceError:
 def ray_ended() -> ResourceError:
     """The error for a Ray instance that the driver started and that has ended."""
     return ResourceError(
-        "Ray, which this run started, has ended: its gcs_server or raylet is gone, so nothing more can be computed"
+        "Ray, which this run started, has ended: its gcs_server or raylet has exited, so nothing more can be computed"
         " or saved.",
         remedy="Find out what ended it: a batch system or service manager that signals every process of a job (signal"
         " only the driver), or a lack of memory. Then start the same command again.",
@@ -145,7 +145,7 @@ def backend_failure(kind: str, report: str) -> tuple[str, str]:
     if missing is not None:
         return (
             f"A worker process cannot import a module that it needs: {missing}.",
-            "Install the module on every node, or add its directory to PYTHONPATH before the start.",
+            "Install the module on every node, or add its directory to PYTHONPATH before starting the run.",
         )
     if kind in _LOST:
         return (

@@ -71,7 +71,7 @@ class ShardRows:
 
 @dataclass(frozen=True, slots=True)
 class TablePart:
-    """Some rows of a table: those of its shards end to end, then put in `order`."""
+    """Some rows of a table: those of its shards concatenated, then arranged in `order`."""
 
     shards: tuple[ShardRows, ...]
     order: np.ndarray | None

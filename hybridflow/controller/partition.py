@@ -32,7 +32,7 @@ def divided(batch: BatchRef, num_parts: int, *, role: str, minibatch_rows: int |
 
 
 def divided_separately(batch: BatchRef, num_parts: int, num_minibatches: int, *, role: str) -> list[Share]:
-    """The parts of a call's further batch: `num_minibatches` of about equally many rows, each divided separately."""
+    """The parts of an additional batch of a call: `num_minibatches` of about equal size, each divided separately."""
     if len(batch) < num_parts * num_minibatches:
         raise BatchError(
             f"The second batch of {len(batch)} rows cannot be divided into {num_minibatches} minibatches over the"

@@ -32,7 +32,7 @@ class TransferProtocol:
 
 
 class CustomProtocol(Protocol):
-    """A protocol of your own. References move no data: distribute with `batch.take`, collect with `BatchRef.concat`."""
+    """A custom protocol. References move no data: distribute with `batch.take`, collect with `BatchRef.concat`."""
 
     def distribute(self, batch: BatchRef, mesh: ParallelMesh) -> Sequence[BatchRef]:
         """The part of a batch argument that each rank of the mesh receives."""

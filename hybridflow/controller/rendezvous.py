@@ -1,4 +1,4 @@
-"""How the ranks of a pool meet: a store on the first rank, and torch.distributed on demand."""
+"""Connects the ranks of a pool: a store on the first rank, and torch.distributed on demand."""
 
 # pyright: reportPrivateImportUsage=false
 
@@ -61,7 +61,7 @@ class Rendezvous:
         return self._ranks[mesh]
 
     def serve_link(self) -> StoreAddress:
-        """Starts a store where ranks of this pool and of another can meet, at this node's address."""
+        """Starts a store for connecting ranks of this pool and of another, at this node's address."""
         return served_store(self.host).address
 
     def link(self, address: StoreAddress) -> dist.Store:
@@ -73,7 +73,7 @@ class Rendezvous:
             return dist.HashStore()
         if self.address is None:
             raise ResourceError(
-                f"The {self.world_size} ranks of '{role}' run one after another in this process and cannot meet.",
+                f"The {self.world_size} ranks of '{role}' run in turn in this process and cannot communicate.",
                 remedy="Use trainer.backend=ray for several ranks, or one device.",
             )
         store = connected_store(self.address, self.timeout_seconds)

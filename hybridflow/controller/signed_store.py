@@ -104,7 +104,7 @@ class SignedStore(dist.Store):
         if hmac.compare_digest(signature, self._signature(key, data)):
             return data
         raise ResourceError(
-            f"The store at {self.address}, where the ranks of this run meet, holds {len(found)} bytes under '{key}'"
+            f"The store at {self.address}, which connects the ranks of this run, holds {len(found)} bytes under '{key}'"
             " that none of them wrote.",
             remedy="Another program writes to the run's port: restrict access to the network between the nodes"
             " (docs/how_to/security.md), then resume from the last checkpoint.",
@@ -129,7 +129,7 @@ def served_store(host: str, *, port: int = 0) -> SignedStore:
             listener.detach()  # the store owns it now
     except (RuntimeError, OSError) as error:
         raise ResourceError(
-            f"The ranks cannot meet at {host}:{port}: {str(error).splitlines()[0]}.",
+            f"The ranks cannot connect through {host}:{port}: {str(error).splitlines()[0]}.",
             remedy="End the process that holds the port, or use port 0 for any free one.",
         ) from error
     return SignedStore(store, StoreAddress(host, port, secrets.token_bytes(32)))

@@ -16,7 +16,7 @@ from hybridflow.controller.packets import Packet, ShardRows, Summary, TablePart
 
 @dataclass(eq=False, slots=True)
 class Shard:
-    """Rows of a table that one call returned, or that the driver has: a reference for each declared column."""
+    """Rows of a table that one call returned, or that the driver holds: a reference for each declared column."""
 
     columns: Mapping[str, Stored]
     rows: int | None = None
@@ -31,7 +31,7 @@ class Shard:
 
 
 class Table:
-    """The columns that one stage added: shards laid end to end, which all have the columns `declared`."""
+    """The columns that one stage added: consecutive shards, which all have the columns `declared`."""
 
     def __init__(self, shards: Sequence[Shard], declared: tuple[str, ...], backend: Backend) -> None:
         self.shards = shards
@@ -58,7 +58,7 @@ class Table:
 
     @staticmethod
     def concat(tables: Sequence["Table"]) -> "Table":
-        """Several tables end to end."""
+        """Several tables, concatenated."""
         first, shards = tables[0], [shard for table in tables for shard in table.shards]
         declared = tuple(name for name in first.declared if all(name in table.declared for table in tables))
         return Table(shards, declared, first._backend)
@@ -95,7 +95,7 @@ class Table:
 
 @dataclass(frozen=True)
 class View:
-    """Rows of a table: positions in its shards laid end to end, or None for all of them in order."""
+    """Rows of a table: positions in its concatenated shards, or None for all of them in order."""
 
     table: Table
     index: Tensor | None = None
@@ -176,7 +176,7 @@ class _StoredWhenNeeded(dict[str, Stored]):
 def located(index: Tensor, sizes: Sequence[int]) -> tuple[list[tuple[int, Rows]], np.ndarray | None]:
     """Which rows to take from which shards, and the order of all rows taken (None if they are in order).
 
-    `index` [K] counts through shards of the given `sizes` laid end to end.
+    `index` [K] counts through consecutive shards of the given `sizes`.
     """
     starts, index = torch.tensor([0, *sizes]).cumsum(0), index.contiguous()
     shard_of = torch.searchsorted(starts[1:], index, right=True)

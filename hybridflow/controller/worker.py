@@ -1,4 +1,4 @@
-"""The base class of workers, and what a worker knows of its place."""
+"""The base class of workers, and a worker's place in the run."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext

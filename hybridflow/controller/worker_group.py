@@ -28,7 +28,7 @@ class WorkerGroup:
     """A worker on each device of a pool, called together. Every method marked `@transfer` is a method of the group.
 
     `minibatch_rows` is how many rows an optimizer step takes, for methods with the protocol MINIBATCHES.
-    A call returns at once: a `BatchRef` if the method provides columns (the given batch with these columns),
+    A call returns immediately: a `BatchRef` if the method provides columns (the given batch with these columns),
     else a `Future` of the answers, combined (see `futures.combined`).
 
         critic = WorkerGroup(CriticWorker, pool, backend, role="critic", kwargs={"config": config.critic})
@@ -94,7 +94,7 @@ class WorkerGroup:
     def link(self, name: str, other: "WorkerGroup", other_name: str) -> None:
         """Makes every call of the method `name` also call another group's method, with the same arguments.
 
-        For what two pools do together, such as sending and receiving weights; the answer remains this group's.
+        For operations of two pools, such as sending and receiving weights; the result is this group's.
         """
         self._linked[name] = other.__getattr__(other_name)
 

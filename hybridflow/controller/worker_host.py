@@ -23,7 +23,7 @@ from hybridflow.errors import BatchError
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """How a method's answer returns to the driver."""
+    """How a method's result returns to the driver."""
 
     wanted: bool = True
     """False on ranks that do not answer: the answer is dropped where it was made."""
@@ -86,7 +86,7 @@ class WorkerHost:
         return self.info()
 
     def serve(self) -> StoreAddress:
-        """Starts the store where the ranks of the pool meet, at this node's address."""
+        """Starts the store through which the ranks of the pool connect, at this node's address."""
         return served_store(self.host).address
 
     def info(self) -> HostInfo:

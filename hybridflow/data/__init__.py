@@ -6,7 +6,7 @@ In the order of a row's path:
 - `prompts.py`, `preferences.py`, `labeled_responses.py` and `demonstrations.py` find their kind of rows in a table.
 - `conversations.py` checks texts and messages, `chat_template.py` renders them, `tokenization.py` makes token ids,
   `length_limits.py` leaves out long rows.
-- `loader.py` hands out batches, in an order of `order.py`.
+- `loader.py` yields batches, in an order of `order.py`.
 """
 
 from hybridflow.data.demonstrations import load_demonstrations

@@ -1,4 +1,4 @@
-"""Conversations as text, by the tokenizer's chat template, which is a program: it runs with limited time and memory."""
+"""Renders conversations by the tokenizer's chat template, which is a program: its time and memory are limited."""
 
 import json
 import multiprocessing

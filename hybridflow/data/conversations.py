@@ -1,4 +1,4 @@
-"""Prompts and responses as data files write them: text, messages, or dialogues in one text; checked cell by cell."""
+"""Prompts and responses of data files: text, messages, or dialogues in one text; checked cell by cell."""
 
 import logging
 from collections.abc import Mapping, Sequence

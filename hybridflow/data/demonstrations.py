@@ -87,7 +87,7 @@ def recognize_demonstrations(table: Table, config: Data) -> list[PromptCompletio
         ]
     else:
         raise DataError(
-            f"'{table.name}' has no columns known to hold demonstrations; it has: {', '.join(table.columns)}.",
+            f"'{table.name}' has no columns recognized as demonstrations; it has: {', '.join(table.columns)}.",
             remedy="Name the columns with data.prompt_key=... and data.answer_key=...",
         )
     rows = [

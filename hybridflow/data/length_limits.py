@@ -1,4 +1,4 @@
-"""Rows longer than data.max_prompt_tokens or data.max_response_tokens: an error, or left out if asked."""
+"""Rows longer than data.max_prompt_tokens or data.max_response_tokens: an error, or left out if configured."""
 
 import logging
 from collections.abc import Callable, Collection, Sequence
@@ -91,6 +91,6 @@ def check_left(left: int, total: int, *, settings: str) -> None:
     if left < SMALLEST_SHARE * total:
         raise DataError(
             f"{found} after data.drop_long_prompts=true left out the long ones.",
-            remedy=f"Raise {settings}, or keep only the rows you mean with data.filters.",
+            remedy=f"Raise {settings}, or select rows with data.filters.",
         )
     logger.warning("%s", found)

@@ -56,7 +56,7 @@ class BatchStream:
 
     @property
     def epoch(self) -> int:
-        """Number of complete passes: rows handed out, divided by the number of rows."""
+        """Number of complete passes: rows yielded, divided by the number of rows."""
         return self._position // len(self._table)
 
     def next(self) -> Batch:
@@ -80,7 +80,7 @@ class BatchStream:
         return self._order.place(position)
 
     def restore(self, state: dict[str, int]) -> None:
-        """Continues from the position of a saved state, in the order of the present rows, whatever their number."""
+        """Continues from the position of a saved state, in the order of the current rows, whatever their number."""
         self._position = state["position"]
 
 

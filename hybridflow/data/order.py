@@ -1,4 +1,4 @@
-"""The order of a table's rows in a run: a function of the seed and the position in the stream alone."""
+"""The order of a table's rows in a run, which depends only on the seed and the position in the stream."""
 
 import hashlib
 import math
@@ -12,7 +12,7 @@ from torch import Tensor
 _BLOCK = 1024
 """Number of positions of a mixture that are drawn together."""
 
-_PARTLY = "some rows may come a second time and others not at all"
+_PARTLY = "some rows may be repeated and others skipped"
 
 
 class Order(Protocol):
@@ -50,7 +50,7 @@ class Epochs:
         """The next row and its epoch."""
         epoch, row = divmod(position, self.num_rows)
         return (
-            f"row {row} of epoch {epoch} (both count from 0) in the order of the present rows; in this epoch {_PARTLY}"
+            f"row {row} of epoch {epoch} (both count from 0) in the order of the current rows; in this epoch {_PARTLY}"
         )
 
     def _epoch(self, epoch: int) -> Tensor:
@@ -96,7 +96,7 @@ class Mixture:
         drawn = ", ".join(str(a + b) for a, b in zip(self._before(block), here, strict=True))
         return (
             f"draw {position} (counted from 0) of data.mixture (draws so far, by file: {drawn}), and each"
-            f" file continues after as many rows in the order of its present rows; in the current pass over a file"
+            f" file continues after as many rows in the order of its current rows; in the current pass over a file"
             f" {_PARTLY}"
         )
 
@@ -152,7 +152,7 @@ class GrowingWindow:
             return f"{self._epochs.place(position - self._positions)} (epochs count from the end of the curriculum)"
         return (
             f"row {position} (counted from 0) of the {self._positions} of data.curriculum_steps, which are"
-            " drawn from a growing set of the easiest present rows"
+            " drawn from a growing set of the easiest rows"
         )
 
 

@@ -86,7 +86,7 @@ def load_preferences(
 
 
 def recognize_pairs(table: Table, config: Data) -> tuple[list[Pair], Batch]:
-    """The pairs of a table's `chosen` and `rejected` columns, and its other columns; one log line says what was taken.
+    """The pairs of a table's `chosen` and `rejected` columns, and its other columns; one log line lists them.
 
     Pairs with a blank response, and pairs of equal responses, are left out and counted.
     """
@@ -205,7 +205,7 @@ def _reference(table: Table) -> dict[str, Tensor]:
     if len(there) < len(_REFERENCE):
         (missing,) = {*_REFERENCE} - {*there}
         raise DataError(
-            f"'{table.name}' has a column '{there[0]}', and no '{missing}': the reference needs both.",
+            f"'{table.name}' has a column '{there[0]}' but no '{missing}': the reference needs both.",
             remedy=f"Add '{missing}', or leave '{there[0]}' out.",
         )
     both = [[_number(value, name, table.place(row)) for row, value in enumerate(table.columns[name])]

@@ -1,4 +1,4 @@
-"""Prompts for generation: found in a table by its layout, checked, tokenized, held to their limit."""
+"""Prompts for generation: found in a table by its layout, checked, tokenized and limited in length."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -89,7 +89,7 @@ def load_prompts(
 def recognize_prompts(table: Table, *, prompt_key: str | None = None, answer_key: str | None = None) -> dict[str, list]:
     """`prompt` (unchecked), `answer` (None if there is none), `data_source` and all other columns of a table.
 
-    The keys, or the table's layout, say where they are; one log line says which columns were taken.
+    The keys, or the table's layout, determine the columns; one log line lists them.
 
     A last assistant turn in a `messages` column is the answer, and the turns before it the prompt. In dialogues with a
     preferred reply (HH), the prompt is what precedes the last reply, and there is no answer.
@@ -133,7 +133,7 @@ def _layout(table: Table, prompt_key: str | None) -> Layout:
     if prompt_key is not None:
         return Layout("prompt_key", (), prompt_key)
     raise DataError(
-        f"No column of '{table.name}' is known to hold prompts; its columns are: {', '.join(table.columns)}.",
+        f"No column of '{table.name}' is recognized as prompts; its columns are: {', '.join(table.columns)}.",
         remedy="Name the column with data.prompt_key=... (and data.answer_key=...).",
     )
 

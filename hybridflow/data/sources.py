@@ -120,13 +120,13 @@ def short_name(path: Path) -> str:
 
 
 def _check_same_columns(first: Batch, first_file: str, part: Batch, file: str) -> None:
-    """Numbers and tokens, unlike objects, must be there in all rows or in none."""
+    """Columns of numbers and tokens, unlike objects, must be in all files or in none."""
     own = {*first.row_columns, *first.token_columns}
     found = {*part.row_columns, *part.token_columns}
     for more, fewer, has, lacks in ((own, found, first_file, file), (found, own, file, first_file)):
         if missing := ", ".join(_NAMES_IN_FILES.get(name, name) for name in sorted(more - fewer)):
             raise DataError(
-                f"'{has}' has the columns {missing}, and '{lacks}' does not.",
+                f"'{has}' has the columns {missing}, but '{lacks}' does not.",
                 remedy="Give both files the same columns: add the missing ones, or remove them from the other file.",
             )
 

@@ -14,7 +14,7 @@ from hybridflow.errors import DataError
 logger = logging.getLogger(__name__)
 
 _CHARACTERS_PER_TOKEN = 32
-"""Far more than there are in the texts of any language, but not in runs of spaces."""
+"""Far more than in texts of any language, but not than in runs of spaces."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def _ids_of(texts: list[str], tokenizer: PreTrainedTokenizerBase, *, add_special
 
 
 def _appends_eos(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> bool:
-    """Tried with a character that the tokenizer has read; it need not know any other."""
+    """Tested with a character that the tokenizer has encoded; it may not know any other."""
     probe = next((text[:1] for text in texts if text), "a")
     (ids,) = _ids_of([probe], tokenizer, add_special_tokens=True)
     return tokenizer.eos_token_id is not None and ids[-1:] == [tokenizer.eos_token_id]

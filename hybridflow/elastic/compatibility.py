@@ -1,4 +1,4 @@
-"""Which settings and files may change when a run is resumed, and which must be as the checkpoint has them."""
+"""Which settings and files may change when a run is resumed, and which must match the checkpoint."""
 
 import hashlib
 import os
@@ -30,7 +30,7 @@ _INPUTS = re.compile(
     r"|reward\.(functions|process|model\.(path|tokenizer_path|pad_token))"
     r"|roles\..+\.(kind|functions|process|model\.(path|tokenizer_path|pad_token))"
 )
-"""Settings that choose the rows, prompts and rewards of a run: they may change only if the contents of files may."""
+"""Settings that determine the rows, prompts and rewards of a run; they may change only if file contents may."""
 
 _DIRECTORIES = re.compile(r"\A(?P<prefix>(\w+:)?)[^:?]*/")
 """The directories of a path, after a prefix such as `verl:` and before options such as `?split=train`."""
@@ -122,14 +122,14 @@ def check_compatible(
     changes = [change for change in compare(saved, now) if change.saved or change.now]
     if fixed := [change for change in changes if FIXED.fullmatch(change.key)]:
         raise CheckpointError(
-            f"The checkpoint was made with other settings: {'; '.join(map(str, fixed))}.",
+            f"The checkpoint was written with other settings: {'; '.join(map(str, fixed))}.",
             remedy="Restore them to resume, or start over with trainer.resume=never (the old run is renamed);"
             " model.path may then be the checkpoint's actor/huggingface.",
         )
     inputs = [change for change in changes if change.is_of_inputs]
     if inputs and policy is ResumeChanged.refuse:
         raise CheckpointError(
-            f"The checkpoint was made with other inputs: {'; '.join(map(str, inputs))}.",
+            f"The checkpoint was written with other inputs: {'; '.join(map(str, inputs))}.",
             remedy=f"Restore them to resume, {_ACCEPT}",
         )
     return changes

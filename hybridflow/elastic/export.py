@@ -87,7 +87,7 @@ def _checkpoint(run_dir: Path, step: int | None) -> Checkpoint:
     if found is None:
         runs = [path.parent.parent for path in sorted(run_dir.glob("*/checkpoints/step_*")) if path.is_dir()]
         nearest = f" Runs below it: {', '.join(map(str, dict.fromkeys(runs)))}." if runs else ""
-        flaw = "has no whole checkpoint" if steps_below(store.directory) else "has no checkpoint"
+        flaw = "has no complete checkpoint" if steps_below(store.directory) else "has no checkpoint"
         advice = "Give the directory of a run (runs/NAME)"
         if (run_dir / "metrics.jsonl").is_file() or (run_dir / "run.log").is_file():
             advice += " that has saved a checkpoint. Runs save every trainer.save_every steps; 0 disables saving"

@@ -1,4 +1,4 @@
-"""Stops a run on SIGTERM, Ctrl-C or SIGHUP: between two steps with a checkpoint, or at once on a second signal."""
+"""Stops a run on SIGTERM, Ctrl-C or SIGHUP: between two steps with a checkpoint, or immediately on a second signal."""
 
 import logging
 import math
@@ -173,7 +173,7 @@ class Stop:
         """Logs the stop, which a signal handler must not do; then has the main thread run `check` regularly."""
         logger.warning(
             "%s: finishing or abandoning the current step%s, within %g s (trainer.stop_seconds); a second signal stops"
-            " at once.", asked.name, ", then saving a checkpoint" if self._saves else "", seconds,
+            " immediately.", asked.name, ", then saving a checkpoint" if self._saves else "", seconds,
         )  # fmt: skip
         main = threading.main_thread().ident
         while self._in_process and self._seconds is not None and main is not None:

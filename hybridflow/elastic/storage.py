@@ -52,7 +52,7 @@ def write_aside(final: Path) -> Iterator[Path]:
 def delete(directory: Path) -> None:
     """Deletes a directory, or a symbolic link but not its target; raises `OSError`.
 
-    If the process is killed meanwhile, the directory is gone under its name, and `settle` removes the rest.
+    If the process is killed meanwhile, the directory no longer has its name, and `settle` deletes it.
     """
     doomed = _aside(directory, "deleted")
     fault_point("before_delete")

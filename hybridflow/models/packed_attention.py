@@ -32,7 +32,7 @@ _WITHOUT_EFFECT = {
     "sliding_window",
     "use_cache",
 }
-"""Arguments without effect: models are in evaluation mode, and the mask argument carries the window."""
+"""Ignored arguments: models are in evaluation mode, and the mask argument carries the window."""
 _VARLEN_GROUPS = "enable_gqa" in inspect.signature(varlen_attn).parameters
 """Whether torch's FlashAttention supports grouped key-value heads: since torch 2.12."""
 

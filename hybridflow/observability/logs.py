@@ -52,7 +52,7 @@ def configure_logging(run_dir: Path | None, level: int = logging.INFO, *, rank: 
 def log_to_file(level: int, message: str) -> bool:
     """Writes a line to run.log only, now or once it exists; returns False before `configure_logging`, when it is lost.
 
-    For what the terminal shows in another form, or cannot show. Line ends in the message become spaces.
+    For messages that the terminal shows differently or not at all. Line ends in the message become spaces.
     """
     handlers = [each for each in logging.getLogger().handlers if isinstance(each, _RunLogHandler | _HeldHandler)]
     for handler in handlers:

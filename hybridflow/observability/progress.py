@@ -1,4 +1,4 @@
-"""The progress line: redrawn on a terminal, a plain line now and then elsewhere."""
+"""The progress line: redrawn on a terminal; elsewhere, occasional plain lines."""
 
 import math
 import re
@@ -69,7 +69,7 @@ class Progress:
         self._first_eval: dict[str, float] = {}
 
     def recall(self, history: Iterable[Mapping[str, object]]) -> None:
-        """Takes the headline's history and the first evaluation from the metrics of earlier steps."""
+        """Restores the headline's history and the first evaluation from the metrics of earlier steps."""
         for row in history:
             numbers = {name: float(value) for name, value in row.items() if isinstance(value, (int, float))}
             self._follow(numbers)
@@ -141,7 +141,7 @@ class Progress:
         elif self._says_all_steps:
             self._says_all_steps = False
             self.console.print(
-                Text(f"(from now on, at most one line every {_PLAIN_EVERY_SECONDS:g} s; metrics.jsonl has every step)")
+                Text(f"(from here, at most one line every {_PLAIN_EVERY_SECONDS:g} s; metrics.jsonl has every step)")
             )
 
     def _restart_clock(self) -> None:

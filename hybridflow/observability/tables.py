@@ -90,7 +90,7 @@ def _kept_part(column: str) -> Literal["start", "end", "both"]:
 
 
 def _fitted(columns: Mapping[str, list[Text]], available: int) -> dict[str, int]:
-    """The width of each column: what it needs, or if that is too much, an equal share of the remaining cells."""
+    """The width of each column: its natural width if it fits, otherwise an equal share of the remaining cells."""
     needed = {name: max([text.cell_len for text in texts] + [len(name)]) for name, texts in columns.items()}
     widths: dict[str, int] = {}
     for place, name in enumerate(sorted(needed, key=lambda name: needed[name])):

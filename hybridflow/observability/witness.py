@@ -1,7 +1,7 @@
-"""A small process that records how a run ended if the run's own process was ended before it could.
+"""A small process that records how a run ended if the run's own process was killed before it could.
 
-A process cannot report that it was killed. Ray is a second cause: after an orderly end of its raylet, Ray's C++ code
-ends the driver with `_exit(1)` as soon as it stores the loss of an object.
+A process cannot report that it was killed. Ray is a second cause: after its raylet shuts down gracefully, Ray's C++
+code ends the driver with `_exit(1)` as soon as it stores the loss of an object.
 """
 
 import logging

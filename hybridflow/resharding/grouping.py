@@ -1,4 +1,4 @@
-"""Which ranks generate together: the generation mesh nested in the training mesh (HybridFlow, sec. 5.3).
+"""The groups of ranks that generate together: a generation mesh nested in the training mesh (HybridFlow, sec. 5.3).
 
 A training replica of p * t ranks generates as d_g = p * t / (p_g * t_g) replicas of p_g * t_g ranks. Generation groups
 are strided, so that a rank's training shard lies inside its generation shard and no weight is stored twice:

@@ -1,7 +1,7 @@
-"""Which rank sends which box of which weight to which rank. Made once; imports without torch.
+"""The transfer plan: which rank sends which box of which weight to which rank. Made once; imports without torch.
 
 Every wanted box is covered exactly once: preferably by the rank itself, then by its micro-data-parallel group, then by
-its node, then by any rank; among equals, by the one that sends least. So a rank receives only what it does not hold.
+its node, then by any rank; among equals, by the one that sends least. Ranks receive only weights that they do not hold.
 
     plan = make_plan(sources, destinations, neighbors=[0, 0, 1, 1])
     plan.received_by(2)    # pieces, in the order that all ranks use
@@ -130,7 +130,7 @@ def make_plan(
     nodes: Sequence[str] | None = None,
     neighbors: Sequence[int] | None = None,
 ) -> ReshardPlan:
-    """The plan from what each rank holds to what each rank wants.
+    """The plan that gives each rank the weights it wants, from those that ranks hold.
 
     Ranks are numbered over all processes that take part: if trainers and rollouts are different processes, the former
     want nothing and the latter hold nothing. `nodes` are the names of the ranks' machines, `neighbors` the indices of

@@ -41,7 +41,7 @@ class Topology:
 class Rows:
     """The rows of a class, numbered by wanted box, then by the rank that wants it, then by region.
 
-    What a row number stands for is computed on demand: thousands of shards have millions of rows, of which a rank needs
+    The meaning of a row number is computed on demand: thousands of shards have millions of rows, of which a rank needs
     only its own. A *request* is a wanted box and a rank that wants it.
     """
 

@@ -1,4 +1,4 @@
-"""How the ranks of a transfer communicate: a process group of their own, and a store for their barrier."""
+"""Communication between the ranks of a transfer: a separate process group, and a store for their barrier."""
 
 # pyright: reportPrivateImportUsage=false
 
@@ -103,7 +103,7 @@ class Transport:
         return time.monotonic() + max(self.timeout_seconds - GRACE_SECONDS, self.timeout_seconds / 2)
 
     def post(self, ops: Sequence[P2POp]) -> list[dist.Work]:
-        """Starts sends and receives; returns one work per op. Do not touch the tensors until their work is done."""
+        """Starts sends and receives; returns one work per op. Do not access the tensors until their work is done."""
         group = self.group
         assert group is not None or not ops, f"rank {self.rank} is alone"
         if group is None or not ops:

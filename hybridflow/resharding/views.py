@@ -75,7 +75,7 @@ def is_in_place(source: Tensor, destination: Tensor, piece: Piece) -> bool:
         raise EngineError(
             f"The trained weight and the rollout's slot of {box_text(piece.box)} of '{piece.name}' overlap in memory"
             " without being the same view.",
-            remedy="Bind the parameter to the slot of the same name and box, or give it memory of its own.",
+            remedy="Bind the parameter to the slot of the same name and box, or give it separate memory.",
         )
     return False
 

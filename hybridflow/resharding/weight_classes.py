@@ -119,7 +119,7 @@ def _refuse_unheld(name: str, sources: Ranked) -> NoReturn:
     close = difflib.get_close_matches(name, names, n=1)
     hint = f" The nearest name is '{close[0]}'." if close else ""
     raise EngineError(
-        f"The rollout needs the weight '{name}', and no rank of the trained model holds it.{hint}",
+        f"The rollout needs the weight '{name}', but no rank of the trained model holds it.{hint}",
         remedy="Load both engines from the same model.path.",
     )
 

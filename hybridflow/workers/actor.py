@@ -25,8 +25,8 @@ from hybridflow.workers.weight_publisher import WeightPublisher
 class ActorWorker(ModelWorker):
     """The policy: its log-probabilities, its updates, and its samples.
 
-    States: `publish_weights` gives the rollout the weights of the last update; between the two, `generate` raises.
-    Every sample carries the version of its weights, and `update` refuses samples of another version.
+    States: `publish_weights` gives the rollout the weights of the last update; between an update and that call,
+    `generate` raises. Every sample carries the version of its weights, and `update` refuses samples of another version.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The critic: predicts the return from each token of a response on."""
+"""The critic: predicts the return from each token of a response."""
 
 from hybridflow.algorithms.losses.value import explained_variance
 from hybridflow.batch import Batch

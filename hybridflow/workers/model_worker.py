@@ -26,7 +26,7 @@ from hybridflow.parallel.file_records import WrittenFiles, files_below, record_f
 STATE_FILE = "worker.json"
 
 Objective = Callable[[Batch], tuple[Batch, LossFn]]
-"""From a minibatch to the batch that the engine reads, and its loss."""
+"""Turns a minibatch into the batch that the engine reads, and its loss."""
 
 Reduce = Callable[[Tensor], Tensor]
 """Sums a tensor over the data-parallel ranks, which have other rows of the same batch."""
@@ -136,7 +136,7 @@ def _make(target: Path) -> None:
         target.mkdir(exist_ok=True)
     except FileNotFoundError as error:
         raise CheckpointError(
-            f"{socket.gethostname()} does not see {target.parent}, which the driver has made.",
+            f"{socket.gethostname()} does not see {target.parent}, which the driver has created.",
             remedy="Set trainer.run_dir to a directory that every node of the run shares.",
         ) from error
 

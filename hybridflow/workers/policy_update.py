@@ -39,7 +39,7 @@ class PolicyUpdate:
         self._has_compared = False
 
     def __call__(self, batch: Batch, pretraining: Batch | None, *, has_learned: bool) -> Metrics:
-        """Checks, corrects and learns the batch; metrics `actor/*`, `critic/{rewards,advantages}/*`, `training/*`.
+        """Checks, corrects and trains on the batch; metrics `actor/*`, `critic/{rewards,advantages}/*`, `training/*`.
 
         `has_learned`: the policy was trained after it drew the samples.
         """
@@ -116,7 +116,7 @@ def check_one_step(optimizer_steps: int) -> None:
     """
     if optimizer_steps > 1:
         raise ConfigError(
-            f"The update takes {optimizer_steps} optimizer steps per batch, and the batch has no old_logprobs.",
+            f"The update takes {optimizer_steps} optimizer steps per batch, but the batch has no old_logprobs.",
             remedy="Add them in the dataflow's step, before the update: batch = batch.join(self.actor.logprobs(batch))."
             " Or take the rollout's (algorithm.old_logprobs=rollout), or use actor.epochs=1 with"
             " actor.minibatch_size=null.",
@@ -127,7 +127,7 @@ def check_unlearned(has_learned: bool) -> None:
     """Raises `ConfigError` for a policy trained since its samples were drawn, if the batch has no `old_logprobs`."""
     if has_learned:
         raise ConfigError(
-            "The policy has learned since its samples were drawn, and the batch has no old_logprobs.",
+            "The policy was updated after its samples were drawn, but the batch has no old_logprobs.",
             remedy="Call actor.logprobs before the step's first call of actor.update, supervised_step or"
             " preference_step.",
         )
@@ -137,7 +137,7 @@ def check_temperature(meta: Meta, temperature: float) -> None:
     """Raises `StaleWeightsError` for samples drawn at another temperature than the policy is trained at."""
     if (drawn_at := meta.get("temperature", temperature)) != temperature:
         raise StaleWeightsError(
-            f"The samples were drawn at temperature {drawn_at}, and the policy is trained at {temperature}.",
+            f"The samples were drawn at temperature {drawn_at}, but the policy is trained at {temperature}.",
             remedy='Train on samples of rollout.generate(prompts, purpose="train"), or set'
             " rollout.eval_sampling.temperature to that of rollout.sampling. In a dataflow of your own that trains on"
             " its samples, annotate `rollout: Sampler`, without None.",
@@ -166,6 +166,6 @@ def check_rollout_agrees(difference: float, meta: Meta, bound: float, *, tempera
         )
     at = "" if temperature >= 1.0 else f" (rollout.max_logprob_difference, divided by the temperature {temperature:g})"
     raise StaleWeightsError(
-        f"{found}{at}. Either the rollout has other weights, or it computes something else.",
+        f"{found}{at}. Either the rollout has other weights, or it computes a different model.",
         remedy="Try rollout.engine=transformers; raise rollout.max_logprob_difference only if you know why.",
     )

@@ -78,7 +78,7 @@ class Responses:
 
 @dataclass(frozen=True)
 class PreferenceUpdate:
-    """From a minibatch of preferences to the rows that the engine learns, and their loss."""
+    """Turns a minibatch of preferences into the rows that the engine trains on, and their loss."""
 
     algorithm: Algorithm
     reduce: Reduce
@@ -104,7 +104,7 @@ class PreferenceUpdate:
         return own, label_objective(loss, preference, counts, anchor=float(anchor))
 
     def evaluate(self, batch: Batch) -> Metrics:
-        """The loss's metrics of rows that are not learned."""
+        """The loss's metrics of rows that are not trained on."""
         rows, loss_fn = self(batch)
         return loss_fn({"logprobs": self.predict(rows)}, columns_of(rows)).metrics
 

@@ -132,7 +132,7 @@ class RewardModelWorker(Worker):
         if too_long:
             found = int(sequences.lengths[too_long[0]])
             raise RewardError(
-                self._sample_error(too_long[0], batch, f"it has {found} tokens, and the model reads at most {limit}."),
+                self._sample_error(too_long[0], batch, f"it has {found} tokens, but the model reads at most {limit}."),
                 remedy="Lower data.max_prompt_tokens or data.max_response_tokens, or use a model that reads more.",
             )
         return sequences

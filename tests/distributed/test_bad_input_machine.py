@@ -153,9 +153,14 @@ def test_a_missing_extra_is_told_before_the_run(tmp_path, monkeypatch, package, 
 @pytest.mark.parametrize(
     ("variable", "address", "found", "remedy"),
     [
-        ("RAY_GCS_SERVER_PORT", "{}", "RAY_GCS_SERVER_PORT={}, and that port is in use", "Unset RAY_GCS_SERVER_PORT"),
-        ("RAY_ADDRESS", "127.0.0.1:{}", "RAY_ADDRESS=127.0.0.1:{}, and the port is in use by", "unset RAY_ADDRESS"),
-        ("RAY_ADDRESS", "127.0.0.1:1", "RAY_ADDRESS=127.0.0.1:1, and no process is listening", "ray start --head"),
+        ("RAY_GCS_SERVER_PORT", "{}", "RAY_GCS_SERVER_PORT={}, but that port is in use", "Unset RAY_GCS_SERVER_PORT"),
+        (
+            "RAY_ADDRESS",
+            "127.0.0.1:{}",
+            "RAY_ADDRESS=127.0.0.1:{}, but the process that uses this port",
+            "unset RAY_ADDRESS",
+        ),
+        ("RAY_ADDRESS", "127.0.0.1:1", "RAY_ADDRESS=127.0.0.1:1, but no process is listening", "ray start --head"),
     ],
 )
 def test_a_port_that_is_not_rays_is_told(processes: Processes, tmp_path, taken_port, variable, address, found, remedy):

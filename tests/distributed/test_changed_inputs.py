@@ -71,7 +71,7 @@ def test_a_resume_on_fewer_rows_is_refused_before_anything_loads_and_goes_on_whe
     fewer, before = [*words, "trainer.total_steps=5", "data.max_rows=24"], steps_of(folder_of(words) / "run")
     refused = run_here([*fewer, "trainer.resume_changed=refuse"])
     assert refused.status == 2, refused.said
-    assert "The checkpoint was made with other inputs: data.max_rows was None and is 24." in refused.words
+    assert "The checkpoint was written with other inputs: data.max_rows was None and is 24." in refused.words
     assert "trainer.resume_changed=accept" in refused.words.partition("What to do:")[2]
     assert "resuming with" not in refused.words
     assert steps_of(folder_of(words) / "run") == before

@@ -14,7 +14,7 @@ RAY_ADDRESS = "RAY_ADDRESS"
 """The environment variable with the address of the Ray cluster to join."""
 
 Stored = object
-"""A value that stays where it was made, as its backend names it: the value, or a reference."""
+"""A value that stays where it was produced, as the backend represents it: the value, or a reference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +42,12 @@ class Arguments:
 
 @dataclass(eq=False, slots=True)
 class Pending:
-    """A call that may still run: its small answer, and the packets, which stay where they are made."""
+    """A call that may still be running: its small result, and the packets, which stay where they are produced."""
 
     handle: Handle
     method: str
     value: Stored
-    """The small answer, as its backend names it; once `done`, the answer."""
+    """The small result, as the backend represents it; once `done`, the result itself."""
 
     packets: tuple[Stored, ...] = ()
     done: bool = False

@@ -1,4 +1,4 @@
-"""Makes the trackers that `trainer.trackers` names."""
+"""Creates the trackers in `trainer.trackers`."""
 
 from collections.abc import Callable, Sequence
 

@@ -1,4 +1,4 @@
-"""The interface of executors, and what one is made from."""
+"""The interface of executors, and their inputs."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -70,7 +70,7 @@ class Executor(Protocol):
     """
 
     def run(self, source: Iterable[WeightShard], destination: Iterable[WeightShard]) -> TransferReport:
-        """Fills `destination`, what this rank wants, from `source`, what it holds, and from other ranks.
+        """Fills `destination`, the weights that this rank wants, from `source`, those it holds, and from other ranks.
 
         Raises LostPeer if another rank's part does not arrive in time; `destination` then mixes old and new weights.
         """

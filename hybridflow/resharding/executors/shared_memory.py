@@ -20,7 +20,7 @@ from hybridflow.resharding.transport import P2POp
 from hybridflow.resharding.views import HeldWeights, copy_kept
 
 CHUNK_BYTES = 4 << 20
-"""Written and then read at once, while it is in the processor's cache."""
+"""Written and then read while it is in the processor's cache."""
 
 
 class Place(NamedTuple):

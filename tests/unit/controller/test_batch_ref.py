@@ -56,7 +56,7 @@ def test_numbers_per_row_are_known_without_fetching(generated):
     assert torch.equal(generated.lengths, fetched.tokens("prompt_ids").lengths + fetched.tokens("response_ids").lengths)
     index = torch.tensor([5, 2])
     assert torch.equal(generated.take(index).lengths, generated.lengths[index])
-    with pytest.raises(BatchError, match=r"no numbers per row of the column 'answer'.*fetch\(\['answer'\]\)"):
+    with pytest.raises(BatchError, match=r"no numbers per row for the column 'answer'.*fetch\(\['answer'\]\)"):
         generated.row("answer")
 
 

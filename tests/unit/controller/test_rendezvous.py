@@ -44,7 +44,7 @@ def test_a_port_in_use_is_named():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(ResourceError, match=rf"cannot meet at 127\.0\.0\.1:{port}.*port 0"):
+        with pytest.raises(ResourceError, match=rf"cannot connect through 127\.0\.0\.1:{port}.*port 0"):
             served_store("127.0.0.1", port=port)
 
 

@@ -85,7 +85,7 @@ def test_a_faulty_pair_is_named_with_its_row(tmp_path, chat_tokenizer, row, mess
         ({"prompt": "a", "chosen": "b"}, "no column 'rejected'", "prompt, chosen and rejected"),
         (
             PAIR | {"ref_chosen_logps": -1.0},
-            "a column 'ref_chosen_logps', and no 'ref_rejected_logps'",
+            "a column 'ref_chosen_logps' but no 'ref_rejected_logps'",
             "Add 'ref_rejected_logps', or leave 'ref_chosen_logps' out",
         ),
     ],

@@ -125,7 +125,7 @@ def test_the_log_promises_a_checkpoint_only_where_the_run_saves_one(saves, secon
     saving = ", then saving a checkpoint" if saves else ""
     assert own_messages() == [
         f"SIGTERM: finishing or abandoning the current step{saving}, within {seconds:g} s (trainer.stop_seconds);"
-        " a second signal stops at once."
+        " a second signal stops immediately."
     ]
 
 

@@ -82,7 +82,7 @@ def test_prompts_that_nothing_is_to_follow_are_only_answered(tmp_path, caplog):
     assert data.questions is not None and data.held_out is None
     assert "answered and scored" in caplog.text
     config.reward.functions = []
-    with pytest.raises(DataError, match="no columns known to hold demonstrations"):
+    with pytest.raises(DataError, match="no columns recognized as demonstrations"):
         load_data(config, "sft")
 
 

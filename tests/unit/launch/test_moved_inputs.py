@@ -96,7 +96,7 @@ def test_only_the_same_contents_in_another_directory_resume(setting, folder):
         assert changes.warnings == []
         (note,) = changes.notes
         assert note.startswith(f"resuming with {key}=") and note.endswith(", with the same contents)")
-    assert re.search(rf"made with other (inputs|settings): {key} was ", refused(checkpoint, setting.format("other")))
+    assert re.search(rf"written with other (inputs|settings): {key} was ", refused(checkpoint, setting.format("other")))
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_other_names_hosts_order_or_text_are_refused_whatever_the_directory(befo
     templates = "data.chat_template={}/chat.jinja"
     checkpoint = saved(folder, before, templates.format("first"))
     key = before.partition("=")[0]
-    assert f"made with other inputs: {key}" in refused(checkpoint, now, templates.format("same"))
+    assert f"written with other inputs: {key}" in refused(checkpoint, now, templates.format("same"))
     changes = resumed(checkpoint, now, templates.format("same"), "trainer.resume_changed=accept")
     assert [words.startswith(f"resuming with {key}") for words in changes.warnings] == [True]
 

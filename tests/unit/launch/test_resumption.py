@@ -72,7 +72,7 @@ def test_the_rows_of_a_curriculum_are_told_by_its_length_and_those_after_it_by_e
     assert told.startswith("row 16 (counted from 0) of the 40 of data.curriculum_steps") and "epoch" not in told
     told, following = told_and_next(window(), 10, 54)
     assert (
-        told.startswith("row 4 of epoch 1 (both count from 0) in the order of the present rows")
+        told.startswith("row 4 of epoch 1 (both count from 0) in the order of the current rows")
         and "end of the curriculum" in told
     )
     assert following == [4, 5]

@@ -251,7 +251,7 @@ ONE_STEP = ("actor.minibatch_size=null", "actor.epochs=1")
         (("data.batch_size=8", "actor.minibatch_size=4", "actor.epochs=1"), 1, "takes 2 optimizer steps", "=null"),
         (("actor.minibatch_size=null", "actor.epochs=3"), 1, "takes 3 optimizer", "join(self.actor.logprobs(batch))"),
         ((*ONE_STEP, "algorithm.correction.veto=1e-4"), 1, "compares the rollout with the policy", "actor.logprobs"),
-        (ONE_STEP, 2, "has learned since its samples were drawn", "before the step's first call of actor.update"),
+        (ONE_STEP, 2, "was updated after its samples were drawn", "before the step's first call of actor.update"),
     ],
 )
 def test_a_step_without_the_log_probabilities_that_its_update_needs_is_refused(

@@ -40,7 +40,7 @@ def test_plain_lines_come_at_the_first_three_steps_then_every_five_seconds_and_a
     progress, clock, file = _plain(20)
     _run(progress, clock, range(1, 21), 1.0)
     lines = file.getvalue().splitlines()
-    assert lines.pop(3) == "(from now on, at most one line every 5 s; metrics.jsonl has every step)"
+    assert lines.pop(3) == "(from here, at most one line every 5 s; metrics.jsonl has every step)"
     assert [int(line.split("/")[0].removeprefix("step")) for line in lines] == [1, 2, 3, 8, 13, 18, 20]
 
 

@@ -293,7 +293,7 @@ def test_pieces_come_by_weight_then_box_then_destination():
         pytest.param(
             [[holding("model.norm.weight")]],
             [[holding("model.norms.weight")]],
-            ["'model.norms.weight', and no rank", "nearest name is 'model.norm.weight'"],
+            ["'model.norms.weight', but no rank", "nearest name is 'model.norm.weight'"],
             "model.path",
             id="a weight that nobody holds",
         ),

@@ -190,7 +190,7 @@ def test_a_weighted_sum_beyond_the_bound_is_told_with_its_sample(decoder, toy_di
 
 def test_a_response_that_is_too_long_in_its_own_tokens_is_told(toy_dir, tmp_path):
     make_encoder(tmp_path, positions=9)
-    with pytest.raises(RewardError, match=r"(?s)sample 0: it has 10 tokens, and the model reads at most 9") as raised:
+    with pytest.raises(RewardError, match=r"(?s)sample 0: it has 10 tokens, but the model reads at most 9") as raised:
         reward_model(tmp_path, toy_dir()).score(answered(toy_dir()))
     assert "data.max_response_tokens" in raised.value.remedy
 

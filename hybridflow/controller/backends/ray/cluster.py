@@ -60,7 +60,7 @@ def check_cluster(nodes: int) -> None:
     """
     if nodes > 1 and not ray.is_initialized() and not os.environ.get(RAY_ADDRESS):
         raise ResourceError(
-            f"trainer.nodes={nodes}, and {RAY_ADDRESS} is not set, so there is no cluster to run on.",
+            f"trainer.nodes={nodes}, but {RAY_ADDRESS} is not set, so there is no cluster to run on.",
             remedy=f"Start one (ray start --head; ray start --address=... on the other nodes) and set {RAY_ADDRESS}.",
         )
     host, colon, port = os.environ.get(RAY_ADDRESS, "").removeprefix("ray://").rpartition(":")
@@ -141,7 +141,7 @@ def joined_gpus() -> int | None:
 def joined_node_gpus(read: Callable[[], list[int]] = visible_gpu_bytes) -> list[NodeGpus] | None:
     """The nodes of the joined cluster that have GPUs, one entry per size of GPU; None if no cluster is joined.
 
-    Each node runs `read` in a process of its own, which sees all GPUs of the node and reserves no resources. Ray itself
+    Each node runs `read` in a separate process, which sees all GPUs of the node and reserves no resources. Ray itself
     knows only a name such as A100, which stands for GPUs of several sizes.
     """
     if not ray.is_initialized() or not is_joined():
@@ -180,12 +180,12 @@ def _check_answers(host: str, port: int, nodes: int) -> None:
         header = b""
     except OSError as error:
         raise ResourceError(
-            f"{RAY_ADDRESS}={host}:{port}, and no process is listening there: {error.strerror or error}.",
+            f"{RAY_ADDRESS}={host}:{port}, but no process is listening there: {error.strerror or error}.",
             remedy=f"Start a cluster there (ray start --head --port={port}), correct {RAY_ADDRESS}{alone}.{needed}",
         ) from error
     if len(header) < 9 or header[3] != _SETTINGS_FRAME:
         raise ResourceError(
-            f"{RAY_ADDRESS}={host}:{port}, and the port is in use by something that is not Ray.",
+            f"{RAY_ADDRESS}={host}:{port}, but the process that uses this port is not Ray.",
             remedy=f"Give the address that 'ray start --head' printed{alone}.{needed}",
         )
 
@@ -197,7 +197,7 @@ def _check_free(port: int) -> None:
             probe.bind(("", port))
         except OSError as error:
             raise ResourceError(
-                f"{_STORE_PORT}={port}, and that port is in use: {error.strerror or error}.",
+                f"{_STORE_PORT}={port}, but that port is in use: {error.strerror or error}.",
                 remedy=f"Unset {_STORE_PORT}, so that Ray takes a free port, or end the process that holds it "
                 f"(ss -ltnp 'sport = :{port}').",
             ) from error

@@ -18,6 +18,7 @@ from hybridflow.models.packing import Packing
 IMPLEMENTATION = "hybridflow_packed"
 """The prefix of the names of attention implementations that need `packing=`."""
 
+_LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 _ARGUMENTS_LOST = {"moshi", "nemotron"}
 """Model types whose layers do not pass keyword arguments to their attention."""
@@ -92,6 +93,12 @@ def packed_attention(
         done.append(attended.transpose(1, 2).flatten(0, 1))
     whole = done[0] if len(done) == 1 else torch.cat(done)
     return whole if blocks.back is None else _FromBlocks.apply(whole, blocks.back)
+
+
+def length_dependent_rotations(model: nn.Module) -> list[str]:
+    """The types of the model's rotary embeddings that are scaled by the longest sequence it has seen."""
+    kinds = {kind for module in model.modules() if isinstance(kind := vars(module).get("rope_type"), str)}
+    return sorted(kinds & _LENGTH_DEPENDENT_ROPE)
 
 
 def use_packed_attention(model: PreTrainedModel) -> bool:

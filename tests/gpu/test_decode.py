@@ -13,7 +13,7 @@ from hybridflow.engines.rollout.transformers.attention import use_decoding_atten
 from hybridflow.engines.rollout.transformers.decode import Decoded, decode
 from hybridflow.engines.rollout.transformers.engine import TransformersEngine
 from hybridflow.engines.rollout.transformers.fixed import FixedMemory, Run
-from hybridflow.engines.rollout.transformers.graphs import Graphs, run_plainly
+from hybridflow.engines.rollout.transformers.graphs import Graphs, run_eagerly
 from tests.toys import toy_model
 from tests.unit.engines.rollout.rows import prompt_rows
 
@@ -46,11 +46,11 @@ def test_graphs_draw_what_plain_steps_draw(device, dtype, sampling):
     made: list[Run] = []
 
     def make_run() -> Run:
-        made.append(Graphs(device) if device.type == "cuda" else run_plainly)
+        made.append(Graphs(device) if device.type == "cuda" else run_eagerly)
         return made[-1]
 
     memory = FixedMemory(model, make_run)
-    expected = drawn(model, sampling, FixedMemory(model, lambda: run_plainly))
+    expected = drawn(model, sampling, FixedMemory(model, lambda: run_eagerly))
     for _ in range(2):
         found = drawn(model, sampling, memory)
         assert torch.equal(found.lengths, expected.lengths)
@@ -63,7 +63,7 @@ def test_graphs_draw_what_plain_steps_draw(device, dtype, sampling):
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 def test_steps_at_fixed_addresses_draw_what_the_plain_loop_draws(device, sampling):
     model = model_on(device)
-    found = drawn(model, sampling, FixedMemory(model, lambda: run_plainly))
+    found = drawn(model, sampling, FixedMemory(model, lambda: run_eagerly))
     expected = drawn(model, sampling, None)
     same = [torch.equal(a[:n], b[:n]) for a, b, n in zip(found.tokens, expected.tokens, expected.lengths, strict=True)]
     # Sums in another order move probabilities by 1e-6: of 4,800 draws, hardly one falls to another token.

@@ -30,7 +30,7 @@ class RolloutEngine(Protocol):
     mesh: ParallelMesh
 
     def generate(self, prompts: Batch, sampling: Sampling, *, max_response_tokens: int, seed: int) -> Batch:
-        """One response per row of `prompts`, in order; returns only the new columns (see `responses.py`).
+        """One response per row of `prompts`, in order; returns only the new columns (see `response_batch`).
 
         A row's samples depend only on its prompt and on (seed, uid, sample_index), not on other rows or the number of
         replicas.

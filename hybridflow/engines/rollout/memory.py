@@ -1,4 +1,4 @@
-"""The memory that holds a rollout engine's weights: one allocation of ours, whose unused pages can be given back."""
+"""The memory of a rollout engine's weights: one allocation of ours, whose unused pages can be freed."""
 
 import ctypes
 import logging
@@ -21,29 +21,29 @@ _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 @dataclass(frozen=True)
 class Released:
-    """The memory that `sleep` released and kept, in bytes of addresses (pages never written count as released)."""
+    """What `sleep` freed and what it did not, in bytes of addresses (pages never written count as freed)."""
 
     weight_bytes: int
-    """Weights that nobody else uses."""
+    """Weights that no other engine uses."""
 
     kept_bytes: int
-    """Weights that another engine holds as views of the slots: not given back."""
+    """Weights that another engine holds as views of the slots; not freed."""
 
     left_bytes: int
-    """Weights that nobody uses and that stay all the same: parts of pages, rows between kept columns, or a GPU's."""
+    """Unused weights that could not be freed: parts of pages, rows between kept columns, or on a GPU."""
 
     cache_bytes: int = 0
     """Keys and values."""
 
 
 class WeightBuffer:
-    """All parameters of a model in one allocation, which the parameters are views of.
+    """One allocation for all parameters of a model, which become views of it.
 
-    Tensors of a page or more begin on a page of their own, whole; smaller ones lie together, so that a rank that keeps
-    its norms keeps few pages. What is not copied in costs no memory until it is written.
+    Tensors of a page or more start at a page boundary; smaller ones are stored together, so that a rank that keeps its
+    norms keeps few pages. With `copy=False`, memory that is never written costs nothing.
 
         buffer = WeightBuffer(model.parameters())
-        freed = buffer.release(kept=[shard.tensor for shard in trained])      # the rest is undefined from here on
+        freed = buffer.release(kept=[shard.tensor for shard in trained])      # the other weights are then undefined
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], *, copy: bool = True) -> None:
@@ -61,7 +61,7 @@ class WeightBuffer:
             if copy:
                 view.copy_(parameter.detach())
             elif view.device.type != "cpu":
-                view.zero_()  # the engine's trial runs read it
+                view.zero_()  # read by the engine's warm-up passes
             parameter.data = view
 
     @property
@@ -70,10 +70,7 @@ class WeightBuffer:
         return self._bytes
 
     def release(self, kept: Iterable[Tensor] = ()) -> Released:
-        """Gives back all pages without a byte of `kept`; tensors that lie elsewhere are ignored.
-
-        A GPU has no pages to give back: everything stays there.
-        """
+        """Frees all pages without a byte of `kept`, on a CPU; tensors in other memory are ignored."""
         own = [tensor for tensor in kept if self._holds(tensor)]
         kept_bytes = sum(tensor.nbytes for tensor in own)
         if self._bytes.device.type != "cpu":
@@ -83,26 +80,24 @@ class WeightBuffer:
             first, last = _page_runs(tensor, self._bytes.data_ptr())
             pages.index_add_(0, first, torch.ones_like(first, dtype=torch.int32))
             pages.index_add_(0, last + 1, -torch.ones_like(last, dtype=torch.int32))
-        freed = sum(self._give_back(start, stop) for start, stop in _runs(pages.cumsum(0)[:-1] == 0))
+        unused = _runs(pages.cumsum(0)[:-1] == 0)
+        freed = sum(free_pages(self._bytes[start * _PAGE : stop * _PAGE]) for start, stop in unused)
         freed = min(freed, self.num_bytes - kept_bytes)
         left = self.num_bytes - kept_bytes - freed
         if left > max(_TOLERATED_BYTES, self.num_bytes // 16) and not self._has_warned:
             self._has_warned = True
-            logger.warning("rollout.sleep=true: %d MB of weights that nobody uses cannot be given back", left >> 20)
+            logger.warning("rollout.sleep=true: %d MB of unused weights cannot be freed", left >> 20)
         return Released(freed, kept_bytes, left)
 
     def _holds(self, tensor: Tensor) -> bool:
         start = self._bytes.data_ptr()
         return tensor.device == self._bytes.device and start <= tensor.data_ptr() < start + self._bytes.numel()
 
-    def _give_back(self, start: int, stop: int) -> int:
-        return give_back(self._bytes[start * _PAGE : stop * _PAGE])
 
+def free_pages(tensor: Tensor) -> int:
+    """Returns the whole pages in a tensor's memory to the system, after which they read as zeros; returns their bytes.
 
-def give_back(tensor: Tensor) -> int:
-    """Gives the whole pages of a tensor back to the system; they read as zeros afterwards. Returns the bytes.
-
-    The tensor stays usable: pages come again as they are written. On a GPU, and outside Linux, nothing happens.
+    The tensor stays usable: pages are allocated again as they are written. Does nothing on a GPU or outside Linux.
     """
     if _libc is None or tensor.device.type != "cpu" or not tensor.numel():
         return 0
@@ -115,7 +110,7 @@ def give_back(tensor: Tensor) -> int:
 
 
 def trim_heap() -> None:
-    """Gives back what the C library keeps of memory that was freed."""
+    """Returns freed memory that the C library has kept to the system."""
     if _libc is not None:
         _libc.malloc_trim(0)
 

@@ -1,7 +1,7 @@
-"""How a token is drawn: one uniform number per row and position, inverted through the cumulative probabilities.
+"""Samples tokens by inverting the cumulative probabilities at one uniform number per row and position.
 
-The numbers are a hash of (seed, uid, sample_index, position), so a row draws the same whatever else is in its batch,
-in whatever order, and on however many replicas the batch is divided. No generator has a state to save.
+The numbers are hashes of (seed, uid, sample_index, position), so a row's samples depend neither on the other rows of
+its batch nor on their order or the number of replicas. There is no generator state to save.
 """
 
 import torch
@@ -26,30 +26,24 @@ _SECOND_MULTIPLIER = _signed(0x94D049BB133111EB)
 
 
 def row_keys(seed: int, uid: Int64[Tensor, " B"], sample_index: Int64[Tensor, " B"]) -> Int64[Tensor, " B"]:
-    """A 64-bit key for each row: a hash of the seed, the prompt and which of its samples the row is."""
+    """A 64-bit key per row: a hash of the seed, the prompt's uid and the sample index."""
     start = _mixed(torch.full_like(uid, _signed(seed)) + _STEP)
     return _mixed(_mixed(start + (uid + 1) * _STEP) + (sample_index + 1) * _STEP)
 
 
 def uniform_draws(keys: Int64[Tensor, " B"], num_positions: int) -> Float64[Tensor, "B R"]:
-    """Numbers in [0, 1) for the first `num_positions` response tokens of each row: see `uniforms_at`."""
+    """Numbers in [0, 1) for the first `num_positions` response tokens of each row; see `uniforms_at`."""
     return uniforms_at(keys[:, None], torch.arange(num_positions))
 
 
 def uniforms_at(keys: Int64[Tensor, "*B"], positions: Int64[Tensor, "*R"]) -> Float64[Tensor, "..."]:
-    """Numbers in [0, 1), one for each key and response position (from 0), broadcast against one another.
+    """Numbers in [0, 1), one per key and response position (from 0), which are broadcast against each other.
 
-    The numbers of a key are the sequence of SplitMix64 that begins at it.
-
-    Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (OOPSLA 2014).
+    The numbers of a key are the SplitMix64 sequence with that key as its seed (Steele, Lea and Flood, "Fast splittable
+    pseudorandom number generators", OOPSLA 2014).
     """
     words = _mixed(keys + (positions + 1) * _STEP)
     return _shifted(words, 64 - _UNIFORM_BITS).double() * 2.0**-_UNIFORM_BITS
-
-
-def logprob_temperature(sampling: Sampling) -> float:
-    """The temperature of the log-probabilities that are returned: 1 where the most probable token is taken."""
-    return sampling.temperature or 1.0
 
 
 def draw(
@@ -57,10 +51,11 @@ def draw(
 ) -> tuple[Int64[Tensor, " B"], Float32[Tensor, " B"]]:
     """One token per row, and its log-probability under the distribution it was drawn from.
 
-    That is softmax(logits / temperature) in float32, restricted to top-k and top-p and renormalized where those are
-    set. The token is the first whose cumulative probability exceeds the row's uniform number. At temperature 0 it is
-    the most probable one, with its log-probability at temperature 1. A row whose logits are not finite gets some token
-    and the log-probability NaN, which `response_batch` refuses: so no token waits for the device to be looked at.
+    This is softmax(logits / temperature) in float32, restricted to top-k and top-p and renormalized if those are set.
+    The token is the first whose cumulative probability exceeds the row's uniform number. At temperature 0 it is the
+    most probable one, with its log-probability at temperature 1. A row whose logits are not finite gets an arbitrary
+    token with log-probability NaN, which `response_batch` rejects later: checking here would synchronize with the
+    device at every token.
     """
     logits = logits.float()
     if sampling.temperature == 0:
@@ -76,7 +71,7 @@ def draw(
 
 
 def _restricted(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Logits of the tokens that may be drawn, -inf elsewhere: the top k, then the top p of those; ties stay in."""
+    """The logits with all but the top k, and then the top p of those, set to -inf; ties are kept."""
     if 0 < sampling.top_k < logits.shape[-1]:
         lowest = logits.topk(sampling.top_k, dim=-1).values[:, -1:]
         logits = logits.masked_fill(logits < lowest, -torch.inf)
@@ -89,12 +84,12 @@ def _restricted(logits: Tensor, sampling: Sampling) -> Tensor:
 
 
 def _mixed(words: Tensor) -> Tensor:
-    """SplitMix64's output function; int64 arithmetic wraps, as the algorithm wants."""
+    """SplitMix64's output function; int64 arithmetic wraps around, as the algorithm requires."""
     words = (words ^ _shifted(words, 30)) * _FIRST_MULTIPLIER
     words = (words ^ _shifted(words, 27)) * _SECOND_MULTIPLIER
     return words ^ _shifted(words, 31)
 
 
 def _shifted(words: Tensor, bits: int) -> Tensor:
-    """A logical shift to the right: int64's own brings the sign along."""
+    """A logical right shift; int64's own is arithmetic."""
     return (words >> bits) & ((1 << (64 - bits)) - 1)

@@ -24,14 +24,12 @@ from hybridflow.models.geometry import read_geometry
 from hybridflow.models.heads import ValueModel, load_value_model, save_value_model
 from hybridflow.models.loading import load_causal_lm, resolve_model_path, save_causal_lm, torch_dtype
 from hybridflow.models.names.rules import MODEL_TYPES
-from hybridflow.models.packed_attention import use_packed_attention
+from hybridflow.models.packed_attention import length_dependent_rotations, use_packed_attention
 from hybridflow.models.skeleton import causal_lm_skeleton, value_model_skeleton
 from hybridflow.parallel.groups import Ranks
 from hybridflow.parallel.layout import WeightShard
 
 logger = logging.getLogger(__name__)
-
-_LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
 
 
 @dataclass(frozen=True)
@@ -147,30 +145,25 @@ def prepared(setup: EngineSetup, model: PreTrainedModel | ValueModel) -> TokenMo
     Models stay in evaluation mode (no dropout, no router noise), so that the probability of a token is deterministic.
     """
     backbone = setup.kind.backbone(model)
-    if not use_packed_attention(backbone) and setup.ranks.rank == 0:
-        logger.warning(
-            "model=%s packed=false: %s does not support packed sequences; rows are padded to the longest in each"
-            " micro-batch",
-            setup.model.path,
-            type(backbone).__name__,
-        )
+    is_packed = use_packed_attention(backbone)
     if setup.ranks.rank == 0:
-        _warn_of_rope(setup, backbone)
+        if not is_packed:
+            logger.warning(
+                "model=%s packed=false: %s does not support packed sequences; rows are padded to the longest in each"
+                " micro-batch",
+                setup.model.path,
+                type(backbone).__name__,
+            )
+        for kind in length_dependent_rotations(backbone):
+            logger.warning(
+                "model=%s rope_type=%s: beyond the model's original context length, a token's probability depends on"
+                " the other sequences in its micro-batch",
+                setup.model.path,
+                kind,
+            )
     if setup.training.gradient_checkpointing:
         _checkpoint_layers(backbone)
     return setup.kind.outputs(model)
-
-
-def _warn_of_rope(setup: EngineSetup, backbone: PreTrainedModel) -> None:
-    """Some rotary embeddings are scaled by the longest sequence that the model is given, at once or earlier."""
-    kinds = {kind for module in backbone.modules() if isinstance(kind := vars(module).get("rope_type"), str)}
-    for kind in sorted(kinds & _LENGTH_DEPENDENT_ROPE):
-        logger.warning(
-            "model=%s rope_type=%s: beyond the model's original context length, a token's probability depends on the"
-            " other sequences in its micro-batch",
-            setup.model.path,
-            kind,
-        )
 
 
 def _checkpoint_layers(model: PreTrainedModel) -> None:

@@ -1,6 +1,7 @@
-"""Attention for decoding: one query per row, against grouped keys and values that are not repeated."""
+"""A model's forward pass in decoding: attention with one query per row, and a cache that grows in place."""
 
 import torch
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, Cache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
@@ -11,7 +12,7 @@ IMPLEMENTATION = "hybridflow_decoding"
 
 
 def use_decoding_attention(model: PreTrainedModel) -> None:
-    """Switches a model that would use torch's fused attention to the one here; leaves any other as it is."""
+    """Makes a model that uses torch's fused attention use `decoding_attention`; leaves other models unchanged."""
     if model.config._attn_implementation == "sdpa":
         AttentionInterface.register(IMPLEMENTATION, decoding_attention)
         AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)
@@ -28,11 +29,11 @@ def decoding_attention(
     position_bias: Tensor | None = None,
     **kwargs: object,
 ) -> tuple[Tensor, None]:
-    """softmax(q k^T scaling) v as two batched products, [B, 1, heads, head size]; several queries go to torch's own.
+    """softmax(q k^T scaling) v as two batched products, [B, 1, heads, head size]; with more queries, torch's kernel.
 
-    The queries that share a key-value head are the rows of one small matrix, so grouped keys need no copy, as they do
-    for torch's fused kernel under a mask. On a CPU it takes half the time of that kernel, which is made for many
-    queries. `attention_mask` [B, 1, 1, tokens] is True where a query may look.
+    The queries that share a key-value head are the rows of one small matrix, so grouped keys are not repeated, as they
+    are for torch's fused kernel with a mask. On a CPU this takes half the time of that kernel, which is optimized for
+    many queries. `attention_mask` [B, 1, 1, tokens] is True where a query may attend.
     """
     rows, heads, queries, size = query.shape
     if queries > 1 or position_bias is not None:
@@ -52,57 +53,57 @@ _SPARE_TOKENS = 64
 
 
 class GrowingLayer(DynamicLayer):
-    """One layer's keys and values [B, kv heads, tokens, head size]: new tokens are written in place.
+    """One layer's keys and values [B, kv heads, tokens, head size], in buffers to which new tokens are appended.
 
-    transformers' own layer joins old and new at every token, which copies the whole cache each time. This one has
-    spare room, half as much again as is used (at least 64 tokens), and at most up to `limit_tokens`.
+    transformers' own layer concatenates old and new tokens at each step, which copies the whole cache. These buffers
+    have spare room: half the tokens in use (at least 64), up to `limit_tokens` in all.
     """
 
     def __init__(self, limit_tokens: int) -> None:
         super().__init__()
         self._limit_tokens = limit_tokens
-        self._tokens = 0
-        self._key_buffer = torch.empty(0)
-        self._value_buffer = torch.empty(0)
+        self._buffers: list[Tensor] = []
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Adds tokens; returns the keys and values of all tokens so far, as views."""
-        end = self._tokens + key_states.shape[-2]
+        """Appends tokens; returns the keys and values of all tokens so far, as views."""
+        used = self.get_seq_length()
+        end = used + key_states.shape[-2]
         if not self.is_initialized:
-            self._key_buffer, self._value_buffer = key_states[:, :, :0], value_states[:, :, :0]
+            self._buffers = [key_states[:, :, :0], value_states[:, :, :0]]
             self.is_initialized = True
-        if end > self._key_buffer.shape[-2]:
+        if end > self._buffers[0].shape[-2]:
             capacity = min(max(end + _SPARE_TOKENS, end * 3 // 2), max(end, self._limit_tokens))
-            self._key_buffer = self._with_room(self._key_buffer, capacity)
-            self._value_buffer = self._with_room(self._value_buffer, capacity)
-        self._key_buffer[:, :, self._tokens : end] = key_states
-        self._value_buffer[:, :, self._tokens : end] = value_states
-        self._tokens = end
-        self.keys, self.values = self._key_buffer[:, :, :end], self._value_buffer[:, :, :end]
+            for number, buffer in enumerate(self._buffers):
+                rows, heads, _, size = buffer.shape
+                self._buffers[number] = buffer.new_empty(rows, heads, capacity, size)
+                self._buffers[number][:, :, :used] = buffer[:, :, :used]
+        for buffer, new in zip(self._buffers, (key_states, value_states), strict=True):
+            buffer[:, :, used:end] = new
+        self.keys, self.values = (buffer[:, :, :end] for buffer in self._buffers)
         return self.keys, self.values
 
-    def get_seq_length(self) -> int:
-        """Tokens so far."""
-        return self._tokens
-
-    def used(self) -> tuple[Tensor, Tensor]:
-        """Keys and values of the tokens so far, as views."""
-        return self._key_buffer[:, :, : self._tokens], self._value_buffer[:, :, : self._tokens]
-
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Keeps the rows at the given positions, in that order; a position may come several times."""
-        self._key_buffer = self._key_buffer[:, :, : self._tokens].index_select(0, indices)
-        self._value_buffer = self._value_buffer[:, :, : self._tokens].index_select(0, indices)
-
-    def _with_room(self, buffer: Tensor, capacity: int) -> Tensor:
-        rows, heads, _, size = buffer.shape
-        larger = buffer.new_empty(rows, heads, capacity, size)
-        larger[:, :, : self._tokens] = buffer[:, :, : self._tokens]
-        return larger
+        """Keeps the rows at the given positions, in that order; a position may occur several times."""
+        self._buffers = [buffer[:, :, : self.get_seq_length()].index_select(0, indices) for buffer in self._buffers]
+        self.keys, self.values = self._buffers
 
 
-def growing_cache(num_layers: int, limit_tokens: int) -> Cache:
-    """An empty cache for a model whose layers all attend to everything before."""
-    return Cache(layers=[GrowingLayer(limit_tokens) for _ in range(num_layers)])
+def next_logits(
+    model: PreTrainedModel,
+    ids: Int64[Tensor, "B N"],
+    positions: Int64[Tensor, "B N"],
+    mask: Tensor | dict[str, Tensor] | None,
+    cache: Cache,
+) -> Float[Tensor, "B V"]:
+    """The logits after `ids`, whose keys and values are added to the cache."""
+    outputs = model(
+        input_ids=ids,
+        attention_mask=mask,
+        position_ids=positions,
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=1,
+    )
+    return outputs.logits[:, -1]

@@ -1,4 +1,4 @@
-"""The decoding loop: prompts are read once, then a token is drawn for every unfinished row at a time."""
+"""The decoding loop: reads the prompts once, then draws one token at a time for all unfinished rows."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -11,16 +11,16 @@ from transformers import Cache, PreTrainedModel
 from hybridflow.batch import Ragged
 from hybridflow.config.rollout import Sampling
 from hybridflow.engines.rollout.sampling import draw
-from hybridflow.engines.rollout.transformers.attention import GrowingLayer, growing_cache
-from hybridflow.engines.rollout.transformers.fixed import LOOK_EVERY_TOKENS, FixedMemory, FixedStep, Prompts
+from hybridflow.engines.rollout.transformers.attention import GrowingLayer, next_logits
+from hybridflow.engines.rollout.transformers.fixed import CHECK_EVERY_TOKENS, FixedMemory, FixedStep, Prompts
 
 COMPACT_BELOW = 0.75
-"""Finished rows leave the batch once fewer than this fraction of its rows are unfinished; leaving copies the cache."""
+"""Finished rows are removed once fewer than this fraction of the rows are unfinished; removing copies the cache."""
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """Sampled `tokens` and their `logprobs` [B, R]; only the first `lengths` [B] of each row are valid."""
+    """What was drawn: `tokens` and `logprobs` [B, R], of which the first `lengths` [B] of each row count."""
 
     tokens: Int64[Tensor, "B R"]
     logprobs: Float[Tensor, "B R"]
@@ -28,88 +28,22 @@ class Decoded:
     truncated: Tensor
 
 
-class _Reader:
-    """A model and its cache: computes the logits of the next token, and drops finished rows."""
-
-    def __init__(self, model: PreTrainedModel, prompts: Ragged, limit_tokens: int) -> None:
-        self._model = model
-        self._cache: Cache = growing_cache(model.config.get_text_config().num_hidden_layers, limit_tokens)
-        first, source = distinct_neighbors(prompts)
-        ids, mask = left_padded(prompts.select(first))
-        # Without padding no mask is passed at all, which is the fast path of every attention kernel.
-        self._mask = None if bool(mask.all()) else mask.to(model.device)
-        self._ids = ids.to(model.device)
-        self._positions = (mask.cumsum(1) - 1).clamp(min=0).to(model.device)
-        self._source = source.to(model.device)
-
-    def read_prompts(self) -> Tensor:
-        """Logits [B, V] after each prompt; a prompt that several neighboring rows share is read once."""
-        logits = self._forward(self._ids, self._positions)
-        self._positions = self._positions[:, -1:]
-        if len(self._source) > len(self._ids):
-            self.keep(self._source)
-            logits = logits[self._source]
-        return logits
-
-    def read(self, tokens: Int64[Tensor, " B"]) -> Tensor:
-        """Logits [B, V] after one more token per row."""
-        self._positions = self._positions + 1
-        if self._mask is not None:
-            self._mask = torch.cat([self._mask, self._mask.new_ones(len(self._mask), 1)], 1)
-        return self._forward(tokens[:, None], self._positions)
-
-    def keep(self, rows: Int64[Tensor, " K"]) -> None:
-        """Continues with the given rows alone."""
-        self._cache.batch_select_indices(rows)
-        self._positions = self._positions[rows]
-        self._mask = None if self._mask is None else self._mask[rows]
-
-    def state(self) -> Prompts:
-        """Keys and values read so far."""
-        memories: list[Tensor] = []
-        for layer in self._cache.layers:
-            assert isinstance(layer, GrowingLayer)
-            memories += layer.used()
-        rows, _, tokens, _ = memories[0].shape
-        mask = torch.ones(rows, tokens, device=self._positions.device) if self._mask is None else self._mask
-        return Prompts(memories, mask.bool(), self._positions)
-
-    def forget(self) -> None:
-        """Releases the memory of the keys and values."""
-        self._cache = Cache(layers=[])
-
-    def _forward(self, ids: Tensor, positions: Tensor) -> Tensor:
-        outputs = self._model(
-            input_ids=ids,
-            attention_mask=self._mask,
-            position_ids=positions,
-            past_key_values=self._cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        return outputs.logits[:, -1]
-
-
 class DecodeStep(Protocol):
-    """Decodes unfinished rows token by token; see `GrowingStep`, the plain one, and `FixedStep`."""
+    """Decodes unfinished rows token by token, having drawn the first token of each from the logits of its prompt."""
 
-    span: int
-    """Tokens between two looks at which rows are unfinished."""
-
-    def begin(self, logits: Tensor) -> None:
-        """Draws the first token of each row, from the logits [B, V] after its prompt."""
-        ...
+    check_every: int
+    """Tokens between two calls of `unfinished`."""
 
     def advance(self) -> None:
         """Reads the token that was drawn last, and draws the next one."""
         ...
 
-    def look(self) -> Tensor | None:
-        """Which rows are unfinished, now or a little earlier; None if that is not known yet."""
+    def unfinished(self) -> Tensor | None:
+        """Which rows are unfinished, now or at the previous call; None if that is not known yet."""
         ...
 
     def keep(self, rows: Int64[Tensor, " K"]) -> None:
-        """Continues with the given rows (indices into the last `look`); may drop the others, which are finished."""
+        """Continues with the given rows (indices into the last `unfinished`), and may drop the others."""
         ...
 
     def results(self) -> tuple[Tensor, Tensor]:
@@ -118,48 +52,58 @@ class DecodeStep(Protocol):
 
 
 class GrowingStep:
-    """Runs the model eagerly, on a cache that grows with each token; a `DecodeStep`."""
+    """Runs the model eagerly, with a cache that grows with each token; implements `DecodeStep`."""
 
     def __init__(
-        self, reader: _Reader, uniforms: Float64[Tensor, "B R"], sampling: Sampling, ends: Int64[Tensor, " E"]
+        self,
+        model: PreTrainedModel,
+        prompts: Prompts,
+        uniforms: Float64[Tensor, "B R"],
+        sampling: Sampling,
+        ends: Int64[Tensor, " E"],
     ) -> None:
-        self.span = 1 if uniforms.device.type == "cpu" else LOOK_EVERY_TOKENS
-        self._reader = reader
+        self.check_every = 1 if uniforms.device.type == "cpu" else CHECK_EVERY_TOKENS
+        self._model = model
+        self._cache, self._mask, self._positions = prompts.cache, prompts.mask, prompts.positions
         self._uniforms = uniforms
         self._sampling = sampling
         self._ends = ends
         self._tokens = torch.zeros(uniforms.shape, dtype=torch.int64, device=uniforms.device)
         self._logprobs = torch.zeros(uniforms.shape, dtype=torch.float32, device=uniforms.device)
-        self._rows = torch.arange(len(uniforms), device=uniforms.device)
-        self._is_going = torch.ones_like(self._rows, dtype=torch.bool)
-        self._drawn = self._rows
-        self._position = 0
-
-    def begin(self, logits: Tensor) -> None:
-        """See `DecodeStep.begin`."""
-        rows, position = self._rows, self._position
-        self._drawn, logprobs = draw(logits, self._uniforms[rows, position], self._sampling)
-        self._tokens[rows, position], self._logprobs[rows, position] = self._drawn, logprobs
-        if len(self._ends):
-            self._is_going &= ~torch.isin(self._drawn, self._ends)
-        self._position += 1
+        self._rows = self._drawn = torch.arange(len(uniforms), device=uniforms.device)
+        self._is_unfinished = torch.ones_like(self._rows, dtype=torch.bool)
+        self._num_drawn = 0
+        self._draw(prompts.logits)
 
     def advance(self) -> None:
         """See `DecodeStep.advance`."""
-        self.begin(self._reader.read(self._drawn))
+        self._positions = self._positions + 1
+        if self._mask is not None:
+            self._mask = torch.cat([self._mask, self._mask.new_ones(len(self._mask), 1)], 1)
+        self._draw(next_logits(self._model, self._drawn[:, None], self._positions, self._mask, self._cache))
 
-    def look(self) -> Tensor:
-        """See `DecodeStep.look`: now."""
-        return self._is_going
+    def unfinished(self) -> Tensor:
+        """See `DecodeStep.unfinished`: now."""
+        return self._is_unfinished
 
     def keep(self, rows: Int64[Tensor, " K"]) -> None:
         """See `DecodeStep.keep`."""
-        self._reader.keep(rows)
-        self._rows, self._drawn, self._is_going = self._rows[rows], self._drawn[rows], self._is_going[rows]
+        self._cache.batch_select_indices(rows)
+        self._positions = self._positions[rows]
+        self._mask = None if self._mask is None else self._mask[rows]
+        self._rows, self._drawn, self._is_unfinished = self._rows[rows], self._drawn[rows], self._is_unfinished[rows]
 
     def results(self) -> tuple[Tensor, Tensor]:
         """See `DecodeStep.results`."""
         return self._tokens, self._logprobs
+
+    def _draw(self, logits: Tensor) -> None:
+        at = (self._rows, self._num_drawn)
+        self._drawn, self._logprobs[at] = draw(logits, self._uniforms[at], self._sampling)
+        self._tokens[at] = self._drawn
+        if len(self._ends):
+            self._is_unfinished &= ~torch.isin(self._drawn, self._ends)
+        self._num_drawn += 1
 
 
 @torch.inference_mode()
@@ -174,41 +118,55 @@ def decode(
 ) -> Decoded:
     """At most R tokens per row, R being the width of `uniforms`; a row ends with one of `eos_token_ids`, if any.
 
-    With a `memory`, tokens are drawn at fixed addresses, for CUDA graphs. In inference mode, 8 % faster than without
-    gradients alone on a small model: what is given back must be copied before it can take part in training. The
-    parameters, perhaps shared with a model that is trained, stay as they are.
+    With a `memory`, tensors have static addresses, for CUDA graphs. Inference mode is 8 % faster than `no_grad` for a
+    small model; its results must be copied before they can take part in training. The parameters, which may be shared
+    with a model in training, are not affected.
     """
     budget, device = uniforms.shape[1], model.device
-    reader = _Reader(model, prompts, int(prompts.lengths.max()) + (budget if memory is None else 0))
+    read = read_prompts(model, prompts, int(prompts.lengths.max()) + (budget if memory is None else 0))
     uniforms, ends = uniforms.to(device), torch.tensor(eos_token_ids, dtype=torch.int64, device=device)
-    logits = reader.read_prompts()
     step: DecodeStep
     if memory is None:
-        step = GrowingStep(reader, uniforms, sampling, ends)
+        step = GrowingStep(model, read, uniforms, sampling, ends)
     else:
-        memory.prepare(reader.state(), uniforms, sampling, ends)
-        step = FixedStep(memory, reader.state(), len(prompts))
-        reader.forget()
-    step.begin(logits)
+        memory.prepare(read, uniforms, sampling, ends)
+        step = FixedStep(memory, read)
+    del read  # frees the prompts' cache if the step has copied it
     for position in range(1, budget):
-        if len(ends) and position % step.span == 0:
-            is_going = step.look()
-            num_going = -1 if is_going is None else int(is_going.sum())
-            if num_going == 0:
+        if len(ends) and position % step.check_every == 0 and (is_unfinished := step.unfinished()) is not None:
+            num_unfinished = int(is_unfinished.sum())
+            if num_unfinished == 0:
                 break
-            if is_going is not None and num_going < COMPACT_BELOW * len(is_going):
-                step.keep(is_going.nonzero()[:, 0])
+            if num_unfinished < COMPACT_BELOW * len(is_unfinished):
+                step.keep(is_unfinished.nonzero()[:, 0])
         step.advance()
     tokens, logprobs = step.results()
     is_end = torch.isin(tokens, ends)
     truncated = ~is_end.any(1)
-    # The first of several ends counts: a finished row draws on until it leaves the batch.
+    # A finished row is decoded until it is removed: its first end counts.
     lengths = torch.where(truncated, budget, is_end.int().argmax(1) + 1)
     return Decoded(tokens, logprobs, lengths, truncated)
 
 
+def read_prompts(model: PreTrainedModel, prompts: Ragged, limit_tokens: int) -> Prompts:
+    """Runs the model on the prompts; a prompt that several adjacent rows share is read once."""
+    first, source = distinct_neighbors(prompts)
+    ids, mask = left_padded(prompts.select(first))
+    positions = (mask.cumsum(1) - 1).clamp(min=0).to(model.device)
+    # Without padding no mask is passed, which is the fast path of every attention kernel.
+    mask = None if bool(mask.all()) else mask.to(model.device)
+    cache = Cache(layers=[GrowingLayer(limit_tokens) for _ in range(model.config.get_text_config().num_hidden_layers)])
+    logits, positions = next_logits(model, ids.to(model.device), positions, mask, cache), positions[:, -1:]
+    if len(source) > len(first):
+        source = source.to(model.device)
+        cache.batch_select_indices(source)
+        logits, positions = logits[source], positions[source]
+        mask = None if mask is None else mask[source]
+    return Prompts(logits, cache, mask, positions)
+
+
 def distinct_neighbors(prompts: Ragged) -> tuple[Int64[Tensor, " U"], Int64[Tensor, " B"]]:
-    """Rows whose prompt differs from the row before, and for each row which of those has its prompt."""
+    """The rows whose prompt differs from the previous row's, and for each row the index of its prompt among them."""
     padded, lengths = prompts.padded(-1), prompts.lengths
     differs = torch.ones(len(prompts), dtype=torch.bool)
     differs[1:] = (padded[1:] != padded[:-1]).any(1) | (lengths[1:] != lengths[:-1])
@@ -216,7 +174,7 @@ def distinct_neighbors(prompts: Ragged) -> tuple[Int64[Tensor, " U"], Int64[Tens
 
 
 def left_padded(prompts: Ragged) -> tuple[Int64[Tensor, "U P"], Int64[Tensor, "U P"]]:
-    """Prompts that end in the same column, and a mask that is 1 where there is a token. Padding is token 0, unread."""
+    """Prompts that end in the same column, padded with token 0, and a mask that is 0 on padding."""
     lengths = prompts.lengths
     width = int(lengths.max())
     mask = torch.arange(width) >= width - lengths[:, None]

@@ -1,4 +1,4 @@
-"""Steps as CUDA graphs: all kernels of a step in one launch, since separate launches would leave the GPU idle."""
+"""Steps as CUDA graphs, which launch all kernels of a step at once; separate launches would leave the GPU idle."""
 
 import logging
 from collections.abc import Callable, Hashable
@@ -6,9 +6,9 @@ from collections.abc import Callable, Hashable
 import torch
 from transformers import PreTrainedModel
 
-logger = logging.getLogger(__name__)
+from hybridflow.models.packed_attention import length_dependent_rotations
 
-_ROTATIONS_READ_BY_THE_HOST = {"dynamic", "longrope"}
+logger = logging.getLogger(__name__)
 
 
 class Graphs:
@@ -27,21 +27,19 @@ class Graphs:
 
     def __call__(self, key: Hashable, step: Callable[[], None]) -> None:
         """Runs a step; steps with the same key must use the same tensors."""
-        if key not in self._graphs and (
-            key not in self._warm or not self._is_capturing or not self._captured(key, step)
-        ):
-            self._warm.add(key)
-            self._stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self._stream):
-                step()
-            torch.cuda.current_stream().wait_stream(self._stream)
-        else:
+        if key in self._graphs or (key in self._warm and self._is_capturing and self._captured(key, step)):
             self._graphs[key].replay()
+            return
+        self._warm.add(key)
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            step()
+        torch.cuda.current_stream().wait_stream(self._stream)
 
     def _captured(self, key: Hashable, step: Callable[[], None]) -> bool:
         graph = torch.cuda.CUDAGraph()
         try:
-            # Other threads may use CUDA meanwhile: NCCL's does.
+            # Other threads, such as NCCL's, may use CUDA during the capture.
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 step()
         except RuntimeError as error:
@@ -55,14 +53,13 @@ class Graphs:
         return True
 
 
-def run_plainly(key: Hashable, step: Callable[[], None]) -> None:
+def run_eagerly(key: Hashable, step: Callable[[], None]) -> None:
     """Runs a step eagerly."""
     step()
 
 
 def can_be_captured(model: PreTrainedModel) -> bool:
-    """Whether a step of the model needs no host: false for experts, and for rotations that depend on lengths."""
+    """Whether a step of the model runs without the host: false with experts, and with length-dependent rotations."""
     text = model.config.get_text_config().to_dict()
     has_experts = any(text.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
-    kinds = {kind for module in model.modules() if isinstance(kind := vars(module).get("rope_type"), str)}
-    return not has_experts and not kinds & _ROTATIONS_READ_BY_THE_HOST
+    return not has_experts and not length_dependent_rotations(model)

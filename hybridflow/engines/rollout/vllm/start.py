@@ -33,53 +33,52 @@ CPU_BLOCK_TOKENS = 32
 prompt for other samples of it, and a small model with short responses takes 18 % more time."""
 
 
-class Started:
+def start_vllm(
+    directory: Path,
+    model: Model,
+    rollout: Rollout,
+    *,
+    limit_tokens: int,
+    device: torch.device,
+    ranks: Ranks,
+    reads_weights: bool,
+) -> tuple[LLM, nn.Module, WeightBuffer]:
     """A running vLLM, its model on this rank, and the buffer with the model's weights."""
+    is_cpu, replica = device.type == "cpu", _replica(ranks)
+    keep_process_groups()
+    if is_cpu:
+        keep_plain_weights()
+        avoid_compilation()
+        leave_memory_unbound()
+    device_ids, local_rank = ([], 0) if is_cpu else replica_devices(device, replica)
+    settings: dict = _settings(rollout, is_cpu=is_cpu) | _layout(ranks)
+    settings |= {"dtype": torch_dtype(model.dtype), "device_ids": device_ids or None}
+    if not is_cpu:
+        device_bytes = torch.cuda.get_device_properties(device).total_memory
+        settings |= gpu_memory(directory, model, rollout, device_bytes=device_bytes, limit_tokens=limit_tokens)
+    loaded: list[tuple[nn.Module, WeightBuffer]] = []
 
-    def __init__(
-        self,
-        directory: Path,
-        model: Model,
-        rollout: Rollout,
-        *,
-        limit_tokens: int,
-        device: torch.device,
-        ranks: Ranks,
-        reads_weights: bool,
-    ) -> None:
-        is_cpu = device.type == "cpu"
-        keep_process_groups()
-        if is_cpu:
-            keep_plain_weights()
-            avoid_compilation()
-            leave_memory_unbound()
-        self._reads_weights = reads_weights
-        device_ids, local_rank = ([], 0) if is_cpu else replica_devices(device, _replica(ranks))
-        settings: dict = _settings(rollout, is_cpu=is_cpu) | _layout(ranks)
-        settings |= {"dtype": torch_dtype(model.dtype), "device_ids": device_ids or None}
-        if not is_cpu:
-            device_bytes = torch.cuda.get_device_properties(device).total_memory
-            settings |= gpu_memory(directory, model, rollout, device_bytes=device_bytes, limit_tokens=limit_tokens)
-        try:
-            with guest(), placed(_replica(ranks), local_rank), after_loading(self._take_weights):
-                self.llm = LLM(
-                    str(directory),
-                    trust_remote_code=model.trust_remote_code,
-                    skip_tokenizer_init=True,
-                    max_model_len=limit_tokens,
-                    load_format="auto" if reads_weights else "dummy",
-                    **settings,
-                )
-        except (ValueError, RuntimeError) as error:
-            raise EngineError(
-                f"rollout.engine=vllm cannot start with the model in {directory}: {error}",
-                remedy="If it lacks memory, change rollout.vllm.kv_cache_mb or rollout.vllm.gpu_memory_fraction; "
-                "if it does not support the model, set rollout.engine=transformers.",
-            ) from error
+    def take_weights(module: nn.Module) -> None:
+        loaded.append((module, WeightBuffer(module.parameters(), copy=reads_weights)))
 
-    def _take_weights(self, model: nn.Module) -> None:
-        self.model = model
-        self.buffer = WeightBuffer(model.parameters(), copy=self._reads_weights)
+    try:
+        with guest(), placed(replica, local_rank), after_loading(take_weights):
+            llm = LLM(
+                str(directory),
+                trust_remote_code=model.trust_remote_code,
+                skip_tokenizer_init=True,
+                max_model_len=limit_tokens,
+                load_format="auto" if reads_weights else "dummy",
+                **settings,
+            )
+    except (ValueError, RuntimeError) as error:
+        raise EngineError(
+            f"rollout.engine=vllm cannot start with the model in {directory}: {error}",
+            remedy="If it lacks memory, change rollout.vllm.kv_cache_mb or rollout.vllm.gpu_memory_fraction; "
+            "if it does not support the model, set rollout.engine=transformers.",
+        ) from error
+    ((module, buffer),) = loaded
+    return llm, module, buffer
 
 
 def _settings(rollout: Rollout, *, is_cpu: bool) -> dict:

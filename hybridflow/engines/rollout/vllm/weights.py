@@ -1,7 +1,6 @@
 """vLLM's parameters under canonical names: each rank's shards, as views of vLLM's fused tensors."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -37,31 +36,23 @@ def slots_of(model: nn.Module, parts_of: PartsOf, expected: Mapping[str, TensorL
     return slots
 
 
-@dataclass(frozen=True)
-class HeldWeights:
-    """The weights in each of vLLM's parameters on a rank, and the shard of each weight that the rank holds."""
-
-    parts_of: PartsOf
-    layouts: Mapping[str, TensorLayout]
-
-
-def held_weights(directory: Path, mesh: ParallelMesh, rank: int, *, trust_remote_code: bool = False) -> HeldWeights:
-    """The weights of the model in a directory that a rank of a generation mesh holds.
+def held_weights(
+    directory: Path, mesh: ParallelMesh, rank: int, *, trust_remote_code: bool = False
+) -> tuple[PartsOf, dict[str, TensorLayout]]:
+    """The weights in each of vLLM's parameters on a rank of a generation mesh, and the shard of each that it holds.
 
     A model without rules in `models/names` cannot be sharded.
     """
     kind = read_json_object(directory / "config.json").get("model_type")
     if kind in MODEL_TYPES:
-        geometry = read_geometry(directory)
-        place = _place(mesh, rank)
-
-        def parts_of(name: str, tensor: Tensor) -> list[Part]:
-            return names.parts_of(name, geometry, place)
-
-        return HeldWeights(parts_of, rank_layouts(geometry, mesh, rank))
+        geometry, place = read_geometry(directory), _place(mesh, rank)
+        return lambda name, tensor: names.parts_of(name, geometry, place), rank_layouts(geometry, mesh, rank)
     assert mesh.count_along(("tensor", "pipeline")) == 1, f"no rules divide a model of type {kind}"
-    shapes = _whole_shapes(directory, trust_remote_code)
-    return HeldWeights(whole_parts(shapes), {name: TensorLayout.full(shape) for name, shape in shapes.items()})
+    config = read_description(directory, trust_remote_code=trust_remote_code)
+    with torch.device("meta"):
+        skeleton = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    shapes = {name: tuple(parameter.shape) for name, parameter in skeleton.named_parameters()}
+    return whole_parts(shapes), {name: TensorLayout.full(shape) for name, shape in shapes.items()}
 
 
 def rank_layouts(geometry: ModelGeometry, mesh: ParallelMesh, rank: int) -> dict[str, TensorLayout]:
@@ -90,13 +81,6 @@ def _place(mesh: ParallelMesh, rank: int) -> Place:
     return Place(mesh.index_along(rank, ("tensor",)), mesh.axis_size("tensor"))
 
 
-def _whole_shapes(directory: Path, trust_remote_code: bool) -> dict[str, tuple[int, ...]]:
-    config = read_description(directory, trust_remote_code=trust_remote_code)
-    with torch.device("meta"):
-        skeleton = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
-    return {name: tuple(parameter.shape) for name, parameter in skeleton.named_parameters()}
-
-
 def _check_cover(name: str, tensor: Tensor, parts: list[Part]) -> None:
     """Raises unless the parts cover the tensor, except the padding of a vocabulary."""
     if not parts:
@@ -107,12 +91,8 @@ def _check_cover(name: str, tensor: Tensor, parts: list[Part]) -> None:
         if held != inner:
             raise _misfit(f"vLLM's '{name}' of shape {tuple(tensor.shape)} does not hold '{part.name}' of {inner}")
     covered = sum(tensor[part.region].numel() for part in parts)
-    if covered != tensor.numel() and not _is_padded(name):
+    if covered != tensor.numel() and not name.endswith(("embed_tokens.weight", "lm_head.weight")):
         raise _misfit(f"vLLM's '{name}' has {tensor.numel()} elements, the weights in it have {covered}")
-
-
-def _is_padded(name: str) -> bool:
-    return name.endswith(("embed_tokens.weight", "lm_head.weight"))
 
 
 def _misfit(found: str) -> EngineError:

@@ -9,7 +9,7 @@ def ragged(*rows: list[int]) -> Ragged:
     return Ragged.from_rows([torch.tensor(row) for row in rows], torch.int64)
 
 
-def test_equal_neighbors_are_one_prompt_and_equal_strangers_are_two():
+def test_equal_neighbours_are_one_prompt_and_equal_strangers_are_two():
     first, source = distinct_neighbors(ragged([5, 6], [5, 6], [5], [5, 6], [5, 6], [5, 6, 7]))
     assert first.tolist() == [0, 2, 3, 5]
     assert source.tolist() == [0, 0, 1, 2, 2, 3]

@@ -13,7 +13,7 @@ from hybridflow.engines.rollout.sampling import row_keys, uniform_draws
 from hybridflow.engines.rollout.transformers.attention import use_decoding_attention
 from hybridflow.engines.rollout.transformers.decode import Decoded, decode
 from hybridflow.engines.rollout.transformers.fixed import FixedMemory, bucket_of
-from hybridflow.engines.rollout.transformers.graphs import can_be_captured, run_plainly
+from hybridflow.engines.rollout.transformers.graphs import can_be_captured, run_eagerly
 from tests.toys import toy_model
 from tests.unit.engines.rollout.rows import prompt_rows
 
@@ -61,7 +61,7 @@ def test_steps_at_fixed_addresses_draw_what_the_plain_loop_draws(make, sampling)
     model = decoder(toy_model(make, **({"sliding_window": 4} if make == "mistral" else {})))
     prompts = prompt_rows(samples=4)
     expected = drawn(model, prompts, 50, sampling, (1, 9))
-    memory = FixedMemory(model, lambda: run_plainly)
+    memory = FixedMemory(model, lambda: run_eagerly)
     for _ in range(2):
         assert_same(drawn(model, prompts, 50, sampling, (1, 9), memory), expected)
 
@@ -115,7 +115,7 @@ def test_models_whose_steps_need_the_host_are_not_captured():
 
 def test_no_answer_of_one_token_or_without_ends_is_lost():
     model = decoder(toy_model("llama"))
-    memory = FixedMemory(model, lambda: run_plainly)
+    memory = FixedMemory(model, lambda: run_eagerly)
     for tokens, ends in ((1, (1,)), (20, ())):
         expected = drawn(model, prompt_rows(), tokens, Sampling(), ends)
         assert_same(drawn(model, prompt_rows(), tokens, Sampling(), ends, memory), expected)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hybridflow.engines.rollout.memory import WeightBuffer, give_back
+from hybridflow.engines.rollout.memory import WeightBuffer, free_pages
 
 PAGE = mmap.PAGESIZE
 FLOATS = PAGE // 4
@@ -126,9 +126,9 @@ def test_outside_the_hosts_memory_all_weights_stay_without_a_warning(caplog):
 
 def test_a_tensor_keeps_what_is_not_a_whole_page():
     numbers = torch.ones(5 * FLOATS)
-    freed = give_back(numbers[10:-10])
+    freed = free_pages(numbers[10:-10])
     kept = int(numbers.sum())
     assert freed == (5 * FLOATS - kept) * 4
     assert freed in (3 * PAGE, 4 * PAGE)
     assert numbers[:10].sum() == numbers[-10:].sum() == 10
-    assert give_back(torch.ones(3)) == give_back(torch.ones(0)) == 0
+    assert free_pages(torch.ones(3)) == free_pages(torch.ones(0)) == 0

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hybridflow.config.rollout import Sampling
-from hybridflow.engines.rollout.sampling import draw, logprob_temperature, row_keys, uniform_draws, uniforms_at
+from hybridflow.engines.rollout.sampling import draw, row_keys, uniform_draws, uniforms_at
 from tests.oracles import sampling as oracle
 
 UIDS = torch.tensor([0, 1, 7, 2**40])
@@ -97,8 +97,3 @@ def test_half_precision_logits_are_drawn_from_in_float32():
     same_tokens, same_logprobs = draw(logits.float(), uniforms, Sampling())
     assert tokens.tolist() == same_tokens.tolist()
     assert logprobs.dtype == torch.float32 and torch.equal(logprobs, same_logprobs)
-
-
-@pytest.mark.parametrize(("temperature", "expected"), [(0.0, 1.0), (0.7, 0.7), (1.0, 1.0)])
-def test_logprobs_have_the_temperature_of_sampling(temperature, expected):
-    assert logprob_temperature(Sampling(temperature=temperature)) == expected

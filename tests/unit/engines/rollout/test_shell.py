@@ -3,7 +3,7 @@ import torch
 
 from hybridflow.batch import Batch, Ragged
 from hybridflow.config.rollout import Sampling
-from hybridflow.engines.rollout.responses import checked_prompts, response_batch
+from hybridflow.engines.rollout.shell import checked_prompts, response_batch
 from hybridflow.errors import BatchError, EngineError
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hybridflow.config.training import Optimizer, Schedule
 from hybridflow.engines.training.host_memory import HostShelf
+from hybridflow.engines.training.state_files import ShardsOf, SteppedTensor
 from hybridflow.engines.training.streamed_state import StreamedState, narrowed
 
 
@@ -61,6 +62,11 @@ class MasterAdamW(torch.optim.AdamW):
         """Moves state that was created or replaced from outside to where the rest of the state is."""
         if self._streamed is not None:
             self._streamed.settle(self)
+
+    def stepped_tensors(self, trained: Iterable[tuple[Tensor, ShardsOf]]) -> Iterator[SteppedTensor]:
+        """What it steps for the trained weights, each given with the shards in it."""
+        copies = {weight: copy for copy, weight in self.weight_of.items()}
+        return (SteppedTensor(weight, copies.get(weight, weight), self, shards_of) for weight, shards_of in trained)
 
     def _step_on(self, parameters: Sequence[Tensor]) -> None:
         copies = [parameter for parameter in parameters if parameter in self.weight_of]

@@ -1,6 +1,5 @@
-"""Passes over micro-batches, the same for every engine that runs Hugging Face models."""
+"""Forward and backward passes over micro-batches, shared by all engines that run Hugging Face models."""
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
@@ -10,18 +9,7 @@ from hybridflow.batch import Batch, Ragged
 from hybridflow.engines.training.interface import Loss, LossFn
 from hybridflow.engines.training.microbatch import MicroBatch, columns_of
 from hybridflow.engines.training.outputs import TokenModel
-from hybridflow.errors import EngineError
 from hybridflow.observability.metrics import Metrics, merge
-
-
-def finite_norm(norm: float, *, step: int) -> float:
-    """The gradient's norm at an optimizer step, counted from 1; raises `EngineError` where it is not finite."""
-    if not math.isfinite(norm):
-        raise EngineError(
-            f"The gradient's norm is {norm} at optimizer step {step}.",
-            remedy="Lower the learning rate, or look at the last samples and rewards for values out of range.",
-        )
-    return norm
 
 
 def forward_pass(
@@ -33,7 +21,7 @@ def forward_pass(
 
 
 def joined_outputs(parts: Iterable[tuple[MicroBatch, dict[str, Tensor]]]) -> Batch:
-    """A model's outputs for all micro-batches as token columns, in the order of the batch's rows."""
+    """The outputs of micro-batches as token columns, in the order of the batch's rows."""
     micros = list(parts)
     counted = [(micro, outputs) for micro, outputs in micros if micro.counts]
     order = torch.cat([torch.empty(0, dtype=torch.int64), *(micro.rows for micro, _ in counted)]).argsort()
@@ -54,7 +42,7 @@ def accumulate_gradients(
     temperature: float,
     before_backward: Callable[[bool], None] = lambda is_last: None,
 ) -> Metrics:
-    """Adds the gradients of all micro-batches' losses to the parameters', and returns what the losses report.
+    """Accumulates the gradients of all micro-batches' losses, and returns the metrics of the losses.
 
     `before_backward(is_last)` is called before each backward pass, for engines that reduce gradients after the last.
     """
@@ -68,7 +56,7 @@ def accumulate_gradients(
 
 
 def loss_of(loss_fn: LossFn, batch: Batch, micro: MicroBatch, outputs: Mapping[str, Tensor]) -> Loss:
-    """The loss of one of the batch's micro-batches; 0, with a gradient of 0, for one that does not count."""
+    """The loss of one micro-batch of the batch; 0, with a gradient of 0, for one that does not count."""
     if not micro.counts:
         return Loss(torch.stack([flat.sum() for flat in outputs.values()]).sum() * 0.0, {})
     padded = {name: micro.spread(flat) for name, flat in outputs.items()}

@@ -2,6 +2,7 @@
 
 # pyright: reportPrivateImportUsage=false
 
+import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,9 +19,14 @@ from hybridflow.engines.training.host_memory import HostShelf
 from hybridflow.engines.training.interface import Part
 from hybridflow.engines.training.microbatch import MicroBatch, make_microbatches
 from hybridflow.engines.training.optimizer import learning_rate
-from hybridflow.engines.training.passes import finite_norm
 from hybridflow.engines.training.setup import EngineSetup
-from hybridflow.engines.training.state_files import load_weights, save_weights
+from hybridflow.engines.training.state_files import (
+    SteppedTensor,
+    load_optimizer,
+    load_weights,
+    save_optimizer,
+    save_weights,
+)
 from hybridflow.errors import EngineError
 from hybridflow.models.adapters.files import ADAPTER_DIRECTORY, load_adapter
 from hybridflow.models.adapters.lora import Adapter
@@ -32,7 +38,7 @@ from hybridflow.parallel.mesh import ParallelMesh
 
 
 class OffloadedOptimizer(Protocol):
-    """An optimizer whose state can wait in host memory between steps."""
+    """An optimizer whose state can be in host memory between steps."""
 
     def rest(self, shelf: HostShelf) -> None:
         """Moves the state to the host; each step then brings it to the device bucket by bucket."""
@@ -40,6 +46,10 @@ class OffloadedOptimizer(Protocol):
 
     def bring_back(self) -> None:
         """Moves the state to the device until the next `rest`."""
+        ...
+
+    def settle(self) -> None:
+        """Moves state that was created or replaced from outside to where the rest of the state is."""
         ...
 
 
@@ -77,12 +87,8 @@ class EngineShell(ABC, Generic[OptimizerT]):
         """The weights that this rank holds, an adapter's apart from those that they are added to."""
 
     @abstractmethod
-    def _save_optimizer(self, directory: Path) -> None:
-        """Writes the optimizer's state with all ranks."""
-
-    @abstractmethod
-    def _load_optimizer(self, directory: Path) -> int:
-        """Reads what `_save_optimizer` wrote; returns the optimizer steps taken."""
+    def _stepped_tensors(self) -> Iterable[SteppedTensor]:
+        """The tensors that the optimizer steps on this rank."""
 
     @property
     def optimizer(self) -> OptimizerT:
@@ -95,7 +101,11 @@ class EngineShell(ABC, Generic[OptimizerT]):
 
     def optimizer_step(self, norm: float, step: Callable[[float], None]) -> Metrics:
         """One optimizer step, `step(learning rate)`. Raises `EngineError` if the gradient's norm is not finite."""
-        finite_norm(norm, step=self.steps + 1)
+        if not math.isfinite(norm):
+            raise EngineError(
+                f"The gradient's norm is {norm} at optimizer step {self.steps + 1}.",
+                remedy="Lower the learning rate, or look at the last samples and rewards for values out of range.",
+            )
         total = self._setup.total_optimizer_steps
         rate = learning_rate(self.steps, optimizer=self._training.optimizer, total_steps=total)
         step(rate)
@@ -117,13 +127,16 @@ class EngineShell(ABC, Generic[OptimizerT]):
         with self._weights_on_device():
             check_finite(self._held_shards(), self._setup.ranks)
             self._save_weights(directory)
-            self._save_optimizer(directory)
+            save_optimizer(directory, self._stepped_tensors(), self.steps, self._setup.ranks)
 
     def load(self, directory: Path) -> None:
         """See `TrainEngine.load`."""
         with self._weights_on_device():
             self._load_weights(directory)
-            self.steps = self._load_optimizer(directory)
+            own = [shard for shard in self._held_shards() if shard.tensor.dtype is torch.float32]
+            stepped = [*self._stepped_tensors()]
+            self.steps = load_optimizer(directory, stepped, self._setup.ranks, own_copies=own)
+            self.optimizer.settle()
 
     def _microbatches(
         self, batch: Batch, *, multiple_of: int = 1, in_step: bool = False, rounds_of: int = 1

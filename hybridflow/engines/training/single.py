@@ -16,7 +16,7 @@ from hybridflow.engines.training.passes import accumulate_gradients, forward_pas
 from hybridflow.engines.training.setup import EngineSetup, prepared
 from hybridflow.engines.training.shell import EngineShell
 from hybridflow.engines.training.slot_memory import slot_memory
-from hybridflow.engines.training.state_files import MODEL_DIRECTORY, ShardsOf, load_optimizer, save_optimizer
+from hybridflow.engines.training.state_files import MODEL_DIRECTORY, SAME_MODEL, ShardsOf, SteppedTensor
 from hybridflow.errors import EngineError
 from hybridflow.models.adapters.lora import initialize
 from hybridflow.models.adapters.merging import merged_shards
@@ -79,7 +79,7 @@ class SingleEngine(EngineShell[MasterAdamW]):
         for parameter_name, parameter in self.model.named_parameters():
             own = _pieces(parameter_name, parameter.data)
             memory = slot_memory(own, slots)
-            if memory is None or len(memory) != parameter.numel():
+            if memory is None:
                 continue
             with torch.no_grad():
                 parameter.data = memory.copy_(parameter.flatten()).view(parameter.shape)
@@ -88,7 +88,7 @@ class SingleEngine(EngineShell[MasterAdamW]):
         return names
 
     def _make_optimizer(self) -> MasterAdamW:
-        return make_optimizer([p for p in self.model.parameters() if p.requires_grad], self._training.optimizer)
+        return make_optimizer([parameter for parameter, _ in self._trained()], self._training.optimizer)
 
     def _move_parameters(self, shelf: HostShelf, *, away: bool) -> None:
         free = {name: p.data for name, p in self.model.named_parameters() if name not in self._bound}
@@ -100,15 +100,12 @@ class SingleEngine(EngineShell[MasterAdamW]):
         for name, parameter in self.model.named_parameters():
             yield from _pieces(name, parameter.data)
 
-    def _save_optimizer(self, directory: Path) -> None:
-        save_optimizer(directory, self.optimizer, self._trained(), self.steps, self._setup.ranks)
-
-    def _load_optimizer(self, directory: Path) -> int:
-        return load_optimizer(directory, self.optimizer, self._trained(), self._setup.ranks)
+    def _stepped_tensors(self) -> Iterator[SteppedTensor]:
+        return self.optimizer.stepped_tensors(self._trained())
 
     @property
     def _is_in_pieces(self) -> bool:
-        """Its weights are written one by one; otherwise only transformers knows their names on disk."""
+        """Whether its weights are written one by one; otherwise only transformers knows their names on disk."""
         return self.adapter is not None or self._setup.has_known_names
 
     def _save_weights(self, directory: Path) -> None:
@@ -125,10 +122,7 @@ class SingleEngine(EngineShell[MasterAdamW]):
         try:
             self.model.load_state_dict(whole.state_dict())
         except RuntimeError as error:
-            raise EngineError(
-                f"The checkpoint {directory} is of another model: {error}",
-                remedy="Resume with the model the run was started with (model.path, critic.model.path).",
-            ) from error
+            raise EngineError(f"The checkpoint {directory} is of another model: {error}", remedy=SAME_MODEL) from error
 
     def _trained(self) -> Iterator[tuple[Tensor, ShardsOf]]:
         for name, parameter in self.model.named_parameters():

@@ -10,14 +10,15 @@ JSON can contain code, so a checkpoint from an untrusted source is safe to load.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
-from hybridflow.engines.training.optimizer import MasterAdamW
 from hybridflow.errors import CheckpointError, EngineError
 from hybridflow.models.adapters.files import ADAPTER_DIRECTORY, read_adapter
 from hybridflow.models.shard_files import read_into, save_directory
@@ -34,17 +35,36 @@ FIRST_MOMENT, SECOND_MOMENT, MASTER = "exp_avg", "exp_avg_sq", "master"
 STEPS = "steps"
 
 StateShard = tuple[str, WeightShard]
-"""The kind of a piece of state (a moment, or the float32 copy), and the piece under the name of its weight."""
+"""The kind of a piece of state (a moment, or a float32 copy), and the piece, under the name of its weight."""
 
 ShardsOf = Callable[[Tensor], Iterable[WeightShard]]
-"""Views of a tensor of a parameter's shape (the parameter, or a moment of it) as shards of the weights in it."""
+"""Maps a tensor of a parameter's shape (the parameter, or a moment of it) to views of it, as shards of its weights."""
+
+
+@dataclass(frozen=True)
+class SteppedTensor:
+    """A tensor that AdamW steps for a parameter: the parameter, a float32 copy of it, or a range of either."""
+
+    parameter: Tensor
+    tensor: Tensor
+    optimizer: Optimizer
+    shards_of: ShardsOf
+    """For tensors of the shape of `tensor`."""
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether the tensor is a float32 copy of a parameter in lower precision."""
+        return self.parameter.dtype is not torch.float32
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """AdamW's state of the tensor; empty before the first step."""
+        return self.optimizer.state[self.tensor]
+
 
 Shape = tuple[int, ...]
 
-_PICKLED_METADATA = ".metadata"
-"""A file of torch's distributed checkpoints, which earlier versions wrote."""
-
-_SAME_MODEL = "Resume with the model the run was started with (model.path, critic.model.path)."
+SAME_MODEL = "Resume with the model the run was started with (model.path, critic.model.path)."
 
 
 def save_weights(
@@ -74,30 +94,25 @@ def load_weights(directory: Path, shards: Iterable[WeightShard], ranks: Ranks) -
         read_into(directory / MODEL_DIRECTORY, own)
 
 
-def save_optimizer(
-    directory: Path, optimizer: MasterAdamW, trained: Iterable[tuple[Tensor, ShardsOf]], steps: int, ranks: Ranks
-) -> None:
-    """Writes moments and float32 copies of the trained parameters, and the optimizer steps taken, with all ranks."""
-    save_state(directory, _state_shards(optimizer, trained), steps, ranks)
+def save_optimizer(directory: Path, stepped: Iterable[SteppedTensor], steps: int, ranks: Ranks) -> None:
+    """Writes moments, float32 copies, and the number of optimizer steps taken, with all ranks."""
+    save_state(directory, _state_shards(stepped), steps, ranks)
 
 
 @torch.no_grad()
 def load_optimizer(
-    directory: Path, optimizer: MasterAdamW, trained: Iterable[tuple[Tensor, ShardsOf]], ranks: Ranks
+    directory: Path, stepped: Sequence[SteppedTensor], ranks: Ranks, *, own_copies: Iterable[WeightShard]
 ) -> int:
     """Reads the state saved by any engine in any layout; returns the steps taken. Weights must be loaded first."""
-    pairs = list(trained)
-    for stepped in (parameter for group in optimizer.param_groups for parameter in group["params"]):
-        device = optimizer.weight_of[stepped].device if stepped in optimizer.weight_of else stepped.device
-        state = {kind: torch.zeros_like(stepped) for kind in (FIRST_MOMENT, SECOND_MOMENT)}
-        optimizer.state[stepped] = {"step": torch.zeros((), dtype=torch.float32, device=device)} | state
-    own_copies = [
-        shard for weight, shards_of in pairs if weight.dtype is torch.float32 for shard in shards_of(weight.detach())
-    ]
-    steps = load_state(directory, _state_shards(optimizer, pairs), ranks, own_copies=own_copies)
-    for state in optimizer.state.values():
-        state["step"].fill_(steps)
-    optimizer.settle()
+    for each in stepped:
+        for kind in (FIRST_MOMENT, SECOND_MOMENT):
+            if kind not in each.state:
+                each.state[kind] = torch.zeros_like(each.tensor)
+    steps = load_state(directory, _state_shards(stepped), ranks, own_copies=own_copies)
+    for each in stepped:
+        each.state["step"] = torch.tensor(float(steps), device=each.parameter.device)
+        for group in each.optimizer.param_groups:
+            group["step"] = steps  # TransformerEngine's AdamW counts here
     return steps
 
 
@@ -142,14 +157,12 @@ def load_state(
     return steps
 
 
-def _state_shards(optimizer: MasterAdamW, trained: Iterable[tuple[Tensor, ShardsOf]]) -> Iterator[StateShard]:
+def _state_shards(stepped: Iterable[SteppedTensor]) -> Iterator[StateShard]:
     """The optimizer's state as writable views: moments once there are any, and float32 copies."""
-    copies = {weight: copy for copy, weight in optimizer.weight_of.items()}
-    for weight, shards_of in trained:
-        stepped = copies.get(weight, weight)
-        kept = {kind: tensor for kind, tensor in optimizer.state.get(stepped, {}).items() if kind != "step"}
-        for kind, tensor in (kept if stepped is weight else kept | {MASTER: stepped.detach()}).items():
-            yield from ((kind, shard) for shard in shards_of(tensor))
+    for each in stepped:
+        kept = {kind: each.state[kind] for kind in (FIRST_MOMENT, SECOND_MOMENT) if kind in each.state}
+        for kind, tensor in (kept | ({MASTER: each.tensor.detach()} if each.is_copy else {})).items():
+            yield from ((kind, shard) for shard in each.shards_of(tensor))
 
 
 def _keyed(shards: Iterable[StateShard]) -> list[WeightShard]:
@@ -166,7 +179,7 @@ def _check_shape(directory: Path, what: str, saved: Shape | None, held: Shape | 
         raise EngineError(
             f"The checkpoint {directory} is of another model: {what} is {saved or 'absent'} there"
             f" and {held or 'absent'} here.",
-            remedy=_SAME_MODEL,
+            remedy=SAME_MODEL,
         )
 
 
@@ -181,8 +194,6 @@ def _saved_steps(target: Path) -> int:
 
 
 def _saved_tensors(target: Path) -> dict[str, Shape]:
-    if (target / _PICKLED_METADATA).exists():
-        raise _unreadable(target, f"{_PICKLED_METADATA} is in torch's format, which can contain code")
     with _state_errors(target):
         return saved_shapes(target)
 
@@ -196,7 +207,7 @@ def _unreadable(target: Path, why: object) -> CheckpointError:
 
 @contextmanager
 def _checkpoint_errors() -> Iterator[None]:
-    """Reports an error in a model directory as one in a checkpoint, with a remedy for a checkpoint."""
+    """Turns an error in a model directory into one in a checkpoint, with a remedy for a checkpoint."""
     try:
         yield
     except EngineError as error:
@@ -209,7 +220,7 @@ def _checkpoint_errors() -> Iterator[None]:
 
 @contextmanager
 def _state_errors(target: Path) -> Iterator[None]:
-    """Reports an error in a directory of weights as one in the optimizer's state."""
+    """Turns an error in a directory of weights into one in the optimizer's state."""
     try:
         yield
     except EngineError as error:

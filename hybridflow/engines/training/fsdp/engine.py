@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +19,6 @@ from hybridflow.engines.training.fsdp.sharding import (
     clipped_norm,
     finish_sharding,
     held_shards,
-    move_parameters,
     reset_on_failure,
     reshard,
     rows_of,
@@ -35,7 +33,7 @@ from hybridflow.engines.training.outputs import LanguageOutputs
 from hybridflow.engines.training.passes import accumulate_gradients, forward_pass
 from hybridflow.engines.training.setup import LANGUAGE, EngineSetup, prepared
 from hybridflow.engines.training.shell import EngineShell
-from hybridflow.engines.training.state_files import ShardsOf, load_optimizer, save_optimizer
+from hybridflow.engines.training.state_files import ShardsOf, SteppedTensor
 from hybridflow.models.adapters.lora import initialize, is_adapter_weight
 from hybridflow.models.adapters.merging import merged_shards
 from hybridflow.models.heads import ValueModel
@@ -65,7 +63,10 @@ class FsdpEngine(EngineShell[MasterAdamW]):
         for module in self.model.modules():
             for name, buffer in module.named_buffers(recurse=False):
                 module.register_buffer(name, buffer.to(self.device), name not in module._non_persistent_buffers_set)
-        self._read_weights(setup.directory)
+        held = list(self._held_shards())
+        initialize(held)
+        own = [shard for shard in held if not is_adapter_weight(shard.name)]
+        read_into(setup.directory, own, zero_if_absent=("score.weight", "score.bias"))
 
     def forward(self, batch: Batch, outputs: tuple[str, ...], *, temperature: float, adapted: bool = True) -> Batch:
         """See `TrainEngine.forward`."""
@@ -118,13 +119,13 @@ class FsdpEngine(EngineShell[MasterAdamW]):
         return make_optimizer([piece for piece, _ in self._trained()], self._training.optimizer)
 
     def _move_parameters(self, shelf: HostShelf, *, away: bool) -> None:
-        move_parameters(self._parameters, shelf, away=away)
+        free = {parameter.name: parameter for parameter in self._parameters if not parameter.is_bound}
+        moved = shelf.put({name: parameter.memory for name, parameter in free.items()}) if away else shelf.take([*free])
+        for name, parameter in free.items():
+            parameter.place(moved[name])
 
-    def _save_optimizer(self, directory: Path) -> None:
-        save_optimizer(directory, self.optimizer, self._trained(), self.steps, self._setup.ranks)
-
-    def _load_optimizer(self, directory: Path) -> int:
-        return load_optimizer(directory, self.optimizer, self._trained(), self._setup.ranks)
+    def _stepped_tensors(self) -> Iterator[SteppedTensor]:
+        return self.optimizer.stepped_tensors(self._trained())
 
     def _trained(self) -> list[tuple[Tensor, ShardsOf]]:
         """The shards that the optimizer steps, and the weights in each."""
@@ -150,18 +151,12 @@ class FsdpEngine(EngineShell[MasterAdamW]):
         for parameter in self._parameters:
             yield from held_shards(parameter)
 
-    def _read_weights(self, directory: Path) -> None:
-        held = list(self._held_shards())
-        initialize(held)
-        own = [shard for shard in held if not is_adapter_weight(shard.name)]
-        read_into(directory, own, zero_if_absent=("score.weight", "score.bias"))
-
     def _micros(self, batch: Batch) -> list[MicroBatch]:
         """The same number on every rank: all ranks gather each layer together."""
         return self._microbatches(batch, multiple_of=self.mesh.axis_size("sequence"), in_step=True)
 
     def _reduce_over_replicas(self, is_last: bool) -> None:
-        """Replicas sum their gradients once per step, the shards of a replica after each micro-batch."""
+        """Replicas sum their gradients once per step; the shards of a replica do so after each micro-batch."""
         if isinstance(self._outputs, FSDPModule) and self._training.parallelism.replicas > 1:
             self._outputs.set_requires_all_reduce(is_last)
 

@@ -17,7 +17,6 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from hybridflow.engines.training.fsdp.mesh import ShardMesh
-from hybridflow.engines.training.host_memory import HostShelf
 from hybridflow.engines.training.slot_memory import slot_memory
 from hybridflow.models.names.huggingface import parts_of
 from hybridflow.models.names.parts import views
@@ -51,11 +50,6 @@ class HeldParameter:
     def padded_numel(self) -> int:
         """Elements of memory that the shard needs: shards with fewer rows than others are padded for the all-gather."""
         return math.prod(self._fsdp.padded_sharded_param_size if self._fsdp else self.layout.local_shape)
-
-    @property
-    def is_whole_memory(self) -> bool:
-        """Whether the shard has no padding."""
-        return self.padded_numel == math.prod(self.layout.local_shape)
 
     @torch.no_grad()
     def place(self, memory: Tensor) -> None:
@@ -175,8 +169,6 @@ def bind_parameter(parameter: HeldParameter, slots: Mapping[str, WeightShard]) -
     weights one after another. A shard that is padded for the all-gather does not fit.
     """
     own = held_shards(parameter)
-    if not parameter.is_whole_memory:
-        return []
     memory = slot_memory(own, slots)
     if memory is None or len(memory) != parameter.padded_numel:
         return []
@@ -184,14 +176,6 @@ def bind_parameter(parameter: HeldParameter, slots: Mapping[str, WeightShard]) -
     parameter.place(memory)
     parameter.is_bound = True
     return [shard.name for shard in own]
-
-
-def move_parameters(parameters: Sequence[HeldParameter], shelf: HostShelf, *, away: bool) -> None:
-    """Moves each shard to the host or back, except those that a rollout engine shares."""
-    free = {parameter.name: parameter for parameter in parameters if not parameter.is_bound}
-    moved = shelf.put({name: parameter.memory for name, parameter in free.items()}) if away else shelf.take([*free])
-    for name, parameter in free.items():
-        parameter.place(moved[name])
 
 
 def clipped_norm(parameters: Sequence[HeldParameter], mesh: ShardMesh, *, limit: float) -> float:

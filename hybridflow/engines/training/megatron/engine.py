@@ -1,7 +1,6 @@
 """The training engine on Megatron-Core: tensor, pipeline, expert and data parallelism, distributed optimizer."""
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 from torch import Tensor
 
@@ -30,6 +29,7 @@ from hybridflow.engines.training.microbatch import MicroBatch
 from hybridflow.engines.training.passes import joined_outputs, loss_of
 from hybridflow.engines.training.setup import VALUE, EngineSetup
 from hybridflow.engines.training.shell import EngineShell
+from hybridflow.engines.training.state_files import SteppedTensor
 from hybridflow.models.geometry import read_geometry
 from hybridflow.models.loading import read_description, torch_dtype
 from hybridflow.models.shard_files import read_into
@@ -134,11 +134,8 @@ class MegatronEngine(EngineShell[ChunkOptimizer]):
     def _held_shards(self) -> Iterator[WeightShard]:
         return held_shards(self.chunks)
 
-    def _save_optimizer(self, directory: Path) -> None:
-        self.optimizer.save(directory, self.steps, self._setup.ranks)
-
-    def _load_optimizer(self, directory: Path) -> int:
-        return self.optimizer.load(directory, self._setup.ranks)
+    def _stepped_tensors(self) -> Iterator[SteppedTensor]:
+        return self.optimizer.stepped_tensors()
 
     def _run(
         self,

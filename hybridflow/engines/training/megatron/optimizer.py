@@ -1,37 +1,31 @@
-"""Megatron-Core's AdamW over a rank's chunks, with its state replicated or sharded over data-parallel ranks."""
+"""Megatron-Core's AdamW for a rank's chunks, with its state replicated or sharded over data-parallel ranks."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
 from typing import TypeVar
 
 import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
-from megatron.core.distributed.param_and_grad_buffer import _ParamAndGradBuffer
 from megatron.core.optimizer import ChainedOptimizer, OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.transformer import MegatronModule, TransformerConfig
 from torch import Tensor, nn
-from torch.optim import Optimizer as Adam
 
 from hybridflow.config.training import Optimizer
 from hybridflow.engines.training.host_memory import HostShelf
 from hybridflow.engines.training.megatron.model import Chunk
-from hybridflow.engines.training.megatron.optimizer_state import FlatWeights, moved_tensors, set_steps
+from hybridflow.engines.training.megatron.optimizer_state import (
+    FlatWeights,
+    gradient_buffers,
+    stepped_pairs,
+    stepped_range,
+    stepped_tensors,
+)
 from hybridflow.engines.training.megatron.parameters import held_parameters
 from hybridflow.engines.training.optimizer import contiguous
-from hybridflow.engines.training.state_files import (
-    FIRST_MOMENT,
-    MASTER,
-    SECOND_MOMENT,
-    StateShard,
-    load_state,
-    save_state,
-)
+from hybridflow.engines.training.state_files import SteppedTensor
 from hybridflow.engines.training.streamed_state import StreamedState, narrowed
-from hybridflow.models.names.parts import views
-from hybridflow.parallel.groups import Ranks
 
 
 class ChunkOptimizer:
@@ -80,20 +74,36 @@ class ChunkOptimizer:
 
     def zero_grad(self) -> None:
         """Zeroes the gradients before a pass, and allocates their memory if it was freed."""
-        for buffer in self._gradient_buffers():
+        for buffer in gradient_buffers(self.modules):
             buffer.reload_from_cpu(move_params=False, move_grads=True)
         for module in self.modules:
             module.zero_grad_buffer()
         self._chain.zero_grad()
 
-    def reducing(self) -> AbstractContextManager[None]:
-        """A context in which gradients are summed over data-parallel ranks during the backward pass."""
-        return reducing(self._model_config, self.modules)
+    @contextmanager
+    def reducing(self) -> Iterator[None]:
+        """Within it, a backward pass sums gradients over data-parallel ranks, each bucket as soon as it is complete.
+
+        All micro-batches but the last accumulate without communication. Later pipeline stages, which finish their
+        backward passes first, reduce at the end, as in Megatron-Core's training loop. Passes without gradients must not
+        run within it: a forward-only schedule never leaves `no_sync`.
+        """
+        if not any(module.ddp_config.overlap_grad_reduce for module in self.modules):
+            yield
+            return
+        config = self._model_config
+        no_sync: list[Callable[[], AbstractContextManager[None]]] = [module.no_sync for module in self.modules]
+        config.no_sync_func = _one_or_all(no_sync)  # pyright: ignore[reportAttributeAccessIssue]
+        config.grad_sync_func = _one_or_all([module.start_grad_sync for module in self.modules])  # pyright: ignore[reportAttributeAccessIssue]
+        try:
+            yield
+        finally:
+            config.no_sync_func = config.grad_sync_func = None
 
     def free_gradients(self) -> None:
         """Frees the memory of the gradients until the next pass."""
         self._chain.zero_grad()
-        for buffer in self._gradient_buffers():
+        for buffer in gradient_buffers(self.modules):
             buffer.offload_to_cpu(move_params=False, move_grads=True)
 
     @torch.no_grad()
@@ -133,9 +143,9 @@ class ChunkOptimizer:
         """
         self.free_gradients()
         if not self._streamed:
-            copies = [moved.tensor for moved in moved_tensors(self._chain) if moved.is_copy]
+            copies = [stepped.tensor for stepped in self.stepped_tensors() if stepped.is_copy]
             self._streamed = [StreamedState(copies, shelf) for _ in self._chain.chained_optimizers]
-        self._settle()
+        self.settle()
 
     def bring_back(self) -> None:
         """Moves them to the device until the next `rest`."""
@@ -143,52 +153,35 @@ class ChunkOptimizer:
             state.bring_back(optimizer.optimizer)
         self._streamed = []
 
-    def state_shards(self) -> Iterator[StateShard]:
-        """This rank's state as writable views: moments once there are any, and float32 copies."""
-        for moved in moved_tensors(self._chain):
-            part = self._part_of[moved.parameter]
-            kept = {kind: moved.state[kind] for kind in (FIRST_MOMENT, SECOND_MOMENT) if kind in moved.state}
-            for kind, values in (kept | ({MASTER: moved.tensor} if moved.is_copy else {})).items():
-                for shard in moved.shards(values, part):
-                    yield kind, shard
+    def stepped_tensors(self) -> Iterator[SteppedTensor]:
+        """The tensors that AdamW steps on this rank."""
+        return stepped_tensors(self._chain, self._part_of)
 
-    def save(self, directory: Path, steps: int, ranks: Ranks) -> None:
-        """Writes the state and the number of steps taken, with all ranks."""
-        save_state(directory, self.state_shards(), steps, ranks)
-
-    def load(self, directory: Path, ranks: Ranks) -> int:
-        """Reads the state saved by any engine in any layout; returns the steps taken. Weights must be loaded first."""
-        set_steps(self._chain, 0)
-        uncopied = [
-            shard
-            for parameter, part in self._part_of.items()
-            if parameter.dtype is torch.float32
-            for shard in views(parameter.data, [part])
-        ]
-        steps = load_state(directory, self.state_shards(), ranks, own_copies=uncopied)
-        set_steps(self._chain, steps)
-        self._settle()
-        return steps
-
-    def _settle(self) -> None:
+    def settle(self) -> None:
+        """Moves state that was created or replaced from outside to where the rest of the state is."""
         for optimizer, state in zip(self._chain.chained_optimizers, self._streamed, strict=False):
             state.settle(optimizer.optimizer)
 
     def _step_in_buckets(self) -> None:
         """Like the chain's `step_with_ready_grads`, with one bucket of the state on the device at a time."""
-        copies = {moved.tensor: moved for moved in moved_tensors(self._chain) if moved.is_copy}
         for optimizer, state in zip(self._chain.chained_optimizers, self._streamed, strict=True):
             inner = optimizer.optimizer
             counted: dict[str, int] = {}
+            targets = {
+                tensor: stepped_range(optimizer, parameter, self._flat.target(parameter), tensor.numel())
+                for parameter, tensor in stepped_pairs(optimizer)
+                if parameter.dtype is not torch.float32
+            }
 
-            def act(parameters: Sequence[Tensor], inner: Adam = inner, counted: dict[str, int] = counted) -> None:
+            def act(parameters: Sequence[Tensor], inner=inner, counted=counted, targets=targets) -> None:
                 with narrowed(inner, parameters) as groups, contiguous(parameters):
                     inner.step()
                 for group in groups:
                     if "step" in group:  # TransformerEngine counts steps in the groups, which are copies here
                         counted["step"] = group["step"]
-                for moved in (copies[tensor] for tensor in parameters if tensor in copies):
-                    moved.range_of(self._flat.target(moved.parameter)).copy_(moved.tensor)
+                for tensor in parameters:
+                    if tensor in targets:
+                        targets[tensor].copy_(tensor)
 
             state.step(inner, act)
             for group in inner.param_groups:
@@ -200,21 +193,17 @@ class ChunkOptimizer:
 
     @contextmanager
     def _stand_ins(self) -> Iterator[None]:
-        """Within it, float32 copies on the host point to placeholders on the device, which can have gradients."""
-        waiting = [moved for moved in moved_tensors(self._chain) if moved.is_copy] if self._streamed else []
-        places = [moved.tensor.data for moved in waiting]
-        for moved in waiting:
-            number = torch.empty((), dtype=moved.tensor.dtype, device=moved.parameter.device)
-            moved.tensor.data = number.expand(moved.tensor.shape)
+        """Within it, float32 copies on the host are placeholders on the device, which can have gradients."""
+        copies = [stepped for stepped in self.stepped_tensors() if stepped.is_copy] if self._streamed else []
+        places = [copy.tensor.data for copy in copies]
+        for copy in copies:
+            number = torch.empty((), dtype=copy.tensor.dtype, device=copy.parameter.device)
+            copy.tensor.data = number.expand(copy.tensor.shape)
         try:
             yield
         finally:
-            for moved, place in zip(waiting, places, strict=True):
-                moved.tensor.data = place
-
-    def _gradient_buffers(self) -> Iterator[_ParamAndGradBuffer]:
-        for module in self.modules:
-            yield from (*vars(module)["buffers"], *module.expert_parallel_buffers)
+            for copy, place in zip(copies, places, strict=True):
+                copy.tensor.data = place
 
 
 BUCKET_ELEMENTS: int | None = None
@@ -235,26 +224,6 @@ def reduction_config(*, divided: bool, replicas: int) -> DistributedDataParallel
         overlap_grad_reduce=replicas > 1,
         bucket_size=BUCKET_ELEMENTS,
     )
-
-
-@contextmanager
-def reducing(config: TransformerConfig, modules: Sequence[DistributedDataParallel]) -> Iterator[None]:
-    """Within it, pipeline schedules reduce a bucket as soon as the last micro-batch has added all its gradients.
-
-    Earlier micro-batches accumulate without communication. Later pipeline stages, which finish their backward passes
-    first, reduce at the end, as in Megatron-Core's training loop. Passes without gradients must not run within it: a
-    forward-only schedule never leaves `no_sync`.
-    """
-    if not any(module.ddp_config.overlap_grad_reduce for module in modules):
-        yield
-        return
-    no_sync: list[Callable[[], AbstractContextManager[None]]] = [module.no_sync for module in modules]
-    config.no_sync_func = _one_or_all(no_sync)  # pyright: ignore[reportAttributeAccessIssue]
-    config.grad_sync_func = _one_or_all([module.start_grad_sync for module in modules])  # pyright: ignore[reportAttributeAccessIssue]
-    try:
-        yield
-    finally:
-        config.no_sync_func = config.grad_sync_func = None
 
 
 def _one_or_all(functions: list[FunctionT]) -> FunctionT | list[FunctionT]:

@@ -3,65 +3,53 @@
 # pyright: reportPrivateImportUsage=false
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import torch
 from megatron.core.distributed import DistributedDataParallel
+from megatron.core.distributed.param_and_grad_buffer import _ParamAndGradBuffer
 from megatron.core.optimizer import ChainedOptimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params, MegatronOptimizer
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
-from hybridflow.engines.training.state_files import FIRST_MOMENT, SECOND_MOMENT
+from hybridflow.engines.training.state_files import SteppedTensor
 from hybridflow.models.names.parts import Part
 from hybridflow.parallel.layout import TensorLayout, WeightShard
 
 
-@dataclass(frozen=True)
-class Moved:
-    """A tensor that AdamW steps for a parameter: the parameter, a float32 copy of it, or a range of either.
-
-    `start` is the first element of a range in the flattened parameter; None means the whole parameter.
-    """
-
-    parameter: nn.Parameter
-    tensor: Tensor
-    inner: Optimizer
-    start: int | None
-
-    @property
-    def is_copy(self) -> bool:
-        """Whether the tensor is a float32 copy of a parameter in lower precision."""
-        return self.parameter.dtype is not torch.float32
-
-    @property
-    def state(self) -> dict[str, Tensor]:
-        """AdamW's state of the tensor; empty before the first step."""
-        return self.inner.state[self.tensor]
-
-    def range_of(self, whole: Tensor) -> Tensor:
-        """The part of `whole`, of the parameter's shape, that corresponds to the tensor, in the tensor's shape."""
-        return whole if self.start is None else whole.view(-1)[self.start : self.start + self.tensor.numel()]
-
-    def shards(self, values: Tensor, part: Part) -> Iterator[WeightShard]:
-        """`values`, of the tensor's shape, as shards of the weight: views with their boxes."""
-        if self.start is None:
-            yield WeightShard(part.name, values.detach()[part.region], part.layout)
-            return
-        columns = self.parameter[0].numel()
-        held = part.layout.local_shape[0] * columns
-        for first, end in row_runs(self.start, min(held, self.start + values.numel()), columns):
-            yield _in_box(values.detach()[first - self.start : end - self.start], first, end, part)
-
-
-def moved_tensors(chain: ChainedOptimizer) -> Iterator[Moved]:
-    """Every tensor that a rank's optimizers step."""
+def stepped_tensors(chain: ChainedOptimizer, parts: Mapping[nn.Parameter, Part]) -> Iterator[SteppedTensor]:
+    """Every tensor that a rank's optimizers step; `parts` has the weight in each parameter."""
     for optimizer in chain.chained_optimizers:
-        for parameter, tensor in _pairs(optimizer):
-            start = _start_of_range(optimizer, parameter) if isinstance(optimizer, DistributedOptimizer) else None
-            yield Moved(parameter, tensor, optimizer.optimizer, start)
+        for parameter, tensor in stepped_pairs(optimizer):
+            shards_of = partial(
+                shards_in, parameter=parameter, part=parts[parameter], start=_start(optimizer, parameter)
+            )
+            yield SteppedTensor(parameter, tensor, optimizer.optimizer, shards_of)
+
+
+def stepped_range(optimizer: MegatronOptimizer, parameter: nn.Parameter, whole: Tensor, size: int) -> Tensor:
+    """The part of `whole`, a tensor of the parameter's shape, that corresponds to the `size` elements stepped here."""
+    start = _start(optimizer, parameter)
+    return whole if start is None else whole.view(-1)[start : start + size]
+
+
+def shards_in(values: Tensor, *, parameter: Tensor, part: Part, start: int | None) -> Iterator[WeightShard]:
+    """Views of `values` as shards of the parameter's weight: of the parameter's shape, or a flat range from `start`."""
+    if start is None:
+        yield WeightShard(part.name, values.detach()[part.region], part.layout)
+        return
+    columns = parameter[0].numel()
+    held = part.layout.local_shape[0] * columns
+    for first, end in row_runs(start, min(held, start + values.numel()), columns):
+        yield _in_box(values.detach()[first - start : end - start], first, end, part)
+
+
+def gradient_buffers(modules: Sequence[DistributedDataParallel]) -> Iterator[_ParamAndGradBuffer]:
+    """The buffers in which the modules' gradients (and, with the distributed optimizer, weights) are contiguous."""
+    for module in modules:
+        yield from (*vars(module)["buffers"], *module.expert_parallel_buffers)
 
 
 class FlatWeights:
@@ -74,12 +62,7 @@ class FlatWeights:
     """
 
     def __init__(self, modules: Sequence[DistributedDataParallel], own: Mapping[nn.Parameter, Tensor]) -> None:
-        self._buffers = [
-            buffer
-            for module in modules
-            for buffer in (*vars(module)["buffers"], *module.expert_parallel_buffers)
-            if buffer.param_data is not None
-        ]
+        self._buffers = [buffer for buffer in gradient_buffers(modules) if buffer.param_data is not None]
         self._flat = {parameter: parameter.data for buffer in self._buffers for parameter in buffer.params}
         self._bytes = [buffer.param_data.untyped_storage().nbytes() for buffer in self._buffers]
         for parameter in self._flat:
@@ -111,21 +94,6 @@ class FlatWeights:
             buffer.param_data.untyped_storage().resize_(0)
 
 
-def set_steps(chain: ChainedOptimizer, steps: int) -> None:
-    """Sets the number of steps taken, which torch counts per tensor, and fused GPU kernels per group.
-
-    Missing moments are created as zeros.
-    """
-    for moved in moved_tensors(chain):
-        for kind in (FIRST_MOMENT, SECOND_MOMENT):
-            if kind not in moved.state:
-                moved.state[kind] = torch.zeros_like(moved.tensor)
-        moved.state["step"] = torch.tensor(float(steps), device=moved.parameter.device)
-    for group in chain.param_groups:
-        if "step" in group:
-            group["step"] = steps
-
-
 def row_runs(start: int, end: int, columns: int) -> Iterator[tuple[int, int]]:
     """Splits a range of a matrix's elements into at most three boxes: a row's end, whole rows, a row's beginning."""
     whole_from, whole_to = -(-start // columns) * columns, end // columns * columns
@@ -149,13 +117,16 @@ def _in_box(values: Tensor, first: int, end: int, part: Part) -> WeightShard:
     return WeightShard(part.name, values.view(rows[1] - rows[0], width), TensorLayout(layout.shape, box))
 
 
-def _start_of_range(optimizer: DistributedOptimizer, parameter: nn.Parameter) -> int:
+def _start(optimizer: MegatronOptimizer, parameter: nn.Parameter) -> int | None:
+    """The first element of this rank's range in the flattened parameter; None means the whole parameter."""
+    if not isinstance(optimizer, DistributedOptimizer):
+        return None
     buffer, formats, bucket = optimizer.model_param_gbuf_map[parameter]
     return optimizer.gbuf_ranges[buffer][formats][bucket]["param_map"][parameter]["param"].start
 
 
-def _pairs(optimizer: MegatronOptimizer) -> Iterator[tuple[nn.Parameter, Tensor]]:
-    """Parameters, and the tensors that the optimizer steps for them."""
+def stepped_pairs(optimizer: MegatronOptimizer) -> Iterator[tuple[nn.Parameter, Tensor]]:
+    """Parameters, and the tensor that the optimizer steps for each: the parameter, or a float32 copy or range of it."""
     if isinstance(optimizer, DistributedOptimizer):
         groups = [
             *zip(optimizer.model_float16_groups, optimizer.shard_fp32_from_float16_groups, strict=True),

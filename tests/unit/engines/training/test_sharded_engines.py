@@ -17,6 +17,7 @@ from hybridflow.engines.training import setup as engine_setup
 from hybridflow.engines.training.fsdp.engine import FsdpEngine
 from hybridflow.engines.training.fsdp.sharding import rows_of
 from hybridflow.engines.training.interface import Loss, LossFn, Part, TrainEngine
+from hybridflow.engines.training.state_files import FIRST_MOMENT, SECOND_MOMENT
 from hybridflow.errors import EngineError
 from hybridflow.parallel.boxes import Box
 from tests.parity.divided import Case, copies, engine_of, global_batch, loss_of, mesh_of, on, train
@@ -50,9 +51,9 @@ def memory_of(engine: Any) -> list[Tensor]:
 
 def state_of(engine: Any) -> list[Tensor]:
     """What a rank's optimizer keeps in float32."""
-    if isinstance(engine, FsdpEngine):
-        return [*engine.optimizer.weight_of]
-    return [shard.tensor for _, shard in engine.optimizer.state_shards()]
+    stepped = [*engine._stepped_tensors()]
+    moments = [each.state[kind] for each in stepped for kind in (FIRST_MOMENT, SECOND_MOMENT) if kind in each.state]
+    return moments + [each.tensor for each in stepped if each.is_copy]
 
 
 def distances(memories: list[Tensor], firsts: dict[int, int] | None = None) -> tuple[dict[int, int], list[int]]:

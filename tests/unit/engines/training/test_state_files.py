@@ -222,7 +222,7 @@ class Payload:
         return Path.touch, (self.mark,)
 
 
-@pytest.mark.parametrize("place", [".metadata", "model.safetensors", "numbers.json"])
+@pytest.mark.parametrize("place", ["model.safetensors", "numbers.json"])
 def test_a_checkpoint_made_to_run_code_runs_none_though_its_manifest_fits(tmp_path, place):
     mark = tmp_path / "mark"
     store = CheckpointStore(tmp_path / "run")

@@ -6,14 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from hybridflow.engines.training.megatron.optimizer_state import Moved, row_runs
+from hybridflow.engines.training.megatron.optimizer_state import row_runs, shards_in
 from hybridflow.models.names.parts import Part, whole_part
 from hybridflow.parallel.layout import TensorLayout
-
-
-def moved_range(parameter: nn.Parameter, start: int, end: int) -> tuple[Moved, torch.Tensor]:
-    values = parameter.detach().flatten()[start:end].clone()
-    return Moved(parameter, values, torch.optim.AdamW([parameter]), start), values
 
 
 @given(columns=st.integers(1, 7), edges=st.tuples(st.integers(0, 40), st.integers(0, 40)))
@@ -39,9 +34,8 @@ def test_every_number_of_a_range_is_where_the_weight_has_it(edges, padding):
     start, end = sorted(edges)
     end = min(end + 4 * padding, parameter.numel())
     part = Part("weight", (slice(0, 6), slice(0, 4)), TensorLayout((12, 8), ((4, 10), (2, 6))))
-    moved, values = moved_range(parameter, start, end)
     found = torch.full_like(weight, torch.nan)
-    for shard in moved.shards(values, part):
+    for shard in shards_in(parameter.detach().flatten()[start:end], parameter=parameter, part=part, start=start):
         (top, bottom), (left, right) = shard.layout.box
         assert found[top:bottom, left:right].isnan().all(), "a number came twice"
         found[top:bottom, left:right] = shard.tensor
@@ -54,14 +48,14 @@ def test_every_number_of_a_range_is_where_the_weight_has_it(edges, padding):
 @pytest.mark.parametrize(("start", "end"), [(0, 5), (2, 4), (3, 3)])
 def test_a_range_of_a_vector_is_one_box(start, end):
     parameter = nn.Parameter(torch.arange(5.0))
-    moved, values = moved_range(parameter, start, end)
-    shards = list(moved.shards(values, whole_part("bias", TensorLayout((20,), ((10, 15),)))))
+    part = whole_part("bias", TensorLayout((20,), ((10, 15),)))
+    shards = list(shards_in(parameter.detach()[start:end], parameter=parameter, part=part, start=start))
     assert [shard.layout.box for shard in shards] == ([((10 + start, 10 + end),)] if end > start else [])
 
 
 def test_shards_are_views_that_can_be_written():
-    parameter = nn.Parameter(torch.zeros(3, 4))
-    moved, values = moved_range(parameter, 2, 11)
-    for number, shard in enumerate(moved.shards(values, whole_part("w", TensorLayout.full((3, 4))))):
+    parameter, values = nn.Parameter(torch.zeros(3, 4)), torch.zeros(9)
+    part = whole_part("w", TensorLayout.full((3, 4)))
+    for number, shard in enumerate(shards_in(values, parameter=parameter, part=part, start=2)):
         shard.tensor.fill_(number + 1.0)
     assert values.tolist() == [1.0] * 2 + [2.0] * 4 + [3.0] * 3

@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeVar
 
 from benchmarks.record import HERE, write_record
 from hybridflow.config.training import TrainingEngine
-from hybridflow.engines.training.traits import TRAINING_ENGINES
+from hybridflow.engines.traits import TRAINING_ENGINES
 from hybridflow.models.geometry import ModelGeometry
 from hybridflow.models.names.rules import (
     Place,

@@ -21,7 +21,7 @@ from benchmarks.planning import LLAMA_70B, Case, fsdp, lower_bound, megatron, ro
 from benchmarks.resharding_slicing import bytes_gathered, gather_and_slice, send_and_slice
 from hybridflow.config.rollout import Transfer, TransferKind
 from hybridflow.config.training import TrainingEngine
-from hybridflow.engines.training.traits import TRAINING_ENGINES
+from hybridflow.engines.traits import TRAINING_ENGINES
 from hybridflow.models.names.rules import canonical_weights
 from hybridflow.parallel import ParallelMesh
 from hybridflow.parallel.boxes import contains, slices_within, volume

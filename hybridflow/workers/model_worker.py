@@ -17,7 +17,7 @@ from hybridflow.controller.protocols import BROADCAST
 from hybridflow.controller.transfer import transfer
 from hybridflow.controller.worker import Worker, WorkerContext
 from hybridflow.engines.training.interface import LossFn, Part, TrainEngine
-from hybridflow.engines.training.traits import traits_of
+from hybridflow.engines.traits import traits_of
 from hybridflow.errors import CheckpointError
 from hybridflow.observability.metrics import Measure, Metrics, Reduction, merge
 from hybridflow.parallel.collectives import Together, scatter_json

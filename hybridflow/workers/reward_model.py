@@ -20,7 +20,7 @@ from hybridflow.data.chat_template import rendered
 from hybridflow.data.tokenization import text_token_ids
 from hybridflow.engines.training.factory import make_value_engine, tokenizer_directory
 from hybridflow.engines.training.interface import TrainEngine
-from hybridflow.engines.training.traits import traits_of
+from hybridflow.engines.traits import traits_of
 from hybridflow.errors import RewardError
 from hybridflow.models.classification import (
     Classifier,

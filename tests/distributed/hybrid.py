@@ -18,7 +18,7 @@ from hybridflow.config.rollout import Rollout
 from hybridflow.config.training import Training
 from hybridflow.controller.rendezvous import Rendezvous
 from hybridflow.controller.worker import WorkerContext
-from hybridflow.engines.training.traits import TRAINING_ENGINES
+from hybridflow.engines.traits import TRAINING_ENGINES
 from hybridflow.parallel import ParallelMesh
 from hybridflow.parallel.boxes import Box
 from hybridflow.resharding.grouping import generation_mesh

@@ -5,7 +5,7 @@ import torch
 from hybridflow.config.model import Model
 from hybridflow.config.rollout import DEFAULT_SEQUENCES, Rollout, RolloutKind
 from hybridflow.engines.rollout.interface import RolloutEngine
-from hybridflow.engines.rollout.traits import ROLLOUT_ENGINES
+from hybridflow.engines.traits import ROLLOUT_ENGINES
 from hybridflow.models.loading import load_causal_lm, resolve_model_path, torch_dtype
 from hybridflow.parallel.groups import Ranks
 

@@ -9,7 +9,7 @@ from hybridflow.config.model import Model
 from hybridflow.config.training import Training
 from hybridflow.engines.training.interface import TrainEngine
 from hybridflow.engines.training.setup import LANGUAGE, VALUE, EngineSetup, tokenizer_directory
-from hybridflow.engines.training.traits import traits_of
+from hybridflow.engines.traits import traits_of
 from hybridflow.models.geometry import read_geometry
 from hybridflow.models.names.layouts import layout_problem
 from hybridflow.parallel.groups import Ranks

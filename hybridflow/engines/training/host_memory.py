@@ -83,7 +83,7 @@ class StreamLane:
 
     def reserve(self, num_bytes: int) -> Tensor:
         """See `Lane.reserve`. torch's own allocator of page-locked memory rounds sizes up to powers of two."""
-        memory = locked_pages(num_bytes, lambda start, size: int(_runtime().cudaHostRegister(start, size, 0)))
+        memory = locked_pages(num_bytes, lambda start, size: int(_cudart().cudaHostRegister(start, size, 0)))
         if num_bytes:
             self._locked.append(memory)
         return memory[:num_bytes]
@@ -126,8 +126,9 @@ class HostShelf:
     def put(self, tensors: Mapping[KeyT, Tensor]) -> dict[KeyT, Tensor]:
         """Copies tensors to the host and returns the copies when they are complete. Skips tensors already there."""
         places = self.reserve(tensors)
-        elsewhere = {key: tensor for key, tensor in tensors.items() if not _is_same_memory(tensor, places[key])}
-        self.lane.start([(places[key], tensor) for key, tensor in elsewhere.items()], outward=True).wait()
+        pairs = [(places[key], tensor) for key, tensor in tensors.items()]
+        moved = [pair for pair in pairs if pair[0].data_ptr() != pair[1].data_ptr()]
+        self.lane.start(moved, outward=True).wait()
         return places
 
     def fetch(self, keys: Sequence[KeyT]) -> tuple[dict[KeyT, Tensor], Journey]:
@@ -164,11 +165,7 @@ def lane_to(device: torch.device) -> Lane | None:
     return StreamLane(device) if device.type == "cuda" else None
 
 
-def _is_same_memory(left: Tensor, right: Tensor) -> bool:
-    return left.device == right.device and left.data_ptr() == right.data_ptr()
-
-
-def _runtime() -> ModuleType:
+def _cudart() -> ModuleType:
     runtime = torch.cuda.cudart()
     assert runtime is not None, "torch was built without CUDA"
     return runtime
@@ -177,4 +174,4 @@ def _runtime() -> ModuleType:
 def _unlock(locked: list[Tensor]) -> None:
     """Unlocks pages before their memory is freed; `locked` keeps the memory alive until then."""
     for memory in locked:
-        _runtime().cudaHostUnregister(memory.data_ptr())
+        _cudart().cudaHostUnregister(memory.data_ptr())

@@ -21,8 +21,7 @@ from hybridflow.controller.backends import check_cluster, joined_gpus
 from hybridflow.controller.backends.interface import RAY_ADDRESS
 from hybridflow.dataflows.interface import Dataflow, learns_from_samples
 from hybridflow.elastic.checkpoint import CheckpointStore, saved_config
-from hybridflow.engines.rollout.traits import ROLLOUT_ENGINES
-from hybridflow.engines.training.traits import TRAINING_ENGINES
+from hybridflow.engines.traits import ROLLOUT_ENGINES, TRAINING_ENGINES
 from hybridflow.errors import ResourceError
 from hybridflow.launch.compose.compose import Composed
 from hybridflow.launch.plan.dataflow import NamedFunctions

@@ -23,7 +23,7 @@ from hybridflow.config.training import Lora, Training
 from hybridflow.controller.worker import Worker
 from hybridflow.dataflows.interface import Dataflow, RoleNeed, learns_from_samples, role_needs
 from hybridflow.dataflows.roles import FrozenModel, Policy, Sampler, Scorer, TrainableRewardModel, ValueFunction
-from hybridflow.engines.training.traits import TRAINING_ENGINES
+from hybridflow.engines.traits import TRAINING_ENGINES
 from hybridflow.errors import ConfigError
 from hybridflow.launch.plan.setups import (
     ActorRole,

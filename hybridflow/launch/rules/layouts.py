@@ -7,8 +7,7 @@ from hybridflow.config.experiment import Experiment
 from hybridflow.config.rollout import RolloutKind
 from hybridflow.controller.protocols import GENERATION, num_parts
 from hybridflow.dataflows.interface import Dataflow, learns_from_samples, role_needs
-from hybridflow.engines.rollout.traits import ROLLOUT_ENGINES
-from hybridflow.engines.training.traits import TRAINING_ENGINES
+from hybridflow.engines.traits import ROLLOUT_ENGINES, TRAINING_ENGINES
 from hybridflow.errors import ConfigError
 from hybridflow.launch.plan.data import RunData
 from hybridflow.launch.plan.plan import RunPlan

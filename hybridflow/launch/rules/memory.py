@@ -16,7 +16,7 @@ from hybridflow.config.training import Training
 from hybridflow.controller.backends import joined_node_gpus
 from hybridflow.controller.resource_pool import NodeGpus, visible_gpu_bytes
 from hybridflow.engines.rollout.vllm.memory import VllmMemory, check_cache, plan_memory
-from hybridflow.engines.training.traits import TRAINING_ENGINES
+from hybridflow.engines.traits import TRAINING_ENGINES
 from hybridflow.errors import Advice, Problem, ResourceError
 from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.plan.roles import ACTOR, RoleSpec

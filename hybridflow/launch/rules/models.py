@@ -10,9 +10,8 @@ import torch
 
 from hybridflow.config.json_text import read_json_object
 from hybridflow.config.training import Training, TrainingEngine
-from hybridflow.engines.rollout.traits import ROLLOUT_ENGINES
 from hybridflow.engines.training.factory import tokenizer_directory
-from hybridflow.engines.training.traits import TRAINING_ENGINES
+from hybridflow.engines.traits import ROLLOUT_ENGINES, TRAINING_ENGINES
 from hybridflow.errors import Advice, ConfigError, EngineError, Problem
 from hybridflow.launch.plan.data import RunData
 from hybridflow.launch.plan.plan import RunPlan

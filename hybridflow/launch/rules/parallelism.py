@@ -9,8 +9,7 @@ from hybridflow.config.derived import pool_of, pool_sizes, training_mesh, traini
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.loop import BackendKind
 from hybridflow.config.training import Training
-from hybridflow.engines.rollout.traits import ROLLOUT_ENGINES
-from hybridflow.engines.training.traits import TRAINING_ENGINES
+from hybridflow.engines.traits import ROLLOUT_ENGINES, TRAINING_ENGINES
 from hybridflow.errors import ConfigError
 
 _AXES = ("tensor", "pipeline", "virtual_pipeline", "expert", "sequence", "replicas")

@@ -11,7 +11,7 @@ from hybridflow.config.model import Dtype
 from hybridflow.config.training import Lora
 from hybridflow.elastic.checkpoint import steps_below
 from hybridflow.elastic.recovery import check_links
-from hybridflow.engines.training.traits import TRAINING_ENGINES
+from hybridflow.engines.traits import TRAINING_ENGINES
 from hybridflow.errors import Advice, ConfigError, Problem, ResourceError
 from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.plan.roles import RoleSpec

@@ -43,7 +43,8 @@ class Prompts(NamedTuple):
     @property
     def memories(self) -> list[Tensor]:
         """Keys and values, alternating, layer by layer [B, heads, P, size]."""
-        return [cast(Tensor, tensor) for layer in self.cache.layers for tensor in (layer.keys, layer.values)]
+        layers = cast(list[DynamicLayer], self.cache.layers)
+        return [cast(Tensor, tensor) for layer in layers for tensor in (layer.keys, layer.values)]
 
 
 def bucket_of(number: int, smallest: int = 1) -> int:

@@ -65,7 +65,8 @@ def transformer_config(
 ) -> TransformerConfig:
     """Megatron-Core's configuration: losses are summed, not averaged, and there is no dropout.
 
-    `fused_activation` computes SwiGLU with one `torch.compile` kernel per direction.
+    `fused_activation` computes SwiGLU with one `torch.compile` kernel per direction. Other fused kernels of
+    Megatron-Core are off by default.
     """
     virtual = parallelism.virtual_pipeline if parallelism.virtual_pipeline > 1 else None
     return TransformerConfig(
@@ -98,12 +99,6 @@ def transformer_config(
         # With two stages and batched communication, the interleaved schedule exchanges the wrong tensors.
         overlap_p2p_comm=virtual is not None,
         batch_p2p_comm=virtual is None,
-        deallocate_pipeline_outputs=False,
-        gradient_accumulation_fusion=False,
-        persist_layer_norm=False,
-        apply_rope_fusion=False,
-        masked_softmax_fusion=False,
-        bias_dropout_fusion=False,
         bias_activation_fusion=fused_activation,
         # Megatron-Core requires this dispatcher for variable lengths, even in dense models.
         moe_token_dispatcher_type="alltoall",
@@ -176,10 +171,7 @@ def _experts(
         "moe_router_topk": geometry.experts_per_token,
         "moe_ffn_hidden_size": geometry.intermediate,
         "moe_router_load_balancing_type": "none",
-        "moe_aux_loss_coeff": 0.0,
         "moe_router_pre_softmax": not description.to_dict()["norm_topk_prob"],
-        "moe_grouped_gemm": False,  # needs TransformerEngine; `GroupedExperts` replaces it
-        "moe_permute_fusion": False,
         "expert_model_parallel_size": parallelism.expert,
         "expert_tensor_parallel_size": parallelism.tensor,
     }

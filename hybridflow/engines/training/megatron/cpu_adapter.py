@@ -65,15 +65,11 @@ class _Generators:
 class _CpuForCuda:
     """Replaces `torch.cuda` in Megatron-Core; names not defined here are looked up in `torch.cuda`."""
 
-    Stream = Event = ExternalStream = _Idle
+    Stream = Event = _Idle
     FloatTensor, HalfTensor, BFloat16Tensor = torch.FloatTensor, torch.HalfTensor, torch.BFloat16Tensor
     default_generators = _Generators()
     nvtx = _Idle()
     manual_seed = staticmethod(torch.manual_seed)
-
-    @property
-    def random(self) -> "_CpuForCuda":
-        return self
 
     def is_available(self) -> bool:
         return False
@@ -97,13 +93,10 @@ class _CpuForCuda:
     def set_rng_state(self, state: Tensor, *args: object, **kwargs: object) -> None:
         torch.set_rng_state(state)
 
-    def memory_stats(self, *args: object, **kwargs: object) -> dict[str, int]:
-        return {}
-
     def synchronize(self, *args: object, **kwargs: object) -> None:
         return None
 
-    empty_cache = set_device = set_stream = _lazy_init = synchronize
+    empty_cache = set_device = _lazy_init = synchronize
 
     def _lazy_call(self, callback: Callable[[], object], **kwargs: object) -> None:
         callback()
@@ -146,17 +139,8 @@ class _ToCpu(ast.NodeTransformer):
         """Turns `from torch.cuda import name` into an assignment."""
         if node.module != "torch.cuda":
             return node
-        stand_in = ast.Name(_STAND_IN, ast.Load())
-        return [
-            ast.copy_location(
-                ast.Assign(
-                    [ast.Name(alias.asname or alias.name, ast.Store())],
-                    ast.Attribute(stand_in, alias.name, ast.Load()),
-                ),
-                node,
-            )
-            for alias in node.names
-        ]
+        lines = [f"{alias.asname or alias.name} = {_STAND_IN}.{alias.name}" for alias in node.names]
+        return ast.parse("\n".join(lines)).body
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
@@ -197,22 +181,16 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 def _allow_uneven_sizes(module: ModuleType) -> None:
     """Replaces Megatron-Core's collectives along the first dimension by ones that gloo supports for unequal sizes."""
-    gather, reduce_scatter = vars(module)["_gather_along_first_dim"], vars(module)["_reduce_scatter_along_first_dim"]
+    for name, ours in (("_gather_along_first_dim", gathered), ("_reduce_scatter_along_first_dim", reduce_scattered)):
+        vars(module)[name] = _one_of(vars(module)[name], ours)
 
-    def gather_along_first_dim(input_: Tensor, group: dist.ProcessGroup, sizes: list[int] | None = None, *rest: bool):
-        if sizes is None or group.size() == 1:
-            return gather(input_, group, sizes, *rest)
-        return gathered(input_, group, sizes)
 
-    def reduce_scatter_along_first_dim(
-        input_: Tensor, group: dist.ProcessGroup, sizes: list[int] | None = None, *rest: bool
-    ):
-        if sizes is None or group.size() == 1:
-            return reduce_scatter(input_, group, sizes, *rest)
-        return reduce_scattered(input_, group, sizes)
+def _one_of(theirs: Callable[..., Tensor], ours: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def collective(input_: Tensor, group: dist.ProcessGroup, sizes: list[int] | None = None, *rest: bool) -> Tensor:
+        is_plain = sizes is None or group.size() == 1
+        return theirs(input_, group, sizes, *rest) if is_plain else ours(input_, group, sizes)
 
-    vars(module)["_gather_along_first_dim"] = gather_along_first_dim
-    vars(module)["_reduce_scatter_along_first_dim"] = reduce_scatter_along_first_dim
+    return collective
 
 
 def gathered(share: Tensor, group: dist.ProcessGroup, sizes: list[int]) -> Tensor:

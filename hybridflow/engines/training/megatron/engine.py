@@ -24,7 +24,7 @@ from hybridflow.engines.training.megatron.pipeline import (
     outputs_of_last_stage,
     run_pipeline,
 )
-from hybridflow.engines.training.megatron.process_groups import Layout
+from hybridflow.engines.training.megatron.process_groups import activate
 from hybridflow.engines.training.microbatch import MicroBatch
 from hybridflow.engines.training.passes import joined_outputs, loss_of
 from hybridflow.engines.training.setup import VALUE, EngineSetup
@@ -64,8 +64,8 @@ class MegatronEngine(EngineShell[ChunkOptimizer]):
         )
         self._multiple = parallelism.tensor if divides_tokens(geometry, parallelism) else 1
         self._rotary = make_rotary(description, self.device)
-        self._layout = Layout.of(parallelism)
-        self._layout.activate()
+        self._parallelism = parallelism
+        activate(parallelism)
         with self.device:
             self.chunks = make_chunks(
                 self._config,
@@ -123,9 +123,9 @@ class MegatronEngine(EngineShell[ChunkOptimizer]):
         return bind_parameters(self.chunks, slots)
 
     def _make_optimizer(self) -> ChunkOptimizer:
-        self._layout.activate()
+        activate(self._parallelism)
         replicas = self.mesh.axis_size("data")
-        divided = self._training.parallelism.distributed_optimizer and replicas > 1
+        divided = self._parallelism.distributed_optimizer and replicas > 1
         return ChunkOptimizer(self.chunks, self._config, self._training.optimizer, divided=divided, replicas=replicas)
 
     def _move_parameters(self, shelf: HostShelf, *, away: bool) -> None:
@@ -146,11 +146,10 @@ class MegatronEngine(EngineShell[ChunkOptimizer]):
         temperature: float,
         with_gradient: bool,
     ) -> list[ReportT]:
-        self._layout.activate()
+        activate(self._parallelism)
         optimizer = self.made_optimizer
-        modules = self.chunks if optimizer is None else optimizer.modules
         return run_pipeline(
-            modules,
+            self.chunks if optimizer is None else optimizer.modules,
             micros,
             loss_func,
             outputs=outputs,
@@ -164,5 +163,7 @@ class MegatronEngine(EngineShell[ChunkOptimizer]):
 
         With virtual stages, a multiple of the pipeline ranks, which the interleaved schedule requires.
         """
-        rounds = self._layout.pipeline if self._layout.virtual_pipeline > 1 else 1
-        return self._microbatches(batch, multiple_of=self._multiple, in_step=self._layout.expert > 1, rounds_of=rounds)
+        rounds = self._parallelism.pipeline if self._parallelism.virtual_pipeline > 1 else 1
+        return self._microbatches(
+            batch, multiple_of=self._multiple, in_step=self._parallelism.expert > 1, rounds_of=rounds
+        )

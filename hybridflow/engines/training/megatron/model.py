@@ -59,7 +59,8 @@ class Chunk(GPTModel):
         self._vocabulary = geometry.vocab
         self._padding_token = padding_token
         self._group = tensor_group()
-        self.bound: set[str] = set()
+        self.bound: set[nn.Parameter] = set()
+        """Parameters that are views of a rollout engine's memory."""
         self.score = None
         if is_last and is_value:
             self.decoder.final_layernorm = RmsNorm(config, config.hidden_size, config.layernorm_epsilon)

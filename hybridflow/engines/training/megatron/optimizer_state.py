@@ -62,9 +62,10 @@ class FlatWeights:
     """
 
     def __init__(self, modules: Sequence[DistributedDataParallel], own: Mapping[nn.Parameter, Tensor]) -> None:
-        self._buffers = [buffer for buffer in gradient_buffers(modules) if buffer.param_data is not None]
-        self._flat = {parameter: parameter.data for buffer in self._buffers for parameter in buffer.params}
-        self._bytes = [buffer.param_data.untyped_storage().nbytes() for buffer in self._buffers]
+        buffers = [buffer for buffer in gradient_buffers(modules) if buffer.param_data is not None]
+        self._flat = {parameter: parameter.data for buffer in buffers for parameter in buffer.params}
+        self._storages = [buffer.param_data.untyped_storage() for buffer in buffers if buffer.param_data is not None]
+        self._bytes = [storage.nbytes() for storage in self._storages]
         for parameter in self._flat:
             parameter.data = own[parameter]
         self._free()
@@ -72,8 +73,8 @@ class FlatWeights:
     @torch.no_grad()
     def fill(self) -> None:
         """Allocates the buffer, and copies into it the weights that the optimizer steps in place: those in float32."""
-        for buffer, size in zip(self._buffers, self._bytes, strict=True):
-            buffer.param_data.untyped_storage().resize_(size)
+        for storage, size in zip(self._storages, self._bytes, strict=True):
+            storage.resize_(size)
         for parameter, flat in self._flat.items():
             if parameter.dtype is torch.float32:
                 flat.copy_(parameter)
@@ -90,8 +91,8 @@ class FlatWeights:
         self._free()
 
     def _free(self) -> None:
-        for buffer in self._buffers:
-            buffer.param_data.untyped_storage().resize_(0)
+        for storage in self._storages:
+            storage.resize_(0)
 
 
 def row_runs(start: int, end: int, columns: int) -> Iterator[tuple[int, int]]:

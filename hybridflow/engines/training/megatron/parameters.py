@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from hybridflow.engines.training.host_memory import HostShelf
 from hybridflow.engines.training.megatron.model import Chunk
+from hybridflow.engines.training.slot_memory import place_of
 from hybridflow.models.names.parts import Part, views
-from hybridflow.parallel.boxes import contains, slices_within
 from hybridflow.parallel.layout import WeightShard
 
 
@@ -35,33 +35,27 @@ def bind_parameters(chunks: Sequence[Chunk], slots: Mapping[str, WeightShard]) -
     """Makes parameters views of the slots that contain them, and copies their values there.
 
     A parameter with a padded vocabulary is not bound, because slots have no padding. Returns the names of the weights
-    whose parts on this rank are all bound; each chunk's `bound` names its bound parameters.
+    whose parts on this rank are all bound; each chunk's `bound` has its bound parameters.
     """
     bound: set[str] = set()
     left: set[str] = set()
     for chunk in chunks:
         for name, parameter in chunk.named_parameters():
-            part = chunk.parts[name]
-            slot = slots.get(part.name)
-            place = None if slot is None else _place_in(slot, part, parameter)
-            if place is None:
-                left.add(part.name)
+            (shard,) = views(parameter.data, [chunk.parts[name]])
+            place = place_of(shard, slots)
+            if place is None or place.shape != parameter.shape:
+                left.add(shard.name)
                 continue
-            place.copy_(parameter.data)
-            parameter.data = place
-            chunk.bound.add(name)
-            bound.add(part.name)
+            parameter.data = place.copy_(parameter.data)
+            chunk.bound.add(parameter)
+            bound.add(shard.name)
     return bound - left
 
 
-_Key = tuple[int, str]
-"""The number of a chunk, and the name of a parameter in it."""
-
-
 class _Place(NamedTuple):
-    """A parameter's place: its memory, named after the first parameter in it, and its shape and strides there."""
+    """Where a parameter is: the memory, named after the first parameter in it, and its shape, strides and offset."""
 
-    memory: _Key
+    memory: nn.Parameter
     shape: torch.Size
     stride: tuple[int, ...]
     offset: int
@@ -75,44 +69,25 @@ class WaitingParameters:
 
     def __init__(self, chunks: Sequence[Chunk]) -> None:
         self._chunks = chunks
-        self._places: dict[_Key, _Place] = {}
+        self._places: dict[nn.Parameter, _Place] = {}
 
     def move(self, shelf: HostShelf, *, away: bool) -> None:
         """Moves the parameters to the host (`away`), or back to the device."""
-        if away:
-            self._point_to(shelf.put(self._taken()))
-        else:
-            self._point_to(shelf.take([*dict.fromkeys(place.memory for place in self._places.values())]))
-
-    def _taken(self) -> dict[_Key, Tensor]:
-        """The memories that hold the parameters; records in `_places` where each parameter is."""
-        first_in: dict[int, _Key] = {}
-        wholes: dict[_Key, Tensor] = {}
-        self._places = {}
-        for number, chunk in enumerate(self._chunks):
-            for name, parameter in chunk.named_parameters():
-                if name in chunk.bound:
-                    continue
-                old = parameter.data
-                memory = old.untyped_storage()
-                first = first_in.setdefault(memory.data_ptr(), (number, name))
-                if first not in wholes:
-                    wholes[first] = torch.empty(0, dtype=old.dtype, device=old.device).set_(memory)
-                self._places[number, name] = _Place(first, old.shape, old.stride(), int(old.storage_offset()))
-        return wholes
-
-    def _point_to(self, memories: dict[_Key, Tensor]) -> None:
-        for (number, name), place in self._places.items():
+        memories = shelf.put(self._memories()) if away else shelf.take([*{p.memory for p in self._places.values()}])
+        for parameter, place in self._places.items():
             memory = memories[place.memory]
-            parameter = self._chunks[number].get_parameter(name)
             parameter.data = memory.as_strided(place.shape, place.stride, memory.storage_offset() + place.offset)
 
-
-def _place_in(slot: WeightShard, part: Part, parameter: nn.Parameter) -> Tensor | None:
-    """The parameter's place in a slot; None if the slot does not contain all of it, or has another dtype or device."""
-    if (slot.tensor.dtype, slot.tensor.device) != (parameter.dtype, parameter.device):
-        return None
-    if slot.layout.shape != part.layout.shape or not contains(slot.layout.box, part.layout.box):
-        return None
-    piece = slot.tensor[slices_within(part.layout.box, slot.layout.box)]
-    return piece if piece.shape == parameter.shape else None
+    def _memories(self) -> dict[nn.Parameter, Tensor]:
+        """The memories that hold the parameters; records in `_places` where each parameter is."""
+        first_in: dict[int, nn.Parameter] = {}
+        memories: dict[nn.Parameter, Tensor] = {}
+        self._places = {}
+        bound = set().union(*(chunk.bound for chunk in self._chunks))
+        for parameter in (each for chunk in self._chunks for each in chunk.parameters() if each not in bound):
+            old, storage = parameter.data, parameter.data.untyped_storage()
+            first = first_in.setdefault(storage.data_ptr(), parameter)
+            if first is parameter:
+                memories[first] = torch.empty(0, dtype=old.dtype, device=old.device).set_(storage)
+            self._places[parameter] = _Place(first, old.shape, old.stride(), int(old.storage_offset()))
+        return memories

@@ -5,7 +5,6 @@ so the variables of each layout are saved, and restored before an engine calls M
 """
 
 import re
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -22,26 +21,19 @@ _ORDER = "tp-cp-ep-pp-dp"
 _VARIABLE = re.compile(r"_[A-Z0-9_]+")
 
 
-@dataclass(frozen=True)
-class Layout:
-    """Sizes of a layout; `expert` data-parallel ranks share the experts, which `tensor` shards like other weights."""
+_Sizes = tuple[int, int, int, int]
 
-    tensor: int
-    pipeline: int
-    virtual_pipeline: int
-    expert: int
 
-    @staticmethod
-    def of(parallelism: Parallelism) -> "Layout":
-        """The layout that the configuration asks for."""
-        return Layout(parallelism.tensor, parallelism.pipeline, parallelism.virtual_pipeline, parallelism.expert)
+def activate(sizes: Parallelism) -> None:
+    """Makes Megatron-Core use a layout; the first call for it must be made on all ranks together.
 
-    def activate(self) -> None:
-        """Makes Megatron-Core use this layout; the first call must be made on all ranks together."""
-        if self not in _variables:
-            _make_groups(self)
-            _variables[self] = _present()
-        parallel_state.__dict__.update(_variables[self])
+    `expert` data-parallel ranks share the experts, which `tensor` shards like other weights.
+    """
+    key = (sizes.tensor, sizes.pipeline, sizes.virtual_pipeline, sizes.expert)
+    if key not in _variables:
+        _make_groups(sizes)
+        _variables[key] = _present()
+    parallel_state.__dict__.update(_variables[key])
 
 
 def tensor_group() -> ProcessGroup:
@@ -56,12 +48,13 @@ def _present() -> dict[str, object]:
 
 
 _unset = _present()
-_variables: dict[Layout, dict[str, object]] = {}
+_variables: dict[_Sizes, dict[str, object]] = {}
 
 
-def _make_groups(layout: Layout) -> None:
+def _make_groups(layout: Parallelism) -> None:
     if not dist.is_initialized():
-        dist.init_process_group(_backend(), store=dist.HashStore(), rank=0, world_size=1)  # pyright: ignore[reportPrivateImportUsage]
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # pyright: ignore[reportPrivateImportUsage]
     parallel_state.__dict__.update(_unset)
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=layout.tensor,
@@ -73,13 +66,13 @@ def _make_groups(layout: Layout) -> None:
     if layout.expert > 1:
         parallel_state.__dict__.update(_expert_groups(layout))
     tracker = get_cuda_rng_tracker()
-    assert tracker is not None, "Megatron-Core makes its tracker of random states when first asked"
+    assert tracker is not None, "Megatron-Core makes its tracker of random states at the first call"
     if not tracker.is_initialized():
         with torch.random.fork_rng():
             model_parallel_cuda_manual_seed(0)
 
 
-def _expert_groups(layout: Layout) -> dict[str, object]:
+def _expert_groups(layout: Parallelism) -> dict[str, object]:
     """The expert-parallel groups inside pipeline stages, an order that Megatron-Core does not support itself."""
     data = dist.get_world_size() // (layout.tensor * layout.pipeline)
     replicas = data // layout.expert
@@ -99,7 +92,3 @@ def _expert_groups(layout: Layout) -> dict[str, object]:
         "_EXPERT_DATA_PARALLEL_GROUP": same_experts,
         "_INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP": same_experts,
     }
-
-
-def _backend() -> str:
-    return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"

@@ -6,7 +6,7 @@ import torch.distributed as dist
 
 from hybridflow.config.placement import Parallelism
 from hybridflow.engines.training.megatron.cpu_adapter import gathered, reduce_scattered
-from hybridflow.engines.training.megatron.process_groups import Layout, parallel_state
+from hybridflow.engines.training.megatron.process_groups import activate, parallel_state
 from hybridflow.parallel.mesh import ParallelMesh
 from tests.spmd import preload, run_ranks
 
@@ -23,23 +23,19 @@ GETTERS = {
 }
 
 
-def members(layout: Layout) -> dict[str, list[int]]:
-    layout.activate()
+def members(layout: Parallelism) -> dict[str, list[int]]:
+    activate(layout)
     return {name: dist.get_process_group_ranks(get()) for name, get in GETTERS.items()}
 
 
-def groups_of_layouts(rank: int, *layouts: Layout) -> list[dict[str, list[int]]]:
+def groups_of_layouts(rank: int, *layouts: Parallelism) -> list[dict[str, list[int]]]:
     """The ranks in each group of this rank, in each layout: asked in turn, and then again."""
     first = [members(layout) for layout in layouts]
     assert [members(layout) for layout in reversed(layouts)] == first[::-1]
     return first
 
 
-def layout(**sizes: int) -> Layout:
-    return Layout.of(Parallelism(**sizes))
-
-
-def expected(layout: Layout, rank: int, ranks: int) -> dict[str, list[int]]:
+def expected(layout: Parallelism, rank: int, ranks: int) -> dict[str, list[int]]:
     data = ranks // (layout.tensor * layout.pipeline)
     sizes = {"data": data, "pipeline": layout.pipeline, "tensor": layout.tensor}
     mesh = ParallelMesh(sizes)
@@ -57,11 +53,11 @@ def expected(layout: Layout, rank: int, ranks: int) -> dict[str, list[int]]:
 
 def test_groups_are_the_lines_of_the_mesh_in_several_layouts_at_once():
     layouts = [
-        layout(tensor=2, pipeline=2),
-        layout(pipeline=2, expert=2),
-        layout(tensor=2, expert=2),
-        layout(pipeline=4, virtual_pipeline=2),
-        layout(expert=2),
+        Parallelism(tensor=2, pipeline=2),
+        Parallelism(pipeline=2, expert=2),
+        Parallelism(tensor=2, expert=2),
+        Parallelism(pipeline=4, virtual_pipeline=2),
+        Parallelism(expert=2),
     ]
     for rank, found in enumerate(run_ranks(groups_of_layouts, 4, *layouts)):
         assert found == [expected(layout, rank, 4) for layout in layouts]

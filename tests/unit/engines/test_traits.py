@@ -6,8 +6,7 @@ import pytest
 
 from hybridflow.config.rollout import RolloutKind
 from hybridflow.config.training import TrainingEngine
-from hybridflow.engines.rollout.traits import ROLLOUT_ENGINES
-from hybridflow.engines.training.traits import TRAINING_ENGINES, traits_of
+from hybridflow.engines.traits import ROLLOUT_ENGINES, TRAINING_ENGINES, traits_of
 
 
 def test_every_engine_of_the_configuration_is_declared():

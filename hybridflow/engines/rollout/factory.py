@@ -1,4 +1,4 @@
-"""Rollout engines by name; an engine that is not chosen is never imported."""
+"""Makes rollout engines by name; an engine that is not chosen is never imported."""
 
 import torch
 
@@ -23,10 +23,10 @@ def make_rollout_engine(
 ) -> RolloutEngine:
     """An engine with the weights in `model.path`; a response ends after one of `eos_token_ids`.
 
-    `ranks` is this process's place in the generation mesh, whose axes `data`, `pipeline` and `tensor` are read: ranks
-    that differ in `tensor` or `pipeline` alone hold one replica together, and each makes an engine. None is a process
-    alone. With `reads_weights=False` the weights may stay unread, for a trainer that writes every slot: `generate`
-    refuses until `weights_changed`.
+    `ranks` is this process's rank in the generation mesh, with the axes `data`, `pipeline` and `tensor`: ranks that
+    differ only in `tensor` or `pipeline` hold one replica together, and each makes an engine. None means a single
+    process. With `reads_weights=False` an engine may skip reading the weights, for a trainer that writes every slot;
+    `generate` then raises until `weights_changed`.
     """
     ranks = ranks or Ranks.alone()
     directory = resolve_model_path(str(model.path))

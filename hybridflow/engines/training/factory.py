@@ -1,4 +1,4 @@
-"""Training engines by name, for language models and value models."""
+"""Makes training engines by name, for language models and value models."""
 
 from collections.abc import Callable
 from typing import cast
@@ -36,5 +36,5 @@ def _made(setup: EngineSetup) -> TrainEngine:
     make = cast(Callable[[EngineSetup], TrainEngine], traits.load_class())
     if traits.weights.needs_known_names or sizes.tensor * sizes.sequence > 1:
         problem = layout_problem(read_geometry(setup.directory), traits.weights, sizes)
-        assert problem is None, f"unchecked before the start: {problem}"
+        assert problem is None, f"not rejected before the start: {problem}"
     return make(setup)

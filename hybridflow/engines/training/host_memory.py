@@ -19,8 +19,8 @@ _ALIGNMENT = 256
 KeyT = TypeVar("KeyT", bound=Hashable)
 
 
-class Journey(Protocol):
-    """Copies in flight. A journey keeps the source and target memory alive."""
+class PendingCopies(Protocol):
+    """Copies in flight, which keep their source and target memory alive."""
 
     def join(self) -> None:
         """Makes the device's work queued from now on wait for the copies; the host does not wait."""
@@ -31,11 +31,11 @@ class Journey(Protocol):
         ...
 
 
-class Lane(Protocol):
+class HostLink(Protocol):
     """Copies between the memory of a device and the host's.
 
-    host = lane.reserve(tensor.nbytes).view(tensor.dtype)
-    lane.start([(host, tensor)], outward=True).wait()
+    host = link.reserve(tensor.nbytes).view(tensor.dtype)
+    link.start([(host, tensor)], outward=True).wait()
     """
 
     device: torch.device
@@ -46,7 +46,7 @@ class Lane(Protocol):
         """Uninitialized host memory that the device can access directly."""
         ...
 
-    def start(self, pairs: Sequence[tuple[Tensor, Tensor]], *, outward: bool) -> Journey:
+    def start(self, pairs: Sequence[tuple[Tensor, Tensor]], *, outward: bool) -> PendingCopies:
         """Starts to copy the second tensor of each pair to the first, after the work queued on the device so far.
 
         `outward` means from the device to the host. Copies in both directions run concurrently.
@@ -54,7 +54,7 @@ class Lane(Protocol):
         ...
 
 
-class StreamJourney:
+class CudaCopies:
     """Copies on a stream of a GPU."""
 
     def __init__(self, pairs: Sequence[tuple[Tensor, Tensor]], done: torch.cuda.Event) -> None:
@@ -62,17 +62,17 @@ class StreamJourney:
         self._done = done
 
     def join(self) -> None:
-        """See `Journey.join`."""
+        """See `PendingCopies.join`."""
         torch.cuda.current_stream().wait_event(self._done)
 
     def wait(self) -> None:
-        """See `Journey.wait`."""
+        """See `PendingCopies.wait`."""
         self._done.synchronize()
         self._pairs = ()
 
 
-class StreamLane:
-    """Copies between a GPU and page-locked memory, with one stream per direction; a `Lane`. Not run on a GPU yet."""
+class CudaHostLink:
+    """Copies between a GPU and page-locked memory, one stream per direction; a `HostLink`. Not run on a GPU yet."""
 
     def __init__(self, device: torch.device, bucket_bytes: int = BUCKET_BYTES) -> None:
         self.device = device
@@ -82,33 +82,33 @@ class StreamLane:
         weakref.finalize(self, _unlock, self._locked).atexit = False
 
     def reserve(self, num_bytes: int) -> Tensor:
-        """See `Lane.reserve`. torch's own allocator of page-locked memory rounds sizes up to powers of two."""
+        """See `HostLink.reserve`. torch's own allocator of page-locked memory rounds sizes up to powers of two."""
         memory = locked_pages(num_bytes, lambda start, size: int(_cudart().cudaHostRegister(start, size, 0)))
         if num_bytes:
             self._locked.append(memory)
         return memory[:num_bytes]
 
-    def start(self, pairs: Sequence[tuple[Tensor, Tensor]], *, outward: bool) -> StreamJourney:
-        """See `Lane.start`."""
+    def start(self, pairs: Sequence[tuple[Tensor, Tensor]], *, outward: bool) -> CudaCopies:
+        """See `HostLink.start`."""
         stream, done = self._outward if outward else self._inward, torch.cuda.Event()
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream), torch.no_grad():
             for target, source in pairs:
                 target.copy_(source, non_blocking=True)
             done.record(stream)
-        return StreamJourney(pairs, done)
+        return CudaCopies(pairs, done)
 
 
-class HostShelf:
-    """Host memory for tensors by key, allocated when a key is first used and kept for the next time.
+class HostPool:
+    """Host memory for tensors by key, allocated when a key is first used and then reused.
 
-    shelf = HostShelf(lane)
-    parameter.data = shelf.put({"weight": parameter.data})["weight"]      # now on the host
-    parameter.data = shelf.take(["weight"])["weight"]                     # and back
+    pool = HostPool(link)
+    parameter.data = pool.put({"weight": parameter.data})["weight"]      # now on the host
+    parameter.data = pool.take(["weight"])["weight"]                     # and back
     """
 
-    def __init__(self, lane: Lane) -> None:
-        self.lane = lane
+    def __init__(self, link: HostLink) -> None:
+        self.link = link
         self._places: dict[Hashable, Tensor] = {}
 
     def reserve(self, tensors: Mapping[KeyT, Tensor]) -> dict[KeyT, Tensor]:
@@ -118,7 +118,7 @@ class HostShelf:
         for tensor in new.values():
             starts.append(end)
             end += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
-        memory = self.lane.reserve(end)
+        memory = self.link.reserve(end)
         for start, (key, tensor) in zip(starts, new.items(), strict=True):
             self._places[key] = memory[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
         return {key: self._places[key] for key in tensors}
@@ -128,23 +128,23 @@ class HostShelf:
         places = self.reserve(tensors)
         pairs = [(places[key], tensor) for key, tensor in tensors.items()]
         moved = [pair for pair in pairs if pair[0].data_ptr() != pair[1].data_ptr()]
-        self.lane.start(moved, outward=True).wait()
+        self.link.start(moved, outward=True).wait()
         return places
 
-    def fetch(self, keys: Sequence[KeyT]) -> tuple[dict[KeyT, Tensor], Journey]:
-        """New tensors on the device, and the journey that fills them."""
-        here = {key: torch.empty_like(self._places[key], device=self.lane.device) for key in keys}
-        return here, self.lane.start([(here[key], self._places[key]) for key in keys], outward=False)
+    def fetch(self, keys: Sequence[KeyT]) -> tuple[dict[KeyT, Tensor], PendingCopies]:
+        """New tensors on the device, and the copies that fill them."""
+        here = {key: torch.empty_like(self._places[key], device=self.link.device) for key in keys}
+        return here, self.link.start([(here[key], self._places[key]) for key in keys], outward=False)
 
     def take(self, keys: Sequence[KeyT]) -> dict[KeyT, Tensor]:
         """New tensors on the device with the values on the host; work queued from now on waits for the copies."""
-        here, journey = self.fetch(keys)
-        journey.join()
+        here, copies = self.fetch(keys)
+        copies.join()
         return here
 
 
 def locked_pages(num_bytes: int, lock: Callable[[int, int], int]) -> Tensor:
-    """Whole pages of host memory, shared with no other tensor: CUDA refuses to lock a page twice.
+    """Whole pages of host memory that no other tensor shares: CUDA cannot lock a page twice.
 
     `lock` takes their address and size, and returns 0 or an error number, for which an `EngineError` is raised.
     """
@@ -155,14 +155,14 @@ def locked_pages(num_bytes: int, lock: Callable[[int, int], int]) -> Tensor:
     if failure := size and lock(memory.data_ptr(), size):
         raise EngineError(
             f"{size >> 20} MB of the host's memory cannot be page-locked (CUDA error {failure}).",
-            remedy="Give the process more of the host's memory, or leave out offload_optimizer and offload_parameters.",
+            remedy="Give the process more host memory, or leave out offload_optimizer and offload_parameters.",
         )
     return memory
 
 
-def lane_to(device: torch.device) -> Lane | None:
-    """The lane of a device; None for a CPU, whose memory is the host's."""
-    return StreamLane(device) if device.type == "cuda" else None
+def host_link(device: torch.device) -> HostLink | None:
+    """The link to a device; None for a CPU, whose memory is the host's."""
+    return CudaHostLink(device) if device.type == "cuda" else None
 
 
 def _cudart() -> ModuleType:
@@ -172,6 +172,6 @@ def _cudart() -> ModuleType:
 
 
 def _unlock(locked: list[Tensor]) -> None:
-    """Unlocks pages before their memory is freed; `locked` keeps the memory alive until then."""
+    """Unlocks pages before their memory is freed; `locked` keeps it alive until then."""
     for memory in locked:
         _cudart().cudaHostUnregister(memory.data_ptr())

@@ -1,4 +1,4 @@
-"""AdamW: its parameter groups, its float32 copies of weights, and its learning rate at each step."""
+"""AdamW: parameter groups, float32 copies of weights, and the learning rate at each step."""
 
 # pyright: reportPrivateImportUsage=false
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hybridflow.config.training import Optimizer, Schedule
-from hybridflow.engines.training.host_memory import HostShelf
+from hybridflow.engines.training.host_memory import HostPool
 from hybridflow.engines.training.state_files import ShardsOf, SteppedTensor
 from hybridflow.engines.training.streamed_state import StreamedState, narrowed
 
@@ -19,11 +19,11 @@ class MasterAdamW(torch.optim.AdamW):
     """AdamW that keeps float32 copies of weights in lower precision: it steps the copies, then rounds into the weights.
 
     In bfloat16, numbers near 0.1 are 5e-4 apart, so that steps of 1e-6 would all be lost (arXiv:1710.03740, sec. 3.1).
-    Weights in float32 are stepped directly. Moments and copies can wait in host memory between steps:
+    Weights in float32 are stepped directly. Moments and copies can be in host memory between steps:
 
-        optimizer.rest(shelf)
+        optimizer.offload(pool)
         optimizer.step()            # bucket by bucket
-        optimizer.bring_back()
+        optimizer.onload()
     """
 
     def __init__(self, groups: Sequence[dict], *, lr: float, betas: tuple[float, float], eps: float) -> None:
@@ -34,7 +34,7 @@ class MasterAdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """One step along the gradients of the weights. Results do not depend on where the state waits."""
+        """One step along the gradients of the weights. The result does not depend on where the state is."""
         if self._streamed is None:
             self._step_on([parameter for group in self.param_groups for parameter in group["params"]])
         else:
@@ -46,16 +46,16 @@ class MasterAdamW(torch.optim.AdamW):
             group["lr"] = learning_rate
         self.step()
 
-    def rest(self, shelf: HostShelf) -> None:
+    def offload(self, pool: HostPool) -> None:
         """Moves moments and float32 copies to the host; `step` then brings them to the device a bucket at a time."""
         if self._streamed is None:
-            self._streamed = StreamedState(self.weight_of, shelf)
+            self._streamed = StreamedState(self.weight_of, pool)
         self._streamed.settle(self)
 
-    def bring_back(self) -> None:
-        """Moves them to the device until the next `rest`."""
+    def onload(self) -> None:
+        """Moves them to the device until the next `offload`."""
         if self._streamed is not None:
-            self._streamed.bring_back(self)
+            self._streamed.onload(self)
             self._streamed = None
 
     def settle(self) -> None:

@@ -1,4 +1,4 @@
-"""The kinds of models that are trained, language models and value models, and the setup that engines are made from."""
+"""The kinds of models that engines train (language models and value models), and what engines are made from."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -14,7 +14,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from hybridflow.config.model import Model
 from hybridflow.config.paths import user_path
 from hybridflow.config.training import Training
-from hybridflow.engines.training.host_memory import HostShelf, lane_to
+from hybridflow.engines.training.host_memory import HostPool, host_link
 from hybridflow.engines.training.outputs import LanguageOutputs, TokenModel, ValueOutputs
 from hybridflow.errors import EngineError
 from hybridflow.models.adapters.files import ADAPTER_DIRECTORY, save_adapter
@@ -68,7 +68,7 @@ VALUE = ModelKind(
 
 @dataclass(frozen=True)
 class EngineSetup:
-    """The inputs from which every engine is built."""
+    """The arguments of every training engine."""
 
     kind: ModelKind
     model: Model
@@ -97,10 +97,10 @@ class EngineSetup:
             self.directory, dtype=torch_dtype(self.model.dtype), trust_remote_code=self.model.trust_remote_code
         )
 
-    def shelf(self) -> HostShelf | None:
-        """Host memory for the engine's tensors; None on a CPU, where tensors are in host memory already."""
-        lane = lane_to(self.device)
-        return None if lane is None else HostShelf(lane)
+    def pool(self) -> HostPool | None:
+        """Host memory for offloading; None on a CPU, where tensors are in host memory already."""
+        link = host_link(self.device)
+        return None if link is None else HostPool(link)
 
     def add_adapter(self, model: PreTrainedModel | ValueModel) -> Adapter | None:
         """Adds the LoRA adapter that the configuration asks for to a model, in place, and freezes the base model."""
@@ -118,7 +118,7 @@ class EngineSetup:
         self.kind.save(model, directory, tokenizer_from=tokenizer_directory(self.model))
 
     def describe(self, directory: Path) -> None:
-        """Writes everything in such a directory except the weights."""
+        """Writes everything in a Hugging Face directory except the weights."""
         copy_description(
             self.directory,
             directory,
@@ -130,7 +130,7 @@ class EngineSetup:
 
     @property
     def has_known_names(self) -> bool:
-        """Whether `models/names` knows the names of its weights on disk, so that they can be written in pieces."""
+        """Whether `models/names` has rules for the model's weights, so that they can be written in shards."""
         return read_geometry(self.directory).model_type in MODEL_TYPES
 
 
@@ -140,7 +140,7 @@ def tokenizer_directory(model: Model) -> Path:
 
 
 def prepared(setup: EngineSetup, model: PreTrainedModel | ValueModel) -> TokenModel:
-    """The model as engines call it: attention without padding, and layers recomputed if the configuration says so.
+    """The model as engines call it: with packed attention, and with recomputed layers if the configuration says so.
 
     Models stay in evaluation mode (no dropout, no router noise), so that the probability of a token is deterministic.
     """
@@ -169,13 +169,13 @@ def prepared(setup: EngineSetup, model: PreTrainedModel | ValueModel) -> TokenMo
 def _checkpoint_layers(model: PreTrainedModel) -> None:
     """Recomputes each layer in the backward pass.
 
-    transformers does so only in training mode: the layers themselves are put into it, but not the modules inside them.
+    transformers does so only in training mode, so the layers are put into it, but not the modules inside them.
     """
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not (model.supports_gradient_checkpointing and layers):
         raise EngineError(
             f"{type(model).__name__} does not support gradient_checkpointing=true.",
-            remedy="Leave it out, and lower microbatch_tokens when memory runs out.",
+            remedy="Leave it out, and lower microbatch_tokens if memory is short.",
         )
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     for layer in layers:

@@ -1,4 +1,4 @@
-"""Shared by all training engines: an optimizer created on first use, its steps, offloading and checkpoints."""
+"""What all training engines share: an optimizer created on first use, its steps, offloading and checkpoints."""
 
 # pyright: reportPrivateImportUsage=false
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hybridflow.batch import Batch
-from hybridflow.engines.training.host_memory import HostShelf
+from hybridflow.engines.training.host_memory import HostPool
 from hybridflow.engines.training.interface import Part
 from hybridflow.engines.training.microbatch import MicroBatch, make_microbatches
 from hybridflow.engines.training.optimizer import learning_rate
@@ -40,12 +40,12 @@ from hybridflow.parallel.mesh import ParallelMesh
 class OffloadedOptimizer(Protocol):
     """An optimizer whose state can be in host memory between steps."""
 
-    def rest(self, shelf: HostShelf) -> None:
+    def offload(self, pool: HostPool) -> None:
         """Moves the state to the host; each step then brings it to the device bucket by bucket."""
         ...
 
-    def bring_back(self) -> None:
-        """Moves the state to the device until the next `rest`."""
+    def onload(self) -> None:
+        """Moves the state to the device until the next `offload`."""
         ...
 
     def settle(self) -> None:
@@ -59,14 +59,14 @@ OptimizerT = TypeVar("OptimizerT", bound=OffloadedOptimizer)
 class EngineShell(ABC, Generic[OptimizerT]):
     """The part of a `TrainEngine` that does not depend on the engine; each engine inherits from it.
 
-    It keeps the optimizer, the steps taken, and which parts are away on the host. An engine's methods begin with
-    `onload(Part.parameters)`, and its `train_step` ends with `optimizer_step`.
+    It has the optimizer, the number of steps taken, and which parts are offloaded to the host (`away`). An engine's
+    methods begin with `onload(Part.parameters)`, and its `train_step` ends with `optimizer_step`.
     """
 
     def __init__(self, setup: EngineSetup) -> None:
         self.mesh: ParallelMesh = setup.ranks.mesh
         self.device = setup.device
-        self.shelf = setup.shelf()
+        self.pool = setup.pool()
         self.away = {Part.optimizer} if setup.training.offload_optimizer else set[Part]()
         self.steps = 0
         self.made_optimizer: OptimizerT | None = None
@@ -79,12 +79,12 @@ class EngineShell(ABC, Generic[OptimizerT]):
         """The optimizer, with its state on the device."""
 
     @abstractmethod
-    def _move_parameters(self, shelf: HostShelf, *, away: bool) -> None:
-        """Moves the parameters to the host (`away`) or back; those that a rollout engine shares stay."""
+    def _move_parameters(self, pool: HostPool, *, away: bool) -> None:
+        """Moves the parameters to the host (`away`) or back, except those that a rollout engine shares."""
 
     @abstractmethod
     def _held_shards(self) -> Iterator[WeightShard]:
-        """The weights that this rank holds, an adapter's apart from those that they are added to."""
+        """The weights that this rank holds; an adapter's are not merged."""
 
     @abstractmethod
     def _stepped_tensors(self) -> Iterable[SteppedTensor]:
@@ -92,7 +92,7 @@ class EngineShell(ABC, Generic[OptimizerT]):
 
     @property
     def optimizer(self) -> OptimizerT:
-        """Made when first needed (a frozen model never has one), and moved to where its state waits."""
+        """Created on first use (a frozen model never has one), and offloaded if its state is."""
         if self.made_optimizer is None:
             self.made_optimizer = self._make_optimizer()
             if Part.optimizer in self.away:
@@ -118,7 +118,7 @@ class EngineShell(ABC, Generic[OptimizerT]):
         self.away |= set(parts)
 
     def onload(self, *parts: Part) -> None:
-        """See `TrainEngine.onload`. Methods bring back the parts that they need themselves."""
+        """See `TrainEngine.onload`. Methods onload the parts that they need."""
         self._move(set(parts) & self.away, away=False)
         self.away -= set(parts)
 
@@ -159,7 +159,7 @@ class EngineShell(ABC, Generic[OptimizerT]):
         return own if len(own) == wanted else make(at_least=wanted)
 
     def _bindable(self, slots: Mapping[str, WeightShard]) -> dict[str, WeightShard]:
-        """The slots of weights that no adapter is merged into: those are computed for each transfer."""
+        """The slots of weights without an adapter; merged weights are computed for each transfer instead."""
         merged = self.adapter.adapted if self.adapter else frozenset()
         return {name: slot for name, slot in slots.items() if name not in merged}
 
@@ -190,21 +190,21 @@ class EngineShell(ABC, Generic[OptimizerT]):
             self.offload(*leaving)
 
     def _move(self, parts: set[Part], *, away: bool) -> None:
-        if self.shelf is None:
+        if self.pool is None:
             return
         if Part.parameters in parts:
-            self._move_parameters(self.shelf, away=away)
+            self._move_parameters(self.pool, away=away)
         if Part.optimizer in parts and self.made_optimizer is not None:
             if away:
-                self.made_optimizer.rest(self.shelf)
+                self.made_optimizer.offload(self.pool)
             else:
-                self.made_optimizer.bring_back()
+                self.made_optimizer.onload()
 
 
 def check_finite(shards: Iterable[WeightShard], ranks: Ranks) -> None:
     """Raises `EngineError` on all ranks if any rank holds a weight with NaN or infinity; called on all ranks together.
 
-    A checkpoint with NaN would be resumed from again and again.
+    A run would resume from a checkpoint with NaN again and again.
     """
     with Together(ranks):
         bad = non_finite(shards)

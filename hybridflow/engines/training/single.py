@@ -1,4 +1,4 @@
-"""The plain training engine: the whole model on one device."""
+"""The simplest training engine: the whole model on one device."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hybridflow.batch import Batch
-from hybridflow.engines.training.host_memory import HostShelf
+from hybridflow.engines.training.host_memory import HostPool
 from hybridflow.engines.training.interface import LossFn, Part
 from hybridflow.engines.training.optimizer import MasterAdamW, make_optimizer
 from hybridflow.engines.training.passes import accumulate_gradients, forward_pass
@@ -43,7 +43,7 @@ class SingleEngine(EngineShell[MasterAdamW]):
         self._outputs = prepared(setup, self.model)
         for parameter in self.model.parameters():
             if parameter.requires_grad:
-                parameter.grad_dtype = torch.float32  # gradients of micro-batches add up without rounding
+                parameter.grad_dtype = torch.float32  # gradients of micro-batches are summed without rounding
         self._bound: set[str] = set()
 
     def forward(self, batch: Batch, outputs: tuple[str, ...], *, temperature: float, adapted: bool = True) -> Batch:
@@ -90,9 +90,9 @@ class SingleEngine(EngineShell[MasterAdamW]):
     def _make_optimizer(self) -> MasterAdamW:
         return make_optimizer([parameter for parameter, _ in self._trained()], self._training.optimizer)
 
-    def _move_parameters(self, shelf: HostShelf, *, away: bool) -> None:
+    def _move_parameters(self, pool: HostPool, *, away: bool) -> None:
         free = {name: p.data for name, p in self.model.named_parameters() if name not in self._bound}
-        moved = shelf.put(free) if away else shelf.take([*free])
+        moved = pool.put(free) if away else pool.take([*free])
         for name, memory in moved.items():
             self.model.get_parameter(name).data = memory
 

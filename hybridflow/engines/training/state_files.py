@@ -23,7 +23,6 @@ from hybridflow.errors import CheckpointError, EngineError
 from hybridflow.models.adapters.files import ADAPTER_DIRECTORY, read_adapter
 from hybridflow.models.shard_files import read_into, save_directory
 from hybridflow.models.shard_files.reading import saved_shapes
-from hybridflow.models.shard_files.writing import DtypeOf
 from hybridflow.parallel.collectives import Together, gather_json
 from hybridflow.parallel.groups import Ranks
 from hybridflow.parallel.layout import WeightShard
@@ -73,10 +72,9 @@ def save_weights(
     ranks: Ranks,
     *,
     write_rest: Callable[[Path], None],
-    dtype_of: DtypeOf | None = None,
 ) -> None:
     """Writes the model that all ranks hold together to `directory/huggingface`; see `save_directory`."""
-    save_directory(shards, directory / MODEL_DIRECTORY, ranks, write_rest=write_rest, dtype_of=dtype_of)
+    save_directory(shards, directory / MODEL_DIRECTORY, ranks, write_rest=write_rest)
 
 
 def load_weights(directory: Path, shards: Iterable[WeightShard], ranks: Ranks) -> None:

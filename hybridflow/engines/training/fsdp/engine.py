@@ -25,7 +25,7 @@ from hybridflow.engines.training.fsdp.sharding import (
     shard_model,
 )
 from hybridflow.engines.training.fsdp.tensor_parallel import divide_matrices
-from hybridflow.engines.training.host_memory import HostShelf
+from hybridflow.engines.training.host_memory import HostPool
 from hybridflow.engines.training.interface import LossFn, Part
 from hybridflow.engines.training.microbatch import MicroBatch
 from hybridflow.engines.training.optimizer import MasterAdamW, make_optimizer
@@ -118,9 +118,9 @@ class FsdpEngine(EngineShell[MasterAdamW]):
     def _make_optimizer(self) -> MasterAdamW:
         return make_optimizer([piece for piece, _ in self._trained()], self._training.optimizer)
 
-    def _move_parameters(self, shelf: HostShelf, *, away: bool) -> None:
+    def _move_parameters(self, pool: HostPool, *, away: bool) -> None:
         free = {parameter.name: parameter for parameter in self._parameters if not parameter.is_bound}
-        moved = shelf.put({name: parameter.memory for name, parameter in free.items()}) if away else shelf.take([*free])
+        moved = pool.put({name: parameter.memory for name, parameter in free.items()}) if away else pool.take([*free])
         for name, parameter in free.items():
             parameter.place(moved[name])
 

@@ -1,4 +1,4 @@
-"""Maps a Hugging Face configuration to Megatron-Core's, and refuses models that this engine cannot compute."""
+"""Maps a Hugging Face configuration to Megatron-Core's, and rejects models that this engine does not support."""
 
 import logging
 from functools import partial
@@ -37,10 +37,10 @@ class RmsNorm(nn.RMSNorm):
 
 
 def check_model(geometry: ModelGeometry, description: PreTrainedConfig) -> None:
-    """Raises `EngineError` for a model that this engine cannot compute."""
+    """Raises `EngineError` for a model that this engine does not support."""
     found = description.to_dict()
     uses_window = found.get("sliding_window") is not None and found.get("use_sliding_window", True)
-    refused = {
+    unsupported = {
         f"the activation '{found['hidden_act']}'": found["hidden_act"] != "silu",
         "a bias in the attention's output projection": geometry.output_bias,
         "a bias in the MLP": bool(found.get("mlp_bias")),
@@ -49,7 +49,7 @@ def check_model(geometry: ModelGeometry, description: PreTrainedConfig) -> None:
             geometry.experts and (found.get("mlp_only_layers") or found.get("decoder_sparse_step", 1) != 1)
         ),
     }
-    for what, is_there in refused.items():
+    for what, is_there in unsupported.items():
         if is_there:
             raise EngineError(f"engine=megatron does not support {what}.", remedy="Use engine=fsdp for this model.")
 
@@ -144,7 +144,7 @@ logger = logging.getLogger(__name__)
 def has_fused_activation(device: torch.device) -> bool:
     """Whether to use Megatron-Core's fused SwiGLU: on GPUs with Triton, a C compiler and its headers.
 
-    It is tried at the start, so that a missing dependency is not found in the first step. On CPUs, compiling it costs
+    It is compiled at the start, so that a missing dependency shows before the first step. On CPUs, compilation costs
     more than it saves.
     """
     return device.type == "cuda" and can_compile_activation(device)

@@ -71,6 +71,10 @@ class _CpuForCuda:
     nvtx = _Idle()
     manual_seed = staticmethod(torch.manual_seed)
 
+    @property
+    def random(self) -> "_CpuForCuda":
+        return self
+
     def is_available(self) -> bool:
         return False
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from torch import Tensor
 
 from hybridflow.batch import Batch
-from hybridflow.engines.training.host_memory import HostShelf
+from hybridflow.engines.training.host_memory import HostPool
 from hybridflow.engines.training.interface import LossFn, Part
 from hybridflow.engines.training.megatron.architecture import (
     check_model,
@@ -128,8 +128,8 @@ class MegatronEngine(EngineShell[ChunkOptimizer]):
         divided = self._parallelism.distributed_optimizer and replicas > 1
         return ChunkOptimizer(self.chunks, self._config, self._training.optimizer, divided=divided, replicas=replicas)
 
-    def _move_parameters(self, shelf: HostShelf, *, away: bool) -> None:
-        self._parameters.move(shelf, away=away)
+    def _move_parameters(self, pool: HostPool, *, away: bool) -> None:
+        self._parameters.move(pool, away=away)
 
     def _held_shards(self) -> Iterator[WeightShard]:
         return held_shards(self.chunks)

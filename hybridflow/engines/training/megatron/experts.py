@@ -38,8 +38,8 @@ class GroupedExperts(SequentialMLP):
     """Megatron-Core's local experts, computed together with one grouped product per projection.
 
     It has the parameters of `SequentialMLP`, one per expert and projection, allocated contiguously as in vLLM. If they
-    have become views with other weights in between, gate and up take two products. If no grouped product can read them,
-    the experts are computed one by one.
+    have become views with other weights in between, gate and up take two products. If grouped products do not support
+    their layout, the experts are computed one by one.
     """
 
     def __init__(
@@ -60,17 +60,17 @@ class GroupedExperts(SequentialMLP):
     ) -> tuple[Float[Tensor, "N H"], None]:
         """The experts' outputs, weighted by `probs`, for rows ordered by expert; the second result, a bias, is None."""
         first, second = self._gates_and_ups(), self._downs()
-        lying = [self._matrices(weights) for weights in (first, second)]
-        if len(second) == 1 or lying[0] is None or lying[1] is None:
+        grouped = [self._matrices(weights) for weights in (first, second)]
+        if len(second) == 1 or grouped[0] is None or grouped[1] is None:
             return super().forward(tokens, tokens_per_expert, probs)
         ends = tokens_per_expert.cumsum(0, dtype=torch.int32).to(tokens.device, non_blocking=True)
-        mixed = _product(tokens, ends, lying[0], first)
+        mixed = _product(tokens, ends, grouped[0], first)
         if self.config.bias_activation_fusion:
             inner = weighted_bias_swiglu_impl(mixed, None, probs[:, None])
         else:
             gate, up = mixed.chunk(2, -1)
             inner = (F.silu(gate) * up * probs[:, None]).to(mixed.dtype)
-        return _product(inner, ends, lying[1], second), None
+        return _product(inner, ends, grouped[1], second), None
 
     def _gates_and_ups(self) -> list[nn.Parameter]:
         return [weight for expert in self._experts() for weight in cast(StackedLinear, expert.linear_fc1).weights]
@@ -135,9 +135,9 @@ def _lay_together(weights: Sequence[nn.Parameter]) -> None:
 
 
 def _product(
-    tokens: Float[Tensor, "N C"], ends: Int[Tensor, " E"], lying: Sequence[Matrices], weights: Sequence[Tensor]
+    tokens: Float[Tensor, "N C"], ends: Int[Tensor, " E"], grouped: Sequence[Matrices], weights: Sequence[Tensor]
 ) -> Float[Tensor, "N rows"]:
-    out = _Grouped.apply(tokens.contiguous(), ends, [each.over(weights) for each in lying], *weights)
+    out = _Grouped.apply(tokens.contiguous(), ends, [each.over(weights) for each in grouped], *weights)
     assert isinstance(out, Tensor), "one output"
     return out
 

@@ -13,7 +13,7 @@ from megatron.core.transformer import MegatronModule, TransformerConfig
 from torch import Tensor, nn
 
 from hybridflow.config.training import Optimizer
-from hybridflow.engines.training.host_memory import HostShelf
+from hybridflow.engines.training.host_memory import HostPool
 from hybridflow.engines.training.megatron.model import Chunk
 from hybridflow.engines.training.megatron.optimizer_state import (
     FlatWeights,
@@ -136,7 +136,7 @@ class ChunkOptimizer:
                 self._chain.step_with_ready_grads()
         self._flat.empty()
 
-    def rest(self, shelf: HostShelf) -> None:
+    def offload(self, pool: HostPool) -> None:
         """Moves moments and float32 copies to the host; `step` brings them to the device bucket by bucket.
 
         Gradients are dropped, and their memory is freed.
@@ -144,13 +144,13 @@ class ChunkOptimizer:
         self.free_gradients()
         if not self._streamed:
             copies = [stepped.tensor for stepped in self.stepped_tensors() if stepped.is_copy]
-            self._streamed = [StreamedState(copies, shelf) for _ in self._chain.chained_optimizers]
+            self._streamed = [StreamedState(copies, pool) for _ in self._chain.chained_optimizers]
         self.settle()
 
-    def bring_back(self) -> None:
-        """Moves them to the device until the next `rest`."""
+    def onload(self) -> None:
+        """Moves them to the device until the next `offload`."""
         for optimizer, state in zip(self._chain.chained_optimizers, self._streamed, strict=False):
-            state.bring_back(optimizer.optimizer)
+            state.onload(optimizer.optimizer)
         self._streamed = []
 
     def stepped_tensors(self) -> Iterator[SteppedTensor]:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hybridflow.engines.training.host_memory import HostShelf
+from hybridflow.engines.training.host_memory import HostPool
 from hybridflow.engines.training.megatron.model import Chunk
 from hybridflow.engines.training.slot_memory import place_of
 from hybridflow.models.names.parts import Part, views
@@ -71,9 +71,9 @@ class WaitingParameters:
         self._chunks = chunks
         self._places: dict[nn.Parameter, _Place] = {}
 
-    def move(self, shelf: HostShelf, *, away: bool) -> None:
+    def move(self, pool: HostPool, *, away: bool) -> None:
         """Moves the parameters to the host (`away`), or back to the device."""
-        memories = shelf.put(self._memories()) if away else shelf.take([*{p.memory for p in self._places.values()}])
+        memories = pool.put(self._memories()) if away else pool.take([*{p.memory for p in self._places.values()}])
         for parameter, place in self._places.items():
             memory = memories[place.memory]
             parameter.data = memory.as_strided(place.shape, place.stride, memory.storage_offset() + place.offset)

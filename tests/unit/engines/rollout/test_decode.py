@@ -2,23 +2,13 @@ import torch
 
 from hybridflow.batch import Ragged
 from hybridflow.engines.rollout.transformers.attention import GrowingLayer
-from hybridflow.engines.rollout.transformers.decode import distinct_neighbors, left_padded
+from hybridflow.engines.rollout.transformers.decode import distinct_neighbors
 
 
-def ragged(*rows: list[int]) -> Ragged:
-    return Ragged.from_rows([torch.tensor(row) for row in rows], torch.int64)
-
-
-def test_equal_neighbours_are_one_prompt_and_equal_strangers_are_two():
-    first, source = distinct_neighbors(ragged([5, 6], [5, 6], [5], [5, 6], [5, 6], [5, 6, 7]))
+def test_equal_neighbors_are_one_prompt_and_equal_strangers_are_two():
+    first, source = distinct_neighbors(Ragged.from_rows([[5, 6], [5, 6], [5], [5, 6], [5, 6], [5, 6, 7]], torch.int64))
     assert first.tolist() == [0, 2, 3, 5]
     assert source.tolist() == [0, 0, 1, 2, 2, 3]
-
-
-def test_prompts_are_padded_on_the_left():
-    ids, mask = left_padded(ragged([5, 6, 7], [8]))
-    assert ids.tolist() == [[5, 6, 7], [0, 0, 8]]
-    assert mask.tolist() == [[1, 1, 1], [0, 0, 1]]
 
 
 def test_a_growing_layer_holds_what_joining_would_through_growth_and_selection():

@@ -12,24 +12,13 @@ from hybridflow.config.rollout import Sampling
 from hybridflow.engines.rollout.sampling import row_keys, uniform_draws
 from hybridflow.engines.rollout.transformers.attention import use_decoding_attention
 from hybridflow.engines.rollout.transformers.decode import Decoded, decode
-from hybridflow.engines.rollout.transformers.fixed import FixedMemory, bucket_of
+from hybridflow.engines.rollout.transformers.fixed import FixedMemory, Run, bucket_of
 from hybridflow.engines.rollout.transformers.graphs import can_be_captured, run_eagerly
 from tests.toys import toy_model
 from tests.unit.engines.rollout.rows import prompt_rows
 
 EXACT = 1e-5
 """float32: sums over masked places as well, in another order; another token's differs by 1e-1 and more."""
-
-
-class Watched:
-    """Runs steps plainly, and notes of which kinds."""
-
-    def __init__(self) -> None:
-        self.kinds: list[Hashable] = []
-
-    def __call__(self, key: Hashable, step: Callable[[], None]) -> None:
-        self.kinds.append(key)
-        step()
 
 
 def decoder(model: PreTrainedModel) -> PreTrainedModel:
@@ -53,32 +42,46 @@ def assert_same(found: Decoded, expected: Decoded) -> None:
     assert float((found.logprobs - expected.logprobs)[within].abs().max()) < EXACT
 
 
+RESTRICTED = Sampling(temperature=0.7, top_k=9, top_p=0.8)
+USUAL = [(50, sampling, (1, 9)) for sampling in (Sampling(), Sampling(temperature=0.0), RESTRICTED)]
+
+
 @pytest.mark.parametrize(
-    "sampling", [Sampling(), Sampling(temperature=0.0), Sampling(temperature=0.7, top_k=9, top_p=0.8)], ids=str
+    ("make", "tokens", "sampling", "ends"),
+    [
+        *((make, *case) for make in ("llama", "qwen2", "qwen3", "qwen3_moe", "mistral") for case in USUAL),
+        ("llama", 1, Sampling(), (1,)),
+        ("llama", 20, Sampling(), ()),
+    ],
 )
-@pytest.mark.parametrize("make", ["llama", "qwen2", "qwen3", "qwen3_moe", "mistral"])
-def test_steps_at_fixed_addresses_draw_what_the_plain_loop_draws(make, sampling):
+def test_steps_at_fixed_addresses_draw_what_the_plain_loop_draws(make, tokens, sampling, ends):
     model = decoder(toy_model(make, **({"sliding_window": 4} if make == "mistral" else {})))
     prompts = prompt_rows(samples=4)
-    expected = drawn(model, prompts, 50, sampling, (1, 9))
+    expected = drawn(model, prompts, tokens, sampling, ends)
     memory = FixedMemory(model, lambda: run_eagerly)
     for _ in range(2):
-        assert_same(drawn(model, prompts, 50, sampling, (1, 9), memory), expected)
+        assert_same(drawn(model, prompts, tokens, sampling, ends, memory), expected)
 
 
-def test_rows_leave_for_smaller_buckets_tokens_get_more_room_and_memory_is_laid_out_anew():
-    model, runs = decoder(toy_model("llama", max_position_embeddings=512)), []
-    memory = FixedMemory(model, lambda: runs.append(Watched()) or runs[-1])
+def test_rows_leave_for_smaller_buckets_tokens_get_more_room_and_memory_is_laid_out_again():
+    model = decoder(toy_model("llama", max_position_embeddings=512))
+    runs: list[list[Hashable]] = []
+
+    def watched() -> Run:
+        runs.append([])
+        return lambda key, step: (runs[-1].append(key), step())[1]
+
+    memory = FixedMemory(model, watched)
     prompts = prompt_rows(lengths=(100, 3, 60, 118, 7), samples=8)
     ends = tuple(range(1, 4))
     expected = drawn(model, prompts, 150, Sampling(), ends)
     assert_same(drawn(model, prompts, 150, Sampling(), ends, memory), expected)
-    kinds = list(dict.fromkeys(runs[-1].kinds))
+    kinds = list(dict.fromkeys(runs[-1]))
     assert kinds[0] == (48, 128) and len({kind[0] for kind in kinds}) > 3
     assert {kind[1] for kind in kinds} >= {128, 256}
     assert all(left[0] >= right[0] and left[1] <= right[1] for left, right in pairwise(kinds))
     # Flags come a look late, and a finished row stays for a look more at most.
-    assert len(runs[-1].kinds) <= int(expected.lengths.max()) + 2 * 16
+    assert len(runs[-1]) <= int(expected.lengths.max()) + 2 * 16
     before = [region.data_ptr() for region in memory._regions]
     few = prompts.slice(0, 8)
     assert_same(drawn(model, few, 150, Sampling(), ends, memory), drawn(model, few, 150, Sampling(), ends))
@@ -96,7 +99,7 @@ def test_a_step_does_nothing_on_the_host():
         seen.append({event.key for event in profile.key_averages()})
 
     memory = FixedMemory(model, lambda: run)
-    drawn(model, prompt_rows(), 3, Sampling(temperature=0.7, top_k=9, top_p=0.8), (1, 9), memory)
+    drawn(model, prompt_rows(), 3, RESTRICTED, (1, 9), memory)
     brought = {"aten::_local_scalar_dense", "aten::item", "aten::nonzero", "aten::is_nonzero", "aten::_unique2"}
     assert len(seen) == 2 and not brought & seen[1]
 
@@ -111,11 +114,3 @@ def test_buckets_are_at_most_half_as_large_again():
 def test_models_whose_steps_need_the_host_are_not_captured():
     assert can_be_captured(toy_model("qwen3"))
     assert not can_be_captured(toy_model("qwen3_moe"))
-
-
-def test_no_answer_of_one_token_or_without_ends_is_lost():
-    model = decoder(toy_model("llama"))
-    memory = FixedMemory(model, lambda: run_eagerly)
-    for tokens, ends in ((1, (1,)), (20, ())):
-        expected = drawn(model, prompt_rows(), tokens, Sampling(), ends)
-        assert_same(drawn(model, prompt_rows(), tokens, Sampling(), ends, memory), expected)

@@ -12,11 +12,8 @@ def prompts(*lengths: int) -> Batch:
     return Batch.of(rows={"uid": torch.arange(len(lengths)) + 40}, tokens={"prompt_ids": ids}).repeat(1)
 
 
-def test_prompts_that_fit_are_given_back():
+def test_a_prompt_and_response_past_the_limit_name_both_settings():
     assert checked_prompts(prompts(3, 5), max_response_tokens=5, limit_tokens=10).lengths.tolist() == [3, 5]
-
-
-def test_prompt_and_response_past_the_limit_name_both_settings():
     with pytest.raises(EngineError, match=r"prompt of 6 tokens and a response of 5 make 11.*limit is 10") as caught:
         checked_prompts(prompts(3, 6), max_response_tokens=5, limit_tokens=10)
     assert "data.max_prompt_tokens" in caught.value.remedy and "data.max_response_tokens" in caught.value.remedy

@@ -92,11 +92,3 @@ def test_the_ranks_of_a_replica_hold_the_model_together_and_what_is_divided_once
             is_kv = tensor > 2 and ("k_proj" in name or "v_proj" in name)
             whole = tensor if "norm" in name or ".gate." in name else 1
             assert repeats == (tensor // 2 if is_kv else whole), name
-
-
-def test_layers_follow_one_another_over_pipeline_stages():
-    mesh = ParallelMesh({"data": 1, "pipeline": 3, "tensor": 1})
-    layers = [{int(n.split(".")[2]) for n in rank_layouts(GEOMETRY, mesh, r) if "layers" in n} for r in range(3)]
-    assert layers == [{0, 1}, {2, 3}, {4}]
-    ends = [{name for name in rank_layouts(GEOMETRY, mesh, rank) if "layers" not in name} for rank in range(3)]
-    assert ends == [{"model.embed_tokens.weight"}, set(), {"model.norm.weight", "lm_head.weight"}]

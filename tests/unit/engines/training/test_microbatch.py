@@ -27,18 +27,10 @@ def test_sequences_stand_end_to_end_without_the_token_that_predicts_nothing(budg
     for micro in micros(batch, budget):
         kept = [row[:-1] for row in whole_rows(batch, micro.rows)]
         assert micro.input_ids.tolist() == [token for row in kept for token in row]
-        assert micro.position_ids.tolist() == [position for row in kept for position in range(len(row))]
-        assert micro.cu_seqlens.tolist() == [sum(len(row) for row in kept[:i]) for i in range(len(kept) + 1)]
-        assert micro.cu_seqlens.dtype is torch.int32
-        assert micro.max_seqlen == max(len(row) for row in kept)
-
-
-def test_every_row_is_in_one_micro_batch_and_real_tokens_alone_fill_the_budget():
-    batch = sequences((3, 1, 7, 4, 2), (5, 9, 1, 4, 2))
-    parts = micros(batch, 14)
-    assert sorted(row for micro in parts for row in micro.rows.tolist()) == list(range(5))
-    # 9 tokens that predict, then 7, 7, 7 and 3: padding to the longest would have made four micro-batches.
-    assert [len(micro.input_ids) for micro in parts] == [9, 14, 10]
+        assert micro.packing.position_ids.tolist() == [position for row in kept for position in range(len(row))]
+        assert micro.packing.cu_seqlens.tolist() == [sum(len(row) for row in kept[:i]) for i in range(len(kept) + 1)]
+        assert micro.packing.cu_seqlens.dtype is torch.int32
+        assert micro.packing.max_seqlen == max(len(row) for row in kept)
 
 
 def test_each_response_token_is_predicted_by_the_position_before_it():
@@ -47,7 +39,7 @@ def test_each_response_token_is_predicted_by_the_position_before_it():
         part = batch.select(micro.rows)
         prompts, responses = ([row.tolist() for row in part.tokens(n).rows()] for n in ("prompt_ids", "response_ids"))
         expected = [
-            int(micro.cu_seqlens[row]) + position
+            int(micro.packing.cu_seqlens[row]) + position
             for row, positions in enumerate(response_positions(prompts, responses))
             for position in positions
         ]
@@ -71,8 +63,8 @@ def test_a_dummy_sequence_fills_up_and_nothing_reads_it(multiple_of):
         assert len(micro.input_ids) - real < multiple_of
         assert torch.equal(micro.input_ids[:real], plain.input_ids)
         assert torch.equal(micro.predicts, plain.predicts)
-        assert torch.equal(micro.cu_seqlens[: len(plain.cu_seqlens)], plain.cu_seqlens)
-        assert int(micro.cu_seqlens[-1]) == len(micro.input_ids)
+        assert torch.equal(micro.packing.cu_seqlens[: len(plain.packing.cu_seqlens)], plain.packing.cu_seqlens)
+        assert int(micro.packing.cu_seqlens[-1]) == len(micro.input_ids)
 
 
 def test_micro_batches_that_do_not_count_follow_until_there_are_enough():
@@ -81,12 +73,6 @@ def test_micro_batches_that_do_not_count_follow_until_there_are_enough():
     assert [micro.counts for micro in parts] == [True] * len(real) + [False] * (6 - len(real))
     assert all(len(micro.input_ids) == 4 for micro in parts[len(real) :])
     assert micros(sequences(), 25, at_least=1, multiple_of=4)[-1].counts
-
-
-def test_a_batch_without_rows_can_keep_step():
-    empty = sequences().select(torch.empty(0, dtype=torch.int64))
-    assert micros(empty, 25) == []
-    assert [micro.counts for micro in micros(empty, 25, at_least=2)] == [False, False]
 
 
 def test_rows_whose_responses_are_empty_still_have_a_column():

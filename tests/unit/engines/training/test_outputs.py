@@ -6,7 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, Gemma2Config
 
 from hybridflow.engines.training.microbatch import make_microbatches
-from hybridflow.engines.training.outputs import LanguageOutputs
+from hybridflow.engines.training.outputs import LanguageOutputs, chunk_tokens_of, recomputed_in_chunks
 from hybridflow.models.packed_attention import use_packed_attention
 from tests.oracles import training as oracle
 from tests.toys import TEMPERATURE, VOCABULARY, sequences, toy_model
@@ -58,39 +58,28 @@ def test_logits_that_are_capped_are_the_models_own():
     torch.testing.assert_close(found["logprobs"], wanted, rtol=0, atol=1e-5)
 
 
-class Logits(TorchDispatchMode):
-    """The most rows of a table of the whole vocabulary that any operation returns; the head itself has 64."""
+class Watched(TorchDispatchMode):
+    """The most rows of a table of the whole vocabulary that any operation returns (the head has 64), and how many
+    exponentials of such tables are taken."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.rows = 0
+        self.rows = self.exponentials = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         if isinstance(result, torch.Tensor) and result.ndim == 2 and result.shape[1] == 1000 and result.shape[0] != 64:
             self.rows = max(self.rows, result.shape[0])
+            self.exponentials += "exp" in func.name()
         return result
 
 
 @pytest.mark.parametrize(("chunk_tokens", "rows"), [(4, 4), (None, 21)])
 def test_logits_are_held_for_one_chunk_alone(chunk_tokens, rows):
     (micro,) = make_microbatches(sequences(), budget_tokens=100, device=CPU)
-    with Logits() as logits:
+    with Watched() as watched:
         asked(toy_model("llama", vocab_size=1000), micro, chunk_tokens=chunk_tokens)
-    assert logits.rows == rows
-
-
-class Exponentials(TorchDispatchMode):
-    """How many tables of the whole vocabulary are taken the exponential of."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        self.count += "exp" in func.name() and result.ndim == 2 and result.shape[1] == 1000
-        return result
+    assert watched.rows == rows
 
 
 @pytest.mark.parametrize(("names", "forward"), [(("logprobs",), 0), (("logprobs", "entropy"), 1)])
@@ -98,9 +87,37 @@ def test_the_entropy_costs_nothing_where_it_is_not_named(names, forward):
     model = toy_model("llama", vocab_size=1000)
     use_packed_attention(model)
     (micro,) = make_microbatches(sequences(), budget_tokens=100, device=CPU)
-    with Exponentials() as exponentials:
+    with Watched() as watched:
         outputs = LanguageOutputs(model)(micro, names, TEMPERATURE)
         assert tuple(outputs) == names
-        assert exponentials.count == forward
+        assert watched.exponentials == forward
         outputs["logprobs"].sum().backward()
-    assert exponentials.count == forward + 1, "the probabilities alone, for the gradient"
+    assert watched.exponentials == forward + 1, "the probabilities alone, for the gradient"
+
+
+@pytest.mark.parametrize(
+    ("chunk_tokens", "with_gradient", "expected"),
+    [(8, True, [8]), (3, True, [3, 3, 2, 2, 3, 3]), (3, False, [3, 3, 2])],
+)
+def test_only_several_chunks_are_done_again_for_a_gradient(chunk_tokens, with_gradient, expected):
+    hidden, calls = torch.randn(8, 4, requires_grad=True), []
+
+    def function(hidden):
+        calls.append(len(hidden))
+        return (hidden.square().sum(1),)
+
+    with torch.set_grad_enabled(with_gradient):
+        (output,) = recomputed_in_chunks(function, hidden, chunk_tokens=chunk_tokens)
+    if with_gradient:
+        output.sum().backward()
+    assert calls == expected
+
+
+def test_no_tokens_are_one_empty_chunk():
+    (output,) = recomputed_in_chunks(lambda hidden: (hidden.sum(1),), torch.randn(0, 4), chunk_tokens=3)
+    assert len(output) == 0
+
+
+def test_a_chunk_has_at_least_one_token():
+    assert chunk_tokens_of(1 << 40, CPU) == 1
+    assert chunk_tokens_of(1 << 20, CPU) == 64

@@ -24,7 +24,7 @@ from tests.parity.divided import Case, copies, engine_of, global_batch, loss_of,
 from tests.spmd import preload, run_ranks
 from tests.toys import logprobs_of, stepped
 from tests.unit.engines.training.engines import is_freed_at_once, summed
-from tests.unit.engines.training.late_lane import late_lane, waits
+from tests.unit.engines.training.late_link import late_link, waits
 
 preload("hybridflow.engines.training.megatron.engine")
 
@@ -112,12 +112,6 @@ def test_each_rank_holds_its_boxes_of_the_saved_weights_and_no_more(
             assert held[name] == copied * weights[name].numel(), name
 
 
-def test_a_rank_may_hold_no_row_of_a_weight(toy_dir):
-    answers = run_ranks(shards_of, 2, case_of(toy_dir, "fsdp", kind="value"))
-    boxes = [{name: box for name, box, _ in pieces}["score.weight"] for pieces, _ in answers]
-    assert boxes == [((0, 1), (0, 64)), ((1, 1), (0, 64))]
-
-
 def idle_rank(rank: int, case: Case) -> tuple[list[float], float]:
     """One data-parallel rank has all rows, the other none."""
     engine, batch = engine_of(case, rank), global_batch(0, "language")
@@ -160,14 +154,14 @@ def test_a_gradient_that_is_not_finite_stops_every_rank_and_changes_nothing(toy_
 def move_between_steps(rank: int, case: Case, directory: Path) -> list[tuple[float, float]]:
     """Gradient norms of an engine whose memory stays, and of one whose memory moves (here from host to host)."""
     still, norms = engine_of(case, rank), []
-    engine_setup.lane_to = late_lane
+    engine_setup.host_link = late_link
     engine: Any = engine_of(case, rank)
     for step in range(3):
         batch = global_batch(step, "language")
         loss_fn = loss_of(batch, "language")
 
         def watched(outputs, columns, engine=engine, loss_fn=loss_fn) -> Loss:
-            assert all(waits(engine.shelf, state) for state in state_of(engine)), "the state is on the device"
+            assert all(waits(engine.pool, state) for state in state_of(engine)), "the state is on the device"
             return loss_fn(outputs, columns)
 
         loss_fn = LossFn(loss_fn.outputs, watched)
@@ -177,7 +171,7 @@ def move_between_steps(rank: int, case: Case, directory: Path) -> list[tuple[flo
         logprobs_of(engine, batch)
         old, (firsts, apart) = copies(engine), distances(memory_of(engine))
         engine.offload(*Part)
-        assert all(waits(engine.shelf, memory) for memory in memory_of(engine))
+        assert all(waits(engine.pool, memory) for memory in memory_of(engine))
         if step == 0:
             engine.save(directory)
             engine = engine_of(case, rank)
@@ -185,7 +179,7 @@ def move_between_steps(rank: int, case: Case, directory: Path) -> list[tuple[flo
             continue
         engine.onload(Part.parameters)
         assert all(torch.equal(a.tensor, b.tensor) for a, b in zip(copies(engine), old, strict=True))
-        assert not any(waits(engine.shelf, memory) for memory in memory_of(engine))
+        assert not any(waits(engine.pool, memory) for memory in memory_of(engine))
         assert distances(memory_of(engine), firsts)[1] == apart, "stacked matrices must lie one below the other"
     return norms
 

@@ -1,6 +1,5 @@
 """Who holds what in a mesh of shards, against the definition: rank = tensor + t * (sequence + s * data)."""
 
-import pytest
 import torch
 
 from hybridflow.engines.training.fsdp.mesh import REPLICA, SHARD, TENSOR, ShardMesh
@@ -33,24 +32,12 @@ def places(rank: int) -> list[tuple[tuple[int, ...], tuple[int, ...], tuple[int,
     return found
 
 
-@pytest.fixture(scope="module")
-def found() -> list:
-    return run_ranks(places, 4)
-
-
-def test_places_are_those_of_torch(found):
+def test_places_are_those_of_torch_and_each_piece_has_one_first_holder():
+    """A divided parameter has a piece per shard and tensor rank, another one per shard."""
+    found = run_ranks(places, 4)
     assert all(ours == of_torch for answers in found for ours, of_torch, _, _ in answers)
-
-
-def test_shards_are_exchanged_among_the_ranks_of_data_and_sequence(found):
-    for answers in found:
-        for (data, sequence, tensor, _), (_, _, sizes, _) in zip(LAYOUTS, answers, strict=True):
-            assert sizes == (data * sequence, tensor)
-
-
-def test_each_piece_has_one_first_holder(found):
-    """A divided parameter has a piece a shard and tensor rank, another one a shard."""
     for number, (data, sequence, tensor, replicas) in enumerate(LAYOUTS):
         shards = data * sequence // replicas
+        assert all(answers[number][2] == (data * sequence, tensor) for answers in found)
         firsts = [answers[number][3] for answers in found]
         assert [sum(divided for divided, _ in firsts), sum(whole for _, whole in firsts)] == [shards * tensor, shards]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hybridflow.engines.training.fsdp.sequence import PackingShare, _attend_together, _Joined
+from hybridflow.engines.training.fsdp.sequence import PackingShare, _attend_together
 from hybridflow.models.packed_attention import attend
 from hybridflow.models.packing import Packing
 from hybridflow.parallel.groups import Ranks
@@ -41,29 +41,3 @@ def largest_error(rank: int, heads: int, kv_heads: int) -> float:
 @pytest.mark.parametrize(("ranks", "heads", "kv_heads"), [(2, 4, 4), (2, 4, 2), (2, 4, 1), (4, 4, 2), (4, 8, 1)])
 def test_attention_together_is_attention_alone(ranks, heads, kv_heads):
     assert max(run_ranks(largest_error, ranks, heads, kv_heads)) < 1e-12
-
-
-def join(rank: int) -> tuple[list[float], list[float]]:
-    """Rank 0 has places 0 and 3 of 5, rank 1 the rest but 4: what all get, and the gradient of a rank's own."""
-    group = Ranks(rank, ParallelMesh({"sequence": 2})).group("sequence")
-    places = torch.tensor([[0, 3], [1, 2]][rank])
-    own = (places + 10.0).requires_grad_()
-    joined = _Joined.apply(own, places, 5, group)
-    (joined * torch.arange(5.0)).sum().backward()
-    assert own.grad is not None
-    return joined.tolist(), own.grad.tolist()
-
-
-def test_joined_values_are_everyones_and_gradients_a_ranks_own():
-    values = [10.0, 11.0, 12.0, 13.0, 0.0]
-    assert run_ranks(join, 2) == [(values, [0.0, 3.0]), (values, [1.0, 2.0])]
-
-
-def positions(rank: int) -> list[int]:
-    group = Ranks(rank, ParallelMesh({"sequence": 2})).group("sequence")
-    assert group is not None
-    return PackingShare(PACKING.lengths, PACKING.device, PACKING, group).position_ids.tolist()
-
-
-def test_positions_of_a_share_are_those_of_its_tokens():
-    assert run_ranks(positions, 2) == [[0, 1, 2, 3, 4, 0, 0, 1], [2, 3, 4, 5, 6, 0, 1, 2]]

@@ -58,7 +58,7 @@ def test_parameters_become_views_of_one_allocation_where_large_ones_have_pages_o
         lambda matrix: matrix,
     ],
 )
-def test_exactly_the_pages_without_a_kept_byte_are_given_back(cut, dtype):
+def test_exactly_the_pages_without_a_kept_byte_are_freed(cut, dtype):
     """Against a list of every kept byte. Rows of three and a half pages, so that columns leave pages between them."""
     made = parameters((12, FLOATS * 7 // 2), (40,), dtype=dtype)
     buffer = WeightBuffer(made)
@@ -75,7 +75,7 @@ def test_exactly_the_pages_without_a_kept_byte_are_given_back(cut, dtype):
     assert (released.left_bytes == 0) == (kept.numel() in (0, made[0].numel()))
 
 
-def test_pages_leave_the_process_and_come_back_when_they_are_written():
+def test_pages_leave_the_process_and_return_when_they_are_written():
     made = parameters((64, MB // 4), (64, MB // 4))
     buffer = WeightBuffer(made)
     full = resident_bytes()
@@ -96,7 +96,7 @@ def test_weights_that_are_not_copied_in_take_no_memory_until_they_are_written():
     assert resident_bytes() - before > 60 * MB
 
 
-def test_weights_that_cannot_be_given_back_are_told_once(caplog):
+def test_weights_that_cannot_be_freed_are_reported_once(caplog):
     """Every column block of a row-parallel matrix whose rows are shorter than a page keeps all its pages."""
     made = parameters((MB // 64, 512))
     buffer = WeightBuffer(made)

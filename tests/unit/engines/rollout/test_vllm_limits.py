@@ -24,7 +24,7 @@ from hybridflow.models.names.vllm import stage_layers
         ({"d_model": 64}, "cpu", "head_dim"),
     ],
 )
-def test_models_that_vllm_cannot_run_are_told_apart_by_their_heads(config, device, word):
+def test_models_that_vllm_cannot_run_are_recognized_by_their_heads(config, device, word):
     reason = unsupported_reason(config, device)
     assert reason is None if word is None else word in str(reason)
 

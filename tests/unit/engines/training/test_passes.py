@@ -72,7 +72,7 @@ def test_a_rank_without_rows_answers_with_none_and_gives_zero_gradients(toy_dir)
     assert not any(grad.any() for grad in grads.values())
 
 
-def test_a_model_that_needs_padding_is_told_of(caplog):
+def test_a_model_that_needs_padding_is_reported(caplog):
     config = FalconConfig(vocab_size=64, hidden_size=64, num_hidden_layers=1, num_attention_heads=4)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     setup = EngineSetup(LANGUAGE, Model(path="a-falcon"), Training(), 1, CPU, Ranks.alone())
@@ -81,7 +81,7 @@ def test_a_model_that_needs_padding_is_told_of(caplog):
     assert "model=a-falcon" in caplog.text and "does not support packed sequences" in caplog.text
 
 
-def test_rotations_that_depend_on_the_longest_sequence_are_told_of(toy_dir, caplog):
+def test_rotations_that_depend_on_the_longest_sequence_are_reported(toy_dir, caplog):
     scaled = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
     model, batch = asked(toy_dir("llama", rope_parameters=scaled, max_position_embeddings=8)), sequences()
     assert "rope_type=dynamic" in caplog.text
@@ -90,8 +90,8 @@ def test_rotations_that_depend_on_the_longest_sequence_are_told_of(toy_dir, capl
     assert float(gaps.max()) > 1e-3, "if this no longer is so, the warning is not needed"
 
 
-def test_engines_are_told_which_backward_pass_is_the_last(toy_dir):
-    outputs_of = []
+def test_engines_know_which_backward_pass_is_the_last(toy_dir):
+    is_last = []
     batch = sequences()
-    gradients(asked(toy_dir()), batch, micros(batch, at_least=4), before_backward=outputs_of.append)
-    assert outputs_of == [False, False, False, True]
+    gradients(asked(toy_dir()), batch, micros(batch, at_least=4), before_backward=is_last.append)
+    assert is_last == [False, False, False, True]

@@ -1,4 +1,4 @@
-"""What each engine is and can do: all that the rest of the package knows about it, without importing it."""
+"""The properties of each engine, as known to the rest of the package without importing the engine."""
 
 import importlib
 import os
@@ -16,7 +16,7 @@ from hybridflow.optional import check_installed
 
 @dataclass(frozen=True, kw_only=True)
 class EngineTraits:
-    """What training and rollout engines declare."""
+    """The properties that training and rollout engines share."""
 
     axes: tuple[str, ...] = ()
     """The sizes of its `parallelism` section along which it divides a model."""
@@ -39,7 +39,7 @@ class EngineTraits:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingTraits(EngineTraits):
-    """What a training engine declares."""
+    """The properties of a training engine."""
 
     class_path: str
     """Its class, which implements `TrainEngine` and takes an `EngineSetup`; imported when the engine is chosen."""
@@ -55,7 +55,7 @@ class TrainingTraits(EngineTraits):
     """Environment variables of its processes, set before CUDA starts unless the user has set them."""
 
     def copies(self, mesh: Mapping[str, int], replicas: int) -> int:
-        """The number of whole copies of the model on the ranks of a training mesh, each on consecutive ranks."""
+        """The number of full copies of the model in a training mesh, each on consecutive ranks."""
         return replicas if self.shards_over_data else mesh["data"]
 
     def load_class(self) -> object:
@@ -72,7 +72,7 @@ class TrainingTraits(EngineTraits):
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutTraits(EngineTraits):
-    """What a rollout engine declares."""
+    """The properties of a rollout engine."""
 
     sequences_on_gpus: int = DEFAULT_SEQUENCES
     """The default of `rollout.max_sequences` on a GPU."""

@@ -21,7 +21,7 @@ _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 @dataclass(frozen=True)
 class Released:
-    """What `sleep` freed and what it did not, in bytes of addresses (pages never written count as freed)."""
+    """The memory that `sleep` freed and kept, in bytes of addresses (pages never written count as freed)."""
 
     weight_bytes: int
     """Weights that no other engine uses."""

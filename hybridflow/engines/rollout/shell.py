@@ -1,4 +1,4 @@
-"""What all rollout engines share: the states of `RolloutEngine`, checks of prompts, and the columns of `generate`."""
+"""Shared by all rollout engines: the states of `RolloutEngine`, checks of prompts, and the columns of `generate`."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping

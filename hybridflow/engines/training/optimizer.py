@@ -64,7 +64,7 @@ class MasterAdamW(torch.optim.AdamW):
             self._streamed.settle(self)
 
     def stepped_tensors(self, trained: Iterable[tuple[Tensor, ShardsOf]]) -> Iterator[SteppedTensor]:
-        """What it steps for the trained weights, each given with the shards in it."""
+        """The tensors that it steps for the trained weights, each given with the shards in it."""
         copies = {weight: copy for copy, weight in self.weight_of.items()}
         return (SteppedTensor(weight, copies.get(weight, weight), self, shards_of) for weight, shards_of in trained)
 

@@ -1,4 +1,4 @@
-"""The kinds of models that engines train (language models and value models), and what engines are made from."""
+"""The kinds of models that engines train (language models and value models), and the setup of an engine."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -68,7 +68,7 @@ VALUE = ModelKind(
 
 @dataclass(frozen=True)
 class EngineSetup:
-    """The arguments of every training engine."""
+    """The inputs from which every engine is built."""
 
     kind: ModelKind
     model: Model

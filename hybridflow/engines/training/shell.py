@@ -1,4 +1,4 @@
-"""What all training engines share: an optimizer created on first use, its steps, offloading and checkpoints."""
+"""Shared by all training engines: an optimizer created on first use, its steps, offloading and checkpoints."""
 
 # pyright: reportPrivateImportUsage=false
 

@@ -20,7 +20,7 @@ COMPACT_BELOW = 0.75
 
 @dataclass(frozen=True)
 class Decoded:
-    """What was drawn: `tokens` and `logprobs` [B, R], of which the first `lengths` [B] of each row count."""
+    """Sampled `tokens` and their `logprobs` [B, R]; only the first `lengths` [B] of each row are valid."""
 
     tokens: Int64[Tensor, "B R"]
     logprobs: Float[Tensor, "B R"]

@@ -30,7 +30,7 @@ class Shape(NamedTuple):
 
 
 class Prompts(NamedTuple):
-    """What a model has computed for the prompts: the logits after them, and the keys and values in `cache`."""
+    """A model's state after the prompts: the logits of the next token, and the keys and values in `cache`."""
 
     logits: Float[Tensor, "B V"]
     cache: Cache
@@ -38,7 +38,7 @@ class Prompts(NamedTuple):
     """[B, P], 0 on padding; None if there is no padding."""
 
     positions: Int64[Tensor, "B 1"]
-    """The position of the last token."""
+    """The position of each prompt's last token."""
 
     @property
     def memories(self) -> list[Tensor]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from hybridflow.config.derived import engine_on
 from hybridflow.config.rollout import DEFAULT_SEQUENCES, DEFAULT_SEQUENCES_ON_GPUS, RolloutKind
 from hybridflow.config.training import TrainingEngine
-from hybridflow.engines.rollout.vllm.limits import check_limits
+from hybridflow.engines.vllm_limits import check_limits
 from hybridflow.models.names.layouts import WeightDivision
 from hybridflow.optional import check_installed
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from hybridflow.engines.rollout.vllm.environment import import_vllm
-from hybridflow.engines.rollout.vllm.limits import CPU_HEAD_SIZES, check_limits, unsupported_reason
+from hybridflow.engines.vllm_limits import CPU_HEAD_SIZES, check_limits, unsupported_reason
 from hybridflow.errors import ConfigError
 from hybridflow.models.names.vllm import stage_layers
 

@@ -11,7 +11,6 @@ from tests.architecture.source import ROOT, SourceFile, parsed, public_definitio
 
 USERS = ("hybridflow/", "benchmarks/", "recipes/", "docs/")
 CALLED_BY_LIBRARIES = {
-    "get_seq_length",  # transformers, on caches
     "num_keys",  # torch.distributed, on stores
     "process_weights_after_loading",  # vLLM, on layers
     "render",  # rich, on consoles

@@ -75,25 +75,16 @@ def test_a_token_that_would_straddle_the_cut_is_avoided(tmp_path):
     ],
 )
 def test_a_row_without_anything_to_learn_is_named(tmp_path, chat_tokenizer, row):
-    with pytest.raises(DataError, match=r"Row 1 of '.*a.jsonl' does not end with a completion") as caught:
+    with pytest.raises(DataError, match=r"Row 1 of '.*a.jsonl' does not end with a completion"):
         loaded(tmp_path / "a.jsonl", chat_tokenizer, [row])
-    assert caught.value.remedy
 
 
 def test_keys_name_the_columns_that_are_not_known(tmp_path, tokenizer):
     rows = [{"body": "x", "reply": "y"}]
-    with pytest.raises(DataError, match="it has: body, reply") as caught:
+    with pytest.raises(DataError, match=r"it has: body, reply.*data\.prompt_key"):
         loaded(tmp_path / "a.jsonl", tokenizer, rows)
-    assert "data.prompt_key" in caught.value.remedy
     batch = loaded(tmp_path / "a.jsonl", tokenizer, rows, prompt_key="body", answer_key="reply")
     assert parts(batch, tokenizer) == [("x", "y<eos>")]
-
-
-def test_long_completions_are_counted_and_refused(tmp_path, tokenizer):
-    rows = [{"prompt": "a", "completion": "b" * n} for n in (2, 9)]
-    with pytest.raises(DataError, match=r"1 of 2 completions are longer than data.max_response_tokens=5") as caught:
-        loaded(tmp_path / "a.jsonl", tokenizer, rows, max_response_tokens=5)
-    assert "data.max_response_tokens=10" in caught.value.remedy
 
 
 def test_rows_over_either_limit_are_left_out_if_asked(tmp_path, tokenizer):
@@ -104,9 +95,8 @@ def test_rows_over_either_limit_are_left_out_if_asked(tmp_path, tokenizer):
 
 def test_a_tokenizer_that_cannot_end_is_an_error(tmp_path):
     endless = PreTrainedTokenizerFast(tokenizer_object=_pairs(), unk_token="<unk>")
-    with pytest.raises(DataError, match="no end-of-sequence") as caught:
+    with pytest.raises(DataError, match=r"no end-of-sequence.*model\.tokenizer_path"):
         loaded(tmp_path / "a.jsonl", endless, [{"prompt": "a", "completion": "b"}])
-    assert "model.tokenizer_path" in caught.value.remedy
 
 
 def _pairs():

@@ -106,6 +106,5 @@ def test_what_a_dataset_does_not_have_is_answered_with_what_it_has(sums, options
 
 
 def test_a_folder_of_files_offers_to_be_read_as_a_dataset(sums):
-    with pytest.raises(DataError, match="is a directory") as caught:
+    with pytest.raises(DataError, match=r"is a directory.*'somebody/sums\?split=train'"):
         read_table("somebody/sums")
-    assert "'somebody/sums?split=train'" in caught.value.remedy

@@ -43,9 +43,8 @@ def test_labeled_responses_and_both_responses_of_pairs(tmp_path, tokenizer, rows
     ],
 )
 def test_a_faulty_row_is_named(tmp_path, tokenizer, row, message, remedy):
-    with pytest.raises(DataError, match=message) as caught:
+    with pytest.raises(DataError, match=f"{message}.*{remedy}"):
         loaded(tmp_path / "a.jsonl", tokenizer, [ROW, ROW | row])
-    assert remedy in caught.value.remedy
 
 
 @pytest.mark.parametrize(
@@ -67,15 +66,13 @@ def test_blank_completions_are_left_out_with_their_labels_and_counted(tmp_path, 
     assert batch.row("is_chosen").tolist() == [False, True]
     assert batch.object("prompt") == batch.object("topic") == ["b", "e"]
     assert "leaves out 3 of 5 rows: blank completions (rows 1, 3, 4)" in caplog.text
-    with pytest.raises(DataError, match=r"no usable rows: blank completions \(2\)") as caught:
+    with pytest.raises(DataError, match=r"no usable rows: blank completions \(2\).*with text to learn"):
         loaded(tmp_path / "b.jsonl", chat_tokenizer, [rows[0], rows[2]])
-    assert "with text to learn" in caught.value.remedy
 
 
 def test_a_file_without_labels_is_an_error(tmp_path, tokenizer):
-    with pytest.raises(DataError, match="no labeled responses") as caught:
+    with pytest.raises(DataError, match="no labeled responses.*prompt, completion and label"):
         loaded(tmp_path / "a.jsonl", tokenizer, [{"prompt": "a", "completion": "b"}])
-    assert "prompt, completion and label" in caught.value.remedy
 
 
 def test_one_label_in_every_row_is_logged(tmp_path, tokenizer, caplog):

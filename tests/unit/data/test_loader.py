@@ -28,18 +28,6 @@ SIZES = st.integers(1, 12).flatmap(lambda rows: st.tuples(st.just(rows), st.inte
 
 
 @settings(max_examples=60, deadline=None)
-@given(sizes=SIZES, before=st.integers(0, 9), after=st.integers(1, 9), seed=st.integers(0, 5), shuffle=st.booleans())
-def test_resuming_anywhere_equals_never_having_stopped(sizes, before, after, seed, shuffle):
-    whole = loader(*sizes, seed=seed, shuffle=shuffle)
-    drawn(whole, before)
-    state = whole.state()
-    resumed = loader(*sizes, seed=seed, shuffle=shuffle)
-    resumed.restore(state)
-    assert drawn(resumed, after) == drawn(whole, after)
-    assert resumed.state() == whole.state()
-
-
-@settings(max_examples=60, deadline=None)
 @given(sizes=SIZES, batches=st.integers(1, 20), seed=st.integers(0, 5), shuffle=st.booleans())
 def test_each_epoch_holds_each_row_once_and_uids_are_the_positions(sizes, batches, seed, shuffle):
     rows, batch_size = sizes
@@ -80,9 +68,8 @@ def test_a_stream_of_more_rows_goes_on_where_the_position_is_in_their_order():
 
 @pytest.mark.parametrize("batch_size", [0, 6])
 def test_a_batch_larger_than_the_data_is_an_error(batch_size):
-    with pytest.raises(DataError, match=rf"data.batch_size={batch_size}, but the data has 5 rows") as caught:
+    with pytest.raises(DataError, match=rf"data.batch_size={batch_size}, but the data has 5 rows.*between 1 and 5"):
         loader(5, batch_size)
-    assert "between 1 and 5" in caught.value.remedy
 
 
 @pytest.mark.parametrize(("limit", "sizes"), [(None, [4, 4, 1]), (6, [4, 2]), (100, [4, 4, 1]), (3, [3])])

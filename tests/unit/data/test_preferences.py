@@ -70,9 +70,8 @@ def test_the_other_columns_of_a_pair_are_kept(tmp_path, tokenizer):
 )
 def test_a_faulty_pair_is_named_with_its_row(tmp_path, chat_tokenizer, row, message, remedy):
     fine = {"chosen": "x 1", "rejected": "x 2"} | ({"prompt": "p"} if "prompt" in row else {})
-    with pytest.raises(DataError, match=message) as caught:
+    with pytest.raises(DataError, match=f"^Row 2 of '.*{message}.*{remedy}"):
         loaded(tmp_path / "pairs.jsonl", chat_tokenizer, [fine, row])
-    assert "Row 2 of '" in caught.value.message and remedy in caught.value.remedy
 
 
 @pytest.mark.parametrize(
@@ -91,9 +90,8 @@ def test_a_faulty_pair_is_named_with_its_row(tmp_path, chat_tokenizer, row, mess
     ],
 )
 def test_faulty_columns_are_named(tmp_path, tokenizer, row, message, remedy):
-    with pytest.raises(DataError, match=message) as caught:
+    with pytest.raises(DataError, match=f"{message}.*{remedy}"):
         loaded(tmp_path / "a.jsonl", tokenizer, [row])
-    assert remedy in caught.value.remedy
 
 
 def test_ties_and_blank_pairs_are_left_out_and_counted(tmp_path, tokenizer, caplog):
@@ -104,9 +102,8 @@ def test_ties_and_blank_pairs_are_left_out_and_counted(tmp_path, tokenizer, capl
     assert "leaves out 1 of 4 pairs: a response is blank (rows 2)" in caplog.text
     assert "pairs=1 are duplicates" in caplog.text
     reasons = r"both responses are the same \(1\), a response is blank \(1\)"
-    with pytest.raises(DataError, match=f"no usable pairs: {reasons}") as caught:
+    with pytest.raises(DataError, match=f"no usable pairs: {reasons}"):
         loaded(tmp_path / "b.jsonl", tokenizer, rows[:2])
-    assert caught.value.remedy
 
 
 @pytest.mark.parametrize("load", [load_preferences, load_labeled])
@@ -120,9 +117,8 @@ def test_a_long_row_is_named_by_its_number_in_the_file(tmp_path, tokenizer, load
     name = "completion" if labeled else "chosen"
     rows[3][name], rows[6][name] = " ", "b" * 9
     settings = {"filters": [f"{tmp_path}/f.py:fit"], "max_response_tokens": 5}
-    with pytest.raises(DataError, match=r"the longest, row 7 of '.*long.jsonl', has 10") as caught:
+    with pytest.raises(DataError, match=r"the longest, row 7 of '.*long.jsonl', has 10.*data\.max_response_tokens=10"):
         loaded(tmp_path / "long.jsonl", tokenizer, rows, load=load, **settings)
-    assert "data.max_response_tokens=10" in caught.value.remedy
     assert len(loaded(tmp_path / "long.jsonl", tokenizer, rows, load=load, drop_long_prompts=True, **settings)) > 0
 
 

@@ -71,12 +71,10 @@ def test_keys_override_the_layout(caplog):
 
 @pytest.mark.parametrize("keys", [{"prompt_key": "qestion"}, {"answer_key": "qestion"}])
 def test_an_unknown_key_is_answered_with_the_nearest_column(keys):
-    with pytest.raises(DataError, match=rf"data.{next(iter(keys))}=qestion: 'data.jsonl' has no such column") as caught:
+    with pytest.raises(DataError, match=rf"data.{next(iter(keys))}=qestion: 'data.jsonl' has no .* mean 'question'\?"):
         recognize_prompts(table(question=["q"], level=[1]), **keys)
-    assert "Did you mean 'question'?" in caught.value.remedy
-    with pytest.raises(DataError, match="columns are: Body, Equation") as caught:
+    with pytest.raises(DataError, match=r"columns are: Body, Equation.*data\.prompt_key="):
         recognize_prompts(table(Body=["b"], Equation=["e"]))
-    assert "data.prompt_key=" in caught.value.remedy
 
 
 def test_files_follow_each_other_and_missing_columns_are_none(tmp_path, tokenizer):
@@ -92,24 +90,19 @@ def test_files_follow_each_other_and_missing_columns_are_none(tmp_path, tokenize
 
 
 def test_no_files_are_an_error(tokenizer):
-    with pytest.raises(DataError, match="No data files") as caught:
+    with pytest.raises(DataError, match=r"No data files.*data\.train_files"):
         load_prompts([], Data(), tokenizer)
-    assert "data.train_files" in caught.value.remedy
 
 
-def test_long_prompts_are_counted_and_refused(tmp_path, tokenizer):
-    path = written(tmp_path / "a.jsonl", [{"prompt": "x" * n} for n in (3, 9, 4, 12)])
-    with pytest.raises(DataError) as caught:
-        load_prompts([path], Data(max_prompt_tokens=8), tokenizer)
-    assert caught.value.message == (
-        f"2 of 4 prompts are longer than data.max_prompt_tokens=8 tokens (the longest, row 4 of '{path}', has 12)."
-    )
-    assert caught.value.remedy.startswith("Set data.max_prompt_tokens=12 if the model reads that many, or data.drop")
-
-
-def test_long_prompts_are_left_out_if_asked_and_the_warning_counts_them(tmp_path, tokenizer, caplog):
+def test_long_prompts_are_counted_and_refused_or_left_out_if_asked(tmp_path, tokenizer, caplog):
     rows = [{"prompt": "x" * n, "answer": n, "level": -n} for n in (3, 9, 4, 12)]
     path = written(tmp_path / "a.jsonl", rows)
+    with pytest.raises(DataError) as caught:
+        load_prompts([path], Data(max_prompt_tokens=8), tokenizer)
+    assert str(caught.value).startswith(
+        f"2 of 4 prompts are longer than data.max_prompt_tokens=8 tokens (the longest, row 4 of '{path}', has 12). Set"
+        " data.max_prompt_tokens=12 if the model reads that many, or data.drop"
+    )
     batch = load_prompts([path], Data(max_prompt_tokens=8, drop_long_prompts=True), tokenizer)
     assert (batch.object("answer"), batch.object("level")) == ([3, 4], [-3, -4])
     assert batch.tokens("prompt_ids").lengths.tolist() == [3, 4]
@@ -120,16 +113,16 @@ def test_long_prompts_are_left_out_if_asked_and_the_warning_counts_them(tmp_path
 @pytest.mark.parametrize("short", [0, 4])
 def test_next_to_nothing_left_after_dropping_is_an_error(tmp_path, tokenizer, short):
     path = written(tmp_path / "a.jsonl", [{"prompt": "x"}] * short + [{"prompt": "xxx"}] * 96)
-    with pytest.raises(DataError, match=rf"^{short} of {96 + short} rows are left \({short} %\)") as caught:
+    with pytest.raises(
+        DataError, match=rf"^{short} of {96 + short} rows are left \({short} %\).*Raise data\.max_prompt"
+    ):
         load_prompts([path], Data(max_prompt_tokens=2, drop_long_prompts=True), tokenizer)
-    assert "Raise data.max_prompt_tokens" in caught.value.remedy
 
 
 def test_rows_without_an_answer_are_an_error_if_the_reward_needs_one(tmp_path, tokenizer):
     path = written(tmp_path / "a.jsonl", [{"prompt": "x", "answer": "1"}, {"prompt": "y"}, {"prompt": "z"}])
-    with pytest.raises(DataError, match=r"2 of 3 rows have no answer.*\[gsm8k\].* the first is row 2 of") as caught:
+    with pytest.raises(DataError, match=r"2 of 3 rows have no answer.*\[gsm8k\].* is row 2 of.*data\.answer_key"):
         load_prompts([path], Data(), tokenizer, answer_functions=["gsm8k"])
-    assert "data.answer_key" in caught.value.remedy
     assert len(load_prompts([path], Data(), tokenizer)) == 3
 
 
@@ -139,9 +132,8 @@ def test_rows_without_an_answer_are_an_error_if_the_reward_needs_one(tmp_path, t
 def test_a_row_that_code_tests_cannot_judge_is_found_before_training(tmp_path, tokenizer, tests, said):
     rows = [{"prompt": "p", "tests": each} for each in (["assert f(1) == 2"], None, tests)]
     path = written(tmp_path / "problems.jsonl", rows)
-    with pytest.raises(DataError, match=rf"row 3 of '.*problems.jsonl': .*{said}") as caught:
+    with pytest.raises(DataError, match=rf"row 3 of '.*problems.jsonl': .*{said}.*a list of assert statements"):
         load_prompts([path], Data(), tokenizer, row_checks=row_checks(["gsm8k", "code_tests", "own.py:f"]))
-    assert "a list of assert statements" in caught.value.remedy
     assert len(load_prompts([path], Data(), tokenizer, row_checks=row_checks(["gsm8k"]))) == 3
 
 

@@ -20,9 +20,8 @@ def test_settings_follow_the_task(name, settings):
 
 
 def test_settings_that_cannot_be_read_are_an_error():
-    with pytest.raises(DataError, match="cannot be read") as caught:
+    with pytest.raises(DataError, match=r"cannot be read.*reasoning_gym:leg_counting\?size=500&seed=1"):
         parsed("reasoning_gym:leg_counting?size")
-    assert "reasoning_gym:leg_counting?size=500&seed=1" in caught.value.remedy
 
 
 @pytest.mark.reasoning_gym
@@ -43,12 +42,11 @@ def test_a_task_gives_rows_with_what_its_scorer_needs(tokenizer):
 @pytest.mark.parametrize(
     ("name", "found", "remedy"),
     [
-        ("leg_counting2", "no task 'leg_counting2'", "Did you mean 'leg_counting'?"),
-        ("leg_counting?sise=3", "no setting 'sise'", "Did you mean 'size'?"),
+        ("leg_counting2", "no task 'leg_counting2'", "Did you mean 'leg_counting'"),
+        ("leg_counting?sise=3", "no setting 'sise'", "Did you mean 'size'"),
         ("leg_counting?min_animals=0", "refuses these settings", "min_animals"),
     ],
 )
 def test_what_the_package_does_not_have_is_told(name, found, remedy):
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=f"{found}.*{remedy}"):
         read_table(f"reasoning_gym:{name}")
-    assert found in caught.value.message and remedy in caught.value.remedy

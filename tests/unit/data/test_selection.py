@@ -8,7 +8,7 @@ from hybridflow.data.labeled_responses import load_labeled
 from hybridflow.data.preferences import load_preferences
 from hybridflow.data.selection import read_rows, unselected
 from hybridflow.errors import ConfigError, DataError
-from tests.unit.data.conftest import written
+from tests.unit.data.conftest import texts, written
 
 FILTERS = """
 import os
@@ -117,38 +117,24 @@ def test_a_filter_that_is_none_is_an_error_that_suggests_a_function(folder, name
 def test_a_difficulty_must_be_a_finite_number(tmp_path, value):
     rows = [{"prompt": "a", "level": 1}, {"prompt": "b", "level": value}]
     written(tmp_path / "a.jsonl", rows)
-    with pytest.raises(DataError, match=r"level: row 2 of '.*a.jsonl' has .*, which is not a finite") as caught:
+    with pytest.raises(DataError, match=r"level: row 2 of '.*a.jsonl' has .*, which is not a finite.*data\.filters"):
         read_rows(str(tmp_path / "a.jsonl"), Data(difficulty_key="level"))
-    assert "data.filters" in caught.value.remedy
-    with pytest.raises(DataError, match="data.difficulty_key=levl") as caught:
+    with pytest.raises(DataError, match=r"data.difficulty_key=levl.*Did you mean 'level'\?"):
         read_rows(str(tmp_path / "a.jsonl"), Data(difficulty_key="levl"))
-    assert "Did you mean 'level'?" in caught.value.remedy
 
 
 @pytest.mark.parametrize("load", LOADERS)
-def test_difficulties_reach_the_batch_even_out_of_objects(tmp_path, tokenizer, load):
-    row = {"prompt": "a", "completion": "b", "chosen": "b", "rejected": "c", "label": True}
-    rows = [{**row, "about": {"steps": n}} for n in (3, 1)]
-    written(tmp_path / "a.jsonl", rows)
-    batch = load([str(tmp_path / "a.jsonl")], Data(difficulty_key="about.steps"), tokenizer)
-    assert batch.object("about.steps") == [3, 1]
-
-
-@pytest.mark.parametrize("load", LOADERS)
-def test_every_kind_of_data_is_filtered_and_shown_as_conversations(tmp_path, folder, chat_tokenizer, load):
-    row = {"prompt": "ab", "completion": "b", "chosen": "b", "rejected": "c", "label": True}
-    rows = [row, {**row, "prompt": "abcdef"}]
-    written(tmp_path / "a.jsonl", rows)
-    config = Data(filters=[f"{folder}/f.py:short"], as_chat=True)
-    batch = load([str(tmp_path / "a.jsonl")], config, chat_tokenizer)
-    assert batch.object("prompt") == [[{"role": "user", "content": "ab"}]]
-    found = chat_tokenizer.convert_ids_to_tokens(batch.tokens("prompt_ids").row(0).tolist())
-    assert "".join(found) == "[user:ab]<eos>[assistant:"
+def test_every_kind_of_data_is_filtered_has_difficulties_and_is_shown_as_conversations(folder, chat_tokenizer, load):
+    row = {"prompt": "ab", "completion": "b", "chosen": "b", "rejected": "c", "label": True, "about": {"steps": 3}}
+    path = written(folder / "a.jsonl", [row, {**row, "prompt": "abcdef"}])
+    config = Data(filters=[f"{folder}/f.py:short"], as_chat=True, difficulty_key="about.steps")
+    batch = load([path], config, chat_tokenizer)
+    assert batch.object("prompt") == [[{"role": "user", "content": "ab"}]] and batch.object("about.steps") == [3]
+    assert texts(chat_tokenizer, batch.tokens("prompt_ids").rows()) == ["[user:ab]<eos>[assistant:"]
 
 
 def test_one_uid_for_two_rows_is_an_error(tmp_path):
     rows = [{"prompt": "a", "uid": 4}, {"prompt": "b", "uid": 5}, {"prompt": "a", "uid": 4}]
     written(tmp_path / "a.jsonl", rows)
-    with pytest.raises(DataError, match=r"Rows 1 and 3 of '.*a.jsonl' have the same uid, 4") as caught:
+    with pytest.raises(DataError, match=r"Rows 1 and 3 of '.*a.jsonl' have the same uid, 4.*Remove the duplicates"):
         read_rows(str(tmp_path / "a.jsonl"), Data())
-    assert "Remove the duplicates" in caught.value.remedy

@@ -49,9 +49,8 @@ def test_a_list_of_texts_is_the_column_text(tmp_path):
 def test_a_dataset_of_several_splits_asks_for_one(tmp_path):
     datasets = pytest.importorskip("datasets")
     datasets.DatasetDict({"train": datasets.Dataset.from_dict(COLUMNS)}).save_to_disk(tmp_path / "splits")
-    with pytest.raises(DataError, match="several splits") as caught:
+    with pytest.raises(DataError, match=r"several splits.*splits/train\."):
         read_table(str(tmp_path / "splits"))
-    assert caught.value.remedy.endswith("splits/train.")
     assert read_table(str(tmp_path / "splits" / "train")).columns == COLUMNS
 
 
@@ -75,15 +74,14 @@ def test_a_dataset_of_several_splits_asks_for_one(tmp_path):
 )
 def test_files_that_cannot_be_read_are_errors(tmp_path, name, content, found):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError, match=found) as caught:
+    with pytest.raises(DataError, match=found):
         read_table(str(tmp_path / name))
-    assert caught.value.remedy
 
 
 @pytest.mark.parametrize(
     ("name", "found", "remedy"),
     [
-        ("trian.jsonl", "No such file or directory: 'trian.jsonl'", "Did you mean 'train.jsonl'?"),
+        ("trian.jsonl", "No such file or directory: 'trian.jsonl'", "Did you mean 'train.jsonl'"),
         ("nowhere/train.jsonl", "No such file", "{}"),
         (".", "is a directory", "train.jsonl"),
         ("builtin:calculator/training", "calculator/training", "builtin:calculator/train"),
@@ -92,9 +90,8 @@ def test_files_that_cannot_be_read_are_errors(tmp_path, name, content, found):
 def test_a_missing_file_says_what_there_is(tmp_path, monkeypatch, name, found, remedy):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.jsonl").write_text(lines(ROWS))
-    with pytest.raises(HybridflowError, match=found) as caught:
+    with pytest.raises(HybridflowError, match=f"{found}.*{remedy.format(tmp_path)}"):
         read_table(name)
-    assert remedy.format(tmp_path) in caught.value.remedy
 
 
 def test_builtin_names_are_read_from_the_package(monkeypatch, tmp_path):

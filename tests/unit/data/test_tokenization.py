@@ -33,9 +33,8 @@ def test_a_text_has_the_beginning_that_the_tokenizer_adds_and_no_end(settings, t
 def test_a_character_that_the_tokenizer_does_not_know_is_an_error_if_it_has_no_token_for_one():
     inner = Tokenizer(models.WordLevel({"a": 0, "</s>": 1}, unk_token="<unk>"))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="</s>")
-    with pytest.raises(DataError, match="The tokenizer cannot read a text: .*UNK") as caught:
+    with pytest.raises(DataError, match=r"The tokenizer cannot read a text: .*UNK.*model\.tokenizer_path"):
         prompt_token_ids(["b"], tokenizer)
-    assert "model.tokenizer_path" in caught.value.remedy
 
 
 def test_a_text_that_is_far_too_long_is_not_tokenized_to_its_end(tokenizer):

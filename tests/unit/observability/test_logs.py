@@ -62,9 +62,8 @@ def test_other_ranks_and_other_packages_say_warnings_only(capsys):
 
 def test_a_run_directory_that_cannot_be_made_is_a_clear_error(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ResourceError, match="cannot be written") as caught:
+    with pytest.raises(ResourceError, match=r"cannot be written.*trainer\.run_dir"):
         configure_logging(tmp_path / "file" / "run")
-    assert "trainer.run_dir" in caught.value.remedy
 
 
 def test_a_full_disk_under_the_run_log_is_said_once(tmp_path, capsys):

@@ -4,7 +4,6 @@ import io
 import logging
 
 import pytest
-from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
@@ -32,13 +31,6 @@ def test_no_text_reaches_a_console_raw():
     assert printable("a\x1b[31m\u202eb\n\tc") == "a\\x1b[31m\\u202eb\n\tc"
     assert "pwned" in file.getvalue()
     assert acts(file.getvalue()) == []
-
-
-def test_a_live_display_still_moves_the_cursor():
-    file = io.StringIO()
-    with Progress(console=PlainConsole(file=file, force_terminal=True)) as progress:
-        progress.add_task("x")
-    assert "\x1b[?25l" in file.getvalue()
 
 
 @pytest.fixture

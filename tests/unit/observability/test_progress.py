@@ -6,6 +6,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from hybridflow.observability.printable import PlainConsole
 from hybridflow.observability.progress import Progress, ProgressState, eval_label, live_line
 
 
@@ -96,7 +97,7 @@ def test_a_progress_that_was_not_started_prints_nothing():
 
 
 def test_a_live_line_moves_and_the_cursor_comes_back():
-    console = Console(file=StringIO(), force_terminal=True, width=110)
+    console = PlainConsole(file=StringIO(), force_terminal=True, width=110)
     progress = Progress(4, console=console, is_live=True)
     progress.start()
     for step in range(1, 5):

@@ -156,9 +156,8 @@ def test_a_full_disk_rises_after_every_other_tracker_was_served(tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "metrics.jsonl").symlink_to("/dev/full")
     trackers = FanoutTracker({name: JsonlTracker(_run(tmp_path / name)) for name in ("full", "other")})
-    with pytest.raises(ResourceError, match=r"disk is full.*metrics\.jsonl") as caught:
+    with pytest.raises(ResourceError, match=r"disk is full.*metrics\.jsonl.*trainer\.run_dir"):
         trackers.log(1, {"x": 1.0})
-    assert "trainer.run_dir" in caught.value.remedy
     assert _lines(tmp_path / "other" / "metrics.jsonl") == [{"step": 1, "x": 1.0}]
     trackers.close()
 

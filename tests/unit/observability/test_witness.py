@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from hybridflow.observability.ending import UNRECORDED, is_unrecorded, read_ending
+from hybridflow.observability.ending import UNRECORDED, Ending, forget_ending, is_unrecorded, read_ending, write_ending
 
 RUN = """
 import os, pathlib, signal, sys
@@ -53,3 +53,11 @@ def test_the_ending_that_a_run_wrote_itself_stays(run_dir, then):
     assert done.stderr == ""
     assert json.loads((run_dir / "ending.json").read_text()) == {"how": "done", "said": "1 step"}
     assert not is_unrecorded(run_dir) and not (run_dir / "report.html").exists()
+
+
+def test_an_error_with_text_that_is_no_text_is_kept_too(tmp_path):
+    ending = Ending("failed", "DataError: the file 'caf\udce9.jsonl' is empty")  # a name in Latin-1, as Python reads it
+    write_ending(tmp_path, ending)
+    assert read_ending(tmp_path) == ending
+    forget_ending(tmp_path)
+    assert read_ending(tmp_path) is None

@@ -15,21 +15,16 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_files_below_a_directory_are_listed_with_their_sizes(folder):
-    assert files_below(folder) == {"actor/a": 0, "actor/deep/b": 3, "c": 300_000}
-
-
 @pytest.mark.parametrize("threads", [None, 1, 8])
 def test_records_are_those_of_the_files(folder, threads):
-    records = record_files(folder, files_below(folder), threads=threads)
+    sizes = files_below(folder)
+    assert sizes == {"actor/a": 0, "actor/deep/b": 3, "c": 300_000}
+    records = record_files(folder, sizes, threads=threads)
     for name, record in records.items():
         data = (folder / name).read_bytes()
         assert (record.bytes, record.sha256) == (len(data), hashlib.sha256(data).hexdigest())
     assert list(records) == ["actor/a", "actor/deep/b", "c"]
     assert record_files(folder, []) == {}
-
-
-def test_a_file_that_is_missing_is_an_error(folder):
     with pytest.raises(FileNotFoundError):
         record_files(folder, ["c", "d"])
 

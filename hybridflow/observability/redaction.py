@@ -8,6 +8,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from urllib.parse import quote, quote_plus
 
 REDACTED = "***"
@@ -229,6 +230,7 @@ def _is_parameter(name: str) -> bool:
     return _is_secret_name(name) or _words(name)[-1:] in (["key"], ["sig"], ["signature"], ["code"], ["auth"], ["pass"])
 
 
+@lru_cache(maxsize=1024)
 def _is_variable(name: str) -> bool:
     """An environment variable that holds a secret: any `..._KEY` or `..._PASS`, but not the directory `PWD`."""
     words = _words(name)

@@ -277,16 +277,16 @@ def _default_leaves() -> dict[str, object]:
     return _leaves(Experiment())
 
 
-def _plain(value: object) -> object:
+def plain(value: object) -> object:
     """A section, or a value in one, as dicts, lists and plain values; OmegaConf takes 0.1 s to convert a run's."""
     if isinstance(value, DictConfig):
         return OmegaConf.to_container(value, enum_to_str=True)
     if is_dataclass(value):
-        return {key.name: _plain(vars(value)[key.name]) for key in dataclass_fields(value)}
+        return {key.name: plain(vars(value)[key.name]) for key in dataclass_fields(value)}
     if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
+        return {name: plain(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return value.name if isinstance(value, Enum) else value
 
 
@@ -300,5 +300,5 @@ def _leaves(config: object) -> dict[str, object]:
         else:
             found[path] = value
 
-    walk(_plain(config), "")
+    walk(plain(config), "")
     return found

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from hybridflow.config import fields
 from hybridflow.config.schema import config_directory
 from hybridflow.errors import ConfigError
-from hybridflow.launch.compose.compose import TABLES, Composed, compose_run
+from hybridflow.launch.compose.compose import TABLES, Composed, compose_run, plain
 from hybridflow.launch.compose.overrides import shown
 from hybridflow.launch.compose.presets import chooses_algorithm, presets
 from hybridflow.observability.redaction import redacted
@@ -101,8 +101,7 @@ def _algorithms() -> str:
 
 def config_text(composed: Composed) -> str:
     """The composed run as YAML without secrets, with the origin of each value as a comment."""
-    plain = OmegaConf.to_container(OmegaConf.structured(composed.config), enum_to_str=True)
-    yaml = OmegaConf.to_yaml(OmegaConf.create(cast(dict, redacted(plain))))
+    yaml = OmegaConf.to_yaml(OmegaConf.create(cast(dict, redacted(plain(composed.config)))))
     lines, path = [], []
     for line in yaml.splitlines():
         stripped = line.lstrip()

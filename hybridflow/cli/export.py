@@ -1,14 +1,16 @@
 """`hybridflow export RUN_DIR OUT`: a trained model as a Hugging Face directory."""
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from rich.console import Console
 
 from hybridflow.config.model import Dtype
 from hybridflow.launch.command import ended_by_signals
 
+_DESCRIPTION = """Writes the model of a run's checkpoint, after verifying every file of it, as a Hugging Face directory
+with its tokenizer. Low-rank adapters are merged into the model's weights."""
 _EXAMPLES = """examples:
   hybridflow export runs/calculator model                     the actor of the newest complete checkpoint
   hybridflow export runs/calculator model --step 40
@@ -18,39 +20,22 @@ _EXAMPLES = """examples:
 """
 
 
-class Commands(Protocol):
-    """The object to which argparse adds commands."""
-
-    def add_parser(
-        self, name: str, *, help: str, description: str, epilog: str, formatter_class: type[argparse.HelpFormatter]
-    ) -> argparse.ArgumentParser:
-        """A parser for one more command."""
-        ...
-
-
-def add_command(commands: Commands) -> None:
+def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
     """Adds `export` to the commands."""
-    parser = commands.add_parser(
-        "export",
-        help="write a trained model as a Hugging Face directory",
-        description="Writes the model of a run's checkpoint, once every file of it is verified, as a Hugging Face"
-        " directory with its tokenizer. A low-rank adapter is added to the model's weights.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    summary = "write a trained model as a Hugging Face directory"
+    parser = add("export", help=summary, description=_DESCRIPTION, epilog=_EXAMPLES)
+    parser.set_defaults(run=_run)
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="a run's directory, or one of its checkpoints")
     parser.add_argument("out", metavar="OUT", type=Path, help="the directory to write, new or empty")
-    parser.add_argument(
-        "--step", type=int, metavar="N", help="the checkpoint of this step (default: the newest complete)"
-    )
+    step = "the checkpoint of this step (default: the newest complete)"
+    parser.add_argument("--step", type=int, metavar="N", help=step)
     parser.add_argument("--role", help="the role whose model to write (default: actor, or the only one)")
     parser.add_argument("--dtype", choices=[dtype.name for dtype in Dtype], help="number format (default: as trained)")
     parser.add_argument("--base-model", metavar="PATH", help="the base model of an adapter, if it has moved")
-    parser.set_defaults(run=_run)
 
 
 def _run(arguments: argparse.Namespace, console: Console) -> None:
-    with ended_by_signals("interrupted"):
+    with ended_by_signals():
         from hybridflow.elastic.export import export_model
 
     source = export_model(

@@ -5,13 +5,14 @@ import logging
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stderr
+from functools import partial
 
 from hybridflow.launch.command import ended_by_signals
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command. Exit status: 0 done, 2 failed for the reason printed, 130, 143 or 129 stopped by a signal."""
-    with ended_by_signals("interrupted"):
+    with ended_by_signals():
         from hybridflow.cli import export, recipe, report, show
         from hybridflow.elastic.stopping import Stop
         from hybridflow.errors import HybridflowError
@@ -24,10 +25,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Everything but training, which is python -m hybridflow.trainer.main_ppo (see its --help).",
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    export.add_command(commands)
-    show.add_command(commands)
-    recipe.add_command(commands)
-    report.add_command(commands)
+    for add_command in (export.add_command, show.add_command, recipe.add_command, report.add_command):
+        add_command(partial(commands.add_parser, formatter_class=argparse.RawDescriptionHelpFormatter))
     arguments = _parsed(parser, argv)
     stop = Stop()
     with stop.handled(), redirect_stderr(lasting(sys.stderr)):

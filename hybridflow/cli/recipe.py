@@ -3,12 +3,12 @@
 import argparse
 import ast
 import sys
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 
 from rich.console import Console
 
-from hybridflow.cli.export import Commands
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.errors import ConfigError
 
@@ -18,17 +18,12 @@ _EXAMPLES = """examples:
 """
 
 
-def add_command(commands: Commands) -> None:
+def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
     """Adds `recipe` to the commands."""
-    parser = commands.add_parser(
-        "recipe",
-        help="list the recipes, or print one",
-        description="Recipes are single files to copy and change. Without a name, lists them.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("name", nargs="?", help="the recipe to print")
+    about = "Recipes are single files to copy and change. Without a name, lists them."
+    parser = add("recipe", help="list the recipes, or print one", description=about, epilog=_EXAMPLES)
     parser.set_defaults(run=_run)
+    parser.add_argument("name", nargs="?", help="the recipe to print")
 
 
 def recipes() -> dict[str, Path]:

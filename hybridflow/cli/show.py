@@ -1,15 +1,18 @@
 """`hybridflow show`: draws one step of a dataflow, or lists the algorithms."""
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
 
-from hybridflow.cli.export import Commands
 from hybridflow.errors import ConfigError
 from hybridflow.launch.command import ended_by_signals
 from hybridflow.observability.printable import PlainConsole
 
+_DESCRIPTION = """Traces one step of a dataflow under a given configuration and draws it: the roles and their pools, the
+calls in order, the columns that each call reads and adds, and what runs concurrently. Nothing is started,
+and neither data nor models are read."""
 _EXAMPLES = """examples:
   hybridflow show                                  PPO, as main_ppo runs it without arguments
   hybridflow show --dataflow safe_rlhf
@@ -21,34 +24,27 @@ _EXAMPLES = """examples:
 """
 
 
-def add_command(commands: Commands) -> None:
+def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
     """Adds `show` to the commands."""
-    parser = commands.add_parser(
-        "show",
-        help="draw one step of a dataflow: its calls, columns, and what runs concurrently",
-        description="Traces one step of a dataflow under a given configuration and draws it: the roles and their pools,"
-        " the calls in order, the columns that each call reads and adds, and what runs concurrently. Nothing is"
-        " started, and neither data nor models are read.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    summary = "draw one step of a dataflow: its calls, columns, and what runs concurrently"
+    parser = add("show", help=summary, description=_DESCRIPTION, epilog=_EXAMPLES)
+    parser.set_defaults(run=_run)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings of the run, as main_ppo takes them")
     parser.add_argument("--dataflow", metavar="NAME", help="ppo, grpo, ..., file.py:Class, or any algorithm=NAME")
     parser.add_argument("--svg", type=Path, metavar="FILE", help="also write the drawing as an SVG page")
     parser.add_argument("--algorithms", action="store_true", help="the table of algorithms instead of a drawing")
     parser.add_argument("--config-name", metavar="NAME", help="the configuration to use (default: the dataflow's)")
     parser.add_argument("--config-dir", type=Path, metavar="DIRECTORY", help="directory in which to look for it")
-    parser.set_defaults(run=_run)
 
 
 def _run(arguments: argparse.Namespace, console: Console) -> None:
     if arguments.algorithms:
-        with ended_by_signals("interrupted"):
+        with ended_by_signals():
             from hybridflow.launch.algorithm_table import algorithm_table, text_tables
 
         PlainConsole(highlight=False).print(text_tables(algorithm_table()))
         return
-    with ended_by_signals("interrupted"):
+    with ended_by_signals():
         from hybridflow.launch.compose.compose import compose_run
         from hybridflow.launch.compose.presets import config_for
 
@@ -58,7 +54,7 @@ def _run(arguments: argparse.Namespace, console: Console) -> None:
         config_name=arguments.config_name or chosen.config_name,
         config_dir=arguments.config_dir,
     )
-    with ended_by_signals("interrupted"):  # only now, so that a wrong setting is reported before torch is loaded
+    with ended_by_signals():  # only now, so that a wrong setting is reported before torch is loaded
         from hybridflow.graph.svg import svg_drawing
         from hybridflow.graph.text import text_drawing
         from hybridflow.launch.step_trace import plan_to_show, trace_step

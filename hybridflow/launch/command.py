@@ -22,15 +22,17 @@ if TYPE_CHECKING:
     from hybridflow.elastic.stopping import Stop
     from hybridflow.launch.compose.compose import Composed
 
+_BEFORE_THE_RUN = "interrupted  before the run began"
 _INTERRUPTED = "\n[bold yellow]interrupted[/]  {}"
 
 
-def run_command(argv: Sequence[str] | None, *, program: str, config_name: str, purpose: str) -> int:
-    """The exit status: 0 done, 1 failed, 2 could not begin, 130, 143 or 129 stopped by SIGINT, SIGTERM or SIGHUP.
+def run_command(argv: Sequence[str] | None, *, config_name: str, purpose: str) -> int:
+    """Runs `main_<config_name>` and returns its exit status.
 
-    A run begins once its roles have started and hold their weights, before its first evaluation or step.
+    0 done, 1 failed, 2 could not begin, 130, 143 or 129 stopped by SIGINT, SIGTERM or SIGHUP. A run begins once its
+    roles have started and hold their weights, before its first evaluation or step.
     """
-    with ended_by_signals("interrupted  before the run began"):
+    with ended_by_signals(_BEFORE_THE_RUN):
         from hybridflow.elastic.stopping import Stop
         from hybridflow.errors import STRICT, HybridflowError
         from hybridflow.launch.compose.compose import compose_run, parse_command_line
@@ -40,7 +42,7 @@ def run_command(argv: Sequence[str] | None, *, program: str, config_name: str, p
         from hybridflow.observability.logs import lasting
         from hybridflow.observability.printable import PlainConsole
         from hybridflow.optional import check_builds
-    stop = Stop()
+    stop, program = Stop(), f"hybridflow.trainer.main_{config_name}"
     with stop.handled(), redirect_stderr(lasting(sys.stderr)):
         console = PlainConsole(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
         try:
@@ -72,7 +74,7 @@ def _dry_run(flags: "argparse.Namespace", console: "Console") -> int:
     rest is the package's own configuration, and there is nothing more to find. Otherwise later rules check
     the other settings, the models and the data.
     """
-    with ended_by_signals("interrupted  before the run began"):
+    with ended_by_signals(_BEFORE_THE_RUN):
         from rich.text import Text
 
         from hybridflow.errors import Faults
@@ -92,7 +94,7 @@ def _dry_run(flags: "argparse.Namespace", console: "Console") -> int:
     if composed is not None and faults.found and flags.config_dir is None and is_all_wrong:
         console.print(LEFT_TO_CHECK)
     elif composed is not None:
-        with ended_by_signals("interrupted  before the run began"):
+        with ended_by_signals(_BEFORE_THE_RUN):
             from hybridflow.launch.dry_run import dry_run
         dry_run(composed, faults, console, has_layout=has_layout)
     count = len(faults.found)
@@ -103,7 +105,7 @@ def _dry_run(flags: "argparse.Namespace", console: "Console") -> int:
 
 def _run(composed: "Composed", console: "Console", stop: "Stop") -> int:
     _say_start(composed, console)
-    with ended_by_signals("interrupted  before the run began"):
+    with ended_by_signals(_BEFORE_THE_RUN):
         from hybridflow.errors import HybridflowError
         from hybridflow.launch.execute import execute
         from hybridflow.launch.messages import (
@@ -156,7 +158,7 @@ def _say_start(composed: "Composed", console: "Console") -> None:
 
 
 @contextmanager
-def ended_by_signals(said: str) -> Iterator[None]:
+def ended_by_signals(line: str = "interrupted") -> Iterator[None]:
     """While libraries are imported, a signal ends the process with a line; they would catch or change an exception.
 
     The exit status is 130 for SIGINT, 143 for SIGTERM and 129 for SIGHUP.
@@ -165,7 +167,7 @@ def ended_by_signals(said: str) -> Iterator[None]:
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     if threading.current_thread() is not threading.main_thread():
         numbers = ()
-    end = partial(_end, said)
+    end = partial(_end, line)
     before = {n: signal.signal(n, end) for n in numbers if signal.getsignal(n) is not signal.SIG_IGN}
     try:
         yield
@@ -174,7 +176,7 @@ def ended_by_signals(said: str) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _end(said: str, number: int, frame: FrameType | None) -> None:
+def _end(line: str, number: int, frame: FrameType | None) -> None:
     with suppress(OSError):  # the reader may be gone
-        os.write(2, f"\n{said}\n".encode())
+        os.write(2, f"\n{line}\n".encode())
     os._exit(128 + number)

@@ -16,7 +16,6 @@ from hybridflow.config.choices import is_own
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.loop import Device
 from hybridflow.config.nearest import did_you_mean
-from hybridflow.config.rollout import RolloutKind
 from hybridflow.dataflows.interface import Dataflow, role_needs
 from hybridflow.dataflows.roles import Sampler
 from hybridflow.errors import STRICT, ConfigError, HybridflowError
@@ -35,7 +34,7 @@ from hybridflow.parallel import ParallelMesh
 
 logger = logging.getLogger(__name__)
 
-MOST_SAMPLES = 4
+_MOST_SAMPLES = 4
 """A drawing of 16 samples per prompt would show nothing more."""
 
 
@@ -62,29 +61,27 @@ def plan_to_show(composed: Composed) -> RunPlan:
 
 
 def trace_step(plan: RunPlan, rows: Batch | None = None) -> Trace:
-    """Follows one step of the planned dataflow. Starts no worker, reads no data and no model.
+    """Runs one step of the planned dataflow over stand-ins. Starts no worker, reads no data and no model.
 
-    A user's own dataflow runs a second step as well, which is checked but not drawn.
-
-    `rows` are some of the run's own data, if they have been read; the step can use their further columns.
+    A user's own dataflow runs a second step as well, which is checked but not drawn. With `rows` of the run's data, the
+    step can use their further columns.
     """
     config, dataflow, settings = plan.config, plan.dataflow, plan.settings
     backend = TracingBackend()
-    groups = start_roles(_on_one_rank(plan), dict.fromkeys(plan.pools, 1), backend, device="cpu")
+    roles = [replace(role, mesh=ParallelMesh({"data": 1}), generation_mesh=None) for role in plan.roles]
+    groups = start_roles(roles, dict.fromkeys(plan.pools, 1), backend, device="cpu")
     backend.forget()
     stream, texts = MadeUpStream(dataflow.data, rows), MadeUpStream("demonstrations")
-    samples = min(config.rollout.samples_per_prompt, MOST_SAMPLES)
+    samples = min(config.rollout.samples_per_prompt, _MOST_SAMPLES)
     with _explained(config.dataflow, dataflow, settings):
         program = dataflow(groups, settings=settings, samples_per_prompt=samples)
         program.wants_old_logprobs = plan.wants_old_logprobs
         program.streams = {"prompts": stream, "pretraining": texts}
         calls = _stepped(config, program, stream.next(), backend)
-    check_followed(plan, program, calls)
-    if is_own(config.dataflow):
-        program.iteration = 1
-        with _explained(config.dataflow, dataflow, settings):
-            later_calls = _stepped(config, program, stream.next(), backend)
-        check_versions(config, program, calls, later_calls)
+        check_followed(plan, program, calls)
+        if is_own(config.dataflow):
+            program.iteration = 1
+            check_versions(config, program, calls, _stepped(config, program, stream.next(), backend))
     return Trace(
         title=config.dataflow.rpartition("/")[2],
         purpose=cleandoc(dataflow.__doc__ or "").partition("\n")[0],
@@ -97,7 +94,7 @@ def trace_step(plan: RunPlan, rows: Batch | None = None) -> Trace:
 
 
 def _stepped(config: Experiment, program: Dataflow, prompts: Batch, backend: TracingBackend) -> tuple[Call, ...]:
-    """The calls of one step on these prompts, which have the columns of the user's `precompute`."""
+    """The calls of one step on these prompts, with the columns that the user's `precompute` adds."""
     if is_own(config.dataflow):
         prompts = prompts.join(precomputed(program, prompts))
         backend.forget()
@@ -118,20 +115,16 @@ def _explained(name: str, dataflow: type[Dataflow], settings: object) -> Iterato
         raise _cannot_follow(name, dataflow, error) from error
 
 
-def _on_one_rank(plan: RunPlan) -> list[RoleSpec]:
-    """The same roles in the same pools; one rank shows as much of a step as several."""
-    return [replace(role, mesh=ParallelMesh({"data": 1}), generation_mesh=None) for role in plan.roles]
-
-
 def _roles(plan: RunPlan) -> list[TracedRole]:
     planned = {role.name: role for role in plan.roles}
-    actor, rollout = planned.get(ACTOR), plan.config.rollout.engine
-    roles = []
+    actor, roles = planned.get(ACTOR), []
+    assert plan.config.rollout.engine is not None, "the device's defaults are not filled in"
+    rollout = plan.config.rollout.engine.name
     for name, need in role_needs(plan.dataflow).items():
         kind, role = need.kind.__name__, planned.get(name)
         if role is None and need.kind is Sampler and actor is not None and actor.generates:
             layout = _replicas(actor.generation_mesh)
-            roles.append(TracedRole(name, kind, actor.pool, f"{_name(rollout)}, in {ACTOR}", layout))
+            roles.append(TracedRole(name, kind, actor.pool, f"{rollout}, in {ACTOR}", layout))
         elif role is None:
             roles.append(TracedRole(name, kind, None, "", {}))
         else:
@@ -140,18 +133,13 @@ def _roles(plan: RunPlan) -> list[TracedRole]:
     return roles
 
 
-def _engine(role: RoleSpec, rollout: RolloutKind | None) -> str:
+def _engine(role: RoleSpec, rollout: str) -> str:
     """The engine of the role."""
     if role.view_of is not None:
         return f"in {role.view_of}, without its adapter"
     if role.training is not None:
         return role.training.engine.name
-    return _name(rollout) if role.model is not None else "functions"
-
-
-def _name(rollout: RolloutKind | None) -> str:
-    assert rollout is not None, "the device's defaults are not filled in"
-    return rollout.name
+    return rollout if role.model is not None else "functions"
 
 
 def _replicas(mesh: ParallelMesh | None) -> dict[str, int]:

@@ -10,7 +10,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     return run_command(
         argv,
-        program="hybridflow.trainer.main_dpo",
         config_name="dpo",
         purpose="Trains a language model on pairs of responses (DPO; also IPO, SLiC, ORPO, SimPO).",
     )

@@ -9,10 +9,7 @@ from hybridflow.launch.command import run_command
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     return run_command(
-        argv,
-        program="hybridflow.trainer.main_kto",
-        config_name="kto",
-        purpose="Trains a language model on single responses that people like or do not (KTO).",
+        argv, config_name="kto", purpose="Trains a language model on single responses that people like or do not (KTO)."
     )
 
 

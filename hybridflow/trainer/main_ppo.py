@@ -10,7 +10,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     return run_command(
         argv,
-        program="hybridflow.trainer.main_ppo",
         config_name="ppo",
         purpose="Trains a language model by reinforcement learning: PPO, GRPO or a dataflow of your own.",
     )

@@ -9,10 +9,7 @@ from hybridflow.launch.command import run_command
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     return run_command(
-        argv,
-        program="hybridflow.trainer.main_reward_model",
-        config_name="reward_model",
-        purpose="Trains a reward model on pairs of which one response is preferred.",
+        argv, config_name="reward_model", purpose="Trains a reward model on pairs of which one response is preferred."
     )
 
 

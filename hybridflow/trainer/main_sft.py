@@ -9,10 +9,7 @@ from hybridflow.launch.command import run_command
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     return run_command(
-        argv,
-        program="hybridflow.trainer.main_sft",
-        config_name="sft",
-        purpose="Trains a language model on demonstrations (supervised fine-tuning).",
+        argv, config_name="sft", purpose="Trains a language model on demonstrations (supervised fine-tuning)."
     )
 
 

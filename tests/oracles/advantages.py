@@ -21,42 +21,35 @@ def gae(rewards: Rows, values: Rows, mask: Rows, gamma: float, lam: float) -> tu
     return advantages, returns
 
 
-def group_relative(scores: list[float], group_ids: list[int], divide_by_std: bool, eps: float) -> list[float]:
-    """One advantage a row."""
-    result = []
-    for score, group_id in zip(scores, group_ids, strict=True):
-        siblings = [s for s, g in zip(scores, group_ids, strict=True) if g == group_id]
-        if len(siblings) == 1:
-            result.append(score)
-            continue
-        advantage = score - statistics.fmean(siblings)
-        result.append(advantage / (statistics.stdev(siblings) + eps) if divide_by_std else advantage)
-    return result
-
-
 def siblings(values: list, group_ids: list[int], row: int) -> list:
     """The values of the row's group, its own among them, in order."""
     return [value for value, group in zip(values, group_ids, strict=True) if group == group_ids[row]]
 
 
-def leave_one_out(scores: list[float], group_ids: list[int]) -> list[float]:
-    """One advantage a row: its score less the mean of the others'."""
+def others(scores: list[float], group_ids: list[int], row: int) -> list[float]:
+    """The scores of the row's group without its own."""
+    return [s for j, s in enumerate(scores) if j != row and group_ids[j] == group_ids[row]]
+
+
+def group_relative(scores: list[float], group_ids: list[int], divide_by_std: bool, eps: float) -> list[float]:
+    """One advantage per row."""
     result = []
     for i, score in enumerate(scores):
-        others = [s for j, s in enumerate(scores) if j != i and group_ids[j] == group_ids[i]]
-        result.append(score - statistics.fmean(others) if others else score)
+        group = siblings(scores, group_ids, i)
+        deviation = statistics.stdev(group) + eps if divide_by_std and len(group) > 1 else 1.0
+        result.append((score - statistics.fmean(group)) / deviation if len(group) > 1 else score)
     return result
+
+
+def leave_one_out(scores: list[float], group_ids: list[int]) -> list[float]:
+    """One advantage per row: its score less the mean of the others'."""
+    rest = [others(scores, group_ids, i) for i in range(len(scores))]
+    return [score - statistics.fmean(group) if group else score for score, group in zip(scores, rest, strict=True)]
 
 
 def rewards_to_go(rewards: Rows, mask: Rows, gamma: float) -> Rows:
-    """Row by row, over the list of tokens that count, from the last to the first."""
-    result = [[0.0] * len(row) for row in mask]
-    for i, row in enumerate(mask):
-        running = 0.0
-        for t in reversed([t for t, m in enumerate(row) if m]):
-            running = rewards[i][t] + gamma * running
-            result[i][t] = running
-    return result
+    """The advantages of a critic that predicts 0 everywhere."""
+    return gae(rewards, [[0.0] * len(row) for row in mask], mask, gamma, 1.0)[0]
 
 
 def greedy_baseline(rewards: Rows, baselines: list[float], mask: Rows) -> Rows:
@@ -69,21 +62,17 @@ def greedy_baseline(rewards: Rows, baselines: list[float], mask: Rows) -> Rows:
 
 
 def length_weighted(scores: list[float], mask: Rows, group_ids: list[int]) -> list[float]:
-    """One advantage a row."""
+    """One advantage per row."""
     lengths, result = [sum(row) for row in mask], []
     for i, score in enumerate(scores):
         group, sizes = siblings(scores, group_ids, i), siblings(lengths, group_ids, i)
-        if len(group) == 1:
-            result.append(score)
-            continue
-        tokens = sum(sizes)
-        baseline = sum(s * n for s, n in zip(group, sizes, strict=True)) / tokens if tokens else 0.0
-        result.append(score - baseline)
+        weighed = sum(s * n for s, n in zip(group, sizes, strict=True))
+        result.append(score - weighed / (sum(sizes) or 1.0) if len(group) > 1 else score)
     return result
 
 
 def group_policy_gradient(scores: list[float], group_ids: list[int]) -> list[float]:
-    """One advantage a row; rows whose group teaches nothing are made up for by the others."""
+    """One advantage per row; rows whose group teaches nothing are made up for by the others."""
     plain = group_relative(scores, group_ids, False, 0.0)
     teaching = 0
     for i, score in enumerate(scores):
@@ -93,22 +82,19 @@ def group_policy_gradient(scores: list[float], group_ids: list[int]) -> list[flo
 
 
 def best_of_group(scores: list[float], group_ids: list[int], divide_by_std: bool, eps: float) -> list[float]:
-    """One advantage a row: by how much the group's maximum would be lower without it."""
+    """One advantage per row: by how much the group's maximum would be lower without it."""
     result = []
     for i, score in enumerate(scores):
-        others = [s for j, s in enumerate(scores) if j != i and group_ids[j] == group_ids[i]]
-        if not others:
-            result.append(score)
-            continue
-        lead = max(*others, score) - max(others)
-        result.append(lead / (statistics.stdev([*others, score]) + eps) if divide_by_std else lead)
+        rest = others(scores, group_ids, i)
+        lead = max(*rest, score) - max(rest) if rest else score
+        result.append(lead / (statistics.stdev([*rest, score]) + eps) if divide_by_std and rest else lead)
     return result
 
 
 def decoupled(
     components: list[list[float | None]], group_ids: list[int], weights: list[float], eps: float
 ) -> list[float]:
-    """One advantage a row: the weighted sum over the rewards that scored it; None is not scored."""
+    """One advantage per row: the weighted sum over the rewards that scored it; None is not scored."""
     result = [0.0] * len(components)
     for f, weight in enumerate(weights):
         scored = [i for i, row in enumerate(components) if row[f] is not None]

@@ -7,16 +7,8 @@ def multipliers(costs: list[list[float]], *, start: float, limit: float, rate: f
     """The multiplier after each batch of costs, by its logarithm."""
     found, multiplier = [], start
     for batch in costs:
-        total = 0.0
-        for cost in batch:
-            total += cost
-        slope = multiplier * (total / len(batch) - limit)
-        logarithm = math.log(multiplier) + rate * slope
-        multiplier = math.e**logarithm
-        if multiplier > largest:
-            multiplier = largest
-        if multiplier < 1e-7:
-            multiplier = 1e-7
+        slope = multiplier * (sum(batch) / len(batch) - limit)
+        multiplier = min(max(math.e ** (math.log(multiplier) + rate * slope), 1e-7), largest)
         found.append(multiplier)
     return found
 
@@ -31,17 +23,9 @@ def mixed_advantages(rewards: list[list[float]], costs: list[list[float]], multi
 
 def resampling_weights(scores: list[float], weighting: str, power: float) -> list[float]:
     """How often each sample is drawn, up to a constant."""
-    weights = []
-    for score in scores:
-        is_best = all(score >= other for other in scores)
-        is_worst = all(score <= other for other in scores)
-        if weighting == "pow":
-            weight = 1.0
-            for _ in range(int(power)):
-                weight *= abs(score)
-        elif weighting == "max_min":
-            weight = 1.0 if is_best or is_worst else 0.0
-        else:
-            weight = 0.4 if is_best else 0.1
-        weights.append(weight + 1e-8)
-    return weights
+    weights = {
+        "pow": [abs(score) ** power for score in scores],
+        "max_min": [1.0 if score in (max(scores), min(scores)) else 0.0 for score in scores],
+        "max_random": [0.4 if score == max(scores) else 0.1 for score in scores],
+    }[weighting]
+    return [weight + 1e-8 for weight in weights]

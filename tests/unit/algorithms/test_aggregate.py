@@ -8,27 +8,10 @@ from hybridflow.config.choices import AGGREGATIONS
 from tests.oracles import reductions
 from tests.unit.algorithms.examples import masks, normal, seeds, shapes, spoiled, token_mask
 
-VALUES = torch.tensor([[1.0, 2.0, 3.0], [10.0, 99.0, 99.0]])
-MASK = torch.tensor([[1.0, 1.0, 1.0], [1.0, 0.0, 0.0]])
-
 
 def whole(values: torch.Tensor, mask: torch.Tensor, mode: str) -> torch.Tensor:
     """The aggregate of all rows at once."""
     return aggregate(values, mask, mode=mode, num_tokens=mask.sum().item(), num_sequences=len(mask), norm_tokens=16.0)
-
-
-@pytest.mark.parametrize(
-    ("mode", "expected"),
-    [
-        ("token-mean", 16 / 4),
-        ("token-sum", 16.0),
-        ("seq-mean-token-sum", (6 + 10) / 2),
-        ("seq-mean-token-mean", (2 + 10) / 2),
-        ("seq-mean-token-sum-norm", (6 + 10) / 2 / 16),
-    ],
-)
-def test_each_mode_by_hand(mode, expected):
-    assert whole(VALUES, MASK, mode).item() == expected
 
 
 @given(shapes, masks, seeds, st.sampled_from(AGGREGATIONS))

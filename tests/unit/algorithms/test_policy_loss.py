@@ -20,20 +20,6 @@ def test_loss_matches_the_oracle(seed, bounds, dual_clip):
     torch.testing.assert_close(loss.flatten(), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_unequal_bounds_by_hand():
-    good = clipped_surrogate(RATIOS.log(), ZEROS, torch.ones(1, 5), clip_low=0.2, clip_high=0.28)
-    bad = clipped_surrogate(RATIOS.log(), ZEROS, -torch.ones(1, 5), clip_low=0.2, clip_high=0.28)
-    assert good[0].tolist() == pytest.approx([-0.5, -0.9, -1.0, -1.25, -1.28])
-    assert bad[0].tolist() == pytest.approx([0.8, 0.9, 1.0, 1.25, 5.0])
-
-
-def test_at_the_old_policy_the_gradient_is_that_of_reinforce():
-    logprobs, advantages = normal((2, 3), 0).requires_grad_(), normal((2, 3), 1)
-    loss = clipped_surrogate(logprobs, logprobs.detach(), advantages, clip_low=0.2, clip_high=0.2, dual_clip=3.0)
-    (grad,) = torch.autograd.grad(loss.sum(), logprobs)
-    torch.testing.assert_close(grad, -advantages)
-
-
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_the_gradient_stops_exactly_where_the_clip_fractions_count(sign):
     logprobs, advantages = RATIOS.log().requires_grad_(), torch.full((1, 5), sign)
@@ -54,10 +40,3 @@ def test_fractions_and_kl_are_over_the_mask_and_carry_no_gradient():
     assert kl.item() == pytest.approx(-(RATIOS.log() * mask).sum().item() / 3)
     assert not fraction.requires_grad
     assert not kl.requires_grad
-
-
-def test_an_absurd_ratio_stays_finite():
-    loss = clipped_surrogate(
-        torch.zeros(1, 1), torch.full((1, 1), -500.0), -torch.ones(1, 1), clip_low=0.2, clip_high=0.2
-    )
-    assert loss.item() == pytest.approx(torch.tensor(20.0).exp().item())

@@ -1,6 +1,3 @@
-import math
-
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -64,33 +61,6 @@ def test_kto_matches_the_oracle(seed, beta, labels):
     found = prospect(ratios, torch.tensor(labels), anchor, beta=beta, desirable_weight=1.3, undesirable_weight=0.8)
     expected = oracle.kto(ratios.tolist(), labels, others.tolist(), beta=beta, desirable=1.3, undesirable=0.8)
     close(found, expected)
-
-
-def test_hand_computed_pairs():
-    chosen, rejected = torch.tensor([0.0, 2.0]), torch.tensor([0.0, -1.0])
-    # log 2; log(1 + e^-1.5)
-    assert sigmoid_preference(chosen, rejected, beta=0.5).tolist() == pytest.approx([0.693147, 0.201413], abs=1e-6)
-    # 0.8 log(1 + e^-1.5) + 0.2 log(1 + e^1.5)
-    smoothed = sigmoid_preference(chosen, rejected, beta=0.5, label_smoothing=0.2)
-    assert smoothed[1].item() == pytest.approx(0.501413, abs=1e-6)
-    assert hinge_preference(chosen, rejected, beta=0.25).tolist() == [1.0, 0.25]
-    # a gap of 2 / 2 + 1 / 4 = 1.25 a token, and a target of 1
-    lengths = torch.tensor([2.0, 2.0]), torch.tensor([4.0, 4.0])
-    assert squared_preference(chosen, rejected, *lengths, beta=0.5).tolist() == [1.0, 0.0625]
-    # p = 1/2 and q = 1/4: odds of 1 and 1/3, so log 2 + log(1 + 1/3)
-    halves = torch.tensor([0.5]).log(), torch.tensor([0.25]).log()
-    assert odds_ratio_preference(*halves, beta=1.0).item() == pytest.approx(math.log(2) + math.log(4 / 3))
-    # z = 2 (log 1/2 - log 1/4 - 1/2 log 2) = log 2
-    found = length_normalized_preference(*halves, beta=2.0, margin=0.5 * math.log(2))
-    assert found.item() == pytest.approx(math.log(1.5))
-
-
-def test_hand_computed_labels():
-    ratios, liked = torch.tensor([1.0, 1.0, 3.0]), torch.tensor([True, False, False])
-    # the anchor is 1, so the first two gain nothing; the third loses by 2: 1 - sigmoid(-2 log 3 / 2) = 3/4
-    anchor = reference_point(torch.tensor(3.0), torch.tensor(3.0))
-    found = prospect(ratios, liked, anchor, beta=math.log(3) / 2, undesirable_weight=2.0)
-    assert found.tolist() == pytest.approx([0.5, 1.0, 1.5])
 
 
 def test_the_reference_point_is_never_below_zero_and_has_no_gradient():

@@ -6,13 +6,6 @@ from tests.oracles import advantages as oracle
 from tests.unit.algorithms.examples import masks, normal, seeds, shapes, spoiled, token_mask
 
 
-def test_the_score_stands_on_the_last_token_and_the_penalty_on_all():
-    mask, kl = torch.tensor([[1.0, 0.0, 1.0, 0.0]]), torch.tensor([[2.0, 9.0, 4.0, 9.0]])
-    rewards = token_rewards(torch.tensor([1.0]), mask, kl=kl, kl_coefficient=0.25)
-    assert rewards.tolist() == [[-0.5, 0.0, 0.0, 0.0]]
-    assert token_rewards(torch.tensor([1.0]), mask).tolist() == [[0.0, 0.0, 1.0, 0.0]]
-
-
 @given(shapes, masks, seeds)
 def test_rewards_match_the_loops(shape, kind, seed):
     mask = token_mask(shape, kind, seed)

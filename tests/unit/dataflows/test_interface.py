@@ -8,11 +8,9 @@ import torch
 from hybridflow.batch import Batch
 from hybridflow.controller import BatchRef
 from hybridflow.controller.backends.local import LocalBackend
-from hybridflow.dataflows.grpo import GRPO
 from hybridflow.dataflows.interface import Dataflow, NoSettings, RoleNeed, role_needs
 from hybridflow.dataflows.ppo import PPO
-from hybridflow.dataflows.roles import FrozenModel, Policy, Sampler, Scorer, ValueFunction
-from hybridflow.dataflows.sft import SFT
+from hybridflow.dataflows.roles import FrozenModel, Policy, Scorer
 from hybridflow.errors import BatchError
 from tests.toys import sequences
 
@@ -61,19 +59,6 @@ def test_roles_are_read_off_the_annotations():
         "grader": RoleNeed(Scorer, is_optional=False),
     }
     assert set(role_needs(Longer)) == {"actor", "teacher", "grader", "second_grader"}
-
-
-def test_the_algorithms_name_their_roles():
-    kinds = {name: need.kind for name, need in role_needs(PPO).items()}
-    assert kinds == {
-        "actor": Policy,
-        "critic": ValueFunction,
-        "rollout": Sampler,
-        "reward": Scorer,
-        "reference": FrozenModel,
-    }
-    assert set(role_needs(GRPO)) == set(kinds) - {"critic"}
-    assert [name for name, need in role_needs(SFT).items() if need.is_optional] == ["rollout", "reward"]
 
 
 def test_a_role_that_is_not_there_is_none():

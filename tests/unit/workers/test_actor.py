@@ -7,17 +7,14 @@ import torch
 
 from hybridflow.batch import Batch
 from hybridflow.config.algorithm import KL, Algorithm, KLPlacement, OldLogprobs
-from hybridflow.config.model import Model
 from hybridflow.config.rollout import Rollout, Sampling
 from hybridflow.config.training import Optimizer
-from hybridflow.controller.worker import WorkerContext
 from hybridflow.engines.training.interface import Part
 from hybridflow.errors import BatchError, ConfigError, EngineError, StaleWeightsError
 from hybridflow.workers.actor import ActorWorker
-from hybridflow.workers.rollout import RolloutSetup
 from tests.toys import numbers_like, sequences
 from tests.unit.engines.training.engines import largest_difference, weights
-from tests.unit.workers.roles import PROMPTS, SAMPLES, actor, prompts, sampled, setup_of
+from tests.unit.workers.roles import PROMPTS, SAMPLES, actor, prompts, sampled
 
 RESTRICTED = [Sampling(top_p=0.9), Sampling(top_k=5)]
 
@@ -157,13 +154,6 @@ def test_restricted_sampling_is_not_compared_and_a_warning_advises_a_correction(
     caplog.clear()
     actor(toy_dir(), rollout=Rollout(eval_sampling=sampling))
     assert not [record for record in caplog.records if record.name.startswith("hybridflow.workers")]
-
-
-def test_a_colocated_rollout_is_told_whether_it_sleeps(toy_dir):
-    model = Model(path=str(toy_dir()))
-    rollout = RolloutSetup(Rollout(), model, max_prompt_tokens=8, max_response_tokens=4, seed=0)
-    with pytest.raises(AssertionError, match="rollout.sleep has not been given"):
-        ActorWorker(WorkerContext("actor"), setup=setup_of(toy_dir()), algorithm=Algorithm(), rollout=rollout)
 
 
 @pytest.mark.parametrize(("minibatch", "epochs"), [(6, 1), (2, 1), (4, 2), (6, 3)])

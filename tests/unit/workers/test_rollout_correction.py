@@ -246,14 +246,3 @@ def test_several_steps_without_old_logprobs_are_right_with_the_rollouts(toy_dir)
     assert largest_difference(weights(given.engine), weights(absent.engine)) == 0.0
     assert reported["training/rollout_logprobs_diff_max"].value == pytest.approx(1e-4, abs=2e-5)
     assert quiet["training/rollout_logprobs_diff_max"].value == pytest.approx(1e-4, abs=2e-5)
-
-
-def test_truncated_responses_teach_nothing(toy_dir):
-    masking = replace(GRPO, mask_truncated=True)
-    full, part = actor(toy_dir(), algorithm=masking), actor(toy_dir())
-    batch = sampled(full)
-    truncated = batch.row("truncated")
-    truncated[:] = torch.tensor([True, False, False, True, False, False])
-    full.update(batch)
-    part.update(batch.select((~truncated).nonzero().flatten()))
-    assert largest_difference(weights(full.engine), weights(part.engine)) < 1e-6

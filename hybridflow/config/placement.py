@@ -57,7 +57,7 @@ class Parallelism(Section):
 
 @dataclass
 class RolloutParallelism(Section):
-    """Parallel sizes of the model that generates; the remaining devices are replicas that share the prompts."""
+    """Parallel sizes of the rollout's model; the remaining devices form replicas that divide the prompts."""
 
     tensor: Annotated[int, AT_LEAST_1] = 1
     """Tensor-parallel size: devices that share each matrix (vllm)."""

@@ -1,1 +1,1 @@
-"""Machines that run a model: `training/interface.py` and `rollout/interface.py` say what they can do."""
+"""Engines that run a model; `training/interface.py` and `rollout/interface.py` define their methods."""

@@ -101,7 +101,7 @@ TRAINING_ENGINES: Mapping[TrainingEngine, TrainingTraits] = {
         runs_transformers=False,
         package="megatron",
         extras=("megatron",),
-        # Kernels start in the order of their launches: communication before the product that hides it. Not run on a
+        # Kernels start in launch order: communication before the product that overlaps with it. Not run on a
         # GPU yet.
         environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
     ),
@@ -122,5 +122,5 @@ ROLLOUT_ENGINES: Mapping[RolloutKind, RolloutTraits] = {
 
 
 def traits_of(engine: TrainingEngine, devices: int) -> TrainingTraits:
-    """The traits of an engine, or of the one that `auto` means on so many devices."""
+    """The traits of an engine, or of the one that `auto` selects for this number of devices."""
     return TRAINING_ENGINES[engine_on(engine, devices)]

@@ -45,7 +45,7 @@ def row_checks(functions: Sequence[str]) -> list[RowCheck]:
 
 
 def all_need_answers(reward: Reward) -> bool:
-    """Whether nothing in the section can score a response to a prompt without an answer."""
+    """Whether the section cannot score responses to prompts without an answer."""
     built_in = [BUILT_IN.get(name) for name in reward.functions]
     return reward.model.path is None and all(found is not None and found.needs_answer for found in built_in)
 

@@ -1,1 +1,1 @@
-"""Rollout engines: prompts in, sampled responses out. Read `interface.py`, then `transformers/`, the plain one."""
+"""Rollout engines: prompts in, sampled responses out. Read `interface.py`, then `transformers/`, the simplest."""

@@ -122,7 +122,7 @@ def _page_aligned(num_bytes: int, device: torch.device) -> Tensor:
 
 
 def _page_runs(tensor: Tensor, start: int) -> tuple[Tensor, Tensor]:
-    """First and last page of each run of bytes without a gap, for a tensor in an allocation that begins at `start`."""
+    """First and last page of each contiguous run of bytes, for a tensor in an allocation that starts at `start`."""
     dims = [(size, stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
     run = 1
     while dims and dims[-1][1] == run:

@@ -64,7 +64,7 @@ def draw(
     else:
         logprobs = _restricted(logits / sampling.temperature, sampling).log_softmax(-1)
         cumulative = logprobs.exp().cumsum(-1, dtype=torch.float64)
-        # A uniform number has 52 bits, so the product stays below the total and never falls past the last token.
+        # A uniform number has 52 bits, so the product stays below the total and never selects past the last token.
         tokens = torch.searchsorted(cumulative, uniforms[:, None] * cumulative[:, -1:], right=True)
         tokens.clamp_(max=logits.shape[-1] - 1)  # NaN is found past the last token
     return tokens[:, 0], logprobs.gather(1, tokens)[:, 0]

@@ -1,1 +1,1 @@
-"""Training engines: forward passes and optimizer steps. Read `interface.py`, then `single.py`, the plain one."""
+"""Training engines: forward passes and optimizer steps. Read `interface.py`, then `single.py`, the simplest."""

@@ -16,7 +16,7 @@ from hybridflow.parallel.mesh import ParallelMesh
 
 @dataclass(frozen=True)
 class Loss:
-    """A scalar to differentiate, already divided by the global denominators, and its metrics."""
+    """A scalar loss, already divided by the global denominators, and its metrics."""
 
     value: Tensor
     metrics: Metrics

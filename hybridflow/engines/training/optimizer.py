@@ -59,7 +59,7 @@ class MasterAdamW(torch.optim.AdamW):
             self._streamed = None
 
     def settle(self) -> None:
-        """Moves state that was created or replaced from outside to where the rest of the state is."""
+        """Moves newly created or loaded state to the location of the other state."""
         if self._streamed is not None:
             self._streamed.settle(self)
 

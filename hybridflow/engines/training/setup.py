@@ -103,7 +103,7 @@ class EngineSetup:
         return None if link is None else HostPool(link)
 
     def add_adapter(self, model: PreTrainedModel | ValueModel) -> Adapter | None:
-        """Adds the LoRA adapter that the configuration asks for to a model, in place, and freezes the base model."""
+        """Adds the configured LoRA adapter to a model, in place, and freezes the base model."""
         return Adapter(model, self.training.lora) if self.training.lora.rank else None
 
     def save_adapter(self, adapter: Adapter, shards: Iterable[WeightShard], directory: Path) -> None:

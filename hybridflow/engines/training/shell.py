@@ -104,7 +104,7 @@ class EngineShell(ABC, Generic[OptimizerT]):
         if not math.isfinite(norm):
             raise EngineError(
                 f"The gradient's norm is {norm} at optimizer step {self.steps + 1}.",
-                remedy="Lower the learning rate, or look at the last samples and rewards for values out of range.",
+                remedy="Lower the learning rate, or check the last samples and rewards for values out of range.",
             )
         total = self._setup.total_optimizer_steps
         rate = learning_rate(self.steps, optimizer=self._training.optimizer, total_steps=total)
@@ -221,7 +221,7 @@ def check_finite(shards: Iterable[WeightShard], ranks: Ranks) -> None:
 def non_finite(shards: Iterable[WeightShard]) -> list[str]:
     """The names of the weights with NaN or infinity in the pieces that this rank holds.
 
-    One fused reduction per number format, and one synchronization with the device.
+    One fused reduction per dtype, and one synchronization with the device.
     """
     by_format: dict[torch.dtype, dict[str, list[Tensor]]] = defaultdict(lambda: defaultdict(list))
     for shard in shards:

@@ -72,7 +72,7 @@ class SingleEngine(EngineShell[MasterAdamW]):
         return held if self.adapter is None else merged_shards(held, self.adapter)
 
     def bind(self, slots: Mapping[str, WeightShard]) -> set[str]:
-        """See `TrainEngine.bind`: binds where number format, device and memory layout agree."""
+        """See `TrainEngine.bind`: binds if dtype, device and memory layout agree."""
         self.onload(Part.parameters)
         slots = self._bindable(slots)
         names = set()

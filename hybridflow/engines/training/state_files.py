@@ -211,7 +211,7 @@ def _checkpoint_errors() -> Iterator[None]:
     except EngineError as error:
         raise CheckpointError(
             error.message,
-            remedy="Check that this node sees the checkpoint's files; if they are gone, use another checkpoint of the"
+            remedy="Check that this node sees the checkpoint's files; if they are lost, use another checkpoint of the"
             " run (trainer.resume=PATH).",
         ) from error
 

@@ -1,4 +1,4 @@
-"""The plain executor: copies within one process."""
+"""The simplest executor: copies within one process."""
 
 import time
 from collections.abc import Iterable

@@ -46,7 +46,7 @@ class RowTests:
 class CodeTestsReward:
     """1 if the program in the response passes all tests of its row, else 0; with `partial`, the fraction it passes.
 
-    The program is the last code block of the response, or the whole response without one. The tests are in the
+    The program is the last code block of the response or, if there is none, the whole response. The tests are in the
     column `tests` or `test_list`, else in the answer; a row without tests is not scored. At most `max_tests` are run,
     by up to `workers` programs at a time (all processors by default).
     """
@@ -140,7 +140,7 @@ class CodeTestsReward:
 
 
 def program_in(text: str) -> str:
-    """The last code block of a response; the whole response without one."""
+    """The last code block of a response, or the whole response if there is none."""
     blocks = _BLOCK.findall(text)
     return blocks[-1] if blocks else text
 

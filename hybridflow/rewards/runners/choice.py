@@ -1,4 +1,4 @@
-"""Runners: what calls the reward functions, in this process or in processes of their own."""
+"""Runners, which call the reward functions in this process or in separate processes."""
 
 from collections.abc import Sequence
 from typing import Protocol

@@ -1,4 +1,4 @@
-"""Samples in chunks, and the progress of a run over them: what is left to score, what failed, and the results."""
+"""Samples in chunks, and the progress of a run over them: remaining chunks, failures, and results."""
 
 import logging
 from collections import deque

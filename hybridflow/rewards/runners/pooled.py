@@ -1,4 +1,4 @@
-"""Functions in processes of their own, with limits: a sample that hangs or crashes its process fails alone."""
+"""Runs functions in separate processes with limits: a sample that hangs or crashes its process fails alone."""
 
 import math
 import time

@@ -57,7 +57,7 @@ class PoolProcess:
         return self.is_ready and self.chunk is None
 
     def become_ready(self, code: Code) -> None:
-        """Marks the functions as loaded, from this code; memory used from now on counts as theirs."""
+        """Marks the functions as loaded, from this code; memory used after this call counts as theirs."""
         self._server.check_code(code)
         self.is_ready, self._bytes_at_start = True, used_bytes(self._id)
 

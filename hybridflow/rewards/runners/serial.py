@@ -1,4 +1,4 @@
-"""The plain runner: calls one function after the other, in this process."""
+"""The simplest runner: calls one function after another, in this process."""
 
 import logging
 from collections.abc import Sequence

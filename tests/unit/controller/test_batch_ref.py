@@ -70,7 +70,7 @@ def test_a_later_column_replaces_an_earlier_one(generated):
 
 
 def test_joining_other_rows_or_taking_rows_that_are_not_there_is_an_error(generated):
-    with pytest.raises(BatchError, match="of a batch of 16"):
+    with pytest.raises(BatchError, match="in a batch of 16"):
         generated.take([16])
     with pytest.raises(BatchError, match="4 rows cannot be joined to one of 16"):
         generated.join(generated.take([0, 1, 2, 3]).join(prompts(rows=2)))

@@ -128,5 +128,5 @@ def test_references_of_one_file_alone_are_named_as_in_the_file(tmp_path, tokeniz
     for files in ([both, none], [none, both]):
         with pytest.raises(DataError) as caught:
             load_preferences(files, Data(), tokenizer)
-        assert f"'{both}' has the columns ref_chosen_logps, ref_rejected_logps, and '{none}'" in caught.value.message
+        assert f"'{both}' has the columns ref_chosen_logps, ref_rejected_logps, but '{none}'" in caught.value.message
         assert "add the missing ones" in caught.value.remedy

@@ -1,1 +1,1 @@
-"""The plain rollout engine: our own decoding loop over a Hugging Face model. Read `engine.py`, then `decode.py`."""
+"""The simplest rollout engine: a decoding loop over a Hugging Face model. Read `engine.py`, then `decode.py`."""

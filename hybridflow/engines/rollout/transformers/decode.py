@@ -35,7 +35,7 @@ class DecodeStep(Protocol):
     """Tokens between two calls of `unfinished`."""
 
     def advance(self) -> None:
-        """Reads the token that was drawn last, and draws the next one."""
+        """Processes the last sampled token, and samples the next one."""
         ...
 
     def unfinished(self) -> Tensor | None:
@@ -116,7 +116,7 @@ def decode(
     eos_token_ids: tuple[int, ...],
     memory: FixedMemory | None = None,
 ) -> Decoded:
-    """At most R tokens per row, R being the width of `uniforms`; a row ends with one of `eos_token_ids`, if any.
+    """At most R tokens per row, where R is the width of `uniforms`; a row ends with one of `eos_token_ids`, if any.
 
     With a `memory`, tensors have static addresses, for CUDA graphs. Inference mode is 8 % faster than `no_grad` for a
     small model; its results must be copied before they can take part in training. The parameters, which may be shared

@@ -1,4 +1,4 @@
-"""The rollout engine that runs wherever transformers runs."""
+"""A rollout engine that runs wherever transformers runs."""
 
 from collections.abc import Iterable
 

@@ -160,7 +160,7 @@ class FixedMemory:
         self.draw(frame, logits)
 
     def draw(self, frame: _Frame, logits: Tensor) -> None:
-        """Draws a token per row, and stores the inputs of the next step."""
+        """Samples one token per row, and stores the inputs of the next step."""
         at = frame.rows * self.uniforms.shape[1] + frame.step
         drawn, logprobs = draw(logits, self.uniforms.view(-1)[at], self.sampling)
         self.tokens.view(-1).index_copy_(0, at, drawn)

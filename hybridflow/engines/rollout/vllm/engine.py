@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 class VllmEngine(RolloutShell):
     """vLLM on the ranks of a replica; implements `RolloutEngine`.
 
-    The slots are views of vLLM's own (fused) tensors, which are in one buffer of ours. The next `generate` uses what is
+    The slots are views of vLLM's own (fused) tensors, which are in one buffer. The next `generate` uses the weights
     written there, after `weights_changed` has discarded the prefix cache of earlier weights.
     """
 

@@ -19,8 +19,7 @@ from hybridflow.elastic.manifest import MANIFEST
 from hybridflow.engines.training.state_files import MODEL_DIRECTORY, load_state
 from hybridflow.errors import CheckpointError, ConfigError, ResourceError
 from hybridflow.models.adapters.files import ADAPTER_DIRECTORY, CONFIG_FILE, SavedAdapter, merged_directory
-from hybridflow.models.description import copy_description
-from hybridflow.models.loading import resolve_model_path, torch_dtype
+from hybridflow.models.loading import copy_description, resolve_model_path, torch_dtype
 from hybridflow.models.shard_files import save_directory
 from hybridflow.models.shard_files.reading import weight_files
 from hybridflow.parallel.groups import Ranks

@@ -1,30 +1,25 @@
 """Reward models: their descriptions, and sequence-classification models that `transformers` runs."""
 
 import json
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import torch
 from torch import Tensor
 from transformers import (
     AutoModelForSequenceClassification,
-    PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
 
 from hybridflow.batch.iterate import microbatches
 from hybridflow.batch.ragged import Ragged
-from hybridflow.errors import ConfigError, EngineError
-from hybridflow.models.loading import check_finite, one_line, own_memory, quiet_transformers, read_description
+from hybridflow.errors import ConfigError
+from hybridflow.models.loading import load_pretrained, read_description
 from hybridflow.models.names.rules import MODEL_TYPES
 from hybridflow.models.shard_files.reading import saved_shapes
 from hybridflow.models.tokenizers import pad_id
-
-logger = logging.getLogger(__name__)
 
 _HEAD, _BIAS = "score.weight", "score.bias"
 _NO_LIMIT = 1 << 30
@@ -98,7 +93,15 @@ class Classifier:
         microbatch_tokens: int,
         trust_remote_code: bool = False,
     ) -> None:
-        self._model = _load(description.directory, dtype, device, trust_remote_code)
+        self._model = load_pretrained(
+            AutoModelForSequenceClassification,
+            description.directory,
+            dtype=dtype,
+            device=device,
+            trust_remote_code=trust_remote_code,
+            key="reward.model.path",
+            kind="sequence-classification model",
+        )
         self._pad = pad_id(tokenizer)
         # A decoder finds the last token of a row by its configuration's padding token.
         self._model.config.get_text_config().pad_token_id = self._pad
@@ -135,38 +138,6 @@ def longest_input(description: RewardModelDescription, tokenizer: PreTrainedToke
     """The maximum number of its own tokens that the model can read; None if no limit is known."""
     limits = [limit for limit in (description.max_positions, tokenizer.model_max_length) if limit and limit < _NO_LIMIT]
     return min(limits, default=None)
-
-
-def _load(directory: Path, dtype: torch.dtype, device: torch.device, trust_remote_code: bool) -> PreTrainedModel:
-    try:
-        with quiet_transformers():
-            loaded = AutoModelForSequenceClassification.from_pretrained(
-                directory,
-                dtype=dtype,
-                trust_remote_code=trust_remote_code,
-                local_files_only=True,
-                output_loading_info=True,
-            )
-    except Exception as error:  # as in `read_description`
-        raise EngineError(
-            f"The reward model in {directory} cannot be loaded: {one_line(error)}.",
-            remedy="reward.model.path must hold config.json and the weights of a sequence-classification model.",
-        ) from error
-    model, loading = cast(tuple[PreTrainedModel, dict[str, set[str]]], loaded)
-    if loading["missing_keys"]:
-        names = sorted(loading["missing_keys"])
-        raise EngineError(
-            f"The reward model in {directory} lacks {len(names)} weights of its config.json, first '{names[0]}'.",
-            remedy="Give a complete sequence-classification model as reward.model.path.",
-        )
-    if loading["unexpected_keys"]:
-        names = sorted(loading["unexpected_keys"])
-        logger.warning("model=%s unused_weights=%d first=%s", directory, len(names), names[0])
-    for name, weight in model.named_parameters():
-        check_finite(name, weight, directory)
-    torch.nn.Module.to(model, device)
-    own_memory(model)
-    return model.eval()
 
 
 def _segmentation(tokenizer: PreTrainedTokenizerBase) -> Sequence[object]:

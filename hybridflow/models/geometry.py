@@ -128,8 +128,10 @@ def value_bytes(dtype: Dtype | None) -> int:
 def parameter_count(model: ModelGeometry) -> int:
     """Parameters of the whole model; a tied head is counted once."""
     norms = 2 * model.hidden + (2 * model.head_dim if model.qk_norm else 0)
+    attention = model.hidden * (2 * model.query_width + 2 * model.kv_width)
+    biases = model.qkv_bias * (model.query_width + 2 * model.kv_width) + model.output_bias * model.hidden
     router = model.experts * model.hidden
-    layer = _attention_weights(model) + _biases(model) + max(model.experts, 1) * _mlp_weights(model) + router + norms
+    layer = attention + biases + max(model.experts, 1) * _mlp_weights(model) + router + norms
     embeddings = model.vocab * model.hidden * (1 if model.tied else 2)
     return model.layers * layer + embeddings + model.hidden
 
@@ -142,14 +144,6 @@ def expert_parameter_count(model: ModelGeometry) -> int:
 def kv_cache_bytes_per_token(model: ModelGeometry, *, bytes_per_value: int = 4) -> int:
     """Bytes of the KV cache per token."""
     return 2 * model.layers * model.kv_width * bytes_per_value
-
-
-def _attention_weights(model: ModelGeometry) -> int:
-    return model.hidden * (2 * model.query_width + 2 * model.kv_width)
-
-
-def _biases(model: ModelGeometry) -> int:
-    return model.qkv_bias * (model.query_width + 2 * model.kv_width) + model.output_bias * model.hidden
 
 
 def _mlp_weights(model: ModelGeometry) -> int:

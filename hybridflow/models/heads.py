@@ -4,15 +4,16 @@ from pathlib import Path
 
 import torch
 from jaxtyping import Float, Int
-from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES
 
 from hybridflow.errors import EngineError
-from hybridflow.models.loading import check_finite, copy_tokenizer, load_backbone, quiet_transformers
+from hybridflow.models.loading import copy_tokenizer, load_backbone, quiet_transformers
 from hybridflow.models.packed_attention import IMPLEMENTATION
 from hybridflow.models.packing import Packing
+from hybridflow.models.shard_files import read_into
+from hybridflow.parallel.layout import WeightShard
 
 
 class ValueModel(nn.Module):
@@ -50,12 +51,9 @@ def load_value_model(
     """Loads a value model; without a saved head its head is zero, so that values start at 0."""
     backbone = load_backbone(directory, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
     model = ValueModel(backbone)
-    saved = _saved_head(directory)
-    if "weight" in saved and saved["weight"].shape == model.score.weight.shape:
-        with torch.no_grad():
-            check_finite("score.weight", saved["weight"], directory)
-            model.score.weight.copy_(saved["weight"])
-            model.score.bias.copy_(saved.get("bias", torch.zeros(1)))
+    if any(directory.glob("*.safetensors")):
+        head = [WeightShard.full(f"score.{name}", weight.data) for name, weight in model.score.named_parameters()]
+        read_into(directory, head, zero_if_absent=("score.weight", "score.bias"))
     return model.eval()
 
 
@@ -136,12 +134,3 @@ def _hidden_size(backbone: PreTrainedModel) -> int:
             remedy="Use Llama, Qwen2, Qwen3, or another model whose config.json has hidden_size.",
         )
     return size
-
-
-def _saved_head(directory: Path) -> dict[str, Tensor]:
-    found = {}
-    for path in sorted(directory.glob("*.safetensors")):
-        with safe_open(path, framework="pt") as file:
-            for name in {"score.weight", "score.bias"} & set(file.keys()):
-                found[name.removeprefix("score.")] = file.get_tensor(name)
-    return found

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from huggingface_hub import snapshot_download
@@ -18,9 +18,15 @@ from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
     GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
+)
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
+    MODEL_MAPPING_NAMES,
 )
 from transformers.utils import logging as transformers_logging
 
@@ -45,7 +51,11 @@ _TOKENIZER_FILES = (
     "sentencepiece.bpe.model",
 )
 _LONGEST_REASON = 400
-_WHAT_IT_HOLDS = "model.path must hold config.json and the weights of a causal language model (model.safetensors)."
+Head = Literal["language", "value"]
+_ARCHITECTURES = {
+    "language": MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    "value": MODEL_MAPPING_NAMES | MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
+}
 _DTYPES = {Dtype.float32: torch.float32, Dtype.bfloat16: torch.bfloat16}
 
 
@@ -101,14 +111,60 @@ def load_causal_lm(
     Parameters are new, aligned tensors instead of views of the mapped file: results must not depend, even in the last
     bit, on a weight's position in a file.
     """
-    return _load(AutoModelForCausalLM, directory, dtype, device, trust_remote_code)
+    return load_pretrained(
+        AutoModelForCausalLM, directory, dtype=dtype, device=device, trust_remote_code=trust_remote_code
+    )
 
 
 def load_backbone(
     directory: Path, *, dtype: torch.dtype, device: torch.device | str, trust_remote_code: bool = False
 ) -> PreTrainedModel:
     """Loads the model without its language head: token ids in, hidden states out."""
-    return _load(AutoModel, directory, dtype, device, trust_remote_code)
+    return load_pretrained(AutoModel, directory, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+
+
+def load_pretrained(
+    factory: type[AutoModel] | type[AutoModelForCausalLM] | type[AutoModelForSequenceClassification],
+    directory: Path,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    trust_remote_code: bool,
+    key: str = "model.path",
+    kind: str = "causal language model",
+) -> PreTrainedModel:
+    """Loads and checks the model in a directory, in evaluation mode; `key` and `kind` describe it in errors."""
+    try:
+        with quiet_transformers():
+            loaded = factory.from_pretrained(
+                directory,
+                dtype=dtype,
+                trust_remote_code=trust_remote_code,
+                local_files_only=True,
+                output_loading_info=True,
+            )
+    except Exception as error:  # transformers checks little, and fails in as many ways as a file can be wrong
+        needed = f"{key} must hold config.json and the weights of a {kind} (model.safetensors)."
+        raise EngineError(
+            f"The model in {directory} cannot be loaded: {one_line(error)}.", remedy=_remedy(error, needed)
+        ) from error
+    model, loading = cast(tuple[PreTrainedModel, dict[str, set[str]]], loaded)
+    if loading["missing_keys"]:
+        names = sorted(loading["missing_keys"])
+        raise EngineError(
+            f"The model in {directory} lacks {len(names)} weights of its config.json, first '{names[0]}'.",
+            remedy=f"Give a complete Hugging Face directory as {key}.",
+        )
+    if loading["unexpected_keys"] and factory is not AutoModel:
+        names = sorted(loading["unexpected_keys"])
+        logger.warning("model=%s unused_weights=%d first=%s", directory, len(names), names[0])
+    for name, weight in model.named_parameters():
+        check_finite(name, weight, directory)
+    nn.Module.to(model, device)
+    _own_memory(model)
+    if model.can_generate():
+        _mend_generation_config(cast(GenerationConfig, model.generation_config))
+    return model.eval()
 
 
 def save_causal_lm(model: PreTrainedModel, directory: Path, *, tokenizer_from: Path) -> None:
@@ -125,6 +181,36 @@ def copy_tokenizer(source: Path, target: Path) -> None:
         for found in source.glob(pattern):
             copy = shutil.copytree if found.is_dir() else shutil.copyfile
             copy(found, target / found.name)
+
+
+def copy_description(
+    source: Path,
+    target: Path,
+    *,
+    head: Head,
+    dtype: torch.dtype,
+    tokenizer_from: Path,
+    trust_remote_code: bool = False,
+) -> None:
+    """Writes the files that `transformers` saves with the weights of the model in `source`, for this head and dtype."""
+    target.mkdir(parents=True, exist_ok=True)
+    config = read_description(source, trust_remote_code=trust_remote_code)
+    config.dtype = str(dtype).removeprefix("torch.")
+    architecture = _ARCHITECTURES[head].get(config.model_type)
+    if isinstance(architecture, str):
+        config.architectures = [architecture]
+    if head == "value":
+        config.num_labels = 1
+    config.save_pretrained(target)
+    if head == "language":
+        has_own = (source / "generation_config.json").is_file()
+        generation = GenerationConfig.from_pretrained(source) if has_own else GenerationConfig.from_model_config(config)
+        _mend_generation_config(generation)
+        generation.save_pretrained(target)
+    if trust_remote_code:
+        for code in source.glob("*.py"):
+            shutil.copyfile(code, target / code.name)
+    copy_tokenizer(tokenizer_from, target)
 
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -145,20 +231,6 @@ def check_finite(name: str, weight: Tensor, place: Path) -> None:
         )
 
 
-def own_memory(module: nn.Module) -> None:
-    """Moves each parameter and buffer to its own memory, in place; tied parameters stay tied."""
-    for tensor in [*module.parameters(), *module.buffers()]:
-        tensor.data = tensor.data.clone(memory_format=torch.contiguous_format)
-
-
-def mend_generation_config(config: GenerationConfig) -> None:
-    """Sets do_sample if transformers would not save the configuration: many published models set only a temperature."""
-    try:
-        config.validate(strict=True)
-    except ValueError:
-        config.do_sample = True
-
-
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
     """Hides transformers' progress bars and loading reports; the relevant parts of them are checked here."""
@@ -171,45 +243,6 @@ def quiet_transformers() -> Iterator[None]:
         transformers_logging.set_verbosity(verbosity)
         if bars:
             transformers_logging.enable_progress_bar()
-
-
-def _load(
-    factory: type[AutoModel] | type[AutoModelForCausalLM],
-    directory: Path,
-    dtype: torch.dtype,
-    device: torch.device | str,
-    trust_remote_code: bool,
-) -> PreTrainedModel:
-    try:
-        with quiet_transformers():
-            loaded = factory.from_pretrained(
-                directory,
-                dtype=dtype,
-                trust_remote_code=trust_remote_code,
-                local_files_only=True,
-                output_loading_info=True,
-            )
-    except Exception as error:  # transformers checks little, and fails in as many ways as a file can be wrong
-        raise EngineError(
-            f"The model in {directory} cannot be loaded: {one_line(error)}.", remedy=_remedy(error, _WHAT_IT_HOLDS)
-        ) from error
-    model, loading = cast(tuple[PreTrainedModel, dict[str, set[str]]], loaded)
-    if loading["missing_keys"]:
-        names = sorted(loading["missing_keys"])
-        raise EngineError(
-            f"The model in {directory} lacks {len(names)} weights of its config.json, first '{names[0]}'.",
-            remedy="Give a complete Hugging Face directory as model.path.",
-        )
-    if loading["unexpected_keys"] and factory is AutoModelForCausalLM:
-        names = sorted(loading["unexpected_keys"])
-        logger.warning("model=%s unused_weights=%d first=%s", directory, len(names), names[0])
-    for name, weight in model.named_parameters():
-        check_finite(name, weight, directory)
-    nn.Module.to(model, device)
-    own_memory(model)
-    if model.can_generate():
-        mend_generation_config(cast(GenerationConfig, model.generation_config))
-    return model.eval()
 
 
 def _remedy(error: Exception, otherwise: str) -> str:
@@ -249,3 +282,17 @@ def _nearest(wanted: Path) -> str:
     close = difflib.get_close_matches(wanted.name, models, n=1, cutoff=0.4) or list(models)[:1]
     advice = "Give a Hugging Face directory, a hub name (owner/name), or builtin:calculator"
     return f"{advice}. Nearest model directory: {models[close[0]]}." if close else f"{advice}."
+
+
+def _own_memory(module: nn.Module) -> None:
+    """Moves each parameter and buffer to its own memory, in place; tied parameters stay tied."""
+    for tensor in [*module.parameters(), *module.buffers()]:
+        tensor.data = tensor.data.clone(memory_format=torch.contiguous_format)
+
+
+def _mend_generation_config(config: GenerationConfig) -> None:
+    """Sets do_sample if transformers would not save the configuration: many published models set only a temperature."""
+    try:
+        config.validate(strict=True)
+    except ValueError:
+        config.do_sample = True

@@ -1,7 +1,5 @@
 """Attention over packed sequences, without padding or a mask over all tokens."""
 
-import inspect
-from functools import partial
 from typing import TypedDict, Unpack
 
 import torch
@@ -34,8 +32,6 @@ _WITHOUT_EFFECT = {
     "use_cache",
 }
 """Ignored arguments: models are in evaluation mode, and the mask argument carries the window."""
-_VARLEN_GROUPS = "enable_gqa" in inspect.signature(varlen_attn).parameters
-"""Whether torch's FlashAttention supports grouped key-value heads: since torch 2.12."""
 
 _FLASH_DTYPES = (torch.bfloat16, torch.float16)
 _FLASH_HEAD_SIZE = 256
@@ -173,12 +169,9 @@ def attend(
 def _flash(query: Tensor, key: Tensor, value: Tensor, packing: Packing, *, scaling: float | None, left: int) -> Tensor:
     """Causal FlashAttention; a token attends to the `left` tokens before it, or to all for -1."""
     ends, longest = packing.cu_seqlens, packing.max_seqlen
-    run = partial(varlen_attn, scale=scaling, window_size=(left, 0))
-    if _VARLEN_GROUPS:
-        run = partial(run, enable_gqa=True)
-    else:
-        key, value = (part.repeat_interleave(query.shape[1] // key.shape[1], 1) for part in (key, value))
-    attended = run(query, key, value, ends, ends, longest, longest)
+    attended = varlen_attn(
+        query, key, value, ends, ends, longest, longest, scale=scaling, window_size=(left, 0), enable_gqa=True
+    )
     assert isinstance(attended, Tensor), "only the output was requested"
     return attended
 

@@ -19,10 +19,16 @@ from hybridflow.engines.training.outputs import LanguageOutputs, TokenModel, Val
 from hybridflow.errors import EngineError
 from hybridflow.models.adapters.files import ADAPTER_DIRECTORY, save_adapter
 from hybridflow.models.adapters.lora import Adapter
-from hybridflow.models.description import Head, copy_description
 from hybridflow.models.geometry import read_geometry
 from hybridflow.models.heads import ValueModel, load_value_model, save_value_model
-from hybridflow.models.loading import load_causal_lm, resolve_model_path, save_causal_lm, torch_dtype
+from hybridflow.models.loading import (
+    Head,
+    copy_description,
+    load_causal_lm,
+    resolve_model_path,
+    save_causal_lm,
+    torch_dtype,
+)
 from hybridflow.models.names.rules import MODEL_TYPES
 from hybridflow.models.packed_attention import length_dependent_rotations, use_packed_attention
 from hybridflow.models.skeleton import causal_lm_skeleton, value_model_skeleton

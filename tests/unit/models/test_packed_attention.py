@@ -180,8 +180,7 @@ def test_the_implementation_is_not_saved_with_the_model(tmp_path):
     assert "hybridflow" not in (tmp_path / "config.json").read_text()
 
 
-@pytest.mark.parametrize("groups_itself", [True, False])
-def test_flash_attention_is_given_heads_as_its_version_takes_them(monkeypatch, groups_itself):
+def test_flash_attention_is_given_fewer_key_value_heads_than_queries(monkeypatch):
     """torch's kernel needs a GPU; what it is called with does not."""
     called = {}
 
@@ -190,10 +189,9 @@ def test_flash_attention_is_given_heads_as_its_version_takes_them(monkeypatch, g
         return query
 
     monkeypatch.setattr(attention_module, "varlen_attn", kernel)
-    monkeypatch.setattr(attention_module, "_VARLEN_GROUPS", groups_itself)
     monkeypatch.setattr(attention_module, "_flash_can", lambda query, value: True)
     query, key, value = torch.randn(8, 4, 16), torch.randn(8, 2, 16), torch.randn(8, 2, 16)
     packed_attention(query, key, value, Packing((3, 5), CPU), window=2)
     assert called["window"] == (1, 0)
-    assert called["heads"] == ((4, 2, 2) if groups_itself else (4, 4, 4))
-    assert called["more"] == ({"enable_gqa": True} if groups_itself else {})
+    assert called["heads"] == (4, 2, 2)
+    assert called["more"] == {"enable_gqa": True}

@@ -49,13 +49,6 @@ def test_executors_carry_out_random_plans_of_two_ranks_with_little_staging():
     assert 0 < max(found.report.staging_bytes for found in sent) <= 4 * TINY
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [*KINDS, TransferKind.gather])
-def test_executors_carry_out_many_random_plans(kind):
-    makes = [(kind, Sized(bucket_bytes, kind is TransferKind.gather)) for bucket_bytes in (SMALL, TINY, 100)]
-    check(run_ranks(random_plans, 4, range(100, 108), makes))
-
-
 def test_nested_layouts_are_gathered():
     quarter = (512 * 256 + 64 * 96 + 8 * 3) * 4 // 4
     outcomes = run_ranks(nested, 4, [Sized(SMALL), Sized(SMALL, True), Sized(TINY, True)])
@@ -180,3 +173,27 @@ def poll_works(rank: int) -> None:
 def test_a_polled_work_raises_what_went_wrong_and_torch_does_not_warn(capfd):
     run_ranks(poll_works, 2, may_die=True)
     assert "deprecated" not in capfd.readouterr().err
+
+
+LONG = b"layout" * 50_000
+
+
+def messages(rank: int) -> tuple[list[list[bytes]], bool, list]:
+    assert dist.group.WORLD is not None
+    transport = group_within(dist.group.WORLD, timeout_seconds=60.0, device="cpu")
+    received = [
+        transport.gather_messages(own) for own in (LONG if rank else b"another", b"", b"\x00\xff" * rank, bytes([rank]))
+    ]
+    return received, received[0][1] is received[0][2], transport.gather_plain({"rank": rank, "box": ((0, rank),)})
+
+
+def test_every_rank_hears_all_and_what_is_alike_once():
+    for received, is_one, plain in run_ranks(messages, 3):
+        assert received[0] == [b"another", LONG, LONG] and is_one
+        assert received[1:] == [[b"", b"", b""], [b"", b"\x00\xff", b"\x00\xff" * 2], [b"\x00", b"\x01", b"\x02"]]
+        assert plain == [{"rank": rank, "box": [[0, rank]]} for rank in range(3)]
+
+
+def test_a_rank_alone_hears_itself():
+    alone = Transport.alone()
+    assert alone.gather_messages(b"own") == [b"own"] and alone.gather_plain((1, None)) == [[1, None]]

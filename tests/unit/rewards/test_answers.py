@@ -14,49 +14,38 @@ from hybridflow.rewards.answers import (
 
 
 @pytest.mark.parametrize(
-    ("text", "answer"),
+    ("find", "text", "found"),
     [
-        ("so 3*4=12\n#### 12", "12"),
-        ("#### 1\nno\n#### 2  \n", "2"),
-        ("####72", "72"),
-        ("no hashes", None),
-        ("####\n5", None),
+        (hash_answer, "so 3*4=12\n#### 12", "12"),
+        (hash_answer, "#### 1\nno\n#### 2  \n", "2"),
+        (hash_answer, "####72", "72"),
+        (hash_answer, "no hashes", None),
+        (hash_answer, "####\n5", None),
+        (boxed_answer, r"thus \boxed{42}.", "42"),
+        (boxed_answer, r"\boxed{1} and \boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (boxed_answer, r"\boxed {x}", "x"),
+        (boxed_answer, r"\fbox{7}", "7"),
+        (boxed_answer, r"\boxed{never closed", None),
+        (boxed_answer, "no box", None),
+        (last_number, "first 3, then 4.", "4"),
+        (last_number, "costs $1,234.50!", "1,234.50"),
+        (last_number, "48+24=72", "72"),
+        (last_number, "12-5", "5"),
+        (last_number, "it is -5 degrees", "-5"),
+        (last_number, "(3)-4", "4"),
+        (last_number, "about .5", ".5"),
+        (last_number, "none", None),
+        (expected_answer, "so\n#### 1,200", "1,200"),
+        (expected_answer, r"thus \boxed{7}", "7"),
+        (expected_answer, " 46 ", "46"),
+        (expected_answer, 145.0, "145"),
+        (expected_answer, 2.5, "2.5"),
+        (expected_answer, 46, "46"),
+        (expected_answer, "Paris", "Paris"),
     ],
 )
-def test_the_answer_after_the_last_hashes(text, answer):
-    assert hash_answer(text) == answer
-
-
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        (r"thus \boxed{42}.", "42"),
-        (r"\boxed{1} and \boxed{\frac{1}{2}}", r"\frac{1}{2}"),
-        (r"\boxed {x}", "x"),
-        (r"\fbox{7}", "7"),
-        (r"\boxed{never closed", None),
-        ("no box", None),
-    ],
-)
-def test_the_answer_in_the_last_box(text, answer):
-    assert boxed_answer(text) == answer
-
-
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        ("first 3, then 4.", "4"),
-        ("costs $1,234.50!", "1,234.50"),
-        ("48+24=72", "72"),
-        ("12-5", "5"),
-        ("it is -5 degrees", "-5"),
-        ("(3)-4", "4"),
-        ("about .5", ".5"),
-        ("none", None),
-    ],
-)
-def test_the_last_number(text, number):
-    assert last_number(text) == number
+def test_the_answer_in_a_text(find, text, found):
+    assert find(text) == found
 
 
 def test_hashes_win_over_a_box_and_a_box_over_a_number():
@@ -64,22 +53,6 @@ def test_hashes_win_over_a_box_and_a_box_over_a_number():
     assert final_answer(r"\boxed{2} or 3") == "2"
     assert final_answer("2 or 3") == "3"
     assert final_answer("neither") is None
-
-
-@pytest.mark.parametrize(
-    ("answer", "expected"),
-    [
-        ("so\n#### 1,200", "1,200"),
-        (r"thus \boxed{7}", "7"),
-        (" 46 ", "46"),
-        (145.0, "145"),
-        (2.5, "2.5"),
-        (46, "46"),
-        ("Paris", "Paris"),
-    ],
-)
-def test_the_expected_answer_of_a_row(answer, expected):
-    assert expected_answer(answer) == expected
 
 
 @pytest.mark.parametrize(

@@ -100,12 +100,6 @@ def test_tests_that_every_program_passes_are_an_error(value):
     assert "a list of assert statements" in caught.value.remedy
 
 
-def test_a_row_without_tests_for_programs_ends_the_run_with_the_form():
-    with pytest.raises(RewardError, match="cannot parse the tests '42'") as caught:
-        scores(["print(42)"] * 3, {"answer": ["42"] * 3})
-    assert "a list of assert statements" in caught.value.message
-
-
 def test_the_program_is_the_last_block_or_all():
     assert program_in("a\n```python\nx\n```\nb\n```py\ny\n```") == "y\n"
     assert program_in("```\nx = 1") == "x = 1"
@@ -126,13 +120,3 @@ def test_tests_that_can_be_forged_are_warned_about_once(caplog):
         assert scores([program] * 2, {"answer": [["assert f(1) == 1", whole]] * 2}) == [1.0, 1.0]
     (warned,) = caplog.records
     assert whole in warned.getMessage() and "docs/how_to/code_rewards.md" in warned.getMessage()
-
-
-def test_a_check_of_a_candidate_is_split(caplog):
-    check = (
-        "def check(candidate):\n    assert candidate(1) == 1\n    assert abs(candidate(0.3) - 0.3) < 1e-6\n\ncheck(f)"
-    )
-    completions = ["def f(x):\n    return x", "def f(x):\n    return 1"]
-    with caplog.at_level(logging.WARNING):
-        assert scores(completions, {"answer": [check] * 2}) == [1.0, 0.0]
-    assert not caplog.records

@@ -2,12 +2,9 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
-from multiprocessing.connection import Connection
-from multiprocessing.reduction import send_handle
 from pathlib import Path
 
 import pytest
@@ -18,7 +15,6 @@ from hybridflow.observability.metrics import plain
 from hybridflow.rewards.interface import Samples
 from hybridflow.rewards.resolve import resolve_functions
 from hybridflow.rewards.runners.chunks import chunks_of
-from hybridflow.rewards.runners.forkserver import FORK, Setup
 from hybridflow.rewards.runners.pooled import PooledRunner
 from hybridflow.rewards.runners.serial import SerialRunner
 from hybridflow.rewards.scorer import RewardScorer
@@ -292,31 +288,6 @@ def test_what_a_function_prints_is_shown_though_its_process_crashes_or_is_killed
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert "of 2\n" in done.stdout and "looking at ['777']\n" in done.stdout
-
-
-FORKLESS = """
-import os, sys
-from hybridflow.rewards.runners import forkserver
-
-def refuse():
-    raise BlockingIOError(11, "no process is left")
-
-os.fork = refuse
-forkserver.main(int(sys.argv[1]))
-"""
-
-
-def test_a_process_that_cannot_be_started_says_why():
-    ours, theirs = socket.socketpair()
-    control = Connection(ours.detach())
-    control.send(Setup(Reward(), []))
-    control.send(FORK)
-    send_handle(control, theirs.fileno(), None)
-    done = subprocess.run(
-        [sys.executable, "-c", FORKLESS, str(theirs.fileno())],
-        pass_fds=[theirs.fileno()], capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert done.returncode == 1 and "BlockingIOError: [Errno 11] no process is left" in done.stderr
 
 
 def descendants(process: int) -> list[int]:

@@ -98,9 +98,17 @@ class CheckpointStore:
             found = f"{path} is not a checkpoint: it has no {MANIFEST}."
             if not path.exists():
                 found = f"The checkpoint {path} does not exist."
-            raise CheckpointError(found, remedy=self._nearest(path))
+            advice = "Give a step_N directory with a manifest.json as trainer.resume, or use trainer.resume=auto"
+            inside = steps_below(path) or steps_below(path / "checkpoints") or steps_below(path.parent) or self.paths()
+            raise CheckpointError(found, remedy=f"{advice}. Nearest: {inside[-1]}." if inside else f"{advice}.")
         checkpoint = Checkpoint(path, verify(path))
-        _check_step(checkpoint)
+        step, named, saved = checkpoint.step, _STEP.fullmatch(path.name), checkpoint.driver_state().get("step")
+        for what, found in (("its name", int(named[1]) if named else step), (DRIVER_STATE, saved)):
+            if found != step:
+                raise CheckpointError(
+                    f"{path} is damaged: {what} says step {found}, its manifest step {step}.",
+                    remedy="Rename it to the name under which it was saved, or use another checkpoint of the run.",
+                )
         return checkpoint
 
     def paths(self) -> list[Path]:
@@ -116,11 +124,6 @@ class CheckpointStore:
     def newest_whole(self) -> Path | None:
         """The newest checkpoint whose files have the right sizes, without reading their contents."""
         return next((path for path in reversed(self.paths()) if _is_intact(path)), None)
-
-    def _nearest(self, path: Path) -> str:
-        inside = steps_below(path) or steps_below(path / "checkpoints") or steps_below(path.parent) or self.paths()
-        advice = "Give a step_N directory with a manifest.json as trainer.resume, or use trainer.resume=auto"
-        return f"{advice}. Nearest: {inside[-1]}." if inside else f"{advice}."
 
 
 def saved_config(path: Path) -> dict[str, object]:
@@ -138,17 +141,6 @@ def steps_below(directory: Path) -> list[Path]:
         return []
     numbered = [(_STEP.fullmatch(path.name), path) for path in directory.iterdir() if path.is_dir()]
     return [path for _, path in sorted((int(found[1]), path) for found, path in numbered if found)]
-
-
-def _check_step(checkpoint: Checkpoint) -> None:
-    """Checks that the directory's name and the driver's state have the manifest's step."""
-    named, saved = _STEP.fullmatch(checkpoint.path.name), checkpoint.driver_state().get("step")
-    for what, step in (("its name", int(named[1]) if named else checkpoint.step), (DRIVER_STATE, saved)):
-        if step != checkpoint.step:
-            raise CheckpointError(
-                f"{checkpoint.path} is damaged: {what} says step {step}, its manifest step {checkpoint.step}.",
-                remedy="Rename it to the name under which it was saved, or use another checkpoint of the run.",
-            )
 
 
 def _prune(paths: Sequence[Path], *, keep: int, just_written: Path) -> None:

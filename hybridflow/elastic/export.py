@@ -72,18 +72,16 @@ def _checkpoint(run_dir: Path, step: int | None) -> Checkpoint:
     store = CheckpointStore(run_dir)
     if (run_dir / MANIFEST).is_file() and step is None:
         return store.open(run_dir)
-    whole = [path for path in store.paths() if (path / MANIFEST).is_file()]
-    if step is not None and whole:
-        path = store.directory / f"step_{step}"
-        if path in whole:
-            return store.open(path)
-        steps = ", ".join(path.name.removeprefix("step_") for path in whole)
+    steps = [path.name.removeprefix("step_") for path in store.paths() if (path / MANIFEST).is_file()]
+    if str(step) in steps:
+        return store.open(store.directory / f"step_{step}")
+    if step is not None and steps:
         raise CheckpointError(
             f"The run in {run_dir} has no checkpoint of step {step}.",
-            remedy=f"Use --step with one of: {steps}. A run keeps its last trainer.keep_checkpoints checkpoints.",
+            remedy=f"Use --step with one of: {', '.join(steps)}. A run keeps its last trainer.keep_checkpoints"
+            " checkpoints.",
         )
-    found = store.latest()
-    if found is None:
+    if (found := store.latest()) is None:
         runs = [path.parent.parent for path in sorted(run_dir.glob("*/checkpoints/step_*")) if path.is_dir()]
         nearest = f" Runs below it: {', '.join(map(str, dict.fromkeys(runs)))}." if runs else ""
         flaw = "has no complete checkpoint" if steps_below(store.directory) else "has no checkpoint"

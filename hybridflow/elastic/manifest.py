@@ -65,7 +65,13 @@ def read_manifest(directory: Path) -> Manifest:
         raise CheckpointError(f"{directory} has no {MANIFEST}: it is not a complete checkpoint.", remedy=_OTHER)
     try:
         raw = json.loads(path.read_text())
-        _check_format(path, raw["format"], raw["hybridflow"])
+        if raw["format"] != FORMAT or type(raw["format"]) is not int:
+            raise CheckpointError(
+                f"{path} has format {raw['format']} (written by hybridflow {raw['hybridflow']}); hybridflow"
+                f" {__version__} reads format {FORMAT}.",
+                remedy="Resume with the version that wrote it, or start a new run from its model:"
+                f" model.path={directory}/actor/huggingface.",
+            )
         files = {name: FileRecord(**record) for name, record in raw["files"].items()}
         manifest = Manifest(**raw | {"files": files})
         if _digest(manifest) != manifest.digest:
@@ -111,16 +117,6 @@ def _check_parts(directory: Path, parts: Parts, here: Mapping[str, int]) -> None
                     f" different directory there: {found}.",
                     remedy=remedy,
                 )
-
-
-def _check_format(path: Path, found: object, version: object) -> None:
-    if found != FORMAT or type(found) is not int:
-        raise CheckpointError(
-            f"{path} has format {found} (written by hybridflow {version}); hybridflow {__version__} reads format"
-            f" {FORMAT}.",
-            remedy="Resume with the version that wrote it, or start a new run from its model:"
-            f" model.path={path.parent}/actor/huggingface.",
-        )
 
 
 def _digest(manifest: Manifest) -> str:

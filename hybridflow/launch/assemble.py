@@ -9,7 +9,7 @@ from typing import cast
 from hybridflow.batch import Batch
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.loop import BackendKind
-from hybridflow.controller.backends import Backend, BackendOptions, make_backend
+from hybridflow.controller.backends import BackendOptions, make_backend
 from hybridflow.controller.worker_group import WorkerGroup
 from hybridflow.dataflows.evaluation import Evaluate, evaluate_held_out, evaluate_responses
 from hybridflow.dataflows.interface import Dataflow
@@ -30,21 +30,6 @@ from hybridflow.rewards.factory import all_need_answers
 logger = logging.getLogger(__name__)
 
 
-def start_backend(plan: RunPlan, stop: Stop) -> Backend:
-    """The planned backend; while the driver waits for workers, it checks whether it must stop."""
-    trainer = plan.config.trainer
-    options = BackendOptions(
-        devices=trainer.devices,
-        nodes=trainer.nodes,
-        device=plan.device,
-        threads=trainer.threads,
-        start_timeout_seconds=trainer.start_timeout_seconds,
-        hang_timeout_seconds=trainer.hang_timeout_seconds,
-        while_waiting=stop.check,
-    )
-    return make_backend(plan.backend.name, options)
-
-
 def assemble(
     prepared: Prepared,
     tracker: Tracker,
@@ -57,8 +42,17 @@ def assemble(
 ) -> Run:
     """Starts the backend and the roles and connects them to the loop; closing the stack stops them."""
     plan, data = prepared.plan, prepared.data
-    config = plan.config
-    backend = start_backend(plan, stop)
+    config, trainer = plan.config, plan.config.trainer
+    options = BackendOptions(
+        devices=trainer.devices,
+        nodes=trainer.nodes,
+        device=plan.device,
+        threads=trainer.threads,
+        start_timeout_seconds=trainer.start_timeout_seconds,
+        hang_timeout_seconds=trainer.hang_timeout_seconds,
+        while_waiting=stop.check,  # the driver may have to stop while it waits for workers
+    )
+    backend = make_backend(plan.backend.name, options)
     stack.callback(backend.shutdown)
     meet = None
     if plan.backend is BackendKind.ray:
@@ -67,19 +61,19 @@ def assemble(
     groups = start_roles(plan.roles, plan.pools, backend, device=plan.device, meet=meet)
     samples_per_prompt = config.rollout.samples_per_prompt
     program = plan.dataflow(groups, settings=plan.settings, samples_per_prompt=samples_per_prompt)
-    program.streams, program.seed = data.streams, config.trainer.seed
+    program.streams, program.seed = data.streams, trainer.seed
     program.wants_old_logprobs = plan.wants_old_logprobs
     program.max_response_tokens = config.data.max_response_tokens
     data = with_precomputed(program, data, prepared.directory)
     num_devices = sum(plan.pools.values())
     return Run(
-        trainer=config.trainer,
+        trainer=trainer,
         dataflow=program,
         streams=data.streams,
         evaluations=_evaluations(plan, program, groups, data),
         tracker=tracker,
         timers=timers,
-        checkpoints=CheckpointStore(prepared.directory, keep=config.trainer.keep_checkpoints, world=num_devices),
+        checkpoints=CheckpointStore(prepared.directory, keep=trainer.keep_checkpoints, world=num_devices),
         learners={name: cast(Trainable, groups[name]) for name in plan.trained},
         policies=[cast(Policy, groups[ACTOR])] if ACTOR in groups else [],
         decode=data.decode,

@@ -152,20 +152,16 @@ def _say_evaluations(outcome: "Outcome", first_evaluation: Mapping[str, float], 
 
 def _say_model(checkpoint: Path, console: Console) -> None:
     """The path of the trained model, and what reads it."""
-    trained = checkpoint / "reward_model"
-    if trained.is_dir():
-        kind = "adapter" if (trained / "adapter").is_dir() else "huggingface"
-        console.print(f"  model       {trained / kind}", soft_wrap=True)
-        if kind == "huggingface":
-            console.print(f"  serve it    main_ppo reward.model.path={trained / kind}", soft_wrap=True)
-        else:
-            run_dir = checkpoint.parent.parent
-            console.print(f"  serve it    hybridflow export {run_dir} DIRECTORY --role reward_model, then"
-                          " main_ppo reward.model.path=DIRECTORY", soft_wrap=True)  # fmt: skip
-        return
-    actor = checkpoint / "actor"
-    if (actor / "adapter").is_dir():
-        console.print(f"  adapter     {actor / 'adapter'}  (peft, or hybridflow export)", soft_wrap=True)
+    role = "reward_model" if (checkpoint / "reward_model").is_dir() else "actor"
+    adapter, model = checkpoint / role / "adapter", checkpoint / role / "huggingface"
+    if role == "actor" and adapter.is_dir():
+        lines = [f"adapter     {adapter}  (peft, or hybridflow export)"]
+    elif role == "actor":
+        lines = [f"model       {model}  (AutoModelForCausalLM.from_pretrained)"]
+    elif adapter.is_dir():
+        export = f"hybridflow export {checkpoint.parent.parent} DIRECTORY --role reward_model"
+        lines = [f"model       {adapter}", f"serve it    {export}, then main_ppo reward.model.path=DIRECTORY"]
     else:
-        model = actor / "huggingface"
-        console.print(f"  model       {model}  (AutoModelForCausalLM.from_pretrained)", soft_wrap=True)
+        lines = [f"model       {model}", f"serve it    main_ppo reward.model.path={model}"]
+    for line in lines:
+        console.print(f"  {line}", soft_wrap=True)

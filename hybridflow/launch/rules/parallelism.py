@@ -21,7 +21,12 @@ def parallelism_problems(config: Experiment) -> Iterator[ConfigError]:
     Only a dataflow with a critic reads that section: see `layouts.critic_layout_problems`.
     """
     check_placement(config)  # a layout belongs to a pool
-    yield from _process_errors(config)
+    sizes = pool_sizes(config)
+    if config.trainer.backend is BackendKind.local and sum(sizes.values()) > 1:
+        found = f"placement has {len(sizes)} pools" if len(sizes) > 1 else f"the run has {sum(sizes.values())} devices"
+        yield ConfigError(
+            f"trainer.backend=local has one process, but {found}.", remedy="Use trainer.backend=ray, or auto."
+        )
     rewards = [] if config.reward.model.path is None else ["reward"]
     for role in ("actor", *rewards, *config.roles):
         yield from role_problems(config, role)
@@ -33,15 +38,6 @@ def role_problems(config: Experiment, role: str) -> Iterator[ConfigError]:
     training, name = training_of(config, role), f"roles.{role}" if role in config.roles else role
     yield from _engine_errors(name, training)
     yield from _device_errors(config, role, name, training)
-
-
-def _process_errors(config: Experiment) -> Iterator[ConfigError]:
-    sizes = pool_sizes(config)
-    if config.trainer.backend is BackendKind.local and sum(sizes.values()) > 1:
-        found = f"placement has {len(sizes)} pools" if len(sizes) > 1 else f"the run has {sum(sizes.values())} devices"
-        yield ConfigError(
-            f"trainer.backend=local has one process, but {found}.", remedy="Use trainer.backend=ray, or auto."
-        )
 
 
 def _engine_errors(name: str, training: Training) -> Iterator[ConfigError]:

@@ -46,13 +46,10 @@ def unused_settings(plan: RunPlan) -> Iterator[Advice]:
 
 def _given(composed: Composed) -> dict[str, object]:
     """The settings that the user gave, in files or on the command line, and that differ from the default."""
-    defaults = {key.path: _plain(key.default) for key in fields.keys()}  # noqa: SIM118 (a function, not a dict)
+    defaults = {key.path: key.default for key in fields.keys()}  # noqa: SIM118 (a function, not a dict)
+    defaults = {key: value.name if isinstance(value, Enum) else value for key, value in defaults.items()}
     flat = composed.flat()
     return {key: flat[key] for key in sorted(composed.user_keys & flat.keys()) if flat[key] != defaults.get(key)}
-
-
-def _plain(value: object) -> object:
-    return value.name if isinstance(value, Enum) else value
 
 
 def _of_roles(plan: RunPlan) -> Iterator[Unused]:

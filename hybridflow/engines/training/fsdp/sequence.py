@@ -54,9 +54,8 @@ class SequenceParallelOutputs(nn.Module):
         self.inner = model
         self._group = group
         AttentionInterface.register(_EXCHANGED, _attend_together)
-        AttentionMaskInterface.register(
-            _EXCHANGED, window_mask
-        )  # otherwise transformers silently drops a layer's window
+        # Without a mask function, transformers would ignore a layer's window.
+        AttentionMaskInterface.register(_EXCHANGED, window_mask)
         backbone.set_attn_implementation(_EXCHANGED)
 
     def forward(self, micro: MicroBatch, names: tuple[str, ...], temperature: float) -> dict[str, Tensor]:
@@ -83,7 +82,7 @@ def _attend_together(
     attention_mask: Tensor | None,
     *,
     packing: PackingShare,
-    **asked: Any,
+    **arguments: Any,
 ) -> tuple[Float[Tensor, "1 share heads size"], None]:
     """Attention on a rank's share of the tokens, computed by all ranks together; called by the layers of a model.
 
@@ -97,7 +96,7 @@ def _attend_together(
     sent = torch.cat(parts, 2).transpose(0, 1)
     tokens = _Exchanged.apply(sent, packing.group).flatten(0, 1)
     q, k, v = (part.transpose(0, 1)[None] for part in tokens.split([part.shape[2] for part in parts], 1))
-    attended, _ = attend(module, q, k, v, attention_mask, packing=packing.whole, **asked)
+    attended, _ = attend(module, q, k, v, attention_mask, packing=packing.whole, **arguments)
     back = _Exchanged.apply(attended[0].unflatten(0, (ranks, -1)), packing.group)
     return back.transpose(0, 1).flatten(1, 2)[None], None
 

@@ -7,7 +7,7 @@ Command:   python recipes/full_pipeline.py MODEL PAIRS [--steps SFT,RM,PPO] [key
            MODEL is the directory of a causal language model; PAIRS is a file with `chosen` and `rejected` dialogues,
            such as harmless-base of Anthropic's HH. Further settings apply to all three trainers.
 Expect:    with stories15M and the 2,312 harmless-base pairs of HH's test split: held-out perplexity of the chosen
-           answers from 143 to 40; 0.66 of 105 held-out pairs in the right order (95 %: 0.56 to 0.74); the reward
+           answers from 143 to 40; 0.66 of 105 held-out pairs in the right order (95%: 0.56 to 0.74); the reward
            of held-out prompts from 0.10 to 0.56 by PPO, at a KL divergence of at most 0.12 per token. The page
            runs/pipeline/comparison.md has the mean scores of three models' answers: +0.17 before,
            +0.47 after SFT, +0.74 after PPO.

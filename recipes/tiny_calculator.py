@@ -6,7 +6,7 @@ Minutes:   4.
 Command:   python recipes/tiny_calculator.py OUT [key=value ...]    (then OUT/model and OUT/*.jsonl)
 Expect:    about 0.40 of held-out sums right when sampled; the files below hybridflow/assets/calculator.
 
-In 60 % of its training answers, one digit is off by one. The model therefore learns to add, but is right less than half
+In 60% of its training answers, one digit is off by one. The model therefore learns to add, but is right less than half
 of the time, which reinforcement learning can correct.
 
 All layouts fit: it has 4 layers, heads and key-value heads, and its other sizes are divisible by 4 and by 64.

@@ -27,6 +27,6 @@ def check_unique(uids: Tensor) -> None:
     repeated = [uid for uid, count in Counter(uids.tolist()).items() if count > 1]
     if repeated:
         raise BatchError(
-            f"{len(repeated)} uids stand for more than one prompt (first: {repeated[:5]}).",
+            f"{len(repeated)} uids belong to more than one prompt (first: {repeated[:5]}).",
             remedy="Number prompts by their position in the data stream.",
         )

@@ -157,7 +157,7 @@ class Batch:
         return self._rows(index, len(index))
 
     def repeat(self, times: int) -> "Batch":
-        """Each row `times` times, siblings adjacent, numbered by `sample_index`."""
+        """Each row `times` times, with copies adjacent and numbered by `sample_index`."""
         index = torch.arange(len(self)).repeat_interleave(times)
         return self.select(index).with_columns(rows={"sample_index": torch.arange(times).repeat(len(self))})
 

@@ -123,7 +123,7 @@ def chosen(column: Column, rows: Rows) -> Column:
 
 
 def concatenated(parts: Sequence[Column]) -> Column:
-    """Columns of one kind end to end; a single one is itself."""
+    """Columns of one kind, concatenated; a single one is returned as is."""
     if len(parts) == 1:
         return parts[0]
     tensors = [part for part in parts if isinstance(part, Tensor)]

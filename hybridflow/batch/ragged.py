@@ -1,4 +1,4 @@
-"""Ragged token columns: the values of all rows end to end, and the offset of each row."""
+"""Ragged token columns: the concatenated values of all rows, and the offset of each row."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ LONG_ROW_TOKENS = 256
 
 @dataclass(frozen=True)
 class Ragged:
-    """B rows of different lengths: `values` [N, ...] end to end, `offsets` [B + 1] on the CPU (int64)."""
+    """B rows of different lengths: concatenated `values` [N, ...], and `offsets` [B + 1] on the CPU (int64)."""
 
     values: Tensor
     offsets: Tensor
@@ -29,7 +29,7 @@ class Ragged:
 
     @staticmethod
     def from_lengths(values: Tensor, lengths: Tensor) -> "Ragged":
-        """Values of all rows end to end, divided by row lengths [B]."""
+        """Concatenated values of all rows, split by row lengths [B]."""
         return Ragged(values, offsets_of(lengths))
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Divides a batch over ranks: siblings stay together, loads are nearly equal, and as little as possible moves."""
+"""Divides a batch over ranks: samples of a prompt stay together, loads are nearly equal, and few rows move."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Share:
 
 
 def divided(batch: BatchRef, num_parts: int, *, role: str, minibatch_rows: int | None = None) -> list[Share]:
-    """The parts of a batch; with `minibatch_rows`, every so many consecutive rows are divided separately."""
+    """The parts of a batch; with `minibatch_rows`, each group of that many consecutive rows is divided separately."""
     if minibatch_rows is not None and num_parts > 1 and len(batch) > minibatch_rows:
         starts = torch.arange(minibatch_rows, len(batch), minibatch_rows)
         return _by_pieces(batch, torch.arange(len(batch)).tensor_split(starts), num_parts, role)

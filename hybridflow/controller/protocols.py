@@ -1,6 +1,6 @@
 """Transfer protocols as data: which mesh axes divide a batch, and which ranks answer (HybridFlow, Table 3).
 
-An axis that a mesh does not have counts as one rank. Two names stand for several axes: `rank` for all of them (the
+An axis that a mesh does not have counts as one rank. Two names mean several axes: `rank` for all of them (the
 flattened mesh), and `micro_data` for `micro_pipeline` and `micro_tensor` of a generation mesh. In such a mesh
 rank = ((data * P + pipeline) * MP + micro_pipeline) * ..., and chunk c = delta * d_g + m as in sec. 5 of the paper.
 """

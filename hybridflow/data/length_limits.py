@@ -87,7 +87,7 @@ def check_left(left: int, total: int, *, settings: str) -> None:
     """Logs how many rows are within the limits, if not all; fewer than `SMALLEST_SHARE` of them are a `DataError`."""
     if left == total:
         return
-    found = f"{left} of {total} rows are left ({100 * left / total:.0f} %)"
+    found = f"{left} of {total} rows are left ({100 * left / total:.0f}%)"
     if left < SMALLEST_SHARE * total:
         raise DataError(
             f"{found} after data.drop_long_prompts=true left out the long ones.",

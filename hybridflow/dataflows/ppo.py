@@ -19,7 +19,7 @@ class PPO(Dataflow):
     reference: FrozenModel | None
 
     def step(self, prompts: Batch) -> Metrics:
-        """One PPO iteration. A call returns at once: roles on separate pools run at the same time."""
+        """One PPO iteration. Calls return immediately, so roles in separate pools run concurrently."""
         batch = self.rollout.generate(prompts.repeat(self.samples_per_prompt))
 
         scores = self.reward.score(batch)

@@ -64,7 +64,7 @@ def _axis(layout: Layout) -> Iterator[str]:
     yield '<text class="soft" x="24" y="92">time</text>'
     for time, x in layout.times.items():
         is_shared = sum(box.call.time == time for box in layout.boxes) > 1
-        words = f"{time}: at once" if is_shared else str(time)
+        words = f"{time}: concurrent" if is_shared else str(time)
         yield f'<text class="soft middle" x="{x:.1f}" y="92">{words}</text>'
 
 

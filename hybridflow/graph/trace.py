@@ -101,7 +101,7 @@ class Trace:
     """Columns of the rows that the step is given or takes from its streams; the driver made the others of `DRIVER`."""
 
     held_up: tuple[tuple[int, ...], ...]
-    """Calls that would run at once if their roles had pools of their own."""
+    """Calls that would run concurrently if their roles had separate pools."""
 
     @property
     def colors(self) -> Mapping[str, int]:
@@ -129,7 +129,7 @@ def scheduled(calls: Sequence[Call]) -> tuple[TracedCall, ...]:
 
 
 def held_up(calls: Sequence[Call]) -> tuple[tuple[int, ...], ...]:
-    """Calls that share a pool, and would run at once if each of their roles had its own."""
+    """Calls that share a pool, and would run concurrently if each of their roles had its own."""
     groups: dict[int, list[int]] = {}
     for number, time in enumerate(_times(calls, [call.worker for call in calls]), start=1):
         groups.setdefault(time, []).append(number)
@@ -140,7 +140,7 @@ def held_up(calls: Sequence[Call]) -> tuple[tuple[int, ...], ...]:
 def _times(calls: Sequence[Call], places: Sequence[str]) -> list[int]:
     """The time of each call, from 1: after all calls that it needs, and after the earlier calls in its place.
 
-    Calls to one place run one after another in the driver's order; calls of one time to several places run at once.
+    Calls to one place run in the driver's order; calls of one time to several places run concurrently.
     """
     found: list[int] = []
     last: dict[str, int] = {}

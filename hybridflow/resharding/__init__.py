@@ -1,6 +1,6 @@
 """One set of weights in two layouts: which rank sends which part of which weight to which rank. Read `plan.py` first.
 
-`grouping.py` decides which ranks generate together, so that little has to move. `resharder.py` runs the transfers:
+`grouping.py` decides which ranks generate together, so that few weights move. `resharder.py` runs the transfers:
 `executors/` carry out a plan, `verify.py` compares both sides.
 """
 

@@ -134,7 +134,7 @@ class ActorWorker(ModelWorker):
 
     @transfer(BROADCAST, changes=False)
     def serve_weights(self) -> StoreAddress | None:
-        """The address at which a rollout in another pool meets these ranks."""
+        """The address at which a rollout in another pool connects to these ranks."""
         return self.context.rendezvous.serve_link() if self.context.rank == 0 else None
 
     @transfer(BROADCAST)

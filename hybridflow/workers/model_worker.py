@@ -165,7 +165,7 @@ def minibatch_rows(batch: Batch, size: int) -> Sequence[int]:
 
 
 def _minibatches(batch: Batch, rows: Sequence[int], epochs: int) -> Iterator[Batch]:
-    """Consecutive rows: siblings stay together, and each epoch sees the same minibatches."""
+    """Consecutive rows: samples of a prompt stay together, and each epoch has the same minibatches."""
     for _ in range(epochs):
         start = 0
         for count in rows:

@@ -58,7 +58,7 @@ _KEYS = {
 
 _POSITIONAL_ONLY = inspect.Parameter.POSITIONAL_ONLY
 _KINDS = {bool: "truth value", (int, float): "number", str: "text", (list, tuple): "list", dict: "table"}
-"""Types of settings, the first that a default has: a whole number may stand for a float."""
+"""Types of settings, by the type of the default: an integer is accepted for a float."""
 
 _STARRED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 

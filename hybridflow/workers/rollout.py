@@ -92,7 +92,7 @@ class RolloutWorker(Worker):
 
     def __init__(self, context: WorkerContext, *, setup: RolloutSetup) -> None:
         super().__init__(context)
-        context.ranks()  # all ranks meet before vLLM makes its groups
+        context.ranks()  # all ranks connect before vLLM makes its groups
         self._transfer = setup.rollout.transfer
         self._generator = ResponseGenerator(context, setup)
         self._resharder: Resharder | None = None

@@ -1,4 +1,4 @@
-"""All rules of a run, in the order in which a run meets them. Each yields the problems that it finds.
+"""All rules of a run, in the order in which they are checked. Each yields the problems that it finds.
 
 Rules on the configuration alone need no torch, so they come first: those of `config/checks.py` as it is composed, then
 `parallelism.py`.

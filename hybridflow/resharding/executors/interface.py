@@ -28,7 +28,7 @@ class ExecutorSetup:
     dtypes: WireDtypes
     kind: TransferKind
     bucket_bytes: int
-    """Most bytes in flight at once."""
+    """Maximum number of bytes in flight."""
     nodes: Sequence[str]
     """Machine of each rank."""
 

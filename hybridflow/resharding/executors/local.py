@@ -20,7 +20,7 @@ class LocalExecutor:
         began = time.perf_counter()
         for piece in [*self._own.received, *self._own.sent]:
             raise EngineError(
-                f"{box_text(piece.box)} of '{piece.name}' has to go from rank {piece.source} to rank"
+                f"{box_text(piece.box)} of '{piece.name}' must be sent from rank {piece.source} to rank"
                 f" {piece.destination}, which rollout.transfer.executor=local cannot do.",
                 remedy="Use rollout.transfer.executor=auto.",
             )

@@ -7,7 +7,7 @@ FAR_FRACTION = 0.05
 
 
 def far_off(prompts: list[Prompt], completions: list[Completion], answer: list, **columns: list) -> list[float | None]:
-    """1 if the response has no number, or its last one differs from the answer by more than 5 %, else 0.
+    """1 if the response has no number, or its last one differs from the answer by more than 5%, else 0.
 
     None if the answer has no number. A cost, for `roles.cost` of Safe RLHF.
     """

@@ -60,7 +60,7 @@ def main(descriptor: int) -> None:
                     reply = _ended(request)
                 control.send(reply)
         except (EOFError, ConnectionError):
-            pass  # the pool is gone
+            pass  # the pool has ended
         finally:
             for process in children:
                 _ended(process)

@@ -170,7 +170,7 @@ def die_with(parent: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
-            raise OSError("the parent process is gone")
+            raise OSError("the parent process has ended")
 
 
 def _limit(limits: dict[str, float]) -> None:

@@ -30,6 +30,6 @@ def test_rows_that_are_lost_or_added_are_named(left, message):
 
 
 def test_one_number_for_two_prompts_is_an_error():
-    with pytest.raises(BatchError, match=r"1 uids stand for more than one prompt \(first: \[4\]\)") as caught:
+    with pytest.raises(BatchError, match=r"1 uids belong to more than one prompt \(first: \[4\]\)") as caught:
         check_unique(torch.tensor([4, 5, 4]))
     assert "position in the data stream" in caught.value.remedy

@@ -77,7 +77,7 @@ def test_settings_may_stand_before_and_behind_options(page, capsys):
 def test_a_page_is_whole_by_itself(page):
     drawing, text = page("--dataflow", "grpo", *POOLS, "placement.roles.reward=judge")
     said = words(drawing)
-    for name in ("rollout.generate", "reward.score", "actor.publish_weights", "pool judge: 1 device", "2: at once"):
+    for name in ("rollout.generate", "reward.score", "actor.publish_weights", "pool judge: 1 device", "2: concurrent"):
         assert name in said
     assert "+\u00a0old_logprobs" in said
     assert "prefers-color-scheme: dark" in text

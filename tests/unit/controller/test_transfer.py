@@ -34,7 +34,7 @@ def test_a_generator_and_a_batch_without_provided_columns_are_refused():
     def values(self, batch: Batch) -> Batch:
         return batch
 
-    with pytest.raises(ConfigError, match=r"generator.*Return the whole answer"):
+    with pytest.raises(ConfigError, match=r"generator.*Return the whole result"):
         transfer(BROADCAST)(stream)
     with pytest.raises(ConfigError, match=r"returns a Batch.*provides"):
         transfer(DATA_PARALLEL)(values)

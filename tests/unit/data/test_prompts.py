@@ -107,7 +107,7 @@ def test_long_prompts_are_counted_and_refused_or_left_out_if_asked(tmp_path, tok
     assert (batch.object("answer"), batch.object("level")) == ([3, 4], [-3, -4])
     assert batch.tokens("prompt_ids").lengths.tolist() == [3, 4]
     assert "data.drop_long_prompts=true leaves out 2 of 4 prompts" in caplog.text
-    assert "2 of 4 rows are left (50 %)" in caplog.text
+    assert "2 of 4 rows are left (50%)" in caplog.text
 
 
 @pytest.mark.parametrize("short", [0, 4])

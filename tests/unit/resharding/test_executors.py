@@ -119,7 +119,7 @@ def test_auto_is_local_where_nothing_is_received_and_send_recv_for_any_plan():
 @pytest.mark.parametrize(
     ("kind", "nodes", "message", "remedy"),
     [
-        (TransferKind.local, ("a", "a"), "has to go from rank 0 to rank 1", "rollout.transfer.executor=auto"),
+        (TransferKind.local, ("a", "a"), "must be sent from rank 0 to rank 1", "rollout.transfer.executor=auto"),
         (TransferKind.shared_memory, ("a", "b"), "=shared_memory needs all ranks on one machine; they are on a, b", ""),
         (TransferKind.cuda_ipc, ("a", "b"), "=cuda_ipc needs all ranks on one machine; they are on a, b", ""),
         (TransferKind.cuda_ipc, ("a", "a"), "these ranks run on CPU", "shared_memory"),

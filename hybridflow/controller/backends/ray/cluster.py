@@ -142,7 +142,7 @@ def joined_node_gpus(read: Callable[[], list[int]] = visible_gpu_bytes) -> list[
     """The nodes of the joined cluster that have GPUs, one entry per size of GPU; None if no cluster is joined.
 
     Each node runs `read` in a separate process, which sees all GPUs of the node and reserves no resources. Ray itself
-    knows only a name such as A100, which stands for GPUs of several sizes.
+    knows only a name such as A100, which GPUs of several sizes share.
     """
     if not ray.is_initialized() or not is_joined():
         return None

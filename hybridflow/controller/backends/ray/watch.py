@@ -42,7 +42,7 @@ class Watch:
         self._most_unseen_calls = _MOST_UNSEEN_CALLS
 
     def add(self, call: Pending) -> None:
-        """Registers a call; occasionally also checks the calls that nobody waits for."""
+        """Registers a call; occasionally also checks the calls without a waiter."""
         self._calls[call.value] = call
         if len(self._calls) > self._most_unseen_calls:
             self.look_at_calls()
@@ -58,7 +58,7 @@ class Watch:
         return [call for call in self._calls.values() if call.handle.host is host]
 
     def note(self, calls: Sequence[Pending], answers: Sequence[object]) -> None:
-        """Records that calls have succeeded. Also checks the earlier calls that nobody waited for."""
+        """Records that calls have succeeded. Also checks the earlier calls without a waiter."""
         own = {call for call in calls if call.value in self._calls}
         earlier: list[Pending] = []
         for call in self._calls.values():

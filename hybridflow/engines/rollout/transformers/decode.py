@@ -118,7 +118,7 @@ def decode(
 ) -> Decoded:
     """At most R tokens per row, where R is the width of `uniforms`; a row ends with one of `eos_token_ids`, if any.
 
-    With a `memory`, tensors have static addresses, for CUDA graphs. Inference mode is 8 % faster than `no_grad` for a
+    With a `memory`, tensors have static addresses, for CUDA graphs. Inference mode is 8% faster than `no_grad` for a
     small model; its results must be copied before they can take part in training. The parameters, which may be shared
     with a model in training, are not affected.
     """

@@ -70,7 +70,7 @@ class TransformersEngine(RolloutShell):
     def _sampled(
         self, prompts: Ragged, keys: Int64[Tensor, " B"], sampling: Sampling, max_response_tokens: int
     ) -> tuple[Ragged, Ragged, Tensor]:
-        """At most `max_sequences` rows are decoded at once."""
+        """At most `max_sequences` rows are decoded together."""
         uniforms = uniform_draws(keys, max_response_tokens)
         ends = () if sampling.ignore_eos else self._eos_token_ids
         tokens, logprobs, truncated = [Ragged.from_rows([], torch.int64)], [Ragged.from_rows([], torch.float32)], []

@@ -30,7 +30,7 @@ from hybridflow.parallel.groups import Ranks
 DEFAULT_CPU_CACHE_MB = 256
 CPU_BLOCK_TOKENS = 32
 """Tokens per cache block, the minimum of its kernels. With vLLM's default of 128, the prefix cache keeps no shorter
-prompt for other samples of it, and a small model with short responses takes 18 % more time."""
+prompt for other samples of it, and a small model with short responses takes 18% more time."""
 
 
 def start_vllm(

@@ -48,10 +48,10 @@ def _run(arguments: argparse.Namespace, console: Console) -> None:
         from hybridflow.launch.compose.compose import compose_run
         from hybridflow.launch.compose.presets import config_for
 
-    chosen = config_for(arguments.dataflow)
+    name, overrides = config_for(arguments.dataflow)
     composed = compose_run(
-        [*chosen.overrides, *arguments.overrides],
-        config_name=arguments.config_name or chosen.config_name,
+        [*overrides, *arguments.overrides],
+        config_name=arguments.config_name or name,
         config_dir=arguments.config_dir,
     )
     with ended_by_signals():  # only now, so that a wrong setting is reported before torch is loaded

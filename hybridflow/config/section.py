@@ -1,6 +1,6 @@
 """Base class of the configuration's sections, which can be traversed and sealed."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
 from hybridflow.errors import ConfigError
@@ -36,3 +36,13 @@ def sealed(section: _AnySection) -> _AnySection:
     for _, inner in sections_of(section):
         vars(inner)["_sealed"] = True
     return section
+
+
+def leaves(content: Mapping, prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Yields the dotted key and the value of each leaf of nested mappings; an empty mapping is a leaf."""
+    for name, value in content.items():
+        path = f"{prefix}.{name}" if prefix else str(name)
+        if isinstance(value, dict) and value:
+            yield from leaves(value, path)
+        else:
+            yield path, value

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from dataclasses import fields as dataclass_fields
 from enum import Enum
-from functools import cache
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -23,7 +22,7 @@ from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.placement import Pool
 from hybridflow.config.roles import DescribesRoles, Role
 from hybridflow.config.schema import config_directory
-from hybridflow.config.section import sealed
+from hybridflow.config.section import leaves, sealed
 from hybridflow.config.user_code import load_member
 from hybridflow.errors import STRICT, ConfigError, Faults
 from hybridflow.launch.compose.files import keys_in_files, read_files, wrong_value
@@ -254,8 +253,8 @@ def _origins(
     from_files: DictConfig, whole: DictConfig, typed: Sequence[str], described: Mapping[str, Role]
 ) -> dict[str, str]:
     """The origin of each leaf's value."""
-    defaults = _default_leaves() | _role_leaves({str(name): Role() for name in whole.roles})
-    files, own = _leaves(from_files), _role_leaves(described)
+    defaults = _leaves(Experiment(roles={str(name): Role() for name in whole.roles}))
+    files, own = _leaves(from_files), _leaves({"roles": described})
     origins = {}
     for leaf in _leaves(whole):
         if any(leaf == key or leaf.startswith(f"{key}.") for key in typed):
@@ -265,16 +264,6 @@ def _origins(
         else:
             origins[leaf] = "default"
     return origins
-
-
-def _role_leaves(roles: Mapping[str, Role]) -> dict[str, object]:
-    rows = {name: _leaves(role) for name, role in roles.items()}
-    return {f"roles.{name}.{leaf}": value for name, row in rows.items() for leaf, value in row.items()}
-
-
-@cache
-def _default_leaves() -> dict[str, object]:
-    return _leaves(Experiment())
 
 
 def plain(value: object) -> object:
@@ -291,14 +280,6 @@ def plain(value: object) -> object:
 
 
 def _leaves(config: object) -> dict[str, object]:
-    found: dict[str, object] = {}
-
-    def walk(value: object, path: str) -> None:
-        if isinstance(value, dict) and value:
-            for name, item in value.items():
-                walk(item, f"{path}.{name}" if path else str(name))
-        else:
-            found[path] = value
-
-    walk(plain(config), "")
-    return found
+    content = plain(config)
+    assert isinstance(content, dict), f"a section became {type(content)}"
+    return dict(leaves(content))

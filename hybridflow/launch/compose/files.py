@@ -18,6 +18,7 @@ from hybridflow.config.experiment import Experiment
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.roles import Role
 from hybridflow.config.schema import config_directory, register_schema
+from hybridflow.config.section import leaves
 from hybridflow.errors import ConfigError
 from hybridflow.launch.compose.overrides import Typed, check_switch, suggestion
 from hybridflow.launch.compose.presets import preset_name
@@ -52,10 +53,10 @@ def read_files(config_name: str, directory: Path, typed: Typed, described: Mappi
 
 def keys_in_files(file: Path, typed: Typed) -> frozenset[str]:
     """The keys that the user's own files set. Raises `ConfigError` for a switch that is set to a number."""
-    leaves = dict(_leaves_in_files(file, typed.groups))
-    for key, value in leaves.items():
+    found = dict(_leaves_in_files(file, typed.groups))
+    for key, value in found.items():
         check_switch(key, value)
-    return frozenset(leaves)
+    return frozenset(found)
 
 
 def wrong_value(key: str, error: BaseException, hint: object = None) -> ConfigError:
@@ -160,7 +161,7 @@ def _leaves_in_files(file: Path, groups: Mapping[str, str], *, section: str = ""
     if not isinstance(content, dict):
         return
     prefix = "" if text.startswith(_GLOBAL_PACKAGE) else section
-    yield from _leaves({name: value for name, value in content.items() if name not in ("defaults", "hydra")}, prefix)
+    yield from leaves({name: value for name, value in content.items() if name not in ("defaults", "hydra")}, prefix)
     for entry in content.get("defaults") or []:
         if isinstance(entry, dict):
             for key, choice in entry.items():
@@ -169,12 +170,3 @@ def _leaves_in_files(file: Path, groups: Mapping[str, str], *, section: str = ""
                 yield from _leaves_in_files(chosen, groups, section=group.replace("/", "."))
         else:
             yield from _leaves_in_files(file.parent / f"{entry}.yaml", groups)
-
-
-def _leaves(content: Mapping[object, object], prefix: str) -> Iterator[tuple[str, object]]:
-    for name, value in content.items():
-        path = f"{prefix}.{name}" if prefix else str(name)
-        if isinstance(value, dict) and value:
-            yield from _leaves(value, path)
-        else:
-            yield path, value

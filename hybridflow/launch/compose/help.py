@@ -1,19 +1,17 @@
 """`--help` and `--cfg job`: the settings, and a composed run."""
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import groupby
 from typing import cast
 
-import yaml
 from omegaconf import OmegaConf
 
 from hybridflow.config import fields
-from hybridflow.config.schema import config_directory
 from hybridflow.errors import ConfigError
 from hybridflow.launch.compose.compose import TABLES, Composed, compose_run, plain
 from hybridflow.launch.compose.overrides import shown
-from hybridflow.launch.compose.presets import chooses_algorithm, presets
+from hybridflow.launch.compose.presets import default_choices, presets
 from hybridflow.observability.redaction import redacted
 
 _INTRODUCTION = """usage: python -m {program} [key=value ...]
@@ -45,11 +43,14 @@ _ALGORITHMS = """algorithm=NAME
 
 def help_text(composed: Composed, *, program: str, config_name: str, purpose: str) -> str:
     """All settings with their types, their values in the composed run, and their meaning."""
-    chooses = chooses_algorithm(config_name)
-    choices = "algorithm=NAME (see below), " if chooses else ""
-    said = {"program": program, "purpose": purpose, "config_name": config_name, "task": _task_of(config_name)}
-    lines = [_INTRODUCTION.format(choices=choices, **said)]
-    lines += [_algorithms()] if chooses else []
+    chosen = default_choices(config_name)
+    choices, task = "algorithm=NAME (see below), " if "algorithm" in chosen else "", chosen.get("task", "calculator")
+    words = {"program": program, "purpose": purpose, "config_name": config_name, "choices": choices, "task": task}
+    lines = [_INTRODUCTION.format(**words)]
+    if choices:
+        known = presets()
+        width = max(map(len, known))
+        lines.append(_ALGORITHMS.format(names="\n".join(f"  {p.name:<{width}}  {p.about}" for p in known.values())))
     values = _values(composed)
     for section, members in groupby(_all_keys(), key=lambda key: key.path.rpartition(".")[0]):
         lines.append(f"{section or 'top level'}")
@@ -76,27 +77,9 @@ def _values(composed: Composed) -> dict[str, object]:
     values = {path: value for path, value in flat.items() if value != {}}
     for table, section in TABLES.items():
         rows = {path.removeprefix(f"{table}."): value for path, value in flat.items() if path.startswith(f"{table}.")}
-        defaults = {} if section is None else {key.path: key.default for key in fields.keys(section)}
-        values[table] = {path: v for path, v in rows.items() if not _is_default(path.partition(".")[2], v, defaults)}
+        defaults = {} if section is None else {key.path: shown(key.default) for key in fields.keys(section)}
+        values[table] = {path: v for path, v in rows.items() if defaults.get(path.partition(".")[2]) != shown(v)}
     return values
-
-
-def _is_default(path: str, value: object, defaults: Mapping[str, object]) -> bool:
-    return path in defaults and shown(defaults[path]) == shown(value)
-
-
-def _task_of(config_name: str) -> str:
-    """The task that a built-in configuration builds on if no other model is named."""
-    file = config_directory() / f"{config_name}.yaml"
-    content = yaml.safe_load(file.read_text()) if file.is_file() else {}
-    named = [choice["task"] for choice in content.get("defaults", []) if isinstance(choice, dict) and "task" in choice]
-    return named[0] if named else "calculator"
-
-
-def _algorithms() -> str:
-    known = presets()
-    width = max(map(len, known))
-    return _ALGORITHMS.format(names="\n".join(f"  {p.name:<{width}}  {p.about}" for p in known.values()))
 
 
 def config_text(composed: Composed) -> str:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, is_dataclass
 from enum import Enum
-from typing import Any, get_args, get_origin
+from typing import get_args, get_origin
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -98,7 +98,8 @@ def _parsed(text: str) -> tuple[str, Override | None]:
         override = OverridesParser.create().parse_override(text)
     except HydraException as error:
         key, _, value = text.partition("=")
-        if _is_text(fields.find(key)) and _LITERAL.fullmatch(value):
+        hint = fields.find(key)
+        if (hint is str or str in get_args(hint)) and _LITERAL.fullmatch(value):
             return key, None
         raise _malformed(text) from error
     if override.is_delete() or override.package is not None or not override.key_or_group:
@@ -159,23 +160,16 @@ def _leaves(key: str, value: object) -> Iterator[Setting]:
     if isinstance(value, dict) and (is_dataclass(hint) or get_origin(hint) is dict):
         for name, item in value.items():
             yield from _leaves(f"{key}.{name}", item)
-    elif is_dataclass(hint) or _is_table(hint, value) or (isinstance(value, dict) and fields.is_list(hint)):
+        return
+    is_wrong_mapping = isinstance(value, dict) and fields.is_list(hint)
+    is_no_mapping = get_origin(hint) is dict and value is not None
+    if is_dataclass(hint) or is_no_mapping or is_wrong_mapping:
         raise ConfigError(f"{key}={value} has the wrong type.", remedy=f"{key} takes {fields.type_name(hint)}.")
-    else:
-        check_switch(key, value)
-        yield Setting(key, value)
+    check_switch(key, value)
+    yield Setting(key, value)
 
 
 def check_switch(key: str, value: object) -> None:
     """Raises `ConfigError` for a switch that is set to a number: 2 is more likely a mistake than `true`."""
     if fields.find(key) is bool and isinstance(value, int | float) and not isinstance(value, bool):
         raise ConfigError(f"{key}={value} has the wrong type.", remedy=f"{key} takes true or false.")
-
-
-def _is_table(hint: object, value: object) -> bool:
-    """Whether the key takes a table and the value is not one."""
-    return get_origin(hint) is dict and value is not None and not isinstance(value, dict)
-
-
-def _is_text(hint: Any) -> bool:
-    return hint is str or str in get_args(hint)

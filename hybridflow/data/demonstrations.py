@@ -9,7 +9,6 @@ from transformers import PreTrainedTokenizerBase
 from hybridflow.batch import Batch, Ragged
 from hybridflow.config.data import Data
 from hybridflow.data.conversations import (
-    Message,
     Prompt,
     Response,
     as_conversation,
@@ -79,12 +78,7 @@ def recognize_demonstrations(table: Table, config: Data) -> list[PromptCompletio
         prompt_name, values = whole, table.column(whole, key="data.prompt_key")
         check_prompts(values, table)
         completion_name = "assistant turns, or whole texts"
-        pairs = [
-            _split_text(value, is_dialogue=whole == "chosen")
-            if isinstance(value, str)
-            else _before_first_reply(value, config)
-            for value in values
-        ]
+        pairs = [_split(value, config, is_dialogue=whole == "chosen") for value in values]
     else:
         raise DataError(
             f"'{table.name}' has no columns recognized as demonstrations; it has: {', '.join(table.columns)}.",
@@ -106,17 +100,15 @@ def _with_inputs(instructions: list, inputs: list) -> list:
     return [f"{instruction}\n\n{given}" if given else instruction for instruction, given in both]
 
 
-def _split_text(text: str, *, is_dialogue: bool) -> tuple[str, str]:
-    """An empty prompt and the whole text to learn; in a dialogue (HH), only the last reply is learned."""
-    start = last_reply_start(text) if is_dialogue else 0
-    return text[:start], text[start:]
-
-
-def _before_first_reply(turns: list[Message], config: Data) -> tuple[Prompt, list[Message]]:
-    """A conversation cut before the assistant's first turn."""
-    first = next((turn for turn, message in enumerate(turns) if message["role"] == "assistant"), len(turns))
-    prompt = turns[:first]
-    return (as_conversation(prompt, config) if prompt else prompt), turns[first:]
+def _split(whole: Prompt, config: Data, *, is_dialogue: bool) -> tuple[Prompt, Response]:
+    """Prompt and completion: a conversation is cut before the assistant's first turn, a dialogue (HH) before its last
+    reply, and any other text is learned whole.
+    """
+    if isinstance(whole, str):
+        start = last_reply_start(whole) if is_dialogue else 0
+        return whole[:start], whole[start:]
+    first = next((turn for turn, message in enumerate(whole) if message["role"] == "assistant"), len(whole))
+    return (as_conversation(whole[:first], config) if first else []), whole[first:]
 
 
 def _completion(value: object, prompt: object, place: str) -> Response:

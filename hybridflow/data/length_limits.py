@@ -72,12 +72,10 @@ def rows_within(
     longest = max(range(len(lengths)), key=lengths.__getitem__)
     over = f"longer than {setting}={limit} tokens"
     found = f"{long} of {len(lengths)} {what} are {over}"
-    cut = [row for row in at_least if lengths[row] > limit]
-    detail = f"the longest, {place(longest)}, has {lengths[longest]}"
-    if cut:
-        detail = f"{place(cut[0])} has {lengths[cut[0]]} or more"
+    needed, detail = lengths[longest], f"the longest, {place(longest)}, has {lengths[longest]}"
+    if cut := [row for row in at_least if lengths[row] > limit]:
+        needed, detail = None, f"{place(cut[0])} has {lengths[cut[0]]} or more"
     if not drop:
-        needed = None if cut else lengths[longest]
         raise RowsTooLong(f"{found} ({detail}).", setting=setting, limit=limit, needed=needed, count=long)
     logger.warning("data.drop_long_prompts=true leaves out %d of %d %s %s (%s)", long, len(lengths), what, over, detail)
     return kept

@@ -73,7 +73,7 @@ class Progress:
         for row in history:
             numbers = {name: float(value) for name, value in row.items() if isinstance(value, (int, float))}
             self._follow(numbers)
-            self._remember(numbers)
+            self._first_eval = _evaluations(numbers) | self._first_eval
 
     def start(self) -> None:
         """Starts to show, and starts the clock of the first step."""
@@ -113,10 +113,10 @@ class Progress:
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         """Prints a line with the `val-core/*` metrics, each followed by its first value."""
-        current = {name: value for name, value in metrics.items() if name.startswith("val-core/")}
+        current = _evaluations(metrics)
         if current and self._is_shown:
             self.console.print(self._evaluation_line(step, current))
-        self._remember(current)
+        self._first_eval = current | self._first_eval
 
     def close(self) -> None:
         """Stops showing; the last line stays."""
@@ -167,11 +167,6 @@ class Progress:
             self._state.label = _HEADLINES[name]
             self._state.headline.append(metrics[name])
 
-    def _remember(self, metrics: Mapping[str, float]) -> None:
-        for name, value in metrics.items():
-            if name.startswith("val-core/"):
-                self._first_eval.setdefault(name, value)
-
 
 def eval_label(name: str) -> str:
     """`val-core/arithmetic/acc/mean@1` -> `arithmetic exact match`; unknown names are unchanged.
@@ -189,6 +184,10 @@ def eval_label(name: str) -> str:
     what = "exact match" if match["what"] == "acc" else match["what"].replace("_", " ")
     of = "mean" if match["of"] == "mean" else "best"
     return f"{match['source']} {what}" + (f" ({of} of {match['samples']})" if match["samples"] != "1" else "")
+
+
+def _evaluations(metrics: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if name.startswith("val-core/")}
 
 
 def _is_live_terminal(console: Console) -> bool:

@@ -20,6 +20,8 @@ _ARROWS = str.maketrans({"\n": "\u21b5", "\t": "\u2192"})
 _GAP_CELLS = 3
 """Cells between two columns of `box.SIMPLE_HEAD`: padding on both sides of a blank divider."""
 _MIN_CELLS = 8
+_KEPT_PARTS: dict[str, Literal["start", "end"]] = {"prompt": "end", "answer": "start"}
+"""Prompts end with the question; of a response, both ends matter."""
 
 
 def sample_table(samples: Sequence[Sample], *, console: Console, title: str) -> Group:
@@ -78,15 +80,10 @@ def _table(title: str, columns: Mapping[str, list[Text]], scores: Sequence[Text]
     table.add_column("score", justify="right", no_wrap=True)
     for index, score in enumerate(scores):
         texts = {name: column[index] for name, column in columns.items()}
-        cells = [Text(clip(t.plain, widths[n], keep=_kept_part(n)), t.style) for n, t in texts.items()]
+        cells = [Text(clip(t.plain, widths[n], keep=_KEPT_PARTS.get(n, "both")), t.style) for n, t in texts.items()]
         table.add_row(*cells, score)
     heading = Text(title, "bold", no_wrap=True, overflow="ellipsis")
     return Group(heading, Text(RIGHT_MEANS, "dim", no_wrap=True, overflow="ellipsis"), table)
-
-
-def _kept_part(column: str) -> Literal["start", "end", "both"]:
-    """Prompts end with the question; of a response, both ends matter."""
-    return "end" if column == "prompt" else "start" if column == "answer" else "both"
 
 
 def _fitted(columns: Mapping[str, list[Text]], available: int) -> dict[str, int]:

@@ -58,13 +58,10 @@ def all_gather_bytes(message: bytes, group: dist.ProcessGroup | None) -> list[by
 
 def broadcast_bytes(message: bytes, group: dist.ProcessGroup, *, source: int) -> bytes:
     """Sends the message of one rank to all ranks of the group; `source` is that rank's number in the group."""
-    size = torch.tensor([len(message)])
-    dist.broadcast(size, group=group, group_src=source)
-    own = (
-        _filled(message, checked_size(int(size)))
-        if group.rank() == source
-        else torch.empty(int(size), dtype=torch.uint8)
-    )
+    announced = torch.tensor([len(message)])
+    dist.broadcast(announced, group=group, group_src=source)
+    size = checked_size(int(announced))
+    own = _filled(message, size) if group.rank() == source else torch.empty(size, dtype=torch.uint8)
     dist.broadcast(own, group=group, group_src=source)
     return _cut(own, len(own))
 

@@ -84,7 +84,10 @@ def stacked_bars(times: StageTimes) -> str:
     """One bar per step (neighboring steps are averaged if there are many), with stages in the order of the table."""
     count = min(_MAX_BARS, len(times.steps))
     edges = [place * len(times.steps) // count for place in range(count + 1)]
-    heights = {stage: _stretch_means(seconds, edges) for stage, seconds in times.seconds.items()}
+    heights = {
+        stage: [math.fsum(seconds[a:b]) / (b - a) for a, b in pairwise(edges)]
+        for stage, seconds in times.seconds.items()
+    }
     tops = [math.fsum(column) for column in zip(*heights.values(), strict=True)]
     x = step_axis(times.steps, LEFT + 10.0, _WIDTH - RIGHT - 10.0)
     y = replace(value_axis([0.0, *tops], HEIGHT - BOTTOM, TOP), low=0.0)
@@ -112,7 +115,3 @@ def _color(stage: str, place: int) -> str:
 def _by_step(series: Series | None, steps: Sequence[int]) -> list[float]:
     known = dict(zip(series.steps, series.values, strict=True)) if series is not None else {}
     return [value if math.isfinite(value := known.get(step, 0.0)) else 0.0 for step in steps]
-
-
-def _stretch_means(values: Sequence[float], edges: Sequence[int]) -> list[float]:
-    return [math.fsum(values[a:b]) / (b - a) for a, b in pairwise(edges)]

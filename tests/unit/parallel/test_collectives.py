@@ -1,9 +1,11 @@
 """Objects gathered and dealt out, and steps that fail together."""
 
 import pytest
+import torch.distributed as dist
 
 from hybridflow.errors import EngineError
-from hybridflow.parallel.collectives import Together, gather_json, scatter_json
+from hybridflow.parallel import collectives
+from hybridflow.parallel.collectives import Together, all_gather_bytes, broadcast_bytes, gather_json, scatter_json
 from hybridflow.parallel.groups import Ranks
 from hybridflow.parallel.mesh import ParallelMesh
 from tests.spmd import run_ranks
@@ -21,6 +23,25 @@ def there_and_back(rank: int) -> tuple[list[int], str]:
 
 def test_rank_0_gathers_and_deals_out():
     assert run_ranks(there_and_back, 3) == [([0, 1, 4], "for 0: 0"), ([], "for 1: 1"), ([], "for 2: 4")]
+
+
+def refusals(rank: int) -> list[str]:
+    collectives.MOST_BYTES = 4
+    found = []
+    for send in (
+        lambda: all_gather_bytes(b"x" * 9, None),
+        lambda: broadcast_bytes(b"x" * 9, dist.group.WORLD, source=0),
+    ):
+        try:
+            send()
+        except EngineError as error:
+            found.append(error.message)
+    return found
+
+
+def test_every_rank_refuses_a_message_that_is_announced_as_too_long():
+    refused = "A rank announced a message of 9 bytes; at most 4 are accepted."
+    assert run_ranks(refusals, 2, timeout_seconds=60.0) == [[refused] * 2] * 2
 
 
 FAILURES: list[tuple[dict[int, Exception], list[str]]] = [

@@ -71,7 +71,7 @@ class Faults:
                 self.found.append(problem)
 
     def check(self, rules: Iterable[Callable[..., Iterable[Problem]]], *facts: object) -> bool:
-        """Adds what each rule finds in the facts; an error that a rule raises is one of its problems.
+        """Adds the problems that each rule finds in the facts; an error that a rule raises is one of them.
 
         Returns whether there was no error.
         """
@@ -88,7 +88,7 @@ class Faults:
 
     @contextmanager
     def caught(self) -> Iterator[None]:
-        """Collects the error of a block or lets it rise; code after the block must also work if the block failed."""
+        """Collects or raises the error of a block; code after the block must also work if the block failed."""
         try:
             yield
         except HybridflowError as error:
@@ -184,7 +184,7 @@ _KINDS = {
 def error_text(error: HybridflowError) -> str:
     """An error as JSON, which ranks can exchange without executing code.
 
-    The place and the traceback of a `WorkerError` are left out.
+    Omits the location and the traceback of a `WorkerError`.
     """
     kind = next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _KINDS)
     return json.dumps({"kind": kind, "message": error.message[:LONGEST_TEXT], "remedy": error.remedy[:LONGEST_TEXT]})

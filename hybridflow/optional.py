@@ -38,7 +38,7 @@ def require(module: str) -> ModuleType:
 def check_installed(package: str, *, extras: Sequence[str] = ()) -> None:
     """Raises the same error as `require` if a top-level package is not installed; does not import it.
 
-    `extras` are the extras of hybridflow that install it, where this file does not list them.
+    `extras` are the extras of hybridflow that install it, if this file does not list them.
     """
     if find_spec(package) is None:
         raise _missing(package, extras or _EXTRAS.get(package, []))

@@ -1,4 +1,4 @@
-"""The data protocol: what crosses a process boundary. Read `columns.py`, then `batch.py`."""
+"""The data protocol: data that crosses process boundaries. Read `columns.py`, then `batch.py`."""
 
 from hybridflow.batch.batch import Batch
 from hybridflow.batch.ragged import Ragged

@@ -22,7 +22,7 @@ _READERS = {
     Ragged: ("tokens", "ragged token column"),
     list: ("object", "column of Python values"),
 }
-"""The method that reads each kind of column, and what errors call it."""
+"""The method that reads each kind of column, and the kind's name in errors."""
 
 
 class Batch:
@@ -38,14 +38,14 @@ class Batch:
     __slots__ = ("_size", "by_name", "meta")
 
     def __init__(self, by_name: Mapping[str, Column], meta: Meta | None = None, *, size: int | None = None) -> None:
-        """`by_name` are all columns; `size` is the number of rows of a batch that may have no columns."""
+        """`by_name` has all columns; `size` is the number of rows, for a batch without columns."""
         self.by_name = dict(by_name)
         self.meta: Meta = dict(meta or {})
         self._size = len(next(iter(self.by_name.values()), ())) if size is None else size
         for name, column in self.by_name.items():
             if len(column) != self._size:
                 raise BatchError(
-                    f"Column '{name}' has {len(column)} rows, the batch has {self._size}.",
+                    f"Column '{name}' has {len(column)} rows, but the batch has {self._size}.",
                     remedy="Give every column one value per row.",
                 )
 
@@ -226,7 +226,7 @@ def _named(
 
 
 def _listed(name: str, values: object) -> list:
-    """The values of an object column, one per row; a list is taken as it is."""
+    """The values of an object column, one per row; a list is not copied."""
     if isinstance(values, list):
         return values
     if isinstance(values, np.ndarray) and values.ndim:

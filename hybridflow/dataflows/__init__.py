@@ -1,1 +1,1 @@
-"""The algorithms, as programs over roles. Read `ppo.py` first, then `interface.py` and `loop.py`."""
+"""Algorithms as programs over roles. Read `ppo.py` first, then `interface.py` and `loop.py`."""

@@ -71,7 +71,7 @@ class Dataflow(DescribesRoles, ABC):
     Settings: ClassVar[type] = NoSettings
     data: ClassVar[str] = "prompts"
     """The kind of rows that the loader yields: prompts; demonstrations (prompts with responses); preferences (prompts
-    with a chosen and a rejected response); or labeled (prompts with a response that is liked or not)."""
+    with a chosen and a rejected response); or labeled (prompts with a response labeled desirable or not)."""
 
     cost_critics: ClassVar[tuple[str, ...]] = ()
     """Critics of costs, which should be low: the KL penalty is added to their costs."""

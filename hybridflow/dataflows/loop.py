@@ -236,7 +236,7 @@ class Loop:
 
     def _training_samples(self) -> list[Sample]:
         batch = self._run.dataflow.last_batch
-        assert batch is not None, "asked for samples before a step"
+        assert batch is not None, "no step has produced samples"
         rows = batch.take(range(min(self._run.trainer.sample_rows, len(batch)))).fetch()
         return samples_of(rows, self._run.decode, split="train")
 

@@ -93,7 +93,7 @@ def _checkpoint(run_dir: Path, step: int | None) -> Checkpoint:
 
 
 def _tokenizer_path(checkpoint: Checkpoint, config: Mapping[str, object]) -> object:
-    """The path of the run's tokenizer; the run's config.yaml has it in full, a checkpoint only as it was written."""
+    """The path of the run's tokenizer; the run's config.yaml has it in full, a checkpoint only as the user wrote it."""
     written = config.get("model.tokenizer_path")
     of_run = checkpoint.path.parent.parent / "config.yaml"
     if not written or not of_run.is_file():

@@ -24,7 +24,7 @@ def check_links(directory: Path) -> None:
 
 
 def resolve_resume(resume: str, store: CheckpointStore, total_steps: int) -> Checkpoint | None:
-    """The checkpoint that `trainer.resume` means: auto (the newest intact one), never (none), or a path.
+    """The checkpoint selected by `trainer.resume`: auto (the newest intact one), never (none), or a path.
 
     Raises `CheckpointError` if it has more than `total_steps` steps, and `ResourceError` if the checkpoints' directory
     is a broken symbolic link, for instance to a disk that is not mounted.

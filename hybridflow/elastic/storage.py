@@ -30,7 +30,8 @@ def write_aside(final: Path) -> Iterator[Path]:
     """A temporary directory to write into, renamed to `final` when the block ends, and deleted if the block fails.
 
     Whenever the process is killed, `final` holds the old or the new contents or is absent; in the last case `settle`
-    restores the old contents. All files are flushed to disk before the rename. A full disk raises `ResourceError`.
+    restores the old contents. All files are flushed to disk before the rename. Raises `ResourceError` if the disk is
+    full.
     """
     partial = _aside(final, "partial")
     try:

@@ -37,7 +37,7 @@ def count(number: float) -> str:
 def short(number: float) -> str:
     """About three significant digits: `0`, `0.621`, `0.0165`, `12.3`, `54.5k`, `1.2e-05`; `-` for NaN.
 
-    The console and the report both use it, so that a number reads the same everywhere.
+    Used by the console and the report, so that a number looks the same everywhere.
     """
     if not math.isfinite(number):
         return "-" if math.isnan(number) else str(number)

@@ -11,7 +11,7 @@ _CAUSES = {
 
 
 def why_full(error: BaseException) -> str | None:
-    """Why nothing more can be written, as the beginning of a sentence; None for other errors.
+    """The reason why nothing can be written, as the beginning of a sentence; None for other errors.
 
     Errors of libraries and workers are recognized by their message, since their number is lost.
     """

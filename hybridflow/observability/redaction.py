@@ -66,7 +66,7 @@ _HOOK = re.compile(
 _PARAMETER = re.compile(r"(?<=[?&])([\w-]+)=[^&\s'\"#]+")
 _SCHEME = r"(?:bearer|basic|digest|token)\s+"
 _PROSE = rf"(?!(?<=:\s)(?!{_SCHEME})(?-i:[a-z]{{1,7}})\s+\w)"
-"""Not a short lowercase word before another, such as the `use` of `no authorization: use ray`."""
+"""Not a short lowercase word before another, such as `use` in `no authorization: use ray`."""
 
 _REFERENCE = r"(?!\$\{oc\.env:\w+\})"
 """Not the name of an environment variable that holds the secret."""
@@ -150,7 +150,7 @@ def redacted_leaves(leaves: Mapping[str, object]) -> dict[str, object]:
 
 
 def _without_assigned(text: str) -> str:
-    """The text without what follows secret names: `name=value`, `name: value`, `'name': 'value'`, `--name value`."""
+    """The text without the values of secret names: `name=value`, `name: value`, `'name': 'value'`, `--name value`."""
     parts, at = [], 0
     for head in _HEAD.finditer(text):
         name = head["flag"] or head["name"]

@@ -1,4 +1,4 @@
-"""Which part of a weight a rank holds. Imports without torch."""
+"""Weight shards: the part of a weight that a rank holds. Imports without torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

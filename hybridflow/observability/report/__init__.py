@@ -1,6 +1,6 @@
 """The report of a run: one self-contained report.html, rebuilt at any time from the run directory alone.
 
-Read `record.py` (what is read), then `page.py` (what is shown); `charts.py` draws.
+Read `record.py` (the data), then `page.py` (the page); `charts.py` draws.
 """
 
 from hybridflow.observability.report.page import write_report

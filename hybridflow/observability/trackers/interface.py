@@ -39,10 +39,10 @@ class Tracker(Protocol):
     """Receives the metrics and samples of a run; `log` is called once per step, in order."""
 
     def begin(self) -> None:
-        """Drops what an earlier process wrote after the step that the run resumes from.
+        """Drops the records that an earlier process wrote after the step that the run resumes from.
 
         Called once, after the weights are loaded, so that a resume that fails earlier changes no record. Does nothing
-        where an earlier process leaves nothing to drop.
+        if there is nothing to drop.
         """
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -54,7 +54,7 @@ class Tracker(Protocol):
         ...
 
     def close(self) -> None:
-        """Writes what is pending, and closes files and connections."""
+        """Flushes pending data, and closes files and connections."""
         ...
 
 
@@ -74,7 +74,7 @@ class FanoutTracker:
         return list(self._trackers)
 
     def begin(self) -> None:
-        """Lets each tracker drop what an earlier process wrote after the step that the run resumes from."""
+        """Makes each tracker drop the records written after the step that the run resumes from."""
         self._each("at the start", lambda tracker: tracker.begin())
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:

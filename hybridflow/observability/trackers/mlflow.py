@@ -21,7 +21,7 @@ class MlflowTracker(Tracker):
             self._mlflow.log_dict(dict(run.config), "config.json")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Logs metrics under their names, with `_at_` for `@`, which MLflow refuses."""
+        """Logs metrics under their names, with `_at_` for `@`, which MLflow rejects."""
         self._mlflow.log_metrics({name.replace("@", "_at_"): value for name, value in metrics.items()}, step=step)
 
     def log_samples(self, step: int, rows: Sequence[Sample]) -> None:

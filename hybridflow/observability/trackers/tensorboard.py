@@ -20,7 +20,7 @@ _TABLE_HEAD = "| prompt | response | answer | score |\n|---|---|---|---|\n"
 class TensorBoardTracker:
     """Scalars under their own names, samples as text, in `run_dir/tensorboard`.
 
-    `begin` hides what an earlier process wrote after step `resume_after`.
+    `begin` hides the records that an earlier process wrote after step `resume_after`.
     """
 
     def __init__(self, run: TrackedRun) -> None:

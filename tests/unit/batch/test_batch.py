@@ -94,7 +94,7 @@ def test_a_missing_column_is_named_with_its_stage_and_who_provides_it():
 )
 def test_a_column_with_another_number_of_rows_is_named(column):
     name = next(iter(next(iter(column.values()))))
-    with pytest.raises(BatchError, match=f"'{name}' has 3 rows, the batch has 2") as caught:
+    with pytest.raises(BatchError, match=f"'{name}' has 3 rows, but the batch has 2") as caught:
         batch_of([[1], [2]]).with_columns(**column)
     assert "one value per row" in caught.value.remedy
 

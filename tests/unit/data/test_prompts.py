@@ -114,7 +114,7 @@ def test_long_prompts_are_counted_and_refused_or_left_out_if_asked(tmp_path, tok
 def test_next_to_nothing_left_after_dropping_is_an_error(tmp_path, tokenizer, short):
     path = written(tmp_path / "a.jsonl", [{"prompt": "x"}] * short + [{"prompt": "xxx"}] * 96)
     with pytest.raises(
-        DataError, match=rf"^{short} of {96 + short} rows are left \({short} %\).*Raise data\.max_prompt"
+        DataError, match=rf"^{short} of {96 + short} rows are left \({short}%\).*Raise data\.max_prompt"
     ):
         load_prompts([path], Data(max_prompt_tokens=2, drop_long_prompts=True), tokenizer)
 

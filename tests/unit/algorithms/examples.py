@@ -37,3 +37,8 @@ def token_mask(shape: tuple[int, int], kind: str, seed: int) -> Tensor:
 def spoiled(values: Tensor, mask: Tensor) -> Tensor:
     """The values, with NaN where the mask is 0."""
     return torch.where(mask.bool(), values, torch.nan)
+
+
+def itself(tensor: Tensor) -> Tensor:
+    """The sum over the parts of a batch that has one."""
+    return tensor

@@ -15,16 +15,12 @@ from hybridflow.algorithms.advantages.optimal_token_baseline import optimal_toke
 from hybridflow.algorithms.advantages.reinforce import reinforce
 from hybridflow.algorithms.returns import rewards_to_go
 from tests.oracles import advantages as oracle
-from tests.unit.algorithms.examples import generator, masks, normal, seeds, shapes, spoiled, token_mask
+from tests.unit.algorithms.examples import generator, itself, masks, normal, seeds, shapes, spoiled, token_mask
 
 
 def assert_close(found: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-5) -> None:
     """float32 against float64."""
     torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
-
-
-def itself(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
 
 
 def groups(rows: int, seed: int) -> torch.Tensor:

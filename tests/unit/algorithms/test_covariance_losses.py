@@ -14,13 +14,9 @@ from hybridflow.algorithms.losses.covariance import (
 )
 from hybridflow.algorithms.losses.policy import clipped_surrogate
 from tests.oracles import policy_losses as oracle
-from tests.unit.algorithms.examples import masks, normal, seeds, shapes, token_mask
+from tests.unit.algorithms.examples import itself, masks, normal, seeds, shapes, token_mask
 
 BOUNDS = {"clip_low": 0.2, "clip_high": 0.3}
-
-
-def itself(tensor):
-    return tensor
 
 
 def flat(column, mask):

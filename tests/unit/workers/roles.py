@@ -52,11 +52,6 @@ def critic(directory: Path, *, algorithm: Algorithm | None = None, **training) -
     )
 
 
-def one_rank(tensor: torch.Tensor) -> torch.Tensor:
-    """The sum over the ranks of a role that has one."""
-    return tensor
-
-
 def prompts(seed: int = 0) -> Batch:
     """Some prompts of unequal lengths, as a loader gives them, each as often as it is sampled."""
     ids = token_rows([3, 5, 2], seed=seed)

@@ -14,7 +14,7 @@ from hybridflow.errors import BatchError, ConfigError, EngineError, StaleWeights
 from hybridflow.workers.actor import ActorWorker
 from tests.toys import numbers_like, sequences
 from tests.unit.engines.training.engines import largest_difference, weights
-from tests.unit.workers.roles import PROMPTS, SAMPLES, actor, prompts, sampled
+from tests.unit.workers.roles import SAMPLES, actor, prompts, sampled
 
 RESTRICTED = [Sampling(top_p=0.9), Sampling(top_k=5)]
 
@@ -234,17 +234,12 @@ def test_rewards_are_reported_per_sequence(toy_dir):
 
 def test_evaluation_has_its_own_settings_and_draws_the_same_each_time(toy_dir):
     worker = actor(toy_dir(), rollout=Rollout(eval_sampling=Sampling(temperature=0.999)))
-    drawn = [worker.generate(prompts(), purpose) for purpose in ("train", "eval", "eval")]
-    assert [batch.meta["temperature"] for batch in drawn] == [1.0, 0.999, 0.999]
-    train, first, second = (batch.tokens("response_ids").padded(0, length=8) for batch in drawn)
+    drawn = [worker.generate(prompts(), purpose) for purpose in ("train", "eval", "eval", "greedy")]
+    assert [batch.meta["temperature"] for batch in drawn[:3]] == [1.0, 0.999, 0.999]
+    train, first, second, greedy = (batch.tokens("response_ids").padded(0, length=8) for batch in drawn)
     assert torch.equal(first, second)
     assert not torch.equal(train, first)
-
-
-def test_greedy_samples_of_one_prompt_are_equal(toy_dir):
-    rows = actor(toy_dir()).generate(prompts(), "greedy").tokens("response_ids").rows()
-    assert all(torch.equal(rows[2 * i], rows[2 * i + 1]) for i in range(PROMPTS))
-    assert len(rows) == PROMPTS * SAMPLES
+    assert torch.equal(greedy[::SAMPLES], greedy[1::SAMPLES])
 
 
 def test_a_restored_actor_must_publish_and_then_goes_on_the_same(toy_dir, tmp_path):

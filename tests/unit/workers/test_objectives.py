@@ -23,8 +23,8 @@ from hybridflow.workers.objectives import (
     value_objective,
 )
 from tests.oracles import objectives as oracle
+from tests.unit.algorithms.examples import itself
 from tests.unit.algorithms.fake_ranks import on_ranks
-from tests.unit.workers.roles import one_rank
 
 ROWS, WIDTH = 6, 5
 NORM = 7.0
@@ -137,7 +137,7 @@ def batch_of(columns: dict[str, Tensor]) -> Batch:
 
 def with_prepared(algorithm: Algorithm, columns: dict[str, Tensor]) -> dict[str, Tensor]:
     """The columns with those that the loss computes from the whole minibatch."""
-    found = prepared(policy_loss(algorithm), batch_of(columns), one_rank)
+    found = prepared(policy_loss(algorithm), batch_of(columns), itself)
     added = {n: c.padded(0) for n, c in found.token_columns.items() if n.startswith("prepared/")}
     return columns | added
 
@@ -201,7 +201,7 @@ def test_what_is_prepared_does_not_depend_on_the_ranks(name):
 
     parts = on_ranks([program(0, 1), program(1, 3), program(3, ROWS)])
     found = torch.cat([part.tokens("prepared/is_selected").values for part in parts])
-    whole_batch = prepared(loss, batch, one_rank).tokens("prepared/is_selected").values
+    whole_batch = prepared(loss, batch, itself).tokens("prepared/is_selected").values
     assert torch.equal(found, whole_batch)
     assert 0 < int(found.sum()) < len(found)
 

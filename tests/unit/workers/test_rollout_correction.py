@@ -14,9 +14,10 @@ from hybridflow.observability.metrics import merge, plain
 from hybridflow.workers.rollout_correction import rollout_corrected
 from tests.oracles import correction as oracle
 from tests.oracles.reductions import kept
+from tests.unit.algorithms.examples import itself
 from tests.unit.algorithms.fake_ranks import on_ranks
 from tests.unit.engines.training.engines import largest_difference, weights
-from tests.unit.workers.roles import GRPO, actor, one_rank, sampled
+from tests.unit.workers.roles import GRPO, actor, sampled
 
 LEVEL = CorrectionLevel
 LENGTHS = (4, 2, 1, 3, 5)
@@ -45,7 +46,7 @@ def made(seed: int = 0) -> Batch:
     )
 
 
-def corrected(batch: Batch, correction: Correction, reduce=one_rank, old_logprobs=OldLogprobs.auto):
+def corrected(batch: Batch, correction: Correction, reduce=itself, old_logprobs=OldLogprobs.auto):
     return rollout_corrected(batch, Algorithm(correction=correction, old_logprobs=old_logprobs), reduce)
 
 
@@ -57,13 +58,13 @@ def rows_of(batch: Batch, name: str) -> list[list[float]]:
 
 def test_nothing_is_done_and_nothing_said_unless_asked():
     batch = made()
-    found, metrics = rollout_corrected(batch, Algorithm(), one_rank)
+    found, metrics = rollout_corrected(batch, Algorithm(), itself)
     assert found is batch
     assert metrics == {}
 
 
 def test_truncated_responses_are_left_out_on_request():
-    found, metrics = rollout_corrected(made(), Algorithm(mask_truncated=True), one_rank)
+    found, metrics = rollout_corrected(made(), Algorithm(mask_truncated=True), itself)
     sums = found.tokens("response_mask").row_sums().tolist()
     assert sums == [3.0, 0.0, 1.0, 3.0, 5.0]
     assert plain(metrics) == {"actor/truncated_fraction": pytest.approx(0.2)}
@@ -73,7 +74,7 @@ def test_masking_what_is_truncated_needs_to_know_it():
     batch = made()
     batch = batch.only([name for name in batch.columns if name != "truncated"])
     with pytest.raises(BatchError, match=r"mask_truncated=true.*truncated"):
-        rollout_corrected(batch, Algorithm(mask_truncated=True), one_rank)
+        rollout_corrected(batch, Algorithm(mask_truncated=True), itself)
 
 
 @pytest.mark.parametrize("level", [LEVEL.token, LEVEL.sequence, LEVEL.geometric])

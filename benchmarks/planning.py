@@ -15,22 +15,13 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
 from typing import NamedTuple, TypeVar
 
+from benchmarks.layouts import Layout, fsdp, megatron, rollout
 from benchmarks.record import HERE, write_record
 from hybridflow.config.training import TrainingEngine
 from hybridflow.engines.traits import TRAINING_ENGINES
 from hybridflow.models.geometry import ModelGeometry
-from hybridflow.models.names.rules import (
-    Place,
-    WeightSpec,
-    canonical_weights,
-    own_experts,
-    stage_layers,
-    stage_weights,
-    tensor_box,
-)
 from hybridflow.parallel import ParallelMesh
 from hybridflow.parallel.boxes import uncovered, volume
 from hybridflow.resharding import Holding
@@ -76,9 +67,6 @@ MOE_671B = replace(QWEN3_30B_A3B, hidden=7168, layers=60, heads=128, kv_heads=8,
 
 DEVICES_PER_NODE = 8
 MIB = 1 << 20
-
-Layout = Callable[[int], list[Holding]]
-"""What a rank holds or wants."""
 
 ResultT = TypeVar("ResultT")
 
@@ -244,14 +232,20 @@ def tellers(case: Case) -> Callable[[int], Callable[[], Member]]:
     copies = TRAINING_ENGINES[TrainingEngine[case.engine]].copies(case.training.sizes, 1)
     generating = generation_mesh(case.training, copies=copies, tensor=case.tensor, pipeline=1)
     group = {rank: number for number, ranks in enumerate(micro_data_groups(generating)) for rank in ranks}
-    sources = megatron(case) if case.engine == "megatron" else fsdp(case)
-    destinations = rollout(case, generating)
+    sources, destinations = training_layout(case), rollout(case.geometry, generating)
 
     def of_rank(rank: int) -> Callable[[], Member]:
         held, wanted = sources(rank), destinations(rank)
         return lambda: Member(f"node{rank // DEVICES_PER_NODE}", group[rank], declared(held), declared(wanted))
 
     return of_rank
+
+
+def training_layout(case: Case) -> Layout:
+    """What the ranks of a case hold."""
+    if case.engine == "megatron":
+        return megatron(case.geometry, case.training, expert=case.expert)
+    return fsdp(case.geometry, case.training.size)
 
 
 def declared(holdings: Sequence[Holding]) -> Declared:
@@ -264,65 +258,6 @@ def timed(work: Callable[[], ResultT]) -> tuple[float, ResultT]:
     began = time.process_time()
     result = work()
     return time.process_time() - began, result
-
-
-def megatron(case: Case) -> Layout:
-    """What Megatron's ranks hold."""
-    geometry, sizes = case.geometry, case.training.sizes
-
-    @cache
-    def held(stage: int, tensor: int, expert: int) -> list[Holding]:
-        last = sizes["pipeline"] - 1
-        layers = stage_layers(geometry.layers, stage, last + 1)[0]
-        specs = stage_weights(geometry, layers, is_first=stage == 0, is_last=stage == last).values()
-        experts = own_experts(geometry.experts, expert, case.expert)
-        own = [spec for spec in specs if expert_of(spec) is None or expert_of(spec) in experts]
-        return cut(own, geometry, Place(tensor, sizes["tensor"]))
-
-    def of_rank(rank: int) -> list[Holding]:
-        at = case.training.coordinate(rank)
-        return list(held(at["pipeline"], at["tensor"], at["data"] % case.expert))
-
-    return of_rank
-
-
-def fsdp(case: Case) -> Layout:
-    """What FSDP's ranks hold: a chunk of rows of everything."""
-    ranks = case.training.size
-    specs = canonical_weights(case.geometry).values()
-    return lambda rank: [chunk(spec, rank, ranks) for spec in specs]
-
-
-def rollout(case: Case, mesh: ParallelMesh) -> Layout:
-    """What vLLM's ranks want."""
-    specs = list(canonical_weights(case.geometry).values())
-
-    @cache
-    def wanted(tensor: int) -> list[Holding]:
-        return cut(specs, case.geometry, Place(tensor, case.tensor))
-
-    return lambda rank: list(wanted(mesh.coordinate(rank)["tensor"]))
-
-
-def cut(specs: Sequence[WeightSpec], geometry: ModelGeometry, place: Place) -> list[Holding]:
-    """The part of each weight on a tensor-parallel rank."""
-    return [
-        Holding(spec.name, spec.shape, tensor_box(spec, geometry, place.tensor, place.tensor_size), 2) for spec in specs
-    ]
-
-
-def chunk(spec: WeightSpec, rank: int, ranks: int) -> Holding:
-    """A rank's rows of a weight, as torch.chunk cuts them."""
-    size, *others = spec.shape
-    rows = -(-size // ranks)
-    own = (min(size, rank * rows), min(size, (rank + 1) * rows))
-    return Holding(spec.name, spec.shape, (own, *((0, other) for other in others)), 2)
-
-
-def expert_of(spec: WeightSpec) -> int | None:
-    """The number of the expert that a weight belongs to."""
-    _, found, rest = spec.name.partition(".mlp.experts.")
-    return int(rest.split(".")[0]) if found else None
 
 
 if __name__ == "__main__":

@@ -17,7 +17,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from benchmarks.planning import LLAMA_70B, Case, fsdp, lower_bound, megatron, rollout
+from benchmarks.layouts import rollout
+from benchmarks.planning import LLAMA_70B, Case, lower_bound, training_layout
 from benchmarks.resharding_slicing import bytes_gathered, gather_and_slice, send_and_slice
 from hybridflow.config.rollout import Transfer, TransferKind
 from hybridflow.config.training import TrainingEngine
@@ -123,8 +124,8 @@ def measured(rank: int, options: argparse.Namespace) -> dict:
     case = Case(options.case, MODELS[options.model], sizes.engine, mesh, 1, sizes.generation_tensor)
     copies = TRAINING_ENGINES[TrainingEngine[sizes.engine]].copies(mesh.sizes, 1)
     generating = generation_mesh(mesh, copies=copies, tensor=sizes.generation_tensor, pipeline=1)
-    trained = list(map(megatron(case) if sizes.engine == "megatron" else fsdp(case), range(size)))
-    wanted = list(map(rollout(case, generating), range(size)))
+    trained = list(map(training_layout(case), range(size)))
+    wanted = list(map(rollout(case.geometry, generating), range(size)))
     slots = [_shard(holding, torch.zeros(_shape(holding), dtype=dtype)) for holding in wanted[rank]]
     bound, apart = _bound(trained[rank], slots), [_shard(h, torch.zeros(_shape(h), dtype=dtype)) for h in trained[rank]]
     neighbor = next(number for number, ranks in enumerate(micro_data_groups(generating)) if rank in ranks)

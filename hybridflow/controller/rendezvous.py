@@ -69,6 +69,7 @@ class Rendezvous:
         return connected_store(address, self.timeout_seconds)
 
     def _store(self, role: str) -> dist.Store:
+        """The pool's store, once every rank has joined; names those that have not."""
         if self.world_size == 1:
             return dist.HashStore()
         if self.address is None:
@@ -77,7 +78,18 @@ class Rendezvous:
                 remedy="Use trainer.backend=ray for several ranks, or one device.",
             )
         store = connected_store(self.address, self.timeout_seconds)
-        _join(store, self.rank, self.world_size, role=role, timeout_seconds=self.timeout_seconds)
+        store.set(f"joined/{self.rank}", "1")
+        joined = [f"joined/{rank}" for rank in range(self.world_size)]
+        try:
+            store.wait(joined, timedelta(seconds=self.timeout_seconds))
+        except dist.DistStoreError as error:
+            missing = [rank for rank, key in enumerate(joined) if not store.check([key])]
+            raise ResourceError(
+                f"Ranks {missing} of '{role}' did not join ranks 0-{self.world_size - 1} within"
+                f" {self.timeout_seconds:.0f} s.",
+                remedy="Call the same method on every rank, and check that these ranks' processes are alive and not"
+                " stuck.",
+            ) from error
         return store
 
 
@@ -87,16 +99,3 @@ def let_gloo_listen_at(host: str) -> None:
         if any(known.address == host for known in addresses):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
             return
-
-
-def _join(store: dist.Store, rank: int, world_size: int, *, role: str, timeout_seconds: float) -> None:
-    """Waits until every rank has joined; names those that have not."""
-    store.set(f"joined/{rank}", "1")
-    try:
-        store.wait([f"joined/{other}" for other in range(world_size)], timedelta(seconds=timeout_seconds))
-    except dist.DistStoreError as error:
-        missing = [other for other in range(world_size) if not store.check([f"joined/{other}"])]
-        raise ResourceError(
-            f"Ranks {missing} of '{role}' did not join ranks 0-{world_size - 1} within {timeout_seconds:.0f} s.",
-            remedy="Call the same method on every rank, and check that these ranks' processes are alive and not stuck.",
-        ) from error

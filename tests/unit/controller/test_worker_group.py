@@ -20,31 +20,22 @@ def group(worker_class, devices=1, **kwargs) -> WorkerGroup:
 
 
 @pytest.mark.parametrize("devices", [1, 2, 3])
-def test_an_answer_adds_its_columns_and_keeps_the_order_of_rows(devices):
-    given = prompts(rows=7)
-    batch = group(Model, devices).generate(given)
+def test_answers_add_columns_and_keep_the_order_of_rows_on_any_number_of_ranks(devices):
+    actor, judge = group(Model, devices, kwargs={"scale": 3.0}), group(Model, max(1, devices - 1))
+    given = prompts(rows=8)
+    batch = actor.generate(given)
     assert isinstance(batch, BatchRef)
-    fetched = batch.fetch()
-    assert fetched.row("uid").tolist() == given.row("uid").tolist()
-    assert fetched.row("sample_index").tolist() == given.row("sample_index").tolist()
-    assert [len(row) for row in fetched.tokens("response_ids").rows()] == [1 + i // 2 for i in range(14)]
-    assert [row.tolist() for row in fetched.tokens("prompt_ids").rows()] == [
-        row.tolist() for row in given.tokens("prompt_ids").rows()
-    ]
+    batch = batch.join(judge.score(batch), actor.values(batch))
+    fetched, numbers = batch.fetch(), [1 + i // 2 for i in range(16)]
+    for name in ("uid", "sample_index"):
+        assert fetched.row(name).tolist() == given.row(name).tolist()
+    rows = {name: [row.tolist() for row in fetched.tokens(name).rows()] for name in fetched.token_columns}
+    assert rows["prompt_ids"] == [row.tolist() for row in given.tokens("prompt_ids").rows()]
+    assert rows["response_ids"] == [[number] * number for number in numbers]
+    assert rows["values"] == [[3.0 * number] * number for number in numbers]
+    assert fetched.row("scores").tolist() == [number - 1.0 for number in numbers]
     assert fetched.object("answer") == given.object("answer")
     assert fetched.meta == {"temperature": 0.5}
-
-
-@pytest.mark.parametrize("devices", [1, 2, 3])
-def test_the_whole_path_of_a_batch_gives_the_same_as_one_rank(devices):
-    actor, judge = group(Model, devices, kwargs={"scale": 3.0}), group(Model, max(1, devices - 1))
-    batch = actor.generate(prompts(rows=8))
-    batch = batch.join(judge.score(batch), actor.values(batch))
-    fetched = batch.fetch()
-    assert fetched.row("scores").tolist() == [float(i // 2) for i in range(16)]
-    assert [row.tolist() for row in fetched.tokens("values").rows()] == [
-        [3.0 * (1 + i // 2)] * (1 + i // 2) for i in range(16)
-    ]
     metrics = actor.update(batch).result()
     tokens = fetched.tokens("response_ids").values.float()
     assert metrics["loss"].value == pytest.approx(float(tokens.mean()))
@@ -65,9 +56,8 @@ def test_only_required_and_optional_columns_travel():
 def test_without_required_columns_all_travel():
     actor = group(Model)
     batch = actor.score(actor.generate(prompts()))
-    seen = actor.columns_seen(batch).result()
     expected = ["uid", "sample_index", "prompt_ids", "answer", "response_ids", "weight_version", "scores", "scored_by"]
-    assert sorted(seen) == sorted(expected)
+    assert sorted(actor.columns_seen(batch).result()) == sorted(expected)
 
 
 def test_a_missing_column_is_named_with_the_stage_that_needs_it():

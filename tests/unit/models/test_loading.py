@@ -1,6 +1,8 @@
-"""Loading and saving Hugging Face directories."""
+"""Loading and saving Hugging Face directories; weights that are not finite are refused."""
 
 import json
+import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,23 +14,19 @@ from hybridflow.config.model import Dtype
 from hybridflow.errors import EngineError
 from hybridflow.models.heads import load_value_model, save_value_model
 from hybridflow.models.loading import (
+    check_finite,
     copy_description,
     load_causal_lm,
     resolve_model_path,
     save_causal_lm,
     torch_dtype,
 )
+from hybridflow.models.shard_files import read_into
+from hybridflow.parallel.layout import WeightShard
 from tests.unit.models.conftest import CONFIGS
 
 IDS = torch.arange(24).view(2, 12) + 2
 ALL = ["llama", "llama_tied", "qwen2", "qwen3", "qwen3_moe"]
-
-
-def copy_of(source: Path, target: Path) -> Path:
-    target.mkdir()
-    for file in source.iterdir():
-        (target / file.name).write_bytes(file.read_bytes())
-    return target
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -84,7 +82,7 @@ def test_parameters_that_are_views_of_one_buffer_are_saved_whole(model_dir, tmp_
 
 
 def test_a_generation_config_that_transformers_calls_invalid_can_still_be_saved(model_dir, tmp_path):
-    source = copy_of(model_dir("llama"), tmp_path / "source")
+    source = Path(shutil.copytree(model_dir("llama"), tmp_path / "source"))
     (source / "generation_config.json").write_text(json.dumps({"eos_token_id": 1, "temperature": 0.6, "top_p": 0.9}))
     model = load_causal_lm(source, dtype=torch.float32, device="cpu")
     save_causal_lm(model, tmp_path / "saved", tokenizer_from=source)
@@ -122,7 +120,7 @@ def torn(directory: Path) -> None:
     ],
 )
 def test_a_damaged_model_is_an_error_that_says_what_is_wrong(model_dir, tmp_path, damage, words):
-    broken = copy_of(model_dir("llama"), tmp_path / "broken")
+    broken = Path(shutil.copytree(model_dir("llama"), tmp_path / "broken"))
     damage(broken)
     with pytest.raises(EngineError, match=words):
         load_causal_lm(broken, dtype=torch.float32, device="cpu")
@@ -192,3 +190,37 @@ def test_a_directory_without_a_description_is_refused(tmp_path):
     with pytest.raises(EngineError, match="cannot be read") as caught:
         copy_description(tmp_path, tmp_path / "copy", head="language", dtype=torch.float32, tokenizer_from=tmp_path)
     assert "config.json" in caught.value.remedy
+
+
+NAME = "model.layers.1.mlp.down_proj.weight"
+LOAD = {"dtype": torch.float32, "device": "cpu"}
+
+
+@pytest.fixture(params=[math.nan, -math.inf])
+def poisoned(request, toy_dir, tmp_path):
+    """A model one of whose elements is not finite."""
+    shutil.copytree(toy_dir(), tmp_path / "model")
+    weights = load_file(tmp_path / "model" / "model.safetensors")
+    weights[NAME][3, 5] = request.param
+    save_file(weights, tmp_path / "model" / "model.safetensors", metadata={"format": "pt"})
+    return tmp_path / "model"
+
+
+def test_a_model_is_refused_by_each_way_of_reading_it(poisoned):
+    shard = WeightShard.full(NAME, torch.empty(64, 128))
+    for read in (
+        lambda: load_causal_lm(poisoned, **LOAD),
+        lambda: load_value_model(poisoned, **LOAD),
+        lambda: read_into(poisoned, [shard]),
+    ):
+        with pytest.raises(EngineError, match=r"down_proj\.weight' in .* is not finite") as caught:
+            read()
+        assert "use other weights" in caught.value.remedy
+
+
+def test_what_is_finite_or_no_float_passes(tmp_path):
+    for tensor in (torch.tensor([3e38, -3e38]), torch.empty(0), torch.tensor([1 << 40]), torch.empty(2, device="meta")):
+        check_finite("w", tensor, tmp_path)
+    check_finite("w", torch.tensor([6e4], dtype=torch.float16), tmp_path)
+    with pytest.raises(EngineError, match="'w'"):
+        check_finite("w", torch.tensor([1.0, math.inf], dtype=torch.bfloat16), tmp_path)

@@ -5,10 +5,9 @@ from itertools import product
 
 import pytest
 
-from hybridflow.controller.protocols import GENERATION, answering_ranks, part_of
+from hybridflow.controller.protocols import GENERATION, part_of
 from hybridflow.parallel import ParallelMesh
 from hybridflow.resharding.grouping import generation_mesh, micro_data_groups
-from tests.oracles.transfer_protocols import Layout, collection, distribution
 from tests.unit.resharding.layouts import training_mesh
 
 SIZES = (1, 2, 4)
@@ -61,15 +60,6 @@ def test_nested_sizes_give_the_closed_form():
             at = mesh.coordinate(tau + t * pi + p * t * delta)
             assert (at["data"], at["pipeline"], at["tensor"]) == (delta, pi // (p // p_g), tau // (t // t_g))
             assert (at["micro_pipeline"], at["micro_tensor"]) == (pi % (p // p_g), tau % (t // t_g))
-
-
-def test_prompts_go_to_replicas_as_in_table_3():
-    for p, t, d, p_g, t_g in NESTED:
-        mesh, layout = of_megatron(p, t, d, p_g, t_g), Layout(p, t, d, p_g, t_g)
-        chunks = [part_of(GENERATION, mesh, rank) for rank in range(mesh.size)]
-        assert chunks == distribution("3D_ALL_MICRO_DP", layout)
-        assert answering_ranks(GENERATION, mesh) == collection("3D_ALL_MICRO_DP", layout)
-        assert [chunks[ranks[0]] for ranks in replica_ranks(mesh)] == list(range(len(replica_ranks(mesh))))
 
 
 @pytest.mark.parametrize(

@@ -164,16 +164,6 @@ def test_architectures(geometry, p, t, p_g, t_g):
 
 
 @pytest.mark.parametrize(
-    ("ranks", "replicas", "tensor", "t_g"), [(4, 1, 1, 2), (3, 1, 1, 1), (4, 2, 1, 2), (8, 2, 2, 2), (2, 1, 1, 1)]
-)
-def test_rows_of_fsdp(ranks, replicas, tensor, t_g):
-    training = training_mesh(data=ranks // tensor, tensor=tensor)
-    generating = generation_mesh(training, copies=replicas, tensor=t_g, pipeline=1)
-    sources = fsdp(QWEN3, ranks, replicas=replicas, tensor=tensor)
-    check(sources, rollout(QWEN3, generating), neighbors=groups_of(generating))
-
-
-@pytest.mark.parametrize(
     ("virtual", "expert", "are_experts_whole"), [(2, 1, False), (1, 2, False), (1, 2, True), (1, 4, True)]
 )
 def test_experts_and_virtual_stages(virtual, expert, are_experts_whole):

@@ -3,9 +3,7 @@
 import pytest
 import torch
 
-from hybridflow.config.reward import Reward
 from hybridflow.observability.metrics import plain
-from hybridflow.rewards.scorer import RewardScorer
 
 PROMPTS = ["1+1=", "2+2=", "3+3="]
 COMPLETIONS = ["2", "5", "6"]
@@ -78,14 +76,9 @@ class f:
 }
 
 
-def scorer_of(tmp_path, text):
-    (tmp_path / "reward.py").write_text(text)
-    return RewardScorer(Reward(functions=[f"{tmp_path}/reward.py:f"], processes=0))
-
-
 @pytest.mark.parametrize("name", DIALECTS)
-def test_every_dialect_is_recognized_and_scores_the_same(tmp_path, name):
-    scorer = scorer_of(tmp_path, DIALECTS[name])
+def test_every_dialect_is_recognized_and_scores_the_same(make_scorer, name):
+    scorer = make_scorer(DIALECTS[name])
     assert scorer.functions[0].dialect.name.lower() == name.split("_")[0]
     scored = scorer.score(PROMPTS, COMPLETIONS, COLUMNS, completion_ids=[[12], [15], [16]])
     assert scored.scores.tolist() == EXPECTED
@@ -94,23 +87,22 @@ def test_every_dialect_is_recognized_and_scores_the_same(tmp_path, name):
 
 
 @pytest.mark.parametrize("of", [list, tuple, torch.tensor])
-def test_token_ids_arrive_as_lists_of_integers(tmp_path, of):
+def test_token_ids_arrive_as_lists_of_integers(make_scorer, of):
     text = """
 def f(completions, completion_ids, **columns):
     assert completion_ids == [[1, 2], [3]] and type(completion_ids[0][0]) is int
     return [1.0, 1.0]
 """
-    scored = scorer_of(tmp_path, text).score(["p", "q"], ["a", "b"], {}, completion_ids=[of([1, 2]), of([3])])
+    scored = make_scorer(text).score(["p", "q"], ["a", "b"], {}, completion_ids=[of([1, 2]), of([3])])
     assert scored.scores.tolist() == [1, 1]
 
 
-def test_what_functions_return_besides_scores_becomes_metrics_and_columns(tmp_path):
-    scored = scorer_of(tmp_path, DIALECTS["verl_dict"]).score(PROMPTS, COMPLETIONS, COLUMNS)
+def test_what_functions_return_besides_scores_becomes_metrics_and_columns(make_scorer):
+    text = DIALECTS["verl_dict"] + DIALECTS["openrlhf_dict"].replace("def f(", "def g(")
+    scored = make_scorer(text, ("f", "g")).score(PROMPTS, COMPLETIONS, COLUMNS)
     assert plain(scored.metrics)["rewards/f/acc"] == pytest.approx(2 / 3)
     assert scored.extras["pred"] == ["2", "5", "6"] and "rewards/f/pred" not in scored.metrics
-    (tmp_path / "openrlhf").mkdir()
-    scored = scorer_of(tmp_path / "openrlhf", DIALECTS["openrlhf_dict"]).score(PROMPTS, COMPLETIONS, COLUMNS)
-    assert plain(scored.metrics)["rewards/f/half"] == pytest.approx(1 / 3)
+    assert plain(scored.metrics)["rewards/g/half"] == pytest.approx(1 / 3)
 
 
 SCORES = """
@@ -120,24 +112,23 @@ def f(queries, prompts, labels):
 """
 
 
-def test_groups_are_judged_by_the_scores_of_openrlhf_and_else_by_the_rewards(tmp_path):
-    scored = scorer_of(tmp_path, SCORES).score(PROMPTS, COMPLETIONS, COLUMNS)
+def test_groups_are_judged_by_the_scores_of_openrlhf_and_else_by_the_rewards(make_scorer):
+    text = SCORES + DIALECTS["openrlhf"].replace("def f(", "def g(")
+    scored = make_scorer(text).score(PROMPTS, COMPLETIONS, COLUMNS)
     assert scored.scores.tolist() == [1.0, 2.0, 3.0]
     assert scored.filter_scores is not None and scored.filter_scores.tolist() == [0.5, 0.0, 3.0]
     assert plain(scored.metrics)["rewards/f/scores"] == pytest.approx(0.25)
-    (tmp_path / "plain.py").write_text(DIALECTS["openrlhf"])
-    config = Reward(functions=[f"{tmp_path}/reward.py:f", f"{tmp_path}/plain.py:f"], weights=[2.0, 1.0], processes=0)
-    scored = RewardScorer(config).score(PROMPTS, COMPLETIONS, COLUMNS)
+    scored = make_scorer(text, ("f", "g"), weights=[2.0, 1.0]).score(PROMPTS, COMPLETIONS, COLUMNS)
     assert scored.scores.tolist() == [3.0, 4.0, 7.0]
     assert scored.filter_scores is not None and scored.filter_scores.tolist() == [2.0, 0.0, 7.0]
 
 
-def test_other_dialects_have_no_filter_scores(tmp_path):
+def test_other_dialects_have_no_filter_scores(make_scorer):
     text = "def f(completions, log_extra, **columns):\n    log_extra('scores', [9.0] * 3)\n    return [1.0] * 3\n"
-    assert scorer_of(tmp_path, text).score(PROMPTS, COMPLETIONS, COLUMNS).filter_scores is None
+    assert make_scorer(text).score(PROMPTS, COMPLETIONS, COLUMNS).filter_scores is None
 
 
-def test_a_native_function_may_log_metrics_and_columns(tmp_path):
+def test_a_native_function_may_log_metrics_and_columns(make_scorer):
     text = """
 def f(completions, log_metric, log_extra, **columns):
     log_metric("length", 3)
@@ -145,25 +136,25 @@ def f(completions, log_metric, log_extra, **columns):
     log_extra("shout", [c.upper() for c in completions])
     return [0.0] * len(completions)
 """
-    scored = scorer_of(tmp_path, text).score(["p"], ["a"], {})
+    scored = make_scorer(text).score(["p"], ["a"], {})
     assert plain(scored.metrics)["rewards/f/length"] == 4
     assert scored.extras == {"shout": ["A"]}
 
 
-def test_a_completion_is_a_conversation_where_its_prompt_is_one(tmp_path):
+def test_a_completion_is_a_conversation_where_its_prompt_is_one(make_scorer):
     text = """
 def f(prompts, completions, **columns):
     assert completions[0] == "plain" and prompts[1][0]["role"] == "user"
     return [0.0, float(completions[1] == [{"role": "assistant", "content": "chat"}])]
 """
-    scored = scorer_of(tmp_path, text).score(["p", [{"role": "user", "content": "q"}]], ["plain", "chat"], {})
+    scored = make_scorer(text).score(["p", [{"role": "user", "content": "q"}]], ["plain", "chat"], {})
     assert scored.scores.tolist() == [0, 1]
 
 
-def test_an_async_function_is_awaited_inside_a_running_event_loop(tmp_path):
+def test_an_async_function_is_awaited_inside_a_running_event_loop(make_scorer):
     import asyncio
 
-    scorer = scorer_of(tmp_path, DIALECTS["trl_async"])
+    scorer = make_scorer(DIALECTS["trl_async"])
 
     async def within() -> list:
         return scorer.score(PROMPTS, COMPLETIONS, COLUMNS).scores.tolist()
@@ -171,6 +162,6 @@ def test_an_async_function_is_awaited_inside_a_running_event_loop(tmp_path):
     assert asyncio.run(within()) == EXPECTED
 
 
-def test_the_prompt_columns_of_the_data_do_not_reach_stars_twice(tmp_path):
+def test_the_prompt_columns_of_the_data_do_not_reach_stars_twice(make_scorer):
     text = "def f(completions, **columns):\n    return [float('prompt' in columns)] * len(completions)\n"
-    assert scorer_of(tmp_path, text).score(["p"], ["c"], {"prompt": ["p"]}).scores.tolist() == [0]
+    assert make_scorer(text).score(["p"], ["c"], {"prompt": ["p"]}).scores.tolist() == [0]

@@ -5,8 +5,8 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
+import psutil
 import pytest
 
 from hybridflow.config.reward import Reward
@@ -56,20 +56,17 @@ async def waits(completions, **columns):
     return [2.0] * len(completions)
 
 def bad(what, text):
-    if what == "hang" and text.endswith("7"):
-        time.sleep(60)
-    if what == "hang in C" and text.endswith("7"):
-        ctypes.PyDLL(None).sleep(60)
-    if what == "kill" and text.endswith("7"):
-        os.kill(os.getpid(), signal.SIGKILL)
-    if what == "segfault" and text.endswith("7"):
-        ctypes.string_at(0)
-    if what == "exit" and text.endswith("7"):
-        os._exit(5)
-    if what == "memory" and text.endswith("7"):
-        return [b'x' * 2**24 for _ in iter(int, 1)]
-    if what == "memory of a child" and text.endswith("7"):
-        subprocess.run([sys.executable, "-c", "[b'x' * 2**24 for _ in iter(int, 1)]"])
+    acts = {
+        "hang": lambda: time.sleep(60),
+        "hang in C": lambda: ctypes.PyDLL(None).sleep(60),
+        "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+        "segfault": lambda: ctypes.string_at(0),
+        "exit": lambda: os._exit(5),
+        "memory": lambda: [b'x' * 2**24 for _ in iter(int, 1)],
+        "memory of a child": lambda: subprocess.run([sys.executable, "-c", "[b'x' * 2**24 for _ in iter(int, 1)]"]),
+    }
+    if what in acts and text.endswith("7"):
+        acts[what]()
     return 1.0
 
 def misbehaves(completions, what, **columns):
@@ -241,23 +238,25 @@ print([outcome.scores for outcome in pool.run(resolve_functions(config), samples
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_processes_end_with_their_owner_however_it_ends(judges, how):
     owner = subprocess.Popen([sys.executable, "-c", OWNER, str(judges), "misbehaves"])
-    assert soon(lambda: len(descendants(owner.pid)) == 3)  # the fork server and two of its processes
-    time.sleep(0.5)
-    family = descendants(owner.pid)
+    until, family = time.monotonic() + 10, []
+    while time.monotonic() < until and len(family) < 3:  # the fork server and two of its processes
+        time.sleep(0.5)
+        family = psutil.Process(owner.pid).children(recursive=True)
     os.kill(owner.pid, how)
     owner.wait()
-    assert soon(lambda: not any(Path(f"/proc/{process}").exists() for process in family))
+    gone, alive = psutil.wait_procs(family, timeout=10)
+    assert (len(gone), alive) == (3, [])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_processes_end_with_their_scorer(judges):
-    others = descendants(os.getpid())
+    us, before = psutil.Process(), set(psutil.Process().children(recursive=True))
     scorer = RewardScorer(Reward(functions=[f"{judges}:nan"]))
     scorer.score(["p"], ["c"], {})
-    family = set(descendants(os.getpid())) - set(others)
-    assert len(family) == 2
+    family = set(us.children(recursive=True)) - before
     del scorer
-    assert soon(lambda: not any(Path(f"/proc/{process}").exists() for process in family))
+    gone, alive = psutil.wait_procs(family, timeout=10)
+    assert (len(gone), alive) == (2, [])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -265,10 +264,10 @@ def test_processes_end_with_their_scorer(judges):
     ("how", "remedy"), [(signal.SIGKILL, "when memory runs out"), (signal.SIGSEGV, "Find out what sent the signal")]
 )
 def test_the_death_of_the_fork_server_is_reported_with_its_signal(judges, how, remedy):
-    others, runner = descendants(os.getpid()), PooledRunner(Reward(functions=[f"{judges}:nan"]), processes=1)
+    before, runner = psutil.Process().children(), PooledRunner(Reward(functions=[f"{judges}:nan"]), processes=1)
     runner.start()
-    [server] = set(descendants(os.getpid())) - set(others)
-    os.kill(server, how)
+    [server] = set(psutil.Process().children()) - set(before)
+    server.send_signal(how)
     with pytest.raises(RewardError, match=f"was killed by signal {int(how)}") as caught:
         runner.run(resolve_functions(Reward(functions=[f"{judges}:nan"])), samples_of(2), allowed_failures=0)
     assert remedy in caught.value.remedy
@@ -290,24 +289,76 @@ def test_what_a_function_prints_is_shown_though_its_process_crashes_or_is_killed
     assert "of 2\n" in done.stdout and "looking at ['777']\n" in done.stdout
 
 
-def descendants(process: int) -> list[int]:
-    children = [
-        int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit() and parent_of(path) == process
-    ]
-    return children + [below for child in children for below in descendants(child)]
+FORKING = """
+import gc, os
+from multiprocessing.connection import Connection
+
+def returns(completions, **columns):
+    child = os.fork()
+    if child == 0:
+        return [-1.0] * len(completions)
+    os.waitpid(child, 0)
+    return [float(len(text)) for text in completions]
+
+def raises(completions, **columns):
+    if os.fork() == 0:
+        raise OSError("the log is full")
+    return [float(len(text)) for text in completions]
+
+async def waits(completions, **columns):
+    if os.fork() == 0:
+        return [-1.0] * len(completions)
+    return [float(len(text)) for text in completions]
+
+def of_one(data_source, solution_str, ground_truth):
+    if os.fork() == 0:
+        raise SystemExit
+    return float(len(solution_str))
+
+class Judge:
+    def __init__(self):
+        child = os.fork()
+        if child:
+            os.waitpid(child, 0)
+
+    def __call__(self, completions, **columns):
+        return [float(len(text)) for text in completions]
+
+def writes(completions, **columns):
+    for found in gc.get_objects():
+        if isinstance(found, Connection) and not found.closed:
+            found.send((7, None))
+    return [1.0] * len(completions)
+"""
 
 
-def parent_of(path: Path) -> int:
-    try:
-        return int((path / "stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return -1
+@pytest.fixture
+def forking(tmp_path):
+    (tmp_path / "forking.py").write_text(FORKING)
+    return tmp_path / "forking.py"
 
 
-def soon(is_so, seconds=10.0):
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        if is_so():
-            return True
-        time.sleep(0.05)
-    return False
+@pytest.mark.parametrize(
+    ("names", "processes"), [(["returns", "Judge"], 0), (["returns", "raises", "waits", "of_one", "Judge"], 1)]
+)
+def test_a_forked_process_never_answers_for_the_function(forking, tmp_path, names, processes):
+    us, returned = os.getpid(), tmp_path / "returned"
+    scorer = RewardScorer(Reward(functions=[f"{forking}:{name}" for name in names], processes=processes))
+    prompts = [f"p{index // 2}" for index in range(40)]
+    for step in range(3):
+        completions = ["x" * (index + 50 * step) for index in range(40)]
+        scored = scorer.score(prompts, completions, {})
+        if os.getpid() != us:
+            returned.touch()
+            os._exit(9)  # it must not go on as a second pytest
+        expected = [float(len(text)) for text in completions]
+        assert {name: column.tolist() for name, column in scored.columns.items()} == dict.fromkeys(names, expected)
+        assert scored.failures == []
+    assert not returned.exists()  # `returns` and `Judge` wait for their children
+
+
+def test_a_reply_to_another_request_is_an_error_that_names_the_function(forking):
+    scorer = RewardScorer(Reward(functions=[f"{forking}:writes"], processes=1))
+    with pytest.raises(RewardError, match="function 'writes' sent reply 7 instead of reply 1") as caught:
+        scorer.score(["p"], ["c"], {})
+    assert "os._exit()" in caught.value.remedy

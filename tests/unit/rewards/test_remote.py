@@ -17,6 +17,17 @@ PROMPTS, COMPLETIONS = ["1+1=", "2+2=", "3+3="], ["2", "5", "6"]
 COLUMNS = {"answer": ["2", "4", "6"]}
 
 
+BODY = b"HTTP/1.0 200 OK\r\n\r\n"
+RAW = {
+    "/trickle": BODY,
+    "/headers": b"HTTP/1.0 200 OK\r\nX-Slow: ",
+    "/moved": b"HTTP/1.0 302 Found\r\nLocation: /good\r\n\r\n",
+    "/huge": BODY + b" " * (50 << 20),
+    "/deep": BODY + b"[" * 100_000,
+}
+"""Answers sent as they are, two of them followed by a space every 0.1 s."""
+
+
 class Handler(BaseHTTPRequestHandler):
     """Answers as its path says, and notes what it was asked."""
 
@@ -45,36 +56,18 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/waking" and len(self.server.asked) < 3:
             self.send_error(503)
             return
-        if self.path in ("/trickle", "/headers", "/moved", "/huge", "/deep"):
-            self.misbehave()
+        if self.path in RAW:
+            with suppress(OSError):
+                self.wfile.write(RAW[self.path])
+                for _ in range(50 if self.path in ("/trickle", "/headers") else 0):
+                    self.wfile.write(b" ")
+                    time.sleep(0.1)
             return
         status = 500 if self.path == "/broken" else 200
         text = json.dumps(answers.get(self.path, answers["/good"])) if status == 200 else "the model is still loading"
         self.send_response(status)
         self.end_headers()
         self.wfile.write((text if self.path != "/words" else "hello").encode())
-
-    def misbehave(self):
-        if self.path == "/headers":
-            self.wfile.write(b"HTTP/1.0 200 OK\r\nX-Slow: ")
-        elif self.path == "/moved":
-            self.send_response(302)
-            self.send_header("Location", "/good")
-            self.end_headers()
-        else:
-            self.send_response(200)
-            self.end_headers()
-        with suppress(OSError):
-            if self.path in ("/trickle", "/headers"):
-                for _ in range(50):
-                    self.wfile.write(b" ")
-                    self.wfile.flush()
-                    time.sleep(0.1)
-            elif self.path == "/huge":
-                for _ in range(50):
-                    self.wfile.write(b" " * 2**20)
-            elif self.path == "/deep":
-                self.wfile.write(b"[" * 100_000)
 
     def log_message(self, format, *args):
         """Says nothing."""

@@ -32,14 +32,10 @@ def test_a_function_in_a_file_by_dotted_path_or_made_by_a_class(tmp_path, monkey
     assert [column.tolist() for column in columns.values()] == [[2, 3], [2, 3], [1, 2]]
 
 
-def test_functions_of_one_file_share_its_module(tmp_path):
+def test_functions_of_one_file_share_its_module(make_scorer):
     text = "seen = []\ndef a(completions, **c):\n    seen.append(1)\n    return [0.0] * len(completions)\n"
-    path = written(
-        tmp_path / "reward.py", text + "def b(completions, **c):\n    return [len(seen)] * len(completions)\n"
-    )
-    assert RewardScorer(Reward(functions=[f"{path}:a", f"{path}:b"], processes=0)).score(
-        ["p"], ["c"], {}
-    ).scores.tolist() == [1]
+    text += "def b(completions, **c):\n    return [len(seen)] * len(completions)\n"
+    assert make_scorer(text, ("a", "b")).score(["p"], ["c"], {}).scores.tolist() == [1]
 
 
 @pytest.mark.parametrize(
@@ -94,9 +90,8 @@ def test_no_functions_at_all_are_an_error():
     assert "exact_match" in refused().remedy
 
 
-def test_a_required_column_the_data_lacks_is_named_before_anything_is_scored(tmp_path):
-    path = written(tmp_path / "reward.py", "def f(completions, solutoin):\n    return [0.0] * len(completions)\n")
-    scorer = RewardScorer(Reward(functions=[f"{path}:f"], processes=0))
+def test_a_required_column_the_data_lacks_is_named_before_anything_is_scored(make_scorer):
+    scorer = make_scorer("def f(completions, solutoin):\n    return [0.0] * len(completions)\n")
     with pytest.raises(ConfigError, match="needs the column 'solutoin'") as caught:
         scorer.check_columns(["answer", "solution"])
     assert "Did you mean 'solution'?" in caught.value.remedy
@@ -116,11 +111,10 @@ def test_a_dialect_before_the_path_says_how_to_call_the_function(tmp_path):
     assert RewardScorer(config).score(["ab"], ["c"], {}).scores.tolist() == [3]
 
 
-def test_settings_reach_a_users_function_by_its_short_name(tmp_path):
+def test_settings_reach_a_users_function_by_its_short_name(make_scorer):
     text = "def f(completions, scale: float = 1.0, **columns):\n    return [scale * len(c) for c in completions]\n"
-    path = written(tmp_path / "reward.py", text)
-    config = Reward(functions=[f"{path}:f"], settings={"f": {"scale": 2.5}}, processes=0)
-    assert RewardScorer(config).score(["p"], ["ab"], {"scale": [7]}).scores.tolist() == [5.0]
+    scorer = make_scorer(text, settings={"f": {"scale": 2.5}})
+    assert scorer.score(["p"], ["ab"], {"scale": [7]}).scores.tolist() == [5.0]
 
 
 @pytest.mark.parametrize(

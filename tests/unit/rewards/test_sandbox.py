@@ -6,12 +6,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
 
+import psutil
 import pytest
 
 from hybridflow.errors import ConfigError, ResourceError
-from hybridflow.rewards.sandbox import runs
+from hybridflow.rewards.sandbox import runs, scratch
 from hybridflow.rewards.sandbox.runs import Limits, run_program
 from tests.attacks.cheats import ASKS, WALKS
 
@@ -135,8 +135,7 @@ def test_programs_may_use_pairs_of_sockets_of_their_own():
 
 
 def test_a_program_ends_with_the_process_that_runs_it(tmp_path):
-    text = "from hybridflow.rewards.sandbox.runs import run_program\n"
-    text += "from hybridflow.rewards.sandbox.runs import Limits\n"
+    text = "from hybridflow.rewards.sandbox.runs import Limits, run_program\n"
     text += "program = \"open('begun', 'w').close()\\nimport time\\ntime.sleep(99)\"\n"
     text += "run_program(program, Limits(wall_seconds=99.0))"
     owner = subprocess.Popen([sys.executable, "-c", text], env=os.environ | {"TMPDIR": str(tmp_path)})
@@ -144,16 +143,11 @@ def test_a_program_ends_with_the_process_that_runs_it(tmp_path):
     while time.monotonic() < until and not (begun := list(tmp_path.glob("*/begun"))):
         time.sleep(0.05)
     assert begun
-    (program,) = children_of(owner.pid)
+    programs = psutil.Process(owner.pid).children()
     owner.send_signal(signal.SIGKILL)
     owner.wait()
-    while time.monotonic() < until and Path(f"/proc/{program}").exists():
-        time.sleep(0.05)
-    assert not Path(f"/proc/{program}").exists()
-
-
-def children_of(process: int) -> list[int]:
-    return [int(word) for word in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    gone, alive = psutil.wait_procs(programs, timeout=20)
+    assert (len(gone), alive) == (1, [])
 
 
 def test_a_machine_that_cannot_confine_is_told_before_anything_runs(monkeypatch):
@@ -252,3 +246,53 @@ def test_the_names_of_a_check_are_not_the_programs():
     program = "given = 2\ndef double(x):\n    return x * given\n"
     tests = [check.format(2), check.format(3), "assert double(1) == 2"]
     assert run_program(program, SHORT, tests=tests).passed == [True, False, True]
+
+
+OWNER = """
+import time
+from hybridflow.rewards.sandbox.scratch import scratch_directory
+with scratch_directory() as path:
+    (path / "deep").mkdir()
+    (path / "deep" / "file").write_text("left behind")
+    print(path, flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """A temporary directory of its own, and a process that has not looked for leftovers yet."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    scratch._delete_abandoned.cache_clear()
+    yield tmp_path
+    scratch._delete_abandoned.cache_clear()
+
+
+def owner() -> tuple[subprocess.Popen, str]:
+    process = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    path = process.stdout.readline().strip()
+    old = time.time() - 3600
+    os.utime(path, (old, old))
+    return process, path
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_the_directory_of_a_dead_owner_goes_and_that_of_a_living_one_stays(elsewhere, how):
+    (dead, left), (alive, kept) = owner(), owner()
+    dead.send_signal(how)
+    dead.wait()
+    assert os.path.exists(left)
+    with scratch.scratch_directory() as own:
+        assert not os.path.exists(left)
+        assert os.path.exists(kept) and own.exists()
+    alive.kill()
+    alive.wait()
+
+
+def test_a_new_directory_that_is_not_locked_yet_stays(elsewhere):
+    new = elsewhere / "hybridflow_program_new"
+    new.mkdir()
+    with scratch.scratch_directory():
+        assert new.exists()

@@ -4,10 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridflow.algorithms.advantages.group_relative import group_statistics
-from hybridflow.config.reward import LARGEST_SCORE, Reward
+from hybridflow.config.reward import LARGEST_SCORE
 from hybridflow.errors import RewardError
 from hybridflow.observability.metrics import plain
-from hybridflow.rewards.scorer import RewardScorer, as_columns, weighted_sum
+from hybridflow.rewards.scorer import as_columns, weighted_sum
 from tests.oracles.rewards import weighted_score
 
 TEXTS = ["a", "bb", "ccc", "dddd"]
@@ -22,18 +22,6 @@ def f(completions, **columns):
         out.append(float(len(text)))
     return out
 """
-
-
-@pytest.fixture
-def make_scorer(tmp_path):
-    """A function: source of a reward file and settings -> a scorer of its functions."""
-
-    def make(text, names=("f",), **settings):
-        (tmp_path / "reward.py").write_text(text)
-        settings = {"processes": 0, **settings}
-        return RewardScorer(Reward(functions=[f"{tmp_path}/reward.py:{name}" for name in names], **settings))
-
-    return make
 
 
 def answering(expression):

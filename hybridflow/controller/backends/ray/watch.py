@@ -182,8 +182,7 @@ class Watch:
         return death(self._process(host), how_it_ended(str(error)), report=report)
 
     def _process(self, host: Host) -> Process:
-        waiting = [call for call in self._calls.values() if call.handle.host is host]
-        methods = [f"{call.handle.role}.{call.method}" for call in waiting]
+        methods = [f"{call.handle.role}.{call.method}" for call in self.queue_of(host)]
         return Process(host.pool.name, host.roles, host.rank, host.info, methods)
 
 

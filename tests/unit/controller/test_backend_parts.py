@@ -1,4 +1,4 @@
-"""The Ray backend's parts, without a cluster: addresses, signals, silence, GPUs, and the order of ranks."""
+"""The parts of backends, without a cluster: addresses, signals, silence, GPUs, the order of ranks, times, failures."""
 
 import os
 import signal
@@ -6,13 +6,15 @@ import signal
 import pytest
 import ray
 
-from hybridflow.controller import ResourcePool
+from hybridflow.controller import BackendOptions, ResourcePool, make_backend
+from hybridflow.controller.backends.interface import CallTimes
 from hybridflow.controller.backends.ray.cluster import _initialized, check_cluster
 from hybridflow.controller.backends.ray.host import visible_index
 from hybridflow.controller.backends.ray.placement import Supply, divided_groups, slots_by_rank, too_few_devices
 from hybridflow.controller.backends.ray.pulse import BEAT_SECONDS, HEAD_TIMEOUT_SECONDS, Silence
+from hybridflow.controller.failures import backend_failure, how_it_ended
 from hybridflow.elastic.stopping import Stop
-from hybridflow.errors import ResourceError
+from hybridflow.errors import ConfigError, ResourceError
 from hybridflow.parallel import ParallelMesh
 
 SCATTERED = list("01111111100000002333333332222222")
@@ -130,3 +132,38 @@ def test_a_driver_that_was_stopped_for_minutes_does_not_blame_the_head():
 )
 def test_a_gpu_is_counted_among_the_visible_ones(gpu, visible, index):
     assert visible_index(gpu, visible) == index
+
+
+def test_the_busiest_rank_counts():
+    times = CallTimes()
+    for rank, seconds in [(0, 1.0), (1, 3.0), (0, 1.0), (1, 0.5)]:
+        times.add("actor", "update", rank, seconds)
+    times.add("critic", "values", 0, 2.0)
+    assert times.drain() == [("actor", "update", 3.5), ("critic", "values", 2.0)]
+    assert times.drain() == []
+
+
+def test_a_backend_that_is_not_there_is_named():
+    with pytest.raises(ConfigError, match=r"no backend 'slurm'.*trainer\.backend=local or ray"):
+        make_backend("slurm", BackendOptions())
+
+
+@pytest.mark.parametrize(
+    ("report", "expected"),
+    [
+        ("The actor died.\n class_name: RayHost\n Worker exit type: SYSTEM_ERROR: killed by SIGKILL.", "SIGKILL"),
+        ("The actor died because of an error raised in its creation task, x\n File y\nImportError: no z", "no z"),
+        ("", "no reason given"),
+    ],
+)
+def test_the_line_that_says_how_a_process_ended_is_found(report, expected):
+    assert expected in how_it_ended(report)
+
+
+def test_failures_of_the_backend_itself_have_a_remedy():
+    message, remedy = backend_failure("RaySystemError", "System error\n  ModuleNotFoundError: No module named 'mine'")
+    assert "No module named 'mine'" in message
+    assert "PYTHONPATH" in remedy
+    message, remedy = backend_failure("ObjectLostError", "Object 12 is lost.")
+    assert "Object 12 is lost" in message
+    assert "last checkpoint" in remedy

@@ -7,7 +7,10 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    CohereConfig,
+    Gemma2Config,
     GenerationConfig,
+    GraniteConfig,
     LlamaConfig,
     MistralConfig,
     PreTrainedConfig,
@@ -29,6 +32,8 @@ ARCHITECTURES: dict[str, type[PreTrainedConfig]] = {
     "qwen3": Qwen3Config,
     "qwen3_moe": Qwen3MoeConfig,
 }
+FURTHER = {"gemma2": Gemma2Config, "cohere": CohereConfig, "granite": GraniteConfig}
+"""Models whose weights have no rules."""
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
 VOCABULARY = 64
 TEMPERATURE = 0.7
@@ -52,7 +57,9 @@ def toy_model(architecture: str, *, seed: int = 0, **changes: object) -> PreTrai
         "tie_word_embeddings": False,
     } | changes
     torch.manual_seed(seed)
-    return AutoModelForCausalLM.from_config(ARCHITECTURES[architecture](**settings), dtype=torch.float32).eval()
+    return AutoModelForCausalLM.from_config(
+        (ARCHITECTURES | FURTHER)[architecture](**settings), dtype=torch.float32
+    ).eval()
 
 
 @pytest.fixture(scope="session")

@@ -4,61 +4,35 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import (
-    AutoModelForCausalLM,
-    CohereConfig,
-    Gemma2Config,
-    GraniteConfig,
-    LlamaConfig,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen3Config,
-    Qwen3MoeConfig,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from tests.toys import toy_dir
+from tests.toys import MakeToy, toy_dir, toy_model
 
 __all__ = ["toy_dir"]
 
-SHAPE = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 128,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 1,
-}
-
-CONFIGS: dict[str, PreTrainedConfig] = {
-    "llama": LlamaConfig(**SHAPE, tie_word_embeddings=False),
-    "llama_tied": LlamaConfig(**SHAPE, tie_word_embeddings=True),
-    "qwen2": Qwen2Config(**SHAPE),
-    "qwen3": Qwen3Config(**(SHAPE | {"head_dim": 16}), tie_word_embeddings=True),
-    "qwen3_moe": Qwen3MoeConfig(**SHAPE, moe_intermediate_size=24, num_experts=4, num_experts_per_tok=2),
-    "gemma2": Gemma2Config(**SHAPE, final_logit_softcapping=3.0),
-    "cohere": CohereConfig(**{k: v for k, v in SHAPE.items() if k != "head_dim"}, logit_scale=0.25),
-    "granite": GraniteConfig(**{k: v for k, v in SHAPE.items() if k != "head_dim"}, logits_scaling=4.0),
+MODELS: dict[str, dict[str, object]] = {
+    "llama": {},
+    "llama tied": {"tie_word_embeddings": True},
+    "qwen2": {},
+    "qwen3": {"tie_word_embeddings": True, "head_dim": 16},
+    "qwen3_moe": {},
+    "gemma2": {"final_logit_softcapping": 3.0},
+    "cohere": {"logit_scale": 0.25},
+    "granite": {"logits_scaling": 4.0},
 }
 
 
 @pytest.fixture(scope="session")
 def make_model() -> Callable[[str], PreTrainedModel]:
-    """A function: name of an architecture -> a tiny random model of it."""
+    """A function: one of `MODELS` -> a tiny random model of it."""
+    return lambda name: toy_model(name.split()[0], **MODELS[name])
 
-    def make(name: str) -> PreTrainedModel:
-        torch.manual_seed(0)
-        return AutoModelForCausalLM.from_config(CONFIGS[name], dtype=torch.float32).eval()
 
-    return make
+@pytest.fixture(scope="session")
+def model_dir(toy_dir: MakeToy) -> Callable[[str], Path]:
+    """A function: one of `MODELS` -> its saved directory, with a tokenizer."""
+    return lambda name: toy_dir(name.split()[0], **MODELS[name])
 
 
 @pytest.fixture(scope="session")
@@ -73,18 +47,3 @@ def make_tokenizer() -> Callable[..., PreTrainedTokenizerFast]:
         return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
 
     return make
-
-
-@pytest.fixture(scope="session")
-def model_dir(make_model, make_tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A function: name of an architecture -> its saved directory, with a tokenizer (made once)."""
-    root = tmp_path_factory.mktemp("models")
-
-    def directory(name: str) -> Path:
-        path = root / name
-        if not path.exists():
-            make_model(name).save_pretrained(path)
-            make_tokenizer(pad_token="<pad>", eos_token="</s>").save_pretrained(path)
-        return path
-
-    return directory

@@ -9,7 +9,7 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 from hybridflow.models.heads import hidden_states, load_value_model, logits_of, save_value_model
 
 IDS = torch.arange(24).view(2, 12) + 2
-ALL = ["llama", "llama_tied", "qwen2", "qwen3", "qwen3_moe", "gemma2", "cohere", "granite"]
+ALL = ["llama", "llama tied", "qwen2", "qwen3", "qwen3_moe", "gemma2", "cohere", "granite"]
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -29,7 +29,7 @@ def test_values_begin_at_zero_and_follow_the_head(model_dir):
     torch.testing.assert_close(model(IDS), hidden_states(model, IDS).sum(-1) + 0.5)
 
 
-@pytest.mark.parametrize("name", ["llama", "llama_tied", "qwen2", "qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("name", ["llama", "llama tied", "qwen2", "qwen3", "qwen3_moe"])
 def test_a_saved_value_model_is_one_for_token_classification_and_comes_back_bit_for_bit(name, model_dir, tmp_path):
     model = load_value_model(model_dir(name), dtype=torch.float32, device="cpu")
     nn.init.normal_(model.score.weight)

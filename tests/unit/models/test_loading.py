@@ -23,10 +23,10 @@ from hybridflow.models.loading import (
 )
 from hybridflow.models.shard_files import read_into
 from hybridflow.parallel.layout import WeightShard
-from tests.unit.models.conftest import CONFIGS
+from tests.unit.models.conftest import MODELS
 
 IDS = torch.arange(24).view(2, 12) + 2
-ALL = ["llama", "llama_tied", "qwen2", "qwen3", "qwen3_moe"]
+ALL = ["llama", "llama tied", "qwen2", "qwen3", "qwen3_moe"]
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -46,7 +46,7 @@ def test_loaded_weights_are_aligned_and_share_no_memory(model_dir):
 
 
 def test_tied_weights_stay_tied(model_dir):
-    model = load_causal_lm(model_dir("llama_tied"), dtype=torch.float32, device="cpu")
+    model = load_causal_lm(model_dir("llama tied"), dtype=torch.float32, device="cpu")
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
 
 
@@ -68,7 +68,7 @@ def test_a_bfloat16_model_says_so_in_its_config(model_dir, tmp_path):
 
 
 def test_parameters_that_are_views_of_one_buffer_are_saved_whole(model_dir, tmp_path):
-    model = load_causal_lm(model_dir("llama_tied"), dtype=torch.float32, device="cpu")
+    model = load_causal_lm(model_dir("llama tied"), dtype=torch.float32, device="cpu")
     expected = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     buffer = torch.empty(sum(parameter.numel() for parameter in model.parameters()))
     start = 0
@@ -76,7 +76,7 @@ def test_parameters_that_are_views_of_one_buffer_are_saved_whole(model_dir, tmp_
         view = buffer[start : start + parameter.numel()].view_as(parameter)
         parameter.data = view.copy_(parameter.data)
         start += parameter.numel()
-    save_causal_lm(model, tmp_path / "saved", tokenizer_from=model_dir("llama_tied"))
+    save_causal_lm(model, tmp_path / "saved", tokenizer_from=model_dir("llama tied"))
     again = load_causal_lm(tmp_path / "saved", dtype=torch.float32, device="cpu")
     assert all(torch.equal(tensor, expected[name]) for name, tensor in again.state_dict().items())
 
@@ -149,7 +149,7 @@ def files_of(directory) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("head", ["language", "value"])
 def test_the_files_are_those_of_a_model_saved_whole(model_dir, tmp_path, name, head, dtype):
     source = model_dir(name)

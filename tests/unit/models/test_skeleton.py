@@ -31,5 +31,5 @@ def test_a_skeleton_is_the_model_without_memory(model_dir, architecture, outline
 
 
 def test_tied_weights_stay_tied(model_dir):
-    skeleton = causal_lm_skeleton(model_dir("llama_tied"), dtype=torch.float32)
+    skeleton = causal_lm_skeleton(model_dir("llama tied"), dtype=torch.float32)
     assert skeleton.get_output_embeddings().weight is skeleton.get_input_embeddings().weight

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import yaml
@@ -32,15 +33,13 @@ _NOT_A_CHOICE = re.compile(r"Invalid value '(?P<value>.*)', expected one of \[(?
 def read_files(config_name: str, directory: Path, typed: Typed, described: Mapping[str, Role]) -> DictConfig:
     """The schema's defaults and a dataflow's own roles, the named file, and the group files it or the command line
     chooses."""
-    register_schema(described)
     choices = [f"{group}={_file_of(group, choice, directory)}" for group, choice in typed.groups.items()]
-    # A user's own directory may choose among the package's groups.
-    search_path = f"hydra.searchpath=[{config_directory().as_uri()}]"
-    GlobalHydra.instance().clear()
     try:
-        with initialize_config_dir(str(directory), version_base=None, job_name="hybridflow"):
-            choices += _task_left_out(typed, directory / f"{config_name}.yaml")
-            config = compose(config_name, overrides=[search_path, *choices])
+        choices += _task_left_out(typed, directory / f"{config_name}.yaml")
+        if directory == config_directory() and not described:
+            config = _package_files(config_name, tuple(choices))
+        else:
+            config = _composed(config_name, directory, choices, described)
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         raise _explained(error, directory / f"{config_name}.yaml", choices) from error
     if OmegaConf.get_type(config) is not Experiment:
@@ -49,6 +48,21 @@ def read_files(config_name: str, directory: Path, typed: Typed, described: Mappi
             remedy="Begin it with: defaults: [experiment, _self_].",
         )
     return config
+
+
+def _composed(config_name: str, directory: Path, choices: Sequence[str], described: Mapping[str, Role]) -> DictConfig:
+    register_schema(described)
+    # A user's own directory may choose among the package's groups.
+    search_path = f"hydra.searchpath=[{config_directory().as_uri()}]"
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(directory), version_base=None, job_name="hybridflow"):
+        return compose(config_name, overrides=[search_path, *choices])
+
+
+@lru_cache(maxsize=128)
+def _package_files(config_name: str, choices: Sequence[str]) -> DictConfig:
+    """Files of the package do not change: they are composed once. Callers copy what they change."""
+    return _composed(config_name, config_directory(), choices, {})
 
 
 def keys_in_files(file: Path, typed: Typed) -> frozenset[str]:

@@ -38,7 +38,7 @@ KINDS = [TransferKind.send_recv, TransferKind.shared_memory]
 def test_executors_carry_out_random_plans():
     makes = [*((kind, Sized(TINY)) for kind in KINDS), (TransferKind.auto, Sized(SMALL))]
     makes += [(TransferKind.gather, Sized(bucket_bytes, is_collective=True)) for bucket_bytes in (SMALL, TINY)]
-    check(run_ranks(random_plans, 4, range(2), makes))
+    check(run_ranks(random_plans, 4, [0], makes))
 
 
 def test_executors_carry_out_random_plans_of_two_ranks_with_little_staging():

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from hybridflow.config.experiment import Experiment
 from hybridflow.config.roles import RoleKind
 from hybridflow.config.schema import config_directory
 from hybridflow.errors import ConfigError
@@ -110,24 +109,15 @@ def test_a_switch_is_on_or_off_as_yaml_writes_it(tmp_path, written_as, is_on):
     ("override", "message", "remedy"),
     [
         ("trainer.seed=abc", "trainer.seed has the wrong type: Value 'abc'", "takes a whole number"),
-        ("trainer.seed=1.5", "trainer.seed has the wrong type: Value '1.5'", "takes a whole number"),
-        ("trainer.seed=true", "trainer.seed has the wrong type: Value 'True'", "takes a whole number"),
         ("trainer.seed=null", "trainer.seed has the wrong type", "takes a whole number"),
         ("data.shuffle=perhaps", "data.shuffle has the wrong type", "takes true or false"),
         ("model.trust_remote_code=2", "model.trust_remote_code=2 has the wrong type", "takes true or false"),
-        ("data.drop_long_prompts=-5", "data.drop_long_prompts=-5 has the wrong type", "takes true or false"),
         ("roles.judge={process: 1}", "roles.judge.process=1 has the wrong type", "takes true or false"),
-        (
-            "trainer.backend=locl",
-            "trainer.backend=locl is unknown",
-            "Did you mean 'local'? trainer.backend must be one",
-        ),
-        ("algorithm.kl.placement=both", "placement=both is unknown", "must be one of: none, reward, loss."),
+        ("trainer.backend=locl", "trainer.backend=locl is unknown", "'local'? trainer.backend must be one of: auto"),
         ("model.dtype=5", "model.dtype=5 is unknown", "model.dtype must be one of: "),
         ("algorithm.advantage=gea", "algorithm.advantage=gea is unknown", "Did you mean 'gae'?"),
         ("algorithm.preference.loss=sigmiod", "loss=sigmiod is unknown", "Did you mean 'sigmoid'?"),
         ("roles.judge.kind=judge", "roles.judge.kind=judge is unknown", "must be one of: reference, reward_function"),
-        ("placement.pools.a.devices=x", "placement.pools.a.devices has the wrong type", "takes a whole number"),
         ("reward.weights=[heavy]", "reward.weights has the wrong type", "takes a list, each a number"),
         ("trainer.seed=${trainer.sed}", "trainer.seed cannot be set: Interpolation key", "takes a whole number"),
         ("algorithm=pppo", "There is no algorithm=pppo", "Did you mean 'ppo'? Choose from: "),
@@ -153,7 +143,6 @@ def test_a_users_file_may_choose_the_packages_groups(tmp_path):
     ("text", "message", "remedy"),
     [
         ("defaults: [experiment, _self_]\ntrainer: {sed: 3}", "no setting 'trainer.sed'", "Did you mean trainer.seed?"),
-        ("defaults: [experiment, _self_]\ntrainr: {seed: 3}", "no setting 'trainr'", "Did you mean trainer?"),
         ("defaults: [experiment, _self_]\ntrainer: {seed: x}", "trainer.seed has the wrong type", "a whole number"),
         ("defaults: [experiment, _self_]\nroles: {j: {knd: x}}", "no setting 'roles.j.knd'", "roles.j.kind"),
         ("trainer: {seed: 3}", "does not build on the settings of this package", "defaults: [experiment, _self_]"),
@@ -162,7 +151,6 @@ def test_a_users_file_may_choose_the_packages_groups(tmp_path):
         ("defaults: [experiment, _self_, {algorithm: vanilla}]", "no algorithm=vanilla", "It is called ppo here."),
         ("defaults: [experiment, _self_]\ndata: {shuffle: -5}", "data.shuffle=-5 has the wrong type", "true or false"),
         ("defaults: [experiment\ntrainer: {seed: 3}", "mine.yaml", "--help"),
-        ("- trainer\n- model\n", "mine.yaml", "--help"),
         ("", "does not build on the settings of this package", "defaults: [experiment, _self_]"),
     ],
 )
@@ -181,29 +169,27 @@ def test_a_configuration_or_group_that_is_not_there_is_named():
     assert "Leave it out" in caught.value.remedy
 
 
-def test_a_model_of_ones_own_leaves_the_numbers_of_the_task_out():
-    own = ["model.path=some/model", "data.train_files=some.jsonl"]
-    config = compose(*own).config
-    assert config.actor.optimizer.learning_rate == Experiment().actor.optimizer.learning_rate
-    assert config.data.eval_files == []
-    kept = compose(*own, "task=calculator").config
-    assert kept.actor.optimizer.learning_rate > 1e-5
-    assert kept.data.train_files == ["some.jsonl"]
+TYPED = ("model.path=some/model", "data.train_files=some.jsonl")
+IN_FILE = "model: {path: some/model}\ndata: {train_files: [some.jsonl]}\n"
 
 
-def test_a_model_of_ones_own_leaves_them_out_of_a_file_built_on_the_packages_too(tmp_path):
-    schema = Experiment().actor.optimizer.learning_rate
-    own = "model: {path: some/model}\ndata: {train_files: [some.jsonl]}\n"
-    directory = written(tmp_path, f"defaults: [ppo, _self_]\n{own}")
-    assert compose(name="mine", directory=directory).config.actor.optimizer.learning_rate == schema
-    assert compose("task=calculator", name="mine", directory=directory).config.actor.optimizer.learning_rate > schema
-    assert compose("algorithm=grpo", name="mine", directory=directory).config.dataflow == "grpo"
-    directory = written(tmp_path, "defaults: [ppo, _self_]\n")
-    assert compose(name="mine", directory=directory).config.actor.optimizer.learning_rate > schema
-    found = compose("model.path=some/model", "data.train_files=some.jsonl", name="mine", directory=directory)
-    assert found.config.actor.optimizer.learning_rate == schema
-    directory = written(tmp_path, f"defaults: [experiment, {{task: calculator}}, _self_]\n{own}")
-    assert compose(name="mine", directory=directory).config.actor.optimizer.learning_rate > schema
+@pytest.mark.parametrize(
+    ("text", "overrides", "has_those_of_the_task"),
+    [
+        ("defaults: [ppo, _self_]\n", (), True),
+        ("defaults: [ppo, _self_]\n", TYPED, False),
+        ("defaults: [ppo, _self_]\n", (*TYPED, "task=calculator"), True),
+        (f"defaults: [ppo, _self_]\n{IN_FILE}", (), False),
+        (f"defaults: [ppo, _self_]\n{IN_FILE}", ("task=calculator",), True),
+        (f"defaults: [experiment, {{task: calculator}}, _self_]\n{IN_FILE}", (), True),
+    ],
+)
+def test_a_model_of_ones_own_leaves_the_numbers_of_the_task_out(tmp_path, text, overrides, has_those_of_the_task):
+    directory = written(tmp_path, text)
+    configs = [compose(*overrides, name="mine", directory=directory).config]
+    configs += [] if IN_FILE in text else [compose(*overrides).config]
+    for config in configs:
+        assert (config.actor.optimizer.learning_rate > 1e-5) is has_those_of_the_task
 
 
 def test_composing_imports_neither_torch_nor_ray_and_works_from_any_directory(tmp_path):
@@ -227,13 +213,7 @@ def test_options_and_settings_may_be_mixed():
         (["--trainer.seed", "3"], "no option", "key=value, without dashes"),
         (["--cfg", "hydra"], "choice", "key=value, without dashes"),
         (["--config-name"], "argument", "key=value, without dashes"),
-        (["-x"], "option", "key=value, without dashes"),
         (["--conf=x"], "option", "key=value, without dashes"),
-        (
-            ["--num_generations", "4"],
-            "no option --num_generations",
-            "Instead of TRL's num_generations, use rollout.sam",
-        ),
         (["--num-generations=4"], "no option --num-generations=4", "use rollout.samples_per_prompt. Settings are"),
         (["--trainer.sed", "3"], "no option --trainer.sed", "Did you mean trainer.seed? Settings are"),
         (["--trainer.seed=3"], "no option --trainer.seed=3", "without dashes: trainer.seed=3;"),

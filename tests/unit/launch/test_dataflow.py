@@ -77,33 +77,24 @@ def test_a_wrong_setting_of_a_users_dataflow_is_named(file, given, message, reme
     assert remedy in caught.value.remedy
 
 
-def test_a_dataflow_without_settings_takes_none():
-    with pytest.raises(ConfigError, match=r"dataflow_settings\.threshold") as caught:
+def test_settings_must_be_a_dataclass_and_by_default_there_are_none(file):
+    with pytest.raises(ConfigError, match=r"dataflow_settings\.threshold.*Settings of PPO: none"):
         make_settings(PPO, {"threshold": 1})
-    assert "Settings of PPO: none" in caught.value.remedy
-
-
-def test_settings_that_are_no_dataclass_are_an_error(file):
-    with pytest.raises(ConfigError, match="not a dataclass") as caught:
+    with pytest.raises(ConfigError, match="not a dataclass.*@dataclass"):
         make_settings(find_dataflow(f"{file}:Plain"), {})
-    assert "@dataclass" in caught.value.remedy
 
 
 @pytest.mark.parametrize(
     ("name", "message", "remedy"),
     [
         ("ppoo", "dataflow=ppoo is unknown", "Did you mean 'ppo'?"),
-        ("rloo", "dataflow=rloo is unknown, but there is an algorithm of that name", "Write algorithm=rloo"),
+        ("rloo", "dataflow=rloo is unknown, but an algorithm has that name", "Write algorithm=rloo"),
         ("group_norm", "dataflow=group_norm is unknown", "Write algorithm=grpo"),
         ("{folder}/my_flow:Mine", "must be a path to a function or class", "file.py:name"),
-        ("{folder}/my_flw.py:Mine", "there is no file", "'my_flow.py'?"),
-        ("{folder}/my_flow.py:Mnie", "there is no 'Mnie'", "It has: Mine, Plain, NotOne"),
         ("{folder}/my_flow.py:NotOne", "'NotOne' is not a dataflow", "class NotOne(Dataflow)"),
-        ("{folder}/broken.py:Mine", "cannot be run: NameError", "Try: python"),
     ],
 )
 def test_a_dataflow_that_cannot_be_found_is_explained(file, name, message, remedy):
-    (file.parent / "broken.py").write_text("nothing\n")
     with pytest.raises(ConfigError) as caught:
         find_dataflow(name.format(folder=file.parent))
     assert message in caught.value.message

@@ -44,23 +44,15 @@ def written(folder: Path, text: str) -> Path:
     return folder
 
 
-def test_what_the_class_says_is_the_role(tmp_path):
-    found = composed(flow(tmp_path))
+def test_the_class_describes_the_role_and_the_command_line_comes_before_it(tmp_path):
+    found = composed(flow(tmp_path), "roles.style.functions=[format]")
     style = found.config.roles["style"]
-    assert (style.kind, style.functions) == (RoleKind.reward_function, [f"{tmp_path}/mine.py:f"])
-    assert (style.weights, style.pool) == ([2.0], None)
-    assert found.origins["roles.style.functions"] == "dataflow"
-    assert found.origins["roles.style.pool"] == "default"
+    assert (style.kind, style.functions, style.weights) == (RoleKind.reward_function, ["format"], [2.0])
+    origins = {name: found.origins[f"roles.style.{name}"] for name in ("functions", "kind", "weights", "pool")}
+    assert origins == {"functions": "command line", "kind": "dataflow", "weights": "dataflow", "pool": "default"}
     assert found.origins.keys() == found.flat().keys()
     assert "kind: reward_function  # origin: dataflow" in config_text(found)
     assert composed().config.roles == {}
-
-
-def test_the_command_line_comes_before_the_class(tmp_path):
-    found = composed(flow(tmp_path), "roles.style.functions=[format]", "trainer.seed=3")
-    assert (found.config.roles["style"].functions, found.config.roles["style"].weights) == (["format"], [2.0])
-    origins = {name: found.origins[f"roles.style.{name}"] for name in ("functions", "kind", "weights")}
-    assert origins == {"functions": "command line", "kind": "dataflow", "weights": "dataflow"}
 
 
 def test_a_file_comes_before_the_class(tmp_path):

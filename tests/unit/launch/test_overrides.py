@@ -15,7 +15,6 @@ def settings(*texts: str) -> dict[str, object]:
     [
         ("trainer.seed=3", 3),
         ("+trainer.seed=3", 3),
-        ("++trainer.seed=3", 3),
         ("trainer.seed=null", None),
         ("data.shuffle=false", False),
         ("actor.optimizer.learning_rate=5e-7", 5e-7),
@@ -27,12 +26,10 @@ def settings(*texts: str) -> dict[str, object]:
         ("data.train_files=a.jsonl", ["a.jsonl"]),
         ("data.train_files=a.jsonl,b.jsonl", ["a.jsonl", "b.jsonl"]),
         ("data.train_files=[a.jsonl,b.jsonl]", ["a.jsonl", "b.jsonl"]),
-        ("data.train_files=~/a.jsonl", ["~/a.jsonl"]),
         ("data.eval_files=[]", []),
         ("data.eval_files=", []),
         ("data.eval_files=null", []),
         ("reward.weights=0.5", [0.5]),
-        ("reward.functions=/a/b.py:f", ["/a/b.py:f"]),
         ("roles.judge.functions=exact_match", ["exact_match"]),
     ],
 )
@@ -46,42 +43,28 @@ def test_a_section_in_braces_is_as_many_settings():
     assert settings("dataflow_settings={limit: 2}") == {"dataflow_settings.limit": 2}
 
 
-def test_a_later_setting_comes_after_an_earlier_one():
-    typed = parse_overrides(["trainer.seed=1", "trainer.seed=2"])
-    assert typed.settings == [Setting("trainer.seed", 1), Setting("trainer.seed", 2)]
-
-
-def test_a_group_is_chosen_once_by_the_last_word():
-    typed = parse_overrides(["algorithm=ppo", "trainer.seed=1", "algorithm=grpo"])
+def test_settings_keep_their_order_and_a_group_is_chosen_by_the_last_word():
+    typed = parse_overrides(["algorithm=ppo", "trainer.seed=1", "algorithm=grpo", "trainer.seed=2"])
     assert typed.groups == {"algorithm": "grpo"}
-    assert [setting.key for setting in typed.settings] == ["trainer.seed"]
+    assert typed.settings == [Setting("trainer.seed", 1), Setting("trainer.seed", 2)]
 
 
 @pytest.mark.parametrize(
     ("text", "remedy"),
     [
-        ("trainer.sed=1", "Did you mean trainer.seed?"),
-        ("actor.lr=1e-5", "Did you mean actor.optimizer.learning_rate?"),
         ("actor={lr: 1}", "Did you mean actor.optimizer.learning_rate?"),
-        ("placement.pools.main.device=1", "Did you mean placement.pools.main.devices?"),
-        ("roles.judge.model.pth=x", "Did you mean roles.judge.model.path?"),
         ("hydra.run.dir=x", "Did you mean trainer.run_dir?"),
         ("algorithm.name=1", "Did you mean algorithm=NAME?"),
         ("reference.microbatch_tokens=1", "The reference follows actor.microbatch_tokens."),
         ("algorithm.recompute_logprobs=1", "Use algorithm.old_logprobs=recompute, which replaced it"),
-        ("algorithm.correction.bypass=true", "algorithm.old_logprobs=rollout"),
         ("algorithm.correction={bypass: true}", "algorithm.old_logprobs=rollout"),
         ("recompute_logprobs=1", "Use algorithm.old_logprobs=recompute, which replaced it"),
-        ("vllm_mode=1", "placement.roles.rollout=POOL"),
         ("rollout.vllm.mode=1", "Settings of rollout.vllm: kv_cache_mb, "),
         ("trainer.foo=1", "Settings of trainer: total_steps, seed, "),
         ("xyzzy=1", "All settings: --help."),
         ("algorithm.adv_estimator=1", "Instead of verl's algorithm.adv_estimator, use algorithm=NAME"),
         ("rollout.n=1", "Instead of verl's rollout.n, use rollout.samples_per_prompt."),
-        ("custom_reward_function.path=1", "use reward.functions=[FILE.py:NAME]."),
         ("actor.megatron.context_parallel_size=1", "has no counterpart: context parallelism is not implemented."),
-        ("beta=1", "Instead of TRL's beta, use algorithm.kl.coefficient in main_ppo"),
-        ("model_name_or_path=1", "Instead of TRL's model_name_or_path, use model.path."),
     ],
 )
 def test_an_unknown_key_is_answered_with_the_setting_that_is_meant(text, remedy):

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 from hybridflow.observability import formatting
@@ -31,16 +31,11 @@ _MAX_BARS = 120
 _WIDTH = 560
 
 
-@dataclass(frozen=True)
-class StageTimes:
-    """Seconds of each stage at each step; the rest of the step is `other`."""
+def stage_times(metrics: Mapping[str, Series]) -> tuple[list[int], dict[str, list[float]]]:
+    """The steps, and the seconds of each stage at each of them.
 
-    steps: list[int]
-    seconds: Mapping[str, list[float]]
-
-
-def stage_times(metrics: Mapping[str, Series]) -> StageTimes:
-    """The stages of `timing_s/*` in the order of a step, then unknown ones, then the rest of `timing_s/step`."""
+    First the stages of `timing_s/*` in the order of a step, then unknown ones, then the rest of `timing_s/step`.
+    """
     found = {stage[1]: series for name, series in metrics.items() if (stage := _STAGE.fullmatch(name))}
     steps = sorted({step for series in found.values() for step in series.steps})
     whole = _by_step(found.pop("step", None), steps)
@@ -51,13 +46,13 @@ def stage_times(metrics: Mapping[str, Series]) -> StageTimes:
     other = [max(0.0, all_of_it - part) for all_of_it, part in zip(whole, spent, strict=True)]
     if math.fsum(other) > 0.005 * math.fsum(spent):
         seconds["other"] = other
-    return StageTimes(steps, seconds)
+    return steps, seconds
 
 
 def timing_section(metrics: Mapping[str, Series]) -> str:
     """A bar of shares, a table of stages and stacked bars over steps; empty if nothing was timed."""
-    times = stage_times(metrics)
-    totals = {stage: math.fsum(seconds) for stage, seconds in times.seconds.items()}
+    steps, times = stage_times(metrics)
+    totals = {stage: math.fsum(seconds) for stage, seconds in times.items()}
     whole = math.fsum(totals.values())
     if whole <= 0.0:
         return ""
@@ -68,28 +63,27 @@ def timing_section(metrics: Mapping[str, Series]) -> str:
         share = f"{100.0 * total / whole:.1f}%"
         shares.append(f'<span class="{color}" style="flex-grow:{total / whole:.5f}" title="{label} {share}"></span>')
         rows.append(
-            f'<tr><td><i class="key {color}"></i>{label}</td><td>{formatting.short(total / len(times.steps))}</td>'
+            f'<tr><td><i class="key {color}"></i>{label}</td><td>{formatting.short(total / len(steps))}</td>'
             f"<td>{formatting.spoken_duration(total)}</td><td>{share}</td></tr>"
         )
     return (
         '<section><h2>Where the time went</h2><div class="card timing">'
         f'<div class="shares">{"".join(shares)}</div><div class="columns"><table class="figures"><thead><tr><th>stage'
         f"</th><th>s / step</th><th>total</th><th>share</th></tr></thead><tbody>{''.join(rows)}</tbody></table>"
-        f'<figure class="chart"><p class="note">Seconds per step</p>{stacked_bars(times)}</figure>'
+        f'<figure class="chart"><p class="note">Seconds per step</p>{stacked_bars(steps, times)}</figure>'
         "</div></div></section>"
     )
 
 
-def stacked_bars(times: StageTimes) -> str:
+def stacked_bars(steps: Sequence[int], times: Mapping[str, list[float]]) -> str:
     """One bar per step (neighboring steps are averaged if there are many), with stages in the order of the table."""
-    count = min(_MAX_BARS, len(times.steps))
-    edges = [place * len(times.steps) // count for place in range(count + 1)]
+    count = min(_MAX_BARS, len(steps))
+    edges = [place * len(steps) // count for place in range(count + 1)]
     heights = {
-        stage: [math.fsum(seconds[a:b]) / (b - a) for a, b in pairwise(edges)]
-        for stage, seconds in times.seconds.items()
+        stage: [math.fsum(seconds[a:b]) / (b - a) for a, b in pairwise(edges)] for stage, seconds in times.items()
     }
     tops = [math.fsum(column) for column in zip(*heights.values(), strict=True)]
-    x = step_axis(times.steps, LEFT + 10.0, _WIDTH - RIGHT - 10.0)
+    x = step_axis(steps, LEFT + 10.0, _WIDTH - RIGHT - 10.0)
     y = replace(value_axis([0.0, *tops], HEIGHT - BOTTOM, TOP), low=0.0)
     parts = [grid(x, y)]
     room = (x.end - x.start) / max(1, count - 1) if count > 1 else 24.0
@@ -98,7 +92,7 @@ def stacked_bars(times: StageTimes) -> str:
     for place, (stage, means) in enumerate(heights.items()):
         color = _color(stage, place)
         for bar, mean in enumerate(means):
-            middle = x.place(times.steps[(edges[bar] + edges[bar + 1] - 1) // 2])
+            middle = x.place(steps[(edges[bar] + edges[bar + 1] - 1) // 2])
             bottom, top = y.place(bases[bar]), y.place(bases[bar] + mean)
             if bottom - top >= 0.05:
                 left, height = middle - width / 2, bottom - top

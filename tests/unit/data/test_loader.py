@@ -4,14 +4,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hybridflow.batch import Batch, Ragged
-from hybridflow.data import BatchStream, eval_batches
+from hybridflow.config.data import Data
+from hybridflow.data.loader import BatchStream, eval_batches, training_stream
 from hybridflow.data.order import Epochs
 from hybridflow.errors import DataError
 
 
-def table(rows):
-    ids = Ragged.from_rows([[row] * (1 + row % 3) for row in range(rows)], torch.int64)
-    return Batch.of(tokens={"prompt_ids": ids}, objects={"answer": list(range(rows))})
+def table(rows, start=0, **objects):
+    numbers = list(range(start, start + rows))
+    ids = Ragged.from_rows([[row] * (1 + row % 3) for row in numbers], torch.int64)
+    return Batch.of(tokens={"prompt_ids": ids}, objects={"answer": numbers} | objects)
 
 
 def loader(rows, batch_size, *, seed=0, shuffle=True):
@@ -78,3 +80,35 @@ def test_evaluation_goes_through_the_first_rows_in_order(limit, sizes):
     assert [len(batch) for batch in batches] == sizes
     uids = [uid for batch in batches for uid in batch.row("uid").tolist()]
     assert uids == [row for batch in batches for row in batch.object("answer")] == list(range(sum(sizes)))
+
+
+def stream(**settings):
+    """Batches of 3 of the 5 + 3 rows of two files."""
+    data = Data(train_files=["a.jsonl", "b.jsonl"], batch_size=3, **settings)
+    return training_stream([table(5, level=[3, 1, 2, 5, 4]), table(3, 5, level=[3, 1, 2])], data, seed=1)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"shuffle": False},
+        {"mixture": [0.9, 0.1]},
+        {"difficulty_key": "level"},
+        {"difficulty_key": "level", "curriculum_steps": 3},
+        {"difficulty_key": "level", "mixture": [0.5, 0.5]},
+    ],
+)
+@pytest.mark.parametrize("before", [0, 1, 4])
+def test_every_stream_goes_on_as_if_it_had_never_stopped(settings, before):
+    whole, resumed = stream(**settings), stream(**settings)
+    drawn(whole, before)
+    resumed.restore(whole.state())
+    rows, uids = drawn(resumed, 6)
+    assert (rows, uids) == drawn(whole, 6) and uids == list(range(3 * before, 3 * before + 18))
+
+
+def test_the_shares_of_a_mixture_are_logged(caplog):
+    caplog.set_level("INFO", logger="hybridflow")
+    stream(mixture=[6.0, 2.0])
+    assert "a.jsonl: 0.75 of the draws, from 5 rows, b.jsonl: 0.25 of the draws, from 3 rows" in caplog.text

@@ -1,11 +1,7 @@
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridflow.batch import Batch, Ragged
-from hybridflow.config.data import Data
-from hybridflow.data.loader import training_stream
 from hybridflow.data.order import Epochs, GrowingWindow, Mixture
 
 SIZES = (7, 3, 20)
@@ -88,49 +84,3 @@ def test_a_batch_of_a_window_follows_from_its_place_and_holds_no_row_twice(posit
     rows = order.rows(position, position + batch).tolist()
     assert rows == window().rows(position, position + batch).tolist()
     assert len(set(rows)) == len(rows) or position + batch > 40 or position >= 20
-
-
-def part(start, rows, **objects):
-    ids = Ragged.from_rows([[row] for row in range(start, start + rows)], torch.int64)
-    objects = {name: values[:rows] for name, values in objects.items()}
-    return Batch.of(tokens={"prompt_ids": ids}, objects={"answer": list(range(start, start + rows)), **objects})
-
-
-def data(**settings):
-    return Data(train_files=["a.jsonl", "b.jsonl"], batch_size=3, **settings)
-
-
-def answers(stream, batches):
-    return [row for _ in range(batches) for row in stream.next().object("answer")]
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"shuffle": False},
-        {"mixture": [0.9, 0.1]},
-        {"difficulty_key": "level"},
-        {"difficulty_key": "level", "curriculum_steps": 3},
-        {"difficulty_key": "level", "mixture": [0.5, 0.5]},
-    ],
-)
-@pytest.mark.parametrize("before", [0, 1, 4])
-def test_every_stream_goes_on_as_if_it_had_never_stopped(settings, before):
-    def stream():
-        levels = [3, 1, 2, 5, 4]
-        return training_stream([part(0, 5, level=levels), part(5, 3, level=levels)], data(**settings), seed=1)
-
-    whole, resumed = stream(), stream()
-    answers(whole, before)
-    resumed.restore(whole.state())
-    first, second = whole.next(), resumed.next()
-    assert first.object("answer") == second.object("answer")
-    assert first.row("uid").tolist() == second.row("uid").tolist() == list(range(3 * before, 3 * before + 3))
-    assert answers(whole, 5) == answers(resumed, 5)
-
-
-def test_the_shares_of_a_mixture_are_logged(caplog):
-    caplog.set_level("INFO", logger="hybridflow")
-    training_stream([part(0, 5), part(5, 3)], data(mixture=[6.0, 2.0]), seed=0)
-    assert "a.jsonl: 0.75 of the draws, from 5 rows, b.jsonl: 0.25 of the draws, from 3 rows" in caplog.text

@@ -49,24 +49,19 @@ class Failing(Tracker):
         raise self.error
 
 
-def test_jsonl_writes_one_object_a_step_and_one_a_sample(tmp_path):
+def test_jsonl_writes_one_object_per_step_and_sample_and_warns_once_per_name_that_is_not_finite(tmp_path, caplog):
     tracker = JsonlTracker(_run(tmp_path))
-    tracker.log(1, {"critic/score/mean": 0.5})
+    for step, loss in enumerate((0.5, float("nan"), float("nan"))):
+        tracker.log(step, {"actor/pg_loss": loss, "actor/lr": 0.1})
     tracker.log_samples(1, [Sample("1+1=", "2", "2", 1.0, 7)])
-    assert _lines(tmp_path / "metrics.jsonl") == [{"step": 1, "critic/score/mean": 0.5}]
+    assert _lines(tmp_path / "metrics.jsonl") == [
+        {"step": step, "actor/pg_loss": loss, "actor/lr": 0.1} for step, loss in enumerate((0.5, None, None))
+    ]
     assert _lines(tmp_path / "samples.jsonl") == [
         {"step": 1, "split": "train", "prompt": "1+1=", "response": "2", "answer": "2", "score": 1.0, "uid": 7}
     ]
+    assert caplog.messages == ["step=1 not_finite: actor/pg_loss=nan; written as null in metrics.jsonl."]
     tracker.close()
-
-
-def test_jsonl_warns_of_a_number_that_is_not_finite_once_a_name(tmp_path, caplog):
-    tracker = JsonlTracker(_run(tmp_path))
-    with caplog.at_level(logging.WARNING):
-        tracker.log(3, {"actor/pg_loss": float("nan"), "actor/lr": 0.1})
-        tracker.log(4, {"actor/pg_loss": float("nan"), "actor/lr": 0.1})
-    assert caplog.messages == ["step=3 not_finite: actor/pg_loss=nan; written as null in metrics.jsonl."]
-    assert _lines(tmp_path / "metrics.jsonl")[1] == {"step": 4, "actor/pg_loss": None, "actor/lr": 0.1}
 
 
 def test_tensorboard_keeps_names_and_values(tmp_path):

@@ -103,13 +103,6 @@ def test_a_critic_is_exported_with_its_head_in_float32(toy_dir, run_of, tmp_path
     assert torch.equal(model.score.weight, engine.model.score.weight)
 
 
-def test_weights_are_rounded_where_another_number_format_is_asked_for(toy_dir, run_of, tmp_path):
-    engine = trained(language_engine(toy_dir()))
-    run_dir = run_of({1: {"actor": engine}})
-    assert main(["export", str(run_dir), str(tmp_path / "out"), "--dtype", "bfloat16"]) == 0
-    assert_equal(loaded(tmp_path / "out"), {name: tensor.bfloat16() for name, tensor in weights(engine).items()})
-
-
 def test_float32_of_a_bfloat16_run_is_what_the_optimizer_moves(toy_dir, run_of, tmp_path):
     engine = trained(language_engine(toy_dir(), dtype=Dtype.bfloat16, optimizer=LARGE_STEPS))
     run_dir = run_of({1: {"actor": engine}})
@@ -178,10 +171,3 @@ def test_help_tells_the_commands_and_their_options(capsys):
             main(arguments)
         assert ended.value.code == 0
         assert words in capsys.readouterr().out
-
-
-def test_a_command_that_is_none_is_a_wrong_command_line(capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["exprot"])
-    assert ended.value.code == 2
-    assert "export" in capsys.readouterr().err

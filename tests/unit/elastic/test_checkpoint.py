@@ -3,9 +3,6 @@
 import json
 import logging
 import os
-import socket
-import subprocess
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -20,6 +17,7 @@ from hybridflow.elastic.manifest import MANIFEST, Manifest, Parts, read_manifest
 from hybridflow.errors import CheckpointError
 from hybridflow.parallel.file_records import FileRecord, record_files
 from tests.unit.elastic.mounts import run_with_mount
+from tests.unit.elastic.test_storage import A_DEAD_PROCESS, aside
 from tests.unit.elastic.victim import save, store_with, written_by
 
 SAVE_TWO_MORE = """
@@ -266,10 +264,7 @@ def test_a_checkpoint_that_cannot_be_deleted_stays_with_a_warning(tmp_path, capl
 def test_a_reader_leaves_a_save_under_way_alone(tmp_path):
     """Whatever a process elsewhere can tell of the writer: here its number is that of no process."""
     store = store_with(tmp_path, 1)
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
-    writing = store.directory / f".step_2.partial-{socket.gethostname()}-{dead.pid}"
-    writing.mkdir()
+    writing = aside(store.directory / "step_2", "partial", pid=A_DEAD_PROCESS.pid)
     assert latest_step(CheckpointStore(tmp_path)) == 1
     assert writing.is_dir()
     store.settle()

@@ -28,7 +28,7 @@ def written_by(directory: Path, *roles: str) -> Parts:
     return {role: record_files(directory, files) for role, files in names.items()}
 
 
-def save(store: CheckpointStore, step: int) -> None:
+def save(store: CheckpointStore, step: int, **state: object) -> None:
     """One checkpoint with a part in a subdirectory, and a state that names the step."""
 
     def write(directory: Path) -> Parts:
@@ -36,7 +36,7 @@ def save(store: CheckpointStore, step: int) -> None:
         (directory / "actor" / "weights.bin").write_bytes(contents(step))
         return written_by(directory, "actor")
 
-    store.save(step, write, {"step": step, "loss": 0.1 * step})
+    store.save(step, write, {"step": step, "loss": 0.1 * step, **state})
 
 
 def store_with(run_dir: Path, *steps: int, keep: int = 10) -> CheckpointStore:

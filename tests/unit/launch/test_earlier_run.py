@@ -2,7 +2,6 @@
 
 import errno
 import fcntl
-import json
 import os
 import shutil
 import signal
@@ -97,22 +96,6 @@ def test_a_run_directory_that_is_a_link_stays_one_and_its_target_holds_each_new_
     assert link.is_symlink() and link.resolve() == target
     assert [path.name for path in (target / "checkpoints").iterdir()] == ["step_1"]
     assert contents(target.with_name("run.1")) == before
-
-
-def test_a_run_whose_checkpoints_lie_behind_links_resumes(words):
-    words.run("first", "trainer.total_steps=2")
-    for name, resume in (("checkpoints", "auto"), ("checkpoints/step_2", "auto"), ("checkpoints/step_2", "path")):
-        run_dir, target = words.folder / "run", words.folder / "other" / Path(name).name
-        shutil.copytree(words.folder / "first", run_dir)
-        target.parent.mkdir()
-        (run_dir / name).rename(target)
-        (run_dir / name).symlink_to(target)
-        words.run("run", f"trainer.resume={resume if resume == 'auto' else target}")
-        steps = [json.loads(line)["step"] for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-        assert steps == [0, 1, 2, 3, 4], (name, resume)
-        assert (run_dir / name).is_symlink() and not run_dir.with_name("run.1").exists()
-        shutil.rmtree(run_dir)
-        shutil.rmtree(target.parent)
 
 
 def test_ctrl_c_while_a_run_over_an_earlier_one_loads_says_that_it_is_put_back(words, monkeypatch, capsys):

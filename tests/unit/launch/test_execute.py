@@ -25,35 +25,6 @@ from tests.toys import MakeToy
 
 NOT_REPRODUCIBLE = ("timing_s/", "perf/")
 
-MY_FLOW = '''
-from dataclasses import dataclass
-
-from hybridflow.dataflows.grpo import GRPO
-from hybridflow.dataflows.roles import FrozenModel, Scorer
-from hybridflow.observability.metrics import last
-
-
-class TwoJudges(GRPO):
-    """The better of two judges counts."""
-
-    judge: Scorer
-    teacher: FrozenModel | None
-
-    @dataclass
-    class Settings:
-        bonus: float = 0.0
-        recompute_logprobs: bool = True
-
-    def step(self, prompts):
-        batch = self.rollout.generate(prompts.repeat(self.samples_per_prompt))
-        first, second = self.reward.score(batch).row("scores"), self.judge.score(batch).row("scores")
-        return super().step(prompts) | {
-            "judges/first": last(float(first.mean())),
-            "judges/second": last(float(second.mean()) + self.settings.bonus),
-            "judges/has_teacher": last(float(self.teacher is not None)),
-        }
-'''
-
 
 class Words:
     """What a user types for a small run on a toy model and a few sums."""
@@ -182,22 +153,6 @@ def test_other_settings_are_refused_before_anything_is_changed_and_starting_anew
     words.run("whole", "trainer.resume=never", "trainer.total_steps=1")
     assert list(rows(words.folder / "whole")) == [0, 1]
     assert list(rows(words.folder / "whole.1")) == [0, 1, 2, 3, 4]
-
-
-def test_a_users_dataflow_with_roles_and_settings_of_its_own_runs(words):
-    (words.folder / "flow.py").write_text(MY_FLOW)
-    finished = words.run(
-        "own",
-        "algorithm.advantage=grpo",
-        "roles.judge={kind: reward_function, functions: [exact_match]}",
-        f"roles.teacher={{kind: reference, model: {{path: {words.common[0].partition('=')[2]}}}}}",
-        "dataflow_settings.bonus=0.5",
-        dataflow=f"dataflow={words.folder}/flow.py:TwoJudges",
-    )
-    last = rows(finished)[4]
-    assert last["judges/second"] >= 0.5
-    assert last["judges/first"] < 0.0
-    assert last["judges/has_teacher"] == 1.0
 
 
 def test_a_failure_in_a_worker_is_status_1_with_its_place_in_the_log_and_a_report(words, capsys):

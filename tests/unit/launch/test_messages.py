@@ -7,10 +7,9 @@ import pytest
 from rich.console import Console
 
 from hybridflow.dataflows.loop import Outcome, Stopped
-from hybridflow.elastic.checkpoint import CheckpointStore
 from hybridflow.launch.messages import Finished, ending_of, say_finished, say_kept, say_stopped_at_once
 from hybridflow.observability.ending import Ending
-from tests.unit.elastic.victim import written_by
+from tests.unit.elastic.victim import store_with
 
 
 def said(run_dir, resume="auto"):
@@ -20,15 +19,8 @@ def said(run_dir, resume="auto"):
 
 
 def test_a_run_stopped_at_once_names_its_report_and_its_last_whole_checkpoint(tmp_path):
-
-    def write(directory):
-        (directory / "actor").mkdir()
-        (directory / "actor" / "weights").write_text("1")
-        return written_by(directory, "actor")
-
-    CheckpointStore(tmp_path).save(3, write, driver_state={})
-    CheckpointStore(tmp_path).save(4, write, driver_state={})
-    (tmp_path / "checkpoints" / "step_4" / "actor" / "weights").unlink()
+    store_with(tmp_path, 3, 4)
+    (tmp_path / "checkpoints" / "step_4" / "driver.json").unlink()
     (tmp_path / "report.html").write_text("")
     lines = said(tmp_path)
     assert "resumes from the last checkpoint, step 3" in lines

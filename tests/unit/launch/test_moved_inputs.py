@@ -9,16 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from hybridflow.config.loop import ResumeChanged
 from hybridflow.config.user_code import load_member
 from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore
-from hybridflow.elastic.compatibility import Fingerprints
+from hybridflow.elastic.compatibility import Fingerprints, check_unchanged
 from hybridflow.errors import CheckpointError
 from hybridflow.launch.plan.data import RunData
 from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.resume import Changes, check_resumable, fingerprints
 from hybridflow.models.loading import resolve_model_path
 from hybridflow.models.tokenizers import load_tokenizer
-from tests.unit.elastic.victim import written_by
+from tests.unit.elastic.victim import save
 from tests.unit.launch.plans import planned
 
 WORDS = [
@@ -53,14 +54,8 @@ def with_inputs(words: Sequence[str]) -> tuple[RunPlan, Fingerprints]:
 def saved(folder: Path, *words: str) -> Checkpoint:
     """A checkpoint that knows the settings and inputs of a run."""
     store, (plan, inputs) = CheckpointStore(folder / "run"), with_inputs(words)
-    state = {"config": plan.composed.redacted(), "inputs": inputs, "streams": {}}
-
-    def write(directory: Path):
-        (directory / "actor").mkdir()
-        (directory / "actor" / "weights").write_text("1")
-        return written_by(directory, "actor")
-
-    return store.open(store.save(1, write, state))
+    save(store, 1, config=plan.composed.redacted(), inputs=inputs, streams={})
+    return store.open(store.paths()[-1])
 
 
 def resumed(checkpoint: Checkpoint, *words: str) -> Changes:
@@ -123,6 +118,24 @@ def test_other_names_hosts_order_or_text_are_refused_whatever_the_directory(befo
     assert f"written with other inputs: {key}" in refused(checkpoint, now, templates.format("same"))
     changes = resumed(checkpoint, now, templates.format("same"), "trainer.resume_changed=accept")
     assert [words.startswith(f"resuming with {key}") for words in changes.warnings] == [True]
+
+
+def test_a_copy_of_a_run_is_compared_with_the_files_that_it_reads_there(folder, monkeypatch):
+    data = "data={train_files: [sums.jsonl], max_prompt_tokens: 8, max_response_tokens: 4}"
+
+    def taken(copy: str) -> Fingerprints:
+        monkeypatch.chdir(folder / copy)
+        plan = planned("algorithm=grpo", data, "reward.functions=[right.py:score]")
+        assert plan.config.data.train_files == [str(folder / copy / "sums.jsonl")]
+        return fingerprints(plan)
+
+    first = taken("first")
+    assert {"sums.jsonl", "right.py"} <= first.keys()
+    assert check_unchanged(first, taken("same"), ResumeChanged.refuse) == []
+    with pytest.raises(
+        CheckpointError, match=r"have changed since the checkpoint was written: right\.py, sums\.jsonl\."
+    ):
+        check_unchanged(first, taken("other"), ResumeChanged.refuse)
 
 
 def test_changed_modules_of_the_user_are_named_and_other_modules_do_not_count(folder, monkeypatch):

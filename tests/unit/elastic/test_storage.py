@@ -26,23 +26,17 @@ def aside(final: Path, kind: str, *, pid: int, host: str = HERE) -> Path:
     return path
 
 
-def test_the_directory_appears_when_the_block_ends(tmp_path):
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_the_directory_appears_whole_when_the_block_ends(is_replaced, tmp_path):
     final = tmp_path / "checkpoints" / "step_1"
-    with write_aside(final) as partial:
-        (partial / "file").write_text("new")
-        assert not final.exists()
-    assert (final / "file").read_text() == "new"
-    assert [path.name for path in final.parent.iterdir()] == ["step_1"]
-
-
-def test_an_older_directory_is_replaced_whole(tmp_path):
-    final = tmp_path / "step_1"
-    final.mkdir()
-    (final / "old").write_text("old")
+    if is_replaced:
+        final.mkdir(parents=True)
+        (final / "old").write_text("old")
     with write_aside(final) as partial:
         (partial / "new").write_text("new")
+        assert final.exists() is is_replaced and not (final / "new").exists()
     assert [path.name for path in final.iterdir()] == ["new"]
-    assert [path.name for path in tmp_path.iterdir()] == ["step_1"]
+    assert [path.name for path in final.parent.iterdir()] == ["step_1"]
 
 
 def test_an_error_in_the_block_leaves_the_old_directory_and_nothing_else(tmp_path):

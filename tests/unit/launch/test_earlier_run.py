@@ -1,7 +1,6 @@
 """A run that fails before its first step leaves the earlier run of its directory as it was."""
 
 import errno
-import fcntl
 import os
 import shutil
 import signal
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from hybridflow.elastic.claim import is_claimed
 from hybridflow.errors import ResourceError, WorkerError
 from hybridflow.launch import execute as execute_module
 from hybridflow.launch import run_directory
@@ -124,7 +124,7 @@ def test_the_directory_is_held_until_the_earlier_run_is_back(words, monkeypatch)
     plain, held = shutil.rmtree, []
 
     def watched(path: Path, *, ignore_errors: bool = False) -> None:
-        held.append(is_held(path))
+        held.append(is_claimed(path))
         plain(path, ignore_errors=ignore_errors)
 
     monkeypatch.setattr(shutil, "rmtree", watched)
@@ -136,24 +136,12 @@ def test_the_directory_is_held_until_the_ending_is_written_and_not_after(words, 
     held = []
 
     def watched(run_dir: Path, ending: Ending) -> None:
-        held.append(is_held(run_dir))
+        held.append(is_claimed(run_dir))
         write_ending(run_dir, ending)
 
     monkeypatch.setattr(execute_module, "write_ending", watched)
-    assert not is_held(words.run("run", "trainer.total_steps=1").run_dir)
+    assert not is_claimed(words.run("run", "trainer.total_steps=1").run_dir)
     assert held == [True]
-
-
-def is_held(directory: Path) -> bool:
-    """Whether another process would find the directory claimed: the lock is of an open file, not of a process."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
 
 
 def test_a_first_run_that_cannot_begin_keeps_its_error(words):

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 from io import StringIO
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore
+from hybridflow.elastic.claim import is_claimed
 from hybridflow.elastic.recovery import resolve_resume
 from hybridflow.errors import CheckpointError, ConfigError, WorkerError
 from hybridflow.launch import run_directory
@@ -197,23 +197,17 @@ def test_a_report_that_cannot_be_made_does_not_hide_how_the_run_ended(words, cap
     assert "report.html could not be written: " in caplog.text
 
 
-def test_the_same_command_twice_is_refused_while_the_first_is_still_reading_its_checkpoint(words, monkeypatch):
-    """The first makes its directory only after it has verified `trainer.resume`; the second starts meanwhile."""
-    first = words.run("whole").outcome.checkpoint.parent / "step_2"
-    twice = [f"trainer.resume={first}", *words.common, "algorithm=grpo", f"trainer.run_dir={words.folder / 'twice'}"]
-    code = f"import sys; from hybridflow.trainer.main_ppo import main; sys.exit(main({twice!r}))"
-    second: list[subprocess.CompletedProcess[str]] = []
+def test_the_directory_is_claimed_before_a_checkpoint_is_read(words, monkeypatch):
+    """So the same command twice is refused, also while the first still verifies its checkpoint."""
+    claimed = []
 
-    def slow(resume: str, store: CheckpointStore, total_steps: int) -> Checkpoint | None:
-        second.append(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False))
+    def watched(resume: str, store: CheckpointStore, total_steps: int) -> Checkpoint | None:
+        claimed.append(is_claimed(store.run_dir))
         return resolve_resume(resume, store, total_steps)
 
-    monkeypatch.setattr(run_directory, "resolve_resume", slow)
-    prepared = words.prepared("twice", f"trainer.resume={first}")
-    assert second[0].returncode == 2
-    assert "is being written by another process" in " ".join(second[0].stderr.split())
-    assert not (words.folder / "twice.1").exists()
-    assert execute(prepared, Console(quiet=True)).outcome.steps == 4
+    monkeypatch.setattr(run_directory, "resolve_resume", watched)
+    words.prepared("run")
+    assert claimed == [True]
 
 
 def test_the_learning_rate_goes_on_as_it_began_whatever_the_total_steps_are(words):

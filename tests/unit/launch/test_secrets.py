@@ -2,7 +2,6 @@
 
 import json
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from rich.console import Console
@@ -13,6 +12,7 @@ from hybridflow.launch.compose.help import config_text
 from hybridflow.launch.execute import execute
 from hybridflow.launch.prepare import prepare
 from hybridflow.observability.redaction import redacted_leaves
+from tests.unit.rewards.test_remote import Handler, Server
 
 SETTINGS = [
     "reward.functions=['http://127.0.0.1:9/score?token=s3cr3t-address']",
@@ -53,32 +53,20 @@ def test_a_resumed_run_compares_what_it_may_know():
     assert "s3cr3t" not in str(changes)
 
 
-class ScoreServer(BaseHTTPRequestHandler):
-    """Gives each sample 1, and asks for the header."""
-
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.send_response(200 if self.headers["Authorization"].startswith("s3cr3t") else 403)
-        self.end_headers()
-        self.wfile.write(json.dumps({"rewards": [float(len(text)) for text in body["query"]]}).encode())
-
-    def log_message(self, format, *args):
-        """Says nothing."""
-
-
 @pytest.fixture
-def address():
-    server = ThreadingHTTPServer(("127.0.0.1", 0), ScoreServer)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/score?token=s3cr3t-address"
-    server.shutdown()
-    server.server_close()
+def server():
+    found = Server(("127.0.0.1", 0), Handler)
+    found.asked = []
+    threading.Thread(target=found.serve_forever, daemon=True).start()
+    yield found
+    found.shutdown()
+    found.server_close()
 
 
-def test_no_file_of_a_run_holds_them_and_it_resumes_with_others(toy_dir, tmp_path, address, capfd):
+def test_no_file_of_a_run_holds_them_and_it_resumes_with_others(toy_dir, tmp_path, server, capfd):
     data = tmp_path / "sums.jsonl"
     data.write_text("".join(json.dumps({"prompt": f"{n}+1=", "answer": str(n + 1)}) + "\n" for n in range(8)))
-    run_dir = tmp_path / "run"
+    run_dir, address = tmp_path / "run", f"http://127.0.0.1:{server.server_port}"
 
     def run(steps, header):
         words = [
@@ -87,7 +75,7 @@ def test_no_file_of_a_run_holds_them_and_it_resumes_with_others(toy_dir, tmp_pat
             f"data.train_files={data}",
             "data={batch_size: 4, max_prompt_tokens: 8, max_response_tokens: 6}",
             "rollout.samples_per_prompt=2",
-            f"reward.functions=['{address}']",
+            f"reward.functions=['{address}/score?token=s3cr3t-address']",
             f"reward.settings.score.headers={{Authorization: {header}}}",
             "trainer.experiment=${oc.env:WANDB_API_KEY}",
             f"trainer={{total_steps: {steps}, save_every: 1, backend: local, device: cpu, threads: 1}}",
@@ -97,6 +85,7 @@ def test_no_file_of_a_run_holds_them_and_it_resumes_with_others(toy_dir, tmp_pat
 
     run(1, "s3cr3t-first")
     assert run(2, "s3cr3t-second").outcome.steps == 2
+    assert {headers["Authorization"] for _, _, headers in server.asked} == {"s3cr3t-first", "s3cr3t-second"}
     found = [path for path in run_dir.rglob("*") if path.is_file() and b"s3cr3t" in path.read_bytes()]
     assert found == []
     shown = capfd.readouterr()

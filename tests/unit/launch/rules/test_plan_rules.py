@@ -1,8 +1,11 @@
 """What rules of the plan warn of, and what they leave alone."""
 
+import json
+
 import pytest
 
 from hybridflow.config.rollout import RolloutKind
+from hybridflow.config.training import TrainingEngine
 from hybridflow.errors import ConfigError
 from hybridflow.launch.plan import defaults
 from hybridflow.launch.rules.algorithm import gradient_problems, reward_weight_problems, schedule_problems
@@ -10,9 +13,14 @@ from hybridflow.launch.rules.all import PLAN_RULES
 from hybridflow.launch.rules.layouts import layout_problems
 from hybridflow.launch.rules.models import rollout_problems
 from hybridflow.launch.rules.resources import checkpoint_problems, pool_problems
-from tests.unit.launch.plans import errors, judged, planned
+from tests.unit.config.experiments import experiment
+from tests.unit.launch.plans import errors, judged, plan_of, planned
 
 TEXTS = "data={train_files: [texts.jsonl], max_prompt_tokens: 8, max_response_tokens: 4}"
+SIZES = {
+    "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 96, "vocab_size": 64, "max_position_embeddings": 512,
+}  # fmt: skip
 TWO_POOLS = ["trainer.devices=2", "placement.pools={a: {devices: 1}, b: {devices: 1}}"]
 SHORT = [
     "trainer.total_steps=6",
@@ -63,6 +71,31 @@ def test_the_layout_of_a_rollout_is_judged_once_and_only_where_there_is_one(toy_
         judged(plan, layout_problems)
     assert "3 heads" in caught.value.remedy
     judged(planned(*words, name="sft"), layout_problems)
+
+
+def test_every_role_is_named_by_the_section_that_lays_it_out(tmp_path):
+    settings = {
+        "trainer.devices": 4,
+        "model.path": str(tmp_path),
+        "reward.functions": ["exact_match"],
+        "actor.engine": TrainingEngine.megatron,
+        "actor.parallelism.tensor": 4,
+        "critic.engine": TrainingEngine.fsdp,
+        "rollout.engine": RolloutKind.vllm,
+        "rollout.parallelism.tensor": 4,
+    }
+
+    def found(model_type: str) -> list[str]:
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, **SIZES}))
+        return [error.message for error in layout_problems(plan_of(experiment(settings)))]
+
+    assert [message.partition(" divides models of")[0] for message in found("gemma2")] == [
+        "actor.engine=megatron",
+        "rollout.engine=vllm",
+    ]
+    assert found("llama") == [
+        "actor.parallelism.tensor=4 does not divide the model's 2 key-value heads, with actor.engine=megatron."
+    ]
 
 
 def test_every_role_whose_schedule_ends_before_the_run_is_named():

@@ -32,12 +32,12 @@ PYTEST  := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(VENV)/bin/python -
 help:
 	@echo "make quickstart   install the core and train the built-in model by PPO (ARGS=\"...\" adds overrides)"
 	@echo "make test         install the development extras and run the tests that take seconds"
-	@echo "make test-full    the same and the slow ones"
-	@echo "make check        format, lint, types, import contracts, architecture and the plain unit tests"
-	@echo "make format       apply the format and the safe lint fixes"
-	@echo "make peers        build the environments of the systems we measure ourselves against, and let them compute"
-	@echo "                  what tests/parity/test_peers.py holds our functions to"
-	@echo "make bench        what it costs, beside the peers"
+	@echo "make test-full    the same, and the slow tests"
+	@echo "make check        format, lint, types, import contracts, architecture and unit tests that need neither Ray nor vLLM"
+	@echo "make format       format the code and apply safe lint fixes"
+	@echo "make peers        build the environments of verl and TRL, and compute with their functions the numbers"
+	@echo "                  with which tests/parity/test_peers.py compares ours"
+	@echo "make bench        measure costs, compared with verl and TRL"
 	@echo "make docs         build the documentation into site/"
 	@echo "make clean        remove caches and build products (distclean: the virtual environments too)"
 

@@ -2,9 +2,8 @@
 
     python benchmarks/algorithms.py [--methods grpo,rloo] [--minutes 30] [--jobs 2]
 
-Appends one line a (method, seed) to benchmarks/results/algorithms.jsonl and skips those that came to their end there,
-so that it can be stopped at any time and goes on where it was. Ends with a table of all lines, and status 1 if one fell
-short.
+Appends one line per (method, seed) to benchmarks/results/algorithms.jsonl and skips those that have one, so it can be
+stopped at any time and then continues. Ends with a table of all lines, and with status 1 if one did not reach 0.75.
 """
 
 import argparse
@@ -21,14 +20,14 @@ from pathlib import Path
 RESULTS = Path(__file__).parent / "results" / "algorithms.jsonl"
 THRESHOLD = 0.75
 LONGEST_SECONDS = 240
-"""What a run may take; one that is cut off counts as failed."""
+"""Time limit of a run; one that is cut off counts as failed."""
 
 ACCURACY = "val-core/calculator/acc/mean@1"
 
 
 @dataclass(frozen=True)
 class Method:
-    """How a method is run: `algorithm=NAME`, settings beside, its steps, and the metric that must reach 0.75."""
+    """How a method is run: `algorithm=NAME`, other settings, its steps, and the metric that must reach 0.75."""
 
     name: str
     steps: int = 100
@@ -40,7 +39,7 @@ class Method:
 
     @property
     def added(self) -> list[str]:
-        """What is added to `python -m hybridflow.trainer.main_ppo` to choose it."""
+        """Arguments of `python -m hybridflow.trainer.main_ppo` that select it."""
         return [f"algorithm={self.preset or self.name}", *self.settings]
 
 

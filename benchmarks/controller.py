@@ -1,4 +1,4 @@
-"""What the controller costs: empty calls to Ray workers, and a batch moving driver -> group -> group.
+"""The cost of the controller: empty calls to Ray workers, and a batch moving driver -> group -> group.
 
     python benchmarks/controller.py [--rounds 2] [--mb 64]
 

@@ -57,7 +57,7 @@ class Mover(Worker):
 
     @transfer(DATA_PARALLEL, provides=("uid", *COLUMNS))
     def produce(self) -> Batch:
-        """What it kept."""
+        """The batch that it kept."""
         return self.kept
 
 
@@ -120,7 +120,7 @@ def empty_call(group: WorkerGroup, calls: int) -> tuple[float, float, float]:
 
 
 def ours(first: WorkerGroup, second: WorkerGroup, batch: Batch) -> dict[str, Callable[[], object]]:
-    """The routes of a batch by worker groups. A batch of the driver is stored anew at every call.
+    """The routes of a batch by worker groups. A batch of the driver is stored again at every call.
 
     `group_to_group_picked` hands on three quarters of the prompts in another order: rows from every shard to each rank.
     """

@@ -5,7 +5,7 @@
     python benchmarks/gpu.py --only engines,offload            some sections
     python benchmarks/gpu.py --model DIR --gsm8k DIR           a chat model and GSM8K for the section `gsm8k`
 
-Sections run in the order of `SECTIONS`. One that fails is reported with its error, and the others go on; those for
+Sections run in the order of `SECTIONS`. One that fails is reported with its error, and the others continue; those for
 which no time is left are reported as not run. The table goes to the terminal, all numbers to
 benchmarks/results/gpu-<date>.json. The exit status is 1 when a section failed.
 """
@@ -39,7 +39,7 @@ SECTIONS: dict[str, Callable[[Case], list[Row]]] = {
     "peers": gpu_runs.grpo_beside_trl,
     "gsm8k": gpu_runs.gsm8k,
 }
-"""What is measured, the most telling first."""
+"""The measurements, the most informative first."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What the sections of the GPU benchmark share: the device, models made on the fly, batches, clocks and peaks."""
+"""Shared by the sections of the GPU benchmark: the device, generated models, batches, clocks and peaks."""
 
 import time
 from collections.abc import Callable, Mapping

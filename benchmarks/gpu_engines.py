@@ -34,7 +34,7 @@ def training_flops_per_token(model: ModelGeometry, context: float) -> float:
 
 
 def engines_against_the_cpu(case: Case) -> list[Row]:
-    """Log-probabilities before and after an optimizer step: each engine on the device, beside `single` on the CPU."""
+    """Log-probabilities before and after an optimizer step: each engine on the device, against `single` on the CPU."""
     directory = case.model_directory("small", SIZES["tiny"] if case.is_tiny else SMALL)
     batch = batch_of(rows=8, prompt_tokens=8, response_tokens=24)
     expected = _before_and_after(case.engine(directory, "single", Dtype.float32, CPU), batch)
@@ -56,7 +56,7 @@ def _before_and_after(engine: TrainEngine, batch: Batch) -> list[torch.Tensor]:
 
 
 def packed_attention_beside_blocks(case: Case) -> list[Row]:
-    """Attention over packed sequences in bfloat16 (FlashAttention on a GPU) beside float32 block by block."""
+    """Attention over packed sequences in bfloat16 (FlashAttention on a GPU) against float32 block by block."""
     heads, size, lengths = (2, 32, [5, 17, 40]) if case.is_tiny else (16, 128, [300, 1700, 900, 4096, 1196])
     generator = torch.Generator().manual_seed(0)
     shape = (sum(lengths), heads, size)

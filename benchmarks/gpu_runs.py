@@ -93,7 +93,7 @@ def _rows(run: Path) -> list[dict[str, float]]:
 
 
 def _median(values: list[float]) -> float:
-    """Of all but the first, which warms up, where there are several."""
+    """The median without the first value, which is a warm-up, if there are several."""
     kept = sorted(values[1:] or values)
     return kept[len(kept) // 2]
 

@@ -1,10 +1,10 @@
-"""Tokens a second of an update with and without padding, on responses of long-tailed lengths.
+"""Tokens per second of an update with and without padding, on responses of long-tailed lengths.
 
     python benchmarks/packing.py [--rows 64] [--budget-tokens 4096] [--rounds 5] [--threads 2]
 
 Three ways of one update of one model by one engine's passes, under one budget of tokens a forward pass:
 
-    packed           sequences end to end
+    packed           concatenated sequences
     padded           rows in order of arrival, padded to the longest of each micro-batch: what a trainer does that
                      neither packs nor sorts
     padded, sorted   rows of like length together, padded to the longest

@@ -83,7 +83,7 @@ class Case(NamedTuple):
 
 
 class Heard(NamedTuple):
-    """What one rank hears of all: their rosters of weights held and wanted, and the part that is each rank's own."""
+    """The data that one rank receives: the rosters of weights held and wanted by all, and each rank's own part."""
 
     rosters: tuple[list[bytes], list[bytes]]
     own: list[bytes]
@@ -125,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def cases() -> list[Case]:
-    """What is planned."""
+    """The planned transition."""
 
     def mesh(data: int, pipeline: int, tensor: int) -> ParallelMesh:
         return ParallelMesh({"data": data, "pipeline": pipeline, "sequence": 1, "tensor": tensor})
@@ -194,7 +194,7 @@ def line(row: Measured) -> str:
 
 
 def exchanged(own: Callable[[], Member], heard: Heard) -> list[Member]:
-    """What a rank does before it plans: says its part, and reads everybody's."""
+    """The exchange before planning: a rank sends its part, and reads those of all ranks."""
     member = own()
     json.dumps(member.own).encode()
     assert all(message in said for message, said in zip(member.messages, heard.rosters, strict=True))
@@ -213,7 +213,7 @@ def planned(members: Sequence[Member]) -> ReshardPlan:
 
 
 def messages(case: Case) -> Heard:
-    """What all ranks say, each in bytes of its own; those that are alike arrive as one, as in `gather_messages`."""
+    """The messages of all ranks; equal messages are one object, as in `gather_messages`."""
     teller = tellers(case)
     held: list[bytes] = []
     wanted: list[bytes] = []
@@ -242,14 +242,14 @@ def tellers(case: Case) -> Callable[[int], Callable[[], Member]]:
 
 
 def training_layout(case: Case) -> Layout:
-    """What the ranks of a case hold."""
+    """The holdings of the ranks of a case."""
     if case.engine == "megatron":
         return megatron(case.geometry, case.training, expert=case.expert)
     return fsdp(case.geometry, case.training.size)
 
 
 def declared(holdings: Sequence[Holding]) -> Declared:
-    """What a rank tells of some holdings in bfloat16."""
+    """A rank's description of some holdings in bfloat16."""
     return Declared.of((name, "bfloat16", shape, box) for name, shape, box, _ in holdings)
 
 

@@ -1,4 +1,4 @@
-"""What the benchmarks share: a command that reports in JSON, and what a result says of where it was measured."""
+"""Shared by the benchmarks: a command that reports in JSON, and a description of the machine in each result."""
 
 import json
 import logging

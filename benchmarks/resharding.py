@@ -1,4 +1,4 @@
-"""What the transition from trained to generating weights costs, beside what others do and the limit of memory.
+"""The cost of the transition from training to generation, compared with other methods and a memory copy.
 
     python benchmarks/resharding.py [--models 15M 500M] [--ranks 2 4] [--repeats 7]
 
@@ -98,7 +98,7 @@ def table(reports: list[Report]) -> str:
         ]
         cells = [f"{1e3 * seconds[way]:.1f}" for way in WAYS]
         lines.append(_line(_title(report), *cells, *(f"{ratio:.2f}" for ratio in ratios)))
-    lines += ["", _line("peak MiB beside weights", *WAYS)]
+    lines += ["", _line("peak MiB without weights", *WAYS)]
     for report in reports:
         peaks = [report["ways"][way]["peak_bytes"] / MIB for way in WAYS]
         lines.append(_line(_title(report), *(f"{peak:.1f}" for peak in peaks)))

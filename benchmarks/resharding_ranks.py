@@ -197,7 +197,7 @@ def _timed(ways: dict[str, Way], repeats: int) -> dict:
 
 
 def _bound(trained: Iterable[Holding], slots: Iterable[WeightShard]) -> list[WeightShard]:
-    """What a rank trains, as views of its slots wherever a slot holds all of it."""
+    """The weights that a rank trains, as views of its slots wherever a slot contains them."""
     slot_of = {slot.name: slot for slot in slots}
     held = []
     for holding in trained:

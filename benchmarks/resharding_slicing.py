@@ -1,4 +1,4 @@
-"""What others do: every weight gathered whole on every rank, tensor by tensor, and the rank's part cut out of it."""
+"""The baseline: gathers every weight on every rank, tensor by tensor, and slices the rank's part."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -75,7 +75,7 @@ def bytes_gathered(trained: Sequence[Sequence[Holding]], itemsize: int) -> int:
 
 
 def _all_gather(part: Tensor, parts: Parts, whole: Tensor) -> None:
-    """Straight into the whole where its parts are rows; else beside one another."""
+    """Directly into the whole tensor if its parts are rows; otherwise concatenated in a buffer first."""
     dim = next((dim for dim, (low, high) in enumerate(next(iter(parts.holder_of))) if high - low < parts.shape[dim]), 0)
     if dim == 0:
         dist.all_gather(list(whole.chunk(dist.get_world_size())), part)

@@ -1,4 +1,4 @@
-"""Seconds a GRPO and a PPO step of workload W: ours, both rollouts and both backends, beside TRL's trainers.
+"""Seconds per GRPO and PPO step of workload W: ours, both rollouts and both backends, compared with TRL's trainers.
 
     python benchmarks/step.py [--sizes tiny ten] [--algorithms grpo ppo] [--rounds 2] [--steps 8] ...
 

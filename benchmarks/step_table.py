@@ -1,4 +1,4 @@
-"""What the measurements of step.py say: medians, ratios to TRL, the price of Ray; as a table and as JSON."""
+"""The results of step.py as a table and as JSON: medians, ratios to TRL, the cost of Ray."""
 
 import os
 import platform
@@ -13,7 +13,7 @@ from workload import NUM_PROMPTS, RESPONSE_TOKENS, SAMPLES_PER_PROMPT
 
 WARM_UP_STEPS = 2
 HEADER = ("model", "task", "system", "rollout", "backend", "old logprobs")
-HEADER += ("median", "min", "tokens/s", "rest", "x alike", "x fastest")
+HEADER += ("median", "min", "tokens/s", "rest", "x same", "x fastest")
 WIDTHS = (6, 6, 11, 13, 8, 14, 8, 8, 10, 7, 9, 11)
 
 
@@ -43,7 +43,7 @@ def table_of(rows: list[Row], effort: Effort) -> str:
     """The rows as text, a blank line between tasks, and what Ray adds below."""
     tokens = NUM_PROMPTS * SAMPLES_PER_PROMPT * RESPONSE_TOKENS
     lines = [
-        f"Seconds a step, workload W, {effort.threads} threads, {os.cpu_count()} cores ({platform.machine()})",
+        f"Seconds per step, workload W, {effort.threads} threads, {os.cpu_count()} cores ({platform.machine()})",
         _line(HEADER),
     ]
     for before, row in zip([None, *rows], rows, strict=False):
@@ -69,7 +69,7 @@ def write_results(path: Path, measured: dict[Case, list[Measured]], rows: list[R
 
 
 def _ray_prices(rows: list[Row]) -> list[str]:
-    """What Ray adds to a step, for each case measured on both backends."""
+    """The time that Ray adds to a step, for each case measured on both backends."""
     medians = {row.case: row.median for row in rows}
     lines = []
     for case, seconds in medians.items():

@@ -152,7 +152,7 @@ def _peer_command(case: Case, workload: Workload, effort: Effort) -> list[str]:
 
 
 def _run(command: list[str], effort: Effort) -> str:
-    """What the command wrote to its standard output."""
+    """The standard output of the command."""
     environment = os.environ | {
         "OMP_NUM_THREADS": str(effort.threads),
         "HF_HUB_OFFLINE": "1",

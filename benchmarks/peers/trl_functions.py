@@ -1,4 +1,4 @@
-"""What the losses of TRL 1.16's trainers make of seeded batches; run by the peer's own python.
+"""The losses of TRL 1.16's trainers on seeded batches; run by that environment's Python.
 
     .peers/trl/bin/python benchmarks/peers/trl_functions.py tests/parity/peers/trl.json
 
@@ -46,7 +46,7 @@ def answer(call: Call, batch: Batch) -> dict[str, Rounded]:
 
 
 def trainer(**settings: object) -> SimpleNamespace:
-    """What stands in for a trainer: its settings, and places for its metrics."""
+    """A stand-in for a trainer: its settings, and places for its metrics."""
     model = SimpleNamespace(training=False, config=SimpleNamespace())
     return SimpleNamespace(
         model=model,

@@ -1,6 +1,6 @@
-"""Seconds a step of TRL 1.16's GRPOTrainer on workload W; run by the peer's own python, prints one JSON line.
+"""Seconds per step of TRL 1.16's GRPOTrainer on workload W; run by that environment's Python, prints one JSON line.
 
-Arranged in TRL's favour: one micro-batch of 256 sequences, no reference model (beta 0), nothing logged, saved or
+Configured in TRL's favor: one micro-batch of 256 sequences, no reference model (beta 0), nothing logged, saved or
 evaluated. With transformers generation TRL computes no old logprobs, for they equal the update's; with vLLM it does.
 `--recompute` asks TRL for them in the first case too, as it does itself when batches are reused.
 """
@@ -102,7 +102,7 @@ class RecomputingTrainer(trl.GRPOTrainer):
 
 
 def prepare_vllm() -> None:
-    """What vLLM on a CPU needs beside TRL: plain weights, no compilation, fp32.
+    """Settings that vLLM on a CPU needs and TRL does not make: unpacked weights, no compilation, fp32.
 
     Its CPU layers repack their weights, after which TRL's `load_weights` fails; and TRL passes neither
     `enforce_eager` (vLLM would compile first) nor `dtype` (vLLM would pick bfloat16 for an fp32 model).

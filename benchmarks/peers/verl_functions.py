@@ -1,4 +1,4 @@
-"""What verl 0.9.1's functions make of seeded batches; run by the peer's own python.
+"""The results of verl 0.9.1's functions on seeded batches; run by that environment's Python.
 
     .peers/verl/bin/python benchmarks/peers/verl_functions.py tests/parity/peers/verl.json
 

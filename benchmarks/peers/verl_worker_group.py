@@ -159,7 +159,7 @@ def median_seconds(call: Callable[[], object], repeats: int) -> float:
 
 
 def pipelined_seconds(group, calls: int) -> float:
-    """Seconds a call when all are sent before the first answer is awaited."""
+    """Seconds per call if all are sent before the first answer is awaited."""
     import ray
 
     started = time.perf_counter()

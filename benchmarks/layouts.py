@@ -1,4 +1,4 @@
-"""What the ranks of each engine hold of a model, computed from its sizes alone: no engine, no tensors."""
+"""The parts of a model that the ranks of each engine hold, computed from its sizes alone: no engine, no tensors."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -21,7 +21,7 @@ from hybridflow.resharding import Holding
 BYTES = 2
 
 Layout = Callable[[int], list[Holding]]
-"""What a rank holds or wants."""
+"""The weights that a rank holds or wants."""
 
 
 def megatron(geometry: ModelGeometry, mesh: ParallelMesh, *, expert: int = 1, virtual: int = 1) -> Layout:

@@ -301,10 +301,11 @@ def _is_due(every: int, step: int, *, is_last: bool) -> bool:
 
 
 def _size(dataflow: Dataflow, prompts: Batch) -> tuple[int, int]:
-    """Tokens and sequences of a step."""
+    """Tokens and sequences of a step; KTO's mismatched responses are not counted."""
     batch = dataflow.last_batch
     if batch is None:
-        tokens = {name: len(column.values) for name, column in prompts.token_columns.items() if name.endswith("_ids")}
+        learned = ("prompt_ids", "response_ids", "chosen_ids", "rejected_ids")
+        tokens = {name: len(prompts.tokens(name).values) for name in learned if name in prompts}
         texts = 2 if "chosen_ids" in tokens else 1  # a pair is two texts with one prompt
         return sum(tokens.values()) + (texts - 1) * tokens.get("prompt_ids", 0), texts * len(prompts)
     return int(batch.lengths.sum()), len(batch)

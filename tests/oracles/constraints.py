@@ -13,14 +13,6 @@ def multipliers(costs: list[list[float]], *, start: float, limit: float, rate: f
     return found
 
 
-def mixed_advantages(rewards: list[list[float]], costs: list[list[float]], multiplier: float) -> list[list[float]]:
-    """(A - m A') / (1 + m), token by token."""
-    return [
-        [(own - multiplier * other) / (1.0 + multiplier) for own, other in zip(left, right, strict=True)]
-        for left, right in zip(rewards, costs, strict=True)
-    ]
-
-
 def resampling_weights(scores: list[float], weighting: str, power: float) -> list[float]:
     """How often each sample is drawn, up to a constant."""
     weights = {

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import hybridflow.algorithms
-from hybridflow.algorithms.catalogue import ADVANTAGES, POLICY_LOSSES, PREFERENCE_LOSSES, load
+from hybridflow.algorithms.catalogue import ADVANTAGES, POLICY_LOSSES, PREFERENCE_LOSSES
 from hybridflow.config import choices
 from hybridflow.launch.compose.compose import compose_run
 
@@ -27,12 +27,6 @@ WORKERS = ALGORITHMS.parent / "workers"
 def test_every_synonym_is_of_a_name(synonyms, names):
     assert set(synonyms.values()) <= set(names)
     assert not set(synonyms) & set(names)
-
-
-def test_every_entry_names_functions_that_are_there():
-    for method in (*ADVANTAGES.values(), *POLICY_LOSSES.values(), *PREFERENCE_LOSSES.values()):
-        prepare = () if method.prepare is None else (method.prepare,)
-        assert all(callable(load(path)) for path in (method.target, *prepare, *method.watches.values()))
 
 
 @pytest.mark.parametrize(("field", "names"), [("advantage", ADVANTAGES), ("policy_loss", POLICY_LOSSES)])

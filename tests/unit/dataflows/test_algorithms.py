@@ -21,11 +21,10 @@ from hybridflow.dataflows.ppo_ptx import PPOPtx
 from hybridflow.dataflows.remax import ReMax
 from hybridflow.dataflows.safe_rlhf import SafeRLHF
 from hybridflow.dataflows.sft import SFT
-from hybridflow.errors import BatchError, ConfigError, WorkerError
+from hybridflow.errors import BatchError, ConfigError
 from hybridflow.launch.plan.dataflow import make_settings
 from hybridflow.observability.metrics import Metrics, plain
 from tests.oracles import constraints
-from tests.toys import numbers_like
 from tests.unit.dataflows.programs import PROMPTS, Roles, calculator_prompts, local_roles
 
 SAMPLES = 2
@@ -165,19 +164,6 @@ def test_supervised_steps_lower_their_loss_and_publish(toy_dir):
     assert batch.row("weight_version").unique().tolist() == [5]
 
 
-def test_an_error_reports_a_dataflow_that_does_not_publish(toy_dir):
-    class Forgetful(GRPO):
-        def step(self, prompts):
-            batch = self.rollout.generate(prompts.repeat(self.samples_per_prompt))
-            batch = self.actor.advantages(batch.join(self.reward.score(batch)))
-            self.actor.update(batch).result()
-            return {}
-
-    dataflow = program(Forgetful, toy_dir(), local_roles(toy_dir()))
-    with pytest.raises(WorkerError, match=r"rollout\.generate.*not published.*publish_weights"):
-        steps(dataflow, 2)
-
-
 def test_the_baseline_of_a_sample_is_the_score_of_its_prompts_greedy_response(toy_dir, tmp_path):
     roles = local_roles(toy_dir(), algorithm=NUMBERS[ReMax], rewards=[function(tmp_path, "first", "float(ids[0])")])
     dataflow = program(ReMax, toy_dir(), roles)
@@ -289,21 +275,6 @@ def test_two_critics_report_under_their_own_names(toy_dir, tmp_path):
     names = ["vf_loss", "vf_explained_var", "returns/mean", "values/mean", "grad_norm", "lr"]
     assert {f"{role}/{name}" for role in ("critic", "cost_critic") for name in names} <= metrics.keys()
     assert "cost_critic/score/mean" not in metrics
-
-
-def test_a_mixture_of_advantages_is_the_oracles(toy_dir):
-    roles = local_roles(toy_dir())
-    batch = roles.groups["rollout"].generate(Sums(calculator_prompts(toy_dir())).next().repeat(SAMPLES))
-    assert isinstance(batch, BatchRef)
-    ids = batch.fetch(["response_ids"]).tokens("response_ids")
-    own, other = numbers_like(ids, seed=1), numbers_like(ids, seed=2)
-    left, right = (batch.join(Batch.of(tokens={"advantages": column})) for column in (own, other))
-    mixed = roles.groups["actor"].combine_advantages(left, right, 0.7)
-    assert isinstance(mixed, BatchRef)
-    found = mixed.fetch(["advantages"]).tokens("advantages").rows()
-    plain_rows = [[row.tolist() for row in column.rows()] for column in (own, other)]
-    expected = constraints.mixed_advantages(plain_rows[0], plain_rows[1], 0.7)
-    assert [row.tolist() for row in found] == [pytest.approx(row, abs=1e-6) for row in expected]
 
 
 def test_the_multiplier_is_part_of_what_is_resumed(toy_dir, tmp_path):

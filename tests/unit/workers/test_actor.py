@@ -223,6 +223,14 @@ def test_an_error_names_the_setting_that_needs_a_missing_column(toy_dir, tmp_pat
             worker.update(sampled(worker))
 
 
+def test_combined_advantages_are_those_of_the_reward_less_those_of_the_cost(toy_dir):
+    ids = sequences().tokens("response_ids")
+    own, other = (Batch.of(tokens={"advantages": numbers_like(ids, seed=seed)}) for seed in (1, 2))
+    found = actor(toy_dir()).combine_advantages(own, other, 0.7).tokens("advantages").values
+    expected = (own.tokens("advantages").values - 0.7 * other.tokens("advantages").values) / 1.7
+    torch.testing.assert_close(found, expected)
+
+
 def test_rewards_are_reported_per_sequence(toy_dir):
     worker = actor(toy_dir())
     batch = sampled(worker)

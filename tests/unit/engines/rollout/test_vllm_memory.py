@@ -47,10 +47,7 @@ def test_graphs_that_are_not_captured_take_nothing_and_a_given_cache_stands():
     eager = planned(replace(ROLLOUT, vllm=Vllm(enforce_eager=True)))
     assert eager.cache == planned().cache + 2**30
     assert planned(replace(ROLLOUT, vllm=Vllm(kv_cache_mb=300))).cache == 300 << 20
-
-
-def test_a_step_holds_a_token_of_each_sequence():
-    assert prefill_tokens(replace(ROLLOUT, max_sequences=20000)) == 20000
+    assert prefill_tokens(replace(ROLLOUT, max_sequences=20000)) == 20000, "a step holds a token of each sequence"
 
 
 def test_a_fraction_that_leaves_no_cache_is_refused():

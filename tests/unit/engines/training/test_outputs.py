@@ -96,11 +96,11 @@ def test_the_entropy_costs_nothing_where_it_is_not_named(names, forward):
 
 
 @pytest.mark.parametrize(
-    ("chunk_tokens", "with_gradient", "expected"),
-    [(8, True, [8]), (3, True, [3, 3, 2, 2, 3, 3]), (3, False, [3, 3, 2])],
+    ("tokens", "chunk_tokens", "with_gradient", "expected"),
+    [(8, 8, True, [8]), (8, 3, True, [3, 3, 2, 2, 3, 3]), (8, 3, False, [3, 3, 2]), (0, 3, True, [0])],
 )
-def test_only_several_chunks_are_done_again_for_a_gradient(chunk_tokens, with_gradient, expected):
-    hidden, calls = torch.randn(8, 4, requires_grad=True), []
+def test_only_several_chunks_are_done_again_for_a_gradient(tokens, chunk_tokens, with_gradient, expected):
+    hidden, calls = torch.randn(tokens, 4, requires_grad=True), []
 
     def function(hidden):
         calls.append(len(hidden))
@@ -110,12 +110,7 @@ def test_only_several_chunks_are_done_again_for_a_gradient(chunk_tokens, with_gr
         (output,) = recomputed_in_chunks(function, hidden, chunk_tokens=chunk_tokens)
     if with_gradient:
         output.sum().backward()
-    assert calls == expected
-
-
-def test_no_tokens_are_one_empty_chunk():
-    (output,) = recomputed_in_chunks(lambda hidden: (hidden.sum(1),), torch.randn(0, 4), chunk_tokens=3)
-    assert len(output) == 0
+    assert calls == expected and len(output) == tokens
 
 
 def test_a_chunk_has_at_least_one_token():

@@ -74,7 +74,7 @@ class TracedRole:
     """None if the run does without the role."""
 
     engine: str
-    """`fsdp`, or for a role without an engine of its own `functions` or `vllm, in actor`."""
+    """`fsdp`, or, for a role without its own engine, `functions` or `vllm, in actor`."""
 
     mesh: Mapping[str, int]
     """Axes of more than one rank."""

@@ -139,7 +139,7 @@ def _say_remedy(console: Console, remedy: str) -> None:
 
 
 def _say_evaluations(outcome: "Outcome", first_evaluation: Mapping[str, float], console: Console) -> None:
-    """`acc  0.594 at step 25, from 0.438`; without the step where the last step was evaluated."""
+    """`acc  0.594 at step 25, from 0.438`; without the step if the last step was evaluated."""
     first, last = outcome.evaluated
     is_only = first == last
     at = f" at step {last}" if is_only or last != outcome.steps else ""

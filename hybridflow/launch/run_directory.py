@@ -29,7 +29,7 @@ CONFIG_FILE = "config.yaml"
 class EarlierRun:
     """The changes that the start of a run made in its directory, so that a failed start can undo them.
 
-    `aside` is where the earlier run was moved, `later` are checkpoints that were renamed, and `files` are files that
+    `aside` is the new path of the earlier run, `later` are renamed checkpoints, and `files` are files that
     the start overwrites.
     """
 
@@ -97,7 +97,7 @@ def open_directory(plan: RunPlan, data: RunData, inputs: Fingerprints) -> tuple[
 def start_in_words(plan: RunPlan, data: RunData) -> str:
     """Describes how the start of the run would treat the contents of its directory; changes nothing there.
 
-    Raises `HybridflowError` where the start would be refused.
+    Raises `HybridflowError` if the start would be refused.
     """
     trainer, directory = plan.config.trainer, plan.run_dir
     check_unclaimed(directory)

@@ -55,9 +55,9 @@ def read_directories(plan: RunPlan, checkpoint: Checkpoint | None) -> dict[str, 
 def meet_nodes(
     backend: Backend, pools: Mapping[str, ResourcePool], run_dir: Path, read: Mapping[str, tuple[Path, Sizes]]
 ) -> None:
-    """Starts the pools' processes and raises `ResourceError` for the first that does not see what the driver sees.
+    """Starts the pools' processes; raises `ResourceError` for the first that does not see the driver's files.
 
-    `pools` are by the name of a role that will live there.
+    `pools` has each pool by the name of a role in it.
     """
     code = run_dir / CODE_FOLDER
     with write_aside(code) as partial:
@@ -98,7 +98,7 @@ def _problems(reports: Sequence[StorageReport], meeting: Path, token: str) -> li
         return list(found.values())
     unread = in_threads(lambda report: read_back(meeting / report.answer, token), reports, threads=32)
     written = {
-        report.node: (report.node, _RUN_DIR, f"the driver cannot see what it wrote: {problem}")
+        report.node: (report.node, _RUN_DIR, f"the driver cannot read what it wrote: {problem}")
         for report, problem in zip(reports, unread, strict=True)
         if problem is not None
     }

@@ -11,7 +11,7 @@ from hybridflow.launch.plan.setups import ADAPTERLESS_METHODS
 from hybridflow.workers.weight_publisher import link_weights
 
 Meet = Callable[[Mapping[str, ResourcePool]], None]
-"""Starts the processes of pools, given by the name of a role that lives in each, and checks what they see."""
+"""Starts the processes of pools, each given by the name of a role in it, and checks their storage."""
 
 
 def start_roles(

@@ -179,5 +179,5 @@ def _cannot_follow(name: str, dataflow: type[Dataflow], error: Exception) -> Not
     return NotFollowedError(
         f"dataflow={name}: its step cannot be traced: {type(error).__name__}: {error}{_place(dataflow, error)}.",
         remedy="A drawing runs `step` twice on made-up prompts, with made-up results and no metrics. Fix the step; if"
-        " it is right, let it not fail where a metric is missing or a column of the data is not there.",
+        " it is right, make it accept missing metrics and missing columns of the data.",
     )

@@ -76,7 +76,7 @@ def assert_refused(ended: Ended, found: str, remedy: str) -> None:
 def test_a_disk_without_room_for_a_checkpoint_is_told_before_the_run(small_disk, tmp_path):
     (small_disk / "filler").write_bytes(bytes(50 << 20))
     ended = attempt(tmp_path, f"trainer.run_dir={small_disk}/run")
-    assert_refused(ended, "10.5 MB are free, and the run writes 2 checkpoints of", "larger disk")
+    assert_refused(ended, "10.5 MB are free, but the run writes 2 checkpoints of", "larger disk")
     assert not (small_disk / "run").exists()
     saving_nothing = [f"trainer.run_dir={small_disk}/run", "trainer={save_every: 0, total_steps: 1}"]
     assert attempt(tmp_path, *saving_nothing).status == 0

@@ -147,7 +147,7 @@ def _follow_batch_size(config: Experiment, user_keys: frozenset[str]) -> dict[st
 
 
 def _choose_kl_estimator(config: Experiment) -> dict[str, str]:
-    """Fills in the estimator that the placement of the divergence implies. Returns its origin where it was null."""
+    """Fills in the estimator that the placement of the divergence implies. Returns its origin if it was null."""
     kl = config.algorithm.kl
     if kl.placement is KLPlacement.none or kl.estimator is not None:
         return {}

@@ -128,7 +128,7 @@ def _explained(error: Exception, file: Path, choices: Sequence[str]) -> ConfigEr
         options = error.options or []
         found = f"There is no {group}={name}." if group else f"{file} builds on '{name}', which is not there."
         if group == "algorithm" and (trainer := _trainer_of(name)):
-            return ConfigError(found, remedy=f"It has a trainer of its own: {trainer}.")
+            return ConfigError(found, remedy=f"It has its own trainer: {trainer}.")
         if group == "algorithm" and preset_name(name) in options:
             return ConfigError(found, remedy=f"It is called {preset_name(name)} here.")
         return ConfigError(

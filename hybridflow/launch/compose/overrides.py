@@ -41,7 +41,7 @@ class Typed:
 
 
 def parse_overrides(overrides: Sequence[str], faults: Faults = STRICT) -> Typed:
-    """Groups and settings. Adds a `ConfigError` for what is not a setting, for unknown keys and for several values."""
+    """Groups and settings. Adds a `ConfigError` for other texts, for unknown keys and for several values."""
     groups: dict[str, str] = {}
     settings: list[Setting] = []
     for text in overrides:

@@ -136,9 +136,9 @@ class RoleSpec:
 
 
 def plan_roles(config: Experiment, dataflow: type[Dataflow]) -> list[RoleSpec]:
-    """The roles to start for a dataflow. The rollout is part of the actor, unless it has a pool of its own.
+    """The roles to start for a dataflow. The rollout is part of the actor, unless it has its own pool.
 
-    Raises `ConfigError` for what is missing.
+    Raises `ConfigError` for a missing role or setting.
     """
     needs = {n: need for n, need in role_needs(dataflow).items() if _is_wanted(config, dataflow, n, need)}
     unused = set(config.roles) - set(needs)

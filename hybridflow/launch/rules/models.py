@@ -207,6 +207,6 @@ def _length(plan: RunPlan, section: str, found: RewardModelInput) -> Iterator[Pr
         yield ConfigError(f"{words}.", remedy=f"Lower one of them, to {limit} together, or use another model.")
     else:
         yield Advice(
-            f"{words} of its own tokens: a response that is longer in these ends the run.",
+            f"{words} of its own tokens; a response with more of these ends the run.",
             remedy="Lower data.max_response_tokens if responses may become that long.",
         )

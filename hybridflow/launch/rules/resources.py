@@ -1,4 +1,4 @@
-"""Rules on what a run uses: packages, pools, checkpoints and disk space."""
+"""Rules on a run's resources: packages, pools, checkpoints and disk space."""
 
 import errno
 import os
@@ -32,7 +32,7 @@ _FLOAT32_COPIES = 3
 
 
 def package_problems(plan: RunPlan) -> Iterable[Problem]:
-    """Trackers exist, and the packages that trackers and engines import are installed."""
+    """Trackers must exist, and the packages that trackers and engines import must be installed."""
     check_names(plan.config.trainer.trackers)
     for name in plan.config.trainer.trackers:
         if name in _TRACKER_PACKAGES:
@@ -84,7 +84,7 @@ def run_directory_problems(plan: RunPlan) -> Iterator[Problem]:
     if free < needed:
         writes = f"{checkpoints} checkpoint{'s' * (checkpoints > 1)} of {_megabytes(size)}" if checkpoints else "logs"
         yield ResourceError(
-            f"The disk of trainer.run_dir={directory} is too full: {_megabytes(free)} are free, and the run writes"
+            f"The disk of trainer.run_dir={directory} is too full: {_megabytes(free)} are free, but the run writes"
             f" {writes}, {_megabytes(needed)} in total before it deletes old ones.",
             remedy="Free space there, set trainer.run_dir to a larger disk, or lower trainer.keep_checkpoints="
             f"{plan.config.trainer.keep_checkpoints}; trainer.save_every=0 saves nothing.",

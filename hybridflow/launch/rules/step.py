@@ -89,7 +89,7 @@ def _check_old_logprobs(config: Experiment, program: Dataflow, calls: Sequence[C
     for call in calls:
         if call.method == "advantages" and needs_for_kl and "old_logprobs" not in _taken(call):
             raise ConfigError(
-                "algorithm.kl.placement=reward needs the column 'old_logprobs', and no call before"
+                "algorithm.kl.placement=reward needs the column 'old_logprobs', but no call before"
                 f" {call.role}.advantages adds it.",
                 remedy="Add it in the dataflow's step: batch = batch.join(self.actor.logprobs(batch)).",
             )
@@ -123,7 +123,7 @@ def _check_estimator(plan: RunPlan, name: str, calls: Sequence[Call]) -> None:
         missing = [column for column in needed if column not in _taken(call)]
         if call.method == "advantages" and missing:
             raise ConfigError(
-                f"{name}: algorithm.advantage={bound.name} needs the column '{missing[0]}', and no call before"
+                f"{name}: algorithm.advantage={bound.name} needs the column '{missing[0]}', but no call before"
                 f" {call.role}.advantages adds it.",
                 remedy="Choose an estimator without a critic, such as algorithm.advantage=rloo, or join the call that"
                 f" adds '{missing[0]}'.",

@@ -56,7 +56,7 @@ def test_held_out_prompts_without_completions_are_only_answered(tmp_path):
     ended = run(tmp_path, *words)
     assert ended.status == 0, ended.said
     assert "val-core/asked/reward/mean@1" in metric_rows(tmp_path / "run")[0]
-    assert "data.eval_files are answered" in ended.words
+    assert "data.eval_files are used to score responses" in ended.words
 
 
 def test_a_run_that_failed_goes_on_with_the_same_rows_of_a_mixture(tmp_path):

@@ -242,7 +242,7 @@ def test_ctrl_c_while_the_last_lines_are_written_is_not_called_before_the_run(wo
     assert main_ppo.main(argv) == 130
     assert terminal.getvalue().startswith("starting  grpo  ")
     assert terminal.getvalue().partition("\n")[0].endswith("  1 step")
-    assert "interrupted  after the run had ended: all of it is written" in terminal.getvalue()
+    assert "interrupted  after the run had ended; all of its files are written" in terminal.getvalue()
     assert (words.folder / "last" / "checkpoints" / "step_1" / "manifest.json").is_file()
 
 
@@ -251,4 +251,4 @@ def test_a_run_that_no_process_can_watch_says_so_and_goes_on(words, monkeypatch,
     monkeypatch.setattr(sys, "executable", str(words.folder / "no_python"))
     _Reporting(prepared).begin()
     assert "no process watches this run ([Errno 2] No such file" in caplog.text
-    assert "if it is ended from outside, no ending is recorded" in caplog.text
+    assert "if it is killed, its ending is not recorded" in caplog.text

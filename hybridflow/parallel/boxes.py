@@ -37,12 +37,12 @@ def difference(box: Box, other: Box) -> list[Box]:
     common = intersection(box, other)
     if common is None:
         return [box] if volume(box) else []
-    left: list[Box] = []
-    for dim, ((low, high), (common_low, common_high)) in enumerate(zip(box, common, strict=True)):
-        for interval in ((low, common_low), (common_high, high)):
-            if interval[0] < interval[1]:
-                left.append((*common[:dim], interval, *box[dim + 1 :]))
-    return left
+    return [
+        (*common[:dim], interval, *box[dim + 1 :])
+        for dim, ((low, high), (common_low, common_high)) in enumerate(zip(box, common, strict=True))
+        for interval in ((low, common_low), (common_high, high))
+        if interval[0] < interval[1]
+    ]
 
 
 def uncovered(box: Box, boxes: Iterable[Box]) -> list[Box]:

@@ -107,9 +107,6 @@ def _pairs():
     return inner
 
 
-def test_texts_become_conversations_if_asked_unless_they_are_learned_whole(tmp_path, chat_tokenizer):
-    rows = [{"prompt": "hi", "completion": "yo"}]
-    batch = loaded(tmp_path / "a.jsonl", chat_tokenizer, rows, as_chat=True, system_prompt="Be brief")
-    assert parts(batch, chat_tokenizer) == [("[system:Be brief]<eos>[user:hi]<eos>[assistant:", "yo]<eos>")]
+def test_texts_that_are_learned_whole_stay_texts(tmp_path, chat_tokenizer):
     batch = loaded(tmp_path / "a.jsonl", chat_tokenizer, [{"text": "Once"}], as_chat=True)
     assert parts(batch, chat_tokenizer) == [("<bos>", "Once<eos>")]

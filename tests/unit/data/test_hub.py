@@ -103,8 +103,3 @@ def test_what_a_dataset_does_not_have_is_answered_with_what_it_has(sums, options
         read_table(f"somebody/sums?{options}")
     assert f"'somebody/sums?{options}' cannot be read as a dataset" in caught.value.message
     assert reason in caught.value.message and "?config=main&split=test" in caught.value.remedy
-
-
-def test_a_folder_of_files_offers_to_be_read_as_a_dataset(sums):
-    with pytest.raises(DataError, match=r"is a directory.*'somebody/sums\?split=train'"):
-        read_table("somebody/sums")

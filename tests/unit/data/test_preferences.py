@@ -43,7 +43,8 @@ def test_layouts_become_a_prompt_and_two_responses(tmp_path, chat_tokenizer, row
     assert batch.row("margin").tolist() == [0.0] and "ref_sums" not in batch
 
 
-def test_the_other_columns_of_a_pair_are_kept(tmp_path, tokenizer):
+def test_the_other_columns_of_a_pair_are_kept(tmp_path, tokenizer, caplog):
+    caplog.set_level("INFO", logger="hybridflow")
     row = PAIR | {"answer": "b", "topic": "x"}
     rows = [
         row | {"margin": 1.5, "ref_chosen_logps": -1.0, "ref_rejected_logps": -2.0},
@@ -53,6 +54,8 @@ def test_the_other_columns_of_a_pair_are_kept(tmp_path, tokenizer):
     assert batch.row("margin").tolist() == [1.5, 0.0]
     assert batch.row("ref_sums").tolist() == [[-1.0, -2.0], [-3.0, -4.5]]
     assert batch.objects == {"prompt": ["a"] * 2, "answer": ["b"] * 2, "data_source": ["a"] * 2, "topic": ["x"] * 2}
+    layout = "layout=prompt,chosen,rejected prompt=prompt chosen=chosen rejected=rejected"
+    assert f"{layout} other_columns=topic read_as=pairs" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hybridflow.config.data import Data
-from hybridflow.data import load_preferences, load_prompts
+from hybridflow.data import load_prompts
 from hybridflow.data.prompts import recognize_prompts
 from hybridflow.data.sources import Table
 from hybridflow.errors import DataError
@@ -135,13 +135,3 @@ def test_a_row_that_code_tests_cannot_judge_is_found_before_training(tmp_path, t
     with pytest.raises(DataError, match=rf"row 3 of '.*problems.jsonl': .*{said}.*a list of assert statements"):
         load_prompts([path], Data(), tokenizer, row_checks=row_checks(["gsm8k", "code_tests", "own.py:f"]))
     assert len(load_prompts([path], Data(), tokenizer, row_checks=row_checks(["gsm8k"]))) == 3
-
-
-def test_a_file_that_is_read_twice_logs_how(tmp_path, tokenizer, caplog):
-    caplog.set_level(logging.INFO, logger="hybridflow")
-    file = written(tmp_path / "a.jsonl", [{"prompt": "a", "chosen": "b", "rejected": "c"}])
-    for load in (load_prompts, load_preferences):
-        load([file], Data(), tokenizer)
-    first, second = [record.getMessage() for record in caplog.records]
-    assert "layout=DeepSpeed-Chat" in first and first.endswith("read_as=prompts")
-    assert "layout=prompt,chosen,rejected" in second and second.endswith("read_as=pairs")

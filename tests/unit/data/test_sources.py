@@ -83,7 +83,7 @@ def test_files_that_cannot_be_read_are_errors(tmp_path, name, content, found):
     [
         ("trian.jsonl", "No such file or directory: 'trian.jsonl'", "Did you mean 'train.jsonl'"),
         ("nowhere/train.jsonl", "No such file", "{}"),
-        (".", "is a directory", "train.jsonl"),
+        (".", "is a directory", "train.jsonl.*'.[?]split=train'"),
         ("builtin:calculator/training", "calculator/training", "builtin:calculator/train"),
     ],
 )

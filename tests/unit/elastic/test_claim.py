@@ -2,8 +2,6 @@
 
 import fcntl
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,32 +12,26 @@ import pytest
 from hybridflow.elastic.claim import check_in_place, claim, is_claimed, release
 from hybridflow.errors import ResourceError
 
-_HOLDER = """
-import sys
-from pathlib import Path
-from hybridflow.elastic.claim import claim, release
-claim(Path(sys.argv[1]))
-print("claimed", flush=True)
-sys.stdin.readline()
-release(Path(sys.argv[1]))
-"""
-
 
 @contextmanager
 def held_elsewhere(run_dir: Path) -> Iterator[None]:
-    """Another process has the directory in the block."""
-    command = [sys.executable, "-c", _HOLDER, str(run_dir)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "claimed\n"
-        yield
-        holder.communicate("\n")
+    """Another open file locks the directory in the block, as another process would: locks are of open files."""
+    descriptor = os.open(run_dir, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    yield
+    os.close(descriptor)
 
 
-def test_a_directory_that_was_not_there_is_claimed_too_and_goes_if_nothing_is_written(tmp_path):
+def test_a_directory_that_another_process_has_claimed_is_refused(tmp_path):
+    with held_elsewhere(tmp_path), pytest.raises(ResourceError, match="is being written by another process"):
+        claim(tmp_path)
+
+
+def test_a_directory_that_was_not_there_goes_if_nothing_is_written(tmp_path):
     run_dir = tmp_path / "runs" / "new"
-    with held_elsewhere(run_dir), pytest.raises(ResourceError, match="is being written by another process"):
-        claim(run_dir)
+    claim(run_dir)
+    assert is_claimed(run_dir)
+    release(run_dir)
     assert not run_dir.exists()
     claim(run_dir)
     (run_dir / "run.log").write_text("")

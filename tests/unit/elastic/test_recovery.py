@@ -19,13 +19,10 @@ def test_auto_takes_the_newest_and_never_takes_none(tmp_path):
     assert resolve_resume("auto", CheckpointStore(tmp_path / "new"), 10) is None
 
 
-def test_a_path_is_taken_though_it_is_not_the_newest_unless_it_is_damaged(tmp_path):
+def test_a_path_is_taken_though_it_is_not_the_newest(tmp_path):
     store = store_with(tmp_path, 1, 2)
     chosen = resolve_resume(str(store.paths()[0]), store, 10)
     assert chosen is not None and chosen.step == 1
-    (store.paths()[1] / "actor/weights.bin").write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"weights\.bin is damaged.*trainer\.resume=auto"):
-        resolve_resume(str(store.paths()[1]), store, 10)
 
 
 @pytest.mark.parametrize("path", [".", "checkpoints", "checkpoints/step_7", "elsewhere"])

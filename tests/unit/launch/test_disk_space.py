@@ -2,7 +2,7 @@
 
 import shutil
 from pathlib import Path
-from typing import NamedTuple
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,12 +11,6 @@ from hybridflow.errors import ResourceError
 from hybridflow.launch.rules.resources import run_directory_problems
 from hybridflow.models.geometry import parameter_count, read_geometry
 from tests.unit.launch.plans import judged, planned
-
-
-class Usage(NamedTuple):
-    total: int
-    used: int
-    free: int
 
 
 def room(toy: Path, directory: Path, *settings: str) -> None:
@@ -35,7 +29,7 @@ def free_checkpoints(parameters, monkeypatch):
 
     def set_free(count: float, *, bytes_per_parameter: int = 12) -> None:
         free = int(count * bytes_per_parameter * parameters) + (1 << 20)
-        monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(free * 2, free, free))
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
 
     return set_free
 

@@ -7,9 +7,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from tests.toys import MakeToy, toy_dir, toy_model
-
-__all__ = ["toy_dir"]
+from tests.toys import MakeToy, toy_model
 
 MODELS: dict[str, dict[str, object]] = {
     "llama": {},

@@ -1,4 +1,4 @@
-"""Toys for all tests of this folder."""
+"""Toys for all unit tests, made once."""
 
 from tests.toys import toy_dir
 

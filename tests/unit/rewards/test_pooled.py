@@ -264,12 +264,16 @@ def test_processes_end_with_their_scorer(judges):
     ("how", "remedy"), [(signal.SIGKILL, "when memory runs out"), (signal.SIGSEGV, "Find out what sent the signal")]
 )
 def test_the_death_of_the_fork_server_is_reported_with_its_signal(judges, how, remedy):
-    before, runner = psutil.Process().children(), PooledRunner(Reward(functions=[f"{judges}:nan"]), processes=1)
-    runner.start()
+    config, before = Reward(functions=[f"{judges}:nan"]), psutil.Process().children()
+    runner, functions = PooledRunner(config, processes=1), resolve_functions(config)
+    runner.run(functions, samples_of(2), allowed_failures=0)
     [server] = set(psutil.Process().children()) - set(before)
+    processes = server.children()
     server.send_signal(how)
+    gone, alive = psutil.wait_procs(processes, timeout=10)
+    assert (len(gone), alive) == (1, [])
     with pytest.raises(RewardError, match=f"was killed by signal {int(how)}") as caught:
-        runner.run(resolve_functions(Reward(functions=[f"{judges}:nan"])), samples_of(2), allowed_failures=0)
+        runner.run(functions, samples_of(2), allowed_failures=0)
     assert remedy in caught.value.remedy
 
 

@@ -23,15 +23,14 @@ _NOT_PRINTED = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 def check(config: Experiment, faults: Faults = STRICT) -> None:
     """Adds a `ConfigError` for each rule that the configuration breaks."""
     check_ranges(config, faults)
-    faults.add(*data_errors(config), *_name_errors(config))
-    _check_choices(config, faults)
-    for rule in (_input_errors, _cost_errors, _pretraining_errors, _kl_errors, correction_errors):
+    across = (_cost_errors, _pretraining_errors, _kl_errors, _correction_errors)
+    for rule in (_data_errors, _name_errors, _choice_errors, _input_errors, *across):
         faults.add(*rule(config))
     with faults.caught():
         check_placement(config)
 
 
-def _check_choices(config: Experiment, faults: Faults) -> None:
+def _choice_errors(config: Experiment) -> Iterator[ConfigError]:
     """Aggregations and KL estimators must be among those that exist."""
     algorithm = config.algorithm
     for key, value, choices in (
@@ -40,7 +39,7 @@ def _check_choices(config: Experiment, faults: Faults) -> None:
     ):
         if value is not None and value not in choices:
             remedy = f"{did_you_mean(value, choices)}Choose from: {', '.join(choices)}."
-            faults.add(ConfigError(f"{key}={value} is unknown.", remedy=remedy))
+            yield ConfigError(f"{key}={value} is unknown.", remedy=remedy)
 
 
 def _input_errors(config: Experiment) -> Iterator[ConfigError]:
@@ -57,7 +56,7 @@ def _input_errors(config: Experiment) -> Iterator[ConfigError]:
             )
 
 
-def data_errors(config: Experiment) -> Iterator[ConfigError]:
+def _data_errors(config: Experiment) -> Iterator[ConfigError]:
     """The section `data`: a mixture needs one share per file, a curriculum a column to sort by."""
     data, mixture = config.data, config.data.mixture
     if mixture and len(mixture) != len(data.train_files):
@@ -157,7 +156,7 @@ def _kl_errors(config: Experiment) -> Iterator[ConfigError]:
         )
 
 
-def correction_errors(config: Experiment) -> Iterator[ConfigError]:
+def _correction_errors(config: Experiment) -> Iterator[ConfigError]:
     """`algorithm.correction`: its bounds must be in order, and every setting must have an effect."""
     correction = config.algorithm.correction
     yield from _bound_errors(correction)

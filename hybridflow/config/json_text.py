@@ -51,13 +51,12 @@ _TOO_DEEP = f"its values are nested more than {DEEPEST} levels deep"
 
 def _check_depth(found: object) -> None:
     level = [found]
-    for _ in range(DEEPEST):
+    for _ in range(DEEPEST + 1):
         inner = [value for value in level if isinstance(value, list | dict)]
-        level = [item for value in inner for item in (value if isinstance(value, list) else value.values())]
-        if not level:
+        if not inner:
             return
-    if any(isinstance(value, list | dict) for value in level):
-        raise ValueError(_TOO_DEEP)
+        level = [item for value in inner for item in (value if isinstance(value, list) else value.values())]
+    raise ValueError(_TOO_DEEP)
 
 
 def _check_surrogates(found: object) -> None:

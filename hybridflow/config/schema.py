@@ -10,12 +10,10 @@ from hybridflow.config.experiment import Experiment
 from hybridflow.config.roles import Role
 from hybridflow.errors import ConfigError
 
-SCHEMA_NAME = "experiment"
-
 
 def register_schema(roles: Mapping[str, Role]) -> None:
     """Registers `experiment`, the base of every YAML file, with the roles that a dataflow's class describes."""
-    ConfigStore.instance().store(name=SCHEMA_NAME, node=Experiment(roles=dict(roles)))
+    ConfigStore.instance().store(name="experiment", node=Experiment(roles=dict(roles)))
 
 
 def config_directory() -> Path:

@@ -111,13 +111,9 @@ def _module_of_file(file: Path, setting: str, key: str) -> ModuleType:
 def _member(module: ModuleType, name: str, setting: str, key: str) -> object:
     if name in vars(module):
         return vars(module)[name]
-    own = [n for n, v in vars(module).items() if not n.startswith("_") and _is_of(v, module)]
-    wanted = [n for n, v in vars(module).items() if not n.startswith("__") and callable(v)]
+    functions = {n: v for n, v in vars(module).items() if not n.startswith("__") and callable(v)}
+    own = [n for n, v in functions.items() if not n.startswith("_") and v.__module__ == module.__name__]
     raise ConfigError(
         f"{key}={setting}: there is no '{name}' in it.",
-        remedy=f"{did_you_mean(name, wanted)}It has: {', '.join(own) or 'no functions or classes'}.",
+        remedy=f"{did_you_mean(name, functions)}It has: {', '.join(own) or 'no functions or classes'}.",
     )
-
-
-def _is_of(value: object, module: ModuleType) -> bool:
-    return callable(value) and value.__module__ == module.__name__

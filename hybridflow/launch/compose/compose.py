@@ -156,22 +156,12 @@ def _choose_kl_estimator(config: Experiment) -> dict[str, str]:
 
 
 def _described(from_files: DictConfig, settings: Sequence[Setting]) -> dict[str, Role]:
-    """The roles that the dataflow's class describes, except those to which a file gives another kind."""
-    typed = [str(setting.value) for setting in settings if setting.key == "dataflow"]
-    dataflow = typed[-1] if typed else from_files.dataflow
-    kinds = {name: role.kind for name, role in from_files.roles.items()}
-    unsaid = Role().kind
-    return {n: r for n, r in _roles_of_class(dataflow).items() if kinds.get(n, unsaid) in (unsaid, r.kind)}
-
-
-def _roles_of_class(dataflow: str) -> dict[str, Role]:
-    """The roles that the class behind `dataflow=<file.py>:<Class>` or a dotted path describes; none for built-in ones.
+    """The roles that the user's dataflow class describes, except those to which a file gives another kind.
 
     Raises `ConfigError` that names the class for anything but a mapping of roles to settings.
     """
-    if not is_own(dataflow):
-        return {}
-    found = load_member(dataflow, key="dataflow")
+    dataflow = [from_files.dataflow, *(str(setting.value) for setting in settings if setting.key == "dataflow")][-1]
+    found = load_member(dataflow, key="dataflow") if is_own(dataflow) else None
     if not (isinstance(found, type) and issubclass(found, DescribesRoles)):
         return {}
     owner = f"dataflow={dataflow}: {found.__name__}.roles"
@@ -179,7 +169,10 @@ def _roles_of_class(dataflow: str) -> dict[str, Role]:
         raise ConfigError(
             f"{owner} must be a mapping.", remedy='Write roles = {"name": {"kind": "reward_function", ...}}.'
         )
-    return {name: _described_role(name, said, owner) for name, said in found.roles.items()}
+    roles = {name: _described_role(name, said, owner) for name, said in found.roles.items()}
+    kinds = {name: role.kind for name, role in from_files.roles.items()}
+    unsaid = Role().kind
+    return {name: role for name, role in roles.items() if kinds.get(name, unsaid) in (unsaid, role.kind)}
 
 
 def _described_role(name: str, said: object, owner: str) -> Role:

@@ -14,8 +14,6 @@ from hybridflow.config.section import leaves
 SYNONYMS: Mapping[str, str] = {**ADVANTAGE_SYNONYMS, **POLICY_LOSS_SYNONYMS, "gae": "ppo"}
 """Other names of a preset: those of the estimator or the loss that it selects."""
 
-_HYDRA_DIRECTIVE = "@package"
-
 
 @dataclass(frozen=True)
 class Preset:
@@ -78,5 +76,5 @@ def _about(file: Path) -> str:
         if not line.startswith("#"):
             break
         words = line.lstrip("# ").strip()
-        comment += [] if words.startswith(_HYDRA_DIRECTIVE) else [words]
+        comment += [] if words.startswith("@package") else [words]
     return re.split(r"(?<=[.])(?<!\bDr[.]) (?=[A-Z])", " ".join(comment), maxsplit=1)[0]

@@ -19,7 +19,6 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from hybridflow.batch import Batch, Ragged
-from hybridflow.config.experiment import Experiment
 from hybridflow.data.chat_template import with_chat_template
 from hybridflow.data.demonstrations import load_demonstrations
 from hybridflow.data.hub import check_splits_named
@@ -108,8 +107,9 @@ def load_data(plan: RunPlan) -> RunData:
         check_splits_named(data.eval_files, key="data.eval_files")
     tokenizer = load_tokenizer(tokenizer_directory(plan.policy), pad_token=plan.policy.pad_token)
     tokenizer = with_chat_template(tokenizer, data)
-    functions = config.reward.functions if all_need_answers(config.reward) else []
-    scored_prompts = partial(load_prompts, answer_functions=functions, row_checks=row_checks(_functions(config)))
+    answered = config.reward.functions if all_need_answers(config.reward) else []
+    functions = [*config.reward.functions, *(name for role in config.roles.values() for name in role.functions)]
+    scored_prompts = partial(load_prompts, answer_functions=answered, row_checks=row_checks(functions))
     ends = eos_ids(tokenizer, plan.models.directory(ACTOR))
     readers = {kind: partial(read, stop_ids=ends) for kind, read in READERS.items()} | {"prompts": scored_prompts}
     read = readers[dataflow.data]
@@ -232,11 +232,6 @@ def _measured(plan: RunPlan, read: Reader, tokenizer: PreTrainedTokenizerBase, *
             remedy="Give two rows or more (data.eval_files, data.eval_limit), or trainer.eval_every=0.",
         )
     return rows
-
-
-def _functions(config: Experiment) -> list[str]:
-    """All reward functions of the run, including those of further roles."""
-    return [*config.reward.functions, *(name for role in config.roles.values() for name in role.functions)]
 
 
 def _computed(program: Dataflow, table: Batch) -> Batch:

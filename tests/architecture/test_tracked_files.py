@@ -15,6 +15,7 @@ WHERE_ASSETS_ARE_SET = ".ci/run"
 MACHINE_PATH = re.compile(r"(?<![\w.\-/])/(?:" + "|".join(["work", "root", "farm", "opt/wheels", "opt/pypi"]) + r")\b")
 HOME_PATH = re.compile(r"(?<![\w.\-/])/(?:" + "|".join(["home", "Users"]) + r")/\w+")
 ASSETS_VALUE = re.compile("HYBRIDFLOW_" + r"ASSETS[\"']?\]?\s*(?:[:?+]?=(?!=)\s*\S|,\s*[\"'][/.~$]|:\s*[\"']?[/.$~])")
+CONFLICT_MARKERS = ("<" * 7 + " ", ">" * 7 + " ")
 SIBLING = re.compile(r"\.\./" + r"shared\b")
 
 
@@ -26,6 +27,8 @@ def violations(path: str, text: str) -> Iterator[Violation]:
                 yield Violation("machine-path", f"{path}:{number}", match.group())
         if path != WHERE_ASSETS_ARE_SET and (ASSETS_VALUE.search(line) or SIBLING.search(line)):
             yield Violation("assets", f"{path}:{number}", line.strip()[:80])
+        if line.startswith(CONFLICT_MARKERS):
+            yield Violation("conflict", f"{path}:{number}", line[:80])
     if path.startswith("trainer_configs/") and path.endswith((".yaml", ".yml")):
         lines = len(text.splitlines())
         if lines > MOST_LINES_OF_A_YAML:
@@ -75,6 +78,8 @@ def test_no_file_is_too_large():
         ("tests/a.py", 'monkeypatch.setenv("HYBRIDFLOW_' + 'ASSETS", "/data")'),
         ("tests/a.py", 'os.environ["HYBRIDFLOW_' + 'ASSETS"] = "x"'),
         ("docs/a.md", "models lie in ../" + "shared/models"),
+        ("docs/a.md", "<" * 7 + " HEAD"),
+        ("a.py", "x = 1\n" + ">" * 7 + " branch"),
         ("trainer_configs/a.yaml", "a: 1\n" * 40),
     ],
 )

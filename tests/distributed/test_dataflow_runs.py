@@ -38,11 +38,11 @@ def run(tmp_path: Path) -> Run:
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[] if n in WITH_STATE else pytest.mark.slow) for n in DATAFLOWS]
 )
-def test_a_resumed_run_goes_on_as_if_it_had_never_stopped(run: Run, name):
+def test_a_resumed_run_goes_on_as_if_it_had_never_stopped(run: Run, tmp_path: Path, name):
     settings = (f"algorithm={name}", *DATAFLOWS[name])
     whole = run(*settings, folder="whole")
-    run(*settings, "trainer.total_steps=2")
-    assert run(*settings) == whole
+    checkpoint = f"trainer.resume={tmp_path}/whole/checkpoints/step_2"
+    assert run(*settings, checkpoint) == whole[2:]
     assert [row["step"] for row in whole] == [1, 2, 3, 4]
 
 

@@ -42,8 +42,8 @@ def test_a_reference_loaded_beside_it_gives_the_same_bits(plain, folder):
 
 
 def test_it_goes_on_from_a_checkpoint_to_the_last_bit(plain, folder):
-    rows_of(folder, "resumed", "trainer.total_steps=2")
-    assert reproducible(rows_of(folder, "resumed"))[-2:] == reproducible(plain)[-2:]
+    checkpoint = f"trainer.resume={folder}/plain/checkpoints/step_2"
+    assert reproducible(rows_of(folder, "resumed", checkpoint)) == reproducible(plain)[-2:]
 
 
 def test_a_run_that_had_another_adapter_is_not_resumed(plain, folder):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hybridflow.controller import Backend
 from tests.distributed.processes import Processes
 from tests.distributed.runs import metric_rows, sample_rows, steps_of
 from tests.distributed.trapped import ALGORITHMS, KILLED, Command
@@ -134,10 +135,10 @@ def test_a_checkpoint_of_another_run_begins_a_directory_of_its_own(command, whol
 
 
 @pytest.mark.ray
-def test_a_ray_worker_that_is_killed_ends_the_run_by_name_and_the_run_goes_on(command, whole):
+def test_a_ray_worker_that_is_killed_ends_the_run_by_name_and_the_run_goes_on(ray_backend: Backend, command, whole):
     run = command("grpo")
     run.trap.write_text(IN_THE_MIDDLE_OF_STEP_4)
-    ended = run.start("trainer.backend=ray")
+    ended = run.here("trainer.backend=ray")
     pid, killed_at, *_ = (run.trap.with_name("killed")).read_text().split()
     assert time.time() - float(killed_at) < 20.0
     assert ended.status == 1

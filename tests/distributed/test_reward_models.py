@@ -81,10 +81,10 @@ def test_the_last_line_says_how_to_serve_it(reward_run, scorer):
 
 
 def test_it_goes_on_with_the_same_bits(reward_run, tmp_path):
+    checkpoint = f"trainer.resume={reward_run[1]}/checkpoints/step_2"
     whole = reproducible(metric_rows(reward_run[1]))
-    for steps in (2, 4):
-        assert trained(tmp_path, steps=steps).status == 0
-    assert reproducible(metric_rows(tmp_path / "scorer")) == whole
+    rows = rows_of(trained(tmp_path, checkpoint, "trainer.resume_changed=accept"), tmp_path / "scorer")
+    assert reproducible(rows) == whole[-2:]
 
 
 def test_export_takes_the_reward_model_without_being_told(reward_run, scorer, tmp_path):
@@ -157,7 +157,7 @@ def test_what_cannot_reward_model_is_refused_before_anything_starts(what, tmp_pa
     assert not (tmp_path / "policy").exists()
 
 
-@pytest.mark.slow  # the quick case: a scorer in a pool of its own, tests/recipes/test_own_dataflow.py
+@pytest.mark.slow  # the quick case: rewards in a pool of their own, test_runs_engines.py
 @pytest.mark.ray
 def test_a_reward_model_in_a_pool_of_its_own_gives_the_same_bits(ray_backend: Backend, scorer, tmp_path):
     words = ["trainer={total_steps: 1, eval_every: 0}"]

@@ -23,11 +23,10 @@ MEGATRON = [
     "rollout.parallelism.tensor=2",
 ]
 STAGES = ["trainer.devices=4", "actor.parallelism={tensor: 2, pipeline: 2}"]
-SPLIT = [
-    "trainer.devices=3",
-    "placement.pools={training: {devices: 2}, generation: {devices: 1}}",
-    "placement.roles={actor: training, rollout: generation}",
-]
+SPLIT = (
+    "placement={{pools: {{training: {{devices: {}}}, generation: {{devices: 1}}}},"
+    " roles: {{actor: training, rollout: generation}}}}"
+)
 OF_LAYOUT = ("reshard/", "perf/", "timing_s/")
 """Metrics that say how a run was laid out."""
 
@@ -75,8 +74,9 @@ def test_two_ranks_of_fsdp_learn_what_one_device_learns_and_leave_checkpoints_th
     assert_alike([_trained(row) for row in rows], [_trained(row) for row in plain], tolerance=2e-3)
 
 
-def test_a_rollout_in_a_pool_of_its_own_is_sent_the_weights(ray_backend: Backend, run, plain):
-    rows = run(*SPLIT)
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_rollout_in_a_pool_of_its_own_is_sent_the_weights(ray_backend: Backend, run, plain, ranks):
+    rows = run(f"trainer.devices={ranks + 1}", SPLIT.format(ranks))
     assert_alike(rows, plain, tolerance=2e-3)
     assert rows[1]["reshard/bytes_moved"] > 0
     assert rows[1]["timing_s/reshard"] > 0

@@ -11,7 +11,7 @@ from hybridflow.config.paths import builtin_path
 from hybridflow.elastic.manifest import verify
 from tests.distributed.raylets import TwoNodes, page_commands, two_nodes
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow]  # two raylets, and each run takes half a minute
 
 REWARD = """
 import os, pathlib
@@ -88,7 +88,6 @@ def test_a_run_with_relative_paths_is_saved_whole_and_resumed_from_a_copy_that_t
     assert judged(nodes) == {f"{run_dir}/code/proc/self/cwd/my_reward.py {copy}"}
 
 
-@pytest.mark.slow  # what is compared is also in tests/unit/launch/test_shared_storage.py
 def test_a_run_directory_that_the_nodes_do_not_share_is_found_before_training(nodes):
     words = command(page_commands()[3], run_dir="/proc/self/cwd/runs/alone", steps=1)
     assert nodes.sh(words, cwd=nodes.folder / "user") == 2

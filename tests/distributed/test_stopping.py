@@ -138,7 +138,7 @@ def test_on_ray_the_driver_stops_alike_and_leaves_no_process(run, whole, name, s
 def test_a_raylet_that_ends_in_order_leaves_a_run_with_an_ending_and_a_report(run):
     """Ray then ends the driver with `_exit(1)`, unless the driver notices first."""
     run.trap.write_text(f"{IN_STEP_3} raylet:SIGTERM 120")
-    ended = run.start("trainer={backend: ray, devices: 2}")
+    ended = run.start("trainer.backend=ray")
     assert ended.status == 1, ended.said
     assert processes_left(run) == []
     recorded = ending(run)

@@ -41,7 +41,7 @@ MODELS = {
     "qwen3": {"num_key_value_heads": 2},
     "qwen3_moe": {"num_attention_heads": 4, "num_key_value_heads": 2},
 }
-CASES = [pytest.param(name, marks=pytest.mark.slow if name == "qwen3" else []) for name in MODELS]
+CASES = [pytest.param(name, marks=pytest.mark.slow if name in ("qwen2", "qwen3") else []) for name in MODELS]
 
 
 @pytest.fixture(scope="module")

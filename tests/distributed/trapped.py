@@ -5,7 +5,7 @@ from pathlib import Path
 
 from hybridflow.elastic.faults import VARIABLE
 from tests.distributed.processes import Processes
-from tests.distributed.runs import Ended, Row, metric_rows, reproducible, small_run
+from tests.distributed.runs import Ended, Row, metric_rows, reproducible, run_here, small_run
 
 KILLED = -signal.SIGKILL
 ALGORITHMS = {
@@ -30,7 +30,7 @@ def right(completions, answer, **columns):
     calls += 1
     number, names, seconds = trap.read_text().split() if trap.exists() else (0, "", 0)
     if int(number) == calls:
-        driver = int(os.environ["HYBRIDFLOW_TEST_DRIVER"])
+        driver = int(os.environ.get("HYBRIDFLOW_TEST_DRIVER", os.getpid()))
         trap.with_name("killed").write_text(f"{{os.getpid()}} {{time.time()}} {{os.getpgid(0)}} {{os.getpgid(driver)}}")
         what, *paths = names.split(":")
         if what == "delete":
@@ -65,6 +65,10 @@ class Command:
         """Runs it to its end."""
         environment = {"HYBRIDFLOW_TEST_RUN": str(self.run_dir)} | ({VARIABLE: kill_at} if kill_at else {})
         return self._processes.run([*self._words, *more], **environment)
+
+    def here(self, *more: str) -> Ended:
+        """Runs it in the process of the tests."""
+        return run_here([*self._words, *more])
 
     def rows(self) -> list[Row]:
         """What the same seed must give again."""

@@ -138,7 +138,7 @@ def test_two_reward_models_score_a_real_run(run, tmp_path):
         assert not any("closeness" in name for name in row)
 
 
-@pytest.mark.slow  # the quick case of the same rule: test_own_dataflow.py
+@pytest.mark.slow  # the quick case of the same rule: tests/distributed/test_runs_engines.py
 @pytest.mark.ray
 def test_on_ray_with_its_rewards_in_pools_of_their_own_it_gives_the_same_bits(run, tmp_path, ray_backend: Backend):
     assert run().status == 0

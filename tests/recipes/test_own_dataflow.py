@@ -117,6 +117,7 @@ def test_a_batch_of_its_own_making_is_learnt_from_at_the_temperature_of_the_run(
     assert row["training/rollout_logprobs_diff_max"] < 1e-4
 
 
+@pytest.mark.slow  # the quick case of the same rule: tests/distributed/test_runs_engines.py
 @pytest.mark.ray
 def test_it_gives_the_same_bits_on_ray_with_a_judge_elsewhere(teach, ray_backend: Backend):
     local = rows_of(teach())

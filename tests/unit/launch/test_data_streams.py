@@ -80,7 +80,7 @@ def test_prompts_that_nothing_is_to_follow_are_only_answered(tmp_path, caplog):
     config.reward.functions = ["format"]
     data = load_data(config, "sft")
     assert data.questions is not None and data.held_out is None
-    assert "answered and scored" in caplog.text
+    assert "are used to score responses" in caplog.text
     config.reward.functions = []
     with pytest.raises(DataError, match="no columns recognized as demonstrations"):
         load_data(config, "sft")

@@ -78,6 +78,6 @@ def test_the_devices_of_a_joined_cluster_are_not_called_those_of_this_machine(mo
 def test_a_run_on_several_nodes_without_a_cluster_is_refused_at_once(monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)  # earlier tests of the process may share a Ray
-    with pytest.raises(ResourceError, match="trainer.nodes=2, and RAY_ADDRESS is not set") as caught:
+    with pytest.raises(ResourceError, match="trainer.nodes=2, but RAY_ADDRESS is not set") as caught:
         find_device(compose_run(["trainer.nodes=2"], config_name="ppo").config)
     assert "ray start --head" in caught.value.remedy

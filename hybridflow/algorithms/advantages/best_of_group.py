@@ -26,9 +26,8 @@ def best_of_group(
     order = scores.argsort(descending=True, stable=True)
     order = order[group_ids[order].argsort(stable=True)]
     ranked, owners = scores[order], group_ids[order]
-    is_like_next = torch.nn.functional.pad(owners[1:] == owners[:-1], (0, 1))
     is_first = torch.nn.functional.pad(owners[1:] != owners[:-1], (1, 0), value=True)
-    leads = torch.where(is_first & is_like_next, ranked - ranked.roll(-1), 0.0)
+    leads = torch.where(is_first, ranked - ranked.roll(-1), 0.0)  # wrong in groups of one, which keep their score
     advantages = torch.empty_like(scores).index_copy(0, order, leads)
     if divide_by_std:
         advantages = advantages / (group.std + eps)

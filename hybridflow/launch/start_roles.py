@@ -7,7 +7,7 @@ from hybridflow.controller.backends import Backend
 from hybridflow.controller.resource_pool import ResourcePool
 from hybridflow.controller.worker_group import WorkerGroup
 from hybridflow.launch.plan.roles import ACTOR, ROLLOUT, RoleSpec
-from hybridflow.launch.plan.setups import ADAPTERLESS_METHODS
+from hybridflow.workers.actor import AdapterlessActorRole
 from hybridflow.workers.weight_publisher import link_weights
 
 Meet = Callable[[Mapping[str, ResourcePool]], None]
@@ -49,7 +49,7 @@ def start_roles(
     }
     for role in roles:
         if role.view_of is not None:
-            groups[role.name] = groups[role.view_of].view(role.name, methods=ADAPTERLESS_METHODS)
+            groups[role.name] = groups[role.view_of].view(role.name, methods=AdapterlessActorRole.methods)
     if ACTOR in groups and ROLLOUT in groups:
         link_weights(groups[ACTOR], groups[ROLLOUT])
     elif ACTOR in groups:

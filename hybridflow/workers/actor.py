@@ -1,5 +1,9 @@
 """The actor: the policy being trained and, if colocated, its rollout engine on the same weights."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
 from torch import Tensor
 
 from hybridflow.batch import Batch
@@ -7,12 +11,12 @@ from hybridflow.config.algorithm import Algorithm
 from hybridflow.controller.protocols import BROADCAST, DATA_PARALLEL, GENERATION, MINIBATCHES
 from hybridflow.controller.signed_store import StoreAddress
 from hybridflow.controller.transfer import transfer
-from hybridflow.controller.worker import WorkerContext
+from hybridflow.controller.worker import Worker, WorkerContext
 from hybridflow.engines.training.factory import make_language_engine
 from hybridflow.engines.training.interface import LossFn
 from hybridflow.observability.metrics import Metrics
 from hybridflow.workers.estimation import AdvantageEstimation
-from hybridflow.workers.model_worker import ModelWorker, Objective, TrainingSetup
+from hybridflow.workers.model_worker import ModelWorker, Objective, TrainedRole, TrainingSetup
 from hybridflow.workers.named_functions import ESTIMATOR_COLUMNS, LOSS_COLUMNS
 from hybridflow.workers.objectives import Denominators, columns_of, supervised_objective
 from hybridflow.workers.policy_update import PolicyUpdate
@@ -160,3 +164,20 @@ class ActorWorker(ModelWorker):
         """The policy's log-probabilities [B, R], right-padded; within a call, so weights stay on the device."""
         outputs = self.engine.forward(batch, ("logprobs",), temperature=self.setup.temperature)
         return outputs.tokens("logprobs").padded(0)
+
+
+@dataclass(frozen=True)
+class ActorRole(TrainedRole):
+    """The keyword arguments of the policy being trained; with a `rollout`, it also generates."""
+
+    worker_class = ActorWorker
+    rollout: RolloutSetup | None
+
+
+@dataclass(frozen=True)
+class AdapterlessActorRole:
+    """The reference of a policy with a low-rank adapter: the actor's own workers, with the adapter left out."""
+
+    worker_class: ClassVar[type[Worker]] = ActorWorker
+    methods: ClassVar[Mapping[str, str]] = {"logprobs": "reference_logprobs"}
+    """The names of the reference's methods in the actor's workers."""

@@ -10,7 +10,7 @@ from hybridflow.engines.training.factory import make_value_engine
 from hybridflow.engines.training.interface import LossFn
 from hybridflow.observability.metrics import Metrics, mean
 from hybridflow.workers.estimation import AdvantageEstimation
-from hybridflow.workers.model_worker import ModelWorker, TrainingSetup
+from hybridflow.workers.model_worker import ModelWorker, TrainedRole, TrainingSetup
 from hybridflow.workers.named_functions import ESTIMATOR_COLUMNS
 from hybridflow.workers.objectives import Denominators, token_summaries, value_objective
 
@@ -63,3 +63,9 @@ class CriticWorker(ModelWorker):
     def restore(self, state: dict[str, float]) -> None:
         """Restores what `state` returned."""
         self._estimation.kl_controller.restore(state)
+
+
+class CriticRole(TrainedRole):
+    """The keyword arguments of a value function being trained."""
+
+    worker_class = CriticWorker

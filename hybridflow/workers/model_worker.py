@@ -5,12 +5,14 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from hybridflow.batch import Batch
 from hybridflow.batch.balance import balanced_groups
+from hybridflow.config.algorithm import Algorithm
 from hybridflow.config.model import Model
 from hybridflow.config.training import Training
 from hybridflow.controller.protocols import BROADCAST
@@ -43,6 +45,15 @@ class TrainingSetup:
     max_response_tokens: int
     temperature: float
     """Divides the logits in every forward pass: the temperature of the samples that the model learns from."""
+
+
+@dataclass(frozen=True)
+class TrainedRole:
+    """The keyword arguments of a model being trained, which is part of checkpoints."""
+
+    worker_class: ClassVar[type[Worker]]
+    setup: TrainingSetup
+    algorithm: Algorithm
 
 
 class ModelWorker(Worker):

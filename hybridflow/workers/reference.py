@@ -1,5 +1,8 @@
 """The reference: the frozen model from which the policy's KL divergence is measured."""
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 from hybridflow.batch import Batch
 from hybridflow.config.model import Model
 from hybridflow.config.training import Training
@@ -27,3 +30,13 @@ class ReferenceWorker(Worker):
         if self._is_offloaded:
             self._engine.offload(Part.parameters)
         return Batch.of(tokens={"ref_logprobs": outputs.tokens("logprobs")})
+
+
+@dataclass(frozen=True)
+class ReferenceRole:
+    """The keyword arguments of a frozen language model."""
+
+    worker_class: ClassVar[type[Worker]] = ReferenceWorker
+    model: Model
+    training: Training
+    temperature: float

@@ -1,5 +1,8 @@
 """Rewards by functions."""
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 import torch
 
 from hybridflow.batch import Batch
@@ -44,3 +47,12 @@ class RewardFunctionWorker(Worker):
             name: measure.value for name, measure in scored.metrics.items() if name.removesuffix("/mean") not in rows
         }
         return Batch.of(rows={"scores": scored.scores} | rows, meta=further)
+
+
+@dataclass(frozen=True)
+class RewardFunctionRole:
+    """The keyword arguments of reward functions; `model` is the policy, whose tokenizer decodes the responses."""
+
+    worker_class: ClassVar[type[Worker]] = RewardFunctionWorker
+    reward: Reward
+    model: Model

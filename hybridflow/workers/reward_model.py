@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -178,6 +179,16 @@ class RewardModelWorker(Worker):
             microbatch_tokens=training.microbatch_tokens,
             trust_remote_code=model.trust_remote_code,
         )
+
+
+@dataclass(frozen=True)
+class RewardModelRole:
+    """The keyword arguments of a frozen reward model, optionally with reward functions."""
+
+    worker_class: ClassVar[type[Worker]] = RewardModelWorker
+    reward: Reward
+    policy: Model
+    training: Training
 
 
 def retokenized(

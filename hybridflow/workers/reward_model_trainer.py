@@ -19,7 +19,7 @@ from hybridflow.controller.worker import WorkerContext
 from hybridflow.engines.training.factory import make_value_engine
 from hybridflow.engines.training.interface import Loss, LossFn, TrainEngine
 from hybridflow.observability.metrics import Metrics, mean, total
-from hybridflow.workers.model_worker import ModelWorker, TrainingSetup
+from hybridflow.workers.model_worker import ModelWorker, TrainedRole, TrainingSetup
 from hybridflow.workers.objectives import measured
 
 _PAIR = ("prompt_ids", "response_ids", "is_chosen", "margin")
@@ -63,6 +63,12 @@ class RewardModelTrainer(ModelWorker):
         scores = values_at_end(self.engine, _sequences(batch))
         self.rest()
         return scores
+
+
+class TrainedRewardModelRole(TrainedRole):
+    """The keyword arguments of a reward model being trained."""
+
+    worker_class = RewardModelTrainer
 
 
 def ranking_objective(preference: Preference, *, num_pairs: float) -> LossFn:

@@ -3,6 +3,7 @@
 import logging
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import ClassVar
 
 from hybridflow.batch import Batch
 from hybridflow.config.model import Model
@@ -121,6 +122,14 @@ class RolloutWorker(Worker):
     def generate(self, prompts: Batch, purpose: str = "train") -> Batch:
         """One response per prompt. `purpose` chooses the sampling settings: train, eval or greedy."""
         return self._generator.generate(prompts, purpose)
+
+
+@dataclass(frozen=True)
+class RolloutRole:
+    """The keyword arguments of a rollout in its own pool."""
+
+    worker_class: ClassVar[type[Worker]] = RolloutWorker
+    setup: RolloutSetup
 
 
 def actor_rollout_group(

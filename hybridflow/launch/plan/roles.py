@@ -25,28 +25,26 @@ from hybridflow.dataflows.interface import Dataflow, RoleNeed, learns_from_sampl
 from hybridflow.dataflows.roles import FrozenModel, Policy, Sampler, Scorer, TrainableRewardModel, ValueFunction
 from hybridflow.engines.traits import TRAINING_ENGINES
 from hybridflow.errors import ConfigError
-from hybridflow.launch.plan.setups import (
-    ActorRole,
-    AdapterlessActorRole,
-    CriticRole,
-    ReferenceRole,
-    RewardFunctionRole,
-    RewardModelRole,
-    RewardRole,
-    RoleSetup,
-    RolloutRole,
-    TrainedRewardModelRole,
-    TrainedRole,
-)
 from hybridflow.parallel import ParallelMesh
 from hybridflow.resharding.grouping import generation_mesh
 from hybridflow.rewards.factory import with_run
-from hybridflow.workers.model_worker import TrainingSetup
-from hybridflow.workers.rollout import RolloutSetup
+from hybridflow.workers.actor import ActorRole, AdapterlessActorRole
+from hybridflow.workers.critic import CriticRole
+from hybridflow.workers.model_worker import TrainedRole, TrainingSetup
+from hybridflow.workers.reference import ReferenceRole
+from hybridflow.workers.reward_function import RewardFunctionRole
+from hybridflow.workers.reward_model import RewardModelRole
+from hybridflow.workers.reward_model_trainer import TrainedRewardModelRole
+from hybridflow.workers.rollout import RolloutRole, RolloutSetup
 
 ROLLOUT = "rollout"
 ACTOR = "actor"
 CRITIC = "critic"
+
+RewardRole = RewardFunctionRole | RewardModelRole
+RoleSetup = TrainedRole | RewardRole | ReferenceRole | AdapterlessActorRole | RolloutRole
+"""The keyword arguments of a role's workers; each kind is declared with its worker."""
+
 _KINDS_OF_TYPE = {
     FrozenModel: (RoleKind.reference,),
     Scorer: (RoleKind.reward_function, RoleKind.reward_model),

@@ -16,7 +16,6 @@ from hybridflow.errors import Advice, ConfigError, EngineError, Problem
 from hybridflow.launch.plan.data import RunData
 from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.plan.roles import ACTOR, RoleSpec
-from hybridflow.launch.plan.setups import RewardModelRole
 from hybridflow.models.adapters.lora import chosen_targets
 from hybridflow.models.classification import RewardModelDescription, describe_reward_model, longest_input
 from hybridflow.models.loading import torch_dtype
@@ -26,7 +25,7 @@ from hybridflow.models.tokenizers import check_vocabulary, eos_ids, load_tokeniz
 from hybridflow.optional import check_installed
 from hybridflow.rewards.resolve import check_settings
 from hybridflow.rewards.scorer import RewardScorer
-from hybridflow.workers.reward_model import RewardModelInput, reward_model_input
+from hybridflow.workers.reward_model import RewardModelInput, RewardModelRole, reward_model_input
 
 logger = logging.getLogger(__name__)
 

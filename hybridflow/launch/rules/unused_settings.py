@@ -14,8 +14,10 @@ from hybridflow.launch.compose.compose import Composed
 from hybridflow.launch.compose.overrides import shown
 from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.plan.roles import ROLLOUT
-from hybridflow.launch.plan.setups import ActorRole, CriticRole, RewardModelRole
+from hybridflow.workers.actor import ActorRole
+from hybridflow.workers.critic import CriticRole
 from hybridflow.workers.named_functions import PREFERENCE_NUMBERS, NamedFunction
+from hybridflow.workers.reward_model import RewardModelRole
 
 _OF_A_REWARD_MODEL = ("model", "model_weight", "process", "engine", "parallelism", "microbatch_tokens")
 

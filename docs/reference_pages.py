@@ -115,7 +115,7 @@ def algorithms_page() -> str:
     lines += [
         "`main_NAME` stands for `python -m hybridflow.trainer.main_NAME`; commands that begin with `algorithm` are"
     ]
-    lines += ["appended to `python -m hybridflow.trainer.main_ppo`. Settings are shown as that command has them.", ""]
+    lines += ["appended to `python -m hybridflow.trainer.main_ppo`. Settings have the values that it gives them.", ""]
     for heading, entries in algorithm_table().items():
         lines += [f"## {heading}", "", "| name | from | function | run it with | needs | settings |"]
         lines += ["|---|---|---|---|---|---|"]
@@ -143,8 +143,8 @@ def _learning() -> Iterator[str]:
         if not row["error"]:
             found.setdefault(row["method"], []).append(row)
     yield from ("## Results on the built-in task", "")
-    yield "Results on the built-in task with `python -m hybridflow.trainer.main_ppo` and the added settings, on one CPU"
-    yield "core: exact match on the held-out problems before training and after the given number of steps, for seeds"
+    yield "Exact match on the held-out problems, before training and after the given number of steps, with"
+    yield "`python -m hybridflow.trainer.main_ppo` and the settings in the column *added*, on one CPU core, for seeds"
     yield "0, 1, and so on. `grpo_passk` is measured by `pass@2`, `gdpo` by one of its two rewards."
     yield "`python benchmarks/algorithms.py` reproduces this table."
     yield from ("", "| name | added | steps | before | after | reached 0.75 at step |", "|---|---|---|---|---|---|")

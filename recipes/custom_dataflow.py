@@ -1,4 +1,4 @@
-"""A custom algorithm in under 40 lines: best-of-n distillation, then PPO, with two rewards.
+"""A custom algorithm in about 40 lines: best-of-n distillation, then PPO, with two rewards.
 
 Question:  how do I write, run and place a new algorithm without changing the package?
 Hardware:  2 CPU cores.
@@ -57,12 +57,12 @@ class BestOfN(Dataflow):
         reward, style = self.reward.score(batch), self.style.score(batch)
         scores = reward.row("scores") + self.settings.style_weight * style.row("scores")
         batch = batch.join(reward, style, Batch.of(rows={"scores": scores}))
-        learn = self.distil if self.iteration < self.settings.distill_steps else self.improve
+        learn = self.distill if self.iteration < self.settings.distill_steps else self.improve
         metrics = learn(batch)
         self.actor.publish_weights(version=self.iteration + 1)
         return metrics | self.observe(prompts, batch)
 
-    def distil(self, batch: BatchRef) -> Metrics:
+    def distill(self, batch: BatchRef) -> Metrics:
         """A supervised step on the best sample of each prompt; the samples of a prompt are adjacent."""
         best = batch.row("scores").view(-1, self.samples_per_prompt).argmax(1)
         first = torch.arange(0, len(batch), self.samples_per_prompt)

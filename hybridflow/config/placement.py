@@ -23,7 +23,7 @@ class Placement(Section):
     """Pools by name."""
 
     roles: dict[str, str] = field(default_factory=dict)
-    """The pool of each role; roles that are not listed go to the first pool."""
+    """The pool of each role; roles that are not listed use the first pool, and the rollout uses the actor's."""
 
 
 @dataclass

@@ -1,5 +1,6 @@
 """Rules for every file of the repository, whatever its language."""
 
+import ast
 import re
 from collections.abc import Iterator
 
@@ -60,6 +61,14 @@ def test_links_of_the_front_pages_lead_somewhere():
     assert "README.md" in pages
     assert not {path: broken_links(path, text_of(path)) for path in pages if broken_links(path, text_of(path))}
     assert broken_links("README.md", "[a](gone.md) [b](LICENSE#x) [c](https://example.org/gone.md)") == ["gone.md"]
+
+
+def test_the_step_in_the_readme_is_the_one_of_ppo():
+    (printed,) = re.findall(r"```python\n(def step.*?)```", text_of("README.md"), re.DOTALL)
+    source = ast.parse(text_of("hybridflow/dataflows/ppo.py"))
+    (step,) = [node for node in ast.walk(source) if isinstance(node, ast.FunctionDef) and node.name == "step"]
+    del step.body[0]  # its docstring
+    assert ast.unparse(ast.parse(printed)) == ast.unparse(step)
 
 
 def test_no_file_is_too_large():

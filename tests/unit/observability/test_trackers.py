@@ -9,6 +9,8 @@ from io import StringIO
 import pytest
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer import event_file_writer
+from tensorboard.summary.writer.event_file_writer import AtomicCounter
 
 from hybridflow.errors import ConfigError, MissingExtraError, ResourceError
 from hybridflow.observability.progress import Progress
@@ -86,7 +88,8 @@ def _tensorboard_values(path):
 
 
 @pytest.mark.parametrize(("make", "values"), [(JsonlTracker, _jsonl_values), (TensorBoardTracker, _tensorboard_values)])
-def test_a_resumed_tracker_drops_later_steps_when_it_begins(tmp_path, make, values):
+def test_a_resumed_tracker_drops_later_steps_when_it_begins(tmp_path, make, values, monkeypatch):
+    monkeypatch.setattr(event_file_writer, "_global_uid", AtomicCounter(0))  # file names are ordered as text: 9 > 10
     first = make(_run(tmp_path))
     for step in range(1, 8):
         first.log(step, {"x": 0.0})

@@ -22,6 +22,9 @@ from hybridflow.observability.metrics import Metrics
 PREFERENCE_DATA = ("preferences", "labelled")
 """Kinds of data (`Dataflow.data`) with preferences: pairs of responses, and labeled ones."""
 
+DATA_KINDS = ("prompts", "demonstrations", *PREFERENCE_DATA)
+"""All kinds of data."""
+
 
 class Stream(Protocol):
     """An endless stream of batches; checkpoints keep its position."""
@@ -70,8 +73,8 @@ class Dataflow(DescribesRoles, ABC):
 
     Settings: ClassVar[type] = NoSettings
     data: ClassVar[str] = "prompts"
-    """The kind of rows that the loader yields: prompts; demonstrations (prompts with responses); preferences (prompts
-    with a chosen and a rejected response); or labeled (prompts with a response labeled desirable or not)."""
+    """The kind of rows that the loader yields: `prompts`; `demonstrations` (prompts with responses); `preferences`
+    (prompts with a chosen and a rejected response); `labelled` (prompts with a response labeled desirable or not)."""
 
     cost_critics: ClassVar[tuple[str, ...]] = ()
     """Critics of costs, which should be low: the KL penalty is added to their costs."""

@@ -15,7 +15,7 @@ from hybridflow.config.user_code import load_member
 from hybridflow.dataflows.dapo import DAPO
 from hybridflow.dataflows.dpo import DPO
 from hybridflow.dataflows.grpo import GRPO
-from hybridflow.dataflows.interface import Dataflow, learns_from_preferences, learns_from_samples
+from hybridflow.dataflows.interface import DATA_KINDS, Dataflow, learns_from_preferences, learns_from_samples
 from hybridflow.dataflows.kto import KTO
 from hybridflow.dataflows.pf_ppo import PFPPO
 from hybridflow.dataflows.ppo import PPO
@@ -74,6 +74,16 @@ def find_dataflow(name: str) -> type[Dataflow]:
         raise ConfigError(
             f"dataflow={name}: '{class_name}' is not a dataflow.",
             remedy=f"Write 'class {class_name}(Dataflow)', from hybridflow.dataflows.interface.",
+        )
+    if any("foreknown" in vars(base) for base in found.__mro__):
+        raise ConfigError(
+            f"dataflow={name}: {found.__name__} defines 'foreknown', which is now called 'precompute'.",
+            remedy="Rename the method.",
+        )
+    if found.data not in DATA_KINDS:
+        raise ConfigError(
+            f"dataflow={name}: {found.__name__}.data={found.data!r} is unknown.",
+            remedy=f"{did_you_mean(str(found.data), DATA_KINDS)}Choose from: {', '.join(DATA_KINDS)}.",
         )
     return found
 

@@ -41,6 +41,19 @@ class Plain(Dataflow):
         return {}
 
 
+class Old(Mine):
+    def foreknown(self, rows):
+        return {}
+
+
+class Labeled(Mine):
+    data = "labeled"
+
+
+class Other(Mine):
+    data = "x"
+
+
 class NotOne:
     pass
 """
@@ -91,6 +104,9 @@ def test_settings_must_be_a_dataclass_and_by_default_there_are_none(file):
         ("rloo", "dataflow=rloo is unknown, but an algorithm has that name", "Write algorithm=rloo"),
         ("group_norm", "dataflow=group_norm is unknown", "Write algorithm=grpo"),
         ("{folder}/my_flow:Mine", "must be a path to a function or class", "file.py:name"),
+        ("{folder}/my_flow.py:Old", "Old defines 'foreknown', which is now called 'precompute'", "Rename the method."),
+        ("{folder}/my_flow.py:Labeled", "Labeled.data='labeled' is unknown.", "Did you mean 'labelled'?"),
+        ("{folder}/my_flow.py:Other", "'x' is unknown.", "from: prompts, demonstrations, preferences, labelled."),
         ("{folder}/my_flow.py:NotOne", "'NotOne' is not a dataflow", "class NotOne(Dataflow)"),
     ],
 )

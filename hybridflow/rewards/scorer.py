@@ -55,6 +55,7 @@ class RewardScorer:
     def __init__(self, config: Reward) -> None:
         self.functions = resolve_functions(config)
         self._weights = list(config.weights) or [1.0] * len(config.functions)
+        assert len(self._weights) == len(self.functions), f"weights {self._weights} for {config.functions}"
         self._budget = config.error_budget
         self._runner = make_runner(config, self.functions)
         self._is_alone = config.model.path is None
@@ -122,7 +123,7 @@ class RewardScorer:
             for function, outcome in zip(self.functions, outcomes, strict=True)
         ]
         rows = [
-            column if values is None else torch.tensor([v if isinstance(v, Real) else math.nan for v in values])
+            column if values is None else torch.tensor([float(v) if isinstance(v, Real) else math.nan for v in values])
             for column, values in zip(table, reported, strict=True)
         ]
         found = torch.stack(rows).to(table.dtype)

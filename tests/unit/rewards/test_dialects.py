@@ -106,9 +106,10 @@ def test_what_functions_return_besides_scores_becomes_metrics_and_columns(make_s
 
 
 SCORES = """
+from fractions import Fraction
 import torch
 def f(queries, prompts, labels):
-    return {"rewards": [1.0, 2.0, 3.0], "scores": [torch.tensor(0.5), [0.0], None]}
+    return {"rewards": [1.0, 2.0, 3.0], "scores": [torch.tensor(0.5), [Fraction(0)], None]}
 """
 
 

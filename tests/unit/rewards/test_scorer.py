@@ -200,3 +200,8 @@ def test_a_function_changes_neither_the_data_nor_what_others_get(make_scorer, pr
         }
     assert (len(prompt), len(tests), info) == (1, 3, {"left": [1, 2, 3]})
     assert texts == answers == ["d", "c", "b", "a"]
+
+
+def test_there_must_be_a_weight_per_function(make_scorer):
+    with pytest.raises(AssertionError, match=r"weights \[2.0\]"):
+        make_scorer("def a(completions):\n    return [1.0]\nb = a\n", ("a", "b"), weights=[2.0])

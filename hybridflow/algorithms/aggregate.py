@@ -4,7 +4,7 @@ from hybridflow.algorithms.masked import Mask, PerToken, Scalar, masked_sum, row
 
 
 def aggregate(
-    values: PerToken, mask: Mask, *, mode: str, num_tokens: float, num_sequences: float, norm_tokens: float = 1.0
+    values: PerToken, mask: Mask, *, mode: str, num_tokens: float, num_sequences: float, norm_tokens: float = 0.0
 ) -> Scalar:
     """These rows' contribution to the aggregate of a batch of `num_tokens` tokens in `num_sequences` sequences.
 
@@ -17,6 +17,7 @@ def aggregate(
     those of the whole batch. An engine that averages gradients over ranks must multiply by their number.
     DAPO, sec. 3.3 (arXiv:2503.14476); GRPO, eq. 3 (arXiv:2402.03300); Dr. GRPO, sec. 3.2 (arXiv:2503.20783).
     """
+    assert norm_tokens > 0 or mode != "seq-mean-token-sum-norm", f"{mode} with norm_tokens={norm_tokens}"
     divisors = {
         "token-mean": num_tokens,
         "token-sum": 1.0,

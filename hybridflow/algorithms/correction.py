@@ -7,6 +7,8 @@ from torch import Tensor
 from hybridflow.algorithms.kl import LOG_RATIO_BOUND
 from hybridflow.algorithms.masked import Mask, PerToken, Reduce, Scalar, masked_sum, row_means, zero_outside
 
+LEVELS = ("token", "sequence", "geometric")
+
 
 def importance_ratio(old_logprobs: PerToken, rollout_logprobs: PerToken, mask: Mask, *, level: str) -> PerToken:
     """The ratio of training's to the rollout's probability on each token, from d = old_logprobs - rollout_logprobs.
@@ -16,6 +18,7 @@ def importance_ratio(old_logprobs: PerToken, rollout_logprobs: PerToken, mask: M
     Off-policy corrections of rollouts: Yao et al., https://fengyao.notion.site/off-policy-rl (token); Liu, Li et al.,
     https://richardli.xyz/rl-collapse (sequence, geometric).
     """
+    assert level in LEVELS, f"unknown level '{level}'"
     difference = old_logprobs - rollout_logprobs
     if level == "sequence":
         difference = zero_outside(difference, mask).sum(1, keepdim=True).expand_as(difference)
@@ -41,6 +44,7 @@ def mean_weight(weights: PerToken, mask: Mask, *, level: str, reduce: Reduce) ->
     `reduce` sums over the parts of the batch. Weights divided by this have mean 1 (self-normalized importance
     sampling).
     """
+    assert level in LEVELS, f"unknown level '{level}'"
     if level == "token":
         parts = torch.stack([masked_sum(weights, mask), mask.sum(dtype=weights.dtype)])
     else:

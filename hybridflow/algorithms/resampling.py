@@ -15,6 +15,7 @@ def resampling_weights(scores: Float[Tensor, " B"], *, weighting: str, power: fl
     PF-PPO, sec. 4 (arXiv:2409.06957): rewards are noisy in the middle of their range, so these weights favor its ends.
     The numbers are those of the authors' implementation in verl.
     """
+    assert weighting in WEIGHTINGS, f"unknown weighting '{weighting}'"
     best, worst = scores.max(), scores.min()
     if weighting == "pow":
         weights = scores.abs().pow(power)

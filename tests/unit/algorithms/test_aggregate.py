@@ -42,3 +42,8 @@ def test_value_and_gradient_do_not_depend_on_the_micro_batches(shape, kind, seed
 @pytest.mark.parametrize("mode", AGGREGATIONS)
 def test_a_batch_without_tokens_is_zero(mode):
     assert whole(torch.full((2, 3), torch.nan), torch.zeros(2, 3), mode) == 0.0
+
+
+def test_the_norm_must_be_given_to_the_mode_that_divides_by_it():
+    with pytest.raises(AssertionError, match="norm_tokens"):
+        aggregate(torch.ones(2, 3), torch.ones(2, 3), mode="seq-mean-token-sum-norm", num_tokens=6.0, num_sequences=2.0)

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridflow.algorithms.correction import (
+    LEVELS,
     effective_sample_fraction,
     importance_ratio,
     importance_weights,
@@ -18,7 +19,7 @@ from tests.oracles import correction as oracle
 from tests.oracles.reductions import kept
 from tests.unit.algorithms.examples import masks, normal, seeds, shapes, spoiled, token_mask
 
-levels = st.sampled_from(["token", "sequence", "geometric"])
+levels = st.sampled_from(LEVELS)
 
 
 def made(shape, seed, kind):
@@ -69,3 +70,11 @@ def test_the_effective_sample_is_all_for_equal_weights_and_one_for_a_single_one(
     equal, single = torch.full((1, 4), 0.3), torch.tensor([[0.0, 2.0, 0.0, 0.0]])
     found = [effective_sample_fraction(moments(weights, mask)).item() for weights in (equal, single, 0 * single)]
     assert found == pytest.approx([1.0, 0.25, 0.0])
+
+
+def test_an_unknown_level_is_not_another_one():
+    ones = torch.ones(1, 2)
+    with pytest.raises(AssertionError, match="unknown level 'tokens'"):
+        importance_ratio(ones, ones, ones, level="tokens")
+    with pytest.raises(AssertionError, match="unknown level 'tokens'"):
+        mean_weight(ones, ones, level="tokens", reduce=lambda tensor: tensor)

@@ -36,3 +36,8 @@ def test_the_same_seed_draws_the_same_rows():
     given = torch.rand(50, generator=generator(1))
     assert torch.equal(resampled_rows(given, generator=generator(7)), resampled_rows(given, generator=generator(7)))
     assert not torch.equal(resampled_rows(given, generator=generator(7)), resampled_rows(given, generator=generator(8)))
+
+
+def test_an_unknown_weighting_is_not_another_one():
+    with pytest.raises(AssertionError, match="unknown weighting 'max'"):
+        weights([0.0, 1.0], "max", 2.0)

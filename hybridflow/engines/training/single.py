@@ -81,6 +81,7 @@ class SingleEngine(EngineShell[MasterAdamW]):
             memory = slot_memory(own, slots)
             if memory is None:
                 continue
+            assert len(memory) == parameter.numel(), f"{parameter_name}: {len(memory)} of {parameter.numel()} elements"
             with torch.no_grad():
                 parameter.data = memory.copy_(parameter.flatten()).view(parameter.shape)
             self._bound.add(parameter_name)

@@ -109,8 +109,9 @@ def load_optimizer(
     steps = load_state(directory, _state_shards(stepped), ranks, own_copies=own_copies)
     for each in stepped:
         each.state["step"] = torch.tensor(float(steps), device=each.parameter.device)
-        for group in each.optimizer.param_groups:
-            group["step"] = steps  # TransformerEngine's AdamW counts here
+    for optimizer in {each.optimizer for each in stepped}:
+        for group in optimizer.param_groups:
+            group["step"] = steps  # TransformerEngine's AdamW counts here from its first step; torch's ignores it
     return steps
 
 

@@ -11,6 +11,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from hybridflow.batch import Ragged
+from hybridflow.config.json_text import read_json_object
 from hybridflow.config.model import Model
 from hybridflow.config.rollout import Rollout, Sampling
 from hybridflow.engines.rollout.memory import Released, free_pages, trim_heap
@@ -19,6 +20,7 @@ from hybridflow.engines.rollout.vllm.compat import cache_tensors, draw_all_rows_
 from hybridflow.engines.rollout.vllm.requests import answers, sampling_params, token_prompts
 from hybridflow.engines.rollout.vllm.start import start_vllm
 from hybridflow.engines.rollout.vllm.weights import held_weights, slots_of
+from hybridflow.engines.vllm_limits import unsupported_reason
 from hybridflow.errors import EngineError
 from hybridflow.parallel.collectives import all_gather_bytes
 from hybridflow.parallel.groups import Ranks
@@ -46,6 +48,8 @@ class VllmEngine(RolloutShell):
         ranks: Ranks,
         reads_weights: bool,
     ) -> None:
+        reason = unsupported_reason(read_json_object(directory / "config.json"), device.type)
+        assert reason is None, f"not checked before the start: {reason}"
         self._is_cpu = device.type == "cpu"
         self._eos_token_ids = eos_token_ids
         self._is_divided = ranks.mesh.count_along(("pipeline", "tensor")) > 1

@@ -1,7 +1,6 @@
 """Turns the command line into a checked, sealed configuration. Starts no process, does not import torch."""
 
 import argparse
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from dataclasses import fields as dataclass_fields
@@ -59,8 +58,8 @@ class Composed:
     def flat(self) -> dict[str, object]:
         """Every leaf by its dotted key, as plain values, and paths as they were written, so that a run that is moved,
         or submitted from another copy of its directory, keeps its settings."""
-        leaves = _leaves(self.config)
-        return leaves | {key: value for key, value in self.as_written.items() if key in leaves}
+        flat = _leaves(self.config)
+        return flat | {key: value for key, value in self.as_written.items() if key in flat}
 
     def redacted(self) -> dict[str, object]:
         """`flat` without secrets, for checkpoints and trackers."""
@@ -80,17 +79,18 @@ def compose_run(
         raise ConfigError(f"There is no {config_name}.yaml in {directory}.", remedy=f"Configurations there: {found}.")
     typed = parse_overrides(overrides, faults)
     try:
-        from_files = read_files(config_name, directory, typed, {})
+        whole = read_files(config_name, directory, typed, {})
     except ConfigError as error:
         faults.add(error)
         typed = replace(typed, groups={})
-        from_files = read_files(config_name, directory, typed, {})
+        whole = read_files(config_name, directory, typed, {})
     in_files = keys_in_files(directory / f"{config_name}.yaml", typed)
-    described = _described(from_files, typed.settings)
+    described = _described(whole, typed.settings)
     if described:
-        from_files = read_files(config_name, directory, typed, described)
-    from_files = _without_other_kinds(from_files, typed.settings)
-    whole = _with_settings(from_files, typed.settings, faults)
+        whole = read_files(config_name, directory, typed, described)
+    _drop_other_kinds(whole, typed.settings)
+    files = _leaves(whole)
+    _set_all(whole, typed.settings, faults)
     try:
         config = OmegaConf.to_object(whole)
     except OmegaConfBaseException as error:
@@ -102,7 +102,7 @@ def compose_run(
     check(config, faults)
     _check_methods(config.algorithm, faults)
     followed |= _choose_kl_estimator(config)
-    origins = _origins(from_files, whole, typed_keys, described) | followed
+    origins = _origins(files, whole, typed_keys, described) | followed
     as_written = with_absolute_paths(config)
     return Composed(sealed(config), origins, user_keys, as_written)
 
@@ -194,26 +194,21 @@ def _described_role(name: str, said: object, owner: str) -> Role:
     return role
 
 
-def _without_other_kinds(config: DictConfig, settings: Sequence[Setting]) -> DictConfig:
+def _drop_other_kinds(config: DictConfig, settings: Sequence[Setting]) -> None:
     """Roles that get another kind start from its defaults, since their other settings belong to the previous kind."""
     kinds = {name: s.value for s in settings for name in config.roles if s.key == f"roles.{name}.kind"}
-    kept = [name for name, role in config.roles.items() if kinds.get(name, role.kind.name) == role.kind.name]
-    if len(kept) == len(config.roles):
-        return config
-    whole = copy.deepcopy(config)
-    whole.roles = {name: config.roles[name] for name in kept}
-    return whole
+    kept = {name: role for name, role in config.roles.items() if kinds.get(name, role.kind.name) == role.kind.name}
+    if len(kept) < len(config.roles):
+        config.roles = kept
 
 
-def _with_settings(config: DictConfig, settings: Sequence[Setting], faults: Faults) -> DictConfig:
-    whole = copy.deepcopy(config)
+def _set_all(config: DictConfig, settings: Sequence[Setting], faults: Faults) -> None:
     for setting in settings:
         with faults.caught():
             try:
-                _set(whole, setting)
+                _set(config, setting)
             except OmegaConfBaseException as error:
                 raise wrong_value(setting.key, error) from error
-    return whole
 
 
 def _set(config: DictConfig, setting: Setting) -> None:
@@ -243,11 +238,11 @@ def _check_methods(algorithm: Algorithm, faults: Faults) -> None:
 
 
 def _origins(
-    from_files: DictConfig, whole: DictConfig, typed: Sequence[str], described: Mapping[str, Role]
+    files: Mapping[str, object], whole: DictConfig, typed: Sequence[str], described: Mapping[str, Role]
 ) -> dict[str, str]:
-    """The origin of each leaf's value."""
+    """The origin of each leaf's value; `files` are the leaves before the command line."""
     defaults = _leaves(Experiment(roles={str(name): Role() for name in whole.roles}))
-    files, own = _leaves(from_files), _leaves({"roles": described})
+    own = _leaves({"roles": described})
     origins = {}
     for leaf in _leaves(whole):
         if any(leaf == key or leaf.startswith(f"{key}.") for key in typed):

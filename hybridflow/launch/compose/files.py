@@ -1,5 +1,6 @@
 """Configuration files: the package's and the user's, composed by Hydra, and the keys set in the user's."""
 
+import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -37,7 +38,7 @@ def read_files(config_name: str, directory: Path, typed: Typed, described: Mappi
     try:
         choices += _task_left_out(typed, directory / f"{config_name}.yaml")
         if directory == config_directory() and not described:
-            config = _package_files(config_name, tuple(choices))
+            config = copy.deepcopy(_package_files(config_name, tuple(choices)))
         else:
             config = _composed(config_name, directory, choices, described)
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
@@ -60,8 +61,8 @@ def _composed(config_name: str, directory: Path, choices: Sequence[str], describ
 
 
 @lru_cache(maxsize=128)
-def _package_files(config_name: str, choices: Sequence[str]) -> DictConfig:
-    """Files of the package do not change: they are composed once. Callers copy what they change."""
+def _package_files(config_name: str, choices: tuple[str, ...]) -> DictConfig:
+    """Files of the package do not change: they are composed once."""
     return _composed(config_name, config_directory(), choices, {})
 
 

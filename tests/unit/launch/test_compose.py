@@ -11,6 +11,8 @@ from hybridflow.config.roles import RoleKind
 from hybridflow.config.schema import config_directory
 from hybridflow.errors import ConfigError
 from hybridflow.launch.compose.compose import Composed, compose_run, parse_command_line
+from hybridflow.launch.compose.files import read_files
+from hybridflow.launch.compose.overrides import parse_overrides
 from hybridflow.launch.compose.presets import SYNONYMS, preset_name
 from hybridflow.launch.plan.dataflow import DATAFLOWS
 from hybridflow.launch.plan.defaults import with_device_defaults
@@ -68,6 +70,12 @@ def test_every_configuration_of_the_package_composes():
         compose(name=path.stem)
     for path in sorted(config_directory().glob("algorithm/*.yaml")):
         assert compose(f"algorithm={path.stem}").config.dataflow in DATAFLOWS
+
+
+def test_configurations_from_the_same_files_do_not_share_memory():
+    first, second = (read_files("ppo", config_directory(), parse_overrides([]), {}) for _ in range(2))
+    first.trainer.seed += 1
+    assert second.trainer.seed + 1 == first.trainer.seed
 
 
 @pytest.mark.parametrize(

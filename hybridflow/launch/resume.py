@@ -149,10 +149,10 @@ def fingerprints(plan: RunPlan) -> Fingerprints:
 
 def _written(composed: Composed) -> Mapping[str, set[str]]:
     """The user's text for each absolute path in the configuration; two settings may write one path differently."""
-    leaves = replace(composed, as_written={}).flat()
+    flat = replace(composed, as_written={}).flat()
     names: dict[str, set[str]] = defaultdict(set)
     for key, text in composed.as_written.items():
-        here = leaves[key]
+        here = flat[key]
         pairs = zip(here, text, strict=True) if isinstance(here, list) and isinstance(text, list) else [(here, text)]
         for path, word in pairs:
             names[str(path)].add(str(word))

@@ -73,10 +73,10 @@ def literal(node: ast.expr, meter: Meter) -> object:
             return _applied(dict_of, [list(zip(found[::2], found[1::2], strict=True))])
         case ast.Attribute(value=ast.Name(id="math"), attr=name) if name in _CONSTANTS:
             return vars(math)[name]
-        case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _CONSTRUCTORS:
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS:
             values = [literal(part, meter) for part in args]
             meter.take(_size_of_call(name, values))
-            return _applied(_CONSTRUCTORS[name], values)
+            return _applied(_FUNCTIONS[name], values)
         case ast.UnaryOp(op=op, operand=operand) if type(op) in _OPERATORS:
             return _applied(_OPERATORS[type(op)], [literal(operand, meter)])
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
@@ -192,7 +192,7 @@ _CONTAINERS: Mapping[str, Callable] = {
     "frozenset": frozenset_of,
     "dict": dict_of,
 }
-_CONSTRUCTORS: Mapping[str, Callable] = {
+_FUNCTIONS: Mapping[str, Callable] = {
     each.__name__: each
     for each in (abs, bool, bytes, complex, float, int, len, max, min, range, round, sorted, str, sum)
 } | _CONTAINERS

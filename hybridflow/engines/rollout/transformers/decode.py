@@ -12,7 +12,7 @@ from hybridflow.batch import Ragged
 from hybridflow.config.rollout import Sampling
 from hybridflow.engines.rollout.sampling import draw
 from hybridflow.engines.rollout.transformers.attention import GrowingLayer, next_logits
-from hybridflow.engines.rollout.transformers.fixed import CHECK_EVERY_TOKENS, FixedMemory, FixedStep, Prompts
+from hybridflow.engines.rollout.transformers.fixed import CHECK_EVERY_TOKENS, FixedMemory, FixedStep, Prefill
 
 COMPACT_BELOW = 0.75
 """Finished rows are removed once fewer than this fraction of the rows are unfinished; removing copies the cache."""
@@ -57,14 +57,14 @@ class GrowingStep:
     def __init__(
         self,
         model: PreTrainedModel,
-        prompts: Prompts,
+        prefill: Prefill,
         uniforms: Float64[Tensor, "B R"],
         sampling: Sampling,
         ends: Int64[Tensor, " E"],
     ) -> None:
         self.check_every = 1 if uniforms.device.type == "cpu" else CHECK_EVERY_TOKENS
         self._model = model
-        self._cache, self._mask, self._positions = prompts.cache, prompts.mask, prompts.positions
+        self._cache, self._mask, self._positions = prefill.cache, prefill.mask, prefill.positions
         self._uniforms = uniforms
         self._sampling = sampling
         self._ends = ends
@@ -73,7 +73,7 @@ class GrowingStep:
         self._rows = self._drawn = torch.arange(len(uniforms), device=uniforms.device)
         self._is_unfinished = torch.ones_like(self._rows, dtype=torch.bool)
         self._num_drawn = 0
-        self._draw(prompts.logits)
+        self._draw(prefill.logits)
 
     def advance(self) -> None:
         """See `DecodeStep.advance`."""
@@ -123,15 +123,15 @@ def decode(
     with a model in training, are not affected.
     """
     budget, device = uniforms.shape[1], model.device
-    read = read_prompts(model, prompts, int(prompts.lengths.max()) + (budget if memory is None else 0))
+    prefill = read_prompts(model, prompts, int(prompts.lengths.max()) + (budget if memory is None else 0))
     uniforms, ends = uniforms.to(device), torch.tensor(eos_token_ids, dtype=torch.int64, device=device)
     step: DecodeStep
     if memory is None:
-        step = GrowingStep(model, read, uniforms, sampling, ends)
+        step = GrowingStep(model, prefill, uniforms, sampling, ends)
     else:
-        memory.prepare(read, uniforms, sampling, ends)
-        step = FixedStep(memory, read)
-    del read  # frees the prompts' cache if the step has copied it
+        memory.prepare(prefill, uniforms, sampling, ends)
+        step = FixedStep(memory, prefill)
+    del prefill  # frees the prompts' cache if the step has copied it
     for position in range(1, budget):
         if len(ends) and position % step.check_every == 0 and (is_unfinished := step.unfinished()) is not None:
             num_unfinished = int(is_unfinished.sum())
@@ -148,7 +148,7 @@ def decode(
     return Decoded(tokens, logprobs, lengths, truncated)
 
 
-def read_prompts(model: PreTrainedModel, prompts: Ragged, limit_tokens: int) -> Prompts:
+def read_prompts(model: PreTrainedModel, prompts: Ragged, limit_tokens: int) -> Prefill:
     """Runs the model on the prompts; a prompt that several adjacent rows share is read once."""
     first, source = distinct_neighbors(prompts)
     ids, mask = left_padded(prompts.select(first))
@@ -162,7 +162,7 @@ def read_prompts(model: PreTrainedModel, prompts: Ragged, limit_tokens: int) -> 
         cache.batch_select_indices(source)
         logits, positions = logits[source], positions[source]
         mask = None if mask is None else mask[source]
-    return Prompts(logits, cache, mask, positions)
+    return Prefill(logits, cache, mask, positions)
 
 
 def distinct_neighbors(prompts: Ragged) -> tuple[Int64[Tensor, " U"], Int64[Tensor, " B"]]:

@@ -29,7 +29,7 @@ class Shape(NamedTuple):
     tokens: int
 
 
-class Prompts(NamedTuple):
+class Prefill(NamedTuple):
     """A model's state after the prompts: the logits of the next token, and the keys and values in `cache`."""
 
     logits: Float[Tensor, "B V"]
@@ -109,11 +109,11 @@ class FixedMemory:
         self._frames: dict[Shape, _Frame] = {}
 
     def prepare(
-        self, prompts: Prompts, uniforms: Float64[Tensor, "B R"], sampling: Sampling, ends: Int64[Tensor, " E"]
+        self, prefill: Prefill, uniforms: Float64[Tensor, "B R"], sampling: Sampling, ends: Int64[Tensor, " E"]
     ) -> None:
         """Allocates memory for a call, and drops frames that were made for other sizes or settings."""
         rows, budget = uniforms.shape
-        memories = prompts.memories
+        memories = prefill.memories
         largest = Shape(
             max(bucket_of(rows), self._largest.rows),
             max(bucket_of(memories[0].shape[2] + budget, SMALLEST_LENGTH), self._largest.tokens),
@@ -186,20 +186,20 @@ class FixedStep:
 
     check_every = CHECK_EVERY_TOKENS
 
-    def __init__(self, memory: FixedMemory, prompts: Prompts) -> None:
+    def __init__(self, memory: FixedMemory, prefill: Prefill) -> None:
         self._memory = memory
-        self._num_rows = self._num_left = num_rows = len(prompts.logits)
-        sources, device = prompts.memories, prompts.logits.device
+        self._num_rows = self._num_left = num_rows = len(prefill.logits)
+        sources, device = prefill.memories, prefill.logits.device
         self._used_tokens = sources[0].shape[2]
         self._frame = frame = memory.frame(self._shape(num_rows))
         self._pending: tuple[Tensor, torch.cuda.Event | None] | None = None
-        mask = torch.ones(num_rows, self._used_tokens) if prompts.mask is None else prompts.mask
-        self._fill_frame(torch.arange(num_rows, device=device), mask.to(device, torch.bool), prompts.positions)
+        mask = torch.ones(num_rows, self._used_tokens) if prefill.mask is None else prefill.mask
+        self._fill_frame(torch.arange(num_rows, device=device), mask.to(device, torch.bool), prefill.positions)
         frame.step.zero_()
         frame.is_unfinished[:num_rows] = True
         self._write(sources)
-        logits = prompts.logits.new_zeros(frame.shape.rows, prompts.logits.shape[1])
-        logits[:num_rows] = prompts.logits
+        logits = prefill.logits.new_zeros(frame.shape.rows, prefill.logits.shape[1])
+        logits[:num_rows] = prefill.logits
         memory.draw(frame, logits)
 
     def advance(self) -> None:

@@ -38,7 +38,7 @@ class Batch:
     __slots__ = ("_size", "by_name", "meta")
 
     def __init__(self, by_name: Mapping[str, Column], meta: Meta | None = None, *, size: int | None = None) -> None:
-        """`by_name` has all columns; `size` is the number of rows, for a batch without columns."""
+        """`by_name` has all columns; `size` is the number of rows of a batch that has no columns."""
         self.by_name = dict(by_name)
         self.meta: Meta = dict(meta or {})
         self._size = len(next(iter(self.by_name.values()), ())) if size is None else size

@@ -87,8 +87,8 @@ class Trainer(Section):
     """auto: from the last complete checkpoint in the run directory; never: from the start; or a checkpoint's path."""
 
     resume_changed: ResumeChanged = ResumeChanged.refuse
-    """Policy if data, models, reward functions or other code have changed since the checkpoint: refuse or
-    accept."""
+    """Whether a run may resume if data, models, reward functions or other code have changed since the checkpoint:
+    refuse or accept."""
 
     trackers: list[str] = field(default_factory=lambda: ["console", "jsonl", "tensorboard"])
     """Destinations of the metrics: console, jsonl, tensorboard, wandb, mlflow."""

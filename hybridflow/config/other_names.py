@@ -36,7 +36,7 @@ def counterpart(key: str) -> str | None:
 
 
 def replacement(key: str) -> str | None:
-    """The replacement of a former key, in whatever section it is written."""
+    """The replacement of a former key, whatever section it is written in."""
     last = key.rpartition(".")[2]
     found = [remedy for old, remedy in REPLACED.items() if old.rpartition(".")[2] == last]
     return REPLACED.get(key) or (found[0] if found else None)

@@ -13,7 +13,7 @@ from hybridflow.config.training import TrainingEngine
 
 
 class RoleKind(Enum):
-    """The computation of a role."""
+    """Kinds of roles."""
 
     reference = "reference"
     reward_function = "reward_function"

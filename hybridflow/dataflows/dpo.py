@@ -36,8 +36,7 @@ class DPO(Dataflow):
         """`dataflow_settings.*`."""
 
         precompute_reference: bool = False
-        """Compute the reference log-probabilities once, before the first step, instead of loading a reference; in KTO,
-        each response keeps its mismatched response."""
+        """Compute the reference log-probabilities once, before the first step, instead of loading a reference."""
 
     @classmethod
     def wants_reference(cls, config: Experiment) -> bool:

@@ -10,7 +10,10 @@ from hybridflow.errors import BatchError
 
 
 class KTO(DPO):
-    """One step per batch of labeled responses: the step and the evaluation of DPO on other rows."""
+    """One step per batch of labeled responses: the step and the evaluation of DPO on other rows.
+
+    With `precompute_reference`, each response keeps its mismatched response for the whole run.
+    """
 
     data = "labelled"
 

@@ -11,7 +11,7 @@ CHARACTER = 6.62
 """Width of one character of the monospaced text of a box."""
 
 LEAST_ROW_HEIGHT = 76.0
-"""The width of a role's label, next to its boxes."""
+"""Height of a row that a role's label needs, next to its boxes."""
 
 _LETTERS_A_LINE = 20
 _TITLE_CHARACTER = 7.3

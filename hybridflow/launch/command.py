@@ -159,7 +159,9 @@ def _say_start(composed: "Composed", console: "Console") -> None:
 
 @contextmanager
 def ended_by_signals(line: str = "interrupted") -> Iterator[None]:
-    """While libraries are imported, a signal ends the process with a line; they would catch or change an exception.
+    """Within it, a signal ends the process with one line.
+
+    Libraries catch or change exceptions that are raised while they are imported.
 
     The exit status is 130 for SIGINT, 143 for SIGTERM and 129 for SIGHUP.
     Does nothing in a thread other than the main one; a signal that is ignored (SIGHUP under nohup) stays ignored.

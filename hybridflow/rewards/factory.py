@@ -1,4 +1,4 @@
-"""The built-in reward functions by name. The parameters of its constructor are its settings."""
+"""The built-in reward functions by name. The parameters of a function's constructor are its settings."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

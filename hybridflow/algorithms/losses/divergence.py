@@ -35,10 +35,9 @@ def inside_region(
 ) -> Bool[Tensor, "B R"]:
     """Where a token's probability p is within the bound that its advantage A would cross.
 
-    The total variation of "this token or any other" (eq. 13 of DPPO) is inside while p - p_old <= clip_high where
-    A > 0, and >= -clip_low elsewhere. Its divergence KL(p_old || p) (`binary_kl`, eq. 14) is inside while it is at most
-    `clip_high` where A > 0 and p has grown, and at most `clip_low` where A <= 0 and p has shrunk. Steps back into the
-    region therefore keep their gradient.
+    With total variation (eq. 13 of DPPO), a token is inside if p - p_old <= clip_high (A > 0) or >= -clip_low
+    (A <= 0). With `binary_kl` (eq. 14), it is inside if KL(p_old || p) of "this token or any other" is at most
+    `clip_high` (A > 0, p has grown) or `clip_low` (A <= 0, p has shrunk). Steps back toward p_old are always inside.
     """
     now, old, eps = logprobs.detach().exp(), old_logprobs.exp(), 1e-8
     if not binary_kl:

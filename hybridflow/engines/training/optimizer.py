@@ -59,7 +59,7 @@ class MasterAdamW(torch.optim.AdamW):
             self._streamed = None
 
     def settle(self) -> None:
-        """Moves newly created or loaded state to the location of the other state."""
+        """Moves state that was just created or loaded to where the rest of the state is (host or device)."""
         if self._streamed is not None:
             self._streamed.settle(self)
 

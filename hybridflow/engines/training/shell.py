@@ -49,7 +49,7 @@ class OffloadedOptimizer(Protocol):
         ...
 
     def settle(self) -> None:
-        """Moves state that was created or replaced from outside to where the rest of the state is."""
+        """Moves state that was just created or loaded to where the rest of the state is (host or device)."""
         ...
 
 

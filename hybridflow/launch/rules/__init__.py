@@ -1,1 +1,1 @@
-"""Rules that need the dataflow's class. Each yields all errors that it finds, so that they can be reported at once."""
+"""Rules on the plan of a run (in `parallelism.py`, on the configuration alone). Each yields all problems that it finds."""

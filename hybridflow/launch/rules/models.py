@@ -60,7 +60,7 @@ def directory_problems(plan: RunPlan) -> Iterator[Problem]:
 
 
 def tokenizer_problems(plan: RunPlan) -> Iterator[Problem]:
-    """The models must accept the policy's tokens, and sequences as long as the run's."""
+    """Models that do not accept the policy's tokens, or sequences as long as the run's."""
     config, longest = plan.config, plan.sequence_tokens
     load = cache(lambda directory, pad_token: load_tokenizer(directory, pad_token=pad_token))
     tokenizer = load(tokenizer_directory(plan.policy), plan.policy.pad_token)
@@ -81,7 +81,7 @@ def tokenizer_problems(plan: RunPlan) -> Iterator[Problem]:
 
 
 def adapter_problems(plan: RunPlan) -> Iterable[Problem]:
-    """LoRA needs its package, and layers to adapt."""
+    """LoRA without its package, or without layers to adapt."""
     for role in plan.roles:
         if role.model is None or role.training is None or not role.training.lora.rank:
             continue
@@ -94,7 +94,7 @@ def adapter_problems(plan: RunPlan) -> Iterable[Problem]:
 
 
 def rollout_problems(plan: RunPlan) -> Iterable[Problem]:
-    """The rollout engine must be installed, and support the policy on this device."""
+    """Rollout engines that are not installed, or do not support the policy on this device."""
     rollout = plan.config.rollout
     if rollout.engine is not None and plan.generates:
         engine = ROLLOUT_ENGINES[rollout.engine]
@@ -104,7 +104,7 @@ def rollout_problems(plan: RunPlan) -> Iterable[Problem]:
 
 
 def _unused_layers(directory: Path, layers: int) -> Iterator[Advice]:
-    """Layers after the last one may predict further tokens (MTP)."""
+    """Layers after the last one, which may predict further tokens (MTP)."""
     if not any(directory.glob("*.safetensors")):
         return
     numbers = {int(found[1]) for name in saved_shapes(directory) if (found := _LAYER.search(name))}
@@ -117,8 +117,7 @@ def _unused_layers(directory: Path, layers: int) -> Iterator[Advice]:
 
 
 def reward_problems(plan: RunPlan, data: RunData | None) -> Iterable[Problem]:
-    """Reward functions and their servers must be found; the data, if it could be read, must have the columns they
-    need."""
+    """Reward functions and servers that are not found, or that need columns missing from the data (if it was read)."""
     rewards = [role.reward for role in plan.roles if role.reward is not None]
     for reward in rewards:
         if reward.functions or reward.model.path is None:
@@ -131,7 +130,7 @@ def reward_problems(plan: RunPlan, data: RunData | None) -> Iterable[Problem]:
 
 
 def reward_model_problems(plan: RunPlan) -> Iterator[Problem]:
-    """A frozen reward model must have a head, and accept the policy's tokens and the length of its responses."""
+    """Frozen reward models without a head, or that do not accept the policy's tokens or the length of its responses."""
     for role in plan.roles:
         if isinstance(role.setup, RewardModelRole):
             yield from _scores(plan, role, role.setup)

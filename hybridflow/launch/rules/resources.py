@@ -32,7 +32,7 @@ _FLOAT32_COPIES = 3
 
 
 def package_problems(plan: RunPlan) -> Iterable[Problem]:
-    """Trackers must exist, and the packages that trackers and engines import must be installed."""
+    """Unknown trackers, and packages that trackers and engines import but that are not installed."""
     check_names(plan.config.trainer.trackers)
     for name in plan.config.trainer.trackers:
         if name in _TRACKER_PACKAGES:
@@ -62,9 +62,9 @@ def checkpoint_problems(plan: RunPlan) -> Iterator[Advice]:
 
 
 def run_directory_problems(plan: RunPlan) -> Iterator[Problem]:
-    """The run directory must outlive the job, be writable, and have room for the checkpoints kept at one time.
+    """Run directories that do not outlive the job, cannot be written to, or lack room for the checkpoints.
 
-    Those are `trainer.keep_checkpoints` and the one being written: an old one is deleted only after it.
+    There must be room for `trainer.keep_checkpoints` and the one being written: an old one is deleted only after it.
     """
     directory = plan.run_dir
     if all(part in directory.parts for part in _JOB_COPY):

@@ -18,8 +18,8 @@ class JsonlTracker:
     """One object per step in metrics.jsonl (`step` and the metrics), one per sample in samples.jsonl.
 
     In a resumed run `begin` drops the lines after step `resume_after` and torn lines, so that no step occurs twice; if
-    the metrics of that step are still to come, also the earlier ones. In a new run, files of an earlier run in the same
-    directory are renamed.
+    that step's metrics will be logged again, its line is dropped as well. In a new run, files of an earlier run in the
+    same directory are renamed.
     """
 
     def __init__(self, run: TrackedRun) -> None:

@@ -70,7 +70,7 @@ class Executor(Protocol):
     """
 
     def run(self, source: Iterable[WeightShard], destination: Iterable[WeightShard]) -> TransferReport:
-        """Fills `destination`, the weights that this rank wants, from `source`, those it holds, and from other ranks.
+        """Fills `destination` (weights that this rank wants) from `source` (weights it holds) and from other ranks.
 
         Raises LostPeer if another rank's part does not arrive in time; `destination` then mixes old and new weights.
         """

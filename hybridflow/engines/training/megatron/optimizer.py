@@ -158,7 +158,7 @@ class ChunkOptimizer:
         return stepped_tensors(self._chain, self._part_of)
 
     def settle(self) -> None:
-        """Moves state that was created or replaced from outside to where the rest of the state is."""
+        """Moves state that was just created or loaded to where the rest of the state is (host or device)."""
         for optimizer, state in zip(self._chain.chained_optimizers, self._streamed, strict=False):
             state.settle(optimizer.optimizer)
 

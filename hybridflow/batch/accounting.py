@@ -18,7 +18,7 @@ def check_accounted(entered: Tensor, left: Tensor, *, samples_per_prompt: int, s
         f"The stage '{stage}' lost {sum(lost.values())} rows (uids {sorted(lost)[:5]}) "
         f"and added {sum(extra.values())} (uids {sorted(extra)[:5]}).",
         remedy="Return each row exactly once. A dataflow's step must pass all rows that it generated to self.observe,"
-        " also those that it did not train on.",
+        " including those that it did not train on.",
     )
 
 

@@ -12,7 +12,7 @@ class Section:
     def __setattr__(self, name: str, value: object) -> None:
         if self.__dict__.get("_sealed"):
             raise ConfigError(
-                f"The configuration is sealed: {type(self).__name__}.{name} cannot become {value!r}.",
+                f"The configuration is frozen: {type(self).__name__}.{name} cannot be set to {value!r}.",
                 remedy="Set it on the command line or in a file; compute per-rank sizes with config/derived.py.",
             )
         object.__setattr__(self, name, value)

@@ -100,12 +100,12 @@ def death(process: Process, reason: str, *, report: str = "") -> WorkerDied:
 def hang(process: Process, silent_seconds: float) -> WorkerHangs:
     """The error for a process that sends no heartbeat; names the process and the calls that wait for it."""
     doing = f", and {process.waiting} waits for it" if process.methods else ""
-    look = f"run py-spy dump --pid {process.info.pid} on {process.info.node}" if process.info else "check its node"
+    look = f"Run py-spy dump --pid {process.info.pid} on {process.info.node}" if process.info else "Check its node"
     return WorkerHangs(
-        f"{process} does not answer: no heartbeat for {silent_seconds:.0f} s{doing}.",
-        remedy="It is stopped, its node is disconnected, or native code in it holds the GIL: "
-        f"{look}. Then start the run again; it resumes from the last checkpoint. If native code needs longer, raise "
-        "trainer.hang_timeout_seconds.",
+        f"{process} does not answer: no heartbeat for {silent_seconds:.0f} s{doing}. It is stopped, its node"
+        " is disconnected, or native code in it holds the GIL.",
+        remedy=f"{look}. Then start the run again; it resumes from the last checkpoint. If native code needs longer,"
+        " raise trainer.hang_timeout_seconds.",
         **process.place(),
     )
 

@@ -49,10 +49,10 @@ class WorkerGroup:
         minibatch_rows: int | None = None,
     ) -> None:
         mesh = mesh or ParallelMesh({"data": pool.devices})
-        for name, size in {"mesh": mesh.size, "generation mesh": (generation_mesh or mesh).size}.items():
+        for name, size in {"training mesh": mesh.size, "generation mesh": (generation_mesh or mesh).size}.items():
             if size != pool.devices:
                 raise ConfigError(
-                    f"The {name} of '{role}' has {size} ranks, the pool '{pool.name}' {pool.devices} devices.",
+                    f"The {name} of '{role}' has {size} ranks, but pool '{pool.name}' has {pool.devices} devices.",
                     remedy="The product of the role's parallel sizes must be the number of devices of its pool.",
                 )
         self.role = role

@@ -47,8 +47,9 @@ def check_splits_named(files: Sequence[str], *, key: str) -> None:
         if found is not None and found.split is None:
             config = f"config={found.config}&" if found.config else ""
             raise ConfigError(
-                f"{key}: '{name}' is not a file, and as a dataset of the hub it must name the held-out split.",
-                remedy=f"Name the split: '{key}=[\"{found.path}?{config}split=test\"]'; or correct the path.",
+                f"{key}: '{name}' is read as a Hugging Face dataset because no such file exists, but no split is given"
+                " for evaluation.",
+                remedy=f"Add the split: '{key}=[\"{found.path}?{config}split=test\"]'; or correct the path.",
             )
 
 

@@ -78,7 +78,8 @@ def recognize_labeled(table: Table, config: Data) -> tuple[list[PromptCompletion
     num_rows, table = len(table), table.select(kept)
     labels = [_label(value, table.place(row)) for row, value in enumerate(table.columns["label"])]
     if len(set(labels)) == 1:
-        logger.warning("data=%s label=%s in every row", table.name, str(labels[0]).lower())
+        label = str(labels[0]).lower()
+        logger.warning("data=%s: every label is %s, so KTO cannot contrast good and bad responses", table.name, label)
     logger.info(
         "data=%s rows=%d layout=%s,%s,label read_as=labeled_responses",
         table.name, num_rows, prompt_name, completion_name,

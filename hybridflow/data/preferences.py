@@ -108,7 +108,7 @@ def recognize_pairs(table: Table, config: Data) -> tuple[list[Pair], Batch]:
     pairs = [replace(found[row], prompt=as_conversation(found[row].prompt, config)) for row in kept]
     duplicates = len(pairs) - len({str((pair.prompt, pair.chosen, pair.rejected)) for pair in pairs})
     if duplicates:
-        logger.warning("data=%s pairs=%d are duplicates, and are all used", table.name, duplicates)
+        logger.warning("data=%s: %d pairs repeat earlier ones and are used again", table.name, duplicates)
     num_rows, table = len(table), table.select(kept)
     margins = enumerate(table.columns.get("margin", [None] * len(table)))
     numbers = [0.0 if value is None else _number(value, "margin", table.place(row)) for row, value in margins]

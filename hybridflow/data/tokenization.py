@@ -210,7 +210,7 @@ def _check_prefix(before: str, after: str, turn: int, row: PromptCompletion) -> 
     same = common_length(before, after)
     start = max(same - 20, 0)
     raise DataError(
-        f"The chat template does not keep prefixes: at turn {turn + 1} of {row.place or 'a row'},"
+        f"The chat template is not prefix-preserving: at turn {turn + 1} of {row.place or 'a row'},"
         f" {before[start : same + 30]!r} becomes {after[start : same + 30]!r} when the conversation continues.",
         remedy="Set data.chat_template=FILE to a template that only appends to the text of earlier turns (and leaves"
         " their thinking and dates unchanged).",

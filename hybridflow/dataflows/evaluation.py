@@ -37,8 +37,9 @@ def evaluate_responses(
 ) -> tuple[Metrics, list[Sample]]:
     """Samples responses to held-out prompts and scores them. Returns metrics and the first `sample_rows` samples.
 
-    The metrics are `val-core/<source>/<what>/mean@N`. With several samples, also `pass@N` of the best; with several functions, `val-aux/<source>/<function>/mean`. `what`
-    is `acc` if a score of 1 means a correct answer, otherwise `reward`. `decode` converts tokens to text for the sample table.
+    The metrics are `val-core/<source>/<what>/mean@N`; with several samples, also `pass@N` of the best; with several
+    functions, `val-aux/<source>/<function>/mean`. `what` is `acc` if a score of 1 means a correct answer, otherwise
+    `reward`. `decode` converts tokens to text for the sample table.
     """
     batch = rollout.generate(prompts.repeat(samples_per_prompt), purpose="eval")
     batch = reward.score(batch)

@@ -81,7 +81,7 @@ def set_later_aside(store: CheckpointStore, checkpoint: Checkpoint) -> list[Path
         if int(path.name.removeprefix("step_")) > checkpoint.step:
             moved.append(_free_name(path))
             os.rename(path, moved[-1])
-            logger.warning("checkpoint=%s is not in the history of this run and is now %s", path, moved[-1])
+            logger.warning("checkpoint=%s is later than the step resumed from; renamed to %s", path, moved[-1])
     return moved
 
 

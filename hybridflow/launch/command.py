@@ -98,7 +98,7 @@ def _dry_run(flags: "argparse.Namespace", console: "Console") -> int:
             from hybridflow.launch.dry_run import dry_run
         dry_run(composed, faults, console, has_layout=has_layout)
     count = len(faults.found)
-    verdict = (f"{count} problem{'s' * (count != 1)}", "bold red") if count else ("no problem found", "bold green")
+    verdict = (f"{count} problem{'s' * (count != 1)}", "bold red") if count else ("no errors found", "bold green")
     console.print(Text.assemble(verdict, "; nothing was started"))
     return 2 if count else 0
 
@@ -162,7 +162,6 @@ def ended_by_signals(line: str = "interrupted") -> Iterator[None]:
     """Within it, a signal ends the process with one line.
 
     Libraries catch or change exceptions that are raised while they are imported.
-
     The exit status is 130 for SIGINT, 143 for SIGTERM and 129 for SIGHUP.
     Does nothing in a thread other than the main one; a signal that is ignored (SIGHUP under nohup) stays ignored.
     """

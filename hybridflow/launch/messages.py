@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # the first error can be printed before torch is imported
     from hybridflow.dataflows.loop import Outcome
 
 LEFT_TO_CHECK = "Models and data are checked once these problems are fixed."
+_USE_REWARD = "python -m hybridflow.trainer.main_ppo reward.model.path"
 """Printed by `--dry-run` instead of the roles if it cannot plan them."""
 
 
@@ -160,8 +161,8 @@ def _say_model(checkpoint: Path, console: Console) -> None:
         lines = [f"model       {model}  (AutoModelForCausalLM.from_pretrained)"]
     elif adapter.is_dir():
         export = f"hybridflow export {checkpoint.parent.parent} DIRECTORY --role reward_model"
-        lines = [f"model       {adapter}", f"serve it    {export}, then main_ppo reward.model.path=DIRECTORY"]
+        lines = [f"model       {adapter}", f"use it      {export}, then {_USE_REWARD}=DIRECTORY"]
     else:
-        lines = [f"model       {model}", f"serve it    main_ppo reward.model.path={model}"]
+        lines = [f"model       {model}", f"use it      {_USE_REWARD}={model}"]
     for line in lines:
         console.print(f"  {line}", soft_wrap=True)

@@ -103,12 +103,15 @@ def start_in_words(plan: RunPlan, data: RunData) -> str:
     check_unclaimed(directory)
     store = CheckpointStore(directory)
     checkpoint = resolve_resume(trainer.resume, store, trainer.total_steps)
+    start = "begins at step 1"
     if checkpoint is not None:
         check_resumable(checkpoint, plan, data, fingerprints(plan))
         complete = " (the last one: nothing is left to do)" if checkpoint.step == trainer.total_steps else ""
-        return f"resumes from step {checkpoint.step}{complete}, {checkpoint.path}"
-    is_empty = not directory.is_dir() or not any(directory.iterdir())
-    return "begins at step 1" if is_empty else f"begins at step 1; the earlier run in {directory} is moved aside"
+        start = f"resumes from step {checkpoint.step}{complete}, {checkpoint.path}"
+    continues = checkpoint is not None and store.is_own(checkpoint.path)
+    if continues or not directory.is_dir() or not any(directory.iterdir()):
+        return start
+    return f"{start}; the earlier run in {directory} is moved aside"
 
 
 def _opened(earlier: EarlierRun, plan: RunPlan, data: RunData, inputs: Fingerprints) -> Checkpoint | None:

@@ -157,7 +157,7 @@ def load_pretrained(
         )
     if loading["unexpected_keys"] and factory is not AutoModel:
         names = sorted(loading["unexpected_keys"])
-        logger.warning("model=%s unused_weights=%d first=%s", directory, len(names), names[0])
+        logger.warning("model=%s has %d weights that it does not use (first: %s)", directory, len(names), names[0])
     for name, weight in model.named_parameters():
         check_finite(name, weight, directory)
     nn.Module.to(model, device)

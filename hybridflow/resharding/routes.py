@@ -345,6 +345,6 @@ def _refuse_uncovered(weights: WeightClass, box: Box, ranks: tuple[int, ...]) ->
     missing = uncovered(box, [held for held, _ in weights.held])[0]
     raise EngineError(
         f"Rank {ranks[0]} needs {box_text(box)} of '{weights.names[0]}' {list(weights.shape)},"
-        f" and no rank holds {box_text(missing)} of it.",
+        f" but no rank holds {box_text(missing)} of it.",
         remedy="Load both engines from the same model.path; every trained weight must be held by some rank.",
     )

@@ -74,7 +74,9 @@ class RemoteReward:
                 remedy="Start it first, or correct the address; it must be reachable from this machine.",
             )
         if failures:
-            logger.warning("reward.functions: servers that cannot be reached yet: %s", failures)
+            logger.warning(
+                "reward.functions: some servers cannot be reached yet: %s; requests go to the others", failures
+            )
 
     def __call__(self, queries: list[str], prompts: list[str], labels: list) -> dict[str, object]:
         """The rewards of all samples, and what the servers logged."""

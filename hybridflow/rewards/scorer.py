@@ -155,10 +155,10 @@ class RewardScorer:
         if self._num_failures > self._budget:
             raise RewardError(
                 f"The reward function {failures[0]}\n"
-                f"{self._num_failures} samples of this run could not be scored so far, {failed} of them in this"
-                f" batch of {num_samples}; reward.error_budget={self._budget} allows {self._budget}.",
-                remedy="Fix the function or the server; for a sample it cannot score, return None (another function "
-                "must then score it); or let N samples of a run fail with reward.error_budget=N.",
+                f"This rank has failed to score {self._num_failures} samples so far ({failed} of the {num_samples} in"
+                f" this batch); reward.error_budget={self._budget} allows {self._budget} per rank.",
+                remedy="Fix the function or the server, or raise reward.error_budget. If a sample cannot be scored,"
+                " return None and let another function score it.",
             )
         for failure in failures:
             logger.warning("reward failures=%d reward.error_budget=%d: %s", self._num_failures, self._budget, failure)

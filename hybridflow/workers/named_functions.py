@@ -57,7 +57,7 @@ _KEYS = {
 }
 
 _POSITIONAL_ONLY = inspect.Parameter.POSITIONAL_ONLY
-_KINDS = {bool: "truth value", (int, float): "number", str: "text", (list, tuple): "list", dict: "table"}
+_KINDS = {bool: "true or false", (int, float): "a number", str: "text", (list, tuple): "a list", dict: "a mapping"}
 """Types of settings, by the type of the default: an integer is accepted for a float."""
 
 _STARRED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -205,8 +205,9 @@ def _bound(
         default = _all_parameters(method)[setting].default
         if not _is_like(settings[setting], default):
             raise ConfigError(
-                f"{settings_key}.{setting}={settings[setting]} is a {type(settings[setting]).__name__}.",
-                remedy=f"Give a {_kind_of(default)}, as its default {default!r} is.",
+                f"{settings_key}.{setting}={settings[setting]} has the wrong type"
+                f" ({type(settings[setting]).__name__}).",
+                remedy=f"Give {_kind_of(default)}; the default is {default!r}.",
             )
     return NamedFunction(name, method, {**method.settings, **settings})
 

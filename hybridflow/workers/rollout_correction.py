@@ -55,7 +55,7 @@ def check_corrected(is_compared: bool) -> None:
     """Raises `ConfigError` for a correction that compares the rollout with the policy, without `old_logprobs`."""
     if is_compared:
         raise ConfigError(
-            "algorithm.correction compares the rollout with the policy before the update, and the batch has no"
+            "algorithm.correction compares the rollout with the policy before the update, but the batch has no"
             " old_logprobs.",
             remedy="Call actor.logprobs in the dataflow's step, and join its answer to the batch.",
         )

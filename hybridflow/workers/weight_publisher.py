@@ -97,7 +97,8 @@ class WeightPublisher:
         versions = set(batch.row("weight_version").tolist()) if "weight_version" in batch else {self.version}
         if versions != {self.version}:
             raise StaleWeightsError(
-                f"The samples come from weight versions {sorted(versions)}, the actor is at {self.version}.",
+                f"The samples were generated with weight versions {sorted(versions)}, but the actor is at version"
+                f" {self.version}.",
                 remedy="Update on samples of the current weights, and publish after each update.",
             )
 

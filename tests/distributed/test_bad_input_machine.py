@@ -133,7 +133,7 @@ def test_a_directory_of_something_else_and_the_current_one_are_left_alone(tmp_pa
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_device_that_is_not_there_is_told(tmp_path):
     ended = attempt(tmp_path, "trainer.device=cuda")
-    assert_refused(ended, "trainer.device=cuda, and PyTorch finds no CUDA device", "trainer.device=cpu")
+    assert_refused(ended, "trainer.device=cuda, but PyTorch finds no CUDA device", "trainer.device=cpu")
     assert not (tmp_path / "run").exists()
 
 

@@ -91,7 +91,7 @@ def test_a_function_that_cannot_be_used_is_told_with_the_sample(judge, tmp_path,
     failed = f"The reward function '{tmp_path}/judges.py:{name}' failed on sample 0: {found}"
     assert f"RewardError: In {when}: {failed}" in ended.words
     assert "prompt: '" in ended.words and "completion: '" in ended.words
-    assert "What to do: Fix the function" in ended.words and "reward.error_budget=N" in ended.words
+    assert "What to do: Fix the function" in ended.words and "raise reward.error_budget" in ended.words
     assert "role=reward rank=0" in ended.words
     assert metric_rows(tmp_path / "run") == []
     assert not (tmp_path / "run" / "checkpoints").exists()

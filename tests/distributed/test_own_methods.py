@@ -40,7 +40,7 @@ def attempt(tmp_path: Path) -> Try:
         (["algorithm.policy_loss={}:unknown"], "unknown(scores, mask, gruop_ids)", "logprobs, entropy, mask"),
         (
             ["algorithm=gdpo", "algorithm.advantage_settings.weights=[1.0,2.0]"],
-            "weights=[1.0, 2.0] for 1 rewards: exact_match",
+            "weights=[1.0, 2.0] has 2 numbers, but there is 1 reward: exact_match",
             "Give one weight per reward",
         ),
         (

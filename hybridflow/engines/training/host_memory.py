@@ -155,7 +155,8 @@ def locked_pages(num_bytes: int, lock: Callable[[int, int], int]) -> Tensor:
     if failure := size and lock(memory.data_ptr(), size):
         raise EngineError(
             f"{size >> 20} MB of the host's memory cannot be page-locked (CUDA error {failure}).",
-            remedy="Give the process more host memory, or leave out offload_optimizer and offload_parameters.",
+            remedy="Give the process more host memory, or leave out actor.offload_optimizer and"
+            " actor.offload_parameters (and those of critic).",
         )
     return memory
 

@@ -180,8 +180,9 @@ def _checkpoint_layers(model: PreTrainedModel) -> None:
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not (model.supports_gradient_checkpointing and layers):
         raise EngineError(
-            f"{type(model).__name__} does not support gradient_checkpointing=true.",
-            remedy="Leave it out, and lower microbatch_tokens if memory is short.",
+            f"{type(model).__name__} does not support gradient checkpointing.",
+            remedy="Set actor.gradient_checkpointing=false (for a critic, critic.gradient_checkpointing), and lower"
+            " actor.microbatch_tokens if memory is short.",
         )
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     for layer in layers:

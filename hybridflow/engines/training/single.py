@@ -123,7 +123,9 @@ class SingleEngine(EngineShell[MasterAdamW]):
         try:
             self.model.load_state_dict(whole.state_dict())
         except RuntimeError as error:
-            raise EngineError(f"The checkpoint {directory} is of another model: {error}", remedy=SAME_MODEL) from error
+            raise EngineError(
+                f"The checkpoint {directory} belongs to a different model: {error}", remedy=SAME_MODEL
+            ) from error
 
     def _trained(self) -> Iterator[tuple[Tensor, ShardsOf]]:
         for name, parameter in self.model.named_parameters():

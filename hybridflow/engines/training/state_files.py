@@ -176,10 +176,14 @@ def _key(kind: str, shard: WeightShard) -> str:
 def _check_shape(directory: Path, what: str, saved: Shape | None, held: Shape | None) -> None:
     if saved != held:
         raise EngineError(
-            f"The checkpoint {directory} is of another model: {what} is {saved or 'absent'} there"
-            f" and {held or 'absent'} here.",
+            f"The checkpoint {directory} belongs to a different model: {what} {_has_shape(saved)} in the checkpoint,"
+            f" but {_has_shape(held)} in this run's model.",
             remedy=SAME_MODEL,
         )
+
+
+def _has_shape(shape: Shape | None) -> str:
+    return "does not exist" if shape is None else f"has shape {shape}"
 
 
 def _saved_steps(target: Path) -> int:

@@ -139,7 +139,7 @@ def _explained(error: Exception, file: Path, choices: Sequence[str]) -> ConfigEr
         is_ours = file.parent == config_directory()
         other = f"add '{choices[0].replace('=', ': ')}' to the defaults in {file}"
         return ConfigError(
-            f"{file.name} chooses no {choices[0].partition('=')[0]}, so {choices[0]} has nothing to replace.",
+            f"{choices[0]} has no effect with {file.name}, which selects no {choices[0].partition('=')[0]}.",
             remedy=f"Leave it out, or {'use it with python -m hybridflow.trainer.main_ppo' if is_ours else other}.",
         )
     cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__ or error.__context__ or error

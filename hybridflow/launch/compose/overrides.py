@@ -118,7 +118,7 @@ def _malformed(text: str) -> ConfigError:
 def _choice(group: str, override: Override, text: str) -> str:
     value = override.value()
     if not isinstance(value, str):
-        raise ConfigError(f"'{text}' does not choose one {group}.", remedy=f"Write {group}=<name>, one word.")
+        raise ConfigError(f"'{text}' is not a single {group} name.", remedy=f"Write {group}=NAME.")
     return value
 
 

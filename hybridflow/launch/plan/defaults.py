@@ -186,5 +186,5 @@ def _device(wanted: Device, num_gpus: int | None) -> str:
         has_cuda, found = num_gpus > 0, "the Ray cluster has no GPU"
         remedy = "start its nodes with GPUs (ray status lists them; ray start --num-gpus=N if Ray does not detect them)"
     if wanted is Device.cuda and not has_cuda:
-        raise ResourceError(f"trainer.device=cuda, and {found}.", remedy=f"Use trainer.device=cpu, or {remedy}.")
+        raise ResourceError(f"trainer.device=cuda, but {found}.", remedy=f"Use trainer.device=cpu, or {remedy}.")
     return "cuda" if has_cuda else "cpu"

@@ -1,1 +1,1 @@
-"""Rules on the plan of a run (in `parallelism.py`, on the configuration alone). Each yields all problems that it finds."""
+"""Rules on the plan of a run (in `parallelism.py`, on the configuration alone). Each yields all its findings."""

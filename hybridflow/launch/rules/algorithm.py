@@ -69,7 +69,7 @@ def _estimator(config: Experiment, dataflow: type[Dataflow]) -> Iterator[ConfigE
     if compares and config.rollout.samples_per_prompt == 1:
         yield ConfigError(
             f"dataflow={config.dataflow} with algorithm.advantage={config.algorithm.advantage} compares samples of one"
-            f" prompt, and rollout.samples_per_prompt={config.rollout.samples_per_prompt} leaves nothing to compare.",
+            f" prompt, but rollout.samples_per_prompt={config.rollout.samples_per_prompt} leaves nothing to compare.",
             remedy="Use rollout.samples_per_prompt=8.",
         )
 
@@ -89,7 +89,7 @@ def _preference(config: Experiment, dataflow: type[Dataflow]) -> Iterator[Config
     if is_alone and config.dataflow_settings.get("precompute_reference"):
         why = "reference_free=true" if preference.reference_free else f"loss={loss}"
         yield ConfigError(
-            "dataflow_settings.precompute_reference=true precomputes the reference's log-probabilities, and"
+            "dataflow_settings.precompute_reference=true precomputes the reference's log-probabilities, but"
             f" algorithm.preference.{why} reads none.",
             remedy="Leave dataflow_settings.precompute_reference out.",
         )
@@ -115,7 +115,7 @@ def _pairs(config: Experiment, dataflow: type[Dataflow]) -> Iterator[ConfigError
         trains_reward_model = any(need.kind is TrainableRewardModel for need in role_needs(dataflow).values())
         trainer = "reward_model" if trains_reward_model else {"preferences": "dpo", "labelled": "kto"}[dataflow.data]
         yield ConfigError(
-            f"dataflow={config.dataflow} learns from pairs, and data.train_files=[{prompts[0]}] holds none.",
+            f"dataflow={config.dataflow} learns from preferences, but data.train_files=[{prompts[0]}] has none.",
             remedy=f"Use python -m hybridflow.trainer.main_{trainer}, which has pairs and settings that fit; or name"
             " pairs: data.train_files=[builtin:calculator/pairs].",
         )
@@ -131,11 +131,16 @@ def _pretraining(config: Experiment, dataflow: type[Dataflow]) -> Iterator[Confi
             "data.pretraining_files are set, but algorithm.pretraining_coefficient=0 gives them no weight.",
             remedy="Use algorithm.pretraining_coefficient=0.1 with algorithm=ppo_ptx, or leave the files out.",
         )
-    elif bool(weight) is not dataflow.reads_pretraining:
+    elif weight and not dataflow.reads_pretraining:
         yield ConfigError(
-            f"dataflow={config.dataflow} with algorithm.pretraining_coefficient={weight:g}.",
-            remedy="Use algorithm=ppo_ptx, which has both; algorithm=ppo is the same without texts. A dataflow of your"
-            " own that reads them declares reads_pretraining = True.",
+            f"algorithm.pretraining_coefficient={weight:g}, but dataflow={config.dataflow} does not read"
+            " data.pretraining_files.",
+            remedy="Use algorithm=ppo_ptx. If your own dataflow reads them, declare reads_pretraining = True.",
+        )
+    elif dataflow.reads_pretraining and not weight:
+        yield ConfigError(
+            f"dataflow={config.dataflow} needs algorithm.pretraining_coefficient above 0.",
+            remedy="Set it, or use algorithm=ppo.",
         )
 
 
@@ -144,7 +149,7 @@ def gradient_problems(plan: RunPlan) -> Iterator[Problem]:
     loss, steps = plan.functions.policy_loss, optimizer_steps_per_step(plan.config, plan.config.actor)
     if loss is not None and steps > 1 and "old_logprobs" not in loss.parameters:
         yield Advice(
-            f"algorithm.policy_loss={loss.name} ignores the policy that drew the samples, and a batch has {steps}"
+            f"algorithm.policy_loss={loss.name} ignores the policy that drew the samples, but a batch has {steps}"
             " optimizer steps: nothing bounds how far the later ones move the policy.",
             remedy="Use actor.minibatch_size=null and actor.epochs=1.",
         )
@@ -165,7 +170,8 @@ def reward_weight_problems(plan: RunPlan) -> Iterator[Problem]:
         )
     if isinstance(weights, list) and weights and len(weights) != len(rewards):
         yield ConfigError(
-            f"algorithm.advantage_settings.weights={weights} for {len(rewards)} rewards: {', '.join(rewards)}.",
+            f"algorithm.advantage_settings.weights={weights} has {len(weights)} number{'s' * (len(weights) != 1)}, but"
+            f" there {'is 1 reward' if len(rewards) == 1 else f'are {len(rewards)} rewards'}: {', '.join(rewards)}.",
             remedy="Give one weight per reward, in this order, or none for 1 each.",
         )
 

@@ -143,8 +143,8 @@ def phase_problems(plan: RunPlan, gpus: NodeGpus | None) -> Iterator[ResourceErr
             continue
         if peak.total > TOLERANCE * gpus.smallest:
             yield ResourceError(
-                f"{peak.name} needs about {_gib(peak.total)} GiB on each device of pool '{pool}', and a GPU of"
-                f" {gpus.node} has {_gib(gpus.smallest)} GiB: {peak.largest}.",
+                f"The phase '{peak.name}' needs about {_gib(peak.total)} GiB per device in pool '{pool}'"
+                f" ({peak.largest}), but a GPU of {gpus.node} has {_gib(gpus.smallest)} GiB.",
                 remedy=_remedy(plan, pool),
             )
         generates = any(phase.name == GENERATING for phase in phases)

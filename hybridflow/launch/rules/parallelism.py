@@ -52,7 +52,7 @@ def _engine_errors(name: str, training: Training) -> Iterator[ConfigError]:
             )
     if sizes["virtual_pipeline"] > 1 and sizes["pipeline"] == 1:
         yield ConfigError(
-            f"{name}.parallelism.virtual_pipeline={sizes['virtual_pipeline']} divides the stages of a pipeline, and"
+            f"{name}.parallelism.virtual_pipeline={sizes['virtual_pipeline']} divides the stages of a pipeline, but"
             f" {name}.parallelism.pipeline=1 has one.",
             remedy=f"Use {name}.parallelism.pipeline=2 or more.",
         )

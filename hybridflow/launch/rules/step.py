@@ -72,7 +72,7 @@ def _check_newer(name: str, program: Dataflow, published: Call, *, current: obje
     if not isinstance(version, int) or not isinstance(current, int) or version <= current:
         raise ConfigError(
             f"{name}: with self.iteration={program.iteration} the step publishes its new weights as version={version},"
-            f" and the current version is {current} already.",
+            f" but the current version is already {current}.",
             remedy=f"Write {_PUBLISH}.",
         )
 

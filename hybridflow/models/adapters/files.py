@@ -93,8 +93,8 @@ def load_adapter(adapter: Adapter, shards: Iterable[WeightShard], directory: Pat
     """Reads an adapter that `save_adapter` wrote in any layout into this rank's shards."""
     if not (directory / CONFIG_FILE).is_file():
         raise CheckpointError(
-            f"{directory.parent} holds no adapter: it was written by a run without lora.rank.",
-            remedy="Resume with lora.rank=0, or start over from its huggingface/ directory as model.path.",
+            f"{directory.parent} has no adapter: it was written by a run with actor.lora.rank=0.",
+            remedy="Resume with actor.lora.rank=0, or start over from its huggingface/ directory as model.path.",
         )
     saved, own = SavedAdapter.read(directory), SavedAdapter.of(adapter)
     if saved != own:

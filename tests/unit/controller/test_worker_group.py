@@ -199,7 +199,7 @@ def test_ranks_learn_how_many_of_their_rows_each_minibatch_has():
 
 
 def test_a_mesh_must_have_the_ranks_of_its_pool():
-    with pytest.raises(ConfigError, match=r"'actor' has 2 ranks, the pool 'main' 3 devices"):
+    with pytest.raises(ConfigError, match=r"'actor' has 2 ranks, but pool 'main' has 3 devices"):
         group(Model, 3, mesh=ParallelMesh({"data": 2}))
 
 

@@ -69,7 +69,7 @@ def test_options_that_do_not_exist_are_named(name, found, remedy):
 def test_held_out_data_names_its_split(sums):
     check_splits_named(["openai/gsm8k?config=main&split=test", "nowhere/test.jsonl", str(sums)], key="data.eval_files")
     for name, typed in (("openai/gsm8k", "openai/gsm8k?split=test"), ("a/b?config=c", "a/b?config=c&split=test")):
-        with pytest.raises(ConfigError, match=r"data.eval_files: .* must name the held-out split") as caught:
+        with pytest.raises(ConfigError, match=r"data.eval_files: .* no split is given for evaluation") as caught:
             check_splits_named([name], key="data.eval_files")
         assert f"'data.eval_files=[\"{typed}\"]'" in caught.value.remedy
 

@@ -77,4 +77,4 @@ def test_a_file_without_labels_is_an_error(tmp_path, tokenizer):
 
 def test_one_label_in_every_row_is_logged(tmp_path, tokenizer, caplog):
     loaded(tmp_path / "a.jsonl", tokenizer, [ROW, ROW | {"label": 1}])
-    assert "label=true in every row" in caplog.text
+    assert "every label is true" in caplog.text

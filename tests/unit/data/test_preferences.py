@@ -103,7 +103,7 @@ def test_ties_and_blank_pairs_are_left_out_and_counted(tmp_path, tokenizer, capl
     assert batch.row("margin").tolist() == [2.0, 0.0]
     assert "leaves out 1 of 4 pairs: both responses are the same (rows 1)" in caplog.text
     assert "leaves out 1 of 4 pairs: a response is blank (rows 2)" in caplog.text
-    assert "pairs=1 are duplicates" in caplog.text
+    assert "1 pairs repeat earlier ones" in caplog.text
     reasons = r"both responses are the same \(1\), a response is blank \(1\)"
     with pytest.raises(DataError, match=f"no usable pairs: {reasons}"):
         loaded(tmp_path / "b.jsonl", tokenizer, rows[:2])

@@ -105,7 +105,7 @@ COUNTS = "{{ messages | length }}" + CHAT_TEMPLATE
 def test_a_template_that_does_not_keep_prefixes_is_an_error_that_shows_where(template, turn, before, after):
     tokenizer = character_tokenizer(chat_template=template)
     conversation = turns("hi", "think|yo", "so?", "no")
-    with pytest.raises(DataError, match="does not keep prefixes") as caught:
+    with pytest.raises(DataError, match="is not prefix-preserving") as caught:
         completion_token_ids([PromptCompletion(conversation[:1], conversation[1:], "row 7 of 'a.jsonl'")], tokenizer)
     assert f"turn {turn} of row 7 of 'a.jsonl'" in caught.value.message
     assert before in caught.value.message and after in caught.value.message

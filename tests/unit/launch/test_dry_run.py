@@ -34,7 +34,7 @@ def test_every_problem_is_told_with_its_remedy_and_nothing_is_started(tmp_path, 
 def test_a_run_without_problems_shows_its_roles(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ended = run_here(["--dry-run", "trainer={devices: 2, device: cpu}", "algorithm.kl.placement=loss"])
-    assert ended.status == 0 and "no problem found; nothing was started" in ended.words
+    assert ended.status == 0 and "no errors found; nothing was started" in ended.words
     for row in ("actor main 2 fsdp + transformers data 2 1.1M", "reward main 2 functions", "reference main 2 fsdp"):
         assert row in ended.words
     assert list(tmp_path.iterdir()) == []

@@ -13,8 +13,9 @@ from hybridflow.elastic.claim import is_claimed
 from hybridflow.errors import ResourceError, WorkerError
 from hybridflow.launch import execute as execute_module
 from hybridflow.launch import run_directory
-from hybridflow.launch.compose.compose import Composed
+from hybridflow.launch.compose.compose import Composed, compose_run
 from hybridflow.launch.execute import execute
+from hybridflow.launch.prepare import checked_data, checked_plan
 from hybridflow.observability.ending import Ending, read_ending, write_ending
 from hybridflow.trainer import main_ppo
 from tests.toys import MakeToy
@@ -52,6 +53,15 @@ def test_an_earlier_run_is_neither_marked_nor_moved_by_a_start_that_fails(words,
     assert read_ending(directory) == Ending("done", "2 steps")
     assert not directory.with_name("run.1").exists()
     assert "failed: " in (directory / "run.log").read_text()
+
+
+def test_a_dry_run_says_that_resuming_from_another_runs_checkpoint_moves_the_directory_aside(words):
+    checkpoint = words.run("first", "trainer.total_steps=2").outcome.checkpoint
+    directory = words.run("second", "trainer.total_steps=2").run_dir
+    settings = ["algorithm=grpo", f"trainer.run_dir={directory}", f"trainer.resume={checkpoint}"]
+    plan = checked_plan(compose_run([*words.common, *settings], config_name="ppo"))
+    found = run_directory.start_in_words(plan, checked_data(plan))
+    assert found == f"resumes from step 2, {checkpoint}; the earlier run in {directory} is moved aside"
 
 
 def test_a_resume_that_fails_drops_no_row_after_its_checkpoint(words):

@@ -95,7 +95,7 @@ def test_an_unknown_key_is_answered_with_the_setting_that_is_meant(text, remedy)
         (["placement.pools=${trainer.seed}"], "has the wrong type", "placement.pools takes a table"),
         (["dataflow_settings=[1,2]"], "has the wrong type", "dataflow_settings takes a table"),
         (["trainer.run_dir=a\udcff"], "is not UTF-8", "UTF-8"),
-        (["algorithm=[ppo]", "algorithm=5", "algorithm=ppo,grpo"], "does not choose one algorithm", "algorithm=<name>"),
+        (["algorithm=[ppo]", "algorithm=5", "algorithm=ppo,grpo"], "is not a single algorithm name", "algorithm=NAME"),
     ],
     ids=lambda each: ascii(each[0]) if isinstance(each, list) else "",
 )

@@ -276,7 +276,7 @@ def test_pieces_come_by_weight_then_box_then_destination():
         pytest.param(
             [[holding(box=((0, 2), (0, 2)))], [holding(box=((3, 4), (0, 2)))]],
             [[], [holding(box=((1, 4), (0, 2)))]],
-            ["Rank 1 needs [1:4, 0:2] of 'w' [4, 2]", "no rank holds [2:3, 0:2] of it"],
+            ["Rank 1 needs [1:4, 0:2] of 'w' [4, 2]", "but no rank holds [2:3, 0:2] of it"],
             "model.path",
             id="a part that nobody holds",
         ),

@@ -185,7 +185,7 @@ def test_a_server_is_looked_for_before_anything_is_loaded(address, caplog):
         RewardScorer(Reward(functions=["http://127.0.0.1:9/r?token=s3cr3t"])).check_servers()
     assert "Start it first" in caught.value.remedy
     RewardScorer(Reward(functions=[f"http://127.0.0.1:9/r {address}/good"])).check_servers()
-    assert "servers that cannot be reached yet: http://127.0.0.1:9/r" in caplog.text
+    assert "some servers cannot be reached yet: http://127.0.0.1:9/r" in caplog.text
 
 
 @pytest.mark.parametrize("path", ["trickle", "headers"])

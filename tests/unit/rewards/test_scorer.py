@@ -110,9 +110,7 @@ def test_the_budget_holds_for_the_life_of_the_scorer(make_scorer):
     scorer = make_scorer(RAISES_ON_CCC, error_budget=2)
     scorer.score(PROMPTS, TEXTS, {})
     scorer.score(PROMPTS, TEXTS, {})
-    found = (
-        r"\n3 samples of this run could not be scored so far, \d of them in this batch of \d; reward.error_budget=2 "
-    )
+    found = r"\nThis rank has failed to score 3 samples so far \(\d of the \d in this batch\); reward.error_budget=2 "
     with pytest.raises(RewardError, match=found):
         scorer.score(PROMPTS, TEXTS, {})
 

@@ -51,7 +51,10 @@ def check_model(geometry: ModelGeometry, description: PreTrainedConfig) -> None:
     }
     for what, is_there in unsupported.items():
         if is_there:
-            raise EngineError(f"engine=megatron does not support {what}.", remedy="Use engine=fsdp for this model.")
+            raise EngineError(
+                f"The engine megatron does not support {what}.",
+                remedy="Use actor.engine=fsdp (critic.engine=fsdp) for this model.",
+            )
 
 
 def transformer_config(

@@ -35,8 +35,8 @@ def make_rotary(config: PreTrainedConfig, device: torch.device) -> Rotary:
     kind = config.to_dict()["rope_parameters"]["rope_type"]
     if kind not in _ROPE_TYPES:
         raise EngineError(
-            f"engine=megatron does not support rotary embeddings of type '{kind}'.",
-            remedy=f"Use engine=fsdp, or a model with one of: {', '.join(_ROPE_TYPES)}.",
+            f"The engine megatron does not support rotary embeddings of type '{kind}'.",
+            remedy=f"Use actor.engine=fsdp (critic.engine=fsdp), or a model with one of: {', '.join(_ROPE_TYPES)}.",
         )
     tables = LlamaRotaryEmbedding(config).to(device)  # pyright: ignore[reportArgumentType]
 

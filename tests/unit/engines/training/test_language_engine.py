@@ -162,7 +162,7 @@ def test_an_architecture_without_known_names_is_saved_by_transformers_and_goes_o
         stepped(each, sequences(seed=1), likelihood_loss)
     assert largest_difference(weights(engine), weights(again)) == 0.0
     other = language_engine(gemma_dir(intermediate_size=40))
-    with pytest.raises(EngineError, match="is of another model") as caught:
+    with pytest.raises(EngineError, match="belongs to a different model") as caught:
         other.load(tmp_path)
     assert "model.path" in caught.value.remedy
 

@@ -30,9 +30,13 @@ CONFLICTS = [
     ({"dataflow": "remax"}, "dataflow=remax cannot use algorithm.advantage=gae", "algorithm.advantage=remax"),
     ({"dataflow": "safe_rlhf", "algorithm.advantage": "grpo"}, "safe_rlhf cannot use", "algorithm.advantage=gae"),
     ({"dataflow": "ppo_ptx", **TEXTS}, "pretraining_coefficient=0 gives them no weight", "algorithm=ppo_ptx"),
-    ({"dataflow": "dpo"}, "holds none", "hybridflow.trainer.main_dpo, which has pairs"),
-    ({"dataflow": "kto"}, "data.train_files=[builtin:calculator/train] holds none", "main_kto, which has pairs"),
-    ({"dataflow": "reward_model"}, "dataflow=reward_model learns from pairs", "hybridflow.trainer.main_reward_model"),
+    ({"dataflow": "dpo"}, "has none", "hybridflow.trainer.main_dpo, which has pairs"),
+    ({"dataflow": "kto"}, "data.train_files=[builtin:calculator/train] has none", "main_kto, which has pairs"),
+    (
+        {"dataflow": "reward_model"},
+        "dataflow=reward_model learns from preferences",
+        "hybridflow.trainer.main_reward_model",
+    ),
     (KTO, "kto cannot use algorithm.preference.loss=sigmoid", "hybridflow.trainer.main_dpo"),
     (
         {**TWICE, "algorithm.preference.reference_free": True},
@@ -50,8 +54,8 @@ CONFLICTS = [
         "undesirable_weight=0 leave nothing to learn from",
         "Set at least one of them to 1",
     ),
-    ({"dataflow": "ppo_ptx"}, "dataflow=ppo_ptx with algorithm.pretraining_coefficient=0", "algorithm=ppo"),
-    ({"algorithm.pretraining_coefficient": 0.5, **TEXTS}, "ppo with algorithm.pretraining_coeff", "algorithm=ppo_ptx"),
+    ({"dataflow": "ppo_ptx"}, "dataflow=ppo_ptx needs algorithm.pretraining_coefficient", "algorithm=ppo"),
+    ({"algorithm.pretraining_coefficient": 0.5, **TEXTS}, "dataflow=ppo does not read data.pre", "algorithm=ppo_ptx"),
     ({"dataflow": "grpo"}, "dataflow=grpo cannot use algorithm.advantage=gae", "algorithm=ppo (dataflow=ppo)"),
     ({"trainer.devices": 2, "critic.engine": TrainingEngine.single}, "runs a model on one", "critic.engine=fsdp"),
 ]

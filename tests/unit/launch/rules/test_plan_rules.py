@@ -39,7 +39,7 @@ def test_gdpo_does_not_read_the_weights_of_functions():
     words = ["algorithm=gdpo", "rollout.samples_per_prompt=2", "reward.weights=[2.0]"]
     (advice,) = judged(planned(*words), reward_weight_problems)
     assert advice.message.startswith("reward.weights=[2.0] has no effect on advantages")
-    with pytest.raises(ConfigError, match=r"weights=\[1, 2\] for 1 rewards"):
+    with pytest.raises(ConfigError, match=r"weights=\[1, 2\] has 2 numbers, but there is 1 reward"):
         judged(planned("algorithm=gdpo", "algorithm.advantage_settings.weights=[1,2]"), reward_weight_problems)
 
 

@@ -46,7 +46,7 @@ def test_an_adapter_of_other_settings_is_an_error_that_says_both(tmp_path, lora,
 
 def test_a_checkpoint_without_an_adapter_is_an_error(tmp_path):
     model = toy_model("llama")
-    with pytest.raises(CheckpointError, match="holds no adapter") as caught:
+    with pytest.raises(CheckpointError, match="has no adapter") as caught:
         load_adapter(Adapter(model, Lora(rank=2)), shards_of(model), tmp_path / "adapter")
     assert "lora.rank=0" in caught.value.remedy
 

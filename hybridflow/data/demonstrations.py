@@ -95,7 +95,7 @@ def recognize_demonstrations(table: Table, config: Data) -> list[PromptCompletio
 
 
 def _with_inputs(instructions: list, inputs: list) -> list:
-    """Alpaca's layout: an instruction, followed by its input if there is one."""
+    """Alpaca's format: an instruction, followed by its input if there is one."""
     both = zip(instructions, inputs, strict=True)
     return [f"{instruction}\n\n{given}" if given else instruction for instruction, given in both]
 

@@ -81,7 +81,7 @@ def recognize_labeled(table: Table, config: Data) -> tuple[list[PromptCompletion
         label = str(labels[0]).lower()
         logger.warning("data=%s: every label is %s, so KTO cannot contrast good and bad responses", table.name, label)
     logger.info(
-        "data=%s rows=%d layout=%s,%s,label read_as=labeled_responses",
+        "data=%s rows=%d format=%s,%s,label read_as=labeled_responses",
         table.name, num_rows, prompt_name, completion_name,
     )  # fmt: skip
     responses = [found[row] for row in kept]

@@ -114,8 +114,8 @@ def recognize_pairs(table: Table, config: Data) -> tuple[list[Pair], Batch]:
     numbers = [0.0 if value is None else _number(value, "margin", table.place(row)) for row, value in margins]
     objects = other_columns(table, config, used=(prompt_name, "chosen", "rejected", *_REFERENCE))
     logger.info(
-        "data=%s rows=%d layout=%s prompt=%s chosen=chosen rejected=rejected other_columns=%s read_as=pairs",
-        table.name, num_rows, _layout_name(pairs[0], prompt_name), prompt_name or "common_beginning",
+        "data=%s rows=%d format=%s prompt=%s chosen=chosen rejected=rejected other_columns=%s read_as=pairs",
+        table.name, num_rows, _format_name(pairs[0], prompt_name), prompt_name or "common_beginning",
         ",".join(name for name in objects if name not in ("answer", "data_source")) or "none",
     )  # fmt: skip
     return pairs, Batch.of(
@@ -222,7 +222,7 @@ def _number(value: object, name: str, place: str) -> float:
     )
 
 
-def _layout_name(pair: Pair, prompt_name: str | None) -> str:
+def _format_name(pair: Pair, prompt_name: str | None) -> str:
     if isinstance(pair.prompt, list):
         return "conversations"
     if prompt_name is not None:

@@ -1,4 +1,4 @@
-"""Prompts for generation: found in a table by its layout, checked, tokenized and limited in length."""
+"""Prompts for generation: found in a table by its format, checked, tokenized and limited in length."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -26,8 +26,8 @@ _COMPLETIONS = ("completion", "response", "output")
 
 
 @dataclass(frozen=True)
-class Layout:
-    """A known layout of prompts: the columns that identify it, the prompt's column, and possible answer columns.
+class Format:
+    """A known format of prompts: the columns that identify it, the prompt's column, and possible answer columns.
 
     A dot reaches into a column of objects: `reward_model.ground_truth`.
     """
@@ -38,18 +38,18 @@ class Layout:
     answers: tuple[str, ...] = _ANSWERS
 
 
-# The first that fits is taken, so more specific layouts come first.
-LAYOUTS = (
-    Layout("verl", ("prompt", "reward_model"), "prompt", ("reward_model.ground_truth",)),
-    Layout("SkyRL", ("prompt", "reward_spec"), "prompt", ("reward_spec.ground_truth",)),
-    Layout("DeepSpeed-Chat", ("prompt", "chosen", "rejected"), "prompt", ("answer",)),
-    Layout("trl_prompt", ("prompt",), "prompt"),
-    Layout("GSM8K", ("question",), "question"),
-    Layout("MATH", ("problem",), "problem"),
-    Layout("OpenRLHF", ("input",), "input", ("label", *_ANSWERS)),
-    Layout("messages", ("messages",), "messages"),
-    Layout("text", ("text",), "text"),
-    Layout("HH", ("chosen", "rejected"), "chosen", ()),
+# The first that fits is taken, so more specific formats come first.
+FORMATS = (
+    Format("verl", ("prompt", "reward_model"), "prompt", ("reward_model.ground_truth",)),
+    Format("SkyRL", ("prompt", "reward_spec"), "prompt", ("reward_spec.ground_truth",)),
+    Format("DeepSpeed-Chat", ("prompt", "chosen", "rejected"), "prompt", ("answer",)),
+    Format("trl_prompt", ("prompt",), "prompt"),
+    Format("GSM8K", ("question",), "question"),
+    Format("MATH", ("problem",), "problem"),
+    Format("OpenRLHF", ("input",), "input", ("label", *_ANSWERS)),
+    Format("messages", ("messages",), "messages"),
+    Format("text", ("text",), "text"),
+    Format("HH", ("chosen", "rejected"), "chosen", ()),
 )
 
 
@@ -89,23 +89,23 @@ def load_prompts(
 def recognize_prompts(table: Table, *, prompt_key: str | None = None, answer_key: str | None = None) -> dict[str, list]:
     """`prompt` (unchecked), `answer` (None if there is none), `data_source` and all other columns of a table.
 
-    The keys, or the table's layout, determine the columns; one log line lists them.
+    The keys, or the table's format, determine the columns; one log line lists them.
 
     A last assistant turn in a `messages` column is the answer, and the turns before it the prompt. In dialogues with a
     preferred reply (HH), the prompt is what precedes the last reply, and there is no answer.
     """
-    layout = _layout(table, prompt_key)
-    prompts = table.column(prompt_key or layout.prompt, key="data.prompt_key")
-    answer_name = answer_key or next((n for n in layout.answers if _has(table, n) and not _is_label(table, n)), None)
+    known = _format(table, prompt_key)
+    prompts = table.column(prompt_key or known.prompt, key="data.prompt_key")
+    answer_name = answer_key or next((n for n in known.answers if _has(table, n) and not _is_label(table, n)), None)
     answers = table.column(answer_name, key="data.answer_key") if answer_name else [None] * len(table)
-    if layout.name in ("messages", "HH"):
+    if known.name in ("messages", "HH"):
         prompts, replies = zip(*(_before_last_reply(conversation) for conversation in prompts), strict=True)
-        if answer_name is None and layout.name == "messages":
+        if answer_name is None and known.name == "messages":
             answer_name, answers = "last_assistant_turn", list(replies)
-    extras = _extras(table, {prompt_key or layout.prompt, answer_name, "data_source"})
+    extras = _extras(table, {prompt_key or known.prompt, answer_name, "data_source"})
     logger.info(
-        "data=%s rows=%d layout=%s prompt=%s answer=%s other_columns=%s read_as=prompts",
-        table.name, len(table), layout.name, prompt_key or layout.prompt, answer_name or "none",
+        "data=%s rows=%d format=%s prompt=%s answer=%s other_columns=%s read_as=prompts",
+        table.name, len(table), known.name, prompt_key or known.prompt, answer_name or "none",
         ",".join(extras) or "none",
     )  # fmt: skip
     return {"prompt": list(prompts), "answer": answers, "data_source": table.data_sources} | extras
@@ -126,12 +126,12 @@ def _within_limit(prompts: Sequence, ids: Sequence[Sequence[int]], table: Table,
     return kept
 
 
-def _layout(table: Table, prompt_key: str | None) -> Layout:
-    for layout in LAYOUTS:
-        if all(name in table.columns for name in layout.known_by) and prompt_key in (None, layout.prompt):
-            return layout
+def _format(table: Table, prompt_key: str | None) -> Format:
+    for known in FORMATS:
+        if all(name in table.columns for name in known.known_by) and prompt_key in (None, known.prompt):
+            return known
     if prompt_key is not None:
-        return Layout("prompt_key", (), prompt_key)
+        return Format("prompt_key", (), prompt_key)
     raise DataError(
         f"No column of '{table.name}' is recognized as prompts; its columns are: {', '.join(table.columns)}.",
         remedy="Name the column with data.prompt_key=... (and data.answer_key=...).",

@@ -140,4 +140,4 @@ def test_what_was_asked_for_is_done_and_counted(attempt, folder):
     ended = attempt(*words, "model.pad_token=</s>", "trainer={total_steps: 1, save_every: 0}")
     assert ended.status == 0, ended.said
     assert "leaves out 2 of 13 prompts longer than data.max_prompt_tokens=8" in ended.words
-    assert f"data={folder}/long.jsonl rows=13 layout=trl_prompt prompt=prompt answer=answer" in ended.words
+    assert f"data={folder}/long.jsonl rows=13 format=trl_prompt prompt=prompt answer=answer" in ended.words

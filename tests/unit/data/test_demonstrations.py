@@ -41,7 +41,7 @@ def parts(batch, tokenizer):
         ({"text": "Once"}, "<bos>", "Once<eos>"),
     ],
 )
-def test_layouts_become_prompt_and_response(tmp_path, chat_tokenizer, row, prompt, response):
+def test_formats_become_prompt_and_response(tmp_path, chat_tokenizer, row, prompt, response):
     batch = loaded(tmp_path / "a.jsonl", chat_tokenizer, [row])
     assert parts(batch, chat_tokenizer) == [(prompt, response)]
     mask = batch.tokens("response_mask")

@@ -36,7 +36,7 @@ def loaded(path, tokenizer, rows, *, load=load_preferences, **settings):
         ({"chosen": [*TURNS, GOOD], "rejected": [*TURNS, BAD]}, LONG_CHAT, "yo]<eos>", "no]<eos>"),
     ],
 )
-def test_layouts_become_a_prompt_and_two_responses(tmp_path, chat_tokenizer, row, prompt, chosen, rejected):
+def test_formats_become_a_prompt_and_two_responses(tmp_path, chat_tokenizer, row, prompt, chosen, rejected):
     batch = loaded(tmp_path / "a.jsonl", chat_tokenizer, [row])
     found = [texts(chat_tokenizer, batch.tokens(f"{name}_ids").rows()) for name in ("prompt", "chosen", "rejected")]
     assert found == [[prompt], [chosen], [rejected]]
@@ -54,8 +54,8 @@ def test_the_other_columns_of_a_pair_are_kept(tmp_path, tokenizer, caplog):
     assert batch.row("margin").tolist() == [1.5, 0.0]
     assert batch.row("ref_sums").tolist() == [[-1.0, -2.0], [-3.0, -4.5]]
     assert batch.objects == {"prompt": ["a"] * 2, "answer": ["b"] * 2, "data_source": ["a"] * 2, "topic": ["x"] * 2}
-    layout = "layout=prompt,chosen,rejected prompt=prompt chosen=chosen rejected=rejected"
-    assert f"{layout} other_columns=topic read_as=pairs" in caplog.text
+    found = "format=prompt,chosen,rejected prompt=prompt chosen=chosen rejected=rejected"
+    assert f"{found} other_columns=topic read_as=pairs" in caplog.text
 
 
 @pytest.mark.parametrize(

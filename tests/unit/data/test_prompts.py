@@ -20,7 +20,7 @@ def table(**columns):
 
 
 @pytest.mark.parametrize(
-    ("columns", "layout", "prompt", "answer"),
+    ("columns", "format", "prompt", "answer"),
     [
         ({"prompt": ["1+1="], "answer": ["2"]}, "trl_prompt", "1+1=", "2"),
         ({"prompt": [USER], "solution": ["2"]}, "trl_prompt", USER, "2"),
@@ -40,11 +40,11 @@ def table(**columns):
         ({"chosen": [DIALOGUE + " a"], "rejected": [DIALOGUE + " b"]}, "HH", DIALOGUE, None),
     ],
 )
-def test_layouts_of_other_systems_are_known_by_their_columns(caplog, columns, layout, prompt, answer):
+def test_formats_of_other_systems_are_known_by_their_columns(caplog, columns, format, prompt, answer):
     caplog.set_level(logging.INFO, logger="hybridflow")
     found = recognize_prompts(table(**columns))
     assert (found["prompt"], found["answer"], found["data_source"]) == ([prompt], [answer], ["data"])
-    assert f"data=data.jsonl rows=1 layout={layout} prompt=" in caplog.text
+    assert f"data=data.jsonl rows=1 format={format} prompt=" in caplog.text
 
 
 def test_every_other_column_is_kept_under_its_own_name(caplog):
@@ -62,7 +62,7 @@ def test_every_other_column_is_kept_under_its_own_name(caplog):
     assert "prompt=prompt answer=reward_model.ground_truth other_columns=reward_model,i read_as=prompts" in caplog.text
 
 
-def test_keys_override_the_layout(caplog):
+def test_keys_override_the_format(caplog):
     columns = table(prompt=["p"], Body=["b"], meta=[{"gold": 3}], answer=["a"])
     found = recognize_prompts(columns, prompt_key="Body", answer_key="meta.gold")
     assert (found["prompt"], found["answer"]) == (["b"], [3])

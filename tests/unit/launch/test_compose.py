@@ -65,9 +65,10 @@ def test_a_users_own_set_of_settings_comes_before_a_synonym(tmp_path):
     assert compose("algorithm=gae", name="mine", directory=directory).config.dataflow == "ppo"
 
 
-def test_every_configuration_of_the_package_composes():
-    for path in sorted(config_directory().glob("*.yaml")):
-        compose(name=path.stem)
+def test_every_configuration_of_the_package_composes_and_each_trainer_has_a_directory():
+    trainers = [path.stem for path in sorted(config_directory().glob("*.yaml"))]
+    for settings in ([], ["model.path=mine", "data.train_files=[a.jsonl]"]):
+        assert len({compose(*settings, name=name).config.trainer.experiment for name in trainers}) == len(trainers) == 5
     for path in sorted(config_directory().glob("algorithm/*.yaml")):
         assert compose(f"algorithm={path.stem}").config.dataflow in DATAFLOWS
 

@@ -8,7 +8,7 @@ from types import TracebackType
 
 from hybridflow.errors import HybridflowError, ResourceError, WorkerDied, WorkerError, WorkerHangs
 
-_ROOM = str(Path(__file__).parent)
+_PACKAGE = str(Path(__file__).parent)
 _REMEDY = "The last line of the worker's traceback is the one that failed."
 _LOST = ("ObjectLostError", "ObjectReconstructionFailedError", "OwnerDiedError", "ObjectFetchTimedOutError")
 
@@ -41,7 +41,7 @@ def call_failed(error: BaseException, *, role: str, rank: int, node: str, method
 def _own_frames(frames: TracebackType | None) -> TracebackType | None:
     """The traceback starting at the worker's own code, without the frames of the controller that called it."""
     inner = frames
-    while inner is not None and str(Path(inner.tb_frame.f_code.co_filename).parent).startswith(_ROOM):
+    while inner is not None and str(Path(inner.tb_frame.f_code.co_filename).parent).startswith(_PACKAGE):
         inner = inner.tb_next
     return inner or frames
 

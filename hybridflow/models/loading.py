@@ -120,7 +120,10 @@ def load_backbone(
     directory: Path, *, dtype: torch.dtype, device: torch.device | str, trust_remote_code: bool = False
 ) -> PreTrainedModel:
     """Loads the model without its language head: token ids in, hidden states out."""
-    return load_pretrained(AutoModel, directory, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+    key = "model.path (for a critic, critic.model.path)"
+    return load_pretrained(
+        AutoModel, directory, dtype=dtype, device=device, trust_remote_code=trust_remote_code, key=key
+    )
 
 
 def load_pretrained(

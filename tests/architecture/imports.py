@@ -41,7 +41,7 @@ def no_mocks(source: SourceFile) -> Iterator[Violation]:
 
 
 def heavy_imports_by_name(source: SourceFile) -> Iterator[Violation]:
-    """A heavy dependency named in `require("...")` or `import_module("...")` is named in its own room only."""
+    """A heavy dependency named in `require("...")` or `import_module("...")` is named in its own package only."""
     for node in ast.walk(source.tree):
         if not (isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant)):
             continue

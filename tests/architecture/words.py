@@ -26,7 +26,7 @@ def docstrings(source: SourceFile) -> Iterator[Violation]:
     if not ast.get_docstring(source.tree) and not _is_private(source.path):
         yield Violation("docstring", source.path, "the module has no docstring")
     for name, node, owner in public_definitions(source.tree):
-        if not _says_something(node) and not (owner and _said_upstairs(owner, node.name)):
+        if not _says_something(node) and not (owner and _is_in_a_base(owner, node.name)):
             yield Violation("docstring", f"{source.path}:{name}", "no docstring")
 
 
@@ -46,7 +46,7 @@ def no_any(source: SourceFile) -> Iterator[Violation]:
         types = [argument.annotation for argument in every_argument(node)] + [node.returns]
         used = {inner.id for kind in types if kind for inner in ast.walk(kind) if isinstance(inner, ast.Name)}
         if "Any" in used:
-            yield Violation("any", f"{source.path}:{name}", "Any crosses the door")
+            yield Violation("any", f"{source.path}:{name}", "Any in a public signature")
 
 
 def no_probing(source: SourceFile) -> Iterator[Violation]:
@@ -100,8 +100,8 @@ def _says_something(node: ast.ClassDef | FunctionNode) -> bool:
     return bool((ast.get_docstring(node) or "").strip())
 
 
-def _said_upstairs(owner: ast.ClassDef, method: str) -> bool:
-    """Whether an interface of the house, or a class this one inherits from, documents the method."""
+def _is_in_a_base(owner: ast.ClassDef, method: str) -> bool:
+    """Whether an interface of the package, or a class this one inherits from, documents the method."""
     return method in _documented_methods().get("Protocol", ()) or any(
         method in _documented_methods().get(base, ()) for base in bases(owner)
     )

@@ -96,7 +96,7 @@ def test_a_resumed_run_knows_the_reference_of_then(tmp_path, command, is_kept):
     whole, _ = rows_of(tmp_path, *settings, command=command)
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "step_4")
     if not is_kept:
-        shutil.rmtree(tmp_path / "run" / "foreknown")
+        shutil.rmtree(tmp_path / "run" / "precomputed")
     again, ended = rows_of(tmp_path, *settings, command=command)
     assert ("columns=ref_sums" in ended.words) is not is_kept
     assert reproducible(again) == reproducible(whole)

@@ -54,7 +54,7 @@ PRETRAINING = "pretraining"
 _ALWAYS_THERE = ["prompt", "answer", "data_source"]
 """Columns that all prompts have, whatever their files."""
 
-_FOLDER = "foreknown"
+_FOLDER = "precomputed"
 """Below the run's directory: `train.safetensors` and `held_out.safetensors`."""
 
 _ROWS_AT_ONCE = 512

@@ -222,10 +222,10 @@ class FixedStep:
         self._pending = flags, done
         if previous is None:
             return None
-        flags, done = previous
-        if done is not None:
-            done.synchronize()
-        return flags
+        earlier_flags, earlier_done = previous
+        if earlier_done is not None:
+            earlier_done.synchronize()
+        return earlier_flags
 
     def keep(self, rows: Int64[Tensor, " K"]) -> None:
         """See `DecodeStep.keep`: drops the others if the given rows fit a smaller bucket."""

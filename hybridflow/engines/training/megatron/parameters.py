@@ -73,7 +73,11 @@ class WaitingParameters:
 
     def move(self, pool: HostPool, *, away: bool) -> None:
         """Moves the parameters to the host (`away`), or back to the device."""
-        memories = pool.put(self._memories()) if away else pool.take([*{p.memory for p in self._places.values()}])
+        memories = (
+            pool.put(self._memories())
+            if away
+            else pool.take(list(dict.fromkeys(p.memory for p in self._places.values())))
+        )
         for parameter, place in self._places.items():
             memory = memories[place.memory]
             parameter.data = memory.as_strided(place.shape, place.stride, memory.storage_offset() + place.offset)

@@ -24,14 +24,14 @@ _VARIABLE = re.compile(r"_[A-Z0-9_]+")
 _Sizes = tuple[int, int, int, int]
 
 
-def activate(sizes: Parallelism) -> None:
+def activate(layout: Parallelism) -> None:
     """Makes Megatron-Core use a layout; the first call for it must be made on all ranks together.
 
     `expert` data-parallel ranks share the experts, which `tensor` shards like other weights.
     """
-    key = (sizes.tensor, sizes.pipeline, sizes.virtual_pipeline, sizes.expert)
+    key = (layout.tensor, layout.pipeline, layout.virtual_pipeline, layout.expert)
     if key not in _variables:
-        _make_groups(sizes)
+        _make_groups(layout)
         _variables[key] = _present()
     parallel_state.__dict__.update(_variables[key])
 

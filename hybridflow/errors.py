@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -14,6 +14,9 @@ LONGEST_TEXT = 8_000
 
 class HybridflowError(Exception):
     """Base class of all errors that a user, a file or a cluster can cause."""
+
+    further: Sequence["HybridflowError"] = ()
+    """Errors found together with this one: see `raised_together`."""
 
     def __init__(self, message: str, *, remedy: str) -> None:
         super().__init__(message)
@@ -67,8 +70,10 @@ class Faults:
                     self.warnings.append(problem)
             elif not self.collects:
                 raise problem
-            elif problem.message not in {known.message for known in self.found}:
-                self.found.append(problem)
+            else:
+                if problem.message not in {known.message for known in self.found}:
+                    self.found.append(problem)
+                self.add(*problem.further)
 
     def check(self, rules: Iterable[Callable[..., Iterable[Problem]]], *facts: object) -> bool:
         """Adds the problems that each rule finds in the facts; an error that a rule raises is one of them.
@@ -97,6 +102,16 @@ class Faults:
 
 STRICT = Faults()
 """Raises the first error, and logs warnings."""
+
+
+@contextmanager
+def raised_together() -> Iterator[Faults]:
+    """Collects the errors of a block, then raises the first, with all others as its `further` errors."""
+    faults = Faults(collects=True)
+    yield faults
+    if faults.found:
+        first, *first.further = faults.found
+        raise first
 
 
 def _rebuild(kind: type[HybridflowError], message: str, remedy: str, state: dict) -> HybridflowError:

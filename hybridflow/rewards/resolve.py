@@ -10,7 +10,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.reward import Reward
 from hybridflow.config.user_code import ending_forks, load_member
-from hybridflow.errors import ConfigError
+from hybridflow.errors import STRICT, ConfigError, Faults
 from hybridflow.observability.redaction import redacted_text
 from hybridflow.rewards.bound import BoundReward, described
 from hybridflow.rewards.dialects import (
@@ -32,17 +32,18 @@ _KEY = "reward.functions"
 _PLAIN = (bool, int, float, str, list, dict, type(None))
 
 
-def resolve_functions(config: Reward) -> list[BoundReward]:
-    """The functions of `reward.functions`, with their dialects. Raises `ConfigError` for one that cannot be called."""
+def resolve_functions(config: Reward, faults: Faults = STRICT) -> list[BoundReward]:
+    """The functions of `reward.functions`, with their dialects; adds a `ConfigError` for each that cannot be called."""
     if not config.functions:
         raise ConfigError(
             "reward.functions is empty.",
             remedy=f"Name at least one, such as {next(iter(BUILT_IN))}, or a reward model: reward.model.path=...",
         )
-    return [
-        _resolved(setting, label, config.settings.get(label, {}))
-        for setting, label in zip(config.functions, labels_of(config), strict=True)
-    ]
+    resolved = []
+    for setting, label in zip(config.functions, labels_of(config), strict=True):
+        with faults.caught():
+            resolved.append(_resolved(setting, label, config.settings.get(label, {})))
+    return resolved
 
 
 def labels_of(config: Reward) -> list[str]:
@@ -55,17 +56,17 @@ def labels_of(config: Reward) -> list[str]:
     return labels
 
 
-def check_settings(rewards: Sequence[Reward]) -> None:
-    """Raises `ConfigError` for `reward.settings` of a function that the run does not use and that is not built in."""
+def check_settings(rewards: Sequence[Reward], faults: Faults = STRICT) -> None:
+    """Adds a `ConfigError` for `reward.settings` of a function that the run does not use and that is not built in."""
     labels = [label for reward in rewards for label in labels_of(reward)]
     for name in dict.fromkeys(name for reward in rewards for name in reward.settings):
         if name in labels:
             continue
         if name not in BUILT_IN:
-            raise ConfigError(
-                f"reward.settings.{name}: no function of the run is called '{name}'.",
-                remedy=f"{did_you_mean(name, [*labels, *BUILT_IN])}Functions: {', '.join(labels) or 'none'}.",
-            )
+            unknown = f"reward.settings.{name}: no function of the run is called '{name}'."
+            hint = did_you_mean(name, [*labels, *BUILT_IN])
+            faults.add(ConfigError(unknown, remedy=f"{hint}Functions: {', '.join(labels) or 'none'}."))
+            continue
         logger.warning("reward.settings.%s has no effect: reward.functions does not name it", name)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.reward import LARGEST_SCORE, Reward
-from hybridflow.errors import ConfigError, RewardError
+from hybridflow.errors import STRICT, ConfigError, Faults, RewardError
 from hybridflow.observability.metrics import Metrics, mean, total
 from hybridflow.rewards.dialects import FILTER_SCORES, as_list
 from hybridflow.rewards.interface import Failure, Outcome, Prompt, Samples
@@ -52,8 +52,8 @@ class RewardScorer:
         scored = scorer.score(prompts, completions, {"answer": answers})
     """
 
-    def __init__(self, config: Reward) -> None:
-        self.functions = resolve_functions(config)
+    def __init__(self, config: Reward, faults: Faults = STRICT) -> None:
+        self.functions = resolve_functions(config, faults)
         self._weights = list(config.weights) or [1.0] * len(config.functions)
         assert len(self._weights) == len(self.functions), f"weights {self._weights} for {config.functions}"
         self._budget = config.error_budget
@@ -66,21 +66,23 @@ class RewardScorer:
         """The label of each function, which names its metrics and column."""
         return [function.label for function in self.functions]
 
-    def check_columns(self, columns: Collection[str]) -> None:
-        """Raises `ConfigError` if a function requires a column that the data does not have."""
+    def check_columns(self, columns: Collection[str], faults: Faults = STRICT) -> None:
+        """Adds a `ConfigError` for each column that a function requires and the data does not have."""
         for function in self.functions:
             for name in sorted(function.required_columns - set(columns)):
-                raise ConfigError(
+                error = ConfigError(
                     f"The reward function '{function.setting}' needs the column '{name}'; the data does not have it.",
                     remedy=f"{did_you_mean(name, columns)}The columns are: {', '.join(columns)}. Rename the parameter "
                     "or the column, or give the parameter a default.",
                 )
+                faults.add(error)
 
-    def check_servers(self) -> None:
-        """Raises `ConfigError` if none of the addresses of a reward server can be reached."""
+    def check_servers(self, faults: Faults = STRICT) -> None:
+        """Adds a `ConfigError` for each reward server of which no address can be reached."""
         for function in self.functions:
             if isinstance(function.function, RemoteReward):
-                function.function.check_reachable()
+                with faults.caught():
+                    function.function.check_reachable()
 
     def start(self) -> None:
         """Starts processes in the background; otherwise the first `score` starts them."""

@@ -6,8 +6,7 @@ These columns are computed once per row before the first step, and kept with the
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +18,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from hybridflow.batch import Batch, Ragged
+from hybridflow.config.derived import is_evaluated
+from hybridflow.config.experiment import Experiment
 from hybridflow.data.chat_template import with_chat_template
 from hybridflow.data.demonstrations import load_demonstrations
 from hybridflow.data.hub import check_splits_named
@@ -28,10 +29,11 @@ from hybridflow.data.loader import BatchStream, eval_batches, training_stream
 from hybridflow.data.preferences import load_preferences
 from hybridflow.data.prompts import load_prompts
 from hybridflow.data.selection import unselected
+from hybridflow.data.sources import joined, read_table
 from hybridflow.dataflows.interface import Dataflow
 from hybridflow.elastic.storage import write_aside
 from hybridflow.engines.training.factory import tokenizer_directory
-from hybridflow.errors import ConfigError, DataError
+from hybridflow.errors import ConfigError, DataError, HybridflowError, raised_together
 from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.plan.roles import ACTOR
 from hybridflow.models.tokenizers import decode_responses, eos_ids, load_tokenizer
@@ -50,6 +52,7 @@ READERS: Mapping[str, Reader] = {
 """Loads files as rows, for each kind of data that a dataflow trains on."""
 
 PRETRAINING = "pretraining"
+TRAIN_FILES, EVAL_FILES, PRETRAINING_FILES = "data.train_files", "data.eval_files", "data.pretraining_files"
 
 _ALWAYS_THERE = ["prompt", "answer", "data_source"]
 """Columns that all prompts have, whatever their files."""
@@ -103,36 +106,57 @@ def load_data(plan: RunPlan) -> RunData:
     has its own evaluation.
     """
     config, dataflow, data, seed = plan.config, plan.dataflow, plan.config.data, plan.config.trainer.seed
-    if plan.is_evaluated:
-        check_splits_named(data.eval_files, key="data.eval_files")
-    tokenizer = load_tokenizer(tokenizer_directory(plan.policy), pad_token=plan.policy.pad_token)
-    tokenizer = with_chat_template(tokenizer, data)
+    try:
+        tokenizer = load_tokenizer(tokenizer_directory(plan.policy), pad_token=plan.policy.pad_token)
+        tokenizer = with_chat_template(tokenizer, data)
+        ends = eos_ids(tokenizer, plan.models.directory(ACTOR))
+    except HybridflowError as error:
+        error.further = [*file_problems(config)]
+        raise
     answered = config.reward.functions if all_need_answers(config.reward) else []
     functions = [*config.reward.functions, *(name for role in config.roles.values() for name in role.functions)]
     scored_prompts = partial(load_prompts, answer_functions=answered, row_checks=row_checks(functions))
-    ends = eos_ids(tokenizer, plan.models.directory(ACTOR))
     readers = {kind: partial(read, stop_ids=ends) for kind, read in READERS.items()} | {"prompts": scored_prompts}
-    read = readers[dataflow.data]
-    with _naming("data.train_files", plan):
-        parts = [read([name], data, tokenizer) for name in data.train_files]
-    if data.system_prompt is not None and any(isinstance(p, str) for part in parts for p in part.object("prompt")):
-        logger.warning("data.system_prompt has no effect on prompts that are plain texts; set data.as_chat=true")
-    stream = training_stream(parts, data, seed=seed)
+    read, streams, questions, held_out = readers[dataflow.data], Streams(), None, None
     is_scored = plan.generates and any(role.name == "reward" for role in plan.roles)
-    questions = _questions(plan, scored_prompts, tokenizer) if is_scored else None
-    scored = [stream.columns] if dataflow.data == "prompts" else []
+    with raised_together() as faults:
+        with faults.caught():
+            check_splits_named(data.eval_files if plan.is_evaluated else [], key=EVAL_FILES)
+        are_splits_named = not faults.found
+        with faults.caught():
+            parts = _parts(plan, TRAIN_FILES, data.train_files, lambda name: read([name], data, tokenizer))
+            if data.system_prompt and any(isinstance(p, str) for part in parts for p in part.object("prompt")):
+                logger.warning("data.system_prompt has no effect on plain-text prompts; set data.as_chat=true")
+            streams["prompts"] = training_stream(parts, data, seed=seed)
+        if data.pretraining_files:
+            plain = replace(unselected(data), train_files=data.pretraining_files, prompt_key=None, answer_key=None)
+            with faults.caught():
+                texts = _parts(
+                    plan, PRETRAINING_FILES, plain.train_files,
+                    lambda name: load_demonstrations([name], plain, tokenizer, ends),
+                )  # fmt: skip
+                streams[PRETRAINING] = training_stream(texts, plain, seed=seed)
+        with faults.caught():
+            if is_scored and are_splits_named:
+                questions = _questions(plan, scored_prompts, tokenizer)
+            if dataflow.evaluate is not Dataflow.evaluate and are_splits_named:
+                held_out = _measured(plan, read, tokenizer, is_scored=questions is not None)
+    scored = [streams["prompts"].columns] if dataflow.data == "prompts" else []
     scored += [] if questions is None else [questions.columns]
     common = [name for name in scored[0] if all(name in columns for columns in scored)] if scored else _ALWAYS_THERE
-    streams = Streams(prompts=stream)
-    if data.pretraining_files:
-        plain = replace(unselected(data), train_files=data.pretraining_files, prompt_key=None, answer_key=None)
-        with _naming("data.pretraining_files", plan):
-            texts = [load_demonstrations([name], plain, tokenizer, ends) for name in data.pretraining_files]
-        streams[PRETRAINING] = training_stream(texts, plain, seed=seed)
-    held_out = None
-    if dataflow.evaluate is not Dataflow.evaluate:
-        held_out = _measured(plan, read, tokenizer, is_scored=questions is not None)
     return RunData(streams, questions, held_out, tokenizer, common)
+
+
+def file_problems(config: Experiment) -> Iterator[HybridflowError]:
+    """Data files that cannot be read, whatever their rows are for; needs no plan and no tokenizer."""
+    files = {TRAIN_FILES: config.data.train_files, PRETRAINING_FILES: config.data.pretraining_files}
+    if is_evaluated(config):
+        files[EVAL_FILES] = config.data.eval_files
+    for key, name in ((key, name) for key, names in files.items() for name in names):
+        try:
+            read_table(name)
+        except HybridflowError as error:
+            yield _named(error, key)
 
 
 def with_precomputed(program: Dataflow, data: RunData, directory: Path) -> RunData:
@@ -174,19 +198,29 @@ def precomputed(program: Dataflow, rows: Batch) -> Batch:
     return Batch(columns)
 
 
-@contextmanager
-def _naming(key: str, plan: RunPlan) -> Iterator[None]:
-    """Errors in data files name the setting that lists them; no remedy suggests more tokens than the model accepts."""
-    try:
-        yield
-    except DataError as found:
-        error = found
-        if isinstance(found, RowsTooLong):
-            error = found.of_model(plan.models.geometry(ACTOR).max_positions, asked=plan.sequence_tokens)
-        if error is found and key in error.message:
-            raise
-        named = error.message if key in error.message else f"{key}: {error.message}"
-        raise DataError(named, remedy=error.remedy) from found
+def _parts(plan: RunPlan, key: str, files: Sequence[str], read: Callable[[str], Batch]) -> list[Batch]:
+    """The rows of each file; raises the errors of all files together, which name the setting that lists them.
+
+    No remedy suggests more tokens than the model accepts.
+    """
+    parts = []
+    with raised_together() as faults:
+        for name in files:
+            try:
+                parts.append(read(name))
+            except RowsTooLong as error:
+                limit = plan.models.geometry(ACTOR).max_positions
+                faults.add(_named(error.of_model(limit, asked=plan.sequence_tokens), key))
+            except HybridflowError as error:
+                faults.add(_named(error, key))
+    return parts
+
+
+def _named(error: HybridflowError, key: str) -> HybridflowError:
+    """The error of a data file, whose message names the setting that lists the file."""
+    if key in error.message or not isinstance(error, DataError):
+        return error
+    return DataError(f"{key}: {error.message}", remedy=error.remedy)
 
 
 def _held_out(plan: RunPlan, read: Reader, tokenizer: PreTrainedTokenizerBase) -> Batch | None:
@@ -194,8 +228,8 @@ def _held_out(plan: RunPlan, read: Reader, tokenizer: PreTrainedTokenizerBase) -
     if not plan.is_evaluated:
         return None
     data = plan.config.data
-    with _naming("data.eval_files", plan):
-        table = read(data.eval_files, unselected(data), tokenizer)
+    parts = _parts(plan, EVAL_FILES, data.eval_files, lambda name: read([name], unselected(data), tokenizer))
+    table = joined(parts, data.eval_files)
     return next(iter(eval_batches(table, len(table), limit=data.eval_limit)))
 
 

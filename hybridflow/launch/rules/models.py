@@ -12,7 +12,7 @@ from hybridflow.config.json_text import read_json_object
 from hybridflow.config.training import Training, TrainingEngine
 from hybridflow.engines.training.factory import tokenizer_directory
 from hybridflow.engines.traits import ROLLOUT_ENGINES, TRAINING_ENGINES
-from hybridflow.errors import Advice, ConfigError, EngineError, Problem
+from hybridflow.errors import Advice, ConfigError, EngineError, Faults, Problem
 from hybridflow.launch.plan.data import RunData
 from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.plan.roles import ACTOR, RoleSpec
@@ -118,15 +118,16 @@ def _unused_layers(directory: Path, layers: int) -> Iterator[Advice]:
 
 def reward_problems(plan: RunPlan, data: RunData | None) -> Iterable[Problem]:
     """Reward functions and servers that are not found, or that need columns missing from the data (if it was read)."""
-    rewards = [role.reward for role in plan.roles if role.reward is not None]
+    faults, rewards = Faults(collects=True), [role.reward for role in plan.roles if role.reward is not None]
     for reward in rewards:
-        if reward.functions or reward.model.path is None:
-            scorer = RewardScorer(reward)
-            if data is not None:
-                scorer.check_columns(data.scored_columns)
-            scorer.check_servers()
-    check_settings(rewards)
-    return []
+        with faults.caught():
+            if reward.functions or reward.model.path is None:
+                scorer = RewardScorer(reward, faults)
+                if data is not None:
+                    scorer.check_columns(data.scored_columns, faults)
+                scorer.check_servers(faults)
+    check_settings(rewards, faults)
+    return faults.found
 
 
 def reward_model_problems(plan: RunPlan) -> Iterator[Problem]:

@@ -4,8 +4,12 @@ import logging
 
 from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
+from hybridflow.errors import Faults
+from hybridflow.launch.plan.data import RunData
 from hybridflow.launch.rules.memory import memory_phases
-from hybridflow.launch.rules.models import reward_model_problems
+from hybridflow.launch.rules.models import reward_model_problems, reward_problems
+from hybridflow.models.loading import resolve_model_path
+from hybridflow.models.tokenizers import load_tokenizer
 from tests.reward_models import make_decoder, make_encoder
 from tests.unit.launch.plans import judged, planned
 
@@ -19,6 +23,18 @@ def told(caplog, *words: str) -> list[str]:
         advice = judged(plan, reward_model_problems)
     records = [record for record in caplog.records if record.name == "hybridflow.launch.rules.models"]
     return [*(each.message for each in advice), *(record.getMessage() for record in records)]
+
+
+def test_every_function_that_cannot_be_called_is_told(tmp_path):
+    file = tmp_path / "own.py"
+    file.write_text("def needs(prompts, completions, level): return 0\n")
+    words = [f"reward.functions=[gsm9k,{file}:nedds,{file}:needs,nope.py:f]", "reward.settings={x: {}, y: {}}"]
+    tokenizer = load_tokenizer(resolve_model_path("builtin:calculator"), pad_token=None)
+    found, data = Faults(collects=True), RunData({}, None, None, tokenizer, ["prompt", "answer"])
+    found.check([reward_problems], planned("algorithm=grpo", *words), data)
+    told = ("gsm9k", "'nedds'", "there is no file", "'level'", "settings.x", "settings.y")
+    for error, part in zip(found.found, told, strict=True):
+        assert part in error.message
 
 
 def test_how_a_model_will_read_is_told(caplog, tmp_path):

@@ -41,20 +41,25 @@ def resolve_resume(resume: str, store: CheckpointStore, total_steps: int) -> Che
     return checkpoint
 
 
+def holds_run(run_dir: Path) -> bool:
+    """Whether the directory holds an earlier run; raises `ConfigError` if it holds only other files."""
+    held = sorted(path.name for path in run_dir.iterdir()) if run_dir.is_dir() else []
+    if held and not any(name in _OF_A_RUN for name in held):
+        raise ConfigError(
+            f"trainer.run_dir={run_dir} contains files that are not a run's: {', '.join(held[:4])}.",
+            remedy=f"Use an empty or new directory, such as trainer.run_dir={run_dir / 'run'}.",
+        )
+    return bool(held)
+
+
 def set_aside(run_dir: Path) -> Path | None:
     """Renames a run directory that is not empty to `<run_dir>.<n>`, n the first free number; returns the new path.
 
     For a symbolic link, renames the target and keeps the link; `claim` creates the target again. Raises an error for a
     directory that does not hold a run, and for the current one.
     """
-    held = sorted(path.name for path in run_dir.iterdir()) if run_dir.is_dir() else []
-    if not held:
+    if not holds_run(run_dir):
         return None
-    if not any(name in _OF_A_RUN for name in held):
-        raise ConfigError(
-            f"trainer.run_dir={run_dir} contains files that are not a run's: {', '.join(held[:4])}.",
-            remedy=f"Use an empty or new directory, such as trainer.run_dir={run_dir / 'run'}.",
-        )
     directory = run_dir.resolve() if run_dir.is_symlink() else run_dir.absolute()
     aside = _free_name(directory)
     try:

@@ -11,7 +11,7 @@ from pathlib import Path
 from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore
 from hybridflow.elastic.claim import check_in_place, check_unclaimed, claim, release
 from hybridflow.elastic.compatibility import Fingerprints
-from hybridflow.elastic.recovery import resolve_resume, set_aside, set_later_aside
+from hybridflow.elastic.recovery import holds_run, resolve_resume, set_aside, set_later_aside
 from hybridflow.errors import ResourceError
 from hybridflow.launch.compose.help import config_text
 from hybridflow.launch.plan.data import RunData
@@ -109,7 +109,7 @@ def start_in_words(plan: RunPlan, data: RunData) -> str:
         complete = " (the last one: nothing is left to do)" if checkpoint.step == trainer.total_steps else ""
         start = f"resumes from step {checkpoint.step}{complete}, {checkpoint.path}"
     continues = checkpoint is not None and store.is_own(checkpoint.path)
-    if continues or not directory.is_dir() or not any(directory.iterdir()):
+    if continues or not holds_run(directory):
         return start
     return f"{start}; the earlier run in {directory} is moved aside"
 

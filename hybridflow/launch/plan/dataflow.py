@@ -75,6 +75,11 @@ def find_dataflow(name: str) -> type[Dataflow]:
             f"dataflow={name}: '{class_name}' is not a dataflow.",
             remedy=f"Write 'class {class_name}(Dataflow)', from hybridflow.dataflows.interface.",
         )
+    if missing := sorted(found.__abstractmethods__):
+        raise ConfigError(
+            f"dataflow={name}: {found.__name__} does not define the method '{missing[0]}'.",
+            remedy=f"Write 'def {missing[0]}(self, prompts)' in it; see hybridflow.dataflows.interface.Dataflow.",
+        )
     if any("foreknown" in vars(base) for base in found.__mro__):
         raise ConfigError(
             f"dataflow={name}: {found.__name__} defines 'foreknown', which is now called 'precompute'.",

@@ -75,8 +75,6 @@ def run_directory_problems(plan: RunPlan) -> Iterator[Problem]:
         )
     check_links(directory)
     nearest = next(path for path in (directory, *directory.absolute().parents) if path.exists())
-    if not nearest.is_dir():
-        return  # it cannot be a run directory; opening it reports the error
     _check_directories(directory, nearest)
     free = shutil.disk_usage(nearest).free
     checkpoints, size = _further_checkpoints(plan), sum(_saved_bytes(plan, role) for role in plan.roles)
@@ -99,9 +97,13 @@ def _check_directories(directory: Path, nearest: Path) -> None:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return
+        why = (
+            f"{error.strerror or error}, for a new directory in {nearest}"
+            if nearest.is_dir()
+            else f"{nearest} is a file"
+        )
         raise ResourceError(
-            f"The run directory '{directory}' cannot be written: {error.strerror or error}, for a new directory in"
-            f" {nearest}.",
+            f"The run directory '{directory}' cannot be written: {why}.",
             remedy="Set trainer.run_dir to a directory you may write to, on a disk with free space.",
         ) from error
 

@@ -56,6 +56,10 @@ class Other(Mine):
 
 class NotOne:
     pass
+
+
+class NoStep(Dataflow):
+    actor: Policy
 """
 
 
@@ -108,6 +112,7 @@ def test_settings_must_be_a_dataclass_and_by_default_there_are_none(file):
         ("{folder}/my_flow.py:Labeled", "Labeled.data='labeled' is unknown.", "Did you mean 'labelled'?"),
         ("{folder}/my_flow.py:Other", "'x' is unknown.", "from: prompts, demonstrations, preferences, labelled."),
         ("{folder}/my_flow.py:NotOne", "'NotOne' is not a dataflow", "class NotOne(Dataflow)"),
+        ("{folder}/my_flow.py:NoStep", "NoStep does not define the method 'step'", "Write 'def step(self, prompts)'"),
     ],
 )
 def test_a_dataflow_that_cannot_be_found_is_explained(file, name, message, remedy):

@@ -76,3 +76,10 @@ def test_where_no_directory_can_be_made_the_disk_is_not_called_full(toy_dir):
     with pytest.raises(ResourceError, match="'/proc/x' cannot be written: .* for a new directory in /proc") as caught:
         room(toy_dir(), Path("/proc/x"))
     assert "Set trainer.run_dir to a directory you may write to" in caught.value.remedy
+
+
+@pytest.mark.parametrize("name", ["notes", "notes/deeper"])
+def test_a_file_cannot_be_the_run_directory_nor_hold_it(toy_dir, tmp_path, name):
+    (tmp_path / "notes").touch()
+    with pytest.raises(ResourceError, match=f"{name}' cannot be written: {tmp_path}/notes is a file"):
+        room(toy_dir(), tmp_path / name)

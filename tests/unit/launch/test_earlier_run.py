@@ -4,13 +4,14 @@ import errno
 import os
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from hybridflow.elastic.claim import is_claimed
-from hybridflow.errors import ResourceError, WorkerError
+from hybridflow.errors import ConfigError, ResourceError, WorkerError
 from hybridflow.launch import execute as execute_module
 from hybridflow.launch import run_directory
 from hybridflow.launch.compose.compose import Composed, compose_run
@@ -62,6 +63,10 @@ def test_a_dry_run_says_that_resuming_from_another_runs_checkpoint_moves_the_dir
     plan = checked_plan(compose_run([*words.common, *settings], config_name="ppo"))
     found = run_directory.start_in_words(plan, checked_data(plan))
     assert found == f"resumes from step 2, {checkpoint}; the earlier run in {directory} is moved aside"
+    (words.folder / "thesis").mkdir()
+    (words.folder / "thesis" / "thesis.tex").touch()
+    with pytest.raises(ConfigError, match=r"contains files that are not a run's: thesis\.tex"):
+        run_directory.start_in_words(replace(plan, run_dir=words.folder / "thesis"), checked_data(plan))
 
 
 def test_a_resume_that_fails_drops_no_row_after_its_checkpoint(words):

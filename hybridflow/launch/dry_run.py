@@ -3,17 +3,19 @@
 import logging
 
 from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
+from hybridflow.config.choices import is_own
+from hybridflow.config.derived import optimizer_steps_per_step
 from hybridflow.errors import Faults, HybridflowError
 from hybridflow.launch.compose.compose import Composed
 from hybridflow.launch.messages import LEFT_TO_CHECK, say_problems, say_warnings
 from hybridflow.launch.plan.dataflow import find_dataflow
 from hybridflow.launch.plan.plan import RunPlan
-from hybridflow.launch.plan.roles import RoleSpec
 from hybridflow.launch.prepare import checked_data, checked_plan
 from hybridflow.launch.rules.all import DATAFLOW_RULES
 from hybridflow.launch.run_directory import start_in_words
+from hybridflow.launch.step_trace import planned_roles
 from hybridflow.models.geometry import parameter_count
 from hybridflow.observability import formatting
 from hybridflow.observability.logs import configure_logging
@@ -40,41 +42,41 @@ def dry_run(composed: Composed, faults: Faults, console: Console, *, has_layout:
             start = start_in_words(plan, data)
     say_problems(console, faults.found, begin=before)
     say_warnings(console, faults.warnings)
-    console.print(LEFT_TO_CHECK if plan is None else _roles(plan))
+    console.print(LEFT_TO_CHECK if plan is None else _overview(plan), soft_wrap=True)
     if start is not None and not faults.found:
         console.print(f"The run {start}.", soft_wrap=True)
 
 
-def _roles(plan: RunPlan) -> Table:
-    """One line per role: its pool, its layout and its size."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for column in ("role", "pool", "devices", "engine", "layout", "parameters", "update rows"):
-        table.add_column(column, no_wrap=column != "layout")
+def _overview(plan: RunPlan) -> Text:
+    """One line per role: its pool, its size, its engine and layout. Then the sizes of batches and minibatches."""
+    rows = [("role", "pool", "devices", "parameters", "runs on")]
+    for role in planned_roles(plan):
+        if role.pool is not None:
+            rows.append((role.name, role.pool, str(plan.pools[role.pool]), _parameters(plan, role.name), role.runs_on))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    return Text("\n").join([Text(lines[0], "bold"), *map(Text, [*lines[1:], *_batches(plan)])])
+
+
+def _batches(plan: RunPlan) -> list[str]:
+    """The rows of a step, and those of each trained role's optimizer steps."""
+    config, rows = plan.config, plan.dataflow.rows_per_prompt
+    per_prompt = f"rows per prompt {rows}" if rows else f"samples per prompt {config.rollout.samples_per_prompt}"
+    lines = [f"batch: prompts per step {config.data.batch_size}, {per_prompt}"]
+    note = " (if the step trains on all rows)" if is_own(config.dataflow) else ""
     for role in plan.roles:
-        rows = "" if role.minibatch_rows is None else str(role.minibatch_rows)
-        place = role.name, role.pool, str(plan.pools[role.pool])
-        table.add_row(*place, _engine(plan, role), _layout(role), _parameters(plan, role), rows)
-    return table
+        if role.minibatch_rows is not None and role.training is not None:
+            steps = optimizer_steps_per_step(config, role.training)
+            size = f"optimizer steps per step {steps}, rows per optimizer step {role.minibatch_rows}"
+            lines.append(f"{role.name}: {size}{note}")
+    return lines
 
 
-def _engine(plan: RunPlan, role: RoleSpec) -> str:
-    """`fsdp + vllm` for an actor that generates."""
-    rollout = plan.config.rollout.engine
-    generates = [rollout.name] if rollout and role.generates else []
-    trains = [] if role.training is None else [role.training.engine.name]
-    return " + ".join(trains + generates) or (f"that of {role.view_of}" if role.view_of else "functions")
-
-
-def _layout(role: RoleSpec) -> str:
-    """`data 4, tensor 2`: the axes along which ranks are laid out."""
-    return ", ".join(f"{axis} {size}" for axis, size in role.mesh.sizes.items() if size > 1) or "1 rank"
-
-
-def _parameters(plan: RunPlan, role: RoleSpec) -> str:
-    """The parameter count of its model; empty for a role without one, `?` if the model cannot be read."""
-    if role.model is None:
+def _parameters(plan: RunPlan, name: str) -> str:
+    """The parameter count of a role's own model; empty without one, `unknown` if the model cannot be read."""
+    if not any(role.name == name and role.model is not None for role in plan.roles):
         return ""
     try:
-        return formatting.count(parameter_count(plan.models.geometry(role.name)))
+        return formatting.count(parameter_count(plan.models.geometry(name)))
     except HybridflowError:
-        return "?"
+        return "unknown"

@@ -86,7 +86,7 @@ def trace_step(plan: RunPlan, rows: Batch | None = None) -> Trace:
         title=config.dataflow.rpartition("/")[2],
         purpose=cleandoc(dataflow.__doc__ or "").partition("\n")[0],
         calls=scheduled(calls),
-        roles=tuple(_roles(plan)),
+        roles=tuple(planned_roles(plan)),
         pools=plan.pools,
         data=("sample_index", *stream.columns, *texts.columns),
         held_up=held_up(calls),
@@ -115,7 +115,8 @@ def _explained(name: str, dataflow: type[Dataflow], settings: object) -> Iterato
         raise _cannot_follow(name, dataflow, error) from error
 
 
-def _roles(plan: RunPlan) -> list[TracedRole]:
+def planned_roles(plan: RunPlan) -> list[TracedRole]:
+    """The roles that the dataflow names, and what runs each; those that the run does without have no pool."""
     planned = {role.name: role for role in plan.roles}
     actor, roles = planned.get(ACTOR), []
     assert plan.config.rollout.engine is not None, "the device's defaults are not filled in"

@@ -31,12 +31,22 @@ def test_every_problem_is_told_with_its_remedy_and_nothing_is_started(tmp_path, 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_without_problems_shows_its_roles(tmp_path, monkeypatch):
+def test_a_run_without_problems_shows_its_roles_and_batches_in_lines_of_80_characters(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    ended = run_here(["--dry-run", "trainer={devices: 2, device: cpu}", "algorithm.kl.placement=loss"])
+    vllm = ("rollout.engine=vllm", "rollout.parallelism.tensor=2")
+    ended = run_here(["--dry-run", "trainer={devices: 4, device: cpu}", "algorithm.kl.placement=loss", *vllm])
     assert ended.status == 0 and "no errors found; nothing was started" in ended.words
-    for row in ("actor main 2 fsdp + transformers data 2 1.1M", "reward main 2 functions", "reference main 2 fsdp"):
+    for row in (
+        *("actor main 4 1.1M fsdp, data 4", "rollout main 4 vllm, in actor, replicas 2 x tensor 2"),
+        *(
+            "reward main 4 functions, data 4",
+            "reference main 4 1.1M fsdp",
+            "prompts per step 128, samples per prompt 4",
+        ),
+        "critic: optimizer steps per step 4, rows per optimizer step 128",
+    ):
         assert row in ended.words
+    assert all(line == line.rstrip() and len(line) <= 80 for line in ended.said.splitlines())
     assert list(tmp_path.iterdir()) == []
 
 

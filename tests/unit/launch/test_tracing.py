@@ -229,11 +229,11 @@ def test_a_step_with_a_plain_number_among_its_metrics_is_fine_and_one_that_obser
         ),
         (
             "version=self.iteration + 1", "version=1", "with self.iteration=1 the step publishes its new weights as"
-            " version=1, and the current version is 1 already", "version=self.iteration + 1",
+            " version=1, but the current version is already 1", "version=self.iteration + 1",
         ),
         (
             "version=self.iteration + 1", "version=7 - self.iteration",
-            "as version=6, and the current version is 7 already", "version=self.iteration + 1",
+            "as version=6, but the current version is already 7", "version=self.iteration + 1",
         ),
     ],
 )  # fmt: skip

@@ -55,7 +55,7 @@ class RewardScorer:
     def __init__(self, config: Reward, faults: Faults = STRICT) -> None:
         self.functions = resolve_functions(config, faults)
         self._weights = list(config.weights) or [1.0] * len(config.functions)
-        assert len(self._weights) == len(self.functions), f"weights {self._weights} for {config.functions}"
+        assert len(self._weights) == len(config.functions), f"weights {self._weights} for {config.functions}"
         self._budget = config.error_budget
         self._runner = make_runner(config, self.functions)
         self._is_alone = config.model.path is None

@@ -13,7 +13,7 @@ from hybridflow.launch.plan.data import RunData
 from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.plan.roles import CRITIC, ROLLOUT, RoleSpec
 from hybridflow.launch.rules.models import runs_whole
-from hybridflow.launch.rules.parallelism import role_problems
+from hybridflow.launch.rules.parallelism import layout_section, role_problems
 from hybridflow.models.geometry import ModelGeometry
 from hybridflow.models.names.layouts import layout_problem
 
@@ -101,7 +101,7 @@ def _section(plan: RunPlan, role: str) -> str:
     """The section with a role's layout; a reference has the actor's layout."""
     if role in plan.config.roles:
         return f"roles.{role}"
-    return role if role in (CRITIC, "reward") else "actor"
+    return layout_section(plan.config, role) if role in (CRITIC, "reward") else "actor"
 
 
 def _minibatches(plan: RunPlan, role: RoleSpec, ranks: int) -> Iterator[ConfigError]:
@@ -119,7 +119,7 @@ def _minibatches(plan: RunPlan, role: RoleSpec, ranks: int) -> Iterator[ConfigEr
         )
     elif prompts < ranks:
         key = f"{section}.minibatch_size" if role.training.minibatch_size else "data.batch_size"
-        sizes = f"roles.{role.name}" if is_further else section
+        sizes = _section(plan, role.name)
         yield ConfigError(
             f"{key}={prompts} prompts cannot be divided over the {ranks} data-parallel ranks of {role.name}.",
             remedy=f"Use {ranks} or more, or larger sizes in {sizes}.parallelism.",

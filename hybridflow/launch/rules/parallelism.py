@@ -8,7 +8,8 @@ from hybridflow.config.checks import check_placement
 from hybridflow.config.derived import pool_of, pool_sizes, training_mesh, training_of
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.loop import BackendKind
-from hybridflow.config.training import Training
+from hybridflow.config.roles import RoleKind
+from hybridflow.config.training import Training, TrainingEngine
 from hybridflow.engines.traits import ROLLOUT_ENGINES, TRAINING_ENGINES
 from hybridflow.errors import ConfigError
 
@@ -35,13 +36,33 @@ def parallelism_problems(config: Experiment) -> Iterator[ConfigError]:
 
 def role_problems(config: Experiment, role: str) -> Iterator[ConfigError]:
     """Settings of a role that its engine, or the devices of its pool, cannot satisfy."""
-    training, name = training_of(config, role), f"roles.{role}" if role in config.roles else role
-    yield from _engine_errors(name, training)
-    yield from _device_errors(config, role, name, training)
+    training, own = training_of(config, role), config.roles.get(role)
+    section = f"roles.{role}" if own else layout_section(config, role)
+    for error in (*_engine_errors(section, training), *_device_errors(config, role, section, training)):
+        if section == "actor" and pool_of(config, role) != pool_of(config, "actor"):
+            yield ConfigError(
+                f"The critic takes the actor's layout: {error.message}",
+                remedy=f"{error.remedy} Or give the critic a layout of its own: critic.engine, critic.parallelism.",
+            )
+        else:
+            yield error
+    has_adapter = training.lora.rank and (own is None or own.kind is RoleKind.critic)
+    if has_adapter and not TRAINING_ENGINES[training.engine].trains_adapters:
+        able = " or ".join(other.name for other, traits in TRAINING_ENGINES.items() if traits.trains_adapters)
+        yield ConfigError(
+            f"{'critic' if own else role}.lora.rank={training.lora.rank}, but {section}.engine={training.engine.name}"
+            " trains no adapters.",
+            remedy=f"Use {section}.engine={able}.",
+        )
+
+
+def layout_section(config: Experiment, section: str) -> str:
+    """The section that gives a section's engine and layout: with `critic.engine=auto`, a critic takes the actor's."""
+    return "actor" if section == "critic" and config.critic.engine is TrainingEngine.auto else section
 
 
 def _engine_errors(name: str, training: Training) -> Iterator[ConfigError]:
-    """Parallel sizes, or an adapter, that the engine does not support."""
+    """Parallel sizes that the engine does not support."""
     sizes, engine = asdict(training.parallelism), training.engine.name
     for axis in _AXES:
         if sizes[axis] > 1 and axis not in TRAINING_ENGINES[training.engine].axes:
@@ -55,12 +76,6 @@ def _engine_errors(name: str, training: Training) -> Iterator[ConfigError]:
             f"{name}.parallelism.virtual_pipeline={sizes['virtual_pipeline']} divides the stages of a pipeline, but"
             f" {name}.parallelism.pipeline=1 has one.",
             remedy=f"Use {name}.parallelism.pipeline=2 or more.",
-        )
-    if training.lora.rank and not TRAINING_ENGINES[training.engine].trains_adapters:
-        able = " or ".join(other.name for other, traits in TRAINING_ENGINES.items() if traits.trains_adapters)
-        yield ConfigError(
-            f"{name}.lora.rank={training.lora.rank}, but {name}.engine={engine} trains no adapters.",
-            remedy=f"Use {name}.engine={able}.",
         )
 
 
@@ -79,17 +94,17 @@ def _device_errors(config: Experiment, role: str, name: str, training: Training)
     if devices % product:
         sizes = " ".join(f"{name}.parallelism.{axis}={size}" for axis, size in inner.items())
         yield ConfigError(
-            f"{sizes}: {product} does not divide the {devices} devices of pool '{pool}'.",
-            remedy=f"Use sizes whose product is one of: {_divisors(devices)}.",
+            f"{sizes}: {product} does not divide the {_count(devices, 'device')} of pool '{pool}'.",
+            remedy=_divisors(devices, "sizes whose product is one of"),
         )
         return
     data = devices // product
     for axis in ("replicas", "expert"):
         if data % (size := asdict(training.parallelism)[axis]):
             yield ConfigError(
-                f"{name}.parallelism.{axis}={size} does not divide the {data} data-parallel ranks that other sizes"
-                f" leave of the {devices} devices of pool '{pool}'.",
-                remedy=f"Use one of: {_divisors(data)}.",
+                f"{name}.parallelism.{axis}={size} does not divide the {_count(data, 'data-parallel rank')} that other"
+                f" sizes leave of the {_count(devices, 'device')} of pool '{pool}'.",
+                remedy=_divisors(data, "one of"),
             )
 
 
@@ -105,13 +120,20 @@ def _rollout_errors(config: Experiment) -> Iterator[ConfigError]:
                 remedy=f"Use rollout.engine={able}, or leave the size out.",
             )
     product = math.prod(sizes.values())
+    given = " ".join(f"rollout.parallelism.{axis}={size}" for axis, size in sizes.items() if size > 1)
     if devices % product:
         yield ConfigError(
-            f"rollout.parallelism.tensor={sizes['tensor']} rollout.parallelism.pipeline={sizes['pipeline']}: {product}"
-            f" does not divide the {devices} devices of pool '{pool}'.",
-            remedy=f"Use sizes whose product is one of: {_divisors(devices)}.",
+            f"{given}: {product} does not divide the {_count(devices, 'device')} of pool '{pool}'.",
+            remedy=_divisors(devices, "sizes whose product is one of"),
         )
 
 
-def _divisors(number: int) -> str:
-    return ", ".join(str(size) for size in range(1, number + 1) if number % size == 0)
+def _divisors(number: int, what: str) -> str:
+    """The remedy for sizes that do not divide a number of devices or ranks."""
+    if number == 1:
+        return "Leave these sizes out, or use more devices."
+    return f"Use {what}: {', '.join(str(size) for size in range(1, number + 1) if number % size == 0)}."
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"

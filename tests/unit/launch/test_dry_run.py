@@ -63,7 +63,7 @@ def test_a_choice_that_is_not_there_does_not_hide_other_problems():
     [
         (["placement.roles.actor=nopool"], "nopool: there is no such pool"),
         (["roles.x.pool=nopool"], "roles.x.pool=nopool: there is no such pool"),
-        (["rollout.engine=vllm", "rollout.parallelism.tensor=3"], "3 does not divide the 1 devices"),
+        (["rollout.engine=vllm", "rollout.parallelism.tensor=3"], "tensor=3: 3 does not divide the 1 device "),
     ],
     ids=str,
 )

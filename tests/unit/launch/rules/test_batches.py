@@ -42,7 +42,7 @@ REFUSED = [
     (
         {**PPO, "trainer.devices": 4, "critic.minibatch_size": 2},
         ["critic.minibatch_size=2 prompts cannot be divided over the 4 data-parallel ranks of critic"],
-        "Use 4 or more, or larger sizes in critic.parallelism",
+        "Use 4 or more, or larger sizes in actor.parallelism",
     ),
     (
         {**COST, "critic.minibatch_size": 2},

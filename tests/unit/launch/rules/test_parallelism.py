@@ -6,11 +6,14 @@ from hybridflow.config.loop import BackendKind
 from hybridflow.config.placement import Pool
 from hybridflow.config.rollout import RolloutKind
 from hybridflow.config.training import TrainingEngine
-from hybridflow.errors import STRICT, ConfigError
+from hybridflow.dataflows.ppo import PPO
+from hybridflow.errors import STRICT, ConfigError, Faults
+from hybridflow.launch.rules.layouts import critic_layout_problems
 from hybridflow.launch.rules.parallelism import parallelism_problems
 from tests.unit.config.experiments import experiment
 
 TWO_POOLS = {"placement.pools": {"a": Pool(devices=2), "b": Pool(devices=2)}, "trainer.devices": 4}
+POOLS_3_1 = {"placement.pools": {"a": Pool(devices=3), "b": Pool(devices=1)}}
 MEGATRON = {"trainer.devices": 4, "actor.engine": TrainingEngine.megatron}
 VLLM = {"rollout.engine": RolloutKind.vllm}
 LOCAL = {"trainer.backend": BackendKind.local}
@@ -67,6 +70,27 @@ def test_a_layout_that_cannot_be_is_explained(settings, message, remedy):
         STRICT.check([parallelism_problems], experiment(settings))
     assert message in caught.value.message
     assert remedy in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("settings", "messages"),
+    [
+        ({"trainer.devices": 2, "actor.engine": TrainingEngine.single}, ["but actor.engine=single"]),
+        ({**MEGATRON, "actor.parallelism.tensor": 3}, ["actor.parallelism.tensor=3: 3 does not"]),
+        ({**MEGATRON, "critic.lora.rank": 8}, ["critic.lora.rank=8, but actor.engine=megatron"]),
+        (
+            {**MEGATRON, **POOLS_3_1, "placement.roles": {"critic": "b"}, "actor.parallelism.tensor": 3},
+            ["The critic takes the actor's layout: actor.parallelism.tensor=3: 3 does not divide the 1 device of"],
+        ),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_a_layout_that_the_critic_takes_from_the_actor_is_told_once(settings, messages):
+    config, faults = experiment(settings), Faults(collects=True)
+    faults.check([parallelism_problems], config)
+    faults.check([critic_layout_problems], config, PPO)
+    for error, message in zip(faults.found, messages, strict=True):
+        assert message in error.message
 
 
 @pytest.mark.parametrize("settings", FINE, ids=[", ".join(settings) for settings in FINE])

@@ -107,8 +107,21 @@ def _is_moved(old: object, new: object, before: Fingerprints, after: Fingerprint
     if not isinstance(old, str) or not isinstance(new, str) or old == new:
         return old == new
     files = before.get(written_file(old) or old)
-    names = {_DIRECTORIES.sub(r"\g<prefix>", path.rstrip("/"), count=1) for path in (old, new)}
-    return len(names) == 1 and bool(files) and files == after.get(written_file(new) or new)
+    return _names(old) == _names(new) and bool(files) and files == after.get(written_file(new) or new)
+
+
+def is_other_run(saved: Mapping[str, object], now: Mapping[str, object]) -> bool:
+    """Whether `FIXED` settings differ by more than directories, so that the run does not resume from the checkpoint."""
+    changes = (change for change in compare(saved, now) if FIXED.fullmatch(change.key) and (change.saved or change.now))
+    return any(_names(change.saved) != _names(change.now) for change in changes)
+
+
+def _names(value: object) -> list[object]:
+    """The values of a setting, paths without their directories."""
+    return [
+        _DIRECTORIES.sub(r"\g<prefix>", word.rstrip("/"), count=1) if isinstance(word, str) else word
+        for word in words_of(value)
+    ]
 
 
 def check_compatible(

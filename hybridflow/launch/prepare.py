@@ -12,7 +12,7 @@ from hybridflow.launch.plan.plan import RunPlan, plan_run
 from hybridflow.launch.resume import fingerprints
 from hybridflow.launch.rules.all import DATA_RULES, PLAN_RULES
 from hybridflow.launch.run_directory import EarlierRun, open_directory
-from hybridflow.launch.step_trace import check_step
+from hybridflow.launch.step_trace import step_problems
 from hybridflow.observability.logs import configure_logging
 
 
@@ -52,9 +52,8 @@ def checked_data(plan: RunPlan, faults: Faults = STRICT) -> RunData:
     try:
         data = load_data(plan)
     except HybridflowError:
-        faults.check(DATA_RULES, plan, None)
+        faults.check([step_problems, *DATA_RULES], plan, None)
         raise
-    with faults.caught():
-        check_step(plan, data.streams["prompts"].peek())
+    faults.check([step_problems], plan, data.streams["prompts"].peek())
     faults.check(DATA_RULES, plan, data)
     return data

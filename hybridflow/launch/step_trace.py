@@ -1,6 +1,5 @@
 """Runs a step over stand-ins for the workers, and records its calls, their order and their columns."""
 
-import logging
 import math
 import traceback
 from collections.abc import Iterator, Mapping
@@ -18,7 +17,7 @@ from hybridflow.config.loop import Device
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.dataflows.interface import Dataflow, role_needs
 from hybridflow.dataflows.roles import Sampler
-from hybridflow.errors import STRICT, ConfigError, HybridflowError
+from hybridflow.errors import STRICT, Advice, BatchError, ConfigError, HybridflowError, Problem
 from hybridflow.graph.backend import TracingBackend
 from hybridflow.graph.stand_in import MadeUpStream
 from hybridflow.graph.trace import Call, Trace, TracedRole, held_up, scheduled
@@ -32,8 +31,6 @@ from hybridflow.launch.start_roles import start_roles
 from hybridflow.observability.metrics import measured
 from hybridflow.parallel import ParallelMesh
 
-logger = logging.getLogger(__name__)
-
 _MOST_SAMPLES = 4
 """A drawing of 16 samples per prompt would show nothing more."""
 
@@ -42,14 +39,20 @@ class NotFollowedError(ConfigError):
     """A step that fails on made-up results. It may still work on real ones."""
 
 
-def check_step(plan: RunPlan, rows: Batch) -> None:
-    """Raises `ConfigError` for a user's own dataflow whose first two steps cannot work; `rows` are some of its data."""
+def step_problems(plan: RunPlan, rows: Batch | None) -> Iterator[Problem]:
+    """The error of a user's own dataflow whose first two steps cannot work; a warning if made-up results may cause it.
+
+    `rows` are some of the run's data; without them, missing columns of a batch are not reported.
+    """
     if not is_own(plan.config.dataflow):
         return
     try:
         trace_step(plan, rows)
     except NotFollowedError as error:
-        logger.info("The step was not checked before the start: %s", error.message)
+        yield Advice(error.message, remedy=error.remedy)
+    except BatchError:
+        if rows is not None:
+            raise
 
 
 def plan_to_show(composed: Composed) -> RunPlan:
@@ -111,6 +114,13 @@ def _explained(name: str, dataflow: type[Dataflow], settings: object) -> Iterato
         raise
     except AttributeError as error:
         raise _misspelt(name, dataflow, settings, error) from error
+    except (NameError, ImportError) as error:
+        if isinstance(error, UnboundLocalError):
+            raise _cannot_follow(name, dataflow, error) from error
+        raise ConfigError(
+            f"dataflow={name}: its step fails: {_described(dataflow, error)}.",
+            remedy="Define or import it; no value in the run can make that line work.",
+        ) from error
     except Exception as error:
         raise _cannot_follow(name, dataflow, error) from error
 
@@ -176,9 +186,13 @@ def _place(dataflow: type[Dataflow], error: Exception) -> str:
     return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
 
 
+def _described(dataflow: type[Dataflow], error: Exception) -> str:
+    return f"{type(error).__name__}: {error}{_place(dataflow, error)}"
+
+
 def _cannot_follow(name: str, dataflow: type[Dataflow], error: Exception) -> NotFollowedError:
     return NotFollowedError(
-        f"dataflow={name}: its step cannot be traced: {type(error).__name__}: {error}{_place(dataflow, error)}.",
-        remedy="A drawing runs `step` twice on made-up prompts, with made-up results and no metrics. Fix the step; if"
+        f"dataflow={name}: its step cannot be traced: {_described(dataflow, error)}.",
+        remedy="The trace runs `step` twice on made-up prompts, with made-up results and no metrics. Fix the step; if"
         " it is right, make it accept missing metrics and missing columns of the data.",
     )

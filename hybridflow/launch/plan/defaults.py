@@ -21,6 +21,7 @@ from hybridflow.controller.backends import check_cluster, joined_gpus
 from hybridflow.controller.backends.interface import RAY_ADDRESS
 from hybridflow.dataflows.interface import Dataflow, learns_from_samples
 from hybridflow.elastic.checkpoint import CheckpointStore, saved_config
+from hybridflow.elastic.compatibility import is_other_run
 from hybridflow.engines.traits import ROLLOUT_ENGINES, TRAINING_ENGINES
 from hybridflow.errors import ResourceError
 from hybridflow.launch.compose.compose import Composed
@@ -73,6 +74,7 @@ def with_device_defaults(composed: Composed, device: str) -> Composed:
 def with_schedule_steps(composed: Composed) -> Composed:
     """The same run with `optimizer.schedule_steps` filled in: from the checkpoint it resumes, or its total steps."""
     config, saved = composed.config, _saved(composed.config)
+    saved = {} if is_other_run(saved, composed.redacted()) else saved
     changed: dict[str, Training] = {}
     origins = dict(composed.origins)
     for name in ("actor", "critic"):

@@ -1,5 +1,6 @@
 """A step followed without a worker: calls, columns, times, roles."""
 
+import re
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -8,14 +9,14 @@ import torch
 
 from hybridflow.batch import Batch
 from hybridflow.dataflows.interface import learns_from_samples
-from hybridflow.errors import BatchError, ConfigError
+from hybridflow.errors import Advice, BatchError, ConfigError
 from hybridflow.graph.trace import DRIVER, Trace
 from hybridflow.launch.compose.compose import compose_run
 from hybridflow.launch.compose.presets import config_for
 from hybridflow.launch.plan import defaults
 from hybridflow.launch.plan.dataflow import DATAFLOWS, find_dataflow
 from hybridflow.launch.plan.plan import RunPlan
-from hybridflow.launch.step_trace import check_step, plan_to_show, trace_step
+from hybridflow.launch.step_trace import plan_to_show, step_problems, trace_step
 
 POOLS = ["trainer.devices=3", "placement.pools.train.devices=2", "placement.pools.judge.devices=1"]
 MINE = """
@@ -186,8 +187,22 @@ def test_a_step_that_breaks_is_told_with_its_line_and_an_error_of_ours_speaks_fo
     assert ("made-up prompts" in caught.value.remedy) is ("traced" in message)
 
 
-def test_a_step_that_made_up_answers_break_does_not_stop_a_run(tmp_path):
-    check_step(shown(dataflow=f"{own(tmp_path, 'return {1: 1 / 0}')}:Mine"), ROWS)
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("return {1: 1 / 0}", r"cannot be traced: ZeroDivisionError: division by zero \(mine\.py, line 13\)"),
+        ("return {'x': {}['actor/pg_los']}", r"cannot be traced: KeyError: 'actor/pg_los' \(mine\.py, line 13\)"),
+    ],
+)
+def test_a_step_that_made_up_answers_may_break_is_a_warning(tmp_path, line, message):
+    (advice,) = step_problems(shown(dataflow=f"{own(tmp_path, line)}:Mine"), ROWS)
+    assert isinstance(advice, Advice) and re.search(message, advice.message)
+
+
+@pytest.mark.parametrize("line", ["return {'x': undefinedthing}", "import undefinedthing"])
+def test_a_name_that_no_answer_can_define_is_an_error(tmp_path, line):
+    with pytest.raises(ConfigError, match=r"its step fails: .*'undefinedthing'.* \(mine\.py, line 13\)"):
+        checked(tmp_path, line)
 
 
 STEP = """batch = self.rollout.generate(prompts.repeat(self.samples_per_prompt))
@@ -202,7 +217,7 @@ ROWS = Batch.of(rows={"uid": torch.arange(2)}, objects={"prompt": ["1+1=", "9+9=
 
 def checked(tmp_path, step: str, *overrides: str) -> None:
     """Checks a user's step as a run does before it starts."""
-    check_step(shown(RLOO, *overrides, dataflow=f"{own(tmp_path, step)}:Mine"), ROWS)
+    assert not list(step_problems(shown(RLOO, *overrides, dataflow=f"{own(tmp_path, step)}:Mine"), ROWS))
 
 
 def test_a_step_with_a_plain_number_among_its_metrics_is_fine_and_one_that_observes_nothing_is_warned_of(
@@ -305,7 +320,7 @@ def test_a_misspelt_setting_or_role_of_the_step_is_refused_before_the_run(tmp_pa
     mine = path.read_text().replace("    def step", f"{settings}\n    def step", 1)
     path.write_text(f"from dataclasses import dataclass\n{mine}")
     with pytest.raises(ConfigError, match=message) as caught:
-        check_step(shown(RLOO, dataflow=f"{path}:Mine"), ROWS)
+        list(step_problems(shown(RLOO, dataflow=f"{path}:Mine"), ROWS))
     assert remedy in caught.value.remedy
 
 
@@ -339,11 +354,11 @@ def test_a_step_may_read_what_its_dataflow_computed_before(tmp_path):
     path = Path(own(tmp_path, first + STEP))
     computed = "\n    def precompute(self, rows):\n        return {'level': 2 * rows.row('uid')}\n"
     path.write_text(path.read_text().replace("    def step", f"{computed}\n    def step", 1))
-    check_step(shown(RLOO, dataflow=f"{path}:Mine"), ROWS)
+    assert not list(step_problems(shown(RLOO, dataflow=f"{path}:Mine"), ROWS))
     listed = tmp_path / "listed.py"
     listed.write_text(path.read_text().replace("2 * rows.row('uid')}", "[1, 2]}"))
     with pytest.raises(ConfigError, match=r"Mine\.precompute returned 'level' as list"):
-        check_step(shown(RLOO, dataflow=f"{listed}:Mine"), ROWS)
+        list(step_problems(shown(RLOO, dataflow=f"{listed}:Mine"), ROWS))
 
 
 def test_a_step_may_read_further_columns_of_the_data(tmp_path):
@@ -351,3 +366,5 @@ def test_a_step_may_read_further_columns_of_the_data(tmp_path):
     checked(tmp_path, levels + STEP)
     with pytest.raises(BatchError, match="needs the columns \\['color'\\]"):
         checked(tmp_path / "other", levels.replace("level", "color") + STEP)
+    unread = shown(RLOO, dataflow=f"{own(tmp_path / 'unread', levels + STEP)}:Mine")
+    assert not list(step_problems(unread, None))  # the data could not be read

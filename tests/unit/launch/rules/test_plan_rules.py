@@ -107,6 +107,15 @@ def test_every_role_whose_schedule_ends_before_the_run_is_named():
     assert "critic" not in found.message
 
 
+def test_a_schedule_is_as_long_as_that_of_the_run_it_resumes_not_of_another_run_in_the_directory(tmp_path):
+    (tmp_path / "checkpoints" / "step_2").mkdir(parents=True)
+    words = [f"trainer.run_dir={tmp_path}", "actor.optimizer.schedule=linear", "algorithm=grpo"]
+    saved = planned(*words, "trainer.total_steps=2").composed.redacted()
+    (tmp_path / "checkpoints" / "step_2" / "driver.json").write_text(json.dumps({"config": saved}))
+    assert len(errors(planned(*words, "trainer.total_steps=6"), schedule_problems)) == 1
+    assert not errors(planned(*words, "trainer.total_steps=6", "trainer.seed=7"), schedule_problems)
+
+
 def test_a_run_of_the_package_breaks_no_rule(tmp_path):
     assert not errors(planned(f"trainer.run_dir={tmp_path}/run"), *PLAN_RULES)
 

@@ -55,6 +55,16 @@ def find(path: str, root: object = Experiment) -> object | None:
     return find(rest, hint) if rest else hint
 
 
+def check_range(path: str, value: object) -> None:
+    """Raises `ConfigError` for a number, or one in a list, that is outside the range of the key."""
+    head, _, name = path.rpartition(".")
+    section = find(head) if head else Experiment
+    allowed = range_of(get_type_hints(section, include_extras=True).get(name)) if is_dataclass(section) else None
+    for item in value if isinstance(value, list) else [value]:
+        if allowed is not None and isinstance(item, int | float) and not isinstance(item, bool):
+            allowed.check(path, item)
+
+
 def nearest(path: str) -> str | None:
     """The known key most similar to an unknown one: by initials (`lr`), in its section, by whole path, by the words in
     it, by the last part, or because its documentation mentions the last part."""

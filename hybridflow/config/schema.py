@@ -1,19 +1,17 @@
 """Registers the dataclasses with Hydra, and finds the package's YAML files."""
 
-from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 
 from hydra.core.config_store import ConfigStore
 
 from hybridflow.config.experiment import Experiment
-from hybridflow.config.roles import Role
 from hybridflow.errors import ConfigError
 
 
-def register_schema(roles: Mapping[str, Role]) -> None:
-    """Registers `experiment`, the base of every YAML file, with the roles that a dataflow's class describes."""
-    ConfigStore.instance().store(name="experiment", node=Experiment(roles=dict(roles)))
+def register_schema() -> None:
+    """Registers `experiment`, the base of every YAML file."""
+    ConfigStore.instance().store(name="experiment", node=Experiment)
 
 
 def config_directory() -> Path:

@@ -7,7 +7,7 @@ from dataclasses import fields as dataclass_fields
 from enum import Enum
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from hybridflow.algorithms.catalogue import ADVANTAGES, POLICY_LOSSES, PREFERENCE_LOSSES
@@ -18,26 +18,14 @@ from hybridflow.config.checks import check
 from hybridflow.config.choices import chosen, is_own
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.nearest import did_you_mean
-from hybridflow.config.placement import Pool
 from hybridflow.config.roles import DescribesRoles, Role
 from hybridflow.config.schema import config_directory
 from hybridflow.config.section import leaves, sealed
 from hybridflow.config.user_code import load_member
 from hybridflow.errors import STRICT, ConfigError, Faults
-from hybridflow.launch.compose.files import keys_in_files, read_files, wrong_value
-from hybridflow.launch.compose.overrides import Setting, parse_overrides, suggestion
+from hybridflow.launch.compose.files import apply_settings, read_files, wrong_value
+from hybridflow.launch.compose.overrides import Setting, Typed, parse_overrides, suggestion
 from hybridflow.observability.redaction import redacted_leaves
-
-TABLES: dict[str, type | None] = {
-    "roles": Role,
-    "placement.pools": Pool,
-    "placement.roles": None,
-    "dataflow_settings": None,
-    "algorithm.advantage_settings": None,
-    "algorithm.loss_settings": None,
-    "reward.settings": None,
-}
-"""Tables whose rows the user names, and the section that a row is."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +59,7 @@ def compose_run(
 ) -> Composed:
     """The checked, sealed configuration of `config_name` with overrides. Raises `ConfigError` for invalid settings.
 
-    With `faults` that collect, an override that cannot be read is left out and reported there, as are broken rules.
+    With `faults` that collect, a setting that cannot be read is left out and reported there, as are broken rules.
     """
     directory = config_dir.resolve() if config_dir else config_directory()
     if not (directory / f"{config_name}.yaml").is_file():
@@ -79,18 +67,19 @@ def compose_run(
         raise ConfigError(f"There is no {config_name}.yaml in {directory}.", remedy=f"Configurations there: {found}.")
     typed = parse_overrides(overrides, faults)
     try:
-        whole = read_files(config_name, directory, typed, {})
+        whole, in_files = read_files(config_name, directory, typed, {}, faults)
     except ConfigError as error:
         faults.add(error)
-        typed = replace(typed, groups={})
-        whole = read_files(config_name, directory, typed, {})
-    in_files = keys_in_files(directory / f"{config_name}.yaml", typed)
-    described = _described(whole, typed.settings)
+        typed = replace(typed, groups=_found_groups(config_name, directory, typed, faults))
+        whole, in_files = read_files(config_name, directory, typed, {}, faults)
+    described = {}
+    with faults.caught():
+        described = _described(whole, typed.settings)
     if described:
-        whole = read_files(config_name, directory, typed, described)
+        whole, in_files = read_files(config_name, directory, typed, described, faults)
     _drop_other_kinds(whole, typed.settings)
     files = _leaves(whole)
-    _set_all(whole, typed.settings, faults)
+    apply_settings(whole, typed.settings, faults)
     try:
         config = OmegaConf.to_object(whole)
     except OmegaConfBaseException as error:
@@ -130,6 +119,16 @@ def parse_command_line(argv: Sequence[str], *, program: str, config_name: str) -
             remedy = f"Settings are written key=value, without dashes: {written}; see --help."
         raise ConfigError(f"There is no option {unknown[0]}.", remedy=remedy)
     return known
+
+
+def _found_groups(config_name: str, directory: Path, typed: Typed, faults: Faults) -> dict[str, str]:
+    """The choices that are there, without those that are not, each of which is reported."""
+    found = {}
+    for group, choice in typed.groups.items():
+        with faults.caught():
+            read_files(config_name, directory, replace(typed, groups={group: choice}), {}, faults)
+            found[group] = choice
+    return found
 
 
 def _follow_batch_size(config: Experiment, user_keys: frozenset[str]) -> dict[str, str]:
@@ -200,30 +199,6 @@ def _drop_other_kinds(config: DictConfig, settings: Sequence[Setting]) -> None:
     kept = {name: role for name, role in config.roles.items() if kinds.get(name, role.kind.name) == role.kind.name}
     if len(kept) < len(config.roles):
         config.roles = kept
-
-
-def _set_all(config: DictConfig, settings: Sequence[Setting], faults: Faults) -> None:
-    for setting in settings:
-        with faults.caught():
-            try:
-                _set(config, setting)
-            except OmegaConfBaseException as error:
-                raise wrong_value(setting.key, error) from error
-
-
-def _set(config: DictConfig, setting: Setting) -> None:
-    """Sets one leaf; creates the row of a table when it is first named."""
-    table = next((name for name in TABLES if setting.key.startswith(f"{name}.")), None)
-    if table is None:
-        OmegaConf.update(config, setting.key, setting.value)
-        return
-    row = setting.key.removeprefix(f"{table}.").partition(".")[0]
-    section = TABLES[table]
-    with open_dict(config):
-        rows = OmegaConf.select(config, table)
-        if section is not None and row not in rows:
-            rows[row] = OmegaConf.structured(section)
-        OmegaConf.update(config, setting.key, setting.value)
 
 
 def _check_methods(algorithm: Algorithm, faults: Faults) -> None:

@@ -2,15 +2,17 @@
 
 import copy
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import cast
 
 import yaml
-from hydra import compose, initialize_config_dir
+from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException, MissingConfigException
-from omegaconf import DictConfig, OmegaConf
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException, ValidationError
 
 from hybridflow.algorithms.catalogue import PREFERENCE_LOSSES
@@ -18,60 +20,132 @@ from hybridflow.config import fields
 from hybridflow.config.choices import PREFERENCE_SYNONYMS
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.nearest import did_you_mean
+from hybridflow.config.placement import Pool
 from hybridflow.config.roles import Role
 from hybridflow.config.schema import config_directory, register_schema
-from hybridflow.config.section import leaves
-from hybridflow.errors import ConfigError
-from hybridflow.launch.compose.overrides import Typed, check_switch, suggestion
+from hybridflow.errors import STRICT, ConfigError, Faults
+from hybridflow.launch.compose.overrides import Setting, Typed, settings_of
 from hybridflow.launch.compose.presets import preset_name
 
-_GLOBAL_PACKAGE = "# @package _global_"
+TABLES: dict[str, type | None] = {
+    "roles": Role,
+    "placement.pools": Pool,
+    "placement.roles": None,
+    "dataflow_settings": None,
+    "algorithm.advantage_settings": None,
+    "algorithm.loss_settings": None,
+    "reward.settings": None,
+}
+"""Tables whose rows the user names, and the section that a row is."""
+
+ORIGIN = "  # origin: "
+"""Precedes the origin of each value in the record of a run, which holds all settings, whoever set them."""
 
 _NOT_A_CHOICE = re.compile(r"Invalid value '(?P<value>.*)', expected one of \[(?P<choices>.*)\]")
 """OmegaConf's message for a value that its enumeration does not have."""
 
 
-def read_files(config_name: str, directory: Path, typed: Typed, described: Mapping[str, Role]) -> DictConfig:
+def read_files(
+    config_name: str, directory: Path, typed: Typed, described: Mapping[str, Role], faults: Faults = STRICT
+) -> tuple[DictConfig, frozenset[str]]:
     """The schema's defaults and a dataflow's own roles, the named file, and the group files it or the command line
-    chooses."""
+    chooses; and the keys that the user's own files set, except in a run's record.
+
+    With `faults` that collect, a setting in a user's file that cannot be read is left out and reported there, and a
+    file whose defaults cannot be found starts from those of main_ppo. Raises `ConfigError` for a group that is typed.
+    """
+    file = directory / f"{config_name}.yaml"
     choices = [f"{group}={_file_of(group, choice, directory)}" for group, choice in typed.groups.items()]
     try:
-        choices += _task_left_out(typed, directory / f"{config_name}.yaml")
+        choices += _task_left_out(typed, file)
         if directory == config_directory() and not described:
-            config = copy.deepcopy(_package_files(config_name, tuple(choices)))
-        else:
-            config = _composed(config_name, directory, choices, described)
+            return copy.deepcopy(_package_files(config_name, tuple(choices))), frozenset()
+        parts = _parts(config_name, directory, choices)
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
-        raise _explained(error, directory / f"{config_name}.yaml", choices) from error
-    if OmegaConf.get_type(config) is not Experiment:
-        raise ConfigError(
-            f"{directory / config_name}.yaml does not build on the settings of this package.",
-            remedy="Begin it with: defaults: [experiment, _self_].",
-        )
-    return config
+        problem = _explained(error, file, choices)
+        if typed.groups or directory == config_directory():
+            raise problem from error
+        faults.add(problem)
+        parts = [*_parts("ppo", config_directory(), []), (file, "")]
+    return _composed(parts, described, faults)
 
 
-def _composed(config_name: str, directory: Path, choices: Sequence[str], described: Mapping[str, Role]) -> DictConfig:
-    register_schema(described)
+def _parts(config_name: str, directory: Path, choices: Sequence[str]) -> list[tuple[Path, str]]:
+    """The files that Hydra composes, in order, each with the section that it holds ("" for all)."""
+    register_schema()
     # A user's own directory may choose among the package's groups.
     search_path = f"hydra.searchpath=[{config_directory().as_uri()}]"
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(directory), version_base=None, job_name="hybridflow"):
-        return compose(config_name, overrides=[search_path, *choices])
+        loader = GlobalHydra.instance().config_loader()
+        found = loader.compute_defaults_list(config_name, [search_path, *choices], RunMode.RUN).defaults
+    parts = []
+    for part in found:
+        name = f"{(part.config_path or '').removesuffix('.yaml')}.yaml"
+        file = next((folder / name for folder in (directory, config_directory()) if (folder / name).is_file()), None)
+        parts += [(file, part.package or "")] if file is not None else []  # others: the schema, and Hydra's own
+    return parts
+
+
+def _composed(
+    parts: Sequence[tuple[Path, str]], described: Mapping[str, Role], faults: Faults
+) -> tuple[DictConfig, frozenset[str]]:
+    config, user_keys = OmegaConf.structured(Experiment(roles=dict(described))), set()
+    for file, section in parts:
+        content = _content(file)
+        if file.is_relative_to(config_directory()):
+            config = cast(DictConfig, OmegaConf.merge(config, {section: content} if section else content))
+            continue
+        own = Faults(collects=True)
+        prefix = f"{section}." if section else ""
+        settings = [s for name, item in content.items() for s in settings_of(f"{prefix}{name}", item, own)]
+        apply_settings(config, settings, own)
+        faults.add(*(ConfigError(f"{file}: {error.message}", remedy=error.remedy) for error in own.found))
+        user_keys |= set() if ORIGIN in file.read_text() else {setting.key for setting in settings}
+    return config, frozenset(user_keys)
+
+
+def _content(file: Path) -> dict:
+    """The settings in a file, without what is Hydra's."""
+    try:
+        content = OmegaConf.to_container(OmegaConf.load(file))
+    except (OmegaConfBaseException, yaml.YAMLError, OSError, UnicodeError) as error:
+        raise _explained(error, file, []) from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{file} must hold settings by name.", remedy="Write name: value.")
+    return {name: value for name, value in content.items() if name not in ("defaults", "hydra")}
 
 
 @lru_cache(maxsize=128)
 def _package_files(config_name: str, choices: tuple[str, ...]) -> DictConfig:
     """Files of the package do not change: they are composed once."""
-    return _composed(config_name, config_directory(), choices, {})
+    return _composed(_parts(config_name, config_directory(), choices), {}, STRICT)[0]
 
 
-def keys_in_files(file: Path, typed: Typed) -> frozenset[str]:
-    """The keys that the user's own files set. Raises `ConfigError` for a switch that is set to a number."""
-    found = dict(_leaves_in_files(file, typed.groups))
-    for key, value in found.items():
-        check_switch(key, value)
-    return frozenset(found)
+def apply_settings(config: DictConfig, settings: Sequence[Setting], faults: Faults) -> None:
+    """Sets each in turn. One with a wrong type, or outside its range, is reported and left as it was."""
+    for setting in settings:
+        with faults.caught():
+            try:
+                fields.check_range(setting.key, setting.value)
+                _set(config, setting)
+            except OmegaConfBaseException as error:
+                raise wrong_value(setting.key, error) from error
+
+
+def _set(config: DictConfig, setting: Setting) -> None:
+    """Sets one leaf; creates the row of a table when it is first named."""
+    table = next((name for name in TABLES if setting.key.startswith(f"{name}.")), None)
+    if table is None:
+        OmegaConf.update(config, setting.key, setting.value)
+        return
+    row = setting.key.removeprefix(f"{table}.").partition(".")[0]
+    section = TABLES[table]
+    with open_dict(config):
+        rows = OmegaConf.select(config, table)
+        if section is not None and row not in rows:
+            rows[row] = OmegaConf.structured(section)
+        OmegaConf.update(config, setting.key, setting.value)
 
 
 def wrong_value(key: str, error: BaseException, hint: object = None) -> ConfigError:
@@ -143,12 +217,7 @@ def _explained(error: Exception, file: Path, choices: Sequence[str]) -> ConfigEr
             remedy=f"Leave it out, or {'use it with python -m hybridflow.trainer.main_ppo' if is_ours else other}.",
         )
     cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__ or error.__context__ or error
-    key = str(cause.full_key or "") if isinstance(cause, OmegaConfBaseException) else ""
-    if key and fields.find(key) is not None:
-        wrong = wrong_value(key, cause)
-        return ConfigError(f"{file}: {wrong.message}", remedy=wrong.remedy)
-    found = f"there is no setting '{key}'" if key else " ".join(str(cause).split())
-    return ConfigError(f"{file}: {found}.", remedy=f"{suggestion(key) if key else ''}All settings: --help.")
+    return ConfigError(f"{file}: {' '.join(str(cause).split())}.", remedy="All settings: --help.")
 
 
 def _trainer_of(name: str) -> str | None:
@@ -162,26 +231,3 @@ def _trainer_of(name: str) -> str | None:
 
 def _first_line(error: BaseException) -> str:
     return str(error).splitlines()[0].rstrip(".")
-
-
-def _leaves_in_files(file: Path, groups: Mapping[str, str], *, section: str = "") -> Iterator[tuple[str, object]]:
-    """The keys and values in a user's configuration, and in those in its directory that it builds on.
-
-    `groups` are the choices of the command line, which take precedence. Empty for a file of the package.
-    """
-    if file.parent.is_relative_to(config_directory()) or not file.is_file():
-        return
-    text = file.read_text()
-    content = yaml.safe_load(text)
-    if not isinstance(content, dict):
-        return
-    prefix = "" if text.startswith(_GLOBAL_PACKAGE) else section
-    yield from leaves({name: value for name, value in content.items() if name not in ("defaults", "hydra")}, prefix)
-    for entry in content.get("defaults") or []:
-        if isinstance(entry, dict):
-            for key, choice in entry.items():
-                group = str(key).removeprefix("override ").strip("/")
-                chosen = file.parent / group / f"{groups.get(group, choice)}.yaml"
-                yield from _leaves_in_files(chosen, groups, section=group.replace("/", "."))
-        else:
-            yield from _leaves_in_files(file.parent / f"{entry}.yaml", groups)

@@ -9,7 +9,8 @@ from omegaconf import OmegaConf
 
 from hybridflow.config import fields
 from hybridflow.errors import ConfigError
-from hybridflow.launch.compose.compose import TABLES, Composed, compose_run, plain
+from hybridflow.launch.compose.compose import Composed, compose_run, plain
+from hybridflow.launch.compose.files import ORIGIN, TABLES
 from hybridflow.launch.compose.overrides import shown
 from hybridflow.launch.compose.presets import default_choices, presets
 from hybridflow.observability.redaction import redacted
@@ -95,7 +96,7 @@ def config_text(composed: Composed) -> str:
         name = stripped.partition(":")[0]
         path = [*path[:depth], name]
         origin = composed.origins.get(".".join(path))
-        lines.append(f"{line}  # origin: {origin}" if origin else line)
+        lines.append(f"{line}{ORIGIN}{origin}" if origin else line)
     return "\n".join(lines) + "\n"
 
 

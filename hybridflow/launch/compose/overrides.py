@@ -52,7 +52,7 @@ def parse_overrides(overrides: Sequence[str], faults: Faults = STRICT) -> Typed:
             if key in GROUPS and override is not None:
                 groups[key] = _choice(key, override, text)
             else:
-                settings.extend(_leaves(key, _value(key, override, text)))
+                settings.extend(settings_of(key, _value(key, override, text), faults))
     return Typed(groups, settings)
 
 
@@ -126,7 +126,7 @@ def _value(key: str, override: Override | None, text: str) -> object:
     """The value; for a key that takes a list, one value or several without brackets are a list."""
     hint = fields.find(key)
     if hint is None:
-        raise ConfigError(f"There is no setting '{key}'.", remedy=f"{suggestion(key)}All settings: --help.")
+        raise _unknown(key)
     literal = text.partition("=")[2]
     if override is None:
         return [literal] if fields.is_list(hint) else literal
@@ -152,24 +152,26 @@ def _is_plain(value: object) -> bool:
     return value is None or isinstance(value, str | int | float)
 
 
-def _leaves(key: str, value: object) -> Iterator[Setting]:
-    """A section or table given as {name: value, ...} is one setting per name."""
+def settings_of(key: str, value: object, faults: Faults = STRICT) -> Iterator[Setting]:
+    """A section or table given as {name: value, ...} is one setting per name. Adds a `ConfigError` for each that is
+    unknown, or has no form that its key takes."""
     hint = fields.find(key)
-    if hint is None:
-        _value(key, None, key)
-    if isinstance(value, dict) and (is_dataclass(hint) or get_origin(hint) is dict):
+    if isinstance(value, dict) and value and (is_dataclass(hint) or get_origin(hint) is dict):
         for name, item in value.items():
-            yield from _leaves(f"{key}.{name}", item)
+            yield from settings_of(f"{key}.{name}", item, faults)
         return
-    is_wrong_mapping = isinstance(value, dict) and fields.is_list(hint)
-    is_no_mapping = get_origin(hint) is dict and value is not None
-    if is_dataclass(hint) or is_no_mapping or is_wrong_mapping:
-        raise ConfigError(f"{key}={value} has the wrong type.", remedy=f"{key} takes {fields.type_name(hint)}.")
-    check_switch(key, value)
-    yield Setting(key, value)
+    with faults.caught():
+        if hint is None:
+            raise _unknown(key)
+        is_wrong_mapping = isinstance(value, dict) and fields.is_list(hint)
+        is_no_mapping = is_dataclass(hint) or (get_origin(hint) is dict and value is not None)
+        if is_wrong_mapping or (is_no_mapping and value != {}):
+            raise ConfigError(f"{key}={value} has the wrong type.", remedy=f"{key} takes {fields.type_name(hint)}.")
+        if hint is bool and isinstance(value, int | float) and not isinstance(value, bool):
+            # 2 is more likely a mistake than `true`
+            raise ConfigError(f"{key}={value} has the wrong type.", remedy=f"{key} takes true or false.")
+        yield Setting(key, value)
 
 
-def check_switch(key: str, value: object) -> None:
-    """Raises `ConfigError` for a switch that is set to a number: 2 is more likely a mistake than `true`."""
-    if fields.find(key) is bool and isinstance(value, int | float) and not isinstance(value, bool):
-        raise ConfigError(f"{key}={value} has the wrong type.", remedy=f"{key} takes true or false.")
+def _unknown(key: str) -> ConfigError:
+    return ConfigError(f"There is no setting '{key}'.", remedy=f"{suggestion(key)}All settings: --help.")

@@ -12,6 +12,7 @@ from hybridflow.config.schema import config_directory
 from hybridflow.errors import ConfigError
 from hybridflow.launch.compose.compose import Composed, compose_run, parse_command_line
 from hybridflow.launch.compose.files import read_files
+from hybridflow.launch.compose.help import config_text
 from hybridflow.launch.compose.overrides import parse_overrides
 from hybridflow.launch.compose.presets import SYNONYMS, preset_name
 from hybridflow.launch.plan.dataflow import DATAFLOWS
@@ -74,7 +75,7 @@ def test_every_configuration_of_the_package_composes_and_each_trainer_has_a_dire
 
 
 def test_configurations_from_the_same_files_do_not_share_memory():
-    first, second = (read_files("ppo", config_directory(), parse_overrides([]), {}) for _ in range(2))
+    first, second = (read_files("ppo", config_directory(), parse_overrides([]), {})[0] for _ in range(2))
     first.trainer.seed += 1
     assert second.trainer.seed + 1 == first.trainer.seed
 
@@ -154,19 +155,36 @@ def test_a_users_file_may_choose_the_packages_groups(tmp_path):
         ("defaults: [experiment, _self_]\ntrainer: {sed: 3}", "no setting 'trainer.sed'", "Did you mean trainer.seed?"),
         ("defaults: [experiment, _self_]\ntrainer: {seed: x}", "trainer.seed has the wrong type", "a whole number"),
         ("defaults: [experiment, _self_]\nroles: {j: {knd: x}}", "no setting 'roles.j.knd'", "roles.j.kind"),
-        ("trainer: {seed: 3}", "does not build on the settings of this package", "defaults: [experiment, _self_]"),
         ("defaults: [experimnt, _self_]", "builds on 'experimnt', which is not there", "experiment"),
         ("defaults: [experiment, _self_, {algorithm: pppo}]", "There is no algorithm=pppo", "Did you mean 'ppo'?"),
         ("defaults: [experiment, _self_, {algorithm: vanilla}]", "no algorithm=vanilla", "It is called ppo here."),
         ("defaults: [experiment, _self_]\ndata: {shuffle: -5}", "data.shuffle=-5 has the wrong type", "true or false"),
         ("defaults: [experiment\ntrainer: {seed: 3}", "mine.yaml", "--help"),
-        ("", "does not build on the settings of this package", "defaults: [experiment, _self_]"),
+        ("[1, 2]", "mine.yaml", "--help"),
+        ("defaults: [experiment, part, _self_]", "part.yaml must hold settings by name", "name: value"),
     ],
 )
 def test_a_wrong_file_is_named_with_what_is_wrong_in_it(tmp_path, text, message, remedy):
+    (tmp_path / "part.yaml").write_text("[1]")
     with pytest.raises(ConfigError) as caught:
         compose(name="mine", directory=written(tmp_path, text))
     assert message in caught.value.message and remedy in caught.value.remedy
+
+
+def test_the_record_of_a_run_is_a_configuration_whose_values_nobody_is_said_to_have_set(tmp_path):
+    composed = compose("algorithm=safe_rlhf", "data.batch_size=64")
+    again = compose("trainer.seed=4", name="mine", directory=written(tmp_path, config_text(composed)))
+    assert {**again.flat(), "trainer.seed": 0} == {**composed.flat(), "trainer.seed": 0}
+    assert again.user_keys == {"trainer.seed"}
+
+
+def test_a_part_of_a_users_file_may_stand_in_any_section_and_a_row_may_keep_all_defaults(tmp_path):
+    (tmp_path / "algorithm").mkdir()
+    (tmp_path / "algorithm/part.yaml").write_text("epochs: 5\n")
+    text = "defaults: [ppo, {algorithm@critic: part}, _self_]\nplacement: {pools: {a: {}}}\n"
+    composed = compose(name="mine", directory=written(tmp_path, text))
+    assert (composed.config.critic.epochs, composed.config.placement.pools["a"].devices) == (5, 1)
+    assert "critic.epochs" in composed.user_keys
 
 
 def test_a_configuration_or_group_that_is_not_there_is_named():

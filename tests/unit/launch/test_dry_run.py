@@ -50,12 +50,52 @@ def test_a_run_without_problems_shows_its_roles_and_batches_in_lines_of_80_chara
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_choice_that_is_not_there_does_not_hide_other_problems():
+@pytest.mark.parametrize(
+    ("overrides", "parts"),
+    [
+        (
+            ["task=calculatr", "algorithm=grppo", "trainer.x=2", "actor.parallelism.tensor=0", "dataflow=a.py:Mine"],
+            ["no task=calc", "no algorithm=grp", "no setting 'trainer.x'", "tensor=0 is too small", "there is no file"],
+        ),
+        (
+            ["actor={optimizer: {learning_rate: fast, lr: 1}, engine: fsd, epochs: 0}"],
+            ["actor.optimizer.learning_rate has the wrong", "actor.optimizer.lr'", "engine=fsd", "epochs=0 is too"],
+        ),
+    ],
+)
+def test_a_mistake_that_is_typed_hides_no_other(overrides, parts):
     faults = Faults(collects=True)
-    compose_run(["algorithm=grppo", "trainer.x=2", "actor.parallelism.tensor=0"], config_name="ppo", faults=faults)
-    messages = " ".join(error.message for error in faults.found)
-    for part in ("no algorithm=grppo", "no setting 'trainer.x'", "actor.parallelism.tensor=0"):
-        assert part in messages
+    compose_run(overrides, config_name="ppo", faults=faults)
+    assert all(any(part in error.message for error in faults.found) for part in parts)
+    assert len(faults.found) == len(parts)
+
+
+@pytest.mark.parametrize(
+    "defaults", ["[ppo, _self_]", "[experimnt, _self_]", "[experiment, {task: calculatr}, _self_]"]
+)
+def test_every_mistake_in_a_file_is_told_once_with_the_file(defaults, tmp_path):
+    file, faults = tmp_path / "mine.yaml", Faults(collects=True)
+    file.write_text(f"defaults: {defaults}\nalgorithm: {{gama: 1}}\nactor: {{engine: fspd, epochs: 0, lr: 1}}\n")
+    compose_run(["trainer.x=2"], config_name="mine", config_dir=tmp_path, faults=faults)
+    in_file = [error.message.removeprefix(f"{file}: ") for error in faults.found if str(file) in error.message]
+    for part in ("setting 'algorithm.gama'", "actor.engine=fspd is unknown", "actor.epochs=0 is too", "'actor.lr'"):
+        assert sum(part in message for message in in_file) == 1
+    assert len(faults.found) == 5 + ("ppo" not in defaults)
+
+
+@pytest.mark.parametrize("value", ["-1", "fast"])
+@pytest.mark.parametrize("is_typed", [True, False])
+def test_a_value_that_cannot_be_used_leaves_what_the_run_has_without_it(value, is_typed, tmp_path):
+    (tmp_path / "mine.yaml").write_text("defaults: [ppo, _self_]\n")
+    name = {"config_name": "mine", "config_dir": tmp_path}
+    right = compose_run([], **name).config.actor.optimizer.learning_rate
+    if not is_typed:
+        (tmp_path / "mine.yaml").write_text(
+            f"defaults: [ppo, _self_]\nactor: {{optimizer: {{learning_rate: {value}}}}}\n"
+        )
+    typed, faults = [f"actor.optimizer.learning_rate={value}"] * is_typed, Faults(collects=True)
+    assert compose_run(typed, **name, faults=faults).config.actor.optimizer.learning_rate == right
+    assert len(faults.found) == 1
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from hybridflow.batch import Batch, Ragged
+from hybridflow.config.choices import is_own
 from hybridflow.config.derived import is_evaluated
 from hybridflow.config.experiment import Experiment
 from hybridflow.data.chat_template import with_chat_template
@@ -30,7 +31,8 @@ from hybridflow.data.preferences import load_preferences
 from hybridflow.data.prompts import load_prompts
 from hybridflow.data.selection import unselected
 from hybridflow.data.sources import joined, read_table
-from hybridflow.dataflows.interface import Dataflow
+from hybridflow.dataflows.interface import PREFERENCE_DATA, Dataflow, role_needs
+from hybridflow.dataflows.roles import TrainableRewardModel
 from hybridflow.elastic.storage import write_aside
 from hybridflow.engines.training.factory import tokenizer_directory
 from hybridflow.errors import ConfigError, DataError, HybridflowError, raised_together
@@ -54,6 +56,7 @@ READERS: Mapping[str, Reader] = {
 PRETRAINING = "pretraining"
 TRAIN_FILES, EVAL_FILES, PRETRAINING_FILES = "data.train_files", "data.eval_files", "data.pretraining_files"
 
+_PROMPTS_OF_THE_TASK = ("builtin:calculator/train", "builtin:calculator/eval")
 _ALWAYS_THERE = ["prompt", "answer", "data_source"]
 """Columns that all prompts have, whatever their files."""
 
@@ -124,6 +127,8 @@ def load_data(plan: RunPlan) -> RunData:
             check_splits_named(data.eval_files if plan.is_evaluated else [], key=EVAL_FILES)
         are_splits_named = not faults.found
         with faults.caught():
+            for error in pair_problems(config, dataflow):
+                raise error
             parts = _parts(plan, TRAIN_FILES, data.train_files, lambda name: read([name], data, tokenizer))
             if data.system_prompt and any(isinstance(p, str) for part in parts for p in part.object("prompt")):
                 logger.warning("data.system_prompt has no effect on plain-text prompts; set data.as_chat=true")
@@ -157,6 +162,20 @@ def file_problems(config: Experiment) -> Iterator[HybridflowError]:
             read_table(name)
         except HybridflowError as error:
             yield _named(error, key)
+
+
+def pair_problems(config: Experiment, dataflow: type[Dataflow]) -> Iterator[ConfigError]:
+    """The built-in task's prompts, which are not preferences, for a dataflow that learns from preferences."""
+    prompts = [name for name in config.data.train_files if name in _PROMPTS_OF_THE_TASK]
+    if prompts and dataflow.data in PREFERENCE_DATA:
+        trains_reward_model = any(need.kind is TrainableRewardModel for need in role_needs(dataflow).values())
+        trainer = "reward_model" if trains_reward_model else {"preferences": "dpo", "labelled": "kto"}[dataflow.data]
+        own = f" dataflow={config.dataflow}" if is_own(config.dataflow) else ""
+        yield ConfigError(
+            f"dataflow={config.dataflow} learns from preferences, but data.train_files=[{prompts[0]}] has none.",
+            remedy=f"Use python -m hybridflow.trainer.main_{trainer}{own}, which has pairs and settings that fit; or"
+            " name pairs: data.train_files=[builtin:calculator/pairs].",
+        )
 
 
 def with_precomputed(program: Dataflow, data: RunData, directory: Path) -> RunData:

@@ -50,7 +50,7 @@ _KINDS_OF_TYPE = {
     Scorer: (RoleKind.reward_function, RoleKind.reward_model),
     ValueFunction: (RoleKind.critic,),
 }
-_OWN_NAMES = {
+OWN_NAMES = {
     Policy: ACTOR,
     Sampler: ROLLOUT,
     ValueFunction: CRITIC,
@@ -243,7 +243,7 @@ def _rollout_role(config: Experiment, name: str) -> RoleSpec:
 def _further_role(config: Experiment, name: str, need: RoleNeed, dataflow: type[Dataflow]) -> RoleSpec:
     role, expected = config.roles[name], _KINDS_OF_TYPE.get(need.kind, ())
     if role.kind not in expected:
-        own = f"Leave roles.{name} out: the section '{_OWN_NAMES[need.kind]}' describes it."
+        own = f"Leave roles.{name} out: the section '{OWN_NAMES[need.kind]}' describes it."
         names = " or ".join(f"roles.{name}.kind={kind.name}" for kind in expected)
         raise ConfigError(
             f"roles.{name}.kind={role.kind.name}, but the dataflow wants {need.kind.__name__}.",
@@ -319,7 +319,7 @@ def _rollout_setup(config: Experiment) -> RolloutSetup:
 
 
 def _check_own_name(config: Experiment, name: str, need: RoleNeed) -> None:
-    own = _OWN_NAMES[need.kind]
+    own = OWN_NAMES[need.kind]
     if name != own:
         raise ConfigError(
             f"The dataflow names a role '{name}: {need.kind.__name__}' that the configuration does not describe.",

@@ -10,23 +10,20 @@ from hybridflow.config.derived import optimizer_steps_per_step, total_optimizer_
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.training import Optimizer, Schedule, Training
 from hybridflow.dataflows.interface import (
-    PREFERENCE_DATA,
     Dataflow,
     learns_from_preferences,
     learns_from_samples,
     role_needs,
 )
-from hybridflow.dataflows.roles import TrainableRewardModel
 from hybridflow.engines.training.optimizer import learning_rate
 from hybridflow.errors import Advice, ConfigError, Problem
+from hybridflow.launch.plan.data import pair_problems
 from hybridflow.launch.plan.dataflow import DATAFLOWS
 from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.plan.roles import CRITIC
 from hybridflow.workers.named_functions import PROVIDED_COLUMNS, provided_for
 
 logger = logging.getLogger(__name__)
-
-_PROMPTS_OF_THE_TASK = ("builtin:calculator/train", "builtin:calculator/eval")
 
 
 def algorithm_problems(config: Experiment, dataflow: type[Dataflow]) -> Iterator[ConfigError]:
@@ -38,7 +35,7 @@ def algorithm_problems(config: Experiment, dataflow: type[Dataflow]) -> Iterator
                 remedy="Use 1.0 for training; rollout.eval_sampling.temperature=0 is fine.",
             )
         yield from _estimator(config, dataflow)
-    yield from _pairs(config, dataflow)
+    yield from pair_problems(config, dataflow)
     if learns_from_preferences(dataflow) and dataflow.provides is not None:
         yield from _preference(config, dataflow)
     yield from _pretraining(config, dataflow)
@@ -59,10 +56,13 @@ def _estimator(config: Experiment, dataflow: type[Dataflow]) -> Iterator[ConfigE
     if not _fits(provided, wanted):
         near = next(other for other in ("grpo", *ADVANTAGES) if _fits(provided, provided_for(other)))
         fitting = next(other for other, found in DATAFLOWS.items() if frozenset(found.provides or ()) == wanted)
+        both = f"Set both with algorithm={fitting if wanted else name} (dataflow={fitting})"
+        bases = [base for kind in dataflow.__mro__ for base, found in DATAFLOWS.items() if found is kind]
+        if is_own(config.dataflow):
+            both = f"Use algorithm={(*bases, near)[0]} dataflow={config.dataflow}"
         yield ConfigError(
             f"dataflow={config.dataflow} cannot use algorithm.advantage={config.algorithm.advantage}.",
-            remedy=f"Set both with algorithm={fitting if wanted else name} (dataflow={fitting}), or use"
-            f" algorithm.advantage={near}.",
+            remedy=f"{both}, or use algorithm.advantage={near}.",
         )
         return
     compares = ADVANTAGES[name].compares_samples or dataflow.compares_samples
@@ -105,19 +105,6 @@ def _preference(config: Experiment, dataflow: type[Dataflow]) -> Iterator[Config
             f"dataflow={config.dataflow} cannot use algorithm.preference.loss={loss}.",
             remedy=f"Use {fitting} (python -m hybridflow.trainer.main_{own} does); or"
             f" python -m hybridflow.trainer.main_{other}, which can.",
-        )
-
-
-def _pairs(config: Experiment, dataflow: type[Dataflow]) -> Iterator[ConfigError]:
-    """The built-in task's prompts, which are not preferences, for a dataflow that learns from preferences."""
-    prompts = [name for name in config.data.train_files if name in _PROMPTS_OF_THE_TASK]
-    if prompts and dataflow.data in PREFERENCE_DATA:
-        trains_reward_model = any(need.kind is TrainableRewardModel for need in role_needs(dataflow).values())
-        trainer = "reward_model" if trains_reward_model else {"preferences": "dpo", "labelled": "kto"}[dataflow.data]
-        yield ConfigError(
-            f"dataflow={config.dataflow} learns from preferences, but data.train_files=[{prompts[0]}] has none.",
-            remedy=f"Use python -m hybridflow.trainer.main_{trainer}, which has pairs and settings that fit; or name"
-            " pairs: data.train_files=[builtin:calculator/pairs].",
         )
 
 

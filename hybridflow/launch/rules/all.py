@@ -11,7 +11,7 @@ from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.rules import algorithm, layouts, memory, models, resources
 from hybridflow.launch.rules.unused_settings import unused_settings
 
-DATAFLOW_RULES = (algorithm.algorithm_problems, layouts.critic_layout_problems)
+DATAFLOW_RULES = (algorithm.algorithm_problems, layouts.critic_layout_problems, layouts.placement_problems)
 """Rules that need only the configuration and the dataflow's class, not a plan."""
 
 

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from hybridflow.config.experiment import Experiment
+from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.rollout import RolloutKind
 from hybridflow.controller.protocols import GENERATION, num_parts
 from hybridflow.dataflows.interface import Dataflow, learns_from_samples, role_needs
@@ -11,7 +12,7 @@ from hybridflow.engines.traits import ROLLOUT_ENGINES, TRAINING_ENGINES
 from hybridflow.errors import ConfigError
 from hybridflow.launch.plan.data import RunData
 from hybridflow.launch.plan.plan import RunPlan
-from hybridflow.launch.plan.roles import CRITIC, ROLLOUT, RoleSpec
+from hybridflow.launch.plan.roles import CRITIC, OWN_NAMES, ROLLOUT, RoleSpec
 from hybridflow.launch.rules.models import runs_whole
 from hybridflow.launch.rules.parallelism import layout_section, role_problems
 from hybridflow.models.geometry import ModelGeometry
@@ -37,6 +38,17 @@ def critic_layout_problems(config: Experiment, dataflow: type[Dataflow]) -> Iter
     """The layout of the section `critic`, which only a dataflow with a critic reads."""
     if CRITIC in role_needs(dataflow):
         yield from role_problems(config, CRITIC)
+
+
+def placement_problems(config: Experiment, dataflow: type[Dataflow]) -> Iterator[ConfigError]:
+    """Placements of roles that no dataflow of the package and not this one has; a role left out here is a warning."""
+    known = dict.fromkeys((*role_needs(dataflow), *OWN_NAMES.values()))
+    for role in config.placement.roles:
+        if role not in known:
+            yield ConfigError(
+                f"placement.roles.{role} is not a role of dataflow={config.dataflow}.",
+                remedy=f"{did_you_mean(role, known)}Its roles: {', '.join(role_needs(dataflow))}.",
+            )
 
 
 def batch_problems(plan: RunPlan) -> Iterator[ConfigError]:

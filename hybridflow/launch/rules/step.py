@@ -14,7 +14,7 @@ from hybridflow.graph.trace import Call
 from hybridflow.launch.plan.defaults import kl_reads_rollout
 from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.plan.roles import ACTOR
-from hybridflow.workers.named_functions import ESTIMATOR_COLUMNS
+from hybridflow.workers.named_functions import ESTIMATOR_COLUMNS, PROVIDED_COLUMNS
 from hybridflow.workers.policy_update import check_one_step, check_unlearned
 from hybridflow.workers.rollout_correction import check_corrected
 
@@ -119,6 +119,8 @@ def _check_estimator(plan: RunPlan, name: str, calls: Sequence[Call]) -> None:
     if bound is None:
         return
     needed = [column for column in ESTIMATOR_COLUMNS if column in bound.needs]
+    if plan.dataflow.provides is not None and not is_own(bound.name):  # otherwise a rule on the class reports it
+        needed = [column for column in needed if column in plan.dataflow.provides or column not in PROVIDED_COLUMNS]
     for call in calls:
         missing = [column for column in needed if column not in _taken(call)]
         if call.method == "advantages" and missing:

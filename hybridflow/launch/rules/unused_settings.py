@@ -13,7 +13,7 @@ from hybridflow.errors import Advice
 from hybridflow.launch.compose.compose import Composed
 from hybridflow.launch.compose.overrides import shown
 from hybridflow.launch.plan.plan import RunPlan
-from hybridflow.launch.plan.roles import ROLLOUT
+from hybridflow.launch.plan.roles import OWN_NAMES, ROLLOUT
 from hybridflow.workers.actor import ActorRole
 from hybridflow.workers.critic import CriticRole
 from hybridflow.workers.named_functions import PREFERENCE_NUMBERS, NamedFunction
@@ -85,7 +85,7 @@ def _of_rollout(plan: RunPlan) -> Iterator[Unused]:
     others = tuple(f"rollout.{other.name}" for other in RolloutKind if other is not engine)
     yield Unused(others, f"rollout.engine={engine.name}")
     names = {role.name for role in plan.roles} | ({ROLLOUT} if plan.generates else set())
-    for role in sorted(set(config.placement.roles) - names):
+    for role in sorted(set(config.placement.roles) & {*OWN_NAMES.values()} - names):
         yield Unused((f"placement.roles.{role}",), f"this run has no role '{role}'")
 
 

@@ -120,6 +120,14 @@ def test_a_mapping_of_settings_with_one_mistake_hides_no_mistake_found_later():
     assert "No such file or directory: 'nope.jsonl'" in ended.words
 
 
+@pytest.mark.parametrize("base", ["DAPO", "DPO"])
+def test_a_class_of_ones_own_that_the_settings_do_not_fit_is_one_problem(tmp_path, base):
+    file = tmp_path / "mine.py"
+    file.write_text(f"from hybridflow.dataflows.{base.lower()} import {base}\n\n\nclass Mine({base}):\n    pass\n")
+    ended = run_here(["--dry-run", "trainer.device=cpu", f"dataflow={file}:Mine"])
+    assert "1 problem; nothing was started" in ended.words
+
+
 def test_mistakes_of_settings_alone_are_listed_without_importing_torch():
     program = (
         "import sys; from hybridflow.trainer.main_ppo import main; status = main(sys.argv[1:]);"

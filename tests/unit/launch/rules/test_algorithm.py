@@ -57,6 +57,11 @@ CONFLICTS = [
     ({"dataflow": "ppo_ptx"}, "dataflow=ppo_ptx needs algorithm.pretraining_coefficient", "algorithm=ppo"),
     ({"algorithm.pretraining_coefficient": 0.5, **TEXTS}, "dataflow=ppo does not read data.pre", "algorithm=ppo_ptx"),
     ({"dataflow": "grpo"}, "dataflow=grpo cannot use algorithm.advantage=gae", "algorithm=ppo (dataflow=ppo)"),
+    (
+        {"placement.roles": {"rolout": "main"}},
+        "rolout is not a role of dataflow=",
+        "Did you mean 'rollout'? Its roles:",
+    ),
     ({"trainer.devices": 2, "critic.engine": TrainingEngine.single}, "runs a model on one", "critic.engine=fsdp"),
 ]
 FINE = [
@@ -92,6 +97,12 @@ def test_a_conflict_is_explained(settings, message, remedy, kind):
 def test_what_can_work_passes(settings, kind):
     config = experiment(settings)
     STRICT.check(DATAFLOW_RULES, config, dataflow_of(config.dataflow, kind))
+
+
+@pytest.mark.parametrize(("base", "remedy"), [("dapo", "algorithm=dapo"), ("dpo", "trainer.main_dpo")])
+def test_a_remedy_keeps_the_class_of_the_user(base, remedy):
+    (error,) = algorithm_problems(experiment({"dataflow": "a.py:Mine"}), type("Mine", (find_dataflow(base),), {}))
+    assert f"{remedy} dataflow=a.py:Mine" in error.remedy
 
 
 def test_a_class_may_provide_more_than_an_estimator_reads_and_nothing_unknown():

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 logger = logging.getLogger(__name__)
 
 LONGEST_TEXT = 8_000
-"""Maximum length in characters of an error's message and remedy when sent between ranks; the rest is cut off."""
+"""Maximum length in characters of the message of a user's exception, and of an error's message and remedy when sent
+between ranks; the rest is cut off."""
 
 
 class HybridflowError(Exception):

@@ -27,6 +27,6 @@ class KLController:
         return {} if self.target is None else {"coefficient": self.coefficient}
 
     def restore(self, state: dict[str, float]) -> None:
-        """Restores what `state` returned."""
+        """Restores what `state` returned; a state of a run without a target leaves the coefficient as it is."""
         if self.target is not None:
-            self.coefficient = state["coefficient"]
+            self.coefficient = state.get("coefficient", self.coefficient)

@@ -11,6 +11,12 @@ from hybridflow.config.roles import RoleKind
 from hybridflow.config.training import Training, TrainingEngine
 
 
+def divisors(number: int) -> list[int]:
+    """All divisors of a positive number, in order."""
+    low = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
+    return sorted({*low, *(number // size for size in low)})
+
+
 def num_devices(config: Experiment) -> int:
     """Total number of devices."""
     return config.trainer.devices * config.trainer.nodes

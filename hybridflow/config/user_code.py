@@ -14,7 +14,7 @@ from types import ModuleType
 from hybridflow.config.carried_code import code_here
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.paths import user_path
-from hybridflow.errors import ConfigError
+from hybridflow.errors import LONGEST_TEXT, ConfigError
 
 FILE_MODULE = "hybridflow_user_"
 """Prefix of the names of modules that are loaded from `path/file.py:name`."""
@@ -68,13 +68,14 @@ def load_member(setting: str, *, key: str) -> object:
 def described(error: BaseException, *, callers: Collection[str]) -> str:
     """Describes an error and the innermost line that raised it: `ValueError: bad answer (reward.py, line 12)`.
 
-    `callers` are our own files through which the user's code was called; their lines are omitted.
+    `callers` are our own files through which the user's code was called; their lines are omitted. Long texts are cut.
     """
+    text = f"{type(error).__name__}: {error}"[:LONGEST_TEXT]
     if isinstance(error, SyntaxError):
-        return f"{type(error).__name__}: {error}"
+        return text
     frames = user_frames(error, callers=callers)
     place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{place}"
+    return f"{text}{place}"
 
 
 def user_frames(error: BaseException, *, callers: Collection[str]) -> list[traceback.FrameSummary]:

@@ -39,10 +39,10 @@ class DPO(Dataflow):
         """Compute the reference log-probabilities once, before the first step, instead of loading a reference."""
 
     @classmethod
-    def wants_reference(cls, config: Experiment) -> bool:
+    def wants_reference(cls, config: Experiment, settings: object) -> bool:
         """True, unless the loss reads no reference or its log-probabilities are precomputed."""
         preference = config.algorithm.preference
-        if config.dataflow_settings.get("precompute_reference"):
+        if vars(settings).get("precompute_reference"):
             return False
         method = PREFERENCE_LOSSES.get(chosen(preference.loss, "algorithm.preference.loss", PREFERENCE_LOSSES))
         return not preference.reference_free and (method is None or method.compares_with_reference)

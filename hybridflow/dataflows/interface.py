@@ -105,8 +105,8 @@ class Dataflow(DescribesRoles, ABC):
         self.streams: Mapping[str, Stream] = {}
 
     @classmethod
-    def wants_reference(cls, config: Experiment) -> bool:
-        """Whether the run needs the role `reference`, if the class annotates it as optional."""
+    def wants_reference(cls, config: Experiment, settings: object) -> bool:
+        """Whether the run with these `Settings` needs the role `reference`, if the class annotates it as optional."""
         return config.algorithm.kl.placement is not KLPlacement.none
 
     @abstractmethod

@@ -18,6 +18,7 @@ from hybridflow.dataflows.roles import Policy, Sampler, Scorer, Trainable
 from hybridflow.elastic.checkpoint import CheckpointStore
 from hybridflow.elastic.stopping import Stop
 from hybridflow.launch.plan.data import RunData, with_precomputed
+from hybridflow.launch.plan.dataflow import calling
 from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.plan.roles import ACTOR, ROLLOUT
 from hybridflow.launch.prepare import Prepared
@@ -60,7 +61,8 @@ def assemble(
         meet = partial(meet_nodes, backend, run_dir=prepared.directory, read=read)
     groups = start_roles(plan.roles, plan.pools, backend, device=plan.device, meet=meet)
     samples_per_prompt = config.rollout.samples_per_prompt
-    program = plan.dataflow(groups, settings=plan.settings, samples_per_prompt=samples_per_prompt)
+    with calling(plan.dataflow, "__init__"):
+        program = plan.dataflow(groups, settings=plan.settings, samples_per_prompt=samples_per_prompt)
     program.streams, program.seed = data.streams, trainer.seed
     program.wants_old_logprobs = plan.wants_old_logprobs
     program.max_response_tokens = config.data.max_response_tokens

@@ -23,6 +23,7 @@ from hybridflow.graph.stand_in import MadeUpStream
 from hybridflow.graph.trace import Call, Trace, TracedRole, held_up, scheduled
 from hybridflow.launch.compose.compose import Composed
 from hybridflow.launch.plan.data import precomputed
+from hybridflow.launch.plan.dataflow import calling
 from hybridflow.launch.plan.plan import RunPlan, plan_run
 from hybridflow.launch.plan.roles import ACTOR, ROLLOUT, RoleSpec
 from hybridflow.launch.rules.all import STEP_RULES
@@ -77,7 +78,8 @@ def trace_step(plan: RunPlan, rows: Batch | None = None) -> Trace:
     stream, texts = MadeUpStream(dataflow.data, rows), MadeUpStream("demonstrations")
     samples = min(config.rollout.samples_per_prompt, _MOST_SAMPLES)
     with _explained(config.dataflow, dataflow, settings):
-        program = dataflow(groups, settings=settings, samples_per_prompt=samples)
+        with calling(dataflow, "__init__"):
+            program = dataflow(groups, settings=settings, samples_per_prompt=samples)
         program.wants_old_logprobs = plan.wants_old_logprobs
         program.streams = {"prompts": stream, "pretraining": texts}
         calls = _stepped(config, program, stream.next(), backend)

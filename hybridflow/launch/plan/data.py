@@ -206,13 +206,26 @@ def with_precomputed(program: Dataflow, data: RunData, directory: Path) -> RunDa
 
 
 def precomputed(program: Dataflow, rows: Batch) -> Batch:
-    """The columns of `Dataflow.precompute` for some rows. Raises `ConfigError` for other values than columns."""
-    columns = program.precompute(rows)
+    """The columns of `Dataflow.precompute` for some rows. Raises `ConfigError` for any other result."""
+    columns, hook = program.precompute(rows), f"{type(program).__name__}.precompute"
+    if not isinstance(columns, Mapping):
+        raise ConfigError(
+            f"{hook} returned {type(columns).__name__}, not a mapping of names to columns.",
+            remedy="Return {} for none.",
+        )
     for name, column in columns.items():
-        if not isinstance(column, Tensor | Ragged):
+        if isinstance(column, Ragged) or (isinstance(column, Tensor) and column.dim() > 0):
+            wrong = "" if len(column) == len(rows) else f"with {len(column)} rows"
+        else:
+            wrong = "as a single number" if isinstance(column, Tensor) else f"as {type(column).__name__}"
+        if wrong:
             raise ConfigError(
-                f"{type(program).__name__}.precompute returned '{name}' as {type(column).__name__}.",
+                f"{hook} returned '{name}' {wrong} for {len(rows)} rows.",
                 remedy="Return tensors with one value per row, or Ragged columns with one value per token.",
+            )
+        if name in rows:
+            raise ConfigError(
+                f"{hook} returned '{name}', a column that the rows already have.", remedy="Give it another name."
             )
     return Batch(columns)
 
@@ -301,6 +314,8 @@ def _keep(folder: Path, found: dict[str, tuple[Batch, Batch]]) -> None:
             tensors = columns.row_columns
             for column, ids in columns.token_columns.items():
                 tensors |= {column: ids.values, column + _OFFSETS: ids.offsets}
+            # safetensors writes neither shared memory nor strided tensors
+            tensors = {column: t.clone(memory_format=torch.contiguous_format) for column, t in tensors.items()}
             save_file(tensors, partial / f"{name}.safetensors", metadata={"rows": _fingerprint(table)})
 
 

@@ -1,5 +1,7 @@
 """The dataflow by name or from a file, its settings, and the functions that `algorithm` names for it."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 
 from omegaconf import OmegaConf
@@ -11,7 +13,7 @@ from hybridflow.config.experiment import Experiment
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.other_names import replacement
 from hybridflow.config.ranges import check_fields
-from hybridflow.config.user_code import load_member
+from hybridflow.config.user_code import described, load_member
 from hybridflow.dataflows.dapo import DAPO
 from hybridflow.dataflows.dpo import DPO
 from hybridflow.dataflows.grpo import GRPO
@@ -24,7 +26,7 @@ from hybridflow.dataflows.remax import ReMax
 from hybridflow.dataflows.reward_model import RewardModeling
 from hybridflow.dataflows.safe_rlhf import SafeRLHF
 from hybridflow.dataflows.sft import SFT
-from hybridflow.errors import ConfigError
+from hybridflow.errors import ConfigError, HybridflowError
 from hybridflow.launch.compose.files import wrong_value
 from hybridflow.launch.compose.presets import preset_name, presets
 from hybridflow.workers.named_functions import PREFERENCE_OFFERS, NamedFunction, estimator, policy_loss, preference_loss
@@ -114,6 +116,19 @@ def make_settings(dataflow: type[Dataflow], given: dict[str, object]) -> object:
         raise wrong_value(f"dataflow_settings.{key}", error, config_fields.find(key, settings)) from error
     check_fields(made, "dataflow_settings.")
     return made
+
+
+@contextmanager
+def calling(dataflow: type[Dataflow], member: str) -> Iterator[None]:
+    """Turns an error of user code in a member of the class into a `ConfigError` with the class, file and line."""
+    try:
+        yield
+    except HybridflowError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"{dataflow.__name__}.{member} raised {described(error, callers={__file__})}.", remedy="Fix the method."
+        ) from error
 
 
 def named_functions(config: Experiment, dataflow: type[Dataflow]) -> NamedFunctions:

@@ -114,7 +114,7 @@ def plan_run(composed: Composed, faults: Faults = STRICT, *, device: str | None 
     with faults.caught():
         functions = named_functions(config, dataflow)
     wants = wants_old_logprobs(config, functions)
-    roles = tuple(plan_roles(config, dataflow))
+    roles = tuple(plan_roles(config, dataflow, settings))
     return RunPlan(
         composed=with_old_logprobs_explained(composed, dataflow, wants=wants),
         device=device,

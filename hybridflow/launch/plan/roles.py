@@ -25,6 +25,7 @@ from hybridflow.dataflows.interface import Dataflow, RoleNeed, learns_from_sampl
 from hybridflow.dataflows.roles import FrozenModel, Policy, Sampler, Scorer, TrainableRewardModel, ValueFunction
 from hybridflow.engines.traits import TRAINING_ENGINES
 from hybridflow.errors import ConfigError
+from hybridflow.launch.plan.dataflow import calling
 from hybridflow.parallel import ParallelMesh
 from hybridflow.resharding.grouping import generation_mesh
 from hybridflow.rewards.factory import with_run
@@ -133,12 +134,12 @@ class RoleSpec:
         return isinstance(self.setup, RolloutRole)
 
 
-def plan_roles(config: Experiment, dataflow: type[Dataflow]) -> list[RoleSpec]:
-    """The roles to start for a dataflow. The rollout is part of the actor, unless it has its own pool.
+def plan_roles(config: Experiment, dataflow: type[Dataflow], settings: object) -> list[RoleSpec]:
+    """The roles of a dataflow with these settings. The rollout is part of the actor, unless it has its own pool.
 
     Raises `ConfigError` for a missing role or setting.
     """
-    needs = {n: need for n, need in role_needs(dataflow).items() if _is_wanted(config, dataflow, n, need)}
+    needs = {n: need for n, need in role_needs(dataflow).items() if _is_wanted(config, dataflow, settings, n, need)}
     unused = set(config.roles) - set(needs)
     if unused:
         name = sorted(unused)[0]
@@ -195,11 +196,12 @@ def policy_model(config: Experiment) -> Model:
     return resolved_model(config, config.actor.model)
 
 
-def _is_wanted(config: Experiment, dataflow: type[Dataflow], name: str, need: RoleNeed) -> bool:
+def _is_wanted(config: Experiment, dataflow: type[Dataflow], settings: object, name: str, need: RoleNeed) -> bool:
     if not need.is_optional or name in config.roles:
         return True
     if need.kind is FrozenModel:
-        return dataflow.wants_reference(config)
+        with calling(dataflow, "wants_reference"):
+            return dataflow.wants_reference(config, settings)
     return need.kind in (Sampler, Scorer) and is_evaluated(config) and is_rewarded(config)
 
 

@@ -18,7 +18,7 @@ from hybridflow.dataflows.interface import (
 from hybridflow.engines.training.optimizer import learning_rate
 from hybridflow.errors import Advice, ConfigError, Problem
 from hybridflow.launch.plan.data import pair_problems
-from hybridflow.launch.plan.dataflow import DATAFLOWS
+from hybridflow.launch.plan.dataflow import DATAFLOWS, make_settings
 from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.plan.roles import CRITIC
 from hybridflow.workers.named_functions import PROVIDED_COLUMNS, provided_for
@@ -86,12 +86,12 @@ def _preference(config: Experiment, dataflow: type[Dataflow]) -> Iterator[Config
     if is_own(loss):
         return
     is_alone = preference.reference_free or not PREFERENCE_LOSSES[loss].compares_with_reference
-    if is_alone and config.dataflow_settings.get("precompute_reference"):
+    if is_alone and vars(make_settings(dataflow, config.dataflow_settings)).get("precompute_reference"):
         why = "reference_free=true" if preference.reference_free else f"loss={loss}"
         yield ConfigError(
             "dataflow_settings.precompute_reference=true precomputes the reference's log-probabilities, but"
             f" algorithm.preference.{why} reads none.",
-            remedy="Leave dataflow_settings.precompute_reference out.",
+            remedy="Use dataflow_settings.precompute_reference=false.",
         )
     if loss == "kto" and not (preference.desirable_weight or preference.undesirable_weight):
         yield ConfigError(

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 
+from hybridflow.config.derived import divisors
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.rollout import RolloutKind
@@ -124,7 +125,7 @@ def _minibatches(plan: RunPlan, role: RoleSpec, ranks: int) -> Iterator[ConfigEr
     batch = plan.config.data.batch_size
     prompts = role.training.minibatch_size or batch
     if batch % prompts:
-        close = min((size for size in range(1, batch + 1) if batch % size == 0), key=lambda size: abs(size - prompts))
+        close = min(divisors(batch), key=lambda size: abs(size - prompts))
         yield ConfigError(
             f"{section}.minibatch_size={prompts} does not divide data.batch_size={batch}.",
             remedy=f"Use {close}, or another divisor: both count prompts, over all devices.",

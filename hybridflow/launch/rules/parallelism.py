@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from hybridflow.config.checks import check_placement
-from hybridflow.config.derived import pool_of, pool_sizes, training_mesh, training_of
+from hybridflow.config.derived import divisors, pool_of, pool_sizes, training_mesh, training_of
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.loop import BackendKind
 from hybridflow.config.roles import RoleKind
@@ -132,7 +132,7 @@ def _divisors(number: int, what: str) -> str:
     """The remedy for sizes that do not divide a number of devices or ranks."""
     if number == 1:
         return "Leave these sizes out, or use more devices."
-    return f"Use {what}: {', '.join(str(size) for size in range(1, number + 1) if number % size == 0)}."
+    return f"Use {what}: {', '.join(map(str, divisors(number)))}."
 
 
 def _count(number: int, what: str) -> str:

@@ -31,3 +31,9 @@ def test_a_restored_controller_continues_where_the_first_stopped(target):
     for controller in (first, second):
         controller.update(1.0, num_sequences=64)
     assert first == second
+
+
+def test_a_target_set_in_a_resumed_run_starts_from_the_coefficient_of_the_settings():
+    controller = replace(ADAPTIVE)
+    controller.restore(replace(ADAPTIVE, target=None).state())
+    assert controller == ADAPTIVE

@@ -6,6 +6,7 @@ import pytest
 
 from hybridflow.config.data import Data
 from hybridflow.config.derived import (
+    divisors,
     minibatch_prompts,
     optimizer_steps_per_step,
     pool_of,
@@ -32,6 +33,11 @@ def test_optimizer_steps_count_minibatches_and_epochs():
     assert total_optimizer_steps(config, training) == 120
     assert minibatch_prompts(config, Training()) == 64, "without a size, the whole batch is one"
     assert optimizer_steps_per_step(config, Training()) == 1
+
+
+@pytest.mark.parametrize(("number", "expected"), [(1, [1]), (12, [1, 2, 3, 4, 6, 12]), (9, [1, 3, 9]), (5, [1, 5])])
+def test_divisors(number, expected):
+    assert divisors(number) == expected
 
 
 def test_the_run_directory_follows_from_the_experiment_unless_it_is_given():

@@ -2,11 +2,13 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from hybridflow.config.experiment import Experiment
+from hybridflow.dataflows.sft import SFT
 from hybridflow.errors import ConfigError, DataError, Faults
 from hybridflow.launch.plan import data as run_data
-from hybridflow.launch.plan.data import PRETRAINING, RunData
+from hybridflow.launch.plan.data import PRETRAINING, RunData, with_precomputed
 from tests.unit.launch.plans import plan_of
 
 SUMS = [{"prompt": f"{a}+1=", "answer": str(a + 1), "level": -a} for a in range(10)]
@@ -148,3 +150,26 @@ def test_a_remedy_for_long_prompts_names_no_length_that_the_model_cannot_read(tm
         assert (f"Set data.max_prompt_tokens={length} if" in caught.value.remedy) == raises
         assert caught.value.remedy.endswith("data.drop_long_prompts=true to leave out the 1 long ones.")
         assert raises or "The model reads 256 tokens" in caught.value.message
+
+
+class Sums(SFT):
+    """Precomputes columns that share memory, are not contiguous or repeat one number."""
+
+    def precompute(self, rows):
+        sums = rows.tokens("prompt_ids").row_sums()
+        both = torch.stack([sums, -sums], 1)
+        return {"sum": both[:, 0], "less": both[:, 1], "same": torch.ones(1).expand(len(rows))}
+
+
+def test_precomputed_columns_are_kept_with_the_run_for_the_same_rows_only(tmp_path, caplog):
+    def found(rows: list[dict]) -> list[torch.Tensor]:
+        data = load_data(experiment(tmp_path, train_files=[written(tmp_path / "rows.jsonl", rows)]), "sft")
+        table = with_precomputed(Sums({}, settings=None, samples_per_prompt=1), data, tmp_path).streams["prompts"].table
+        assert torch.equal(table.row("sum"), table.tokens("prompt_ids").row_sums())
+        return [table.row(name) for name in ("sum", "less", "same")]
+
+    caplog.set_level("INFO")
+    first, again = found(SUMS), found(SUMS)
+    assert all(map(torch.equal, first, again)) and caplog.text.count("precomputed columns=") == 1
+    found([*SUMS[1:], SUMS[0]])
+    assert "computed for different data" in caplog.text

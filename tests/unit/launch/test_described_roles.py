@@ -108,5 +108,5 @@ def test_what_is_no_description_is_an_error_that_names_the_class(tmp_path, roles
 def test_a_description_of_a_role_that_the_class_does_not_name_is_an_error(tmp_path):
     found = composed(flow(tmp_path, '{"stile": {"kind": "reward_function"}}')).config
     with pytest.raises(ConfigError, match=r"Mine\.roles describes 'stile', which Mine does not name") as caught:
-        plan_roles(found, find_dataflow(found.dataflow))
+        plan_roles(found, find_dataflow(found.dataflow), None)
     assert "It names: actor, rollout, style." in caught.value.remedy

@@ -1,5 +1,6 @@
 """From the roles a dataflow names to workers, models and pools."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from hybridflow.dataflows.safe_rlhf import SafeRLHF
 from hybridflow.dataflows.sft import SFT
 from hybridflow.errors import ConfigError
 from hybridflow.launch.compose.compose import compose_run
+from hybridflow.launch.plan.dataflow import make_settings
 from hybridflow.launch.plan.roles import RoleSpec, plan_roles, training_temperature
 from hybridflow.workers.reference import ReferenceWorker
 from hybridflow.workers.reward_model import RewardModelWorker
@@ -59,7 +61,8 @@ def configured(*overrides: str, name: str = "ppo") -> Experiment:
 
 
 def planned(dataflow: type[Dataflow], *overrides: str, name: str = "ppo") -> dict[str, RoleSpec]:
-    return {spec.name: spec for spec in plan_roles(configured(*overrides, name=name), dataflow)}
+    settings = make_settings(dataflow, {})
+    return {spec.name: spec for spec in plan_roles(configured(*overrides, name=name), dataflow, settings)}
 
 
 def told(spec: RoleSpec, name: str) -> Any:
@@ -99,6 +102,30 @@ def test_a_reference_with_a_model_or_a_pool_of_its_own_is_loaded_and_has_no_adap
     reference = planned(PPO, "actor.lora.rank=4", "algorithm.kl.placement=loss", *own)["reference"]
     assert reference.view_of is None and reference.worker_class is ReferenceWorker
     assert reference.training.lora.rank == 0
+
+
+class Precomputed(DPO):
+    """Its reference is precomputed by default."""
+
+    @dataclass
+    class Settings:
+        """`dataflow_settings.*`."""
+
+        precompute_reference: bool = True
+
+
+class Former(DPO):
+    """A hook without its second argument."""
+
+    @classmethod
+    def wants_reference(cls, config):
+        return True
+
+
+def test_a_class_decides_from_its_settings_whether_it_needs_a_reference():
+    assert "reference" in planned(DPO, name="dpo") and "reference" not in planned(Precomputed, name="dpo")
+    with pytest.raises(ConfigError, match=r"Former\.wants_reference raised TypeError: .* 3 were given"):
+        planned(Former, name="dpo")
 
 
 def test_imitation_has_a_rollout_only_to_be_evaluated():

@@ -350,15 +350,37 @@ def test_an_annotation_that_names_nothing_is_an_error_of_ours(tmp_path):
 
 
 def test_a_step_may_read_what_its_dataflow_computed_before(tmp_path):
-    first = "assert (prompts.row('level') == 2 * prompts.row('uid')).all()\n"
+    first = "assert (prompts.row('double') == 2 * prompts.row('uid')).all()\n"
     path = Path(own(tmp_path, first + STEP))
-    computed = "\n    def precompute(self, rows):\n        return {'level': 2 * rows.row('uid')}\n"
+    computed = "\n    def precompute(self, rows):\n        return {'double': 2 * rows.row('uid')}\n"
     path.write_text(path.read_text().replace("    def step", f"{computed}\n    def step", 1))
     assert not list(step_problems(shown(RLOO, dataflow=f"{path}:Mine"), ROWS))
-    listed = tmp_path / "listed.py"
-    listed.write_text(path.read_text().replace("2 * rows.row('uid')}", "[1, 2]}"))
-    with pytest.raises(ConfigError, match=r"Mine\.precompute returned 'level' as list"):
-        list(step_problems(shown(RLOO, dataflow=f"{listed}:Mine"), ROWS))
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        ("{'double': [1, 2]}", "'double' as list for 4 rows"),
+        ("{'double': rows.row('uid').sum()}", "'double' as a single number for 4 rows"),
+        ("{'double': rows.row('uid')[1:]}", "'double' with 3 rows for 4 rows"),
+        ("{'uid': rows.row('uid')}", "'uid', a column that the rows already have"),
+        ("None", "NoneType, not a mapping"),
+    ],
+)
+def test_precomputed_results_must_be_new_columns_of_the_rows(tmp_path, result, message):
+    path = Path(own(tmp_path, STEP))
+    hook = f"\n    def precompute(self, rows):\n        return {result}\n"
+    path.write_text(path.read_text().replace("    def step", f"{hook}\n    def step", 1))
+    with pytest.raises(ConfigError, match=rf"Mine\.precompute returned {message}"):
+        list(step_problems(shown(RLOO, dataflow=f"{path}:Mine"), ROWS))
+
+
+def test_a_constructor_that_raises_is_an_error_before_the_run(tmp_path):
+    path = Path(own(tmp_path, STEP))
+    broken = "\n    def __init__(self, *roles, **settings):\n        raise ValueError('no')\n"
+    path.write_text(path.read_text().replace("    def step", f"{broken}\n    def step", 1))
+    with pytest.raises(ConfigError, match=r"Mine\.__init__ raised ValueError: no \(mine\.py, line 14\)"):
+        list(step_problems(shown(RLOO, dataflow=f"{path}:Mine"), ROWS))
 
 
 def test_a_step_may_read_further_columns_of_the_data(tmp_path):

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from hybridflow.algorithms.advantages.group_relative import group_statistics
 from hybridflow.config.reward import LARGEST_SCORE
-from hybridflow.errors import RewardError
+from hybridflow.errors import LONGEST_TEXT, RewardError
 from hybridflow.observability.metrics import plain
 from hybridflow.rewards.scorer import as_columns, weighted_sum
 from tests.oracles.rewards import weighted_score
@@ -57,6 +57,13 @@ def test_a_function_that_raises_is_named_with_the_sample_it_raised_for(make_scor
     assert "prompt:     'p2'" in message and "completion: 'ccc'" in message
     assert 'raise ValueError("no c, please")' in message
     assert "reward.error_budget" in caught.value.remedy and "or the server" in caught.value.remedy
+
+
+def test_a_long_message_of_a_function_is_cut(make_scorer):
+    text = 'def f(completions, **columns):\n    raise ValueError("y" * 10**6)\n'
+    (failed,) = make_scorer(text, error_budget=1).score(["p"], ["x"], {}).failures
+    assert "ValueError: yyy" in failed.reason and "(reward.py, line 2)" in failed.reason
+    assert len(str(failed)) < 2 * LONGEST_TEXT
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Rules between the settings of the algorithm and the dataflow's class, also of a class derived from ours."""
 
+from dataclasses import make_dataclass
 from pathlib import Path
 
 import pytest
@@ -41,12 +42,12 @@ CONFLICTS = [
     (
         {**TWICE, "algorithm.preference.reference_free": True},
         "reference_free=true reads none",
-        "Leave dataflow_settings",
+        "Use dataflow_settings",
     ),
     (
         {**TWICE, "algorithm.preference.loss": "simpo"},
         "preference.loss=simpo reads none",
-        "Leave dataflow_settings.prec",
+        "precompute_reference=false",
     ),
     (
         {f"algorithm.preference.{side}_weight": 0.0 for side in ("desirable", "undesirable")}
@@ -115,6 +116,13 @@ def test_a_class_may_provide_more_than_an_estimator_reads_and_nothing_unknown():
     with pytest.raises(ConfigError, match="provides names 'value'") as caught:
         STRICT.check(DATAFLOW_RULES, experiment({}), type("Misspelt", (ppo,), {"provides": ("value",)}))
     assert "values, baselines" in caught.value.remedy
+
+
+def test_a_default_of_the_class_counts_as_a_setting():
+    settings = make_dataclass("Settings", [("precompute_reference", bool, True)])
+    own = type("Own", (find_dataflow("dpo"),), {"Settings": settings})
+    with pytest.raises(ConfigError, match=r"preference\.loss=simpo reads none"):
+        STRICT.check(DATAFLOW_RULES, experiment({**PAIRS, "algorithm.preference.loss": "simpo"}), own)
 
 
 def test_a_class_that_declares_nothing_chooses_its_losses_itself():

@@ -33,6 +33,11 @@ REFUSED = [
         ["actor.minibatch_size=48 does not divide data.batch_size=64"],
         "Use 32, or another",
     ),
+    (
+        {**GRPO, "data.batch_size": 10**12 + 39, "actor.minibatch_size": 3},  # a prime: trying all numbers takes hours
+        ["actor.minibatch_size=3 does not divide data.batch_size=1000000000039"],
+        "Use 1, or another",
+    ),
     ({**PPO, "critic.minibatch_size": 128}, ["critic.minibatch_size=128 does not divide"], "Use 64"),
     (
         {**GRPO, "trainer.devices": 8, "data.batch_size": 8, "actor.minibatch_size": 4},

@@ -8,6 +8,7 @@ from torch import Tensor
 from hybridflow.batch import Batch
 from hybridflow.batch.batch import Meta
 from hybridflow.batch.ragged import row_positions
+from hybridflow.config.nearest import did_you_mean
 from hybridflow.controller.backends.interface import Backend, Pending, Stored
 from hybridflow.controller.packets import Portion, assembled
 from hybridflow.controller.tables import Table, View, inverse, is_identity
@@ -239,5 +240,6 @@ class BatchRef:
                 return whole if view.index is None else whole[view.index]
         raise BatchError(
             f"The driver has no numbers per row for the column '{name}'; the batch has {self.columns}.",
-            remedy=f"Bring the column here with fetch(['{name}']), if a stage provides it.",
+            remedy=f"{did_you_mean(name, self.columns)}If a call before this one returns the column, read it with"
+            f" batch.fetch(['{name}']).",
         )

@@ -37,7 +37,6 @@ def dry_run(composed: Composed, faults: Faults, console: Console, *, has_layout:
     if plan is not None:
         with faults.caught():
             data = checked_data(plan, faults)
-    if plan is not None and data is not None:
         with faults.caught():
             start = start_in_words(plan, data)
     say_problems(console, faults.found, begin=before)

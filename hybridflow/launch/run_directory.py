@@ -94,10 +94,10 @@ def open_directory(plan: RunPlan, data: RunData, inputs: Fingerprints) -> tuple[
         raise
 
 
-def start_in_words(plan: RunPlan, data: RunData) -> str:
+def start_in_words(plan: RunPlan, data: RunData | None) -> str:
     """Describes how the start of the run would treat the contents of its directory; changes nothing there.
 
-    Raises `HybridflowError` if the start would be refused.
+    Raises `HybridflowError` if the start would be refused. Without data, whether a checkpoint fits is not checked.
     """
     trainer, directory = plan.config.trainer, plan.run_dir
     check_unclaimed(directory)
@@ -105,7 +105,8 @@ def start_in_words(plan: RunPlan, data: RunData) -> str:
     checkpoint = resolve_resume(trainer.resume, store, trainer.total_steps)
     start = "begins at step 1"
     if checkpoint is not None:
-        check_resumable(checkpoint, plan, data, fingerprints(plan))
+        if data is not None:
+            check_resumable(checkpoint, plan, data, fingerprints(plan))
         complete = " (the last one: nothing is left to do)" if checkpoint.step == trainer.total_steps else ""
         start = f"resumes from step {checkpoint.step}{complete}, {checkpoint.path}"
     continues = checkpoint is not None and store.is_own(checkpoint.path)

@@ -56,8 +56,11 @@ def test_numbers_per_row_are_known_without_fetching(generated):
     assert torch.equal(generated.lengths, fetched.tokens("prompt_ids").lengths + fetched.tokens("response_ids").lengths)
     index = torch.tensor([5, 2])
     assert torch.equal(generated.take(index).lengths, generated.lengths[index])
-    with pytest.raises(BatchError, match=r"no numbers per row for the column 'answer'.*fetch\(\['answer'\]\)"):
-        generated.row("answer")
+    with pytest.raises(
+        BatchError, match=r"no numbers per row for the column 'weigth_version'.*batch\.fetch\("
+    ) as caught:
+        generated.row("weigth_version")
+    assert caught.value.remedy.startswith("Did you mean 'weight_version'? ")
 
 
 def test_a_later_column_replaces_an_earlier_one(generated):

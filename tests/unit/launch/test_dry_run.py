@@ -17,6 +17,7 @@ MISTAKES = {
     "rollout.sampling.temperature=0": ("always gives the same response", "Use 1.0 for training"),
     "algorithm.advantage=grpo": ("dataflow=ppo cannot use algorithm.advantage=grpo", "algorithm=grpo"),
     "data.train_files=[nope.jsonl]": ("No such file or directory: 'nope.jsonl'", "What to do"),
+    "trainer.resume=nver": ("The checkpoint nver does not exist", "trainer.resume=auto"),
     "reward.functions=[exact_matc]": ("no built-in function 'exact_matc'", "Did you mean 'exact_match'?"),
 }
 

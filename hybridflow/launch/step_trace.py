@@ -169,15 +169,20 @@ def _axes(sizes: Mapping[str, int]) -> dict[str, int]:
 
 def _misspelt(name: str, dataflow: type[Dataflow], settings: object, error: AttributeError) -> ConfigError:
     """The error for a setting or a role that the dataflow does not have; it would also occur on real results."""
+    hint = None
     if error.obj is settings:
         known, read = [field.name for field in fields(dataflow.Settings)], "self.settings"
+        bases = (base for base in dataflow.__mro__ if issubclass(base, Dataflow))
+        owners = [base.__name__ for base in bases if error.name in {field.name for field in fields(base.Settings)}]
+        hint = f"Extend those of {owners[0]}: class Settings({owners[0]}.Settings). " if owners else None
     elif isinstance(error.obj, dataflow):
         known, read = [*role_needs(dataflow), *vars(error.obj)], "self"
     else:
         return _cannot_follow(name, dataflow, error)
+    hint = hint or did_you_mean(error.name or "", known)
     return ConfigError(
         f"dataflow={name}: it reads {read}.{error.name}, which does not exist{_place(dataflow, error)}.",
-        remedy=f"{did_you_mean(error.name or '', known)}It has: {', '.join(dict.fromkeys(known)) or 'nothing'}.",
+        remedy=f"{hint}It has: {', '.join(dict.fromkeys(known)) or 'nothing'}.",
     )
 
 

@@ -13,7 +13,7 @@ from hybridflow.graph.stand_in import PROMPTS
 from hybridflow.graph.trace import Call
 from hybridflow.launch.plan.defaults import kl_reads_rollout
 from hybridflow.launch.plan.plan import RunPlan
-from hybridflow.launch.plan.roles import ACTOR
+from hybridflow.launch.plan.roles import ACTOR, ROLLOUT
 from hybridflow.workers.named_functions import ESTIMATOR_COLUMNS, PROVIDED_COLUMNS
 from hybridflow.workers.policy_update import check_one_step, check_unlearned
 from hybridflow.workers.rollout_correction import check_corrected
@@ -25,7 +25,7 @@ _PUBLISH = "self.actor.publish_weights(version=self.iteration + 1)"
 
 
 def check_followed(plan: RunPlan, program: Dataflow, calls: Sequence[Call]) -> None:
-    """Raises `ConfigError` for a step that cannot work, and warns of a step that reports nothing.
+    """Raises `ConfigError` for a step that cannot work, and warns of a step that reports nothing or leaves out a role.
 
     `program` has run its first step, which made `calls`.
     """
@@ -35,6 +35,12 @@ def check_followed(plan: RunPlan, program: Dataflow, calls: Sequence[Call]) -> N
     if is_own(config.dataflow):
         _check_estimator(plan, name, calls)
         _check_old_logprobs(config, program, calls)
+        called = {call.role for call in calls} | ({ROLLOUT, "reward"} if plan.is_evaluated else set())
+        for role in (role.name for role in plan.roles if role.name not in called):
+            logger.warning(
+                "%s: the first step does not call '%s', although its workers start. Remove it from the class, unless a"
+                " later step or another method calls it", name, role,
+            )  # fmt: skip
     if program.data == "prompts" and program.last_batch is None:
         logger.warning(
             "%s: the step never calls self.observe(prompts, batch), so neither scores nor lengths are reported", name

@@ -226,7 +226,11 @@ def test_a_step_with_a_plain_number_among_its_metrics_is_fine_and_one_that_obser
     assert traced(RLOO, dataflow=f"{own(tmp_path, STEP)}:Mine").calls[-1].name == "actor.publish_weights"
     assert not caplog.records
     traced(RLOO, dataflow=f"{own(tmp_path / 'bare', STEP.replace(' | self.observe(prompts, batch)', ''))}:Mine")
-    assert "never calls self.observe(prompts, batch)" in caplog.text
+    assert "never calls self.observe(prompts, batch)" in caplog.text and "does not call" not in caplog.text
+    path = Path(own(tmp_path / "unused", STEP))
+    path.write_text(path.read_text().replace("reference: FrozenModel | None", "teacher: FrozenModel"))
+    traced(RLOO, "roles.teacher.kind=reference", dataflow=f"{path}:Mine")
+    assert "Mine: the first step does not call 'teacher', although its workers start. Remove it" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -322,6 +326,16 @@ def test_a_misspelt_setting_or_role_of_the_step_is_refused_before_the_run(tmp_pa
     with pytest.raises(ConfigError, match=message) as caught:
         list(step_problems(shown(RLOO, dataflow=f"{path}:Mine"), ROWS))
     assert remedy in caught.value.remedy
+
+
+def test_settings_that_replace_those_of_the_base_class_are_told_to_extend_them(tmp_path):
+    lines = ("from dataclasses import dataclass", "from hybridflow.dataflows.dpo import DPO", "class Mine(DPO):")
+    settings = ("    @dataclass", "    class Settings:", "        gain: float = 1.0")
+    step = ("    def step(self, pairs):", "        return {'gain': float(self.settings.precompute_reference)}")
+    (tmp_path / "mine.py").write_text("\n".join([*lines, *settings, *step]))
+    plan = plan_to_show(compose_run([f"dataflow={tmp_path / 'mine.py'}:Mine"], config_name="dpo"))
+    with pytest.raises(ConfigError, match=r"class Settings\(DPO\.Settings\)\. It has: gain\."):
+        trace_step(plan)
 
 
 def test_what_the_first_step_sets_is_there_in_the_second_which_is_not_drawn(tmp_path):

@@ -63,6 +63,13 @@ def test_links_of_the_front_pages_lead_somewhere():
     assert broken_links("README.md", "[a](gone.md) [b](LICENSE#x) [c](https://example.org/gone.md)") == ["gone.md"]
 
 
+def test_a_page_that_links_to_a_generated_page_says_at_the_first_link_what_writes_it():
+    for path in (path for path in tracked_files() if path.startswith("docs/") and path.endswith(".md")):
+        missing = broken_links(path, text_of(path))
+        lines = [line for line in text_of(path).splitlines() if missing and f"]({missing[0]}" in line]
+        assert not missing or "`make docs`" in lines[0], f"{path}: {missing}"
+
+
 def test_the_step_in_the_readme_is_the_one_of_ppo():
     (printed,) = re.findall(r"```python\n(def step.*?)```", text_of("README.md"), re.DOTALL)
     source = ast.parse(text_of("hybridflow/dataflows/ppo.py"))

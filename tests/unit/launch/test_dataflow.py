@@ -7,7 +7,9 @@ import pytest
 from hybridflow.dataflows.interface import role_needs
 from hybridflow.dataflows.ppo import PPO
 from hybridflow.errors import ConfigError
+from hybridflow.launch.compose.compose import compose_run
 from hybridflow.launch.plan.dataflow import find_dataflow, make_settings
+from hybridflow.launch.step_trace import plan_to_show, trace_step
 
 MINE = """
 from dataclasses import dataclass, field
@@ -120,3 +122,13 @@ def test_a_dataflow_that_cannot_be_found_is_explained(file, name, message, remed
         find_dataflow(name.format(folder=file.parent))
     assert message in caught.value.message
     assert remedy in caught.value.remedy
+
+
+def test_the_error_for_settings_that_replace_those_of_the_base_class_says_how_to_extend_them(tmp_path):
+    lines = ("from dataclasses import dataclass", "from hybridflow.dataflows.dapo import DAPO", "class Mine(DAPO):")
+    settings = ("    @dataclass", "    class Settings:", "        gain: float = 1.0")
+    step = ("    def step(self, prompts):", "        return {'gain': float(self.settings.max_refills)}")
+    (tmp_path / "mine.py").write_text("\n".join([*lines, *settings, *step]))
+    plan = plan_to_show(compose_run(["algorithm=grpo", f"dataflow={tmp_path / 'mine.py'}:Mine"], config_name="ppo"))
+    with pytest.raises(ConfigError, match=r"class Settings\(DAPO\.Settings\)\. It has: gain\."):
+        trace_step(plan)

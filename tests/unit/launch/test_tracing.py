@@ -328,16 +328,6 @@ def test_a_misspelt_setting_or_role_of_the_step_is_refused_before_the_run(tmp_pa
     assert remedy in caught.value.remedy
 
 
-def test_settings_that_replace_those_of_the_base_class_are_told_to_extend_them(tmp_path):
-    lines = ("from dataclasses import dataclass", "from hybridflow.dataflows.dpo import DPO", "class Mine(DPO):")
-    settings = ("    @dataclass", "    class Settings:", "        gain: float = 1.0")
-    step = ("    def step(self, pairs):", "        return {'gain': float(self.settings.precompute_reference)}")
-    (tmp_path / "mine.py").write_text("\n".join([*lines, *settings, *step]))
-    plan = plan_to_show(compose_run([f"dataflow={tmp_path / 'mine.py'}:Mine"], config_name="dpo"))
-    with pytest.raises(ConfigError, match=r"class Settings\(DPO\.Settings\)\. It has: gain\."):
-        trace_step(plan)
-
-
 def test_what_the_first_step_sets_is_there_in_the_second_which_is_not_drawn(tmp_path):
     """A step may begin something once, learn in some steps only, and publish under any rising version."""
     begun = "self.seen = [] if self.iteration == 0 else self.seen\nself.seen.append(prompts)\n"

@@ -72,10 +72,11 @@ def check_ranges(config: Section, faults: Faults = STRICT) -> None:
                 setattr(section, name, vars(type(section)())[name])
 
 
-def check_fields(settings: object, prefix: str) -> None:
+def check_fields(settings: object, prefix: str, faults: Faults = STRICT) -> None:
     """Checks the fields of one dataclass, such as a dataflow's `Settings`; `prefix` is prepended to their names."""
     for name, allowed in _ranges(settings):
-        _check(settings, name, allowed, prefix)
+        with faults.caught():
+            _check(settings, name, allowed, prefix)
 
 
 def _ranges(settings: object) -> Iterator[tuple[str, Range]]:

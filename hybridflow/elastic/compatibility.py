@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hybridflow.config.absolute_paths import is_code, written_file
 from hybridflow.config.loop import ResumeChanged
-from hybridflow.errors import CheckpointError
+from hybridflow.errors import CheckpointError, raised_together
 
 Fingerprints = Mapping[str, Mapping[str, str]]
 """Digests by source and by file in it (the empty name for a source that is a single file).
@@ -133,18 +133,17 @@ def check_compatible(
     """
     # A setting that the checkpoint does not have yet counts as unchanged while it is empty.
     changes = [change for change in compare(saved, now) if change.saved or change.now]
-    if fixed := [change for change in changes if FIXED.fullmatch(change.key)]:
-        raise CheckpointError(
-            f"The checkpoint was written with other settings: {'; '.join(map(str, fixed))}.",
-            remedy="Restore them to resume, or start over with trainer.resume=never (the old run is renamed);"
-            " model.path may then be the checkpoint's actor/huggingface.",
-        )
-    inputs = [change for change in changes if change.is_of_inputs]
-    if inputs and policy is ResumeChanged.refuse:
-        raise CheckpointError(
-            f"The checkpoint was written with other inputs: {'; '.join(map(str, inputs))}.",
-            remedy=f"Restore them to resume, {_ACCEPT}",
-        )
+    fixed = [change for change in changes if FIXED.fullmatch(change.key)]
+    inputs = [change for change in changes if change.is_of_inputs and change not in fixed]
+    with raised_together() as faults:
+        if fixed:
+            said = f"The checkpoint was written with other settings: {'; '.join(map(str, fixed))}."
+            remedy = "Restore them to resume, or start over with trainer.resume=never (the old run is renamed);"
+            remedy += " model.path may then be the checkpoint's actor/huggingface."
+            faults.add(CheckpointError(said, remedy=remedy))
+        if inputs and policy is ResumeChanged.refuse:
+            said = f"The checkpoint was written with other inputs: {'; '.join(map(str, inputs))}."
+            faults.add(CheckpointError(said, remedy=f"Restore them to resume, {_ACCEPT}"))
     return changes
 
 

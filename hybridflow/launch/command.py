@@ -91,9 +91,9 @@ def _dry_run(flags: "argparse.Namespace", console: "Console") -> int:
     found = " ".join(error.message for error in faults.found)
     keys = [re.escape(text.partition("=")[0]) for text in flags.overrides]
     is_all_wrong = all(re.search(rf"(?<![\w.]){key}(?![\w.]*\w)", found) for key in keys)
-    if composed is not None and faults.found and flags.config_dir is None and is_all_wrong:
+    if composed is None or (faults.found and flags.config_dir is None and is_all_wrong):
         console.print(LEFT_TO_CHECK)
-    elif composed is not None:
+    else:
         with ended_by_signals(_BEFORE_THE_RUN):
             from hybridflow.launch.dry_run import dry_run
         dry_run(composed, faults, console, has_layout=has_layout)

@@ -10,8 +10,10 @@ from hybridflow.config.derived import optimizer_steps_per_step
 from hybridflow.errors import Faults, HybridflowError
 from hybridflow.launch.compose.compose import Composed
 from hybridflow.launch.messages import LEFT_TO_CHECK, say_problems, say_warnings
+from hybridflow.launch.plan.data import file_problems
 from hybridflow.launch.plan.dataflow import find_dataflow
-from hybridflow.launch.plan.plan import RunPlan
+from hybridflow.launch.plan.plan import Models, RunPlan
+from hybridflow.launch.plan.roles import ACTOR
 from hybridflow.launch.prepare import checked_data, checked_plan
 from hybridflow.launch.rules.all import DATAFLOW_RULES
 from hybridflow.launch.run_directory import start_in_words
@@ -29,9 +31,14 @@ def dry_run(composed: Composed, faults: Faults, console: Console, *, has_layout:
     configure_logging(None, logging.WARNING)
     before = len(faults.found)
     plan, data, start = None, None, None
+    has_dataflow = not any(error.message.startswith("dataflow=") for error in faults.found)
     with faults.caught():
-        plan = checked_plan(composed, faults) if has_layout else None
+        plan = checked_plan(composed, faults) if has_layout and has_dataflow else None
     if plan is None:
+        faults.check([file_problems], composed.config)
+        with faults.caught():
+            Models(composed.config, []).directory(ACTOR)
+    if plan is None and has_dataflow:
         with faults.caught():
             faults.check(DATAFLOW_RULES, composed.config, find_dataflow(composed.config.dataflow))
     if plan is not None:

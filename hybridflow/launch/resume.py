@@ -28,7 +28,7 @@ from hybridflow.elastic.compatibility import (
     with_moves_undone,
     words_of,
 )
-from hybridflow.errors import CheckpointError
+from hybridflow.errors import CheckpointError, raised_together
 from hybridflow.launch.compose.compose import Composed
 from hybridflow.launch.plan.data import PRETRAINING, RunData
 from hybridflow.launch.plan.plan import RunPlan
@@ -67,12 +67,16 @@ def check_resumable(checkpoint: Checkpoint, plan: RunPlan, data: RunData, inputs
     policy, state = composed.config.trainer.resume_changed, checkpoint.driver_state()
     saved, now, before = redacted_leaves(state["config"]), composed.redacted(), state.get("inputs", {})
     in_place = with_moves_undone(saved, now, path_settings(composed.config), before, inputs)
-    settings = check_compatible(saved, in_place, policy)
     written = flat(now)
     named = {key: set(words_of(written[key])) for key in (*_TRAINING_FILES, "data.eval_files")}
     only_evaluated = named["data.eval_files"].difference(*(named[key] for key in _TRAINING_FILES))
     shown = {name: files for name, files in inputs.items() if name in only_evaluated}
-    files = check_unchanged(before, {name: inputs[name] for name in inputs.keys() - shown.keys()}, policy)
+    settings, files = [], []
+    with raised_together() as faults:
+        with faults.caught():
+            settings = check_compatible(saved, in_place, policy)
+        with faults.caught():
+            files = check_unchanged(before, {name: inputs[name] for name in inputs.keys() - shown.keys()}, policy)
     rows = changed_rows(state["streams"], data.streams, policy)
     checkpoint.check_parts(plan.trained)
     moves = compare(in_place, now)

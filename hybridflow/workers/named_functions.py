@@ -12,7 +12,7 @@ from hybridflow.config.algorithm import Algorithm, KLPlacement
 from hybridflow.config.choices import chosen, is_own
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.user_code import load_member
-from hybridflow.errors import ConfigError
+from hybridflow.errors import ConfigError, raised_together
 
 ESTIMATOR_COLUMNS = ("values", "baselines", "components", "old_logprobs", "sum_pi_squared", "ref_logprobs")
 """Columns of the batch that an estimator may read."""
@@ -196,19 +196,15 @@ def _bound(
     own = [
         n for n, p in _all_parameters(method).items() if p.default is not inspect.Parameter.empty and n not in offers
     ]
-    for setting in settings:
-        if setting not in own and (setting not in parameters or setting in offers):
-            raise ConfigError(
-                f"There is no setting '{settings_key}.{setting}'.",
-                remedy=f"{did_you_mean(setting, own)}Settings of {key}={name}: {', '.join(own) or 'none'}.",
-            )
-        default = _all_parameters(method)[setting].default
-        if not _is_like(settings[setting], default):
-            raise ConfigError(
-                f"{settings_key}.{setting}={settings[setting]} has the wrong type"
-                f" ({type(settings[setting]).__name__}).",
-                remedy=f"Give {_kind_of(default)}; the default is {default!r}.",
-            )
+    with raised_together() as faults:
+        for setting, value in settings.items():
+            if setting not in own and (setting not in parameters or setting in offers):
+                remedy = f"{did_you_mean(setting, own)}Settings of {key}={name}: {', '.join(own) or 'none'}."
+                faults.add(ConfigError(f"There is no setting '{settings_key}.{setting}'.", remedy=remedy))
+            elif not _is_like(value, default := _all_parameters(method)[setting].default):
+                wrong_type = f"{settings_key}.{setting}={value} has the wrong type ({type(value).__name__})."
+                remedy = f"Give {_kind_of(default)}; the default is {default!r}."
+                faults.add(ConfigError(wrong_type, remedy=remedy))
     return NamedFunction(name, method, {**method.settings, **settings})
 
 

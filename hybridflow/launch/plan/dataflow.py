@@ -1,8 +1,9 @@
 """The dataflow by name or from a file, its settings, and the functions that `algorithm` names for it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -26,7 +27,7 @@ from hybridflow.dataflows.remax import ReMax
 from hybridflow.dataflows.reward_model import RewardModeling
 from hybridflow.dataflows.safe_rlhf import SafeRLHF
 from hybridflow.dataflows.sft import SFT
-from hybridflow.errors import ConfigError, HybridflowError
+from hybridflow.errors import STRICT, ConfigError, Faults, HybridflowError
 from hybridflow.launch.compose.files import wrong_value
 from hybridflow.launch.compose.presets import preset_name, presets
 from hybridflow.workers.named_functions import PREFERENCE_OFFERS, NamedFunction, estimator, policy_loss, preference_loss
@@ -95,26 +96,30 @@ def find_dataflow(name: str) -> type[Dataflow]:
     return found
 
 
-def make_settings(dataflow: type[Dataflow], given: dict[str, object]) -> object:
-    """The dataflow's `Settings` with the values of `dataflow_settings.*`, checked for names, types and ranges."""
+def make_settings(dataflow: type[Dataflow], given: Mapping[str, object], faults: Faults = STRICT) -> object:
+    """The dataflow's `Settings` with the values of `dataflow_settings.*`, checked for names, types and ranges.
+
+    With `faults` that collect, values of unknown names and wrong types are left out.
+    """
     settings = dataflow.Settings
     if not is_dataclass(settings):
         raise ConfigError(f"{dataflow.__name__}.Settings is not a dataclass.", remedy="Decorate it with @dataclass.")
     names = [field.name for field in fields(settings)]
-    for name in given:
-        if name not in names:
-            key = f"dataflow_settings.{name}"
-            raise ConfigError(
-                f"There is no setting '{key}'.",
-                remedy=replacement(key)
-                or f"{did_you_mean(name, names)}Settings of {dataflow.__name__}: {', '.join(names) or 'none'}.",
-            )
-    try:
-        made = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(settings), given))
-    except OmegaConfBaseException as error:
-        key = str(error.full_key or "")
-        raise wrong_value(f"dataflow_settings.{key}", error, config_fields.find(key, settings)) from error
-    check_fields(made, "dataflow_settings.")
+    with _settings_named(settings):
+        filled = OmegaConf.structured(settings)
+    for name, value in given.items():
+        key = f"dataflow_settings.{name}"
+        with faults.caught(), _settings_named(settings):
+            if name not in names:
+                raise ConfigError(
+                    f"There is no setting '{key}'.",
+                    remedy=replacement(key)
+                    or f"{did_you_mean(name, names)}Settings of {dataflow.__name__}: {', '.join(names) or 'none'}.",
+                )
+            filled = OmegaConf.merge(filled, {name: value})
+    with _settings_named(settings):
+        made = OmegaConf.to_object(filled)
+    check_fields(made, "dataflow_settings.", faults)
     return made
 
 
@@ -131,11 +136,24 @@ def calling(dataflow: type[Dataflow], member: str) -> Iterator[None]:
         ) from error
 
 
-def named_functions(config: Experiment, dataflow: type[Dataflow]) -> NamedFunctions:
-    """The estimator and the losses that the dataflow calls. Raises `ConfigError` for one that cannot be called."""
-    algorithm, preference = config.algorithm, None
+@contextmanager
+def _settings_named(settings: type) -> Iterator[None]:
+    try:
+        yield
+    except OmegaConfBaseException as error:
+        key = str(error.full_key or "")
+        raise wrong_value(f"dataflow_settings.{key}", error, config_fields.find(key, settings)) from error
+
+
+def named_functions(config: Experiment, dataflow: type[Dataflow], faults: Faults = STRICT) -> NamedFunctions:
+    """The estimator and the losses that the dataflow calls; adds a `ConfigError` for each that cannot be called."""
+    algorithm, makers = config.algorithm, {}
+    if learns_from_samples(dataflow):
+        makers = {"estimator": partial(estimator, algorithm), "policy_loss": partial(policy_loss, algorithm)}
     if learns_from_preferences(dataflow):
-        preference = preference_loss(algorithm, PREFERENCE_OFFERS[dataflow.data])
-    if not learns_from_samples(dataflow):
-        return NamedFunctions(preference_loss=preference)
-    return NamedFunctions(estimator(algorithm), policy_loss(algorithm), preference)
+        makers["preference_loss"] = partial(preference_loss, algorithm, PREFERENCE_OFFERS[dataflow.data])
+    found: dict[str, NamedFunction] = {}
+    for name, make in makers.items():
+        with faults.caught():
+            found[name] = make()
+    return NamedFunctions(**found)

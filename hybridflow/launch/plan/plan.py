@@ -106,13 +106,11 @@ def plan_run(composed: Composed, faults: Faults = STRICT, *, device: str | None 
     dataflow that does not exist.
     """
     dataflow = find_dataflow(composed.config.dataflow)
-    settings = make_settings(dataflow, composed.config.dataflow_settings)
+    settings = make_settings(dataflow, composed.config.dataflow_settings, faults)
     device = find_device(composed.config) if device is None else device
     composed = with_schedule_steps(with_device_defaults(composed, device))
     config = composed.config
-    functions = NamedFunctions()
-    with faults.caught():
-        functions = named_functions(config, dataflow)
+    functions = named_functions(config, dataflow, faults)
     wants = wants_old_logprobs(config, functions)
     roles = tuple(plan_roles(config, dataflow, settings))
     return RunPlan(

@@ -51,6 +51,13 @@ def test_settings_the_checkpoint_depends_on_may_not_change(change, words):
         check_compatible(CONFIG, CONFIG | change)
 
 
+def test_other_settings_do_not_hide_other_inputs():
+    with pytest.raises(CheckpointError, match="other settings: dataflow") as caught:
+        check_compatible(CONFIG, CONFIG | {"dataflow": "grpo", "data": {"max_rows": 5}})
+    (further,) = caught.value.further
+    assert "other inputs: data.max_rows was None and is 5" in further.message
+
+
 @pytest.mark.parametrize(
     ("section", "name", "value"),
     [

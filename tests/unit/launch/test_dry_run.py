@@ -115,6 +115,17 @@ def test_a_run_whose_roles_cannot_be_laid_out_is_told_so_with_its_other_problems
     assert "Models and data are checked once these problems are fixed" in ended.words
 
 
+@pytest.mark.parametrize("dataflow", ["dataflow=nofile.py:Mine", "dataflow=mine.py:Absent"])
+def test_a_dataflow_that_cannot_be_loaded_hides_no_problem_that_needs_none(dataflow, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").touch()
+    settings = ["algorithm.gamma=2", "trainer.total_step=5", "data.train_files=[nope.jsonl]", "model.path=/nowhere"]
+    ended = run_here(["--dry-run", "trainer.device=cpu", dataflow, *settings])
+    found = (dataflow, "algorithm.gamma=2 is", "'trainer.total_step'", "'nope.jsonl'", "model.path=/nowhere")
+    assert all(part in ended.words for part in found) and "5 problems" in ended.words
+    assert "Models and data are checked once these problems are fixed" in ended.words
+
+
 def test_a_mapping_of_settings_with_one_mistake_hides_no_mistake_found_later():
     ended = run_here(["--dry-run", "trainer.device=cpu", "data={batch_size: 0, train_files: [nope.jsonl]}"])
     assert "data.batch_size=0 is too small" in ended.words

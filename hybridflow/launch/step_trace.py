@@ -112,6 +112,9 @@ def _explained(name: str, dataflow: type[Dataflow], settings: object) -> Iterato
     """Turns an error of user code into a `ConfigError` with its line; errors of hybridflow pass unchanged."""
     try:
         yield
+    except BatchError as error:
+        place = _place(dataflow, error)
+        raise BatchError(f"{error.message.rstrip('.')}{place}.", remedy=error.remedy) from error
     except HybridflowError:
         raise
     except AttributeError as error:

@@ -315,6 +315,11 @@ def test_a_kl_penalty_in_the_reward_reads_the_rollout_only_where_that_is_right(t
     ("read", "message", "remedy"),
     [
         ("self.settings.bonsu", r"reads self\.settings\.bonsu, .*\(mine\.py, line", "Did you mean 'bonus'?"),
+        (
+            "prompts = self.rollout.generate(prompts)\nprompts.row('scoers')",
+            r"'scoers'.*\(mine\.py, line",
+            "batch.fetch(",
+        ),
         ("self.rewrad", r"reads self\.rewrad, which does not exist", "Did you mean 'reward'?"),
     ],
 )
@@ -323,7 +328,7 @@ def test_a_misspelt_setting_or_role_of_the_step_is_refused_before_the_run(tmp_pa
     settings = "\n    @dataclass\n    class Settings:\n        bonus: float = 0.5\n"
     mine = path.read_text().replace("    def step", f"{settings}\n    def step", 1)
     path.write_text(f"from dataclasses import dataclass\n{mine}")
-    with pytest.raises(ConfigError, match=message) as caught:
+    with pytest.raises((ConfigError, BatchError), match=message) as caught:
         list(step_problems(shown(RLOO, dataflow=f"{path}:Mine"), ROWS))
     assert remedy in caught.value.remedy
 

@@ -12,11 +12,12 @@ from rich.console import Console
 from hybridflow.config import fields
 from hybridflow.config.placement import Pool
 from hybridflow.config.roles import Role
-from hybridflow.errors import HybridflowError
+from hybridflow.errors import STRICT, HybridflowError
 from hybridflow.launch.compose.compose import compose_run, parse_command_line
 from hybridflow.launch.compose.presets import SYNONYMS, presets
 from hybridflow.launch.messages import say_failure
 from hybridflow.launch.prepare import prepare
+from hybridflow.launch.rules.parallelism import parallelism_problems
 from tests.attacks.trial import Case
 
 COUNT = 540
@@ -86,6 +87,7 @@ def attempt(trainer: str, words: list[str]) -> int:
         flags = parse_command_line(words, program=f"main_{trainer}", config_name=trainer)
         if not flags.help:
             composed = compose_run(flags.overrides, config_name=flags.config_name, config_dir=flags.config_dir)
+            STRICT.check([parallelism_problems], composed.config)
             if not flags.cfg:
                 prepare(composed)
     except HybridflowError as error:

@@ -29,7 +29,7 @@ def test_no_section_can_be_assigned_to(config):
         (pool, "devices"),
     ):
         before = vars(section)[name]
-        with pytest.raises(ConfigError, match=rf"sealed: {type(section).__name__}\.{name}") as caught:
+        with pytest.raises(ConfigError, match=rf"frozen: {type(section).__name__}\.{name}") as caught:
             setattr(section, name, None)
         assert "command line" in caught.value.remedy
         assert vars(section)[name] == before
@@ -44,5 +44,5 @@ def test_a_changed_copy_can_be_made(config):
 def test_the_seal_survives_the_way_to_another_process(config):
     for travelled in (pickle.loads(pickle.dumps(config)), copy.deepcopy(config)):
         assert travelled == config
-        with pytest.raises(ConfigError, match="sealed"):
+        with pytest.raises(ConfigError, match="frozen"):
             travelled.trainer.seed = 1

@@ -72,7 +72,7 @@ def test_samples_of_other_weights_are_refused(toy_dir):
     batch = sampled(worker)
     worker.update(batch)
     worker.publish_weights(1)
-    with pytest.raises(StaleWeightsError, match=r"versions \[0\], the actor is at 1") as caught:
+    with pytest.raises(StaleWeightsError, match=r"versions \[0\], but the actor is at version 1") as caught:
         worker.update(batch)
     assert "publish after each update" in caught.value.remedy
 

@@ -164,12 +164,16 @@ def test_a_float32_copy_that_was_saved_is_taken_before_the_rounded_weight(tmp_pa
 @pytest.mark.parametrize(
     ("left_out", "added", "words"),
     [
-        (None, WeightShard.full("model.more.weight", torch.zeros(2)), r"more.weight' is absent there and \(2,\) here"),
-        ("model.norm.weight", None, r"'model.norm.weight' is \(4,\) there and absent here"),
+        (
+            None,
+            WeightShard.full("model.more.weight", torch.zeros(2)),
+            r"more.weight' does not exist in the checkpoint, but has shape \(2,\) in",
+        ),
+        ("model.norm.weight", None, r"'model.norm.weight' has shape \(4,\) in the checkpoint, but does not exist in"),
         (
             "model.norm.weight",
             WeightShard.full("model.norm.weight", torch.zeros(3)),
-            r"is \(4,\) there and \(3,\) here",
+            r"has shape \(4,\) in the checkpoint, but has shape \(3,\) in",
         ),
     ],
 )
@@ -232,7 +236,10 @@ def load_what_one_rank_cannot_read(rank: int, directory: Path) -> str:
 def test_state_that_one_rank_cannot_take_is_refused_by_all(tmp_path):
     save_all(0, 1, "whole", tmp_path)
     for answer in run_ranks(load_what_one_rank_cannot_read, 2, tmp_path):
-        assert "another model" in answer and "exp_avg of 'model.norm.weight' is (4,) there and (5,) here" in answer
+        assert (
+            "a different model: exp_avg of 'model.norm.weight' has shape (4,) in the checkpoint, but has shape (5,)"
+            in answer
+        )
 
 
 def save_to_a_file(rank: int, directory: Path) -> str:

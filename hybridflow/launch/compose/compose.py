@@ -16,6 +16,7 @@ from hybridflow.config.absolute_paths import with_absolute_paths
 from hybridflow.config.algorithm import Algorithm, KLPlacement
 from hybridflow.config.checks import check
 from hybridflow.config.choices import chosen, is_own
+from hybridflow.config.derived import divisors
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.roles import DescribesRoles, Role
@@ -140,7 +141,7 @@ def _follow_batch_size(config: Experiment, user_keys: frozenset[str]) -> dict[st
     for name, training in (("actor", config.actor), ("critic", config.critic)):
         key, size = f"{name}.minibatch_size", training.minibatch_size
         if key not in user_keys and size and batch_size > 0 and batch_size % size:
-            training.minibatch_size = max(d for d in range(1, min(size, batch_size) + 1) if batch_size % d == 0)
+            training.minibatch_size = max(divisor for divisor in divisors(batch_size) if divisor <= size)
             origins[key] = "data.batch_size"
     return origins
 

@@ -35,7 +35,7 @@ from hybridflow.dataflows.interface import PREFERENCE_DATA, Dataflow, role_needs
 from hybridflow.dataflows.roles import TrainableRewardModel
 from hybridflow.elastic.storage import write_aside
 from hybridflow.engines.training.factory import tokenizer_directory
-from hybridflow.errors import ConfigError, DataError, HybridflowError, raised_together
+from hybridflow.errors import STRICT, ConfigError, DataError, HybridflowError, raised_together
 from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.plan.roles import ACTOR
 from hybridflow.models.tokenizers import decode_responses, eos_ids, load_tokenizer
@@ -127,8 +127,7 @@ def load_data(plan: RunPlan) -> RunData:
             check_splits_named(data.eval_files if plan.is_evaluated else [], key=EVAL_FILES)
         are_splits_named = not faults.found
         with faults.caught():
-            for error in pair_problems(config, dataflow):
-                raise error
+            STRICT.check([pair_problems], config, dataflow)
             parts = _parts(plan, TRAIN_FILES, data.train_files, lambda name: read([name], data, tokenizer))
             if data.system_prompt and any(isinstance(p, str) for part in parts for p in part.object("prompt")):
                 logger.warning("data.system_prompt has no effect on plain-text prompts; set data.as_chat=true")

@@ -114,7 +114,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
             if with_entropy:
                 entropies[rows] = -(table.exp().mul_(table.clamp_(min=LOWEST_LOGPROB))).sum(1)
         ctx.save_for_backward(logits, targets, entropies)
-        ctx.numbers = temperature, chunk_tokens, with_entropy  # pyright: ignore[reportAttributeAccessIssue]
+        ctx.set_materialize_grads(False)
+        ctx.numbers = temperature, chunk_tokens  # pyright: ignore[reportAttributeAccessIssue]
         if not with_entropy:
             ctx.mark_non_differentiable(entropies)
         return logprobs, entropies
@@ -123,14 +124,15 @@ class _ChunkedLogprobs(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, logprobs_grad, entropies_grad):  # pyright: ignore[reportIncompatibleMethodOverride]
         logits, targets, entropies = ctx.saved_tensors
-        temperature, chunk_tokens, with_entropy = ctx.numbers
+        logprobs_grad = torch.zeros_like(entropies) if logprobs_grad is None else logprobs_grad
+        temperature, chunk_tokens = ctx.numbers
         grad = torch.empty_like(logits)
         for start in range(0, targets.shape[0], chunk_tokens):
             rows = slice(start, start + chunk_tokens)
             table = _log_softmax(logits[rows], temperature)
             slope = logprobs_grad[rows, None]
             part = table.exp()
-            if with_entropy:
+            if entropies_grad is not None:  # None for an entropy that is only a metric
                 spread = table.clamp_(min=LOWEST_LOGPROB).add_(entropies[rows, None])
                 part.mul_(spread.mul_(entropies_grad[rows, None]).add_(slope)).neg_()
             else:

@@ -52,6 +52,18 @@ def test_logprobs_are_bit_for_bit_the_same_with_and_without_entropy_and_for_any_
     assert torch.equal(*grads)
 
 
+@given(seeds, st.integers(0, 1))
+def test_an_output_that_is_in_no_loss_does_not_change_the_gradient(seed, trained):
+    """Bit for bit the gradient that the other output has with zero weight on it."""
+    logits, targets = example((5, 7), seed)
+    logits.requires_grad_()
+    outputs = logprobs_and_entropy(logits, targets, temperature=1.0, chunk_tokens=2)
+    weights = normal((5,), seed + 1)
+    alone = torch.autograd.grad((weights * outputs[trained]).sum(), logits, retain_graph=True)[0]
+    both = torch.autograd.grad((weights * outputs[trained] + 0 * outputs[1 - trained]).sum(), logits)[0]
+    assert torch.equal(alone, both)
+
+
 def test_named_outputs_come_in_the_order_of_their_names():
     logits, targets = example((6, 9), 0)
     both = logprobs_and_entropy(logits, targets, temperature=0.7)

@@ -151,7 +151,7 @@ BFLOAT16, VALUE = {"dtype": Dtype.bfloat16}, {"kind": "value"}
             ("qwen3_moe", VALUE, SINGLE, megatron(4, expert=2, pipeline=2)),
             ("qwen3", BFLOAT16, fsdp(2), fsdp(2, tensor=2)),
             ("qwen3", BFLOAT16, megatron(2, pipeline=2), fsdp(2)),
-            ("qwen3", BFLOAT16, SINGLE, megatron(4, pipeline=2)),
+            ("llama", BFLOAT16, SINGLE, megatron(4, pipeline=2)),
         )
     ],
 )

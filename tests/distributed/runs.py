@@ -59,6 +59,21 @@ def run_here(settings: Sequence[str], *, command: Callable[[Sequence[str]], int]
     return Ended(status, said.getvalue())
 
 
+def run_well(settings: Sequence[str], *, command: Callable[[Sequence[str]], int] = main_ppo.main) -> Ended:
+    """A command in this process, which must end well."""
+    ended = run_here(settings, command=command)
+    assert ended.status == 0, ended.said
+    return ended
+
+
+def rows_of_run(
+    run_dir: Path, settings: Sequence[str], *, command: Callable[[Sequence[str]], int] = main_ppo.main
+) -> list[Row]:
+    """The metrics of a run in `run_dir`, which must end well."""
+    run_well([*settings, f"trainer.run_dir={run_dir}"], command=command)
+    return metric_rows(run_dir)
+
+
 def metric_rows(run_dir: Path) -> list[Row]:
     """The lines of metrics.jsonl."""
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]

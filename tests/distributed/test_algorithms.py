@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hybridflow.algorithms.catalogue import ADVANTAGES, POLICY_LOSSES
-from tests.distributed.runs import Row, metric_rows, run_here, small_run
+from tests.distributed.runs import Row, rows_of_run, small_run
 
 PRESETS = sorted(path.stem for path in Path("trainer_configs/algorithm").glob("*.yaml"))
 STEPS = 2
@@ -23,9 +23,7 @@ def trajectory(tmp_path_factory: pytest.TempPathFactory):
         if settings not in known:
             folder = tmp_path_factory.mktemp("run")
             run = [f"trainer={{total_steps: {STEPS}, eval_every: 0, save_every: 0}}", "rollout.samples_per_prompt=4"]
-            ended = run_here([*small_run(folder), *run, f"trainer.run_dir={folder}/run", *settings])
-            assert ended.status == 0, ended.said
-            known[settings] = metric_rows(folder / "run")
+            known[settings] = rows_of_run(folder / "run", [*small_run(folder), *run, *settings])
         return known[settings]
 
     return rows

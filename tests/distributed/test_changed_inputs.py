@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.runs import run_here, small_run, steps_of
+from tests.distributed.runs import run_here, run_well, small_run, steps_of
 from tests.toys import MakeToy
 
 JUDGE = "def right(completions, answer, **columns):\n    return [float(a == b) for a, b in zip(completions, answer)]\n"
@@ -20,8 +20,7 @@ def words(tmp_path_factory: pytest.TempPathFactory, toy_dir: MakeToy) -> list[st
     (folder / "judge.py").write_text(JUDGE)
     words = [*small_run(folder), "algorithm=grpo", f"model.path={folder}/model", f"trainer.run_dir={folder}/run"]
     words += [f"reward.functions={folder}/judge.py:right", "reward.processes=0", "trainer.total_steps=2"]
-    ended = run_here(words)
-    assert ended.status == 0, ended.said
+    run_well(words)
     return words
 
 
@@ -60,11 +59,10 @@ def test_a_resume_with_another_judge_is_refused_and_accepted_when_asked(words):
     folder = folder_of(words)
     (folder / "judge.py").write_text(JUDGE.replace("float(a == b)", "-5.0"))
     assert run_here([*words, "trainer.total_steps=3"]).status == 2
-    ended = run_here([*words, "trainer.total_steps=3", "trainer.resume_changed=accept"])
-    assert ended.status == 0, ended.said
+    ended = run_well([*words, "trainer.total_steps=3", "trainer.resume_changed=accept"])
     assert f"resuming although '{folder}/judge.py' has changed" in ended.words
     assert steps_of(folder / "run") == [0, 1, 2, 3]
-    assert run_here([*words, "trainer.total_steps=4"]).status == 0  # the checkpoint of step 3 knows the new judge
+    run_well([*words, "trainer.total_steps=4"])  # the checkpoint of step 3 knows the new judge
 
 
 def test_a_resume_on_fewer_rows_is_refused_before_anything_loads_and_goes_on_when_asked(words):
@@ -75,8 +73,7 @@ def test_a_resume_on_fewer_rows_is_refused_before_anything_loads_and_goes_on_whe
     assert "trainer.resume_changed=accept" in refused.words.partition("What to do:")[2]
     assert "resuming with" not in refused.words
     assert steps_of(folder_of(words) / "run") == before
-    ended = run_here([*fewer, "trainer.resume_changed=accept"])
-    assert ended.status == 0, ended.said
+    ended = run_well([*fewer, "trainer.resume_changed=accept"])
     handed_out = 8 * before[-1]
     where = f"at row {handed_out % 24} of epoch {handed_out // 24}"
     assert f"resuming with 24 rows of data.train_files (there were 64): {handed_out} rows" in ended.words

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hybridflow.controller import Backend
-from tests.distributed.runs import Row, metric_rows, reproducible, run_here, sample_rows, small_run
+from tests.distributed.runs import Row, reproducible, rows_of_run, sample_rows, small_run
 
 DATAFLOWS = {
     "remax": (),
@@ -28,9 +28,8 @@ def run(tmp_path: Path) -> Run:
     """A function: settings -> the metrics of each of four steps, of a run that is saved every second."""
 
     def rows(*settings: str, folder: str = "run") -> list[Row]:
-        ended = run_here([*small_run(tmp_path), f"trainer.run_dir={tmp_path}/{folder}", *settings])
-        assert ended.status == 0, ended.said
-        return [row for row in reproducible(metric_rows(tmp_path / folder)) if row["step"] > 0]
+        found = reproducible(rows_of_run(tmp_path / folder, [*small_run(tmp_path), *settings]))
+        return [row for row in found if row["step"] > 0]
 
     return rows
 

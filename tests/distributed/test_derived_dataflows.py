@@ -12,7 +12,7 @@ from hybridflow.dataflows.kto import KTO
 from hybridflow.dataflows.ppo import PPO
 from hybridflow.dataflows.sft import SFT
 from hybridflow.trainer import main_dpo, main_kto, main_ppo, main_sft
-from tests.distributed.runs import metric_rows, reproducible, run_here, small_run
+from tests.distributed.runs import reproducible, rows_of_run, small_run
 
 PAIRS = ["algorithm.preference.beta=0.1"]
 CASES = [
@@ -45,8 +45,6 @@ def test_a_derived_class_trains_as_the_one_it_derives_from(tmp_path, dataflow, c
     common += [*data_of(dataflow, tmp_path), *settings, "trainer={total_steps: 2, save_every: 0, samples_every: 0}"]
     rows = {}
     for name, chosen in (("ours", []), ("derived", [f"dataflow={own}:Mine"])):
-        ended = run_here([*common, f"trainer.run_dir={tmp_path}/{name}", *chosen], command=command)
-        assert ended.status == 0, ended.said
-        rows[name] = reproducible(metric_rows(tmp_path / name))
+        rows[name] = reproducible(rows_of_run(tmp_path / name, [*common, *chosen], command=command))
     assert rows["derived"] == rows["ours"]
     assert any(key.startswith("val-core/") for key in rows["ours"][-1])

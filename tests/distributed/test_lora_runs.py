@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.runs import Row, metric_rows, reproducible, run_here, small_run
+from tests.distributed.runs import Row, reproducible, rows_of_run, run_here, small_run
 
 LORA = ["actor.lora.rank=4", "actor.optimizer.learning_rate=3e-3", "algorithm.kl.placement=loss"]
 
@@ -16,9 +16,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rows_of(folder: Path, name: str, *settings: str) -> list[Row]:
-    ended = run_here([*small_run(folder), *LORA, f"trainer.run_dir={folder}/{name}", *settings])
-    assert ended.status == 0, ended.said
-    return metric_rows(folder / name)
+    return rows_of_run(folder / name, [*small_run(folder), *LORA, *settings])
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 
 from hybridflow.config.paths import builtin_path
 from hybridflow.trainer import main_dpo, main_kto
-from tests.distributed.runs import Row, metric_rows, reproducible, run_here
+from tests.distributed.runs import Row, metric_rows, reproducible, rows_of_run, run_here, run_well
 
 LOG_TWO = 0.693147
 HELD_OUT = ("val-core/held_out/loss", "val-core/held_out/acc")
@@ -33,8 +33,7 @@ def small_pairs(folder) -> list[str]:
 
 
 def rows_of(folder, *settings, command=main_dpo.main):
-    ended = run_here([*small_pairs(folder), f"trainer.run_dir={folder}/run", *settings], command=command)
-    assert ended.status == 0, ended.said
+    ended = run_well([*small_pairs(folder), f"trainer.run_dir={folder}/run", *settings], command=command)
     return metric_rows(folder / "run"), ended
 
 
@@ -111,9 +110,7 @@ def test_references_in_the_data_are_taken(tmp_path):
         (tmp_path / f"ref_{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     files = [f"data={{train_files: [{tmp_path}/ref_pairs.jsonl], eval_files: [{tmp_path}/ref_held_out.jsonl]}}"]
     precomputed = "dataflow_settings.precompute_reference=true"
-    ended = run_here([*settings, *files, precomputed, f"trainer.run_dir={tmp_path}/run"], command=main_dpo.main)
-    assert ended.status == 0, ended.said
-    found = metric_rows(tmp_path / "run")[1]
+    found = rows_of_run(tmp_path / "run", [*settings, *files, precomputed], command=main_dpo.main)[1]
     expected = 0.1 * (found["logps/chosen"] - found["logps/rejected"] - 8.0)
     assert found["rewards/margins"] == pytest.approx(expected, abs=1e-4)
 
@@ -133,13 +130,7 @@ def test_kto_learns_from_pairs_taken_apart(tmp_path):
     rows, _ = rows_of(tmp_path, "reward.functions=[exact_match]", command=main_kto.main)
     assert rows[1]["train/loss"] == pytest.approx(0.5, abs=1e-4)  # sigmoid(0): nothing is gained or lost yet
     assert rows[1]["train/kl"] == pytest.approx(0.0, abs=1e-4)
-    last = rows[-1]
-    assert {
-        "rewards/chosen",
-        "rewards/rejected",
-        "val-core/held_out/acc",
-        "val-core/held_out/acc/mean@1",
-    } <= last.keys()
+    assert {"rewards/chosen", "rewards/rejected", HELD_OUT[1], f"{HELD_OUT[1]}/mean@1"} <= rows[-1].keys()
 
 
 def test_kto_with_references_worked_out_before_learns_what_it_learns_with_a_reference_model(tmp_path):
@@ -166,8 +157,7 @@ def test_files_of_ones_own_need_no_further_setting(tmp_path):
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
         words = [f"data={{train_files: [{file}], eval_files: [{file}]}}", f"trainer.run_dir={tmp_path}/{name}"]
         steps = "trainer={total_steps: 1, eval_every: 1, save_every: 0, threads: 1, device: cpu}"
-        ended = run_here([*words, steps], command=command)
-        assert ended.status == 0, ended.said
+        ended = run_well([*words, steps], command=command)
         assert f"val-core/{name}/acc" in metric_rows(tmp_path / name)[-1]
         assert "data.eval_files have no reference answers" in ended.words
 
@@ -181,11 +171,8 @@ def test_kto_compares_held_out_responses_with_those_of_other_sources(tmp_path):
     assert {"val-core/good/acc", "val-core/bad/acc"} <= rows[-1].keys()
     words = [*small_pairs(tmp_path), one_each, "data.eval_limit=1", f"trainer.run_dir={tmp_path}/alone"]
     ended = run_here(words, command=main_kto.main)
-    assert (
-        ended.status == 2
-        and "data.eval_files give one held-out response" in ended.words
-        and "data.eval_limit" in ended.words
-    )
+    assert ended.status == 2 and "data.eval_files give one held-out response" in ended.words
+    assert "data.eval_limit" in ended.words
 
 
 def test_a_pair_without_a_chosen_response_stops_before_anything_starts(tmp_path):
@@ -222,11 +209,8 @@ def test_a_story_teller_learns_which_replies_people_prefer(tmp_path):
         "data={max_prompt_tokens: 300, max_response_tokens: 180, drop_long_prompts: true, batch_size: 32}",
         "trainer={total_steps: 20, eval_every: 20, save_every: 0, samples_every: 0, threads: 1, device: cpu}",
         "actor.optimizer={learning_rate: 3e-4, warmup_steps: 5}",
-        f"trainer.run_dir={tmp_path}/run",
     ]
-    ended = run_here(settings, command=main_dpo.main)
-    assert ended.status == 0, ended.said
-    rows = metric_rows(tmp_path / "run")
+    rows = rows_of_run(tmp_path / "run", settings, command=main_dpo.main)
     assert rows[1]["train/loss"] == pytest.approx(LOG_TWO, abs=5e-4)
     # Measured: 0.585 of 147 pairs in the right order, margin 0.34, loss 0.651; chance gives 0.5 within 0.08.
     assert rows[0]["val-core/held_out/acc"] == 0.5 and rows[-1]["val-core/held_out/acc"] > 0.53

@@ -9,7 +9,7 @@ from safetensors import safe_open
 from hybridflow.cli import main as cli
 from hybridflow.controller import Backend
 from hybridflow.trainer import main_reward_model
-from tests.distributed.runs import Ended, Row, metric_rows, reproducible, run_here, small_run
+from tests.distributed.runs import Ended, Row, metric_rows, reproducible, rows_of_run, run_here, run_well, small_run
 from tests.reward_models import make_encoder
 
 RAY = "trainer.backend=ray"
@@ -35,18 +35,18 @@ def pairs_run(folder: Path, *, steps: int = 4) -> list[str]:
 def trained(folder: Path, *settings: str, name: str = "scorer", steps: int = 4) -> Ended:
     """A run of main_reward_model in `folder/name`."""
     words = [*pairs_run(folder, steps=steps), f"trainer.run_dir={folder}/{name}", *settings]
-    return run_here(words, command=main_reward_model.main)
+    return run_well(words, command=main_reward_model.main)
 
 
-def served(folder: Path, scorer: Path | str, *settings: str, name: str = "policy") -> Ended:
+def words_of(folder: Path, scorer: Path | str, *settings: str) -> list[str]:
     """Two steps of PPO against a reward model alone."""
-    words = [f"trainer={{run_dir: {folder}/{name}, total_steps: 2, save_every: 0}}", "reward.functions=[]"]
-    return run_here([*small_run(folder), *words, f"reward.model.path={scorer}", *settings])
+    words = ["trainer={total_steps: 2, save_every: 0}", "reward.functions=[]", f"reward.model.path={scorer}"]
+    return [*small_run(folder), *words, *settings]
 
 
-def rows_of(ended: Ended, run_dir: Path) -> list[Row]:
-    assert ended.status == 0, ended.said
-    return metric_rows(run_dir)
+def served(folder: Path, scorer: Path | str, *settings: str, name: str = "policy") -> list[Row]:
+    """The metrics of those steps."""
+    return rows_of_run(folder / name, words_of(folder, scorer, *settings))
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +63,7 @@ def scorer(reward_run: tuple[Ended, Path]) -> Path:
 
 
 def test_a_reward_model_begins_as_a_coin_and_learns(reward_run):
-    ended, run_dir = reward_run
-    rows = rows_of(ended, run_dir)
+    rows = metric_rows(reward_run[1])
     first, last = rows[0], rows[-1]
     assert first["val-core/held_out_pairs/acc"] == 0.5
     assert first["val-core/held_out_pairs/loss"] == pytest.approx(0.7444, abs=5e-4)  # -log sigmoid(-0.1), the margin
@@ -83,8 +82,8 @@ def test_the_last_line_says_how_to_serve_it(reward_run, scorer):
 def test_it_goes_on_with_the_same_bits(reward_run, tmp_path):
     checkpoint = f"trainer.resume={reward_run[1]}/checkpoints/step_2"
     whole = reproducible(metric_rows(reward_run[1]))
-    rows = rows_of(trained(tmp_path, checkpoint, "trainer.resume_changed=accept"), tmp_path / "scorer")
-    assert reproducible(rows) == whole[-2:]
+    trained(tmp_path, checkpoint, "trainer.resume_changed=accept")
+    assert reproducible(metric_rows(tmp_path / "scorer")) == whole[-2:]
 
 
 def test_export_takes_the_reward_model_without_being_told(reward_run, scorer, tmp_path):
@@ -93,7 +92,7 @@ def test_export_takes_the_reward_model_without_being_told(reward_run, scorer, tm
 
 
 def test_ppo_learns_from_it(scorer, tmp_path):
-    rows = rows_of(served(tmp_path, scorer), tmp_path / "policy")
+    rows = served(tmp_path, scorer)
     assert "val-core/held_out/reward/mean@1" in rows[0]
     for row in rows[1:]:
         assert row["rewards/model/mean"] == pytest.approx(row["critic/score/mean"], abs=1e-6)
@@ -103,14 +102,14 @@ def test_ppo_learns_from_it(scorer, tmp_path):
 
 def test_a_function_in_addition_counts_with_its_weight(scorer, tmp_path):
     beside = ["reward={functions: [exact_match], weights: [2.0], model_weight: 0.5}"]
-    rows = rows_of(served(tmp_path, scorer, *beside), tmp_path / "policy")
+    rows = served(tmp_path, scorer, *beside)
     for row in rows[1:]:
         total = 2.0 * row["rewards/exact_match/mean"] + 0.5 * row["rewards/model/mean"]
         assert row["critic/score/mean"] == pytest.approx(total, abs=1e-5)
 
 
 def test_a_process_reward_reaches_every_token(scorer, tmp_path):
-    rows = rows_of(served(tmp_path, scorer, "reward.process=true"), tmp_path / "policy")
+    rows = served(tmp_path, scorer, "reward.process=true")
     for row in rows[1:]:
         assert row["critic/score/mean"] == pytest.approx(row["rewards/model/mean"], abs=1e-6)
         assert row["critic/rewards/mean"] == pytest.approx(row["critic/score/mean"], abs=1e-5)  # counted once
@@ -118,11 +117,10 @@ def test_a_process_reward_reaches_every_token(scorer, tmp_path):
 
 def test_an_encoder_with_its_own_tokens_serves_grpo(tmp_path):
     encoder = make_encoder(tmp_path / "encoder", labels=2)
-    ended = served(tmp_path, encoder, "algorithm=grpo")
-    rows = rows_of(ended, tmp_path / "policy")
+    ended = run_well([*words_of(tmp_path, encoder, "algorithm=grpo"), f"trainer.run_dir={tmp_path}/policy"])
     assert "reads=text, in its own tokens" in ended.words
     assert "log-odds of 'LABEL_1' against 'LABEL_0'" in ended.words
-    for row in rows[1:]:
+    for row in metric_rows(tmp_path / "policy")[1:]:
         assert row["rewards/model/mean"] == pytest.approx(row["critic/score/mean"], abs=1e-5)
 
 
@@ -151,7 +149,8 @@ REFUSED = {
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_cannot_reward_model_is_refused_before_anything_starts(what, tmp_path):
     name, settings, words = REFUSED[what]
-    ended = served(tmp_path, make_encoder(tmp_path / name) if name == "encoder" else name, *settings)
+    model = make_encoder(tmp_path / name) if name == "encoder" else name
+    ended = run_here([*words_of(tmp_path, model, *settings), f"trainer.run_dir={tmp_path}/policy"])
     assert ended.status == 2, ended.said
     assert [word for word in words if word not in ended.words] == [], ended.said
     assert not (tmp_path / "policy").exists()
@@ -161,18 +160,18 @@ def test_what_cannot_reward_model_is_refused_before_anything_starts(what, tmp_pa
 @pytest.mark.ray
 def test_a_reward_model_in_a_pool_of_its_own_gives_the_same_bits(ray_backend: Backend, scorer, tmp_path):
     words = ["trainer={total_steps: 1, eval_every: 0}"]
-    plain = rows_of(served(tmp_path, scorer, *words), tmp_path / "policy")
+    plain = served(tmp_path, scorer, *words)
     pools = ["placement.pools={main: {devices: 1}, scorers: {devices: 1}}", "placement.roles.reward=scorers"]
     apart = served(tmp_path, scorer, *words, *pools, RAY, "trainer.devices=2", name="apart")
-    assert reproducible(rows_of(apart, tmp_path / "apart")) == reproducible(plain)
+    assert reproducible(apart) == reproducible(plain)
 
 
 @pytest.mark.lora
 def test_an_adapter_of_a_reward_model_is_exported_and_served(tmp_path):
     ended = trained(tmp_path, "actor.lora.rank=4", "actor.optimizer.learning_rate=3e-3")
-    rows = rows_of(ended, tmp_path / "scorer")
+    rows = metric_rows(tmp_path / "scorer")
     assert rows[-1]["val-core/held_out_pairs/loss"] < rows[0]["val-core/held_out_pairs/loss"]
     assert "hybridflow export" in ended.words
     assert cli.main(["export", str(tmp_path / "scorer"), str(tmp_path / "out")]) == 0
-    row = rows_of(served(tmp_path, tmp_path / "out"), tmp_path / "policy")[-1]
+    row = served(tmp_path, tmp_path / "out")[-1]
     assert row["critic/score/max"] > row["critic/score/min"]

@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hybridflow.observability.formatting import short
-from tests.distributed.runs import Ended, metric_rows, run_here, sample_rows, small_run, steps_of
+from tests.distributed.runs import Ended, metric_rows, run_well, sample_rows, small_run, steps_of
 
 OF_EVERY_STEP = {
     "actor": ["pg_loss", "pg_clipfrac", "ppo_kl", "entropy", "grad_norm", "lr", "reward_kl_penalty"],
@@ -51,9 +51,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     folder = tmp_path_factory.mktemp("runs")
     words = [f"trainer={{run_dir: {folder}/run, trackers: [console, jsonl, tensorboard]}}"]
     words += ["algorithm.kl={placement: reward, coefficient: 0.05}", "rollout.eval_sampling.temperature=0"]
-    ended = run_here([*small_run(folder), *words])
-    assert ended.status == 0, ended.said
-    return Finished(ended, folder / "run")
+    return Finished(run_well([*small_run(folder), *words]), folder / "run")
 
 
 def test_everything_is_there(finished):
@@ -170,8 +168,7 @@ def test_the_command_runs_in_any_directory_and_keeps_its_output_apart(tmp_path):
 
 def test_a_run_without_a_record_ends_well_and_says_what_is_missing(tmp_path):
     words = [f"trainer={{run_dir: {tmp_path}/run, total_steps: 1, trackers: [console]}}", "algorithm=grpo"]
-    ended = run_here([*small_run(tmp_path), *words])
-    assert ended.status == 0, ended.said
+    ended = run_well([*small_run(tmp_path), *words])
     assert "trainer.trackers lacks jsonl, so report.html cannot be written" in ended.words
     assert {path.name for path in (tmp_path / "run").iterdir()} == {
         "checkpoints",

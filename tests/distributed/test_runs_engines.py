@@ -2,12 +2,11 @@
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from hybridflow.controller import Backend
-from tests.distributed.runs import Row, metric_rows, reproducible, run_here, small_run
+from tests.distributed.runs import Row, reproducible, rows_of_run, small_run
 
 ALGORITHMS = {"ppo": ["algorithm=ppo"], "grpo": ["algorithm=grpo", "rollout.samples_per_prompt=4"]}
 LOSSES = {"ppo": ["actor/pg_loss", "critic/vf_loss"], "grpo": ["actor/pg_loss"]}
@@ -24,11 +23,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
     def metrics(algorithm: str, *settings: str) -> list[Row]:
         folder = tmp_path_factory.mktemp(algorithm)
-        words = [f"trainer={{total_steps: 4, save_every: 0, eval_every: 2, run_dir: {folder}/run}}"]
-        words += ["rollout.eval_samples_per_prompt=2"]
-        ended = run_here([*small_run(folder), *ALGORITHMS[algorithm], *words, *settings])
-        assert ended.status == 0, ended.said
-        return metric_rows(Path(folder / "run"))
+        words = ["trainer={total_steps: 4, save_every: 0, eval_every: 2}", "rollout.eval_samples_per_prompt=2"]
+        return rows_of_run(folder / "run", [*small_run(folder), *ALGORITHMS[algorithm], *words, *settings])
 
     return metrics
 
@@ -74,13 +70,10 @@ def test_both_rollouts_give_the_same_greedy_answers(run):
 
 @pytest.mark.vllm
 def test_a_run_with_vllm_goes_on_with_the_same_bits(tmp_path):
-    found = []
-    for name, resumed in (("whole", "auto"), ("rest", f"{tmp_path}/whole/checkpoints/step_2")):
-        words = [f"trainer={{run_dir: {tmp_path}/{name}, resume: {resumed}}}", "rollout.engine=vllm", "algorithm=grpo"]
-        ended = run_here([*small_run(tmp_path), *words])
-        assert ended.status == 0, ended.said
-        found.append(reproducible(metric_rows(tmp_path / name)))
-    assert found[0][-2:] == found[1]
+    words = [*small_run(tmp_path), "rollout.engine=vllm", "algorithm=grpo"]
+    whole = rows_of_run(tmp_path / "whole", words)
+    rest = rows_of_run(tmp_path / "rest", [*words, f"trainer.resume={tmp_path}/whole/checkpoints/step_2"])
+    assert reproducible(whole)[-2:] == reproducible(rest)
 
 
 @pytest.mark.ray

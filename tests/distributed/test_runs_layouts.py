@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hybridflow.controller import Backend
-from tests.distributed.runs import Row, metric_rows, reproducible, run_here, small_run
+from tests.distributed.runs import Row, reproducible, rows_of_run, small_run
 
 pytestmark = pytest.mark.ray
 
@@ -39,10 +39,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
     def metrics(*settings: str, folder: Path | None = None) -> list[Row]:
         folder = folder or tmp_path_factory.mktemp("layout")
-        words = [f"trainer={{total_steps: 3, save_every: 0, eval_every: 3, backend: auto, run_dir: {folder}/run}}"]
-        ended = run_here([*small_run(folder), *GENTLE, *words, *settings])
-        assert ended.status == 0, ended.said
-        return metric_rows(folder / "run")
+        words = ["trainer={total_steps: 3, save_every: 0, eval_every: 3, backend: auto}", *settings]
+        return rows_of_run(folder / "run", [*small_run(folder), *GENTLE, *words])
 
     return metrics
 

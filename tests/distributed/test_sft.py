@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hybridflow.trainer import main_sft
-from tests.distributed.runs import Ended, Row, metric_rows, reproducible, run_here, small_run
+from tests.distributed.runs import Ended, Row, metric_rows, reproducible, run_well, small_run
 
 TEMPLATE = (
     "{% for m in messages %}{{ m['role'][0] }}:{{ m['content'] }}\n{% endfor %}"
@@ -18,14 +18,12 @@ LOSS, PERPLEXITY, ANSWERS = "val-core/held_out/loss", "val-core/held_out/perplex
 
 def run(folder: Path, *settings: str, name: str = "run") -> Ended:
     """Four steps of SFT on sums."""
-    folder.mkdir(exist_ok=True)
     words = [*small_run(folder), f"trainer={{run_dir: {folder}/{name}, samples_every: 0}}", *settings]
-    return run_here(words, command=main_sft.main)
+    return run_well(words, command=main_sft.main)
 
 
 def rows_of(folder: Path, *settings: str, name: str = "run") -> list[Row]:
-    ended = run(folder, *settings, name=name)
-    assert ended.status == 0, ended.said
+    run(folder, *settings, name=name)
     return metric_rows(folder / name)
 
 
@@ -54,7 +52,6 @@ def test_held_out_prompts_without_completions_are_only_answered(tmp_path):
     words = [f"data.eval_files=[{tmp_path}/asked.jsonl]", "reward={functions: [format]}"]
     words += [r"reward.settings={format: {pattern: '\d+'}}", "trainer.save_every=0"]
     ended = run(tmp_path, *words)
-    assert ended.status == 0, ended.said
     assert "val-core/asked/reward/mean@1" in metric_rows(tmp_path / "run")[0]
     assert "data.eval_files are used to score responses" in ended.words
 

@@ -55,8 +55,7 @@ def test_a_step_that_ends_soon_is_finished_and_saved(run, whole, name, status):
     assert steps_of(run.run_dir) == [0, 1, 2, 3]
     assert ending(run) == {"how": "interrupted", "said": "saved step 3: the same command resumes from it."}
     assert "interrupted: saved step 3" in (run.run_dir / "run.log").read_text()
-    assert run.start().status == 0
-    assert run.rows() == whole.rows()
+    run.assert_goes_on_as(whole)
     assert ending(run) == {"how": "done", "said": "6 steps"}
 
 
@@ -70,28 +69,24 @@ def test_a_signal_to_the_whole_process_group_leaves_the_processes_of_the_reward_
     assert ended.status == status, ended.said
     assert "interrupted saved step " in ended.words
     assert steps_of(run.run_dir)[-1] >= 1
-    assert run.start("reward.processes=1").status == 0
-    assert run.rows() == whole.rows()
+    run.assert_goes_on_as(whole, "reward.processes=1")
 
 
-def test_a_step_that_would_take_too_long_is_abandoned_and_the_one_before_saved(run, whole):
+@pytest.mark.parametrize(
+    ("call", "settings", "abandoned", "steps"),
+    [
+        (IN_STEP_3, "trainer={stop_seconds: 2, save_every: 50}", "step 3", [0, 1, 2]),
+        (AFTER_STEP_2, "trainer.stop_seconds=2", "the evaluation of step 2", [0, 1]),
+    ],
+)
+def test_what_would_take_too_long_is_abandoned_and_the_step_before_saved(run, whole, call, settings, abandoned, steps):
     began = time.time()
-    ended = stopped(run, IN_STEP_3, "SIGTERM", "trainer={stop_seconds: 2, save_every: 50}", seconds=120)
+    ended = stopped(run, call, "SIGTERM", settings, seconds=120)
     assert ended.status == 143
     assert time.time() - began < 90
-    assert "saved step 2: the same command resumes from it. step 3 was abandoned." in ended.words
-    assert steps_of(run.run_dir) == [0, 1, 2]
-    assert run.start().status == 0
-    assert run.rows() == whole.rows()
-
-
-def test_an_evaluation_that_was_abandoned_is_made_up_for_when_the_run_goes_on(run, whole):
-    ended = stopped(run, AFTER_STEP_2, "SIGTERM", "trainer.stop_seconds=2", seconds=120)
-    assert ended.status == 143
-    assert "saved step 2: the same command resumes from it. the evaluation of step 2 was abandoned." in ended.words
-    assert steps_of(run.run_dir) == [0, 1]
-    assert run.start().status == 0
-    assert run.rows() == whole.rows()
+    assert f"saved step 2: the same command resumes from it. {abandoned} was abandoned." in ended.words
+    assert steps_of(run.run_dir) == steps
+    run.assert_goes_on_as(whole)
 
 
 def test_without_a_finished_step_there_is_no_checkpoint(run):
@@ -111,8 +106,7 @@ def test_a_second_signal_stops_at_once(run, whole):
     assert "interrupted the same command resumes from the last checkpoint, step 2" in ended.words
     assert f"report {run.run_dir / 'report.html'} checkpoint {saved}" in ended.words
     assert ending(run)["said"] == "stopped immediately, without a checkpoint of the current step"
-    assert run.start().status == 0
-    assert run.rows() == whole.rows()
+    run.assert_goes_on_as(whole)
 
 
 @pytest.mark.ray
@@ -130,8 +124,7 @@ def test_on_ray_the_driver_stops_alike_and_leaves_no_process(run, whole, name, s
     assert group != drivers_group  # what a terminal sends reaches the driver alone
     assert processes_left(run) == []
     assert ending(run)["how"] == "interrupted"
-    assert run.start().status == 0
-    assert run.rows() == whole.rows()
+    run.assert_goes_on_as(whole)
 
 
 @pytest.mark.ray

@@ -70,6 +70,12 @@ class Command:
         """Runs it in the process of the tests."""
         return run_here([*self._words, *more])
 
+    def assert_goes_on_as(self, whole: "Command", *more: str) -> None:
+        """Runs it to its end, which is good, and compares its metrics with those of a run that nothing stopped."""
+        ended = self.start(*more)
+        assert ended.status == 0, ended.said
+        assert self.rows() == whole.rows()
+
     def rows(self) -> list[Row]:
         """What the same seed must give again."""
         return reproducible(metric_rows(self.run_dir))

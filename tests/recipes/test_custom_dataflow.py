@@ -13,7 +13,7 @@ from hybridflow.launch.plan.dataflow import find_dataflow
 from hybridflow.launch.plan.roles import plan_roles
 from hybridflow.launch.step_trace import plan_to_show, trace_step
 from hybridflow.workers.reward_model import RewardModelWorker
-from tests.distributed.runs import Ended, Row, metric_rows, reproducible, run_here, small_run
+from tests.distributed.runs import Row, reproducible, rows_of_run, small_run
 from tests.reward_models import make_decoder
 
 ROOT = Path(__file__).parents[2]
@@ -27,28 +27,20 @@ POOLS = [
     "trainer.devices=3",
 ]
 
-Run = Callable[..., Ended]
+Run = Callable[..., list[Row]]
 
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """A function: settings -> how a run of the recipe ended."""
+    """A function: settings -> the metrics of each step of the recipe; those of step 0 are the first evaluation's."""
     monkeypatch.chdir(ROOT)
 
-    def ended(*settings: str) -> Ended:
-        words = [
-            TYPED,
-            "trainer={total_steps: 3, save_every: 0}",
-            f"trainer.run_dir={tmp_path}/run",
-        ]
-        return run_here([*small_run(tmp_path), *words, "dataflow_settings.distill_steps=2", *settings])
+    def rows(*settings: str) -> list[Row]:
+        words = [TYPED, "trainer={total_steps: 3, save_every: 0}", "dataflow_settings.distill_steps=2", *settings]
+        found = reproducible(rows_of_run(tmp_path / "run", [*small_run(tmp_path), *words]))
+        return [row for row in found if row["step"] > 0]
 
-    return ended
-
-
-def rows_of(run_dir: Path) -> list[Row]:
-    """Metrics of each step; those of step 0 are the evaluation before the first."""
-    return [row for row in reproducible(metric_rows(run_dir)) if row["step"] > 0]
+    return rows
 
 
 def test_the_algorithm_is_less_than_forty_lines():
@@ -73,9 +65,7 @@ def test_the_command_of_its_header_is_whole():
 
 
 def test_as_it_is_typed_it_imitates_first_and_goes_on_with_ppo(run, tmp_path):
-    ended = run()
-    assert ended.status == 0, ended.said
-    rows = rows_of(tmp_path / "run")
+    rows = run()
     assert ["train/loss" in row for row in rows] == [True, True, False]
     assert ["actor/pg_loss" in row for row in rows] == [False, False, True]
     for row in rows:
@@ -90,9 +80,7 @@ def test_the_second_reward_may_be_another(run, tmp_path):
     (tmp_path / "brief.py").write_text(
         "def brief(completions, **columns):\n    return [-len(c) for c in completions]\n"
     )
-    ended = run(f"roles.style.functions=['{tmp_path}/brief.py:brief']", "trainer={total_steps: 1, eval_every: 0}")
-    assert ended.status == 0, ended.said
-    (row,) = rows_of(tmp_path / "run")
+    (row,) = run(f"roles.style.functions=['{tmp_path}/brief.py:brief']", "trainer={total_steps: 1, eval_every: 0}")
     assert "rewards/closeness/mean" not in row
     assert row["critic/score/mean"] == pytest.approx(row["rewards/exact_match/mean"] + 0.3 * row["rewards/brief/mean"])
 
@@ -127,9 +115,7 @@ def test_reward_models_in_pools_of_their_own_judge_at_once(monkeypatch):
 
 def test_two_reward_models_score_a_real_run(run, tmp_path):
     first, second = make_decoder(tmp_path / "first"), make_decoder(tmp_path / "second", seed=8)
-    ended = run(*reward_models(first, second))
-    assert ended.status == 0, ended.said
-    rows = rows_of(tmp_path / "run")
+    rows = run(*reward_models(first, second))
     assert ["train/loss" in row for row in rows] == [True, True, False]
     for row in rows:
         added = row["rewards/model/mean"] + 0.3 * row["rewards/style/mean"]
@@ -140,9 +126,5 @@ def test_two_reward_models_score_a_real_run(run, tmp_path):
 
 @pytest.mark.slow  # the quick case of the same rule: tests/distributed/test_runs_engines.py
 @pytest.mark.ray
-def test_on_ray_with_its_rewards_in_pools_of_their_own_it_gives_the_same_bits(run, tmp_path, ray_backend: Backend):
-    assert run().status == 0
-    local = rows_of(tmp_path / "run")
-    ended = run(*POOLS, "trainer={backend: ray, resume: never}")
-    assert ended.status == 0, ended.said
-    assert rows_of(tmp_path / "run") == local
+def test_on_ray_with_its_rewards_in_pools_of_their_own_it_gives_the_same_bits(run, ray_backend: Backend):
+    assert run() == run(*POOLS, "trainer={backend: ray, resume: never}")

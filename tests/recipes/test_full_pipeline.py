@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from recipes import full_pipeline
-from tests.distributed.runs import metric_rows, run_here
+from tests.distributed.runs import metric_rows, run_well
 from tests.toys import MakeToy
 
 SHORT = [
@@ -27,8 +27,7 @@ def pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def run(model: Path, pairs: Path, *settings: str, steps: str = "2,3,2", short: Sequence[str] = SHORT) -> str:
         words = ["full_pipeline.py", str(model), str(pairs), "--steps", steps, *short, *settings]
         monkeypatch.setattr(sys, "argv", words)
-        ended = run_here([], command=lambda _: full_pipeline.main())
-        assert ended.status == 0, ended.said
+        run_well([], command=lambda _: full_pipeline.main())
         return (full_pipeline.RUNS / "comparison.md").read_text()
 
     return run

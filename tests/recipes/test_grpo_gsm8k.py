@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from recipes import grpo_gsm8k
-from tests.distributed.runs import metric_rows, run_here, sample_rows
+from tests.distributed.runs import metric_rows, run_well, sample_rows
 from tests.toys import MakeToy
 
 TEMPLATE = (
@@ -48,8 +48,7 @@ def test_it_runs_on_a_toy(chat_model: Path, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     words = ["grpo_gsm8k.py", str(chat_model), str(write_problems(tmp_path)), "--cpu", *SHORT]
     monkeypatch.setattr(sys, "argv", words)
-    ended = run_here([], command=lambda _: grpo_gsm8k.main())
-    assert ended.status == 0, ended.said
+    run_well([], command=lambda _: grpo_gsm8k.main())
     rows = metric_rows(tmp_path / grpo_gsm8k.RUN_DIR)
     assert [row["step"] for row in rows] == [1, 2]
     for row in rows:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from recipes import happy_stories
-from tests.distributed.runs import Ended, Row, metric_rows, run_here, sample_rows
+from tests.distributed.runs import Ended, Row, metric_rows, run_well, sample_rows
 from tests.toys import MakeToy
 
 SHORT = ["trainer={total_steps: 2, eval_every: 2, save_every: 0, samples_every: 1, threads: 1, device: cpu}"]
@@ -24,8 +24,7 @@ def tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
     def run(model: Path, *settings: str) -> tuple[Ended, list[Row]]:
         monkeypatch.setattr(sys, "argv", ["happy_stories.py", str(model), *SHORT, *settings])
-        ended = run_here([], command=lambda _: happy_stories.main())
-        assert ended.status == 0, ended.said
+        ended = run_well([], command=lambda _: happy_stories.main())
         return ended, metric_rows(tmp_path / happy_stories.RUN_DIR)
 
     return run

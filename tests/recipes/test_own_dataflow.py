@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hybridflow.controller import Backend
-from tests.distributed.runs import Row, metric_rows, reproducible, run_here, sample_rows, small_run
+from tests.distributed.runs import Row, metric_rows, reproducible, rows_of_run, run_well, sample_rows, small_run
 
 TUTOR = '''
 """Right answers, and short ones: two rewards whose scores the dataflow itself adds up."""
@@ -70,8 +70,7 @@ def teach(tmp_path: Path) -> Teach:
         words = [f"dataflow={tmp_path}/tutor.py:Tutor", "algorithm.advantage=grpo", f"trainer.run_dir={tmp_path}/run"]
         words += ["roles.correct={kind: reward_function, functions: [exact_match]}"]
         words += [f"roles.brief={{kind: reward_function, functions: ['{tmp_path}/brevity.py:short']}}"]
-        ended = run_here([*small_run(tmp_path), *words, *settings])
-        assert ended.status == 0, ended.said
+        ended = run_well([*small_run(tmp_path), *words, *settings])
         assert "has no roles 'rollout' and 'reward' to evaluate with" in ended.words
         return tmp_path / "run"
 
@@ -138,16 +137,15 @@ def page(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_advantage_and_the_loss_of_the_documents_learn(page: Path):
-    own = [f"algorithm.advantage={page}/mine.py:better_than_the_median", "algorithm.advantage_settings.temper=0.5"]
-    own += [f"algorithm.policy_loss={page}/mine.py:plain_gradient", "algorithm.loss_settings.bonus=0.01"]
-    ended = run_here([*small_run(page), BRIEF, "algorithm=grpo", *own, f"trainer.run_dir={page}/run"])
-    assert ended.status == 0, ended.said
-    assert [row["actor/grad_norm"] > 0.0 for row in rows_of(page / "run")] == [True, True]
-
-
-def test_the_dataflow_of_the_documents_learns(page: Path):
-    own = [f"dataflow={page}/halves.py:BetterHalf", "algorithm.advantage=grpo", "dataflow_settings.fraction=0.25"]
-    ended = run_here([*small_run(page), BRIEF, *own, f"trainer.run_dir={page}/run"])
-    assert ended.status == 0, ended.said
-    assert [row["actor/grad_norm"] > 0.0 for row in rows_of(page / "run")] == [True, True]
+@pytest.mark.parametrize(
+    "own",
+    [
+        "algorithm=grpo algorithm.advantage={}/mine.py:better_than_the_median algorithm.advantage_settings.temper=0.5"
+        " algorithm.policy_loss={}/mine.py:plain_gradient algorithm.loss_settings.bonus=0.01",
+        "algorithm.advantage=grpo dataflow={}/halves.py:BetterHalf dataflow_settings.fraction=0.25",
+    ],
+    ids=["advantage and loss", "dataflow"],
+)
+def test_the_code_of_the_documents_learns(page: Path, own: str):
+    rows = rows_of_run(page / "run", [*small_run(page), BRIEF, *own.replace("{}", str(page)).split()])
+    assert [row["actor/grad_norm"] > 0.0 for row in rows] == [True, True]

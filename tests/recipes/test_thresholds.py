@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from recipes import happy_stories
-from tests.distributed.runs import Row, metric_rows, run_here
+from tests.distributed.runs import Row, metric_rows, rows_of_run, run_well
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -58,10 +58,7 @@ def test_the_calculator_learns_to_add_on_several_ranks(tmp_path, layout):
 
 def assert_learns(tmp_path: Path, *settings: str) -> None:
     """The built-in task, from below one half to above 0.80, with a rollout that agrees with training."""
-    words = [f"trainer.run_dir={tmp_path}/run", "trainer.device=cpu", *settings]
-    ended = run_here(words)
-    assert ended.status == 0, ended.said
-    rows = metric_rows(tmp_path / "run")
+    rows = rows_of_run(tmp_path / "run", ["trainer.device=cpu", *settings])
     scores = evaluations(rows)
     assert 0.3 < scores[0] < 0.5
     assert scores[-1] >= 0.80
@@ -73,8 +70,7 @@ def test_stories_become_happier_and_stay_near_where_they_began(tmp_path, monkeyp
     model = Path(os.environ["HYBRIDFLOW_ASSETS"]) / "models" / "stories15M"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["happy_stories.py", str(model), "trainer.device=cpu"])
-    ended = run_here([], command=lambda _: happy_stories.main())
-    assert ended.status == 0, ended.said
+    run_well([], command=lambda _: happy_stories.main())
     rows = metric_rows(tmp_path / happy_stories.RUN_DIR)
     assert rows[-1]["step"] <= 40
     sentiment = evaluations(rows)

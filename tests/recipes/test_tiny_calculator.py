@@ -9,32 +9,19 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hybridflow.config.paths import builtin_path
 from recipes import tiny_calculator
-from tests.distributed.runs import Ended, metric_rows, run_here
+from tests.distributed.runs import metric_rows, run_well
 
 SHIPPED = builtin_path("builtin:calculator")
 
 
-def recipe(*words: str) -> Ended:
-    """The recipe with these arguments, which it takes from the command line."""
-
-    def command(settings) -> int:
-        sys.argv = ["tiny_calculator.py", *settings]
-        tiny_calculator.main()
-        return 0
-
-    before = sys.argv
-    try:
-        return run_here(words, command=command)
-    finally:
-        sys.argv = before
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the recipe makes in three steps."""
     out = tmp_path_factory.mktemp("calculator") / "out"
     steps = "trainer={total_steps: 3, save_every: 3, eval_every: 3, device: cpu}"
-    ended = recipe(str(out), steps, "data={batch_size: 32, eval_limit: 8}")
-    assert ended.status == 0, ended.said
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["tiny_calculator.py", str(out), steps, "data={batch_size: 32, eval_limit: 8}"])
+        run_well([], command=lambda _: tiny_calculator.main() or 0)
     return out
 
 

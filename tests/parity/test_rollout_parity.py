@@ -197,9 +197,8 @@ def test_slots_have_the_names_and_values_of_the_checkpoint(pair):
 
 
 def test_a_prompt_too_long_is_refused(pair):
-    with pytest.raises(EngineError, match=f"a response of {TOKENS}") as caught:
+    with pytest.raises(EngineError, match=rf"a response of {TOKENS}.*data\.max_prompt_tokens"):
         pair.generate(prompt_rows([256]))
-    assert "data.max_prompt_tokens" in caught.value.remedy
 
 
 def test_no_rows_give_no_rows(pair):
@@ -222,9 +221,8 @@ def test_it_answers_after_a_sleep_that_kept_its_weights_as_before(pair):
     before = responses(pair.generate(prompt_rows()))
     released = pair.rollout.sleep(kept=pair.rollout.weight_slots().values())
     assert released.weight_bytes == 0
-    with pytest.raises(EngineError, match="is asleep") as caught:
+    with pytest.raises(EngineError, match=r"is asleep.*wake\(\)"):
         pair.generate(prompt_rows())
-    assert "wake()" in caught.value.remedy
     pair.rollout.wake()
     assert responses(pair.generate(prompt_rows())) == before
 
@@ -234,9 +232,8 @@ def test_weights_given_back_in_a_sleep_are_not_used_before_they_are_written(pair
     released = pair.rollout.sleep()
     assert released.weight_bytes > 0.9 * sum(slot.tensor.nbytes for slot in pair.rollout.weight_slots().values())
     pair.rollout.wake()
-    with pytest.raises(StaleWeightsError, match="freed") as caught:
+    with pytest.raises(StaleWeightsError, match="freed.*weights_changed"):
         pair.generate(prompt_rows())
-    assert "weights_changed" in caught.value.remedy
     write_slots(pair.rollout, plain_shards(pair))
     with pytest.raises(StaleWeightsError, match="being written"):
         pair.generate(prompt_rows())

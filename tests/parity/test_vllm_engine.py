@@ -48,7 +48,7 @@ def test_the_cache_of_earlier_weights_is_used_until_they_are_said_to_have_change
 
 def test_a_cache_that_does_not_hold_one_sequence_names_its_setting(toy_dir):
     rollout = Rollout(engine=RolloutKind.vllm, vllm=Vllm(kv_cache_mb=1))
-    with pytest.raises(EngineError, match="KV cache") as caught:
+    with pytest.raises(EngineError, match=r"KV cache.*rollout\.vllm\.kv_cache_mb"):
         make_rollout_engine(
             Model(path=str(toy_dir("llama", max_position_embeddings=8192))),
             rollout,
@@ -57,7 +57,6 @@ def test_a_cache_that_does_not_hold_one_sequence_names_its_setting(toy_dir):
             eos_token_ids=(1,),
             device=torch.device("cpu"),
         )
-    assert "rollout.vllm.kv_cache_mb" in caught.value.remedy
 
 
 def test_the_random_state_survives_its_start(toy_dir):

@@ -78,9 +78,8 @@ def test_nothing_is_changed_in_place():
 
 
 def test_a_missing_column_is_named_with_its_stage_and_who_provides_it():
-    with pytest.raises(BatchError, match=r"'critic\.update' needs the columns \['returns'\]") as caught:
+    with pytest.raises(BatchError, match=r"'critic\.update' needs the columns \['returns'\].*columns\.py"):
         batch_of([[1]]).require(("uid", "returns"), stage="critic.update")
-    assert "columns.py" in caught.value.remedy
 
 
 @pytest.mark.parametrize(
@@ -94,17 +93,15 @@ def test_a_missing_column_is_named_with_its_stage_and_who_provides_it():
 )
 def test_a_column_with_another_number_of_rows_is_named(column):
     name = next(iter(next(iter(column.values()))))
-    with pytest.raises(BatchError, match=f"'{name}' has 3 rows, but the batch has 2") as caught:
+    with pytest.raises(BatchError, match=f"'{name}' has 3 rows, but the batch has 2.*one value per row"):
         batch_of([[1], [2]]).with_columns(**column)
-    assert "one value per row" in caught.value.remedy
 
 
 def test_batches_with_different_columns_are_not_concatenated():
     batch = batch_of([[1]])
     for other in (batch.only(["uid"]), batch.join(Batch.of(objects={"uid": ["a"]}))):
-        with pytest.raises(BatchError, match="different columns") as caught:
+        with pytest.raises(BatchError, match=r"different columns.*batch\.only"):
             Batch.concat([batch, other])
-        assert "batch.only" in caught.value.remedy
 
 
 def test_batches_may_hold_no_rows():
@@ -126,15 +123,13 @@ def test_a_mask_selects_the_rows_that_are_true(mask):
 
 @pytest.mark.parametrize("mask", [[True], [True] * 5, [[True]] * 4, []], ids=str)
 def test_a_mask_of_another_length_is_refused(mask):
-    with pytest.raises(BatchError, match=r"mask of shape .* batch of 4") as caught:
+    with pytest.raises(BatchError, match=r"mask of shape .* batch of 4.*one boolean per row, 4 in all"):
         batch_of([[1], [2], [3], [4]]).select(torch.tensor(mask, dtype=torch.bool))
-    assert "one boolean per row, 4 in all" in caught.value.remedy
 
 
 def test_rows_chosen_by_fractions_are_refused():
-    with pytest.raises(BatchError, match="numbers of type float32") as caught:
+    with pytest.raises(BatchError, match="numbers of type float32.*boolean mask"):
         batch_of([[1], [2]]).select(torch.tensor([0.0, 1.0]))
-    assert "boolean mask" in caught.value.remedy
     assert len(batch_of([[1], [2]]).select([])) == 0
 
 
@@ -157,15 +152,13 @@ def test_an_object_column_of_another_sequence_is_kept_as_a_list(answers):
 
 @pytest.mark.parametrize("answers", ["ab", {"a", "b"}, torch.arange(2), (x for x in "ab")], ids=type)
 def test_an_object_column_that_is_no_sequence_is_refused(answers):
-    with pytest.raises(BatchError, match="'answer' is a .*, not a list with one value per row") as caught:
+    with pytest.raises(BatchError, match="'answer' is a .*, not a list with one value per row.*Pass a list"):
         Batch.of(rows={"x": torch.arange(2)}, objects={"answer": answers})
-    assert "Pass a list" in caught.value.remedy
 
 
 def test_a_token_column_that_is_not_ragged_is_refused():
-    with pytest.raises(BatchError, match="token column 'ids' is a list, not a Ragged") as caught:
+    with pytest.raises(BatchError, match=r"token column 'ids' is a list, not a Ragged.*Ragged\.from_rows"):
         batch_of([[1], [2]]).with_columns(tokens={"ids": [[1], [2, 3]]})  # pyright: ignore[reportArgumentType]
-    assert "Ragged.from_rows" in caught.value.remedy
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,5 @@ def test_builtin_names_lie_in_the_package():
 
 
 def test_an_unknown_builtin_name_is_answered_with_the_nearest():
-    with pytest.raises(ConfigError, match="builtin:calculater/train") as caught:
+    with pytest.raises(ConfigError, match=r"builtin:calculater/train.*Did you mean 'builtin:calculator/train'\?"):
         builtin_path("builtin:calculater/train")
-    assert "Did you mean 'builtin:calculator/train'?" in caught.value.remedy

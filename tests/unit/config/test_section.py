@@ -29,9 +29,8 @@ def test_no_section_can_be_assigned_to(config):
         (pool, "devices"),
     ):
         before = vars(section)[name]
-        with pytest.raises(ConfigError, match=rf"frozen: {type(section).__name__}\.{name}") as caught:
+        with pytest.raises(ConfigError, match=rf"frozen: {type(section).__name__}\.{name}.*command line"):
             setattr(section, name, None)
-        assert "command line" in caught.value.remedy
         assert vars(section)[name] == before
 
 

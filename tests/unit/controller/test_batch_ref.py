@@ -43,9 +43,8 @@ def test_a_mask_takes_the_rows_that_are_true(generated):
     wanted = mask.nonzero().flatten()
     assert same(generated.take(mask).fetch(), generated.fetch().select(wanted))
     assert torch.equal(generated.take(mask).row("uid"), generated.row("uid")[wanted])
-    with pytest.raises(BatchError, match=r"mask of shape \[3\] .* batch of 16") as caught:
+    with pytest.raises(BatchError, match=r"mask of shape \[3\] .* batch of 16.*16 in all"):
         generated.take(mask[:3])
-    assert "16 in all" in caught.value.remedy
 
 
 def test_numbers_per_row_are_known_without_fetching(generated):

@@ -113,9 +113,8 @@ def test_a_function_that_did_not_score_counts_as_zero():
 
 
 def test_a_metric_that_is_not_there_is_an_error_that_names_those_that_are():
-    with pytest.raises(ConfigError, match=r"dataflow_settings\.filter_metric=accuracy") as caught:
+    with pytest.raises(ConfigError, match=r"dataflow_settings\.filter_metric=accuracy.*right"):
         Stage({}).gather(metric="accuracy")
-    assert "right" in caught.value.remedy
 
 
 def random_scores() -> list[tuple[int, dict[int, tuple[float, float]]]]:

@@ -154,8 +154,7 @@ def test_a_file_too_large_to_hash_whole_is_sampled_from_start_to_end_and_dated(t
 def test_changed_added_and_removed_files_are_named_and_new_sources_are_not():
     saved = {"a.jsonl": {"": "1"}, "m": {"x": "1", "y": "2"}, "gone.py": {"": "3"}}
     now = {"a.jsonl": {"": "9"}, "m": {"y": "2", "z": "3"}, "new.py": {"": "4"}}
-    with pytest.raises(CheckpointError, match=r"a\.jsonl, m/x, m/z\.") as caught:
+    with pytest.raises(CheckpointError, match=r"a\.jsonl, m/x, m/z\..*trainer\.resume_changed=accept"):
         check_unchanged(saved, now, ResumeChanged.refuse)
-    assert "trainer.resume_changed=accept" in caught.value.remedy
     assert check_unchanged(saved, now, ResumeChanged.accept) == ["a.jsonl", "m/x", "m/z"]
     assert check_unchanged({}, now, ResumeChanged.refuse) == []

@@ -187,9 +187,8 @@ def test_code_that_comes_with_a_model_comes_along_where_it_is_trusted(model_dir,
 
 
 def test_a_directory_without_a_description_is_refused(tmp_path):
-    with pytest.raises(EngineError, match="cannot be read") as caught:
+    with pytest.raises(EngineError, match=r"cannot be read.*config\.json"):
         copy_description(tmp_path, tmp_path / "copy", head="language", dtype=torch.float32, tokenizer_from=tmp_path)
-    assert "config.json" in caught.value.remedy
 
 
 NAME = "model.layers.1.mlp.down_proj.weight"
@@ -213,9 +212,8 @@ def test_a_model_is_refused_by_each_way_of_reading_it(poisoned):
         lambda: load_value_model(poisoned, **LOAD),
         lambda: read_into(poisoned, [shard]),
     ):
-        with pytest.raises(EngineError, match=r"down_proj\.weight' in .* is not finite") as caught:
+        with pytest.raises(EngineError, match=r"down_proj\.weight' in .* is not finite.*use other weights"):
             read()
-        assert "use other weights" in caught.value.remedy
 
 
 def test_what_is_finite_or_no_float_passes(tmp_path):

@@ -157,18 +157,16 @@ def test_models_with_attention_of_their_own_or_none_are_padded_and_as_exact(conf
 def test_a_model_that_sees_later_tokens_is_refused():
     model = other_model(BertConfig)
     assert use_packed_attention(model)
-    with pytest.raises(EngineError, match="attends to later tokens") as caught:
+    with pytest.raises(EngineError, match="attends to later tokens.*causal"):
         packed_hidden_states(model, torch.cat(tokens()), Packing(LENGTHS, CPU))
-    assert "causal" in caught.value.remedy
 
 
 def test_a_call_without_boundaries_or_with_a_mask_is_refused():
     model = toy_model("llama")
     use_packed_attention(model)
     ids, mask = torch.tensor([[5, 6, 7]]), torch.zeros(1, 1, 3, 3)
-    with pytest.raises(EngineError, match="without the boundaries") as caught:
+    with pytest.raises(EngineError, match="without the boundaries.*set_attn_implementation"):
         model(input_ids=ids)
-    assert "set_attn_implementation" in caught.value.remedy
     with pytest.raises(EngineError, match="does not support: attention_mask"):
         model.get_decoder()(ids, attention_mask=mask, packing=Packing((3,), CPU), use_cache=False)
 

@@ -85,9 +85,8 @@ def test_equal_memory_with_a_dimension_of_one_is_in_place():
 def test_memory_that_overlaps_in_part_or_in_another_format_is_refused():
     memory = torch.zeros(10)
     for held in (memory[:6], memory[4:].view(torch.int32)):
-        with pytest.raises(EngineError, match=r"\[0:6\] of 'w' overlap in memory") as caught:
+        with pytest.raises(EngineError, match=r"\[0:6\] of 'w' overlap in memory.*Bind the parameter"):
             local(rows(held), rows(memory[4:]))
-        assert "Bind the parameter" in caught.value.remedy
 
 
 def test_interleaved_views_of_one_memory_are_copied():

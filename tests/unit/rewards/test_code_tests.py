@@ -95,9 +95,8 @@ IDLE += ["def check(candidate):\n    assert candidate(1) == 2", "x = [y for y in
     ids=str,
 )
 def test_tests_that_every_program_passes_are_an_error(value):
-    with pytest.raises(RewardError, match="Every program passes the tests") as caught:
+    with pytest.raises(RewardError, match="Every program passes the tests.*a list of assert statements"):
         read_tests(value)
-    assert "a list of assert statements" in caught.value.remedy
 
 
 def test_the_program_is_the_last_block_or_all():

@@ -74,9 +74,8 @@ def test_overlong_punishes_the_last_tokens():
 def test_length_costs_by_the_token():
     assert lengths("length", {"target": 4, "penalty": 0.5}, [3, 4, 6]) == [-0.5, 0.0, -1.0]
     assert lengths("length", {"target": 4, "penalty": 0.5, "exact": False}, [3, 4, 6]) == [0.0, 0.0, -1.0]
-    with pytest.raises(ConfigError, match="needs a target") as caught:
+    with pytest.raises(ConfigError, match=r"needs a target.*reward\.settings\.length\.target"):
         RewardScorer(Reward(functions=["length"]))
-    assert "reward.settings.length.target" in caught.value.remedy
 
 
 def test_overlong_learns_the_longest_response_from_the_run():
@@ -98,9 +97,8 @@ def test_math_compares_what_formulas_mean():
 
 def test_an_extra_that_is_missing_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "math_verify", None)
-    with pytest.raises(MissingExtraError) as caught:
+    with pytest.raises(MissingExtraError, match=r"pip install '\.\[math\]'"):
         RewardScorer(Reward(functions=["math"]))
-    assert "pip install '.[math]'" in caught.value.remedy
 
 
 def test_reasoning_gym_asks_the_tasks_own_scorer(monkeypatch):

@@ -183,9 +183,8 @@ def test_a_function_that_only_the_driver_can_import_is_an_error(judges, tmp_path
     path.write_text("def f(completions, **columns):\n    return [1.0] * len(completions)\n")
     scorer = RewardScorer(Reward(functions=[f"{path}:f"]))
     path.unlink()
-    with pytest.raises(RewardError, match="cannot load the reward functions: .*there is no file") as caught:
+    with pytest.raises(RewardError, match=r"cannot load the reward functions: .*there is no file.*reward\.processes=0"):
         scorer.score(["p"], ["c"], {})
-    assert "reward.processes=0" in caught.value.remedy
 
 
 def test_code_that_is_edited_during_a_run_is_an_error_when_a_process_is_replaced(tmp_path, monkeypatch):
@@ -363,6 +362,5 @@ def test_a_forked_process_never_answers_for_the_function(forking, tmp_path, name
 
 def test_a_reply_to_another_request_is_an_error_that_names_the_function(forking):
     scorer = RewardScorer(Reward(functions=[f"{forking}:writes"], processes=1))
-    with pytest.raises(RewardError, match="function 'writes' sent reply 7 instead of reply 1") as caught:
+    with pytest.raises(RewardError, match=r"function 'writes' sent reply 7 instead of reply 1.*os\._exit\(\)"):
         scorer.score(["p"], ["c"], {})
-    assert "os._exit()" in caught.value.remedy

@@ -181,9 +181,8 @@ def test_a_server_that_is_down_is_not_asked_for_each_sample_alone(processes, cap
 
 def test_a_server_is_looked_for_before_anything_is_loaded(address, caplog):
     RewardScorer(Reward(functions=[f"{address}/good"])).check_servers()
-    with pytest.raises(ConfigError, match=r"http://127.0.0.1:9/r\?token=\*\*\*: .*refused") as caught:
+    with pytest.raises(ConfigError, match=r"http://127.0.0.1:9/r\?token=\*\*\*: .*refused.*Start it first"):
         RewardScorer(Reward(functions=["http://127.0.0.1:9/r?token=s3cr3t"])).check_servers()
-    assert "Start it first" in caught.value.remedy
     RewardScorer(Reward(functions=[f"http://127.0.0.1:9/r {address}/good"])).check_servers()
     assert "some servers cannot be reached yet: http://127.0.0.1:9/r" in caplog.text
 
@@ -206,11 +205,9 @@ def test_errors_do_not_tell_the_secrets_of_an_address(caplog):
 
 
 def test_addresses_and_their_settings_are_checked():
-    with pytest.raises(ConfigError, match="'localhost:3' is not an address") as caught:
+    with pytest.raises(ConfigError, match="'localhost:3' is not an address.*separate several with spaces"):
         scored("http://a:1/x localhost:3")
-    assert "separate several with spaces" in caught.value.remedy
-    with pytest.raises(ConfigError, match="no setting 'reward.settings.x.batchsize'") as caught:
+    with pytest.raises(ConfigError, match=r"no setting 'reward.settings.x.batchsize'.*Did you mean 'batch_size'\?"):
         scored("http://a:1/x", settings={"x": {"batchsize": 3}})
-    assert "Did you mean 'batch_size'?" in caught.value.remedy
     with pytest.raises(ConfigError, match="out of range"):
         scored("http://a:1/x", settings={"x": {"attempts": 0}})

@@ -92,9 +92,8 @@ def test_no_functions_at_all_are_an_error():
 
 def test_a_required_column_the_data_lacks_is_named_before_anything_is_scored(make_scorer):
     scorer = make_scorer("def f(completions, solutoin):\n    return [0.0] * len(completions)\n")
-    with pytest.raises(ConfigError, match="needs the column 'solutoin'") as caught:
+    with pytest.raises(ConfigError, match=r"needs the column 'solutoin'.*Did you mean 'solution'\?"):
         scorer.check_columns(["answer", "solution"])
-    assert "Did you mean 'solution'?" in caught.value.remedy
     scorer.check_columns(["solutoin"])
 
 

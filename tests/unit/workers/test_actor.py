@@ -32,9 +32,8 @@ def without_old_logprobs(batch: Batch) -> Batch:
 def test_generating_after_an_update_without_publishing_is_refused(toy_dir):
     worker = actor(toy_dir())
     worker.update(sampled(worker))
-    with pytest.raises(StaleWeightsError, match="not published") as caught:
+    with pytest.raises(StaleWeightsError, match="not published.*publish_weights"):
         worker.generate(prompts())
-    assert "publish_weights" in caught.value.remedy
     worker.supervised_step(sequences())
     with pytest.raises(StaleWeightsError, match="not published"):
         worker.generate(prompts())
@@ -178,9 +177,8 @@ def test_a_loss_is_averaged_over_optimizer_steps(toy_dir):
 def test_several_steps_without_old_logprobs_are_refused(toy_dir):
     worker = actor(toy_dir(), epochs=2)
     batch = sampled(worker)
-    with pytest.raises(ConfigError, match="2 optimizer steps per batch") as caught:
+    with pytest.raises(ConfigError, match=r"2 optimizer steps per batch.*actor\.epochs=1"):
         worker.update(without_old_logprobs(batch))
-    assert "actor.epochs=1" in caught.value.remedy
 
 
 def test_the_rollouts_log_probabilities_as_old_ones_are_compared_in_the_first_optimizer_step(toy_dir):

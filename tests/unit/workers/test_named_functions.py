@@ -175,9 +175,8 @@ def test_names_are_told_apart_from_functions_of_the_users_own():
     assert [is_own(name) for name in ("grpo", "a.py:f", "package.f", "reinforce++")] == [False, True, True, False]
     assert chosen("reinforce++", "algorithm.advantage", ADVANTAGES) == "reinforce_plus_plus"
     assert chosen("vanilla", "algorithm.policy_loss", POLICY_LOSSES) == "ppo"
-    with pytest.raises(ConfigError, match="algorithm.advantage=grp is unknown") as caught:
+    with pytest.raises(ConfigError, match=r"algorithm.advantage=grp is unknown.*Did you mean 'grpo'\?"):
         chosen("grp", "algorithm.advantage", ADVANTAGES)
-    assert "Did you mean 'grpo'?" in caught.value.remedy
 
 
 def test_a_penalty_in_rewards_that_the_estimator_does_not_read_is_refused():
@@ -210,15 +209,13 @@ def test_a_users_loss_is_aggregated_as_ours_are(own):
     ],
 )
 def test_an_answer_of_another_shape_is_told(answer, found):
-    with pytest.raises(ConfigError, match=f"f returned a value of {found}") as caught:
+    with pytest.raises(ConfigError, match=rf"f returned a value of {found}.*\[2, 2\]"):
         token_numbers(answer, MASK, of="f")
-    assert "[2, 2]" in caught.value.remedy
 
 
 def test_a_number_that_is_not_finite_is_told_with_its_place():
     answer = torch.tensor([[0.0, torch.nan], [0.0, torch.inf]])
-    with pytest.raises(ConfigError, match="f returned nan for token 1 of row 0; 1 of 3 tokens") as caught:
+    with pytest.raises(ConfigError, match="f returned nan for token 1 of row 0; 1 of 3 tokens.*divisions by 0"):
         token_numbers(answer, MASK, of="f")
-    assert "divisions by 0" in caught.value.remedy
     outside = torch.tensor([[0.0, 0.0], [0.0, torch.inf]])
     assert token_numbers(outside, MASK, of="f") is outside

@@ -110,9 +110,7 @@ def test_a_loss_of_ones_own(toy_dir, tmp_path):
     worker = actor(toy_dir(), algorithm=Algorithm(preference=preference, loss_settings={"temper": 0.5}))
     expected = (-0.1 * 0.5 * (ratios[:, 0] - ratios[:, 1]) + batch.row("margin")[::2]).exp().mean()
     assert plain(worker.evaluate(batch))["train/loss"] == pytest.approx(float(expected), rel=1e-4)
-    with pytest.raises(ConfigError, match="not one number for each of 6") as caught:
+    with pytest.raises(ConfigError, match="not one number for each of 6.*neither summed nor averaged"):
         worker_of(toy_dir(), loss=f"{file}:averaged").evaluate(batch)
-    assert "neither summed nor averaged" in caught.value.remedy
-    with pytest.raises(ConfigError, match="chosen_scores") as caught:
+    with pytest.raises(ConfigError, match="chosen_scores.*chosen_ratios"):
         worker_of(toy_dir(), loss=f"{file}:unknown").evaluate(batch)
-    assert "chosen_ratios" in caught.value.remedy

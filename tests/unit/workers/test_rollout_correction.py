@@ -190,20 +190,18 @@ def test_the_rollouts_alone_need_no_others():
 @pytest.mark.parametrize("settings", [{"weights": LEVEL.token}, {"veto": 0.1}], ids=str)
 def test_what_compares_needs_old_logprobs_and_says_so(settings, old):
     batch = made()
-    with pytest.raises(ConfigError, match="no old_logprobs") as caught:
+    with pytest.raises(ConfigError, match=r"no old_logprobs.*Call actor\.logprobs"):
         corrected(
             batch.only([n for n in batch.columns if n != "old_logprobs"]), Correction(**settings), old_logprobs=old
         )
-    assert "Call actor.logprobs" in caught.value.remedy
 
 
 def test_a_batch_of_which_everything_is_rejected_is_an_error():
     batch = made()
     rollout = batch.tokens("rollout_logprobs")
     far = batch.with_columns(tokens={"rollout_logprobs": rollout.like(rollout.values - 9.0)})
-    with pytest.raises(ConfigError, match="rejects all 14 tokens") as caught:
+    with pytest.raises(ConfigError, match=r"rejects all 14 tokens.*algorithm\.correction\.reject_upper"):
         corrected(far, Correction(reject=LEVEL.token))
-    assert "algorithm.correction.reject_upper" in caught.value.remedy
 
 
 def test_one_rank_may_lose_all_that_it_has():

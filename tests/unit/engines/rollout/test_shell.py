@@ -20,9 +20,8 @@ def test_a_prompt_and_response_past_the_limit_name_both_settings():
 
 
 def test_an_empty_prompt_is_named_by_its_uid():
-    with pytest.raises(BatchError, match="uid 41 has no tokens") as caught:
+    with pytest.raises(BatchError, match="uid 41 has no tokens.*at least one token"):
         checked_prompts(prompts(3, 0), max_response_tokens=5, limit_tokens=10)
-    assert "at least one token" in caught.value.remedy
 
 
 def test_rows_without_a_sample_index_are_refused():

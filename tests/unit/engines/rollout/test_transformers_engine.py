@@ -73,9 +73,8 @@ def test_the_slots_of_experts_have_their_names_in_a_checkpoint(tmp_path):
 def test_layers_without_keys_and_values_are_refused():
     model = toy_model("qwen3", layer_types=["full_attention", "full_attention"])
     model.config.layer_types = ["linear_attention", "full_attention"]
-    with pytest.raises(EngineError, match="linear_attention") as caught:
+    with pytest.raises(EngineError, match=r"linear_attention.*rollout\.engine=vllm"):
         engine_of(model)
-    assert "rollout.engine=vllm" in caught.value.remedy
 
 
 def test_weights_and_responses_can_take_part_in_training_afterwards():

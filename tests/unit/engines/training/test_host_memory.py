@@ -22,6 +22,5 @@ def test_locked_memory_is_whole_pages_of_its_own():
 
 
 def test_memory_that_cannot_be_locked_is_an_error_that_says_what_to_do():
-    with pytest.raises(EngineError, match="cannot be page-locked .CUDA error 2.") as caught:
+    with pytest.raises(EngineError, match="cannot be page-locked .CUDA error 2..*offload_optimizer"):
         locked_pages(100, lambda start, size: 2)
-    assert "offload_optimizer" in caught.value.remedy

@@ -162,9 +162,8 @@ def test_an_architecture_without_known_names_is_saved_by_transformers_and_goes_o
         stepped(each, sequences(seed=1), likelihood_loss)
     assert largest_difference(weights(engine), weights(again)) == 0.0
     other = language_engine(gemma_dir(intermediate_size=40))
-    with pytest.raises(EngineError, match="belongs to a different model") as caught:
+    with pytest.raises(EngineError, match=r"belongs to a different model.*model\.path"):
         other.load(tmp_path)
-    assert "model.path" in caught.value.remedy
 
 
 def test_bound_parameters_are_views_of_the_slots_and_stay_so(toy_dir, tmp_path):

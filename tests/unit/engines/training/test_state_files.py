@@ -218,9 +218,8 @@ def test_state_that_cannot_be_read_is_an_error_of_ours_and_runs_no_code(tmp_path
         path.unlink()
     else:
         path.write_bytes(pickle.dumps(Payload(mark)) if content == "pickle" else content.encode())
-    with pytest.raises(CheckpointError, match="optimizer's state in .*cannot be read") as caught:
+    with pytest.raises(CheckpointError, match="optimizer's state in .*cannot be read.*another checkpoint"):
         load_state(tmp_path, state_of("whole", 0, 1, fill=False), Ranks.alone())
-    assert "another checkpoint" in caught.value.remedy
     assert not mark.exists()
 
 

@@ -46,9 +46,8 @@ def test_an_adapter_of_other_settings_is_an_error_that_says_both(tmp_path, lora,
 
 def test_a_checkpoint_without_an_adapter_is_an_error(tmp_path):
     model = toy_model("llama")
-    with pytest.raises(CheckpointError, match="has no adapter") as caught:
+    with pytest.raises(CheckpointError, match=r"has no adapter.*lora\.rank=0"):
         load_adapter(Adapter(model, Lora(rank=2)), shards_of(model), tmp_path / "adapter")
-    assert "lora.rank=0" in caught.value.remedy
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -70,9 +69,7 @@ def test_the_merged_directory_holds_what_the_rollout_generated_with(tmp_path, to
 def test_merging_into_another_model_is_an_error(tmp_path, toy_dir):
     model = toy_model("llama", num_hidden_layers=3)
     save_adapter(adapted(model, Lora(rank=2)), shards_of(model), tmp_path / "a", Ranks.alone(), base_model="toy")
-    with pytest.raises(EngineError, match="layers.2") as caught:
+    with pytest.raises(EngineError, match="layers.2.*was trained on"):
         merged_directory(tmp_path / "a", toy_dir("llama"), tmp_path / "out")
-    assert "was trained on" in caught.value.remedy
-    with pytest.raises(EngineError, match="no adapter to read") as caught:
+    with pytest.raises(EngineError, match=r"no adapter to read.*adapter_config\.json"):
         merged_directory(tmp_path, toy_dir("llama"), tmp_path / "out")
-    assert "adapter_config.json" in caught.value.remedy

@@ -70,6 +70,5 @@ def test_a_target_that_is_no_linear_layer_to_adapt_is_an_error(targets):
 
 def test_without_peft_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(MissingExtraError, match="peft") as caught:
+    with pytest.raises(MissingExtraError, match=r"peft.*\.\[lora\]"):
         Adapter(toy_model("llama"), Lora(rank=2))
-    assert ".[lora]" in caught.value.remedy

@@ -18,6 +18,13 @@ from pathlib import Path
 from tests.distributed.runs import Ended
 
 
+def program_ended(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """How a Python program of a test ended, in a process of its own that finds our code and the tests'."""
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", program, *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+
+
 class Processes:
     """Starts commands, one after the other: `run` returns when the command has ended."""
 

@@ -66,6 +66,14 @@ def run_well(settings: Sequence[str], *, command: Callable[[Sequence[str]], int]
     return ended
 
 
+def assert_refused(ended: Ended, found: str, remedy: str) -> None:
+    """Status 2, with the words of the error and of its remedy."""
+    assert ended.status == 2, ended.said
+    message, _, advice = ended.words.partition("What to do:")
+    assert found in message and remedy in advice, ended.said
+    assert "Traceback" not in ended.said
+
+
 def rows_of_run(
     run_dir: Path, settings: Sequence[str], *, command: Callable[[Sequence[str]], int] = main_ppo.main
 ) -> list[Row]:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.distributed.processes import Processes
-from tests.distributed.runs import Ended, run_here, small_run, steps_of
+from tests.distributed.runs import Ended, assert_refused, run_here, small_run, steps_of
 
 FILLER = '''
 import pathlib
@@ -64,13 +64,6 @@ def taken_port() -> Iterator[int]:
 
 def attempt(folder: Path, *settings: str) -> Ended:
     return run_here([*small_run(folder), f"trainer.run_dir={folder}/run", *settings])
-
-
-def assert_refused(ended: Ended, found: str, remedy: str) -> None:
-    assert ended.status == 2, ended.said
-    message, _, advice = ended.words.partition("What to do:")
-    assert found in message and remedy in advice, ended.said
-    assert "Traceback" not in ended.said
 
 
 def test_a_disk_without_room_for_a_checkpoint_is_told_before_the_run(small_disk, tmp_path):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.runs import Ended, run_here, small_run
+from tests.distributed.runs import Ended, assert_refused, run_here, small_run
 
 OWN = """
 def of_rows(scores, mask):
@@ -52,10 +52,8 @@ def attempt(tmp_path: Path) -> Try:
 )
 def test_a_method_that_cannot_be_called_is_told_before_anything_starts(attempt, tmp_path, settings, found, remedy):
     ended = attempt(*settings)
-    assert ended.status == 2, ended.said
-    message, _, advice = ended.words.partition("What to do:")
-    assert found in message and remedy in advice
-    assert "Traceback" not in ended.said and not (tmp_path / "run").exists()
+    assert_refused(ended, found, remedy)
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_estimator_that_answers_for_rows_ends_the_run(attempt):

@@ -2,11 +2,10 @@
 
 import json
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+
+from tests.distributed.processes import program_ended
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -39,11 +38,7 @@ sys.stdout.write("\\n" + json.dumps(found) + "\\n")
 
 
 def test_the_loss_of_a_node_is_named_within_seconds():
-    root = Path(__file__).resolve().parents[2]
-    environment = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=240, check=False
-    )
+    done = program_ended(PROGRAM)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(next(line for line in reversed(done.stdout.splitlines()) if line.startswith('{"total"')))
     assert found["total"] == [3.0, 3.0]

@@ -1,12 +1,9 @@
 """A head of the cluster that does not answer ends the driver in words, before Ray ends it without."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import psutil
 import pytest
+
+from tests.distributed.processes import program_ended
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -46,7 +43,7 @@ sys.exit(1)
     ],
 )
 def test_a_lost_head_is_told_and_the_exit_code_is_the_drivers_own(how, found, remedy, seconds):
-    done = ended(how)
+    done = program_ended(PROGRAM, *how.split())
     assert done.returncode == 1, done.stderr[-3000:]
     [ending] = [line for line in done.stdout.splitlines() if " after " in line]
     assert found in ending and remedy in ending
@@ -54,17 +51,10 @@ def test_a_lost_head_is_told_and_the_exit_code_is_the_drivers_own(how, found, re
 
 
 def test_nothing_of_ray_survives_a_driver_that_is_killed():
-    done = ended("SIGKILL driver")
+    done = program_ended(PROGRAM, "SIGKILL", "driver")
     assert done.returncode == -9
     pids = [int(pid) for pid in done.stdout.split()]
     assert len(pids) > 4
     left = [process for process in psutil.process_iter() if process.pid in pids]
     _, alive = psutil.wait_procs(left, timeout=120)  # Ray's agents first try to reach the dead head for 60 s
     assert alive == []
-
-
-def ended(how: str) -> subprocess.CompletedProcess[str]:
-    root = Path(__file__).resolve().parents[2]
-    environment = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", PROGRAM, *how.split()]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)

@@ -1,15 +1,12 @@
 """Ranks, devices and waiting on a cluster of several nodes. In a process of its own: it needs a Ray of many nodes."""
 
 import json
-import os
 import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from hybridflow.controller.resource_pool import visible_gpu_bytes
+from tests.distributed.processes import program_ended
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]  # seven nodes; the order of ranks is also in tests/unit/controller
 
@@ -96,11 +93,7 @@ sys.stdout.write("\\n" + json.dumps(found) + "\\n")
 
 @pytest.fixture(scope="module")
 def found() -> dict:
-    root = Path(__file__).resolve().parents[2]
-    environment = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=240, check=False
-    )
+    done = program_ended(PROGRAM)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(next(line for line in reversed(done.stdout.splitlines()) if line.startswith('{"device')))
 

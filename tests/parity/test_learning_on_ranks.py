@@ -8,10 +8,7 @@ import torch
 from hybridflow.batch import Batch
 from hybridflow.config.algorithm import Algorithm, Preference
 from hybridflow.config.model import Model
-from hybridflow.config.placement import Parallelism
-from hybridflow.config.training import Optimizer, Training, TrainingEngine
-from hybridflow.controller.rendezvous import Rendezvous
-from hybridflow.controller.worker import WorkerContext
+from hybridflow.config.training import TrainingEngine
 from hybridflow.observability.metrics import Metrics, merge, plain
 from hybridflow.workers.actor import ActorWorker
 from hybridflow.workers.model_worker import TrainingSetup
@@ -62,28 +59,14 @@ def replies() -> Batch:
 BATCHES = {"pairs": pairs, "labelled": labeled, "replies": replies}
 
 
-def own_rows(batch: Batch, index: int, count: int) -> Batch:
-    """A data rank's rows: whole pairs, unequal numbers of them."""
-    edges = [2 * round(len(batch) / 2 * (i / count) ** 1.3) for i in range(count + 1)]
-    return batch.slice(edges[index], edges[index + 1])
-
-
 def learned(rank: int, kind: str, layout: Layout, directory: Path) -> list[Metrics]:
     """What one rank reports of steps on its rows, and of the same rows afterwards."""
-    mesh = layout.mesh
-    training = Training(
-        engine=layout.engine,
-        parallelism=Parallelism(**layout.sizes),
-        optimizer=Optimizer(learning_rate=1e-2, epsilon=1e-3, max_grad_norm=0.5),
-        microbatch_tokens=30,
-    )
     sizes = {"minibatch_sequences": 100, "total_optimizer_steps": 10, "max_response_tokens": 16}
-    setup = TrainingSetup(Model(path=str(directory)), training, **sizes, temperature=1.0)
-    context = WorkerContext("actor", rank=rank, mesh=mesh, rendezvous=Rendezvous(rank, mesh.size))
+    setup = TrainingSetup(Model(path=str(directory)), layout.training, **sizes, temperature=1.0)
     loss = "kto" if kind == "labelled" else "sigmoid"
     algorithm = Algorithm(preference=Preference(loss=loss, imitation=0.3))
-    worker = ActorWorker(context, setup=setup, algorithm=algorithm, rollout=None)
-    rows = own_rows(BATCHES[kind](), mesh.index_along(rank, ("data",)), mesh.axis_size("data"))
+    worker = ActorWorker(layout.context("actor", rank), setup=setup, algorithm=algorithm, rollout=None)
+    rows = layout.own_pairs(BATCHES[kind](), rank)
     rows = rows.with_columns(meta={"minibatch_rows": (len(rows),)})
     step = worker.supervised_step if kind == "replies" else worker.preference_step
     return [*(step(rows) for _ in range(STEPS)), worker.evaluate(rows)]

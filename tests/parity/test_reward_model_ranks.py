@@ -9,11 +9,8 @@ import torch
 from hybridflow.batch import Batch
 from hybridflow.config.algorithm import Algorithm, Preference
 from hybridflow.config.model import Model
-from hybridflow.config.placement import Parallelism
 from hybridflow.config.reward import Reward
-from hybridflow.config.training import Optimizer, Training, TrainingEngine
-from hybridflow.controller.rendezvous import Rendezvous
-from hybridflow.controller.worker import WorkerContext
+from hybridflow.config.training import TrainingEngine
 from hybridflow.dataflows.pairs import rows_of_pairs
 from hybridflow.workers.model_worker import TrainingSetup
 from hybridflow.workers.reward_model import RewardModelWorker
@@ -66,12 +63,6 @@ def pairs() -> Batch:
     return rows.with_columns(objects={"prompt": [f"{number}+1=" for number in range(2 * PAIRS)]})
 
 
-def own_rows(batch: Batch, index: int, count: int) -> Batch:
-    """A data rank's rows: whole pairs, unequal numbers of them."""
-    edges = [2 * round(len(batch) / 2 * (i / count) ** 1.3) for i in range(count + 1)]
-    return batch.slice(edges[index], edges[index + 1])
-
-
 @dataclass
 class Told:
     """Of some rows: scores, scores of tokens, scores after training; and the losses and norms of three steps."""
@@ -83,32 +74,22 @@ class Told:
 
 def judged(rank: int, layout: Layout, judge: Path, policy: Path, learns: bool) -> Told:
     """What one rank says of its rows; without `learns` only their scores."""
-    mesh = layout.mesh
-    training = Training(
-        engine=layout.engine,
-        parallelism=Parallelism(**layout.sizes),
-        optimizer=Optimizer(learning_rate=1e-2, epsilon=1e-3, max_grad_norm=0.5),
-        microbatch_tokens=30,
-    )
-    rows = own_rows(pairs(), mesh.index_along(rank, ("data",)), mesh.axis_size("data"))
-
-    def context(role: str) -> WorkerContext:
-        return WorkerContext(role, rank=rank, mesh=mesh, rendezvous=Rendezvous(rank, mesh.size))
+    training, rows = layout.training, layout.own_pairs(pairs(), rank)
 
     def served(*, process: bool) -> Batch:
         reward = Reward(model=Model(path=str(judge)), process=process)
-        worker = RewardModelWorker(context("reward"), reward=reward, policy=Model(path=str(policy)), training=training)
-        return worker.score(rows)
+        context, model = layout.context("reward", rank), Model(path=str(policy))
+        return RewardModelWorker(context, reward=reward, policy=model, training=training).score(rows)
 
     outcome = Told([served(process=False).row("scores").tolist()], [], [])
     if learns:
         outcome.columns.append(served(process=True).tokens("token_scores").values.tolist())
         setup = TrainingSetup(Model(path=str(judge)), training, 2 * PAIRS, 100, 8, temperature=1.0)
         algorithm = Algorithm(preference=Preference(center_coefficient=0.05))
-        worker = RewardModelTrainer(context("reward_model"), setup=setup, algorithm=algorithm)
+        worker = RewardModelTrainer(layout.context("reward_model", rank), setup=setup, algorithm=algorithm)
         for _ in range(STEPS):
             step = worker.preference_step(rows)
-            outcome.losses.append(step["train/loss"].value / mesh.axis_size("data"))
+            outcome.losses.append(step["train/loss"].value / layout.mesh.axis_size("data"))
             outcome.norms.append(step["reward_model/grad_norm"].value)
         outcome.columns.append(worker.score(rows).row("scores").tolist())
     return outcome

@@ -11,14 +11,11 @@ from transformers import AutoModelForCausalLM
 
 from hybridflow.batch import Batch
 from hybridflow.config.algorithm import Algorithm
-from hybridflow.config.training import Optimizer
 from hybridflow.workers.objectives import Denominators, policy_objective
 from tests.oracles import training as oracle
+from tests.parity.divided import OPTIMIZER
 from tests.toys import logprobs_of, numbers_like, sequences, stepped
 from tests.unit.engines.training.engines import language_engine, largest_difference, weights
-
-OPTIMIZER = Optimizer(learning_rate=1e-2, epsilon=1e-3, weight_decay=0.1, max_grad_norm=0.5)
-"""Epsilon 1e-3: with 1e-8, rounding noise in gradients near zero becomes whole steps of the learning rate."""
 
 TOLERANCE = 2e-5
 """float32 sums in another order, through three steps of rate 0.01; a lost row or token moves weights by 1e-3."""

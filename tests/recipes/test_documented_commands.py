@@ -4,12 +4,14 @@ import json
 import re
 import shlex
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 
 from hybridflow.cli.main import main as hybridflow_command
 from hybridflow.trainer import main_dpo, main_kto, main_ppo, main_reward_model, main_sft
+from recipes import full_pipeline, grpo_gsm8k, happy_stories
 from tests.architecture.source import ROOT, tracked_files
 
 ENTRY_POINTS = {
@@ -108,3 +110,14 @@ def test_a_documented_command_works(desk, capsys, page, command):
 def test_every_reason_is_that_of_a_command():
     for pattern in NOT_RUN:
         assert any(re.match(pattern, command) for _, command in COMMANDS), f"{pattern} matches no command any more"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "missing"), [(full_pipeline, "model, pairs"), (grpo_gsm8k, "model, data"), (happy_stories, "model")]
+)
+def test_a_recipe_without_its_arguments_explains_itself(monkeypatch, capsys, recipe, missing):
+    monkeypatch.setattr(sys, "argv", [recipe.__name__])
+    with pytest.raises(SystemExit) as ended:
+        recipe.main()
+    assert ended.value.code == 2
+    assert f"the following arguments are required: {missing}\n" in capsys.readouterr().err

@@ -89,10 +89,3 @@ def test_a_larger_model_learns_what_people_prefer_and_stays_near_where_it_began(
     assert after["val-core/pairs/acc"] > 0.53  # of about a hundred pairs; chance, and three more
     ppo = metric_rows(full_pipeline.RUNS / "ppo")
     assert max(row["actor/reward_kl_penalty"] for row in ppo[1:]) < 0.2
-
-
-def test_without_pairs_it_says_what_it_wants(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["full_pipeline.py"])
-    with pytest.raises(SystemExit):
-        full_pipeline.main()
-    assert "model, pairs" in capsys.readouterr().err

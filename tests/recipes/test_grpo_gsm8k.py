@@ -68,11 +68,3 @@ def test_a_marked_answer_is_one_line_with_a_number():
     texts = ["2 + 2 = 4\n#### 4", "#### 1\n#### 2", "#### four", "so 4", "#### $1,200"]
     assert grpo_gsm8k.marked(completions=texts) == [0.1, 0.0, 0.0, 0.0, 0.1]
     assert grpo_gsm8k.marked(completions=[[{"role": "assistant", "content": "#### 4"}]]) == [0.1]
-
-
-def test_without_model_and_data_it_explains_itself(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
-    monkeypatch.setattr(sys, "argv", ["grpo_gsm8k.py", "--cpu"])
-    with pytest.raises(SystemExit) as ended:
-        grpo_gsm8k.main()
-    assert ended.value.code == 2
-    assert "the following arguments are required: model, data" in capsys.readouterr().err

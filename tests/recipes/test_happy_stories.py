@@ -70,11 +70,3 @@ def test_the_held_out_hero_is_in_no_training_prompt(tmp_path):
     hero = happy_stories.HEROES[-1]
     assert hero not in train.read_text()
     assert held_out.read_text().count(hero) == len(happy_stories.OPENINGS)
-
-
-def test_without_a_model_it_explains_itself(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["happy_stories.py"])
-    with pytest.raises(SystemExit) as ended:
-        happy_stories.main()
-    assert ended.value.code == 2
-    assert "the following arguments are required: model" in capsys.readouterr().err

@@ -67,20 +67,23 @@ def test_the_actor_of_the_newest_checkpoint_is_a_hugging_face_directory(
     assert not [path for path in tmp_path.iterdir() if "partial" in path.name]
 
 
-def test_a_step_may_be_chosen_and_so_may_a_checkpoint_itself(toy_dir, run_of, tmp_path):
-    engine, later = language_engine(toy_dir()), trained(language_engine(toy_dir()))
-    before = weights(engine)
-    run_dir = run_of({2: {"actor": engine}, 4: {"actor": later}})
+@pytest.fixture
+def two_steps(toy_dir, run_of):
+    """A run with checkpoints of steps 2 and 4, and the weights of the first."""
+    engine = language_engine(toy_dir())
+    return run_of({2: {"actor": engine}, 4: {"actor": trained(language_engine(toy_dir()))}}), weights(engine)
+
+
+def test_a_step_may_be_chosen_and_so_may_a_checkpoint_itself(two_steps, tmp_path):
+    run_dir, before = two_steps
     assert main(["export", str(run_dir), str(tmp_path / "out"), "--step", "2"]) == 0
     assert_equal(loaded(tmp_path / "out"), before)
     assert main(["export", str(run_dir / "checkpoints" / "step_2"), str(tmp_path / "other")]) == 0
     assert_equal(loaded(tmp_path / "other"), before)
 
 
-def test_a_damaged_checkpoint_is_passed_over_unless_it_is_asked_for(toy_dir, run_of, tmp_path, capsys):
-    engine, later = language_engine(toy_dir()), trained(language_engine(toy_dir()))
-    before = weights(engine)
-    run_dir = run_of({2: {"actor": engine}, 4: {"actor": later}})
+def test_a_damaged_checkpoint_is_passed_over_unless_it_is_asked_for(two_steps, tmp_path, capsys):
+    run_dir, before = two_steps
     (run_dir / "checkpoints" / "step_4" / "actor" / "huggingface" / "model.safetensors").write_bytes(b"torn")
     assert main(["export", str(run_dir), str(tmp_path / "out")]) == 0
     assert_equal(loaded(tmp_path / "out"), before)

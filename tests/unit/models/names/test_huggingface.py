@@ -1,5 +1,7 @@
 """Parameters of real models in transformers, cut into canonical weights, are what transformers writes to disk."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given
@@ -24,11 +26,15 @@ def shards_of(model: torch.nn.Module) -> dict:
     return {shard.name: shard for shard in shards}
 
 
-def assert_same(shards: dict, saved: dict) -> None:
+def assert_those_of_the_file(model: torch.nn.Module, directory: Path, head: str = "language") -> None:
+    """The weights of the model are those of the file it was saved to, and have the shapes that the rules give."""
+    shards, saved = shards_of(model), load_file(directory / "model.safetensors")
     assert shards.keys() == saved.keys()
     for name, shard in shards.items():
         assert shard.layout.local_shape == shard.layout.shape
         assert torch.equal(shard.tensor, saved[name]), name
+    specs = canonical_weights(read_geometry(directory), head)
+    assert {name: spec.shape for name, spec in specs.items()} == {n: s.layout.shape for n, s in shards.items()}
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -37,19 +43,13 @@ def test_the_weights_of_a_model_are_those_of_its_file_and_of_the_rules(architect
     biased = {"attention_bias": True} if architecture == "llama" else {}
     model = toy_model(architecture, tie_word_embeddings=tied, **biased)
     model.save_pretrained(tmp_path)
-    shards = shards_of(model)
-    assert_same(shards, load_file(tmp_path / "model.safetensors"))
-    specs = canonical_weights(read_geometry(tmp_path))
-    assert {name: spec.shape for name, spec in specs.items()} == {n: s.layout.shape for n, s in shards.items()}
+    assert_those_of_the_file(model, tmp_path)
 
 
 def test_the_weights_of_a_value_model_are_those_of_its_file_and_of_the_rules(toy_dir, tmp_path):
     model = ValueModel(toy_model("qwen3_moe").model)
     save_value_model(model, tmp_path, tokenizer_from=toy_dir("qwen3_moe"))
-    shards = shards_of(model)
-    assert_same(shards, load_file(tmp_path / "model.safetensors"))
-    specs = canonical_weights(read_geometry(tmp_path), "value")
-    assert {name: spec.shape for name, spec in specs.items()} == {n: s.layout.shape for n, s in shards.items()}
+    assert_those_of_the_file(model, tmp_path, "value")
 
 
 @st.composite

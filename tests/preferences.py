@@ -13,15 +13,15 @@ PAIRS = 6
 CHOSEN, REJECTED = [5, 2, 1, 9, 3, 4], [1, 8, 3, 4, 2, 6]
 
 
-def pairs() -> Batch:
+def pairs(margins: tuple[float, ...] = (0.0, 1.0, 0.5, 0.0, 0.2, 0.0)) -> Batch:
     """Two rows a pair, of unequal lengths, with what a reference says of them."""
     tokens = {
         "prompt_ids": token_rows([3, 1, 7, 4, 2, 5], seed=0),
         "chosen_ids": token_rows(CHOSEN, seed=1),
         "rejected_ids": token_rows(REJECTED, seed=2),
     }
-    margins = torch.tensor([0.0, 1.0, 0.5, 0.0, 0.2, 0.0])
-    return compared(rows_of_pairs(Batch.of(rows={"uid": torch.arange(PAIRS), "margin": margins}, tokens=tokens)))
+    rows = {"uid": torch.arange(PAIRS), "margin": torch.tensor(margins)}
+    return compared(rows_of_pairs(Batch.of(rows=rows, tokens=tokens)))
 
 
 def labeled(liked: tuple[bool, ...] = (True, False, True, True, False, False)) -> Batch:

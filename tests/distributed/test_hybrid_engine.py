@@ -13,10 +13,7 @@ from tests.distributed.hybrid import assembled, greedy_of_transformers, train_an
 from tests.spmd import preload, run_ranks
 
 preload("tests.vllm_preload", "hybridflow.engines.training.megatron.engine")
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.megatron,
-]
+pytestmark = [pytest.mark.vllm, pytest.mark.megatron]
 
 SIZES = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 128}
 MOE = {"moe_intermediate_size": 64}

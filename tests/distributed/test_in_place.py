@@ -12,10 +12,7 @@ from tests.distributed.in_place import Memory, memory_of_weights
 from tests.spmd import preload, run_ranks
 
 preload("tests.vllm_preload", "hybridflow.engines.training.megatron.engine")
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.megatron,
-]
+pytestmark = [pytest.mark.vllm, pytest.mark.megatron]
 
 PAGE = Path(__file__).parents[2] / "docs" / "how_to" / "one_set_of_weights.md"
 SIZES = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 128}

@@ -27,9 +27,7 @@ from tests.distributed.hybrid import assembled
 from tests.spmd import preload, run_ranks
 
 preload("hybridflow.engines.training.megatron.engine")
-pytestmark = [
-    pytest.mark.megatron,
-]
+pytestmark = pytest.mark.megatron
 
 SIZES = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 128, "num_hidden_layers": 4}
 LAYOUTS = {

@@ -17,9 +17,7 @@ from tests.unit.engines.training.engines import language_engine, likelihood_loss
 from tests.vllm_ranks import TOKENS, all_prompts, answered, engine_on
 
 preload("tests.vllm_preload")
-pytestmark = [
-    pytest.mark.vllm,
-]
+pytestmark = pytest.mark.vllm
 MB = 1 << 20
 ALONE = {"data": 1, "tensor": 1}
 SIZES = {"hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 8}

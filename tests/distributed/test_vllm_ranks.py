@@ -28,9 +28,7 @@ from tests.vllm_ranks import (
 )
 
 preload("tests.vllm_preload")
-pytestmark = [
-    pytest.mark.vllm,
-]
+pytestmark = pytest.mark.vllm
 TOLERANCE = 1e-4
 """float32 sums in another order; a wrong head, expert or row moves log-probabilities by 1e-1."""
 

@@ -4,28 +4,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import torch
 
 from hybridflow.batch import Batch
 from hybridflow.config.algorithm import Algorithm, Preference
 from hybridflow.config.model import Model
 from hybridflow.config.reward import Reward
 from hybridflow.config.training import TrainingEngine
-from hybridflow.dataflows.pairs import rows_of_pairs
 from hybridflow.workers.model_worker import TrainingSetup
 from hybridflow.workers.reward_model import RewardModelWorker
 from hybridflow.workers.reward_model_trainer import RewardModelTrainer
 from tests.parity.layouts import Layout
+from tests.preferences import PAIRS, pairs
 from tests.reward_models import make_decoder, make_encoder
 from tests.spmd import preload, run_ranks
-from tests.toys import token_rows
 
 preload("hybridflow.workers.reward_model", "hybridflow.workers.reward_model_trainer")
 
 TOLERANCE = 2e-5
 """float32 sums in another order, through three steps; a token too few or too many moves a score by 0.1."""
 
-PAIRS, STEPS = 6, 3
+STEPS, PROMPTS = 3, [f"{number}+1=" for number in range(2 * PAIRS)]
 
 
 def layout(ranks: int, engine: TrainingEngine, **sizes: int):
@@ -47,22 +45,6 @@ LAYOUTS = [
 ]
 
 
-def pairs() -> Batch:
-    """Two rows a pair, of unequal lengths, with the columns that a reward model reads."""
-    chosen, rejected = token_rows([5, 2, 1, 9, 3, 4], seed=1), token_rows([1, 8, 3, 4, 2, 6], seed=2)
-    rows = rows_of_pairs(
-        Batch.of(
-            rows={"uid": torch.arange(PAIRS), "margin": torch.tensor([0.0, 1.0, 0.5, 0.0, 0.2, 0.0])},
-            tokens={
-                "prompt_ids": token_rows([3, 1, 7, 4, 2, 5], seed=0),
-                "chosen_ids": chosen,
-                "rejected_ids": rejected,
-            },
-        )
-    )
-    return rows.with_columns(objects={"prompt": [f"{number}+1=" for number in range(2 * PAIRS)]})
-
-
 @dataclass
 class Told:
     """Of some rows: scores, scores of tokens, scores after training; and the losses and norms of three steps."""
@@ -74,7 +56,7 @@ class Told:
 
 def judged(rank: int, layout: Layout, judge: Path, policy: Path, learns: bool) -> Told:
     """What one rank says of its rows; without `learns` only their scores."""
-    training, rows = layout.training, layout.own_pairs(pairs(), rank)
+    training, rows = layout.training, layout.own_pairs(pairs().with_columns(objects={"prompt": PROMPTS}), rank)
 
     def served(*, process: bool) -> Batch:
         reward = Reward(model=Model(path=str(judge)), process=process)

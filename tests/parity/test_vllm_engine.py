@@ -10,9 +10,7 @@ from hybridflow.errors import EngineError
 from tests.parity.test_rollout_parity import LONGEST, TOLERANCE, Pair, other_weights, pair_of
 from tests.unit.engines.rollout.rows import prompt_rows, responses
 
-pytestmark = [
-    pytest.mark.vllm,
-]
+pytestmark = pytest.mark.vllm
 PROMPTS = prompt_rows((LONGEST,))
 
 

@@ -12,38 +12,23 @@ from hybridflow.config.model import Model
 from hybridflow.config.reward import Reward
 from hybridflow.config.training import Optimizer, Training
 from hybridflow.controller.worker import WorkerContext
-from hybridflow.dataflows.pairs import rows_of_pairs
 from hybridflow.models.heads import ValueModel, load_value_model
 from hybridflow.workers.reward_model import RewardModelWorker
 from hybridflow.workers.reward_model_trainer import RewardModelTrainer
 from tests.oracles import ranking as oracle
+from tests.preferences import PAIRS, pairs
 from tests.reward_models import make_decoder
-from tests.toys import token_rows
 from tests.unit.workers.roles import setup_of
 
 PLAIN = Optimizer(learning_rate=0.01, epsilon=1e-3, max_grad_norm=0.0)
 
 
 def trainer(
-    directory: Path, *, pairs: int = 4, role: str = "reward_model", preference=None, **training
+    directory: Path, *, minibatch: int = PAIRS, role: str = "reward_model", preference=None, **training
 ) -> RewardModelTrainer:
-    setup = setup_of(directory, minibatch_sequences=2 * pairs, **({"optimizer": PLAIN} | training))
+    setup = setup_of(directory, minibatch_sequences=2 * minibatch, **({"optimizer": PLAIN} | training))
     algorithm = Algorithm(preference=preference or Preference())
     return RewardModelTrainer(WorkerContext(role), setup=setup, algorithm=algorithm)
-
-
-def pairs(margins: tuple[float, ...] = (0.0, 1.0, 0.5, 0.0)) -> Batch:
-    """Two rows a pair, of unequal lengths."""
-    return rows_of_pairs(
-        Batch.of(
-            rows={"uid": torch.arange(4), "margin": torch.tensor(margins)},
-            tokens={
-                "prompt_ids": token_rows([3, 1, 7, 4], seed=0),
-                "chosen_ids": token_rows([5, 2, 1, 9], seed=1),
-                "rejected_ids": token_rows([1, 8, 3, 4], seed=2),
-            },
-        )
-    )
 
 
 def scores_by_hand(model: ValueModel, batch: Batch) -> list[torch.Tensor]:
@@ -72,21 +57,21 @@ def test_a_step_is_that_of_a_loop_over_pairs(scored, microbatch_tokens):
     norm = math.sqrt(sum(float(p.grad.square().sum()) for p in plain.parameters() if p.grad is not None))
     numbers = [(c.item(), r.item(), m) for c, r, m in rows]
     expected = [oracle.bradley_terry(c, r, m) + 0.1 * oracle.centering(c, r) for c, r, m in numbers]
-    assert metrics["train/loss"].value == pytest.approx(sum(expected) / 4, abs=1e-5)
+    assert metrics["train/loss"].value == pytest.approx(sum(expected) / PAIRS, abs=1e-5)
     assert metrics["train/loss"].value == pytest.approx(loss.item(), abs=1e-5)
     assert metrics["reward_model/grad_norm"].value == pytest.approx(norm, rel=1e-4)
-    assert metrics["rewards/chosen"].value == pytest.approx(sum(c for c, _, _ in numbers) / 4, abs=1e-5)
-    assert metrics["rewards/rejected"].value == pytest.approx(sum(r for _, r, _ in numbers) / 4, abs=1e-5)
-    assert metrics["rewards/margins"].value == pytest.approx(sum(c - r for c, r, _ in numbers) / 4, abs=1e-5)
+    assert metrics["rewards/chosen"].value == pytest.approx(sum(c for c, _, _ in numbers) / PAIRS, abs=1e-5)
+    assert metrics["rewards/rejected"].value == pytest.approx(sum(r for _, r, _ in numbers) / PAIRS, abs=1e-5)
+    assert metrics["rewards/margins"].value == pytest.approx(sum(c - r for c, r, _ in numbers) / PAIRS, abs=1e-5)
     assert metrics["rewards/accuracies"].value == pytest.approx(oracle.accuracy([n[:2] for n in numbers]))
 
 
 def test_a_new_head_begins_as_a_coin(toy_dir):
     worker = trainer(toy_dir())
-    first = worker.preference_step(pairs(margins=(0.0,) * 4))
+    first = worker.preference_step(pairs(margins=(0.0,) * PAIRS))
     assert first["train/loss"].value == pytest.approx(math.log(2), abs=1e-6)
     assert first["rewards/accuracies"].value == 0.5
-    last = [worker.preference_step(pairs(margins=(0.0,) * 4)) for _ in range(10)][-1]
+    last = [worker.preference_step(pairs(margins=(0.0,) * PAIRS)) for _ in range(10)][-1]
     assert last["train/loss"].value < 0.5
     assert last["rewards/accuracies"].value == 1.0
 
@@ -103,10 +88,10 @@ def test_evaluation_reports_what_a_step_would_and_teaches_nothing(scored):
 
 
 def test_minibatches_count_pairs(toy_dir):
-    worker = trainer(toy_dir(), pairs=2)
+    worker = trainer(toy_dir(), minibatch=3)
     worker.preference_step(pairs())
-    reference = trainer(toy_dir(), pairs=2)
-    for half in (pairs().slice(0, 4), pairs().slice(4, 8)):
+    reference = trainer(toy_dir(), minibatch=3)
+    for half in (pairs().slice(0, 6), pairs().slice(6, 12)):
         reference.preference_step(half)
     assert torch.equal(worker.score(pairs()).row("scores"), reference.score(pairs()).row("scores"))
 

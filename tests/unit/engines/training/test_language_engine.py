@@ -1,11 +1,12 @@
 """The single engine on causal models: what it computes, how it steps, what it keeps."""
 
 from collections.abc import Mapping
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, Gemma2Config
+from transformers import AutoModelForCausalLM
 
 from hybridflow.batch import Batch
 from hybridflow.config.algorithm import Algorithm
@@ -18,7 +19,6 @@ from hybridflow.models.names.huggingface import parts_of
 from hybridflow.models.names.parts import views
 from hybridflow.parallel.layout import WeightShard
 from hybridflow.workers.objectives import Denominators, policy_objective
-from recipes.tiny_calculator import make_tokenizer
 from tests.oracles import training as oracle
 from tests.toys import TEMPERATURE, logprobs_of, numbers_like, sequences, stepped
 from tests.unit.engines.training.engines import (
@@ -137,31 +137,17 @@ def test_what_is_saved_comes_back_bit_for_bit_and_training_goes_on_the_same(
     assert largest_difference(weights(again), weights(engine)) == 0.0
 
 
-@pytest.fixture
-def gemma_dir(tmp_path):
-    """An architecture for which `models/names` has no rules."""
-    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2} | dict.fromkeys(("bos_token_id", "eos_token_id"), 1)
-
-    def directory(**changes: object):
-        path = tmp_path / f"gemma{len(changes)}"
-        AutoModelForCausalLM.from_config(Gemma2Config(**sizes | heads | changes, pad_token_id=0)).save_pretrained(path)
-        make_tokenizer(path)
-        return path
-
-    return directory
-
-
-def test_an_architecture_without_known_names_is_saved_by_transformers_and_goes_on_the_same(gemma_dir, tmp_path):
-    engine = language_engine(gemma_dir())
+def test_an_architecture_without_known_names_is_saved_by_transformers_and_goes_on_the_same(toy_dir, tmp_path):
+    gemma = partial(toy_dir, "gemma2", tie_word_embeddings=True)
+    engine = language_engine(gemma())
     stepped(engine, sequences(), likelihood_loss)
     engine.save(tmp_path)
-    again = language_engine(gemma_dir())
+    again = language_engine(gemma())
     again.load(tmp_path)
     for each in (engine, again):
         stepped(each, sequences(seed=1), likelihood_loss)
     assert largest_difference(weights(engine), weights(again)) == 0.0
-    other = language_engine(gemma_dir(intermediate_size=40))
+    other = language_engine(gemma(intermediate_size=40))
     with pytest.raises(EngineError, match=r"belongs to a different model.*model\.path"):
         other.load(tmp_path)
 

@@ -120,4 +120,4 @@ def test_a_recipe_without_its_arguments_explains_itself(monkeypatch, capsys, rec
     with pytest.raises(SystemExit) as ended:
         recipe.main()
     assert ended.value.code == 2
-    assert f"the following arguments are required: {missing}\n" in capsys.readouterr().err
+    assert f"the following arguments are required: {missing}" in capsys.readouterr().err

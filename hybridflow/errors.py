@@ -19,10 +19,12 @@ class HybridflowError(Exception):
     further: Sequence["HybridflowError"] = ()
     """Errors found together with this one: see `raised_together`."""
 
-    def __init__(self, message: str, *, remedy: str) -> None:
+    def __init__(self, message: str, *, remedy: str, key: str = "") -> None:
         super().__init__(message)
         self.message = message
         self.remedy = remedy
+        self.key = key
+        """The dotted key of the setting at fault, if it is a single one."""
 
     def __str__(self) -> str:
         return f"{self.message} {self.remedy}"
@@ -93,11 +95,12 @@ class Faults:
         return is_sound
 
     @contextmanager
-    def caught(self) -> Iterator[None]:
-        """Collects or raises the error of a block; code after the block must also work if the block failed."""
+    def caught(self, key: str = "") -> Iterator[None]:
+        """Collects or raises the error of a block on the setting `key`; code after it must work if it failed."""
         try:
             yield
         except HybridflowError as error:
+            error.key = error.key or key
             self.add(error)
 
 

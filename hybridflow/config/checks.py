@@ -39,7 +39,7 @@ def _choice_errors(config: Experiment) -> Iterator[ConfigError]:
     ):
         if value is not None and value not in choices:
             remedy = f"{did_you_mean(value, choices)}Choose from: {', '.join(choices)}."
-            yield ConfigError(f"{key}={value} is unknown.", remedy=remedy)
+            yield ConfigError(f"{key}={value} is unknown.", remedy=remedy, key=key)
 
 
 def _input_errors(config: Experiment) -> Iterator[ConfigError]:
@@ -68,6 +68,7 @@ def _data_errors(config: Experiment) -> Iterator[ConfigError]:
         yield ConfigError(
             f"data.mixture={mixture} contains a share that is not above 0.",
             remedy="Give shares such as [0.7,0.3], and leave out files that should not be sampled from.",
+            key="data.mixture",
         )
     if data.curriculum_steps and data.difficulty_key is None:
         yield ConfigError(
@@ -98,6 +99,7 @@ def _name_errors(config: Experiment) -> Iterator[ConfigError]:
             f"trainer.experiment={shown[:_LONGEST_NAME]}{'...' * (len(shown) > _LONGEST_NAME)} {fault}.",
             remedy=f"Use a plain name of at most {_LONGEST_NAME} characters, such as gsm8k_ppo; to choose a directory,"
             " use trainer.run_dir.",
+            key="trainer.experiment",
         )
 
 
@@ -201,6 +203,7 @@ def check_placement(config: Experiment) -> None:
             raise ConfigError(
                 f"{key}={pool}: there is no such pool.",
                 remedy=f"Pools: {', '.join(pools) or 'none'}. Add one with placement.pools.{pool}.devices=1.",
+                key=key,
             )
     total = sum(pool.devices for pool in pools.values())
     if pools and total != num_devices(config):

@@ -66,7 +66,7 @@ def check_ranges(config: Section, faults: Faults = STRICT) -> None:
     for prefix, section in sections_of(config):
         for name, allowed in _ranges(section):
             known = len(faults.found)
-            with faults.caught():
+            with faults.caught(f"{prefix}{name}"):
                 _check(section, name, allowed, prefix)
             if len(faults.found) > known:
                 setattr(section, name, vars(type(section)())[name])

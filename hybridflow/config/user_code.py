@@ -90,7 +90,7 @@ def _module_of_file(file: Path, setting: str, key: str) -> ModuleType:
         hint = did_you_mean(file.name, others, ending=".py") or (
             f"'{file.parent}' has: {', '.join(others[:8])}. " if others else ""
         )
-        raise ConfigError(f"{key}={setting}: there is no file '{file}'.", remedy=f"{hint}Check the path.")
+        raise ConfigError(f"{key}={setting}: there is no file '{file}'.", remedy=f"{hint}Name a file that exists.")
     name = f"{FILE_MODULE}{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]

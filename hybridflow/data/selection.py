@@ -11,7 +11,7 @@ from hybridflow.config.data import Data
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.user_code import ending_forks, load_member
 from hybridflow.data.sources import Table, read_table
-from hybridflow.errors import ConfigError, DataError
+from hybridflow.errors import ConfigError, DataError, raised_together
 
 logger = logging.getLogger(__name__)
 
@@ -21,8 +21,13 @@ _STARRED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 def read_rows(name: str, config: Data) -> Table:
     """The rows of a source that pass the filters, at most `data.max_rows`, with numbers in `difficulty_key`."""
     table = read_table(name)
-    for setting in config.filters:
-        table = _filtered(table, setting)
+    filters = []
+    with raised_together() as faults:
+        for setting in config.filters:
+            with faults.caught():
+                filters.append(_filter(setting, table))
+    for setting, function, wanted in filters:
+        table = _filtered(table, setting, function, wanted)
     if config.max_rows is not None and config.max_rows < len(table):
         logger.info("data=%s rows=%d data.max_rows=%d: only the first are used", name, len(table), config.max_rows)
         table = table.select(range(config.max_rows))
@@ -35,13 +40,16 @@ def unselected(config: Data) -> Data:
     return replace(config, filters=[], max_rows=None, mixture=[], difficulty_key=None, curriculum_steps=0)
 
 
-def _filtered(table: Table, setting: str) -> Table:
+def _filter(setting: str, table: Table) -> tuple[str, Callable[..., object], list[str]]:
     function = load_member(setting, key="data.filters")
     if not callable(function):
         raise ConfigError(
             f"data.filters: {setting} is a {type(function).__name__}, not a function.", remedy="Name a function."
         )
-    wanted = _wanted_columns(function, setting, table)
+    return setting, function, _wanted_columns(function, setting, table)
+
+
+def _filtered(table: Table, setting: str, function: Callable[..., object], wanted: list[str]) -> Table:
     kept = [row for row in range(len(table)) if _passes(function, wanted, table, row, setting)]
     if not kept:
         raise DataError(

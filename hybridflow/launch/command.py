@@ -4,7 +4,6 @@ Slow imports are inside functions, so that a signal ends the process with one li
 """
 
 import os
-import re
 import signal
 import sys
 import threading
@@ -88,18 +87,17 @@ def _dry_run(flags: "argparse.Namespace", console: "Console") -> int:
         composed = compose_run(flags.overrides, **named, faults=faults)
         has_layout = faults.check([parallelism_problems], composed.config)
     say_problems(console, faults.found)
-    found = " ".join(error.message for error in faults.found)
-    keys = [re.escape(text.partition("=")[0]) for text in flags.overrides]
-    is_all_wrong = all(re.search(rf"(?<![\w.]){key}(?![\w.]*\w)", found) for key in keys)
+    is_all_wrong = {text.partition("=")[0] for text in flags.overrides} <= {error.key for error in faults.found}
     if composed is None or (faults.found and flags.config_dir is None and is_all_wrong):
         console.print(LEFT_TO_CHECK)
     else:
         with ended_by_signals(_BEFORE_THE_RUN):
             from hybridflow.launch.dry_run import dry_run
         dry_run(composed, faults, console, has_layout=has_layout)
-    count = len(faults.found)
+    count, warned = len(faults.found), len(faults.warnings)
     verdict = (f"{count} problem{'s' * (count != 1)}", "bold red") if count else ("no errors found", "bold green")
-    console.print(Text.assemble(verdict, "; nothing was started"))
+    warnings = f", {warned} warning{'s' * (warned != 1)}" if warned else ""
+    console.print(Text.assemble(verdict, f"{warnings}; nothing was started"))
     return 2 if count else 0
 
 

@@ -31,7 +31,7 @@ def dry_run(composed: Composed, faults: Faults, console: Console, *, has_layout:
     configure_logging(None, logging.WARNING)
     before = len(faults.found)
     plan, data, start = None, None, None
-    has_dataflow = not any(error.message.startswith("dataflow=") for error in faults.found)
+    has_dataflow = all(error.key != "dataflow" for error in faults.found)
     with faults.caught():
         plan = checked_plan(composed, faults) if has_layout and has_dataflow else None
     if plan is None:

@@ -7,10 +7,10 @@ import types
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from hybridflow.config.nearest import did_you_mean
+from hybridflow.config.nearest import did_you_mean, known_settings
 from hybridflow.config.reward import Reward
 from hybridflow.config.user_code import ending_forks, load_member
-from hybridflow.errors import STRICT, ConfigError, Faults
+from hybridflow.errors import STRICT, ConfigError, Faults, raised_together
 from hybridflow.observability.redaction import redacted_text
 from hybridflow.rewards.bound import BoundReward, described
 from hybridflow.rewards.dialects import (
@@ -65,7 +65,8 @@ def check_settings(rewards: Sequence[Reward], faults: Faults = STRICT) -> None:
         if name not in BUILT_IN:
             unknown = f"reward.settings.{name}: no function of the run is called '{name}'."
             hint = did_you_mean(name, [*labels, *BUILT_IN])
-            faults.add(ConfigError(unknown, remedy=f"{hint}Functions: {', '.join(labels) or 'none'}."))
+            remedy = f"{hint}Functions: {', '.join(labels)}." if labels else "Leave it out: the run has no functions."
+            faults.add(ConfigError(unknown, remedy=remedy))
             continue
         logger.warning("reward.settings.%s has no effect: reward.functions does not name it", name)
 
@@ -157,25 +158,21 @@ def _checked_settings(function: Function, given: object, *, key: str, names: Col
 
     Otherwise raises `ConfigError`; `key` is `reward.settings.<function>`.
     """
+    known = known_settings(key.rpartition(".")[2], names)
     if not isinstance(given, Mapping):
-        raise ConfigError(f"{key}={given!r} must be a mapping.", remedy=f"{_known(key, names)} Write {key}.name=value.")
+        how = f" Write {key}.name=value." if names else ""
+        raise ConfigError(f"{key}={given!r} must be a mapping.", remedy=f"{known}{how}")
     kinds = _kinds(function)
-    for name, value in given.items():
-        if name not in names:
-            raise ConfigError(
-                f"There is no setting '{key}.{name}'.", remedy=f"{did_you_mean(name, names)}{_known(key, names)}"
-            )
-        wanted = kinds.get(name, ())
-        if wanted and not any(_is_of(value, kind) for kind in wanted):
-            raise ConfigError(
-                f"{key}.{name}={value!r} is a {type(value).__name__}.",
-                remedy=f"Give {' or '.join('null' if kind is type(None) else kind.__name__ for kind in wanted)}.",
-            )
+    with raised_together() as faults:
+        for name, value in given.items():
+            wanted = kinds.get(name, ())
+            if name not in names:
+                remedy = f"{did_you_mean(name, names)}{known}"
+                faults.add(ConfigError(f"There is no setting '{key}.{name}'.", remedy=remedy))
+            elif wanted and not any(_is_of(value, kind) for kind in wanted):
+                remedy = f"Give {' or '.join('null' if kind is type(None) else kind.__name__ for kind in wanted)}."
+                faults.add(ConfigError(f"{key}.{name}={value!r} is a {type(value).__name__}.", remedy=remedy))
     return {str(name): value for name, value in given.items()}
-
-
-def _known(key: str, names: Collection[str]) -> str:
-    return f"Settings of {key.rpartition('.')[2]}: {', '.join(names) or 'none'}."
 
 
 def _kinds(function: Function) -> dict[str, tuple[type, ...]]:

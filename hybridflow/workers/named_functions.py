@@ -10,7 +10,7 @@ from torch import Tensor
 from hybridflow.algorithms.catalogue import ADVANTAGES, POLICY_LOSSES, PREFERENCE_LOSSES, Function, Method, load
 from hybridflow.config.algorithm import Algorithm, KLPlacement
 from hybridflow.config.choices import chosen, is_own
-from hybridflow.config.nearest import did_you_mean
+from hybridflow.config.nearest import did_you_mean, known_settings
 from hybridflow.config.user_code import load_member
 from hybridflow.errors import ConfigError, raised_together
 
@@ -199,7 +199,7 @@ def _bound(
     with raised_together() as faults:
         for setting, value in settings.items():
             if setting not in own and (setting not in parameters or setting in offers):
-                remedy = f"{did_you_mean(setting, own)}Settings of {key}={name}: {', '.join(own) or 'none'}."
+                remedy = f"{did_you_mean(setting, own)}{known_settings(f'{key}={name}', own)}"
                 faults.add(ConfigError(f"There is no setting '{settings_key}.{setting}'.", remedy=remedy))
             elif not _is_like(value, default := _all_parameters(method)[setting].default):
                 wrong_type = f"{settings_key}.{setting}={value} has the wrong type ({type(value).__name__})."

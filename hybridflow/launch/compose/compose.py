@@ -24,7 +24,7 @@ from hybridflow.config.schema import config_directory
 from hybridflow.config.section import leaves, sealed
 from hybridflow.config.user_code import load_member
 from hybridflow.errors import STRICT, ConfigError, Faults
-from hybridflow.launch.compose.files import apply_settings, read_files, wrong_value
+from hybridflow.launch.compose.files import apply_settings, in_file, read_files, wrong_value
 from hybridflow.launch.compose.overrides import Setting, Typed, parse_overrides, suggestion
 from hybridflow.observability.redaction import redacted_leaves
 
@@ -66,31 +66,44 @@ def compose_run(
     if not (directory / f"{config_name}.yaml").is_file():
         found = ", ".join(sorted(path.stem for path in directory.glob("*.yaml"))) or "none"
         raise ConfigError(f"There is no {config_name}.yaml in {directory}.", remedy=f"Configurations there: {found}.")
-    typed = parse_overrides(overrides, faults)
+    return _compose(parse_overrides(overrides, faults), config_name, directory, faults)
+
+
+def _compose(typed: Typed, config_name: str, directory: Path, faults: Faults) -> Composed:
+    """Begins again without a setting whose interpolation cannot be resolved, once it is reported."""
     try:
         whole, in_files = read_files(config_name, directory, typed, {}, faults)
     except ConfigError as error:
-        faults.add(error)
         typed = replace(typed, groups=_found_groups(config_name, directory, typed, faults))
+        faults.add(error)
         whole, in_files = read_files(config_name, directory, typed, {}, faults)
-    described = {}
-    with faults.caught():
+    typed_keys = [setting.key for setting in typed.settings]
+    user_keys = frozenset([*in_files, *typed_keys])
+    in_files = {key: file for key, file in in_files.items() if key not in typed_keys}
+    own, described = Faults(collects=True), {}
+    with own.caught("dataflow"):
         described = _described(whole, typed.settings)
     if described:
-        whole, in_files = read_files(config_name, directory, typed, described, faults)
+        whole, _ = read_files(config_name, directory, typed, described, faults)
     _drop_other_kinds(whole, typed.settings)
     files = _leaves(whole)
     apply_settings(whole, typed.settings, faults)
     try:
         config = OmegaConf.to_object(whole)
     except OmegaConfBaseException as error:
-        raise wrong_value(str(error.full_key or "a setting"), error) from error
+        path = str(error.full_key)
+        key = max((k for k in user_keys if f"{path.replace('[', '.')}.".startswith(f"{k}.")), key=len, default=path)
+        problem = wrong_value(key, error)
+        if key in typed.unresolved:
+            raise problem from error
+        faults.add(in_file(problem, in_files.get(key)))
+        rest = replace(typed, settings=[s for s in typed.settings if s.key != key], unresolved=typed.unresolved | {key})
+        return _compose(rest, config_name, directory, faults)
     assert isinstance(config, Experiment), f"composed a {type(config)}"
-    typed_keys = [setting.key for setting in typed.settings]
-    user_keys = in_files.union(typed_keys)
     followed = _follow_batch_size(config, user_keys)
-    check(config, faults)
-    _check_methods(config.algorithm, faults)
+    check(config, own)
+    _check_methods(config.algorithm, own)
+    faults.add(*(in_file(error, in_files.get(error.key)) for error in own.found))
     followed |= _choose_kl_estimator(config)
     origins = _origins(files, whole, typed_keys, described) | followed
     as_written = with_absolute_paths(config)
@@ -126,7 +139,7 @@ def _found_groups(config_name: str, directory: Path, typed: Typed, faults: Fault
     """The choices that are there, without those that are not, each of which is reported."""
     found = {}
     for group, choice in typed.groups.items():
-        with faults.caught():
+        with faults.caught(group):
             read_files(config_name, directory, replace(typed, groups={group: choice}), {}, faults)
             found[group] = choice
     return found
@@ -160,7 +173,8 @@ def _described(from_files: DictConfig, settings: Sequence[Setting]) -> dict[str,
 
     Raises `ConfigError` that names the class for anything but a mapping of roles to settings.
     """
-    dataflow = [from_files.dataflow, *(str(setting.value) for setting in settings if setting.key == "dataflow")][-1]
+    apply_settings(from_files, [setting for setting in settings if setting.key == "dataflow"], Faults(collects=True))
+    dataflow = OmegaConf.select(from_files, "dataflow", throw_on_resolution_failure=False) or ""
     found = load_member(dataflow, key="dataflow") if is_own(dataflow) else None
     if not (isinstance(found, type) and issubclass(found, DescribesRoles)):
         return {}
@@ -170,9 +184,8 @@ def _described(from_files: DictConfig, settings: Sequence[Setting]) -> dict[str,
             f"{owner} must be a mapping.", remedy='Write roles = {"name": {"kind": "reward_function", ...}}.'
         )
     roles = {name: _described_role(name, said, owner) for name, said in found.roles.items()}
-    kinds = {name: role.kind for name, role in from_files.roles.items()}
-    unsaid = Role().kind
-    return {name: role for name, role in roles.items() if kinds.get(name, unsaid) in (unsaid, role.kind)}
+    kinds, unsaid = _leaves(from_files.roles), Role().kind.name
+    return {n: role for n, role in roles.items() if kinds.get(f"{n}.kind", unsaid) in (unsaid, role.kind.name)}
 
 
 def _described_role(name: str, said: object, owner: str) -> Role:
@@ -185,7 +198,8 @@ def _described_role(name: str, said: object, owner: str) -> Role:
         key = str(error.full_key or "").partition("[")[0]
         hint = fields.find(key, Role)
         if hint is not None:
-            raise wrong_value(f"{owner}['{name}'].{key}", error, hint) from error
+            problem = wrong_value(key, error, hint)
+            raise ConfigError(f"{owner}['{name}'].{problem.message}", remedy=problem.remedy) from error
         known = [found.path for found in fields.keys(Role)]
         raise ConfigError(
             f"{owner}['{name}'] has no setting '{key}'.", remedy=f"{did_you_mean(key, known)}It may have: {names}."
@@ -196,8 +210,9 @@ def _described_role(name: str, said: object, owner: str) -> Role:
 
 def _drop_other_kinds(config: DictConfig, settings: Sequence[Setting]) -> None:
     """Roles that get another kind start from its defaults, since their other settings belong to the previous kind."""
-    kinds = {name: s.value for s in settings for name in config.roles if s.key == f"roles.{name}.kind"}
-    kept = {name: role for name, role in config.roles.items() if kinds.get(name, role.kind.name) == role.kind.name}
+    written = _leaves({"roles": config.roles})
+    changed = {setting.key for setting in settings if written.get(setting.key, setting.value) != setting.value}
+    kept = {name: role for name, role in config.roles.items() if f"roles.{name}.kind" not in changed}
     if len(kept) < len(config.roles):
         config.roles = kept
 
@@ -209,7 +224,7 @@ def _check_methods(algorithm: Algorithm, faults: Faults) -> None:
         ("algorithm.policy_loss", algorithm.policy_loss, POLICY_LOSSES),
         ("algorithm.preference.loss", algorithm.preference.loss, PREFERENCE_LOSSES),
     ):
-        with faults.caught():
+        with faults.caught(key):
             chosen(name, key, known)
 
 

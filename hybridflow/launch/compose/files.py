@@ -13,7 +13,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException, ValidationError
+from omegaconf.errors import GrammarParseError, InterpolationResolutionError, OmegaConfBaseException, ValidationError
 
 from hybridflow.algorithms.catalogue import PREFERENCE_LOSSES
 from hybridflow.config import fields
@@ -23,7 +23,7 @@ from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.placement import Pool
 from hybridflow.config.roles import Role
 from hybridflow.config.schema import config_directory, register_schema
-from hybridflow.errors import STRICT, ConfigError, Faults
+from hybridflow.errors import STRICT, ConfigError, Faults, HybridflowError
 from hybridflow.launch.compose.overrides import Setting, Typed, settings_of
 from hybridflow.launch.compose.presets import preset_name
 
@@ -47,9 +47,9 @@ _NOT_A_CHOICE = re.compile(r"Invalid value '(?P<value>.*)', expected one of \[(?
 
 def read_files(
     config_name: str, directory: Path, typed: Typed, described: Mapping[str, Role], faults: Faults = STRICT
-) -> tuple[DictConfig, frozenset[str]]:
+) -> tuple[DictConfig, dict[str, Path]]:
     """The schema's defaults and a dataflow's own roles, the named file, and the group files it or the command line
-    chooses; and the keys that the user's own files set, except in a run's record.
+    chooses; and the keys that the user's own files set, except in a run's record, with the last file that does.
 
     With `faults` that collect, a setting in a user's file that cannot be read is left out and reported there, and a
     file whose defaults cannot be found starts from those of main_ppo. Raises `ConfigError` for a group that is typed.
@@ -59,7 +59,7 @@ def read_files(
     try:
         choices += _task_left_out(typed, file)
         if directory == config_directory() and not described:
-            return copy.deepcopy(_package_files(config_name, tuple(choices))), frozenset()
+            return copy.deepcopy(_package_files(config_name, tuple(choices))), {}
         parts = _parts(config_name, directory, choices)
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         problem = _explained(error, file, choices)
@@ -67,7 +67,7 @@ def read_files(
             raise problem from error
         faults.add(problem)
         parts = [*_parts("ppo", config_directory(), []), (file, "")]
-    return _composed(parts, described, faults)
+    return _composed(parts, described, faults, typed.unresolved)
 
 
 def _parts(config_name: str, directory: Path, choices: Sequence[str]) -> list[tuple[Path, str]]:
@@ -88,9 +88,9 @@ def _parts(config_name: str, directory: Path, choices: Sequence[str]) -> list[tu
 
 
 def _composed(
-    parts: Sequence[tuple[Path, str]], described: Mapping[str, Role], faults: Faults
-) -> tuple[DictConfig, frozenset[str]]:
-    config, user_keys = OmegaConf.structured(Experiment(roles=dict(described))), set()
+    parts: Sequence[tuple[Path, str]], described: Mapping[str, Role], faults: Faults, unresolved: frozenset[str]
+) -> tuple[DictConfig, dict[str, Path]]:
+    config, in_files = OmegaConf.structured(Experiment(roles=dict(described))), {}
     for file, section in parts:
         content = _content(file)
         if file.is_relative_to(config_directory()):
@@ -99,16 +99,23 @@ def _composed(
         own = Faults(collects=True)
         prefix = f"{section}." if section else ""
         settings = [s for name, item in content.items() for s in settings_of(f"{prefix}{name}", item, own)]
-        apply_settings(config, settings, own)
-        faults.add(*(ConfigError(f"{file}: {error.message}", remedy=error.remedy) for error in own.found))
-        user_keys |= set() if ORIGIN in file.read_text() else {setting.key for setting in settings}
-    return config, frozenset(user_keys)
+        apply_settings(config, [setting for setting in settings if setting.key not in unresolved], own)
+        faults.add(*(in_file(error, file) for error in own.found))
+        in_files |= {} if ORIGIN in file.read_text() else {setting.key: file for setting in settings}
+    return config, in_files
+
+
+def in_file(error: HybridflowError, file: Path | None) -> HybridflowError:
+    """The error of a setting, whose message begins with the file in which it stands, if any."""
+    return error if file is None else ConfigError(f"{file}: {error.message}", remedy=error.remedy, key=error.key)
 
 
 def _content(file: Path) -> dict:
     """The settings in a file, without what is Hydra's."""
     try:
         content = OmegaConf.to_container(OmegaConf.load(file))
+    except GrammarParseError:  # an interpolation: reported when its setting is applied
+        content = yaml.safe_load(file.read_text())
     except (OmegaConfBaseException, yaml.YAMLError, OSError, UnicodeError) as error:
         raise _explained(error, file, []) from error
     if not isinstance(content, dict):
@@ -119,13 +126,13 @@ def _content(file: Path) -> dict:
 @lru_cache(maxsize=128)
 def _package_files(config_name: str, choices: tuple[str, ...]) -> DictConfig:
     """Files of the package do not change: they are composed once."""
-    return _composed(_parts(config_name, config_directory(), choices), {}, STRICT)[0]
+    return _composed(_parts(config_name, config_directory(), choices), {}, STRICT, frozenset())[0]
 
 
 def apply_settings(config: DictConfig, settings: Sequence[Setting], faults: Faults) -> None:
     """Sets each in turn. One with a wrong type, or outside its range, is reported and left as it was."""
     for setting in settings:
-        with faults.caught():
+        with faults.caught(setting.key):
             try:
                 fields.check_range(setting.key, setting.value)
                 _set(config, setting)
@@ -157,8 +164,12 @@ def wrong_value(key: str, error: BaseException, hint: object = None) -> ConfigEr
     if choice := _NOT_A_CHOICE.match(_first_line(error)):
         value, choices = choice["value"], choice["choices"].split(", ")
         return ConfigError(f"{key}={value} is unknown.", remedy=f"{did_you_mean(value, choices)}{key} must be {takes}.")
-    kind = "has the wrong type" if isinstance(error, ValidationError) else "cannot be set"
-    return ConfigError(f"{key} {kind}: {_first_line(error)}.", remedy=f"{key} takes {takes}.")
+    remedy = f"{key} takes {takes}."
+    if isinstance(error, ValidationError):
+        return ConfigError(f"{key} has the wrong type: {_first_line(error)}.", remedy=remedy, key=key)
+    if isinstance(error, InterpolationResolutionError | GrammarParseError):
+        remedy = f"Name a setting as in ${{trainer.seed}}, or a variable that is set as in ${{oc.env:NAME}}. {remedy}"
+    return ConfigError(f"{key} cannot be set: {_first_line(error)}.", remedy=remedy, key=key)
 
 
 def _file_of(group: str, choice: str, directory: Path) -> str:
@@ -196,7 +207,7 @@ def _built_on(file: Path) -> list[dict]:
     return found
 
 
-def _explained(error: Exception, file: Path, choices: Sequence[str]) -> ConfigError:
+def _explained(error: Exception, file: Path, choices: Sequence[str]) -> HybridflowError:
     """The error of a file: the key, what was found, and what is expected there."""
     if isinstance(error, MissingConfigException):
         group, _, name = (error.missing_cfg_file or "").rpartition("/")
@@ -217,6 +228,8 @@ def _explained(error: Exception, file: Path, choices: Sequence[str]) -> ConfigEr
             remedy=f"Leave it out, or {'use it with python -m hybridflow.trainer.main_ppo' if is_ours else other}.",
         )
     cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__ or error.__context__ or error
+    if isinstance(cause, GrammarParseError):
+        return in_file(wrong_value(str(cause.full_key), cause), file)
     return ConfigError(f"{file}: {' '.join(str(cause).split())}.", remedy="All settings: --help.")
 
 

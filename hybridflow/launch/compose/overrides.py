@@ -38,6 +38,8 @@ class Typed:
 
     groups: dict[str, str]
     settings: list[Setting]
+    unresolved: frozenset[str] = frozenset()
+    """Settings with an interpolation that cannot be resolved, which are left out wherever they stand."""
 
 
 def parse_overrides(overrides: Sequence[str], faults: Faults = STRICT) -> Typed:
@@ -45,7 +47,7 @@ def parse_overrides(overrides: Sequence[str], faults: Faults = STRICT) -> Typed:
     groups: dict[str, str] = {}
     settings: list[Setting] = []
     for text in overrides:
-        with faults.caught():
+        with faults.caught(text.partition("=")[0]):
             if any("\ud800" <= character <= "\udfff" for character in text):
                 raise ConfigError(f"{text!r} is not UTF-8.", remedy="Write settings in UTF-8, in a UTF-8 locale.")
             key, override = _parsed(text)
@@ -160,7 +162,7 @@ def settings_of(key: str, value: object, faults: Faults = STRICT) -> Iterator[Se
         for name, item in value.items():
             yield from settings_of(f"{key}.{name}", item, faults)
         return
-    with faults.caught():
+    with faults.caught(key):
         if hint is None:
             raise _unknown(key)
         is_wrong_mapping = isinstance(value, dict) and fields.is_list(hint)

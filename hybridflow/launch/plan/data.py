@@ -251,7 +251,9 @@ def _named(error: HybridflowError, key: str) -> HybridflowError:
     """The error of a data file, whose message names the setting that lists the file."""
     if key in error.message or not isinstance(error, DataError):
         return error
-    return DataError(f"{key}: {error.message}", remedy=error.remedy)
+    named = DataError(f"{key}: {error.message}", remedy=error.remedy)
+    named.further = [_named(other, key) for other in error.further]
+    return named
 
 
 def _held_out(plan: RunPlan, read: Reader, tokenizer: PreTrainedTokenizerBase) -> Batch | None:

@@ -11,7 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 from hybridflow.config import fields as config_fields
 from hybridflow.config.choices import is_own
 from hybridflow.config.experiment import Experiment
-from hybridflow.config.nearest import did_you_mean
+from hybridflow.config.nearest import did_you_mean, known_settings
 from hybridflow.config.other_names import replacement
 from hybridflow.config.ranges import check_fields
 from hybridflow.config.user_code import described, load_member
@@ -113,8 +113,7 @@ def make_settings(dataflow: type[Dataflow], given: Mapping[str, object], faults:
             if name not in names:
                 raise ConfigError(
                     f"There is no setting '{key}'.",
-                    remedy=replacement(key)
-                    or f"{did_you_mean(name, names)}Settings of {dataflow.__name__}: {', '.join(names) or 'none'}.",
+                    remedy=replacement(key) or f"{did_you_mean(name, names)}{known_settings(dataflow.__name__, names)}",
                 )
             filled = OmegaConf.merge(filled, {name: value})
     with _settings_named(settings):

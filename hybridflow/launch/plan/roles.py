@@ -24,7 +24,7 @@ from hybridflow.controller.worker import Worker
 from hybridflow.dataflows.interface import Dataflow, RoleNeed, learns_from_samples, role_needs
 from hybridflow.dataflows.roles import FrozenModel, Policy, Sampler, Scorer, TrainableRewardModel, ValueFunction
 from hybridflow.engines.traits import TRAINING_ENGINES
-from hybridflow.errors import ConfigError
+from hybridflow.errors import ConfigError, raised_together
 from hybridflow.launch.plan.dataflow import calling
 from hybridflow.parallel import ParallelMesh
 from hybridflow.resharding.grouping import generation_mesh
@@ -140,28 +140,23 @@ def plan_roles(config: Experiment, dataflow: type[Dataflow], settings: object) -
     Raises `ConfigError` for a missing role or setting.
     """
     needs = {n: need for n, need in role_needs(dataflow).items() if _is_wanted(config, dataflow, settings, n, need)}
-    unused = set(config.roles) - set(needs)
-    if unused:
-        name = sorted(unused)[0]
-        if name in dataflow.roles:
-            raise ConfigError(
-                f"{dataflow.__name__}.roles describes '{name}', which {dataflow.__name__} does not name.",
-                remedy=f"Annotate it, as in {name}: Scorer. It names: {', '.join(role_needs(dataflow))}.",
-            )
-        raise ConfigError(
-            f"roles.{name} is not a role of dataflow={config.dataflow}.",
-            remedy=f"Its roles: {', '.join(role_needs(dataflow))}.",
-        )
-    with_rollout = ROLLOUT in needs
-    specs = []
-    for name, need in needs.items():
-        if need.kind is Sampler:
-            _check_own_name(config, name, need)
-            specs += [] if is_colocated(config) else [_rollout_role(config, name)]
-        elif name in config.roles:
-            specs.append(_further_role(config, name, need, dataflow))
-        else:
-            specs.append(_own_role(config, name, need, dataflow, with_rollout=with_rollout))
+    known, owner, specs = ", ".join(role_needs(dataflow)), dataflow.__name__, []
+    with raised_together() as faults:
+        for name in sorted(set(config.roles) - set(needs)):
+            found, remedy = f"roles.{name} is not a role of dataflow={config.dataflow}.", f"Its roles: {known}."
+            if name in dataflow.roles:
+                found = f"{owner}.roles describes '{name}', which {owner} does not name."
+                remedy = f"Annotate it, as in {name}: Scorer. It names: {known}."
+            faults.add(ConfigError(found, remedy=remedy))
+        for name, need in needs.items():
+            with faults.caught():
+                if need.kind is Sampler:
+                    _check_own_name(config, name, need)
+                    specs += [] if is_colocated(config) else [_rollout_role(config, name)]
+                elif name in config.roles:
+                    specs.append(_further_role(config, name, need, dataflow))
+                else:
+                    specs.append(_own_role(config, name, need, dataflow, with_rollout=ROLLOUT in needs))
     return specs
 
 

@@ -7,7 +7,7 @@ from hybridflow.data import load_demonstrations, load_prompts
 from hybridflow.data.labeled_responses import load_labeled
 from hybridflow.data.preferences import load_preferences
 from hybridflow.data.selection import read_rows, unselected
-from hybridflow.errors import ConfigError, DataError
+from hybridflow.errors import ConfigError, DataError, Faults
 from tests.unit.data.conftest import texts, written
 
 FILTERS = """
@@ -111,6 +111,13 @@ def test_a_filter_that_is_none_is_an_error_that_suggests_a_function(folder, name
         levels(folder, name)
     assert remedy in caught.value.remedy
     assert "__" not in caught.value.remedy and "'number'" not in caught.value.remedy
+
+
+def test_every_filter_that_is_none_is_named(folder):
+    faults = Faults(collects=True)
+    with faults.caught():
+        levels(folder, "shrt", "answered", "asks", "number")
+    assert [any(word in e.message for e in faults.found) for word in ("shrt", "asks", "number")] == [True] * 3
 
 
 @pytest.mark.parametrize("value", ["3", None, True, float("nan"), 10**400])

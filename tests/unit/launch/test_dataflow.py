@@ -107,7 +107,7 @@ def test_every_wrong_setting_of_a_dataflow_and_of_its_functions_is_collected():
 
 
 def test_settings_must_be_a_dataclass_and_by_default_there_are_none(file):
-    with pytest.raises(ConfigError, match=r"dataflow_settings\.threshold.*Settings of PPO: none"):
+    with pytest.raises(ConfigError, match=r"dataflow_settings\.threshold.*Leave it out: PPO has no settings"):
         make_settings(PPO, {"threshold": 1})
     with pytest.raises(ConfigError, match="not a dataclass.*@dataclass"):
         make_settings(find_dataflow(f"{file}:Plain"), {})

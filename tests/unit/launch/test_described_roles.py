@@ -102,7 +102,7 @@ def test_what_is_no_description_is_an_error_that_names_the_class(tmp_path, roles
         composed(flow(tmp_path, roles))
     assert f"dataflow={tmp_path}/mine.py:Mine" in caught.value.message
     assert message in caught.value.message
-    assert remedy in caught.value.remedy
+    assert remedy in caught.value.remedy and "Mine" not in caught.value.remedy
 
 
 def test_a_description_of_a_role_that_the_class_does_not_name_is_an_error(tmp_path):

@@ -62,6 +62,20 @@ def test_a_run_without_problems_shows_its_roles_and_batches_in_lines_of_80_chara
             ["actor={optimizer: {learning_rate: fast, lr: 1}, engine: fsd, epochs: 0}"],
             ["actor.optimizer.learning_rate has the wrong", "actor.optimizer.lr'", "engine=fsd", "epochs=0 is too"],
         ),
+        (
+            ["trainer={run_dir: ${nope}, x: 2, seed: ${data.shuffl}}", "roles.x.kind=${nope}", "data.max_rows=${data}"],
+            [
+                "run_dir cannot be set: Interpolation key 'nope'",
+                "'trainer.x'",
+                "seed cannot",
+                "x.kind",
+                "data.max_rows",
+            ],
+        ),
+        (
+            ["reward={functions: [${nope}], settings: {f: {a: '${nope'}}}", "dataflow=${nope}"],
+            ["dataflow cannot", "reward.functions cannot", "reward.settings.f cannot"],
+        ),
     ],
 )
 def test_a_mistake_that_is_typed_hides_no_other(overrides, parts):
@@ -76,15 +90,28 @@ def test_a_mistake_that_is_typed_hides_no_other(overrides, parts):
 )
 def test_every_mistake_in_a_file_is_told_once_with_the_file(defaults, tmp_path):
     file, faults = tmp_path / "mine.yaml", Faults(collects=True)
-    file.write_text(f"defaults: {defaults}\nalgorithm: {{gama: 1}}\nactor: {{engine: fspd, epochs: 0, lr: 1}}\n")
+    file.write_text(
+        f"defaults: {defaults}\nalgorithm: {{gama: 1, advantage: gea, aggregation: x}}\ndata: {{mixture: [0]}}\n"
+        "actor: {engine: fspd, epochs: 0, lr: 1}\ntrainer: {run_dir: '${nope}'}\ndataflow: no_file.py:Mine\n"
+    )
     compose_run(["trainer.x=2"], config_name="mine", config_dir=tmp_path, faults=faults)
     in_file = [error.message.removeprefix(f"{file}: ") for error in faults.found if str(file) in error.message]
-    for part in ("setting 'algorithm.gama'", "actor.engine=fspd is unknown", "actor.epochs=0 is too", "'actor.lr'"):
+    parts = ("setting 'algorithm.gama'", "actor.engine=fspd is unknown", "actor.epochs=0 is too", "'actor.lr'")
+    later = ("advantage=gea is", "aggregation=x is", "data.mixture=[0.0]", "run_dir cannot", "dataflow=no_file.py:Mine")
+    for part in (*parts, *later):
         assert sum(part in message for message in in_file) == 1
-    assert len(faults.found) == 5 + ("ppo" not in defaults)
+    assert len(faults.found) == 10 + ("ppo" not in defaults)
 
 
-@pytest.mark.parametrize("value", ["-1", "fast"])
+def test_an_interpolation_that_does_not_end_is_one_problem_among_those_of_its_file(tmp_path):
+    file, faults = tmp_path / "mine.yaml", Faults(collects=True)
+    file.write_text("defaults: [ppo, _self_]\ntrainer: {run_dir: '${nope', seed: x}\n")
+    compose_run([], config_name="mine", config_dir=tmp_path, faults=faults)
+    assert [error.key for error in faults.found] == ["trainer.run_dir", "trainer.seed"]
+    assert all(str(file) in error.message for error in faults.found)
+
+
+@pytest.mark.parametrize("value", ["-1", "fast", "'${nope}'"])
 @pytest.mark.parametrize("is_typed", [True, False])
 def test_a_value_that_cannot_be_used_leaves_what_the_run_has_without_it(value, is_typed, tmp_path):
     (tmp_path / "mine.yaml").write_text("defaults: [ppo, _self_]\n")
@@ -116,14 +143,24 @@ def test_a_run_whose_roles_cannot_be_laid_out_is_told_so_with_its_other_problems
 
 
 @pytest.mark.parametrize("dataflow", ["dataflow=nofile.py:Mine", "dataflow=mine.py:Absent"])
-def test_a_dataflow_that_cannot_be_loaded_hides_no_problem_that_needs_none(dataflow, tmp_path, monkeypatch):
+@pytest.mark.parametrize("is_typed", [True, False])
+def test_a_dataflow_that_cannot_be_loaded_hides_no_problem_that_needs_none(dataflow, is_typed, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").touch()
+    (tmp_path / "own.yaml").write_text(f"defaults: [ppo, _self_]\n{dataflow.replace('=', ': ')}\n")
+    chosen = [dataflow] if is_typed else ["--config-dir=.", "--config-name=own"]
     settings = ["algorithm.gamma=2", "trainer.total_step=5", "data.train_files=[nope.jsonl]", "model.path=/nowhere"]
-    ended = run_here(["--dry-run", "trainer.device=cpu", dataflow, *settings])
+    ended = run_here(["--dry-run", "trainer.device=cpu", *chosen, *settings])
     found = (dataflow, "algorithm.gamma=2 is", "'trainer.total_step'", "'nope.jsonl'", "model.path=/nowhere")
     assert all(part in ended.words for part in found) and "5 problems" in ended.words
     assert "Models and data are checked once these problems are fixed" in ended.words
+
+
+def test_every_role_that_the_dataflow_does_not_have_is_named_and_warnings_are_counted():
+    ended = run_here(["--dry-run", "trainer.device=cpu", "roles={a: {process: true}, b: {process: true}}"])
+    assert "roles.a is not a role" in ended.words and "roles.b is not a role" in ended.words
+    ended = run_here(["--dry-run", "trainer={device: cpu, save_every: 0}", "critic.lora.alpha=3"])
+    assert ended.words.count("Warning: ") == 2 and "no errors found, 2 warnings; nothing was started" in ended.words
 
 
 def test_a_mapping_of_settings_with_one_mistake_hides_no_mistake_found_later():

@@ -3,7 +3,7 @@ import sys
 import pytest
 
 from hybridflow.config.reward import Reward
-from hybridflow.errors import ConfigError
+from hybridflow.errors import ConfigError, Faults
 from hybridflow.rewards.resolve import check_settings, resolve_functions
 from hybridflow.rewards.scorer import RewardScorer
 
@@ -43,7 +43,11 @@ def test_functions_of_one_file_share_its_module(make_scorer):
     [
         ("exact_mach", "there is no built-in function 'exact_mach'", "Did you mean 'exact_match'?"),
         ("{}/rewrad.py:lengths", "there is no file", "Did you mean 'reward.py'?"),
-        ("{}/nofile.py:lengths", "there is no file", "'{}' has: reward.py. Check the path."),
+        (
+            "{}/nofile.py:lengths",
+            "there is no file",
+            "'{}' has: reward.py. Name a file that exists.",
+        ),
         ("{}/reward.py:length", "there is no 'length' in it", "Did you mean 'lengths'? It has: lengths"),
         ("{}/reward.py", "names a file only", "reward.py:name."),
         ("no_such_package.rewards.f", "No module named 'no_such_package'", "installed"),
@@ -122,6 +126,7 @@ def test_settings_reach_a_users_function_by_its_short_name(make_scorer):
         ({"overlong": {"bufer_tokens": 3}}, "no setting 'reward.settings.overlong.bufer_tokens'", "'buffer_tokens'?"),
         ({"overlong": {"buffer_tokens": "3"}}, "buffer_tokens='3' is a str", "Give int or null."),
         ({"overlong": {"penalty": True}}, "penalty=True is a bool", "Give float."),
+        ({"exact_match": {"a": 1}}, "no setting 'reward.settings.exact_match.a'", "Leave it out: exact_match has no"),
         ({"overlong": 3}, "reward.settings.overlong=3 must be a mapping", "Settings of overlong: max_response_tokens"),
         ({"overlong": {"buffer_tokens": 9}}, "must be between 1 and 8", "Use 1 to 8"),
         ({}, "does not know the longest response", "reward.settings.overlong.max_response_tokens"),
@@ -131,8 +136,17 @@ def test_settings_that_do_not_fit_are_refused(settings, found, remedy):
     if isinstance(settings.get("overlong"), dict):
         settings["overlong"]["max_response_tokens"] = 8
     with pytest.raises(ConfigError) as caught:
-        resolve_functions(Reward(functions=["overlong"], settings=settings))
+        resolve_functions(Reward(functions=["exact_match", "overlong"], settings=settings))
     assert found in caught.value.message and remedy in caught.value.remedy
+
+
+def test_every_wrong_setting_of_a_function_is_collected():
+    faults = Faults(collects=True)
+    given = {"overlong": {"bufer_tokens": 3, "penalty": True, "x": 1, "max_response_tokens": 8}}
+    resolve_functions(Reward(functions=["overlong"], settings=given), faults)
+    assert [name for name in given["overlong"] for e in faults.found if f".{name}" in e.message] == [
+        *given["overlong"]
+    ][:3]
 
 
 def test_settings_of_a_function_that_the_run_does_not_have_are_refused(caplog):

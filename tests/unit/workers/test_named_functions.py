@@ -128,7 +128,7 @@ def test_a_parameter_that_nobody_gives_is_named_with_the_signature_and_what_ther
     [
         ("grpo", {"divide_by_sd": False}, "advantage_settings.divide_by_sd", "Did you mean 'divide_by_std'?"),
         ("grpo", {"bonus": 1}, "There is no setting", "Settings of algorithm.advantage=grpo: divide_by_std, eps"),
-        ("rloo", {"eps": 1}, "There is no setting", "Settings of algorithm.advantage=rloo: none"),
+        ("rloo", {"eps": 1}, "There is no setting", "Leave it out: algorithm.advantage=rloo has no settings."),
         (
             "grpo",
             {"divide_by_std": "no"},
@@ -137,8 +137,8 @@ def test_a_parameter_that_nobody_gives_is_named_with_the_signature_and_what_ther
         ),
         ("grpo", {"eps": "small"}, "advantage_settings.eps=small has the wrong type (str)", "the default is 1e-06"),
         ("grpo", {"eps": True}, "advantage_settings.eps=True has the wrong type (bool)", "Give a number"),
-        ("gae", {"gamma": 0.9}, "There is no setting", "Settings of algorithm.advantage=gae: none"),
-        ("gae", {"rewards": 3}, "There is no setting", "Settings of algorithm.advantage=gae: none"),
+        ("gae", {"gamma": 0.9}, "There is no setting", "Leave it out: algorithm.advantage=gae has"),
+        ("gae", {"rewards": 3}, "There is no setting", "Leave it out: algorithm.advantage=gae has"),
         ("gdpo", {"weights": 0.5}, "advantage_settings.weights=0.5 has the wrong type (float)", "Give a list"),
         ("{own}:shifted", {"shft": 1.0}, "advantage_settings.shft", "Did you mean 'shift'?"),
         ("{own}:shifted", {"name": 3}, "advantage_settings.name=3", "Give text; the default is 'mean'."),
@@ -155,7 +155,7 @@ def test_a_wrong_setting_is_told(own, name, settings, found, remedy):
     [
         ("{own}:shiftd", "there is no 'shiftd' in it", "Did you mean 'shifted'?"),
         ("{own}:LIMIT", "is a int", "Name a function"),
-        ("{folder}/absent.py:f", "there is no file", "Check the path"),
+        ("{folder}/absent.py:f", "there is no file", "Name a file that exists."),
         ("{own}", "names a file only", ":name"),
         ("no_such_package.f", "cannot be imported", "installed or in the current directory"),
         ("builtins.max", "parameters cannot be read", "written in Python"),

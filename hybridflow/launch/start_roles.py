@@ -41,7 +41,7 @@ def start_roles(
             role=role.name,
             mesh=role.mesh,
             generation_mesh=role.generation_mesh,
-            kwargs=role.arguments,
+            kwargs=vars(role.arguments),
             minibatch_rows=role.minibatch_rows,
         )
         for role in roles

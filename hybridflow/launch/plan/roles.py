@@ -43,7 +43,7 @@ ACTOR = "actor"
 CRITIC = "critic"
 
 RewardRole = RewardFunctionRole | RewardModelRole
-RoleSetup = TrainedRole | RewardRole | ReferenceRole | AdapterlessActorRole | RolloutRole
+RoleArguments = TrainedRole | RewardRole | ReferenceRole | AdapterlessActorRole | RolloutRole
 """The keyword arguments of a role's workers; each kind is declared with its worker."""
 
 _KINDS_OF_TYPE = {
@@ -66,7 +66,7 @@ class RoleSpec:
     """One role to start: its worker's arguments, its pool, and the layout of its ranks."""
 
     name: str
-    setup: RoleSetup
+    arguments: RoleArguments
     pool: str
     mesh: ParallelMesh
     """The layout of its ranks."""
@@ -77,61 +77,56 @@ class RoleSpec:
     @property
     def worker_class(self) -> type[Worker]:
         """The class of its workers."""
-        return self.setup.worker_class
-
-    @property
-    def arguments(self) -> dict[str, object]:
-        """The keyword arguments of its workers."""
-        return dict(vars(self.setup))
+        return self.arguments.worker_class
 
     @property
     def is_trained(self) -> bool:
         """Whether the role is trained, and therefore in checkpoints."""
-        return isinstance(self.setup, TrainedRole)
+        return isinstance(self.arguments, TrainedRole)
 
     @property
     def model(self) -> Model | None:
         """The model it runs; None for functions, and for a role that the actor's workers play."""
-        match self.setup:
+        match self.arguments:
             case TrainedRole() | RolloutRole():
-                return self.setup.setup.model
+                return self.arguments.setup.model
             case ReferenceRole():
-                return self.setup.model
+                return self.arguments.model
             case RewardModelRole():
-                return self.setup.reward.model
+                return self.arguments.reward.model
         return None
 
     @property
     def training(self) -> Training | None:
         """How the training engine runs the model; None for roles without one."""
-        match self.setup:
+        match self.arguments:
             case TrainedRole():
-                return self.setup.setup.training
+                return self.arguments.setup.training
             case ReferenceRole() | RewardModelRole():
-                return self.setup.training
+                return self.arguments.training
         return None
 
     @property
     def reward(self) -> Reward | None:
         """The reward settings of the role; None for roles that do not score."""
-        return self.setup.reward if isinstance(self.setup, RewardRole) else None
+        return self.arguments.reward if isinstance(self.arguments, RewardRole) else None
 
     @property
     def minibatch_rows(self) -> int | None:
         """Rows per optimizer step, for a trained role."""
-        return self.setup.setup.minibatch_sequences if isinstance(self.setup, TrainedRole) else None
+        return self.arguments.setup.minibatch_sequences if isinstance(self.arguments, TrainedRole) else None
 
     @property
     def view_of(self) -> str | None:
         """The role whose workers also serve this one; None for a role with its own workers."""
-        return ACTOR if isinstance(self.setup, AdapterlessActorRole) else None
+        return ACTOR if isinstance(self.arguments, AdapterlessActorRole) else None
 
     @property
     def generates(self) -> bool:
         """Whether the role generates responses: a rollout, or an actor with one."""
-        if isinstance(self.setup, ActorRole):
-            return self.setup.rollout is not None
-        return isinstance(self.setup, RolloutRole)
+        if isinstance(self.arguments, ActorRole):
+            return self.arguments.rollout is not None
+        return isinstance(self.arguments, RolloutRole)
 
 
 def plan_roles(config: Experiment, dataflow: type[Dataflow], settings: object) -> list[RoleSpec]:

@@ -41,7 +41,7 @@ def directory_problems(plan: RunPlan) -> Iterator[Problem]:
     models = {
         plan.models.directory(role.name): role
         for role in plan.roles
-        if role.model is not None and not isinstance(role.setup, RewardModelRole)
+        if role.model is not None and not isinstance(role.arguments, RewardModelRole)
     }
     for directory, role in models.items():
         assert role.model is not None, f"{role.name} runs no model"
@@ -66,7 +66,7 @@ def tokenizer_problems(plan: RunPlan) -> Iterator[Problem]:
     tokenizer = load(tokenizer_directory(plan.policy), plan.policy.pad_token)
     eos_ids(tokenizer, plan.models.directory(ACTOR))
     for role in plan.roles:
-        if role.model is None or isinstance(role.setup, RewardModelRole):
+        if role.model is None or isinstance(role.arguments, RewardModelRole):
             continue
         load(tokenizer_directory(role.model), role.model.pad_token)
         geometry, directory = plan.models.geometry(role.name), plan.models.directory(role.name)
@@ -133,15 +133,15 @@ def reward_problems(plan: RunPlan, data: RunData | None) -> Iterable[Problem]:
 def reward_model_problems(plan: RunPlan) -> Iterator[Problem]:
     """Frozen reward models without a head, or that do not accept the policy's tokens or the length of its responses."""
     for role in plan.roles:
-        if isinstance(role.setup, RewardModelRole):
-            yield from _scores(plan, role, role.setup)
+        if isinstance(role.arguments, RewardModelRole):
+            yield from _scores(plan, role, role.arguments)
 
 
 def runs_whole(plan: RunPlan, role: RoleSpec) -> bool:
     """Whether a role is a reward model that transformers runs whole on each device, whatever its family."""
-    if not isinstance(role.setup, RewardModelRole):
+    if not isinstance(role.arguments, RewardModelRole):
         return False
-    trust = role.setup.reward.model.trust_remote_code
+    trust = role.arguments.reward.model.trust_remote_code
     directory, key = plan.models.directory(role.name), f"{_section(plan, role)}.model.path"
     return not describe_reward_model(directory, key=key, trust_remote_code=trust).is_value_model
 

@@ -57,13 +57,13 @@ def _given(composed: Composed) -> dict[str, object]:
 def _of_roles(plan: RunPlan) -> Iterator[Unused]:
     """Sections of roles that the run does not have, and layouts and adapters that roles do not use."""
     config = plan.config
-    if not any(isinstance(role.setup, CriticRole) for role in plan.roles):
+    if not any(isinstance(role.arguments, CriticRole) for role in plan.roles):
         yield Unused(("critic", "algorithm.value_clip"), f"dataflow={config.dataflow} has no critic")
     elif config.critic.engine is TrainingEngine.auto:
         yield Unused(("critic.parallelism",), "critic.engine=auto takes the actor's engine and layout")
     if not any(role.reward is not None for role in plan.roles):
         yield Unused(("reward",), "this run scores no responses")
-    elif not any(isinstance(role.setup, RewardModelRole) for role in plan.roles):
+    elif not any(isinstance(role.arguments, RewardModelRole) for role in plan.roles):
         yield Unused(tuple(f"reward.{name}" for name in _OF_A_REWARD_MODEL), "reward.model.path names no reward model")
     for name, training in (("actor", config.actor), ("critic", config.critic)):
         if not training.lora.rank:
@@ -95,7 +95,7 @@ def _of_algorithm(plan: RunPlan) -> Iterator[Unused]:
     if learns_from_samples(dataflow):
         if dataflow.provides is not None:
             yield Unused(("algorithm.preference",), f"dataflow={name} learns from rewards, not from preferences")
-        if any(isinstance(role.setup, ActorRole) for role in plan.roles):
+        if any(isinstance(role.arguments, ActorRole) for role in plan.roles):
             yield from _of_functions(plan)
             yield from _of_parts(plan.config.algorithm)
     elif learns_from_preferences(dataflow):

@@ -67,7 +67,7 @@ def planned(dataflow: type[Dataflow], *overrides: str, name: str = "ppo") -> dic
 
 def told(spec: RoleSpec, name: str) -> Any:
     """The argument of a role's worker."""
-    return spec.arguments[name]
+    return vars(spec.arguments)[name]
 
 
 def test_the_rollout_is_part_of_the_actor_and_grpo_has_no_critic():

@@ -140,9 +140,11 @@ class EngineSetup:
         return read_geometry(self.directory).model_type in MODEL_TYPES
 
 
-def tokenizer_directory(model: Model) -> Path:
-    """The directory of a model's tokenizer."""
-    return resolve_model_path(str(model.tokenizer_path or model.path))
+def tokenizer_directory(model: Model, *, key: str = "model.path") -> Path:
+    """The directory of a model's tokenizer; `key` is the setting of the model's path, for errors."""
+    if model.tokenizer_path:
+        return resolve_model_path(model.tokenizer_path, key=f"{key.removesuffix('path')}tokenizer_path")
+    return resolve_model_path(str(model.path), key=key)
 
 
 def prepared(setup: EngineSetup, model: PreTrainedModel | ValueModel) -> TokenModel:

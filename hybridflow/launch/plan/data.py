@@ -34,7 +34,6 @@ from hybridflow.data.sources import joined, read_table
 from hybridflow.dataflows.interface import PREFERENCE_DATA, Dataflow, role_needs
 from hybridflow.dataflows.roles import TrainableRewardModel
 from hybridflow.elastic.storage import write_aside
-from hybridflow.engines.training.factory import tokenizer_directory
 from hybridflow.errors import STRICT, ConfigError, DataError, HybridflowError, raised_together
 from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.plan.roles import ACTOR
@@ -110,7 +109,7 @@ def load_data(plan: RunPlan) -> RunData:
     """
     config, dataflow, data, seed = plan.config, plan.dataflow, plan.config.data, plan.config.trainer.seed
     try:
-        tokenizer = load_tokenizer(tokenizer_directory(plan.policy), pad_token=plan.policy.pad_token)
+        tokenizer = load_tokenizer(plan.models.tokenizer_directory(ACTOR, plan.policy), pad_token=plan.policy.pad_token)
         tokenizer = with_chat_template(tokenizer, data)
         ends = eos_ids(tokenizer, plan.models.directory(ACTOR))
     except HybridflowError as error:
@@ -143,7 +142,8 @@ def load_data(plan: RunPlan) -> RunData:
         with faults.caught():
             if is_scored and are_splits_named:
                 questions = _questions(plan, scored_prompts, tokenizer)
-            if dataflow.evaluate is not Dataflow.evaluate and are_splits_named:
+            is_task = {*data.eval_files} <= {*_PROMPTS_OF_THE_TASK} and any(pair_problems(config, dataflow))
+            if dataflow.evaluate is not Dataflow.evaluate and are_splits_named and not is_task:
                 held_out = _measured(plan, read, tokenizer, is_scored=questions is not None)
     scored = [streams["prompts"].columns] if dataflow.data == "prompts" else []
     scored += [] if questions is None else [questions.columns]
@@ -234,6 +234,8 @@ def _parts(plan: RunPlan, key: str, files: Sequence[str], read: Callable[[str], 
 
     No remedy suggests more tokens than the model accepts.
     """
+    if not files:
+        raise ConfigError(f"{key} is empty.", remedy=f"Give a file, or {_PROMPTS_OF_THE_TASK[0]}.")
     parts = []
     with raised_together() as faults:
         for name in files:

@@ -1,13 +1,18 @@
 """The dataflow by name or from a file, its settings, and the functions that `algorithm` names for it."""
 
+import inspect
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, make_dataclass
 from functools import partial
+from pathlib import Path
+from types import NoneType
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from hybridflow.algorithms.catalogue import PREFERENCE_LOSSES
 from hybridflow.config import fields as config_fields
 from hybridflow.config.choices import is_own
 from hybridflow.config.experiment import Experiment
@@ -57,6 +62,15 @@ DATAFLOWS: dict[str, type[Dataflow]] = {
 }
 
 
+_TUPLE = (tuple, list)
+_DECLARED = {
+    "data": (str,),
+    "rows_per_prompt": (int, NoneType),
+    "provides": (*_TUPLE, NoneType),
+    "cost_critics": _TUPLE,
+}
+
+
 def find_dataflow(name: str) -> type[Dataflow]:
     """The class behind `dataflow=<name>`, `dataflow=<file.py>:<Class>` or `dataflow=<package.module.Class>`."""
     if name in DATAFLOWS:
@@ -83,17 +97,29 @@ def find_dataflow(name: str) -> type[Dataflow]:
             f"dataflow={name}: {found.__name__} does not define the method '{missing[0]}'.",
             remedy=f"Write 'def {missing[0]}(self, prompts)' in it; see hybridflow.dataflows.interface.Dataflow.",
         )
+    _check_declared(name, found)
+    return found
+
+
+def _check_declared(name: str, found: type[Dataflow]) -> None:
+    """Raises a `ConfigError` for an attribute of the class that has another name, type or values here."""
     if any("foreknown" in vars(base) for base in found.__mro__):
         raise ConfigError(
             f"dataflow={name}: {found.__name__} defines 'foreknown', which is now called 'precompute'.",
             remedy="Rename the method.",
         )
+    for member, kinds in _DECLARED.items():
+        with calling(found, member):
+            value = getattr(found, member)
+        if not isinstance(value, kinds):
+            expected = " or ".join(kind.__name__ for kind in kinds).replace("NoneType", "None")
+            wrong = f"dataflow={name}: {found.__name__}.{member}={value!r} has the wrong type."
+            raise ConfigError(wrong, remedy=f"It must be {expected}.")
     if found.data not in DATA_KINDS:
         raise ConfigError(
             f"dataflow={name}: {found.__name__}.data={found.data!r} is unknown.",
-            remedy=f"{did_you_mean(str(found.data), DATA_KINDS)}Choose from: {', '.join(DATA_KINDS)}.",
+            remedy=f"{did_you_mean(found.data, DATA_KINDS)}Choose from: {', '.join(DATA_KINDS)}.",
         )
-    return found
 
 
 def make_settings(dataflow: type[Dataflow], given: Mapping[str, object], faults: Faults = STRICT) -> object:
@@ -105,8 +131,8 @@ def make_settings(dataflow: type[Dataflow], given: Mapping[str, object], faults:
     if not is_dataclass(settings):
         raise ConfigError(f"{dataflow.__name__}.Settings is not a dataclass.", remedy="Decorate it with @dataclass.")
     names = [field.name for field in fields(settings)]
-    with _settings_named(settings):
-        filled = OmegaConf.structured(settings)
+    _check_fields_of(settings, f"{dataflow.__name__}.Settings")
+    filled = OmegaConf.structured(settings)
     for name, value in given.items():
         key = f"dataflow_settings.{name}"
         with faults.caught(), _settings_named(settings):
@@ -116,7 +142,7 @@ def make_settings(dataflow: type[Dataflow], given: Mapping[str, object], faults:
                     remedy=replacement(key) or f"{did_you_mean(name, names)}{known_settings(dataflow.__name__, names)}",
                 )
             filled = OmegaConf.merge(filled, {name: value})
-    with _settings_named(settings):
+    with calling(dataflow, "Settings"), _settings_named(settings):
         made = OmegaConf.to_object(filled)
     check_fields(made, "dataflow_settings.", faults)
     return made
@@ -131,8 +157,26 @@ def calling(dataflow: type[Dataflow], member: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise ConfigError(
-            f"{dataflow.__name__}.{member} raised {described(error, callers={__file__})}.", remedy="Fix the method."
+            f"{dataflow.__name__}.{member} raised {described(error, callers={__file__})}.", remedy=f"Fix {member}."
         ) from error
+
+
+def _check_fields_of(settings: type, owner: str) -> None:
+    """Raises a `ConfigError` for the first field whose type or default cannot be that of a setting."""
+    for field in fields(settings):
+        alone = make_dataclass("Settings", [(field.name, field.type, field)])
+        alone.__module__ = settings.__module__  # in which names of types are looked up
+        try:
+            OmegaConf.structured(alone)
+        except Exception as error:  # OmegaConf's, or one of the user's annotation or default
+            base = next(base for base in settings.__mro__ if field.name in inspect.get_annotations(base))
+            lines, line = inspect.getsourcelines(base)
+            line += next(n for n, text in enumerate(lines) if re.match(rf"\s*{field.name}\s*:", text))
+            raise ConfigError(
+                f"{owner}.{field.name} cannot be a setting: {str(error).splitlines()[0].rstrip('.')}"
+                f" ({Path(inspect.getfile(base)).name}, line {line}).",
+                remedy="Use int, float, bool, str, an Enum, a dataclass, or a list or dict of these, with a default.",
+            ) from error
 
 
 @contextmanager
@@ -149,7 +193,9 @@ def named_functions(config: Experiment, dataflow: type[Dataflow], faults: Faults
     algorithm, makers = config.algorithm, {}
     if learns_from_samples(dataflow):
         makers = {"estimator": partial(estimator, algorithm), "policy_loss": partial(policy_loss, algorithm)}
-    if learns_from_preferences(dataflow):
+    loss = PREFERENCE_LOSSES.get(algorithm.preference.loss)
+    has_rule = loss is not None and loss.data != dataflow.data and dataflow.provides is not None  # for other data
+    if learns_from_preferences(dataflow) and not has_rule:
         makers["preference_loss"] = partial(preference_loss, algorithm, PREFERENCE_OFFERS[dataflow.data])
     found: dict[str, NamedFunction] = {}
     for name, make in makers.items():

@@ -10,6 +10,7 @@ from hybridflow.config.experiment import Experiment
 from hybridflow.config.loop import BackendKind
 from hybridflow.config.model import Model
 from hybridflow.dataflows.interface import Dataflow
+from hybridflow.engines.training.factory import tokenizer_directory
 from hybridflow.errors import STRICT, Faults
 from hybridflow.launch.compose.compose import Composed
 from hybridflow.launch.plan.dataflow import NamedFunctions, find_dataflow, make_settings, named_functions
@@ -37,6 +38,10 @@ class Models:
                 self._paths[role.name] = (str(role.model.path), _key(own, role.name))
         self.directory = cache(self._directory)
         self.geometry = cache(self._geometry)
+
+    def tokenizer_directory(self, role: str, model: Model) -> Path:
+        """The directory of the tokenizer of a role's model."""
+        return tokenizer_directory(model, key=self._paths[role][1])
 
     def _directory(self, role: str) -> Path:
         """The directory of a role's model; an error names the setting that gives it. `actor` is always known."""

@@ -16,7 +16,7 @@ from hybridflow.dataflows.interface import (
     role_needs,
 )
 from hybridflow.engines.training.optimizer import learning_rate
-from hybridflow.errors import Advice, ConfigError, Problem
+from hybridflow.errors import Advice, ConfigError, Faults, Problem
 from hybridflow.launch.plan.data import pair_problems
 from hybridflow.launch.plan.dataflow import DATAFLOWS, make_settings
 from hybridflow.launch.plan.plan import RunPlan
@@ -86,7 +86,8 @@ def _preference(config: Experiment, dataflow: type[Dataflow]) -> Iterator[Config
     if is_own(loss):
         return
     is_alone = preference.reference_free or not PREFERENCE_LOSSES[loss].compares_with_reference
-    if is_alone and vars(make_settings(dataflow, config.dataflow_settings)).get("precompute_reference"):
+    settings = make_settings(dataflow, config.dataflow_settings, Faults(collects=True))
+    if is_alone and vars(settings).get("precompute_reference"):
         why = "reference_free=true" if preference.reference_free else f"loss={loss}"
         yield ConfigError(
             "dataflow_settings.precompute_reference=true precomputes the reference's log-probabilities, but"
@@ -98,13 +99,14 @@ def _preference(config: Experiment, dataflow: type[Dataflow]) -> Iterator[Config
             "algorithm.preference.desirable_weight=0 and undesirable_weight=0 leave nothing to learn from.",
             remedy="Set at least one of them to 1.",
         )
-    if PREFERENCE_LOSSES[loss].data != dataflow.data:
+    if PREFERENCE_LOSSES[loss].data != dataflow.data and not [*pair_problems(config, dataflow)]:
         fitting = ", ".join(name for name, method in PREFERENCE_LOSSES.items() if method.data == dataflow.data)
-        own, other = ("dpo", "kto") if dataflow.data == "preferences" else ("kto", "dpo")
+        trainer, other = ("dpo", "kto") if dataflow.data == "preferences" else ("kto", "dpo")
+        own = f" dataflow={config.dataflow}" if is_own(config.dataflow) else ""
         yield ConfigError(
             f"dataflow={config.dataflow} cannot use algorithm.preference.loss={loss}.",
-            remedy=f"Use {fitting} (python -m hybridflow.trainer.main_{own} does); or"
-            f" python -m hybridflow.trainer.main_{other}, which can.",
+            remedy=f"Use {fitting} (python -m hybridflow.trainer.main_{trainer}{own} does)"
+            + ("." if own else f"; or python -m hybridflow.trainer.main_{other}, which can."),
         )
 
 

@@ -14,25 +14,25 @@ from hybridflow.errors import ConfigError
 from hybridflow.launch.plan.data import RunData
 from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.plan.roles import CRITIC, OWN_NAMES, ROLLOUT, RoleSpec
-from hybridflow.launch.rules.models import runs_whole
+from hybridflow.launch.rules.models import per_role, runs_whole
 from hybridflow.launch.rules.parallelism import layout_section, role_problems
 from hybridflow.models.geometry import ModelGeometry
 from hybridflow.models.names.layouts import layout_problem
 
 
-def layout_problems(plan: RunPlan) -> Iterator[ConfigError]:
+@per_role
+def layout_problems(plan: RunPlan, role: RoleSpec) -> Iterator[ConfigError]:
     """Models whose heads, layers, experts or vocabulary an engine cannot divide into the requested sizes."""
-    for role in plan.roles:
-        if role.model is None or runs_whole(plan, role):
-            continue
-        geometry, engine = plan.models.geometry(role.name), plan.config.rollout.engine or RolloutKind.transformers
-        if role.training is not None:
-            weights = TRAINING_ENGINES[role.training.engine].weights
-            if problem := layout_problem(geometry, weights, role.training.parallelism):
-                yield _layout_error(_section(plan, role.name), role.training.engine.name, problem, geometry)
-        if role.generation_mesh is not None:
-            if problem := layout_problem(geometry, ROLLOUT_ENGINES[engine].weights, plan.config.rollout.parallelism):
-                yield _layout_error("rollout", engine.name, problem, geometry)
+    if role.model is None or runs_whole(plan, role):
+        return
+    geometry, engine = plan.models.geometry(role.name), plan.config.rollout.engine or RolloutKind.transformers
+    if role.training is not None:
+        weights = TRAINING_ENGINES[role.training.engine].weights
+        if problem := layout_problem(geometry, weights, role.training.parallelism):
+            yield _layout_error(_section(plan, role.name), role.training.engine.name, problem, geometry)
+    if role.generation_mesh is not None:
+        if problem := layout_problem(geometry, ROLLOUT_ENGINES[engine].weights, plan.config.rollout.parallelism):
+            yield _layout_error("rollout", engine.name, problem, geometry)
 
 
 def critic_layout_problems(config: Experiment, dataflow: type[Dataflow]) -> Iterator[ConfigError]:

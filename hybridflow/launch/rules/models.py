@@ -2,20 +2,20 @@
 
 import logging
 import re
-from collections.abc import Iterable, Iterator
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache, wraps
 from pathlib import Path
 
 import torch
 
 from hybridflow.config.json_text import read_json_object
+from hybridflow.config.model import Model
 from hybridflow.config.training import Training, TrainingEngine
-from hybridflow.engines.training.factory import tokenizer_directory
 from hybridflow.engines.traits import ROLLOUT_ENGINES, TRAINING_ENGINES
 from hybridflow.errors import Advice, ConfigError, EngineError, Faults, Problem
 from hybridflow.launch.plan.data import RunData
 from hybridflow.launch.plan.plan import RunPlan
-from hybridflow.launch.plan.roles import ACTOR, RoleSpec
+from hybridflow.launch.plan.roles import ACTOR, CRITIC, RoleSpec
 from hybridflow.models.adapters.lora import chosen_targets
 from hybridflow.models.classification import RewardModelDescription, describe_reward_model, longest_input
 from hybridflow.models.loading import torch_dtype
@@ -25,6 +25,7 @@ from hybridflow.models.tokenizers import check_vocabulary, eos_ids, load_tokeniz
 from hybridflow.optional import check_installed
 from hybridflow.rewards.resolve import check_settings
 from hybridflow.rewards.scorer import RewardScorer
+from hybridflow.workers.critic import CriticRole
 from hybridflow.workers.reward_model import RewardModelInput, RewardModelRole, reward_model_input
 
 logger = logging.getLogger(__name__)
@@ -32,64 +33,83 @@ logger = logging.getLogger(__name__)
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
-def directory_problems(plan: RunPlan) -> Iterator[Problem]:
+def per_role(rule: Callable[[RunPlan, RoleSpec], Iterable[Problem]]) -> Callable[[RunPlan], list[Problem]]:
+    """Makes a rule on a role a rule on the plan; an error that it raises for one role hides none of another."""
+
+    @wraps(rule)
+    def of_plan(plan: RunPlan) -> list[Problem]:
+        faults = Faults(collects=True)
+        for role in plan.roles:
+            faults.check([rule], plan, role)
+        return [*faults.found, *faults.warnings]
+
+    return of_plan
+
+
+@per_role
+def directory_problems(plan: RunPlan, role: RoleSpec) -> Iterator[Problem]:
     """Configurations from which transformers cannot build a model, quantized weights, and unused layers.
 
     The modules are built without memory, so this takes no longer for a large model. Frozen reward models have rules of
     their own.
     """
-    models = {
-        plan.models.directory(role.name): role
-        for role in plan.roles
-        if role.model is not None and not isinstance(role.arguments, RewardModelRole)
-    }
-    for directory, role in models.items():
-        assert role.model is not None, f"{role.name} runs no model"
-        layers = plan.models.geometry(role.name).layers
-        method = read_json_object(directory / "config.json").get("quantization_config")
-        if method is not None:
-            name = method.get("quant_method") if isinstance(method, dict) else None
-            yield EngineError(
-                f"The weights in {directory} are quantized ({name or 'quantization_config in its config.json'}).",
-                remedy="Use the model in float32, bfloat16 or float16; quantized weights cannot be trained or sharded.",
-            )
-            continue
-        trust = role.model.trust_remote_code
-        causal_lm_skeleton(directory, dtype=torch_dtype(role.model.dtype), trust_remote_code=trust)
-        yield from _unused_layers(directory, layers)
+    model, of_paths = role.model, {str(model.path): other.name for other, model in _language_models(plan)}
+    if model is None or role.name not in of_paths.values():
+        return  # each model is built once
+    directory, layers = plan.models.directory(role.name), plan.models.geometry(role.name).layers
+    method = read_json_object(directory / "config.json").get("quantization_config")
+    if method is not None:
+        name = method.get("quant_method") if isinstance(method, dict) else None
+        yield EngineError(
+            f"The weights in {directory} are quantized ({name or 'quantization_config in its config.json'}).",
+            remedy="Use the model in float32, bfloat16 or float16; quantized weights cannot be trained or sharded.",
+        )
+        return
+    causal_lm_skeleton(directory, dtype=torch_dtype(model.dtype), trust_remote_code=model.trust_remote_code)
+    yield from _unused_layers(directory, layers)
 
 
 def tokenizer_problems(plan: RunPlan) -> Iterator[Problem]:
     """Models that do not accept the policy's tokens, or sequences as long as the run's."""
-    config, longest = plan.config, plan.sequence_tokens
+    config, longest, faults, tokenizer = plan.config, plan.sequence_tokens, Faults(collects=True), None
     load = cache(lambda directory, pad_token: load_tokenizer(directory, pad_token=pad_token))
-    tokenizer = load(tokenizer_directory(plan.policy), plan.policy.pad_token)
-    eos_ids(tokenizer, plan.models.directory(ACTOR))
+    with faults.caught():
+        tokenizer = load(plan.models.tokenizer_directory(ACTOR, plan.policy), plan.policy.pad_token)
+        eos_ids(tokenizer, plan.models.directory(ACTOR))
+    for role, model in _language_models(plan):
+        with faults.caught():
+            load(plan.models.tokenizer_directory(role.name, model), model.pad_token)
+        with faults.caught():
+            geometry, directory = plan.models.geometry(role.name), plan.models.directory(role.name)
+            if geometry.max_positions and longest > geometry.max_positions:
+                yield ConfigError(
+                    f"data.max_prompt_tokens={config.data.max_prompt_tokens} and data.max_response_tokens="
+                    f"{config.data.max_response_tokens} make {longest} tokens; the model in {directory} reads"
+                    f" {geometry.max_positions}.",
+                    remedy=f"Lower one of them, to {geometry.max_positions} together.",
+                )
+            if tokenizer is not None:
+                check_vocabulary(tokenizer, geometry.vocab, directory)
+    yield from faults.found
+
+
+def _language_models(plan: RunPlan) -> Iterator[tuple[RoleSpec, Model]]:
+    """The roles with a model, except frozen reward models."""
     for role in plan.roles:
-        if role.model is None or isinstance(role.arguments, RewardModelRole):
-            continue
-        load(tokenizer_directory(role.model), role.model.pad_token)
-        geometry, directory = plan.models.geometry(role.name), plan.models.directory(role.name)
-        check_vocabulary(tokenizer, geometry.vocab, directory)
-        if geometry.max_positions and longest > geometry.max_positions:
-            yield ConfigError(
-                f"data.max_prompt_tokens={config.data.max_prompt_tokens} and data.max_response_tokens="
-                f"{config.data.max_response_tokens} make {longest} tokens; the model in {directory} reads"
-                f" {geometry.max_positions}.",
-                remedy=f"Lower one of them, to {geometry.max_positions} together.",
-            )
+        if role.model is not None and not isinstance(role.arguments, RewardModelRole):
+            yield role, role.model
 
 
-def adapter_problems(plan: RunPlan) -> Iterable[Problem]:
+@per_role
+def adapter_problems(plan: RunPlan, role: RoleSpec) -> Iterable[Problem]:
     """LoRA without its package, or without layers to adapt."""
-    for role in plan.roles:
-        if role.model is None or role.training is None or not role.training.lora.rank:
-            continue
+    if role.model is not None and role.training is not None and role.training.lora.rank:
         check_installed("peft")
         if targets := role.training.lora.targets:
             directory, trust = plan.models.directory(role.name), role.model.trust_remote_code
             model = causal_lm_skeleton(directory, dtype=torch.bfloat16, trust_remote_code=trust)
-            chosen_targets(model, targets, key=f"{role.name}.lora.targets")
+            section = CRITIC if isinstance(role.arguments, CriticRole) else ACTOR
+            chosen_targets(model, targets, key=f"{section}.lora.targets")
     return []
 
 
@@ -130,11 +150,11 @@ def reward_problems(plan: RunPlan, data: RunData | None) -> Iterable[Problem]:
     return faults.found
 
 
-def reward_model_problems(plan: RunPlan) -> Iterator[Problem]:
+@per_role
+def reward_model_problems(plan: RunPlan, role: RoleSpec) -> Iterator[Problem]:
     """Frozen reward models without a head, or that do not accept the policy's tokens or the length of its responses."""
-    for role in plan.roles:
-        if isinstance(role.arguments, RewardModelRole):
-            yield from _scores(plan, role, role.arguments)
+    if isinstance(role.arguments, RewardModelRole):
+        yield from _scores(plan, role, role.arguments)
 
 
 def runs_whole(plan: RunPlan, role: RoleSpec) -> bool:

@@ -4,7 +4,7 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from hybridflow.config.model import Dtype
@@ -12,7 +12,7 @@ from hybridflow.config.training import Lora
 from hybridflow.elastic.checkpoint import steps_below
 from hybridflow.elastic.recovery import check_links
 from hybridflow.engines.traits import TRAINING_ENGINES
-from hybridflow.errors import Advice, ConfigError, Problem, ResourceError
+from hybridflow.errors import Advice, ConfigError, Faults, Problem, ResourceError
 from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.plan.roles import RoleSpec
 from hybridflow.models.geometry import ModelGeometry, parameter_count
@@ -31,16 +31,18 @@ _FLOAT32_COPIES = 3
 """Weights, and AdamW's two moments of each; weights in bfloat16 come in addition to their float32 copies."""
 
 
-def package_problems(plan: RunPlan) -> Iterable[Problem]:
+def package_problems(plan: RunPlan) -> Iterator[Problem]:
     """Unknown trackers, and packages that trackers and engines import but that are not installed."""
-    check_names(plan.config.trainer.trackers)
-    for name in plan.config.trainer.trackers:
-        if name in _TRACKER_PACKAGES:
+    faults = Faults(collects=True)
+    with faults.caught():
+        check_names(plan.config.trainer.trackers)
+    for name in [name for name in _TRACKER_PACKAGES if name in plan.config.trainer.trackers]:
+        with faults.caught():
             check_installed(name)
+    yield from faults.found
     for role in plan.roles:
         if role.training is not None:
             TRAINING_ENGINES[role.training.engine].check_installed()
-    return []
 
 
 def pool_problems(plan: RunPlan) -> Iterator[Advice]:

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.training import Lora
-from hybridflow.errors import ConfigError
+from hybridflow.errors import ConfigError, raised_together
 from hybridflow.models.heads import ValueModel
 from hybridflow.models.names.huggingface import canonical_name
 from hybridflow.optional import require
@@ -76,12 +76,12 @@ def chosen_targets(model: PreTrainedModel, targets: Sequence[str], *, key: str =
     head = model.get_output_embeddings()
     paths = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head]
     kinds = sorted({path.rpartition(".")[2] for path in paths})
-    for target in targets:
-        if not any(path == target or path.endswith(f".{target}") for path in paths):
-            raise ConfigError(
-                f"{key} names '{target}', but the model has no such linear layer to adapt.",
-                remedy=f"{did_you_mean(target, kinds)}Use some of: {', '.join(kinds)}; or leave it out for all.",
-            )
+    with raised_together() as faults:
+        for target in targets:
+            remedy = f"{did_you_mean(target, kinds)}Use some of: {', '.join(kinds)}; or leave it out for all."
+            if not any(path == target or path.endswith(f".{target}") for path in paths):
+                found = f"{key} names '{target}', but the model has no such linear layer to adapt."
+                faults.add(ConfigError(found, remedy=remedy))
     return tuple(targets) or tuple(kinds)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from hybridflow.config.nearest import did_you_mean
-from hybridflow.errors import ConfigError
+from hybridflow.errors import ConfigError, raised_together
 from hybridflow.observability.trackers.console import ConsoleTracker
 from hybridflow.observability.trackers.interface import FanoutTracker, TrackedRun, Tracker
 from hybridflow.observability.trackers.jsonl import JsonlTracker
@@ -18,13 +18,12 @@ def make_trackers(names: Sequence[str], run: TrackedRun) -> FanoutTracker:
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Raises `ConfigError` for an unknown tracker, with the nearest name."""
-    for name in names:
-        if name not in _MAKERS:
-            raise ConfigError(
-                f"trainer.trackers names '{name}', which is not a tracker.",
-                remedy=f"{did_you_mean(name, _MAKERS)}Choose from: {', '.join(_MAKERS)}.",
-            )
+    """Raises `ConfigError` for unknown trackers, with the nearest names."""
+    with raised_together() as faults:
+        for name in names:
+            if name not in _MAKERS:
+                remedy = f"{did_you_mean(name, _MAKERS)}Choose from: {', '.join(_MAKERS)}."
+                faults.add(ConfigError(f"trainer.trackers names '{name}', which is not a tracker.", remedy=remedy))
 
 
 def _tensorboard(run: TrackedRun) -> Tracker:

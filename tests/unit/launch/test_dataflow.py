@@ -57,6 +57,17 @@ class Other(Mine):
     data = "x"
 
 
+class Rows(Mine):
+    rows_per_prompt = "2"
+
+
+class Raises(Mine):
+    @classmethod
+    @property
+    def provides(cls):
+        raise ValueError("no")
+
+
 class NotOne:
     pass
 
@@ -123,6 +134,8 @@ def test_settings_must_be_a_dataclass_and_by_default_there_are_none(file):
         ("{folder}/my_flow.py:Old", "Old defines 'foreknown', which is now called 'precompute'", "Rename the method."),
         ("{folder}/my_flow.py:Labeled", "Labeled.data='labeled' is unknown.", "Did you mean 'labelled'?"),
         ("{folder}/my_flow.py:Other", "'x' is unknown.", "from: prompts, demonstrations, preferences, labelled."),
+        ("{folder}/my_flow.py:Rows", "Rows.rows_per_prompt='2' has the wrong type", "It must be int or None."),
+        ("{folder}/my_flow.py:Raises", "Raises.provides raised ValueError: no (my_flow.py, line ", "Fix provides."),
         ("{folder}/my_flow.py:NotOne", "'NotOne' is not a dataflow", "class NotOne(Dataflow)"),
         ("{folder}/my_flow.py:NoStep", "NoStep does not define the method 'step'", "Write 'def step(self, prompts)'"),
     ],
@@ -132,6 +145,33 @@ def test_a_dataflow_that_cannot_be_found_is_explained(file, name, message, remed
         find_dataflow(name.format(folder=file.parent))
     assert message in caught.value.message
     assert remedy in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("x: Tensor = None", r"Mine\.Settings\.x cannot be a setting: Unexpected type .*Tensor \(mine\.py, line 8\)"),
+        ("x: 'Nope' = 1", r"Mine\.Settings\.x cannot be a setting: name 'Nope' is not .* \(mine\.py, line 8\)"),
+        ("def __post_init__(self): int('x')", r"Mine\.Settings raised ValueError: .* \(mine\.py, line 8\)"),
+    ],
+)
+def test_settings_that_cannot_be_made_are_named_with_their_line(body, found, tmp_path):
+    imports = (
+        "from dataclasses import dataclass",
+        "from torch import Tensor",
+        "from hybridflow.dataflows.ppo import PPO",
+    )
+    lines = (
+        *imports,
+        "class Mine(PPO):",
+        "    @dataclass",
+        "    class Settings:",
+        "        ok: int = 1",
+        f"        {body}",
+    )
+    (tmp_path / "mine.py").write_text("\n".join(lines))
+    with pytest.raises(ConfigError, match=found):
+        make_settings(find_dataflow(f"{tmp_path / 'mine.py'}:Mine"), {})
 
 
 def test_the_error_for_settings_that_replace_those_of_the_base_class_says_how_to_extend_them(tmp_path):

@@ -163,18 +163,27 @@ def test_every_role_that_the_dataflow_does_not_have_is_named_and_warnings_are_co
     assert ended.words.count("Warning: ") == 2 and "no errors found, 2 warnings; nothing was started" in ended.words
 
 
+def test_a_model_without_data_is_one_problem(toy_dir):
+    words = [f"model.path={toy_dir()}", "reward.functions=[exact_match]"]
+    ended = run_here(["--dry-run", "trainer.device=cpu", *words])
+    assert "data.train_files is empty" in ended.words and "1 problem; nothing was started" in ended.words
+
+
 def test_a_mapping_of_settings_with_one_mistake_hides_no_mistake_found_later():
     ended = run_here(["--dry-run", "trainer.device=cpu", "data={batch_size: 0, train_files: [nope.jsonl]}"])
     assert "data.batch_size=0 is too small" in ended.words
     assert "No such file or directory: 'nope.jsonl'" in ended.words
 
 
-@pytest.mark.parametrize("base", ["DAPO", "DPO"])
-def test_a_class_of_ones_own_that_the_settings_do_not_fit_is_one_problem(tmp_path, base):
+@pytest.mark.parametrize(
+    ("base", "module"), [("DAPO", "dapo"), ("DPO", "dpo"), ("KTO", "kto"), ("RewardModeling", "reward_model")]
+)
+def test_a_class_of_ones_own_that_the_settings_do_not_fit_is_one_problem(tmp_path, base, module):
     file = tmp_path / "mine.py"
-    file.write_text(f"from hybridflow.dataflows.{base.lower()} import {base}\n\n\nclass Mine({base}):\n    pass\n")
+    file.write_text(f"from hybridflow.dataflows.{module} import {base}\n\n\nclass Mine({base}):\n    pass\n")
     ended = run_here(["--dry-run", "trainer.device=cpu", f"dataflow={file}:Mine"])
     assert "1 problem; nothing was started" in ended.words
+    assert base == "DAPO" or f"hybridflow.trainer.main_{module} dataflow={file}:Mine" in ended.words
 
 
 def test_mistakes_of_settings_alone_are_listed_without_importing_torch():

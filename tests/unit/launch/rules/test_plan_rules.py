@@ -11,8 +11,8 @@ from hybridflow.launch.plan import defaults
 from hybridflow.launch.rules.algorithm import gradient_problems, reward_weight_problems, schedule_problems
 from hybridflow.launch.rules.all import PLAN_RULES
 from hybridflow.launch.rules.layouts import layout_problems
-from hybridflow.launch.rules.models import rollout_problems
-from hybridflow.launch.rules.resources import checkpoint_problems, pool_problems
+from hybridflow.launch.rules.models import adapter_problems, directory_problems, rollout_problems, tokenizer_problems
+from hybridflow.launch.rules.resources import checkpoint_problems, package_problems, pool_problems
 from tests.unit.config.experiments import experiment
 from tests.unit.launch.plans import errors, judged, plan_of, planned
 
@@ -105,6 +105,40 @@ def test_every_role_whose_schedule_ends_before_the_run_is_named():
         assert f"Set {key}.optimizer.schedule_steps=6" in error.remedy
     (found,) = errors(planned("algorithm=grpo", *SHORT), schedule_problems)
     assert "critic" not in found.message
+
+
+NOWHERE = [
+    "task=calculator",
+    "model.path=/nowhere/a",
+    "critic.model.path=/nowhere/b",
+    "trainer.trackers=[nope,neither]",
+]
+ADAPTERS = ["actor.lora={rank: 2, targets: [no_proj, q_poj]}", "critic.lora={rank: 2, targets: [no_proj]}"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "words", "found"),
+    [
+        (
+            adapter_problems,
+            ADAPTERS,
+            ["actor.lora.targets names 'no_", "actor.lora.targets names 'q_", "critic.lora.t"],
+        ),
+        (adapter_problems, [*NOWHERE, *ADAPTERS], ["model.path=/nowhere/a", "critic.model.path=/nowhere/b"]),
+        (directory_problems, NOWHERE, ["model.path=/nowhere/a", "critic.model.path=/nowhere/b"]),
+        (layout_problems, NOWHERE, ["model.path=/nowhere/a", "critic.model.path=/nowhere/b"]),
+        (tokenizer_problems, NOWHERE, ["model.path=/nowhere/a", "critic.model.path=/nowhere/b"]),
+        (
+            tokenizer_problems,
+            ["critic.model={path: builtin:calculator, tokenizer_path: /nowhere}"],
+            ["critic.model.tokenizer_path=/nowhere does not exist"],
+        ),
+        (package_problems, NOWHERE, ["trainer.trackers names 'nope'", "trainer.trackers names 'neither'"]),
+    ],
+)
+def test_the_problem_of_one_role_or_name_hides_none_of_another(rule, words, found):
+    messages = [error.message for error in errors(planned(*words), rule)]
+    assert len(messages) == len(found) and all(map(str.startswith, messages, found))
 
 
 def test_a_schedule_is_as_long_as_that_of_the_run_it_resumes_not_of_another_run_in_the_directory(tmp_path):

@@ -164,7 +164,11 @@ def test_every_role_that_the_dataflow_does_not_have_is_named_and_warnings_are_co
 
 
 def test_a_model_without_data_is_one_problem(toy_dir):
-    words = [f"model.path={toy_dir()}", "reward.functions=[exact_match]"]
+    words = [
+        f"model.path={toy_dir()}",
+        "reward.functions=[exact_match]",
+        "data={max_prompt_tokens: 8, max_response_tokens: 4}",
+    ]
     ended = run_here(["--dry-run", "trainer.device=cpu", *words])
     assert "data.train_files is empty" in ended.words and "1 problem; nothing was started" in ended.words
 

@@ -48,11 +48,11 @@ def generation_mesh(
     block = size // copies
     if block % wanted:
         return ParallelMesh({"data": size // wanted, **_sizes(pipeline, 1, tensor, 1)})
+    found = _arrangements(training_mesh, block // wanted, tensor, pipeline)
+    if wanted == 1:  # every rank generates alone, with the whole model
+        return ParallelMesh({"data": copies, **next(found).sizes})
     held = _trained_parts(training_mesh, block)
-    best = max(
-        _arrangements(training_mesh, block // wanted, tensor, pipeline),
-        key=lambda mesh: (_is_on_one_node(mesh, devices_per_node or size), _overlap(mesh, *held)),
-    )
+    best = max(found, key=lambda mesh: (_is_on_one_node(mesh, devices_per_node or size), _overlap(mesh, *held)))
     return ParallelMesh({"data": copies, **best.sizes})
 
 

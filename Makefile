@@ -42,7 +42,7 @@ help:
 	@echo "make clean        remove caches and build products (distclean: the virtual environments too)"
 
 quickstart: $(VENV)/.core
-	@$(BIN)/python -m hybridflow.trainer.main_ppo $(ARGS)
+	@$(BIN)/hybridflow ppo $(ARGS)
 
 test: $(VENV)/.dev
 	@$(PYTEST) $(SUITES) -m "$(QUICK)" $(ARGS)

@@ -65,7 +65,7 @@ def on_files(files: "Files", config: "MkDocsConfig") -> "Files":
 def settings_page() -> str:
     """Every key of the configuration with its type, range, default and meaning, one table per section."""
     lines = ["# Settings", "", "Every configuration key, generated from the dataclasses in `hybridflow/config/`."]
-    lines += ["Set one on the command line: `python -m hybridflow.trainer.main_ppo trainer.seed=1`.", ""]
+    lines += ["Set one on the command line: `hybridflow ppo trainer.seed=1`.", ""]
     for path, section in sections(Experiment(), ""):
         lines += [f"## {path or 'The run'}", "", inspect.getdoc(type(section)) or "", ""]
         lines += ["| key | type | default | meaning |", "|---|---|---|---|"]
@@ -112,10 +112,7 @@ def columns_page() -> str:
 def algorithms_page() -> str:
     """Every method by name: source, function, command, requirements and settings."""
     lines = ["# Algorithms", "", "Generated from `algorithms/catalogue.py`, the presets and the dataflows.", ""]
-    lines += [
-        "`main_NAME` stands for `python -m hybridflow.trainer.main_NAME`; commands that begin with `algorithm` are"
-    ]
-    lines += ["appended to `python -m hybridflow.trainer.main_ppo`. Settings have the values that it gives them.", ""]
+    lines += ["Settings are appended to `hybridflow ppo` and have the values that it gives them.", ""]
     for heading, entries in algorithm_table().items():
         lines += [f"## {heading}", "", "| name | from | function | run it with | needs | settings |"]
         lines += ["|---|---|---|---|---|---|"]
@@ -144,7 +141,7 @@ def _learning() -> Iterator[str]:
             found.setdefault(row["method"], []).append(row)
     yield from ("## Results on the built-in task", "")
     yield "Exact match on the held-out problems, before training and after the given number of steps, with"
-    yield "`python -m hybridflow.trainer.main_ppo` and the settings in the column *added*, on one CPU core, for seeds"
+    yield "`hybridflow ppo` and the settings in the column *added*, on one CPU core, for seeds"
     yield "0, 1, and so on. `grpo_passk` is measured by `pass@2`, `gdpo` by one of its two rewards."
     yield "`python benchmarks/algorithms.py` reproduces this table."
     yield from ("", "| name | added | steps | before | after | reached 0.75 at step |", "|---|---|---|---|---|---|")

@@ -12,7 +12,7 @@ Expect:    with stories15M and the 2,312 harmless-base pairs of HH's test split:
            runs/pipeline/comparison.md has the mean scores of three models' answers: +0.17 before,
            +0.47 after SFT, +0.74 after PPO.
 
-The three trainers are the ones behind `python -m hybridflow.trainer.main_sft`, `main_reward_model` and `main_ppo`. The
+The three trainers are those of `hybridflow sft`, `hybridflow reward-model` and `hybridflow ppo`. The
 comparison uses transformers alone, so that its result does not depend on this package.
 """
 

@@ -15,7 +15,7 @@ _EXAMPLES = """examples:
   hybridflow export runs/calculator model                     the actor of the newest complete checkpoint
   hybridflow export runs/calculator model --step 40
   hybridflow export runs/calculator critic --role critic      transformers.AutoModelForTokenClassification reads it
-  hybridflow export runs/reward scorer                        of main_reward_model: reward.model.path=scorer
+  hybridflow export runs/reward scorer                        of reward-model: reward.model.path=scorer
   hybridflow export runs/large model --dtype bfloat16
 """
 

@@ -3,36 +3,60 @@
 import argparse
 import logging
 import sys
+import textwrap
 from collections.abc import Sequence
 from contextlib import redirect_stderr
 from functools import partial
 
-from hybridflow.launch.command import ended_by_signals
+import hybridflow
+from hybridflow.launch.command import ended_by_signals, run_command
+
+_TRAINING = """training (hybridflow COMMAND [FILE.yaml ...] [key=value ...]):
+{trainers}
+  {algorithms}
+  run                 runs FILE.yaml by the trainer that it names
+
+Settings: hybridflow COMMAND --help, or --help PREFIX for those that begin with PREFIX."""
+_COMMANDS = ("export", "show", "recipe", "report", "completion")
+"""The commands that do not train."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command. Exit status: 0 done, 2 failed for the reason printed, 130, 143 or 129 stopped by a signal."""
+    """Runs a command. Exit status: 0 done, 1 or 2 failed for the reason printed, 130, 143 or 129 stopped by a signal.
+
+    Those of training commands are in `run_command`.
+    """
+    words = [*(sys.argv[1:] if argv is None else argv)]
     with ended_by_signals():
-        from hybridflow.cli import export, recipe, report, show
+        from hybridflow.cli import completion
+        from hybridflow.launch.compose.trainers import RUN, find_command
+    if words[:1] == [completion.COMPLETE]:
+        completion.complete(words[1:], _COMMANDS)
+        return 0
+    if words[:1] in (["--help"], ["-h"]) and words[1:]:
+        return run_command(words, "ppo", program="hybridflow ppo")
+    word = words[0] if words else ""
+    if word not in _COMMANDS and (word == RUN or find_command(word) is not None):
+        return run_command(words[1:], word)
+    return _other_command(words)
+
+
+def _other_command(words: Sequence[str]) -> int:
+    """Runs a command that does not train."""
+    with ended_by_signals():
         from hybridflow.elastic.stopping import Stop
         from hybridflow.errors import HybridflowError
         from hybridflow.launch.messages import say_failure
         from hybridflow.observability.logs import configure_logging, lasting
         from hybridflow.observability.printable import PlainConsole
         from hybridflow.optional import check_builds
-    parser = argparse.ArgumentParser(
-        prog="hybridflow",
-        description="Everything but training, which is python -m hybridflow.trainer.main_ppo (see its --help).",
-    )
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for add_command in (export.add_command, show.add_command, recipe.add_command, report.add_command):
-        add_command(partial(commands.add_parser, formatter_class=argparse.RawDescriptionHelpFormatter))
-    arguments = _parsed(parser, argv)
     stop = Stop()
     with stop.handled(), redirect_stderr(lasting(sys.stderr)):
         console = PlainConsole(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
         configure_logging(None, logging.WARNING)
         try:
+            _check_word(words)
+            arguments = _parsed(_parser(), words)
             check_builds()
             arguments.run(arguments, console)
             return 0
@@ -42,6 +66,49 @@ def main(argv: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             console.print("\n[yellow]interrupted[/]")
             return stop.status
+
+
+def _check_word(words: Sequence[str]) -> None:
+    """Raises `ConfigError` for an unknown command, with the nearest one."""
+    with ended_by_signals():
+        from hybridflow.config.nearest import did_you_mean
+        from hybridflow.errors import ConfigError
+        from hybridflow.launch.compose.trainers import RUN, command_words, is_run_file
+
+    word = words[0] if words else "-"
+    if word in _COMMANDS or word.startswith("-"):
+        return
+    remedy = f"{did_you_mean(word, [*_COMMANDS, RUN, *command_words()])}hybridflow --help lists the commands."
+    if is_run_file(word):
+        remedy = f"Write hybridflow {RUN} {word}."
+    elif "=" in word:
+        remedy = f"Write hybridflow ppo {word}."
+    raise ConfigError(f"There is no command '{word}'.", remedy=remedy)
+
+
+def _parser() -> argparse.ArgumentParser:
+    with ended_by_signals():
+        from hybridflow.cli import completion, export, recipe, report, show
+        from hybridflow.launch.compose.trainers import PURPOSES, command_words, shown_name
+
+    trainers = {shown_name(name): purpose for name, purpose in PURPOSES.items()}
+    algorithms = ", ".join(word for word in command_words() if word not in trainers)
+    parser = argparse.ArgumentParser(
+        prog="hybridflow",
+        usage="hybridflow COMMAND [ARGUMENT ...]",
+        description=_TRAINING.format(
+            trainers="\n".join(f"  {name:<20}{purpose}" for name, purpose in trainers.items()),
+            algorithms="\n  ".join(textwrap.wrap(f"also by algorithm: {algorithms}", 110)),
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"hybridflow {hybridflow.__version__}")
+    commands = parser.add_subparsers(title="other commands", metavar="COMMAND", required=True)
+    adders = (export.add_command, show.add_command, recipe.add_command, report.add_command, completion.add_command)
+    for add_command in adders:
+        add_command(partial(commands.add_parser, formatter_class=argparse.RawDescriptionHelpFormatter))
+    assert tuple(commands.choices) == _COMMANDS, f"{[*commands.choices]}"
+    return parser
 
 
 def _parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:

@@ -14,7 +14,7 @@ _DESCRIPTION = """Traces one step of a dataflow under a given configuration and 
 calls in order, the columns that each call reads and adds, and what runs concurrently. Nothing is started,
 and neither data nor models are read."""
 _EXAMPLES = """examples:
-  hybridflow show                                  PPO, as main_ppo runs it without arguments
+  hybridflow show                                  PPO, as hybridflow ppo runs it without arguments
   hybridflow show --dataflow safe_rlhf
   hybridflow show --dataflow my_flow.py:Mine --svg mine.svg
   hybridflow show --dataflow grpo algorithm.kl.placement=loss trainer.devices=2
@@ -29,7 +29,9 @@ def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
     summary = "draw one step of a dataflow: its calls, columns, and what runs concurrently"
     parser = add("show", help=summary, description=_DESCRIPTION, epilog=_EXAMPLES)
     parser.set_defaults(run=_run)
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings of the run, as main_ppo takes them")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="settings of the run, as hybridflow ppo takes them"
+    )
     parser.add_argument("--dataflow", metavar="NAME", help="ppo, grpo, ..., file.py:Class, or any algorithm=NAME")
     parser.add_argument("--svg", type=Path, metavar="FILE", help="also write the drawing as an SVG page")
     parser.add_argument("--algorithms", action="store_true", help="the table of algorithms instead of a drawing")

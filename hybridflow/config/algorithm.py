@@ -213,4 +213,4 @@ class Algorithm(Section):
     """Correction for differences between rollout and training."""
 
     preference: Preference = field(default_factory=Preference)
-    """Learning from preferences (main_dpo, main_kto, main_reward_model)."""
+    """Learning from preferences (hybridflow dpo, kto and reward-model)."""

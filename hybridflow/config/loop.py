@@ -38,6 +38,10 @@ class Trainer(Section):
     total_steps: Annotated[int, AT_LEAST_1] = 150
     """Total number of training steps, including those before a resume."""
 
+    epochs: Annotated[float | None, ABOVE_0] = None
+    """Passes over the training data, which give the total steps; null uses total_steps. With both set, the run ends at
+    whichever is reached first."""
+
     seed: Annotated[int, AT_LEAST_0] = 0
     """Random seed of the run."""
 

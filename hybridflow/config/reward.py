@@ -48,7 +48,7 @@ class Reward(Section):
     null sets no limit. Reserved but unused memory and mapped files do not count."""
 
     model: Model = field(default_factory=Model)
-    """A reward model, trained by main_reward_model or any Hugging Face sequence-classification model."""
+    """A reward model, trained by `hybridflow reward-model`, or any Hugging Face sequence-classification model."""
 
     model_weight: Annotated[float, OF_SCORES] = 1.0
     """Weight of the reward model's score."""

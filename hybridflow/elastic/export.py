@@ -39,7 +39,7 @@ def export_model(
 ) -> Path:
     """Writes the model of a role to `out`, a new or empty directory; returns the role's directory in the checkpoint.
 
-    The default role is the actor, or the only trained role (a run of main_reward_model has no actor). Uses the newest
+    The default role is the actor, or the only trained role (a reward model's run has no actor). Uses the newest
     intact checkpoint, or that of `step`, fully verified. Merges an adapter into its base model, taken from the run's
     path or from `base_model`. With a `dtype`, converts weights one at a time; float32 weights come from the optimizer's
     float32 copies, so that no precision is lost.

@@ -11,10 +11,11 @@ from rich.text import Text
 from hybridflow.algorithms.catalogue import ADVANTAGES, POLICY_LOSSES, PREFERENCE_LOSSES, Method, load
 from hybridflow.config.algorithm import Algorithm
 from hybridflow.config.choices import ADVANTAGE_SYNONYMS, POLICY_LOSS_SYNONYMS, PREFERENCE_SYNONYMS
-from hybridflow.config.schema import config_directory
+from hybridflow.config.directory import config_directory
 from hybridflow.dataflows.interface import Dataflow, role_needs
 from hybridflow.launch.compose.compose import compose_run
 from hybridflow.launch.compose.presets import Preset, presets
+from hybridflow.launch.compose.trainers import shown_name
 from hybridflow.launch.plan.dataflow import DATAFLOWS
 from hybridflow.workers.named_functions import ESTIMATOR_OFFERS, LOSS_OFFERS, PREFERENCE_NUMBERS
 
@@ -76,7 +77,7 @@ def text_tables(tables: Mapping[str, Sequence[Entry]]) -> RenderableType:
             needs = f"   needs {', '.join(entry.needs)}" if entry.needs else ""
             table.add_row(entry.name, Text.assemble(entry.command, (needs, "yellow"), "\n", (entry.source, "dim")))
         parts += [Text(heading, "bold"), table, ""]
-    note = "main_NAME means python -m hybridflow.trainer.main_NAME; all other settings are given to main_ppo."
+    note = "Settings are given to hybridflow ppo; hybridflow NAME is short for algorithm=NAME."
     return Group(*parts, Text(note, "dim"))
 
 
@@ -103,8 +104,7 @@ def _preference_loss(name: str, method: Method) -> Entry:
     trainer = "kto" if method.data == "labelled" else "dpo"
     numbers = vars(compose_run([], config_name=trainer).config.algorithm.preference)
     settings = {f"algorithm.preference.{n}": numbers[n] for n in PREFERENCE_NUMBERS if n in parameters}
-    is_default = name in (Algorithm().preference.loss, trainer)
-    command = f"main_{trainer}" if is_default else f"main_{trainer} algorithm.preference.loss={name}"
+    command = f"hybridflow {trainer if name == Algorithm().preference.loss else name}"
     place, needs = _place(method.function), _needs(method)
     return Entry(name, _synonyms(name, PREFERENCE_SYNONYMS), method.source, place, command, needs, settings)
 
@@ -118,7 +118,7 @@ def _dataflow(name: str, dataflow: type[Dataflow], known: Mapping[str, Preset]) 
         command = f"algorithm={name}"
     else:
         has_trainer = (config_directory() / f"{name}.yaml").is_file()
-        command = f"main_{name}" if has_trainer else f"dataflow={name}"
+        command = f"hybridflow {shown_name(name)}" if has_trainer else f"dataflow={name}"
     preset, defaults = known.get(name), vars(dataflow.Settings())
     settings = {f"dataflow_settings.{n}": _of(preset, v, "dataflow_settings", n) for n, v in defaults.items()}
     about = (inspect.getdoc(inspect.getmodule(dataflow)) or "").partition("\n")[0]

@@ -1,4 +1,4 @@
-"""The work of every `python -m hybridflow.trainer.main_*`: parse, run, print the outcome.
+"""The work of `hybridflow ppo` and every other training command: parse, run, print the outcome.
 
 Slow imports are inside functions, so that a signal ends the process with one line from the start.
 """
@@ -14,19 +14,18 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import argparse
-
     from rich.console import Console
 
     from hybridflow.elastic.stopping import Stop
+    from hybridflow.launch.compose.command_line import CommandLine
     from hybridflow.launch.compose.compose import Composed
 
 _BEFORE_THE_RUN = "interrupted  before the run began"
 _INTERRUPTED = "\n[bold yellow]interrupted[/]  {}"
 
 
-def run_command(argv: Sequence[str] | None, *, config_name: str, purpose: str) -> int:
-    """Runs `main_<config_name>` and returns its exit status.
+def run_command(argv: Sequence[str] | None, command: str, *, program: str | None = None) -> int:
+    """Runs a training command, such as `ppo`, `grpo` or `run`, and returns its exit status.
 
     0 done, 1 failed, 2 could not begin, 130, 143 or 129 stopped by SIGINT, SIGTERM or SIGHUP. A run begins once its
     roles have started and hold their weights, before its first evaluation or step.
@@ -34,25 +33,29 @@ def run_command(argv: Sequence[str] | None, *, config_name: str, purpose: str) -
     with ended_by_signals(_BEFORE_THE_RUN):
         from hybridflow.elastic.stopping import Stop
         from hybridflow.errors import STRICT, HybridflowError
-        from hybridflow.launch.compose.compose import compose_run, parse_command_line
+        from hybridflow.launch.compose.command_line import parse_command_line
+        from hybridflow.launch.compose.compose import compose_run
         from hybridflow.launch.compose.help import config_text, help_as_typed
+        from hybridflow.launch.compose.trainers import RUN, known_command
         from hybridflow.launch.messages import say_failure
+        from hybridflow.launch.rules.packages import package_problems
         from hybridflow.launch.rules.parallelism import parallelism_problems
         from hybridflow.observability.logs import lasting
         from hybridflow.observability.printable import PlainConsole
         from hybridflow.optional import check_builds
-    stop, program = Stop(), f"hybridflow.trainer.main_{config_name}"
+    stop, program = Stop(), program or f"hybridflow {command}"
     with stop.handled(), redirect_stderr(lasting(sys.stderr)):
         console = PlainConsole(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
         try:
-            flags = parse_command_line(sys.argv[1:] if argv is None else argv, program=program, config_name=config_name)
+            trainer = None if command == RUN else known_command(command)
+            flags = parse_command_line(sys.argv[1:] if argv is None else argv, program=program, command=trainer)
             if flags.help:
-                sys.stdout.write(help_as_typed(flags, program=program, purpose=purpose))
+                sys.stdout.write(help_as_typed(flags, program=program))
                 return 0
             if flags.dry_run:
                 return _dry_run(flags, console)
-            composed = compose_run(flags.overrides, config_name=flags.config_name, config_dir=flags.config_dir)
-            STRICT.check([parallelism_problems], composed.config)
+            composed = compose_run(flags.typed(), config_name=flags.config_name, config_dir=flags.config_dir)
+            STRICT.check([parallelism_problems, package_problems], composed.config)
             if flags.cfg:
                 sys.stdout.write(config_text(composed))
                 return 0
@@ -66,7 +69,7 @@ def run_command(argv: Sequence[str] | None, *, config_name: str, purpose: str) -
             return stop.status
 
 
-def _dry_run(flags: "argparse.Namespace", console: "Console") -> int:
+def _dry_run(flags: "CommandLine", console: "Console") -> int:
     """Prints all problems and the roles; 2 if there is a problem.
 
     Problems of settings alone come first, before a large library is imported. If everything typed is among them, the
@@ -79,15 +82,17 @@ def _dry_run(flags: "argparse.Namespace", console: "Console") -> int:
         from hybridflow.errors import Faults
         from hybridflow.launch.compose.compose import compose_run
         from hybridflow.launch.messages import LEFT_TO_CHECK, say_problems
+        from hybridflow.launch.rules.packages import package_problems
         from hybridflow.launch.rules.parallelism import parallelism_problems
 
     faults, composed, has_layout = Faults(collects=True), None, False
     with faults.caught():
         named = {"config_name": flags.config_name, "config_dir": flags.config_dir}
-        composed = compose_run(flags.overrides, **named, faults=faults)
+        composed = compose_run(flags.typed(faults), **named, faults=faults)
         has_layout = faults.check([parallelism_problems], composed.config)
+        faults.check([package_problems], composed.config)
     say_problems(console, faults.found)
-    is_all_wrong = {text.partition("=")[0] for text in flags.overrides} <= {error.key for error in faults.found}
+    is_all_wrong = composed is not None and composed.user_keys <= {error.key for error in faults.found}
     if composed is None or (faults.found and flags.config_dir is None and is_all_wrong):
         console.print(LEFT_TO_CHECK)
     else:
@@ -150,8 +155,10 @@ def _say_start(composed: "Composed", console: "Console") -> None:
     from rich.text import Text
 
     config = composed.config
-    steps = f"{config.trainer.total_steps} step{'' if config.trainer.total_steps == 1 else 's'}"
-    what = f"{config.dataflow.rpartition('/')[2]}  {config.trainer.experiment}  {steps}"
+    length = f"{config.trainer.total_steps} step{'' if config.trainer.total_steps == 1 else 's'}"
+    if config.trainer.epochs is not None:
+        length = f"{config.trainer.epochs:g} epoch{'' if config.trainer.epochs == 1 else 's'}"
+    what = f"{config.dataflow.rpartition('/')[2]}  {config.trainer.experiment}  {length}"
     console.print(Text.assemble(("starting", "bold"), f"  {what}"), soft_wrap=True)
 
 

@@ -12,9 +12,10 @@ from hybridflow.launch.compose.compose import Composed
 from hybridflow.launch.messages import LEFT_TO_CHECK, say_problems, say_warnings
 from hybridflow.launch.plan.data import file_problems
 from hybridflow.launch.plan.dataflow import find_dataflow
+from hybridflow.launch.plan.length import length_in_words
 from hybridflow.launch.plan.plan import Models, RunPlan
 from hybridflow.launch.plan.roles import ACTOR
-from hybridflow.launch.prepare import checked_data, checked_plan
+from hybridflow.launch.prepare import checked_data, checked_length, checked_plan
 from hybridflow.launch.rules.all import DATAFLOW_RULES
 from hybridflow.launch.run_directory import start_in_words
 from hybridflow.launch.step_trace import planned_roles
@@ -45,10 +46,13 @@ def dry_run(composed: Composed, faults: Faults, console: Console, *, has_layout:
         with faults.caught():
             data = checked_data(plan, faults)
         with faults.caught():
+            plan = plan if data is None else checked_length(plan, data, faults)
             start = start_in_words(plan, data)
     say_problems(console, faults.found, begin=before)
     say_warnings(console, faults.warnings)
     console.print(LEFT_TO_CHECK if plan is None else _overview(plan), soft_wrap=True)
+    if plan is not None and data is not None:
+        console.print(length_in_words(plan, data), soft_wrap=True)
     if start is not None and not faults.found:
         console.print(f"The run {start}.", soft_wrap=True)
 

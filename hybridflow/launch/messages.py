@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # the first error can be printed before torch is imported
     from hybridflow.dataflows.loop import Outcome
 
 LEFT_TO_CHECK = "Models and data are checked once these problems are fixed."
-_USE_REWARD = "python -m hybridflow.trainer.main_ppo reward.model.path"
+_USE_REWARD = "hybridflow ppo reward.model.path"
 """Printed by `--dry-run` instead of the roles if it cannot plan them."""
 
 

@@ -1,5 +1,6 @@
 """Everything that can fail before the first process starts, in the order in which it can be checked."""
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,12 +9,15 @@ from hybridflow.elastic.compatibility import Fingerprints
 from hybridflow.errors import STRICT, Faults, HybridflowError
 from hybridflow.launch.compose.compose import Composed
 from hybridflow.launch.plan.data import RunData, load_data
+from hybridflow.launch.plan.length import length_in_words, with_length
 from hybridflow.launch.plan.plan import RunPlan, plan_run
 from hybridflow.launch.resume import fingerprints
-from hybridflow.launch.rules.all import DATA_RULES, PLAN_RULES
+from hybridflow.launch.rules.all import DATA_RULES, LENGTH_RULES, PLAN_RULES
 from hybridflow.launch.run_directory import EarlierRun, open_directory
 from hybridflow.launch.step_trace import step_problems
 from hybridflow.observability.logs import configure_logging
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,8 @@ def prepare(composed: Composed) -> Prepared:
     configure_logging(None)
     plan = checked_plan(composed)
     data = checked_data(plan)
+    plan = checked_length(plan, data)
+    logger.info("%s", length_in_words(plan, data))
     inputs = fingerprints(plan)
     checkpoint, earlier = open_directory(plan, data, inputs)
     return Prepared(plan, data, earlier.directory, checkpoint, inputs, earlier)
@@ -44,6 +50,17 @@ def checked_plan(composed: Composed, faults: Faults = STRICT) -> RunPlan:
     """The plan of a run, checked by all rules that need no data."""
     plan = plan_run(composed, faults)
     faults.check(PLAN_RULES, plan)
+    if composed.config.trainer.epochs is None:
+        faults.check(LENGTH_RULES, plan)
+    return plan
+
+
+def checked_length(plan: RunPlan, data: RunData, faults: Faults = STRICT) -> RunPlan:
+    """The plan with the total steps that `trainer.epochs` gives, if it is set, checked by the rules on them."""
+    if plan.config.trainer.epochs is None:
+        return plan
+    plan = with_length(plan, data)
+    faults.check(LENGTH_RULES, plan)
     return plan
 
 

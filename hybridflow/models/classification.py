@@ -56,7 +56,7 @@ def describe_reward_model(directory: Path, *, key: str, trust_remote_code: bool 
         found = architectures[0] if architectures else config.model_type
         raise ConfigError(
             f"{key}={directory}: {found} has no head that computes a score.",
-            remedy="Train a reward model from it: python -m hybridflow.trainer.main_reward_model"
+            remedy="Train a reward model from it: hybridflow reward-model"
             f" model.path={directory}. Or name a sequence-classification model.",
         )
     hidden = config.get_text_config().to_dict().get("hidden_size")

@@ -1,1 +1,1 @@
-"""The commands: `python -m hybridflow.trainer.main_ppo` and `main_sft`."""
+"""`python -m hybridflow.trainer.main_ppo` and its like, which are also `hybridflow ppo` and so on."""

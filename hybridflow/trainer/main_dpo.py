@@ -1,4 +1,4 @@
-"""`python -m hybridflow.trainer.main_dpo`: see `--help`."""
+"""`python -m hybridflow.trainer.main_dpo`, the same as `hybridflow dpo`: see `--help`."""
 
 import sys
 from collections.abc import Sequence
@@ -8,11 +8,7 @@ from hybridflow.launch.command import run_command
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    return run_command(
-        argv,
-        config_name="dpo",
-        purpose="Trains a language model on pairs of responses (DPO; also IPO, SLiC, ORPO, SimPO).",
-    )
+    return run_command(argv, "dpo", program="python -m hybridflow.trainer.main_dpo")
 
 
 if __name__ == "__main__":

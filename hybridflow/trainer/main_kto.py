@@ -1,4 +1,4 @@
-"""`python -m hybridflow.trainer.main_kto`: see `--help`."""
+"""`python -m hybridflow.trainer.main_kto`, the same as `hybridflow kto`: see `--help`."""
 
 import sys
 from collections.abc import Sequence
@@ -8,9 +8,7 @@ from hybridflow.launch.command import run_command
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    return run_command(
-        argv, config_name="kto", purpose="Trains a language model on single responses that people like or do not (KTO)."
-    )
+    return run_command(argv, "kto", program="python -m hybridflow.trainer.main_kto")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`python -m hybridflow.trainer.main_ppo`: see `--help`."""
+"""`python -m hybridflow.trainer.main_ppo`, the same as `hybridflow ppo`: see `--help`."""
 
 import sys
 from collections.abc import Sequence
@@ -8,11 +8,7 @@ from hybridflow.launch.command import run_command
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    return run_command(
-        argv,
-        config_name="ppo",
-        purpose="Trains a language model by reinforcement learning: PPO, GRPO or a dataflow of your own.",
-    )
+    return run_command(argv, "ppo", program="python -m hybridflow.trainer.main_ppo")
 
 
 if __name__ == "__main__":

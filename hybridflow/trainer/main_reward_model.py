@@ -1,4 +1,4 @@
-"""`python -m hybridflow.trainer.main_reward_model`: see `--help`."""
+"""`python -m hybridflow.trainer.main_reward_model`, the same as `hybridflow reward-model`: see `--help`."""
 
 import sys
 from collections.abc import Sequence
@@ -8,9 +8,7 @@ from hybridflow.launch.command import run_command
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    return run_command(
-        argv, config_name="reward_model", purpose="Trains a reward model on pairs of which one response is preferred."
-    )
+    return run_command(argv, "reward_model", program="python -m hybridflow.trainer.main_reward_model")
 
 
 if __name__ == "__main__":

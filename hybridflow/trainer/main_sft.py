@@ -1,4 +1,4 @@
-"""`python -m hybridflow.trainer.main_sft`: see `--help`."""
+"""`python -m hybridflow.trainer.main_sft`, the same as `hybridflow sft`: see `--help`."""
 
 import sys
 from collections.abc import Sequence
@@ -8,9 +8,7 @@ from hybridflow.launch.command import run_command
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    return run_command(
-        argv, config_name="sft", purpose="Trains a language model on demonstrations (supervised fine-tuning)."
-    )
+    return run_command(argv, "sft", program="python -m hybridflow.trainer.main_sft")
 
 
 if __name__ == "__main__":

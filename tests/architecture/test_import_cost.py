@@ -27,6 +27,7 @@ TORCH_FREE = (
     "hybridflow.algorithms.catalogue",
     "hybridflow.launch.compose.compose",
     "hybridflow.launch.rules.parallelism",
+    "hybridflow.launch.rules.packages",
     "hybridflow.trainer.main_*",
     "hybridflow.cli*",
 )

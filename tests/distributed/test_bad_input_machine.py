@@ -138,7 +138,9 @@ def test_a_device_that_is_not_there_is_told(tmp_path):
 )
 def test_a_missing_extra_is_told_before_the_run(tmp_path, monkeypatch, package, setting, extra):
     monkeypatch.setitem(sys.modules, package, None)
-    assert_refused(attempt(tmp_path, setting), f"MissingExtraError: The package '{package}' is not installed", extra)
+    assert_refused(
+        attempt(tmp_path, setting), f"[{package}]: The package" if "[" in setting else f"{setting}: The package", extra
+    )
     assert not (tmp_path / "run").exists()
 
 

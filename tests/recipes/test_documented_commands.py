@@ -5,10 +5,12 @@ import re
 import shlex
 import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from hybridflow.cli.main import _COMMANDS
 from hybridflow.cli.main import main as hybridflow_command
 from hybridflow.trainer import main_dpo, main_kto, main_ppo, main_reward_model, main_sft
 from recipes import full_pipeline, grpo_gsm8k, happy_stories
@@ -27,6 +29,7 @@ NOT_RUN = {
     r"(\S*pip|\.venv/bin/python -m pip) ": "changes the environment of the tests",
     r"(ray|export) ": "starts a cluster: tests/distributed/test_several_nodes.py does the same with two raylets",
     r"hybridflow export ": "needs a trained run: tests/unit/cli/test_export.py",
+    r"hybridflow completion bash": "writes to a shell's start file: tests/unit/cli/test_completion.py",
     r".*reward\.model\.path=runs/reward": "needs a trained reward model: tests/distributed/test_reward_models.py",
     r"python recipes/custom_protocol\.py": "is a program of its own: tests/unit/controller/test_worker_group.py",
     r"python -m pdb ": "is interactive; the same command without pdb is run",
@@ -60,6 +63,7 @@ def desk(tmp_path, monkeypatch):
     shutil.copytree(ASSETS / "model", tmp_path / "model")
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 4096}))
+    (tmp_path / "larger.yaml").write_text("data.batch_size: 16\n")
     (tmp_path / "my_reward.py").write_text("def score(prompts, completions):\n    return [0.0] * len(prompts)\n")
     train, pairs = (ASSETS / "train.jsonl").read_text(), (ASSETS / "pairs.jsonl").read_text()
     rows = [json.loads(line) for line in train.splitlines()[:200]]
@@ -80,8 +84,8 @@ def desk(tmp_path, monkeypatch):
 
 def _write_code(page: str, folder: Path) -> None:
     """Writes the code blocks of a page that begin with the name of a file."""
-    for block in re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL):
-        if name := re.match(r"# ([\w/]+\.py)\b", block):
+    for block in re.findall(r"```(?:python|yaml)\n(.*?)```", (ROOT / page).read_text(), re.DOTALL):
+        if name := re.match(r"# ([\w/]+\.(?:py|yaml))\b", block):
             (folder / name[1]).write_text(block)
 
 
@@ -89,7 +93,7 @@ def _adapted(word: str, module: str) -> str:
     key, _, value = word.partition("=")
     if key == "model.path" and value in PLACEHOLDERS:
         return f"{key}=model"
-    if module.endswith("main_sft"):
+    if module.endswith("sft"):
         word = re.sub(r"\b(train|held_out)\.jsonl", "demonstrations.jsonl", word)
     return word
 
@@ -98,12 +102,14 @@ def _adapted(word: str, module: str) -> str:
 def test_a_documented_command_works(desk, capsys, page, command):
     _write_code(page, desk)
     words = shlex.split(command.replace(".venv/bin/", ""))
-    if words[0] == "hybridflow":
-        assert hybridflow_command(words[1:]) == 0, capsys.readouterr().err
+    if words[0] == "hybridflow" and (words[1] in _COMMANDS or words[1:] == ["--help"]):
+        with suppress(SystemExit):  # of --help
+            assert hybridflow_command(words[1:]) == 0, capsys.readouterr().err
         return
-    module, *rest = words[words.index("-m") + 1 :]
+    name, *rest = words[1:] if words[0] == "hybridflow" else words[words.index("-m") + 1 :]
     flags = [] if "--help" in rest or "--dry-run" in rest else ["--dry-run"]
-    status = ENTRY_POINTS[module]([*flags, *(_adapted(word, module) for word in rest if word != "...")])
+    typed = [*flags, *(_adapted(word, name) for word in rest if word != "...")]
+    status = ENTRY_POINTS[name](typed) if name in ENTRY_POINTS else hybridflow_command([name, *typed])
     assert status == 0, capsys.readouterr().err
 
 

@@ -1,10 +1,10 @@
 """Turns the command line into a checked, sealed configuration. Starts no process, does not import torch."""
 
-import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from dataclasses import fields as dataclass_fields
 from enum import Enum
+from itertools import accumulate
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -17,29 +17,32 @@ from hybridflow.config.algorithm import Algorithm, KLPlacement
 from hybridflow.config.checks import check
 from hybridflow.config.choices import chosen, is_own
 from hybridflow.config.derived import divisors
+from hybridflow.config.directory import config_directory
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.roles import DescribesRoles, Role
-from hybridflow.config.schema import config_directory
 from hybridflow.config.section import leaves, sealed
 from hybridflow.config.user_code import load_member
 from hybridflow.errors import STRICT, ConfigError, Faults
 from hybridflow.launch.compose.files import apply_settings, in_file, read_files, wrong_value
-from hybridflow.launch.compose.overrides import Setting, Typed, parse_overrides, suggestion
+from hybridflow.launch.compose.overrides import COMMAND_LINE, RUN_FILE, Setting, Typed, named_place, parse_overrides
 from hybridflow.observability.redaction import redacted_leaves
 
 
 @dataclass(frozen=True)
 class Composed:
-    """A configuration, and where each value comes from: `default`, `dataflow` (its class), `file`, `command line`,
-    `data.batch_size` (a minibatch size of the package's own files that follows the user's batch size),
-    `algorithm.kl.placement` (the estimator that it implies), `trainer.total_steps` (the length of a learning-rate
-    schedule), or `device`."""
+    """A configuration, and where each value comes from: `default`, `dataflow` (its class), `file` (of the package, or
+    the one that --config-name names), `run file`, `command line`, `data.batch_size` (a minibatch size of the package's
+    own files that follows the user's batch size), `algorithm.kl.placement` (the estimator that it implies),
+    `trainer.total_steps` (the length of a learning-rate schedule), `trainer.epochs` (the total steps), or `device`."""
 
     config: Experiment
     origins: Mapping[str, str]
     user_keys: frozenset[str] = frozenset()
     """Keys that the user set, on the command line or in their own files."""
+
+    trainer: str = "ppo"
+    """The name of the configuration that it starts from, of one of the trainers unless it is the user's own."""
 
     as_written: Mapping[str, object] = field(default_factory=dict)
     """The user's text for each path that is absolute in `config`, by dotted key."""
@@ -56,17 +59,19 @@ class Composed:
 
 
 def compose_run(
-    overrides: Sequence[str], *, config_name: str, config_dir: Path | None = None, faults: Faults = STRICT
+    overrides: Sequence[str] | Typed, *, config_name: str, config_dir: Path | None = None, faults: Faults = STRICT
 ) -> Composed:
-    """The checked, sealed configuration of `config_name` with overrides. Raises `ConfigError` for invalid settings.
+    """The checked, sealed configuration of `config_name` with overrides: texts of the command line, or settings.
 
-    With `faults` that collect, a setting that cannot be read is left out and reported there, as are broken rules.
+    Raises `ConfigError` for invalid settings. With `faults` that collect, a setting that cannot be read is left out and
+    reported there, as are broken rules.
     """
     directory = config_dir.resolve() if config_dir else config_directory()
     if not (directory / f"{config_name}.yaml").is_file():
         found = ", ".join(sorted(path.stem for path in directory.glob("*.yaml"))) or "none"
         raise ConfigError(f"There is no {config_name}.yaml in {directory}.", remedy=f"Configurations there: {found}.")
-    return _compose(parse_overrides(overrides, faults), config_name, directory, faults)
+    typed = overrides if isinstance(overrides, Typed) else parse_overrides(overrides, faults)
+    return _compose(typed, config_name, directory, faults)
 
 
 def _compose(typed: Typed, config_name: str, directory: Path, faults: Faults) -> Composed:
@@ -74,19 +79,19 @@ def _compose(typed: Typed, config_name: str, directory: Path, faults: Faults) ->
     try:
         whole, in_files = read_files(config_name, directory, typed, {}, faults)
     except ConfigError as error:
+        known = len(faults.found)
         typed = replace(typed, groups=_found_groups(config_name, directory, typed, faults))
-        faults.add(error)
+        faults.add(*([error] if len(faults.found) == known else []))
         whole, in_files = read_files(config_name, directory, typed, {}, faults)
-    typed_keys = [setting.key for setting in typed.settings]
-    user_keys = frozenset([*in_files, *typed_keys])
-    in_files = {key: file for key, file in in_files.items() if key not in typed_keys}
+    user_keys = frozenset([*in_files, *(s.key for s in typed.settings if s.origin in (COMMAND_LINE, RUN_FILE))])
+    places = {**in_files, **{setting.key: setting.place for setting in typed.settings}}
     own, described = Faults(collects=True), {}
     with own.caught("dataflow"):
         described = _described(whole, typed.settings)
     if described:
         whole, _ = read_files(config_name, directory, typed, described, faults)
     _drop_other_kinds(whole, typed.settings)
-    files = _leaves(whole)
+    before = _leaves(whole)
     apply_settings(whole, typed.settings, faults)
     try:
         config = OmegaConf.to_object(whole)
@@ -96,50 +101,25 @@ def _compose(typed: Typed, config_name: str, directory: Path, faults: Faults) ->
         problem = wrong_value(key, error)
         if key in typed.unresolved:
             raise problem from error
-        faults.add(in_file(problem, in_files.get(key)))
+        faults.add(in_file(problem, places.get(key)))
         rest = replace(typed, settings=[s for s in typed.settings if s.key != key], unresolved=typed.unresolved | {key})
         return _compose(rest, config_name, directory, faults)
     assert isinstance(config, Experiment), f"composed a {type(config)}"
     followed = _follow_batch_size(config, user_keys)
     check(config, own)
     _check_methods(config.algorithm, own)
-    faults.add(*(in_file(error, in_files.get(error.key)) for error in own.found))
+    faults.add(*(in_file(error, places.get(error.key)) for error in own.found))
     followed |= _choose_kl_estimator(config)
-    origins = _origins(files, whole, typed_keys, described) | followed
+    origins = _origins(before, whole, typed.settings, described) | followed
     as_written = with_absolute_paths(config)
-    return Composed(sealed(config), origins, user_keys, as_written)
-
-
-def parse_command_line(argv: Sequence[str], *, program: str, config_name: str) -> argparse.Namespace:
-    """Flags and overrides: `overrides`, `config_name`, `config_dir`, `cfg`, `dry_run`, `help`."""
-    parser = argparse.ArgumentParser(prog=program, add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--help", "-h", action="store_true")
-    parser.add_argument("--cfg", "-c", choices=["job"])
-    parser.add_argument("--dry-run", action="store_true")
-    parser.add_argument("--config-name", "-cn", default=config_name)
-    parser.add_argument("--config-dir", "-cd", "--config-path", "-cp", type=Path)
-    parser.add_argument("overrides", nargs="*")
-    remedy = "Settings are written key=value, without dashes; see --help."
-    try:
-        known, unknown = parser.parse_known_intermixed_args(argv)
-    except argparse.ArgumentError as error:
-        raise ConfigError(f"{str(error).removeprefix('argument ')}.", remedy=remedy) from error
-    if unknown:
-        key, equals, value = unknown[0].lstrip("-").partition("=")
-        if fields.find(key) is None:
-            remedy = f"{suggestion(key)}{remedy}"
-        else:
-            written = f"{key}={value if equals else 'VALUE'}"
-            remedy = f"Settings are written key=value, without dashes: {written}; see --help."
-        raise ConfigError(f"There is no option {unknown[0]}.", remedy=remedy)
-    return known
+    return Composed(sealed(config), origins, user_keys, config_name, as_written)
 
 
 def _found_groups(config_name: str, directory: Path, typed: Typed, faults: Faults) -> dict[str, str]:
     """The choices that are there, without those that are not, each of which is reported."""
     found = {}
     for group, choice in typed.groups.items():
-        with faults.caught(group):
+        with faults.caught(group), named_place(typed.places.get(group, "")):
             read_files(config_name, directory, replace(typed, groups={group: choice}), {}, faults)
             found[group] = choice
     return found
@@ -229,15 +209,17 @@ def _check_methods(algorithm: Algorithm, faults: Faults) -> None:
 
 
 def _origins(
-    files: Mapping[str, object], whole: DictConfig, typed: Sequence[str], described: Mapping[str, Role]
+    files: Mapping[str, object], whole: DictConfig, typed: Sequence[Setting], described: Mapping[str, Role]
 ) -> dict[str, str]:
-    """The origin of each leaf's value; `files` are the leaves before the command line."""
+    """The origin of each leaf's value; `files` are the leaves before run files and the command line."""
     defaults = _leaves(Experiment(roles={str(name): Role() for name in whole.roles}))
     own = _leaves({"roles": described})
     origins = {}
+    said = {setting.key: setting.origin for setting in typed}
     for leaf in _leaves(whole):
-        if any(leaf == key or leaf.startswith(f"{key}.") for key in typed):
-            origins[leaf] = "command line"
+        above = [*accumulate(leaf.split("."), "{}.{}".format)]
+        if found := [said[key] for key in above if key in said]:
+            origins[leaf] = found[-1]
         elif leaf in files and (leaf not in defaults or defaults[leaf] != files[leaf]):
             origins[leaf] = "dataflow" if leaf in own and own[leaf] == files[leaf] else "file"
         else:

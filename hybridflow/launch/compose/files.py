@@ -15,17 +15,17 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import GrammarParseError, InterpolationResolutionError, OmegaConfBaseException, ValidationError
 
-from hybridflow.algorithms.catalogue import PREFERENCE_LOSSES
 from hybridflow.config import fields
-from hybridflow.config.choices import PREFERENCE_SYNONYMS
+from hybridflow.config.directory import config_directory
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.placement import Pool
 from hybridflow.config.roles import Role
-from hybridflow.config.schema import config_directory, register_schema
+from hybridflow.config.schema import register_schema
 from hybridflow.errors import STRICT, ConfigError, Faults, HybridflowError
-from hybridflow.launch.compose.overrides import Setting, Typed, settings_of
+from hybridflow.launch.compose.overrides import Setting, Typed, named_place, settings_of
 from hybridflow.launch.compose.presets import preset_name
+from hybridflow.launch.compose.trainers import find_command, shown_name
 
 TABLES: dict[str, type | None] = {
     "roles": Role,
@@ -41,6 +41,9 @@ TABLES: dict[str, type | None] = {
 ORIGIN = "  # origin: "
 """Precedes the origin of each value in the record of a run, which holds all settings, whoever set them."""
 
+_NOT_SETTINGS = ("defaults", "hydra", "command")
+"""Keys of configurations that Hydra reads, and of a run's record that `hybridflow run` reads."""
+
 _NOT_A_CHOICE = re.compile(r"Invalid value '(?P<value>.*)', expected one of \[(?P<choices>.*)\]")
 """OmegaConf's message for a value that its enumeration does not have."""
 
@@ -52,7 +55,8 @@ def read_files(
     chooses; and the keys that the user's own files set, except in a run's record, with the last file that does.
 
     With `faults` that collect, a setting in a user's file that cannot be read is left out and reported there, and a
-    file whose defaults cannot be found starts from those of main_ppo. Raises `ConfigError` for a group that is typed.
+    file whose defaults cannot be found starts from those of `hybridflow ppo`. Raises `ConfigError` for a group that is
+    typed.
     """
     file = directory / f"{config_name}.yaml"
     choices = [f"{group}={_file_of(group, choice, directory)}" for group, choice in typed.groups.items()]
@@ -92,7 +96,7 @@ def _composed(
 ) -> tuple[DictConfig, dict[str, Path]]:
     config, in_files = OmegaConf.structured(Experiment(roles=dict(described))), {}
     for file, section in parts:
-        content = _content(file)
+        content = {name: value for name, value in file_content(file).items() if name not in _NOT_SETTINGS}
         if file.is_relative_to(config_directory()):
             config = cast(DictConfig, OmegaConf.merge(config, {section: content} if section else content))
             continue
@@ -105,13 +109,13 @@ def _composed(
     return config, in_files
 
 
-def in_file(error: HybridflowError, file: Path | None) -> HybridflowError:
+def in_file(error: HybridflowError, file: Path | str | None) -> HybridflowError:
     """The error of a setting, whose message begins with the file in which it stands, if any."""
-    return error if file is None else ConfigError(f"{file}: {error.message}", remedy=error.remedy, key=error.key)
+    return error if not file else ConfigError(f"{file}: {error.message}", remedy=error.remedy, key=error.key)
 
 
-def _content(file: Path) -> dict:
-    """The settings in a file, without what is Hydra's."""
+def file_content(file: Path) -> dict[str, object]:
+    """The content of a YAML file by name. Raises `ConfigError` for a file that cannot be read, or holds no names."""
     try:
         content = OmegaConf.to_container(OmegaConf.load(file))
     except GrammarParseError:  # an interpolation: reported when its setting is applied
@@ -120,7 +124,7 @@ def _content(file: Path) -> dict:
         raise _explained(error, file, []) from error
     if not isinstance(content, dict):
         raise ConfigError(f"{file} must hold settings by name.", remedy="Write name: value.")
-    return {name: value for name, value in content.items() if name not in ("defaults", "hydra")}
+    return {str(name): value for name, value in content.items()}
 
 
 @lru_cache(maxsize=128)
@@ -132,7 +136,7 @@ def _package_files(config_name: str, choices: tuple[str, ...]) -> DictConfig:
 def apply_settings(config: DictConfig, settings: Sequence[Setting], faults: Faults) -> None:
     """Sets each in turn. One with a wrong type, or outside its range, is reported and left as it was."""
     for setting in settings:
-        with faults.caught(setting.key):
+        with faults.caught(setting.key), named_place(setting.place):
             try:
                 fields.check_range(setting.key, setting.value)
                 _set(config, setting)
@@ -225,21 +229,18 @@ def _explained(error: Exception, file: Path, choices: Sequence[str]) -> Hybridfl
         other = f"add '{choices[0].replace('=', ': ')}' to the defaults in {file}"
         return ConfigError(
             f"{choices[0]} has no effect with {file.name}, which selects no {choices[0].partition('=')[0]}.",
-            remedy=f"Leave it out, or {'use it with python -m hybridflow.trainer.main_ppo' if is_ours else other}.",
+            remedy=f"Leave it out, or {'use it with hybridflow ppo' if is_ours else other}.",
         )
     cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__ or error.__context__ or error
     if isinstance(cause, GrammarParseError):
         return in_file(wrong_value(str(cause.full_key), cause), file)
-    return ConfigError(f"{file}: {' '.join(str(cause).split())}.", remedy="All settings: --help.")
+    return ConfigError(f"{file}: {' '.join(str(cause).split())}.", remedy="All settings: --help all.")
 
 
 def _trainer_of(name: str) -> str | None:
-    """The command for an algorithm that main_ppo does not run because it does not sample."""
-    module = "python -m hybridflow.trainer.main_"
-    if (config_directory() / f"{name}.yaml").is_file():
-        return f"{module}{name}"
-    known = name in PREFERENCE_LOSSES or name in PREFERENCE_SYNONYMS
-    return f"{module}dpo algorithm.preference.loss={name}" if known else None
+    """The command for an algorithm that `hybridflow ppo` does not run because it does not sample."""
+    found = find_command(name)
+    return None if found is None or found.trainer == "ppo" else f"hybridflow {shown_name(name)}"
 
 
 def _first_line(error: BaseException) -> str:

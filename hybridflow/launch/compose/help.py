@@ -1,7 +1,6 @@
 """`--help` and `--cfg job`: the settings, and a composed run."""
 
-import argparse
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import cast
 
@@ -9,30 +8,48 @@ from omegaconf import OmegaConf
 
 from hybridflow.config import fields
 from hybridflow.errors import ConfigError
+from hybridflow.launch.compose.command_line import CommandLine
 from hybridflow.launch.compose.compose import Composed, compose_run, plain
 from hybridflow.launch.compose.files import ORIGIN, TABLES
-from hybridflow.launch.compose.overrides import shown
+from hybridflow.launch.compose.overrides import shown, suggestion
 from hybridflow.launch.compose.presets import default_choices, presets
+from hybridflow.launch.compose.run_files import COMMAND
+from hybridflow.launch.compose.trainers import PURPOSES, shown_name
 from hybridflow.observability.redaction import redacted
 
-_INTRODUCTION = """usage: python -m {program} [key=value ...]
+ALL = "all"
+"""`--help all` prints every setting."""
+
+_USAGE = """usage: {program} [FILE.yaml ...] [key=value ...]
 
 {purpose}
+"""
+_OPTIONS = """options
+  --help PREFIX              the settings that begin with PREFIX: --help actor.optimizer
+  --help all                 all settings
+  --cfg job                  print the composed run, with the origin of each value, and stop
+  --dry-run                  check the run, print all problems and the roles, and exit without starting anything
+"""
+_SHORT = """
+A FILE.yaml holds settings as well; the last of several wins, and the command line over files. The settings used most
+often, with the values that this command would use:
 
+{settings}
+
+"""
+_FULL = """
 Settings are written key=value and may be repeated for any number of keys, for example
-  python -m {program} trainer.total_steps=50 actor.optimizer.learning_rate=5e-5
+  {program} trainer.total_steps=50 actor.optimizer.learning_rate=5e-5
 {choices}task={task} (the built-in model; the default unless model.path is set) and
 task=none choose a set of settings. Batch sizes are global: they count over all devices.
 
-The values below are those that this exact command would use; setting model.path to another model drops the settings
-of the built-in task.
+A FILE.yaml holds settings with nested or dotted keys; the last of several wins, and the command line over files.
 
-options
-  --help, -h                 this text
-  --cfg job                  print the composed run, with the origin of each value, and stop; settings that depend
-                             on the device (model.dtype, rollout.engine, ...) are null until a run starts
-  --dry-run                  check the run, print all problems and the roles, and exit without starting anything
-  --config-name NAME         use this configuration instead of {config_name}
+The values below are those that this exact command would use; setting model.path to another model drops the settings
+of the built-in task. Settings that depend on the device (model.dtype, rollout.engine, ...) are null until a run starts.
+
+"""
+_MORE_OPTIONS = """  --config-name NAME         use this configuration of Hydra's instead of {config_name}
   --config-dir DIRECTORY     directory in which to look for it
 """
 _ALGORITHMS = """algorithm=NAME
@@ -41,35 +58,92 @@ _ALGORITHMS = """algorithm=NAME
 `hybridflow show algorithm=NAME` draws one step of it; `hybridflow show --algorithms` lists what each algorithm needs.
 """
 
-
-def help_text(composed: Composed, *, program: str, config_name: str, purpose: str) -> str:
-    """All settings with their types, their values in the composed run, and their meaning."""
-    chosen = default_choices(config_name)
-    choices, task = "algorithm=NAME (see below), " if "algorithm" in chosen else "", chosen.get("task", "calculator")
-    words = {"program": program, "purpose": purpose, "config_name": config_name, "choices": choices, "task": task}
-    lines = [_INTRODUCTION.format(**words)]
-    if choices:
-        known = presets()
-        width = max(map(len, known))
-        lines.append(_ALGORITHMS.format(names="\n".join(f"  {p.name:<{width}}  {p.about}" for p in known.values())))
-    values = _values(composed)
-    for section, members in groupby(_all_keys(), key=lambda key: key.path.rpartition(".")[0]):
-        lines.append(f"{section or 'top level'}")
-        for key in members:
-            lines.append(f"  {key.path} = {shown(values.get(key.path, key.default))}   ({key.type_words})")
-            lines.append(f"      {' '.join(key.doc.split())}")
-        lines.append("")
-    return "\n".join(lines)
+_DATA = ("model.path", "data.train_files", "data.eval_files", "data.batch_size", "data.max_prompt_tokens")
+_LEARNING = ("data.max_response_tokens", "actor.optimizer.learning_rate", "actor.minibatch_size", "actor.lora.rank")
+_LENGTH = ("trainer.total_steps", "trainer.epochs", "trainer.eval_every", "trainer.save_every", "trainer.run_dir")
+_SAMPLING = ("reward.functions", "rollout.samples_per_prompt", "rollout.sampling.temperature", "rollout.engine")
+_OF_TRAINER = {
+    "ppo": (*_SAMPLING, "algorithm.kl.placement", "algorithm.kl.coefficient"),
+    "dpo": ("algorithm.preference.loss", "algorithm.preference.beta"),
+    "kto": ("algorithm.preference.beta",),
+}
+_WIDTH = 120
 
 
-def help_as_typed(flags: argparse.Namespace, *, program: str, purpose: str) -> str:
-    """The settings that the command would use, or the defaults if what was typed cannot work."""
+def help_as_typed(flags: CommandLine, *, program: str) -> str:
+    """The settings that the command would use, or the defaults if what was typed cannot work.
+
+    The most used ones; with topics, those that begin with one of them; with `all`, every setting.
+    """
     name, directory = flags.config_name, flags.config_dir
     try:
-        composed = compose_run(flags.overrides, config_name=name, config_dir=directory)
+        composed = compose_run(flags.typed(), config_name=name, config_dir=directory)
     except ConfigError:
         composed = compose_run([], config_name=name, config_dir=directory)
-    return help_text(composed, program=program, config_name=name, purpose=purpose)
+    if not flags.topics:
+        return _short_text(composed, program)
+    if ALL in flags.topics:
+        return _full_text(composed, program)
+    return "\n".join(_chapter(composed, topic) for topic in flags.topics)
+
+
+def _short_text(composed: Composed, program: str) -> str:
+    values, known = _values(composed), {key.path: key for key in [*fields.keys()]}
+    chosen = [*_DATA, *_LEARNING, *_OF_TRAINER.get(composed.trainer, ()), *_LENGTH, "trainer.devices"]
+    typed = [f"{path}={shown(values.get(path, known[path].default))}" for path in chosen]
+    width = min(max(map(len, typed)), _WIDTH // 2)
+    lines = []
+    if "algorithm" in default_choices(composed.trainer):
+        lines.append(f"  {'algorithm=NAME':<{width}}  {', '.join(presets())}")
+    for text, path in zip(typed, chosen, strict=True):
+        about = " ".join(known[path].doc.split()).split(". ")[0].rstrip(".")
+        lines.append(f"  {text:<{width}}  {about}")
+    settings = "\n".join(line if len(line) <= _WIDTH else f"{line[: _WIDTH - 3].rstrip(' ,;')}..." for line in lines)
+    return f"{_introduction(composed, program)}{_SHORT.format(settings=settings)}{_OPTIONS}"
+
+
+def _full_text(composed: Composed, program: str) -> str:
+    """All settings with their types, their values in the composed run, and their meaning."""
+    name = composed.trainer
+    chosen = default_choices(name)
+    choices, task = "algorithm=NAME (see below), " if "algorithm" in chosen else "", chosen.get("task", "calculator")
+    lines = [_introduction(composed, program) + _FULL.format(program=program, choices=choices, task=task)]
+    lines[0] += _OPTIONS + _MORE_OPTIONS.format(config_name=name)
+    if choices:
+        lines.append(_algorithms())
+    return "\n".join([*lines, *_described(composed, _all_keys())])
+
+
+def _chapter(composed: Composed, topic: str) -> str:
+    """The settings of a section, those that begin with a text, or else those that contain it."""
+    every = [*_all_keys()]
+    found = [key for key in every if key.path == topic or key.path.startswith(f"{topic}.")]
+    found = found or [key for key in every if key.path.startswith(topic)] or [k for k in every if topic in k.path]
+    if not found:
+        raise ConfigError(f"There is no setting '{topic}'.", remedy=f"{suggestion(topic)}All settings: --help {ALL}.")
+    lines = [_algorithms()] if topic == "algorithm" else []
+    return "\n".join([*lines, *_described(composed, found)])
+
+
+def _introduction(composed: Composed, program: str) -> str:
+    purpose = PURPOSES.get(composed.trainer, f"Trains as the configuration {composed.trainer} says.")
+    return _USAGE.format(program=program, purpose=purpose)
+
+
+def _algorithms() -> str:
+    known = presets()
+    width = max(map(len, known))
+    return _ALGORITHMS.format(names="\n".join(f"  {p.name:<{width}}  {p.about}" for p in known.values()))
+
+
+def _described(composed: Composed, keys: Iterable[fields.Key]) -> Iterator[str]:
+    values = _values(composed)
+    for section, members in groupby(keys, key=lambda key: key.path.rpartition(".")[0]):
+        yield section or "top level"
+        for key in members:
+            yield f"  {key.path} = {shown(values.get(key.path, key.default))}   ({key.type_words})"
+            yield f"      {' '.join(key.doc.split())}"
+        yield ""
 
 
 def _values(composed: Composed) -> dict[str, object]:
@@ -86,7 +160,7 @@ def _values(composed: Composed) -> dict[str, object]:
 def config_text(composed: Composed) -> str:
     """The composed run as YAML without secrets, with the origin of each value as a comment."""
     yaml = OmegaConf.to_yaml(OmegaConf.create(cast(dict, redacted(plain(composed.config)))))
-    lines, path = [], []
+    lines, path = [f"{COMMAND}: {shown_name(composed.trainer)}"] if composed.trainer in PURPOSES else [], []
     for line in yaml.splitlines():
         stripped = line.lstrip()
         depth = (len(line) - len(stripped)) // 2

@@ -1,8 +1,9 @@
 """Parses the command line: `key=value` texts become settings of the schema, leaf by leaf."""
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, is_dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, is_dataclass
 from enum import Enum
 from typing import get_args, get_origin
 
@@ -13,9 +14,7 @@ from hydra.errors import HydraException
 from hybridflow.config import fields
 from hybridflow.config.other_names import counterpart, replacement
 from hybridflow.errors import STRICT, ConfigError, Faults
-
-GROUPS = ("algorithm", "task")
-"""Keys that choose a set of settings, from the files in a directory of that name."""
+from hybridflow.launch.compose.presets import GROUPS
 
 _FOLLOWED = {"reference": "actor", "ref": "actor"}
 """Names of the reference, and the section that configures it."""
@@ -24,12 +23,20 @@ _LITERAL = re.compile(r"[^\"'\[\]{}$,]+")
 """Text that Hydra's grammar rejects although it is unambiguous: `~/runs`, `lr=1e-5`."""
 
 
+COMMAND_LINE, RUN_FILE = "command line", "run file"
+"""The origins of settings that the user typed, and of those in their run files."""
+
+
 @dataclass(frozen=True)
 class Setting:
     """One leaf of the configuration and the value typed for it."""
 
     key: str
     value: object
+    place: str = ""
+    """The file and line, for a setting in a run file."""
+
+    origin: str = COMMAND_LINE
 
 
 @dataclass(frozen=True)
@@ -40,6 +47,26 @@ class Typed:
     settings: list[Setting]
     unresolved: frozenset[str] = frozenset()
     """Settings with an interpolation that cannot be resolved, which are left out wherever they stand."""
+
+    places: Mapping[str, str] = field(default_factory=dict)
+    """The file and line of each group's choice, if it was not typed."""
+
+    def followed_by(self, other: "Typed") -> "Typed":
+        """Both, as if the other had been typed after this one."""
+        places = {group: place for group, place in self.places.items() if group not in other.groups}
+        groups, settings = self.groups | other.groups, [*self.settings, *other.settings]
+        return Typed(groups, settings, places=places | dict(other.places))
+
+
+@contextmanager
+def named_place(place: str) -> Iterator[None]:
+    """Within it, errors of settings begin with the place of the setting, if it is in a file."""
+    try:
+        yield
+    except ConfigError as error:
+        if not place:
+            raise
+        raise ConfigError(f"{place}: {error.message}", remedy=error.remedy, key=error.key) from error
 
 
 def parse_overrides(overrides: Sequence[str], faults: Faults = STRICT) -> Typed:
@@ -154,15 +181,22 @@ def _is_plain(value: object) -> bool:
     return value is None or isinstance(value, str | int | float)
 
 
-def settings_of(key: str, value: object, faults: Faults = STRICT) -> Iterator[Setting]:
-    """A section or table given as {name: value, ...} is one setting per name. Adds a `ConfigError` for each that is
-    unknown, or has no form that its key takes."""
-    hint = fields.find(key)
+def settings_of(
+    key: str, value: object, faults: Faults = STRICT, place_of: Callable[[str], str] = lambda key: ""
+) -> Iterator[Setting]:
+    """A section or table given as {name: value, ...} is one setting per name; one value for a list is a list of it.
+
+    Adds a `ConfigError` for each that is unknown, or has no form that its key takes. `place_of` gives the file and the
+    line of a key in a file.
+    """
+    hint, place = fields.find(key), place_of(key)
     if isinstance(value, dict) and value and (is_dataclass(hint) or get_origin(hint) is dict):
         for name, item in value.items():
-            yield from settings_of(f"{key}.{name}", item, faults)
+            yield from settings_of(f"{key}.{name}", item, faults, place_of)
         return
-    with faults.caught(key):
+    if fields.is_list(hint) and not isinstance(value, list | dict):
+        value = [] if value is None else [value]
+    with faults.caught(key), named_place(place):
         if hint is None:
             raise _unknown(key)
         is_wrong_mapping = isinstance(value, dict) and fields.is_list(hint)
@@ -172,8 +206,8 @@ def settings_of(key: str, value: object, faults: Faults = STRICT) -> Iterator[Se
         if hint is bool and isinstance(value, int | float) and not isinstance(value, bool):
             # 2 is more likely a mistake than `true`
             raise ConfigError(f"{key}={value} has the wrong type.", remedy=f"{key} takes true or false.")
-        yield Setting(key, value)
+        yield Setting(key, value, place, RUN_FILE if place else COMMAND_LINE)
 
 
 def _unknown(key: str) -> ConfigError:
-    return ConfigError(f"There is no setting '{key}'.", remedy=f"{suggestion(key)}All settings: --help.")
+    return ConfigError(f"There is no setting '{key}'.", remedy=f"{suggestion(key)}All settings: --help all.")

@@ -8,8 +8,11 @@ from pathlib import Path
 import yaml
 
 from hybridflow.config.choices import ADVANTAGE_SYNONYMS, POLICY_LOSS_SYNONYMS
-from hybridflow.config.schema import config_directory
+from hybridflow.config.directory import config_directory
 from hybridflow.config.section import leaves
+
+GROUPS = ("algorithm", "task")
+"""Keys that choose a set of settings, from the files in a directory of that name."""
 
 SYNONYMS: Mapping[str, str] = {**ADVANTAGE_SYNONYMS, **POLICY_LOSS_SYNONYMS, "gae": "ppo"}
 """Other names of a preset: those of the estimator or the loss that it selects."""

@@ -35,6 +35,7 @@ from hybridflow.dataflows.interface import PREFERENCE_DATA, Dataflow, role_needs
 from hybridflow.dataflows.roles import TrainableRewardModel
 from hybridflow.elastic.storage import write_aside
 from hybridflow.errors import STRICT, ConfigError, DataError, HybridflowError, raised_together
+from hybridflow.launch.compose.trainers import shown_name
 from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.plan.roles import ACTOR
 from hybridflow.models.tokenizers import decode_responses, eos_ids, load_tokenizer
@@ -172,8 +173,8 @@ def pair_problems(config: Experiment, dataflow: type[Dataflow]) -> Iterator[Conf
         own = f" dataflow={config.dataflow}" if is_own(config.dataflow) else ""
         yield ConfigError(
             f"dataflow={config.dataflow} learns from preferences, but data.train_files=[{prompts[0]}] has none.",
-            remedy=f"Use python -m hybridflow.trainer.main_{trainer}{own}, which has pairs and settings that fit; or"
-            " name pairs: data.train_files=[builtin:calculator/pairs].",
+            remedy=f"Use hybridflow {shown_name(trainer)}{own}, which has pairs and settings that fit; or name pairs:"
+            " data.train_files=[builtin:calculator/pairs].",
         )
 
 

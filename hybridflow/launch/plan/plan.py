@@ -113,7 +113,9 @@ def plan_run(composed: Composed, faults: Faults = STRICT, *, device: str | None 
     dataflow = find_dataflow(composed.config.dataflow)
     settings = make_settings(dataflow, composed.config.dataflow_settings, faults)
     device = find_device(composed.config) if device is None else device
-    composed = with_schedule_steps(with_device_defaults(composed, device))
+    composed = with_device_defaults(composed, device)
+    if composed.config.trainer.epochs is None:
+        composed = with_schedule_steps(composed)  # otherwise the rows must be counted first: see length.py
     config = composed.config
     functions = named_functions(config, dataflow, faults)
     wants = wants_old_logprobs(config, functions)

@@ -105,8 +105,8 @@ def _preference(config: Experiment, dataflow: type[Dataflow]) -> Iterator[Config
         own = f" dataflow={config.dataflow}" if is_own(config.dataflow) else ""
         yield ConfigError(
             f"dataflow={config.dataflow} cannot use algorithm.preference.loss={loss}.",
-            remedy=f"Use {fitting} (python -m hybridflow.trainer.main_{trainer}{own} does)"
-            + ("." if own else f"; or python -m hybridflow.trainer.main_{other}, which can."),
+            remedy=f"Use {fitting} (hybridflow {trainer}{own} does)"
+            + ("." if own else f"; or hybridflow {other}, which can."),
         )
 
 
@@ -193,8 +193,9 @@ def schedule_problems(plan: RunPlan) -> Iterator[ConfigError]:
             continue
         if horizon < total:
             other = replace(optimizer, schedule_steps=total)
+            epochs = "" if config.trainer.epochs is None else f" (trainer.epochs={config.trainer.epochs:g})"
             yield ConfigError(
-                f"trainer.total_steps={total} goes beyond {key}={horizon}: with {name}.optimizer.schedule="
+                f"trainer.total_steps={total}{epochs} goes beyond {key}={horizon}: with {name}.optimizer.schedule="
                 f"{optimizer.schedule.name} the learning rate is 0 from step {horizon + 1}.",
                 remedy=f"Set {key}={total}: the rate is then {_rate(config, training, other, horizon):.3g} at step"
                 f" {horizon + 1} and falls to 0 after step {total}. Or set {name}.optimizer.schedule=constant:"

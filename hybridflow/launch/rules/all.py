@@ -36,13 +36,14 @@ PLAN_RULES = (
     models.adapter_problems,
     models.rollout_problems,
     memory.memory_problems,
-    algorithm.schedule_problems,
     resources.checkpoint_problems,
     unused_settings,
     algorithm.minibatch_advice,
-    resources.run_directory_problems,
 )
 """Rules from the plan of the run."""
+
+LENGTH_RULES = (algorithm.schedule_problems, resources.run_directory_problems)
+"""Rules from the plan of the run that read its total steps."""
 
 DATA_RULES = (models.reward_problems, layouts.evaluation_problems)
 """Rules from the plan and the data."""

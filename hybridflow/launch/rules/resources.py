@@ -12,15 +12,13 @@ from hybridflow.config.training import Lora
 from hybridflow.elastic.checkpoint import steps_below
 from hybridflow.elastic.recovery import check_links
 from hybridflow.engines.traits import TRAINING_ENGINES
-from hybridflow.errors import Advice, ConfigError, Faults, Problem, ResourceError
+from hybridflow.errors import Advice, ConfigError, Problem, ResourceError
 from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.plan.roles import RoleSpec
 from hybridflow.models.geometry import ModelGeometry, parameter_count
 from hybridflow.models.names.rules import canonical_weights
 from hybridflow.observability.trackers.factory import check_names
-from hybridflow.optional import check_installed
 
-_TRACKER_PACKAGES = ("wandb", "mlflow")
 _JOB_COPY = ("runtime_resources", "working_dir_files")
 """Parts of the path of the working directory that Ray creates for a job and deletes after it."""
 
@@ -32,14 +30,8 @@ _FLOAT32_COPIES = 3
 
 
 def package_problems(plan: RunPlan) -> Iterator[Problem]:
-    """Unknown trackers, and packages that trackers and engines import but that are not installed."""
-    faults = Faults(collects=True)
-    with faults.caught():
-        check_names(plan.config.trainer.trackers)
-    for name in [name for name in _TRACKER_PACKAGES if name in plan.config.trainer.trackers]:
-        with faults.caught():
-            check_installed(name)
-    yield from faults.found
+    """Unknown trackers, and packages that engines import but that are not installed."""
+    check_names(plan.config.trainer.trackers)
     for role in plan.roles:
         if role.training is not None:
             TRAINING_ENGINES[role.training.engine].check_installed()

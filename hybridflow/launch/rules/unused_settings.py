@@ -112,7 +112,7 @@ def _of_preferences(plan: RunPlan) -> Iterator[Unused]:
     section, loss = "algorithm.preference", plan.functions.preference_loss
     sections = (section, "algorithm.loss_settings")
     yield Unused(("algorithm",), f"dataflow={plan.config.dataflow} reads only {' and '.join(sections)}", but=sections)
-    yield Unused((f"{section}.center_coefficient",), "it is for reward models (main_reward_model)")
+    yield Unused((f"{section}.center_coefficient",), "it is for reward models (hybridflow reward-model)")
     if loss is None:
         return
     numbers = tuple(f"{section}.{name}" for name in PREFERENCE_NUMBERS if name not in loss.parameters)

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hybridflow.cli.main import main
+from hybridflow.cli.completion import COMPLETE
+from hybridflow.cli.main import _COMMANDS, main
+from hybridflow.launch.compose.trainers import RUN, command_words
 
 PROJECT = Path(__file__).parents[3] / "pyproject.toml"
 
@@ -23,3 +25,20 @@ def test_the_package_runs_as_a_module(monkeypatch, capsys):
         runpy.run_module("hybridflow", run_name="__main__")
     assert ended.value.code == 0
     assert capsys.readouterr().out.startswith("grpo")
+
+
+def test_the_version_is_printed_and_help_lists_training_first(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    project = tomllib.loads(PROJECT.read_text())["project"]
+    assert capsys.readouterr().out == f"hybridflow {project['version']}\n"
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    text = capsys.readouterr().out
+    places = [text.index(word) for word in ("\n  ppo ", "\n  reward-model ", "grpo", "\n  run ", "    export ")]
+    assert places == sorted(places)
+
+
+def test_no_word_is_two_commands():
+    assert not set(_COMMANDS) & {RUN, COMPLETE, *command_words()}

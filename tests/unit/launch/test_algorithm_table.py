@@ -35,10 +35,12 @@ def test_every_choice_has_a_row_with_its_synonyms():
 def test_a_row_names_a_place_and_a_command_that_are_there(entry):
     file, _, name = entry.place.partition(":")
     assert re.search(rf"^(def|class) {name}\b", (ROOT / "hybridflow" / file).read_text(), re.MULTILINE)
-    command, *settings = entry.command.split()
-    if command.startswith("main_"):
-        assert (ROOT / "hybridflow/trainer" / f"{command}.py").is_file()
-        assert all(setting.endswith(f"={entry.name}") for setting in settings)
+    command, *settings = entry.command.removeprefix("hybridflow ").split()
+    if entry.command.startswith("hybridflow "):
+        found = find_command(command)
+        assert found is not None and (ROOT / "hybridflow/trainer" / f"main_{found.trainer}.py").is_file()
+        preference = compose_run(found.overrides, config_name=found.trainer).config.algorithm.preference
+        assert entry.name in (preference.loss, found.trainer) and not settings
     else:
         preset = presets()[command.removeprefix("algorithm=")]
         own = Algorithm()

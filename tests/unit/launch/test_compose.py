@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from hybridflow.config.directory import config_directory
 from hybridflow.config.roles import RoleKind
-from hybridflow.config.schema import config_directory
 from hybridflow.errors import ConfigError
-from hybridflow.launch.compose.compose import Composed, compose_run, parse_command_line
+from hybridflow.launch.compose.command_line import parse_command_line
+from hybridflow.launch.compose.compose import Composed, compose_run
 from hybridflow.launch.compose.files import read_files
 from hybridflow.launch.compose.help import config_text
 from hybridflow.launch.compose.overrides import parse_overrides
 from hybridflow.launch.compose.presets import SYNONYMS, preset_name
+from hybridflow.launch.compose.trainers import TrainingCommand
 from hybridflow.launch.plan.dataflow import DATAFLOWS
 from hybridflow.launch.plan.defaults import with_device_defaults
 from hybridflow.launch.rules.algorithm import minibatch_advice
@@ -131,8 +133,8 @@ def test_a_switch_is_on_or_off_as_yaml_writes_it(tmp_path, written_as, is_on):
         ("reward.weights=[heavy]", "reward.weights has the wrong type", "takes a list, each a number"),
         ("trainer.seed=${trainer.sed}", "trainer.seed cannot be set: Interpolation key", "takes a whole number"),
         ("algorithm=pppo", "There is no algorithm=pppo", "Did you mean 'ppo'? Choose from: "),
-        ("algorithm=dpo", "There is no algorithm=dpo", "python -m hybridflow.trainer.main_dpo."),
-        ("algorithm=simpo", "There is no algorithm=simpo", "main_dpo algorithm.preference.loss=simpo"),
+        ("algorithm=dpo", "There is no algorithm=dpo", "It has its own trainer: hybridflow dpo."),
+        ("algorithm=simpo", "There is no algorithm=simpo", "hybridflow simpo."),
     ],
 )
 def test_a_wrong_value_is_named_with_what_belongs_there(override, message, remedy):
@@ -230,7 +232,9 @@ def test_composing_imports_neither_torch_nor_ray_and_works_from_any_directory(tm
 
 
 def test_options_and_settings_may_be_mixed():
-    flags = parse_command_line(["a=1", "--cfg", "job", "b=2", "-cn", "sft"], program="p", config_name="ppo")
+    flags = parse_command_line(
+        ["a=1", "--cfg", "job", "b=2", "-cn", "sft"], program="p", command=TrainingCommand("ppo")
+    )
     assert (flags.overrides, flags.cfg, flags.config_name, flags.help) == (["a=1", "b=2"], "job", "sft", False)
 
 
@@ -248,7 +252,7 @@ def test_options_and_settings_may_be_mixed():
 )
 def test_a_wrong_option_is_answered_with_the_setting_and_how_to_write_it(argv, message, remedy):
     with pytest.raises(ConfigError, match=message) as caught:
-        parse_command_line(argv, program="p", config_name="ppo")
+        parse_command_line(argv, program="p", command=TrainingCommand("ppo"))
     assert remedy in caught.value.remedy and not re.search("num.generations=|sed=", caught.value.remedy)
 
 

@@ -31,14 +31,14 @@ CONFLICTS = [
     ({"dataflow": "remax"}, "dataflow=remax cannot use algorithm.advantage=gae", "algorithm.advantage=remax"),
     ({"dataflow": "safe_rlhf", "algorithm.advantage": "grpo"}, "safe_rlhf cannot use", "algorithm.advantage=gae"),
     ({"dataflow": "ppo_ptx", **TEXTS}, "pretraining_coefficient=0 gives them no weight", "algorithm=ppo_ptx"),
-    ({"dataflow": "dpo"}, "has none", "hybridflow.trainer.main_dpo, which has pairs"),
-    ({"dataflow": "kto"}, "data.train_files=[builtin:calculator/train] has none", "main_kto, which has pairs"),
+    ({"dataflow": "dpo"}, "has none", "Use hybridflow dpo, which has pairs"),
+    ({"dataflow": "kto"}, "data.train_files=[builtin:calculator/train] has none", "hybridflow kto, which has pairs"),
     (
         {"dataflow": "reward_model"},
         "dataflow=reward_model learns from preferences",
-        "hybridflow.trainer.main_reward_model",
+        "Use hybridflow reward-model",
     ),
-    (KTO, "kto cannot use algorithm.preference.loss=sigmoid", "hybridflow.trainer.main_dpo"),
+    (KTO, "kto cannot use algorithm.preference.loss=sigmoid", "or hybridflow dpo, which can"),
     (
         {**TWICE, "algorithm.preference.reference_free": True},
         "reference_free=true reads none",
@@ -100,7 +100,7 @@ def test_what_can_work_passes(settings, kind):
     STRICT.check(DATAFLOW_RULES, config, dataflow_of(config.dataflow, kind))
 
 
-@pytest.mark.parametrize(("base", "remedy"), [("dapo", "algorithm=dapo"), ("dpo", "trainer.main_dpo")])
+@pytest.mark.parametrize(("base", "remedy"), [("dapo", "algorithm=dapo"), ("dpo", "hybridflow dpo")])
 def test_a_remedy_keeps_the_class_of_the_user(base, remedy):
     (error,) = algorithm_problems(experiment({"dataflow": "a.py:Mine"}), type("Mine", (find_dataflow(base),), {}))
     assert f"{remedy} dataflow=a.py:Mine" in error.remedy
@@ -144,4 +144,4 @@ def test_all_errors_are_told():
 def test_prompts_for_preferences_name_the_trainer_of_such_data(name, data, trainer):
     mine = type("Mine", (find_dataflow(name),), {"data": data, "provides": None})
     (error,) = algorithm_problems(experiment({"data.train_files": ["builtin:calculator/train"]}), mine)
-    assert f"hybridflow.trainer.main_{trainer}," in error.remedy
+    assert f"Use hybridflow {trainer.replace('_', '-')}," in error.remedy

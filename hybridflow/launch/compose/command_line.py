@@ -1,0 +1,90 @@
+"""The words of a training command: options, run files, and settings."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hybridflow.config import fields
+from hybridflow.errors import STRICT, ConfigError, Faults
+from hybridflow.launch.compose.overrides import Typed, suggestion
+from hybridflow.launch.compose.run_files import COMMAND, read_run_files, with_files
+from hybridflow.launch.compose.trainers import TrainingCommand, is_run_file
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """A training command as typed. `topics` are the settings that `--help` is asked for."""
+
+    overrides: list[str]
+    files: list[Path]
+    config_name: str
+    config_dir: Path | None = None
+    cfg: str | None = None
+    dry_run: bool = False
+    help: bool = False
+    topics: tuple[str, ...] = ()
+
+    def typed(self, faults: Faults = STRICT) -> Typed:
+        """The settings of its run files, and then its own."""
+        return with_files(self.files, self.overrides, config_name=self.config_name, faults=faults)
+
+
+def parse_command_line(argv: Sequence[str], *, program: str, command: TrainingCommand | None) -> CommandLine:
+    """The words after a training command. Without a command, the run files name it."""
+    parser = argparse.ArgumentParser(prog=program, add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--help", "-h", action="store_true")
+    parser.add_argument("--cfg", "-c", choices=["job"])
+    parser.add_argument("--dry-run", action="store_true")
+    parser.add_argument("--config-name", "-cn")
+    parser.add_argument("--config-dir", "-cd", "--config-path", "-cp", type=Path)
+    parser.add_argument("words", nargs="*")
+    remedy = "Settings are written key=value, without dashes; see --help."
+    try:
+        known, unknown = parser.parse_known_intermixed_args(argv)
+    except argparse.ArgumentError as error:
+        raise ConfigError(f"{str(error).removeprefix('argument ')}.", remedy=remedy) from error
+    if unknown:
+        raise _no_option(unknown[0], remedy)
+    files = [Path(word) for word in known.words if is_run_file(word)]
+    topics = [word for word in known.words if known.help and "=" not in word and not is_run_file(word)]
+    settings = [word for word in known.words if not is_run_file(word) and word not in topics]
+    command = _command_of(files, is_help=known.help) if command is None else command
+    return CommandLine(
+        overrides=[*command.overrides, *settings],
+        files=files,
+        config_name=known.config_name or command.trainer,
+        config_dir=known.config_dir,
+        cfg=known.cfg,
+        dry_run=known.dry_run,
+        help=known.help,
+        topics=tuple(topics),
+    )
+
+
+def _command_of(files: Sequence[Path], *, is_help: bool) -> TrainingCommand:
+    """The trainer that run files name. What its algorithm implies, and other errors, are found when they are read."""
+    if is_help and not files:
+        return TrainingCommand("ppo")
+    if not files:
+        raise ConfigError("There is no run file.", remedy="Write hybridflow run FILE.yaml, or hybridflow ppo.")
+    faults = Faults(collects=True)
+    found = read_run_files(files, faults).command
+    if found is None:
+        STRICT.add(*faults.found)
+        names = ", ".join(map(str, files))
+        raise ConfigError(
+            f"{names} does not say which command it is for.",
+            remedy=f"Add a line such as '{COMMAND}: grpo' to it, or write hybridflow grpo {files[0]}.",
+        )
+    return TrainingCommand(found.trainer)
+
+
+def _no_option(word: str, remedy: str) -> ConfigError:
+    key, equals, value = word.lstrip("-").partition("=")
+    if fields.find(key) is None:
+        remedy = f"{suggestion(key)}{remedy}"
+    else:
+        written = f"{key}={value if equals else 'VALUE'}"
+        remedy = f"Settings are written key=value, without dashes: {written}; see --help."
+    return ConfigError(f"There is no option {word}.", remedy=remedy)

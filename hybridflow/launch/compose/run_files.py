@@ -1,0 +1,187 @@
+"""Run files: YAML files of the settings that differ from the defaults, checked as the command line is.
+
+    command: grpo                         # `hybridflow run FILE` runs this; `hybridflow ppo FILE` may
+    extends: base.yaml                    # or a list; relative to this file
+    algorithm.kl.placement: loss          # keys are dotted, nested, or both
+    trainer: {epochs: 3}
+
+A later file wins over an earlier one, a file over those that it extends, and the command line over all files. The
+`config.yaml` of a run is a run file too.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import yaml
+
+from hybridflow.config.nearest import did_you_mean
+from hybridflow.config.paths import user_path
+from hybridflow.errors import STRICT, ConfigError, Faults
+from hybridflow.launch.compose.files import ORIGIN, file_content
+from hybridflow.launch.compose.overrides import (
+    COMMAND_LINE,
+    RUN_FILE,
+    Setting,
+    Typed,
+    named_place,
+    parse_overrides,
+    settings_of,
+)
+from hybridflow.launch.compose.presets import GROUPS
+from hybridflow.launch.compose.trainers import PURPOSES, SUFFIXES, TrainingCommand, known_command, shown_name
+from hybridflow.observability.redaction import REDACTED
+
+COMMAND, EXTENDS = "command", "extends"
+
+_COMPUTED = ("device", "trainer.total_steps", "trainer.epochs")
+"""Origins of values in a run's record that a run computes again, for its own device and length."""
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """The contents of some run files together, as if typed."""
+
+    typed: Typed = field(default_factory=lambda: Typed({}, []))
+    command: TrainingCommand | None = None
+    """The command that they are for, if one says so."""
+
+    command_place: str = ""
+    """The file and line that says so."""
+
+
+def read_run_files(files: Sequence[Path], faults: Faults = STRICT) -> RunFiles:
+    """The settings of run files, one after another. Adds a `ConfigError` for each that is unknown or has no form that
+    its key takes, and for files that cannot be read."""
+    found = RunFiles()
+    for file in files:
+        with faults.caught():
+            found = _joined(found, _read(file, faults, ()))
+    return replace(found, typed=_implied(found).followed_by(found.typed))
+
+
+def with_files(files: Sequence[Path], overrides: Sequence[str], *, config_name: str, faults: Faults = STRICT) -> Typed:
+    """The settings of run files and of the command line, which wins.
+
+    Adds a `ConfigError` for a file that is for another command, and for secrets that only a run's record holds.
+    """
+    found = read_run_files(files, faults)
+    if found.command is not None and config_name in PURPOSES and found.command.trainer != config_name:
+        with faults.caught(), named_place(found.command_place):
+            trainer = shown_name(found.command.trainer)
+            raise ConfigError(
+                f"these settings are for hybridflow {trainer}, not for hybridflow {shown_name(config_name)}.",
+                remedy=f"Use hybridflow {trainer}, or hybridflow run.",
+            )
+    typed = found.typed.followed_by(parse_overrides(overrides, faults))
+    faults.add(*_hidden(typed.settings))
+    return typed
+
+
+def _hidden(settings: Sequence[Setting]) -> list[ConfigError]:
+    """Secrets that a run's record hides, and that nothing after it gives."""
+    last = {setting.key: setting for setting in settings}
+    return [
+        ConfigError(
+            f"{setting.place}: {setting.key} is a secret, which the record of a run does not contain.",
+            remedy=f"Add it to the command: {setting.key}=...",
+        )
+        for setting in last.values()
+        if setting.place and REDACTED in str(setting.value)
+    ]
+
+
+def _read(file: Path, faults: Faults, above: tuple[Path, ...]) -> RunFiles:
+    """One file after those that it extends. `above` are the files that extend it."""
+    file = user_path(str(file))
+    if not file.is_file():
+        near = [path.name for suffix in SUFFIXES for path in file.parent.glob(f"*{suffix}")]
+        raise ConfigError(
+            f"There is no file '{file}'.", remedy=f"{did_you_mean(file.name, near)}A run file is YAML: key: value."
+        )
+    if file.resolve() in above:
+        raise ConfigError(f"{file} extends itself.", remedy=f"Remove it from {EXTENDS} in {above[-1]}.")
+    content, page = file_content(file), _Page(file)
+    if "defaults" in content:
+        raise ConfigError(
+            f"{page.place('defaults')}: 'defaults' belongs to Hydra's configurations, not to run files.",
+            remedy=f"Write '{EXTENDS}: FILE', or run it with --config-dir {file.parent} --config-name {file.stem}.",
+        )
+    found = RunFiles()
+    for name in _names(content.pop(EXTENDS, []), page):
+        found = _joined(found, _read(file.parent / user_path(name), faults, (*above, file.resolve())))
+    own = RunFiles()
+    if COMMAND in content:
+        with faults.caught(), named_place(page.place(COMMAND)):
+            own = RunFiles(command=known_command(str(content[COMMAND])), command_place=page.place(COMMAND))
+    typed = _typed({name: value for name, value in content.items() if name != COMMAND}, page, faults)
+    return _joined(found, replace(own, typed=typed))
+
+
+def _typed(content: Mapping[str, object], page: "_Page", faults: Faults) -> Typed:
+    typed = Typed({}, [])
+    for key, value in content.items():
+        if key in GROUPS and not isinstance(value, Mapping):
+            with faults.caught(), named_place(page.place(key)):
+                if not isinstance(value, str):
+                    raise ConfigError(f"{key}={value} is not a single {key} name.", remedy=f"Write {key}: NAME.")
+                typed = typed.followed_by(Typed({key: value}, [], {key: page.place(key)}))
+        else:
+            found = [page.of_record(setting) for setting in settings_of(str(key), value, faults, page.place)]
+            typed = typed.followed_by(Typed({}, [setting for setting in found if setting.origin not in _COMPUTED]))
+    return typed
+
+
+def _names(value: object, page: "_Page") -> list[str]:
+    wanted = value if isinstance(value, list) else [value]
+    names = [name for name in wanted if isinstance(name, str)]
+    if len(names) < len(wanted):
+        raise ConfigError(
+            f"{page.place(EXTENDS)}: {EXTENDS} must name files.", remedy=f"Write {EXTENDS}: FILE, or [FILE, FILE]."
+        )
+    return names
+
+
+def _joined(first: RunFiles, second: RunFiles) -> RunFiles:
+    last = first if second.command is None else second
+    return RunFiles(first.typed.followed_by(second.typed), last.command, last.command_place)
+
+
+def _implied(found: RunFiles) -> Typed:
+    """The choices that the command of the files implies, such as `algorithm=grpo`."""
+    if found.command is None:
+        return Typed({}, [])
+    implied = parse_overrides(found.command.overrides)
+    settings = [replace(setting, place=found.command_place, origin=RUN_FILE) for setting in implied.settings]
+    return Typed(implied.groups, settings, dict.fromkeys(implied.groups, found.command_place))
+
+
+class _Page:
+    """The lines of a file: where each key is, and the origins that a run's record gives to its values."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        text = file.read_text(encoding="utf-8")
+        self._lines = text.splitlines()
+        self._numbers: dict[str, int] = {}
+        self._is_record = ORIGIN in text
+        node = yaml.compose(text, Loader=yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader)
+        self._note(node, "")
+
+    def place(self, key: str) -> str:
+        """`run.yaml, line 3`; without the line for a key that an alias brings."""
+        number = self._numbers.get(key)
+        return str(self._file) if number is None else f"{self._file}, line {number}"
+
+    def of_record(self, setting: Setting) -> Setting:
+        """A setting of a run's record with the origin that it had there; what was typed then is in a run file now."""
+        if not self._is_record or setting.key not in self._numbers:
+            return setting
+        noted = self._lines[self._numbers[setting.key] - 1].partition(ORIGIN)[2].partition(";")[0]
+        return replace(setting, origin=RUN_FILE if noted in ("", COMMAND_LINE) else noted)
+
+    def _note(self, node: yaml.Node | None, prefix: str) -> None:
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                self._numbers[f"{prefix}{key.value}"] = key.start_mark.line + 1
+                self._note(value, f"{prefix}{key.value}.")

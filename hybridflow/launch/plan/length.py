@@ -1,0 +1,45 @@
+"""The length of a run in steps and in epochs, passes over its training data."""
+
+import math
+from dataclasses import replace
+
+from hybridflow.config.section import sealed
+from hybridflow.launch.plan.data import RunData
+from hybridflow.launch.plan.defaults import with_schedule_steps
+from hybridflow.launch.plan.plan import RunPlan
+
+_TOTAL, _EPOCHS = "trainer.total_steps", "trainer.epochs"
+
+
+def with_length(plan: RunPlan, data: RunData) -> RunPlan:
+    """The same plan with the total steps that `trainer.epochs` gives, or fewer if the user set `trainer.total_steps`,
+    and with the learning-rate schedules that follow them."""
+    composed, steps = plan.composed, _steps_of_epochs(plan, data)
+    if _TOTAL not in composed.user_keys or steps <= plan.config.trainer.total_steps:
+        config = replace(plan.config, trainer=replace(plan.config.trainer, total_steps=steps))
+        composed = replace(composed, config=sealed(config), origins={**composed.origins, _TOTAL: _EPOCHS})
+    return replace(plan, composed=with_schedule_steps(composed))
+
+
+def length_in_words(plan: RunPlan, data: RunData) -> str:
+    """`64 rows / 32 per step = 2 steps per epoch; 150 steps = 75 epochs`."""
+    trainer, batch_size, rows = plan.config.trainer, plan.config.data.batch_size, len(data.streams["prompts"])
+    total, epochs = trainer.total_steps, trainer.total_steps * batch_size / rows
+    words = f"{rows:,} rows / {batch_size} per step = {_short(rows / batch_size)} steps per epoch; {total:,}"
+    words += f" step{'s' * (total != 1)} = {_short(epochs)} epoch{'s' * (epochs != 1)}"
+    if trainer.epochs is not None and plan.composed.origins[_TOTAL] != _EPOCHS:
+        words += f" ({_TOTAL}; {_EPOCHS}={trainer.epochs:g} would be {_steps_of_epochs(plan, data):,} steps)"
+    return words
+
+
+def _steps_of_epochs(plan: RunPlan, data: RunData) -> int:
+    """The last step may begin another epoch: batches do not end with the data."""
+    epochs = plan.config.trainer.epochs
+    assert epochs is not None, "no epochs are set"
+    return max(1, math.ceil(epochs * len(data.streams["prompts"]) / plan.config.data.batch_size - 1e-9))
+
+
+def _short(number: float) -> str:
+    if number >= 100:
+        return f"{number:,.0f}"
+    return f"{number:.2f}".rstrip("0").rstrip(".") if number >= 0.1 else f"{number:.2g}"

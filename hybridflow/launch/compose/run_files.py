@@ -125,7 +125,7 @@ def _typed(content: Mapping[str, object], page: "_Page", faults: Faults) -> Type
             with faults.caught(), named_place(page.place(key)):
                 if not isinstance(value, str):
                     raise ConfigError(f"{key}={value} is not a single {key} name.", remedy=f"Write {key}: NAME.")
-                typed = typed.followed_by(Typed({key: value}, [], {key: page.place(key)}))
+                typed = typed.followed_by(Typed({key: value}, [], places={key: page.place(key)}))
         else:
             found = [page.of_record(setting) for setting in settings_of(str(key), value, faults, page.place)]
             typed = typed.followed_by(Typed({}, [setting for setting in found if setting.origin not in _COMPUTED]))
@@ -153,7 +153,7 @@ def _implied(found: RunFiles) -> Typed:
         return Typed({}, [])
     implied = parse_overrides(found.command.overrides)
     settings = [replace(setting, place=found.command_place, origin=RUN_FILE) for setting in implied.settings]
-    return Typed(implied.groups, settings, dict.fromkeys(implied.groups, found.command_place))
+    return Typed(implied.groups, settings, places=dict.fromkeys(implied.groups, found.command_place))
 
 
 class _Page:

@@ -4,7 +4,7 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from hybridflow.config.model import Dtype
@@ -29,12 +29,13 @@ _FLOAT32_COPIES = 3
 """Weights, and AdamW's two moments of each; weights in bfloat16 come in addition to their float32 copies."""
 
 
-def package_problems(plan: RunPlan) -> Iterator[Problem]:
+def package_problems(plan: RunPlan) -> Iterable[Problem]:
     """Unknown trackers, and packages that engines import but that are not installed."""
     check_names(plan.config.trainer.trackers)
     for role in plan.roles:
         if role.training is not None:
             TRAINING_ENGINES[role.training.engine].check_installed()
+    return []
 
 
 def pool_problems(plan: RunPlan) -> Iterator[Advice]:

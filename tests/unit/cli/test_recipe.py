@@ -53,5 +53,5 @@ def test_a_copy_of_the_recipe_that_is_a_class_says_how_it_is_run(tmp_path, monke
     monkeypatch.chdir(tmp_path)
     for arguments in ([], ["--help"]):
         usage = " ".join(said_by(copy, *arguments, monkeypatch=monkeypatch, capsys=capsys).split())
-        assert f"usage: python -m hybridflow.trainer.main_ppo dataflow={copy}:BestOfN [key=value ...]" in usage
+        assert f"usage: hybridflow ppo dataflow={copy}:BestOfN [key=value ...]" in usage
         assert "dataflow=recipes/" not in usage

@@ -11,6 +11,7 @@ from hybridflow.config.choices import ADVANTAGE_SYNONYMS, POLICY_LOSS_SYNONYMS, 
 from hybridflow.launch.algorithm_table import Entry, algorithm_table
 from hybridflow.launch.compose.compose import compose_run
 from hybridflow.launch.compose.presets import config_for, presets
+from hybridflow.launch.compose.trainers import find_command
 from hybridflow.launch.plan.dataflow import DATAFLOWS
 from tests.architecture.source import ROOT
 

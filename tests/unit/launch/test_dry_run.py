@@ -187,7 +187,7 @@ def test_a_class_of_ones_own_that_the_settings_do_not_fit_is_one_problem(tmp_pat
     file.write_text(f"from hybridflow.dataflows.{module} import {base}\n\n\nclass Mine({base}):\n    pass\n")
     ended = run_here(["--dry-run", "trainer.device=cpu", f"dataflow={file}:Mine"])
     assert "1 problem; nothing was started" in ended.words
-    assert base == "DAPO" or f"hybridflow.trainer.main_{module} dataflow={file}:Mine" in ended.words
+    assert base == "DAPO" or f"hybridflow {module.replace('_', '-')} dataflow={file}:Mine" in ended.words
 
 
 def test_mistakes_of_settings_alone_are_listed_without_importing_torch():

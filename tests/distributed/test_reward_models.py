@@ -129,7 +129,7 @@ REFUSED = {
     "language": (
         "builtin:calculator",
         [],
-        ["has no head that computes", "hybridflow.trainer.main_reward_model"],
+        ["has no head that computes", "hybridflow reward-model"],
     ),
     "process": ("encoder", ["reward.process=true"], ["has a tokenizer of its own", "Leave reward.process out"]),
     "whole": (

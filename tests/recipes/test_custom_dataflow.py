@@ -55,7 +55,7 @@ def test_the_algorithm_is_less_than_forty_lines():
 
 def test_the_command_of_its_header_is_whole():
     config = compose_run([TYPED], config_name="ppo").config
-    assert "python -m hybridflow.trainer.main_ppo dataflow=custom_dataflow.py:BestOfN " in RECIPE.read_text()
+    assert "hybridflow ppo dataflow=custom_dataflow.py:BestOfN " in RECIPE.read_text()
     assert {spec.name: spec.pool for spec in plan_roles(config, find_dataflow(config.dataflow), None)} == {
         "actor": "main",
         "critic": "main",

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import yaml
 
+from hybridflow.config.fields import find
+
 _TABLE = Path(__file__).resolve().parents[1] / "assets" / "other_names.yaml"
 _NONE = "none: "
+_VERL_PREFIX = "actor_rollout_ref."
 
 REPLACED: Mapping[str, str] = {
     "algorithm.correction.bypass": "Use algorithm.old_logprobs=rollout, which replaced it (use auto instead of false).",
@@ -25,7 +28,9 @@ def other_names() -> Mapping[str, Mapping[str, str]]:
 
 def counterpart(key: str) -> str | None:
     """`Instead of verl's rollout.n, use rollout.samples_per_prompt.` for another system's setting, else None."""
-    name = key.removeprefix("actor_rollout_ref.").replace("-", "_")
+    name = key.removeprefix(_VERL_PREFIX).replace("-", "_")
+    if key.startswith(_VERL_PREFIX) and find(name) is not None:
+        return f"Instead of verl's {key}, use {name}."
     for system, names in other_names().items():
         known = next((other for other in names if name == other or name.startswith(f"{other}.")), None)
         if known is not None and names[known].startswith(_NONE):

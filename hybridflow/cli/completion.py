@@ -48,7 +48,7 @@ compdef _hybridflow hybridflow
 }
 """The functions to load into a shell."""
 
-_OPTIONS = ("--help", "--dry-run", "--cfg", "--config-name", "--config-dir")
+_OPTIONS = ("--help", "--dry-run", "--multirun", "--cfg", "--config-name", "--config-dir")
 _SHOW = "show"
 _BREAKS = "=:"
 """Characters at which bash begins a new word; it inserts only what follows the last of them."""

@@ -52,6 +52,8 @@ def run_command(argv: Sequence[str] | None, command: str, *, program: str | None
             if flags.help:
                 sys.stdout.write(help_as_typed(flags, program=program))
                 return 0
+            if flags.multirun:
+                return _sweep(flags, console)
             if flags.dry_run:
                 return _dry_run(flags, console)
             composed = compose_run(flags.typed(), config_name=flags.config_name, config_dir=flags.config_dir)
@@ -106,6 +108,12 @@ def _dry_run(flags: "CommandLine", console: "Console") -> int:
     return 2 if count else 0
 
 
+def _sweep(flags: "CommandLine", console: "Console") -> int:
+    with ended_by_signals(_BEFORE_THE_RUN):
+        from hybridflow.launch.multirun import run_sweep
+    return run_sweep(flags, console)
+
+
 def _run(composed: "Composed", console: "Console", stop: "Stop") -> int:
     _say_start(composed, console)
     with ended_by_signals(_BEFORE_THE_RUN):
@@ -158,6 +166,8 @@ def _say_start(composed: "Composed", console: "Console") -> None:
     length = f"{config.trainer.total_steps} step{'' if config.trainer.total_steps == 1 else 's'}"
     if config.trainer.epochs is not None:
         length = f"{config.trainer.epochs:g} epoch{'' if config.trainer.epochs == 1 else 's'}"
+    if not config.trainer.total_steps:
+        length = "evaluation without training"
     what = f"{config.dataflow.rpartition('/')[2]}  {config.trainer.experiment}  {length}"
     console.print(Text.assemble(("starting", "bold"), f"  {what}"), soft_wrap=True)
 

@@ -22,6 +22,7 @@ class CommandLine:
     config_dir: Path | None = None
     cfg: str | None = None
     dry_run: bool = False
+    multirun: bool = False
     help: bool = False
     topics: tuple[str, ...] = ()
 
@@ -36,6 +37,7 @@ def parse_command_line(argv: Sequence[str], *, program: str, command: TrainingCo
     parser.add_argument("--help", "-h", action="store_true")
     parser.add_argument("--cfg", "-c", choices=["job"])
     parser.add_argument("--dry-run", action="store_true")
+    parser.add_argument("--multirun", "-m", action="store_true")
     parser.add_argument("--config-name", "-cn")
     parser.add_argument("--config-dir", "-cd", "--config-path", "-cp", type=Path)
     parser.add_argument("words", nargs="*")
@@ -57,6 +59,7 @@ def parse_command_line(argv: Sequence[str], *, program: str, command: TrainingCo
         config_dir=known.config_dir,
         cfg=known.cfg,
         dry_run=known.dry_run,
+        multirun=known.multirun,
         help=known.help,
         topics=tuple(topics),
     )

@@ -29,6 +29,7 @@ _OPTIONS = """options
   --help all                 all settings
   --cfg job                  print the composed run, with the origin of each value, and stop
   --dry-run                  check the run, print all problems and the roles, and exit without starting anything
+  --multirun, -m             run every combination of settings with several values: trainer.seed=1,2 algorithm=grpo,rloo
 """
 _SHORT = """
 A FILE.yaml holds settings as well; the last of several wins, and the command line over files. The settings used most

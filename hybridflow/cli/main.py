@@ -17,7 +17,7 @@ _TRAINING = """training (hybridflow COMMAND [FILE.yaml ...] [key=value ...]):
   run                 runs FILE.yaml by the trainer that it names
 
 Settings: hybridflow COMMAND --help, or --help PREFIX for those that begin with PREFIX."""
-_COMMANDS = ("export", "show", "recipe", "report", "completion")
+_COMMANDS = ("evaluate", "generate", "export", "show", "recipe", "report", "completion")
 """The commands that do not train."""
 
 
@@ -58,8 +58,7 @@ def _other_command(words: Sequence[str]) -> int:
             _check_word(words)
             arguments = _parsed(_parser(), words)
             check_builds()
-            arguments.run(arguments, console)
-            return 0
+            return arguments.run(arguments, console) or 0
         except HybridflowError as error:
             say_failure(console, error)
             return 2
@@ -88,7 +87,7 @@ def _check_word(words: Sequence[str]) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     with ended_by_signals():
-        from hybridflow.cli import completion, export, recipe, report, show
+        from hybridflow.cli import completion, evaluate, export, generate, recipe, report, show
         from hybridflow.launch.compose.trainers import PURPOSES, command_words, shown_name
 
     trainers = {shown_name(name): purpose for name, purpose in PURPOSES.items()}
@@ -104,7 +103,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"hybridflow {hybridflow.__version__}")
     commands = parser.add_subparsers(title="other commands", metavar="COMMAND", required=True)
-    adders = (export.add_command, show.add_command, recipe.add_command, report.add_command, completion.add_command)
+    adders = (
+        evaluate.add_command, generate.add_command, export.add_command, show.add_command, recipe.add_command,
+        report.add_command, completion.add_command,
+    )  # fmt: skip
     for add_command in adders:
         add_command(partial(commands.add_parser, formatter_class=argparse.RawDescriptionHelpFormatter))
     assert tuple(commands.choices) == _COMMANDS, f"{[*commands.choices]}"

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from hybridflow.config.algorithm import Correction, CorrectionLevel, KLPlacement, OldLogprobs
 from hybridflow.config.choices import AGGREGATIONS, KL_ESTIMATORS
-from hybridflow.config.derived import num_devices
+from hybridflow.config.derived import is_evaluated, num_devices
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.ranges import check_ranges
@@ -46,8 +46,14 @@ def _input_errors(config: Experiment) -> Iterator[ConfigError]:
     """There must be a model, data, and one weight per reward function."""
     if not config.model.path:
         yield ConfigError("model.path is empty.", remedy="Give a Hugging Face directory, or builtin:calculator.")
-    if not config.data.train_files:
+    if not config.data.train_files and config.trainer.total_steps:
         yield ConfigError("data.train_files is empty.", remedy="Give a file, or builtin:calculator/train.")
+    if not (config.trainer.total_steps or is_evaluated(config)):
+        missing = "data.eval_files is empty" if not config.data.eval_files else "trainer.eval_every=0"
+        yield ConfigError(
+            f"trainer.total_steps=0 only evaluates the model, but {missing}.",
+            remedy="Give files: data.eval_files=[FILE]." if "files" in missing else "Leave trainer.eval_every out.",
+        )
     for section, role in {"reward": config.reward, **{f"roles.{n}": r for n, r in config.roles.items()}}.items():
         if role.weights and len(role.weights) != len(role.functions):
             yield ConfigError(

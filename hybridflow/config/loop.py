@@ -35,8 +35,8 @@ class Device(Enum):
 class Trainer(Section):
     """Run-level settings: duration, devices, checkpoints and output."""
 
-    total_steps: Annotated[int, AT_LEAST_1] = 150
-    """Total number of training steps, including those before a resume."""
+    total_steps: Annotated[int, AT_LEAST_0] = 150
+    """Total number of training steps, including those before a resume; 0 only evaluates the model."""
 
     epochs: Annotated[float | None, ABOVE_0] = None
     """Passes over the training data, which give the total steps; null uses total_steps. With both set, the run ends at
@@ -102,3 +102,6 @@ class Trainer(Section):
 
     sample_rows: Annotated[int, AT_LEAST_1] = 6
     """Number of rows in a table of samples."""
+
+    sample_token_ids: bool = False
+    """Write the token ids of responses to samples.jsonl, in addition to their text."""

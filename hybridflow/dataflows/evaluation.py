@@ -1,11 +1,13 @@
 """Evaluation on held-out data."""
 
+import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from hybridflow.batch import Batch, Ragged
+from hybridflow.controller.batch_ref import BatchRef
 from hybridflow.dataflows.interface import Dataflow
 from hybridflow.dataflows.roles import Sampler, Scorer
 from hybridflow.observability.metrics import Metrics, mean, measured
@@ -27,22 +29,33 @@ def evaluate_held_out(dataflow: Dataflow, batch: Batch) -> tuple[Metrics, list[S
 
 def evaluate_responses(
     rollout: Sampler,
-    reward: Scorer,
+    reward: Scorer | None,
     prompts: Batch,
     *,
     samples_per_prompt: int,
     decode: Decode,
-    sample_rows: int,
+    sample_rows: int | None,
     what: str = "reward",
+    with_ids: bool = False,
 ) -> tuple[Metrics, list[Sample]]:
-    """Samples responses to held-out prompts and scores them. Returns metrics and the first `sample_rows` samples.
+    """Samples responses to held-out prompts and scores them. Returns metrics and the first `sample_rows` samples, or
+    all of them (None).
 
     The metrics are `val-core/<source>/<what>/mean@N`; with several samples, also `pass@N` of the best; with several
     functions, `val-aux/<source>/<function>/mean`. `what` is `acc` if a score of 1 means a correct answer, otherwise
-    `reward`. `decode` converts tokens to text for the sample table.
+    `reward`. Without a reward there are samples only. `decode` converts tokens to text for the sample table, which
+    also has token ids if it is `with_ids`.
     """
     batch = rollout.generate(prompts.repeat(samples_per_prompt), purpose="eval")
-    batch = reward.score(batch)
+    if reward is not None:
+        batch = reward.score(batch)
+    shown = batch.take(range(min(sample_rows or len(batch), len(batch))))
+    samples = samples_of(shown.fetch(), decode, split="eval", with_ids=with_ids)
+    metrics = {} if reward is None else _scores(batch, prompts, samples_per_prompt, what)
+    return metrics, samples
+
+
+def _scores(batch: BatchRef, prompts: Batch, samples_per_prompt: int, what: str) -> Metrics:
     scores = batch.row("scores")
     sources = [source for source in prompts.object("data_source") for _ in range(samples_per_prompt)]
     metrics = {}
@@ -57,8 +70,7 @@ def evaluate_responses(
         if samples > 1:
             best = chosen.view(-1, samples).amax(1)
             metrics[f"{name}/pass@{samples}"] = mean(float(best.mean()), len(best))
-    first = batch.take(range(min(sample_rows, len(batch)))).fetch()
-    return metrics, samples_of(first, decode, split="eval")
+    return metrics
 
 
 def _part(name: str, scores: Tensor) -> Metrics:
@@ -67,11 +79,20 @@ def _part(name: str, scores: Tensor) -> Metrics:
     return {f"{name}/mean": mean(float(scored.mean()), len(scored))} if len(scored) else {}
 
 
-def samples_of(batch: Batch, decode: Decode, *, split: str) -> list[Sample]:
-    """The rows of a batch as text; answers are reduced to their final value."""
-    responses = decode(batch.tokens("response_ids"))
-    prompts = decode(batch.tokens("prompt_ids"))
-    answers = batch.object("answer") if "answer" in batch else [None] * len(batch)
+def samples_of(batch: Batch, decode: Decode, *, split: str, with_ids: bool = False) -> list[Sample]:
+    """The rows of a batch as text, also `with_ids` of the responses; answers are reduced to their final value."""
+    ids = batch.tokens("response_ids")
+    responses, prompts = decode(ids), decode(batch.tokens("prompt_ids"))
+    unknown = [None] * len(batch)
+    answers = batch.object("answer") if "answer" in batch else unknown
+    sources = batch.object("data_source") if "data_source" in batch else unknown
+    scores = batch.row("scores").tolist() if "scores" in batch else [math.nan] * len(batch)
+    parts = [column for column in batch.columns if column.startswith("rewards/")]
+    parts = {name.removeprefix("rewards/"): batch.row(name).tolist() for name in (parts if len(parts) > 1 else [])}
+    rows = zip(
+        prompts, responses, answers, scores, batch.row("uid").tolist(), sources, ids.rows(),
+        batch.row("truncated").tolist(), strict=True,
+    )  # fmt: skip
     return [
         Sample(
             prompt=prompt,
@@ -80,8 +101,11 @@ def samples_of(batch: Batch, decode: Decode, *, split: str) -> list[Sample]:
             score=score,
             uid=uid,
             split="eval" if split == "eval" else "train",
+            source=source,
+            tokens=len(tokens),
+            is_cut_off=bool(cut),
+            rewards={name: values[index] for name, values in parts.items()},
+            response_ids=tokens.tolist() if with_ids else None,
         )
-        for prompt, response, answer, score, uid in zip(
-            prompts, responses, answers, batch.row("scores").tolist(), batch.row("uid").tolist(), strict=True
-        )
+        for index, (prompt, response, answer, score, uid, source, tokens, cut) in enumerate(rows)
     ]

@@ -161,7 +161,9 @@ def role_needs(dataflow: type[Dataflow]) -> dict[str, RoleNeed]:
 
 def learns_from_samples(dataflow: type[Dataflow]) -> bool:
     """Whether the dataflow learns from samples of its rollout; otherwise the rollout is only for the evaluation."""
-    return any(need.kind is Sampler and not need.is_optional for need in role_needs(dataflow).values())
+    needs = role_needs(dataflow).values()
+    has_policy = any(need.kind is Policy for need in needs)
+    return has_policy and any(need.kind is Sampler and not need.is_optional for need in needs)
 
 
 def learns_from_preferences(dataflow: type[Dataflow]) -> bool:

@@ -238,7 +238,7 @@ class Loop:
         batch = self._run.dataflow.last_batch
         assert batch is not None, "no step has produced samples"
         rows = batch.take(range(min(self._run.trainer.sample_rows, len(batch)))).fetch()
-        return samples_of(rows, self._run.decode, split="train")
+        return samples_of(rows, self._run.decode, split="train", with_ids=self._run.trainer.sample_token_ids)
 
     def _save_once(self) -> None:
         """Saves a checkpoint unless the step has one, no step has finished, or saving is off."""

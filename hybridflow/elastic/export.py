@@ -44,7 +44,7 @@ def export_model(
     path or from `base_model`. With a `dtype`, converts weights one at a time; float32 weights come from the optimizer's
     float32 copies, so that no precision is lost.
     """
-    checkpoint = _checkpoint(run_dir, step)
+    checkpoint = checkpoint_of(run_dir, step)
     kinds = (MODEL_DIRECTORY, ADAPTER_DIRECTORY)
     roles = [path.name for path in sorted(checkpoint.path.iterdir()) if any((path / kind).is_dir() for kind in kinds)]
     role = role or (roles[0] if len(roles) == 1 else "actor")
@@ -68,7 +68,8 @@ def export_model(
     return source
 
 
-def _checkpoint(run_dir: Path, step: int | None) -> Checkpoint:
+def checkpoint_of(run_dir: Path, step: int | None) -> Checkpoint:
+    """The newest intact checkpoint of a run, that of a step, or the checkpoint in the directory; fully verified."""
     store = CheckpointStore(run_dir)
     if (run_dir / MANIFEST).is_file() and step is None:
         return store.open(run_dir)

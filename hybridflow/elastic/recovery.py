@@ -36,7 +36,9 @@ def resolve_resume(resume: str, store: CheckpointStore, total_steps: int) -> Che
     if checkpoint is not None and checkpoint.step > total_steps:
         raise CheckpointError(
             f"{checkpoint.path} is at step {checkpoint.step}, beyond trainer.total_steps={total_steps}.",
-            remedy=f"Set trainer.total_steps above {checkpoint.step}, or trainer.resume=never to start over.",
+            remedy=f"Set trainer.total_steps above {checkpoint.step}, or trainer.resume=never to start over."
+            if total_steps
+            else f"Use hybridflow evaluate {store.run_dir}.",
         )
     return checkpoint
 

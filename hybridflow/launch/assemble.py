@@ -104,15 +104,16 @@ def _evaluations(plan: RunPlan, program: Dataflow, groups: Mapping[str, WorkerGr
 
 
 def _answers(config: Experiment, groups: Mapping[str, WorkerGroup], data: RunData, questions: Batch) -> Evaluate:
-    reward = config.reward
+    reward, trainer = config.reward, config.trainer
     is_accuracy = len(reward.functions) == 1 and all_need_answers(reward)
     return partial(
         evaluate_responses,
         rollout=cast(Sampler, groups[ROLLOUT]),
-        reward=cast(Scorer, groups["reward"]),
+        reward=cast(Scorer, groups["reward"]) if "reward" in groups else None,
         prompts=questions,
         samples_per_prompt=config.rollout.eval_samples_per_prompt,
         decode=data.decode,
-        sample_rows=max(config.trainer.sample_rows, 64),
+        sample_rows=max(trainer.sample_rows, 64) if trainer.total_steps else None,
+        with_ids=trainer.sample_token_ids,
         what="acc" if is_accuracy else "reward",
     )

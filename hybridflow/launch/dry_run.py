@@ -63,14 +63,15 @@ def _overview(plan: RunPlan) -> Text:
     for role in planned_roles(plan):
         if role.pool is not None:
             rows.append((role.name, role.pool, str(plan.pools[role.pool]), _parameters(plan, role.name), role.runs_on))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    lines = formatting.columns(rows)
     return Text("\n").join([Text(lines[0], "bold"), *map(Text, [*lines[1:], *_batches(plan)])])
 
 
 def _batches(plan: RunPlan) -> list[str]:
     """The rows of a step, and those of each trained role's optimizer steps."""
     config, rows = plan.config, plan.dataflow.rows_per_prompt
+    if not config.trainer.total_steps:
+        return [f"evaluation: samples per prompt {config.rollout.eval_samples_per_prompt}"]
     per_prompt = f"rows per prompt {rows}" if rows else f"samples per prompt {config.rollout.samples_per_prompt}"
     lines = [f"batch: prompts per step {config.data.batch_size}, {per_prompt}"]
     note = " (if the step trains on all rows)" if is_own(config.dataflow) else ""

@@ -104,7 +104,7 @@ def ending_of(outcome: "Outcome", run_dir: Path, resume: str) -> Ending:
     """How a run ended that raised no error, beginning with the saved step."""
     stopped, steps = outcome.stopped, f"{outcome.steps} step{'' if outcome.steps == 1 else 's'}"
     if stopped is None:
-        return Ending("done", steps)
+        return Ending("done", steps if outcome.steps else "no training steps")
     saved, path = stopped.saved_step, outcome.checkpoint
     if path is None or not CheckpointStore(run_dir).is_own(path):  # none, or the one that the run resumed from
         next_start = nothing_saved(resume)
@@ -143,7 +143,7 @@ def _say_evaluations(outcome: "Outcome", first_evaluation: Mapping[str, float], 
     """`acc  0.594 at step 25, from 0.438`; without the step if the last step was evaluated."""
     first, last = outcome.evaluated
     is_only = first == last
-    at = f" at step {last}" if is_only or last != outcome.steps else ""
+    at = f" at step {last}" if outcome.steps and (is_only or last != outcome.steps) else ""
     for name, value in outcome.evaluation.items():
         line = Text.assemble(f"  {eval_label(name)}  ", (formatting.short(value), "bold"), (at, "dim"))
         if name in first_evaluation and not is_only:

@@ -40,7 +40,8 @@ def prepare(composed: Composed) -> Prepared:
     plan = checked_plan(composed)
     data = checked_data(plan)
     plan = checked_length(plan, data)
-    logger.info("%s", length_in_words(plan, data))
+    if plan.config.trainer.total_steps:
+        logger.info("%s", length_in_words(plan, data))
     inputs = fingerprints(plan)
     checkpoint, earlier = open_directory(plan, data, inputs)
     return Prepared(plan, data, earlier.directory, checkpoint, inputs, earlier)
@@ -57,7 +58,7 @@ def checked_plan(composed: Composed, faults: Faults = STRICT) -> RunPlan:
 
 def checked_length(plan: RunPlan, data: RunData, faults: Faults = STRICT) -> RunPlan:
     """The plan with the total steps that `trainer.epochs` gives, if it is set, checked by the rules on them."""
-    if plan.config.trainer.epochs is None:
+    if plan.config.trainer.epochs is None or not plan.config.trainer.total_steps:
         return plan
     plan = with_length(plan, data)
     faults.check(LENGTH_RULES, plan)
@@ -66,11 +67,13 @@ def checked_length(plan: RunPlan, data: RunData, faults: Faults = STRICT) -> Run
 
 def checked_data(plan: RunPlan, faults: Faults = STRICT) -> RunData:
     """The data of a run, which the dataflow's step, the reward functions and the layouts can handle."""
+    of_step = [step_problems] if plan.config.trainer.total_steps else []
     try:
         data = load_data(plan)
     except HybridflowError:
-        faults.check([step_problems, *DATA_RULES], plan, None)
+        faults.check([*of_step, *DATA_RULES], plan, None)
         raise
-    faults.check([step_problems], plan, data.streams["prompts"].peek())
+    if of_step:
+        faults.check(of_step, plan, data.streams["prompts"].peek())
     faults.check(DATA_RULES, plan, data)
     return data

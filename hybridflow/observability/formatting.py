@@ -52,6 +52,12 @@ def short(number: float) -> str:
     return f"{number:.{decimals}f}"
 
 
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of cells as lines with aligned columns, two spaces apart."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
 def sparkline(values: Sequence[float], cells: int) -> str:
     """The values as at most `cells` block characters, scaled to their range; each cell averages a part of them."""
     numbers = [value for value in values if math.isfinite(value)]

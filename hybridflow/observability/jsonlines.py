@@ -13,7 +13,7 @@ from hybridflow.observability.full_disk import why_full
 
 logger = logging.getLogger(__name__)
 
-Json = str | int | float | bool | None
+Json = str | int | float | bool | list[int] | None
 
 
 class JsonLinesFile:

@@ -1,8 +1,8 @@
 """Samples: a prompt with its response and score, for the console, the trackers and the report."""
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from hybridflow.observability.jsonlines import Json
@@ -16,7 +16,11 @@ RIGHT_MEANS = f"correct: a score of {RIGHT_AT:g} or more"
 
 @dataclass(frozen=True)
 class Sample:
-    """One response. `uid` is the position of its prompt in the data stream; `score` is NaN if it was not scored."""
+    """One response. `uid` is the position of its prompt in the data stream; `score` is NaN if it was not scored.
+
+    `tokens` counts those of the response, which `is_cut_off` at the length limit; `rewards` are the scores of several
+    functions, by name.
+    """
 
     prompt: str
     response: str
@@ -24,11 +28,22 @@ class Sample:
     score: float
     uid: int
     split: Literal["train", "eval"] = "train"
+    source: str | None = None
+    tokens: int | None = None
+    is_cut_off: bool | None = None
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    response_ids: list[int] | None = None
 
     def row(self, step: int) -> dict[str, Json]:
         """The line of samples.jsonl."""
         fields = asdict(self)
-        return {"step": step, "split": fields.pop("split"), **fields}
+        rewards = {f"rewards/{name}": value for name, value in fields.pop("rewards").items()}
+        known = {name: value for name, value in fields.items() if name not in _IF_KNOWN or value is not None}
+        return {"step": step, "split": known.pop("split"), **known, **rewards}
+
+
+_IF_KNOWN = ("source", "tokens", "is_cut_off", "response_ids")
+"""Fields that a line of samples.jsonl has only if they are known."""
 
 
 @dataclass(frozen=True)

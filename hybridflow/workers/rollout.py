@@ -36,6 +36,8 @@ class RolloutSetup:
     seed: int
     is_colocated: bool = True
     """It runs in the actor's processes; otherwise in its own pool."""
+    reads_weights: bool = False
+    """It reads the weights in `model.path`, because no actor sends any."""
 
 
 class ResponseGenerator:
@@ -54,7 +56,7 @@ class ResponseGenerator:
             eos_token_ids=eos_ids(tokenizer, directory),
             device=chosen_device(context),
             ranks=context.rendezvous.ranks(context.role, context.meshes["generation"]),
-            reads_weights=False,
+            reads_weights=setup.reads_weights,
         )
         sampling = setup.rollout.sampling
         if context.rank == 0 and sampling.is_restricted:
@@ -88,7 +90,7 @@ class RolloutWorker(Worker):
     """One rank of a rollout that shares no device with the actor.
 
     `receive_weights` is called together with the actor's `publish_weights`. Before the first transfer, and after one
-    that failed, `generate` raises.
+    that failed, `generate` raises. Without an actor, the rollout reads the model's weights itself and keeps them.
     """
 
     def __init__(self, context: WorkerContext, *, setup: RolloutSetup) -> None:

@@ -29,6 +29,7 @@ NOT_RUN = {
     r"(\S*pip|\.venv/bin/python -m pip) ": "changes the environment of the tests",
     r"(ray|export) ": "starts a cluster: tests/distributed/test_several_nodes.py does the same with two raylets",
     r"hybridflow export ": "needs a trained run: tests/unit/cli/test_export.py",
+    r"hybridflow (evaluate|generate) (runs|models)/": "needs a trained run or a model: tests/unit/cli/test_evaluate.py",
     r"hybridflow completion bash": "writes to a shell's start file: tests/unit/cli/test_completion.py",
     r".*reward\.model\.path=runs/reward": "needs a trained reward model: tests/distributed/test_reward_models.py",
     r"python recipes/custom_protocol\.py": "is a program of its own: tests/unit/controller/test_worker_group.py",

@@ -106,7 +106,7 @@ def load_data(plan: RunPlan) -> RunData:
     """Reads and checks all data files; raises before any process is started.
 
     Held-out rows are prompts if the run has a rollout and a reward, and of the kind that the dataflow trains on if it
-    has its own evaluation.
+    has its own evaluation. A run without training steps reads no training files.
     """
     config, dataflow, data, seed = plan.config, plan.dataflow, plan.config.data, plan.config.trainer.seed
     try:
@@ -121,18 +121,19 @@ def load_data(plan: RunPlan) -> RunData:
     scored_prompts = partial(load_prompts, answer_functions=answered, row_checks=row_checks(functions))
     readers = {kind: partial(read, stop_ids=ends) for kind, read in READERS.items()} | {"prompts": scored_prompts}
     read, streams, questions, held_out = readers[dataflow.data], Streams(), None, None
-    is_scored = plan.generates and any(role.name == "reward" for role in plan.roles)
+    is_asked = plan.generates and (not plan.trained or any(role.name == "reward" for role in plan.roles))
     with raised_together() as faults:
         with faults.caught():
             check_splits_named(data.eval_files if plan.is_evaluated else [], key=EVAL_FILES)
         are_splits_named = not faults.found
         with faults.caught():
             STRICT.check([pair_problems], config, dataflow)
-            parts = _parts(plan, TRAIN_FILES, data.train_files, lambda name: read([name], data, tokenizer))
-            if data.system_prompt and any(isinstance(p, str) for part in parts for p in part.object("prompt")):
-                logger.warning("data.system_prompt has no effect on plain-text prompts; set data.as_chat=true")
-            streams["prompts"] = training_stream(parts, data, seed=seed)
-        if data.pretraining_files:
+            if config.trainer.total_steps:
+                parts = _parts(plan, TRAIN_FILES, data.train_files, lambda name: read([name], data, tokenizer))
+                if data.system_prompt and any(isinstance(p, str) for part in parts for p in part.object("prompt")):
+                    logger.warning("data.system_prompt has no effect on plain-text prompts; set data.as_chat=true")
+                streams["prompts"] = training_stream(parts, data, seed=seed)
+        if data.pretraining_files and config.trainer.total_steps:
             plain = replace(unselected(data), train_files=data.pretraining_files, prompt_key=None, answer_key=None)
             with faults.caught():
                 texts = _parts(
@@ -141,12 +142,12 @@ def load_data(plan: RunPlan) -> RunData:
                 )  # fmt: skip
                 streams[PRETRAINING] = training_stream(texts, plain, seed=seed)
         with faults.caught():
-            if is_scored and are_splits_named:
+            if is_asked and are_splits_named:
                 questions = _questions(plan, scored_prompts, tokenizer)
             is_task = {*data.eval_files} <= {*_PROMPTS_OF_THE_TASK} and any(pair_problems(config, dataflow))
             if dataflow.evaluate is not Dataflow.evaluate and are_splits_named and not is_task:
                 held_out = _measured(plan, read, tokenizer, is_scored=questions is not None)
-    scored = [streams["prompts"].columns] if dataflow.data == "prompts" else []
+    scored = [streams["prompts"].columns] if dataflow.data == "prompts" and "prompts" in streams else []
     scored += [] if questions is None else [questions.columns]
     common = [name for name in scored[0] if all(name in columns for columns in scored)] if scored else _ALWAYS_THERE
     return RunData(streams, questions, held_out, tokenizer, common)
@@ -185,7 +186,7 @@ def with_precomputed(program: Dataflow, data: RunData, directory: Path) -> RunDa
     """
     if type(program).precompute is Dataflow.precompute:
         return data
-    tables = {"train": data.streams["prompts"].table}
+    tables = {"train": data.streams["prompts"].table} if "prompts" in data.streams else {}
     if data.held_out is not None:
         tables["held_out"] = data.held_out
     kept = {name: _kept(directory / _FOLDER / f"{name}.safetensors", table) for name, table in tables.items()}
@@ -198,10 +199,11 @@ def with_precomputed(program: Dataflow, data: RunData, directory: Path) -> RunDa
         _keep(directory / _FOLDER, {name: (tables[name], columns) for name, columns in found.items() if len(columns)})
         logger.info(
             "precomputed columns=%s rows=%d seconds=%.1f directory=%s",
-            ",".join(found["train"].columns), sum(map(len, tables.values())), time.perf_counter() - started,
+            ",".join(next(iter(found.values())).columns), sum(map(len, tables.values())), time.perf_counter() - started,
             directory / _FOLDER,
         )  # fmt: skip
-    data.streams["prompts"].add_columns(found["train"])
+    if "train" in found:
+        data.streams["prompts"].add_columns(found["train"])
     return data if data.held_out is None else replace(data, held_out=data.held_out.join(found["held_out"]))
 
 

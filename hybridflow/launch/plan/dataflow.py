@@ -22,6 +22,7 @@ from hybridflow.config.ranges import check_fields
 from hybridflow.config.user_code import described, load_member
 from hybridflow.dataflows.dapo import DAPO
 from hybridflow.dataflows.dpo import DPO
+from hybridflow.dataflows.evaluate import Evaluate, Generate
 from hybridflow.dataflows.grpo import GRPO
 from hybridflow.dataflows.interface import DATA_KINDS, Dataflow, learns_from_preferences, learns_from_samples
 from hybridflow.dataflows.kto import KTO
@@ -60,6 +61,10 @@ DATAFLOWS: dict[str, type[Dataflow]] = {
     "kto": KTO,
     "reward_model": RewardModeling,
 }
+"""The algorithms as programs."""
+
+WITHOUT_TRAINING: dict[str, type[Dataflow]] = {"evaluate": Evaluate, "generate": Generate}
+"""Dataflows of `hybridflow evaluate` and `hybridflow generate`."""
 
 
 _TUPLE = (tuple, list)
@@ -73,8 +78,8 @@ _DECLARED = {
 
 def find_dataflow(name: str) -> type[Dataflow]:
     """The class behind `dataflow=<name>`, `dataflow=<file.py>:<Class>` or `dataflow=<package.module.Class>`."""
-    if name in DATAFLOWS:
-        return DATAFLOWS[name]
+    if name in DATAFLOWS or name in WITHOUT_TRAINING:
+        return (DATAFLOWS | WITHOUT_TRAINING)[name]
     if not is_own(name) and preset_name(name) in presets():
         raise ConfigError(
             f"dataflow={name} is unknown, but an algorithm has that name.",

@@ -135,6 +135,7 @@ def plan_roles(config: Experiment, dataflow: type[Dataflow], settings: object) -
     Raises `ConfigError` for a missing role or setting.
     """
     needs = {n: need for n, need in role_needs(dataflow).items() if _is_wanted(config, dataflow, settings, n, need)}
+    has_policy = any(need.kind is Policy for need in needs.values())
     known, owner, specs = ", ".join(role_needs(dataflow)), dataflow.__name__, []
     with raised_together() as faults:
         for name in sorted(set(config.roles) - set(needs)):
@@ -147,7 +148,8 @@ def plan_roles(config: Experiment, dataflow: type[Dataflow], settings: object) -
             with faults.caught():
                 if need.kind is Sampler:
                     _check_own_name(config, name, need)
-                    specs += [] if is_colocated(config) else [_rollout_role(config, name)]
+                    if not (has_policy and is_colocated(config)):
+                        specs.append(_rollout_role(config, name, reads_weights=not has_policy))
                 elif name in config.roles:
                     specs.append(_further_role(config, name, need, dataflow))
                 else:
@@ -224,12 +226,13 @@ def _own_role(
     return RoleSpec(name, ActorRole(setup, config.algorithm, rollout), pool, mesh, generation)
 
 
-def _rollout_role(config: Experiment, name: str) -> RoleSpec:
-    """A rollout in its own pool: its replicas divide the prompts."""
+def _rollout_role(config: Experiment, name: str, *, reads_weights: bool) -> RoleSpec:
+    """A rollout in its own pool, or without an actor: its replicas divide the prompts."""
     sizes, pool = config.rollout.parallelism, pool_of(config, name)
     replicas = pool_sizes(config)[pool] // (sizes.pipeline * sizes.tensor)
     mesh = ParallelMesh({"data": replicas, "pipeline": sizes.pipeline, "tensor": sizes.tensor})
-    return RoleSpec(name, RolloutRole(_rollout_setup(config)), pool, mesh, mesh)
+    setup = replace(_rollout_setup(config), is_colocated=False, reads_weights=reads_weights)
+    return RoleSpec(name, RolloutRole(setup), pool, mesh, mesh)
 
 
 def _further_role(config: Experiment, name: str, need: RoleNeed, dataflow: type[Dataflow]) -> RoleSpec:

@@ -106,7 +106,7 @@ def _check_directories(directory: Path, nearest: Path) -> None:
 def _further_checkpoints(plan: RunPlan) -> int:
     """The number of checkpoints that will exist at one time in addition to this run's existing ones."""
     trainer = plan.config.trainer
-    if not trainer.save_every:
+    if not (trainer.save_every and trainer.total_steps):
         return 0
     in_all = -(-trainer.total_steps // trainer.save_every)
     there = 0 if trainer.resume == "never" else len(steps_below(plan.run_dir / "checkpoints"))

@@ -22,7 +22,7 @@ MAY_BE_NEGATIVE = {
     "reward.model_weight": "what a model finds bad can be the aim, as a reward function's weight may be negative",
 }
 OUT_OF_RANGE = [
-    ("trainer.total_steps", 0, "Use 1 or more."),
+    ("trainer.total_steps", -1, "Use 0 or more."),
     ("trainer.threads", 0, "Use 1 or more."),
     ("rollout.samples_per_prompt", 0, "Use 1 or more."),
     ("actor.minibatch_size", 0, "Use 1 or more."),

@@ -79,7 +79,7 @@ def test_later_files_win_over_earlier_ones_and_those_they_extend_and_the_command
         ("\n\ntrainer:\n  seed: 1\n  sed: 2\n", "run.yaml, line 5: There is no setting 'trainer.sed'", "trainer.seed?"),
         ("rollout.n: 4\n", "line 1: There is no setting 'rollout.n'", "use rollout.samples_per_prompt."),
         ("trainer: {seed: x}\n", "line 1: trainer.seed has the wrong type", "takes a whole number"),
-        ("trainer:\n  total_steps: 0.5\n", "line 2: trainer.total_steps=0.5 is too small", "Use 1 or more"),
+        ("trainer:\n  total_steps: -0.5\n", "line 2: trainer.total_steps=-0.5 is too small", "Use 0 or more"),
         ("data: {batch_size: 0}\n", "line 1: data.batch_size=0 is too small", "Use 1 or more"),
         ("# x\nalgorithm: grp0\n", "line 2: There is no algorithm=grp0", "Did you mean 'grpo'?"),
         ("task: 3\n", "line 1: task=3 is not a single task name", "Write task: NAME"),

@@ -1,0 +1,148 @@
+"""Runs that only evaluate, of a model or of a run's checkpoint: `hybridflow evaluate` and `hybridflow generate`."""
+
+import json
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+from pyarrow import Table, parquet
+
+from hybridflow.config.derived import run_dir
+from hybridflow.config.section import leaves
+from hybridflow.elastic.export import checkpoint_of, export_model
+from hybridflow.elastic.manifest import MANIFEST
+from hybridflow.engines.training.state_files import MODEL_DIRECTORY
+from hybridflow.errors import CheckpointError, ConfigError, HybridflowError, ResourceError
+from hybridflow.launch.command import run_command
+from hybridflow.launch.compose.command_line import parse_command_line
+from hybridflow.launch.compose.compose import compose_run
+from hybridflow.launch.compose.files import ORIGIN
+from hybridflow.launch.compose.trainers import known_command
+from hybridflow.launch.run_directory import CONFIG_FILE
+from hybridflow.observability.jsonlines import Json, read_rows
+from hybridflow.observability.trackers.jsonl import SAMPLES_FILE
+
+SHORT_FORMS = {"data": "data.eval_files", "reward": "reward.functions", "n": "rollout.eval_samples_per_prompt"}
+"""Short names of the settings that most evaluations need."""
+
+_ACTOR = "actor"
+_OF_TRAINING = (
+    "train_files", "pretraining_files", "mixture", "filters", "max_rows", "difficulty_key", "curriculum_steps",
+    "batch_size", "shuffle", "eval_limit",
+)  # fmt: skip
+"""Settings of `data` that an evaluation of a run does not take over."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model to evaluate: the name of its run or directory, its path, and the settings of the run that trained it."""
+
+    name: str
+    path: str
+    settings: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """How an evaluation ended: its exit status, and the directory of the run; None if its settings are wrong."""
+
+    status: int
+    run_dir: Path | None
+
+
+@contextmanager
+def subject_of(given: str, *, step: int | None = None) -> Iterator[Subject]:
+    """The model in a directory, of the Hub, or in a run's newest checkpoint or that of a step, with the run's settings.
+
+    An adapter is merged into its base model; the result is deleted afterwards.
+    """
+    directory = Path(given).expanduser()
+    if not ((directory / "checkpoints").is_dir() or (directory / "run.log").is_file() or _is_checkpoint(directory)):
+        if step is not None:
+            raise ConfigError(f"--step={step} is for runs, but '{given}' is a model.", remedy="Leave --step out.")
+        yield Subject(directory.name.replace("builtin:", ""), given)
+        return
+    checkpoint = checkpoint_of(directory, step).path
+    run = checkpoint.parent.parent if _is_checkpoint(directory) else directory
+    if not (checkpoint / _ACTOR).is_dir():
+        raise CheckpointError(
+            f"{checkpoint} has no model of the role '{_ACTOR}', so it generates nothing.",
+            remedy="Give a run that trained a policy. A reward model is used with reward.model.path=DIRECTORY.",
+        )
+    settings, name = _settings_of(run), f"{run.resolve().name}-{checkpoint.name}"
+    whole = checkpoint / _ACTOR / MODEL_DIRECTORY
+    if whole.is_dir():
+        yield Subject(name, str(whole), settings)
+        return
+    with tempfile.TemporaryDirectory(prefix="hybridflow-") as merged:
+        export_model(checkpoint, Path(merged, "model"), role=_ACTOR)
+        yield Subject(name, str(Path(merged, "model")), settings)
+
+
+def evaluate(
+    subject: Subject, overrides: Sequence[str], own: Mapping[str, object], *, command: str, dry_run: bool = False
+) -> Evaluated:
+    """Runs `dataflow=evaluate` or `generate`: the settings of the subject's run, the command's own, and those typed."""
+    of_run = {
+        "dataflow": command,
+        "trainer.experiment": f"{command}-{subject.name}",
+        "trainer.total_steps": 0,
+        "trainer.resume": "never",
+        "model.path": subject.path,
+        "data.eval_limit": None,
+    }
+    task = "calculator" if subject.path.startswith("builtin:") and not subject.settings else "none"
+    content = {"task": task, **subject.settings, **of_run, **own}
+    origin = f"{ORIGIN}hybridflow {command}"
+    with tempfile.TemporaryDirectory(prefix="hybridflow-") as folder:
+        file = Path(folder, f"{command}.yaml")
+        lines = (f"{json.dumps(key)}: {json.dumps(value)}{origin}\n" for key, value in content.items())
+        file.write_text("".join(lines), encoding="utf-8")
+        argv = [str(file), *(_in_full(text) for text in overrides)]
+        directory = None
+        with suppress(HybridflowError):  # the command itself reports it
+            flags = parse_command_line(argv, program=command, command=known_command("ppo"))
+            directory = run_dir(compose_run(flags.typed(), config_name="ppo").config)
+        return Evaluated(run_command([*argv, *(["--dry-run"] if dry_run else [])], "ppo"), directory)
+
+
+def evaluated_rows(directory: Path) -> list[dict[str, Json]]:
+    """The lines of samples.jsonl: one per response."""
+    return [row for _, row in read_rows(directory / SAMPLES_FILE)]
+
+
+def write_rows(file: Path, rows: Sequence[Mapping[str, Json]]) -> None:
+    """Writes rows to a file, as Parquet if it is called so, otherwise as JSON lines."""
+    try:
+        if file.suffix == ".parquet":
+            parquet.write_table(Table.from_pylist([dict(row) for row in rows]), file)
+        else:
+            file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    except OSError as error:
+        raise ResourceError(f"{file} could not be written: {error}.", remedy="Use a writable directory.") from error
+
+
+def _in_full(text: str) -> str:
+    key, equals, value = text.partition("=")
+    return f"{SHORT_FORMS.get(key, key)}{equals}{value}"
+
+
+def _is_checkpoint(directory: Path) -> bool:
+    return (directory / MANIFEST).is_file()
+
+
+def _settings_of(run: Path) -> dict[str, object]:
+    """The settings of a run that its evaluation takes over: data, reward, and how responses are sampled."""
+    file = run / CONFIG_FILE
+    if not file.is_file():
+        return {}
+    flat = dict(leaves(yaml.safe_load(file.read_text(encoding="utf-8"))))
+    model = "actor.model" if flat.get("actor.model.path") else "model"
+    found = {f"model.{name}": flat.get(f"{model}.{name}") for name in ("pad_token", "dtype", "trust_remote_code")}
+    kept = ("data.", "reward.", "rollout.eval_", "rollout.vllm.", "rollout.engine", "trainer.seed")
+    left_out = tuple(f"data.{name}" for name in _OF_TRAINING)
+    found |= {key: value for key, value in flat.items() if key.startswith(kept) and key not in left_out}
+    return {key: value for key, value in found.items() if value is not None}

@@ -1,0 +1,167 @@
+"""`hybridflow evaluate` and `hybridflow generate`: a model, or a run with its own data and rewards."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pyarrow.parquet
+import pytest
+from transformers import AutoTokenizer
+
+from hybridflow.cli.main import main
+from hybridflow.trainer import main_ppo, main_reward_model, main_sft
+from tests.toys import MakeToy
+
+QUICK = ["trainer.threads=1", "trainer.device=cpu"]
+
+
+@pytest.fixture
+def desk(tmp_path, monkeypatch):
+    """A directory with prompts of two sources."""
+    monkeypatch.chdir(tmp_path)
+    rows = [{"prompt": f"{a}+{a}=", "answer": str(2 * a), "data_source": "even"} for a in (1, 2, 3)]
+    odd = [{"prompt": "4+5=", "answer": "9", "data_source": "odd"}]
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, *odd]))
+    return tmp_path
+
+
+def rows_of(file: Path) -> list[dict]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_a_model_is_evaluated_on_all_rows_with_a_table_by_source(desk, capsys):
+    words = ["builtin:calculator", "data=sums.jsonl", "reward=exact_match,length", "n=4", *QUICK]
+    settings = ["reward.settings.length.target=2", "trainer.experiment=mine", "rollout.eval_sampling.temperature=0.7"]
+    assert main(["evaluate", *words, *settings]) == 0
+    table = capsys.readouterr().out.splitlines()
+    assert table[0].split() == [
+        "source", "prompts", "mean", "pass@2", "pass@4", "exact_match", "length", "tokens", "cut_off"
+    ]  # fmt: skip
+    assert [line.split()[:2] for line in table[1:]] == [["even", "3"], ["odd", "1"], ["all", "4"]]
+    samples, found = rows_of(desk / "runs/mine/samples.jsonl"), rows_of(desk / "runs/mine/evaluation.jsonl")
+    assert len(samples) == 16 and {row["source"] for row in samples} == {"even", "odd"}
+    assert found[-1]["mean"] == pytest.approx(sum(row["score"] for row in samples) / 16)
+    assert found[-1]["exact_match"] == pytest.approx(sum(row["rewards/exact_match"] for row in samples) / 16)
+    assert found[-1]["tokens"] == pytest.approx(sum(row["tokens"] for row in samples) / 16)
+    assert (desk / "runs/mine/report.html").is_file() and not (desk / "runs/mine/checkpoints").exists()
+
+
+def test_a_run_is_evaluated_by_its_newest_checkpoint_with_its_data_and_rewards(desk, capsys):
+    (desk / "judge.py").write_text("def judge(prompts, completions, **columns):\n    return [0.25 for _ in prompts]\n")
+    train = [
+        "task=none", "algorithm=grpo", "model.path=builtin:calculator", "data.train_files=[sums.jsonl]",
+        "data.eval_files=[sums.jsonl]", "data={batch_size: 2, max_prompt_tokens: 16, max_response_tokens: 2}",
+        "reward.functions=[judge.py:judge]", "rollout.samples_per_prompt=2", "trainer={total_steps: 1, run_dir: run}",
+        "actor.optimizer.learning_rate=0.01", *QUICK,
+    ]  # fmt: skip
+    assert main_ppo.main(train) == 0
+    assert main(["evaluate", "run", *QUICK]) == 0
+    assert [row["mean"] for row in rows_of(desk / "runs/evaluate-run-step_1/evaluation.jsonl")] == [0.25] * 3
+    samples = rows_of(desk / "runs/evaluate-run-step_1/samples.jsonl")
+    assert {row["is_cut_off"] for row in samples if row["tokens"] == 2} and max(row["tokens"] for row in samples) == 2
+    after_training = [row for row in rows_of(desk / "run/samples.jsonl") if row["split"] == "eval" and row["step"] == 1]
+    assert [row["response"] for row in samples] == [row["response"] for row in after_training]
+    capsys.readouterr()
+
+    assert main(["evaluate", "run/checkpoints/step_1", "reward=nope", "data=none.jsonl", "--dry-run"]) == 2
+    said = capsys.readouterr().err
+    assert "there is no built-in function 'nope'" in said and "data.eval_files: No such file" in said
+    assert "2 problems; nothing was started" in said
+    assert main(["evaluate", "run", "--step", "7"]) == 2
+    assert "has no checkpoint of step 7" in capsys.readouterr().err
+    assert main_ppo.main([*train, "trainer.total_steps=0"]) == 2
+    assert f"Use hybridflow evaluate {desk / 'run'}." in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.lora
+def test_a_run_with_an_adapter_is_evaluated_with_it_merged(desk, toy_dir: MakeToy):
+    train = [
+        f"model.path={toy_dir()}", "data.train_files=[sums.jsonl]", "data.eval_files=[sums.jsonl]",
+        "data={batch_size: 2, max_prompt_tokens: 8, max_response_tokens: 4}", "reward.functions=[exact_match]",
+        "actor.lora.rank=2", "trainer={total_steps: 1, run_dir: run}", *QUICK,
+    ]  # fmt: skip
+    assert main_sft.main(train) == 0
+    assert main(["generate", "run", "--prompts", "sums.jsonl", "--out", "out.jsonl", *QUICK]) == 0
+    assert len(rows_of(desk / "out.jsonl")) == 4
+
+
+def test_responses_are_written_with_their_token_ids_on_request(desk, capsys):
+    (desk / "more.jsonl").write_text('{"prompt": "10+10="}\n')
+    files = ["--prompts", "sums.jsonl", "--prompts", "more.jsonl"]
+    assert main(["generate", "builtin:calculator", *files, "--out", "out.jsonl", "--token-ids", "n=2", *QUICK]) == 0
+    rows = rows_of(desk / "out.jsonl")
+    assert "out.jsonl  10 responses" in capsys.readouterr().err
+    assert [row["prompt"] for row in rows[::2]] == ["1+1=", "2+2=", "3+3=", "4+5=", "10+10="]
+    assert list(rows[0]) == ["prompt", "response", "answer", "uid", "source", "tokens", "is_cut_off", "response_ids"]
+    tokenizer = AutoTokenizer.from_pretrained(Path(__file__).parents[3] / "hybridflow/assets/calculator/model")
+    for row in rows:
+        assert len(row["response_ids"]) == row["tokens"]
+        assert tokenizer.decode(row["response_ids"], skip_special_tokens=True) == row["response"]
+
+    words = ["--prompts", "more.jsonl", "--out", "out.parquet", *QUICK]
+    assert main(["generate", "builtin:calculator", *words]) == 0
+    (row,) = pyarrow.parquet.read_table(desk / "out.parquet").to_pylist()
+    assert list(row) == ["prompt", "response", "uid", "source", "tokens", "is_cut_off"] and row["source"] == "more"
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    "settings", [[], pytest.param(["rollout.engine=vllm"], marks=pytest.mark.vllm)], ids=["transformers", "vllm"]
+)
+def test_several_devices_share_the_prompts_and_either_engine_gives_the_same_greedy_responses(desk, settings):
+    greedy = ["rollout.eval_sampling.temperature=0", *QUICK]
+    words = ["builtin:calculator", "--prompts", "sums.jsonl", "--out"]
+    assert main(["generate", *words, "one.jsonl", *greedy]) == 0
+    assert main(["generate", *words, "two.jsonl", *greedy, "trainer.devices=2", *settings]) == 0
+    assert rows_of(desk / "two.jsonl") == rows_of(desk / "one.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["evaluate", "builtin:calculator", "reward.functions=[]"], "reward"),
+        (
+            ["evaluate", "builtin:calculator", "data=[]"],
+            "trainer.total_steps=0 only evaluates the model, but data.eval",
+        ),
+        (
+            ["evaluate", "builtin:calculator", "trainer.eval_every=0"],
+            "only evaluates the model, but trainer.eval_every=0",
+        ),
+        (
+            ["evaluate", "builtin:calculator", "--step", "3"],
+            "--step=3 is for runs, but 'builtin:calculator' is a model.",
+        ),
+        (["generate", "nowhere/model", "--prompts", "sums.jsonl", "--out", "a.jsonl"], "nowhere/model"),
+        (["generate", "builtin:calculator", "--prompts", "sums.jsonl", "--out", "a.csv"], "another ending"),
+        (
+            ["generate", "builtin:calculator", "--prompts", "sums.jsonl", "--out", "no/a.jsonl"],
+            "there is no directory no",
+        ),
+    ],
+)
+def test_what_is_missing_is_said(desk, capsys, words, said):
+    assert main(words) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+    assert not (desk / "runs").exists()
+
+
+def test_a_run_without_a_policy_is_refused(desk, capsys):
+    settings = ["trainer={total_steps: 1, run_dir: run, eval_every: 0}", "data.batch_size=8", *QUICK]
+    assert main_reward_model.main(settings) == 0
+    capsys.readouterr()
+    assert main(["evaluate", "run"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "has no model of the role 'actor', so it generates nothing" in said and "reward.model.path=DIRECTORY" in said
+    shutil.rmtree(desk / "run" / "checkpoints" / "step_1")
+    assert main(["evaluate", "run"]) == 2
+    assert "has no checkpoint" in capsys.readouterr().err
+
+
+def test_any_trainer_evaluates_without_training_and_without_training_files(desk, capsys):
+    settings = ["trainer={total_steps: 0, run_dir: run}", "data.train_files=[]", "data.eval_limit=16", *QUICK]
+    assert main_sft.main(settings) == 0
+    said = capsys.readouterr().err
+    assert "evaluation without training" in said and "done  no training steps" in said and "held-out loss" in said
+    (row,) = rows_of(desk / "run" / "metrics.jsonl")
+    assert row["step"] == 0 and "val-core/calculator/loss" in row

@@ -1,6 +1,7 @@
 """Makes the paths in a configuration absolute: workers run in other directories and on other nodes."""
 
 from collections.abc import Callable, Iterator
+from glob import escape
 from pathlib import Path
 
 from hybridflow.config.algorithm import Algorithm, Preference
@@ -8,7 +9,7 @@ from hybridflow.config.data import Data
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.loop import Trainer
 from hybridflow.config.model import Model
-from hybridflow.config.paths import PREFIX, user_path
+from hybridflow.config.paths import PREFIX, is_pattern, user_path
 from hybridflow.config.reward import Reward
 from hybridflow.config.roles import Role
 from hybridflow.config.section import Section, sections_of
@@ -85,6 +86,8 @@ def _existing(text: str, key: str) -> str:
 def _data(text: str, key: str) -> str:
     if text.startswith(PREFIX):
         return text
+    if is_pattern(text) and not user_path(text, key=key).is_absolute():
+        return f"{escape(str(Path.cwd()))}/{user_path(text, key=key)}"
     path, mark, options = text.partition("?")
     whole = _existing(text, key)
     return whole if whole != text or not mark else f"{_existing(path, key)}?{options}"
@@ -113,6 +116,8 @@ _RULES: dict[type[Section], dict[str, _Rule]] = {
         "pretraining_files": _data,
         "chat_template": _existing,
         "filters": _code,
+        "map": _code,
+        "dataset": _code,
     },
     Algorithm: {"advantage": _code, "policy_loss": _code},
     Preference: {"loss": _code},

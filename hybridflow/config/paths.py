@@ -38,6 +38,12 @@ def _shown(text: str) -> str:
     return text if len(text) <= 200 else f"{text[:100]}...{text[-20:]}"
 
 
+def is_pattern(text: str) -> bool:
+    """Whether a source is a pattern for several files, such as `data/part-*.parquet`, and no file's own name."""
+    path = text.partition("?")[0]
+    return any(sign in path for sign in "*[") and not user_path(text).exists()
+
+
 PREFIX = "builtin:"
 _ASSETS = Path(__file__).resolve().parents[1] / "assets"
 _PATHS = {

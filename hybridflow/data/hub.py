@@ -1,9 +1,10 @@
-"""Datasets of the Hugging Face hub, and folders laid out like them: `owner/name?config=main&split=test`."""
+"""Datasets of the Hugging Face hub, folders laid out like them: `owner/name?config=main&split=test`; saved datasets."""
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.paths import user_path
@@ -40,6 +41,22 @@ def hub_name(name: str) -> HubName | None:
     return None
 
 
+class Dataset(Protocol):
+    """What is used of `datasets.Dataset`: its rows lie in files, which are read when they are asked for."""
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        ...
+
+    def __getitem__(self, rows: list[int]) -> dict[str, list]:
+        """The columns of some rows."""
+        ...
+
+    def to_dict(self) -> dict[str, list]:
+        """The columns of all rows."""
+        ...
+
+
 def check_splits_named(files: Sequence[str], *, key: str) -> None:
     """Raises `ConfigError` for held-out data without a split, which would be the split used for training."""
     for name in files:
@@ -53,14 +70,14 @@ def check_splits_named(files: Sequence[str], *, key: str) -> None:
             )
 
 
-def read_hub(name: str, found: HubName) -> dict[str, list]:
-    """The columns of a dataset's split, which is `train` if none is named."""
+def load_hub(name: str, found: HubName) -> Dataset:
+    """A dataset's split, which is `train` if none is named."""
     # Imported only here: `datasets` takes a second to import, and most runs read plain files.
     datasets = require("datasets")
     try:
         folder = user_path(found.path)
         path = str(folder) if folder.is_dir() else found.path
-        return datasets.load_dataset(path, found.config, split=found.split or "train").to_dict()
+        return datasets.load_dataset(path, found.config, split=found.split or "train")
     except Exception as error:  # a download and files of any kind fail in as many ways
         missing = f"No such file or directory: '{name}'; and no dataset of that name could be loaded from the hub"
         refused = missing if name == found.path else f"'{name}' cannot be read as a dataset"
@@ -70,6 +87,15 @@ def read_hub(name: str, found: HubName) -> dict[str, list]:
             remedy=f"Correct the path, name a configuration and a split that the dataset has"
             f" ('{found.path}?config=main&split=test'), or download it and give one of its files.",
         ) from error
+
+
+def load_saved(name: str, folder: Path) -> Dataset:
+    """A dataset in a directory that `save_to_disk` wrote."""
+    datasets = require("datasets")
+    try:
+        return datasets.load_from_disk(str(folder))
+    except Exception as error:  # it may be files of any kind, which fail in as many ways
+        raise DataError(f"'{name}' is a damaged Hugging Face dataset: {error}", remedy="Save it again.") from error
 
 
 def revision(found: HubName) -> str:

@@ -1,23 +1,23 @@
-"""Reads one source (built-in rows, a generated task, a file, a saved dataset, a dataset of the hub) as a table."""
+"""Reads one source (built-in rows, a generated task, files, a saved dataset, a dataset of the hub) as a table."""
 
+import logging
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
-
-import pyarrow
-import pyarrow.parquet
 
 from hybridflow.batch import Batch
 from hybridflow.config.nearest import did_you_mean
-from hybridflow.config.paths import PREFIX, builtin_path, user_path
-from hybridflow.data.hub import hub_name, read_hub
+from hybridflow.data.hub import Dataset, load_hub, load_saved
 from hybridflow.data.json_files import read_json, read_json_lines
+from hybridflow.data.locations import LINE_SUFFIXES, Location, locate, suffix_of
 from hybridflow.data.reasoning_gym import TASK_PREFIX, read_task
+from hybridflow.data.table_files import columns_of, read_batches
 from hybridflow.errors import DataError
-from hybridflow.optional import require
 
-_FORMATS = ".jsonl, .json (both also .gz), .parquet, a saved Hugging Face dataset directory"
-_SPLIT_NAMES = ("train", "training", "test", "eval", "evaluation", "valid", "validation", "val", "dev")
+logger = logging.getLogger(__name__)
+
 _NAMES_IN_FILES = {"ref_sums": "ref_chosen_logps, ref_rejected_logps"}
 """Columns of a batch that have other names in files."""
 
@@ -31,6 +31,15 @@ class Table:
     columns: dict[str, list]
     numbers: Sequence[int] | None = None
     """The number of each row in the source, from 1, if some of the source's rows were left out."""
+
+    shards: Sequence[tuple[str, int]] = ()
+    """The files of a source of several, each with its number of rows."""
+
+    layout: str = ""
+    """The public layout that was recognized; empty if the columns are as the file has them."""
+
+    is_part: bool = False
+    """Whether these are rows of a stream, which were announced when the stream was opened."""
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()), []))
@@ -62,13 +71,24 @@ class Table:
         return index + 1 if self.numbers is None else self.numbers[index]
 
     def place(self, index: int) -> str:
-        """`row 3 of 'train.jsonl'`."""
-        return f"row {self.number(index)} of '{self.name}'"
+        """`row 3 of 'train.jsonl'`; of several files, the one with the row."""
+        number = self.number(index)
+        if not self.shards:
+            return f"row {number} of '{self.name}'"
+        ends = [*accumulate(count for _, count in self.shards)]
+        shard = bisect_right(ends, number - 1)
+        name, count = self.shards[shard]
+        return f"row {number - ends[shard] + count} of '{name}'"
 
     def select(self, kept: Sequence[int]) -> "Table":
         """Some of the rows, which keep their numbers."""
         columns = {name: [values[row] for row in kept] for name, values in self.columns.items()}
-        return Table(self.name, self.data_source, columns, [self.number(row) for row in kept])
+        return replace(self, columns=columns, numbers=[self.number(row) for row in kept])
+
+    def log(self, level: int, message: str, *values: object) -> None:
+        """Logs a line about a source, `data=NAME ...`; not for each part of a stream."""
+        if not self.is_part:
+            logger.log(level, f"data=%s {message}", self.name, *values)
 
 
 def read_table(name: str) -> Table:
@@ -76,23 +96,24 @@ def read_table(name: str) -> Table:
     if name.startswith(TASK_PREFIX):
         data_source, columns = read_task(name)
         return Table(name, data_source, columns)
-    if name.startswith(PREFIX):
-        path, data_source = builtin_path(name), name.removeprefix(PREFIX).split("/")[0]
+    found = locate(name)
+    if len(found.files) == 1:
+        table = Table(name, found.data_source, _read_file(found.files[0], name))
+    elif found.files:
+        table = _joined_tables([Table(str(file), "", _read_file(file, str(file))) for file in found.files], name, found)
     else:
-        path, data_source = user_path(name), short_name(Path(name))
-    dataset = hub_name(name)
-    if path.is_file():
-        columns = _read_file(path, name)
-    elif path.is_dir():
-        columns = _read_directory(path, name)
-    elif dataset is not None:
-        columns, data_source = read_hub(name, dataset), short_name(Path(dataset.path))
-    else:
-        raise DataError(f"No such file or directory: '{name}'.", remedy=_nearest_path(path))
-    table = Table(name, data_source, columns)
+        table = Table(name, found.data_source, open_dataset(found, name).to_dict())
     if len(table) == 0:
         raise DataError(f"'{name}' has no rows.", remedy="Give a file with at least one row, or leave it out.")
     return table
+
+
+def open_dataset(found: Location, name: str) -> Dataset:
+    """The dataset at a location without files."""
+    if found.saved is not None:
+        return load_saved(name, found.saved)
+    assert found.hub is not None, f"'{name}' is nowhere"
+    return load_hub(name, found.hub)
 
 
 def read_files(files: Sequence[str], read: Callable[[str], Batch]) -> Batch:
@@ -112,13 +133,6 @@ def joined(parts: Sequence[Batch], files: Sequence[str]) -> Batch:
     return Batch.concat(filled)
 
 
-def short_name(path: Path) -> str:
-    """A name for metrics: the file's stem, or its folder's name if the stem only names a split."""
-    stem = path.name.split(".")[0] or path.name
-    folder = path.absolute().parent.name
-    return folder if stem.lower() in _SPLIT_NAMES and folder else stem
-
-
 def _check_same_columns(first: Batch, first_file: str, part: Batch, file: str) -> None:
     """Columns of numbers and tokens, unlike objects, must be in all files or in none."""
     own = {*first.row_columns, *first.token_columns}
@@ -132,61 +146,26 @@ def _check_same_columns(first: Batch, first_file: str, part: Batch, file: str) -
 
 
 def _read_file(path: Path, name: str) -> dict[str, list]:
-    suffix = Path(path.name.removesuffix(".gz")).suffix.lower()
-    if suffix in (".jsonl", ".ndjson"):
-        return _columns(read_json_lines(path, name))
+    suffix = suffix_of(path)
+    if suffix in LINE_SUFFIXES:
+        return columns_of_rows(read_json_lines(path, name))
     if suffix == ".json":
-        return _columns(read_json(path, name))
-    if path.name.lower().endswith(".parquet"):
-        return _read_parquet(path, name)
-    raise DataError(f"'{name}' is not in a supported format.", remedy=f"Give one of: {_FORMATS}.")
+        return columns_of_rows(read_json(path, name))
+    return columns_of(read_batches(path, name, suffix))
 
 
-def _columns(rows: Sequence[Mapping[str, object]]) -> dict[str, list]:
+def _joined_tables(parts: Sequence[Table], name: str, found: Location) -> Table:
+    """The rows of several files, in order; None where a file lacks a column."""
+    shown = ", ".join(file.name for file in found.files[:4]) + (", ..." if len(parts) > 4 else "")
+    logger.info("data=%s files=%d (%s)", name, len(parts), shown)
+    names = dict.fromkeys(column for part in parts for column in part.columns)
+    columns = {
+        column: [value for part in parts for value in part.columns.get(column, [None] * len(part))] for column in names
+    }
+    return Table(name, found.data_source, columns, shards=[(part.name, len(part)) for part in parts])
+
+
+def columns_of_rows(rows: Sequence[Mapping[str, object]]) -> dict[str, list]:
     """The columns of all rows, in order of first appearance; None in a row that lacks the column."""
     names = dict.fromkeys(key for row in rows for key in row)
     return {name: [row.get(name) for row in rows] for name in names}
-
-
-def _read_parquet(path: Path, name: str) -> dict[str, list]:
-    try:
-        return pyarrow.parquet.read_table(path).to_pydict()
-    except (pyarrow.ArrowException, OSError, ValueError, ArithmeticError) as error:
-        reason = f"{type(error).__name__}: {error}".splitlines()[0][:300].rstrip(".")
-        raise DataError(
-            f"'{name}' is not a readable parquet file: {reason}.",
-            remedy="Write it again, with text in UTF-8 and dates between the years 1 and 9999.",
-        ) from error
-
-
-def _read_directory(path: Path, name: str) -> dict[str, list]:
-    if (path / "dataset_dict.json").is_file():
-        splits = sorted(found.parent.name for found in path.glob("*/state.json"))
-        raise DataError(
-            f"'{name}' is a saved Hugging Face dataset with several splits ({', '.join(splits)}).",
-            remedy=f"Name one of them: {name.rstrip('/')}/{(splits or ['train'])[0]}.",
-        )
-    if not (path / "state.json").is_file():
-        files = sorted(found.name for found in path.iterdir() if found.is_file())[:8]
-        raise DataError(
-            f"'{name}' is a directory, but not one written by datasets.save_to_disk.",
-            remedy=(f"Give a file in it ({', '.join(files)})" if files else f"Give one of: {_FORMATS}")
-            + f", or read it as a dataset of the hub: '{name.rstrip('/')}?split=train'.",
-        )
-    # Imported only here: `datasets` takes a second to import, and most runs read plain files.
-    datasets = require("datasets")
-    try:
-        return datasets.load_from_disk(str(path)).to_dict()
-    except Exception as error:  # it may be files of any kind, which fail in as many ways
-        raise DataError(f"'{name}' is a damaged Hugging Face dataset: {error}", remedy="Save it again.") from error
-
-
-def _nearest_path(path: Path) -> str:
-    around = path.absolute().parent
-    if not around.is_dir():
-        return f"The directory '{path.parent}' does not exist either; paths are relative to {Path.cwd()}."
-    names = sorted(found.name for found in around.iterdir() if not found.name.startswith("."))
-    near = did_you_mean(path.name, names)
-    if near:
-        return f"{near}It is in '{around}'."
-    return f"'{around}' contains: {', '.join(names[:8])}." if names else f"'{around}' is empty."

@@ -12,10 +12,11 @@ from pathlib import Path
 from hybridflow.config.absolute_paths import path_settings, written_file
 from hybridflow.config.carried_code import imported_modules
 from hybridflow.config.loop import ResumeChanged
-from hybridflow.config.paths import PREFIX, builtin_path, user_path
+from hybridflow.config.paths import PREFIX, builtin_path, is_pattern, user_path
 from hybridflow.config.user_code import FILE_MODULE
 from hybridflow.data.hub import hub_name, revision
 from hybridflow.data.loader import BatchStream
+from hybridflow.data.locations import files_of_pattern
 from hybridflow.data.reasoning_gym import TASK_PREFIX
 from hybridflow.elastic.checkpoint import Checkpoint
 from hybridflow.elastic.compatibility import (
@@ -168,7 +169,9 @@ def _of_data(name: str) -> Iterator[tuple[str, _Digest]]:
         return
     dataset = hub_name(name)
     path = builtin_path(name) if name.startswith(PREFIX) else user_path(dataset.path if dataset else name)
-    if path.is_dir():
+    if is_pattern(name):
+        yield from ((str(file), partial(file_fingerprint, file)) for file in files_of_pattern(name))
+    elif path.is_dir():
         yield from _of_directory(path)
     elif path.is_file():
         yield "", partial(file_fingerprint, path)

@@ -3,11 +3,13 @@ import json
 import logging
 
 import pyarrow
+import pyarrow.feather
 import pyarrow.parquet
 import pytest
 
 from hybridflow.config.paths import builtin_path
-from hybridflow.data.sources import read_table, short_name
+from hybridflow.data.locations import short_name
+from hybridflow.data.sources import read_table
 from hybridflow.errors import DataError, HybridflowError
 
 ROWS = [{"prompt": "1+1=", "answer": "2"}, {"prompt": "2+2=", "answer": "4", "level": 3}]
@@ -33,6 +35,81 @@ def lines(rows):
 def test_every_kind_of_json_file_gives_the_same_columns(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
     assert read_table(str(tmp_path / name)).columns == COLUMNS
+
+
+TABLES = pyarrow.table(COLUMNS)
+CSV = b'prompt,answer,level\n1+1=,two,\n"2+2=",4,3\n'
+
+
+def arrow_stream(table, path):
+    with pyarrow.ipc.new_stream(path, table.schema) as writer:
+        writer.write_table(table)
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        ("a.parquet", pyarrow.parquet.write_table),
+        ("a.feather", pyarrow.feather.write_feather),
+        ("a.arrow", arrow_stream),
+        ("a.csv", lambda table, path: path.write_bytes(CSV)),
+        ("a.csv.gz", lambda table, path: path.write_bytes(gzip.compress(CSV))),
+        ("a.tsv", lambda table, path: path.write_bytes(CSV.replace(b",", b"\t"))),
+    ],
+)
+def test_every_kind_of_table_gives_the_same_columns(tmp_path, name, write):
+    write(TABLES, tmp_path / name)
+    answers = ["two", "4"] if "csv" in name or "tsv" in name else ["2", "4"]
+    assert read_table(str(tmp_path / name)).columns == COLUMNS | {"answer": answers}
+
+
+def test_a_csv_column_has_numbers_only_if_all_its_values_are_numbers(tmp_path):
+    """The reader guesses types from the first megabytes; the last rows decide as well."""
+    first = 'a,1,1,true,2020-01-01\n"b, ""b""\nc",2,2,false,2020-01-02\n' * 200_000
+    (tmp_path / "a.csv").write_text("text,number,mixed,flag,date\n" + first + "z,0.5,x,true,2020-01-03\n")
+    columns = read_table(str(tmp_path / "a.csv")).columns
+    assert {name: [*values[:2], values[-1]] for name, values in columns.items()} == {
+        "text": ["a", 'b, "b"\nc', "z"],
+        "number": [1.0, 2.0, 0.5],
+        "mixed": ["1", "2", "x"],
+        "flag": [True, False, True],
+        "date": ["2020-01-01", "2020-01-02", "2020-01-03"],
+    }
+
+
+@pytest.mark.parametrize("source", ["shards", "shards/part-*.jsonl", "**/part-?.jsonl", "shards/part-[01].jsonl"])
+def test_a_folder_and_a_pattern_are_the_rows_of_their_files_in_order(tmp_path, monkeypatch, caplog, source):
+    caplog.set_level("INFO", logger="hybridflow")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "shards").mkdir()
+    for index, row in enumerate(ROWS):
+        (tmp_path / f"shards/part-{index}.jsonl").write_text(lines([row, row]))
+    (tmp_path / "shards/README.md").write_text("no data")
+    table = read_table(source)
+    assert table.columns == {name: [value for value in values for _ in "ab"] for name, values in COLUMNS.items()}
+    assert table.data_source == "shards" and table.place(2) == "row 1 of 'shards/part-1.jsonl'"
+    assert table.select([1, 3]).place(1) == "row 2 of 'shards/part-1.jsonl'"
+    assert f"data={source} files=2 (part-0.jsonl, part-1.jsonl)" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("files", "source", "found", "remedy"),
+    [
+        (["train-0.parquet", "test-0.parquet"], "d", "files of several splits: test, train", "'d/train*.parquet'"),
+        (["a.parquet", "info.json"], "d", "several formats: .json, .parquet", "'d/*.json'"),
+        (["README.md"], "d", "a directory with no data files; it contains: README.md", "'d/**/*.parquet'"),
+        (["a.parquet"], "d/*.jsonl", "No file matches 'd/*.jsonl'", "Correct the pattern"),
+        (["a.parquet", "b.md"], "d/*", "matches files in no supported format: b.md", "Narrow the pattern"),
+    ],
+)
+def test_a_folder_of_other_files_says_how_to_name_them(tmp_path, monkeypatch, files, source, found, remedy):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "d").mkdir()
+    for file in files:
+        (tmp_path / "d" / file).touch()
+    with pytest.raises(DataError) as caught:
+        read_table(source)
+    assert found in caught.value.message and remedy in caught.value.remedy
 
 
 def test_parquet_keeps_nested_columns(tmp_path):
@@ -66,7 +143,12 @@ def test_a_dataset_of_several_splits_asks_for_one(tmp_path):
         ("no.jsonl", b"", "has no rows"),
         ("no.json", b"[]", "has no rows"),
         ("blank.jsonl", b"\n \n", "has no rows"),
-        ("data.csv", b"a,b\n", "not in a supported format"),
+        ("data.txt", b"a,b\n", "not in a supported format.*.csv, .tsv"),
+        ("data.csv", b"a,b\n", "has no rows"),
+        ("data.csv", b"a,b\n1,2,3\n", "not a readable CSV file: .*Expected 2 columns, got 3"),
+        ("data.csv", b"a,b\n\xff,2\n", "not a readable CSV file: .*UTF8"),
+        ("data.csv", b"a,a\n1,2\n", "several columns are called 'a'"),
+        ("data.arrow", b"nothing", "not a readable Arrow file"),
         ("data.jsonl.gz", b"plain", "not a complete gzip file"),
         ("cut.jsonl.gz", gzip.compress(lines(ROWS).encode(), mtime=0)[:-12], "not a complete gzip file"),
         ("data.parquet", b"PAR1 and more", "not a readable parquet file"),
@@ -83,7 +165,6 @@ def test_files_that_cannot_be_read_are_errors(tmp_path, name, content, found):
     [
         ("trian.jsonl", "No such file or directory: 'trian.jsonl'", "Did you mean 'train.jsonl'"),
         ("nowhere/train.jsonl", "No such file", "{}"),
-        (".", "is a directory", "train.jsonl.*'.[?]split=train'"),
         ("builtin:calculator/training", "calculator/training", "builtin:calculator/train"),
     ],
 )

@@ -11,6 +11,7 @@ from hybridflow.config.derived import is_evaluated, num_devices
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.ranges import check_ranges
+from hybridflow.config.templates import template_parts
 from hybridflow.errors import STRICT, ConfigError, Faults
 
 _COST_OF_THE_TASK = "hybridflow.rewards.functions.far_off.far_off"
@@ -24,7 +25,7 @@ def check(config: Experiment, faults: Faults = STRICT) -> None:
     """Adds a `ConfigError` for each rule that the configuration breaks."""
     check_ranges(config, faults)
     across = (_cost_errors, _pretraining_errors, _kl_errors, _correction_errors)
-    for rule in (_data_errors, _name_errors, _choice_errors, _input_errors, *across):
+    for rule in (_data_errors, _row_errors, _name_errors, _choice_errors, _input_errors, *across):
         faults.add(*rule(config))
     with faults.caught():
         check_placement(config)
@@ -85,6 +86,26 @@ def _data_errors(config: Experiment) -> Iterator[ConfigError]:
         yield ConfigError(
             "data.curriculum_steps and data.mixture both determine the order of the rows.",
             remedy="Leave one out: with data.difficulty_key alone, each file of a mixture goes from easy to hard.",
+        )
+
+
+def _row_errors(config: Experiment) -> Iterator[ConfigError]:
+    """Prompts come from one place, and rows that are read on demand are not sorted."""
+    data = config.data
+    if data.prompt_template is not None:
+        if data.prompt_key is not None:
+            yield ConfigError(
+                f"data.prompt_template and data.prompt_key={data.prompt_key} both say where prompts come from.",
+                remedy="Leave one out.",
+            )
+        try:
+            template_parts(data.prompt_template)
+        except ConfigError as error:
+            yield error
+    if data.streaming and data.difficulty_key is not None:
+        yield ConfigError(
+            f"data.difficulty_key={data.difficulty_key} sorts all rows, but data.streaming=true reads them on demand.",
+            remedy="Leave one out, or sort the file and set data.shuffle=false.",
         )
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from hybridflow.config.ranges import AT_LEAST_0, AT_LEAST_1, at_least
+from hybridflow.config.ranges import AT_LEAST_0, AT_LEAST_1, FROM_0_TO_1, at_least
 from hybridflow.config.section import Section
 
 _ROWS = at_least(1, "Use 1 or more, or null for all.")
@@ -14,8 +14,9 @@ class Data(Section):
     """Prompts, demonstrations or preferences for training and evaluation."""
 
     train_files: list[str] = field(default_factory=list)
-    """Files (.jsonl, .json, .parquet, also .gz), datasets (a saved directory, or one of the Hugging Face Hub,
-    `owner/name?config=main&split=train`), `builtin:` names or `reasoning_gym:TASK?size=500`."""
+    """Files (.jsonl, .json, .csv, .tsv, .parquet, .arrow), folders of them, patterns (`data/part-*.parquet`), datasets
+    (a saved directory, or one of the Hugging Face Hub, `owner/name?config=main&split=train`), `builtin:` names or
+    `reasoning_gym:TASK?size=500`."""
 
     eval_files: list[str] = field(default_factory=list)
     """Held-out rows; a dataset must name its split. An empty list turns evaluation off."""
@@ -43,6 +44,27 @@ class Data(Section):
 
     answer_key: str | None = None
     """Column with the answer; null recognizes the usual names."""
+
+    prompt_template: str | None = None
+    """Text that makes the prompt of columns, such as '{Body} {Question}'; null takes the prompt from one column."""
+
+    map: str | None = None
+    """Function (`my.py:to_row`) that gets each row as a dict and returns the row to use, or None to leave it out.
+
+    It is called before columns are recognized, for training and evaluation files alike, but not for built-in ones."""
+
+    dataset: str | None = None
+    """Class (`my.py:MyDataset`) that reads each entry of `train_files` and `eval_files`, which need not be files.
+
+    Its rows, by `__len__` and `__getitem__` or by `__iter__`, are dicts of columns."""
+
+    streaming: bool = False
+    """Read the rows of `train_files` when they are used, for files larger than memory; only the first are checked
+    before the run starts. Evaluation files are always read whole."""
+
+    min_kept_fraction: Annotated[float, FROM_0_TO_1] = 0.05
+    """Smallest share of a file's rows that may be left when rows that are too long, blank or ties are left out; with
+    fewer, the run does not start. 0 allows any."""
 
     mixture: list[float] = field(default_factory=list)
     """Sampling proportions of the files in `train_files`, one per file ([0.7,0.3]); empty concatenates them."""

@@ -1,13 +1,11 @@
 """Prompts and responses of data files: text, messages, or dialogues in one text; checked cell by cell."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from hybridflow.config.data import Data
 from hybridflow.data.sources import Table
 from hybridflow.errors import DataError
-
-logger = logging.getLogger(__name__)
 
 Message = dict[str, str]
 Prompt = str | list[Message]
@@ -117,14 +115,22 @@ def rows_without(flaws: Mapping[str, Sequence[int]], table: Table, *, of: str) -
     for flaw, rows in flaws.items():
         if rows:
             numbers = ", ".join(str(table.number(row)) for row in rows[:5]) + (", ..." if len(rows) > 5 else "")
-            logger.warning(
-                "data=%s leaves out %d of %d %s: %s (rows %s)", table.name, len(rows), len(table), of, flaw, numbers
-            )
+            table.log(logging.WARNING, "leaves out %d of %d %s: %s (rows %s)", len(rows), len(table), of, flaw, numbers)
     kept = sorted({*range(len(table))}.difference(*flaws.values()))
-    if not kept:
+    if not kept and not table.is_part:
         reasons = ", ".join(f"{flaw} ({len(rows)})" for flaw, rows in flaws.items() if rows)
         raise DataError(f"'{table.name}' has no usable {of}: {reasons}.", remedy="Give rows with text to learn.")
     return kept
+
+
+def duplicates(rows: Iterable[object]) -> int:
+    """The number of rows that repeat an earlier one."""
+    seen, count = set(), 0
+    for row in rows:
+        digest = hash(str(row))
+        count += digest in seen
+        seen.add(digest)
+    return count
 
 
 def row_error(place: str, what: str, remedy: str) -> DataError:

@@ -13,13 +13,15 @@ from hybridflow.data.conversations import (
     Response,
     as_conversation,
     check_prompts,
+    duplicates,
     is_blank,
     last_reply_start,
     row_error,
     rows_without,
+    split_response,
     text_flaw,
 )
-from hybridflow.data.length_limits import completions_within_limits
+from hybridflow.data.length_limits import check_left, completions_within_limits
 from hybridflow.data.selection import read_rows
 from hybridflow.data.sources import Table, read_files
 from hybridflow.data.tokenization import PromptCompletion, completion_token_ids
@@ -27,7 +29,11 @@ from hybridflow.errors import DataError
 
 logger = logging.getLogger(__name__)
 
-_COMPLETIONS = ("completion", "response", "output", "chosen", "answer", "solution", "label")
+_COMPLETIONS = ("completion", "response", "output")
+_CONVERSATION = "messages"
+_OTHER_COMPLETIONS = ("chosen", "answer", "solution", "label")
+"""Used if there is no conversation: such columns may hold less than what is to be learned, such as the final answer."""
+
 _WHOLES = ("messages", "text", "chosen")
 _PROMPTS = ("prompt", "question", "problem", "instruction", "input")
 
@@ -42,23 +48,26 @@ def load_demonstrations(
     """
 
     def read(name: str) -> Batch:
-        table = read_rows(name, config)
-        rows = recognize_demonstrations(table, config)
+        table = read_rows(name, config, tokenizer)
+        num_rows, rows = len(table), recognize_demonstrations(table, config)
         blank = [position for position, row in enumerate(rows) if is_blank(row.completion)]
         kept = rows_without({"blank completions": blank}, table, of="rows")
         table, rows = table.select(kept), [rows[row] for row in kept]
         longest = config.max_prompt_tokens + config.max_response_tokens
         ids = completion_token_ids(rows, tokenizer, stop_ids, max_tokens=longest)
-        response_ids = Ragged.from_rows(ids.responses, torch.int64)
+        places = [row.place for row in rows]
+        within = completions_within_limits(ids.prompts, ids.responses, config, places=places)
+        if not table.is_part:
+            check_left(len(within), num_rows, config, name=table.name, of="rows")
         difficulties = {key: table.columns[key] for key in (config.difficulty_key,) if key is not None}
         return Batch.of(
             tokens={
                 "prompt_ids": Ragged.from_rows(ids.prompts, torch.int64),
-                "response_ids": response_ids,
+                "response_ids": Ragged.from_rows(ids.responses, torch.int64),
                 "response_mask": Ragged.from_rows(ids.masks, torch.float32),
             },
             objects=difficulties | {"prompt": [row.prompt for row in rows], "data_source": table.data_sources},
-        ).select(completions_within_limits(ids.prompts, ids.responses, config, places=[row.place for row in rows]))
+        ).select(within)
 
     return read_files(files, read)
 
@@ -67,13 +76,14 @@ def recognize_demonstrations(table: Table, config: Data) -> list[PromptCompletio
     """The demonstrations of a table, by data.prompt_key and data.answer_key or by its columns' names."""
     prompt_name = config.prompt_key or table.first(_PROMPTS)
     completion_name = config.answer_key or table.first(_COMPLETIONS)
-    if prompt_name and completion_name:
+    if completion_name is None and (config.prompt_key or _CONVERSATION not in table.columns):
+        completion_name = table.first(_OTHER_COMPLETIONS)
+    if prompt_name and completion_name and prompt_name != completion_name:
         prompts = table.column(prompt_name, key="data.prompt_key")
-        if prompt_name == "instruction" and "input" in table.columns:
-            prompt_name, prompts = "instruction and input", _with_inputs(prompts, table.columns["input"])
         completions = table.column(completion_name, key="data.answer_key")
         check_prompts(prompts, table)
-        pairs = [(as_conversation(p, config), c) for p, c in zip(prompts, completions, strict=True)]
+        both = [_of_one_form(*row, table.place(i)) for i, row in enumerate(zip(prompts, completions, strict=True))]
+        pairs = [(as_conversation(prompt, config), completion) for prompt, completion in both]
     elif whole := config.prompt_key or table.first(_WHOLES):
         prompt_name, values = whole, table.column(whole, key="data.prompt_key")
         check_prompts(values, table)
@@ -87,17 +97,21 @@ def recognize_demonstrations(table: Table, config: Data) -> list[PromptCompletio
     rows = [
         PromptCompletion(p, _completion(c, p, table.place(row)), table.place(row)) for row, (p, c) in enumerate(pairs)
     ]
-    logger.info(
-        "data=%s rows=%d conversations=%d prompt=%s completion=%s read_as=demonstrations",
-        table.name, len(table), sum(isinstance(row.prompt, list) for row in rows), prompt_name, completion_name,
+    repeated = 0 if table.is_part else duplicates((row.prompt, row.completion) for row in rows)
+    table.log(
+        logging.INFO, "rows=%d format=%s conversations=%d prompt=%s completion=%s duplicates=%d read_as=demonstrations",
+        len(table), table.layout or f"{prompt_name},{completion_name}" if completion_name in table.columns else
+        table.layout or prompt_name, sum(isinstance(row.prompt, list) for row in rows), prompt_name, completion_name,
+        repeated,
     )  # fmt: skip
     return rows
 
 
-def _with_inputs(instructions: list, inputs: list) -> list:
-    """Alpaca's format: an instruction, followed by its input if there is one."""
-    both = zip(instructions, inputs, strict=True)
-    return [f"{instruction}\n\n{given}" if given else instruction for instruction, given in both]
+def _of_one_form(prompt: Prompt, completion: object, place: str) -> tuple[Prompt, object]:
+    """Both as text or both as messages: a text is the user's turn if the completion is a conversation."""
+    if isinstance(prompt, str) and isinstance(completion, list) and completion and text_flaw(completion) is None:
+        return split_response(prompt, completion, what="completion", place=place)
+    return prompt, completion
 
 
 def _split(whole: Prompt, config: Data, *, is_dialogue: bool) -> tuple[Prompt, Response]:

@@ -12,19 +12,18 @@ from hybridflow.data.conversations import (
     Prompt,
     as_conversation,
     check_prompts,
+    duplicates,
     is_blank,
     response_of,
     rows_without,
     split_response,
 )
-from hybridflow.data.length_limits import completions_within_limits
+from hybridflow.data.length_limits import check_left, completions_within_limits
 from hybridflow.data.preferences import PROMPTS, both_responses, other_columns, recognize_pairs
 from hybridflow.data.selection import read_rows
 from hybridflow.data.sources import Table, read_files
 from hybridflow.data.tokenization import PromptCompletion, completion_token_ids
 from hybridflow.errors import DataError
-
-logger = logging.getLogger(__name__)
 
 _COMPLETIONS = ("completion", "response", "output")
 
@@ -38,12 +37,16 @@ def load_labeled(
     """
 
     def read(name: str) -> Batch:
-        responses, others = recognize_labeled(read_rows(name, config), config)
+        table = read_rows(name, config, tokenizer)
+        responses, others = recognize_labeled(table, config)
         longest = config.max_prompt_tokens + config.max_response_tokens
         ids = completion_token_ids(responses, tokenizer, stop_ids, max_tokens=longest)
         columns = {"prompt_ids": ids.prompts, "response_ids": ids.responses}
         places = [response.place for response in responses]
         kept = completions_within_limits(ids.prompts, ids.responses, config, places=places)
+        if not table.is_part:
+            total = len(table) * (1 if "label" in table.columns else 2)  # a pair gives two responses
+            check_left(len(kept), total, config, name=table.name, of="responses")
         tokens = {name: Ragged.from_rows(rows, torch.int64) for name, rows in columns.items()}
         return others.with_columns(tokens=tokens).select(kept)
 
@@ -79,12 +82,13 @@ def recognize_labeled(table: Table, config: Data) -> tuple[list[PromptCompletion
     labels = [_label(value, table.place(row)) for row, value in enumerate(table.columns["label"])]
     if len(set(labels)) == 1:
         label = str(labels[0]).lower()
-        logger.warning("data=%s: every label is %s, so KTO cannot contrast good and bad responses", table.name, label)
-    logger.info(
-        "data=%s rows=%d format=%s,%s,label read_as=labeled_responses",
-        table.name, num_rows, prompt_name, completion_name,
-    )  # fmt: skip
+        table.log(logging.WARNING, "every label is %s, so KTO cannot contrast good and bad responses", label)
     responses = [found[row] for row in kept]
+    table.log(
+        logging.INFO, "rows=%d format=%s duplicates=%d read_as=labeled_responses",
+        num_rows, table.layout or f"{prompt_name},{completion_name},label",
+        0 if table.is_part else duplicates((response.prompt, response.completion) for response in responses),
+    )  # fmt: skip
     objects = {"prompt": [response.prompt for response in responses]}
     objects |= other_columns(table, config, used=(prompt_name, completion_name, "label"))
     return responses, Batch.of(rows={"is_chosen": torch.tensor(labels)}, objects=objects)

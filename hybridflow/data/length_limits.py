@@ -8,9 +8,6 @@ from hybridflow.errors import DataError
 
 logger = logging.getLogger(__name__)
 
-SMALLEST_SHARE = 0.05
-"""Share of the rows that must be left; with fewer, the limit does not fit the data."""
-
 
 class RowsTooLong(DataError):
     """Rows of more than `limit` tokens. A limit of `needed` tokens would keep them all; None if that is not known."""
@@ -46,7 +43,6 @@ def completions_within_limits(
     for setting, limit, what, rows in parts:
         lengths, drop = [len(row) for row in rows], config.drop_long_prompts
         kept &= {*rows_within(lengths, limit, setting=setting, what=what, drop=drop, place=places.__getitem__)}
-    check_left(len(kept), len(prompts), settings="data.max_prompt_tokens or data.max_response_tokens")
     return sorted(kept)
 
 
@@ -81,14 +77,19 @@ def rows_within(
     return kept
 
 
-def check_left(left: int, total: int, *, settings: str) -> None:
-    """Logs how many rows are within the limits, if not all; fewer than `SMALLEST_SHARE` of them are a `DataError`."""
+def check_left(left: int, total: int, config: Data, *, name: str, of: str) -> None:
+    """Warns of how many of a source's rows are left, if not all; a share below `data.min_kept_fraction` is an error.
+
+    `of` is what a row holds, in the plural.
+    """
     if left == total:
         return
-    found = f"{left} of {total} rows are left ({100 * left / total:.0f}%)"
-    if left < SMALLEST_SHARE * total:
+    found = f"{left} of {total} {of} left ({100 * left / total:.2g}%)"
+    if left == 0 or left < config.min_kept_fraction * total:
+        low = "" if left == 0 else ", or allow it: data.min_kept_fraction=0"
         raise DataError(
-            f"{found} after data.drop_long_prompts=true left out the long ones.",
-            remedy=f"Raise {settings}, or select rows with data.filters.",
+            f"'{name}': {found}; the others are too long, blank or the same twice.",
+            remedy="Raise data.max_prompt_tokens and data.max_response_tokens if the model reads more, choose or"
+            f" shorten rows with data.map{low}.",
         )
-    logger.warning("%s", found)
+    logger.warning("data=%s %s", name, found)

@@ -22,19 +22,18 @@ from hybridflow.data.conversations import (
     check_end,
     checked,
     common_length,
+    duplicates,
     is_blank,
     last_reply_start,
     response_of,
     row_error,
     rows_without,
 )
-from hybridflow.data.length_limits import completions_within_limits
+from hybridflow.data.length_limits import check_left, completions_within_limits
 from hybridflow.data.selection import read_rows
 from hybridflow.data.sources import Table, read_files
 from hybridflow.data.tokenization import PromptCompletion, completion_token_ids
 from hybridflow.errors import DataError
-
-logger = logging.getLogger(__name__)
 
 PROMPTS = ("prompt", "question", "instruction", "problem", "input")
 """Columns that may hold the prompt."""
@@ -68,7 +67,8 @@ def load_preferences(
     """
 
     def read(name: str) -> Batch:
-        pairs, others = recognize_pairs(read_rows(name, config), config)
+        table = read_rows(name, config, tokenizer)
+        pairs, others = recognize_pairs(table, config)
         longest = config.max_prompt_tokens + config.max_response_tokens
         ids = completion_token_ids(both_responses(pairs), tokenizer, stop_ids, max_tokens=longest)
         columns = {
@@ -79,6 +79,8 @@ def load_preferences(
         longer = [max(both, key=len) for both in zip(columns["chosen_ids"], columns["rejected_ids"], strict=True)]
         places = [pair.place for pair in pairs]
         kept = completions_within_limits(columns["prompt_ids"], longer, config, places=places)
+        if not table.is_part:
+            check_left(len(kept), len(table), config, name=table.name, of="pairs")
         tokens = {name: Ragged.from_rows(rows, torch.int64) for name, rows in columns.items()}
         return others.with_columns(tokens=tokens).select(kept)
 
@@ -106,17 +108,16 @@ def recognize_pairs(table: Table, config: Data) -> tuple[list[Pair], Batch]:
     blank = [row for row, pair in enumerate(found) if blanks[row] and not pair.is_tie]
     kept = rows_without({"both responses are the same": ties, "a response is blank": blank}, table, of="pairs")
     pairs = [replace(found[row], prompt=as_conversation(found[row].prompt, config)) for row in kept]
-    duplicates = len(pairs) - len({str((pair.prompt, pair.chosen, pair.rejected)) for pair in pairs})
-    if duplicates:
-        logger.warning("data=%s: %d pairs repeat earlier ones and are used again", table.name, duplicates)
+    repeated = 0 if table.is_part else duplicates((pair.prompt, pair.chosen, pair.rejected) for pair in pairs)
     num_rows, table = len(table), table.select(kept)
     margins = enumerate(table.columns.get("margin", [None] * len(table)))
     numbers = [0.0 if value is None else _number(value, "margin", table.place(row)) for row, value in margins]
     objects = other_columns(table, config, used=(prompt_name, "chosen", "rejected", *_REFERENCE))
-    logger.info(
-        "data=%s rows=%d format=%s prompt=%s chosen=chosen rejected=rejected other_columns=%s read_as=pairs",
-        table.name, num_rows, _format_name(pairs[0], prompt_name), prompt_name or "common_beginning",
-        ",".join(name for name in objects if name not in ("answer", "data_source")) or "none",
+    table.log(
+        logging.INFO,
+        "rows=%d format=%s prompt=%s chosen=chosen rejected=rejected other_columns=%s duplicates=%d read_as=pairs",
+        num_rows, table.layout or _format_name(pairs, prompt_name), prompt_name or "common_beginning",
+        ",".join(name for name in objects if name not in ("answer", "data_source")) or "none", repeated,
     )  # fmt: skip
     return pairs, Batch.of(
         rows={"margin": torch.tensor(numbers)} | _reference(table),
@@ -222,9 +223,9 @@ def _number(value: object, name: str, place: str) -> float:
     )
 
 
-def _format_name(pair: Pair, prompt_name: str | None) -> str:
-    if isinstance(pair.prompt, list):
+def _format_name(pairs: Sequence[Pair], prompt_name: str | None) -> str:
+    if any(isinstance(pair.prompt, list) for pair in pairs):
         return "conversations"
     if prompt_name is not None:
         return "prompt,chosen,rejected"
-    return "hh_texts" if "\n\nHuman:" in pair.prompt else "texts_with_a_common_prompt"
+    return "hh_texts" if any("\n\nHuman:" in pair.prompt for pair in pairs) else "texts_with_a_common_prompt"

@@ -10,14 +10,12 @@ from transformers import PreTrainedTokenizerBase
 from hybridflow.batch import Batch, Ragged
 from hybridflow.batch.columns import COLUMNS
 from hybridflow.config.data import Data
-from hybridflow.data.conversations import as_conversation, check_prompts, last_reply_start
+from hybridflow.data.conversations import as_conversation, check_prompts, duplicates, last_reply_start
 from hybridflow.data.length_limits import check_left, rows_within
 from hybridflow.data.selection import read_rows
 from hybridflow.data.sources import Table, read_files
 from hybridflow.data.tokenization import may_be_cut, prompt_token_ids
 from hybridflow.errors import DataError, RewardError
-
-logger = logging.getLogger(__name__)
 
 RowCheck = Callable[[Mapping[str, object]], None]
 
@@ -41,6 +39,7 @@ class Format:
 # The first that fits is taken, so more specific formats come first.
 FORMATS = (
     Format("verl", ("prompt", "reward_model"), "prompt", ("reward_model.ground_truth",)),
+    Format("verl_dataset", ("raw_prompt",), "raw_prompt", ("reward_model.ground_truth", *_ANSWERS)),
     Format("SkyRL", ("prompt", "reward_spec"), "prompt", ("reward_spec.ground_truth",)),
     Format("DeepSpeed-Chat", ("prompt", "chosen", "rejected"), "prompt", ("answer",)),
     Format("trl_prompt", ("prompt",), "prompt"),
@@ -69,7 +68,7 @@ def load_prompts(
     """
 
     def read(name: str) -> Batch:
-        table = read_rows(name, config)
+        table = read_rows(name, config, tokenizer)
         columns = recognize_prompts(table, prompt_key=config.prompt_key, answer_key=config.answer_key)
         check_prompts(columns["prompt"], table)
         if answer_functions:
@@ -99,14 +98,15 @@ def recognize_prompts(table: Table, *, prompt_key: str | None = None, answer_key
     answer_name = answer_key or next((n for n in known.answers if _has(table, n) and not _is_label(table, n)), None)
     answers = table.column(answer_name, key="data.answer_key") if answer_name else [None] * len(table)
     if known.name in ("messages", "HH"):
-        prompts, replies = zip(*(_before_last_reply(conversation) for conversation in prompts), strict=True)
+        parted = [_before_last_reply(conversation) for conversation in prompts]
+        prompts, replies = [prompt for prompt, _ in parted], [reply for _, reply in parted]
         if answer_name is None and known.name == "messages":
-            answer_name, answers = "last_assistant_turn", list(replies)
+            answer_name, answers = "last_assistant_turn", replies
     extras = _extras(table, {prompt_key or known.prompt, answer_name, "data_source"})
-    logger.info(
-        "data=%s rows=%d format=%s prompt=%s answer=%s other_columns=%s read_as=prompts",
-        table.name, len(table), known.name, prompt_key or known.prompt, answer_name or "none",
-        ",".join(extras) or "none",
+    table.log(
+        logging.INFO, "rows=%d format=%s prompt=%s answer=%s other_columns=%s duplicates=%d read_as=prompts",
+        len(table), table.layout or known.name, prompt_key or known.prompt, answer_name or "none",
+        ",".join(extras) or "none", 0 if table.is_part else duplicates(zip(prompts, answers, strict=True)),
     )  # fmt: skip
     return {"prompt": list(prompts), "answer": answers, "data_source": table.data_sources} | extras
 
@@ -122,7 +122,8 @@ def _within_limit(prompts: Sequence, ids: Sequence[Sequence[int]], table: Table,
         place=table.place,
         at_least={row for row, prompt in enumerate(prompts) if may_be_cut(prompt, limit)},
     )
-    check_left(len(kept), len(ids), settings=setting)
+    if not table.is_part:
+        check_left(len(kept), len(ids), config, name=table.name, of="prompts")
     return kept
 
 
@@ -161,10 +162,8 @@ def _extras(table: Table, used: set[str | None]) -> dict[str, list]:
     """All columns under their own names, except those whose names have another meaning in a batch."""
     reserved = [name for name in table.columns if name in COLUMNS and name not in used]
     if reserved:
-        logger.warning(
-            "data=%s columns=%s do not reach the reward functions: the names are reserved; rename them",
-            table.name, ",".join(reserved),
-        )  # fmt: skip
+        words = "columns=%s do not reach the reward functions: the names are reserved; rename them"
+        table.log(logging.WARNING, words, ",".join(reserved))
     return {name: values for name, values in table.columns.items() if name not in COLUMNS}
 
 

@@ -1,4 +1,4 @@
-"""The rows of a source that a run uses: `data.filters`, `data.max_rows`, and the difficulty of each row."""
+"""The rows of a source that a run uses: after `data.map` and `data.filters`, with the difficulty of each row."""
 
 import inspect
 import logging
@@ -7,9 +7,13 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 
+from transformers import PreTrainedTokenizerBase
+
 from hybridflow.config.data import Data
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.user_code import ending_forks, load_member
+from hybridflow.data.layouts import recognized
+from hybridflow.data.own_rows import is_ours, mapped, own_table, templated
 from hybridflow.data.sources import Table, read_table
 from hybridflow.errors import ConfigError, DataError, raised_together
 
@@ -18,10 +22,13 @@ logger = logging.getLogger(__name__)
 _STARRED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-def read_rows(name: str, config: Data) -> Table:
-    """The rows of a source that pass the filters, at most `data.max_rows`, with numbers in `difficulty_key`."""
-    table = read_table(name)
-    filters = []
+def read_rows(source: str | Table, config: Data, tokenizer: PreTrainedTokenizerBase | None = None) -> Table:
+    """The rows of a source that pass the filters, at most `data.max_rows`, with numbers in `difficulty_key`.
+
+    `source` is its name, or rows of it that are `prepared`.
+    """
+    table = source if isinstance(source, Table) else prepared(_read(source, config, tokenizer), config)
+    name, filters = table.name, []
     with raised_together() as faults:
         for setting in config.filters:
             with faults.caught():
@@ -35,9 +42,24 @@ def read_rows(name: str, config: Data) -> Table:
     return _with_difficulties(table, config.difficulty_key) if config.difficulty_key else table
 
 
+def _read(name: str, config: Data, tokenizer: PreTrainedTokenizerBase | None) -> Table:
+    return read_table(name) if config.dataset is None or is_ours(name) else own_table(name, config, tokenizer)
+
+
+def prepared(table: Table, config: Data) -> Table:
+    """Rows after `data.map` and `data.prompt_template`; those of a public layout get our columns."""
+    if config.map is not None and not is_ours(table.name):
+        table = mapped(table, config.map)
+    if config.prompt_template is not None and not is_ours(table.name):
+        return templated(table, config.prompt_template)
+    return recognized(table, config.prompt_key)
+
+
 def unselected(config: Data) -> Data:
     """The same settings for files of which all rows are used: held-out rows and pretraining texts."""
-    return replace(config, filters=[], max_rows=None, mixture=[], difficulty_key=None, curriculum_steps=0)
+    return replace(
+        config, filters=[], max_rows=None, mixture=[], difficulty_key=None, curriculum_steps=0, streaming=False
+    )
 
 
 def _filter(setting: str, table: Table) -> tuple[str, Callable[..., object], list[str]]:
@@ -51,12 +73,12 @@ def _filter(setting: str, table: Table) -> tuple[str, Callable[..., object], lis
 
 def _filtered(table: Table, setting: str, function: Callable[..., object], wanted: list[str]) -> Table:
     kept = [row for row in range(len(table)) if _passes(function, wanted, table, row, setting)]
-    if not kept:
+    if not kept and not table.is_part:
         raise DataError(
             f"data.filters: {setting} keeps none of the {len(table)} rows of '{table.name}'.",
             remedy="A filter returns True for each row to keep; check what it compares.",
         )
-    logger.info("data=%s filter=%s keeps %d of %d rows", table.name, setting, len(kept), len(table))
+    table.log(logging.INFO, "filter=%s keeps %d of %d rows", setting, len(kept), len(table))
     return table.select(kept)
 
 

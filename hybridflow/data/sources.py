@@ -85,6 +85,10 @@ class Table:
         columns = {name: [values[row] for row in kept] for name, values in self.columns.items()}
         return replace(self, columns=columns, numbers=[self.number(row) for row in kept])
 
+    def with_rows(self, rows: Sequence[Mapping[str, object]], kept: Sequence[int]) -> "Table":
+        """Other columns for some of the rows, which keep their numbers."""
+        return replace(self, columns=columns_of_rows(rows), numbers=[self.number(row) for row in kept])
+
     def log(self, level: int, message: str, *values: object) -> None:
         """Logs a line about a source, `data=NAME ...`; not for each part of a stream."""
         if not self.is_part:

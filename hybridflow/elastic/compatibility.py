@@ -19,14 +19,14 @@ A source is a file, directory or dataset as a setting writes it, or `module NAME
 
 FIXED = re.compile(
     r"model\.(path|tokenizer_path|pad_token)|(actor|critic)\.(model\.path|lora\.(rank|alpha|targets))"
-    r"|data\.(train_files|batch_size|shuffle|mixture|difficulty_key|curriculum_steps|pretraining_files)"
+    r"|data\.(train_files|batch_size|shuffle|streaming|mixture|difficulty_key|curriculum_steps|pretraining_files)"
     r"|data\.(max_prompt_tokens|drop_long_prompts|prompt_key|answer_key)"
     r"|dataflow|algorithm\.advantage|trainer\.seed"
 )
 """Settings on which the saved weights, data position or random states depend."""
 
 _INPUTS = re.compile(
-    r"data\.(filters|max_rows|chat_template|system_prompt|as_chat)"
+    r"data\.(map|dataset|prompt_template|filters|max_rows|chat_template|system_prompt|as_chat)"
     r"|reward\.(functions|process|model\.(path|tokenizer_path|pad_token))"
     r"|roles\..+\.(kind|functions|process|model\.(path|tokenizer_path|pad_token))"
 )

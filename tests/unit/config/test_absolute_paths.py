@@ -42,7 +42,9 @@ def test_every_setting_whose_documentation_speaks_of_a_file_becomes_absolute(her
         section = vars(section)[part]
     field = next(field for field in fields_of(section) if field.name == name)
     wanted = (
-        "code/mine.py:f" if (field.type is str and name != "resume") or name in ("functions", "filters") else "model"
+        "code/mine.py:f"
+        if (field.type is str and name != "resume") or name in ("functions", "filters", "map", "dataset")
+        else "model"
     )
     setattr(section, name, [wanted] if isinstance(vars(section)[name], list) else wanted)
     before = with_absolute_paths(config)

@@ -67,7 +67,7 @@ def test_a_token_that_would_straddle_the_cut_is_avoided(tmp_path):
         {"prompt": "a", "completion": None},
         {"prompt": "a", "completion": True},
         {"prompt": "a", "completion": {"text": "b"}},
-        {"prompt": "a", "completion": [REPLY]},
+        {"prompt": "a", "completion": [{"text": "b"}]},
         {"messages": [USER]},
         {"messages": [REPLY]},
         {"messages": [USER, REPLY, USER]},

@@ -55,7 +55,7 @@ def test_the_other_columns_of_a_pair_are_kept(tmp_path, tokenizer, caplog):
     assert batch.row("ref_sums").tolist() == [[-1.0, -2.0], [-3.0, -4.5]]
     assert batch.objects == {"prompt": ["a"] * 2, "answer": ["b"] * 2, "data_source": ["a"] * 2, "topic": ["x"] * 2}
     found = "format=prompt,chosen,rejected prompt=prompt chosen=chosen rejected=rejected"
-    assert f"{found} other_columns=topic read_as=pairs" in caplog.text
+    assert f"{found} other_columns=topic duplicates=1 read_as=pairs" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -98,12 +98,13 @@ def test_faulty_columns_are_named(tmp_path, tokenizer, row, message, remedy):
 
 
 def test_ties_and_blank_pairs_are_left_out_and_counted(tmp_path, tokenizer, caplog):
+    caplog.set_level("INFO", logger="hybridflow")
     rows = [PAIR | {"rejected": "b", "margin": "x"}, PAIR | {"chosen": " \n"}, PAIR | {"margin": 2}, PAIR]
     batch = loaded(tmp_path / "a.jsonl", tokenizer, rows)
     assert batch.row("margin").tolist() == [2.0, 0.0]
     assert "leaves out 1 of 4 pairs: both responses are the same (rows 1)" in caplog.text
     assert "leaves out 1 of 4 pairs: a response is blank (rows 2)" in caplog.text
-    assert "1 pairs repeat earlier ones" in caplog.text
+    assert "duplicates=1 read_as=pairs" in caplog.text
     reasons = r"both responses are the same \(1\), a response is blank \(1\)"
     with pytest.raises(DataError, match=f"no usable pairs: {reasons}"):
         loaded(tmp_path / "b.jsonl", tokenizer, rows[:2])

@@ -59,7 +59,10 @@ def test_every_other_column_is_kept_under_its_own_name(caplog):
         "data_source": ["x", "data"], "reward_model": [{"ground_truth": "7"}] * 2, "i": [1, 2],
     }  # fmt: skip
     assert "columns=values do not reach the reward functions" in caplog.text
-    assert "prompt=prompt answer=reward_model.ground_truth other_columns=reward_model,i read_as=prompts" in caplog.text
+    assert (
+        "prompt=prompt answer=reward_model.ground_truth other_columns=reward_model,i duplicates=0 read_as=prompts"
+        in caplog.text
+    )
 
 
 def test_keys_override_the_format(caplog):
@@ -107,15 +110,13 @@ def test_long_prompts_are_counted_and_refused_or_left_out_if_asked(tmp_path, tok
     assert (batch.object("answer"), batch.object("level")) == ([3, 4], [-3, -4])
     assert batch.tokens("prompt_ids").lengths.tolist() == [3, 4]
     assert "data.drop_long_prompts=true leaves out 2 of 4 prompts" in caplog.text
-    assert "2 of 4 rows are left (50%)" in caplog.text
+    assert "2 of 4 prompts left (50%)" in caplog.text
 
 
 @pytest.mark.parametrize("short", [0, 4])
 def test_next_to_nothing_left_after_dropping_is_an_error(tmp_path, tokenizer, short):
     path = written(tmp_path / "a.jsonl", [{"prompt": "x"}] * short + [{"prompt": "xxx"}] * 96)
-    with pytest.raises(
-        DataError, match=rf"^{short} of {96 + short} rows are left \({short}%\).*Raise data\.max_prompt"
-    ):
+    with pytest.raises(DataError, match=rf"{short} of {96 + short} prompts left \({short}%\).*Raise data\.max_prompt"):
         load_prompts([path], Data(max_prompt_tokens=2, drop_long_prompts=True), tokenizer)
 
 

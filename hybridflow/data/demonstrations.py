@@ -23,7 +23,7 @@ from hybridflow.data.conversations import (
 )
 from hybridflow.data.length_limits import check_left, completions_within_limits
 from hybridflow.data.selection import read_rows
-from hybridflow.data.sources import Table, read_files
+from hybridflow.data.sources import Source, Table, read_files
 from hybridflow.data.tokenization import PromptCompletion, completion_token_ids
 from hybridflow.errors import DataError
 
@@ -39,7 +39,7 @@ _PROMPTS = ("prompt", "question", "problem", "instruction", "input")
 
 
 def load_demonstrations(
-    files: Sequence[str], config: Data, tokenizer: PreTrainedTokenizerBase, stop_ids: Collection[int] = ()
+    files: Sequence[Source], config: Data, tokenizer: PreTrainedTokenizerBase, stop_ids: Collection[int] = ()
 ) -> Batch:
     """`prompt_ids`, `response_ids` (the completion and an end-of-sequence), `response_mask`, `prompt`, `data_source`.
 
@@ -47,8 +47,8 @@ def load_demonstrations(
     precedes the first of them; all but the first token of `text`.
     """
 
-    def read(name: str) -> Batch:
-        table = read_rows(name, config, tokenizer)
+    def read(source: Source) -> Batch:
+        table = read_rows(source, config, tokenizer)
         num_rows, rows = len(table), recognize_demonstrations(table, config)
         blank = [position for position, row in enumerate(rows) if is_blank(row.completion)]
         kept = rows_without({"blank completions": blank}, table, of="rows")

@@ -18,7 +18,7 @@ def read_json_lines(path: Path, name: str) -> list[Row]:
     rows = []
     for number, line in enumerate(_content(path, name).splitlines(), start=1):
         if line.strip():
-            rows.append(_row(_parsed(line, name, number), f"line {number} of '{name}'"))
+            rows.append(row_of(parsed(line, name, number), f"line {number} of '{name}'"))
     return rows
 
 
@@ -27,9 +27,9 @@ def read_json(path: Path, name: str) -> list[Row]:
     content = _content(path, name)
     if content.lstrip()[:1] != b"[":
         return read_json_lines(path, name)
-    found = _parsed(content, name, 1)
+    found = parsed(content, name, 1)
     assert isinstance(found, list), f"a text that begins with [ was parsed as {type(found)}"
-    return [_row(value, f"entry {index} of '{name}'") for index, value in enumerate(found, start=1)]
+    return [row_of(value, f"entry {index} of '{name}'") for index, value in enumerate(found, start=1)]
 
 
 def _content(path: Path, name: str) -> bytes:
@@ -41,7 +41,8 @@ def _content(path: Path, name: str) -> bytes:
     return content.removeprefix(_BYTE_ORDER_MARK)
 
 
-def _parsed(text: bytes, name: str, first_line: int) -> object:
+def parsed(text: bytes, name: str, first_line: int) -> object:
+    """The value of a JSON text that begins in a line of a file; errors name the line."""
     try:
         return parse_json(text)
     except UnicodeDecodeError as error:
@@ -61,7 +62,8 @@ def _parsed(text: bytes, name: str, first_line: int) -> object:
         raise DataError(f"'{name}', line {first_line}: {error}.", remedy="Correct or remove that line.") from error
 
 
-def _row(value: object, place: str) -> Row:
+def row_of(value: object, place: str) -> Row:
+    """A JSON value as a row; `place` is for errors: `line 3 of 'train.jsonl'`."""
     if isinstance(value, dict):
         return value
     if isinstance(value, str):

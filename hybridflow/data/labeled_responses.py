@@ -21,7 +21,7 @@ from hybridflow.data.conversations import (
 from hybridflow.data.length_limits import check_left, completions_within_limits
 from hybridflow.data.preferences import PROMPTS, both_responses, other_columns, recognize_pairs
 from hybridflow.data.selection import read_rows
-from hybridflow.data.sources import Table, read_files
+from hybridflow.data.sources import Source, Table, read_files
 from hybridflow.data.tokenization import PromptCompletion, completion_token_ids
 from hybridflow.errors import DataError
 
@@ -29,15 +29,15 @@ _COMPLETIONS = ("completion", "response", "output")
 
 
 def load_labeled(
-    files: Sequence[str], config: Data, tokenizer: PreTrainedTokenizerBase, stop_ids: Collection[int] = ()
+    files: Sequence[Source], config: Data, tokenizer: PreTrainedTokenizerBase, stop_ids: Collection[int] = ()
 ) -> Batch:
     """One row per response: `prompt_ids`, `response_ids` (with an end-of-sequence), and `is_chosen`, its label.
 
     A file of pairs gives two rows per pair. Objects: `prompt`, `answer`, `data_source` and every other column.
     """
 
-    def read(name: str) -> Batch:
-        table = read_rows(name, config, tokenizer)
+    def read(source: Source) -> Batch:
+        table = read_rows(source, config, tokenizer)
         responses, others = recognize_labeled(table, config)
         longest = config.max_prompt_tokens + config.max_response_tokens
         ids = completion_token_ids(responses, tokenizer, stop_ids, max_tokens=longest)

@@ -48,6 +48,12 @@ def recognized(table: Table, prompt_key: str | None = None) -> Table:
     for layout in LAYOUTS:
         if all(name in table.columns for name in layout.known_by):
             found = layout.rewritten(table)
+            if found is not table and table.is_part and len(found) != len(table):
+                raise DataError(
+                    f"'{table.name}' has the layout of {layout.name}, in which several rows make one, so its rows"
+                    " cannot be read one by one (data.streaming=true).",
+                    remedy="Set data.streaming=false, or write one conversation per row.",
+                )
             if found is not table:
                 return replace(found, layout=layout.name)
     return table

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -10,22 +11,41 @@ from hybridflow.batch import Batch
 from hybridflow.config.data import Data
 from hybridflow.data.order import Epochs, GrowingWindow, Mixture, Order
 from hybridflow.data.sources import joined
+from hybridflow.data.streaming import JoinedRows, StreamedRows
 from hybridflow.errors import DataError
 
 logger = logging.getLogger(__name__)
 
 
-class BatchStream:
-    """An endless stream of full batches from a table of N rows.
+class Rows(Protocol):
+    """N rows in memory (a `Batch`), or read on demand (`StreamedRows`), which may leave some of them out."""
 
-    The order says which row is at position p of the stream, and `uid` is p. The only state is the position.
+    def __len__(self) -> int:
+        """Number of rows, those left out included."""
+        ...
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the columns."""
+        ...
+
+    def select(self, rows: Tensor) -> Batch:
+        """The rows at the given positions that are used."""
+        ...
+
+
+class BatchStream:
+    """An endless stream of full batches from N rows.
+
+    The order says which row is at position p of the stream. A batch takes rows until it is full; its `uid` count from
+    the position of its first row, and are the positions if no row is left out. The only state is the position.
 
         loader = BatchStream(table, batch_size=64, order=Epochs(len(table), seed=0, shuffle=True))
         batch = loader.next()
         loader.restore(saved_state)          # continues as if never interrupted
     """
 
-    def __init__(self, table: Batch, batch_size: int, order: Order) -> None:
+    def __init__(self, table: Rows, batch_size: int, order: Order) -> None:
         if not 1 <= batch_size <= len(table):
             raise DataError(
                 f"data.batch_size={batch_size}, but the data has {len(table)} rows.",
@@ -35,19 +55,22 @@ class BatchStream:
         self._batch_size = batch_size
         self._order = order
         self._position = 0
+        self._drawn: tuple[int, int, Batch] | None = None
+        """The batch at a position, and the position after it."""
 
     def __len__(self) -> int:
         """Rows per epoch."""
         return len(self._table)
 
     @property
-    def table(self) -> Batch:
-        """The rows, in the order of their files."""
-        return self._table
+    def table(self) -> Batch | None:
+        """The rows, in the order of their files; None if they are read on demand."""
+        return self._table if isinstance(self._table, Batch) else None
 
     def add_columns(self, columns: Batch) -> None:
         """Adds columns to the table, such as precomputed ones."""
-        self._table = self._table.join(columns)
+        assert isinstance(self._table, Batch), "columns for rows that are read on demand"
+        self._table, self._drawn = self._table.join(columns), None
 
     @property
     def columns(self) -> list[str]:
@@ -61,15 +84,13 @@ class BatchStream:
 
     def next(self) -> Batch:
         """The next `batch_size` rows, with their `uid` [B]."""
-        batch = self.peek()
-        self._position += self._batch_size
+        _, self._position, batch = self._draw()
+        self._drawn = None
         return batch
 
     def peek(self) -> Batch:
         """The batch that `next` will return, without advancing."""
-        stop = self._position + self._batch_size
-        rows = self._order.rows(self._position, stop)
-        return self._table.select(rows).with_columns(rows={"uid": torch.arange(self._position, stop)})
+        return self._draw()[2]
 
     def state(self) -> dict[str, int]:
         """The position of the stream, for a checkpoint."""
@@ -83,15 +104,31 @@ class BatchStream:
         """Continues from the position of a saved state, in the order of the current rows, whatever their number."""
         self._position = state["position"]
 
+    def _draw(self) -> tuple[int, int, Batch]:
+        """The position, the position after the next batch, and that batch."""
+        if self._drawn is None or self._drawn[0] != self._position:
+            start = stop = self._position
+            parts, missing = [], self._batch_size
+            while missing:
+                rows = self._order.rows(stop, stop + missing)
+                part = self._table.select(rows)
+                parts += [part] if len(part) else []
+                stop, missing = stop + missing, missing - len(part)
+            uids = torch.arange(start, start + self._batch_size)
+            self._drawn = start, stop, Batch.concat(parts).with_columns(rows={"uid": uids})
+        return self._drawn
 
-def training_stream(parts: Sequence[Batch], config: Data, *, seed: int) -> BatchStream:
+
+def training_stream(parts: Sequence[Batch | StreamedRows], config: Data, *, seed: int) -> BatchStream:
     """The training stream over the rows of the files, in the configured order.
 
     File after file, or mixed by `data.mixture`; shuffled, or from easy to hard by `data.difficulty_key`.
     """
-    table = joined(parts, config.train_files)
+    in_memory = [part for part in parts if isinstance(part, Batch)]
+    on_demand = [part for part in parts if isinstance(part, StreamedRows)]
+    table = JoinedRows(on_demand) if on_demand else joined(in_memory, config.train_files)
     sizes, shuffle = [len(part) for part in parts], config.shuffle
-    difficulty = _difficulty(table, config.difficulty_key)
+    difficulty = _difficulty(table, config.difficulty_key) if isinstance(table, Batch) else None
     if config.mixture:
         shares = [weight / sum(config.mixture) for weight in config.mixture]
         difficulties = [None] * len(parts) if difficulty is None else difficulty.split(sizes)

@@ -31,7 +31,7 @@ from hybridflow.data.conversations import (
 )
 from hybridflow.data.length_limits import check_left, completions_within_limits
 from hybridflow.data.selection import read_rows
-from hybridflow.data.sources import Table, read_files
+from hybridflow.data.sources import Source, Table, read_files
 from hybridflow.data.tokenization import PromptCompletion, completion_token_ids
 from hybridflow.errors import DataError
 
@@ -58,7 +58,7 @@ class Pair:
 
 
 def load_preferences(
-    files: Sequence[str], config: Data, tokenizer: PreTrainedTokenizerBase, stop_ids: Collection[int] = ()
+    files: Sequence[Source], config: Data, tokenizer: PreTrainedTokenizerBase, stop_ids: Collection[int] = ()
 ) -> Batch:
     """One row per pair: `prompt_ids`, `chosen_ids`, `rejected_ids` (each with an end-of-sequence), `margin`.
 
@@ -66,8 +66,8 @@ def load_preferences(
     `data_source` and every other column.
     """
 
-    def read(name: str) -> Batch:
-        table = read_rows(name, config, tokenizer)
+    def read(source: Source) -> Batch:
+        table = read_rows(source, config, tokenizer)
         pairs, others = recognize_pairs(table, config)
         longest = config.max_prompt_tokens + config.max_response_tokens
         ids = completion_token_ids(both_responses(pairs), tokenizer, stop_ids, max_tokens=longest)

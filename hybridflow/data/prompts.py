@@ -13,7 +13,7 @@ from hybridflow.config.data import Data
 from hybridflow.data.conversations import as_conversation, check_prompts, duplicates, last_reply_start
 from hybridflow.data.length_limits import check_left, rows_within
 from hybridflow.data.selection import read_rows
-from hybridflow.data.sources import Table, read_files
+from hybridflow.data.sources import Source, Table, read_files
 from hybridflow.data.tokenization import may_be_cut, prompt_token_ids
 from hybridflow.errors import DataError, RewardError
 
@@ -53,7 +53,7 @@ FORMATS = (
 
 
 def load_prompts(
-    files: Sequence[str],
+    files: Sequence[Source],
     config: Data,
     tokenizer: PreTrainedTokenizerBase,
     *,
@@ -67,8 +67,8 @@ def load_prompts(
     be scored becomes a `DataError` with the row's place. The loader adds `uid`.
     """
 
-    def read(name: str) -> Batch:
-        table = read_rows(name, config, tokenizer)
+    def read(source: Source) -> Batch:
+        table = read_rows(source, config, tokenizer)
         columns = recognize_prompts(table, prompt_key=config.prompt_key, answer_key=config.answer_key)
         check_prompts(columns["prompt"], table)
         if answer_functions:

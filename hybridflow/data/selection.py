@@ -14,7 +14,7 @@ from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.user_code import ending_forks, load_member
 from hybridflow.data.layouts import recognized
 from hybridflow.data.own_rows import is_ours, mapped, own_table, templated
-from hybridflow.data.sources import Table, read_table
+from hybridflow.data.sources import Source, Table, read_table
 from hybridflow.errors import ConfigError, DataError, raised_together
 
 logger = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 _STARRED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-def read_rows(source: str | Table, config: Data, tokenizer: PreTrainedTokenizerBase | None = None) -> Table:
+def read_rows(source: Source, config: Data, tokenizer: PreTrainedTokenizerBase | None = None) -> Table:
     """The rows of a source that pass the filters, at most `data.max_rows`, with numbers in `difficulty_key`.
 
     `source` is its name, or rows of it that are `prepared`.

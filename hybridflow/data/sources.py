@@ -89,6 +89,11 @@ class Table:
         """Other columns for some of the rows, which keep their numbers."""
         return replace(self, columns=columns_of_rows(rows), numbers=[self.number(row) for row in kept])
 
+    def with_names(self, names: Sequence[str]) -> "Table":
+        """The table with all of these columns; those that it lacks are None."""
+        lacking = {name: [None] * len(self) for name in names if name not in self.columns}
+        return replace(self, columns=self.columns | lacking) if lacking else self
+
     def log(self, level: int, message: str, *values: object) -> None:
         """Logs a line about a source, `data=NAME ...`; not for each part of a stream."""
         if not self.is_part:
@@ -120,11 +125,15 @@ def open_dataset(found: Location, name: str) -> Dataset:
     return load_hub(name, found.hub)
 
 
-def read_files(files: Sequence[str], read: Callable[[str], Batch]) -> Batch:
+Source = str | Table
+"""The name of a source, or rows of it that were read before."""
+
+
+def read_files(files: Sequence[Source], read: Callable[[Source], Batch]) -> Batch:
     """The rows of all files, in order, each file read by `read`; raises `DataError` if no file is named."""
     if not files:
         raise DataError("No data files are named.", remedy="Set data.train_files=[path,...].")
-    return joined([read(name) for name in files], files)
+    return joined([read(file) for file in files], [file if isinstance(file, str) else file.name for file in files])
 
 
 def joined(parts: Sequence[Batch], files: Sequence[str]) -> Batch:

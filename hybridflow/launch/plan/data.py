@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from safetensors import safe_open
@@ -19,6 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hybridflow.batch import Batch, Ragged
 from hybridflow.config.choices import is_own
+from hybridflow.config.data import Data
 from hybridflow.config.derived import is_evaluated
 from hybridflow.config.experiment import Experiment
 from hybridflow.data.chat_template import with_chat_template
@@ -31,6 +33,7 @@ from hybridflow.data.preferences import load_preferences
 from hybridflow.data.prompts import load_prompts
 from hybridflow.data.selection import unselected
 from hybridflow.data.sources import joined, read_table
+from hybridflow.data.streaming import StreamedRows
 from hybridflow.dataflows.interface import PREFERENCE_DATA, Dataflow, role_needs
 from hybridflow.dataflows.roles import TrainableRewardModel
 from hybridflow.elastic.storage import write_aside
@@ -43,6 +46,7 @@ from hybridflow.rewards.factory import all_need_answers, row_checks
 
 logger = logging.getLogger(__name__)
 
+Part = TypeVar("Part")
 Reader = Callable[..., Batch]
 
 READERS: Mapping[str, Reader] = {
@@ -129,12 +133,15 @@ def load_data(plan: RunPlan) -> RunData:
         with faults.caught():
             STRICT.check([pair_problems], config, dataflow)
             if config.trainer.total_steps:
-                parts = _parts(plan, TRAIN_FILES, data.train_files, lambda name: read([name], data, tokenizer))
-                if data.system_prompt and any(isinstance(p, str) for part in parts for p in part.object("prompt")):
-                    logger.warning("data.system_prompt has no effect on plain-text prompts; set data.as_chat=true")
+                parts = _parts(plan, TRAIN_FILES, data.train_files, partial(_training_rows, data, tokenizer, read))
                 streams["prompts"] = training_stream(parts, data, seed=seed)
+                if data.system_prompt and any(isinstance(p, str) for p in streams["prompts"].peek().object("prompt")):
+                    logger.warning("data.system_prompt has no effect on plain-text prompts; set data.as_chat=true")
         if data.pretraining_files and config.trainer.total_steps:
-            plain = replace(unselected(data), train_files=data.pretraining_files, prompt_key=None, answer_key=None)
+            plain = replace(
+                unselected(data), train_files=data.pretraining_files, prompt_key=None, answer_key=None,
+                map=None, prompt_template=None, dataset=None,
+            )  # fmt: skip
             with faults.caught():
                 texts = _parts(
                     plan, PRETRAINING_FILES, plain.train_files,
@@ -186,7 +193,11 @@ def with_precomputed(program: Dataflow, data: RunData, directory: Path) -> RunDa
     """
     if type(program).precompute is Dataflow.precompute:
         return data
-    tables = {"train": data.streams["prompts"].table} if "prompts" in data.streams else {}
+    stream = data.streams.get("prompts")
+    if stream is not None and stream.table is None:
+        _check_streamed(program, stream)
+        return data
+    tables = {} if stream is None or stream.table is None else {"train": stream.table}
     if data.held_out is not None:
         tables["held_out"] = data.held_out
     kept = {name: _kept(directory / _FOLDER / f"{name}.safetensors", table) for name, table in tables.items()}
@@ -205,6 +216,16 @@ def with_precomputed(program: Dataflow, data: RunData, directory: Path) -> RunDa
     if "train" in found:
         data.streams["prompts"].add_columns(found["train"])
     return data if data.held_out is None else replace(data, held_out=data.held_out.join(found["held_out"]))
+
+
+def _check_streamed(program: Dataflow, stream: BatchStream) -> None:
+    """Raises `ConfigError` if the dataflow adds columns to rows that are read on demand."""
+    if precomputed(program, stream.peek()).columns:
+        raise ConfigError(
+            f"{type(program).__name__}.precompute adds columns to all rows, but data.streaming=true reads them on demand.",
+            remedy="Set data.streaming=false, or compute the columns in the step (for DPO and KTO:"
+            " dataflow_settings.precompute_reference=false).",
+        )
 
 
 def precomputed(program: Dataflow, rows: Batch) -> Batch:
@@ -232,7 +253,14 @@ def precomputed(program: Dataflow, rows: Batch) -> Batch:
     return Batch(columns)
 
 
-def _parts(plan: RunPlan, key: str, files: Sequence[str], read: Callable[[str], Batch]) -> list[Batch]:
+def _training_rows(data: Data, tokenizer: PreTrainedTokenizerBase, read: Reader, name: str) -> Batch | StreamedRows:
+    """The rows of one file, in memory or on demand."""
+    if not data.streaming:
+        return read([name], data, tokenizer)
+    return StreamedRows(name, data, lambda table: read([table], data, tokenizer), tokenizer)
+
+
+def _parts(plan: RunPlan, key: str, files: Sequence[str], read: Callable[[str], Part]) -> list[Part]:
     """The rows of each file; raises the errors of all files together, which name the setting that lists them.
 
     No remedy suggests more tokens than the model accepts.

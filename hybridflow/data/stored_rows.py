@@ -1,0 +1,187 @@
+"""The rows of files on demand: an index of where each row begins, which takes eight bytes a row."""
+
+import gzip
+import io
+import os
+import shutil
+import tempfile
+import zlib
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+import pyarrow
+
+from hybridflow.config.json_text import parse_json
+from hybridflow.data.hub import Dataset
+from hybridflow.data.json_files import Row, parsed, row_of
+from hybridflow.data.locations import LINE_SUFFIXES, suffix_of
+from hybridflow.data.table_files import read_batches
+from hybridflow.errors import DataError
+
+_ROWS_TOGETHER = 64
+"""Rows of a table that are read together, whichever of them is wanted."""
+
+
+class StoredRows(Protocol):
+    """Rows that are read when they are asked for."""
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        ...
+
+    def rows(self, indices: Sequence[int]) -> list[Row]:
+        """Some rows, in the given order."""
+        ...
+
+
+class Lines:
+    """Rows of a JSON-lines file, of which the beginnings are known."""
+
+    def __init__(self, file: BinaryIO, name: str) -> None:
+        self._file = file
+        self._name = name
+        self._starts = array("q")
+        end = 0
+        for line in file:
+            if not line.isspace():
+                self._starts.append(end)
+            end += len(line)
+        self._starts.append(end)
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    def rows(self, indices: Sequence[int]) -> list[Row]:
+        """Some rows, in the given order."""
+        return [self._row(index) for index in indices]
+
+    def _row(self, index: int) -> Row:
+        start, end = self._starts[index], self._starts[index + 1]
+        text = os.pread(self._file.fileno(), end - start, start)
+        if index == 0:
+            text = text.removeprefix(b"\xef\xbb\xbf")
+        try:
+            found = parse_json(text)
+        except ValueError:
+            found = parsed(text, self._name, self._line(start))  # raises an error that names the line
+        return row_of(found, f"row {index + 1} of '{self._name}'")
+
+    def _line(self, start: int) -> int:
+        self._file.seek(0)
+        before = iter(lambda: self._file.read(min(1 << 20, start - self._file.tell())), b"")
+        return 1 + sum(block.count(b"\n") for block in before)
+
+
+class Blocks:
+    """Rows of a table that is not stored row by row, copied to a temporary file in small blocks.
+
+    The copy keeps the types of the columns. It has no name in its directory (`TMPDIR`), so that it ends with the run.
+    """
+
+    def __init__(self, batches: Iterable[pyarrow.RecordBatch], name: str) -> None:
+        self._file = _unnamed_file()
+        self._starts, self._firsts = array("q", [0]), array("q", [0])
+        try:
+            for batch in batches:
+                for first in range(0, len(batch), _ROWS_TOGETHER):
+                    self._write(batch.slice(first, _ROWS_TOGETHER))
+            self._file.flush()
+        except OSError as error:
+            raise DataError(
+                f"'{name}' cannot be copied to {tempfile.gettempdir()} for data.streaming=true: {error}.",
+                remedy="Set TMPDIR to a directory with room for the uncompressed file, or give JSON lines.",
+            ) from error
+
+    def __len__(self) -> int:
+        return self._firsts[-1]
+
+    def rows(self, indices: Sequence[int]) -> list[Row]:
+        """Some rows, in the given order."""
+        blocks = [bisect_right(self._firsts, index) - 1 for index in indices]
+        found = {block: self._block(block) for block in sorted({*blocks})}
+        return [found[b].slice(i - self._firsts[b], 1).to_pylist()[0] for b, i in zip(blocks, indices, strict=True)]
+
+    def _write(self, block: pyarrow.RecordBatch) -> None:
+        sink = io.BytesIO()
+        with pyarrow.ipc.new_stream(sink, block.schema) as writer:
+            writer.write_batch(block)
+        self._file.write(sink.getbuffer())
+        self._starts.append(self._starts[-1] + sink.tell())
+        self._firsts.append(self._firsts[-1] + len(block))
+
+    def _block(self, block: int) -> pyarrow.Table:
+        start, end = self._starts[block], self._starts[block + 1]
+        return pyarrow.ipc.open_stream(os.pread(self._file.fileno(), end - start, start)).read_all()
+
+
+class DatasetRows:
+    """Rows of a saved dataset or one of the hub, which `datasets` reads from files."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def rows(self, indices: Sequence[int]) -> list[Row]:
+        """Some rows, in the given order."""
+        columns = self._dataset[list(indices)]
+        return [{name: values[row] for name, values in columns.items()} for row in range(len(indices))]
+
+
+class Concatenated:
+    """The rows of several files, in order."""
+
+    def __init__(self, parts: Sequence[StoredRows]) -> None:
+        self._parts = parts
+        self._ends = [*accumulate(map(len, parts))]
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def rows(self, indices: Sequence[int]) -> list[Row]:
+        """Some rows, in the given order."""
+        owners = [bisect_right(self._ends, index) for index in indices]
+        found: dict[int, Row] = {}
+        for owner in sorted({*owners}):
+            part, own = self._parts[owner], [i for i, of in zip(indices, owners, strict=True) if of == owner]
+            first = self._ends[owner] - len(part)
+            found |= zip(own, part.rows([index - first for index in own]), strict=True)
+        return [found[index] for index in indices]
+
+
+def stored_file(path: Path, name: str) -> StoredRows:
+    """The rows of one file on demand; compressed lines and tables are copied to a temporary file first."""
+    suffix, is_compressed = suffix_of(path), path.name.endswith(".gz")
+    if suffix not in (*LINE_SUFFIXES, ".json"):
+        return Blocks(read_batches(path, name, suffix), name)
+    try:
+        file = _uncompressed(path) if is_compressed else path.open("rb")
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"'{name}' cannot be read: {error}", remedy="Check the file, or write it again.") from error
+    if suffix == ".json":
+        begin = file.read(1 << 16).lstrip()[:1]
+        file.seek(0)
+        if begin == b"[":
+            raise DataError(
+                f"'{name}' is a JSON list, whose rows cannot be read one by one (data.streaming=true).",
+                remedy="Write it as JSON lines (.jsonl), with one row per line.",
+            )
+    return Lines(file, name)
+
+
+def _uncompressed(path: Path) -> BinaryIO:
+    file = _unnamed_file()
+    with gzip.open(path) as source:
+        shutil.copyfileobj(source, file, 1 << 20)
+    file.seek(0)
+    return file
+
+
+def _unnamed_file() -> BinaryIO:
+    # Open for the whole run; it has no name, so that nothing is left when the process ends.
+    return tempfile.TemporaryFile()

@@ -1,0 +1,162 @@
+"""Training rows that are read, mapped, checked and tokenized when a batch needs them (`data.streaming`)."""
+
+import logging
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from hybridflow.batch import Batch
+from hybridflow.config.data import Data
+from hybridflow.data.json_files import Row
+from hybridflow.data.locations import locate, short_name
+from hybridflow.data.own_rows import Indexed, is_ours, own_dataset, own_rows
+from hybridflow.data.selection import prepared
+from hybridflow.data.sources import Table, columns_of_rows, open_dataset, read_table
+from hybridflow.data.stored_rows import Concatenated, DatasetRows, StoredRows, stored_file
+from hybridflow.errors import ConfigError, DataError
+
+logger = logging.getLogger(__name__)
+
+Encode = Callable[[Table], Batch]
+"""Makes a batch of the rows of a table, without those that are filtered out or too long."""
+
+_FIRST_ROWS = 1000
+"""Rows that are read when a source is opened. They determine the columns, and are checked before the run starts."""
+
+
+class StreamedRows:
+    """The rows of one source on demand.
+
+    Some of the rows that are asked for may be left out, by the filters or because they are too long; how many is
+    counted, and an error if too few are left.
+    """
+
+    def __init__(self, name: str, config: Data, encode: Encode, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._name, self._config, self._encode = name, config, encode
+        self._data_source, self._stored = _opened(name, config, tokenizer)
+        self._asked = self._left = 0
+        self._next_warning = _FIRST_ROWS
+        count = min(_FIRST_ROWS, len(self))
+        raw = self._raw(range(count))
+        first = prepared(raw, config)
+        self._raw_names, self._names = [*raw.columns], [*first.columns]
+        logger.info("data=%s rows=%d streaming: the first %d are checked now", name, len(self), count)
+        batch = encode(first)
+        if len(batch) > count:
+            raise ConfigError(
+                f"'{name}' gives {len(batch)} responses for {count} pairs, which data.streaming=true cannot split.",
+                remedy="Give rows with prompt, completion and label, or set data.streaming=false.",
+            )
+        self._none = batch.select([])
+        self.columns = batch.columns
+
+    def __len__(self) -> int:
+        whole = len(self._stored)
+        return whole if self._config.max_rows is None else min(whole, self._config.max_rows)
+
+    def select(self, rows: Tensor | Sequence[int]) -> Batch:
+        """The rows at the given positions that are used, in that order."""
+        raw = replace(self._raw(torch.as_tensor(rows).tolist()).with_names(self._raw_names), is_part=True)
+        table = prepared(raw, self._config)
+        batch = self._encode(table.with_names(self._names)) if len(table) else self._none
+        missing = {name: [None] * len(batch) for name in self.columns if name not in batch}
+        self._count(len(rows), len(batch))
+        return batch.with_columns(objects=missing).only(self.columns)
+
+    def _raw(self, indices: Sequence[int]) -> Table:
+        columns = columns_of_rows(self._stored.rows(indices))
+        return Table(self._name, self._data_source, columns, [index + 1 for index in indices])
+
+    def _count(self, asked: int, left: int) -> None:
+        self._asked, self._left = self._asked + asked, self._left + left
+        if self._asked < self._next_warning or self._left == self._asked:
+            return
+        self._next_warning = 10 * self._asked
+        found = f"{self._left} of {self._asked} rows left so far ({100 * self._left / self._asked:.2g}%)"
+        logger.warning("data=%s %s", self._name, found)
+        if self._left == 0 or self._left < self._config.min_kept_fraction * self._asked:
+            raise DataError(
+                f"'{self._name}': {found}; the others are filtered out, too long, or blank.",
+                remedy="Choose the rows before the run, or allow it: data.min_kept_fraction=0."
+                if self._left
+                else "Check data.map, data.filters and the length limits.",
+            )
+
+
+class JoinedRows:
+    """The rows of several sources on demand, one after another. In a batch, rows are in the order of their sources."""
+
+    def __init__(self, parts: Sequence[StreamedRows]) -> None:
+        self._parts = parts
+        self._ends = [*accumulate(map(len, parts))]
+        self.columns = [*dict.fromkeys(name for part in parts for name in part.columns)]
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def select(self, rows: Tensor | Sequence[int]) -> Batch:
+        """The rows at the given positions that are used."""
+        wanted: dict[int, list[int]] = {}
+        for row in torch.as_tensor(rows).tolist():
+            part = bisect_right(self._ends, row)
+            wanted.setdefault(part, []).append(row - self._ends[part] + len(self._parts[part]))
+        found = [self._parts[part].select(own) for part, own in sorted(wanted.items())]
+        return Batch.concat([
+            batch.with_columns(objects={name: [None] * len(batch) for name in self.columns if name not in batch})
+            for batch in [batch for batch in found if len(batch)] or found[:1]
+        ])  # fmt: skip
+
+
+class _Own:
+    """Rows of the class `data.dataset`, by their indices."""
+
+    def __init__(self, dataset: Indexed, name: str, config: Data) -> None:
+        self._dataset, self._name, self._config = dataset, name, config
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def rows(self, indices: Sequence[int]) -> list[Row]:
+        """Some rows, in the given order."""
+        return [{**row} for row in own_rows(self._dataset, indices, self._name, self._config)]
+
+
+class _InMemory:
+    """Rows of a built-in source or a generated task, which are few."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def rows(self, indices: Sequence[int]) -> list[Row]:
+        """Some rows, in the given order."""
+        return [{name: values[index] for name, values in self._table.columns.items()} for index in indices]
+
+
+def _opened(name: str, config: Data, tokenizer: PreTrainedTokenizerBase) -> tuple[str, StoredRows]:
+    if is_ours(name):
+        table = read_table(name)
+        return table.data_source, _InMemory(table)
+    if config.dataset is not None:
+        dataset = own_dataset(name, config, tokenizer)
+        if not isinstance(dataset, Indexed):
+            raise ConfigError(
+                f"data.dataset: {config.dataset} has no __len__ and __getitem__, which data.streaming=true needs.",
+                remedy="Add them, or set data.streaming=false.",
+            )
+        return short_name(Path(name)), _Own(dataset, name, config)
+    found = locate(name)
+    if not found.files:
+        return found.data_source, DatasetRows(open_dataset(found, name))
+    parts = [stored_file(file, name if len(found.files) == 1 else str(file)) for file in found.files]
+    if not sum(map(len, parts)):
+        raise DataError(f"'{name}' has no rows.", remedy="Give a file with at least one row, or leave it out.")
+    return found.data_source, Concatenated(parts)

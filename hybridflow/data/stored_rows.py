@@ -61,7 +61,7 @@ class Lines:
 
     def _row(self, index: int) -> Row:
         start, end = self._starts[index], self._starts[index + 1]
-        text = os.pread(self._file.fileno(), end - start, start)
+        text = os.pread(self._file.fileno(), end - start, start).partition(b"\n")[0]  # blank lines may follow
         if index == 0:
             text = text.removeprefix(b"\xef\xbb\xbf")
         try:

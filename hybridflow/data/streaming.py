@@ -53,7 +53,7 @@ class StreamedRows:
                 f"'{name}' gives {len(batch)} responses for {count} pairs, which data.streaming=true cannot split.",
                 remedy="Give rows with prompt, completion and label, or set data.streaming=false.",
             )
-        self._none = batch.select([])
+        self._none = batch.slice(0, 0)
         self.columns = batch.columns
 
     def __len__(self) -> int:

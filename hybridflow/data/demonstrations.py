@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 _COMPLETIONS = ("completion", "response", "output")
 _CONVERSATION = "messages"
 _OTHER_COMPLETIONS = ("chosen", "answer", "solution", "label")
-"""Used if there is no conversation: such columns may hold less than what is to be learned, such as the final answer."""
+"""Used only without a conversation, since such columns may contain less than it does, such as the final answer."""
 
 _WHOLES = ("messages", "text", "chosen")
 _PROMPTS = ("prompt", "question", "problem", "instruction", "input")

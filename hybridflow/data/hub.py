@@ -42,7 +42,7 @@ def hub_name(name: str) -> HubName | None:
 
 
 class Dataset(Protocol):
-    """What is used of `datasets.Dataset`: its rows lie in files, which are read when they are asked for."""
+    """The used methods of `datasets.Dataset`, which keeps its rows in files and reads them on demand."""
 
     def __len__(self) -> int:
         """Number of rows."""

@@ -1,4 +1,4 @@
-"""What the name of a source refers to: a file, several files, a saved dataset, or a dataset of the hub."""
+"""Locations of sources by name: a file, several files, a saved dataset, or a dataset of the hub."""
 
 import re
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ class Location:
 
 
 def locate(name: str) -> Location:
-    """What the name of a source refers to; raises `DataError` if there is no such thing."""
+    """The location that the name of a source refers to; raises `DataError` if there is no such file or dataset."""
     if name.startswith(PREFIX):
         return Location(name.removeprefix(PREFIX).split("/")[0], files=[builtin_path(name)])
     path, dataset = user_path(name), hub_name(name)

@@ -6,8 +6,6 @@ from dataclasses import dataclass, replace
 from hybridflow.data.sources import Table
 from hybridflow.errors import DataError
 
-Columns = dict[str, list]
-
 _ROLES = {
     "human": "user",
     "user": "user",

@@ -222,7 +222,8 @@ def _check_streamed(program: Dataflow, stream: BatchStream) -> None:
     """Raises `ConfigError` if the dataflow adds columns to rows that are read on demand."""
     if precomputed(program, stream.peek()).columns:
         raise ConfigError(
-            f"{type(program).__name__}.precompute adds columns to all rows, but data.streaming=true reads them on demand.",
+            f"{type(program).__name__}.precompute adds columns to all rows, but data.streaming=true reads rows on"
+            " demand.",
             remedy="Set data.streaming=false, or compute the columns in the step (for DPO and KTO:"
             " dataflow_settings.precompute_reference=false).",
         )

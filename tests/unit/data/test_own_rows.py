@@ -1,5 +1,7 @@
 """Rows as the user's code makes them: data.map, data.prompt_template and data.dataset."""
 
+from typing import Any
+
 import pytest
 
 from hybridflow.config.checks import check
@@ -100,7 +102,9 @@ def test_a_class_gives_the_rows_of_each_entry(folder, tokenizer, kind, rows):
     ],
 )
 def test_code_that_does_not_work_is_named_with_its_row(folder, tokenizer, settings, found, remedy):
-    named = {key: value if "{" in value else f"{folder}/my.py:{value}" for key, value in settings.items()}
+    named: dict[str, Any] = {
+        key: value if "{" in value else f"{folder}/my.py:{value}" for key, value in settings.items()
+    }
     with pytest.raises((ConfigError, DataError)) as caught:
         load_prompts(["a.jsonl"], Data(**named), tokenizer)
     assert found in caught.value.message and remedy in caught.value.remedy

@@ -1,14 +1,24 @@
 """Writes the reference pages while the documentation is built: from the code, so that they cannot disagree with it."""
 
+import ast
 import inspect
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass
 from enum import Enum
+from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, get_args, get_type_hints
 
+import hybridflow
+from hybridflow.api import callbacks
+from hybridflow.api.drawing import Drawing
+from hybridflow.api.objects import Objects
+from hybridflow.api.planning import Plan
+from hybridflow.api.system import System
+from hybridflow.api.table import Table
 from hybridflow.batch.columns import COLUMNS
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.fields import field_docs, type_name
@@ -53,6 +63,7 @@ def on_files(files: "Files", config: "MkDocsConfig") -> "Files":
     from mkdocs.structure.files import File  # the pages themselves need no MkDocs
 
     files.append(File.generated(config, "reference/settings.md", content=settings_page()))
+    files.append(File.generated(config, "reference/python.md", content=python_page()))
     files.append(File.generated(config, "reference/columns.md", content=columns_page()))
     files.append(File.generated(config, "reference/rewards.md", content=rewards_page()))
     files.append(File.generated(config, "reference/algorithms.md", content=algorithms_page()))
@@ -77,6 +88,56 @@ def settings_page() -> str:
                 lines.append(f"| {' | '.join(cells)} |")
         lines.append("")
     return "\n".join(lines)
+
+
+def python_page() -> str:
+    """Every public name of the package with its signature and its docstring, and the members of its classes."""
+    lines = [
+        "# Python",
+        "",
+        "Generated from the docstrings. See [From Python](../how_to/from_python.md) for a guide.",
+        "",
+    ]
+    for name in hybridflow.__places__:
+        lines += _described(f"hybridflow.{name}", hybridflow.__getattr__(name))
+    for kind in (Objects, Table, Plan, System, Drawing):
+        lines += _described(kind.__name__, kind)
+    return "\n".join(lines)
+
+
+def _described(name: str, found: object) -> Iterator[str]:
+    """A heading with the docstring; for a class, its documented fields and its public members as well."""
+    yield from (f"## {name}", "")
+    if not callable(found):
+        yield from (_constant_docs(callbacks)["STOP"], "")
+        return
+    if not isinstance(found, type):
+        yield from ("```python", f"{name}{_signature(found)}", "```", "")
+    yield from (inspect.getdoc(found) or "", "")
+    if not isinstance(found, type):
+        return
+    for field, text in field_docs(found).items():
+        yield from (f"- `{field}`: {' '.join(text.split())}",)
+    for member, value in vars(found).items():
+        text = "" if member.startswith("_") else inspect.getdoc(value) or ""
+        called = _signature(value).replace("(self, ", "(").replace("(self)", "()") if inspect.isfunction(value) else ""
+        if text and (called or isinstance(value, property)):
+            yield f"- `{member}{called}`: {' '.join(text.split())}"
+    yield ""
+
+
+def _signature(function: Callable) -> str:
+    """The parameters without annotations, which are in the text."""
+    parameters = inspect.signature(function).parameters.values()
+    plain = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in parameters]
+    return str(inspect.Signature(plain))
+
+
+def _constant_docs(module: ModuleType) -> dict[str, str]:
+    """The docstring under each constant of a module."""
+    body = ast.parse(inspect.getsource(module)).body
+    pairs = [pair for pair in pairwise(body) if isinstance(pair[0], ast.Assign) and isinstance(pair[1], ast.Expr)]
+    return {ast.unparse(a.targets[0]): " ".join(ast.literal_eval(b.value).split()) for a, b in pairs}
 
 
 def names_page() -> str:

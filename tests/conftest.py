@@ -10,7 +10,13 @@ import hypothesis
 import jaxtyping
 import pytest
 
-EXTRAS = {"vllm": "vllm", "megatron": "megatron", "lora": "peft", "reasoning_gym": "reasoning_gym"}
+EXTRAS = {
+    "vllm": "vllm",
+    "megatron": "megatron",
+    "lora": "peft",
+    "reasoning_gym": "reasoning_gym",
+    "notebook": "nbclient",
+}
 """Marks of tests that need an extra, and the package that it brings."""
 
 WHOLE_FILES = {

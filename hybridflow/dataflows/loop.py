@@ -35,6 +35,10 @@ PROMPTS = "prompts"
 """The stream that yields the batches of the steps."""
 
 
+AfterStep = Callable[[int, dict[str, float]], bool]
+"""Called with a step and its metrics, including those of its evaluation; returns whether the run ends after it."""
+
+
 class Loader(Stream, Protocol):
     """A stream of batches whose position can be saved and restored."""
 
@@ -82,6 +86,7 @@ class Run:
     report: Callable[[], None] = lambda: None
     begun: Callable[[], None] = lambda: None
     """Called once all roles have their weights, before the first evaluation or step."""
+    after_step: AfterStep = lambda step, metrics: False
 
 
 @dataclass(frozen=True)
@@ -126,6 +131,7 @@ class Loop:
         self._evaluation_seconds: float | None = None
         self._abandoned = ""
         self._evaluated = (0, 0)
+        self._is_ended = False
         self.first_evaluation: dict[str, float] = {}
 
     def resume(self, checkpoint: Checkpoint) -> None:
@@ -144,45 +150,79 @@ class Loop:
         logger.info("resumed checkpoint=%s step=%d", checkpoint.path, checkpoint.step)
 
     def run(self) -> Outcome:
-        """Trains to the end, or until the run is stopped; logs every step, and evaluates and saves the last one.
+        """Trains to the end, or until the run is stopped; logs every step, and evaluates and saves the last one."""
+        with self.may_be_abandoned():
+            self._train()
+        return self.outcome
+
+    @property
+    def outcome(self) -> Outcome:
+        """How the run has ended, or would if it ended now."""
+        return Outcome(self._step, self._evaluation, self._checkpoint, self._how_it_stopped(), self._evaluated)
+
+    @contextmanager
+    def may_be_abandoned(self) -> Iterator[None]:
+        """A block that ends when a step of it is abandoned.
 
         Nothing of an abandoned step is kept: the checkpoint is of the previous step, or none if roles have changed.
         """
         try:
-            self._train()
+            yield
         except Abandoned:
             is_evaluating = self._unlogged is not None
             self._abandoned = f"the evaluation of step {self._step}" if is_evaluating else f"step {self._step + 1}"
-            if self._run.calls.abandon(self._run.stop.seconds_left):
-                self._save_once()
-        return Outcome(self._step, self._evaluation, self._checkpoint, self._how_it_stopped(), self._evaluated)
+            if self._run.calls.abandon(self._run.stop.seconds_left) and self._run.trainer.save_every:
+                self.save()
 
-    def _train(self) -> None:
-        run, stop = self._run, self._run.stop
+    def begin(self) -> None:
+        """Gives the rollout its weights and evaluates the model before the first step, unless that has been done."""
         if self._step == 0:
             self._publish()
             self._unlogged = {}
-        run.begun()
+        self._run.begun()
         if self._unlogged is not None:
-            self._evaluate(self._step)
-            self._log_step()
-        run.timers.reset()
-        while self._step < run.trainer.total_steps and not stop.signal:
-            self._unlogged = plain(self._one_step() | run.timers.metrics() | memory_metrics())
-            run.timers.reset()
+            if self._run.trainer.eval_every:
+                self.evaluate()
+            self.log_step()
+        self._run.timers.reset()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all steps are done, or the run is asked to stop."""
+        return self._step >= self._run.trainer.total_steps or self._is_ended or self._run.stop.signal is not None
+
+    @property
+    def step(self) -> int:
+        """The number of steps that are done."""
+        return self._step
+
+    def _train(self) -> None:
+        run, stop = self._run, self._run.stop
+        self.begin()
+        while not self.is_over:
+            with self.stepping() as prompts:
+                metrics = measured(run.dataflow.step(prompts), owner=f"{type(run.dataflow).__name__}.step")
+            self.record(metrics)
             is_last = self._step == run.trainer.total_steps
             is_evaluated = bool(run.evaluations) and _is_due(run.trainer.eval_every, self._step, is_last=is_last)
             if not (is_evaluated and stop.signal):
                 if is_evaluated:
-                    self._evaluate(self._step)
-                self._log_step()
+                    self.evaluate()
+                if run.after_step(self._step, dict(self._unlogged or {})) and not is_last:
+                    is_last = self._is_ended = True
+                    if not is_evaluated and run.trainer.eval_every:
+                        self.evaluate()
+                self.log_step()
             fault_point("step_done")
-            if stop.signal or _is_due(run.trainer.save_every, self._step, is_last=is_last):
-                self._save_once()
+            is_asked = stop.signal is not None and run.trainer.save_every > 0
+            if is_asked or _is_due(run.trainer.save_every, self._step, is_last=is_last):
+                self.save()
             if is_evaluated or self._checkpoint_step == self._step:
                 run.report()
 
-    def _one_step(self) -> Metrics:
+    @contextmanager
+    def stepping(self) -> Iterator[Batch]:
+        """Yields the next batch to a block that trains on it, and counts the step when the block has ended."""
         run, dataflow = self._run, self._run.dataflow
         self._position = self._where_data_is()
         run.calls.mark()
@@ -192,25 +232,30 @@ class Loop:
         abandonable = run.stop.abandonable(run.calls.is_changing, usual_seconds=self._step_seconds)
         with run.timers.stage("step"), abandonable, _in(f"training step {self._step + 1}"):
             prompts = run.streams[PROMPTS].next()
-            metrics = measured(dataflow.step(prompts), owner=f"{type(dataflow).__name__}.step")
+            yield prompts
         self._step += 1
         self._position = self._where_data_is()
         self._step_seconds = time.perf_counter() - started
         check_in_place(run.checkpoints.run_dir)
         for role, method, seconds in run.drain_calls():
             run.timers.add(stage_name(role, method), seconds)
-        metrics |= {"training/global_step": last(self._step), "training/epoch": last(epoch)}
+        metrics = {"training/global_step": last(self._step), "training/epoch": last(epoch)}
         tokens, samples = _size(dataflow, prompts)
         metrics |= throughput(tokens, time.perf_counter() - started, samples, devices=run.num_devices)
         if dataflow.last_batch is not None and _is_due(run.trainer.samples_every, self._step, is_last=False):
             run.tracker.log_samples(self._step, self._training_samples())
-        return metrics
+        self._unlogged = plain(metrics | run.timers.metrics() | memory_metrics())
+        run.timers.reset()
 
-    def _evaluate(self, step: int) -> None:
-        """Adds the metrics of an evaluation to the row that is not logged yet."""
-        run, started = self._run, time.perf_counter()
-        if not run.evaluations or not run.trainer.eval_every:
-            return
+    def record(self, metrics: Metrics) -> None:
+        """Adds metrics to the row of the last step, which `log_step` will log."""
+        self._unlogged = plain(metrics) | (self._unlogged or {})
+
+    def evaluate(self) -> dict[str, float]:
+        """Evaluates the model, and adds the metrics to the row that is not logged yet; empty without evaluations."""
+        run, step, started = self._run, self._step, time.perf_counter()
+        if not run.evaluations:
+            return {}
         run.calls.mark()
         abandonable = run.stop.abandonable(run.calls.is_changing, usual_seconds=self._evaluation_seconds)
         with run.timers.stage("testing"), abandonable, _in(f"the evaluation of step {step}"):
@@ -223,10 +268,16 @@ class Loop:
         self._evaluation = {name: value for metrics, _ in found for name, value in plain(metrics).items()}
         self.first_evaluation = self.first_evaluation or self._evaluation
         self._unlogged = (self._unlogged or {}) | self._evaluation
+        return self._evaluation
 
-    def _log_step(self) -> None:
-        """Logs the step's row before saving, so that a resumed run has it; the time of saving is in the next row."""
-        run, row = self._run, self._unlogged or {}
+    def log_step(self) -> None:
+        """Logs the row of the last step, unless that has been done.
+
+        Happens before saving, so that a resumed run has the row; the time of saving is in the next one.
+        """
+        if self._unlogged is None:
+            return
+        run, row = self._run, self._unlogged
         if self._step:
             row |= plain(run.timers.metrics())
         if row:
@@ -240,10 +291,10 @@ class Loop:
         rows = batch.take(range(min(self._run.trainer.sample_rows, len(batch)))).fetch()
         return samples_of(rows, self._run.decode, split="train", with_ids=self._run.trainer.sample_token_ids)
 
-    def _save_once(self) -> None:
-        """Saves a checkpoint unless the step has one, no step has finished, or saving is off."""
+    def save(self) -> None:
+        """Saves a checkpoint unless the step has one, or no step has finished."""
         run = self._run
-        if not run.trainer.save_every or self._step in (0, self._checkpoint_step):
+        if self._step in (0, self._checkpoint_step):
             return
         state = {
             "config": dict(run.config),

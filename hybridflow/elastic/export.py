@@ -19,7 +19,7 @@ from hybridflow.elastic.manifest import MANIFEST
 from hybridflow.engines.training.state_files import MODEL_DIRECTORY, load_state
 from hybridflow.errors import CheckpointError, ConfigError, ResourceError
 from hybridflow.models.adapters.files import ADAPTER_DIRECTORY, CONFIG_FILE, SavedAdapter, merged_directory
-from hybridflow.models.loading import copy_description, resolve_model_path, torch_dtype
+from hybridflow.models.loading import copy_description, resolve_model_path, resolve_tokenizer_path, torch_dtype
 from hybridflow.models.shard_files import save_directory
 from hybridflow.models.shard_files.reading import weight_files
 from hybridflow.parallel.groups import Ranks
@@ -106,7 +106,7 @@ def _merge(adapter: Path, target: Path, base_model: str | None, tokenizer: objec
     SavedAdapter.read(adapter)
     trained_on = json.loads((adapter / CONFIG_FILE).read_text())["base_model_name_or_path"]
     base = resolve_model_path(base_model or trained_on, key="--base-model")
-    tokenizer_from = resolve_model_path(str(tokenizer), key="model.tokenizer_path") if tokenizer else base
+    tokenizer_from = resolve_tokenizer_path(str(tokenizer)) if tokenizer else base
     merged_directory(adapter, base, target, tokenizer_from=tokenizer_from, trust_remote_code=trust_remote_code)
 
 

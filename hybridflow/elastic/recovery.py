@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 from pathlib import Path
 
 from hybridflow.config.paths import user_path
@@ -9,6 +10,9 @@ from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore
 from hybridflow.errors import CheckpointError, ConfigError, ResourceError
 
 logger = logging.getLogger(__name__)
+
+INPUTS_FOLDER = "inputs"
+"""Below a run's directory: the objects with which a run was started from Python, stored before it starts."""
 
 _OF_A_RUN = ("checkpoints", "config.yaml", "metrics.jsonl", "run.log")
 
@@ -45,7 +49,8 @@ def resolve_resume(resume: str, store: CheckpointStore, total_steps: int) -> Che
 
 def holds_run(run_dir: Path) -> bool:
     """Whether the directory holds an earlier run; raises `ConfigError` if it holds only other files."""
-    held = sorted(path.name for path in run_dir.iterdir()) if run_dir.is_dir() else []
+    found = run_dir.iterdir() if run_dir.is_dir() else []
+    held = sorted(path.name for path in found if path.name != INPUTS_FOLDER)
     if held and not any(name in _OF_A_RUN for name in held):
         raise ConfigError(
             f"trainer.run_dir={run_dir} contains files that are not a run's: {', '.join(held[:4])}.",
@@ -75,6 +80,19 @@ def set_aside(run_dir: Path) -> Path | None:
         ) from error
     logger.warning("run_dir=%s held an earlier run, which is now in %s", run_dir, aside)
     return aside
+
+
+def keep_inputs(aside: Path, run_dir: Path) -> None:
+    """Gives a run the stored inputs that were renamed together with the earlier run; their files are shared."""
+    if (aside / INPUTS_FOLDER).is_dir():
+        shutil.copytree(aside / INPUTS_FOLDER, run_dir / INPUTS_FOLDER, copy_function=_linked, dirs_exist_ok=True)
+
+
+def _linked(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # the file system has no links
+        shutil.copyfile(source, target)
 
 
 def set_later_aside(store: CheckpointStore, checkpoint: Checkpoint) -> list[Path]:

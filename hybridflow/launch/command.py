@@ -32,14 +32,12 @@ def run_command(argv: Sequence[str] | None, command: str, *, program: str | None
     """
     with ended_by_signals(_BEFORE_THE_RUN):
         from hybridflow.elastic.stopping import Stop
-        from hybridflow.errors import STRICT, HybridflowError
+        from hybridflow.errors import HybridflowError
+        from hybridflow.launch.checked import checked_composition
         from hybridflow.launch.compose.command_line import parse_command_line
-        from hybridflow.launch.compose.compose import compose_run
         from hybridflow.launch.compose.help import config_text, help_as_typed
         from hybridflow.launch.compose.trainers import RUN, known_command
         from hybridflow.launch.messages import say_failure
-        from hybridflow.launch.rules.packages import package_problems
-        from hybridflow.launch.rules.parallelism import parallelism_problems
         from hybridflow.observability.logs import lasting
         from hybridflow.observability.printable import PlainConsole
         from hybridflow.optional import check_builds
@@ -56,8 +54,8 @@ def run_command(argv: Sequence[str] | None, command: str, *, program: str | None
                 return _sweep(flags, console)
             if flags.dry_run:
                 return _dry_run(flags, console)
-            composed = compose_run(flags.typed(), config_name=flags.config_name, config_dir=flags.config_dir)
-            STRICT.check([parallelism_problems, package_problems], composed.config)
+            named = {"config_name": flags.config_name, "config_dir": flags.config_dir}
+            composed, _ = checked_composition(flags.typed(), **named)
             if flags.cfg:
                 sys.stdout.write(config_text(composed))
                 return 0
@@ -82,17 +80,13 @@ def _dry_run(flags: "CommandLine", console: "Console") -> int:
         from rich.text import Text
 
         from hybridflow.errors import Faults
-        from hybridflow.launch.compose.compose import compose_run
+        from hybridflow.launch.checked import checked_composition
         from hybridflow.launch.messages import LEFT_TO_CHECK, say_problems
-        from hybridflow.launch.rules.packages import package_problems
-        from hybridflow.launch.rules.parallelism import parallelism_problems
 
     faults, composed, has_layout = Faults(collects=True), None, False
     with faults.caught():
         named = {"config_name": flags.config_name, "config_dir": flags.config_dir}
-        composed = compose_run(flags.typed(faults), **named, faults=faults)
-        has_layout = faults.check([parallelism_problems], composed.config)
-        faults.check([package_problems], composed.config)
+        composed, has_layout = checked_composition(flags.typed(faults), **named, faults=faults)
     say_problems(console, faults.found)
     is_all_wrong = composed is not None and composed.user_keys <= {error.key for error in faults.found}
     if composed is None or (faults.found and flags.config_dir is None and is_all_wrong):

@@ -1,6 +1,7 @@
 """`--dry-run`: all problems of a run at once, and its roles; nothing is started."""
 
 import logging
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.text import Text
@@ -24,6 +25,18 @@ from hybridflow.observability import formatting
 from hybridflow.observability.logs import configure_logging
 
 
+@dataclass(frozen=True)
+class Examination:
+    """A run that is not started: its plan, if it has one, and how it would start."""
+
+    plan: RunPlan | None
+    start: str | None
+    """How it would treat its directory; None if that cannot be said."""
+
+    length: str | None
+    """Its rows, steps and epochs; None without data."""
+
+
 def dry_run(composed: Composed, faults: Faults, console: Console, *, has_layout: bool) -> None:
     """Prints the problems of the plan, the models, the data and the functions, the roles, and how the run starts.
 
@@ -31,6 +44,18 @@ def dry_run(composed: Composed, faults: Faults, console: Console, *, has_layout:
     """
     configure_logging(None, logging.WARNING)
     before = len(faults.found)
+    found = examine(composed, faults, has_layout=has_layout)
+    say_problems(console, faults.found, begin=before)
+    say_warnings(console, faults.warnings)
+    console.print(LEFT_TO_CHECK if found.plan is None else overview(found.plan), soft_wrap=True)
+    if found.length is not None:
+        console.print(found.length, soft_wrap=True)
+    if found.start is not None and not faults.found:
+        console.print(f"The run {found.start}.", soft_wrap=True)
+
+
+def examine(composed: Composed, faults: Faults, *, has_layout: bool) -> Examination:
+    """Adds the problems of the plan, the models, the data and the functions to `faults`; starts nothing."""
     plan, data, start = None, None, None
     has_dataflow = all(error.key != "dataflow" for error in faults.found)
     with faults.caught():
@@ -48,22 +73,29 @@ def dry_run(composed: Composed, faults: Faults, console: Console, *, has_layout:
         with faults.caught():
             plan = plan if data is None else checked_length(plan, data, faults)
             start = start_in_words(plan, data)
-    say_problems(console, faults.found, begin=before)
-    say_warnings(console, faults.warnings)
-    console.print(LEFT_TO_CHECK if plan is None else _overview(plan), soft_wrap=True)
-    if plan is not None and data is not None:
-        console.print(length_in_words(plan, data), soft_wrap=True)
-    if start is not None and not faults.found:
-        console.print(f"The run {start}.", soft_wrap=True)
+    length = None if plan is None or data is None else length_in_words(plan, data)
+    return Examination(plan, start, length)
 
 
-def _overview(plan: RunPlan) -> Text:
+def role_rows(plan: RunPlan) -> list[dict[str, str]]:
+    """One row per role: its name, its pool with its devices, its number of parameters, its engine and layout."""
+    return [
+        {
+            "role": role.name,
+            "pool": role.pool,
+            "devices": str(plan.pools[role.pool]),
+            "parameters": _parameters(plan, role.name),
+            "runs on": role.runs_on,
+        }
+        for role in planned_roles(plan)
+        if role.pool is not None
+    ]
+
+
+def overview(plan: RunPlan) -> Text:
     """One line per role: its pool, its size, its engine and layout. Then the sizes of batches and minibatches."""
-    rows = [("role", "pool", "devices", "parameters", "runs on")]
-    for role in planned_roles(plan):
-        if role.pool is not None:
-            rows.append((role.name, role.pool, str(plan.pools[role.pool]), _parameters(plan, role.name), role.runs_on))
-    lines = formatting.columns(rows)
+    found = role_rows(plan)
+    lines = formatting.columns([tuple(found[0]), *(tuple(row.values()) for row in found)])
     return Text("\n").join([Text(lines[0], "bold"), *map(Text, [*lines[1:], *_batches(plan)])])
 
 

@@ -2,13 +2,15 @@
 
 import logging
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
 
 from hybridflow.controller.backends.local import LocalBackend
-from hybridflow.dataflows.loop import Loop, Outcome
+from hybridflow.dataflows.loop import AfterStep, Loop, Run
 from hybridflow.elastic.claim import release
 from hybridflow.elastic.stopping import Stop
 from hybridflow.errors import HybridflowError, explained
@@ -34,24 +36,55 @@ _MOST_SHARE_OF_TIME = 0.02
 """Largest share of a run's time spent on reports before its end."""
 
 
-def execute(prepared: Prepared, console: Console, stop: Stop | None = None) -> Finished:
-    """Executes the run, from its checkpoint if there is one. A run that has begun ends with a report."""
+def execute(
+    prepared: Prepared, console: Console, stop: Stop | None = None, after_step: AfterStep | None = None
+) -> Finished:
+    """Executes the run, from its checkpoint if there is one. A run that has begun ends with a report.
+
+    `after_step` is called with each step and its metrics; the run ends after the step for which it returns true.
+    """
+    with opened_run(prepared, console, stop or Stop(), after_step) as opened:
+        opened.loop.run()
+    assert opened.finished is not None, "the run has no ending"
+    return opened.finished
+
+
+@dataclass
+class OpenedRun:
+    """A run whose roles have started. `finished` is set when it is closed without an error."""
+
+    run: Run
+    loop: Loop
+    finished: Finished | None = None
+
+
+@contextmanager
+def opened_run(
+    prepared: Prepared, console: Console, stop: Stop, after_step: AfterStep | None = None
+) -> Iterator[OpenedRun]:
+    """Starts the roles of a run, from its checkpoint if there is one; stops them and writes the report at the end."""
     reporting = _Reporting(prepared)
     with ExitStack() as stack:
         stack.callback(release, prepared.directory)  # last, because no other run may write there before
         stack.callback(reporting.close)
         try:
-            outcome, first_evaluation = _trained(prepared, console, stop or Stop(), reporting)
+            with _started(prepared, console, stop, reporting, after_step) as opened:
+                yield opened
         except BaseException as error:
             ending = _ending_of(error)
             if not reporting.leave(ending):
                 reporting.end(ending)
             raise
-        ending = ending_of(outcome, prepared.directory, prepared.plan.config.trainer.resume)
-        return Finished(outcome, ending, prepared.directory, reporting.end(ending), first_evaluation)
+        outcome, directory = opened.loop.outcome, prepared.directory
+        ending = ending_of(outcome, directory, prepared.plan.config.trainer.resume)
+        report = reporting.end(ending)
+        opened.finished = Finished(outcome, ending, directory, report, opened.loop.first_evaluation)
 
 
-def _trained(prepared: Prepared, console: Console, stop: Stop, reporting: "_Reporting") -> tuple[Outcome, dict]:
+@contextmanager
+def _started(
+    prepared: Prepared, console: Console, stop: Stop, reporting: "_Reporting", after_step: AfterStep | None
+) -> Iterator[OpenedRun]:
     trainer, checkpoint = prepared.plan.config.trainer, prepared.checkpoint
     with ExitStack() as stack:
         start = checkpoint.step if checkpoint else 0
@@ -75,12 +108,13 @@ def _trained(prepared: Prepared, console: Console, stop: Stop, reporting: "_Repo
             logger.info("all roles have started; %d of %d steps are done", start, trainer.total_steps)
 
         run = assemble(prepared, tracker, timers, stack, stop=stop, report=reporting.on_the_way, begun=begin)
+        run = run if after_step is None else replace(run, after_step=after_step)
         loop = Loop(run)
         if checkpoint is not None:
             loop.resume(checkpoint)
         is_local, saves = isinstance(run.calls, LocalBackend), trainer.save_every > 0
         with stop.gracefully(trainer.stop_seconds, in_process=is_local, saves=saves):
-            return loop.run(), loop.first_evaluation
+            yield OpenedRun(run, loop)
 
 
 def _ending_of(error: BaseException) -> Ending:

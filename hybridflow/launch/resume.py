@@ -33,7 +33,7 @@ from hybridflow.errors import CheckpointError, raised_together
 from hybridflow.launch.compose.compose import Composed
 from hybridflow.launch.plan.data import PRETRAINING, RunData
 from hybridflow.launch.plan.plan import RunPlan
-from hybridflow.models.loading import resolve_model_path
+from hybridflow.models.loading import resolve_model_path, resolve_tokenizer_path
 from hybridflow.observability.redaction import redacted_leaves
 from hybridflow.parallel.file_records import in_threads
 
@@ -138,9 +138,11 @@ def fingerprints(plan: RunPlan) -> Fingerprints:
     sources = [*data.train_files, *data.pretraining_files, *(data.eval_files if plan.is_evaluated else [])]
     found: dict[str, dict[str, _Digest]] = {name: dict(_of_data(name)) for name in sources}
     for role in plan.roles:
-        for path in () if role.model is None else (role.model.path, role.model.tokenizer_path):
-            if path is not None:
-                found[path] = dict(_of_directory(resolve_model_path(path), suffixes=_MODEL_FILES))
+        model, tokenizer = (None, None) if role.model is None else (role.model.path, role.model.tokenizer_path)
+        if model is not None:
+            found[model] = dict(_of_directory(resolve_model_path(model), suffixes=_MODEL_FILES))
+        if tokenizer is not None:
+            found[tokenizer] = dict(_of_directory(resolve_tokenizer_path(tokenizer), suffixes=_MODEL_FILES))
     texts = [word for value in plan.composed.flat().values() for word in words_of(value) if isinstance(word, str)]
     files = {file for text in texts if (file := written_file(text)) is not None and user_path(file).is_file()}
     for name in [*([] if data.chat_template is None else [data.chat_template]), *sorted(files)]:

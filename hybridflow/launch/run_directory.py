@@ -11,7 +11,7 @@ from pathlib import Path
 from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore
 from hybridflow.elastic.claim import check_in_place, check_unclaimed, claim, release
 from hybridflow.elastic.compatibility import Fingerprints
-from hybridflow.elastic.recovery import holds_run, resolve_resume, set_aside, set_later_aside
+from hybridflow.elastic.recovery import holds_run, keep_inputs, resolve_resume, set_aside, set_later_aside
 from hybridflow.errors import ResourceError
 from hybridflow.launch.compose.help import config_text
 from hybridflow.launch.plan.data import RunData
@@ -134,6 +134,7 @@ def _opened(earlier: EarlierRun, plan: RunPlan, data: RunData, inputs: Fingerpri
     elif (aside := set_aside(directory)) is not None:  # its contents belong to another run
         earlier.aside = aside
         claim(directory)
+        keep_inputs(aside, directory)
     configure_logging(directory)
     changes.log()
     (directory / CONFIG_FILE).write_text(config_text(plan.composed))

@@ -64,6 +64,14 @@ def torch_dtype(dtype: Dtype | None) -> torch.dtype:
     return _DTYPES[dtype or Dtype.float32]
 
 
+def resolve_tokenizer_path(path: str, *, key: str = "model.tokenizer_path") -> Path:
+    """The directory of a tokenizer's path, which may hold a model as well; otherwise like `resolve_model_path`."""
+    directory = user_path(path, key=key)
+    if any((directory / name).is_file() for name in ("tokenizer_config.json", "tokenizer.json")):
+        return directory.resolve()
+    return resolve_model_path(path, key=key)
+
+
 def resolve_model_path(path: str, *, key: str = "model.path") -> Path:
     """The directory of a model's path: `builtin:<name>`, a directory, or a name on the Hugging Face hub.
 

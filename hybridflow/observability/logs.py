@@ -7,7 +7,8 @@ import os
 import select
 import sys
 from collections import deque
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -47,6 +48,22 @@ def configure_logging(run_dir: Path | None, level: int = logging.INFO, *, rank: 
     root.setLevel(logging.WARNING)
     for name in _OWN_LOGGERS:
         logging.getLogger(name).setLevel(max(level, logging.WARNING if rank else logging.NOTSET))
+
+
+@contextmanager
+def logging_restored() -> Iterator[None]:
+    """Undoes `configure_logging` after the block, so that a program that runs hybridflow keeps its own logging."""
+    root = logging.getLogger()
+    loggers = [root, *map(logging.getLogger, _OWN_LOGGERS)]
+    levels, handlers = [logger.level for logger in loggers], list(root.handlers)
+    try:
+        yield
+    finally:
+        for handler in [handler for handler in root.handlers if handler not in handlers]:
+            root.removeHandler(handler)
+            handler.close()
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def log_to_file(level: int, message: str) -> bool:

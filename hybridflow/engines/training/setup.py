@@ -26,6 +26,7 @@ from hybridflow.models.loading import (
     copy_description,
     load_causal_lm,
     resolve_model_path,
+    resolve_tokenizer_path,
     save_causal_lm,
     torch_dtype,
 )
@@ -143,7 +144,7 @@ class EngineSetup:
 def tokenizer_directory(model: Model, *, key: str = "model.path") -> Path:
     """The directory of a model's tokenizer; `key` is the setting of the model's path, for errors."""
     if model.tokenizer_path:
-        return resolve_model_path(model.tokenizer_path, key=f"{key.removesuffix('path')}tokenizer_path")
+        return resolve_tokenizer_path(model.tokenizer_path, key=f"{key.removesuffix('path')}tokenizer_path")
     return resolve_model_path(str(model.path), key=key)
 
 

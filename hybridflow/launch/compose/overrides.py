@@ -85,6 +85,21 @@ def parse_overrides(overrides: Sequence[str], faults: Faults = STRICT) -> Typed:
     return Typed(groups, settings)
 
 
+def typed_settings(given: Mapping[str, object], faults: Faults = STRICT) -> Typed:
+    """Groups and settings of a mapping: dotted keys and nested mappings, with values as YAML files have them.
+
+    Adds a `ConfigError` for each key that is unknown, or whose value has no form that it takes.
+    """
+    groups: dict[str, str] = {}
+    settings: list[Setting] = []
+    for key, value in given.items():
+        if key in GROUPS and isinstance(value, str):
+            groups[key] = value
+        else:
+            settings.extend(settings_of(key, value, faults))
+    return Typed(groups, settings)
+
+
 def suggestion(key: str) -> str:
     """A suggestion for an unknown key, followed by a space: the setting that replaced it, the one that
     another system calls so, or the nearest."""

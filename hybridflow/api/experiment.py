@@ -1,0 +1,181 @@
+"""A run described in Python: `run`, `plan` and `assemble`, and `Experiment`, which they make."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Unpack
+
+from hybridflow.api.callbacks import Callback
+from hybridflow.api.inputs import Inputs
+from hybridflow.api.objects import Objects, object_settings, plain_value
+from hybridflow.api.planning import Plan, plan_of
+from hybridflow.api.result import Result
+from hybridflow.api.running import run_composed, with_notes
+from hybridflow.api.system import System, opened_system
+from hybridflow.config.choices import is_own
+from hybridflow.config.derived import run_dir
+from hybridflow.dataflows.interface import Dataflow
+from hybridflow.elastic.recovery import INPUTS_FOLDER
+from hybridflow.errors import STRICT, Faults
+from hybridflow.launch.checked import checked_composition
+from hybridflow.launch.compose.compose import Composed, compose_run
+from hybridflow.launch.compose.overrides import Typed, parse_overrides, typed_settings
+from hybridflow.launch.compose.run_files import read_run_files, with_files
+from hybridflow.launch.compose.trainers import TrainingCommand, known_command
+from hybridflow.launch.plan.dataflow import DATAFLOWS
+
+Algorithm = str | type[Dataflow]
+Settings = Mapping[str, object]
+
+
+def run(
+    algorithm: Algorithm = "ppo",
+    settings: Settings | None = None,
+    *,
+    callbacks: Sequence[Callback] = (),
+    **objects: Unpack[Objects],
+) -> Result:
+    """Trains, and returns what the run has written.
+
+        result = hybridflow.run("grpo", {"trainer.total_steps": 50}, model=model, tokenizer=tokenizer, data=rows,
+                                reward=reward)
+
+    `algorithm` is a trainer (`ppo`, `sft`, `dpo`, `kto`, `reward_model`), anything that `algorithm=` selects on the
+    command line (`grpo`, `dapo`, ...), a preference loss (`ipo`, `simpo`, ...), or a dataflow class of your own.
+    `settings` are the settings of the command line, by dotted keys or nested, with Python values; a function or class
+    may stand where a setting takes `file.py:function`. `model`, `tokenizer`, `data`, `eval_data`, `reward` and `roles`
+    are paths or objects (see `Objects`). `callbacks` are called after each step; see `STOP`.
+
+    Raises a `HybridflowError` if the run cannot start, with all problems that were found as its notes, or if it
+    fails; `KeyboardInterrupt` after Ctrl-C, which first finishes the step and saves a checkpoint. The same call
+    resumes a run from the last checkpoint in its directory (`trainer.run_dir`), as the same command does.
+    """
+    return Experiment(algorithm, settings or {}, objects).run(callbacks=callbacks)
+
+
+def plan(algorithm: Algorithm = "ppo", settings: Settings | None = None, **objects: Unpack[Objects]) -> Plan:
+    """Checks a run without starting it: what `--dry-run` prints, as an object. Takes the arguments of `run`.
+
+    Does not raise for problems of the run: `Plan.problems` has all of them.
+    """
+    return Experiment(algorithm, settings or {}, objects).plan()
+
+
+def assemble(
+    algorithm: Algorithm = "ppo", settings: Settings | None = None, **objects: Unpack[Objects]
+) -> AbstractContextManager[System]:
+    """Starts a run for a training loop of your own: `with hybridflow.assemble(...) as system`; see `System`.
+
+    Takes the arguments of `run`, and resumes like it. Leaving the block stops everything.
+    """
+    return Experiment(algorithm, settings or {}, objects).assemble()
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A run that has not been started: an algorithm, settings and objects, as `hybridflow.run` takes them.
+
+    experiment = hybridflow.Experiment("grpo", {"trainer.total_steps": 50}, {"data": rows, "reward": reward})
+    for rate in (1e-6, 1e-5):
+        name = f"rate-{rate}"
+        experiment.with_settings({"actor.optimizer.learning_rate": rate, "trainer.experiment": name}).run()
+
+    Nothing is checked or stored before it is run, planned or assembled.
+    """
+
+    algorithm: Algorithm = "ppo"
+    settings: Settings = field(default_factory=dict)
+    objects: Objects = field(default_factory=Objects)
+    files: tuple[Path, ...] = ()
+    """Run files, whose settings come before the others."""
+
+    @classmethod
+    def load(cls, *files: str | Path) -> "Experiment":
+        """The experiment of one or several run files, as `hybridflow run FILE` reads them, or of the `config.yaml` of a
+        run. Raises `ConfigError` for a file that cannot be read."""
+        paths = tuple(Path(file) for file in files)
+        command = read_run_files(paths).command
+        return cls("ppo" if command is None else command.trainer, files=paths)
+
+    def with_settings(self, settings: Settings) -> "Experiment":
+        """The experiment with further settings, which replace those of the same names."""
+        return replace(self, settings={**self.settings, **settings})
+
+    def run(self, *, callbacks: Sequence[Callback] = ()) -> Result:
+        """Runs it; see `hybridflow.run`."""
+        return run_composed(_composed(self), callbacks)
+
+    def plan(self) -> Plan:
+        """Checks it without starting anything; see `hybridflow.plan`."""
+        return plan_of(partial(_composed_in, self))
+
+    def assemble(self) -> AbstractContextManager[System]:
+        """Starts it for a loop of your own; see `hybridflow.assemble`."""
+        return opened_system(_composed(self))
+
+
+def settings_in(experiment: Experiment, folder: Path | None, faults: Faults = STRICT) -> tuple[str, Typed]:
+    """The name of the configuration of an experiment, and its settings, with objects stored in a folder, by default in
+    the run's directory. Adds the problems of objects and settings to `faults`."""
+    algorithm = experiment.algorithm
+    command = _command(algorithm)
+    before = parse_overrides(command.overrides)
+    before = before.followed_by(with_files(experiment.files, [], config_name=command.trainer, faults=faults))
+    inputs = Inputs(folder or _run_dir(experiment, command.trainer, before) / INPUTS_FOLDER)
+    settings: dict[str, object] = {}
+    if not isinstance(algorithm, str) or is_own(algorithm):
+        with faults.caught():
+            settings["dataflow"] = plain_value(algorithm, inputs, key="algorithm")
+    settings |= object_settings(experiment.objects, inputs, faults)
+    for key, value in experiment.settings.items():
+        with faults.caught():
+            settings[key] = plain_value(value, inputs, key=key)
+    return command.trainer, before.followed_by(typed_settings(settings, faults))
+
+
+def _composed_in(experiment: Experiment, folder: Path | None, faults: Faults) -> tuple[Composed, bool]:
+    """The configuration, with objects stored in a folder, and whether the roles fit on the devices."""
+    name, typed = settings_in(experiment, folder, faults)
+    return checked_composition(typed, config_name=name, faults=faults)
+
+
+def _composed(experiment: Experiment) -> Composed:
+    """The checked configuration, with objects stored in the run's directory. Raises all problems together."""
+    faults, composed = Faults(collects=True), None
+    with faults.caught():
+        composed, _ = _composed_in(experiment, None, faults)
+    if composed is None or faults.found:
+        raise with_notes(faults.found)
+    STRICT.add(*faults.warnings)
+    return composed
+
+
+def _command(algorithm: Algorithm) -> TrainingCommand:
+    """The trainer of an algorithm, and the settings that select it.
+
+    A class that extends a built-in dataflow is run as that one.
+    """
+    if not isinstance(algorithm, str):
+        built_in = {dataflow: name for name, dataflow in DATAFLOWS.items()}
+        return known_command(next((built_in[base] for base in algorithm.__mro__ if base in built_in), "ppo"))
+    return TrainingCommand("ppo") if is_own(algorithm) else known_command(algorithm)
+
+
+def _run_dir(experiment: Experiment, name: str, before: Typed) -> Path:
+    """The directory of the run, which depends on the settings and the files, but on no object."""
+    wanted = ("trainer.run_dir", "trainer.experiment", "model.path")
+    unread = Faults(collects=True)
+    own = typed_settings({key: _without_callables(value) for key, value in experiment.settings.items()}, unread)
+    typed = before.followed_by(own)
+    settings = [setting for setting in typed.settings if setting.key in wanted]
+    if experiment.objects.get("model") is not None:
+        settings += typed_settings({"model.path": "given"}).settings
+    return run_dir(compose_run(Typed(typed.groups, settings), config_name=name, faults=unread).config)
+
+
+def _without_callables(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {str(name): _without_callables(item) for name, item in value.items()}
+    return str(value) if callable(value) or isinstance(value, Path) else value

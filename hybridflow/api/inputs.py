@@ -1,0 +1,66 @@
+"""Objects that a run needs as files: rows, models, tokenizers and functions, kept in its directory.
+
+Each is stored at `inputs/<digest>/<name>`, so that an equal object is the same file in every run, and a run that
+resumes notices a different one as it notices a changed file.
+"""
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from hybridflow.elastic.compatibility import file_fingerprint
+from hybridflow.errors import ResourceError
+
+_DIGITS = 12
+
+
+class Inputs:
+    """The folder of a run's objects.
+
+    inputs = Inputs(Path("runs/mine/inputs"))
+    inputs.keep("data.jsonl", lambda path: path.write_text("{}"))     # runs/mine/inputs/5feceb66ffc8/data.jsonl
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def keep(self, name: str, write: Callable[[Path], object], *, digest: str | None = None) -> str:
+        """Stores an object as the file or directory that `write` makes at a path, and returns its path as text.
+
+        `digest` identifies the object if the bytes of its file differ each time.
+        """
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=self._folder))
+            try:
+                write(partial / name)
+                final = self._folder / (digest or _digest_of(partial))[:_DIGITS]
+                if not final.exists():
+                    partial.chmod(0o777 & ~_umask())
+                    partial.rename(final)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
+        except OSError as error:
+            raise ResourceError(
+                f"The inputs of the run cannot be written to {self._folder}: {error.strerror or error}.",
+                remedy="Set trainer.run_dir to a directory you may write to, on a disk with free space.",
+            ) from error
+        path, here = (final / name).absolute(), Path.cwd()
+        return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def _digest_of(directory: Path) -> str:
+    """A digest of the names and contents of all files below a directory."""
+    digest = hashlib.sha256()
+    for path in sorted(found for found in directory.rglob("*") if found.is_file()):
+        digest.update(f"{path.relative_to(directory)}\0{file_fingerprint(path)}\0".encode())
+    return digest.hexdigest()
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

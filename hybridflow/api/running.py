@@ -1,0 +1,82 @@
+"""Runs a composed configuration in this process, with exceptions instead of messages and exit statuses."""
+
+import signal
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from hybridflow.api.callbacks import Callback, after_step
+from hybridflow.api.result import Result
+from hybridflow.elastic.checkpoint import CheckpointStore
+from hybridflow.elastic.stopping import Stop
+from hybridflow.errors import Faults, HybridflowError, explained
+from hybridflow.launch.compose.compose import Composed
+from hybridflow.launch.dry_run import examine
+from hybridflow.launch.execute import execute
+from hybridflow.launch.messages import say_finished
+from hybridflow.launch.prepare import Prepared, prepare
+from hybridflow.observability.logs import logging_restored
+from hybridflow.observability.printable import PlainConsole
+from hybridflow.optional import check_builds
+
+
+def run_composed(composed: Composed, callbacks: Sequence[Callback]) -> Result:
+    """Executes a run and returns its result. Raises what ended it: an error, or `KeyboardInterrupt` after Ctrl-C."""
+    check_builds()
+    stop, console = Stop(), notebook_or_terminal()
+    with stop.handled(), logging_restored():
+        prepared = prepared_or_refused(composed)
+        try:
+            finished = execute(prepared, console, stop, after_step(callbacks))
+        except HybridflowError as error:
+            shown = with_traces(error, prepared)
+            raise shown from shown.__cause__
+        say_finished(finished, console)
+    if finished.outcome.stopped is not None:
+        interrupt(stop)
+    return Result(prepared.directory)
+
+
+def interrupt(stop: Stop) -> None:
+    """Raises what a signal raises otherwise, after the run has ended gracefully; does nothing without a signal."""
+    if stop.signal is not None:
+        raise KeyboardInterrupt if stop.signal is signal.SIGINT else SystemExit(stop.status)
+
+
+def prepared_or_refused(composed: Composed) -> Prepared:
+    """The prepared run; raises the first problem of one that cannot start, with all others as notes."""
+    try:
+        return prepare(composed)
+    except HybridflowError as error:
+        faults = Faults(collects=True)
+        faults.add(error)
+        examine(composed, faults, has_layout=True)
+        raise with_notes(faults.found) from error.__cause__
+
+
+def with_notes(found: Sequence[HybridflowError]) -> HybridflowError:
+    """The first of several problems, with the others as its notes."""
+    first, *others = found
+    for number, other in enumerate(others, start=2):
+        first.add_note(f"{number}. {type(other).__name__}: {other}")
+    first.further = others
+    return first
+
+
+def with_traces(error: HybridflowError, prepared: Prepared) -> HybridflowError:
+    """The error that ended a run, with the paths of what it has written as a note."""
+    shown = explained(error)
+    report, saved = prepared.directory / "report.html", CheckpointStore(prepared.directory).newest_whole()
+    if prepared.earlier.has_begun:
+        shown.add_note(f"hybridflow.Result('{prepared.directory}') has the run up to there. Report: {report}")
+    if saved is not None:
+        shown.add_note(f"The last checkpoint is {saved}.")
+    return shown
+
+
+def notebook_or_terminal() -> Console:
+    """Where a run prints: standard error of a terminal, as the commands do, or the output of a notebook's cell."""
+    if Console().is_jupyter:
+        return PlainConsole(file=sys.stdout, force_jupyter=False, width=110, highlight=False)
+    return PlainConsole(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())

@@ -1,0 +1,124 @@
+"""A run whose steps are taken by the caller: its roles, its data, and what the training loop otherwise does."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from hybridflow.api.running import interrupt, notebook_or_terminal, prepared_or_refused
+from hybridflow.batch import Batch
+from hybridflow.dataflows.interface import Dataflow, role_needs
+from hybridflow.dataflows.loop import Loop, Run
+from hybridflow.elastic.stopping import Stop
+from hybridflow.errors import ConfigError
+from hybridflow.launch.compose.compose import Composed
+from hybridflow.launch.execute import opened_run
+from hybridflow.launch.messages import say_finished
+from hybridflow.observability.logs import logging_restored
+from hybridflow.observability.metrics import Metrics, measured
+from hybridflow.optional import check_builds
+
+
+class System:
+    """A run that has started, for a training loop of your own; `hybridflow.assemble` makes it.
+
+        with hybridflow.assemble("grpo", {"trainer.total_steps": 100}, data=rows, reward=reward) as system:
+            for batch in system.prompts:
+                system.log(system.dataflow.step(batch))
+                if system.step % 10 == 0:
+                    system.evaluate()
+                    system.save()
+
+    A step begins when `prompts` yields its batch, and ends with the next call of `log`, `evaluate`, `save` or
+    `prompts`. Its row is logged when the next step begins, so that it holds the metrics of `log` and `evaluate`.
+    """
+
+    def __init__(self, run: Run, loop: Loop, stop: Stop) -> None:
+        self._run = run
+        self._loop = loop
+        self._stop = stop
+        self._stepping: ExitStack | None = None
+
+    @property
+    def dataflow(self) -> Dataflow:
+        """The algorithm; `step(batch)` trains on one batch."""
+        return self._run.dataflow
+
+    @property
+    def roles(self) -> Mapping[str, object]:
+        """The roles by name (`actor`, `rollout`, `reward`, ...), whose methods `hybridflow.dataflows.roles` lists."""
+        held = vars(self.dataflow)
+        return {name: held[name] for name in role_needs(type(self.dataflow)) if held[name] is not None}
+
+    @property
+    def step(self) -> int:
+        """The number of the current step, from 1; before the first, the number of steps that are done."""
+        return self._loop.step + (self._stepping is not None)
+
+    @property
+    def prompts(self) -> Iterator[Batch]:
+        """The batches of the remaining steps, in the run's order, to `trainer.total_steps`.
+
+        After Ctrl-C there are no more: the last step is saved, and leaving the `with` block raises
+        `KeyboardInterrupt`.
+        """
+        while True:
+            self._end_step()
+            self._loop.log_step()
+            self._run.report()
+            if self._loop.is_over:
+                break
+            self._stepping = ExitStack()
+            yield self._stepping.enter_context(self._loop.stepping())
+        if self._stop.signal is not None:
+            self._loop.save()
+
+    def log(self, metrics: Mapping[str, float] | Metrics) -> None:
+        """Adds metrics to the row of the step."""
+        self._end_step()
+        self._loop.record(measured(metrics, owner="system.log"))
+
+    def evaluate(self) -> dict[str, float]:
+        """Evaluates the model on the held-out data, adds the metrics to the row of the step, and returns them."""
+        if not self._run.evaluations:
+            raise ConfigError(
+                "system.evaluate() has no held-out data: eval_data= is not given, or trainer.eval_every=0.",
+                remedy="Give eval_data=..., and set trainer.eval_every above trainer.total_steps to evaluate only"
+                " here and before the first step.",
+            )
+        self._end_step()
+        return self._loop.evaluate()
+
+    def save(self) -> Path | None:
+        """Saves a checkpoint of the roles, the position in the data and the dataflow, from which `run` and `assemble`
+        resume; returns its path, or None before the first step."""
+        self._end_step()
+        self._loop.log_step()
+        self._loop.save()
+        return self._loop.outcome.checkpoint
+
+    def close(self) -> None:
+        """Ends the current step and logs its row."""
+        self._end_step()
+        self._loop.log_step()
+
+    def _end_step(self) -> None:
+        if self._stepping is not None:
+            stepping, self._stepping = self._stepping, None
+            stepping.close()
+
+
+@contextmanager
+def opened_system(composed: Composed) -> Iterator[System]:
+    """Starts a composed run; closing it stops all processes and writes the report."""
+    check_builds()
+    stop, console = Stop(), notebook_or_terminal()
+    with stop.handled(), logging_restored():
+        prepared = prepared_or_refused(composed)
+        with opened_run(prepared, console, stop) as opened, opened.loop.may_be_abandoned():
+            system = System(opened.run, opened.loop, stop)
+            opened.loop.begin()
+            yield system
+            system.close()
+        assert opened.finished is not None, "the run has no ending"
+        say_finished(opened.finished, console)
+    interrupt(stop)

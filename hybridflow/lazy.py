@@ -1,0 +1,24 @@
+"""Names of a package that are imported when they are first used."""
+
+import importlib
+import sys
+from collections.abc import Callable, Iterable, Mapping
+
+
+def lazy_names(package: str, places: Mapping[str, str]) -> Callable[[str], object]:
+    """The `__getattr__` of a package that imports each name from its module when it is first used.
+
+    `places` maps each name to the module that defines it.
+    """
+
+    def imported(name: str) -> object:
+        if name not in places:
+            raise AttributeError(f"module '{package}' has no attribute '{name}'")
+        return vars(importlib.import_module(places[name]))[name]
+
+    return imported
+
+
+def names_with(package: str, places: Iterable[str]) -> Callable[[], list[str]]:
+    """The `__dir__` of a package that lists these names as well, so that notebooks can complete them."""
+    return lambda: sorted({*vars(sys.modules[package]), *places})

@@ -1,0 +1,156 @@
+"""Objects become files and names: rows in several forms, functions of the main script, and what cannot be stored."""
+
+import json
+import subprocess
+import sys
+import threading
+
+import datasets
+import numpy
+import pandas
+import pytest
+
+from hybridflow.api.functions import setting_of
+from hybridflow.api.inputs import Inputs
+from hybridflow.api.objects import object_settings
+from hybridflow.config.user_code import load_member
+from hybridflow.data.sources import read_table
+from hybridflow.errors import ConfigError, HybridflowError
+from hybridflow.rewards.functions.exact_match import exact_match
+
+ROWS = [{"prompt": "1+1=", "answer": 2}, {"prompt": "\u00fc", "answer": 3}]
+
+
+def named(completions):
+    return [0.0 for _ in completions]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        ROWS,
+        tuple(ROWS),
+        (row for row in ROWS),
+        [{**row, "answer": numpy.int64(row["answer"])} for row in ROWS],
+        datasets.Dataset.from_list(ROWS),
+        datasets.Dataset.from_list(ROWS).to_iterable_dataset(),
+        pandas.DataFrame(ROWS),
+    ],
+    ids=lambda rows: type(rows).__name__,
+)
+def test_rows_of_every_form_are_read_as_they_are(tmp_path, rows):
+    (file,) = object_settings({"data": rows}, Inputs(tmp_path))["data.train_files"]
+    table = read_table(file)
+    assert table.columns["prompt"] == ["1+1=", "\u00fc"]
+    assert table.columns["answer"] == [2, 3]
+    assert table.data_source == "data"
+
+
+def test_equal_rows_are_one_file_and_paths_stay_paths(tmp_path):
+    inputs = Inputs(tmp_path)
+    first, again, other = (object_settings({"data": rows}, inputs) for rows in (ROWS, list(map(dict, ROWS)), ROWS[:1]))
+    assert first == again != other
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
+    kept = object_settings({"data": ["a.jsonl", tmp_path / "b.jsonl"], "model": "my/model"}, inputs)
+    assert kept == {"data.train_files": ["a.jsonl", str(tmp_path / "b.jsonl")], "model.path": "my/model"}
+
+
+@pytest.mark.parametrize(
+    ("objects", "words"),
+    [
+        ({"data": {"prompt": ["a"]}}, "data= is a dict"),
+        ({"data": []}, "data= has no rows"),
+        ({"data": ["a", {"prompt": "b"}]}, "data=: row 1 is a str"),
+        ({"eval_data": [{"prompt": "a", "lock": threading.Lock()}]}, "eval_data=: row 1 cannot be written .* a lock"),
+        ({"data": datasets.DatasetDict(train=datasets.Dataset.from_list(ROWS))}, r"data= has several splits \(train\)"),
+        ({"reward": 3}, "reward= has a int"),
+        ({"model": 3}, "model= is a int"),
+    ],
+)
+def test_what_cannot_be_stored_is_refused_in_words(tmp_path, objects, words):
+    with pytest.raises(HybridflowError, match=words) as refused:
+        object_settings(objects, Inputs(tmp_path))
+    assert refused.value.remedy
+
+
+def test_functions_that_can_be_imported_are_named(tmp_path):
+    inputs = Inputs(tmp_path)
+    assert setting_of(exact_match, inputs, key="reward") == "hybridflow.rewards.functions.exact_match.exact_match"
+    (tmp_path / "own.py").write_text("def f(completions):\n    return []\n")
+    setting = f"{tmp_path}/own.py:f"
+    loaded = load_member(setting, key="reward")
+    assert callable(loaded) and setting_of(loaded, inputs, key="reward") == setting
+
+
+def test_other_functions_are_stored_with_what_they_refer_to(tmp_path):
+    factor = 3
+
+    def scaled(completions):
+        return [factor * score for score in named([*completions, "a"])]
+
+    setting = setting_of(scaled, Inputs(tmp_path), key="reward")
+    assert setting.endswith("/scaled.py:scaled")
+    text = (tmp_path / setting.removeprefix(f"{tmp_path}/").partition(":")[0]).read_text()
+    assert "# def scaled(completions):" in text
+    loaded = load_member(setting, key="reward")
+    assert callable(loaded) and loaded(["b"]) == [0.0, 0.0]
+    lambda_setting = setting_of(lambda completions: [1.0], Inputs(tmp_path), key="reward")
+    assert lambda_setting.endswith("function.py:function")
+
+
+def test_what_cannot_be_pickled_is_named(tmp_path):
+    lock = threading.Lock()
+
+    def locked(completions):
+        with lock:
+            return [0.0]
+
+    with pytest.raises(ConfigError, match="reward: 'locked' cannot be sent .* cannot pickle '_thread.lock'") as refused:
+        setting_of(locked, Inputs(tmp_path), key="reward")
+    assert "path/file.py:function" in refused.value.remedy
+    large = numpy.ones(9 << 20)
+    with pytest.raises(ConfigError, match="'<lambda>'|'function' takes 72 MiB"):
+        setting_of(lambda completions: [large], Inputs(tmp_path), key="reward")
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from hybridflow.api.functions import setting_of
+from hybridflow.api.inputs import Inputs
+{blank}
+LIMIT = {limit}
+class Score:
+    names = {{"alpha", "beta", "gamma", "delta"}}
+    def __call__(self, completions):
+        return [float(c in {{"one", "two", "three", "four"}}) + LIMIT for c in completions]
+def score(completions):
+    return Score()(completions)
+print(setting_of(score, Inputs(Path(sys.argv[1])), key="reward"))
+"""
+
+
+def test_a_function_of_the_main_script_has_the_same_name_in_every_process(tmp_path):
+    def named_in(text: str, seed: str) -> str:
+        (tmp_path / "train.py").write_text(text)
+        command = [sys.executable, "train.py", str(tmp_path / "inputs")]
+        environment = {"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path), "PATH": ""}
+        return subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True).stdout
+
+    first = named_in(SCRIPT.format(blank="", limit=1), "1")
+    assert named_in(SCRIPT.format(blank="", limit=1), "2") == first
+    assert named_in(SCRIPT.format(blank="\n\n# moved down", limit=1), "3") == first
+    assert named_in(SCRIPT.format(blank="", limit=2), "1") != first, "a change of a global was not noticed"
+
+
+def test_roles_and_rewards_may_be_objects(tmp_path):
+    roles = {"style": named, "second": {"kind": "reward_model", "model": tmp_path / "judge", "weights": (1, 2)}}
+    settings = object_settings({"roles": roles, "reward": [named, "exact_match"]}, Inputs(tmp_path))
+    assert settings["reward.functions"] == [f"{__name__}.named", "exact_match"]
+    assert settings["roles.style"] == {"kind": "reward_function", "functions": [f"{__name__}.named"]}
+    assert settings["roles.second"] == {
+        "kind": "reward_model",
+        "model": {"path": str(tmp_path / "judge")},
+        "weights": [1, 2],
+    }
+    assert json.dumps(settings)

@@ -1,0 +1,239 @@
+"""`hybridflow.run` and what it returns, on the local backend, with a toy model that exists in memory only."""
+
+import logging
+import signal
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer, PreTrainedModel
+
+import hybridflow
+from hybridflow.dataflows.grpo import GRPO
+from hybridflow.errors import CheckpointError, ConfigError, DataError, HybridflowError, RewardError
+from tests.toys import toy_model
+
+ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(5) for b in range(4)]
+SIZES = {"batch_size": 4, "max_prompt_tokens": 8, "max_response_tokens": 6}
+SETTINGS = {
+    "data": SIZES,
+    "rollout.samples_per_prompt": 2,
+    "trainer": {"total_steps": 3, "eval_every": 2, "save_every": 2, "threads": 1, "device": "cpu"},
+    "trainer.trackers": ("jsonl",),
+    "actor.optimizer.learning_rate": 0.01,
+    "reward.processes": 0,
+}
+
+
+def shorter(completion_ids, **columns):
+    return [-float(len(ids)) for ids in completion_ids]
+
+
+@pytest.fixture
+def desk(tmp_path, monkeypatch, toy_dir):
+    """A working directory, a model in memory, and the tokenizer that belongs to it."""
+    monkeypatch.chdir(tmp_path)
+    return {"model": toy_model("llama"), "tokenizer": AutoTokenizer.from_pretrained(toy_dir())}
+
+
+def test_rows_models_and_functions_in_memory_are_trained_on(desk):
+    weight = desk["model"].get_input_embeddings().weight.detach().clone()
+    longest = 6
+
+    def of_this_test(completion_ids, **columns):
+        return [-len(ids) / longest for ids in completion_ids]
+
+    result = hybridflow.run(
+        "grpo", SETTINGS, data=ROWS, eval_data=ROWS[:3], reward=[of_this_test, "exact_match"], **desk
+    )
+
+    assert [row["step"] for row in result.metrics] == [0, 1, 2, 3]
+    assert list(result.metrics.to_pandas()["step"]) == result.metrics["step"]
+    assert set(result.evaluation) == {
+        "val-core/data/reward/mean@1",
+        "val-aux/data/of_this_test/mean",
+        "val-aux/data/exact_match/mean",
+    }
+    assert result.first_evaluation == {name: result.metrics[0][name] for name in result.evaluation}
+    assert {row["split"] for row in result.samples} == {"eval"}
+    assert result.run_dir == Path("runs/run").absolute()
+    assert result.checkpoint == result.run_dir / "checkpoints" / "step_3"
+    assert "step_3" in repr(result)
+    assert "<iframe" in result.report._repr_html_()
+
+    model, tokenizer = result.model(), result.tokenizer()
+    assert isinstance(model, PreTrainedModel)
+    assert not torch.equal(model.get_input_embeddings().weight, weight)
+    assert torch.equal(desk["model"].get_input_embeddings().weight, weight), "the caller's model was trained in place"
+    prompt = tokenizer("1+1=", return_tensors="pt")
+    assert model.generate(**prompt, max_new_tokens=4).shape[1] > prompt["input_ids"].shape[1]
+
+
+def test_the_same_objects_resume_and_other_objects_are_refused(desk):
+    def run(rows: list, reward: object, **trainer: object) -> hybridflow.Result:
+        return hybridflow.run("grpo", {**SETTINGS, **trainer}, data=rows, reward=reward, **desk)
+
+    first = run(ROWS, lambda completion_ids, **columns: [float(len(ids)) for ids in completion_ids])
+    again = run(
+        list(map(dict, ROWS)),
+        lambda completion_ids, **columns: [float(len(ids)) for ids in completion_ids],
+        **{"trainer.total_steps": 4},
+    )
+    assert again.run_dir == first.run_dir
+    assert [row["step"] for row in again.metrics] == [1, 2, 3, 4]
+
+    with pytest.raises(CheckpointError, match=r"reward\.functions was \['runs/run/inputs/.*'\] and is") as refused:
+        run(ROWS, lambda completion_ids, **columns: [-1.0 for ids in completion_ids], **{"trainer.total_steps": 4})
+    assert "trainer.resume=never" in refused.value.remedy
+    with pytest.raises(CheckpointError, match=r"data\.train_files was"):
+        run(ROWS[:10], shorter, **{"trainer.total_steps": 4})
+
+    anew = run(ROWS[:10], shorter, **{"trainer.resume": "never"})
+    assert [row["step"] for row in anew.metrics][-1] == 3
+    assert (Path("runs/run.1") / "inputs").is_dir(), "the earlier run has lost its inputs"
+    assert len(list((anew.run_dir / "inputs").rglob("data.jsonl"))) == 2
+
+
+def test_a_callback_sees_each_step_and_ends_the_run(desk):
+    seen = {}
+
+    def stop_at_2(step, metrics):
+        seen[step] = metrics
+        return hybridflow.STOP if step == 2 else None
+
+    settings = {**SETTINGS, "trainer.total_steps": 9, "trainer.eval_every": 5}
+    result = hybridflow.run(
+        "grpo", settings, data=ROWS, eval_data=ROWS[:3], reward=shorter, callbacks=[stop_at_2], **desk
+    )
+
+    assert list(seen) == [1, 2]
+    assert seen[2]["training/global_step"] == 2
+    assert result.checkpoint is not None and result.checkpoint.name == "step_2"
+    assert "val-core/data/reward/mean@1" in result.metrics[-1], "the last step was not evaluated"
+    assert result.ending is not None and result.ending.how == "done"
+    more = hybridflow.run(
+        "grpo", {**settings, "trainer.total_steps": 3}, data=ROWS, eval_data=ROWS[:3], reward=shorter, **desk
+    )
+    assert more.metrics[-1]["step"] == 3, "the same call did not continue"
+
+
+class Own(GRPO):
+    """A dataflow of the test."""
+
+    def step(self, prompts):
+        return super().step(prompts) | {"own/one": 1.0}
+
+
+def test_a_dataflow_class_and_roles_are_given_as_objects(desk):
+    class Local(Own):
+        def step(self, prompts):
+            return super().step(prompts) | {"own/two": 2.0}
+
+    for dataflow, name in ((Own, "own/one"), (Local, "own/two")):
+        settings = {**SETTINGS, "trainer.experiment": name.replace("/", "-")}
+        result = hybridflow.run(dataflow, settings, data=ROWS, reward=shorter, **desk)
+        assert result.metrics[name][-1] == float(name == "own/two") + 1.0
+
+
+def test_a_run_that_fails_raises_and_leaves_a_result(desk):
+    calls = []
+
+    def fails(completions, **columns):
+        raise ValueError("no reward today")
+
+    with pytest.raises(RewardError, match="no reward today") as failed:
+        hybridflow.run("grpo", {**SETTINGS, "trainer.eval_every": 0}, data=ROWS, reward=fails, **desk)
+    assert "hybridflow.Result(" in "".join(failed.value.__notes__)
+    result = hybridflow.Result("runs/run")
+    assert result.ending is not None and result.ending.how == "failed"
+    with pytest.raises(CheckpointError, match="has no checkpoint"):
+        result.model()
+
+    def boom(step, metrics):
+        calls.append(step)
+        raise ZeroDivisionError("in a callback")
+
+    with pytest.raises(ZeroDivisionError, match="in a callback"):
+        hybridflow.run(
+            "grpo", {**SETTINGS, "trainer.run_dir": "b"}, data=ROWS, reward=shorter, callbacks=[boom], **desk
+        )
+    assert calls == [1]
+
+
+def test_all_problems_of_a_run_are_raised_together(desk):
+    with pytest.raises(DataError) as refused:
+        settings = {**SETTINGS, "trainer.totl_steps": 3, "data.batch_size": "many"}
+        hybridflow.run("grpo", settings, data=[{"prompt": object()}], reward=shorter, **desk)
+    problems = [refused.value, *refused.value.further]
+    assert len(problems) == 3
+    assert all(any(key in str(each) for each in problems) for key in ("totl_steps", "batch_size", "data=: row 1"))
+    assert len(refused.value.__notes__) == 2
+    assert not Path("runs/run/config.yaml").exists()
+
+    with pytest.raises(HybridflowError) as refused:  # only known from the data and the functions
+        hybridflow.run("grpo", SETTINGS, data=[{"prompt": "1+1=" * 20}], reward=["exact_match", lambda x: 0.0], **desk)
+    assert len({refused.value, *refused.value.further}) >= 2
+
+
+def test_ctrl_c_saves_the_step_and_raises(desk):
+    def interrupt(step, metrics):
+        if step == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    settings = {**SETTINGS, "trainer.total_steps": 9, "trainer.save_every": 9}
+    with pytest.raises(KeyboardInterrupt):
+        hybridflow.run("grpo", settings, data=ROWS, reward=shorter, callbacks=[interrupt], **desk)
+    result = hybridflow.Result("runs/run")
+    assert result.ending is not None and result.ending.how == "interrupted"
+    assert result.checkpoint is not None and result.checkpoint.name == "step_2"
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_logging_is_as_before_and_a_thread_may_run(desk):
+    root = logging.getLogger()
+    before = (list(root.handlers), root.level, logging.getLogger("hybridflow").level)
+    found = []
+    thread = threading.Thread(
+        target=lambda: found.append(hybridflow.run("grpo", SETTINGS, data=ROWS, reward=shorter, **desk))
+    )
+    thread.start()
+    thread.join()
+    assert found and found[0].metrics[-1]["step"] == 3
+    assert (list(root.handlers), root.level, logging.getLogger("hybridflow").level) == before
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "rows", "metric"),
+    [
+        ("sft", [{"prompt": row["prompt"], "completion": row["answer"]} for row in ROWS], "train/loss"),
+        ("ipo", [{"prompt": row["prompt"], "chosen": row["answer"], "rejected": "0"} for row in ROWS], "train/loss"),
+        ("reward-model", [{"prompt": r["prompt"], "chosen": r["answer"], "rejected": "0"} for r in ROWS], "train/loss"),
+    ],
+)
+def test_every_trainer_runs(desk, algorithm, rows, metric):
+    settings = {key: value for key, value in SETTINGS.items() if key != "rollout.samples_per_prompt"}
+    result = hybridflow.run(algorithm, {**settings, "trainer.eval_every": 0}, data=rows, **desk)
+    assert len([value for value in result.metrics[metric] if value is not None]) == 3
+    if algorithm == "reward-model":
+        assert type(result.model()).__name__.endswith("Classification")
+
+
+def test_an_unknown_algorithm_is_named_with_the_nearest():
+    with pytest.raises(ConfigError, match="no trainer or algorithm 'grp0'") as unknown:
+        hybridflow.run("grp0")
+    assert "grpo" in unknown.value.remedy
+
+
+def test_a_run_file_and_the_record_of_a_run_are_experiments(desk):
+    Path("base.yaml").write_text("command: grpo\ntrainer: {total_steps: 2, experiment: filed}\n")
+    experiment = hybridflow.Experiment.load("base.yaml").with_settings(SETTINGS | {"trainer.total_steps": 1})
+    with_objects = replace(experiment, objects={"data": ROWS, "reward": shorter, **desk})
+    result = with_objects.run()
+    assert result.run_dir.name == "filed" and result.metrics[-1]["step"] == 1
+    again = hybridflow.Experiment.load(result.run_dir / "config.yaml").with_settings({"trainer.total_steps": 2})
+    assert again.run().metrics[-1]["step"] == 2
+    with pytest.raises(ConfigError, match="There is no file 'bases.yaml'"):
+        hybridflow.Experiment.load("bases.yaml")

@@ -1,0 +1,107 @@
+"""`assemble`, `plan` and `show`: the parts of a run in the caller's hands."""
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+import hybridflow
+from hybridflow.controller.futures import wait
+from hybridflow.dataflows.grpo import GRPO
+from hybridflow.errors import ConfigError
+from tests.toys import toy_model
+from tests.unit.api.test_run import ROWS, SETTINGS, shorter
+
+QUIET = {**SETTINGS, "trainer.eval_every": 0}
+
+
+@pytest.fixture
+def arguments(tmp_path, monkeypatch, toy_dir):
+    monkeypatch.chdir(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(toy_dir())
+    return {"model": toy_model("llama"), "tokenizer": tokenizer, "data": ROWS, "reward": shorter}
+
+
+def numbers(run_dir: str) -> list[dict]:
+    """The rows of a run without what differs each time."""
+    rows = [json.loads(line) for line in (Path(run_dir) / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if not k.startswith(("timing_s/", "perf/", "own/"))} for row in rows]
+
+
+def test_a_loop_of_ones_own_takes_the_steps_that_run_takes_and_resumes(arguments):
+    hybridflow.run("grpo", {**QUIET, "trainer.run_dir": "whole"}, **arguments)
+
+    with hybridflow.assemble("grpo", {**QUIET, "trainer.run_dir": "own"}, **arguments) as system:
+        for batch in system.prompts:
+            system.log(system.dataflow.step(batch))
+            system.log({"own/step": float(system.step)})
+            with pytest.raises(ConfigError, match="no held-out data"):
+                system.evaluate()
+            if system.step == 2:
+                assert system.save() == Path("own/checkpoints/step_2").absolute()
+                break
+    assert hybridflow.Result("own").metrics["own/step"] == [1.0, 2.0]
+    with hybridflow.assemble("grpo", {**QUIET, "trainer.run_dir": "own"}, **arguments) as system:
+        assert system.step == 2
+        for batch in system.prompts:
+            system.log(system.dataflow.step(batch))
+    assert numbers("own") == numbers("whole")
+
+
+def test_roles_are_at_hand_and_evaluations_join_the_row(arguments):
+    with hybridflow.assemble("grpo", {**QUIET, "trainer.eval_every": 9}, eval_data=ROWS[:3], **arguments) as system:
+        assert list(system.roles) == ["actor", "rollout", "reward"]
+        actor, rollout, reward = (system.roles[name] for name in ("actor", "rollout", "reward"))
+        for prompts in system.prompts:
+            batch = reward.score(rollout.generate(prompts.repeat(2)))
+            batch = batch.join(actor.logprobs(batch))
+            batch = actor.advantages(batch)
+            system.log(wait(actor.update(batch)))
+            wait(actor.publish_weights(version=system.step))
+            evaluation = system.evaluate()
+    (metrics,) = {tuple(evaluation)}
+    last = hybridflow.Result("runs/run").metrics[-1]
+    assert metrics and last["step"] == 3 and last[metrics[0]] == evaluation[metrics[0]]
+    assert "actor/grad_norm" in last
+
+
+def test_an_error_in_the_loop_ends_the_run_and_is_recorded(arguments):
+    with pytest.raises(ZeroDivisionError), hybridflow.assemble("grpo", QUIET, **arguments) as system:
+        for batch in system.prompts:
+            system.log(system.dataflow.step(batch))
+            raise ZeroDivisionError("mine")
+    ending = hybridflow.Result("runs/run").ending
+    assert ending is not None and ending.how == "failed" and "mine" in ending.said
+
+
+def test_ctrl_c_saves_the_last_step_of_the_loop(arguments):
+    settings = {**QUIET, "trainer.total_steps": 9}
+    with pytest.raises(KeyboardInterrupt), hybridflow.assemble("grpo", settings, **arguments) as system:
+        for batch in system.prompts:
+            system.log(system.dataflow.step(batch))
+            if system.step == 2:
+                signal.raise_signal(signal.SIGINT)
+    result = hybridflow.Result("runs/run")
+    assert result.checkpoint is not None and result.checkpoint.name == "step_2"
+
+
+def test_a_plan_has_the_roles_and_all_problems_and_leaves_nothing(arguments):
+    plan = hybridflow.plan("grpo", QUIET, **arguments)
+    assert plan.problems == () and "The run begins at step 1." in plan.text
+    assert plan.roles["role"] == ["actor", "rollout", "reward"]
+    wrong = hybridflow.plan("grpo", {**QUIET, "trainer.totl_steps": 3}, **{**arguments, "reward": ["exact_matc", 3]})
+    assert [type(problem) for problem in wrong.problems] == [ConfigError] * 2
+    assert not list(Path().iterdir()), "a plan has written something"
+
+
+def test_a_drawing_is_of_the_class_that_is_given(arguments):
+    class Twice(GRPO):
+        def step(self, prompts):
+            super().step(prompts)
+            return super().step(prompts)
+
+    once, twice = hybridflow.show("grpo"), hybridflow.show(Twice)
+    assert len(twice.trace.calls) == 2 * len(once.trace.calls)
+    assert once._repr_html_().startswith("<svg") and "rollout.generate" in repr(once)

@@ -20,14 +20,13 @@ from rich.text import Text
 
 from hybridflow.config.derived import run_dir
 from hybridflow.errors import ConfigError, Faults, HybridflowError
+from hybridflow.launch.checked import checked_composition
 from hybridflow.launch.compose.command_line import CommandLine, parse_command_line
 from hybridflow.launch.compose.compose import Composed, compose_run
 from hybridflow.launch.compose.sweep import Combination, combinations, quoted, short_keys
 from hybridflow.launch.compose.trainers import PURPOSES, known_command, shown_name
 from hybridflow.launch.messages import from_here, say_problems, say_warnings
 from hybridflow.launch.prepare import checked_data, checked_plan
-from hybridflow.launch.rules.packages import package_problems
-from hybridflow.launch.rules.parallelism import parallelism_problems
 from hybridflow.launch.run_directory import CONFIG_FILE, start_in_words
 from hybridflow.observability import formatting
 from hybridflow.observability.jsonlines import read_rows
@@ -183,9 +182,8 @@ def _described(names: Sequence[str], runs: Sequence[SweptRun]) -> str:
 def _examine(run: SweptRun, faults: Faults) -> None:
     command, *words = run.words
     flags = parse_command_line(words, program=f"hybridflow {command}", command=known_command(command))
-    composed = _composed(flags, faults)
-    has_layout = faults.check([parallelism_problems], composed.config)
-    faults.check([package_problems], composed.config)
+    named = {"config_name": flags.config_name, "config_dir": flags.config_dir}
+    composed, has_layout = checked_composition(flags.typed(faults), **named, faults=faults)
     if has_layout and not faults.found:
         plan = checked_plan(composed, faults)
         start_in_words(plan, checked_data(plan, faults))

@@ -13,8 +13,10 @@ from hybridflow.config import fields
 from hybridflow.config.placement import Pool
 from hybridflow.config.roles import Role
 from hybridflow.errors import STRICT, HybridflowError
-from hybridflow.launch.compose.compose import compose_run, parse_command_line
+from hybridflow.launch.compose.command_line import parse_command_line
+from hybridflow.launch.compose.compose import compose_run
 from hybridflow.launch.compose.presets import SYNONYMS, presets
+from hybridflow.launch.compose.trainers import known_command
 from hybridflow.launch.messages import say_failure
 from hybridflow.launch.prepare import prepare
 from hybridflow.launch.rules.parallelism import parallelism_problems
@@ -84,9 +86,9 @@ def attempt(trainer: str, words: list[str]) -> int:
     """All that a command does before the first process starts."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
-        flags = parse_command_line(words, program=f"main_{trainer}", config_name=trainer)
+        flags = parse_command_line(words, program=f"hybridflow {trainer}", command=known_command(trainer))
         if not flags.help:
-            composed = compose_run(flags.overrides, config_name=flags.config_name, config_dir=flags.config_dir)
+            composed = compose_run(flags.typed(), config_name=flags.config_name, config_dir=flags.config_dir)
             STRICT.check([parallelism_problems], composed.config)
             if not flags.cfg:
                 prepare(composed)

@@ -2,8 +2,9 @@
 
 import copy
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import cast
 
@@ -40,6 +41,9 @@ TABLES: dict[str, type | None] = {
 
 ORIGIN = "  # origin: "
 """Precedes the origin of each value in the record of a run, which holds all settings, whoever set them."""
+
+_MOST_NODES = 100_000
+"""Names and values that a run file may hold."""
 
 _NOT_SETTINGS = ("defaults", "hydra", "command")
 """Keys of configurations that Hydra reads, and of a run's record that `hybridflow run` reads."""
@@ -125,6 +129,35 @@ def file_content(file: Path) -> dict[str, object]:
     if not isinstance(content, dict):
         raise ConfigError(f"{file} must hold settings by name.", remedy="Write name: value.")
     return {str(name): value for name, value in content.items()}
+
+
+def file_nodes(file: Path) -> yaml.Node | None:
+    """The nodes of a YAML file, which know their lines; None for an empty file.
+
+    Raises `ConfigError` for a file that cannot be read, that refers to itself, or whose aliases make it too large.
+    """
+    try:
+        node = yaml.compose(file.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+        is_small = sum(1 for _ in islice(_nodes_below(node), _MOST_NODES)) < _MOST_NODES
+    except RecursionError:
+        is_small = False
+    except (yaml.YAMLError, OSError, UnicodeError) as error:
+        raise _explained(error, file, []) from error
+    if not is_small:
+        raise ConfigError(
+            f"{file} is nested too deeply or too large.", remedy="Write each setting once, as key: value."
+        )
+    return node
+
+
+def _nodes_below(node: yaml.Node | None) -> Iterator[yaml.Node]:
+    """All nodes, those behind an alias at each of its places."""
+    if node is not None:
+        yield node
+    if isinstance(node, yaml.CollectionNode):
+        for inner in node.value:
+            for item in inner if isinstance(inner, tuple) else (inner,):
+                yield from _nodes_below(item)
 
 
 @lru_cache(maxsize=128)

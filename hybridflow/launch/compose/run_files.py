@@ -18,7 +18,7 @@ import yaml
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.paths import user_path
 from hybridflow.errors import STRICT, ConfigError, Faults
-from hybridflow.launch.compose.files import ORIGIN, file_content
+from hybridflow.launch.compose.files import ORIGIN, file_content, file_nodes
 from hybridflow.launch.compose.overrides import (
     COMMAND_LINE,
     RUN_FILE,
@@ -95,13 +95,13 @@ def _read(file: Path, faults: Faults, above: tuple[Path, ...]) -> RunFiles:
     """One file after those that it extends. `above` are the files that extend it."""
     file = user_path(str(file))
     if not file.is_file():
-        near = [path.name for suffix in SUFFIXES for path in file.parent.glob(f"*{suffix}")]
+        near = [path.name for path in file.parent.glob("*") if path.suffix in SUFFIXES and path.is_file()]
         raise ConfigError(
             f"There is no file '{file}'.", remedy=f"{did_you_mean(file.name, near)}A run file is YAML: key: value."
         )
     if file.resolve() in above:
         raise ConfigError(f"{file} extends itself.", remedy=f"Remove it from {EXTENDS} in {above[-1]}.")
-    content, page = file_content(file), _Page(file)
+    page, content = _Page(file), file_content(file)
     if "defaults" in content:
         raise ConfigError(
             f"{page.place('defaults')}: 'defaults' belongs to Hydra's configurations, not to run files.",
@@ -161,12 +161,10 @@ class _Page:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        text = file.read_text(encoding="utf-8")
-        self._lines = text.splitlines()
         self._numbers: dict[str, int] = {}
-        self._is_record = ORIGIN in text
-        node = yaml.compose(text, Loader=yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader)
-        self._note(node, "")
+        self._note(file_nodes(file), "")
+        self._lines = file.read_text(encoding="utf-8").splitlines()
+        self._is_record = any(ORIGIN in line for line in self._lines)
 
     def place(self, key: str) -> str:
         """`run.yaml, line 3`; without the line for a key that an alias brings."""

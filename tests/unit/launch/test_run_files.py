@@ -1,6 +1,7 @@
 """Run files: settings in YAML, checked and composed as the command line is."""
 
 import os
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ def desk(tmp_path, monkeypatch) -> Path:
 
 def write(**files: str) -> None:
     for name, text in files.items():
-        Path(f"{name}.yaml").write_text(text)
+        Path(f"{name}.yaml").write_bytes(text.encode(errors="surrogateescape"))
 
 
 def line(*words: str) -> CommandLine:
@@ -95,6 +96,14 @@ def test_later_files_win_over_earlier_ones_and_those_they_extend_and_the_command
         ("extends: run.yaml\n", "run.yaml extends itself", "Remove it from extends"),
         ("[1, 2]\n", "run.yaml must hold settings by name", "name: value"),
         ("trainer: {seed: 1\n", "run.yaml: ", "--help all"),
+        ("trainer: &a\n  x: *a\n", "run.yaml is nested too deeply", "Write each setting once"),
+        ("{a: " * 900 + "}" * 900, "run.yaml is nested too deeply", "Write each setting once"),
+        (
+            "a: &a [0]\n" + "".join(f"{y}: &{y} [{', '.join([f'*{x}'] * 9)}]\n" for x, y in pairwise("abcdefghi")),
+            "run.yaml is nested too deeply or too large",
+            "Write each setting once",
+        ),
+        ("\udcff", "can't decode byte 0xff", "--help all"),
         ("trainer: 5\n", "line 1: trainer=5 has the wrong type", "settings of its own"),
     ],
 )

@@ -49,7 +49,7 @@ compdef _hybridflow hybridflow
 """The functions to load into a shell."""
 
 _OPTIONS = ("--help", "--dry-run", "--multirun", "--cfg", "--config-name", "--config-dir")
-_SHOW = "show"
+_TAKE_SETTINGS = ("show", "evaluate", "generate")
 _BREAKS = "=:"
 """Characters at which bash begins a new word; it inserts only what follows the last of them."""
 
@@ -95,10 +95,10 @@ def completed(words: Sequence[str], commands: Collection[str]) -> list[str]:
     if not before or before[0] in ("--help", "-h"):
         known = [RUN, *command_words(), *commands, "--help", "--version"]
         return [name for name in known if name.startswith(word)] if not before else _topics(word)
-    if before[0] in commands and before[0] != _SHOW:
+    if before[0] in commands and before[0] not in _TAKE_SETTINGS:
         return [*SCRIPTS] if before[0] == "completion" else _paths(word)
     if word.startswith("-"):
-        return [option for option in _OPTIONS if option.startswith(word)]
+        return [] if before[0] in commands else [option for option in _OPTIONS if option.startswith(word)]
     if before[-1] == "--cfg":
         return ["job"]
     if before[-1].startswith("--config-"):
@@ -108,7 +108,7 @@ def completed(words: Sequence[str], commands: Collection[str]) -> list[str]:
         return [f"{key}={found}" for found in _values(key, value)]
     if "--help" in before:
         return _topics(word)
-    return [*_settings(word), *_run_files(word)]
+    return [*_settings(word), *(_paths(word) if before[0] in commands else _run_files(word))]
 
 
 def _run(arguments: argparse.Namespace, console: "Console") -> None:

@@ -1,5 +1,6 @@
 """Shell completion: a shell is asked as a terminal asks it, and answers in time."""
 
+import re
 import resource
 import shutil
 import subprocess
@@ -61,6 +62,8 @@ def answers(shell: str, line: str, capsys: pytest.CaptureFixture[str]) -> list[s
         ("hybridflow ppo --cfg ", ["job"], ["trainer."]),
         ("hybridflow export fold", ["folder/"], []),
         ("hybridflow show algorithm=gr", ["algorithm=grpo"], []),
+        ("hybridflow evaluate fold", ["folder/"], []),
+        ("hybridflow evaluate folder reward.functions=gs", ["reward.functions=gsm8k"], []),
         ("hybridflow completion ", ["bash", "zsh", "fish"], ["folder/"]),
         ("hybridflow ppo nothing.like.this", [], ["trainer."]),
     ],
@@ -73,6 +76,12 @@ def test_a_word_is_completed(line, there, absent, tmp_path, monkeypatch, capsys)
     found = answers("zsh", line, capsys)
     assert set(there) <= set(found) and not set(absent) & set(found)
     assert len(found) == len(set(found)) and (there or not found)
+
+
+def test_every_option_of_a_training_command_is_completed(capsys):
+    assert main(["ppo", "--help", "all"]) == 0
+    options = set(re.findall(r"^  (--[a-z-]+)", capsys.readouterr().out, re.MULTILINE))
+    assert options == set(answers("zsh", "hybridflow ppo -", capsys))
 
 
 @pytest.fixture

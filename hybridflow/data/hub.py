@@ -1,7 +1,9 @@
 """Datasets of the Hugging Face hub, folders laid out like them: `owner/name?config=main&split=test`; saved datasets."""
 
+import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -14,6 +16,9 @@ from hybridflow.optional import require
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _FILE_SUFFIXES = (".jsonl", ".json", ".ndjson", ".gz", ".parquet", ".csv", ".tsv", ".txt", ".arrow")
 _OPTIONS = ("config", "split")
+_SECONDS = 10.0
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -76,8 +81,10 @@ def load_hub(name: str, found: HubName) -> Dataset:
     datasets = require("datasets")
     try:
         folder = user_path(found.path)
-        path = str(folder) if folder.is_dir() else found.path
-        return datasets.load_dataset(path, found.config, split=found.split or "train")
+        if folder.is_dir():
+            return datasets.load_dataset(str(folder), found.config, split=found.split or "train")
+        with _offline_if_unreachable():
+            return datasets.load_dataset(found.path, found.config, split=found.split or "train")
     except Exception as error:  # a download and files of any kind fail in as many ways
         missing = f"No such file or directory: '{name}'; and no dataset of that name could be loaded from the hub"
         refused = missing if name == found.path else f"'{name}' cannot be read as a dataset"
@@ -100,7 +107,30 @@ def load_saved(name: str, folder: Path) -> Dataset:
 
 def revision(found: HubName) -> str:
     """The commit of a dataset's repository on the hub that is read."""
-    return str(require("datasets").load_dataset_builder(found.path, found.config).hash)
+    with _offline_if_unreachable():
+        return str(require("datasets").load_dataset_builder(found.path, found.config).hash)
+
+
+@contextmanager
+def _offline_if_unreachable() -> Iterator[None]:
+    """Sets the hub's offline mode for a block if the hub does not answer: copies on this machine are used at once.
+
+    Otherwise each file is asked for six times, within 38 seconds. Warnings of both libraries reach our log alone.
+    """
+    for library in ("huggingface_hub", "datasets"):
+        logging.getLogger(library).handlers.clear()  # each adds one of its own to those of the root
+    hub, datasets = require("huggingface_hub.constants"), require("datasets.config")
+    before = hub.HF_HUB_OFFLINE, datasets.HF_HUB_OFFLINE
+    try:
+        if not any(before):
+            require("huggingface_hub").get_session().head(hub.ENDPOINT, timeout=_SECONDS)
+    except Exception as error:  # noqa: BLE001 (of the network or its settings: the warning names it)
+        logger.warning("%s cannot be reached (%s): only data on this machine can be read", hub.ENDPOINT, error)
+        hub.HF_HUB_OFFLINE = datasets.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        hub.HF_HUB_OFFLINE, datasets.HF_HUB_OFFLINE = before
 
 
 def _options(name: str, query: str) -> dict[str, str]:

@@ -5,6 +5,7 @@ import logging
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
 from hybridflow.data.hub import HubName, check_splits_named, hub_name, revision
 from hybridflow.data.sources import read_table
@@ -83,6 +84,17 @@ def test_what_was_named_is_read(sums):
         table = read_table(name)
         assert table.columns == {"question": [row], "answer": ["2"]}
         assert (table.name, table.data_source) == (name, "sums")
+
+
+def test_a_hub_that_cannot_be_reached_is_asked_once_and_named_in_one_line(monkeypatch, tmp_path, caplog, capfd):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:1")
+    with pytest.raises(DataError, match="no dataset of that name could be loaded from the hub.*Offline"):
+        read_table("no_such_owner/no_such_data")
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert warning.startswith("http://127.0.0.1:1 cannot be reached (") and "Retry" not in capfd.readouterr().err
+    assert not constants.HF_HUB_OFFLINE
 
 
 def test_a_dataset_has_a_revision(sums):

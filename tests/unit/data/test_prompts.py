@@ -118,6 +118,9 @@ def test_next_to_nothing_left_after_dropping_is_an_error(tmp_path, tokenizer, sh
     path = written(tmp_path / "a.jsonl", [{"prompt": "x"}] * short + [{"prompt": "xxx"}] * 96)
     with pytest.raises(DataError, match=rf"{short} of {96 + short} prompts left \({short}%\).*Raise data\.max_prompt"):
         load_prompts([path], Data(max_prompt_tokens=2, drop_long_prompts=True), tokenizer)
+    allowed = Data(max_prompt_tokens=2, drop_long_prompts=True, min_kept_fraction=0.04)
+    if short:
+        assert len(load_prompts([path], allowed, tokenizer)) == short
 
 
 def test_rows_without_an_answer_are_an_error_if_the_reward_needs_one(tmp_path, tokenizer):

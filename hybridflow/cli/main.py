@@ -17,7 +17,7 @@ _TRAINING = """training (hybridflow COMMAND [FILE.yaml ...] [key=value ...]):
   run                 runs FILE.yaml by the trainer that it names
 
 Settings: hybridflow COMMAND --help, or --help PREFIX for those that begin with PREFIX."""
-_COMMANDS = ("evaluate", "generate", "export", "show", "recipe", "report", "completion")
+_COMMANDS = ("evaluate", "generate", "export", "show", "recipe", "report", "watch", "completion")
 """The commands that do not train."""
 
 
@@ -87,7 +87,7 @@ def _check_word(words: Sequence[str]) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     with ended_by_signals():
-        from hybridflow.cli import completion, evaluate, export, generate, recipe, report, show
+        from hybridflow.cli import completion, evaluate, export, generate, recipe, report, show, watch
         from hybridflow.launch.compose.trainers import PURPOSES, command_words, shown_name
 
     trainers = {shown_name(name): purpose for name, purpose in PURPOSES.items()}
@@ -105,7 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="other commands", metavar="COMMAND", required=True)
     adders = (
         evaluate.add_command, generate.add_command, export.add_command, show.add_command, recipe.add_command,
-        report.add_command, completion.add_command,
+        report.add_command, watch.add_command, completion.add_command,
     )  # fmt: skip
     for add_command in adders:
         add_command(partial(commands.add_parser, formatter_class=argparse.RawDescriptionHelpFormatter))

@@ -1,28 +1,54 @@
-"""`hybridflow report RUN_DIR`: the report of a run, at any time."""
+"""`hybridflow report RUN_DIR ...`: the report of a run at any time, and a comparison of several."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
 
+from hybridflow.errors import ConfigError
 from hybridflow.launch.command import ended_by_signals
 
 _DESCRIPTION = """Writes report.html into the directory of a run, from what it has logged so far: curves, where the time
-went, samples, and how the run ended. A run writes it at each evaluation and checkpoint, and when it ends; this
-command is for the time in between, and for runs that were killed."""
+went, samples, and how the run ended. With several directories it also writes one page that compares the runs:
+evaluations, settings that differ, curves over one another, and samples of the same prompts. A run writes its
+report from its first step on, and when it ends; hybridflow watch serves both pages while runs are training."""
 _EXAMPLES = """examples:
-  hybridflow report runs/calculator                 while it runs, or after it was killed
-  hybridflow report runs/first runs/second          one page in each directory
+  hybridflow report runs/calculator                 also while it runs, or after it was killed
+  hybridflow report runs/first runs/second          one page in each directory, and comparison.html
+  hybridflow report runs/* -o all.html
 """
+_COMPARISON = Path("comparison.html")
 
 
 def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
     """Adds `report` to the commands."""
-    summary = "write the report of a run"
+    summary = "write the report of a run, or a comparison of several"
     parser = add("report", help=summary, description=_DESCRIPTION, epilog=_EXAMPLES)
     parser.set_defaults(run=_run)
     parser.add_argument("run_dirs", metavar="RUN_DIR", type=Path, nargs="+", help="a run's directory")
+    output = f"write the report, or the comparison, to this file (default: RUN_DIR/report.html, {_COMPARISON})"
+    parser.add_argument("-o", "--output", metavar="FILE", type=Path, help=output)
+
+
+def current_page(run_dirs: Sequence[Path], *, is_renewed: bool) -> str:
+    """The report of one run, or the comparison of several; if `is_renewed`, it refreshes itself while one trains."""
+    from hybridflow.elastic.claim import is_claimed
+
+    with ended_by_signals():
+        from hybridflow.observability.report.comparison import comparison_page, run_names
+        from hybridflow.observability.report.page import current_record, report_page
+
+    records = [current_record(run_dir, is_over=not is_claimed(run_dir)) for run_dir in run_dirs]
+    is_renewed = is_renewed and any(record.ending is None for record in records)
+    if len(records) == 1:
+        return report_page(records[0], is_renewed=is_renewed)
+    return comparison_page(dict(zip(run_names(run_dirs), records, strict=True)), is_renewed=is_renewed)
+
+
+def distinct(run_dirs: Sequence[Path]) -> list[Path]:
+    """The directories, each once."""
+    return list({run_dir.resolve(): run_dir for run_dir in run_dirs}.values())
 
 
 def _run(arguments: argparse.Namespace, console: Console) -> None:
@@ -30,6 +56,16 @@ def _run(arguments: argparse.Namespace, console: Console) -> None:
 
     with ended_by_signals():
         from hybridflow.observability.report import write_report
+        from hybridflow.observability.report.document import write_page
 
-    for run_dir in arguments.run_dirs:
-        console.print(str(write_report(run_dir, is_over=not is_claimed(run_dir))), soft_wrap=True)
+    run_dirs, output = distinct(arguments.run_dirs), arguments.output
+    if output is not None and (output.is_dir() or not output.absolute().parent.is_dir()):
+        raise ConfigError(f"--output={output} cannot be written.", remedy="Give a file in an existing directory.")
+    if len(run_dirs) == 1 and output is not None:
+        written = [write_page(output, current_page(run_dirs, is_renewed=False))]
+    else:
+        written = [write_report(run_dir, is_over=not is_claimed(run_dir)) for run_dir in run_dirs]
+        if len(run_dirs) > 1:
+            written.append(write_page(output or _COMPARISON, current_page(run_dirs, is_renewed=False)))
+    for path in written:
+        console.print(str(path), soft_wrap=True)

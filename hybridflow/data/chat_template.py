@@ -18,6 +18,7 @@ from hybridflow.config.data import Data
 from hybridflow.config.paths import user_path
 from hybridflow.data.conversations import Message
 from hybridflow.errors import DataError, HybridflowError
+from hybridflow.observability.slow_work import SlowWork
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -114,7 +115,9 @@ def with_limits(render: Callable[[T], R], rows: Sequence[T]) -> list[R]:
 
 
 def _answers(receiver: Connection, count: int) -> Iterator:
+    work = SlowWork("applying the chat template to", "conversations", count)
     for row in range(1, count + 1):
+        work.reach(row)
         if not receiver.poll(ROW_SECONDS):
             message = f"The chat template did not finish row {row} in {ROW_SECONDS:g} seconds."
             raise DataError(message, remedy=_OTHER_TEMPLATE)

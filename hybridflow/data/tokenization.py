@@ -10,9 +10,11 @@ from transformers import PreTrainedTokenizerBase
 from hybridflow.data.chat_template import rendered, rendered_prompt, with_limits
 from hybridflow.data.conversations import Prompt, Response, common_length
 from hybridflow.errors import DataError
+from hybridflow.observability.slow_work import SlowWork
 
 logger = logging.getLogger(__name__)
 
+_TEXTS_AT_ONCE = 1024
 _CHARACTERS_PER_TOKEN = 32
 """Far more than in texts of any language, but not than in runs of spaces."""
 
@@ -71,7 +73,12 @@ def text_token_ids(
         return []
     if max_tokens is not None:
         texts = [_beginning(text, max_tokens, tokenizer) for text in texts]
-    ids = _ids_of(list(texts), tokenizer, add_special_tokens=add_special_tokens)
+    ids: list[list[int]] = []
+    work = SlowWork("tokenizing", "texts", len(texts))
+    for start in range(0, len(texts), _TEXTS_AT_ONCE):
+        some = list(texts[start : start + _TEXTS_AT_ONCE])
+        ids += _ids_of(some, tokenizer, add_special_tokens=add_special_tokens)
+        work.reach(len(ids))
     if add_special_tokens and _appends_eos(tokenizer, texts):
         return [row[:-1] for row in ids]
     return ids

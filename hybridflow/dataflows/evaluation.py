@@ -1,13 +1,15 @@
 """Evaluation on held-out data."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from hybridflow.batch import Batch, Ragged
 from hybridflow.controller.batch_ref import BatchRef
+from hybridflow.data.conversations import Prompt
 from hybridflow.dataflows.interface import Dataflow
 from hybridflow.dataflows.roles import Sampler, Scorer
 from hybridflow.observability.metrics import Metrics, mean, measured
@@ -22,15 +24,39 @@ Evaluate = Callable[[], tuple[Metrics, list[Sample]]]
 """An evaluation between steps: metrics, and samples to show."""
 
 
-def evaluate_held_out(dataflow: Dataflow, batch: Batch) -> tuple[Metrics, list[Sample]]:
+OnPart = Callable[[int, int], None]
+"""Called with the number of rows that are evaluated so far, and of all."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Rows in parts, to be evaluated one after the other; `on_part` is called before each."""
+
+    parts: Sequence[Batch]
+    on_part: OnPart
+
+    def __iter__(self) -> Iterator[Batch]:
+        done, total = 0, sum(map(len, self.parts))
+        for part in self.parts:
+            self.on_part(done, total)
+            yield part
+            done += len(part)
+
+
+def _ignore(done: int, total: int) -> None:
+    pass
+
+
+def evaluate_held_out(dataflow: Dataflow, batch: Batch, on_part: OnPart = _ignore) -> tuple[Metrics, list[Sample]]:
     """The metrics of held-out rows by the dataflow's `evaluate`, and no samples."""
+    on_part(0, len(batch))
     return measured(dataflow.evaluate(batch) or {}, owner=f"{type(dataflow).__name__}.evaluate"), []
 
 
 def evaluate_responses(
     rollout: Sampler,
     reward: Scorer | None,
-    prompts: Batch,
+    parts: Iterable[Batch],
     *,
     samples_per_prompt: int,
     decode: Decode,
@@ -38,26 +64,31 @@ def evaluate_responses(
     what: str = "reward",
     with_ids: bool = False,
 ) -> tuple[Metrics, list[Sample]]:
-    """Samples responses to held-out prompts and scores them. Returns metrics and the first `sample_rows` samples, or
-    all of them (None).
+    """Samples responses to held-out prompts, one part after the other, and scores them.
+
+    Returns metrics and the first `sample_rows` samples, or all of them (None); neither depends on how the prompts are
+    divided.
 
     The metrics are `val-core/<source>/<what>/mean@N`; with several samples, also `pass@N` of the best; with several
     functions, `val-aux/<source>/<function>/mean`. `what` is `acc` if a score of 1 means a correct answer, otherwise
     `reward`. Without a reward there are samples only. `decode` converts tokens to text for the sample table, which
     also has token ids if it is `with_ids`.
     """
-    batch = rollout.generate(prompts.repeat(samples_per_prompt), purpose="eval")
-    if reward is not None:
-        batch = reward.score(batch)
+    answered: list[BatchRef] = []
+    sources: list[str] = []
+    for prompts in parts:
+        batch = rollout.generate(prompts.repeat(samples_per_prompt), purpose="eval")
+        answered.append((batch if reward is None else reward.score(batch)).result())  # waits
+        sources += [source for source in prompts.object("data_source") for _ in range(samples_per_prompt)]
+    batch = BatchRef.concat(answered)
     shown = batch.take(range(min(sample_rows or len(batch), len(batch))))
     samples = samples_of(shown.fetch(), decode, split="eval", with_ids=with_ids)
-    metrics = {} if reward is None else _scores(batch, prompts, samples_per_prompt, what)
+    metrics = {} if reward is None else _scores(batch, sources, samples_per_prompt, what)
     return metrics, samples
 
 
-def _scores(batch: BatchRef, prompts: Batch, samples_per_prompt: int, what: str) -> Metrics:
+def _scores(batch: BatchRef, sources: Sequence[str], samples_per_prompt: int, what: str) -> Metrics:
     scores = batch.row("scores")
-    sources = [source for source in prompts.object("data_source") for _ in range(samples_per_prompt)]
     metrics = {}
     parts = [column for column in batch.columns if column.startswith("rewards/")]
     for source in dict.fromkeys(sources):
@@ -86,12 +117,13 @@ def samples_of(batch: Batch, decode: Decode, *, split: str, with_ids: bool = Fal
     unknown = [None] * len(batch)
     answers = batch.object("answer") if "answer" in batch else unknown
     sources = batch.object("data_source") if "data_source" in batch else unknown
+    asked = batch.object("prompt") if "prompt" in batch else [""] * len(batch)
     scores = batch.row("scores").tolist() if "scores" in batch else [math.nan] * len(batch)
     parts = [column for column in batch.columns if column.startswith("rewards/")]
     parts = {name.removeprefix("rewards/"): batch.row(name).tolist() for name in (parts if len(parts) > 1 else [])}
     rows = zip(
         prompts, responses, answers, scores, batch.row("uid").tolist(), sources, ids.rows(),
-        batch.row("truncated").tolist(), strict=True,
+        batch.row("truncated").tolist(), asked, strict=True,
     )  # fmt: skip
     return [
         Sample(
@@ -101,11 +133,18 @@ def samples_of(batch: Batch, decode: Decode, *, split: str, with_ids: bool = Fal
             score=score,
             uid=uid,
             split="eval" if split == "eval" else "train",
+            question=_last_question(messages),
             source=source,
             tokens=len(tokens),
             is_cut_off=bool(cut),
             rewards={name: values[index] for name, values in parts.items()},
             response_ids=tokens.tolist() if with_ids else None,
         )
-        for index, (prompt, response, answer, score, uid, source, tokens, cut) in enumerate(rows)
+        for index, (prompt, response, answer, score, uid, source, tokens, cut, messages) in enumerate(rows)
     ]
+
+
+def _last_question(prompt: Prompt) -> str | None:
+    """The user's last turn of a conversation."""
+    turns = [] if isinstance(prompt, str) else [turn["content"] for turn in prompt if turn["role"] == "user"]
+    return str(turns[-1]) if turns else None

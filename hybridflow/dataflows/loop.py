@@ -21,7 +21,9 @@ from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore
 from hybridflow.elastic.claim import check_in_place
 from hybridflow.elastic.faults import fault_point
 from hybridflow.elastic.stopping import Abandoned, Stop
-from hybridflow.errors import HybridflowError, RewardError, explained
+from hybridflow.errors import Advice, HybridflowError, RewardError, explained
+from hybridflow.observability.diagnosis import Diagnosis
+from hybridflow.observability.logs import log_to_file
 from hybridflow.observability.metrics import Metrics, last, measured, plain
 from hybridflow.observability.performance import StageTimers, memory_metrics, throughput
 from hybridflow.observability.samples import Sample
@@ -103,13 +105,17 @@ class Stopped:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: its steps, the last evaluation and checkpoint, and the first and last evaluated steps."""
+    """How a run ended: its steps, the last evaluation and checkpoint, and the first and last evaluated steps.
+
+    `warnings`: signs of the last steps that nothing is being learned.
+    """
 
     steps: int
     evaluation: dict[str, float]
     checkpoint: Path | None
     stopped: Stopped | None = None
     evaluated: tuple[int, int] = (0, 0)
+    warnings: Sequence[Advice] = ()
 
 
 class Loop:
@@ -132,6 +138,7 @@ class Loop:
         self._abandoned = ""
         self._evaluated = (0, 0)
         self._is_ended = False
+        self._diagnosis = Diagnosis()
         self.first_evaluation: dict[str, float] = {}
 
     def resume(self, checkpoint: Checkpoint) -> None:
@@ -158,7 +165,8 @@ class Loop:
     @property
     def outcome(self) -> Outcome:
         """How the run has ended, or would if it ended now."""
-        return Outcome(self._step, self._evaluation, self._checkpoint, self._how_it_stopped(), self._evaluated)
+        stopped, warnings = self._how_it_stopped(), self._diagnosis.standing()
+        return Outcome(self._step, self._evaluation, self._checkpoint, stopped, self._evaluated, warnings)
 
     @contextmanager
     def may_be_abandoned(self) -> Iterator[None]:
@@ -217,8 +225,6 @@ class Loop:
             is_asked = stop.signal is not None and run.trainer.save_every > 0
             if is_asked or _is_due(run.trainer.save_every, self._step, is_last=is_last):
                 self.save()
-            if is_evaluated or self._checkpoint_step == self._step:
-                run.report()
 
     @contextmanager
     def stepping(self) -> Iterator[Batch]:
@@ -267,6 +273,8 @@ class Loop:
         self._evaluated = (self._evaluated[0] if self.first_evaluation else step, step)
         self._evaluation = {name: value for metrics, _ in found for name, value in plain(metrics).items()}
         self.first_evaluation = self.first_evaluation or self._evaluation
+        values = " ".join(f"{name}={value:.6g}" for name, value in self._evaluation.items())
+        log_to_file(logging.INFO, f"evaluation step={step} seconds={self._evaluation_seconds:.1f} {values}")
         self._unlogged = (self._unlogged or {}) | self._evaluation
         return self._evaluation
 
@@ -282,8 +290,12 @@ class Loop:
             row |= plain(run.timers.metrics())
         if row:
             run.tracker.log(self._step, row)
+        for advice in self._diagnosis.update(self._step, row):
+            logger.warning("%s What to do: %s", advice.message, advice.remedy)
         run.timers.reset()
         self._unlogged = None
+        if self._step:
+            run.report()
 
     def _training_samples(self) -> list[Sample]:
         batch = self._run.dataflow.last_batch
@@ -311,6 +323,7 @@ class Loop:
             self._checkpoint = run.checkpoints.save(self._step, self._save_roles, driver_state=state)
         run.stop.save_seconds = time.perf_counter() - started
         self._checkpoint_step = self._step
+        log_to_file(logging.INFO, f"saved checkpoint={self._checkpoint} seconds={run.stop.save_seconds:.1f}")
         run.drain_calls()
 
     def _where_data_is(self) -> dict[str, object]:

@@ -6,12 +6,15 @@ from contextlib import ExitStack
 from functools import partial
 from typing import cast
 
+import torch
+
 from hybridflow.batch import Batch
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.loop import BackendKind
+from hybridflow.config.rollout import DEFAULT_SEQUENCES
 from hybridflow.controller.backends import BackendOptions, make_backend
 from hybridflow.controller.worker_group import WorkerGroup
-from hybridflow.dataflows.evaluation import Evaluate, evaluate_held_out, evaluate_responses
+from hybridflow.dataflows.evaluation import Evaluate, OnPart, Parts, evaluate_held_out, evaluate_responses
 from hybridflow.dataflows.interface import Dataflow
 from hybridflow.dataflows.loop import Run
 from hybridflow.dataflows.roles import Policy, Sampler, Scorer, Trainable
@@ -29,6 +32,9 @@ from hybridflow.observability.trackers.interface import Tracker
 from hybridflow.rewards.factory import all_need_answers
 
 logger = logging.getLogger(__name__)
+
+_FULL_BATCHES = 4
+"""Sequences of one part of an evaluation, in the number that all devices decode together."""
 
 
 def assemble(
@@ -72,7 +78,7 @@ def assemble(
         trainer=trainer,
         dataflow=program,
         streams=data.streams,
-        evaluations=_evaluations(plan, program, groups, data),
+        evaluations=_evaluations(plan, program, groups, data, timers.part),
         tracker=tracker,
         timers=timers,
         checkpoints=CheckpointStore(prepared.directory, keep=trainer.keep_checkpoints, world=num_devices),
@@ -90,11 +96,16 @@ def assemble(
     )
 
 
-def _evaluations(plan: RunPlan, program: Dataflow, groups: Mapping[str, WorkerGroup], data: RunData) -> list[Evaluate]:
+def _evaluations(
+    plan: RunPlan, program: Dataflow, groups: Mapping[str, WorkerGroup], data: RunData, on_part: OnPart
+) -> list[Evaluate]:
     """The dataflow's own evaluation of held-out rows, the scores of sampled responses, or both."""
-    found: list[Evaluate] = [] if data.held_out is None else [partial(evaluate_held_out, program, data.held_out)]
+    found: list[Evaluate] = []
+    if data.held_out is not None:
+        found.append(partial(evaluate_held_out, program, data.held_out, on_part))
     if data.questions is not None:
-        found.append(_answers(plan.config, groups, data, data.questions))
+        devices = sum(plan.pools.values())
+        found.append(_answers(plan.config, groups, data, _parts(data.questions, plan.config, devices, on_part)))
     if not found and plan.is_evaluated:
         logger.warning(
             "trainer.eval_every=%d has no effect: dataflow=%s has no roles 'rollout' and 'reward' to evaluate with",
@@ -103,14 +114,21 @@ def _evaluations(plan: RunPlan, program: Dataflow, groups: Mapping[str, WorkerGr
     return found
 
 
-def _answers(config: Experiment, groups: Mapping[str, WorkerGroup], data: RunData, questions: Batch) -> Evaluate:
+def _parts(questions: Batch, config: Experiment, devices: int, on_part: OnPart) -> Parts:
+    """Parts of equal size that keep the rollout busy and let progress be seen."""
+    sequences = _FULL_BATCHES * devices * (config.rollout.max_sequences or DEFAULT_SEQUENCES)
+    count = -(-len(questions) * config.rollout.eval_samples_per_prompt // sequences)
+    return Parts([questions.select(rows) for rows in torch.arange(len(questions)).tensor_split(count)], on_part)
+
+
+def _answers(config: Experiment, groups: Mapping[str, WorkerGroup], data: RunData, parts: Parts) -> Evaluate:
     reward, trainer = config.reward, config.trainer
     is_accuracy = len(reward.functions) == 1 and all_need_answers(reward)
     return partial(
         evaluate_responses,
         rollout=cast(Sampler, groups[ROLLOUT]),
         reward=cast(Scorer, groups["reward"]) if "reward" in groups else None,
-        prompts=questions,
+        parts=parts,
         samples_per_prompt=config.rollout.eval_samples_per_prompt,
         decode=data.decode,
         sample_rows=max(trainer.sample_rows, 64) if trainer.total_steps else None,

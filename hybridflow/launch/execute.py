@@ -32,8 +32,11 @@ logger = logging.getLogger(__name__)
 
 _AT_ONCE = Ending("interrupted", "stopped immediately, without a checkpoint of the current step")
 
-_MOST_SHARE_OF_TIME = 0.02
+_MOST_SHARE_OF_TIME = 0.01
 """Largest share of a run's time spent on reports before its end."""
+
+_LEAST_SECONDS_APART = 5.0
+"""A page that refreshes itself need not be written more often."""
 
 
 def execute(
@@ -89,7 +92,7 @@ def _started(
     with ExitStack() as stack:
         start = checkpoint.step if checkpoint else 0
         progress = Progress(trainer.total_steps, start_step=start, console=console)
-        timers = StageTimers(on_stage=progress.stage)
+        timers = StageTimers(on_stage=progress.stage, on_part=progress.part)
         tracked = TrackedRun(
             prepared.directory,
             progress,
@@ -160,11 +163,12 @@ class _Reporting:
         return self._earlier.restore()
 
     def on_the_way(self) -> None:
-        """Writes the report, unless that would take too much of the run's time."""
+        """Writes the report after the first step, and then as often as it takes little of the run's time."""
         began = time.monotonic()
         if began >= self._next_at:
             self._write()
-            self._next_at = time.monotonic() + (time.monotonic() - began) / _MOST_SHARE_OF_TIME
+            ended = time.monotonic()
+            self._next_at = ended + max(_LEAST_SECONDS_APART, (ended - began) / _MOST_SHARE_OF_TIME)
 
     def end(self, ending: Ending) -> Path | None:
         """Writes the report with the ending; a failure to write it does not make the run fail."""

@@ -62,11 +62,12 @@ def say_warnings(console: Console, warnings: Sequence[Advice]) -> None:
 
 
 def say_finished(finished: Finished, console: Console) -> None:
-    """How it ended, the first and last evaluation, the report, and the checkpoint."""
+    """How it ended, the first and last evaluation, whether nothing was learned, the report, and the checkpoint."""
     outcome, ending = finished.outcome, finished.ending
     color = "bold green" if ending.how == "done" else "bold yellow"
     console.print(Text.assemble((ending.how, color), f"  {ending.said}"), soft_wrap=True)
     _say_evaluations(outcome, finished.first_evaluation, console)
+    say_warnings(console, outcome.warnings)
     if finished.report is not None:
         console.print(f"  report      {from_here(finished.report)}", soft_wrap=True)
     if outcome.checkpoint is not None:

@@ -16,6 +16,7 @@ from hybridflow.launch.rules.all import DATA_RULES, LENGTH_RULES, PLAN_RULES
 from hybridflow.launch.run_directory import EarlierRun, open_directory
 from hybridflow.launch.step_trace import step_problems
 from hybridflow.observability.logs import configure_logging
+from hybridflow.observability.provenance import log_start
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ class Prepared:
 def prepare(composed: Composed) -> Prepared:
     """Plans a run, checks the plan and the data by all rules, and only then opens the run directory."""
     configure_logging(None)
+    log_start()
     plan = checked_plan(composed)
     data = checked_data(plan)
     plan = checked_length(plan, data)

@@ -20,13 +20,19 @@ class StageTimers:
                 ...
         timers.metrics()  # timing_s/gen, timing_s/step
 
-    `on_stage` is called with the stage that begins, and the enclosing one (or None) when it ends.
+    `on_stage` is called with the stage that begins, and the enclosing one (or None) when it ends; `on_part` with the
+    current stage, and how much of it is done, when the stage calls `part`.
     """
 
-    def __init__(self, on_stage: Callable[[str | None], None] | None = None) -> None:
+    def __init__(
+        self,
+        on_stage: Callable[[str | None], None] | None = None,
+        on_part: Callable[[str, int, int], None] | None = None,
+    ) -> None:
         self._seconds: dict[str, float] = {}
         self._running: list[str] = []
         self._on_stage = on_stage
+        self._on_part = on_part
 
     def reset(self) -> None:
         """Forgets the measurements, as at the start of a step."""
@@ -45,6 +51,11 @@ class StageTimers:
             self.add(name, timer.stop())
             self._running.pop()
             self._tell()
+
+    def part(self, done: int, total: int) -> None:
+        """Reports that `done` of `total` rows of the current stage are done."""
+        if self._on_part is not None and self._running:
+            self._on_part(self._running[-1], done, total)
 
     def add(self, name: str, seconds: float) -> None:
         """Adds seconds that were measured elsewhere, such as in a worker."""

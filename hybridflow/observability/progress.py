@@ -18,8 +18,12 @@ from hybridflow.observability.printable import PlainConsole
 _PLAIN_FIRST_STEPS = 3
 _PLAIN_EVERY_SECONDS = 5.0
 _RECENT_STEPS = 20
-_APART = ("testing", "save_checkpoint")
-"""Stages outside steps: seconds per step exclude them, and the time left includes their average."""
+_TESTING = "testing"
+_APART = (_TESTING, "save_checkpoint")
+"""Stages outside steps: seconds per step and the time left exclude them; their own time left is shown next to it."""
+
+_SLOW_SECONDS = 1.0
+"""The duration from which an evaluation's is shown."""
 
 _HEADLINES = {"critic/score/mean": "score", "train/loss": "loss"}
 """Metric -> label; the first one that a step has is the headline."""
@@ -63,8 +67,10 @@ class Progress:
         self._first_step = start_step + 1
         self._apart_since: float | None = None
         self._apart_seconds = 0.0
+        self._evaluation_seconds: float | None = None
         self._ends: deque[float] = deque([clock()], maxlen=_RECENT_STEPS + 1)
-        self._printed_at = -math.inf
+        self._printed_at = self._part_printed_at = -math.inf
+        self._is_testing = False
         self._says_all_steps = True
         self._first_eval: dict[str, float] = {}
 
@@ -87,11 +93,29 @@ class Progress:
         """Shows the current stage; see `StageTimers(on_stage=...)`."""
         self._state.stage = None if name == "step" else name
         if self._apart_since is not None:
-            self._apart_seconds += self._clock() - self._apart_since
+            seconds = self._clock() - self._apart_since
+            self._apart_seconds += seconds
+            if self._is_testing:
+                self._evaluation_seconds = seconds
+        self._is_testing = name == _TESTING
         self._apart_since = self._clock() if name in _APART else None
         if name == "step" and self._state.step < self._first_step:
             self._apart_seconds = 0.0
             self._restart_clock()
+
+    def part(self, stage: str, done: int, total: int) -> None:
+        """Shows how much of a stage is done: on the line, or as plain lines if an evaluation takes long."""
+        self._state.stage = f"{stage} {_percent(done, total)}" if done else stage
+        if self._live is not None or not self._is_shown or stage != _TESTING:
+            return
+        last, now = self._evaluation_seconds, self._clock()
+        if done == 0:
+            self._part_printed_at = now
+            if last is None or last >= _PLAIN_EVERY_SECONDS:
+                self.console.print(Text(f"evaluating {total} held-out rows ..."))
+        elif now - self._part_printed_at >= _PLAIN_EVERY_SECONDS:
+            self._part_printed_at = now
+            self.console.print(Text(f"evaluating {total} held-out rows ... {_percent(done, total)}"))
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
         """Shows the metrics of a step that has ended."""
@@ -159,6 +183,8 @@ class Progress:
             line.append(f"  {eval_label(name)} ").append(formatting.short(value), "bold")
             if name in self._first_eval:
                 line.append(f" (was {formatting.short(self._first_eval[name])})", "dim")
+        if (seconds := self._evaluation_seconds) is not None and seconds >= _SLOW_SECONDS:
+            line.append(f"  in {formatting.spoken_duration(seconds)}", "dim")
         return line
 
     def _follow(self, metrics: Mapping[str, float]) -> None:
@@ -195,6 +221,15 @@ def _is_live_terminal(console: Console) -> bool:
     return console.is_terminal and not console.is_dumb_terminal and not console.is_jupyter and console.file.isatty()
 
 
+def _percent(done: int, total: int) -> str:
+    return f"{100 * done // max(1, total)}%"
+
+
+_LITTLE = 0.05
+"""Share of the time left that evaluations and checkpoints must exceed to be shown."""
+
+_APART_WORDS = "evaluating and saving"
+
 _BAR_CELLS = (24, 16, 10, 0)
 _SPARK_CELLS = 16
 
@@ -220,8 +255,14 @@ class ProgressState:
 
     @property
     def seconds_left(self) -> float:
-        """Steps left times recent seconds per step, with evaluations and checkpoints at their average."""
-        return (self.total_steps - self.step) * (self.seconds_per_step + self.apart_per_step)
+        """Steps left times recent seconds per step: the time left of training alone."""
+        return (self.total_steps - self.step) * self.seconds_per_step
+
+    @property
+    def apart_left(self) -> str:
+        """The time that evaluations and checkpoints will add, at their average so far; empty if it is little."""
+        seconds = (self.total_steps - self.step) * self.apart_per_step
+        return f"+{formatting.duration(seconds)}" if seconds > max(1.0, _LITTLE * self.seconds_left) else ""
 
 
 def live_line(state: ProgressState, width: int, *, is_ascii: bool = False) -> Text:
@@ -244,7 +285,8 @@ def plain_line(state: ProgressState) -> str:
     for before, number, after, width in _facts(state):
         line += f"  {before}{number:>{width}}{after}"
     seconds, left = formatting.short(state.seconds_per_step), formatting.duration(state.seconds_left)
-    return f"{line}  {seconds:>5} s/step  eta {left:>5}"
+    apart = f" {state.apart_left} {_APART_WORDS}" if state.apart_left else ""
+    return f"{line}  {seconds:>5} s/step  eta {left:>5}{apart}"
 
 
 def _facts(state: ProgressState) -> list[tuple[str, str, str, int]]:
@@ -269,6 +311,8 @@ def _optional_parts(state: ProgressState, *, is_ascii: bool) -> list[Text]:
             parts.append(Text(spark, "green"))
     if state.stage is not None:
         parts.append(Text(state.stage, "italic dim"))
+    if state.apart_left:
+        parts.append(Text(f"({state.apart_left} {_APART_WORDS})", "dim"))
     return parts
 
 

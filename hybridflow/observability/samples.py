@@ -1,7 +1,7 @@
 """Samples: a prompt with its response and score, for the console, the trackers and the report."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
@@ -9,6 +9,10 @@ from hybridflow.observability.jsonlines import Json
 
 RIGHT_AT = 0.5
 """A response with at least this score counts as correct."""
+
+_LEAST_SHARED = 24
+"""Characters of a shared beginning or end that is left out; a shorter one is not in the way."""
+_CUT = "\u2026"
 
 RIGHT_MEANS = f"correct: a score of {RIGHT_AT:g} or more"
 """The explanation of "correct" in tables and reports."""
@@ -18,8 +22,9 @@ RIGHT_MEANS = f"correct: a score of {RIGHT_AT:g} or more"
 class Sample:
     """One response. `uid` is the position of its prompt in the data stream; `score` is NaN if it was not scored.
 
-    `tokens` counts those of the response, which `is_cut_off` at the length limit; `rewards` are the scores of several
-    functions, by name.
+    `prompt` is the whole text that the model read; of a conversation, `question` is the user's last turn. `tokens`
+    counts those of the response, which `is_cut_off` at the length limit; `rewards` are the scores of several functions,
+    by name.
     """
 
     prompt: str
@@ -28,11 +33,17 @@ class Sample:
     score: float
     uid: int
     split: Literal["train", "eval"] = "train"
+    question: str | None = None
     source: str | None = None
     tokens: int | None = None
     is_cut_off: bool | None = None
     rewards: Mapping[str, float] = field(default_factory=dict)
     response_ids: list[int] | None = None
+
+    @property
+    def asked(self) -> str:
+        """The part of the prompt to show: the user's last turn, or the whole text."""
+        return self.prompt if self.question is None else self.question
 
     def row(self, step: int) -> dict[str, Json]:
         """The line of samples.jsonl."""
@@ -42,7 +53,7 @@ class Sample:
         return {"step": step, "split": known.pop("split"), **known, **rewards}
 
 
-_IF_KNOWN = ("source", "tokens", "is_cut_off", "response_ids")
+_IF_KNOWN = ("question", "source", "tokens", "is_cut_off", "response_ids")
 """Fields that a line of samples.jsonl has only if they are known."""
 
 
@@ -56,7 +67,7 @@ class Pair:
 
 def sample_of_row(row: dict[str, Json]) -> Sample:
     """The sample of a line of samples.jsonl."""
-    answer, score = row.get("answer"), row.get("score")
+    answer, score, question = row.get("answer"), row.get("score"), row.get("question")
     return Sample(
         prompt=str(row.get("prompt", "")),
         response=str(row.get("response", "")),
@@ -64,7 +75,27 @@ def sample_of_row(row: dict[str, Json]) -> Sample:
         score=_number(score),
         uid=int(_number(row.get("uid", -1))),
         split="eval" if row.get("split") == "eval" else "train",
+        question=None if question is None else str(question),
     )
+
+
+def distinct_parts(texts: Sequence[str]) -> list[str]:
+    """The texts without the long beginning and end that all of them share, which hides their differences."""
+    several = set(texts)
+    if len(several) < 2:
+        return list(texts)
+    head = _common_beginning(several)
+    head = head[: max(head.rfind(" "), head.rfind("\n")) + 1]
+    tail = _common_beginning([text[len(head) :][::-1] for text in several])[::-1]
+    tail = tail[next((place for place, letter in enumerate(tail) if letter.isspace()), len(tail)) :]
+    start, stop = (len(part) if len(part) >= _LEAST_SHARED else 0 for part in (head, tail))
+    return [f"{_CUT if start else ''}{text[start : len(text) - stop]}{_CUT if stop else ''}" for text in texts]
+
+
+def _common_beginning(texts: Collection[str]) -> str:
+    first, last = min(texts), max(texts)  # what these two share, all share
+    same = next((place for place, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+    return first[:same]
 
 
 def pairs(before: Iterable[Sample], now: Iterable[Sample]) -> list[Pair]:

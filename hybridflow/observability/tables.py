@@ -1,8 +1,8 @@
-"""Sample tables: prompt, response, answer and score, fitted to the terminal."""
+"""Sample tables: prompt, response, answer and score, fitted to a terminal, and whole elsewhere."""
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from rich import box
@@ -13,23 +13,24 @@ from rich.text import Text
 
 from hybridflow.observability import formatting
 from hybridflow.observability.printable import printable
-from hybridflow.observability.samples import RIGHT_AT, RIGHT_MEANS, Pair, Sample
+from hybridflow.observability.samples import RIGHT_AT, RIGHT_MEANS, Pair, Sample, distinct_parts
 
 _EDGE_SPACES = re.compile(r"^ +| +$")
 _ARROWS = str.maketrans({"\n": "\u21b5", "\t": "\u2192"})
 _GAP_CELLS = 3
 """Cells between two columns of `box.SIMPLE_HEAD`: padding on both sides of a blank divider."""
 _MIN_CELLS = 8
-_KEPT_PARTS: dict[str, Literal["start", "end"]] = {"prompt": "end", "answer": "start"}
-"""Prompts end with the question; of a response, both ends matter."""
+_MOST_PLAIN_CELLS = 160
+"""Off a terminal, a table that would be wider is written as one line per text."""
+
+_QUESTION, _PROMPT = "question", "prompt"
+_KEPT_PARTS: dict[str, Literal["start", "end"]] = {_QUESTION: "start", _PROMPT: "end", "answer": "start"}
+"""A user's question begins with what matters, and a text ends with it; of a response, both ends matter."""
 
 
 def sample_table(samples: Sequence[Sample], *, console: Console, title: str) -> Group:
     """One row per sample; right responses are green, wrong ones red."""
-    columns = {
-        "prompt": [Text(visible(sample.prompt), "dim") for sample in samples],
-        "response": [_response(sample) for sample in samples],
-    }
+    columns = _prompts(samples) | {"response": [_response(sample) for sample in samples]}
     if any(sample.answer is not None for sample in samples):
         columns["answer"] = [Text("" if sample.answer is None else visible(sample.answer)) for sample in samples]
     return _table(title, columns, [_score(sample.score, console) for sample in samples], console)
@@ -37,8 +38,7 @@ def sample_table(samples: Sequence[Sample], *, console: Console, title: str) -> 
 
 def before_after_table(pairs: Sequence[Pair], *, console: Console, title: str) -> Group:
     """One row per prompt, with its response before and now; right responses are green, wrong ones red."""
-    columns = {
-        "prompt": [Text(visible(pair.now.prompt), "dim") for pair in pairs],
+    columns = _prompts([pair.now for pair in pairs]) | {
         "before": [_response(pair.before) for pair in pairs],
         "now": [_response(pair.now) for pair in pairs],
     }
@@ -47,6 +47,13 @@ def before_after_table(pairs: Sequence[Pair], *, console: Console, title: str) -
         for pair in pairs
     ]
     return _table(title, columns, scores, console)
+
+
+def _prompts(samples: Sequence[Sample]) -> dict[str, list[Text]]:
+    """The users' questions, or prompts that are plain text, without what all of them share."""
+    are_chats = any(sample.question is not None for sample in samples)
+    texts = distinct_parts([sample.asked for sample in samples])
+    return {_QUESTION if are_chats else _PROMPT: [Text(visible(text), "dim") for text in texts]}
 
 
 def visible(text: str) -> str:
@@ -72,9 +79,17 @@ def clip(text: str, cells: int, *, keep: Literal["start", "end", "both"]) -> str
 
 
 def _table(title: str, columns: Mapping[str, list[Text]], scores: Sequence[Text], console: Console) -> Group:
-    score_cells = max((score.cell_len for score in scores), default=0)
-    widths = _fitted(columns, console.width - max(5, score_cells) - _GAP_CELLS * len(columns))
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="dim")
+    heading = [Text(title, "bold", no_wrap=True, overflow="ellipsis")]
+    heading.append(Text(RIGHT_MEANS, "dim", no_wrap=True, overflow="ellipsis"))
+    others = max([5, *(score.cell_len for score in scores)]) + _GAP_CELLS * len(columns)
+    available, width = console.width - others, None
+    if not console.is_terminal:
+        available = sum(_natural(columns).values())
+        width = available + others
+        if width > _MOST_PLAIN_CELLS:
+            return Group(*heading, *_lines(columns, scores))
+    widths = _fitted(columns, available)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="dim", width=width)
     for name in columns:
         table.add_column(name, no_wrap=True)
     table.add_column("score", justify="right", no_wrap=True)
@@ -82,18 +97,31 @@ def _table(title: str, columns: Mapping[str, list[Text]], scores: Sequence[Text]
         texts = {name: column[index] for name, column in columns.items()}
         cells = [Text(clip(t.plain, widths[n], keep=_KEPT_PARTS.get(n, "both")), t.style) for n, t in texts.items()]
         table.add_row(*cells, score)
-    heading = Text(title, "bold", no_wrap=True, overflow="ellipsis")
-    return Group(heading, Text(RIGHT_MEANS, "dim", no_wrap=True, overflow="ellipsis"), table)
+    return Group(*heading, table)
+
+
+def _lines(columns: Mapping[str, list[Text]], scores: Sequence[Text]) -> Iterator[Text]:
+    """Each sample as a paragraph with one whole line per text."""
+    width = max(map(len, [*columns, "score"]))
+    for place, score in enumerate(scores):
+        yield Text("")
+        for name, text in [*((name, texts[place]) for name, texts in columns.items()), ("score", score)]:
+            yield Text(f"{name:{width}}  {text.plain}", no_wrap=True, overflow="ignore")
 
 
 def _fitted(columns: Mapping[str, list[Text]], available: int) -> dict[str, int]:
     """The width of each column: its natural width if it fits, otherwise an equal share of the remaining cells."""
-    needed = {name: max([text.cell_len for text in texts] + [len(name)]) for name, texts in columns.items()}
+    needed = _natural(columns)
     widths: dict[str, int] = {}
     for place, name in enumerate(sorted(needed, key=lambda name: needed[name])):
         fair_share = (available - sum(widths.values())) // (len(needed) - place)
         widths[name] = max(_MIN_CELLS, min(needed[name], fair_share))
     return widths
+
+
+def _natural(columns: Mapping[str, list[Text]]) -> dict[str, int]:
+    """The width at which nothing of a column is cut."""
+    return {name: max([_MIN_CELLS, len(name)] + [text.cell_len for text in texts]) for name, texts in columns.items()}
 
 
 def _response(sample: Sample) -> Text:

@@ -32,6 +32,7 @@ NOT_RUN = {
     r"hybridflow (evaluate|generate) (runs|models)/": "needs a trained run or a model: tests/unit/cli/test_evaluate.py",
     r"hybridflow completion bash": "writes to a shell's start file: tests/unit/cli/test_completion.py",
     r".*reward\.model\.path=runs/reward": "needs a trained reward model: tests/distributed/test_reward_models.py",
+    r"hybridflow (report|watch) ": "needs the directories of runs: tests/unit/cli/test_report.py",
     r"python recipes/custom_protocol\.py": "is a program of its own: tests/unit/controller/test_worker_group.py",
     r"python -m pdb ": "is interactive; the same command without pdb is run",
     r"'reward\.functions=": "is a pair of settings, not a command",

@@ -1,6 +1,7 @@
-"""The report of a run: one self-contained report.html, rebuilt at any time from the run directory alone.
+"""The reports of runs: self-contained pages, rebuilt at any time from the run directories alone.
 
-Read `record.py` (the data), then `page.py` (the page); `charts.py` draws.
+Read `record.py` (the data), then `page.py` (one run) and `comparison.py` (several); `charts.py` draws,
+`server.py` serves.
 """
 
 from hybridflow.observability.report.page import write_report

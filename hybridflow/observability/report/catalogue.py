@@ -67,6 +67,36 @@ def other_charts(metrics: Mapping[str, Series]) -> tuple[list[Chart], dict[str, 
     return moving, {series.name: series.finite[0] for series in rest if series.finite and _is_constant(series.finite)}
 
 
+def charts_of_runs(runs: Mapping[str, Mapping[str, Series]]) -> tuple[list[Chart], list[Chart]]:
+    """A chart per metric with one line per run: those of the main charts, then the others that several runs have.
+
+    A main metric that only one run has is drawn too, since runs of different dataflows share few.
+    """
+    names = dict.fromkeys(name for metrics in runs.values() for name in metrics)
+    main: dict[str, _Entry] = {}
+    for entry in _ENTRIES:
+        main |= {name: entry for name in names if re.fullmatch(entry.names, name) and name not in main}
+    rest = [
+        name
+        for name in sorted(names)
+        if name not in main and not _NOT_CHARTED.fullmatch(name)
+        and sum(name in metrics for metrics in runs.values()) > 1
+        and not _is_constant([value for metrics in runs.values() if name in metrics for value in metrics[name].finite])
+    ]  # fmt: skip
+    titled = [_chart_of_runs(runs, name, entry) for name, entry in main.items()]
+    return titled, [_chart_of_runs(runs, name, _Entry(name, "", "")) for name in rest]
+
+
+def _chart_of_runs(runs: Mapping[str, Mapping[str, Series]], name: str, entry: _Entry) -> Chart:
+    series = []
+    for run, metrics in runs.items():
+        found = metrics.get(name)
+        series.append(Series(run, found.steps, found.values) if found else Series(run, [], []))
+    is_smoothed = entry.title != "Evaluation"
+    note = "" if entry.title == name else name
+    return Chart(entry.title, series, note, is_log=entry.is_log, is_smoothed=is_smoothed, of_runs=True)
+
+
 def _is_constant(values: list[float]) -> bool:
     """Whether there are no values, or they differ by no more than float32 rounds."""
     return not values or max(values) - min(values) <= 1e-6 * max(map(abs, values))

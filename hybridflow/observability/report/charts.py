@@ -48,19 +48,32 @@ class Axis:
 
 @dataclass(frozen=True)
 class Chart:
-    """A title, a note on how to read the chart, and series that share a scale."""
+    """A title, a note on how to read the chart, and series that share a scale.
+
+    In a chart `of_runs` the series are one metric of several runs, by whose names they are called; those of runs
+    without the metric are empty, so that a run has the same color in every chart.
+    """
 
     title: str
     series: Sequence[Series]
     note: str = ""
     is_log: bool = False
     is_smoothed: bool = True
+    of_runs: bool = False
+
+    @property
+    def labels(self) -> list[str]:
+        """The names of the series in the legend and next to the pointer."""
+        names = [each.name for each in self.series]
+        if self.of_runs:
+            return names
+        return short_labels(names) if len(names) > 1 else names
 
 
 def chart_card(chart: Chart) -> str:
     """A card: title, latest value, the chart, and a legend if there are several series."""
     latest = [each.finite[-1] for each in chart.series if each.finite]
-    value = f'<span class="latest">{formatting.short(latest[0])}</span>' if latest else ""
+    value = f'<span class="latest">{formatting.short(latest[0])}</span>' if latest and not chart.of_runs else ""
     note = f'<p class="note">{shown(chart.note)}</p>' if chart.note else ""
     return (
         f'<figure class="card chart"><figcaption>{shown(chart.title)}{value}</figcaption>'
@@ -131,11 +144,13 @@ def short_labels(names: Sequence[str]) -> list[str]:
 
 
 def _legend(chart: Chart) -> str:
-    names = [each.name for each in chart.series]
-    if names == [chart.title]:
+    if [each.name for each in chart.series] == [chart.title]:
         return ""
-    labels = short_labels(names) if len(names) > 1 else names
-    items = [f'<li class="c{place % COLORS}">{shown(label)}</li>' for place, label in enumerate(labels)]
+    items = [
+        f'<li class="c{place % COLORS}">{shown(label)}</li>'
+        for place, (label, each) in enumerate(zip(chart.labels, chart.series, strict=True))
+        if each.steps
+    ]
     return f'<ul class="legend">{"".join(items)}</ul>'
 
 
@@ -183,7 +198,7 @@ def _thinned(series: Series) -> Series:
 
 
 def _hover_data(chart: Chart, drawn: Sequence[Series], x: Axis, y: Axis) -> str:
-    labels = short_labels([each.name for each in drawn]) if len(drawn) > 1 else [chart.title.lower()]
+    labels = chart.labels if len(drawn) > 1 else [chart.title.lower()]
     rounded = [[float(f"{v:.4g}") if math.isfinite(v) else None for v in each.values] for each in drawn]
     data = {
         "x": [x.low, x.high, x.start, x.end],

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib.resources import files
 from pathlib import Path
 
 from hybridflow.observability import formatting
@@ -13,6 +12,7 @@ from hybridflow.observability.progress import eval_label
 from hybridflow.observability.report.catalogue import charts, other_charts
 from hybridflow.observability.report.charts import chart_card, sparkline
 from hybridflow.observability.report.config import config_section
+from hybridflow.observability.report.document import html_page, write_page
 from hybridflow.observability.report.record import RunRecord, Series, read_record
 from hybridflow.observability.report.samples import samples_section
 from hybridflow.observability.report.timing import timing_section
@@ -22,42 +22,39 @@ _MAX_EVAL_TILES = 3
 
 
 def write_report(run_dir: Path, *, is_over: bool = False) -> Path:
-    """Writes `run_dir/report.html` from metrics.jsonl, samples.jsonl and config.yaml, and returns its path.
+    """Writes `run_dir/report.html` from the files of the run directory, and returns its path.
 
-    `is_over`: no process runs the run any more; if it has no ending, none was recorded.
+    `is_over`: no process runs the run any more; if it has no ending, none was recorded. While the run has no ending,
+    the page refreshes itself.
     """
+    record = current_record(run_dir, is_over=is_over)
+    return write_page(run_dir / "report.html", report_page(record, is_renewed=record.ending is None))
+
+
+def current_record(run_dir: Path, *, is_over: bool) -> RunRecord:
+    """The record of a run directory; `is_over`: no process runs the run any more, so that it has an ending."""
     record = read_record(run_dir)
-    page = report_page(replace(record, ending=UNRECORDED) if is_over and record.ending is None else record)
-    path = run_dir / "report.html"
-    aside = path.with_name("report.html.partial")
-    aside.write_text(page, encoding="utf-8", errors="replace")
-    return aside.replace(path)
+    return replace(record, ending=UNRECORDED) if is_over and record.ending is None else record
 
 
-def report_page(record: RunRecord) -> str:
-    """The whole page as HTML."""
+def report_page(record: RunRecord, *, is_renewed: bool = False) -> str:
+    """The whole page as HTML; `is_renewed`: it is written again while it is open, so it refreshes itself."""
     body = _header(record) + _curves(record) + timing_section(record.metrics) + samples_section(record)
     body += config_section(record.config_text) + _others(record)
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{shown(record.name)} - run report</title><style>{_asset('page.css')}</style></head>"
-        f"<body><main>{body}</main><script>{_asset('page.js')}</script></body></html>\n"
-    )
+    return html_page(f"{record.name} - run report", body, is_renewed=is_renewed)
 
 
 def _header(record: RunRecord) -> str:
     return (
         f'<header><p class="eyebrow">Run report</p><h1>{shown(record.name)}</h1>'
-        f'<p class="lead">{_sentence(record)}</p>{_ending(record)}<div class="tiles">{_tiles(record)}</div></header>'
+        f'<p class="lead">{_sentence(record)}</p>{_ending(record)}{_warnings(record)}'
+        f'<div class="tiles">{_tiles(record)}</div></header>'
     )
 
 
 def _sentence(record: RunRecord) -> str:
-    timed = record.metrics.get("timing_s/step") or record.metrics.get("perf/time_per_step")
-    seconds = math.fsum(timed.finite) if timed else 0.0
     steps = f"{record.last_step} step{'' if record.last_step == 1 else 's'}"
-    took = f" in {formatting.spoken_duration(seconds)}" if seconds else ""
+    took = f" in {formatting.spoken_duration(record.seconds)}" if record.seconds else ""
     return f"{steps}{took}, last updated {record.written:%Y-%m-%d %H:%M}"
 
 
@@ -67,6 +64,19 @@ def _ending(record: RunRecord) -> str:
     if ending is None or ending.how == "done":
         return ""
     return f'<p class="ending {shown(ending.how)}"><strong>{shown(ending.how)}</strong> {shown(ending.said)}</p>'
+
+
+def _warnings(record: RunRecord) -> str:
+    """Signs that nothing is being learned, and rows of data that are not used; then the run's other warnings."""
+    found = [
+        f'<p class="advice"><strong>{shown(advice.message)}</strong> What to do: {shown(advice.remedy)}</p>'
+        for advice in record.diagnosed()
+    ]
+    found += [f'<p class="advice">{shown(message)}</p>' for message in dict.fromkeys(record.warnings.data)]
+    others = "".join(f"<li>{shown(message)}</li>" for message in dict.fromkeys(record.warnings.others))
+    if others:
+        found.append(f'<details id="warnings"><summary>Other warnings in run.log</summary><ul>{others}</ul></details>')
+    return "".join(found)
 
 
 def _tiles(record: RunRecord) -> str:
@@ -133,10 +143,6 @@ def _others(record: RunRecord) -> str:
     )
     table = f'<p class="note">Constant over the run</p><table class="figures">{rows}</table>' if rows else ""
     return (
-        f"<section><details><summary>All other metrics ({len(moving) + len(constant)})</summary>"
+        f'<section><details id="other-metrics"><summary>All other metrics ({len(moving) + len(constant)})</summary>'
         f'<div class="grid">{cards}</div>{table}</details></section>'
     )
-
-
-def _asset(name: str) -> str:
-    return (files("hybridflow.observability.report") / "assets" / name).read_text(encoding="utf-8")

@@ -1,16 +1,25 @@
-"""The record of a run: its metrics, samples, configuration and ending, read from the run directory."""
+"""The record of a run: its metrics, samples, configuration, warnings and ending, read from the run directory."""
 
 import math
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
-from hybridflow.errors import DataError
+from hybridflow.errors import Advice, DataError
+from hybridflow.observability import diagnosis
 from hybridflow.observability.ending import Ending, read_ending
 from hybridflow.observability.jsonlines import Json, read_rows
+from hybridflow.observability.logs import LOG_FILE
+from hybridflow.observability.provenance import STARTED
 from hybridflow.observability.samples import Sample, sample_of_row
+
+_LOGGED = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ (?P<level>[A-Z]+) +(?P<logger>[\w.]+) (?P<message>.*)")
+_DATA_LOGGERS = ("hybridflow.data.", "hybridflow.launch.plan.data")
+_DIAGNOSED = tuple(f"{sign.title} (" for sign in diagnosis.SIGNS)
+"""Beginnings of warnings that the report computes from the metrics."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +37,14 @@ class Series:
 
 
 @dataclass(frozen=True)
+class Warnings:
+    """The warnings in run.log since the latest start: those about the run's data, and all others."""
+
+    data: list[str] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
 class RunRecord:
     """The data of a report: metrics by name, samples by step (ascending), and the text of config.yaml."""
 
@@ -38,16 +55,34 @@ class RunRecord:
     written: datetime
     ending: Ending | None = None
     """How the run ended; None while it is running."""
+    warnings: Warnings = field(default_factory=Warnings)
 
     @property
     def last_step(self) -> int:
         """The last step with metrics; 0 for an empty run."""
         return max((series.steps[-1] for series in self.metrics.values()), default=0)
 
+    @property
+    def seconds(self) -> float:
+        """Seconds of all steps; 0 if they were not timed."""
+        timed = self.metrics.get("timing_s/step") or self.metrics.get("perf/time_per_step")
+        return math.fsum(timed.finite) if timed else 0.0
+
     def samples_of(self, split: Literal["train", "eval"]) -> dict[int, list[Sample]]:
         """The samples of training or of evaluations, by step."""
         samples = self.samples.items()
         return {step: kept for step, rows in samples if (kept := [each for each in rows if each.split == split])}
+
+    def diagnosed(self) -> list[Advice]:
+        """The signs of the latest steps that nothing is being learned."""
+        rows: dict[int, dict[str, float]] = {}
+        for series in (self.metrics[sign.metric] for sign in diagnosis.SIGNS if sign.metric in self.metrics):
+            for step, value in zip(series.steps, series.values, strict=True):
+                rows.setdefault(step, {})[series.name] = value
+        found = diagnosis.Diagnosis()
+        for step, row in sorted(rows.items()):
+            found.update(step, row)
+        return found.standing()
 
 
 def read_record(run_dir: Path) -> RunRecord:
@@ -66,7 +101,21 @@ def read_record(run_dir: Path) -> RunRecord:
         config_text=config_path.read_text(encoding="utf-8") if config_path.is_file() else "",
         written=datetime.fromtimestamp(path.stat().st_mtime),
         ending=read_ending(run_dir),
+        warnings=_read_warnings(run_dir / LOG_FILE),
     )
+
+
+def _read_warnings(path: Path) -> Warnings:
+    found = Warnings()
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+    for logged in filter(None, map(_LOGGED.fullmatch, lines)):
+        message = logged["message"]
+        if message.startswith(STARTED):
+            found = Warnings()
+        elif logged["level"] == "WARNING" and not message.startswith(_DIAGNOSED):
+            is_data = logged["logger"].startswith(_DATA_LOGGERS)
+            (found.data if is_data else found.others).append(message)
+    return found
 
 
 def _read_metrics(path: Path) -> dict[str, Series]:

@@ -4,9 +4,18 @@ import math
 from collections.abc import Mapping, Sequence
 
 from hybridflow.observability import formatting
-from hybridflow.observability.printable import shown_sample
+from hybridflow.observability.printable import shown, shown_sample
 from hybridflow.observability.report.record import RunRecord
-from hybridflow.observability.samples import RIGHT_AT, RIGHT_MEANS, Pair, Sample, followed, pairs, turned
+from hybridflow.observability.samples import (
+    RIGHT_AT,
+    RIGHT_MEANS,
+    Pair,
+    Sample,
+    distinct_parts,
+    followed,
+    pairs,
+    turned,
+)
 from hybridflow.observability.tables import visible
 
 _SHORT_CHARACTERS = 24
@@ -23,8 +32,49 @@ def samples_section(record: RunRecord) -> str:
     text = _evaluations(evaluated) if evaluated else ""
     if trained:
         table = _sample_table(trained[max(trained)][:_TRAIN_ROWS])
-        text += f"<details><summary>Training samples, step {max(trained)}</summary>{table}</details>"
+        text += (
+            f'<details id="training-samples"><summary>Training samples, step {max(trained)}</summary>{table}</details>'
+        )
     return f"<section><h2>Samples</h2>{text}</section>" if text else ""
+
+
+def samples_of_runs(runs: Mapping[str, RunRecord]) -> str:
+    """The latest responses of several runs to the same evaluation prompts; those they disagree on come first."""
+    latest: dict[str, dict[str, Sample]] = {}
+    titles: dict[str, str] = {}
+    for run, record in runs.items():
+        if evaluated := record.samples_of("eval"):
+            step = max(evaluated)
+            for sample in evaluated[step]:
+                latest.setdefault(run, {}).setdefault(sample.prompt, sample)
+            titles[run] = f"{run}, step {step}"
+    prompts = dict.fromkeys(prompt for found in latest.values() for prompt in found)
+    answers = {prompt: [found.get(prompt) for found in latest.values()] for prompt in prompts}
+    shared = [prompt for prompt in prompts if sum(sample is not None for sample in answers[prompt]) > 1]
+    if not shared:
+        said = "No two of these runs have recorded responses to the same evaluation prompt."
+        return f'<section><h2>Samples</h2><p class="note">{said}</p></section>'
+    shared.sort(key=lambda prompt: _disagreement(answers[prompt]), reverse=True)
+    note = f'<p class="note">{len(shared)} evaluation prompts in common; those with different scores come first.</p>'
+    questions = distinct_parts([next(each.asked for each in answers[prompt] if each) for prompt in shared])
+    asked = dict(zip(shared, questions, strict=True))
+    responses = [sample.response for prompt in shared for sample in answers[prompt] if sample]
+    if all(len(response) <= _SHORT_CHARACTERS for response in responses):
+        rows = [(asked[prompt], answers[prompt]) for prompt in shared[:_FILM_ROWS]]
+        return f"<section><h2>Samples</h2>{note}{_chips([*titles.values()], rows)}</section>"
+    cards = ""
+    for prompt in shared[:_COMPARED_ROWS]:
+        found = zip(titles.values(), answers[prompt], strict=True)
+        columns = "".join(_response(sample, shown(title)) for title, sample in found if sample)
+        cards += (
+            f'<article class="card pair"><h3>{_text(asked[prompt])}</h3><div class="columns">{columns}</div></article>'
+        )
+    return f"<section><h2>Samples</h2>{note}{cards}</section>"
+
+
+def _disagreement(samples: Sequence[Sample | None]) -> tuple[int, float]:
+    scores = [sample.score for sample in samples if sample is not None and not math.isnan(sample.score)]
+    return sum(sample is not None for sample in samples), max(scores, default=0.0) - min(scores, default=0.0)
 
 
 def _evaluations(evaluated: Mapping[int, list[Sample]]) -> str:
@@ -43,17 +93,32 @@ def _evaluations(evaluated: Mapping[int, list[Sample]]) -> str:
     return summary + _comparison(compared[:_COMPARED_ROWS], first, last)
 
 
+def _asked(samples: Sequence[Sample]) -> list[str]:
+    """The prompts to show: of conversations the user's last turn, without what all of them share."""
+    return distinct_parts([sample.asked for sample in samples])
+
+
 def _film(evaluated: Mapping[int, list[Sample]]) -> str:
     """One row per prompt and one column per evaluation, for short responses."""
     steps = _spread(sorted(evaluated), _FILM_STEPS)
     by_step = {step: {(s.uid, s.prompt): s for s in reversed(evaluated[step])} for step in steps}
+    chosen = followed(evaluated[steps[0]], _FILM_ROWS)
+    rows = [
+        (asked, [by_step[step].get((sample.uid, sample.prompt)) for step in steps])
+        for sample, asked in zip(chosen, _asked(chosen), strict=True)
+    ]
+    return _chips([f"step {step}" for step in steps], rows)
+
+
+def _chips(titles: Sequence[str], samples: Sequence[tuple[str, Sequence[Sample | None]]]) -> str:
+    """A row per prompt with short responses, one per title, and the expected answer."""
     rows = []
-    for sample in followed(evaluated[steps[0]], _FILM_ROWS):
-        cells = [by_step[step].get((sample.uid, sample.prompt)) for step in steps]
-        shown = "".join(f"<td>{_answer(cell)}</td>" if cell else "<td></td>" for cell in cells)
-        answer = f"<td>{_text(sample.answer)}</td>" if sample.answer is not None else "<td></td>"
-        rows.append(f"<tr><th>{_text(visible(sample.prompt))}</th>{shown}{answer}</tr>")
-    head = "".join(f"<th>step {step}</th>" for step in steps)
+    for prompt, responses in samples:
+        cells = "".join(f"<td>{_answer(each)}</td>" if each else "<td></td>" for each in responses)
+        answer = next((each.answer for each in responses if each and each.answer is not None), None)
+        expected = f"<td>{_text(answer)}</td>" if answer is not None else "<td></td>"
+        rows.append(f"<tr><th>{_text(visible(prompt))}</th>{cells}{expected}</tr>")
+    head = "".join(f"<th>{shown(title)}</th>" for title in titles)
     return (
         f'<div class="card scroll"><table class="film"><thead><tr><th>prompt</th>{head}<th>answer</th></tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></div>"
@@ -63,9 +128,9 @@ def _film(evaluated: Mapping[int, list[Sample]]) -> str:
 def _comparison(compared: Sequence[Pair], first: int, last: int) -> str:
     """A card per prompt with its first and last response, for long responses."""
     cards = [
-        f'<article class="card pair"><h3>{_text(pair.now.prompt)}</h3><div class="columns">'
+        f'<article class="card pair"><h3>{_text(asked)}</h3><div class="columns">'
         f"{_response(pair.before, f'step {first}')}{_response(pair.now, f'step {last}')}</div></article>"
-        for pair in compared
+        for pair, asked in zip(compared, _asked([pair.now for pair in compared]), strict=True)
     ]
     return "".join(cards)
 
@@ -79,9 +144,9 @@ def _response(sample: Sample, label: str) -> str:
 
 def _sample_table(samples: Sequence[Sample]) -> str:
     rows = []
-    for sample in samples:
+    for sample, asked in zip(samples, _asked(samples), strict=True):
         texts = "".join(
-            f'<td class="text">{_text(text)}</td>' for text in (sample.prompt, sample.response, sample.answer or "")
+            f'<td class="text">{_text(text)}</td>' for text in (asked, sample.response, sample.answer or "")
         )
         rows.append(f"<tr>{texts}<td>{_score(sample)}</td></tr>")
     return (

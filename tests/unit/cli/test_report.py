@@ -1,6 +1,11 @@
-"""`hybridflow report`: the page of runs that are going on, were killed, or failed."""
+"""`hybridflow report` and `hybridflow watch`: pages of runs that are going on, were killed, or failed."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
 
 from hybridflow.cli.main import main
 from hybridflow.elastic.claim import claim, release
@@ -14,7 +19,8 @@ def logged(run_dir):
     return run_dir
 
 
-def test_a_page_is_written_for_each_run_and_says_how_it_ended(tmp_path, capsys):
+def test_a_page_is_written_for_each_run_and_says_how_it_ended(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     running, failed, killed = (logged(tmp_path / name) for name in ("running", "failed", "killed"))
     claim(running)
     write_ending(failed, Ending("failed", "RewardError: <mine> raised. What to do: Mend it."))
@@ -32,3 +38,55 @@ def test_a_directory_without_a_record_is_refused_in_words(tmp_path, capsys):
     assert main(["report", str(tmp_path)]) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert "There is no metrics.jsonl" in said and "Give the directory of a run" in said
+
+
+def test_several_runs_have_a_comparison_and_one_run_goes_where_it_was_asked(tmp_path, monkeypatch, capsys):
+    first, second = (logged(tmp_path / name) for name in ("first", "second"))
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", str(first), str(second), str(first)]) == 0
+    written = [str(first / "report.html"), str(second / "report.html"), "comparison.html"]
+    assert capsys.readouterr().err.split() == written
+    page = (tmp_path / "comparison.html").read_text()
+    assert "2 runs" in page and "data-refresh" not in page
+    (first / "report.html").unlink()
+    assert main(["report", str(first), "--output", "one.html"]) == 0
+    assert "<h1>first</h1>" in (tmp_path / "one.html").read_text() and not (first / "report.html").exists()
+    assert main(["report", str(first), str(second), "-o", "both.html"]) == 0
+    assert (tmp_path / "both.html").read_text() == page
+    assert main(["report", str(first), "-o", "nowhere/one.html"]) == 2
+    assert "--output=nowhere/one.html cannot be written" in capsys.readouterr().err
+
+
+def test_watch_serves_the_page_as_it_is_now_until_ctrl_c_ends_it_in_one_line(tmp_path):
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    claim(run_dir)
+    command = [sys.executable, "-m", "hybridflow.cli.main", "watch", str(run_dir)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as watching:
+        assert watching.stderr
+        word, url = watching.stderr.readline().split()[:2]
+        assert word == "watching" and url.startswith("http://127.0.0.1:")
+        pages = [page_at(url)]
+        (run_dir / "metrics.jsonl").write_text('{"step": 1, "critic/score/mean": 0.5}\n')
+        pages.append(page_at(url))
+        release(run_dir)
+        write_ending(run_dir, Ending("done", "1 step"))
+        pages.append(page_at(url))
+        watching.send_signal(signal.SIGINT)
+        assert watching.stderr.read().strip() == "interrupted"
+    assert watching.returncode == 130
+    assert ["data-refresh" in page for page in pages] == [True, True, False]
+    assert "There is no metrics.jsonl" in pages[0] and "1 step," in pages[1]
+    assert sorted(os.listdir(run_dir)) == ["ending.json", "metrics.jsonl"]
+
+
+def page_at(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        return answer.read().decode()
+
+
+def test_watch_refuses_what_is_no_directory_and_a_port_that_is_none(tmp_path, capsys):
+    assert main(["watch", str(tmp_path / "none")]) == 2
+    assert "There is no directory" in capsys.readouterr().err
+    assert main(["watch", str(tmp_path), "--port", "99999"]) == 2
+    assert "--port=99999 cannot be used" in capsys.readouterr().err

@@ -3,14 +3,16 @@
 import pytest
 import torch
 
-from hybridflow.dataflows.evaluation import evaluate_responses
+from hybridflow.dataflows.evaluation import Parts, evaluate_responses, samples_of
 from hybridflow.models.tokenizers import decode_responses, load_tokenizer
 from hybridflow.observability.metrics import Metrics
 from hybridflow.observability.samples import Sample
 from tests.unit.dataflows.programs import calculator_prompts, local_roles
 
 
-def evaluated(directory, *, rewards=("exact_match",), answer="9", **changes) -> tuple[Metrics, list[Sample]]:
+def evaluated(
+    directory, *, rewards=("exact_match",), answer="9", parts=1, on_part=lambda done, total: None, **changes
+) -> tuple[Metrics, list[Sample]]:
     roles, tokenizer = local_roles(directory, rewards=rewards), load_tokenizer(directory)
     prompts = calculator_prompts(directory, 5).with_columns(
         rows={"uid": torch.arange(5)}, objects={"answer": [answer] * 5}
@@ -18,7 +20,7 @@ def evaluated(directory, *, rewards=("exact_match",), answer="9", **changes) -> 
     return evaluate_responses(
         roles.groups["rollout"],
         roles.groups["reward"],
-        prompts,
+        Parts([prompts.select(rows) for rows in torch.arange(5).tensor_split(parts)], on_part),
         decode=lambda ids: decode_responses(tokenizer, ids),
         **{"samples_per_prompt": 2, "sample_rows": 3, "what": "acc"} | changes,
     )
@@ -40,6 +42,23 @@ def test_each_source_has_its_mean_over_all_samples(toy_dir, tmp_path):
         "val-core/sums/acc/mean@2": (pytest.approx((1 + 4 + 9) / 3), 6),
         "val-core/sums/acc/pass@2": (pytest.approx((1 + 4 + 9) / 3), 3),
     }
+
+
+def test_parts_make_no_difference_and_each_is_announced(toy_dir, tmp_path):
+    directory, rewards, announced = toy_dir(), [by_uid(tmp_path, "float(p[0]) ** 2")], []
+    found = evaluated(directory, rewards=rewards, parts=3, sample_rows=9, on_part=lambda *part: announced.append(part))
+    assert found == evaluated(directory, rewards=rewards, sample_rows=9)
+    assert announced == [(0, 5), (2, 5), (4, 5)]
+
+
+def test_the_last_turn_of_the_user_is_the_question_of_a_conversation(toy_dir):
+    turns = [[{"role": role, "content": f"{role} {n}"} for role in ("user", "assistant", "user")] for n in range(4)]
+    roles, directory = local_roles(toy_dir()), toy_dir()
+    prompts = calculator_prompts(directory, 5).with_columns(objects={"prompt": [*turns, "0+9="]}).repeat(1)
+    batch = prompts.with_columns(rows={"uid": torch.arange(5), "scores": torch.zeros(5)})
+    shown = samples_of(roles.groups["rollout"].generate(batch).fetch(), lambda ids: ["x"] * len(ids), split="train")
+    assert [sample.question for sample in shown] == ["user 0", "user 1", "user 2", "user 3", None]
+    assert [sample.asked for sample in shown] == ["user 0", "user 1", "user 2", "user 3", "x"]
 
 
 def test_a_prompt_passes_with_the_best_of_its_samples(toy_dir, tmp_path):

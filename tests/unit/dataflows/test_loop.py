@@ -32,7 +32,7 @@ def evaluation_of(roles: Roles, directory) -> Evaluate:
     prompts = calculator_prompts(directory, 2).with_columns(rows={"uid": torch.arange(2)})
     groups, numbers = roles.groups, {"samples_per_prompt": 1, "sample_rows": 2, "what": "acc"}
     return partial(
-        evaluate_responses, groups["rollout"], groups["reward"], prompts, decode=decoder(directory), **numbers
+        evaluate_responses, groups["rollout"], groups["reward"], [prompts], decode=decoder(directory), **numbers
     )
 
 
@@ -166,6 +166,23 @@ class Numbers(Counting):
 
     def evaluate(self, held_out):
         return {"mine/held_out": len(held_out), "mine/odd": self.odd}
+
+
+class Tied(Counting):
+    """Gets the same score for all samples of a prompt."""
+
+    def step(self, prompts):
+        return super().step(prompts) | {"frac_reward_zero_std": 1.0}
+
+
+def test_a_run_that_learns_nothing_says_so_once_and_reports_after_every_step(toy_dir, tmp_path, caplog):
+    run = run_of(toy_dir(), tmp_path, Trainer(total_steps=5, save_every=0), Tied, evaluated=False)
+    seen = []
+    run = replace(run, report=lambda: seen.append((len(run.tracker.rows), caplog.text.count("being learned"))))
+    assert "(steps 1 to 5)" in Loop(run).run().warnings[0].message
+    assert seen == [(1, 0), (2, 0), (3, 1), (4, 1), (5, 1)]
+    assert "Nothing is being learned (steps 1 to 3): all samples of each prompt have the same score" in caplog.text
+    assert "What to do: Read the samples" in caplog.text
 
 
 def test_plain_numbers_are_metrics_of_a_step_and_of_an_evaluation(toy_dir, tmp_path):

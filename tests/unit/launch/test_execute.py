@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import signal
+import socket
 import sys
 from io import StringIO
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from hybridflow import __version__
 from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore
 from hybridflow.elastic.claim import is_claimed
 from hybridflow.elastic.recovery import resolve_resume
@@ -173,6 +176,35 @@ def test_a_failure_in_a_worker_is_status_1_with_its_place_in_the_log_and_a_repor
     words.run("broken")
     assert 'class="ending' not in (directory / "report.html").read_text()
     assert (directory / "run.log").read_text().splitlines()[-1].endswith("done: 4 steps")
+
+
+SPY = """
+import pathlib
+run, seen = pathlib.Path({run!r}), pathlib.Path({seen!r})
+
+def spy(completions, **columns):
+    if (run / "report.html").exists():
+        seen.write_text((run / "report.html").read_text())
+    return [-float(len(text)) for text in completions]
+"""
+
+
+def test_the_report_exists_from_the_first_step_and_the_log_tells_the_story(words, monkeypatch):
+    run, seen = words.folder / "told", words.folder / "seen.html"
+    (words.folder / "spy.py").write_text(SPY.format(run=str(run), seen=str(seen)))
+    settings = ["trainer.total_steps=2", f"reward.functions={words.folder}/spy.py:spy", "reward.processes=0"]
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "x", "reward.settings.f.api_key=hunter2-hunter2", "a b"])
+    words.run("told", *settings)
+    assert "1 step in " in seen.read_text() and 'data-refresh="5"' in seen.read_text()
+    assert "data-refresh" not in (run / "report.html").read_text()
+    lines = [line.partition(" INFO    ")[2].partition(" ")[2] for line in (run / "run.log").read_text().splitlines()]
+    assert re.match(rf"started hybridflow={__version__} python=3\.\d+\.\d+ torch=2.* transformers=5.* ray=2", lines[0])
+    assert lines[1] == "command=python -m x reward.settings.f.api_key=*** 'a b'"
+    assert re.match(rf"host={socket.gethostname()} pid={os.getpid()} cpus=\d+ memory_gb=\d+ gpus=", lines[2])
+    assert re.search(rf"directory={Path.cwd()} commit=(none|[0-9a-f]{{12}}(-dirty)?)$", lines[2])
+    told = [line.partition(" seconds=")[0] for line in lines if line.startswith(("evaluation", "saved", "done"))]
+    saved = f"saved checkpoint={run}/checkpoints/step_2"
+    assert told == ["evaluation step=0", "evaluation step=2", saved, "done: 2 steps"]
 
 
 def test_a_data_file_without_rows_is_status_2_and_touches_nothing(words, capsys):

@@ -45,7 +45,7 @@ def test_plain_lines_come_at_the_first_three_steps_then_every_five_seconds_and_a
     assert [int(line.split("/")[0].removeprefix("step")) for line in lines] == [1, 2, 3, 8, 13, 18, 20]
 
 
-def test_seconds_per_step_are_of_training_and_the_time_left_counts_the_rest_too():
+def test_seconds_per_step_and_the_time_left_are_of_training_and_the_rest_has_its_own():
     progress, clock, file = _plain(100)
     for step in range(1, 5):
         progress.stage("step")
@@ -58,8 +58,31 @@ def test_seconds_per_step_are_of_training_and_the_time_left_counts_the_rest_too(
         progress.stage("save_checkpoint")
         clock.now += 8.0
         progress.stage(None)
-    # So far four evaluations and three checkpoints: 16 s per step, beside 2 s of training.
-    assert file.getvalue().splitlines()[-1].endswith("    2 s/step  eta 28:48")
+    # So far four evaluations and three checkpoints: 16 s per step, in addition to 2 s of training.
+    assert file.getvalue().splitlines()[-1].endswith("    2 s/step  eta  3:12 +25:36 evaluating and saving")
+
+
+def test_an_evaluation_that_takes_long_says_how_far_it_is_and_how_long_it_took():
+    progress, clock, file = _plain(100)
+    for step, seconds in ((0, 3.0), (1, 0.1), (2, 2.0)):
+        progress.stage("testing")
+        for done in range(0, 1400, 200):
+            progress.part("testing", done, 1400)
+            clock.now += seconds
+        progress.stage(None)
+        progress.evaluation(step, {"val-core/a/acc/mean@1": 0.5})
+    assert file.getvalue().splitlines() == [
+        "evaluating 1400 held-out rows ...",
+        "evaluating 1400 held-out rows ... 28%",
+        "evaluating 1400 held-out rows ... 57%",
+        "evaluating 1400 held-out rows ... 85%",
+        "eval  step   0  a exact match 0.500  in 21 s",
+        "evaluating 1400 held-out rows ...",  # the one before was slow
+        "eval  step   1  a exact match 0.500 (was 0.500)",
+        "evaluating 1400 held-out rows ... 42%",
+        "evaluating 1400 held-out rows ... 85%",
+        "eval  step   2  a exact match 0.500 (was 0.500)  in 14 s",
+    ]
 
 
 def test_plain_lines_are_aligned():

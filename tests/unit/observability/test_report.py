@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hybridflow.observability.ending import Ending, write_ending
 from hybridflow.observability.report import write_report
 from hybridflow.observability.report.charts import (
     Axis,
@@ -46,7 +47,7 @@ def _run_dir(tmp_path, steps=40, response="<script>alert(1)</script>"):
     return tmp_path
 
 
-def _balanced(page):
+def balanced(page):
     """Fails on tags that do not nest, and on markup inside texts and attributes."""
     body = re.sub(r"<!doctype html>|<(style|script)>.*?</\1>", "", page, flags=re.DOTALL)
     ElementTree.fromstring(re.sub(r"<(meta|input)([^>]*)>", r"<\1\2/>", body))
@@ -56,7 +57,7 @@ def test_the_report_is_one_balanced_page_without_outside_resources_that_shows_th
     path = write_report(_run_dir(tmp_path, response="45"))
     page = path.read_text()
     assert path == tmp_path / "report.html"
-    _balanced(page)
+    balanced(page)
     outside = re.findall(r"""(?:src|href)\s*=|url\(|@import|https?://(?!www\.w3\.org/2000/svg)""", page)
     assert outside == []
     assert sorted(os.listdir(tmp_path)) == ["config.yaml", "metrics.jsonl", "report.html", "samples.jsonl"]
@@ -88,7 +89,7 @@ def test_samples_are_text_and_never_markup(tmp_path, response):
     assert "<script>alert" not in page
     assert "&lt;script&gt;alert(1)" in page
     assert "\x1b" not in page
-    _balanced(page)
+    balanced(page)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +98,7 @@ def test_samples_are_text_and_never_markup(tmp_path, response):
 def test_a_run_with_metrics_alone_or_without_any_has_a_report(tmp_path, row, found):
     (tmp_path / "metrics.jsonl").write_text(row)
     page = write_report(tmp_path).read_text()
-    _balanced(page)
+    balanced(page)
     assert found in page and "Configuration" not in page
 
 
@@ -183,3 +184,51 @@ def test_defaults_are_marked_so_that_changed_settings_stand_out():
     changed = [name for kind, name in lines if kind == "changed"]
     assert changed == ["trainer", "total_steps", "trackers", "jsonl", "actor", "optimizer", "lr"]
     assert [name for kind, name in lines if kind == "default"] == ["seed", "data", "shuffle"]
+
+
+TIED = '{"step": %d, "frac_reward_zero_std": 1.0, "actor/grad_norm": 0.0}\n'
+LOG = """2026-11-22 09:00:00,000 INFO    hybridflow.observability.logs started hybridflow=0.1.0
+2026-11-22 09:00:00,000 WARNING hybridflow.data.length_limits 3 of 9 rows are left (33%)
+2026-11-23 09:00:00,000 INFO    hybridflow.observability.logs started hybridflow=0.1.0
+2026-11-23 09:00:00,000 WARNING hybridflow.data.length_limits 21 of 2308 rows are <left> (1%)
+2026-11-23 09:00:00,000 WARNING hybridflow.launch.execute critic.epochs=3 has no effect
+2026-11-23 09:00:00,000 WARNING hybridflow.dataflows.loop Nothing is being learned (steps 1 to 3): all samples
+2026-11-23 09:00:00,000 INFO    hybridflow.launch.execute all roles have started
+"""
+
+
+def test_the_first_row_says_that_nothing_is_learned_and_which_data_is_lost(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text("".join(TIED % step for step in range(1, 5)))
+    (tmp_path / "run.log").write_text(LOG)
+    page = write_report(tmp_path).read_text()
+    balanced(page)
+    header = page[page.index("<header>") : page.index('<div class="tiles">')]
+    assert re.findall(r'class="advice">(?:<strong>)?(.{20})', header) == [
+        "Nothing is being lea",
+        "21 of 2308 rows are ",
+    ]
+    assert "(steps 1 to 4)" in header and "What to do: Read the samples" in header and "&lt;left&gt;" in header
+    assert "3 of 9" not in page and header.count("<li>") == 1 and "critic.epochs=3 has no effect" in header
+    (tmp_path / "metrics.jsonl").write_text((TIED % 1).replace("1.0", "0.5"))
+    (tmp_path / "run.log").unlink()
+    assert 'class="advice"' not in write_report(tmp_path).read_text()
+
+
+def test_the_page_of_a_run_refreshes_itself_until_the_run_has_ended(tmp_path):
+    assert 'data-refresh="5"' in write_report(_run_dir(tmp_path)).read_text()
+    assert "data-refresh" not in write_report(tmp_path, is_over=True).read_text()
+    write_ending(tmp_path, Ending("done", "40 steps"))
+    assert "data-refresh" not in write_report(tmp_path).read_text()
+
+
+def test_conversations_are_shown_by_the_users_turn_without_what_all_share(tmp_path):
+    end = " Let us think step by step."
+    rows = [
+        {"step": step, "split": "eval", "prompt": f"<|user|>{x} + {x}?{end}<|assistant|>", "response": f"{x}" * 30}
+        | {"answer": None, "score": 0.0, "uid": x, "question": f"{x} + {x}?{end}"}
+        for step in (0, 5)
+        for x in (3, 4)
+    ]
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    (tmp_path / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert re.findall("<h3>(.*?)</h3>", write_report(tmp_path).read_text()) == ["3 + 3?\u2026", "4 + 4?\u2026"]

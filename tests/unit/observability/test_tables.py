@@ -7,24 +7,27 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from hybridflow.observability.samples import Sample, followed, pairs, sample_of_row, turned
+from hybridflow.observability.samples import Sample, distinct_parts, followed, pairs, sample_of_row, turned
 from hybridflow.observability.tables import before_after_table, clip, sample_table, visible
 
 
-def _sample(uid, score, response="46", prompt=None, answer: str | None = "46", split="eval"):
-    return Sample(prompt or f"{uid}+34=", response, answer, score, uid, split)
+def _sample(uid, score, response="46", prompt=None, answer: str | None = "46", split="eval", question=None):
+    return Sample(prompt or f"{uid}+34=", response, answer, score, uid, split, question)
 
 
-def _rendered(make, *arguments, width=80, **options):
-    console = Console(file=StringIO(), width=width, **options)
+TERMINAL = {"force_terminal": True, "color_system": None, "soft_wrap": False}
+
+
+def _rendered(make, *arguments, width=80, soft_wrap=True, **options):
+    console = Console(file=StringIO(), width=width, soft_wrap=soft_wrap, **options)
     console.print(make(*arguments, console=console, title="samples  step 5"))
     return console.file.getvalue()
 
 
 def test_a_sample_survives_its_row():
-    sample = Sample("1+1=", "2", None, 1.0, 7, "train")
+    sample = Sample("1+1=", "2", None, 1.0, 7, "train", "1 + 1?")
     assert sample_of_row(sample.row(12)) == sample
-    assert list(sample.row(12)) == ["step", "split", "prompt", "response", "answer", "score", "uid"]
+    assert list(sample.row(12)) == ["step", "split", "prompt", "response", "answer", "score", "uid", "question"]
     assert math.isnan(sample_of_row({"step": 1, "score": None}).score)
 
 
@@ -74,10 +77,10 @@ def test_a_table_off_a_terminal_is_plain_and_marks_right_and_wrong():
 @pytest.mark.parametrize("width", range(60, 161))
 def test_the_scores_are_whole_at_every_width(width):
     found = pairs([_sample(1, 0.0, "so " * 500, "why " * 300)], [_sample(1, 0.25, "thus " * 500, "why " * 300)])
-    row = _rendered(before_after_table, found, width=width).splitlines()[-1]
+    row = _rendered(before_after_table, found, width=width, **TERMINAL).splitlines()[-1]
     assert row.endswith("  0 ✗ > 0.250 ✗") and cell_len(row) <= width
     long = [_sample(1, 0.25, "so " * 500, "why " * 300 + "QUESTION", answer="because " * 9)]
-    lines = _rendered(sample_table, long, width=width).splitlines()
+    lines = _rendered(sample_table, long, width=width, **TERMINAL).splitlines()
     assert lines[-1].endswith("  0.250 ✗") and "QUESTION" in lines[-1] and len(lines) == 5
     assert max(map(cell_len, lines)) <= width
 
@@ -86,3 +89,47 @@ def test_before_and_now_stand_side_by_side():
     found = pairs([_sample(12, 0.0, "45")], [_sample(12, 1.0, "46")])
     row = _rendered(before_after_table, found).splitlines()[-1]
     assert row.split() == ["12+34=", "45", "46", "0", "✗", ">", "1", "✓"]
+
+
+def test_off_a_terminal_nothing_is_cut_and_wide_samples_have_a_line_per_text():
+    text, short = "so " * 60 + "end", [_sample(1, 0.25, "r" * 60, "p" * 60)]
+    row = _rendered(sample_table, short, width=80).splitlines()[-1]
+    assert row.split() == ["p" * 60, "r" * 60, "46", "0.250", "\u2717"]
+    found = pairs([_sample(1, 0.0, text)], [_sample(1, 1.0, "a\nb")])
+    assert _rendered(before_after_table, found, width=80).splitlines()[2:] == [
+        "",
+        "prompt  1+34=",
+        f"before  {text}",
+        "now     a\u21b5b",
+        "score   0 \u2717 > 1 \u2713",
+    ]
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 160])
+def test_of_a_conversation_the_head_of_the_users_turn_is_shown_without_what_all_share(width):
+    end = ' Let us think step by step and put the final answer after "####".'
+    asked = [
+        f"{name} sells {n} clips to friends, and half as many in May. How many?{end}" for n, name in enumerate("AB")
+    ]
+    chats = [
+        _sample(n, 0.0, prompt=f"system\nuser\n{text}\nassistant\n", question=text) for n, text in enumerate(asked)
+    ]
+    lines = _rendered(sample_table, chats, width=width, **TERMINAL).splitlines()
+    assert lines[2].startswith("question ")
+    assert [line[:9] for line in lines[4:]] == ["A sells 0", "B sells 1"] and "####" not in "".join(lines)
+    assert max(map(cell_len, lines)) <= width
+
+
+@pytest.mark.parametrize(
+    ("texts", "parts"),
+    [
+        (["12+34=", "12+4="], ["12+34=", "12+4="]),
+        (["Solve this problem step by step: 1+1", "Solve this problem step by step: 2"], ["\u20261+1", "\u20262"]),
+        (["same " * 20] * 3, ["same " * 20] * 3),
+        (["abcdefghijklmnopqrstuvwxyz1", "abcdefghijklmnopqrstuvwxyz2"], None),  # no part of a word is left out
+        (["a" + " b" * 30, " b" * 30], ["a\u2026", "\u2026"]),
+        ([], []),
+    ],
+)
+def test_only_long_shared_words_are_left_out(texts, parts):
+    assert distinct_parts(texts) == (texts if parts is None else parts)

@@ -34,18 +34,18 @@
       const [low, high, start, end] = data.x;
       const wanted = low + ((x - start) / (end - start)) * (high - low);
       const marks = [], lines = [];
-      let shown = null;
+      const steps = data.series.filter((series) => series.x.length).map((series) => series.x[nearest(series.x, wanted)]);
+      if (!steps.length) return;
+      const shown = steps[nearest(steps.sort((a, b) => a - b), wanted)];
       data.series.forEach((series, place) => {
-        if (!series.x.length) return;
-        const at = nearest(series.x, wanted), value = series.y[at];
-        if (shown === null) shown = series.x[at];
+        if (!series.x.length || series.x[0] > shown || series.x[series.x.length - 1] < shown) return;
+        const at = nearest(series.x, shown), value = series.y[at];
         lines.push(series.label + "  " + (value === null ? "not finite" : value));
         if (value === null || (data.log && value <= 0)) return;
         marks.push(element("circle", {
           class: "dot c" + (place % 11), r: 3.5, cx: scale(data.x, series.x[at], false), cy: scale(data.y, value, data.log),
         }));
       });
-      if (shown === null) return;
       const across = scale(data.x, shown, false);
       layer.replaceChildren(
         element("line", { class: "cross", x1: across, x2: across, y1: data.y[3], y2: data.y[2] }), ...marks);
@@ -56,4 +56,13 @@
       tip.style.top = Math.max(4, event.clientY - tip.offsetHeight - 10) + "px";
     });
   }
+})();
+// A page that refresh.js has loaded again is as it was left: scrolled, with the same parts open.
+(() => {
+  const kept = history.state;
+  if (!kept || !kept.open) return;
+  history.scrollRestoration = "manual";
+  for (const part of document.querySelectorAll("details[id], input[id]"))
+    part[part.open === undefined ? "checked" : "open"] = kept.open.includes(part.id);
+  scrollTo(0, kept.top);
 })();

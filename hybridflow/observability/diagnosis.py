@@ -1,0 +1,91 @@
+"""Recognizes from a run's metrics that nothing is being learned, and says what to do about it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from hybridflow.errors import Advice
+
+PATIENCE_STEPS = 3
+"""Consecutive steps that must show a sign before it is reported."""
+
+_MOST_CUT_OFF = 0.9
+
+
+@dataclass(frozen=True)
+class _Sign:
+    """A metric whose value shows that little or nothing can be learned."""
+
+    metric: str
+    shows: Callable[[float], bool]
+    title: str
+    found: str
+    remedy: str
+
+
+SIGNS = (
+    _Sign(
+        "response_length/clip_ratio",
+        lambda value: value > _MOST_CUT_OFF,
+        "Responses are cut off",
+        f"more than {_MOST_CUT_OFF:.0%} of them reach data.max_response_tokens before they end"
+        " (response_length/clip_ratio)",
+        "Read the samples. Raise data.max_response_tokens, or start from a model that ends its responses: an"
+        " instruction-tuned one with its chat template (data.as_chat=true for plain-text prompts).",
+    ),
+    _Sign(
+        "frac_reward_zero_std",
+        lambda value: value >= 1.0,
+        "Nothing is being learned",
+        "all samples of each prompt have the same score, so no sample is better than another (frac_reward_zero_std=1)",
+        "Read the samples: would you score them as the reward does? Use easier prompts (harder ones if all scores are"
+        " high), or raise rollout.samples_per_prompt.",
+    ),
+    _Sign(
+        "actor/grad_norm",
+        lambda value: value == 0.0,
+        "Nothing is being learned",
+        "the gradient is zero (actor/grad_norm=0)",
+        "Read the samples and their scores. Scores that are all equal give no advantage; algorithm.mask_truncated=true"
+        " excludes responses that are cut off; a loss of your own must depend on the log-probabilities.",
+    ),
+)
+_TIES, _NO_GRADIENT = SIGNS[1:]
+
+
+class Diagnosis:
+    """Follows the metrics of a run, step by step.
+
+    diagnosis = Diagnosis()
+    for advice in diagnosis.update(step, metrics):      # once for each sign, at its third consecutive step
+        logger.warning("%s", advice)
+    diagnosis.standing()                                # the signs that the latest steps still show
+    """
+
+    def __init__(self) -> None:
+        self._streaks: dict[_Sign, tuple[int, int, int]] = {}
+        self._reported: set[_Sign] = set()
+
+    def update(self, step: int, metrics: Mapping[str, float]) -> list[Advice]:
+        """Follows one step; returns what is newly recognized. A step without a metric leaves its sign as it is."""
+        for sign in SIGNS:
+            if sign.metric in metrics:
+                first, _, count = self._streaks.get(sign, (step, step, 0))
+                if sign.shows(metrics[sign.metric]):
+                    self._streaks[sign] = (first, step, count + 1)
+                else:
+                    self._streaks.pop(sign, None)
+        new = [sign for sign in self._standing() if sign not in self._reported]
+        self._reported.update(new)
+        return [self._advice(sign) for sign in new]
+
+    def standing(self) -> list[Advice]:
+        """The signs that the latest steps show."""
+        return [self._advice(sign) for sign in self._standing()]
+
+    def _standing(self) -> list[_Sign]:
+        found = [sign for sign, (_, _, count) in self._streaks.items() if count >= PATIENCE_STEPS]
+        return [sign for sign in found if not (sign is _NO_GRADIENT and _TIES in found)]  # ties explain it
+
+    def _advice(self, sign: _Sign) -> Advice:
+        first, last, _ = self._streaks[sign]
+        return Advice(f"{sign.title} (steps {first} to {last}): {sign.found}.", sign.remedy)

@@ -1,0 +1,31 @@
+"""A page as one HTML file without other resources, which can refresh itself."""
+
+from importlib.resources import files
+from pathlib import Path
+
+from hybridflow.observability.printable import shown
+
+_REFRESH_SECONDS = 5
+
+
+def html_page(title: str, body: str, *, is_renewed: bool = False) -> str:
+    """The page with its style and its script; with `is_renewed` it loads itself again every few seconds."""
+    refresh = f' data-refresh="{_REFRESH_SECONDS}"' if is_renewed else ""
+    script = _asset("page.js") + (_asset("refresh.js") if is_renewed else "")
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{shown(title)}</title><style>{_asset('page.css')}</style></head>"
+        f"<body{refresh}><main>{body}</main><script>{script}</script></body></html>\n"
+    )
+
+
+def write_page(path: Path, page: str) -> Path:
+    """Writes a page so that a browser never reads half of it; returns the path."""
+    aside = path.with_name(f"{path.name}.partial")
+    aside.write_text(page, encoding="utf-8", errors="replace")
+    return aside.replace(path)
+
+
+def _asset(name: str) -> str:
+    return (files("hybridflow.observability.report") / "assets" / name).read_text(encoding="utf-8")

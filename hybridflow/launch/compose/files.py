@@ -138,16 +138,13 @@ def file_nodes(file: Path) -> yaml.Node | None:
     """
     try:
         node = yaml.compose(file.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
-        is_small = sum(1 for _ in islice(_nodes_below(node), _MOST_NODES)) < _MOST_NODES
+        if sum(1 for _ in islice(_nodes_below(node), _MOST_NODES)) < _MOST_NODES:
+            return node
     except RecursionError:
-        is_small = False
+        pass
     except (yaml.YAMLError, OSError, UnicodeError) as error:
         raise _explained(error, file, []) from error
-    if not is_small:
-        raise ConfigError(
-            f"{file} is nested too deeply or too large.", remedy="Write each setting once, as key: value."
-        )
-    return node
+    raise ConfigError(f"{file} is nested too deeply or too large.", remedy="Write each setting once, as key: value.")
 
 
 def _nodes_below(node: yaml.Node | None) -> Iterator[yaml.Node]:

@@ -13,12 +13,14 @@ from hybridflow.launch.command import ended_by_signals, run_command
 
 _TRAINING = """training (hybridflow COMMAND [FILE.yaml ...] [key=value ...]):
 {trainers}
+  run                 Runs a FILE.yaml by the command that it names.
   {algorithms}
-  run                 runs FILE.yaml by the trainer that it names
 
 Settings: hybridflow COMMAND --help, or --help PREFIX for those that begin with PREFIX."""
 _COMMANDS = ("evaluate", "generate", "export", "show", "recipe", "report", "watch", "completion")
 """The commands that do not train."""
+
+_WIDTH = 110
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -92,23 +94,24 @@ def _parser() -> argparse.ArgumentParser:
 
     trainers = {shown_name(name): purpose for name, purpose in PURPOSES.items()}
     algorithms = ", ".join(word for word in command_words() if word not in trainers)
+    formatter = partial(argparse.RawDescriptionHelpFormatter, max_help_position=24, width=_WIDTH)
     parser = argparse.ArgumentParser(
         prog="hybridflow",
         usage="hybridflow COMMAND [ARGUMENT ...]",
         description=_TRAINING.format(
             trainers="\n".join(f"  {name:<20}{purpose}" for name, purpose in trainers.items()),
-            algorithms="\n  ".join(textwrap.wrap(f"also by algorithm: {algorithms}", 110)),
+            algorithms="\n  ".join(textwrap.wrap(f"Algorithms are commands too: {algorithms}.", _WIDTH - 4)),
         ),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=formatter,
     )
     parser.add_argument("--version", action="version", version=f"hybridflow {hybridflow.__version__}")
-    commands = parser.add_subparsers(title="other commands", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(title="other commands", metavar="COMMAND", required=True, prog="hybridflow")
     adders = (
         evaluate.add_command, generate.add_command, export.add_command, show.add_command, recipe.add_command,
         report.add_command, watch.add_command, completion.add_command,
     )  # fmt: skip
     for add_command in adders:
-        add_command(partial(commands.add_parser, formatter_class=argparse.RawDescriptionHelpFormatter))
+        add_command(partial(commands.add_parser, formatter_class=formatter))
     assert tuple(commands.choices) == _COMMANDS, f"{[*commands.choices]}"
     return parser
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from hybridflow.errors import ConfigError
+from hybridflow.errors import ConfigError, Faults
 from hybridflow.launch.command import ended_by_signals
 from hybridflow.observability.printable import PlainConsole
 
@@ -15,6 +15,7 @@ calls in order, the columns that each call reads and adds, and what runs concurr
 and neither data nor models are read."""
 _EXAMPLES = """examples:
   hybridflow show                                  PPO, as hybridflow ppo runs it without arguments
+  hybridflow show run.yaml                         a run file, or the config.yaml of a run
   hybridflow show --dataflow safe_rlhf
   hybridflow show --dataflow my_flow.py:Mine --svg mine.svg
   hybridflow show --dataflow grpo algorithm.kl.placement=loss trainer.devices=2
@@ -30,7 +31,7 @@ def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
     parser = add("show", help=summary, description=_DESCRIPTION, epilog=_EXAMPLES)
     parser.set_defaults(run=_run)
     parser.add_argument(
-        "overrides", nargs="*", metavar="key=value", help="settings of the run, as hybridflow ppo takes them"
+        "overrides", nargs="*", metavar="key=value", help="settings or run files, as hybridflow ppo takes them"
     )
     parser.add_argument("--dataflow", metavar="NAME", help="ppo, grpo, ..., file.py:Class, or any algorithm=NAME")
     parser.add_argument("--svg", type=Path, metavar="FILE", help="also write the drawing as an SVG page")
@@ -49,12 +50,17 @@ def _run(arguments: argparse.Namespace, console: Console) -> None:
     with ended_by_signals():
         from hybridflow.launch.compose.compose import compose_run
         from hybridflow.launch.compose.presets import config_for
+        from hybridflow.launch.compose.run_files import read_run_files, with_files
+        from hybridflow.launch.compose.trainers import is_run_file
 
     name, overrides = config_for(arguments.dataflow)
+    files = [Path(word) for word in arguments.overrides if is_run_file(word)]
+    if arguments.dataflow is None and (command := read_run_files(files, Faults(collects=True)).command) is not None:
+        name = command.trainer
+    name = arguments.config_name or name
+    typed = [*overrides, *(word for word in arguments.overrides if not is_run_file(word))]
     composed = compose_run(
-        [*overrides, *arguments.overrides],
-        config_name=arguments.config_name or name,
-        config_dir=arguments.config_dir,
+        with_files(files, typed, config_name=name), config_name=name, config_dir=arguments.config_dir
     )
     with ended_by_signals():  # only now, so that a wrong setting is reported before torch is loaded
         from hybridflow.graph.svg import svg_drawing

@@ -36,7 +36,7 @@ def test_the_version_is_printed_and_help_lists_training_first(capsys):
     with pytest.raises(SystemExit):
         main(["--help"])
     text = capsys.readouterr().out
-    places = [text.index(word) for word in ("\n  ppo ", "\n  reward-model ", "grpo", "\n  run ", "    export ")]
+    places = [text.index(word) for word in ("\n  ppo ", "\n  reward-model ", "\n  run ", "grpo", "    export ")]
     assert places == sorted(places)
 
 

@@ -130,3 +130,15 @@ def test_the_table_has_every_choice_with_its_command(capsys):
 def test_what_cannot_be_drawn_is_said_with_what_to_do(capsys, arguments, said):
     assert main(["show", *arguments]) == 2
     assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_run_file_is_drawn_as_its_command_would_run_it(tmp_path, capsys):
+    (tmp_path / "run.yaml").write_text("command: dpo\n")
+    assert main(["show", str(tmp_path / "run.yaml")]) == 0
+    assert capsys.readouterr().out.startswith("dpo")
+    (tmp_path / "run.yaml").write_text("command: grpo\nalgorithm.kl.placement: loss\n")
+    assert main(["show", str(tmp_path / "run.yaml")]) == 0
+    drawn = capsys.readouterr().out
+    assert drawn.startswith("grpo") and "ref_logprobs" in drawn
+    assert main(["show", str(tmp_path / "run.yaml"), "algorithm.kl.placement=none"]) == 0
+    assert "ref_logprobs" not in capsys.readouterr().out

@@ -61,8 +61,7 @@ def subject_of(given: str, *, step: int | None = None) -> Iterator[Subject]:
     """
     directory = Path(given).expanduser()
     if not ((directory / "checkpoints").is_dir() or (directory / "run.log").is_file() or _is_checkpoint(directory)):
-        if step is not None:
-            raise ConfigError(f"--step={step} is for runs, but '{given}' is a model.", remedy="Leave --step out.")
+        _check_model(directory, given, step)
         yield Subject(directory.name.replace("builtin:", ""), given)
         return
     checkpoint = checkpoint_of(directory, step).path
@@ -128,6 +127,18 @@ def write_rows(file: Path, rows: Sequence[Mapping[str, Json]]) -> None:
 def _in_full(text: str) -> str:
     key, equals, value = text.partition("=")
     return f"{SHORT_FORMS.get(key, key)}{equals}{value}"
+
+
+def _check_model(directory: Path, given: str, step: int | None) -> None:
+    """Raises `ConfigError` for a directory that holds no model, and for the step of a model that is not a run."""
+    if step is not None:
+        raise ConfigError(f"--step={step} is for runs, but '{given}' is a model.", remedy="Leave --step out.")
+    if directory.is_dir() and not (directory / "config.json").is_file():
+        runs = ", ".join(str(path.parent) for path in sorted(directory.glob("*/checkpoints")))
+        raise ConfigError(
+            f"'{given}' holds neither a model (config.json) nor a run (checkpoints).",
+            remedy=f"Runs in it: {runs}." if runs else "Give the directory of a model, or of a run.",
+        )
 
 
 def _is_checkpoint(directory: Path) -> bool:

@@ -132,6 +132,7 @@ def test_several_devices_share_the_prompts_and_either_engine_gives_the_same_gree
             ["evaluate", "builtin:calculator", "--step", "3"],
             "--step=3 is for runs, but 'builtin:calculator' is a model.",
         ),
+        (["evaluate", "."], "'.' holds neither a model (config.json) nor a run (checkpoints)."),
         (["generate", "nowhere/model", "--prompts", "sums.jsonl", "--out", "a.jsonl"], "nowhere/model"),
         (["generate", "builtin:calculator", "--prompts", "sums.jsonl", "--out", "a.csv"], "another ending"),
         (

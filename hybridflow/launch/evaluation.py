@@ -31,7 +31,7 @@ SHORT_FORMS = {"data": "data.eval_files", "reward": "reward.functions", "n": "ro
 _ACTOR = "actor"
 _OF_TRAINING = (
     "train_files", "pretraining_files", "mixture", "filters", "max_rows", "difficulty_key", "curriculum_steps",
-    "batch_size", "shuffle", "eval_limit",
+    "batch_size", "shuffle", "streaming", "eval_limit",
 )  # fmt: skip
 """Settings of `data` that an evaluation of a run does not take over."""
 

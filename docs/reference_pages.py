@@ -51,6 +51,7 @@ DRAWN = {
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "algorithms.jsonl"
 
+_NAMES_TABLE = re.compile(r"<!-- table: names of (?P<system>\w+) -->")
 _ARXIV = re.compile(r"arXiv:(\d{4}\.\d{5})")
 
 if TYPE_CHECKING:
@@ -71,6 +72,11 @@ def on_files(files: "Files", config: "MkDocsConfig") -> "Files":
     for name, drawing in drawings().items():
         files.append(File.generated(config, f"assets/{name}.svg", content=drawing))
     return files
+
+
+def on_page_markdown(markdown: str, **_: object) -> str:
+    """MkDocs calls this with the text of each page; tables of names replace the comments that ask for them."""
+    return _NAMES_TABLE.sub(lambda found: "\n".join(_names_table(found["system"])), markdown)
 
 
 def settings_page() -> str:
@@ -148,12 +154,15 @@ def names_page() -> str:
         "Generated from `hybridflow/assets/other_names.yaml`, which error messages also use. Batch sizes are",
     ]
     lines += ["global: they count over all devices. verl's prefix `actor_rollout_ref.` is omitted.", ""]
-    for system, names in other_names().items():
-        lines += [f"## {system}", "", "| setting | hybridflow |", "|---|---|"]
-        lines += [
-            f"| `{theirs}` | {_as_code(here.replace('none: ', 'no counterpart: '))} |" for theirs, here in names.items()
-        ] + [""]
+    for system in other_names():
+        lines += [f"## {system}", "", *_names_table(system), ""]
     return "\n".join(lines)
+
+
+def _names_table(system: str) -> list[str]:
+    names = other_names()[system].items()
+    rows = [f"| `{theirs}` | {_as_code(here.replace('none: ', 'no counterpart: '))} |" for theirs, here in names]
+    return [f"| {system} | hybridflow |", "|---|---|", *rows]
 
 
 def _as_code(here: str) -> str:

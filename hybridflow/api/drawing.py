@@ -1,5 +1,6 @@
 """One step of a dataflow as a drawing that a notebook shows."""
 
+import io
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,10 +33,10 @@ class Drawing:
         return path
 
     def __repr__(self) -> str:
-        console = Console(width=110, highlight=False)
-        with console.capture() as captured:
-            console.print(text_drawing(self.trace))
-        return captured.get()
+        written = io.StringIO()
+        console = Console(file=written, width=110, highlight=False, force_jupyter=False, color_system=None)
+        console.print(text_drawing(self.trace))
+        return written.getvalue()
 
     def _repr_html_(self) -> str:
         return self.svg

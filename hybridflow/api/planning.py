@@ -45,7 +45,7 @@ def plan_of(compose: Compose) -> Plan:
     """The plan of a run; objects are stored in a temporary folder for the checks."""
     faults = Faults(collects=True)
     written = io.StringIO()
-    console = Console(file=written, width=120, highlight=False)
+    console = Console(file=written, width=120, highlight=False, force_jupyter=False, color_system=None)
     composed, found = None, None
     with logging_restored(), tempfile.TemporaryDirectory(prefix="hybridflow-") as folder:
         configure_logging(None, logging.WARNING)

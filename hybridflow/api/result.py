@@ -22,6 +22,7 @@ from hybridflow.elastic.claim import is_claimed
 from hybridflow.elastic.export import export_model
 from hybridflow.elastic.storage import write_aside
 from hybridflow.errors import DataError
+from hybridflow.launch.messages import from_here
 from hybridflow.models.loading import quiet_transformers
 from hybridflow.observability import formatting
 from hybridflow.observability.ending import Ending, read_ending
@@ -170,13 +171,16 @@ class Result:
     def _facts(self) -> dict[str, str]:
         """The lines of its text."""
         ending, metrics = self.ending, self.metrics
-        facts = {"run_dir": str(self.run_dir), "ended": "not yet" if ending is None else f"{ending.how}: {ending.said}"}
+        facts = {
+            "run_dir": str(from_here(self.run_dir.absolute())),
+            "ended": "not yet" if ending is None else f"{ending.how}: {ending.said}",
+        }
         facts["steps"] = str(metrics[-1]["step"]) if len(metrics) else "0"
         first = self.first_evaluation
         for name, value in self.evaluation.items():
             was = f" (first {formatting.short(first[name])})" if name in first else ""
             facts[eval_label(name)] = f"{formatting.short(value)}{was}"
-        facts["checkpoint"] = str(self.checkpoint or "none")
+        facts["checkpoint"] = str(from_here(self.checkpoint.absolute())) if self.checkpoint else "none"
         return facts
 
     def __repr__(self) -> str:

@@ -3,6 +3,7 @@
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext, redirect_stderr
 
 from rich.console import Console
 
@@ -25,7 +26,7 @@ def run_composed(composed: Composed, callbacks: Sequence[Callback]) -> Result:
     """Executes a run and returns its result. Raises what ended it: an error, or `KeyboardInterrupt` after Ctrl-C."""
     check_builds()
     stop, console = Stop(), notebook_or_terminal()
-    with stop.handled(), logging_restored():
+    with stop.handled(), logging_restored(), logs_with(console):
         prepared = prepared_or_refused(composed)
         try:
             finished = execute(prepared, console, stop, after_step(callbacks))
@@ -73,6 +74,11 @@ def with_traces(error: HybridflowError, prepared: Prepared) -> HybridflowError:
     if saved is not None:
         shown.add_note(f"The last checkpoint is {saved}.")
     return shown
+
+
+def logs_with(console: Console) -> AbstractContextManager[object]:
+    """Within it, a notebook shows log lines among the others instead of in boxes of their own."""
+    return nullcontext() if console.stderr else redirect_stderr(sys.stdout)
 
 
 def notebook_or_terminal() -> Console:

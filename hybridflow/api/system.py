@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from hybridflow.api.running import interrupt, notebook_or_terminal, prepared_or_refused
+from hybridflow.api.running import interrupt, logs_with, notebook_or_terminal, prepared_or_refused
 from hybridflow.batch import Batch
 from hybridflow.dataflows.interface import Dataflow, role_needs
 from hybridflow.dataflows.loop import Loop, Run
@@ -63,14 +63,14 @@ class System:
         """
         while True:
             self._end_step()
-            self._loop.log_step()
-            self._run.report()
             if self._loop.is_over:
                 break
+            self._loop.log_step()
+            self._run.report()
             self._stepping = ExitStack()
             yield self._stepping.enter_context(self._loop.stepping())
         if self._stop.signal is not None:
-            self._loop.save()
+            self.save()
 
     def log(self, metrics: Mapping[str, float] | Metrics) -> None:
         """Adds metrics to the row of the step."""
@@ -112,7 +112,7 @@ def opened_system(composed: Composed) -> Iterator[System]:
     """Starts a composed run; closing it stops all processes and writes the report."""
     check_builds()
     stop, console = Stop(), notebook_or_terminal()
-    with stop.handled(), logging_restored():
+    with stop.handled(), logging_restored(), logs_with(console):
         prepared = prepared_or_refused(composed)
         with opened_run(prepared, console, stop) as opened, opened.loop.may_be_abandoned():
             system = System(opened.run, opened.loop, stop)

@@ -85,11 +85,17 @@ def test_the_notebook_runs_and_shows_what_a_notebook_shows(tmp_path):
     NotebookClient(notebook, timeout=280, resources={"metadata": {"path": str(tmp_path)}}).execute()
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     printed = "".join(output["text"] for output in outputs if output["output_type"] == "stream")
-    assert "step  1/20" in printed and "\r" not in printed and "\x1b" not in printed
+    assert "step  1/" in printed and " INFO " in printed and "\r" not in printed
+    assert not [
+        text
+        for text in (output.get("text", "") for output in outputs if output.get("name") == "stderr")
+        if " INFO " in text
+    ]
     shown = [output["data"] for output in outputs if "data" in output]
     assert any("<iframe" in data.get("text/html", "") for data in shown), "the report does not show itself"
     assert any("<svg" in data.get("text/html", "") for data in shown), "the drawing does not show itself"
     assert any("12+34=" in data.get("text/plain", "") for data in shown)
+    assert any("The run begins at step 1." in data.get("text/plain", "") for data in shown), "the plan does not"
     assert json.loads((tmp_path / "runs" / "loop" / "metrics.jsonl").read_text().splitlines()[-1])["notebook/step"] == 3
 
 

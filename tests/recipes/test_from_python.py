@@ -20,6 +20,14 @@ SCRIPT, *SNIPPETS = BLOCKS
 OF_THE_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
+AGAIN = """
+objects = {"model": model, "tokenizer": tokenizer, "data": rows}
+rewards = [digits, lambda completions, **columns: [1.0 for text in completions]]
+settings |= {"trainer.experiment": "again", "trainer.total_steps": 1}
+print("again", hybridflow.run("grpo", settings, reward=rewards, **objects).metrics["critic/score/mean"][0] > 1.0)
+"""
+
+
 @pytest.fixture(scope="session")
 def tokenizer_dir(tmp_path_factory) -> Path:
     """A tokenizer like SmolLM2's: bytes and merges, single digits, and the markers of its chats."""
@@ -58,11 +66,11 @@ def test_the_script_trains_and_generates(tmp_path, tokenizer_dir, backend):
     own = SCRIPT.replace(OF_THE_HUB, str(tokenizer_dir))
     own = own.replace('{"trainer.total_steps": 5,', f'{{"trainer.total_steps": 3, "trainer.backend": "{backend}",')
     assert backend in own
-    table, generated = run_script(tmp_path, own).rsplit("\n", 2)[:2]
-    assert re.findall(r"^\d+ +(\d) +\d\.\d+$", table, re.MULTILINE) == ["1", "2", "3"]
-    assert generated.startswith("1+1=")
-    (result,) = (tmp_path / "runs").iterdir()
-    assert "backend: ray" in (result / "config.yaml").read_text() or backend == "local"
+    output = run_script(tmp_path, own + AGAIN)
+    assert re.findall(r"^\d+ +(\d) +\d\.\d+$", output, re.MULTILINE) == ["1", "2", "3"]
+    assert "\n1+1=" in output
+    assert output.endswith("again True\n"), "a second run in the same process"
+    assert f"backend: {backend}" in (tmp_path / "runs" / "run" / "config.yaml").read_text()
 
 
 def test_the_other_snippets_run_in_their_order(tmp_path):

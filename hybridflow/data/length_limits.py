@@ -16,18 +16,20 @@ class RowsTooLong(DataError):
         self._drop = f"data.drop_long_prompts=true to leave out the {count} long ones."
         raised = "" if needed is None else f"{setting}={needed} if the model reads that many, or "
         super().__init__(message, remedy=f"Set {raised}{self._drop}")
-        self.limit, self.needed = limit, needed
+        self.setting, self.limit, self.needed = setting, limit, needed
 
     def of_model(self, max_tokens: int, *, asked: int) -> DataError:
-        """The same error, with a remedy that raises no limit if the model cannot read the longer sequences.
+        """The same error, with a remedy that raises the limit no further than the model can read.
 
         The model reads `max_tokens`; with the present limits, prompts and responses have up to `asked` tokens.
         """
         if self.needed is None or not max_tokens or asked - self.limit + self.needed <= max_tokens:
             return self
+        most = max_tokens - (asked - self.limit)
+        raised = f"{self.setting}={most}, the most that fits, and " if most > self.limit else ""
         return DataError(
             f"{self.message} The model reads {max_tokens} tokens, including the response.",
-            remedy=f"Set {self._drop}",
+            remedy=f"Set {raised}{self._drop}",
         )
 
 

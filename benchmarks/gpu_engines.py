@@ -114,8 +114,7 @@ def generation_speed(case: Case) -> list[Row]:
         engine = make_rollout_engine(
             Model(path=str(directory), dtype=Dtype.bfloat16),
             Rollout(engine=RolloutKind.transformers, max_sequences=at_once),
-            max_prompt_tokens=16,
-            max_response_tokens=tokens,
+            limit_tokens=16 + tokens,
             eos_token_ids=(1,),
             device=case.device,
         )

@@ -55,8 +55,7 @@ def engine_on(
     return make_rollout_engine(
         Model(path=str(directory)),
         rollout,
-        max_prompt_tokens=64,
-        max_response_tokens=TOKENS,
+        limit_tokens=64 + TOKENS,
         eos_token_ids=(1,),
         device=torch.device("cpu"),
         ranks=Ranks(rank, ParallelMesh(axes)),
@@ -162,8 +161,7 @@ def _layout_refusal(rank: int, directory: Path) -> str:
         make_rollout_engine(
             Model(path=str(directory)),
             Rollout(engine=RolloutKind.vllm, vllm=Vllm(kv_cache_mb=16)),
-            max_prompt_tokens=64,
-            max_response_tokens=TOKENS,
+            limit_tokens=64 + TOKENS,
             eos_token_ids=(1,),
             device=torch.device("cpu"),
         )

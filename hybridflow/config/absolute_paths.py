@@ -12,6 +12,7 @@ from hybridflow.config.model import Model
 from hybridflow.config.paths import PREFIX, is_pattern, user_path
 from hybridflow.config.reward import Reward
 from hybridflow.config.roles import Role
+from hybridflow.config.rollout import Rollout
 from hybridflow.config.section import Section, sections_of
 
 _Rule = Callable[[str, str], str]
@@ -120,6 +121,7 @@ _RULES: dict[type[Section], dict[str, _Rule]] = {
         "dataset": _code,
     },
     Algorithm: {"advantage": _code, "policy_loss": _code},
+    Rollout: {"engine": _code},
     Preference: {"loss": _code},
     Reward: {"functions": _code},
     Role: {"functions": _code},

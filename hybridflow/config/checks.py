@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from hybridflow.config.algorithm import Correction, CorrectionLevel, KLPlacement, OldLogprobs
-from hybridflow.config.choices import AGGREGATIONS, KL_ESTIMATORS
+from hybridflow.config.choices import AGGREGATIONS, KL_ESTIMATORS, is_own
 from hybridflow.config.derived import is_evaluated, num_devices
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.ranges import check_ranges
+from hybridflow.config.rollout import RolloutKind
 from hybridflow.config.templates import template_parts
 from hybridflow.errors import STRICT, ConfigError, Faults
 
@@ -25,15 +26,22 @@ def check(config: Experiment, faults: Faults = STRICT) -> None:
     """Adds a `ConfigError` for each rule that the configuration breaks."""
     check_ranges(config, faults)
     across = (_cost_errors, _pretraining_errors, _kl_errors, _correction_errors)
-    for rule in (_data_errors, _row_errors, _name_errors, _choice_errors, _input_errors, *across):
+    rules = (_data_errors, _row_errors, _sampling_errors, _name_errors, _choice_errors, _input_errors, *across)
+    for rule in rules:
         faults.add(*rule(config))
     with faults.caught():
         check_placement(config)
 
 
 def _choice_errors(config: Experiment) -> Iterator[ConfigError]:
-    """Aggregations and KL estimators must be among those that exist."""
-    algorithm = config.algorithm
+    """Aggregations, KL estimators and rollout engines must be among those that exist."""
+    algorithm, engine = config.algorithm, config.rollout.engine
+    if engine is not None and engine not in (kinds := [*RolloutKind]) and not is_own(engine):
+        yield ConfigError(
+            f"rollout.engine={engine} is unknown.",
+            remedy=f"{did_you_mean(engine, kinds)}Choose from: {', '.join(kinds)}; or name a class of your own:"
+            " file.py:Engine or my_package.Engine.",
+        )
     for key, value, choices in (
         ("algorithm.aggregation", algorithm.aggregation, AGGREGATIONS),
         ("algorithm.kl.estimator", algorithm.kl.estimator, KL_ESTIMATORS),
@@ -107,6 +115,17 @@ def _row_errors(config: Experiment) -> Iterator[ConfigError]:
             f"data.difficulty_key={data.difficulty_key} sorts all rows, but data.streaming=true reads them on demand.",
             remedy="Leave one out, or sort the file and set data.shuffle=false.",
         )
+
+
+def _sampling_errors(config: Experiment) -> Iterator[ConfigError]:
+    """A stop string must have characters, or every response would end at once."""
+    for name in ("sampling", "eval_sampling"):
+        stop = vars(config.rollout)[name].stop
+        if "" in stop:
+            yield ConfigError(
+                f"rollout.{name}.stop={stop} has an empty text.",
+                remedy='Give texts that end a response, such as ["</answer>"] or ["\\n\\n"], or leave the setting out.',
+            )
 
 
 def _name_errors(config: Experiment) -> Iterator[ConfigError]:

@@ -1,7 +1,7 @@
 """Settings of the rollout."""
 
-from dataclasses import dataclass, field
-from enum import Enum
+from dataclasses import dataclass, field, replace
+from enum import Enum, StrEnum
 from typing import Annotated
 
 from hybridflow.config.placement import RolloutParallelism
@@ -19,8 +19,8 @@ _TEMPERATURE = number(
 _TRANSFER_SECONDS = Range(lambda v: v > 0, "above 0", "is too small", "Use 300.")
 
 
-class RolloutKind(Enum):
-    """Engine that generates."""
+class RolloutKind(StrEnum):
+    """The package's own engines that generate."""
 
     transformers = "transformers"
     vllm = "vllm"
@@ -72,6 +72,14 @@ class Sampling(Section):
     ignore_eos: bool = False
     """Continue to the length limit after an end-of-sequence token; for benchmarks."""
 
+    stop: list[str] = field(default_factory=list)
+    """Texts that end a response: it ends with the token that completes one of them, and keeps that token. If
+    `eval_sampling` has none, evaluation uses those of `sampling`."""
+
+    stop_token_ids: list[Annotated[int, AT_LEAST_0]] = field(default_factory=list)
+    """Further tokens that end a response, which keeps them. If `eval_sampling` has none, evaluation uses those of
+    `sampling`."""
+
     @property
     def is_restricted(self) -> bool:
         """Whether some tokens cannot be sampled, so that log-probabilities are renormalized over the others."""
@@ -96,9 +104,10 @@ class Vllm(Section):
 class Rollout(Section):
     """The rollout role."""
 
-    engine: RolloutKind | None = None
-    """transformers runs everywhere; vllm needs an extra and is faster on larger models. null: vllm on GPUs if it is
-    installed, and whenever `parallelism` divides the model; otherwise transformers."""
+    engine: str | None = None
+    """transformers runs everywhere; vllm needs an extra and is faster on larger models; `path/file.py:Engine` is a
+    class of your own. null: vllm on GPUs if it is installed, and whenever `parallelism` divides the model; otherwise
+    transformers."""
 
     parallelism: RolloutParallelism = field(default_factory=RolloutParallelism)
     """How the generating model is parallelized over devices."""
@@ -131,3 +140,13 @@ class Rollout(Section):
 
     vllm: Vllm = field(default_factory=Vllm)
     """Settings of the vLLM engine."""
+
+    def sampling_for(self, purpose: str) -> Sampling:
+        """How responses are sampled for a purpose: train, eval or greedy."""
+        train, evaluation = self.sampling, self.eval_sampling
+        ends = {
+            "stop": evaluation.stop or train.stop,
+            "stop_token_ids": evaluation.stop_token_ids or train.stop_token_ids,
+        }
+        greedy = Sampling(temperature=0.0, stop=train.stop, stop_token_ids=train.stop_token_ids)
+        return {"train": train, "eval": replace(evaluation, **ends), "greedy": greedy}[purpose]

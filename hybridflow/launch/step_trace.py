@@ -135,7 +135,7 @@ def planned_roles(plan: RunPlan) -> list[TracedRole]:
     planned = {role.name: role for role in plan.roles}
     actor, roles = planned.get(ACTOR), []
     assert plan.config.rollout.engine is not None, "the device's defaults are not filled in"
-    rollout = plan.config.rollout.engine.name
+    rollout = plan.config.rollout.engine.rpartition("/")[2]
     for name, need in role_needs(plan.dataflow).items():
         kind, role = need.kind.__name__, planned.get(name)
         if role is None and need.kind is Sampler and actor is not None and actor.generates:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from hybridflow.batch import Batch
 from hybridflow.config.model import Model
-from hybridflow.config.rollout import Rollout, Sampling, Transfer
+from hybridflow.config.rollout import Rollout, Transfer
 from hybridflow.controller.protocols import BROADCAST, GENERATION
 from hybridflow.controller.signed_store import StoreAddress
 from hybridflow.controller.transfer import transfer
@@ -51,9 +51,9 @@ class ResponseGenerator:
         self.engine = make_rollout_engine(
             setup.model,
             setup.rollout,
-            max_prompt_tokens=setup.max_prompt_tokens,
-            max_response_tokens=setup.max_response_tokens,
+            limit_tokens=setup.max_prompt_tokens + setup.max_response_tokens,
             eos_token_ids=eos_ids(tokenizer, directory),
+            tokenizer=tokenizer,
             device=chosen_device(context),
             ranks=context.rendezvous.ranks(context.role, context.meshes["generation"]),
             reads_weights=setup.reads_weights,
@@ -71,19 +71,13 @@ class ResponseGenerator:
     def generate(self, prompts: Batch, purpose: str) -> Batch:
         """One response per prompt. `purpose` chooses the sampling settings: train, eval or greedy."""
         setup = self._setup
-        samplings = {
-            "train": setup.rollout.sampling,
-            "eval": setup.rollout.eval_sampling,
-            "greedy": Sampling(temperature=0.0),
-        }
         # Evaluations have a seed of their own, always the same, so that two of them differ only by the weights.
         seed = setup.seed if purpose == "train" else setup.seed + 1
         # The ranks of a sharded replica compute each token together: none may leave the others.
         is_alone = self.engine.mesh.count_along(("pipeline", "tensor")) == 1
         with self._context.interruptible() if is_alone else nullcontext():
-            return self.engine.generate(
-                prompts, samplings[purpose], max_response_tokens=setup.max_response_tokens, seed=seed
-            )
+            sampling = setup.rollout.sampling_for(purpose)
+            return self.engine.generate(prompts, sampling, max_response_tokens=setup.max_response_tokens, seed=seed)
 
 
 class RolloutWorker(Worker):

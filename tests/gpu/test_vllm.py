@@ -24,8 +24,7 @@ def test_rows_are_drawn_without_generators_and_alone_as_together(toy_dir, device
     engine = make_rollout_engine(
         Model(path=str(toy_dir("llama", max_position_embeddings=256))),
         Rollout(engine=RolloutKind.vllm, max_sequences=64, vllm=Vllm(kv_cache_mb=64, enforce_eager=True)),
-        max_prompt_tokens=64,
-        max_response_tokens=32,
+        limit_tokens=96,
         eos_token_ids=(1,),
         device=device,
     )
@@ -59,8 +58,7 @@ def test_the_cache_does_not_depend_on_what_another_role_holds(toy_dir, held_shar
     engine = make_rollout_engine(
         Model(path=str(directory)),
         rollout,
-        max_prompt_tokens=64,
-        max_response_tokens=32,
+        limit_tokens=96,
         eos_token_ids=(1,),
         device=torch.device("cuda", 0),
     )

@@ -62,13 +62,12 @@ class Pair:
 
 
 def pair_of(kind: RolloutKind, directory: Path) -> Pair:
-    if kind is RolloutKind.vllm and find_spec("vllm") is None:
+    if kind == RolloutKind.vllm and find_spec("vllm") is None:
         pytest.skip("vLLM is not installed")
     rollout = make_rollout_engine(
         Model(path=str(directory)),
         Rollout(engine=kind, max_sequences=96, vllm=Vllm(kv_cache_mb=64)),
-        max_prompt_tokens=LONGEST,
-        max_response_tokens=TOKENS,
+        limit_tokens=LONGEST + TOKENS,
         eos_token_ids=ENDS,
         device=torch.device("cpu"),
     )

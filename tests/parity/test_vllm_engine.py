@@ -50,8 +50,7 @@ def test_a_cache_that_does_not_hold_one_sequence_names_its_setting(toy_dir):
         make_rollout_engine(
             Model(path=str(toy_dir("llama", max_position_embeddings=8192))),
             rollout,
-            max_prompt_tokens=8000,
-            max_response_tokens=192,
+            limit_tokens=8192,
             eos_token_ids=(1,),
             device=torch.device("cpu"),
         )

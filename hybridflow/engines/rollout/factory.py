@@ -1,11 +1,13 @@
 """Makes rollout engines by name; an engine that is not chosen is never imported."""
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
+from hybridflow.config.choices import is_own
 from hybridflow.config.model import Model
 from hybridflow.config.rollout import DEFAULT_SEQUENCES, Rollout, RolloutKind
 from hybridflow.engines.rollout.interface import RolloutEngine
-from hybridflow.engines.traits import ROLLOUT_ENGINES
+from hybridflow.engines.traits import rollout_traits
 from hybridflow.models.loading import load_causal_lm, resolve_model_path, torch_dtype
 from hybridflow.parallel.groups import Ranks
 
@@ -14,14 +16,16 @@ def make_rollout_engine(
     model: Model,
     rollout: Rollout,
     *,
-    max_prompt_tokens: int,
-    max_response_tokens: int,
+    limit_tokens: int,
     eos_token_ids: tuple[int, ...],
+    tokenizer: PreTrainedTokenizerBase | None = None,
     device: torch.device,
     ranks: Ranks | None = None,
     reads_weights: bool = True,
 ) -> RolloutEngine:
     """An engine with the weights in `model.path`; a response ends after one of `eos_token_ids`.
+
+    Prompt and response have at most `limit_tokens` together. Stop strings (`Sampling.stop`) need the `tokenizer`.
 
     `ranks` is this process's rank in the generation mesh, with the axes `data`, `pipeline` and `tensor`: ranks that
     differ only in `tensor` or `pipeline` hold one replica together, and each makes an engine. None means a single
@@ -30,19 +34,25 @@ def make_rollout_engine(
     """
     ranks = ranks or Ranks.alone()
     directory = resolve_model_path(str(model.path))
-    ROLLOUT_ENGINES[rollout.engine or RolloutKind.transformers].check_installed()
-    if rollout.engine is RolloutKind.vllm:
+    rollout_traits(rollout.engine).check_installed()
+    if rollout.engine is not None and is_own(rollout.engine):
+        from hybridflow.engines.rollout.custom import CustomEngineSetup, custom_engine
+
+        assert tokenizer is not None, "an engine of the user's own gets the tokenizer"
+        setup = CustomEngineSetup(directory, model, rollout, limit_tokens, eos_token_ids, tokenizer, device, ranks)
+        return custom_engine(rollout.engine)(setup)
+    if rollout.engine == RolloutKind.vllm:
         from hybridflow.engines.rollout.vllm.environment import import_vllm
 
         import_vllm(device)
         from hybridflow.engines.rollout.vllm.engine import VllmEngine
 
         return VllmEngine(
-            directory,
             model,
             rollout,
-            limit_tokens=max_prompt_tokens + max_response_tokens,
+            limit_tokens=limit_tokens,
             eos_token_ids=eos_token_ids,
+            tokenizer=tokenizer,
             device=device,
             ranks=ranks,
             reads_weights=reads_weights,
@@ -55,5 +65,6 @@ def make_rollout_engine(
         ),
         max_sequences=rollout.max_sequences or DEFAULT_SEQUENCES,
         eos_token_ids=eos_token_ids,
+        tokenizer=tokenizer,
         mesh=ranks.mesh,
     )

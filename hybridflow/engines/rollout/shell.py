@@ -19,13 +19,14 @@ from hybridflow.parallel.mesh import ParallelMesh
 class RolloutShell(ABC):
     """The part of a `RolloutEngine` that does not depend on the engine; each engine inherits from it.
 
-    `buffer` holds the weights, and `slots` are views of it. Prompts and responses have at most `limit_tokens` together.
+    `buffer` holds the weights, if there are any, and `slots` are views of it. Prompts and responses have at most
+    `limit_tokens` together.
     """
 
     def __init__(
         self,
         mesh: ParallelMesh,
-        buffer: WeightBuffer,
+        buffer: WeightBuffer | None,
         slots: Mapping[str, WeightShard],
         *,
         limit_tokens: int,
@@ -75,7 +76,7 @@ class RolloutShell(ABC):
 
     def sleep(self, kept: Iterable[WeightShard] = ()) -> Released:
         """See `RolloutEngine.sleep`. On a GPU all weights stay."""
-        released = self._buffer.release(shard.tensor for shard in kept)
+        released = Released(0, 0, 0) if self._buffer is None else self._buffer.release(shard.tensor for shard in kept)
         if released.weight_bytes:
             self._missing = "were freed while it slept"
         self.is_asleep = True
@@ -84,6 +85,11 @@ class RolloutShell(ABC):
     def wake(self) -> None:
         """See `RolloutEngine.wake`. On a CPU, pages return as they are written."""
         self.is_asleep = False
+
+
+def ends_of(sampling: Sampling, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
+    """The tokens that end a response."""
+    return (*(() if sampling.ignore_eos else eos_token_ids), *sampling.stop_token_ids)
 
 
 def checked_prompts(prompts: Batch, *, max_response_tokens: int, limit_tokens: int) -> Ragged:
@@ -111,8 +117,9 @@ def checked_prompts(prompts: Batch, *, max_response_tokens: int, limit_tokens: i
 def response_batch(ids: Ragged, logprobs: Ragged, truncated: Tensor, *, version: int, sampling: Sampling) -> Batch:
     """The columns that `generate` adds.
 
-    `response_ids` [B, (R)], including the end-of-sequence token; `response_mask` of ones; `rollout_logprobs`;
-    `weight_version` [B]; `truncated` [B] (the length limit was reached before an end of sequence). Metadata: the
+    `response_ids` [B, (R)], including the token that ended it (an end of sequence, one of `stop_token_ids`, or the one
+    that completed a stop string); `response_mask` of ones; `rollout_logprobs`; `weight_version` [B]; `truncated` [B]
+    (the length limit was reached before any of these). Metadata: the
     temperature of the log-probabilities, and `is_restricted` if top_p or top_k renormalized them. Raises `EngineError`
     if a log-probability is not finite, because the model's logits are then not finite either.
     """

@@ -26,6 +26,10 @@ _LITERAL = re.compile(r"[^\"'\[\]{}$,]+")
 COMMAND_LINE, RUN_FILE = "command line", "run file"
 """The origins of settings that the user typed, and of those in their run files."""
 
+_QUOTED = re.compile(r"'(?:\\.|[^'\\])*'|\"(?P<double>(?:\\.|[^\"\\])*)\"", re.DOTALL)
+_ESCAPE, _ESCAPES = re.compile(r"\\.", re.DOTALL), {r"\n": "\n", r"\t": "\t"}
+"""Escapes within double quotes, which Hydra's grammar does not replace."""
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -73,7 +77,7 @@ def parse_overrides(overrides: Sequence[str], faults: Faults = STRICT) -> Typed:
     """Groups and settings. Adds a `ConfigError` for other texts, for unknown keys and for several values."""
     groups: dict[str, str] = {}
     settings: list[Setting] = []
-    for text in overrides:
+    for text in map(_with_escapes, overrides):
         with faults.caught(text.partition("=")[0]):
             if any("\ud800" <= character <= "\udfff" for character in text):
                 raise ConfigError(f"{text!r} is not UTF-8.", remedy="Write settings in UTF-8, in a UTF-8 locale.")
@@ -149,6 +153,17 @@ def _parsed(text: str) -> tuple[str, Override | None]:
     if override.is_delete() or override.package is not None or not override.key_or_group:
         raise _malformed(text)
     return override.key_or_group, override
+
+
+def _with_escapes(text: str) -> str:
+    """The text with the escapes `\\n` and `\\t` within double quotes replaced, as YAML does; Hydra keeps them."""
+
+    def replaced(quoted: re.Match[str]) -> str:
+        if quoted["double"] is None:
+            return quoted[0]
+        return _ESCAPE.sub(lambda found: _ESCAPES.get(found[0], found[0]), quoted[0])
+
+    return _QUOTED.sub(replaced, text)
 
 
 def _malformed(text: str) -> ConfigError:

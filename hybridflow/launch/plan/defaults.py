@@ -22,7 +22,7 @@ from hybridflow.controller.backends.interface import RAY_ADDRESS
 from hybridflow.dataflows.interface import Dataflow, learns_from_samples
 from hybridflow.elastic.checkpoint import CheckpointStore, saved_config
 from hybridflow.elastic.compatibility import is_other_run
-from hybridflow.engines.traits import ROLLOUT_ENGINES, TRAINING_ENGINES
+from hybridflow.engines.traits import TRAINING_ENGINES, rollout_traits
 from hybridflow.errors import ResourceError
 from hybridflow.launch.compose.compose import Composed
 from hybridflow.launch.plan.dataflow import NamedFunctions
@@ -63,10 +63,9 @@ def with_device_defaults(composed: Composed, device: str) -> Composed:
     before, after = composed.flat(), replace(composed, config=config).flat()
     chosen = {key: value for key, value in after.items() if key in before and before[key] != value}
     if device == "cuda":
-        rollout = None if config.rollout.engine is None else config.rollout.engine.name
         logger.info(
             "defaults on a GPU: model.dtype=%s actor.gradient_checkpointing=%s rollout.engine=%s",
-            after["model.dtype"], str(after["actor.gradient_checkpointing"]).lower(), rollout,
+            after["model.dtype"], str(after["actor.gradient_checkpointing"]).lower(), config.rollout.engine,
         )  # fmt: skip
     return replace(composed, config=config, origins={**composed.origins, **dict.fromkeys(chosen, "device")})
 
@@ -97,12 +96,12 @@ def resolved(config: Experiment, device: str) -> Experiment:
     on_gpu = device == "cuda"
     sizes = config.rollout.parallelism
     uses_vllm = sizes.tensor * sizes.pipeline > 1 or (on_gpu and find_spec("vllm") is not None)
-    rollout = config.rollout.engine or (RolloutKind.vllm if uses_vllm else RolloutKind.transformers)
+    rollout = config.rollout.engine or (RolloutKind.vllm if uses_vllm else RolloutKind.transformers).value
     defaults = {
         (Model, "dtype"): Dtype.bfloat16 if on_gpu else Dtype.float32,
         (Training, "gradient_checkpointing"): on_gpu,
         (Rollout, "engine"): rollout,
-        (Rollout, "max_sequences"): ROLLOUT_ENGINES[rollout].sequences_on_gpus if on_gpu else DEFAULT_SEQUENCES,
+        (Rollout, "max_sequences"): rollout_traits(rollout).sequences_on_gpus if on_gpu else DEFAULT_SEQUENCES,
         (Rollout, "sleep"): on_gpu,
     }
     filled = deepcopy(config)
@@ -167,7 +166,7 @@ def kl_reads_rollout(config: Experiment) -> bool:
     if config.rollout.sampling.is_restricted:
         return False
     assert config.rollout.engine is not None, "device defaults are not filled in"
-    rollout, actor = ROLLOUT_ENGINES[config.rollout.engine], TRAINING_ENGINES[training_of(config, "actor").engine]
+    rollout, actor = rollout_traits(config.rollout.engine), TRAINING_ENGINES[training_of(config, "actor").engine]
     same_model = (
         rollout.runs_transformers
         and actor.runs_transformers

@@ -31,6 +31,7 @@ PLAN_RULES = (
     resources.package_problems,
     models.directory_problems,
     models.tokenizer_problems,
+    models.stop_problems,
     models.reward_model_problems,
     layouts.layout_problems,
     models.adapter_problems,

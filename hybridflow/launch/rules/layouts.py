@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from hybridflow.config.derived import divisors
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.nearest import did_you_mean
-from hybridflow.config.rollout import RolloutKind
 from hybridflow.controller.protocols import GENERATION, num_parts
 from hybridflow.dataflows.interface import Dataflow, learns_from_samples, role_needs
-from hybridflow.engines.traits import ROLLOUT_ENGINES, TRAINING_ENGINES
+from hybridflow.engines.traits import TRAINING_ENGINES, rollout_traits
 from hybridflow.errors import ConfigError
 from hybridflow.launch.plan.data import RunData
 from hybridflow.launch.plan.plan import RunPlan
@@ -25,14 +24,14 @@ def layout_problems(plan: RunPlan, role: RoleSpec) -> Iterator[ConfigError]:
     """Models whose heads, layers, experts or vocabulary an engine cannot divide into the requested sizes."""
     if role.model is None or runs_whole(plan, role):
         return
-    geometry, engine = plan.models.geometry(role.name), plan.config.rollout.engine or RolloutKind.transformers
+    geometry, engine = plan.models.geometry(role.name), rollout_traits(plan.config.rollout.engine)
     if role.training is not None:
         weights = TRAINING_ENGINES[role.training.engine].weights
         if problem := layout_problem(geometry, weights, role.training.parallelism):
             yield _layout_error(_section(plan, role.name), role.training.engine.name, problem, geometry)
     if role.generation_mesh is not None:
-        if problem := layout_problem(geometry, ROLLOUT_ENGINES[engine].weights, plan.config.rollout.parallelism):
-            yield _layout_error("rollout", engine.name, problem, geometry)
+        if problem := layout_problem(geometry, engine.weights, plan.config.rollout.parallelism):
+            yield _layout_error("rollout", str(plan.config.rollout.engine), problem, geometry)
 
 
 def critic_layout_problems(config: Experiment, dataflow: type[Dataflow]) -> Iterator[ConfigError]:

@@ -148,7 +148,7 @@ def phase_problems(plan: RunPlan, gpus: NodeGpus | None) -> Iterator[ResourceErr
                 remedy=_remedy(plan, pool),
             )
         generates = any(phase.name == GENERATING for phase in phases)
-        if generates and plan.config.rollout.engine is RolloutKind.vllm:
+        if generates and plan.config.rollout.engine == RolloutKind.vllm:
             check_cache(_vllm_memory(plan, gpus.smallest), plan.config.rollout)
 
 
@@ -234,7 +234,7 @@ def _rollout(plan: RunPlan, pool: str, device_bytes: int | None) -> tuple[float,
     config, longest = plan.config, plan.sequence_tokens
     if not any(role.generates and role.pool == pool for role in plan.roles):
         return None
-    if config.rollout.engine is RolloutKind.vllm:
+    if config.rollout.engine == RolloutKind.vllm:
         planned = _vllm_memory(plan, device_bytes or 0)
         return planned.weights, planned.working, max(0, planned.cache)
     geometry, size, sizes = plan.models.geometry(ACTOR), value_bytes(plan.policy.dtype), config.rollout.parallelism
@@ -270,7 +270,7 @@ def _remedy(plan: RunPlan, pool: str) -> str:
             advice.append(f"{section}.microbatch_tokens={plan.sequence_tokens}")
         if not role.training.offload_optimizer:
             advice.append(f"{section}.offload_optimizer=true")
-    if plan.config.rollout.engine is RolloutKind.transformers:
+    if plan.config.rollout.engine == RolloutKind.transformers:
         advice.append("rollout.engine=vllm with rollout.parallelism.tensor")
     return f"Use {', '.join(dict.fromkeys(advice)) or 'a smaller model'}, or more devices (trainer.devices)."
 

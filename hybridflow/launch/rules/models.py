@@ -8,10 +8,14 @@ from pathlib import Path
 
 import torch
 
+from hybridflow.config.choices import is_own
 from hybridflow.config.json_text import read_json_object
 from hybridflow.config.model import Model
+from hybridflow.config.rollout import Sampling
 from hybridflow.config.training import Training, TrainingEngine
-from hybridflow.engines.traits import ROLLOUT_ENGINES, TRAINING_ENGINES
+from hybridflow.engines.rollout.custom import custom_engine
+from hybridflow.engines.rollout.stop_strings import check_reads_text
+from hybridflow.engines.traits import TRAINING_ENGINES, rollout_traits
 from hybridflow.errors import Advice, ConfigError, EngineError, Faults, Problem
 from hybridflow.launch.plan.data import RunData
 from hybridflow.launch.plan.plan import RunPlan
@@ -93,6 +97,25 @@ def tokenizer_problems(plan: RunPlan) -> Iterator[Problem]:
     yield from faults.found
 
 
+def stop_problems(plan: RunPlan) -> Iterator[Problem]:
+    """Stop strings for a tokenizer that cannot find them, and stop tokens that the policy does not have."""
+    if not plan.generates:
+        return
+    vocab = plan.models.geometry(ACTOR).vocab
+    for name in ("sampling", "eval_sampling"):
+        sampling: Sampling = vars(plan.config.rollout)[name]
+        if sampling.stop:
+            tokenizer = load_tokenizer(
+                plan.models.tokenizer_directory(ACTOR, plan.policy), pad_token=plan.policy.pad_token
+            )
+            check_reads_text(tokenizer, key=f"rollout.{name}.stop")
+        if beyond := [token for token in sampling.stop_token_ids if token >= vocab]:
+            yield ConfigError(
+                f"rollout.{name}.stop_token_ids has {beyond[0]}, but the policy's tokens are 0 to {vocab - 1}.",
+                remedy="Use ids of its tokenizer, or name the texts of the tokens in stop.",
+            )
+
+
 def _language_models(plan: RunPlan) -> Iterator[tuple[RoleSpec, Model]]:
     """The roles with a model, except frozen reward models."""
     for role in plan.roles:
@@ -114,10 +137,12 @@ def adapter_problems(plan: RunPlan, role: RoleSpec) -> Iterable[Problem]:
 
 
 def rollout_problems(plan: RunPlan) -> Iterable[Problem]:
-    """Rollout engines that are not installed, or do not support the policy on this device."""
+    """Rollout engines that are not installed, do not support the policy on this device, or lack a method."""
     rollout = plan.config.rollout
     if rollout.engine is not None and plan.generates:
-        engine = ROLLOUT_ENGINES[rollout.engine]
+        if is_own(rollout.engine):
+            custom_engine(rollout.engine)
+        engine = rollout_traits(rollout.engine)
         engine.check_installed()  # importing it takes seconds, and is left to the engine
         engine.check_model(plan.models.directory(ACTOR), plan.device, rollout.parallelism.pipeline)
     return []

@@ -6,7 +6,7 @@ from functools import partial
 from hybridflow.config.derived import is_evaluated, num_devices
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.loop import BackendKind
-from hybridflow.engines.traits import ROLLOUT_ENGINES, TRAINING_ENGINES
+from hybridflow.engines.traits import TRAINING_ENGINES, rollout_traits
 from hybridflow.errors import MissingExtraError
 from hybridflow.optional import check_installed
 
@@ -37,7 +37,7 @@ def _checks(config: Experiment) -> Iterator[tuple[str, Callable[[], None]]]:
         wanted = f"devices={num_devices(config)}" if config.trainer.backend is BackendKind.auto else "backend=ray"
         yield f"trainer.{wanted}", partial(check_installed, "ray")
     if (rollout := config.rollout.engine) is not None:
-        yield f"rollout.engine={rollout.name}", ROLLOUT_ENGINES[rollout].check_installed
+        yield f"rollout.engine={rollout}", rollout_traits(rollout).check_installed
     engines = {"actor": config.actor.engine} | {f"roles.{name}": role.engine for name, role in config.roles.items()}
     engines |= {} if config.reward.model.path is None else {"reward": config.reward.engine}
     for section, engine in engines.items():

@@ -10,7 +10,7 @@ from hybridflow.config.experiment import Experiment
 from hybridflow.config.loop import BackendKind
 from hybridflow.config.roles import RoleKind
 from hybridflow.config.training import Training, TrainingEngine
-from hybridflow.engines.traits import ROLLOUT_ENGINES, TRAINING_ENGINES
+from hybridflow.engines.traits import ROLLOUT_ENGINES, TRAINING_ENGINES, rollout_traits
 from hybridflow.errors import ConfigError
 
 _AXES = ("tensor", "pipeline", "virtual_pipeline", "expert", "sequence", "replicas")
@@ -113,10 +113,10 @@ def _rollout_errors(config: Experiment) -> Iterator[ConfigError]:
     pool = pool_of(config, "rollout")
     devices = pool_sizes(config)[pool]
     for axis, size in sizes.items():
-        if size > 1 and engine is not None and axis not in ROLLOUT_ENGINES[engine].axes:
-            able = " or ".join(other.name for other, traits in ROLLOUT_ENGINES.items() if axis in traits.axes)
+        if size > 1 and engine is not None and axis not in rollout_traits(engine).axes:
+            able = " or ".join(other for other, traits in ROLLOUT_ENGINES.items() if axis in traits.axes)
             yield ConfigError(
-                f"rollout.parallelism.{axis}={size}, but rollout.engine={engine.name} has no such parallelism.",
+                f"rollout.parallelism.{axis}={size}, but rollout.engine={engine} has no such parallelism.",
                 remedy=f"Use rollout.engine={able}, or leave the size out.",
             )
     product = math.prod(sizes.values())

@@ -82,8 +82,8 @@ def _of_rollout(plan: RunPlan) -> Iterator[Unused]:
             " rollout.eval_samples_per_prompt",
         )
     engine = config.rollout.engine or RolloutKind.transformers
-    others = tuple(f"rollout.{other.name}" for other in RolloutKind if other is not engine)
-    yield Unused(others, f"rollout.engine={engine.name}")
+    others = tuple(f"rollout.{other}" for other in RolloutKind if other != engine)
+    yield Unused(others, f"rollout.engine={engine}")
     names = {role.name for role in plan.roles} | ({ROLLOUT} if plan.generates else set())
     for role in sorted(set(config.placement.roles) & {*OWN_NAMES.values()} - names):
         yield Unused((f"placement.roles.{role}",), f"this run has no role '{role}'")

@@ -28,7 +28,7 @@ def test_a_gpu_computes_in_bfloat16_with_checkpointing_and_vllm_where_it_is_ther
     config = resolved(composed().config, "cuda")
     assert {config.model.dtype, config.actor.model.dtype, config.reward.model.dtype} == {Dtype.bfloat16}
     assert config.actor.gradient_checkpointing is config.critic.gradient_checkpointing is True
-    assert config.rollout.engine is (RolloutKind.vllm if has_vllm else RolloutKind.transformers)
+    assert config.rollout.engine == (RolloutKind.vllm if has_vllm else RolloutKind.transformers)
     assert config.rollout.max_sequences == (1024 if has_vllm else 256)
     assert config.rollout.sleep is True
     assert config.trainer.device is Device.cuda
@@ -38,9 +38,9 @@ def test_a_cpu_computes_in_float32_without_them_and_divides_a_rollout_with_vllm(
     config = resolved(composed().config, "cpu")
     assert (config.model.dtype, config.actor.gradient_checkpointing) == (Dtype.float32, False)
     assert config.rollout.sleep is False
-    assert config.rollout.engine is RolloutKind.transformers
+    assert config.rollout.engine == RolloutKind.transformers
     divided = composed("trainer.devices=2", "rollout.parallelism.tensor=2").config
-    assert resolved(divided, "cpu").rollout.engine is RolloutKind.vllm
+    assert resolved(divided, "cpu").rollout.engine == RolloutKind.vllm
     with pytest.raises(ConfigError):
         config.model.dtype = Dtype.bfloat16  # sealed
 
@@ -49,7 +49,7 @@ def test_what_the_user_says_is_kept(has_vllm):
     typed = ["model.dtype=float32", "actor.gradient_checkpointing=false", "rollout.engine=transformers"]
     config = resolved(composed(*typed).config, "cuda")
     assert (config.model.dtype, config.actor.gradient_checkpointing) == (Dtype.float32, False)
-    assert config.rollout.engine is RolloutKind.transformers
+    assert config.rollout.engine == RolloutKind.transformers
     assert config.critic.gradient_checkpointing is True
 
 

@@ -31,6 +31,10 @@ def settings(*texts: str) -> dict[str, object]:
         ("data.eval_files=null", []),
         ("reward.weights=0.5", [0.5]),
         ("roles.judge.functions=exact_match", ["exact_match"]),
+        (r'rollout.sampling.stop=["\n\n","</answer>"]', ["\n\n", "</answer>"]),
+        (r'rollout.sampling.stop="a\tb"', ["a\tb"]),
+        (r"rollout.sampling.stop=['\n']", [r"\n"]),
+        (r'data.system_prompt="a \"word\n\" \\now"', r'a "word' + "\n" + r'" \\now'),
     ],
 )
 def test_a_value_is_read_and_a_single_one_for_a_list_is_a_list_of_one(text, value):

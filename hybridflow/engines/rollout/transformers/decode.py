@@ -11,6 +11,7 @@ from transformers import Cache, PreTrainedModel
 from hybridflow.batch import Ragged
 from hybridflow.config.rollout import Sampling
 from hybridflow.engines.rollout.sampling import draw
+from hybridflow.engines.rollout.stop_strings import StopSearch
 from hybridflow.engines.rollout.transformers.attention import GrowingLayer, next_logits
 from hybridflow.engines.rollout.transformers.fixed import CHECK_EVERY_TOKENS, FixedMemory, FixedStep, Prefill
 
@@ -33,6 +34,12 @@ class DecodeStep(Protocol):
 
     check_every: int
     """Tokens between two calls of `unfinished`."""
+
+    rows: Int64[Tensor, " K"]
+    """The rows that `unfinished` describes, as indices into all rows."""
+
+    tokens: Int64[Tensor, "B R"]
+    """The tokens of all rows sampled so far."""
 
     def advance(self) -> None:
         """Processes the last sampled token, and samples the next one."""
@@ -68,10 +75,10 @@ class GrowingStep:
         self._uniforms = uniforms
         self._sampling = sampling
         self._ends = ends
-        self._tokens = torch.zeros(uniforms.shape, dtype=torch.int64, device=uniforms.device)
+        self.tokens = torch.zeros(uniforms.shape, dtype=torch.int64, device=uniforms.device)
         self._logprobs = torch.zeros(uniforms.shape, dtype=torch.float32, device=uniforms.device)
-        self._rows = self._drawn = torch.arange(len(uniforms), device=uniforms.device)
-        self._is_unfinished = torch.ones_like(self._rows, dtype=torch.bool)
+        self.rows = self._drawn = torch.arange(len(uniforms), device=uniforms.device)
+        self._is_unfinished = torch.ones_like(self.rows, dtype=torch.bool)
         self._num_drawn = 0
         self._draw(prefill.logits)
 
@@ -91,16 +98,16 @@ class GrowingStep:
         self._cache.batch_select_indices(rows)
         self._positions = self._positions[rows]
         self._mask = None if self._mask is None else self._mask[rows]
-        self._rows, self._drawn, self._is_unfinished = self._rows[rows], self._drawn[rows], self._is_unfinished[rows]
+        self.rows, self._drawn, self._is_unfinished = self.rows[rows], self._drawn[rows], self._is_unfinished[rows]
 
     def results(self) -> tuple[Tensor, Tensor]:
         """See `DecodeStep.results`."""
-        return self._tokens, self._logprobs
+        return self.tokens, self._logprobs
 
     def _draw(self, logits: Tensor) -> None:
-        at = (self._rows, self._num_drawn)
+        at = (self.rows, self._num_drawn)
         self._drawn, self._logprobs[at] = draw(logits, self._uniforms[at], self._sampling)
-        self._tokens[at] = self._drawn
+        self.tokens[at] = self._drawn
         if len(self._ends):
             self._is_unfinished &= ~torch.isin(self._drawn, self._ends)
         self._num_drawn += 1
@@ -115,8 +122,10 @@ def decode(
     *,
     eos_token_ids: tuple[int, ...],
     memory: FixedMemory | None = None,
+    search: StopSearch | None = None,
 ) -> Decoded:
-    """At most R tokens per row, where R is the width of `uniforms`; a row ends with one of `eos_token_ids`, if any.
+    """At most R tokens per row, where R is the width of `uniforms`; a row ends with one of `eos_token_ids`, if any, or
+    where the search finds a stop string.
 
     With a `memory`, tensors have static addresses, for CUDA graphs. Inference mode is 8% faster than `no_grad` for a
     small model; its results must be copied before they can take part in training. The parameters, which may be shared
@@ -132,20 +141,32 @@ def decode(
         memory.prepare(prefill, uniforms, sampling, ends)
         step = FixedStep(memory, prefill)
     del prefill  # frees the prompts' cache if the step has copied it
+    can_end = bool(len(ends)) or search is not None
     for position in range(1, budget):
-        if len(ends) and position % step.check_every == 0 and (is_unfinished := step.unfinished()) is not None:
-            num_unfinished = int(is_unfinished.sum())
-            if num_unfinished == 0:
-                break
-            if num_unfinished < COMPACT_BELOW * len(is_unfinished):
-                step.keep(is_unfinished.nonzero()[:, 0])
+        if can_end and position % step.check_every == 0:
+            if (is_unfinished := _unfinished(step, search, position)) is not None:
+                num_unfinished = int(is_unfinished.sum())
+                if num_unfinished == 0:
+                    break
+                if num_unfinished < COMPACT_BELOW * len(is_unfinished):
+                    step.keep(is_unfinished.nonzero()[:, 0])
         step.advance()
     tokens, logprobs = step.results()
-    is_end = torch.isin(tokens, ends)
-    truncated = ~is_end.any(1)
     # A finished row is decoded until it is removed: its first end counts.
-    lengths = torch.where(truncated, budget, is_end.int().argmax(1) + 1)
-    return Decoded(tokens, logprobs, lengths, truncated)
+    is_end = torch.isin(tokens, ends)
+    lengths = torch.where(is_end.any(1), is_end.int().argmax(1) + 1, budget + 1)
+    if search is not None:
+        search.read(step.rows, tokens, budget)
+        lengths = lengths.minimum(search.lengths(budget + 1).to(device))
+    return Decoded(tokens, logprobs, lengths.clamp(max=budget), lengths > budget)
+
+
+def _unfinished(step: DecodeStep, search: StopSearch | None, num_tokens: int) -> Tensor | None:
+    """Which rows are unfinished, also by their text; None if the step does not know yet."""
+    is_unfinished = step.unfinished()
+    if is_unfinished is None or search is None:
+        return is_unfinished
+    return is_unfinished & search.read(step.rows, step.tokens, num_tokens).to(is_unfinished.device)
 
 
 def read_prompts(model: PreTrainedModel, prompts: Ragged, limit_tokens: int) -> Prefill:

@@ -5,13 +5,14 @@ from collections.abc import Iterable
 import torch
 from jaxtyping import Int64
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hybridflow.batch import Ragged
 from hybridflow.config.rollout import Sampling
 from hybridflow.engines.rollout.memory import Released, WeightBuffer
 from hybridflow.engines.rollout.sampling import uniform_draws
-from hybridflow.engines.rollout.shell import RolloutShell
+from hybridflow.engines.rollout.shell import RolloutShell, ends_of
+from hybridflow.engines.rollout.stop_strings import StopSearch
 from hybridflow.engines.rollout.transformers.attention import IMPLEMENTATION, use_decoding_attention
 from hybridflow.engines.rollout.transformers.decode import decode
 from hybridflow.engines.rollout.transformers.fixed import FULL, SLIDING, FixedMemory
@@ -37,6 +38,7 @@ class TransformersEngine(RolloutShell):
         *,
         max_sequences: int,
         eos_token_ids: tuple[int, ...],
+        tokenizer: PreTrainedTokenizerBase | None = None,
         mesh: ParallelMesh | None = None,
     ) -> None:
         self._model = model.eval().requires_grad_(False)
@@ -51,6 +53,7 @@ class TransformersEngine(RolloutShell):
         super().__init__(mesh or ParallelMesh({"data": 1}), buffer, slots, limit_tokens=limit_tokens)
         self._max_sequences = max_sequences
         self._eos_token_ids = eos_token_ids
+        self._tokenizer = tokenizer
         use_decoding_attention(model)
         self._memory = _fixed_memory(model)
         if foreign := set(text.get("layer_types") or ()) - {FULL, SLIDING}:
@@ -72,17 +75,22 @@ class TransformersEngine(RolloutShell):
     ) -> tuple[Ragged, Ragged, Tensor]:
         """At most `max_sequences` rows are decoded together."""
         uniforms = uniform_draws(keys, max_response_tokens)
-        ends = () if sampling.ignore_eos else self._eos_token_ids
+        ends = ends_of(sampling, self._eos_token_ids)
         tokens, logprobs, truncated = [Ragged.from_rows([], torch.int64)], [Ragged.from_rows([], torch.float32)], []
         for start in range(0, len(prompts), self._max_sequences):
             stop = min(start + self._max_sequences, len(prompts))
+            rows, search = prompts.slice(start, stop), None
+            if sampling.stop:
+                assert self._tokenizer is not None, "stop strings need a tokenizer"
+                search = StopSearch(self._tokenizer, sampling.stop, rows)
             decoded = decode(
                 self._model,
-                prompts.slice(start, stop),
+                rows,
                 uniforms[start:stop],
                 sampling,
                 eos_token_ids=ends,
                 memory=self._memory,
+                search=search,
             )
             lengths = decoded.lengths.cpu()
             tokens.append(Ragged.from_padded(decoded.tokens.cpu(), lengths))

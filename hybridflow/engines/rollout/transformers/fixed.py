@@ -188,7 +188,9 @@ class FixedStep:
 
     def __init__(self, memory: FixedMemory, prefill: Prefill) -> None:
         self._memory = memory
-        self._num_rows = self._num_left = num_rows = len(prefill.logits)
+        self._num_rows = num_rows = len(prefill.logits)
+        self.rows = torch.arange(num_rows)
+        self.tokens = memory.tokens[:num_rows]
         sources, device = prefill.memories, prefill.logits.device
         self._used_tokens = sources[0].shape[2]
         self._frame = frame = memory.frame(self._shape(num_rows))
@@ -205,14 +207,14 @@ class FixedStep:
     def advance(self) -> None:
         """See `DecodeStep.advance`."""
         if self._used_tokens == self._frame.shape.tokens:
-            self._change(torch.arange(self._num_left, device=self._frame.ids.device))
+            self._change(torch.arange(len(self.rows), device=self._frame.ids.device))
         memory, frame = self._memory, self._frame
         memory.run(frame.shape, lambda: memory.advance(frame))
         self._used_tokens += 1
 
     def unfinished(self) -> Bool[Tensor, " K"] | None:
         """See `DecodeStep.unfinished`: at the previous call, on the host; None at the first call after a removal."""
-        previous, current = self._pending, self._frame.is_unfinished[: self._num_left]
+        previous, current = self._pending, self._frame.is_unfinished[: len(self.rows)]
         is_cuda = current.device.type == "cuda"
         flags = torch.empty(current.shape, dtype=torch.bool, pin_memory=is_cuda)
         flags.copy_(current, non_blocking=True)
@@ -230,13 +232,13 @@ class FixedStep:
     def keep(self, rows: Int64[Tensor, " K"]) -> None:
         """See `DecodeStep.keep`: drops the others if the given rows fit a smaller bucket."""
         if bucket_of(len(rows)) < self._frame.shape.rows:
-            self._num_left = len(rows)
+            self.rows = self.rows[rows.cpu()]
             self._change(rows.to(self._frame.ids.device))
             self._pending = None
 
     def results(self) -> tuple[Tensor, Tensor]:
         """See `DecodeStep.results`."""
-        return self._memory.tokens[: self._num_rows].clone(), self._memory.logprobs[: self._num_rows].clone()
+        return self.tokens.clone(), self._memory.logprobs[: self._num_rows].clone()
 
     def _shape(self, num_rows: int) -> Shape:
         return Shape(bucket_of(num_rows), bucket_of(self._used_tokens + 1, SMALLEST_LENGTH))

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (its usual name)
+from transformers import PreTrainedTokenizerBase
 from vllm import LLM
 from vllm.distributed import parallel_state
 from vllm.distributed.device_communicators import cpu_communicator
@@ -138,6 +139,11 @@ def draw_all_rows_at_once(llm: LLM) -> bool:
 
     llm.collective_rpc(install)
     return True
+
+
+def read_text_with(tokenizer: PreTrainedTokenizerBase | None, llm: LLM) -> None:
+    """Gives vLLM, which was started without one, a tokenizer for the stop strings of requests that have some."""
+    vars(llm.llm_engine.output_processor)["tokenizer"] = tokenizer
 
 
 def keep_plain_weights() -> None:

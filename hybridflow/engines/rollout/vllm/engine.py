@@ -4,11 +4,11 @@ import hashlib
 import logging
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from jaxtyping import Int64
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from hybridflow.batch import Ragged
 from hybridflow.config.json_text import read_json_object
@@ -16,12 +16,13 @@ from hybridflow.config.model import Model
 from hybridflow.config.rollout import Rollout, Sampling
 from hybridflow.engines.rollout.memory import Released, free_pages, trim_heap
 from hybridflow.engines.rollout.shell import RolloutShell
-from hybridflow.engines.rollout.vllm.compat import cache_tensors, draw_all_rows_at_once, replica_group
+from hybridflow.engines.rollout.vllm.compat import cache_tensors, draw_all_rows_at_once, read_text_with, replica_group
 from hybridflow.engines.rollout.vllm.requests import answers, sampling_params, token_prompts
 from hybridflow.engines.rollout.vllm.start import start_vllm
 from hybridflow.engines.rollout.vllm.weights import held_weights, slots_of
 from hybridflow.engines.vllm_limits import unsupported_reason
 from hybridflow.errors import EngineError
+from hybridflow.models.loading import resolve_model_path
 from hybridflow.parallel.collectives import all_gather_bytes
 from hybridflow.parallel.groups import Ranks
 from hybridflow.parallel.layout import WeightShard
@@ -38,16 +39,17 @@ class VllmEngine(RolloutShell):
 
     def __init__(
         self,
-        directory: Path,
         model: Model,
         rollout: Rollout,
         *,
         limit_tokens: int,
         eos_token_ids: tuple[int, ...],
+        tokenizer: PreTrainedTokenizerBase | None,
         device: torch.device,
         ranks: Ranks,
         reads_weights: bool,
     ) -> None:
+        directory = resolve_model_path(str(model.path))
         reason = unsupported_reason(read_json_object(directory / "config.json"), device.type)
         assert reason is None, f"not checked before the start: {reason}"
         self._is_cpu = device.type == "cpu"
@@ -66,6 +68,7 @@ class VllmEngine(RolloutShell):
         slots = slots_of(module, parts_of, layouts)
         super().__init__(ranks.mesh, buffer, slots, limit_tokens=limit_tokens, has_weights=reads_weights)
         self._draws_rows = draw_all_rows_at_once(self._llm)
+        read_text_with(tokenizer, self._llm)
         if self._is_cpu:
             self._free_cache()  # vLLM fills it with zeros; pages return as sequences need them
         logger.info("engine=vllm weights=%d bytes=%d", len(slots), buffer.num_bytes)

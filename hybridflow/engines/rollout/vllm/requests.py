@@ -10,6 +10,7 @@ from vllm.logprobs import FlatLogprobs
 
 from hybridflow.batch import Ragged
 from hybridflow.config.rollout import Sampling
+from hybridflow.engines.rollout.shell import ends_of
 
 
 def token_prompts(prompts: Ragged) -> list[TokensPrompt]:
@@ -38,11 +39,14 @@ def sampling_params(
             seed=key if seeded else None,
             extra_args={"row_key": key, "sampling": sampling},
             max_tokens=max_response_tokens,
-            stop_token_ids=[] if sampling.ignore_eos else list(eos_token_ids),
+            stop_token_ids=list(ends_of(sampling, eos_token_ids)),
+            stop=list(sampling.stop),
+            include_stop_str_in_output=True,
+            skip_special_tokens=False,  # as in `StopSearch`
             ignore_eos=sampling.ignore_eos,
             logprobs=0,
             flat_logprobs=True,
-            detokenize=False,
+            detokenize=bool(sampling.stop),
             skip_clone=True,
         )
         for key in row_keys

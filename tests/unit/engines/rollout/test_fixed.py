@@ -10,10 +10,12 @@ from transformers import PreTrainedModel
 from hybridflow.batch import Batch
 from hybridflow.config.rollout import Sampling
 from hybridflow.engines.rollout.sampling import row_keys, uniform_draws
+from hybridflow.engines.rollout.stop_strings import StopSearch
 from hybridflow.engines.rollout.transformers.attention import use_decoding_attention
 from hybridflow.engines.rollout.transformers.decode import Decoded, decode
 from hybridflow.engines.rollout.transformers.fixed import FixedMemory, Run, bucket_of
 from hybridflow.engines.rollout.transformers.graphs import can_be_captured, run_eagerly
+from hybridflow.models.tokenizers import load_tokenizer
 from tests.toys import toy_model
 from tests.unit.engines.rollout.rows import prompt_rows
 
@@ -32,6 +34,26 @@ def drawn(
 ) -> Decoded:
     uniforms = uniform_draws(row_keys(3, prompts.row("uid"), prompts.row("sample_index")), tokens)
     return decode(model, prompts.tokens("prompt_ids"), uniforms, sampling, eos_token_ids=ends, memory=memory)
+
+
+def test_stop_strings_end_rows_at_fixed_addresses_as_in_the_plain_loop(toy_dir):
+    model, tokenizer = decoder(toy_model("llama")), load_tokenizer(toy_dir("llama"))
+    prompts = prompt_rows(samples=8)
+    ids, keys = prompts.tokens("prompt_ids"), row_keys(3, prompts.row("uid"), prompts.row("sample_index"))
+
+    def ended(stop: list[str], memory: FixedMemory | None) -> Decoded:
+        search = StopSearch(tokenizer, stop, ids)
+        uniforms = uniform_draws(keys, 90)
+        return decode(model, ids, uniforms, Sampling(), eos_token_ids=(9,), memory=memory, search=search)
+
+    memory = FixedMemory(model, lambda: run_eagerly)
+    common = drawn(model, prompts, 90, Sampling(), ()).tokens.flatten().bincount(minlength=64).topk(2).indices
+    first, second = (str(tokenizer.decode(token)) for token in common)
+    for stop in ([first], [first + second, first + first]):
+        expected = ended(stop, None)
+        assert_same(ended(stop, memory), expected)
+        by_text = expected.tokens.gather(1, expected.lengths[:, None] - 1)[:, 0] != 9
+        assert 3 < int((by_text & ~expected.truncated).sum()) < 48 and len(set(expected.lengths.tolist())) > 6
 
 
 def assert_same(found: Decoded, expected: Decoded) -> None:

@@ -11,7 +11,13 @@ from hybridflow.launch.plan import defaults
 from hybridflow.launch.rules.algorithm import gradient_problems, reward_weight_problems, schedule_problems
 from hybridflow.launch.rules.all import PLAN_RULES
 from hybridflow.launch.rules.layouts import layout_problems
-from hybridflow.launch.rules.models import adapter_problems, directory_problems, rollout_problems, tokenizer_problems
+from hybridflow.launch.rules.models import (
+    adapter_problems,
+    directory_problems,
+    rollout_problems,
+    stop_problems,
+    tokenizer_problems,
+)
 from hybridflow.launch.rules.resources import checkpoint_problems, package_problems, pool_problems
 from tests.unit.config.experiments import experiment
 from tests.unit.launch.plans import errors, judged, plan_of, planned
@@ -59,7 +65,7 @@ def test_a_setting_that_a_preference_loss_does_not_have_is_refused():
 def test_vllm_need_not_know_the_model_of_a_run_that_generates_nothing(toy_dir, monkeypatch):
     monkeypatch.setattr(defaults, "find_spec", lambda name: object())  # as where vLLM is installed
     plan = planned(f"model.path={toy_dir(head_dim=20)}", TEXTS, name="sft", device="cuda")
-    assert plan.config.rollout.engine is RolloutKind.vllm
+    assert plan.config.rollout.engine == RolloutKind.vllm
     judged(plan, rollout_problems)
 
 
@@ -157,3 +163,18 @@ def test_a_run_of_the_package_breaks_no_rule(tmp_path):
 def test_a_run_that_saves_nothing_is_warned_of():
     (advice,) = judged(planned("trainer.save_every=0"), checkpoint_problems)
     assert advice.message.startswith("trainer.save_every=0: no checkpoint is written")
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "remedy"),
+    [
+        (["rollout.sampling.stop=['a','']"], r"rollout\.sampling\.stop=\['a', ''\] has an empty text", "</answer>"),
+        (["rollout.eval_sampling.stop_token_ids=[3,64]"], r"eval_sampling\.stop_token_ids has 64, .* 0 to 63", "stop"),
+        (["rollout.sampling.stop_token_ids=[-1]"], r"sampling\.stop_token_ids=-1 is too small", "0 or more"),
+        (["rollout.sampling.stop_token_ids=[x]"], r"sampling\.stop_token_ids", "a whole number"),
+    ],
+)
+def test_stop_strings_and_stop_tokens_are_checked_before_the_start(words, message, remedy):
+    with pytest.raises(ConfigError, match=message) as caught:
+        judged(planned(*words), stop_problems)
+    assert remedy in caught.value.remedy

@@ -1,0 +1,150 @@
+"""A rollout engine of the user's own (`rollout.engine=path/file.py:Engine`): its base class, and what it is given."""
+
+import inspect
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hybridflow.batch import Ragged
+from hybridflow.config.model import Model
+from hybridflow.config.rollout import Rollout, Sampling
+from hybridflow.config.user_code import load_member
+from hybridflow.engines.rollout.interface import RolloutEngine
+from hybridflow.engines.rollout.memory import WeightBuffer
+from hybridflow.engines.rollout.shell import RolloutShell
+from hybridflow.errors import ConfigError, EngineError
+from hybridflow.models.loading import load_causal_lm, torch_dtype
+from hybridflow.models.names.huggingface import parts_of
+from hybridflow.models.names.parts import views
+from hybridflow.parallel.groups import Ranks
+
+_METHODS = ("generate", "weight_slots", "weights_changing", "weights_changed", "sleep", "wake")
+
+
+@dataclass(frozen=True)
+class CustomEngineSetup:
+    """The only argument of an engine's constructor: the policy, the settings, and this process's place in the run."""
+
+    directory: Path
+    model: Model
+    rollout: Rollout
+    limit_tokens: int
+    """`data.max_prompt_tokens` and `data.max_response_tokens` together."""
+
+    eos_token_ids: tuple[int, ...]
+    tokenizer: PreTrainedTokenizerBase
+    device: torch.device
+    ranks: Ranks
+
+    def load_model(self) -> PreTrainedModel:
+        """The policy in transformers, on this process's device, with the weights in `model.path`."""
+        model = load_causal_lm(
+            self.directory,
+            dtype=torch_dtype(self.model.dtype),
+            device=self.device,
+            trust_remote_code=self.model.trust_remote_code,
+        )
+        return model.eval().requires_grad_(False)
+
+
+@dataclass(frozen=True)
+class Response:
+    """The response to one prompt. All of its tokens are trained on, including the one that ended it.
+
+    `logprobs` are those with which the engine drew the tokens: 0.0 where it had no choice.
+    """
+
+    tokens: Sequence[int]
+    logprobs: Sequence[float]
+    is_cut_off: bool = False
+    """It reached the length limit before it ended."""
+
+
+class CustomEngine(RolloutShell):
+    """Base class of a rollout engine that a user writes; each rank of the run makes one, with its own prompts.
+
+    A subclass implements `respond`. An engine that runs the policy passes it to `__init__`: the trained weights are
+    then written to its parameters before each `respond`. An engine without a model gets no weights; it can override
+    `weights_changed`, which is called after each training step.
+
+        class Engine(CustomEngine):
+            def __init__(self, setup: CustomEngineSetup) -> None:
+                super().__init__(setup, setup.load_model())
+
+            def respond(self, prompts, sampling, *, max_response_tokens, seeds):
+                return [Response(tokens, logprobs) for tokens, logprobs in ...]
+    """
+
+    def __init__(self, setup: CustomEngineSetup, model: PreTrainedModel | None = None) -> None:
+        self.setup = setup
+        self.model = model
+        buffer = None if model is None else WeightBuffer(model.parameters())
+        named = () if model is None else model.named_parameters()
+        slots = {
+            slot.name: slot
+            for name, parameter in named
+            for slot in views(parameter.data, parts_of(name, parameter.shape))
+        }
+        super().__init__(setup.ranks.mesh, buffer, slots, limit_tokens=setup.limit_tokens)
+
+    @abstractmethod
+    def respond(
+        self, prompts: list[list[int]], sampling: Sampling, *, max_response_tokens: int, seeds: list[int]
+    ) -> Sequence[Response]:
+        """A response to each prompt, in order. `seeds` has a 64-bit number per prompt, the same in every repetition."""
+
+    def _sampled(
+        self, prompts: Ragged, keys: Int64[Tensor, " B"], sampling: Sampling, max_response_tokens: int
+    ) -> tuple[Ragged, Ragged, Tensor]:
+        """Raises `EngineError` for responses that cannot be trained on."""
+        rows = [row.tolist() for row in prompts.rows()]
+        found = self.respond(rows, sampling, max_response_tokens=max_response_tokens, seeds=keys.tolist())
+        if len(found) != len(rows):
+            raise self._error(f"{len(found)} responses to {len(rows)} prompts", "Return one Response per prompt.")
+        for row, response in enumerate(found):
+            tokens, logprobs = len(response.tokens), len(response.logprobs)
+            if not 1 <= tokens <= max_response_tokens or logprobs != tokens:
+                raise self._error(
+                    f"a response of {tokens} tokens with {logprobs} log-probabilities to prompt {row}",
+                    f"Return 1 to {max_response_tokens} tokens (data.max_response_tokens), and as many"
+                    " log-probabilities.",
+                )
+        return (
+            Ragged.from_rows([response.tokens for response in found], torch.int64),
+            Ragged.from_rows([response.logprobs for response in found], torch.float32),
+            torch.tensor([response.is_cut_off for response in found], dtype=torch.bool),
+        )
+
+    def _error(self, found: str, remedy: str) -> EngineError:
+        return EngineError(f"rollout.engine={self.setup.rollout.engine}: respond returned {found}.", remedy=remedy)
+
+
+def custom_engine(setting: str) -> Callable[[CustomEngineSetup], RolloutEngine]:
+    """The class that `rollout.engine` names. Raises `ConfigError` if it is not an engine, and says what is missing."""
+    key = f"rollout.engine={setting}"
+    found = load_member(setting, key="rollout.engine")
+    if not isinstance(found, type):
+        raise ConfigError(f"{key} is a {type(found).__name__}, not a class.", remedy="Name a class.")
+    known = dict(inspect.getmembers(found, callable))
+    missing = [name for name in _METHODS if name not in known]
+    missing += sorted(vars(found).get("__abstractmethods__", ()))
+    if missing:
+        raise ConfigError(
+            f"{key} has no {' and no '.join(f'{name}()' for name in missing)}.",
+            remedy="Derive it from hybridflow.engines.rollout.custom.CustomEngine and write respond().",
+        )
+    try:
+        inspect.signature(found).bind(None)
+    except TypeError as error:
+        raise ConfigError(
+            f"{key}: {found.__name__}{inspect.signature(found)} cannot be called with one argument: {error}.",
+            remedy="Write def __init__(self, setup: CustomEngineSetup).",
+        ) from error
+    return cast(Callable[[CustomEngineSetup], RolloutEngine], found)

@@ -1,0 +1,79 @@
+"""Stop strings in tokens that are bytes, where a character takes several."""
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import PreTrainedTokenizerFast
+
+from hybridflow.batch import Ragged
+from hybridflow.config.rollout import Rollout, Sampling
+from hybridflow.engines.rollout.stop_strings import StopSearch, check_reads_text
+from hybridflow.errors import ConfigError
+from hybridflow.models.tokenizers import load_tokenizer
+
+
+@pytest.fixture(scope="module")
+def by_bytes() -> PreTrainedTokenizerFast:
+    """A tokenizer whose tokens are the 256 bytes, and a special token <|end|>."""
+    letters = {letter: number for number, letter in enumerate(sorted(ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab=letters, merges=[]))
+    tokenizer.pre_tokenizer, tokenizer.decoder = ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|end|>"])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+@pytest.mark.parametrize("pieces", [(1,), (3, 2, 50)], ids=str)
+@pytest.mark.parametrize(
+    ("text", "stop", "length"),
+    [
+        ("a b\n\nc", ["\n\n"], 5),
+        ("für <b>", ["ü"], 3),  # the second of its two bytes
+        ("日本語", ["本語", "x"], 9),
+        ("ab<|end|>c", ["<|end|>"], 3),
+        ("ab<|end|>c", ["d", "b<"], 3),
+        ("abc", ["abcd"], None),
+    ],
+)
+def test_the_token_that_completes_a_stop_string_is_found_however_the_tokens_arrive(
+    by_bytes, text, stop, length, pieces
+):
+    """Also where the other row ends earlier or not at all."""
+    ids = by_bytes(text)["input_ids"]
+    tokens = torch.zeros(2, len(ids), dtype=torch.int64)
+    tokens[1] = torch.tensor(ids)
+    search = StopSearch(by_bytes, stop, Ragged.from_rows([[65], [66, 195]], torch.int64))
+    count, is_unfinished = 0, torch.ones(2, dtype=torch.bool)
+    while count < len(ids):
+        count = min(len(ids), count + pieces[count % len(pieces)])
+        is_unfinished = search.read(torch.arange(2), tokens, count)
+    assert is_unfinished.tolist() == [True, length is None]
+    assert search.lengths(99).tolist() == [99, length or 99]
+
+
+def test_bytes_that_are_no_text_do_not_end_the_search(by_bytes):
+    wrong = [by_bytes.convert_tokens_to_ids(letter) for letter in sorted(ByteLevel.alphabet())][128:250]
+    ids = torch.tensor([[*wrong, *reversed(wrong), *by_bytes("stop")["input_ids"]]])
+    search = StopSearch(by_bytes, ["stop"], Ragged.from_rows([[65]], torch.int64))
+    assert not search.read(torch.tensor([0]), ids, ids.shape[1]).item()
+    assert search.lengths(0).tolist() == [ids.shape[1]]
+
+
+def test_evaluation_and_greedy_baselines_end_like_the_training_samples_unless_set():
+    rollout = Rollout(sampling=Sampling(temperature=0.5, stop=["a"], stop_token_ids=[7]))
+    assert rollout.sampling_for("train") is rollout.sampling
+    assert rollout.sampling_for("eval") == Sampling(stop=["a"], stop_token_ids=[7])
+    assert rollout.sampling_for("greedy") == Sampling(temperature=0.0, stop=["a"], stop_token_ids=[7])
+    rollout.eval_sampling = Sampling(temperature=0.0, stop=["b"])
+    assert rollout.sampling_for("eval") == Sampling(temperature=0.0, stop=["b"], stop_token_ids=[7])
+
+
+def test_a_tokenizer_without_token_by_token_decoding_is_refused(toy_dir):
+    from transformers import PreTrainedTokenizer
+
+    with pytest.raises(
+        ConfigError, match=r"rollout.sampling.stop needs a tokenizer of the tokenizers library"
+    ) as caught:
+        check_reads_text(object.__new__(PreTrainedTokenizer), key="rollout.sampling.stop")
+    assert "stop_token_ids" in caught.value.remedy
+    assert check_reads_text(load_tokenizer(toy_dir("llama")), key="")

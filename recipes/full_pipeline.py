@@ -34,7 +34,7 @@ from hybridflow.trainer import main_ppo, main_reward_model, main_sft
 RUNS = Path("runs/pipeline")
 ANSWER = "\n\nAssistant:"
 LONGEST = 160
-LIMITS = [f"data.max_prompt_tokens={LONGEST}", "data.max_response_tokens=64", "data.drop_long_prompts=true"]
+LIMITS = [f"data.max_prompt_tokens={LONGEST}", "data.max_response_tokens=64", "data.truncation=drop"]
 
 
 def write_data(pairs: Path, folder: Path) -> None:

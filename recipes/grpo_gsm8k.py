@@ -46,7 +46,7 @@ def settings(model: str, folder: Path) -> list[str]:
         f'data.system_prompt="{INSTRUCTION}"',
         "data.as_chat=true",
         "data.max_prompt_tokens=384",
-        "data.drop_long_prompts=true",
+        "data.truncation=drop",
         "data.max_response_tokens=384",
         "data.batch_size=128",
         f"reward.functions=[gsm8k,{Path(__file__).resolve()}:marked]",

@@ -1,12 +1,27 @@
 """Settings of the data."""
 
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Annotated
 
 from hybridflow.config.ranges import AT_LEAST_0, AT_LEAST_1, FROM_0_TO_1, at_least
 from hybridflow.config.section import Section
 
 _ROWS = at_least(1, "Use 1 or more, or null for all.")
+
+
+class Truncation(Enum):
+    """What happens to rows that exceed the length limits."""
+
+    error = "error"
+    drop = "drop"
+    left = "left"
+    right = "right"
+
+    @property
+    def cuts(self) -> bool:
+        """Whether rows are cut."""
+        return self in (Truncation.left, Truncation.right)
 
 
 @dataclass
@@ -33,8 +48,9 @@ class Data(Section):
     max_response_tokens: Annotated[int, AT_LEAST_1] = 512
     """Maximum length of a response; for a conversation with several replies, of everything after its prompt."""
 
-    drop_long_prompts: bool = False
-    """Drop rows that exceed the length limits and report how many; if false, such rows are an error."""
+    truncation: Truncation = Truncation.error
+    """Rows that exceed the length limits: an error, or left out (drop), or cut: a prompt keeps its end (left) or its
+    beginning (right), and a response its beginning. The log says how many."""
 
     shuffle: bool = True
     """Shuffle the rows in each epoch, seeded by `trainer.seed`."""

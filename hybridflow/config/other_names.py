@@ -14,6 +14,7 @@ _VERL_PREFIX = "actor_rollout_ref."
 
 REPLACED: Mapping[str, str] = {
     "algorithm.correction.bypass": "Use algorithm.old_logprobs=rollout, which replaced it (use auto instead of false).",
+    "data.drop_long_prompts": "Use data.truncation=drop, which replaced it (use error instead of false).",
     "dataflow_settings.recompute_logprobs": "Use algorithm.old_logprobs=recompute, which replaced it (use auto"
     " instead of false).",
 }

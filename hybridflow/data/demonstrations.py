@@ -21,7 +21,13 @@ from hybridflow.data.conversations import (
     split_response,
     text_flaw,
 )
-from hybridflow.data.length_limits import check_left, completions_within_limits
+from hybridflow.data.length_limits import (
+    check_left,
+    completions_within_limits,
+    cut_prompts,
+    cut_responses,
+    tokens_to_read,
+)
 from hybridflow.data.selection import read_rows
 from hybridflow.data.sources import Source, Table, read_files
 from hybridflow.data.tokenization import PromptCompletion, completion_token_ids
@@ -53,7 +59,7 @@ def load_demonstrations(
         blank = [position for position, row in enumerate(rows) if is_blank(row.completion)]
         kept = rows_without({"blank completions": blank}, table, of="rows")
         table, rows = table.select(kept), [rows[row] for row in kept]
-        longest = config.max_prompt_tokens + config.max_response_tokens
+        longest = tokens_to_read(config.max_prompt_tokens + config.max_response_tokens, config)
         ids = completion_token_ids(rows, tokenizer, stop_ids, max_tokens=longest)
         places = [row.place for row in rows]
         within = completions_within_limits(ids.prompts, ids.responses, config, places=places)
@@ -62,9 +68,9 @@ def load_demonstrations(
         difficulties = {key: table.columns[key] for key in (config.difficulty_key,) if key is not None}
         return Batch.of(
             tokens={
-                "prompt_ids": Ragged.from_rows(ids.prompts, torch.int64),
-                "response_ids": Ragged.from_rows(ids.responses, torch.int64),
-                "response_mask": Ragged.from_rows(ids.masks, torch.float32),
+                "prompt_ids": Ragged.from_rows(cut_prompts(ids.prompts, config), torch.int64),
+                "response_ids": Ragged.from_rows(cut_responses(ids.responses, config), torch.int64),
+                "response_mask": Ragged.from_rows(cut_responses(ids.masks, config), torch.float32),
             },
             objects=difficulties | {"prompt": [row.prompt for row in rows], "data_source": table.data_sources},
         ).select(within)

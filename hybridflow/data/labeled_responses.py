@@ -18,7 +18,13 @@ from hybridflow.data.conversations import (
     rows_without,
     split_response,
 )
-from hybridflow.data.length_limits import check_left, completions_within_limits
+from hybridflow.data.length_limits import (
+    check_left,
+    completions_within_limits,
+    cut_prompts,
+    cut_responses,
+    tokens_to_read,
+)
 from hybridflow.data.preferences import PROMPTS, both_responses, other_columns, recognize_pairs
 from hybridflow.data.selection import read_rows
 from hybridflow.data.sources import Source, Table, read_files
@@ -39,9 +45,12 @@ def load_labeled(
     def read(source: Source) -> Batch:
         table = read_rows(source, config, tokenizer)
         responses, others = recognize_labeled(table, config)
-        longest = config.max_prompt_tokens + config.max_response_tokens
+        longest = tokens_to_read(config.max_prompt_tokens + config.max_response_tokens, config)
         ids = completion_token_ids(responses, tokenizer, stop_ids, max_tokens=longest)
-        columns = {"prompt_ids": ids.prompts, "response_ids": ids.responses}
+        columns = {
+            "prompt_ids": cut_prompts(ids.prompts, config),
+            "response_ids": cut_responses(ids.responses, config),
+        }
         places = [response.place for response in responses]
         kept = completions_within_limits(ids.prompts, ids.responses, config, places=places)
         if not table.is_part:

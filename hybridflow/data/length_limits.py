@@ -1,19 +1,22 @@
-"""Rows longer than data.max_prompt_tokens or data.max_response_tokens: an error, or left out if configured."""
+"""Rows longer than data.max_prompt_tokens or data.max_response_tokens: an error, left out, or cut."""
 
 import logging
 from collections.abc import Callable, Collection, Sequence
+from typing import TypeVar
 
-from hybridflow.config.data import Data
+from hybridflow.config.data import Data, Truncation
 from hybridflow.errors import DataError
 
 logger = logging.getLogger(__name__)
+
+_Item = TypeVar("_Item", int, float)
 
 
 class RowsTooLong(DataError):
     """Rows of more than `limit` tokens. A limit of `needed` tokens would keep them all; None if that is not known."""
 
     def __init__(self, message: str, *, setting: str, limit: int, needed: int | None, count: int) -> None:
-        self._drop = f"data.drop_long_prompts=true to leave out the {count} long ones."
+        self._drop = f"data.truncation=drop to leave out the {count} long ones, or left or right to cut them."
         raised = "" if needed is None else f"{setting}={needed} if the model reads that many, or "
         super().__init__(message, remedy=f"Set {raised}{self._drop}")
         self.setting, self.limit, self.needed = setting, limit, needed
@@ -36,15 +39,15 @@ class RowsTooLong(DataError):
 def completions_within_limits(
     prompts: list[list[int]], responses: list[list[int]], config: Data, *, places: Sequence[str]
 ) -> list[int]:
-    """Positions of the rows within both limits; `places` say where each row is, for errors."""
+    """Positions of the rows to use, by both limits; `places` say where each row is, for errors."""
     parts = (
         ("data.max_prompt_tokens", config.max_prompt_tokens, "prompts", prompts),
         ("data.max_response_tokens", config.max_response_tokens, "completions", responses),
     )
     kept = {*range(len(prompts))}
     for setting, limit, what, rows in parts:
-        lengths, drop = [len(row) for row in rows], config.drop_long_prompts
-        kept &= {*rows_within(lengths, limit, setting=setting, what=what, drop=drop, place=places.__getitem__)}
+        lengths, mode = [len(row) for row in rows], config.truncation
+        kept &= {*rows_within(lengths, limit, setting=setting, what=what, truncation=mode, place=places.__getitem__)}
     return sorted(kept)
 
 
@@ -54,11 +57,12 @@ def rows_within(
     *,
     setting: str,
     what: str,
-    drop: bool,
+    truncation: Truncation,
     place: Callable[[int], str],
     at_least: Collection[int] = (),
 ) -> list[int]:
-    """Positions of the rows of at most `limit` tokens; raises `RowsTooLong` for longer ones, or logs them with `drop`.
+    """Positions of the rows to use: raises `RowsTooLong` for rows of more than `limit` tokens, or logs how many are
+    left out or cut.
 
     `setting` is the limit's key, `what` the plural of what is measured, and `place` says where a row is. Rows in
     `at_least` may have more tokens than their length says, because only their beginnings were tokenized.
@@ -73,10 +77,30 @@ def rows_within(
     needed, detail = lengths[longest], f"the longest, {place(longest)}, has {lengths[longest]}"
     if cut := [row for row in at_least if lengths[row] > limit]:
         needed, detail = None, f"{place(cut[0])} has {lengths[cut[0]]} or more"
-    if not drop:
+    if truncation is Truncation.error:
         raise RowsTooLong(f"{found} ({detail}).", setting=setting, limit=limit, needed=needed, count=long)
-    logger.warning("data.drop_long_prompts=true leaves out %d of %d %s %s (%s)", long, len(lengths), what, over, detail)
-    return kept
+    does = "cuts" if truncation.cuts else "leaves out"
+    logger.warning(
+        "data.truncation=%s %s %d of %d %s %s (%s)", truncation.name, does, long, len(lengths), what, over, detail
+    )
+    return [*range(len(lengths))] if truncation.cuts else kept
+
+
+def tokens_to_read(limit: int, config: Data, *, keeps_beginning: bool = False) -> int | None:
+    """How many tokens of a row must be known; None for all, because the cut may keep what follows."""
+    needs_all = config.truncation is Truncation.left or (config.truncation.cuts and not keeps_beginning)
+    return None if needs_all else limit
+
+
+def cut_prompts(rows: Sequence[list[int]], config: Data) -> list[list[int]]:
+    """The prompts, each with at most `data.max_prompt_tokens` tokens."""
+    keeps_end, limit = config.truncation is Truncation.left, config.max_prompt_tokens
+    return [row if len(row) <= limit else row[-limit:] if keeps_end else row[:limit] for row in rows]
+
+
+def cut_responses(rows: Sequence[list[_Item]], config: Data) -> list[list[_Item]]:
+    """The responses or their masks, each with at most `data.max_response_tokens` tokens: their beginnings."""
+    return [row[: config.max_response_tokens] for row in rows]
 
 
 def check_left(left: int, total: int, config: Data, *, name: str, of: str) -> None:

@@ -29,7 +29,13 @@ from hybridflow.data.conversations import (
     row_error,
     rows_without,
 )
-from hybridflow.data.length_limits import check_left, completions_within_limits
+from hybridflow.data.length_limits import (
+    check_left,
+    completions_within_limits,
+    cut_prompts,
+    cut_responses,
+    tokens_to_read,
+)
 from hybridflow.data.selection import read_rows
 from hybridflow.data.sources import Source, Table, read_files
 from hybridflow.data.tokenization import PromptCompletion, completion_token_ids
@@ -69,16 +75,19 @@ def load_preferences(
     def read(source: Source) -> Batch:
         table = read_rows(source, config, tokenizer)
         pairs, others = recognize_pairs(table, config)
-        longest = config.max_prompt_tokens + config.max_response_tokens
+        longest = tokens_to_read(config.max_prompt_tokens + config.max_response_tokens, config)
         ids = completion_token_ids(both_responses(pairs), tokenizer, stop_ids, max_tokens=longest)
-        columns = {
-            "prompt_ids": ids.prompts[::2],
-            "chosen_ids": ids.responses[::2],
-            "rejected_ids": ids.responses[1::2],
-        }
-        longer = [max(both, key=len) for both in zip(columns["chosen_ids"], columns["rejected_ids"], strict=True)]
-        places = [pair.place for pair in pairs]
-        kept = completions_within_limits(columns["prompt_ids"], longer, config, places=places)
+        prompts, both = ids.prompts[::2], [*zip(ids.responses[::2], ids.responses[1::2], strict=True)]
+        longer, places = [max(pair, key=len) for pair in both], [pair.place for pair in pairs]
+        within = completions_within_limits(prompts, longer, config, places=places)
+        chosen, rejected = (cut_responses(ids.responses[first::2], config) for first in (0, 1))
+        kept = [row for row in within if chosen[row] != rejected[row]]
+        if len(kept) < len(within):
+            table.log(
+                logging.WARNING, "data.truncation=%s: %d of %d pairs left out: equal in the first data.max_response_tokens=%d tokens",
+                config.truncation.name, len(within) - len(kept), len(pairs), config.max_response_tokens,
+            )  # fmt: skip
+        columns = {"prompt_ids": cut_prompts(prompts, config), "chosen_ids": chosen, "rejected_ids": rejected}
         if not table.is_part:
             check_left(len(kept), len(table), config, name=table.name, of="pairs")
         tokens = {name: Ragged.from_rows(rows, torch.int64) for name, rows in columns.items()}

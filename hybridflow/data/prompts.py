@@ -11,7 +11,7 @@ from hybridflow.batch import Batch, Ragged
 from hybridflow.batch.columns import COLUMNS
 from hybridflow.config.data import Data
 from hybridflow.data.conversations import as_conversation, check_prompts, duplicates, last_reply_start
-from hybridflow.data.length_limits import check_left, rows_within
+from hybridflow.data.length_limits import check_left, cut_prompts, rows_within, tokens_to_read
 from hybridflow.data.selection import read_rows
 from hybridflow.data.sources import Source, Table, read_files
 from hybridflow.data.tokenization import may_be_cut, prompt_token_ids
@@ -76,9 +76,11 @@ def load_prompts(
         for check in row_checks:
             _check_rows(columns, table, check)
         prompts = [as_conversation(prompt, config) for prompt in columns["prompt"]]
-        ids = prompt_token_ids(prompts, tokenizer, max_tokens=config.max_prompt_tokens)
+        limit = tokens_to_read(config.max_prompt_tokens, config, keeps_beginning=True)
+        ids = prompt_token_ids(prompts, tokenizer, max_tokens=limit)
         batch = Batch.of(
-            tokens={"prompt_ids": Ragged.from_rows(ids, torch.int64)}, objects=columns | {"prompt": prompts}
+            tokens={"prompt_ids": Ragged.from_rows(cut_prompts(ids, config), torch.int64)},
+            objects=columns | {"prompt": prompts},
         )
         return batch.select(_within_limit(prompts, ids, table, config))
 
@@ -113,14 +115,15 @@ def recognize_prompts(table: Table, *, prompt_key: str | None = None, answer_key
 
 def _within_limit(prompts: Sequence, ids: Sequence[Sequence[int]], table: Table, config: Data) -> list[int]:
     limit, setting = config.max_prompt_tokens, "data.max_prompt_tokens"
+    is_read_in_part = tokens_to_read(limit, config, keeps_beginning=True) is not None
     kept = rows_within(
         [len(row) for row in ids],
         limit,
         setting=setting,
         what="prompts",
-        drop=config.drop_long_prompts,
+        truncation=config.truncation,
         place=table.place,
-        at_least={row for row, prompt in enumerate(prompts) if may_be_cut(prompt, limit)},
+        at_least={row for row, prompt in enumerate(prompts) if is_read_in_part and may_be_cut(prompt, limit)},
     )
     if not table.is_part:
         check_left(len(kept), len(ids), config, name=table.name, of="prompts")

@@ -20,7 +20,7 @@ A source is a file, directory or dataset as a setting writes it, or `module NAME
 FIXED = re.compile(
     r"model\.(path|tokenizer_path|pad_token)|(actor|critic)\.(model\.path|lora\.(rank|alpha|targets))"
     r"|data\.(train_files|batch_size|shuffle|streaming|mixture|difficulty_key|curriculum_steps|pretraining_files)"
-    r"|data\.(max_prompt_tokens|drop_long_prompts|prompt_key|answer_key)"
+    r"|data\.(max_prompt_tokens|truncation|prompt_key|answer_key)"
     r"|dataflow|algorithm\.advantage|trainer\.seed"
 )
 """Settings on which the saved weights, data position or random states depend."""

@@ -65,7 +65,7 @@ def assert_nothing_begun(ended: Ended, folder: Path, found: str, remedy: str) ->
         (
             "data.train_files=[{}/long.jsonl]",
             "2 of 13 prompts are longer than data.max_prompt_tokens=8 tokens (the longest, row 5 of '{}/long.jsonl'",
-            "Set data.max_prompt_tokens=62 if the model reads that many, or data.drop_long_prompts=true",
+            "Set data.max_prompt_tokens=62 if the model reads that many, or data.truncation=drop",
         ),
         # models
         ("critic.model.path={}/my_modle", "critic.model.path={}/my_modle does not exist", "directory: {}/my_model"),
@@ -132,7 +132,7 @@ def test_what_vllm_cannot_do_is_told_before_it_is_imported(attempt, folder, toy_
 
 def test_what_was_asked_for_is_done_and_counted(attempt, folder):
     unpadded(folder)
-    words = ["data.train_files=[{}/long.jsonl]", "data.drop_long_prompts=true", "model.path={}/unpadded"]
+    words = ["data.train_files=[{}/long.jsonl]", "data.truncation=drop", "model.path={}/unpadded"]
     ended = attempt(*words, "model.pad_token=</s>", "trainer={total_steps: 1, save_every: 0}")
     assert ended.status == 0, ended.said
     assert "leaves out 2 of 13 prompts longer than data.max_prompt_tokens=8" in ended.words

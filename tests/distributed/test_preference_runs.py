@@ -206,7 +206,7 @@ def test_a_story_teller_learns_which_replies_people_prefer(tmp_path):
     settings = [
         f"model.path={assets}/models/stories260K",
         f"data={{train_files: [{tmp_path}/train.jsonl], eval_files: [{tmp_path}/held_out.jsonl]}}",
-        "data={max_prompt_tokens: 300, max_response_tokens: 180, drop_long_prompts: true, batch_size: 32}",
+        "data={max_prompt_tokens: 300, max_response_tokens: 180, truncation: drop, batch_size: 32}",
         "trainer={total_steps: 20, eval_every: 20, save_every: 0, samples_every: 0, threads: 1, device: cpu}",
         "actor.optimizer={learning_rate: 3e-4, warmup_steps: 5}",
     ]

@@ -43,11 +43,7 @@ def test_every_setting_whose_documentation_speaks_of_a_file_becomes_absolute(her
     field = next(field for field in fields_of(section) if field.name == name)
     wanted = (
         "code/mine.py:f"
-<<<<<<< HEAD
-        if (field.type is str and name != "resume") or name in ("functions", "filters", "map", "dataset")
-=======
-        if (field.type is str and name != "resume") or name in ("functions", "filters", "engine")
->>>>>>> ee4c892 (Stop strings and stop tokens in both rollout engines; rollout.engine may be a class of the user's own)
+        if (field.type is str and name != "resume") or name in ("functions", "filters", "map", "dataset", "engine")
         else "model"
     )
     setattr(section, name, [wanted] if isinstance(vars(section)[name], list) else wanted)

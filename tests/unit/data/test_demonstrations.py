@@ -3,7 +3,7 @@ import torch
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from hybridflow.config.data import Data
+from hybridflow.config.data import Data, Truncation
 from hybridflow.data import load_demonstrations
 from hybridflow.errors import DataError
 from tests.unit.data.conftest import texts, written
@@ -89,8 +89,19 @@ def test_keys_name_the_columns_that_are_not_known(tmp_path, tokenizer):
 
 def test_rows_over_either_limit_are_left_out_if_asked(tmp_path, tokenizer):
     rows = [{"prompt": "a" * p, "completion": "b" * r} for p, r in ((9, 1), (1, 9), (2, 2))]
-    limits = {"max_prompt_tokens": 5, "max_response_tokens": 5, "drop_long_prompts": True}
+    limits = {"max_prompt_tokens": 5, "max_response_tokens": 5, "truncation": Truncation.drop}
     assert parts(loaded(tmp_path / "a.jsonl", tokenizer, rows, **limits), tokenizer) == [("aa", "bb<eos>")]
+
+
+@pytest.mark.parametrize(("side", "prompt"), [(Truncation.left, "cde"), (Truncation.right, "abc")])
+def test_long_demonstrations_keep_the_start_of_what_is_learned(tmp_path, tokenizer, side, prompt):
+    """A completion that was cut has no end-of-sequence; a prompt of any length does not hide its completion."""
+    rows = [{"prompt": p, "completion": c} for p, c in (("abcde", "xyzxyz"), ("ab" * 500 + prompt, "xyz"), ("a", "x"))]
+    limits = {"max_prompt_tokens": 3, "max_response_tokens": 4, "truncation": side}
+    batch = loaded(tmp_path / "a.jsonl", tokenizer, rows, **limits)
+    first = {"left": prompt, "right": "aba"}[side.name]
+    assert parts(batch, tokenizer) == [(prompt, "xyzx"), (first, "xyz<eos>"), ("a", "x<eos>")]
+    assert batch.tokens("response_mask").lengths.tolist() == batch.tokens("response_ids").lengths.tolist()
 
 
 def test_a_tokenizer_that_cannot_end_is_an_error(tmp_path):

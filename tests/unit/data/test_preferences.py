@@ -1,6 +1,6 @@
 import pytest
 
-from hybridflow.config.data import Data
+from hybridflow.config.data import Data, Truncation
 from hybridflow.data import load_labeled, load_preferences
 from hybridflow.errors import DataError
 from tests.unit.data.conftest import texts, written
@@ -123,7 +123,15 @@ def test_a_long_row_is_named_by_its_number_in_the_file(tmp_path, tokenizer, load
     settings = {"filters": [f"{tmp_path}/f.py:fit"], "max_response_tokens": 5}
     with pytest.raises(DataError, match=r"the longest, row 7 of '.*long.jsonl', has 10.*data\.max_response_tokens=10"):
         loaded(tmp_path / "long.jsonl", tokenizer, rows, load=load, **settings)
-    assert len(loaded(tmp_path / "long.jsonl", tokenizer, rows, load=load, drop_long_prompts=True, **settings)) > 0
+    assert len(loaded(tmp_path / "long.jsonl", tokenizer, rows, load=load, truncation=Truncation.drop, **settings)) > 0
+
+
+def test_pairs_that_are_cut_to_equal_responses_are_left_out_and_counted(tmp_path, tokenizer, caplog):
+    rows = [{"prompt": "abcab", "chosen": "bbbc", "rejected": "bbba"}, {"prompt": "a", "chosen": "bc", "rejected": "a"}]
+    settings = {"max_prompt_tokens": 2, "max_response_tokens": 3, "truncation": Truncation.left}
+    batch = loaded(tmp_path / "a.jsonl", tokenizer, rows, **settings)
+    assert [tokenizer.decode(row).replace(" ", "") for row in batch.tokens("chosen_ids").rows()] == ["bc<eos>"]
+    assert "1 of 2 pairs left out: equal in the first data.max_response_tokens=3 tokens" in caplog.text
 
 
 def test_references_of_one_file_alone_are_named_as_in_the_file(tmp_path, tokenizer):

@@ -3,7 +3,7 @@ import logging
 import pytest
 import torch
 
-from hybridflow.config.data import Data
+from hybridflow.config.data import Data, Truncation
 from hybridflow.data import load_prompts
 from hybridflow.data.prompts import recognize_prompts
 from hybridflow.data.sources import Table
@@ -104,21 +104,32 @@ def test_long_prompts_are_counted_and_refused_or_left_out_if_asked(tmp_path, tok
         load_prompts([path], Data(max_prompt_tokens=8), tokenizer)
     assert str(caught.value).startswith(
         f"2 of 4 prompts are longer than data.max_prompt_tokens=8 tokens (the longest, row 4 of '{path}', has 12). Set"
-        " data.max_prompt_tokens=12 if the model reads that many, or data.drop"
+        " data.max_prompt_tokens=12 if the model reads that many, or data.truncation=drop"
     )
-    batch = load_prompts([path], Data(max_prompt_tokens=8, drop_long_prompts=True), tokenizer)
+    batch = load_prompts([path], Data(max_prompt_tokens=8, truncation=Truncation.drop), tokenizer)
     assert (batch.object("answer"), batch.object("level")) == ([3, 4], [-3, -4])
     assert batch.tokens("prompt_ids").lengths.tolist() == [3, 4]
-    assert "data.drop_long_prompts=true leaves out 2 of 4 prompts" in caplog.text
+    assert "data.truncation=drop leaves out 2 of 4 prompts" in caplog.text
     assert "2 of 4 prompts left (50%)" in caplog.text
+
+
+@pytest.mark.parametrize(("side", "kept"), [(Truncation.left, "end"), (Truncation.right, "beg")])
+def test_long_prompts_keep_their_end_or_their_beginning_and_are_counted(tmp_path, tokenizer, caplog, side, kept):
+    """Also those of which only the beginning would be read to know that they are too long."""
+    ends = [f"beg{'-' * length}end" for length in (9, 900)]
+    path = written(tmp_path / "a.jsonl", [{"prompt": text} for text in ("abc", *ends)])
+    batch = load_prompts([path], Data(max_prompt_tokens=3, truncation=side), tokenizer)
+    texts = [tokenizer.decode(row).replace(" ", "") for row in batch.tokens("prompt_ids").rows()]
+    assert texts == ["abc", kept, kept] and batch.object("prompt")[2] == ends[1]
+    assert f"data.truncation={side.name} cuts 2 of 3 prompts longer than data.max_prompt_tokens=3" in caplog.text
 
 
 @pytest.mark.parametrize("short", [0, 4])
 def test_next_to_nothing_left_after_dropping_is_an_error(tmp_path, tokenizer, short):
     path = written(tmp_path / "a.jsonl", [{"prompt": "x"}] * short + [{"prompt": "xxx"}] * 96)
     with pytest.raises(DataError, match=rf"{short} of {96 + short} prompts left \({short}%\).*Raise data\.max_prompt"):
-        load_prompts([path], Data(max_prompt_tokens=2, drop_long_prompts=True), tokenizer)
-    allowed = Data(max_prompt_tokens=2, drop_long_prompts=True, min_kept_fraction=0.04)
+        load_prompts([path], Data(max_prompt_tokens=2, truncation=Truncation.drop), tokenizer)
+    allowed = Data(max_prompt_tokens=2, truncation=Truncation.drop, min_kept_fraction=0.04)
     if short:
         assert len(load_prompts([path], allowed, tokenizer)) == short
 

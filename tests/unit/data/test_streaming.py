@@ -14,7 +14,7 @@ import pyarrow.parquet
 import pytest
 
 from hybridflow.batch import Batch
-from hybridflow.config.data import Data
+from hybridflow.config.data import Data, Truncation
 from hybridflow.data import load_demonstrations, load_labeled, load_preferences, load_prompts
 from hybridflow.data.loader import training_stream
 from hybridflow.data.streaming import StreamedRows
@@ -104,7 +104,7 @@ def test_rows_that_are_left_out_are_replaced_by_the_next_and_a_resumed_stream_go
     (tmp_path / "my.py").write_text(CODE)
     path = written(tmp_path / "a.jsonl", ROWS)
     config = Data(
-        train_files=[path], batch_size=16, streaming=True, max_prompt_tokens=4, drop_long_prompts=True,
+        train_files=[path], batch_size=16, streaming=True, max_prompt_tokens=4, truncation=Truncation.drop,
         map=f"{tmp_path}/my.py:odd", filters=[f"{tmp_path}/my.py:small"],
     )  # fmt: skip
     whole = stream([path], config, tokenizer)
@@ -191,7 +191,7 @@ def test_a_stream_of_which_next_to_nothing_is_left_ends(tmp_path, tokenizer, cap
 GROWTH = r"""
 import re, sys
 from pathlib import Path
-from hybridflow.config.data import Data
+from hybridflow.config.data import Data, Truncation
 from hybridflow.data import load_prompts
 from hybridflow.data.loader import training_stream
 from hybridflow.data.streaming import StreamedRows

@@ -84,7 +84,8 @@ def load_preferences(
         kept = [row for row in within if chosen[row] != rejected[row]]
         if len(kept) < len(within):
             table.log(
-                logging.WARNING, "data.truncation=%s: %d of %d pairs left out: equal in the first data.max_response_tokens=%d tokens",
+                logging.WARNING,
+                "data.truncation=%s: %d of %d pairs left out: equal in the first data.max_response_tokens=%d tokens",
                 config.truncation.name, len(within) - len(kept), len(pairs), config.max_response_tokens,
             )  # fmt: skip
         columns = {"prompt_ids": cut_prompts(prompts, config), "chosen_ids": chosen, "rejected_ids": rejected}

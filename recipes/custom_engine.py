@@ -10,8 +10,11 @@ Each rank of the run makes an engine, and calls `respond` with its share of the 
 to the parameters of the model that is passed to `CustomEngine.__init__`, before the next `respond`.
 """
 
+from typing import cast
+
 import torch
 from transformers import GenerationConfig
+from transformers.generation import GenerateDecoderOnlyOutput, GenerationMixin
 
 from hybridflow.config.rollout import Sampling
 from hybridflow.engines.rollout.custom import CustomEngine, CustomEngineSetup, Response
@@ -48,12 +51,13 @@ class GenerateEngine(CustomEngine):
         mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
         with torch.random.fork_rng():
             torch.manual_seed(seeds[0])
-            found = self.policy.generate(
+            found = cast(GenerationMixin, self.policy).generate(
                 inputs=padded.to(self.setup.device),
                 attention_mask=mask.to(self.setup.device),
                 generation_config=config,
                 tokenizer=tokenizer,
             )
+        assert isinstance(found, GenerateDecoderOnlyOutput) and found.scores is not None
         tokens = found.sequences[:, width:].cpu()
         # `scores` are the logits after the temperature and the restriction to top-k and top-p.
         logprobs = torch.stack(found.scores, 1).float().log_softmax(-1).cpu()

@@ -11,7 +11,7 @@ _ROWS = at_least(1, "Use 1 or more, or null for all.")
 
 
 class Truncation(Enum):
-    """What happens to rows that exceed the length limits."""
+    """Treatment of rows that exceed the length limits."""
 
     error = "error"
     drop = "drop"

@@ -1,6 +1,7 @@
 """Samples: a prompt with its response and score, for the console, the trackers and the report."""
 
 import math
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Literal
@@ -13,6 +14,7 @@ RIGHT_AT = 0.5
 _LEAST_SHARED = 24
 """Characters of a shared beginning or end that is left out; a shorter one is not in the way."""
 _CUT = "\u2026"
+_SENTENCE_END = re.compile(r"(?<=[.?!\n])\s")
 
 RIGHT_MEANS = f"correct: a score of {RIGHT_AT:g} or more"
 """The explanation of "correct" in tables and reports."""
@@ -87,7 +89,8 @@ def distinct_parts(texts: Sequence[str]) -> list[str]:
     head = _common_beginning(several)
     head = head[: max(head.rfind(" "), head.rfind("\n")) + 1]
     tail = _common_beginning([text[len(head) :][::-1] for text in several])[::-1]
-    tail = tail[next((place for place, letter in enumerate(tail) if letter.isspace()), len(tail)) :]
+    cut = _SENTENCE_END.search(tail) or re.search(r"\s", tail)
+    tail = tail[cut.start() :] if cut else ""
     start, stop = (len(part) if len(part) >= _LEAST_SHARED else 0 for part in (head, tail))
     return [f"{_CUT if start else ''}{text[start : len(text) - stop]}{_CUT if stop else ''}" for text in texts]
 

@@ -128,6 +128,10 @@ def test_of_a_conversation_the_head_of_the_users_turn_is_shown_without_what_all_
         (["same " * 20] * 3, ["same " * 20] * 3),
         (["abcdefghijklmnopqrstuvwxyz1", "abcdefghijklmnopqrstuvwxyz2"], None),  # no part of a word is left out
         (["a" + " b" * 30, " b" * 30], ["a\u2026", "\u2026"]),
+        (
+            [f"Add {x} pears. Give only the final number, please." for x in "12"],
+            ["Add 1 pears.\u2026", "Add 2 pears.\u2026"],
+        ),
         ([], []),
     ],
 )

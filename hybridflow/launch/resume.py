@@ -136,7 +136,9 @@ def fingerprints(plan: RunPlan) -> Fingerprints:
     """
     data, written = plan.config.data, _written(plan.composed)
     sources = [*data.train_files, *data.pretraining_files, *(data.eval_files if plan.is_evaluated else [])]
-    found: dict[str, dict[str, _Digest]] = {name: dict(_of_data(name)) for name in sources}
+    found: dict[str, dict[str, _Digest]] = {
+        name: dict(_of_data(name)) for name in sources if data.dataset is None or user_path(name).exists()
+    }
     for role in plan.roles:
         model, tokenizer = (None, None) if role.model is None else (role.model.path, role.model.tokenizer_path)
         if model is not None:

@@ -128,7 +128,8 @@ def load_data(plan: RunPlan) -> RunData:
     is_asked = plan.generates and (not plan.trained or any(role.name == "reward" for role in plan.roles))
     with raised_together() as faults:
         with faults.caught():
-            check_splits_named(data.eval_files if plan.is_evaluated else [], key=EVAL_FILES)
+            are_files = plan.is_evaluated and data.dataset is None
+            check_splits_named(data.eval_files if are_files else [], key=EVAL_FILES)
         are_splits_named = not faults.found
         with faults.caught():
             STRICT.check([pair_problems], config, dataflow)
@@ -166,6 +167,8 @@ def file_problems(config: Experiment) -> Iterator[HybridflowError]:
     if is_evaluated(config):
         files[EVAL_FILES] = config.data.eval_files
     for key, name in ((key, name) for key, names in files.items() for name in names):
+        if config.data.dataset is not None and key != PRETRAINING_FILES:
+            continue
         try:
             read_table(name)
         except HybridflowError as error:

@@ -134,6 +134,27 @@ def test_held_out_data_of_the_hub_names_its_split_before_anything_is_read(tmp_pa
         load_data(config)
 
 
+def test_entries_of_a_class_need_not_be_files_or_datasets(tmp_path):
+    (tmp_path / "my.py").write_text(
+        "class Sums:\n    def __init__(self, source): self.source = source\n"
+        "    def __iter__(self): return iter([{'prompt': '1+1=', 'answer': '2', 'source': self.source}] * 4)\n"
+    )
+    files = {"train_files": ["my/train"], "eval_files": ["my/test"]}
+    config = experiment(tmp_path, dataset=f"{tmp_path}/my.py:Sums", batch_size=4, **files)
+    data = load_data(config)
+    assert data.streams["prompts"].next().object("source") == ["my/train"] * 4
+    assert data.questions is not None and data.questions.object("source") == ["my/test"] * 4
+    assert not [*run_data.file_problems(config)]
+
+
+def test_rows_are_read_on_demand_if_the_run_asks_for_it(tmp_path):
+    in_memory, on_demand = (load_data(experiment(tmp_path, streaming=streaming)) for streaming in (False, True))
+    assert on_demand.streams["prompts"].table is None and in_memory.scored_columns == on_demand.scored_columns
+    for _ in range(3):
+        found, expected = on_demand.streams["prompts"].next(), in_memory.streams["prompts"].next()
+        assert found.objects == expected.objects and torch.equal(found.row("uid"), expected.row("uid"))
+
+
 def test_a_system_prompt_that_nobody_is_shown_is_told(tmp_path, caplog):
     load_data(experiment(tmp_path, system_prompt="Add"))
     assert "set data.as_chat=true" in caplog.text

@@ -21,6 +21,7 @@ from tests.unit.launch.test_execute import Words
     [
         ("hybridflow.trainer.main_ppo", "SIGINT", 130, "omegaconf._utils"),
         ("hybridflow.trainer.main_ppo", "SIGTERM", 143, "torch.types"),
+        ("hybridflow grpo", "SIGINT", 130, "torch.types"),
         ("hybridflow show", "SIGINT", 130, "rich.console"),
         ("hybridflow show", "SIGTERM", 143, "omegaconf._utils"),
         ("hybridflow export nowhere", "SIGINT", 130, "torch.types"),
@@ -28,7 +29,7 @@ from tests.unit.launch.test_execute import Words
 )
 def test_a_signal_while_libraries_are_imported_is_one_line(command, number, status, imported, tmp_path):
     """Before the settings are read, and after: torch comes once they are checked."""
-    is_run = "main_ppo" in command
+    is_run = "main_ppo" in command or "grpo" in command
     words = ["-m", *command.split(), f"trainer.run_dir={tmp_path / 'run'}"]
     command = [sys.executable, "-X", "importtime", *words]
     before = signal.signal(getattr(signal, number), signal.SIG_DFL)  # the tests' own start may ignore it

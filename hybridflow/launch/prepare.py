@@ -42,8 +42,8 @@ def prepare(composed: Composed) -> Prepared:
     plan = checked_plan(composed)
     data = checked_data(plan)
     plan = checked_length(plan, data)
-    if plan.config.trainer.total_steps:
-        logger.info("%s", length_in_words(plan, data))
+    if (length := length_in_words(plan, data)) is not None:
+        logger.info("%s", length)
     inputs = fingerprints(plan)
     checkpoint, earlier = open_directory(plan, data, inputs)
     return Prepared(plan, data, earlier.directory, checkpoint, inputs, earlier)

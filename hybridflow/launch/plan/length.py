@@ -14,15 +14,17 @@ _TOTAL, _EPOCHS = "trainer.total_steps", "trainer.epochs"
 def with_length(plan: RunPlan, data: RunData) -> RunPlan:
     """The same plan with the total steps that `trainer.epochs` gives, or fewer if the user set `trainer.total_steps`,
     and with the learning-rate schedules that follow them."""
-    composed, steps = plan.composed, _steps_of_epochs(plan, data)
-    if _TOTAL not in composed.user_keys or steps <= plan.config.trainer.total_steps:
+    composed, steps = plan.composed, _steps_of_epochs(plan, data) if plan.config.trainer.total_steps else 0
+    if steps and (_TOTAL not in composed.user_keys or steps <= plan.config.trainer.total_steps):
         config = replace(plan.config, trainer=replace(plan.config.trainer, total_steps=steps))
         composed = replace(composed, config=sealed(config), origins={**composed.origins, _TOTAL: _EPOCHS})
     return replace(plan, composed=with_schedule_steps(composed))
 
 
-def length_in_words(plan: RunPlan, data: RunData) -> str:
-    """`64 rows / 32 per step = 2 steps per epoch; 150 steps = 75 epochs`."""
+def length_in_words(plan: RunPlan, data: RunData) -> str | None:
+    """`64 rows / 32 per step = 2 steps per epoch; 150 steps = 75 epochs`; None for a run that only evaluates."""
+    if not plan.config.trainer.total_steps:
+        return None
     trainer, batch_size, rows = plan.config.trainer, plan.config.data.batch_size, len(data.streams["prompts"])
     total, epochs = trainer.total_steps, trainer.total_steps * batch_size / rows
     words = f"{rows:,} rows / {batch_size} per step = {_short(rows / batch_size)} steps per epoch; {total:,}"

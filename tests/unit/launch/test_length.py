@@ -43,6 +43,13 @@ def test_epochs_are_steps_once_the_rows_are_counted_and_one_line_says_so(toy_dir
     assert prepared.plan.composed.origins["trainer.total_steps"] == origin
 
 
+def test_a_run_that_only_evaluates_has_no_length(toy_dir, tmp_path, caplog):
+    with caplog.at_level(logging.INFO):
+        prepared = Words(toy_dir, tmp_path).prepared("run", "trainer.epochs=3", "trainer.total_steps=0")
+    assert prepared.plan.config.trainer.total_steps == 0
+    assert not [message for message in caplog.messages if "per epoch" in message]
+
+
 def test_more_epochs_resume_a_run_and_a_schedule_that_is_too_short_for_them_is_told(toy_dir, tmp_path, caplog):
     toy = Words(toy_dir, tmp_path)
     toy.common = [word.replace("total_steps: 4, ", "") for word in toy.common]

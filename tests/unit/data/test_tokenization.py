@@ -1,11 +1,14 @@
 """Token ids of prompts, and of prompts with the completions to learn."""
 
+import logging
+
 import pytest
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from hybridflow.data.tokenization import PromptCompletion, completion_token_ids, prompt_token_ids
 from hybridflow.errors import DataError
+from hybridflow.observability import slow_work
 from tests.unit.data.conftest import CHAT_TEMPLATE, character_tokenizer, texts
 
 USER = [{"role": "user", "content": "hi"}]
@@ -126,3 +129,15 @@ def test_a_turn_that_ends_as_the_model_stops_gets_no_second_end(chat_tokenizer):
     found = completion_token_ids(rows, tokenizer, stop_ids=(end_of_turn,))
     assert [shown(found, tokenizer, row)[1] for row in range(2)] == ["{yo|}", "{yo<eos>}"]
     assert shown(completion_token_ids(rows, tokenizer), tokenizer)[1] == "{yo|<eos>}"
+
+
+def test_tokenization_and_templates_that_take_long_say_how_far_they_are(chat_tokenizer, caplog, monkeypatch):
+    prompts = [[{"role": "user", "content": "hi"}]] * 2100
+    with caplog.at_level(logging.INFO):
+        quick = prompt_token_ids(prompts, chat_tokenizer)
+    assert caplog.messages == []
+    monkeypatch.setattr(slow_work, "_QUIET_SECONDS", 0.0)
+    with caplog.at_level(logging.INFO):
+        assert prompt_token_ids(prompts, chat_tokenizer) == quick
+    assert "applying the chat template to 2100 conversations ... 50%" in caplog.messages
+    assert caplog.messages[-2:] == ["tokenizing 2100 texts ... 48%", "tokenizing 2100 texts ... 97%"]

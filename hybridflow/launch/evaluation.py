@@ -153,7 +153,15 @@ def _settings_of(run: Path) -> dict[str, object]:
     flat = dict(leaves(yaml.safe_load(file.read_text(encoding="utf-8"))))
     model = "actor.model" if flat.get("actor.model.path") else "model"
     found = {f"model.{name}": flat.get(f"{model}.{name}") for name in ("pad_token", "dtype", "trust_remote_code")}
-    kept = ("data.", "reward.", "rollout.eval_", "rollout.vllm.", "rollout.engine", "trainer.seed")
+    kept = (
+        "data.",
+        "reward.",
+        "rollout.eval_",
+        "rollout.sampling.stop",
+        "rollout.vllm.",
+        "rollout.engine",
+        "trainer.seed",
+    )
     left_out = tuple(f"data.{name}" for name in _OF_TRAINING)
     found |= {key: value for key, value in flat.items() if key.startswith(kept) and key not in left_out}
     return {key: value for key, value in found.items() if value is not None}

@@ -52,7 +52,7 @@ def test_a_run_is_evaluated_by_its_newest_checkpoint_with_its_data_and_rewards(d
         "task=none", "algorithm=grpo", "model.path=builtin:calculator", "data.train_files=[sums.jsonl]",
         "data.eval_files=[sums.jsonl]", "data={batch_size: 2, max_prompt_tokens: 16, max_response_tokens: 2}",
         "reward.functions=[judge.py:judge]", "rollout.samples_per_prompt=2", "trainer={total_steps: 1, run_dir: run}",
-        "actor.optimizer.learning_rate=0.01", *QUICK,
+        "actor.optimizer.learning_rate=0.01", "rollout.sampling.stop=['1']", *QUICK,
     ]  # fmt: skip
     assert main_ppo.main(train) == 0
     assert main(["evaluate", "run", *QUICK]) == 0

@@ -19,12 +19,14 @@ class HybridflowError(Exception):
     further: Sequence["HybridflowError"] = ()
     """Errors found together with this one: see `raised_together`."""
 
-    def __init__(self, message: str, *, remedy: str, key: str = "") -> None:
+    def __init__(self, message: str, *, remedy: str, key: str = "", among: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.message = message
         self.remedy = remedy
         self.key = key
         """The dotted key of the setting at fault, if it is a single one."""
+        self.among = among
+        """The dotted keys of settings that conflict, one of which is at fault."""
 
     def __str__(self) -> str:
         return f"{self.message} {self.remedy}"
@@ -64,7 +66,8 @@ class Faults:
         self.warnings: list[Advice] = []
 
     def add(self, *problems: Problem) -> None:
-        """Collects problems whose messages are new, or raises the first error and logs warnings."""
+        """Collects problems whose messages are new (also without the file of a setting), or raises the first error and
+        logs warnings."""
         for problem in problems:
             if isinstance(problem, Advice):
                 if not self.collects:
@@ -74,7 +77,7 @@ class Faults:
             elif not self.collects:
                 raise problem
             else:
-                if problem.message not in {known.message for known in self.found}:
+                if not any(known.message.endswith(problem.message) for known in self.found):
                     self.found.append(problem)
                 self.add(*problem.further)
 

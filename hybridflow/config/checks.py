@@ -10,7 +10,7 @@ from hybridflow.config.choices import AGGREGATIONS, KL_ESTIMATORS, is_own
 from hybridflow.config.derived import is_evaluated, num_devices
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.nearest import did_you_mean
-from hybridflow.config.ranges import check_ranges
+from hybridflow.config.ranges import check_ranges, reset
 from hybridflow.config.rollout import RolloutKind
 from hybridflow.config.templates import template_parts
 from hybridflow.errors import STRICT, ConfigError, Faults
@@ -25,12 +25,13 @@ _NOT_PRINTED = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 def check(config: Experiment, faults: Faults = STRICT) -> None:
     """Adds a `ConfigError` for each rule that the configuration breaks."""
     check_ranges(config, faults)
-    across = (_cost_errors, _pretraining_errors, _kl_errors, _correction_errors)
-    rules = (_data_errors, _row_errors, _sampling_errors, _name_errors, _choice_errors, _input_errors, *across)
-    for rule in rules:
+    for rule in (_data_errors, _input_errors):
+        for error in rule(config):
+            faults.add(error)
+            reset(config, error.key)  # later stages assume that these are right
+    across = (_cost_errors, _pretraining_errors, _kl_errors, _correction_errors, placement_errors)
+    for rule in (_row_errors, _sampling_errors, _name_errors, _choice_errors, *across):
         faults.add(*rule(config))
-    with faults.caught():
-        check_placement(config)
 
 
 def _choice_errors(config: Experiment) -> Iterator[ConfigError]:
@@ -54,20 +55,25 @@ def _choice_errors(config: Experiment) -> Iterator[ConfigError]:
 def _input_errors(config: Experiment) -> Iterator[ConfigError]:
     """There must be a model, data, and one weight per reward function."""
     if not config.model.path:
-        yield ConfigError("model.path is empty.", remedy="Give a Hugging Face directory, or builtin:calculator.")
+        remedy = "Give a Hugging Face directory, or builtin:calculator."
+        yield ConfigError("model.path is empty.", remedy=remedy, key="model.path")
     if not config.data.train_files and config.trainer.total_steps:
-        yield ConfigError("data.train_files is empty.", remedy="Give a file, or builtin:calculator/train.")
+        remedy = "Give a file, or builtin:calculator/train."
+        yield ConfigError("data.train_files is empty.", remedy=remedy, key="data.train_files")
     if not (config.trainer.total_steps or is_evaluated(config)):
         missing = "data.eval_files is empty" if not config.data.eval_files else "trainer.eval_every=0"
         yield ConfigError(
             f"trainer.total_steps=0 only evaluates the model, but {missing}.",
             remedy="Give files: data.eval_files=[FILE]." if "files" in missing else "Leave trainer.eval_every out.",
+            among=["trainer.total_steps", "data.eval_files", "trainer.eval_every"],
         )
     for section, role in {"reward": config.reward, **{f"roles.{n}": r for n, r in config.roles.items()}}.items():
         if role.weights and len(role.weights) != len(role.functions):
             yield ConfigError(
                 f"{section}.weights has {len(role.weights)} numbers for {len(role.functions)} {section}.functions.",
                 remedy="Give one weight per function, or leave the weights out.",
+                key=f"{section}.weights",
+                among=[f"{section}.functions"],
             )
 
 
@@ -78,6 +84,8 @@ def _data_errors(config: Experiment) -> Iterator[ConfigError]:
         yield ConfigError(
             f"data.mixture has {len(mixture)} numbers for {len(data.train_files)} data.train_files.",
             remedy="Give one number per file, or leave it empty to concatenate the files.",
+            key="data.mixture",
+            among=["data.train_files"],
         )
     elif not all(math.isfinite(share) and share > 0 for share in mixture):
         yield ConfigError(
@@ -89,11 +97,13 @@ def _data_errors(config: Experiment) -> Iterator[ConfigError]:
         yield ConfigError(
             f"data.curriculum_steps={data.curriculum_steps} needs a column with the difficulty of each row.",
             remedy="Name a column of numbers: data.difficulty_key=...",
+            among=["data.curriculum_steps", "data.difficulty_key"],
         )
     if data.curriculum_steps and mixture:
         yield ConfigError(
             "data.curriculum_steps and data.mixture both determine the order of the rows.",
             remedy="Leave one out: with data.difficulty_key alone, each file of a mixture goes from easy to hard.",
+            among=["data.curriculum_steps", "data.mixture"],
         )
 
 
@@ -105,15 +115,18 @@ def _row_errors(config: Experiment) -> Iterator[ConfigError]:
             yield ConfigError(
                 f"data.prompt_template and data.prompt_key={data.prompt_key} both say where prompts come from.",
                 remedy="Leave one out.",
+                among=["data.prompt_template", "data.prompt_key"],
             )
         try:
             template_parts(data.prompt_template)
         except ConfigError as error:
+            error.key = "data.prompt_template"
             yield error
     if data.streaming and data.difficulty_key is not None:
         yield ConfigError(
             f"data.difficulty_key={data.difficulty_key} sorts all rows, but data.streaming=true reads them on demand.",
             remedy="Leave one out, or sort the file and set data.shuffle=false.",
+            among=["data.streaming", "data.difficulty_key"],
         )
 
 
@@ -159,6 +172,7 @@ def _cost_errors(config: Experiment) -> Iterator[ConfigError]:
             f" model.path={config.model.path} is another model.",
             remedy="Choose a cost: 'roles.cost={kind: reward_model, model: {path: my/cost_model}}', or"
             " 'roles.cost={kind: reward_function, functions: [my_costs.py:f]}'.",
+            among=["roles.cost.functions", "model.path"],
         )
 
 
@@ -169,12 +183,14 @@ def _pretraining_errors(config: Experiment) -> Iterator[ConfigError]:
         yield ConfigError(
             f"algorithm.pretraining_coefficient={weight:g}, but data.pretraining_files is empty.",
             remedy="Name texts or demonstrations: data.pretraining_files=[path,...], or use a coefficient of 0.",
+            among=["algorithm.pretraining_coefficient", "data.pretraining_files"],
         )
     path = config.model.path or ""
     if files and all(file.startswith("builtin:") for file in files) and not path.startswith("builtin:"):
         yield ConfigError(
             f"data.pretraining_files=[{','.join(files)}] are texts for the built-in model, but model.path={path}.",
             remedy="Name texts for your model: data.pretraining_files=[path,...].",
+            among=["data.pretraining_files", "model.path"],
         )
 
 
@@ -187,6 +203,7 @@ def _kl_errors(config: Experiment) -> Iterator[ConfigError]:
             " the gradient of k1 is that of the log-probability alone, whose expectation is 0 whatever the reference.",
             remedy=f"Leave {_KL}.estimator out (k3+), or use k2, k1+ or k3+, whose gradient is that of the divergence."
             f" {_KL}.allow_k1_loss=true permits k1 anyway.",
+            among=[f"{_KL}.placement", f"{_KL}.estimator", f"{_KL}.allow_k1_loss"],
         )
     if kl.target is None:
         return
@@ -194,6 +211,7 @@ def _kl_errors(config: Experiment) -> Iterator[ConfigError]:
         yield ConfigError(
             f"{_KL}.target={kl.target:g} adapts the KL penalty in the reward, but {_KL}.placement={kl.placement.name}.",
             remedy=f"Use {_KL}.placement=reward, or leave the target out.",
+            among=[f"{_KL}.target", f"{_KL}.placement"],
         )
     sequences = config.data.batch_size * config.rollout.samples_per_prompt
     if 0.2 * sequences >= kl.horizon:
@@ -201,6 +219,7 @@ def _kl_errors(config: Experiment) -> Iterator[ConfigError]:
             f"{_KL}.horizon={kl.horizon} is too short for {sequences} sequences per step:"
             " a single step could make the coefficient negative.",
             remedy=f"Use {10 * sequences} or more.",
+            among=[f"{_KL}.horizon", "data.batch_size", "rollout.samples_per_prompt"],
         )
 
 
@@ -215,6 +234,7 @@ def _correction_errors(config: Experiment) -> Iterator[ConfigError]:
                 yield ConfigError(
                     f"{_CORRECTION}.{name} has no effect without weights.",
                     remedy=f"Set {_CORRECTION}.weights=token (or sequence).",
+                    among=[f"{_CORRECTION}.{name}", f"{_CORRECTION}.weights"],
                 )
     elif config.algorithm.old_logprobs is OldLogprobs.rollout:
         yield ConfigError(
@@ -222,6 +242,7 @@ def _correction_errors(config: Experiment) -> Iterator[ConfigError]:
             " already that of the policy to the rollout, so the weights would count it twice.",
             remedy=f"Use {_CORRECTION}.weights=none, or algorithm.old_logprobs=auto. For a policy gradient with"
             " truncated weights: algorithm.old_logprobs=rollout with algorithm.policy_loss=cispo.",
+            among=[f"{_CORRECTION}.weights", "algorithm.old_logprobs"],
         )
 
 
@@ -236,24 +257,26 @@ def _bound_errors(correction: Correction) -> Iterator[ConfigError]:
                 f"{_CORRECTION}: nothing lies between {low}={smallest:g} and {high}={largest:g}.",
                 remedy=f"Use {_CORRECTION}.{high} above 1 and {_CORRECTION}.{low} below 1: a ratio of 1 means that"
                 " rollout and training agree.",
+                among=[f"{_CORRECTION}.{low}", f"{_CORRECTION}.{high}"],
             )
 
 
-def check_placement(config: Experiment) -> None:
-    """Raises `ConfigError` unless roles live in pools that exist, and the pools use exactly the run's devices."""
+def placement_errors(config: Experiment) -> Iterator[ConfigError]:
+    """Roles must be in pools that exist, and the pools must use exactly the run's devices."""
     pools = config.placement.pools
     asked = dict(config.placement.roles) | {n: r.pool for n, r in config.roles.items() if r.pool is not None}
     for role, pool in asked.items():
         if pool not in pools:
             key = f"placement.roles.{role}" if role in config.placement.roles else f"roles.{role}.pool"
-            raise ConfigError(
+            yield ConfigError(
                 f"{key}={pool}: there is no such pool.",
                 remedy=f"Pools: {', '.join(pools) or 'none'}. Add one with placement.pools.{pool}.devices=1.",
                 key=key,
             )
     total = sum(pool.devices for pool in pools.values())
     if pools and total != num_devices(config):
-        raise ConfigError(
+        yield ConfigError(
             f"The pools use {total} devices, but the run has {num_devices(config)}.",
             remedy=f"Set trainer.devices={total}, or change placement.pools.*.devices.",
+            among=["trainer.devices", "trainer.nodes", *(f"placement.pools.{name}.devices" for name in pools)],
         )

@@ -2,16 +2,17 @@
 
 import difflib
 from collections.abc import Collection, Iterable
+from pathlib import Path
 
 
-def did_you_mean(name: str, choices: Iterable[str], *, ending: str = "") -> str:
+def did_you_mean(name: str, choices: Iterable[str], *, are_files: bool = False) -> str:
     """Returns `Did you mean 'x'? ` with a trailing space, or an empty string if no choice is similar.
 
-    An `ending` that all choices share, such as `.py`, is ignored in the comparison.
+    The names of files are compared without their endings, such as `.py`.
     """
-    stems = [choice.removesuffix(ending) for choice in choices]
-    near = difflib.get_close_matches(name.removesuffix(ending), stems, n=1, cutoff=0.5)
-    return f"Did you mean '{near[0]}{ending}'? " if near else ""
+    compared = {Path(choice).stem if are_files else choice: choice for choice in choices}
+    near = difflib.get_close_matches(Path(name).stem if are_files else name, compared, n=1, cutoff=0.6)
+    return f"Did you mean '{compared[near[0]]}'? " if near else ""
 
 
 def known_settings(owner: str, names: Collection[str]) -> str:

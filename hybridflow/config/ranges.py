@@ -69,7 +69,14 @@ def check_ranges(config: Section, faults: Faults = STRICT) -> None:
             with faults.caught(f"{prefix}{name}"):
                 _check(section, name, allowed, prefix)
             if len(faults.found) > known:
-                setattr(section, name, vars(type(section)())[name])
+                reset(config, f"{prefix}{name}")
+
+
+def reset(config: Section, key: str) -> None:
+    """Resets a setting to its default, so that other rules can compute with it."""
+    for prefix, section in sections_of(config):
+        if key.startswith(prefix) and (name := key.removeprefix(prefix)) in vars(section):
+            setattr(section, name, vars(type(section)())[name])
 
 
 def check_fields(settings: object, prefix: str, faults: Faults = STRICT) -> None:

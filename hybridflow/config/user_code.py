@@ -39,7 +39,18 @@ def ending_forks() -> Iterator[None]:
         os._exit(0)
 
 
-@ending_forks()
+@contextmanager
+def reporting_exits(owner: str, *, callers: Collection[str]) -> Iterator[None]:
+    """Turns a `sys.exit` in user code into a `ConfigError`; `owner` is what the user wrote, `callers` our own files."""
+    try:
+        yield
+    except SystemExit as error:
+        raise ConfigError(
+            f"{owner} ended Python (sys.exit): {described(error, callers={__file__, *callers})}.",
+            remedy="Raise an exception instead. Put what runs as a script under: if __name__ == '__main__'.",
+        ) from error
+
+
 def load_member(setting: str, *, key: str) -> object:
     """Imports what `key=setting` names. Raises `ConfigError` if it cannot. Processes that the file forks end."""
     path, colon, name = setting.rpartition(":")
@@ -55,7 +66,9 @@ def load_member(setting: str, *, key: str) -> object:
             remedy="Write path/file.py:name, or my_package.name.",
         )
     try:
-        return _member(importlib.import_module(module), name, setting, key)
+        with reporting_exits(f"{key}={setting}: the module {module}", callers=()), ending_forks():
+            imported = importlib.import_module(module)
+        return _member(imported, name, setting, key)
     except ConfigError:
         raise
     except Exception as error:
@@ -87,7 +100,7 @@ def user_frames(error: BaseException, *, callers: Collection[str]) -> list[trace
 def _module_of_file(file: Path, setting: str, key: str) -> ModuleType:
     if not file.is_file():
         others = sorted(found.name for found in file.parent.glob("*.py")) if file.parent.is_dir() else []
-        hint = did_you_mean(file.name, others, ending=".py") or (
+        hint = did_you_mean(file.name, others, are_files=True) or (
             f"'{file.parent}' has: {', '.join(others[:8])}. " if others else ""
         )
         raise ConfigError(f"{key}={setting}: there is no file '{file}'.", remedy=f"{hint}Name a file that exists.")
@@ -98,14 +111,18 @@ def _module_of_file(file: Path, setting: str, key: str) -> ModuleType:
     assert spec is not None and spec.loader is not None, f"no import machinery for {file}"
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[name]
-        raise ConfigError(
-            f"{key}={setting}: the file cannot be run: {described(error, callers={__file__})}.",
-            remedy=f"Try: python {file}",
-        ) from error
+    with reporting_exits(f"{key}={setting}: the file", callers=()):
+        try:
+            with ending_forks():
+                spec.loader.exec_module(module)
+        except (Exception, SystemExit) as error:
+            del sys.modules[name]
+            if isinstance(error, SystemExit):
+                raise
+            raise ConfigError(
+                f"{key}={setting}: the file cannot be run: {described(error, callers={__file__})}.",
+                remedy=f"Try: python {file}",
+            ) from error
     return module
 
 

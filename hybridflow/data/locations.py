@@ -123,7 +123,7 @@ def _nearest_path(path: Path) -> str:
     if not around.is_dir():
         return f"The directory '{path.parent}' does not exist either; paths are relative to {Path.cwd()}."
     names = sorted(found.name for found in around.iterdir() if not found.name.startswith("."))
-    near = did_you_mean(path.name, names)
+    near = did_you_mean(path.name, names, are_files=True)
     if near:
         return f"{near}It is in '{around}'."
     return f"'{around}' contains: {', '.join(names[:8])}." if names else f"'{around}' is empty."

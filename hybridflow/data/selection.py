@@ -104,7 +104,7 @@ def _passes(function: Callable[..., object], wanted: list[str], table: Table, ro
     try:
         with ending_forks():
             answer = function(**{name: deepcopy(table.columns[name][row]) for name in wanted})
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise DataError(
             f"data.filters: {setting} raised {type(error).__name__}: {error}, for {place}.",
             remedy="Fix the function, or return False for such a row.",

@@ -88,7 +88,8 @@ def _dry_run(flags: "CommandLine", console: "Console") -> int:
         named = {"config_name": flags.config_name, "config_dir": flags.config_dir}
         composed, has_layout = checked_composition(flags.typed(faults), **named, faults=faults)
     say_problems(console, faults.found)
-    is_all_wrong = composed is not None and composed.user_keys <= {error.key for error in faults.found}
+    wrong = {key for error in faults.found for key in (error.key, *error.among)} - {"model.path"}  # it implies no task
+    is_all_wrong = composed is not None and composed.user_keys <= wrong
     if composed is None or (faults.found and flags.config_dir is None and is_all_wrong):
         console.print(LEFT_TO_CHECK)
     else:

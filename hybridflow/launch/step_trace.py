@@ -15,6 +15,7 @@ from hybridflow.config.choices import is_own
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.loop import Device
 from hybridflow.config.nearest import did_you_mean
+from hybridflow.config.user_code import reporting_exits
 from hybridflow.dataflows.interface import Dataflow, role_needs
 from hybridflow.dataflows.roles import Sampler
 from hybridflow.errors import STRICT, Advice, BatchError, ConfigError, HybridflowError, Problem
@@ -111,7 +112,8 @@ def _stepped(config: Experiment, program: Dataflow, prompts: Batch, backend: Tra
 def _explained(name: str, dataflow: type[Dataflow], settings: object) -> Iterator[None]:
     """Turns an error of user code into a `ConfigError` with its line; errors of hybridflow pass unchanged."""
     try:
-        yield
+        with reporting_exits(f"dataflow={name}: its step", callers={__file__}):
+            yield
     except BatchError as error:
         place = _place(dataflow, error)
         raise BatchError(f"{error.message.rstrip('.')}{place}.", remedy=error.remedy) from error

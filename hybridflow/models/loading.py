@@ -33,7 +33,7 @@ from transformers.utils import logging as transformers_logging
 from hybridflow.config.json_text import read_json_object
 from hybridflow.config.model import Dtype
 from hybridflow.config.paths import builtin_path, user_path
-from hybridflow.errors import EngineError
+from hybridflow.errors import ConfigError, EngineError
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +77,8 @@ def resolve_model_path(path: str, *, key: str = "model.path") -> Path:
 
     `key` is the setting of the path, for errors.
     """
+    if not path:
+        raise ConfigError(f"{key} is empty.", remedy="Give a Hugging Face directory, or builtin:calculator.", key=key)
     if path.startswith("builtin:"):
         return builtin_path(path)
     directory = user_path(path, key=key)
@@ -290,7 +292,7 @@ def _nearest(wanted: Path) -> str:
     while not around.is_dir():
         around = around.parent
     models = {found.parent.name: found.parent for found in sorted(around.glob("*/config.json"))}
-    close = difflib.get_close_matches(wanted.name, models, n=1, cutoff=0.4) or list(models)[:1]
+    close = difflib.get_close_matches(wanted.name, models, n=1) or list(models)[: wanted.is_dir()]
     advice = "Give a Hugging Face directory, a hub name (owner/name), or builtin:calculator"
     return f"{advice}. Nearest model directory: {models[close[0]]}." if close else f"{advice}."
 

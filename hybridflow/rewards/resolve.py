@@ -141,7 +141,7 @@ def _user_function(path: str, setting: str) -> Function:
         try:
             with ending_forks():
                 member = member()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ConfigError(
                 f"{_KEY}: the class '{setting}' cannot be instantiated without arguments: {described(error)}.",
                 remedy="Name a function that makes one and calls it.",

@@ -145,7 +145,7 @@ def tokenizer_directory(model: Model, *, key: str = "model.path") -> Path:
     """The directory of a model's tokenizer; `key` is the setting of the model's path, for errors."""
     if model.tokenizer_path:
         return resolve_tokenizer_path(model.tokenizer_path, key=f"{key.removesuffix('path')}tokenizer_path")
-    return resolve_model_path(str(model.path), key=key)
+    return resolve_model_path(model.path or "", key=key)
 
 
 def prepared(setup: EngineSetup, model: PreTrainedModel | ValueModel) -> TokenModel:

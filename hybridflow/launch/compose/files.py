@@ -2,6 +2,7 @@
 
 import copy
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
@@ -63,14 +64,20 @@ def read_files(
     typed.
     """
     file = directory / f"{config_name}.yaml"
+    if directory != config_directory():
+        try:
+            file_content(file)
+        except ConfigError as error:
+            faults.add(error)
+            return read_files("ppo", config_directory(), typed, described, faults)
     choices = [f"{group}={_file_of(group, choice, directory)}" for group, choice in typed.groups.items()]
     try:
         choices += _task_left_out(typed, file)
         if directory == config_directory() and not described:
             return copy.deepcopy(_package_files(config_name, tuple(choices))), {}
         parts = _parts(config_name, directory, choices)
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
-        problem = _explained(error, file, choices)
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, ConfigError) as error:
+        problem = error if isinstance(error, ConfigError) else _explained(error, file, choices)
         if typed.groups or directory == config_directory():
             raise problem from error
         faults.add(problem)
@@ -84,7 +91,8 @@ def _parts(config_name: str, directory: Path, choices: Sequence[str]) -> list[tu
     # A user's own directory may choose among the package's groups.
     search_path = f"hydra.searchpath=[{config_directory().as_uri()}]"
     GlobalHydra.instance().clear()
-    with initialize_config_dir(str(directory), version_base=None, job_name="hybridflow"):
+    with initialize_config_dir(str(directory), version_base=None, job_name="hybridflow"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # without _self_, a file's own settings come last, as everywhere here
         loader = GlobalHydra.instance().config_loader()
         found = loader.compute_defaults_list(config_name, [search_path, *choices], RunMode.RUN).defaults
     parts = []
@@ -115,7 +123,9 @@ def _composed(
 
 def in_file(error: HybridflowError, file: Path | str | None) -> HybridflowError:
     """The error of a setting, whose message begins with the file in which it stands, if any."""
-    return error if not file else ConfigError(f"{file}: {error.message}", remedy=error.remedy, key=error.key)
+    if not file:
+        return error
+    return ConfigError(f"{file}: {error.message}", remedy=error.remedy, key=error.key, among=error.among)
 
 
 def file_content(file: Path) -> dict[str, object]:
@@ -230,11 +240,8 @@ def _task_left_out(typed: Typed, file: Path) -> list[str]:
 
 def _built_on(file: Path) -> list[dict]:
     """The contents of a file and of the files in its defaults, the nearest first: the user's, then the package's."""
-    content = yaml.safe_load(file.read_text()) if file.is_file() else None
-    if not isinstance(content, dict):
-        return []
-    found = [content]
-    for name in content.get("defaults") or []:
+    found = [content := file_content(file)]
+    for name in cast(Sequence[object], content.get("defaults") or []):
         places = [folder / f"{name}.yaml" for folder in (file.parent, config_directory())]
         further = next((place for place in places if place != file and place.is_file()), None)
         found += _built_on(further) if isinstance(name, str) and further is not None else []
@@ -261,7 +268,11 @@ def _explained(error: Exception, file: Path, choices: Sequence[str]) -> Hybridfl
             f"{choices[0]} has no effect with {file.name}, which selects no {choices[0].partition('=')[0]}.",
             remedy=f"Leave it out, or {'use it with hybridflow ppo' if is_ours else other}.",
         )
-    cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__ or error.__context__ or error
+    is_own = isinstance(error, OmegaConfBaseException | yaml.YAMLError)
+    cause = error if is_own else error.__cause__ or error.__context__ or error
+    if isinstance(cause, yaml.MarkedYAMLError) and cause.problem_mark is not None:
+        place = f"{cause.problem_mark.name}, line {cause.problem_mark.line + 1}"
+        return ConfigError(f"{place}: {cause.problem}.", remedy="Correct the YAML: name: value.")
     if isinstance(cause, GrammarParseError):
         return in_file(wrong_value(str(cause.full_key), cause), file)
     return ConfigError(f"{file}: {' '.join(str(cause).split())}.", remedy="All settings: --help all.")

@@ -97,7 +97,8 @@ def _read(file: Path, faults: Faults, above: tuple[Path, ...]) -> RunFiles:
     if not file.is_file():
         near = [path.name for path in file.parent.glob("*") if path.suffix in SUFFIXES and path.is_file()]
         raise ConfigError(
-            f"There is no file '{file}'.", remedy=f"{did_you_mean(file.name, near)}A run file is YAML: key: value."
+            f"There is no file '{file}'.",
+            remedy=f"{did_you_mean(file.name, near, are_files=True)}A run file is YAML: key: value.",
         )
     if file.resolve() in above:
         raise ConfigError(f"{file} extends itself.", remedy=f"Remove it from {EXTENDS} in {above[-1]}.")

@@ -19,7 +19,7 @@ from hybridflow.config.experiment import Experiment
 from hybridflow.config.nearest import did_you_mean, known_settings
 from hybridflow.config.other_names import replacement
 from hybridflow.config.ranges import check_fields
-from hybridflow.config.user_code import described, load_member
+from hybridflow.config.user_code import described, load_member, reporting_exits
 from hybridflow.dataflows.dapo import DAPO
 from hybridflow.dataflows.dpo import DPO
 from hybridflow.dataflows.evaluate import Evaluate, Generate
@@ -157,7 +157,8 @@ def make_settings(dataflow: type[Dataflow], given: Mapping[str, object], faults:
 def calling(dataflow: type[Dataflow], member: str) -> Iterator[None]:
     """Turns an error of user code in a member of the class into a `ConfigError` with the class, file and line."""
     try:
-        yield
+        with reporting_exits(f"{dataflow.__name__}.{member}", callers={__file__}):
+            yield
     except HybridflowError:
         raise
     except Exception as error:

@@ -32,10 +32,10 @@ class Models:
     def __init__(self, config: Experiment, roles: Sequence[RoleSpec]) -> None:
         own = {"actor": config.actor.model, "critic": config.critic.model, "reward": config.reward.model}
         own |= {f"roles.{name}": role.model for name, role in config.roles.items()}
-        self._paths = {ACTOR: (str(policy_model(config).path), _key(own, ACTOR))}
+        self._paths = {ACTOR: (policy_model(config).path or "", _key(own, ACTOR))}
         for role in roles:
             if role.model is not None:
-                self._paths[role.name] = (str(role.model.path), _key(own, role.name))
+                self._paths[role.name] = (role.model.path or "", _key(own, role.name))
         self.directory = cache(self._directory)
         self.geometry = cache(self._geometry)
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 
+from hybridflow.config.checks import placement_errors
 from hybridflow.config.derived import divisors
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.nearest import did_you_mean
@@ -36,7 +37,7 @@ def layout_problems(plan: RunPlan, role: RoleSpec) -> Iterator[ConfigError]:
 
 def critic_layout_problems(config: Experiment, dataflow: type[Dataflow]) -> Iterator[ConfigError]:
     """The layout of the section `critic`, which only a dataflow with a critic reads."""
-    if CRITIC in role_needs(dataflow):
+    if CRITIC in role_needs(dataflow) and not any(placement_errors(config)):
         yield from role_problems(config, CRITIC)
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from hybridflow.config.checks import check_placement
+from hybridflow.config.checks import placement_errors
 from hybridflow.config.derived import divisors, pool_of, pool_sizes, training_mesh, training_of
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.loop import BackendKind
@@ -21,7 +21,9 @@ def parallelism_problems(config: Experiment) -> Iterator[ConfigError]:
 
     Only a dataflow with a critic reads that section: see `layouts.critic_layout_problems`.
     """
-    check_placement(config)  # a layout belongs to a pool
+    if misplaced := [*placement_errors(config)]:  # a layout belongs to a pool
+        yield from misplaced
+        return
     sizes = pool_sizes(config)
     if config.trainer.backend is BackendKind.local and sum(sizes.values()) > 1:
         found = f"placement has {len(sizes)} pools" if len(sizes) > 1 else f"the run has {sum(sizes.values())} devices"

@@ -108,6 +108,7 @@ def test_a_conflict_is_explained(settings, message, remedy):
         check(experiment(settings))
     assert message in caught.value.message
     assert remedy in caught.value.remedy
+    assert caught.value.key or caught.value.among
 
 
 @pytest.mark.parametrize("settings", FINE, ids=[", ".join(settings) or "defaults" for settings in FINE])

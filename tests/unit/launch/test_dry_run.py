@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -76,6 +77,10 @@ def test_a_run_without_problems_shows_its_roles_and_batches_in_lines_of_80_chara
             ["reward={functions: [${nope}], settings: {f: {a: '${nope'}}}", "dataflow=${nope}"],
             ["dataflow cannot", "reward.functions cannot", "reward.settings.f cannot"],
         ),
+        (
+            ["placement={roles: {actor: x, critic: y}, pools: {main: {devices: 3}}}", "model.path=''"],
+            ["actor=x: there is", "critic=y: there is", "The pools use 3", "model.path is", "data.train_files is"],
+        ),
     ],
 )
 def test_a_mistake_that_is_typed_hides_no_other(overrides, parts):
@@ -86,9 +91,9 @@ def test_a_mistake_that_is_typed_hides_no_other(overrides, parts):
 
 
 @pytest.mark.parametrize(
-    "defaults", ["[ppo, _self_]", "[experimnt, _self_]", "[experiment, {task: calculatr}, _self_]"]
+    "defaults", ["[ppo, _self_]", "[ppo]", "[experimnt, _self_]", "[experiment, {task: calculatr}, _self_]"]
 )
-def test_every_mistake_in_a_file_is_told_once_with_the_file(defaults, tmp_path):
+def test_every_mistake_in_a_file_is_told_once_with_the_file(defaults, tmp_path, recwarn):
     file, faults = tmp_path / "mine.yaml", Faults(collects=True)
     file.write_text(
         f"defaults: {defaults}\nalgorithm: {{gama: 1, advantage: gea, aggregation: x}}\ndata: {{mixture: [0]}}\n"
@@ -100,7 +105,44 @@ def test_every_mistake_in_a_file_is_told_once_with_the_file(defaults, tmp_path):
     later = ("advantage=gea is", "aggregation=x is", "data.mixture=[0.0]", "run_dir cannot", "dataflow=no_file.py:Mine")
     for part in (*parts, *later):
         assert sum(part in message for message in in_file) == 1
-    assert len(faults.found) == 10 + ("ppo" not in defaults)
+    assert len(faults.found) == 10 + ("ppo" not in defaults) and not recwarn.list
+
+
+@pytest.mark.parametrize("is_base", [False, True])
+def test_a_file_that_is_not_yaml_is_one_problem_and_hides_no_other(is_base, tmp_path):
+    file, faults = tmp_path / "mine.yaml", Faults(collects=True)
+    file.write_text("defaults: [ppo, _self_]\ntrainer: {devices: 2\n")
+    (tmp_path / "other.yaml").write_text("defaults: [mine, _self_]\n")
+    name = "other" if is_base else "mine"
+    compose_run(["trainer.devices=0", "task=none"], config_name=name, config_dir=tmp_path, faults=faults)
+    assert [error.message for error in faults.found if "line 3: expected ',' or '}'" in error.message]
+    assert sum(str(file) in error.message for error in faults.found) == 1
+    assert any(error.key == "trainer.devices" for error in faults.found)
+
+
+@pytest.mark.parametrize(
+    ("settings", "number"),
+    [
+        (["reward.weights=[1,2]", "data.mixture=[1,2]", "trainer.resume=nver"], 3),
+        (["dataflow={0}:Mine", "reward.weights=[1,2]"], 1),
+        (["placement.roles={{actor: x, critic: y}}", "trainer.seed=1"], 2),
+        (["model.path=''", "trainer.seed=1"], 3),  # neither data nor a reward that fit it
+        (["dataflow={0}:Exits", "data.batch_size=0"], 2),
+        (["dataflow={0}.exits.py:Mine", "reward.functions=[{0}.exits.py:f]"], 1),
+        (["reward.functions=[{0}.exits.py:f]"], 1),
+    ],
+    ids=str,
+)
+def test_what_one_rule_refuses_and_code_that_ends_python_are_problems_of_a_list(settings, number, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from hybridflow.dataflows.ppo import PPO\nclass Mine(PPO): pass\nclass Exits(PPO):\n"
+        "    def step(self, prompts): raise SystemExit(3)\n"
+    )
+    Path(f"{file}.exits.py").write_text("import sys\nsys.exit(3)\n")
+    ended = run_here(["--dry-run", "trainer.device=cpu", *(setting.format(file) for setting in settings)])
+    assert ended.status == 2 and f"{number} problem{'s' * (number > 1)}; nothing was started" in ended.words
+    assert ("ended Python (sys.exit): SystemExit: 3 (mine" in ended.words) == ("xits" in str(settings))
 
 
 def test_an_interpolation_that_does_not_end_is_one_problem_among_those_of_its_file(tmp_path):
@@ -190,12 +232,22 @@ def test_a_class_of_ones_own_that_the_settings_do_not_fit_is_one_problem(tmp_pat
     assert base == "DAPO" or f"hybridflow {module.replace('_', '-')} dataflow={file}:Mine" in ended.words
 
 
-def test_mistakes_of_settings_alone_are_listed_without_importing_torch():
+@pytest.mark.parametrize(
+    ("trainer", "mistakes"),
+    [
+        ("ppo", [*MISTAKES][:4]),
+        (
+            "kto",
+            ["algorithm.preference.loss=o", "placement.pools.main.devices=3", "actor.engine=f", "data.mixture=[1,2]"],
+        ),
+    ],
+)
+def test_mistakes_of_settings_alone_are_listed_without_importing_torch(trainer, mistakes):
     program = (
-        "import sys; from hybridflow.trainer.main_ppo import main; status = main(sys.argv[1:]);"
+        f"import sys; from hybridflow.trainer.main_{trainer} import main; status = main(sys.argv[1:]);"
         "assert 'torch' not in sys.modules; sys.exit(status)"
     )
-    command = [sys.executable, "-c", program, "--dry-run", *list(MISTAKES)[:4]]
+    command = [sys.executable, "-c", program, "--dry-run", *mistakes]
     ended = subprocess.run(command, check=False, capture_output=True, text=True)
     assert ended.returncode == 2 and "4 problems; nothing was started" in ended.stderr, ended.stderr
     assert "Models and data are checked once these problems are fixed" in ended.stderr

@@ -134,6 +134,8 @@ def test_a_model_path_may_be_a_directory_or_builtin(model_dir):
 def test_a_path_without_a_model_is_an_error_that_says_what_it_lacks(model_dir, tmp_path):
     with pytest.raises(EngineError, match=r"Nearest model directory: .*/llama"):
         resolve_model_path(str(model_dir("llama").parent / "lama"))
+    with pytest.raises(EngineError, match=r"builtin:calculator\.$"):
+        resolve_model_path(str(model_dir("llama").parent / "other"))
     with pytest.raises(EngineError, match=r"config\.json.*Give a Hugging Face directory"):
         resolve_model_path(str(tmp_path))
 

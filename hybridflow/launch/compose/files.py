@@ -271,8 +271,10 @@ def _explained(error: Exception, file: Path, choices: Sequence[str]) -> Hybridfl
     is_own = isinstance(error, OmegaConfBaseException | yaml.YAMLError)
     cause = error if is_own else error.__cause__ or error.__context__ or error
     if isinstance(cause, yaml.MarkedYAMLError) and cause.problem_mark is not None:
-        place = f"{cause.problem_mark.name}, line {cause.problem_mark.line + 1}"
-        return ConfigError(f"{place}: {cause.problem}.", remedy="Correct the YAML: name: value.")
+        at = cause.problem_mark
+        name = at.name if Path(at.name).is_file() else file  # OmegaConf and PyYAML also parse texts
+        remedy = "Correct the YAML: name: value. All settings: --help all."
+        return ConfigError(f"{name}: {cause.problem} (line {at.line + 1}).", remedy=remedy)
     if isinstance(cause, GrammarParseError):
         return in_file(wrong_value(str(cause.full_key), cause), file)
     return ConfigError(f"{file}: {' '.join(str(cause).split())}.", remedy="All settings: --help all.")

@@ -137,7 +137,7 @@ def file_content(file: Path) -> dict[str, object]:
     except (OmegaConfBaseException, yaml.YAMLError, OSError, UnicodeError) as error:
         raise _explained(error, file, []) from error
     if not isinstance(content, dict):
-        raise ConfigError(f"{file} must hold settings by name.", remedy="Write name: value.")
+        raise ConfigError(f"{file} must hold settings by name.", remedy="Write name: value. All settings: --help all.")
     return {str(name): value for name, value in content.items()}
 
 

@@ -60,9 +60,9 @@ def load_demonstrations(
         kept = rows_without({"blank completions": blank}, table, of="rows")
         table, rows = table.select(kept), [rows[row] for row in kept]
         longest = tokens_to_read(config.max_prompt_tokens + config.max_response_tokens, config)
-        ids = completion_token_ids(rows, tokenizer, stop_ids, max_tokens=longest)
+        ids = completion_token_ids(rows, tokenizer, stop_ids, max_tokens=longest, is_part=table.is_part)
         places = [row.place for row in rows]
-        within = completions_within_limits(ids.prompts, ids.responses, config, places=places)
+        within = completions_within_limits(ids.prompts, ids.responses, config, places=places, is_part=table.is_part)
         if not table.is_part:
             check_left(len(within), num_rows, config, name=table.name, of="rows")
         difficulties = {key: table.columns[key] for key in (config.difficulty_key,) if key is not None}

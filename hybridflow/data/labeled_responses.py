@@ -46,13 +46,13 @@ def load_labeled(
         table = read_rows(source, config, tokenizer)
         responses, others = recognize_labeled(table, config)
         longest = tokens_to_read(config.max_prompt_tokens + config.max_response_tokens, config)
-        ids = completion_token_ids(responses, tokenizer, stop_ids, max_tokens=longest)
+        ids = completion_token_ids(responses, tokenizer, stop_ids, max_tokens=longest, is_part=table.is_part)
         columns = {
             "prompt_ids": cut_prompts(ids.prompts, config),
             "response_ids": cut_responses(ids.responses, config),
         }
         places = [response.place for response in responses]
-        kept = completions_within_limits(ids.prompts, ids.responses, config, places=places)
+        kept = completions_within_limits(ids.prompts, ids.responses, config, places=places, is_part=table.is_part)
         if not table.is_part:
             total = len(table) * (1 if "label" in table.columns else 2)  # a pair gives two responses
             check_left(len(kept), total, config, name=table.name, of="responses")

@@ -37,7 +37,7 @@ class RowsTooLong(DataError):
 
 
 def completions_within_limits(
-    prompts: list[list[int]], responses: list[list[int]], config: Data, *, places: Sequence[str]
+    prompts: list[list[int]], responses: list[list[int]], config: Data, *, places: Sequence[str], is_part: bool
 ) -> list[int]:
     """Positions of the rows to use, by both limits; `places` say where each row is, for errors."""
     parts = (
@@ -47,7 +47,10 @@ def completions_within_limits(
     kept = {*range(len(prompts))}
     for setting, limit, what, rows in parts:
         lengths, mode = [len(row) for row in rows], config.truncation
-        kept &= {*rows_within(lengths, limit, setting=setting, what=what, truncation=mode, place=places.__getitem__)}
+        place = places.__getitem__
+        kept &= {
+            *rows_within(lengths, limit, setting=setting, what=what, truncation=mode, place=place, is_part=is_part)
+        }
     return sorted(kept)
 
 
@@ -60,12 +63,14 @@ def rows_within(
     truncation: Truncation,
     place: Callable[[int], str],
     at_least: Collection[int] = (),
+    is_part: bool,
 ) -> list[int]:
     """Positions of the rows to use: raises `RowsTooLong` for rows of more than `limit` tokens, or logs how many are
     left out or cut.
 
     `setting` is the limit's key, `what` the plural of what is measured, and `place` says where a row is. Rows in
-    `at_least` may have more tokens than their length says, because only their beginnings were tokenized.
+    `at_least` may have more tokens than their length says, because only their beginnings were tokenized. Those
+    of parts of a stream are counted by the stream.
     """
     kept = [row for row, length in enumerate(lengths) if length <= limit]
     long = len(lengths) - len(kept)
@@ -80,9 +85,10 @@ def rows_within(
     if truncation is Truncation.error:
         raise RowsTooLong(f"{found} ({detail}).", setting=setting, limit=limit, needed=needed, count=long)
     does = "cuts" if truncation.cuts else "leaves out"
-    logger.warning(
-        "data.truncation=%s %s %d of %d %s %s (%s)", truncation.name, does, long, len(lengths), what, over, detail
-    )
+    logger.log(
+        logging.DEBUG if is_part else logging.WARNING,
+        "data.truncation=%s %s %d of %d %s %s (%s)", truncation.name, does, long, len(lengths), what, over, detail,
+    )  # fmt: skip
     return [*range(len(lengths))] if truncation.cuts else kept
 
 

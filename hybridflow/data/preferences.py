@@ -76,10 +76,12 @@ def load_preferences(
         table = read_rows(source, config, tokenizer)
         pairs, others = recognize_pairs(table, config)
         longest = tokens_to_read(config.max_prompt_tokens + config.max_response_tokens, config)
-        ids = completion_token_ids(both_responses(pairs), tokenizer, stop_ids, max_tokens=longest)
+        ids = completion_token_ids(
+            both_responses(pairs), tokenizer, stop_ids, max_tokens=longest, is_part=table.is_part
+        )
         prompts, both = ids.prompts[::2], [*zip(ids.responses[::2], ids.responses[1::2], strict=True)]
         longer, places = [max(pair, key=len) for pair in both], [pair.place for pair in pairs]
-        within = completions_within_limits(prompts, longer, config, places=places)
+        within = completions_within_limits(prompts, longer, config, places=places, is_part=table.is_part)
         chosen, rejected = (cut_responses(ids.responses[first::2], config) for first in (0, 1))
         kept = [row for row in within if chosen[row] != rejected[row]]
         if len(kept) < len(within):

@@ -123,6 +123,7 @@ def _within_limit(prompts: Sequence, ids: Sequence[Sequence[int]], table: Table,
         what="prompts",
         truncation=config.truncation,
         place=table.place,
+        is_part=table.is_part,
         at_least={row for row, prompt in enumerate(prompts) if is_read_in_part and may_be_cut(prompt, limit)},
     )
     if not table.is_part:

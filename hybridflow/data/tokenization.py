@@ -96,13 +96,14 @@ def completion_token_ids(
     stop_ids: Collection[int] = (),
     *,
     max_tokens: int | None = None,
+    is_part: bool = False,
 ) -> TokenizedCompletions:
     """Each row is tokenized as one text, and the ids are cut between the parts that are context and those to learn.
 
     If a token would straddle a cut, the parts are tokenized separately, as generation would see them. A response ends
     as a sampled one would: with one of `stop_ids`, at which the model stops, or with the tokenizer's end-of-sequence,
     which is appended if neither is there. If the beginning of a row has more than `max_tokens` tokens, the rest is not
-    tokenized.
+    tokenized. Nothing is logged for parts of a stream.
     """
     eos = _end_of_sequence(tokenizer)
     all_pieces = _all_pieces(rows, tokenizer)
@@ -128,7 +129,7 @@ def completion_token_ids(
         prompts.append(prompt)
         responses.append([token for piece in rest for token in piece])
         masks.append([float(index % 2 == 0) for index, piece in enumerate(rest) for _ in piece])
-    if straddling:
+    if straddling and not is_part:
         logger.info("data rows=%d tokenized in parts: a token would straddle prompt and completion", straddling)
     return TokenizedCompletions(prompts, responses, masks)
 

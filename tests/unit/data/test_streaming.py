@@ -100,7 +100,9 @@ def test_rows_of_every_kind_can_be_read_on_demand(tmp_path, tokenizer, load):
     assert [shown(on_demand.next()) for _ in range(3)] == [shown(in_memory.next()) for _ in range(3)]
 
 
-def test_rows_that_are_left_out_are_replaced_by_the_next_and_a_resumed_stream_goes_on_alike(tmp_path, tokenizer):
+def test_rows_that_are_left_out_are_replaced_by_the_next_and_a_resume_goes_on_alike(
+    tmp_path, tokenizer, caplog
+):
     (tmp_path / "my.py").write_text(CODE)
     path = written(tmp_path / "a.jsonl", ROWS)
     config = Data(
@@ -108,11 +110,14 @@ def test_rows_that_are_left_out_are_replaced_by_the_next_and_a_resumed_stream_go
         map=f"{tmp_path}/my.py:odd", filters=[f"{tmp_path}/my.py:small"],
     )  # fmt: skip
     whole = stream([path], config, tokenizer)
+    assert "leaves out" in caplog.text
+    caplog.clear()
     first = [whole.next() for _ in range(3)]
     kept = {row["n"] for row in ROWS if row["n"] % 2 and row["n"] < 40 and len(row["prompt"]) < 4}
     assert {n for batch in first for n in batch.object("n")} == kept and all(len(batch) == 16 for batch in first)
     uids = [uid for batch in first for uid in batch.row("uid").tolist()]
     assert len({*uids}) == 48
+    assert not caplog.records
     position = whole.state()
     assert position["position"] > 150 * (48 // len(kept)) - 150
     resumed = stream([path], config, tokenizer)

@@ -100,9 +100,7 @@ def test_rows_of_every_kind_can_be_read_on_demand(tmp_path, tokenizer, load):
     assert [shown(on_demand.next()) for _ in range(3)] == [shown(in_memory.next()) for _ in range(3)]
 
 
-def test_rows_that_are_left_out_are_replaced_by_the_next_and_a_resume_goes_on_alike(
-    tmp_path, tokenizer, caplog
-):
+def test_rows_that_are_left_out_are_replaced_by_the_next_and_a_resume_goes_on_alike(tmp_path, tokenizer, caplog):
     (tmp_path / "my.py").write_text(CODE)
     path = written(tmp_path / "a.jsonl", ROWS)
     config = Data(

@@ -10,11 +10,10 @@ Each rank of the run makes an engine, and calls `respond` with its share of the 
 to the parameters of the model that is passed to `CustomEngine.__init__`, before the next `respond`.
 """
 
-from typing import cast
+from typing import Any
 
 import torch
 from transformers import GenerationConfig
-from transformers.generation import GenerateDecoderOnlyOutput, GenerationMixin
 
 from hybridflow.config.rollout import Sampling
 from hybridflow.engines.rollout.custom import CustomEngine, CustomEngineSetup, Response
@@ -46,18 +45,18 @@ class GenerateEngine(CustomEngine):
             output_scores=True,
             return_dict_in_generate=True,
         )
+        policy: Any = self.policy  # type checkers do not find `generate`
         width = max(map(len, prompts))
         padded = torch.tensor([[ends[0]] * (width - len(prompt)) + prompt for prompt in prompts])
         mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
         with torch.random.fork_rng():
             torch.manual_seed(seeds[0])
-            found = cast(GenerationMixin, self.policy).generate(
+            found = policy.generate(
                 inputs=padded.to(self.setup.device),
                 attention_mask=mask.to(self.setup.device),
                 generation_config=config,
                 tokenizer=tokenizer,
             )
-        assert isinstance(found, GenerateDecoderOnlyOutput) and found.scores is not None
         tokens = found.sequences[:, width:].cpu()
         # `scores` are the logits after the temperature and the restriction to top-k and top-p.
         logprobs = torch.stack(found.scores, 1).float().log_softmax(-1).cpu()

@@ -1,28 +1,32 @@
 """`--dry-run`: all problems of a run at once, and its roles; nothing is started."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.console import Console
 from rich.text import Text
 
 from hybridflow.config.choices import is_own
 from hybridflow.config.derived import optimizer_steps_per_step
+from hybridflow.config.experiment import Experiment
 from hybridflow.errors import Faults, HybridflowError
 from hybridflow.launch.compose.compose import Composed
 from hybridflow.launch.messages import LEFT_TO_CHECK, say_problems, say_warnings
 from hybridflow.launch.plan.data import file_problems
-from hybridflow.launch.plan.dataflow import find_dataflow
+from hybridflow.launch.plan.dataflow import find_dataflow, make_settings, named_functions
 from hybridflow.launch.plan.length import length_in_words
 from hybridflow.launch.plan.plan import Models, RunPlan
-from hybridflow.launch.plan.roles import ACTOR
+from hybridflow.launch.plan.roles import ACTOR, unknown_roles
 from hybridflow.launch.prepare import checked_data, checked_length, checked_plan
 from hybridflow.launch.rules.all import DATAFLOW_RULES
+from hybridflow.launch.rules.layouts import minibatch_problems
+from hybridflow.launch.rules.models import reward_function_problems
 from hybridflow.launch.run_directory import start_in_words
 from hybridflow.launch.step_trace import planned_roles
 from hybridflow.models.geometry import parameter_count
 from hybridflow.observability import formatting
 from hybridflow.observability.logs import configure_logging
+from hybridflow.observability.trackers.factory import check_names
 
 
 @dataclass(frozen=True)
@@ -56,18 +60,15 @@ def dry_run(composed: Composed, faults: Faults, console: Console, *, has_layout:
 
 def examine(composed: Composed, faults: Faults, *, has_layout: bool) -> Examination:
     """Adds the problems of the plan, the models, the data and the functions to `faults`; starts nothing."""
+    # A setting with an error was left out, so that its value is not the user's.
+    composed = replace(composed, user_keys=composed.user_keys - {error.key for error in faults.found})
     plan, data, start = None, None, None
     has_dataflow = all(error.key != "dataflow" for error in faults.found)
     with faults.caught():
         plan = checked_plan(composed, faults) if has_layout and has_dataflow else None
     if plan is None:
-        faults.check([file_problems], composed.config)
-        with faults.caught():
-            Models(composed.config, []).directory(ACTOR)
-    if plan is None and has_dataflow:
-        with faults.caught():
-            faults.check(DATAFLOW_RULES, composed.config, find_dataflow(composed.config.dataflow))
-    if plan is not None:
+        _check_unplanned(composed.config, faults, has_dataflow=has_dataflow)
+    else:
         with faults.caught():
             data = checked_data(plan, faults)
         with faults.caught():
@@ -75,6 +76,24 @@ def examine(composed: Composed, faults: Faults, *, has_layout: bool) -> Examinat
             start = start_in_words(plan, data)
     length = None if plan is None or data is None else length_in_words(plan, data)
     return Examination(plan, start, length)
+
+
+def _check_unplanned(config: Experiment, faults: Faults, *, has_dataflow: bool) -> None:
+    """Adds the problems that can be found without a plan."""
+    dataflow = None
+    faults.check([file_problems], config)
+    with faults.caught():
+        Models(config, []).directory(ACTOR)
+    with faults.caught():
+        check_names(config.trainer.trackers)
+    with faults.caught():
+        dataflow = find_dataflow(config.dataflow) if has_dataflow else None
+    faults.check([minibatch_problems, reward_function_problems], config, dataflow)
+    if dataflow is not None:
+        with faults.caught():
+            make_settings(dataflow, config.dataflow_settings, faults)
+        named_functions(config, dataflow, faults)
+        faults.check([unknown_roles, *DATAFLOW_RULES], config, dataflow)
 
 
 def role_rows(plan: RunPlan) -> list[dict[str, str]]:

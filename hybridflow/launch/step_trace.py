@@ -18,7 +18,7 @@ from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.user_code import reporting_exits
 from hybridflow.dataflows.interface import Dataflow, role_needs
 from hybridflow.dataflows.roles import Sampler
-from hybridflow.errors import STRICT, Advice, BatchError, ConfigError, HybridflowError, Problem
+from hybridflow.errors import STRICT, Advice, BatchError, ConfigError, Faults, HybridflowError, Problem
 from hybridflow.graph.backend import TracingBackend
 from hybridflow.graph.stand_in import MadeUpStream
 from hybridflow.graph.trace import Call, Trace, TracedRole, held_up, scheduled
@@ -48,13 +48,15 @@ def step_problems(plan: RunPlan, rows: Batch | None) -> Iterator[Problem]:
     """
     if not is_own(plan.config.dataflow):
         return
+    faults = Faults(collects=True)
     try:
-        trace_step(plan, rows)
+        trace_step(plan, rows, faults)
     except NotFollowedError as error:
         yield Advice(error.message, remedy=error.remedy)
     except BatchError:
         if rows is not None:
             raise
+    yield from faults.warnings
 
 
 def plan_to_show(composed: Composed) -> RunPlan:
@@ -65,11 +67,11 @@ def plan_to_show(composed: Composed) -> RunPlan:
     return plan
 
 
-def trace_step(plan: RunPlan, rows: Batch | None = None) -> Trace:
+def trace_step(plan: RunPlan, rows: Batch | None = None, faults: Faults = STRICT) -> Trace:
     """Runs one step of the planned dataflow over stand-ins. Starts no worker, reads no data and no model.
 
     A user's own dataflow runs a second step as well, which is checked but not drawn. With `rows` of the run's data, the
-    step can use their further columns.
+    step can use their further columns. Adds warnings to `faults`.
     """
     config, dataflow, settings = plan.config, plan.dataflow, plan.settings
     backend = TracingBackend()
@@ -84,7 +86,7 @@ def trace_step(plan: RunPlan, rows: Batch | None = None) -> Trace:
         program.wants_old_logprobs = plan.wants_old_logprobs
         program.streams = {"prompts": stream, "pretraining": texts}
         calls = _stepped(config, program, stream.next(), backend)
-        check_followed(plan, program, calls)
+        check_followed(plan, program, calls, faults)
         if is_own(config.dataflow):
             program.iteration = 1
             check_versions(config, program, calls, _stepped(config, program, stream.next(), backend))

@@ -184,8 +184,8 @@ def pair_problems(config: Experiment, dataflow: type[Dataflow]) -> Iterator[Conf
         own = f" dataflow={config.dataflow}" if is_own(config.dataflow) else ""
         yield ConfigError(
             f"dataflow={config.dataflow} learns from preferences, but data.train_files=[{prompts[0]}] has none.",
-            remedy=f"Use hybridflow {shown_name(trainer)}{own}, which has pairs and settings that fit; or name pairs:"
-            " data.train_files=[builtin:calculator/pairs].",
+            remedy="Name pairs: data.train_files=[builtin:calculator/pairs], the default of hybridflow"
+            f" {shown_name(trainer)}{own}, whose other settings fit too.",
         )
 
 

@@ -67,6 +67,7 @@ WITHOUT_TRAINING: dict[str, type[Dataflow]] = {"evaluate": Evaluate, "generate":
 """Dataflows of `hybridflow evaluate` and `hybridflow generate`."""
 
 
+_CALLED = ("step", "evaluate", "precompute", "state", "restore", "wants_reference")
 _TUPLE = (tuple, list)
 _DECLARED = {
     "data": (str,),
@@ -120,11 +121,28 @@ def _check_declared(name: str, found: type[Dataflow]) -> None:
             expected = " or ".join(kind.__name__ for kind in kinds).replace("NoneType", "None")
             wrong = f"dataflow={name}: {found.__name__}.{member}={value!r} has the wrong type."
             raise ConfigError(wrong, remedy=f"It must be {expected}.")
+    for member in _CALLED:
+        _check_called(name, found, member)
     if found.data not in DATA_KINDS:
         raise ConfigError(
             f"dataflow={name}: {found.__name__}.data={found.data!r} is unknown.",
             remedy=f"{did_you_mean(found.data, DATA_KINDS)}Choose from: {', '.join(DATA_KINDS)}.",
         )
+
+
+def _check_called(name: str, found: type[Dataflow], member: str) -> None:
+    """Raises a `ConfigError` for a method without the parameters of the one in `Dataflow`."""
+    is_of_class = member == "wants_reference"
+    owner, start = (found, "@classmethod def") if is_of_class else (object.__new__(found), "def")
+    given = [each for each in inspect.signature(getattr(Dataflow, member)).parameters if each != "self"]
+    try:
+        inspect.signature(getattr(owner, member)).bind(*given)
+    except TypeError as error:
+        parameters = ", ".join(["cls" if is_of_class else "self", *given])
+        raise ConfigError(
+            f"dataflow={name}: {found.__name__}.{member} cannot be called with ({', '.join(given)}): {error}.",
+            remedy=f"Write '{start} {member}({parameters})' in it; see hybridflow.dataflows.interface.Dataflow.",
+        ) from error
 
 
 def make_settings(dataflow: type[Dataflow], given: Mapping[str, object], faults: Faults = STRICT) -> object:

@@ -1,5 +1,6 @@
 """From the roles a dataflow names to worker classes, their arguments and their pools."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from hybridflow.config.algorithm import KL
@@ -134,16 +135,11 @@ def plan_roles(config: Experiment, dataflow: type[Dataflow], settings: object) -
 
     Raises `ConfigError` for a missing role or setting.
     """
-    needs = {n: need for n, need in role_needs(dataflow).items() if _is_wanted(config, dataflow, settings, n, need)}
+    needs = {n: need for n, need in role_needs(dataflow).items() if is_wanted(config, dataflow, settings, n, need)}
     has_policy = any(need.kind is Policy for need in needs.values())
-    known, owner, specs = ", ".join(role_needs(dataflow)), dataflow.__name__, []
+    specs = []
     with raised_together() as faults:
-        for name in sorted(set(config.roles) - set(needs)):
-            found, remedy = f"roles.{name} is not a role of dataflow={config.dataflow}.", f"Its roles: {known}."
-            if name in dataflow.roles:
-                found = f"{owner}.roles describes '{name}', which {owner} does not name."
-                remedy = f"Annotate it, as in {name}: Scorer. It names: {known}."
-            faults.add(ConfigError(found, remedy=remedy))
+        faults.add(*unknown_roles(config, dataflow))
         for name, need in needs.items():
             with faults.caught():
                 if need.kind is Sampler:
@@ -155,6 +151,17 @@ def plan_roles(config: Experiment, dataflow: type[Dataflow], settings: object) -
                 else:
                     specs.append(_own_role(config, name, need, dataflow, with_rollout=ROLLOUT in needs))
     return specs
+
+
+def unknown_roles(config: Experiment, dataflow: type[Dataflow]) -> Iterator[ConfigError]:
+    """Roles of the configuration that the dataflow does not name."""
+    known, owner = ", ".join(role_needs(dataflow)), dataflow.__name__
+    for name in sorted(set(config.roles) - set(role_needs(dataflow))):
+        found, remedy = f"roles.{name} is not a role of dataflow={config.dataflow}.", f"Its roles: {known}."
+        if name in dataflow.roles:
+            found = f"{owner}.roles describes '{name}', which {owner} does not name."
+            remedy = f"Annotate it, as in {name}: Scorer. It names: {known}."
+        yield ConfigError(found, remedy=remedy)
 
 
 def backend_kind(config: Experiment) -> BackendKind:
@@ -188,7 +195,8 @@ def policy_model(config: Experiment) -> Model:
     return resolved_model(config, config.actor.model)
 
 
-def _is_wanted(config: Experiment, dataflow: type[Dataflow], settings: object, name: str, need: RoleNeed) -> bool:
+def is_wanted(config: Experiment, dataflow: type[Dataflow], settings: object, name: str, need: RoleNeed) -> bool:
+    """Whether a run has a role that its dataflow names. `settings` are the dataflow's."""
     if not need.is_optional or name in config.roles:
         return True
     if need.kind is FrozenModel:

@@ -4,11 +4,12 @@ from collections import Counter
 from collections.abc import Iterator
 
 from hybridflow.config.checks import placement_errors
-from hybridflow.config.derived import divisors
+from hybridflow.config.derived import divisors, minibatch_prompts
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.controller.protocols import GENERATION, num_parts
 from hybridflow.dataflows.interface import Dataflow, learns_from_samples, role_needs
+from hybridflow.dataflows.roles import Policy, TrainableRewardModel, ValueFunction
 from hybridflow.engines.traits import TRAINING_ENGINES, rollout_traits
 from hybridflow.errors import ConfigError
 from hybridflow.launch.plan.data import RunData
@@ -41,6 +42,19 @@ def critic_layout_problems(config: Experiment, dataflow: type[Dataflow]) -> Iter
         yield from role_problems(config, CRITIC)
 
 
+def minibatch_problems(config: Experiment, dataflow: type[Dataflow] | None) -> Iterator[ConfigError]:
+    """Minibatches of trained roles that do not divide the batch; without a dataflow, those of the actor."""
+    kinds = {Policy} if dataflow is None else {need.kind for need in role_needs(dataflow).values()}
+    for section, trained in (("actor", {Policy, TrainableRewardModel}), (CRITIC, {ValueFunction})):
+        batch, prompts = config.data.batch_size, minibatch_prompts(config, vars(config)[section])
+        if kinds & trained and batch % prompts:
+            close = min(divisors(batch), key=lambda size: abs(size - prompts))
+            yield ConfigError(
+                f"{section}.minibatch_size={prompts} does not divide data.batch_size={batch}.",
+                remedy=f"Use {close}, or another divisor: both count prompts, over all devices.",
+            )
+
+
 def placement_problems(config: Experiment, dataflow: type[Dataflow]) -> Iterator[ConfigError]:
     """Placements of roles that no dataflow of the package and not this one has; a role left out here is a warning."""
     known = dict.fromkeys((*role_needs(dataflow), *OWN_NAMES.values()))
@@ -55,6 +69,7 @@ def placement_problems(config: Experiment, dataflow: type[Dataflow]) -> Iterator
 def batch_problems(plan: RunPlan) -> Iterator[ConfigError]:
     """Minibatches that do not divide the batch, and roles with more ranks than a batch has prompts."""
     batch, dataflow = plan.config.data.batch_size, plan.dataflow
+    yield from minibatch_problems(plan.config, dataflow)
     for role in plan.roles:
         ranks = role.mesh.axis_size("data")
         if role.is_trained:
@@ -118,19 +133,12 @@ def _section(plan: RunPlan, role: str) -> str:
 
 
 def _minibatches(plan: RunPlan, role: RoleSpec, ranks: int) -> Iterator[ConfigError]:
-    """Minibatches of a trained role; further critics use the section `critic`."""
+    """Minibatches with fewer prompts than a trained role has ranks; further critics use the section `critic`."""
     assert role.training is not None, f"{role.name} is not trained"
     is_further = role.name in plan.config.roles
     section = CRITIC if is_further or role.name == CRITIC else "actor"
-    batch = plan.config.data.batch_size
-    prompts = role.training.minibatch_size or batch
-    if batch % prompts:
-        close = min(divisors(batch), key=lambda size: abs(size - prompts))
-        yield ConfigError(
-            f"{section}.minibatch_size={prompts} does not divide data.batch_size={batch}.",
-            remedy=f"Use {close}, or another divisor: both count prompts, over all devices.",
-        )
-    elif prompts < ranks:
+    prompts = minibatch_prompts(plan.config, role.training)
+    if plan.config.data.batch_size % prompts == 0 and prompts < ranks:
         key = f"{section}.minibatch_size" if role.training.minibatch_size else "data.batch_size"
         sizes = _section(plan, role.name)
         yield ConfigError(

@@ -3,23 +3,27 @@
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import cache, wraps
 from pathlib import Path
 
 import torch
 
 from hybridflow.config.choices import is_own
+from hybridflow.config.experiment import Experiment
 from hybridflow.config.json_text import read_json_object
 from hybridflow.config.model import Model
 from hybridflow.config.rollout import Sampling
 from hybridflow.config.training import Training, TrainingEngine
+from hybridflow.dataflows.interface import Dataflow, role_needs
+from hybridflow.dataflows.roles import Scorer
 from hybridflow.engines.rollout.custom import custom_engine
 from hybridflow.engines.rollout.stop_strings import check_reads_text
 from hybridflow.engines.traits import TRAINING_ENGINES, rollout_traits
-from hybridflow.errors import Advice, ConfigError, EngineError, Faults, Problem
+from hybridflow.errors import Advice, ConfigError, EngineError, Faults, HybridflowError, Problem
 from hybridflow.launch.plan.data import RunData
 from hybridflow.launch.plan.plan import RunPlan
-from hybridflow.launch.plan.roles import ACTOR, CRITIC, RoleSpec
+from hybridflow.launch.plan.roles import ACTOR, CRITIC, RoleSpec, is_wanted
 from hybridflow.models.adapters.lora import chosen_targets
 from hybridflow.models.classification import RewardModelDescription, describe_reward_model, longest_input
 from hybridflow.models.loading import torch_dtype
@@ -27,7 +31,7 @@ from hybridflow.models.shard_files.reading import saved_shapes
 from hybridflow.models.skeleton import causal_lm_skeleton
 from hybridflow.models.tokenizers import check_vocabulary, eos_ids, load_tokenizer
 from hybridflow.optional import check_installed
-from hybridflow.rewards.resolve import check_settings
+from hybridflow.rewards.resolve import check_settings, resolve_functions
 from hybridflow.rewards.scorer import RewardScorer
 from hybridflow.workers.critic import CriticRole
 from hybridflow.workers.reward_model import RewardModelInput, RewardModelRole, reward_model_input
@@ -172,6 +176,19 @@ def reward_problems(plan: RunPlan, data: RunData | None) -> Iterable[Problem]:
                     scorer.check_columns(data.scored_columns, faults)
                 scorer.check_servers(faults)
     check_settings(rewards, faults)
+    return faults.found
+
+
+def reward_function_problems(config: Experiment, dataflow: type[Dataflow] | None) -> list[HybridflowError]:
+    """Reward functions that are not found; without a dataflow, of all sections that name some."""
+    faults, names = Faults(collects=True), ["reward", *config.roles]
+    if dataflow is not None:
+        needs = role_needs(dataflow).items()
+        names = [n for n, need in needs if need.kind is Scorer and is_wanted(config, dataflow, None, n, need)]
+    for name in names:
+        functions = config.roles[name].functions if name in config.roles else config.reward.functions
+        if functions:
+            resolve_functions(replace(config.reward, functions=functions), faults)
     return faults.found
 
 

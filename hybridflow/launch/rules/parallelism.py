@@ -10,7 +10,7 @@ from hybridflow.config.experiment import Experiment
 from hybridflow.config.loop import BackendKind
 from hybridflow.config.roles import RoleKind
 from hybridflow.config.training import Training, TrainingEngine
-from hybridflow.engines.traits import ROLLOUT_ENGINES, TRAINING_ENGINES, rollout_traits
+from hybridflow.engines.traits import ROLLOUT_ENGINES, TRAINING_ENGINES, rollout_traits, traits_of
 from hybridflow.errors import ConfigError
 
 _AXES = ("tensor", "pipeline", "virtual_pipeline", "expert", "sequence", "replicas")
@@ -40,7 +40,8 @@ def role_problems(config: Experiment, role: str) -> Iterator[ConfigError]:
     """Settings of a role that its engine, or the devices of its pool, cannot satisfy."""
     training, own = training_of(config, role), config.roles.get(role)
     section = f"roles.{role}" if own else layout_section(config, role)
-    for error in (*_engine_errors(section, training), *_device_errors(config, role, section, training)):
+    errors = [*_single_device_errors(config, role, section, training)]
+    for error in errors or (*_engine_errors(section, training), *_device_errors(config, role, section, training)):
         if section == "actor" and pool_of(config, role) != pool_of(config, "actor"):
             yield ConfigError(
                 f"The critic takes the actor's layout: {error.message}",
@@ -61,6 +62,21 @@ def role_problems(config: Experiment, role: str) -> Iterator[ConfigError]:
 def layout_section(config: Experiment, section: str) -> str:
     """The section that gives a section's engine and layout: with `critic.engine=auto`, a critic takes the actor's."""
     return "actor" if section == "critic" and config.critic.engine is TrainingEngine.auto else section
+
+
+def _single_device_errors(config: Experiment, role: str, name: str, training: Training) -> Iterator[ConfigError]:
+    """Sizes that need several devices, in a pool of one."""
+    pool, sizes = pool_of(config, role), {axis: asdict(training.parallelism)[axis] for axis in _AXES}
+    split = {axis: size for axis, size in sizes.items() if size > 1 and axis != "virtual_pipeline"}
+    devices = sizes["tensor"] * sizes["pipeline"] * sizes["sequence"] * math.lcm(sizes["expert"], sizes["replicas"])
+    able = [engine.name for engine in TrainingEngine if {*split} <= {*traits_of(engine, devices).axes}]
+    if split and able and pool_sizes(config)[pool] == 1:
+        key = f"placement.pools.{pool}.devices" if config.placement.pools else "trainer.devices"
+        yield ConfigError(
+            f"{' '.join(f'{name}.parallelism.{axis}={size}' for axis, size in split.items())}: {devices} does not"
+            f" divide the 1 device of pool '{pool}'.",
+            remedy=f"Use {key}={devices} (with {name}.engine={' or '.join(able)}), or leave the size out.",
+        )
 
 
 def _engine_errors(name: str, training: Training) -> Iterator[ConfigError]:

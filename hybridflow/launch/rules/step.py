@@ -1,6 +1,5 @@
 """Errors of a dataflow that a traced step reveals before the run starts."""
 
-import logging
 from collections.abc import Sequence
 
 from hybridflow.config.algorithm import KLPlacement, OldLogprobs
@@ -8,7 +7,7 @@ from hybridflow.config.choices import is_own
 from hybridflow.config.derived import optimizer_steps_per_step
 from hybridflow.config.experiment import Experiment
 from hybridflow.dataflows.interface import Dataflow
-from hybridflow.errors import ConfigError
+from hybridflow.errors import Advice, ConfigError, Faults
 from hybridflow.graph.stand_in import PROMPTS
 from hybridflow.graph.trace import Call
 from hybridflow.launch.plan.defaults import kl_reads_rollout
@@ -18,14 +17,12 @@ from hybridflow.workers.named_functions import ESTIMATOR_COLUMNS, PROVIDED_COLUM
 from hybridflow.workers.policy_update import check_one_step, check_unlearned
 from hybridflow.workers.rollout_correction import check_corrected
 
-logger = logging.getLogger(__name__)
-
 _LEARNS = ("update", "supervised_step", "preference_step")
 _PUBLISH = "self.actor.publish_weights(version=self.iteration + 1)"
 
 
-def check_followed(plan: RunPlan, program: Dataflow, calls: Sequence[Call]) -> None:
-    """Raises `ConfigError` for a step that cannot work, and warns of a step that reports nothing or leaves out a role.
+def check_followed(plan: RunPlan, program: Dataflow, calls: Sequence[Call], faults: Faults) -> None:
+    """Raises `ConfigError` for a step that cannot work; adds a warning for one that reports nothing or omits a role.
 
     `program` has run its first step, which made `calls`.
     """
@@ -37,14 +34,11 @@ def check_followed(plan: RunPlan, program: Dataflow, calls: Sequence[Call]) -> N
         _check_old_logprobs(config, program, calls)
         called = {call.role for call in calls} | ({ROLLOUT, "reward"} if plan.is_evaluated else set())
         for role in (role.name for role in plan.roles if role.name not in called):
-            logger.warning(
-                "%s: the first step does not call '%s', although its workers start. Remove it from the class, unless a"
-                " later step or another method calls it", name, role,
-            )  # fmt: skip
+            found = f"{name}: the first step does not call '{role}', although its workers start."
+            faults.add(Advice(found, "Remove it from the class, unless a later step or another method calls it."))
     if program.data == "prompts" and program.last_batch is None:
-        logger.warning(
-            "%s: the step never calls self.observe(prompts, batch), so neither scores nor lengths are reported", name
-        )
+        found = f"{name}: the step never calls self.observe(prompts, batch), which reports scores and lengths."
+        faults.add(Advice(found, "End the step with: return metrics | self.observe(prompts, batch)."))
 
 
 def _check_published(name: str, program: Dataflow, calls: Sequence[Call]) -> None:

@@ -68,6 +68,26 @@ class Raises(Mine):
         raise ValueError("no")
 
 
+class Bare(Mine):
+    def step(self):
+        return {}
+
+
+class Former(Mine):
+    def wants_reference(self):
+        return True
+
+
+class Fine(Mine):
+    @staticmethod
+    def state():
+        return {}
+
+    @classmethod
+    def precompute(cls, rows, *more):
+        return {}
+
+
 class NotOne:
     pass
 
@@ -84,6 +104,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_a_class_is_found_in_a_users_file_with_its_roles_and_settings(file):
+    assert find_dataflow(f"{file}:Fine").__name__ == "Fine"
     found = find_dataflow(f"{file}:Mine")
     assert list(role_needs(found)) == ["actor", "rollout", "judge"]
     settings = make_settings(found, {"threshold": 1, "names": ["a"]})
@@ -137,6 +158,8 @@ def test_settings_must_be_a_dataclass_and_by_default_there_are_none(file):
         ("{folder}/my_flow.py:Rows", "Rows.rows_per_prompt='2' has the wrong type", "It must be int or None."),
         ("{folder}/my_flow.py:Raises", "Raises.provides raised ValueError: no (my_flow.py, line ", "Fix provides."),
         ("{folder}/my_flow.py:NotOne", "'NotOne' is not a dataflow", "class NotOne(Dataflow)"),
+        ("{folder}/my_flow.py:Bare", "Bare.step cannot be called with (prompts)", "Write 'def step(self, prompts)'"),
+        ("{folder}/my_flow.py:Former", "Former.wants_reference cannot", "@classmethod def wants_reference(cls, config"),
         ("{folder}/my_flow.py:NoStep", "NoStep does not define the method 'step'", "Write 'def step(self, prompts)'"),
     ],
 )

@@ -5,9 +5,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from hybridflow.errors import ConfigError, Faults
 from hybridflow.launch.compose.compose import compose_run
+from hybridflow.trainer import main_reward_model
 from tests.distributed.runs import run_here
 
 MISTAKES = {
@@ -21,6 +23,13 @@ MISTAKES = {
     "trainer.resume=nver": ("The checkpoint nver does not exist", "trainer.resume=auto"),
     "reward.functions=[exact_matc]": ("no built-in function 'exact_matc'", "Did you mean 'exact_match'?"),
 }
+
+HIDDEN = {
+    "trainer.trackers=[wandbb]": "'wandbb', which is not a tracker",
+    "reward.functions=[nofile.py:f]": "nofile.py:f: there is no file",
+    "actor.minibatch_size=7": "actor.minibatch_size=7 does not divide data.batch_size=128",
+}
+"""Problems that need no plan, and what is said of them."""
 
 
 def test_every_problem_is_told_with_its_remedy_and_nothing_is_started(tmp_path, monkeypatch):
@@ -174,13 +183,22 @@ def test_a_value_that_cannot_be_used_leaves_what_the_run_has_without_it(value, i
         (["placement.roles.actor=nopool"], "nopool: there is no such pool"),
         (["roles.x.pool=nopool"], "roles.x.pool=nopool: there is no such pool"),
         (["rollout.engine=vllm", "rollout.parallelism.tensor=3"], "tensor=3: 3 does not divide the 1 device "),
+        (["trainer.device=cuda"], "trainer.device=cuda, but PyTorch finds no CUDA device here"),
+        (["roles.x.functions=[f]"], "roles.x is not a role"),
     ],
     ids=str,
 )
-def test_a_run_whose_roles_cannot_be_laid_out_is_told_so_with_its_other_problems(settings, found):
-    ended = run_here(["--dry-run", "trainer.device=cpu", "algorithm.advantage=grpo", *settings])
-    assert ended.status == 2 and found in ended.words
-    assert "dataflow=ppo cannot use algorithm.advantage=grpo" in ended.words
+def test_a_run_whose_roles_cannot_be_laid_out_is_told_so_with_its_other_problems(settings, found, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    others = {**HIDDEN, "algorithm.advantage=grpo": "dataflow=ppo cannot use algorithm.advantage=grpo"}
+    others |= {
+        "roles.y.kind=critic": "roles.y is not a role",
+        "dataflow_settings.n=1": "no setting 'dataflow_settings.n'",
+    }
+    ended = run_here(["--dry-run", *others, "critic.minibatch_size=5", *settings])
+    for part in (found, *others.values(), "critic.minibatch_size=5 does not divide"):
+        assert part in ended.words
+    assert ended.status == 2
     assert "Models and data are checked once these problems are fixed" in ended.words
 
 
@@ -192,9 +210,9 @@ def test_a_dataflow_that_cannot_be_loaded_hides_no_problem_that_needs_none(dataf
     (tmp_path / "own.yaml").write_text(f"defaults: [ppo, _self_]\n{dataflow.replace('=', ': ')}\n")
     chosen = [dataflow] if is_typed else ["--config-dir=.", "--config-name=own"]
     settings = ["algorithm.gamma=2", "trainer.total_step=5", "data.train_files=[nope.jsonl]", "model.path=/nowhere"]
-    ended = run_here(["--dry-run", "trainer.device=cpu", *chosen, *settings])
+    ended = run_here(["--dry-run", "trainer.device=cpu", *chosen, *settings, *HIDDEN])
     found = (dataflow, "algorithm.gamma=2 is", "'trainer.total_step'", "'nope.jsonl'", "model.path=/nowhere")
-    assert all(part in ended.words for part in found) and "5 problems" in ended.words
+    assert all(part in ended.words for part in (*found, *HIDDEN.values())) and "8 problems" in ended.words
     assert "Models and data are checked once these problems are fixed" in ended.words
 
 
@@ -203,6 +221,11 @@ def test_every_role_that_the_dataflow_does_not_have_is_named_and_warnings_are_co
     assert "roles.a is not a role" in ended.words and "roles.b is not a role" in ended.words
     ended = run_here(["--dry-run", "trainer={device: cpu, save_every: 0}", "critic.lora.alpha=3"])
     assert ended.words.count("Warning: ") == 2 and "no errors found, 2 warnings; nothing was started" in ended.words
+
+
+def test_a_setting_that_was_left_out_has_no_warning():
+    ended = run_here(["--dry-run", "trainer.device=cpu", "rollout.engine=sglang"], command=main_reward_model.main)
+    assert "rollout.engine=sglang is unknown" in ended.words and "1 problem; nothing was started" in ended.words
 
 
 def test_a_model_without_data_is_one_problem(toy_dir):

@@ -114,18 +114,8 @@ class Precomputed(DPO):
         precompute_reference: bool = True
 
 
-class Former(DPO):
-    """A hook without its second argument."""
-
-    @classmethod
-    def wants_reference(cls, config):
-        return True
-
-
 def test_a_class_decides_from_its_settings_whether_it_needs_a_reference():
     assert "reference" in planned(DPO, name="dpo") and "reference" not in planned(Precomputed, name="dpo")
-    with pytest.raises(ConfigError, match=r"Former\.wants_reference raised TypeError: .* 3 were given"):
-        planned(Former, name="dpo")
 
 
 def test_imitation_has_a_rollout_only_to_be_evaluated():

@@ -215,22 +215,25 @@ RLOO = "algorithm.advantage=rloo"
 ROWS = Batch.of(rows={"uid": torch.arange(2)}, objects={"prompt": ["1+1=", "9+9="], "level": ["easy", "hard"]})
 
 
+def warned(path: str | Path, *overrides: str) -> str:
+    """The warnings of a user's step, which a run checks before it starts."""
+    return "".join(str(found) for found in step_problems(shown(RLOO, *overrides, dataflow=f"{path}:Mine"), ROWS))
+
+
 def checked(tmp_path, step: str, *overrides: str) -> None:
     """Checks a user's step as a run does before it starts."""
-    assert not list(step_problems(shown(RLOO, *overrides, dataflow=f"{own(tmp_path, step)}:Mine"), ROWS))
+    assert not warned(own(tmp_path, step), *overrides)
 
 
-def test_a_step_with_a_plain_number_among_its_metrics_is_fine_and_one_that_observes_nothing_is_warned_of(
-    tmp_path, caplog
-):
+def test_a_step_with_a_plain_number_among_its_metrics_is_fine_and_one_that_observes_nothing_is_warned_of(tmp_path):
     assert traced(RLOO, dataflow=f"{own(tmp_path, STEP)}:Mine").calls[-1].name == "actor.publish_weights"
-    assert not caplog.records
-    traced(RLOO, dataflow=f"{own(tmp_path / 'bare', STEP.replace(' | self.observe(prompts, batch)', ''))}:Mine")
-    assert "never calls self.observe(prompts, batch)" in caplog.text and "does not call" not in caplog.text
+    checked(tmp_path, STEP)
+    bare = warned(own(tmp_path / "bare", STEP.replace(" | self.observe(prompts, batch)", "")))
+    assert "never calls self.observe(prompts, batch)" in bare and "does not call" not in bare
     path = Path(own(tmp_path / "unused", STEP))
     path.write_text(path.read_text().replace("reference: FrozenModel | None", "teacher: FrozenModel"))
-    traced(RLOO, "roles.teacher.kind=reference", dataflow=f"{path}:Mine")
-    assert "Mine: the first step does not call 'teacher', although its workers start. Remove it" in caplog.text
+    found = warned(path, "roles.teacher.kind=reference")
+    assert "Mine: the first step does not call 'teacher', although its workers start. Remove it" in found
 
 
 @pytest.mark.parametrize(

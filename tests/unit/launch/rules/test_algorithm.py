@@ -31,12 +31,16 @@ CONFLICTS = [
     ({"dataflow": "remax"}, "dataflow=remax cannot use algorithm.advantage=gae", "algorithm.advantage=remax"),
     ({"dataflow": "safe_rlhf", "algorithm.advantage": "grpo"}, "safe_rlhf cannot use", "algorithm.advantage=gae"),
     ({"dataflow": "ppo_ptx", **TEXTS}, "pretraining_coefficient=0 gives them no weight", "algorithm=ppo_ptx"),
-    ({"dataflow": "dpo"}, "has none", "Use hybridflow dpo, which has pairs"),
-    ({"dataflow": "kto"}, "data.train_files=[builtin:calculator/train] has none", "hybridflow kto, which has pairs"),
+    ({"dataflow": "dpo"}, "has none", "the default of hybridflow dpo, whose"),
+    (
+        {"dataflow": "kto"},
+        "data.train_files=[builtin:calculator/train] has none",
+        "the default of hybridflow kto, whose",
+    ),
     (
         {"dataflow": "reward_model"},
         "dataflow=reward_model learns from preferences",
-        "Use hybridflow reward-model",
+        "Name pairs: data.train_files=[builtin:calculator/pairs]",
     ),
     (KTO, "kto cannot use algorithm.preference.loss=sigmoid", "or hybridflow dpo, which can"),
     (
@@ -144,4 +148,4 @@ def test_all_errors_are_told():
 def test_prompts_for_preferences_name_the_trainer_of_such_data(name, data, trainer):
     mine = type("Mine", (find_dataflow(name),), {"data": data, "provides": None})
     (error,) = algorithm_problems(experiment({"data.train_files": ["builtin:calculator/train"]}), mine)
-    assert f"Use hybridflow {trainer.replace('_', '-')}," in error.remedy
+    assert f"the default of hybridflow {trainer.replace('_', '-')}," in error.remedy

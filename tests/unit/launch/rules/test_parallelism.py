@@ -34,7 +34,12 @@ REFUSED = [
     ),
     ({"trainer.devices": 2, "actor.parallelism.pipeline": 2}, "2, but actor.engine=fsdp", "actor.engine=megatron"),
     ({**MEGATRON, "actor.parallelism.sequence": 2}, "sequence=2, but actor.engine=megatron", "actor.engine=fsdp"),
-    ({"actor.parallelism.tensor": 2}, "actor.parallelism.tensor=2, but actor.engine=single", "fsdp or megatron"),
+    (
+        {"actor.parallelism.tensor": 3},
+        "actor.parallelism.tensor=3: 3 does not divide the 1 device of pool 'main'",
+        "Use trainer.devices=3 (with actor.engine=auto or fsdp or megatron), or leave the size out.",
+    ),
+    ({"actor.parallelism.expert": 4}, "expert=4: 4 does not", "trainer.devices=4 (with actor.engine=megatron)"),
     ({**MEGATRON, "actor.parallelism.virtual_pipeline": 2}, "pipeline=1 has one", "actor.parallelism.pipeline=2"),
     ({"trainer.devices": 4, "actor.parallelism.replicas": 3}, "3 does not divide the 4 data-parallel ranks", "1, 2, 4"),
     (
@@ -77,6 +82,7 @@ def test_a_layout_that_cannot_be_is_explained(settings, message, remedy):
     [
         ({"trainer.devices": 2, "actor.engine": TrainingEngine.single}, ["but actor.engine=single"]),
         ({**MEGATRON, "actor.parallelism.tensor": 3}, ["actor.parallelism.tensor=3: 3 does not"]),
+        ({"actor.parallelism.tensor": 3}, ["actor.parallelism.tensor=3: 3 does not divide the 1 device"]),
         ({**MEGATRON, "critic.lora.rank": 8}, ["critic.lora.rank=8, but actor.engine=megatron"]),
         (
             {**MEGATRON, **POOLS_3_1, "placement.roles": {"critic": "b"}, "actor.parallelism.tensor": 3},

@@ -27,7 +27,7 @@ MISTAKES = {
 HIDDEN = {
     "trainer.trackers=[wandbb]": "'wandbb', which is not a tracker",
     "reward.functions=[nofile.py:f]": "nofile.py:f: there is no file",
-    "actor.minibatch_size=7": "actor.minibatch_size=7 does not divide data.batch_size=128",
+    "actor.minibatch_size=7": "actor.minibatch_size=7 does not divide data.batch_size=",
 }
 """Problems that need no plan, and what is said of them."""
 

@@ -42,6 +42,7 @@ def _choice_errors(config: Experiment) -> Iterator[ConfigError]:
             f"rollout.engine={engine} is unknown.",
             remedy=f"{did_you_mean(engine, kinds)}Choose from: {', '.join(kinds)}; or name a class of your own:"
             " file.py:Engine or my_package.Engine.",
+            key="rollout.engine",
         )
     for key, value, choices in (
         ("algorithm.aggregation", algorithm.aggregation, AGGREGATIONS),

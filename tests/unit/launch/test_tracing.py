@@ -221,7 +221,6 @@ def warned(path: str | Path, *overrides: str) -> str:
 
 
 def checked(tmp_path, step: str, *overrides: str) -> None:
-    """Checks a user's step as a run does before it starts."""
     assert not warned(own(tmp_path, step), *overrides)
 
 

@@ -137,7 +137,7 @@ def test_a_file_that_is_not_yaml_is_one_problem_and_hides_no_other(is_base, tmp_
         (["placement.roles={{actor: x, critic: y}}", "trainer.seed=1"], 2),
         (["model.path=''", "trainer.seed=1"], 3),  # neither data nor a reward that fit it
         (["dataflow={0}:Exits", "data.batch_size=0"], 2),
-        (["dataflow={0}.exits.py:Mine", "reward.functions=[{0}.exits.py:f]"], 1),
+        (["dataflow={0}.exits.py:Mine", "reward.functions=[{0}.exits.py:f]"], 2),
         (["reward.functions=[{0}.exits.py:f]"], 1),
     ],
     ids=str,

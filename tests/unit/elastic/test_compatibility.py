@@ -103,7 +103,7 @@ def test_an_empty_setting_that_the_checkpoint_does_not_know_is_no_change():
 
 
 def test_the_settings_that_may_not_change_are_all_in_the_configuration():
-    assert len([key for key in flat(asdict(Experiment())) if FIXED.fullmatch(key)]) == 25
+    assert len([key for key in flat(asdict(Experiment())) if FIXED.fullmatch(key)]) == 26
 
 
 @pytest.mark.parametrize(

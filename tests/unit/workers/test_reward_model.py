@@ -196,7 +196,7 @@ def test_a_response_that_is_too_long_in_its_own_tokens_is_told(toy_dir, tmp_path
 
 
 def test_a_model_without_a_head_or_with_three_labels_is_refused(toy_dir, tmp_path):
-    with pytest.raises(ConfigError, match="reward.model.path=.*LlamaForCausalLM has no head.*main_reward_model"):
+    with pytest.raises(ConfigError, match="reward.model.path=.*LlamaForCausalLM has no head.*hybridflow reward-model"):
         reward_model(toy_dir(), toy_dir())
     make_decoder(tmp_path, labels=3)
     with pytest.raises(ConfigError, match=r"roles.cost.model.path=.* has 3 labels \(LABEL_0, LABEL_1.*one label"):

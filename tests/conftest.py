@@ -1,6 +1,5 @@
 """Signatures of `hybridflow.algorithms` as checks, the same examples on every run, and skips for absent extras."""
 
-import logging
 from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
@@ -9,6 +8,8 @@ from pathlib import Path
 import hypothesis
 import jaxtyping
 import pytest
+
+from hybridflow.observability.logs import logging_restored
 
 EXTRAS = {
     "vllm": "vllm",
@@ -50,13 +51,10 @@ hypothesis.settings.load_profile("house")
 
 
 @pytest.fixture(autouse=True)
-def log_levels_of_before() -> Iterator[None]:
-    """A command that runs in the tests' process sets levels of the log; the next test finds them as they were."""
-    loggers = [logging.getLogger(), logging.getLogger("hybridflow")]
-    levels = [logger.level for logger in loggers]
-    yield
-    for logger, level in zip(loggers, levels, strict=True):
-        logger.setLevel(level)
+def restored_logging() -> Iterator[None]:
+    """A command that runs in the tests' process sets up logging; the next test finds it as it was."""
+    with logging_restored():
+        yield
 
 
 def pytest_report_header() -> list[str]:

@@ -13,8 +13,7 @@ from rich.console import Console
 from hybridflow.api.table import Table
 from hybridflow.errors import Advice, Faults, HybridflowError
 from hybridflow.launch.compose.compose import Composed
-from hybridflow.launch.dry_run import examine, overview, role_rows
-from hybridflow.launch.messages import LEFT_TO_CHECK, say_problems, say_warnings
+from hybridflow.launch.dry_run import examine, role_rows, say_examined
 from hybridflow.observability.logs import configure_logging, logging_restored
 
 Compose = Callable[[Path | None, Faults], tuple[Composed, bool]]
@@ -54,11 +53,5 @@ def plan_of(compose: Compose) -> Plan:
             found = examine(composed, faults, has_layout=has_layout)
         plan = None if found is None else found.plan
         roles = Table([] if plan is None else role_rows(plan))
-        say_problems(console, faults.found)
-        say_warnings(console, faults.warnings)
-        console.print(LEFT_TO_CHECK if plan is None else overview(plan), soft_wrap=True)
-    if found is not None and found.length is not None:
-        console.print(found.length, soft_wrap=True)
-    if found is not None and found.start is not None and not faults.found:
-        console.print(f"The run {found.start}.", soft_wrap=True)
+        say_examined(found, faults, console)
     return Plan(tuple(faults.found), tuple(faults.warnings), roles, written.getvalue().rstrip("\n"))

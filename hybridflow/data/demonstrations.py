@@ -63,8 +63,7 @@ def load_demonstrations(
         ids = completion_token_ids(rows, tokenizer, stop_ids, max_tokens=longest, is_part=table.is_part)
         places = [row.place for row in rows]
         within = completions_within_limits(ids.prompts, ids.responses, config, places=places, is_part=table.is_part)
-        if not table.is_part:
-            check_left(len(within), num_rows, config, name=table.name, of="rows")
+        check_left(len(within), num_rows, config, table, of="rows")
         difficulties = {key: table.columns[key] for key in (config.difficulty_key,) if key is not None}
         return Batch.of(
             tokens={

@@ -53,9 +53,8 @@ def load_labeled(
         }
         places = [response.place for response in responses]
         kept = completions_within_limits(ids.prompts, ids.responses, config, places=places, is_part=table.is_part)
-        if not table.is_part:
-            total = len(table) * (1 if "label" in table.columns else 2)  # a pair gives two responses
-            check_left(len(kept), total, config, name=table.name, of="responses")
+        total = len(table) * (1 if "label" in table.columns else 2)  # a pair gives two responses
+        check_left(len(kept), total, config, table, of="responses")
         tokens = {name: Ragged.from_rows(rows, torch.int64) for name, rows in columns.items()}
         return others.with_columns(tokens=tokens).select(kept)
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
 from hybridflow.config.data import Data, Truncation
+from hybridflow.data.sources import Table
 from hybridflow.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -109,19 +110,19 @@ def cut_responses(rows: Sequence[list[_Item]], config: Data) -> list[list[_Item]
     return [row[: config.max_response_tokens] for row in rows]
 
 
-def check_left(left: int, total: int, config: Data, *, name: str, of: str) -> None:
+def check_left(left: int, total: int, config: Data, table: Table, *, of: str) -> None:
     """Warns of how many of a source's rows are left, if not all; a share below `data.min_kept_fraction` is an error.
 
-    `of` is what a row holds, in the plural.
+    `of` is what a row holds, in the plural. Those of parts of a stream are counted by the stream.
     """
-    if left == total:
+    if left == total or table.is_part:
         return
     found = f"{left} of {total} {of} left ({100 * left / total:.2g}%)"
     if left == 0 or left < config.min_kept_fraction * total:
         low = "" if left == 0 else ", or allow it: data.min_kept_fraction=0"
         raise DataError(
-            f"'{name}': {found}; the others are too long, blank or the same twice.",
+            f"'{table.name}': {found}; the others are too long, blank or the same twice.",
             remedy="Raise data.max_prompt_tokens and data.max_response_tokens if the model reads more, choose or"
             f" shorten rows with data.map{low}.",
         )
-    logger.warning("data=%s %s", name, found)
+    logger.warning("data=%s %s", table.name, found)

@@ -91,8 +91,7 @@ def load_preferences(
                 config.truncation.name, len(within) - len(kept), len(pairs), config.max_response_tokens,
             )  # fmt: skip
         columns = {"prompt_ids": cut_prompts(prompts, config), "chosen_ids": chosen, "rejected_ids": rejected}
-        if not table.is_part:
-            check_left(len(kept), len(table), config, name=table.name, of="pairs")
+        check_left(len(kept), len(table), config, table, of="pairs")
         tokens = {name: Ragged.from_rows(rows, torch.int64) for name, rows in columns.items()}
         return others.with_columns(tokens=tokens).select(kept)
 

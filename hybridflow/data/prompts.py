@@ -126,8 +126,7 @@ def _within_limit(prompts: Sequence, ids: Sequence[Sequence[int]], table: Table,
         is_part=table.is_part,
         at_least={row for row, prompt in enumerate(prompts) if is_read_in_part and may_be_cut(prompt, limit)},
     )
-    if not table.is_part:
-        check_left(len(kept), len(ids), config, name=table.name, of="prompts")
+    check_left(len(kept), len(ids), config, table, of="prompts")
     return kept
 
 

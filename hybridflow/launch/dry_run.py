@@ -48,13 +48,18 @@ def dry_run(composed: Composed, faults: Faults, console: Console, *, has_layout:
     """
     configure_logging(None, logging.WARNING)
     before = len(faults.found)
-    found = examine(composed, faults, has_layout=has_layout)
-    say_problems(console, faults.found, begin=before)
+    say_examined(examine(composed, faults, has_layout=has_layout), faults, console, begin=before)
+
+
+def say_examined(found: Examination | None, faults: Faults, console: Console, *, begin: int = 0) -> None:
+    """Prints the problems from number `begin`, the warnings, the roles, and how the run starts; None: it has none."""
+    say_problems(console, faults.found, begin=begin)
     say_warnings(console, faults.warnings)
-    console.print(LEFT_TO_CHECK if found.plan is None else overview(found.plan), soft_wrap=True)
-    if found.length is not None:
+    plan = None if found is None else found.plan
+    console.print(LEFT_TO_CHECK if plan is None else _overview(plan), soft_wrap=True)
+    if found is not None and found.length is not None:
         console.print(found.length, soft_wrap=True)
-    if found.start is not None and not faults.found:
+    if found is not None and found.start is not None and not faults.found:
         console.print(f"The run {found.start}.", soft_wrap=True)
 
 
@@ -111,7 +116,7 @@ def role_rows(plan: RunPlan) -> list[dict[str, str]]:
     ]
 
 
-def overview(plan: RunPlan) -> Text:
+def _overview(plan: RunPlan) -> Text:
     """One line per role: its pool, its size, its engine and layout. Then the sizes of batches and minibatches."""
     found = role_rows(plan)
     lines = formatting.columns([tuple(found[0]), *(tuple(row.values()) for row in found)])

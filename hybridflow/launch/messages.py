@@ -19,8 +19,9 @@ if TYPE_CHECKING:  # the first error can be printed before torch is imported
     from hybridflow.dataflows.loop import Outcome
 
 LEFT_TO_CHECK = "Models and data are checked once these problems are fixed."
-_USE_REWARD = "hybridflow ppo reward.model.path"
 """Printed by `--dry-run` instead of the roles if it cannot plan them."""
+
+_USE_REWARD = "hybridflow ppo reward.model.path"
 
 
 @dataclass(frozen=True)

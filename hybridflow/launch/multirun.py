@@ -25,9 +25,9 @@ from hybridflow.launch.compose.command_line import CommandLine, parse_command_li
 from hybridflow.launch.compose.compose import Composed, compose_run
 from hybridflow.launch.compose.sweep import Combination, combinations, quoted, short_keys
 from hybridflow.launch.compose.trainers import PURPOSES, known_command, shown_name
+from hybridflow.launch.dry_run import examine
 from hybridflow.launch.messages import from_here, say_problems, say_warnings
-from hybridflow.launch.prepare import checked_data, checked_plan
-from hybridflow.launch.run_directory import CONFIG_FILE, start_in_words
+from hybridflow.launch.run_directory import CONFIG_FILE
 from hybridflow.observability import formatting
 from hybridflow.observability.jsonlines import read_rows
 from hybridflow.observability.logs import configure_logging
@@ -185,8 +185,7 @@ def _examine(run: SweptRun, faults: Faults) -> None:
     named = {"config_name": flags.config_name, "config_dir": flags.config_dir}
     composed, has_layout = checked_composition(flags.typed(faults), **named, faults=faults)
     if has_layout and not faults.found:
-        plan = checked_plan(composed, faults)
-        start_in_words(plan, checked_data(plan, faults))
+        examine(composed, faults, has_layout=has_layout)
 
 
 def _composed(flags: CommandLine, faults: Faults) -> Composed:

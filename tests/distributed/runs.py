@@ -2,7 +2,6 @@
 
 import io
 import json
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from hybridflow.observability.logs import logging_restored
 from hybridflow.trainer import main_ppo
 
 NOT_REPRODUCIBLE = ("timing_s/", "perf/")
@@ -105,14 +105,9 @@ def steps_of(run_dir: Path) -> list[int]:
 @contextmanager
 def _as_it_was() -> Iterator[None]:
     """Puts back what a run sets for its whole process: log handlers, levels, threads."""
-    root, own, threads = logging.getLogger(), logging.getLogger("hybridflow"), torch.get_num_threads()
-    handlers, levels = list(root.handlers), (root.level, own.level)
+    threads = torch.get_num_threads()
     try:
-        yield
+        with logging_restored():
+            yield
     finally:
-        for handler in [handler for handler in root.handlers if handler not in handlers]:
-            root.removeHandler(handler)
-            handler.close()
-        root.setLevel(levels[0])
-        own.setLevel(levels[1])
         torch.set_num_threads(threads)

@@ -140,7 +140,7 @@ REFUSED = {
     "engine": (
         "encoder",
         [f"reward={{engine: single, {WIDE}}}"],
-        ["reward.parallelism.tensor=2", "reward.engine=fsdp"],
+        ["reward.parallelism.tensor=2", "reward.engine=auto or fsdp"],
     ),
 }
 """What is wrong: the model, settings beside, and the words that tell."""

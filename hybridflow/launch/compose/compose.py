@@ -24,8 +24,16 @@ from hybridflow.config.roles import DescribesRoles, Role
 from hybridflow.config.section import leaves, sealed
 from hybridflow.config.user_code import load_member
 from hybridflow.errors import STRICT, ConfigError, Faults
-from hybridflow.launch.compose.files import apply_settings, in_file, read_files, wrong_value
-from hybridflow.launch.compose.overrides import COMMAND_LINE, RUN_FILE, Setting, Typed, named_place, parse_overrides
+from hybridflow.launch.compose.files import apply_settings, read_files, wrong_value
+from hybridflow.launch.compose.overrides import (
+    COMMAND_LINE,
+    RUN_FILE,
+    Setting,
+    Typed,
+    located,
+    named_place,
+    parse_overrides,
+)
 from hybridflow.observability.redaction import redacted_leaves
 
 
@@ -101,14 +109,14 @@ def _compose(typed: Typed, config_name: str, directory: Path, faults: Faults) ->
         problem = wrong_value(key, error)
         if key in typed.unresolved:
             raise problem from error
-        faults.add(in_file(problem, places.get(key)))
+        faults.add(located(problem, places.get(key)))
         rest = replace(typed, settings=[s for s in typed.settings if s.key != key], unresolved=typed.unresolved | {key})
         return _compose(rest, config_name, directory, faults)
     assert isinstance(config, Experiment), f"composed a {type(config)}"
     followed = _follow_batch_size(config, user_keys)
     check(config, own)
     _check_methods(config.algorithm, own)
-    faults.add(*(in_file(error, places.get(error.key)) for error in own.found))
+    faults.add(*(located(error, places.get(error.key)) for error in own.found))
     followed |= _choose_kl_estimator(config)
     origins = _origins(before, whole, typed.settings, described) | followed
     as_written = with_absolute_paths(config)

@@ -25,7 +25,7 @@ from hybridflow.config.placement import Pool
 from hybridflow.config.roles import Role
 from hybridflow.config.schema import register_schema
 from hybridflow.errors import STRICT, ConfigError, Faults, HybridflowError
-from hybridflow.launch.compose.overrides import Setting, Typed, named_place, settings_of
+from hybridflow.launch.compose.overrides import Setting, Typed, located, named_place, settings_of
 from hybridflow.launch.compose.presets import preset_name
 from hybridflow.launch.compose.trainers import find_command, shown_name
 
@@ -116,16 +116,9 @@ def _composed(
         prefix = f"{section}." if section else ""
         settings = [s for name, item in content.items() for s in settings_of(f"{prefix}{name}", item, own)]
         apply_settings(config, [setting for setting in settings if setting.key not in unresolved], own)
-        faults.add(*(in_file(error, file) for error in own.found))
+        faults.add(*(located(error, file) for error in own.found))
         in_files |= {} if ORIGIN in file.read_text() else {setting.key: file for setting in settings}
     return config, in_files
-
-
-def in_file(error: HybridflowError, file: Path | str | None) -> HybridflowError:
-    """The error of a setting, whose message begins with the file in which it stands, if any."""
-    if not file:
-        return error
-    return ConfigError(f"{file}: {error.message}", remedy=error.remedy, key=error.key, among=error.among)
 
 
 def file_content(file: Path) -> dict[str, object]:
@@ -276,7 +269,7 @@ def _explained(error: Exception, file: Path, choices: Sequence[str]) -> Hybridfl
         remedy = "Correct the YAML: name: value. All settings: --help all."
         return ConfigError(f"{name}: {cause.problem} (line {at.line + 1}).", remedy=remedy)
     if isinstance(cause, GrammarParseError):
-        return in_file(wrong_value(str(cause.full_key), cause), file)
+        return located(wrong_value(str(cause.full_key), cause), file)
     return ConfigError(f"{file}: {' '.join(str(cause).split())}.", remedy="All settings: --help all.")
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, is_dataclass
 from enum import Enum
+from pathlib import Path
 from typing import get_args, get_origin
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -13,7 +14,7 @@ from hydra.errors import HydraException
 
 from hybridflow.config import fields
 from hybridflow.config.other_names import counterpart, replacement
-from hybridflow.errors import STRICT, ConfigError, Faults
+from hybridflow.errors import STRICT, ConfigError, Faults, HybridflowError
 from hybridflow.launch.compose.presets import GROUPS
 
 _FOLLOWED = {"reference": "actor", "ref": "actor"}
@@ -70,7 +71,14 @@ def named_place(place: str) -> Iterator[None]:
     except ConfigError as error:
         if not place:
             raise
-        raise ConfigError(f"{place}: {error.message}", remedy=error.remedy, key=error.key) from error
+        raise located(error, place) from error
+
+
+def located(error: HybridflowError, place: Path | str | None) -> HybridflowError:
+    """The error of a setting, whose message begins with the file in which it stands, if any."""
+    if not place:
+        return error
+    return ConfigError(f"{place}: {error.message}", remedy=error.remedy, key=error.key, among=error.among)
 
 
 def parse_overrides(overrides: Sequence[str], faults: Faults = STRICT) -> Typed:

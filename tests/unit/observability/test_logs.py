@@ -10,18 +10,6 @@ from hybridflow.errors import ResourceError
 from hybridflow.observability.logs import configure_logging
 
 
-@pytest.fixture(autouse=True)
-def restored_logging():
-    loggers = [logging.getLogger(name) for name in (None, "hybridflow", "__main__")]
-    levels, handlers = [each.level for each in loggers], list(loggers[0].handlers)
-    yield
-    for handler in [each for each in loggers[0].handlers if each not in handlers]:
-        loggers[0].removeHandler(handler)
-        handler.close()
-    for each, level in zip(loggers, levels, strict=True):
-        each.setLevel(level)
-
-
 def test_an_event_is_one_line_on_stderr_and_in_the_run_log_however_often_they_are_configured(tmp_path, monkeypatch):
     configure_logging(tmp_path)
     configure_logging(tmp_path)

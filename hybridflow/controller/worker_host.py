@@ -14,6 +14,7 @@ import torch
 from hybridflow.batch import Batch, Ragged
 from hybridflow.batch.columns import Column
 from hybridflow.controller.failures import HostInfo, call_failed
+from hybridflow.controller.freed_memory import keep_freed_memory
 from hybridflow.controller.packets import Packet, Portion, Summary, assembled
 from hybridflow.controller.rendezvous import START_TIMEOUT_SECONDS, Rendezvous, let_gloo_listen_at
 from hybridflow.controller.signed_store import StoreAddress, served_store
@@ -71,6 +72,8 @@ class WorkerHost:
         let_gloo_listen_at(host)  # also for the groups that Megatron-Core and vLLM make
         if threads is not None:
             torch.set_num_threads(threads)
+        if device == "cpu":
+            keep_freed_memory()
 
     def build(self, spec: WorkerSpec, address: StoreAddress | None) -> HostInfo:
         """Constructs the worker of a role; all roles of the host share one rendezvous."""

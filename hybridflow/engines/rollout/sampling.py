@@ -62,7 +62,8 @@ def draw(
         logprobs = logits.log_softmax(-1)
         tokens = logits.argmax(-1, keepdim=True)
     else:
-        logprobs = _restricted(logits / sampling.temperature, sampling).log_softmax(-1)
+        scaled = logits if sampling.temperature == 1.0 else logits / sampling.temperature
+        logprobs = _restricted(scaled, sampling).log_softmax(-1)
         cumulative = logprobs.exp().cumsum(-1, dtype=torch.float64)
         # A uniform number has 52 bits, so the product stays below the total and never selects past the last token.
         tokens = torch.searchsorted(cumulative, uniforms[:, None] * cumulative[:, -1:], right=True)

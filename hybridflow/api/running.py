@@ -18,7 +18,7 @@ from hybridflow.launch.execute import execute
 from hybridflow.launch.messages import say_finished
 from hybridflow.launch.prepare import Prepared, prepare
 from hybridflow.observability.logs import logging_restored
-from hybridflow.observability.printable import PlainConsole
+from hybridflow.observability.printable import PlainConsole, error_console
 from hybridflow.optional import check_builds
 
 
@@ -85,4 +85,4 @@ def notebook_or_terminal() -> Console:
     """Where a run prints: standard error of a terminal, as the commands do, or the output of a notebook's cell."""
     if Console().is_jupyter:
         return PlainConsole(file=sys.stdout, force_jupyter=False, width=110, highlight=False)
-    return PlainConsole(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
+    return error_console()

@@ -77,7 +77,7 @@ _NAMED: Mapping[str, Collection[str]] = {
 def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
     """Adds `completion` to the commands."""
     summary = "print the completion for a shell"
-    parser = add("completion", help=summary, description=_DESCRIPTION, epilog=_EXAMPLES)
+    parser = add(help=summary, description=_DESCRIPTION, epilog=_EXAMPLES)
     parser.set_defaults(run=_run)
     parser.add_argument("shell", choices=[*SCRIPTS], help="the shell")
 

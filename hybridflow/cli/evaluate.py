@@ -24,7 +24,7 @@ _EXAMPLES = """examples:
 def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
     """Adds `evaluate` to the commands."""
     summary = "sample responses of a model or a run, score them, and print a table"
-    parser = add("evaluate", help=summary, description=_DESCRIPTION, epilog=_EXAMPLES)
+    parser = add(help=summary, description=_DESCRIPTION, epilog=_EXAMPLES)
     parser.set_defaults(run=_run)
     add_subject(parser)
 

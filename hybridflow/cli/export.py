@@ -23,7 +23,7 @@ _EXAMPLES = """examples:
 def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
     """Adds `export` to the commands."""
     summary = "write a trained model as a Hugging Face directory"
-    parser = add("export", help=summary, description=_DESCRIPTION, epilog=_EXAMPLES)
+    parser = add(help=summary, description=_DESCRIPTION, epilog=_EXAMPLES)
     parser.set_defaults(run=_run)
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="a run's directory, or one of its checkpoints")
     parser.add_argument("out", metavar="OUT", type=Path, help="the directory to write, new or empty")

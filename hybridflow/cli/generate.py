@@ -26,7 +26,7 @@ _LEFT_OUT = ("step", "split", "score")
 def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
     """Adds `generate` to the commands."""
     summary = "write a model's responses to the prompts of a file"
-    parser = add("generate", help=summary, description=_DESCRIPTION, epilog=_EXAMPLES)
+    parser = add(help=summary, description=_DESCRIPTION, epilog=_EXAMPLES)
     parser.set_defaults(run=_run)
     add_subject(parser)
     parser.add_argument(

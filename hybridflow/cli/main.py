@@ -1,6 +1,7 @@
 """`hybridflow COMMAND`: see `hybridflow --help`."""
 
 import argparse
+import importlib
 import logging
 import sys
 import textwrap
@@ -18,7 +19,7 @@ _TRAINING = """training (hybridflow COMMAND [FILE.yaml ...] [key=value ...]):
 
 Settings: hybridflow COMMAND --help, or --help PREFIX for those that begin with PREFIX."""
 _COMMANDS = ("evaluate", "generate", "export", "show", "recipe", "report", "watch", "completion")
-"""The commands that do not train."""
+"""The commands that do not train, each in the file of its name."""
 
 _WIDTH = 110
 
@@ -36,10 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         completion.complete(words[1:], _COMMANDS)
         return 0
     if words[:1] in (["--help"], ["-h"]) and words[1:]:
-        return run_command(words, "ppo", program="hybridflow ppo")
+        return run_command(words, command="ppo")
     word = words[0] if words else ""
     if word not in _COMMANDS and (word == RUN or find_command(word) is not None):
-        return run_command(words[1:], word)
+        return run_command(words[1:], command=word)
     return _other_command(words)
 
 
@@ -50,11 +51,11 @@ def _other_command(words: Sequence[str]) -> int:
         from hybridflow.errors import HybridflowError
         from hybridflow.launch.messages import say_failure
         from hybridflow.observability.logs import configure_logging, lasting
-        from hybridflow.observability.printable import PlainConsole
+        from hybridflow.observability.printable import error_console
         from hybridflow.optional import check_builds
     stop = Stop()
     with stop.handled(), redirect_stderr(lasting(sys.stderr)):
-        console = PlainConsole(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
+        console = error_console()
         configure_logging(None, logging.WARNING)
         try:
             _check_word(words)
@@ -89,7 +90,6 @@ def _check_word(words: Sequence[str]) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     with ended_by_signals():
-        from hybridflow.cli import completion, evaluate, export, generate, recipe, report, show, watch
         from hybridflow.launch.compose.trainers import PURPOSES, command_words, shown_name
 
     trainers = {shown_name(name): purpose for name, purpose in PURPOSES.items()}
@@ -106,13 +106,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"hybridflow {hybridflow.__version__}")
     commands = parser.add_subparsers(title="other commands", metavar="COMMAND", required=True, prog="hybridflow")
-    adders = (
-        evaluate.add_command, generate.add_command, export.add_command, show.add_command, recipe.add_command,
-        report.add_command, watch.add_command, completion.add_command,
-    )  # fmt: skip
-    for add_command in adders:
-        add_command(partial(commands.add_parser, formatter_class=formatter))
-    assert tuple(commands.choices) == _COMMANDS, f"{[*commands.choices]}"
+    for name in _COMMANDS:
+        with ended_by_signals():
+            add_command = vars(importlib.import_module(f"hybridflow.cli.{name}"))["add_command"]
+        add_command(partial(commands.add_parser, name, formatter_class=formatter))
     return parser
 
 

@@ -21,7 +21,7 @@ _EXAMPLES = """examples:
 def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
     """Adds `recipe` to the commands."""
     about = "Recipes are single files to copy and change. Without a name, lists them."
-    parser = add("recipe", help="list the recipes, or print one", description=about, epilog=_EXAMPLES)
+    parser = add(help="list the recipes, or print one", description=about, epilog=_EXAMPLES)
     parser.set_defaults(run=_run)
     parser.add_argument("name", nargs="?", help="the recipe to print")
 

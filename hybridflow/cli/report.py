@@ -24,7 +24,7 @@ _COMPARISON = Path("comparison.html")
 def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
     """Adds `report` to the commands."""
     summary = "write the report of a run, or a comparison of several"
-    parser = add("report", help=summary, description=_DESCRIPTION, epilog=_EXAMPLES)
+    parser = add(help=summary, description=_DESCRIPTION, epilog=_EXAMPLES)
     parser.set_defaults(run=_run)
     parser.add_argument("run_dirs", metavar="RUN_DIR", type=Path, nargs="+", help="a run's directory")
     output = f"write the report, or the comparison, to this file (default: RUN_DIR/report.html, {_COMPARISON})"

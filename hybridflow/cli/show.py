@@ -28,7 +28,7 @@ _EXAMPLES = """examples:
 def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
     """Adds `show` to the commands."""
     summary = "draw one step of a dataflow: its calls, columns, and what runs concurrently"
-    parser = add("show", help=summary, description=_DESCRIPTION, epilog=_EXAMPLES)
+    parser = add(help=summary, description=_DESCRIPTION, epilog=_EXAMPLES)
     parser.set_defaults(run=_run)
     parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="settings or run files, as hybridflow ppo takes them"
@@ -49,16 +49,17 @@ def _run(arguments: argparse.Namespace, console: Console) -> None:
         return
     with ended_by_signals():
         from hybridflow.launch.compose.compose import compose_run
-        from hybridflow.launch.compose.presets import config_for
         from hybridflow.launch.compose.run_files import read_run_files, with_files
-        from hybridflow.launch.compose.trainers import is_run_file
+        from hybridflow.launch.compose.trainers import TrainingCommand, command_of_dataflow, is_run_file
 
-    name, overrides = config_for(arguments.dataflow)
     files = [Path(word) for word in arguments.overrides if is_run_file(word)]
-    if arguments.dataflow is None and (command := read_run_files(files, Faults(collects=True)).command) is not None:
-        name = command.trainer
-    name = arguments.config_name or name
-    typed = [*overrides, *(word for word in arguments.overrides if not is_run_file(word))]
+    command = TrainingCommand("ppo")
+    if arguments.dataflow is not None:
+        command = command_of_dataflow(arguments.dataflow)
+    elif (found := read_run_files(files, Faults(collects=True)).command) is not None:
+        command = TrainingCommand(found.trainer)
+    name = arguments.config_name or command.trainer
+    typed = [*command.overrides, *(word for word in arguments.overrides if not is_run_file(word))]
     composed = compose_run(
         with_files(files, typed, config_name=name), config_name=name, config_dir=arguments.config_dir
     )

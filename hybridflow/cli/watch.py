@@ -25,7 +25,7 @@ _EXAMPLES = """examples:
 def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
     """Adds `watch` to the commands."""
     summary = "serve the report of a run while it trains"
-    parser = add("watch", help=summary, description=_DESCRIPTION, epilog=_EXAMPLES)
+    parser = add(help=summary, description=_DESCRIPTION, epilog=_EXAMPLES)
     parser.set_defaults(run=_run)
     parser.add_argument("run_dirs", metavar="RUN_DIR", type=Path, nargs="+", help="a run's directory")
     parser.add_argument("--port", type=int, default=0, metavar="N", help="the port (default: any free one)")

@@ -3,6 +3,7 @@
 Slow imports are inside functions, so that a signal ends the process with one line from the start.
 """
 
+import logging
 import os
 import signal
 import sys
@@ -24,7 +25,7 @@ _BEFORE_THE_RUN = "interrupted  before the run began"
 _INTERRUPTED = "\n[bold yellow]interrupted[/]  {}"
 
 
-def run_command(argv: Sequence[str] | None, command: str, *, program: str | None = None) -> int:
+def run_command(argv: Sequence[str] | None = None, *, command: str, program: str | None = None) -> int:
     """Runs a training command, such as `ppo`, `grpo` or `run`, and returns its exit status.
 
     0 done, 1 failed, 2 could not begin, 130, 143 or 129 stopped by SIGINT, SIGTERM or SIGHUP. A run begins once its
@@ -39,11 +40,11 @@ def run_command(argv: Sequence[str] | None, command: str, *, program: str | None
         from hybridflow.launch.compose.trainers import RUN, known_command
         from hybridflow.launch.messages import say_failure
         from hybridflow.observability.logs import lasting
-        from hybridflow.observability.printable import PlainConsole
+        from hybridflow.observability.printable import error_console
         from hybridflow.optional import check_builds
     stop, program = Stop(), program or f"hybridflow {command}"
     with stop.handled(), redirect_stderr(lasting(sys.stderr)):
-        console = PlainConsole(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
+        console = error_console()
         try:
             trainer = None if command == RUN else known_command(command)
             flags = parse_command_line(sys.argv[1:] if argv is None else argv, program=program, command=trainer)
@@ -51,7 +52,9 @@ def run_command(argv: Sequence[str] | None, command: str, *, program: str | None
                 sys.stdout.write(help_as_typed(flags, program=program))
                 return 0
             if flags.multirun:
-                return _sweep(flags, console)
+                with ended_by_signals(_BEFORE_THE_RUN):
+                    from hybridflow.launch.multirun import run_sweep
+                return run_sweep(flags, console)
             if flags.dry_run:
                 return _dry_run(flags, console)
             named = {"config_name": flags.config_name, "config_dir": flags.config_dir}
@@ -94,19 +97,16 @@ def _dry_run(flags: "CommandLine", console: "Console") -> int:
         console.print(LEFT_TO_CHECK)
     else:
         with ended_by_signals(_BEFORE_THE_RUN):
-            from hybridflow.launch.dry_run import dry_run
-        dry_run(composed, faults, console, has_layout=has_layout)
+            from hybridflow.launch.dry_run import examine, say_examined
+            from hybridflow.observability.logs import configure_logging
+        configure_logging(None, logging.WARNING)
+        before = len(faults.found)
+        say_examined(examine(composed, faults, has_layout=has_layout), faults, console, begin=before)
     count, warned = len(faults.found), len(faults.warnings)
     verdict = (f"{count} problem{'s' * (count != 1)}", "bold red") if count else ("no errors found", "bold green")
     warnings = f", {warned} warning{'s' * (warned != 1)}" if warned else ""
     console.print(Text.assemble(verdict, f"{warnings}; nothing was started"))
     return 2 if count else 0
-
-
-def _sweep(flags: "CommandLine", console: "Console") -> int:
-    with ended_by_signals(_BEFORE_THE_RUN):
-        from hybridflow.launch.multirun import run_sweep
-    return run_sweep(flags, console)
 
 
 def _run(composed: "Composed", console: "Console", stop: "Stop") -> int:

@@ -1,6 +1,5 @@
 """`--dry-run`: all problems of a run at once, and its roles; nothing is started."""
 
-import logging
 from dataclasses import dataclass, replace
 
 from rich.console import Console
@@ -25,7 +24,6 @@ from hybridflow.launch.run_directory import start_in_words
 from hybridflow.launch.step_trace import planned_roles
 from hybridflow.models.geometry import parameter_count
 from hybridflow.observability import formatting
-from hybridflow.observability.logs import configure_logging
 from hybridflow.observability.trackers.factory import check_names
 
 
@@ -41,16 +39,6 @@ class Examination:
     """Its rows, steps and epochs; None without data."""
 
 
-def dry_run(composed: Composed, faults: Faults, console: Console, *, has_layout: bool) -> None:
-    """Prints the problems of the plan, the models, the data and the functions, the roles, and how the run starts.
-
-    `has_layout`: the roles fit on the devices. Otherwise there is no plan.
-    """
-    configure_logging(None, logging.WARNING)
-    before = len(faults.found)
-    say_examined(examine(composed, faults, has_layout=has_layout), faults, console, begin=before)
-
-
 def say_examined(found: Examination | None, faults: Faults, console: Console, *, begin: int = 0) -> None:
     """Prints the problems from number `begin`, the warnings, the roles, and how the run starts; None: it has none."""
     say_problems(console, faults.found, begin=begin)
@@ -64,7 +52,10 @@ def say_examined(found: Examination | None, faults: Faults, console: Console, *,
 
 
 def examine(composed: Composed, faults: Faults, *, has_layout: bool) -> Examination:
-    """Adds the problems of the plan, the models, the data and the functions to `faults`; starts nothing."""
+    """Adds the problems of the plan, the models, the data and the functions to `faults`; starts nothing.
+
+    `has_layout`: the roles fit on the devices. Otherwise there is no plan.
+    """
     # A setting with an error was left out, so that its value is not the user's.
     composed = replace(composed, user_keys=composed.user_keys - {error.key for error in faults.found})
     plan, data, start = None, None, None

@@ -105,7 +105,7 @@ def evaluate(
         with suppress(HybridflowError):  # the command itself reports it
             flags = parse_command_line(argv, program=command, command=known_command("ppo"))
             directory = run_dir(compose_run(flags.typed(), config_name="ppo").config)
-        return Evaluated(run_command([*argv, *(["--dry-run"] if dry_run else [])], "ppo"), directory)
+        return Evaluated(run_command([*argv, *(["--dry-run"] if dry_run else [])], command="ppo"), directory)
 
 
 def evaluated_rows(directory: Path) -> list[dict[str, Json]]:

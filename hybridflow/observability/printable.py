@@ -6,6 +6,7 @@ bidirectional marks.
 
 import html
 import re
+import sys
 from collections.abc import Iterable
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -30,6 +31,11 @@ class PlainConsole(Console):
         """The segments to print, with printable text."""
         for text, style, control in super().render(renderable, options):
             yield Segment(text if control else printable(text), style, control)
+
+
+def error_console() -> PlainConsole:
+    """A console on standard error; lines in a file or a pipe are whole."""
+    return PlainConsole(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
 
 
 def _code(found: re.Match[str]) -> str:

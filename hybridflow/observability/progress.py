@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.text import Text
 
 from hybridflow.observability import formatting
-from hybridflow.observability.printable import PlainConsole
+from hybridflow.observability.printable import error_console
 
 _PLAIN_FIRST_STEPS = 3
 _PLAIN_EVERY_SECONDS = 5.0
@@ -58,7 +58,7 @@ class Progress:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`start_step`: steps done before this process started (a resumed run)."""
-        self.console = console or PlainConsole(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
+        self.console = console or error_console()
         self._state = ProgressState(total_steps=total_steps, step=start_step)
         self._is_live = _is_live_terminal(self.console) if is_live is None else is_live
         self._clock = clock

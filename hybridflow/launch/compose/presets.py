@@ -60,19 +60,6 @@ def default_choices(config_name: str) -> dict[str, str]:
     return {group: name for choice in choices for group, name in choice.items()}
 
 
-def config_for(dataflow: str | None) -> tuple[str, list[str]]:
-    """The configuration that runs a dataflow, and the settings to apply before all others.
-
-    A dataflow is run as a preset, by its own trainer, or as another program over the roles of PPO.
-    """
-    if dataflow is None:
-        return "ppo", []
-    if preset_name(dataflow) in presets():
-        return "ppo", [f"algorithm={preset_name(dataflow)}"]
-    has_trainer = (config_directory() / f"{dataflow}.yaml").is_file()
-    return (dataflow, []) if has_trainer else ("ppo", [f"dataflow={dataflow}"])
-
-
 def _about(file: Path) -> str:
     comment = []
     for line in file.read_text().splitlines():

@@ -58,6 +58,11 @@ def known_command(word: str) -> TrainingCommand:
     )
 
 
+def command_of_dataflow(name: str) -> TrainingCommand:
+    """The command that runs a dataflow; one without its own is a program over the roles of PPO."""
+    return find_command(name) or TrainingCommand("ppo", (f"dataflow={name}",))
+
+
 def command_words() -> list[str]:
     """The words of all training commands: the trainers, then the algorithms and the losses."""
     trainers = [shown_name(name) for name in PURPOSES]

@@ -10,8 +10,8 @@ from hybridflow.config.algorithm import Algorithm
 from hybridflow.config.choices import ADVANTAGE_SYNONYMS, POLICY_LOSS_SYNONYMS, PREFERENCE_SYNONYMS
 from hybridflow.launch.algorithm_table import Entry, algorithm_table
 from hybridflow.launch.compose.compose import compose_run
-from hybridflow.launch.compose.presets import config_for, presets
-from hybridflow.launch.compose.trainers import find_command
+from hybridflow.launch.compose.presets import presets
+from hybridflow.launch.compose.trainers import TrainingCommand, command_of_dataflow, find_command
 from hybridflow.launch.plan.dataflow import DATAFLOWS
 from tests.architecture.source import ROOT
 
@@ -82,7 +82,7 @@ def test_the_page_links_papers():
 
 
 def test_a_dataflow_is_run_by_its_preset_or_its_trainer():
-    assert config_for("safe_rlhf") == ("ppo", ["algorithm=safe_rlhf"])
-    assert config_for("group_norm") == ("ppo", ["algorithm=grpo"])
-    assert config_for("sft") == ("sft", [])
-    assert config_for("my.py:Mine") == ("ppo", ["dataflow=my.py:Mine"])
+    assert command_of_dataflow("safe_rlhf") == TrainingCommand("ppo", ("algorithm=safe_rlhf",))
+    assert command_of_dataflow("group_norm") == TrainingCommand("ppo", ("algorithm=grpo",))
+    assert command_of_dataflow("sft") == TrainingCommand("sft")
+    assert command_of_dataflow("my.py:Mine") == TrainingCommand("ppo", ("dataflow=my.py:Mine",))

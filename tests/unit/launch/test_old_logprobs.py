@@ -3,7 +3,7 @@
 import pytest
 
 from hybridflow.errors import ConfigError
-from hybridflow.launch.compose.presets import config_for
+from hybridflow.launch.compose.trainers import known_command
 from hybridflow.launch.plan.dataflow import find_dataflow, make_settings
 from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.step_trace import trace_step
@@ -15,8 +15,8 @@ ROLLOUT = "algorithm.old_logprobs=rollout"
 
 
 def planned(*overrides: str, algorithm: str = "grpo"):
-    name, first = config_for(algorithm)
-    return plans.planned(*first, *ONE_STEP, *overrides, name=name)
+    command = known_command(algorithm)
+    return plans.planned(*command.overrides, *ONE_STEP, *overrides, name=command.trainer)
 
 
 def has_the_pass(plan: RunPlan) -> bool:

@@ -12,7 +12,7 @@ from hybridflow.dataflows.interface import learns_from_samples
 from hybridflow.errors import Advice, BatchError, ConfigError
 from hybridflow.graph.trace import DRIVER, Trace
 from hybridflow.launch.compose.compose import compose_run
-from hybridflow.launch.compose.presets import config_for
+from hybridflow.launch.compose.trainers import command_of_dataflow
 from hybridflow.launch.plan import defaults
 from hybridflow.launch.plan.dataflow import DATAFLOWS, find_dataflow
 from hybridflow.launch.plan.plan import RunPlan
@@ -52,12 +52,12 @@ class Imitation(Dataflow):
 """
 
 
-def shown(*overrides: str, dataflow: str | None = None) -> RunPlan:
-    name, first = config_for(dataflow)
-    return plan_to_show(compose_run([*first, *overrides], config_name=name))
+def shown(*overrides: str, dataflow: str = "ppo") -> RunPlan:
+    command = command_of_dataflow(dataflow)
+    return plan_to_show(compose_run([*command.overrides, *overrides], config_name=command.trainer))
 
 
-def traced(*overrides: str, dataflow: str | None = None) -> Trace:
+def traced(*overrides: str, dataflow: str = "ppo") -> Trace:
     return trace_step(shown(*overrides, dataflow=dataflow))
 
 

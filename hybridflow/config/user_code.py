@@ -3,10 +3,11 @@
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 import traceback
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -76,6 +77,20 @@ def load_member(setting: str, *, key: str) -> object:
             f"{key}={setting}: the module {module} cannot be imported: {described(error, callers={__file__})}.",
             remedy="Check the name, and that its package is installed or in the current directory.",
         ) from error
+
+
+def load_callable(setting: str, *, key: str, what: str = "function") -> Callable[..., object]:
+    """The same; raises `ConfigError` for what cannot be called. `what` it should be is for the error."""
+    found = load_member(setting, key=key)
+    if not callable(found):
+        raise ConfigError(f"{key}: {setting} is a {type(found).__name__}, not a {what}.", remedy=f"Name a {what}.")
+    return found
+
+
+def named_parameters(function: Callable) -> dict[str, inspect.Parameter]:
+    """The parameters of a function by name, without `*args` and `**kwargs`."""
+    found = inspect.signature(function).parameters
+    return {name: each for name, each in found.items() if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)}
 
 
 def described(error: BaseException, *, callers: Collection[str]) -> str:

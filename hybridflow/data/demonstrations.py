@@ -21,16 +21,10 @@ from hybridflow.data.conversations import (
     split_response,
     text_flaw,
 )
-from hybridflow.data.length_limits import (
-    check_left,
-    completions_within_limits,
-    cut_prompts,
-    cut_responses,
-    tokens_to_read,
-)
+from hybridflow.data.length_limits import check_left, completions_within_limits
 from hybridflow.data.selection import read_rows
 from hybridflow.data.sources import Source, Table, read_files
-from hybridflow.data.tokenization import PromptCompletion, completion_token_ids
+from hybridflow.data.tokenization import PromptCompletion
 from hybridflow.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -59,17 +53,14 @@ def load_demonstrations(
         blank = [position for position, row in enumerate(rows) if is_blank(row.completion)]
         kept = rows_without({"blank completions": blank}, table, of="rows")
         table, rows = table.select(kept), [rows[row] for row in kept]
-        longest = tokens_to_read(config.max_prompt_tokens + config.max_response_tokens, config)
-        ids = completion_token_ids(rows, tokenizer, stop_ids, max_tokens=longest, is_part=table.is_part)
-        places = [row.place for row in rows]
-        within = completions_within_limits(ids.prompts, ids.responses, config, places=places, is_part=table.is_part)
+        ids, within = completions_within_limits(rows, config, tokenizer, stop_ids, is_part=table.is_part)
         check_left(len(within), num_rows, config, table, of="rows")
         difficulties = {key: table.columns[key] for key in (config.difficulty_key,) if key is not None}
         return Batch.of(
             tokens={
-                "prompt_ids": Ragged.from_rows(cut_prompts(ids.prompts, config), torch.int64),
-                "response_ids": Ragged.from_rows(cut_responses(ids.responses, config), torch.int64),
-                "response_mask": Ragged.from_rows(cut_responses(ids.masks, config), torch.float32),
+                "prompt_ids": Ragged.from_rows(ids.prompts, torch.int64),
+                "response_ids": Ragged.from_rows(ids.responses, torch.int64),
+                "response_mask": Ragged.from_rows(ids.masks, torch.float32),
             },
             objects=difficulties | {"prompt": [row.prompt for row in rows], "data_source": table.data_sources},
         ).select(within)
@@ -102,7 +93,7 @@ def recognize_demonstrations(table: Table, config: Data) -> list[PromptCompletio
     rows = [
         PromptCompletion(p, _completion(c, p, table.place(row)), table.place(row)) for row, (p, c) in enumerate(pairs)
     ]
-    repeated = 0 if table.is_part else duplicates((row.prompt, row.completion) for row in rows)
+    repeated = duplicates(((row.prompt, row.completion) for row in rows), table)
     table.log(
         logging.INFO, "rows=%d format=%s conversations=%d prompt=%s completion=%s duplicates=%d read_as=demonstrations",
         len(table), table.layout or f"{prompt_name},{completion_name}" if completion_name in table.columns else

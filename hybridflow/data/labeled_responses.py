@@ -18,17 +18,11 @@ from hybridflow.data.conversations import (
     rows_without,
     split_response,
 )
-from hybridflow.data.length_limits import (
-    check_left,
-    completions_within_limits,
-    cut_prompts,
-    cut_responses,
-    tokens_to_read,
-)
+from hybridflow.data.length_limits import check_left, completions_within_limits
 from hybridflow.data.preferences import PROMPTS, both_responses, other_columns, recognize_pairs
 from hybridflow.data.selection import read_rows
 from hybridflow.data.sources import Source, Table, read_files
-from hybridflow.data.tokenization import PromptCompletion, completion_token_ids
+from hybridflow.data.tokenization import PromptCompletion
 from hybridflow.errors import DataError
 
 _COMPLETIONS = ("completion", "response", "output")
@@ -45,14 +39,8 @@ def load_labeled(
     def read(source: Source) -> Batch:
         table = read_rows(source, config, tokenizer)
         responses, others = recognize_labeled(table, config)
-        longest = tokens_to_read(config.max_prompt_tokens + config.max_response_tokens, config)
-        ids = completion_token_ids(responses, tokenizer, stop_ids, max_tokens=longest, is_part=table.is_part)
-        columns = {
-            "prompt_ids": cut_prompts(ids.prompts, config),
-            "response_ids": cut_responses(ids.responses, config),
-        }
-        places = [response.place for response in responses]
-        kept = completions_within_limits(ids.prompts, ids.responses, config, places=places, is_part=table.is_part)
+        ids, kept = completions_within_limits(responses, config, tokenizer, stop_ids, is_part=table.is_part)
+        columns = {"prompt_ids": ids.prompts, "response_ids": ids.responses}
         total = len(table) * (1 if "label" in table.columns else 2)  # a pair gives two responses
         check_left(len(kept), total, config, table, of="responses")
         tokens = {name: Ragged.from_rows(rows, torch.int64) for name, rows in columns.items()}
@@ -95,7 +83,7 @@ def recognize_labeled(table: Table, config: Data) -> tuple[list[PromptCompletion
     table.log(
         logging.INFO, "rows=%d format=%s duplicates=%d read_as=labeled_responses",
         num_rows, table.layout or f"{prompt_name},{completion_name},label",
-        0 if table.is_part else duplicates((response.prompt, response.completion) for response in responses),
+        duplicates(((response.prompt, response.completion) for response in responses), table),
     )  # fmt: skip
     objects = {"prompt": [response.prompt for response in responses]}
     objects |= other_columns(table, config, used=(prompt_name, completion_name, "label"))

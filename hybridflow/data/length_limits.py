@@ -2,15 +2,15 @@
 
 import logging
 from collections.abc import Callable, Collection, Sequence
-from typing import TypeVar
+
+from transformers import PreTrainedTokenizerBase
 
 from hybridflow.config.data import Data, Truncation
 from hybridflow.data.sources import Table
+from hybridflow.data.tokenization import PromptCompletion, TokenizedCompletions, completion_token_ids
 from hybridflow.errors import DataError
 
 logger = logging.getLogger(__name__)
-
-_Item = TypeVar("_Item", int, float)
 
 
 class RowsTooLong(DataError):
@@ -38,21 +38,33 @@ class RowsTooLong(DataError):
 
 
 def completions_within_limits(
-    prompts: list[list[int]], responses: list[list[int]], config: Data, *, places: Sequence[str], is_part: bool
-) -> list[int]:
-    """Positions of the rows to use, by both limits; `places` say where each row is, for errors."""
-    parts = (
-        ("data.max_prompt_tokens", config.max_prompt_tokens, "prompts", prompts),
-        ("data.max_response_tokens", config.max_response_tokens, "completions", responses),
-    )
-    kept = {*range(len(prompts))}
-    for setting, limit, what, rows in parts:
-        lengths, mode = [len(row) for row in rows], config.truncation
-        place = places.__getitem__
-        kept &= {
-            *rows_within(lengths, limit, setting=setting, what=what, truncation=mode, place=place, is_part=is_part)
-        }
-    return sorted(kept)
+    rows: Sequence[PromptCompletion],
+    config: Data,
+    tokenizer: PreTrainedTokenizerBase,
+    stop_ids: Collection[int],
+    *,
+    is_part: bool,
+    together: int = 1,
+) -> tuple[TokenizedCompletions, list[int]]:
+    """Token ids of rows, cut at both limits, and the positions of the rows to use, by both limits.
+
+    `together` successive rows have one prompt, and count as one row: 2 for pairs.
+    """
+    prompt_limit, limit = config.max_prompt_tokens, config.max_response_tokens
+    longest = tokens_to_read(prompt_limit + limit, config)
+    ids = completion_token_ids(rows, tokenizer, stop_ids, max_tokens=longest, is_part=is_part)
+    kept = {*range(len(rows) // together)}
+    for setting, most, what, found in (
+        ("data.max_prompt_tokens", prompt_limit, "prompts", ids.prompts),
+        ("data.max_response_tokens", limit, "completions", ids.responses),
+    ):
+        kept &= {*rows_within(
+            [max(map(len, found[first : first + together])) for first in range(0, len(found), together)],
+            most, setting=setting, what=what, truncation=config.truncation,
+            place=lambda row: rows[row * together].place, is_part=is_part,
+        )}  # fmt: skip
+    responses, masks = [row[:limit] for row in ids.responses], [row[:limit] for row in ids.masks]
+    return TokenizedCompletions(cut_prompts(ids.prompts, config), responses, masks), sorted(kept)
 
 
 def rows_within(
@@ -103,11 +115,6 @@ def cut_prompts(rows: Sequence[list[int]], config: Data) -> list[list[int]]:
     """The prompts, each with at most `data.max_prompt_tokens` tokens."""
     keeps_end, limit = config.truncation is Truncation.left, config.max_prompt_tokens
     return [row if len(row) <= limit else row[-limit:] if keeps_end else row[:limit] for row in rows]
-
-
-def cut_responses(rows: Sequence[list[_Item]], config: Data) -> list[list[_Item]]:
-    """The responses or their masks, each with at most `data.max_response_tokens` tokens: their beginnings."""
-    return [row[: config.max_response_tokens] for row in rows]
 
 
 def check_left(left: int, total: int, config: Data, table: Table, *, of: str) -> None:

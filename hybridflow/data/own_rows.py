@@ -1,6 +1,5 @@
 """Rows as the user's code makes them: `data.dataset` (a class), `data.map` (a function), and `data.prompt_template`."""
 
-import inspect
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,13 +12,12 @@ from transformers import PreTrainedTokenizerBase
 from hybridflow.config.data import Data
 from hybridflow.config.paths import PREFIX
 from hybridflow.config.templates import template_parts
-from hybridflow.config.user_code import described, ending_forks, load_member
+from hybridflow.config.user_code import described, ending_forks, load_callable, named_parameters
 from hybridflow.data.locations import short_name
 from hybridflow.data.reasoning_gym import TASK_PREFIX
 from hybridflow.data.sources import Table, columns_of_rows
 from hybridflow.errors import ConfigError, DataError
 
-_STARRED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _PARAMETERS = "data_files (a list with the source), source, tokenizer, config"
 
 
@@ -47,11 +45,9 @@ def own_dataset(name: str, config: Data, tokenizer: PreTrainedTokenizerBase | No
     The class is called with those of its parameters that have a known name; another first parameter gets the entry.
     """
     setting, key = str(config.dataset), "data.dataset"
-    kind = load_member(setting, key=key)
-    if not callable(kind):
-        raise ConfigError(f"{key}: {setting} is a {type(kind).__name__}, not a class.", remedy="Name a class.")
+    kind = load_callable(setting, key=key, what="class")
     known = {"data_files": [name], "source": name, "tokenizer": tokenizer, "config": config}
-    parameters = [each for each in inspect.signature(kind).parameters.values() if each.kind not in _STARRED]
+    parameters = [*named_parameters(kind).values()]
     given = {each.name: known[each.name] for each in parameters if each.name in known}
     missing = [each.name for each in parameters if each.default is each.empty and each.name not in known]
     if missing and missing[0] == parameters[0].name and not {"data_files", "source"} & given.keys():
@@ -98,14 +94,12 @@ def own_rows(dataset: Indexed, indices: Iterable[int], name: str, config: Data) 
 
 def mapped(table: Table, setting: str) -> Table:
     """The rows that the function `data.map` makes of a table's; a row for which it returns None is left out."""
-    function, title = load_member(setting, key="data.map"), f"data.map: {setting}"
-    if not callable(function):
-        raise ConfigError(f"{title} is a {type(function).__name__}, not a function.", remedy="Name a function.")
+    function, title = load_callable(setting, key="data.map"), f"data.map: {setting}"
     rows, kept = [], []
     for index in range(len(table)):
         place = table.place(index)
         with _user_code(title, place):
-            row = function({name: values[index] for name, values in table.columns.items()})
+            row = function(table.row(index))
         if row is not None:
             rows.append(checked_row(row, f"{title} returned", place))
             kept.append(index)

@@ -29,16 +29,10 @@ from hybridflow.data.conversations import (
     row_error,
     rows_without,
 )
-from hybridflow.data.length_limits import (
-    check_left,
-    completions_within_limits,
-    cut_prompts,
-    cut_responses,
-    tokens_to_read,
-)
+from hybridflow.data.length_limits import check_left, completions_within_limits
 from hybridflow.data.selection import read_rows
 from hybridflow.data.sources import Source, Table, read_files
-from hybridflow.data.tokenization import PromptCompletion, completion_token_ids
+from hybridflow.data.tokenization import PromptCompletion
 from hybridflow.errors import DataError
 
 PROMPTS = ("prompt", "question", "instruction", "problem", "input")
@@ -75,14 +69,10 @@ def load_preferences(
     def read(source: Source) -> Batch:
         table = read_rows(source, config, tokenizer)
         pairs, others = recognize_pairs(table, config)
-        longest = tokens_to_read(config.max_prompt_tokens + config.max_response_tokens, config)
-        ids = completion_token_ids(
-            both_responses(pairs), tokenizer, stop_ids, max_tokens=longest, is_part=table.is_part
+        ids, within = completions_within_limits(
+            both_responses(pairs), config, tokenizer, stop_ids, is_part=table.is_part, together=2
         )
-        prompts, both = ids.prompts[::2], [*zip(ids.responses[::2], ids.responses[1::2], strict=True)]
-        longer, places = [max(pair, key=len) for pair in both], [pair.place for pair in pairs]
-        within = completions_within_limits(prompts, longer, config, places=places, is_part=table.is_part)
-        chosen, rejected = (cut_responses(ids.responses[first::2], config) for first in (0, 1))
+        chosen, rejected = ids.responses[::2], ids.responses[1::2]
         kept = [row for row in within if chosen[row] != rejected[row]]
         if len(kept) < len(within):
             table.log(
@@ -90,7 +80,7 @@ def load_preferences(
                 "data.truncation=%s: %d of %d pairs left out: equal in the first data.max_response_tokens=%d tokens",
                 config.truncation.name, len(within) - len(kept), len(pairs), config.max_response_tokens,
             )  # fmt: skip
-        columns = {"prompt_ids": cut_prompts(prompts, config), "chosen_ids": chosen, "rejected_ids": rejected}
+        columns = {"prompt_ids": ids.prompts[::2], "chosen_ids": chosen, "rejected_ids": rejected}
         check_left(len(kept), len(table), config, table, of="pairs")
         tokens = {name: Ragged.from_rows(rows, torch.int64) for name, rows in columns.items()}
         return others.with_columns(tokens=tokens).select(kept)
@@ -119,7 +109,7 @@ def recognize_pairs(table: Table, config: Data) -> tuple[list[Pair], Batch]:
     blank = [row for row, pair in enumerate(found) if blanks[row] and not pair.is_tie]
     kept = rows_without({"both responses are the same": ties, "a response is blank": blank}, table, of="pairs")
     pairs = [replace(found[row], prompt=as_conversation(found[row].prompt, config)) for row in kept]
-    repeated = 0 if table.is_part else duplicates((pair.prompt, pair.chosen, pair.rejected) for pair in pairs)
+    repeated = duplicates(((pair.prompt, pair.chosen, pair.rejected) for pair in pairs), table)
     num_rows, table = len(table), table.select(kept)
     margins = enumerate(table.columns.get("margin", [None] * len(table)))
     numbers = [0.0 if value is None else _number(value, "margin", table.place(row)) for row, value in margins]

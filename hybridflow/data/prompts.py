@@ -108,7 +108,7 @@ def recognize_prompts(table: Table, *, prompt_key: str | None = None, answer_key
     table.log(
         logging.INFO, "rows=%d format=%s prompt=%s answer=%s other_columns=%s duplicates=%d read_as=prompts",
         len(table), table.layout or known.name, prompt_key or known.prompt, answer_name or "none",
-        ",".join(extras) or "none", 0 if table.is_part else duplicates(zip(prompts, answers, strict=True)),
+        ",".join(extras) or "none", duplicates(zip(prompts, answers, strict=True), table),
     )  # fmt: skip
     return {"prompt": list(prompts), "answer": answers, "data_source": table.data_sources} | extras
 

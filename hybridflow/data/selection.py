@@ -11,15 +11,13 @@ from transformers import PreTrainedTokenizerBase
 
 from hybridflow.config.data import Data
 from hybridflow.config.nearest import did_you_mean
-from hybridflow.config.user_code import ending_forks, load_member
+from hybridflow.config.user_code import ending_forks, load_callable, named_parameters
 from hybridflow.data.layouts import recognized
 from hybridflow.data.own_rows import is_ours, mapped, own_table, templated
 from hybridflow.data.sources import Source, Table, read_table
-from hybridflow.errors import ConfigError, DataError, raised_together
+from hybridflow.errors import DataError, raised_together
 
 logger = logging.getLogger(__name__)
-
-_STARRED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def read_rows(source: Source, config: Data, tokenizer: PreTrainedTokenizerBase | None = None) -> Table:
@@ -32,7 +30,8 @@ def read_rows(source: Source, config: Data, tokenizer: PreTrainedTokenizerBase |
     with raised_together() as faults:
         for setting in config.filters:
             with faults.caught():
-                filters.append(_filter(setting, table))
+                function = load_callable(setting, key="data.filters")
+                filters.append((setting, function, _wanted_columns(function, setting, table)))
     for setting, function, wanted in filters:
         table = _filtered(table, setting, function, wanted)
     if config.max_rows is not None and config.max_rows < len(table):
@@ -62,15 +61,6 @@ def unselected(config: Data) -> Data:
     )
 
 
-def _filter(setting: str, table: Table) -> tuple[str, Callable[..., object], list[str]]:
-    function = load_member(setting, key="data.filters")
-    if not callable(function):
-        raise ConfigError(
-            f"data.filters: {setting} is a {type(function).__name__}, not a function.", remedy="Name a function."
-        )
-    return setting, function, _wanted_columns(function, setting, table)
-
-
 def _filtered(table: Table, setting: str, function: Callable[..., object], wanted: list[str]) -> Table:
     kept = [row for row in range(len(table)) if _passes(function, wanted, table, row, setting)]
     if not kept and not table.is_part:
@@ -84,18 +74,17 @@ def _filtered(table: Table, setting: str, function: Callable[..., object], wante
 
 def _wanted_columns(function: Callable[..., object], setting: str, table: Table) -> list[str]:
     """The columns that the function's parameters name, or all columns if it takes `**kwargs`."""
-    parameters = inspect.signature(function).parameters.values()
-    named = [parameter for parameter in parameters if parameter.kind not in _STARRED]
-    for parameter in named:
-        if parameter.default is inspect.Parameter.empty and parameter.name not in table.columns:
+    named = named_parameters(function)
+    for name, parameter in named.items():
+        if parameter.default is parameter.empty and name not in table.columns:
             raise DataError(
-                f"data.filters: {setting} needs a column '{parameter.name}', which '{table.name}' does not have.",
-                remedy=f"{did_you_mean(parameter.name, table.columns)}Its columns are: {', '.join(table.columns)};"
+                f"data.filters: {setting} needs a column '{name}', which '{table.name}' does not have.",
+                remedy=f"{did_you_mean(name, table.columns)}Its columns are: {', '.join(table.columns)};"
                 " give the parameter a default if a file may lack it.",
             )
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+    if any(each.kind is each.VAR_KEYWORD for each in inspect.signature(function).parameters.values()):
         return [*table.columns]
-    return [parameter.name for parameter in named if parameter.name in table.columns]
+    return [name for name in named if name in table.columns]
 
 
 def _passes(function: Callable[..., object], wanted: list[str], table: Table, row: int, setting: str) -> bool:

@@ -80,6 +80,10 @@ class Table:
         name, count = self.shards[shard]
         return f"row {number - ends[shard] + count} of '{name}'"
 
+    def row(self, index: int) -> dict[str, object]:
+        """One row by its columns."""
+        return {name: values[index] for name, values in self.columns.items()}
+
     def select(self, kept: Sequence[int]) -> "Table":
         """Some of the rows, which keep their numbers."""
         columns = {name: [values[row] for row in kept] for name, values in self.columns.items()}

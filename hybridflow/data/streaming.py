@@ -138,7 +138,7 @@ class _InMemory:
 
     def rows(self, indices: Sequence[int]) -> list[Row]:
         """Some rows, in the given order."""
-        return [{name: values[index] for name, values in self._table.columns.items()} for index in indices]
+        return [self._table.row(index) for index in indices]
 
 
 def _opened(name: str, config: Data, tokenizer: PreTrainedTokenizerBase) -> tuple[str, StoredRows]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Protocol, runtime_checkable
 
-from hybridflow.config.user_code import ending_forks
+from hybridflow.config.user_code import ending_forks, named_parameters
 from hybridflow.observability.metrics import Metrics, mean
 from hybridflow.rewards.interface import Samples, text_of
 
@@ -19,7 +19,6 @@ FILTER_SCORES = "scores"
 """Scores that an OpenRLHF function may return in addition to its rewards; dynamic filtering compares groups by them."""
 
 _POSITIONAL_ONLY = inspect.Parameter.POSITIONAL_ONLY
-_STARRED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 @runtime_checkable
@@ -57,10 +56,9 @@ class Parameters:
 def parameters_of(function: Function) -> Parameters | None:
     """The parameters of a function; None if they cannot be determined or cannot be given by keyword."""
     try:
-        found = inspect.signature(function).parameters.values()
+        found, named = inspect.signature(function).parameters.values(), named_parameters(function).values()
     except (TypeError, ValueError):
         return None
-    named = [parameter for parameter in found if parameter.kind not in _STARRED]
     if any(parameter.kind is _POSITIONAL_ONLY for parameter in named):
         return None
     return Parameters(

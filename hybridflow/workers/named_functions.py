@@ -11,7 +11,7 @@ from hybridflow.algorithms.catalogue import ADVANTAGES, POLICY_LOSSES, PREFERENC
 from hybridflow.config.algorithm import Algorithm, KLPlacement
 from hybridflow.config.choices import chosen, is_own
 from hybridflow.config.nearest import did_you_mean, known_settings
-from hybridflow.config.user_code import load_member
+from hybridflow.config.user_code import load_member, named_parameters
 from hybridflow.errors import ConfigError, raised_together
 
 ESTIMATOR_COLUMNS = ("values", "baselines", "components", "old_logprobs", "sum_pi_squared", "ref_logprobs")
@@ -60,8 +60,6 @@ _POSITIONAL_ONLY = inspect.Parameter.POSITIONAL_ONLY
 _KINDS = {bool: "true or false", (int, float): "a number", str: "text", (list, tuple): "a list", dict: "a mapping"}
 """Types of settings, by the type of the default: an integer is accepted for a float."""
 
-_STARRED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-
 
 @dataclass(frozen=True)
 class NamedFunction:
@@ -74,7 +72,7 @@ class NamedFunction:
     @property
     def parameters(self) -> frozenset[str]:
         """The names of the function's parameters."""
-        return frozenset(_parameters(self.method.function))
+        return frozenset(named_parameters(self.method.function))
 
     @property
     def needs(self) -> frozenset[str]:
@@ -84,7 +82,7 @@ class NamedFunction:
     @property
     def prepares_from(self) -> frozenset[str]:
         """The parameters of `prepare`."""
-        return frozenset() if self.prepare is None else frozenset(_parameters(self.prepare))
+        return frozenset() if self.prepare is None else frozenset(named_parameters(self.prepare))
 
     @property
     def prepare(self) -> Function | None:
@@ -103,7 +101,7 @@ class NamedFunction:
 
 def called(function: Callable[..., Answer], offered: Mapping[str, object]) -> Answer:
     """The function's result for those of the offered values that its parameters name."""
-    names = _parameters(function)
+    names = named_parameters(function)
     return function(**{name: value for name, value in offered.items() if name in names})
 
 
@@ -141,7 +139,7 @@ def estimator(algorithm: Algorithm) -> NamedFunction:
 
 def provided_for(name: str) -> frozenset[str]:
     """The columns of `PROVIDED_COLUMNS` that an estimator of the catalogue reads."""
-    return frozenset(_parameters(ADVANTAGES[name].function)) & {*PROVIDED_COLUMNS}
+    return frozenset(named_parameters(ADVANTAGES[name].function)) & {*PROVIDED_COLUMNS}
 
 
 def policy_loss(algorithm: Algorithm) -> NamedFunction:
@@ -178,7 +176,7 @@ def _bound(
     name: str, method: Method, settings: Mapping[str, object], offers: Sequence[str], kind: str
 ) -> NamedFunction:
     key, settings_key = _KEYS[kind]
-    parameters = _parameters(method.function)
+    parameters = named_parameters(method.function)
     wrong = [n for n, p in parameters.items() if p.kind is _POSITIONAL_ONLY]
     wrong += [n for n, p in parameters.items() if p.default is inspect.Parameter.empty and n not in offers]
     wrong = [n for n in wrong if n not in settings and n not in method.settings]
@@ -209,17 +207,12 @@ def _bound(
 
 
 def _without_default(function: Callable) -> list[str]:
-    return [name for name, found in _parameters(function).items() if found.default is inspect.Parameter.empty]
-
-
-def _parameters(function: Callable) -> Mapping[str, inspect.Parameter]:
-    found = inspect.signature(function).parameters
-    return {name: parameter for name, parameter in found.items() if parameter.kind not in _STARRED}
+    return [name for name, found in named_parameters(function).items() if found.default is inspect.Parameter.empty]
 
 
 def _all_parameters(method: Method) -> Mapping[str, inspect.Parameter]:
-    prepare = {} if method.prepare is None else _parameters(load(method.prepare))
-    return {**prepare, **_parameters(method.function)}
+    prepare = {} if method.prepare is None else named_parameters(load(method.prepare))
+    return {**prepare, **named_parameters(method.function)}
 
 
 def _is_like(value: object, default: object) -> bool:
